@@ -1,0 +1,37 @@
+"""Learn, measure and choose memory-saving techniques for fine-tuning GPT-2.
+
+    from workbench import Recipe, run
+    from workbench.techniques import Lora
+
+    record = run(Recipe(model="gpt2-tiny") | Lora(rank=8))
+
+Importing the package is light: torch and transformers come with the first name that needs them.
+"""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Recipe": "recipe",
+    "Record": "record", "records": "record",
+    "run": "training",
+    "Meter": "memory.meter",
+    "Category": "memory.categories", "Phase": "memory.categories", "format_bytes": "memory.categories",
+    "compare": "comparison",
+}  # fmt: skip
+
+__all__ = [*_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'workbench' has no attribute {name!r}")
+    value = getattr(import_module(f"workbench.{_HOMES[name]}"), name)
+    globals()[name] = value  # a submodule of the same name must not win later
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -1,0 +1,159 @@
+"""Measuring the memory of a training run: one `with` block, phases inside it, a report at the end.
+
+    with Meter(model, optimizer) as meter:
+        with meter.phase(Phase.FORWARD):
+            loss = model(input_ids=x, labels=x).loss
+        with meter.phase(Phase.BACKWARD):
+            loss.backward()
+    meter.report().peak_allocated_bytes
+
+On a GPU the peak comes from the allocator and holds for the whole run. Attribution to categories comes from the
+tracker, which costs Python time at every operation; so the training loop switches it on for the untimed warm-up steps
+and for evaluation only (`attribute`). On the CPU the tracker is also the source of the peak.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Self
+
+import torch
+
+from workbench.memory.allocators import allocator_for
+from workbench.memory.categories import Category, Phase
+from workbench.memory.tracker import StorageTracker, Timeline
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """The memory of one run, in bytes. `by_category` is read at the instant of the peak and sums to it exactly."""
+
+    source: str
+    before_bytes: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int | None
+    peak_phase: Phase
+    by_category: dict[Category, int]
+    maximum_by_category: dict[Category, int] = field(default_factory=dict)
+    by_phase: dict[Phase, int] = field(default_factory=dict)
+
+
+class Meter:
+    """Measures the device that the model is on.
+
+    Args:
+        model: its parameters and buffers are the weights; `model.config.vocab_size`, if any, tells logits apart.
+        optimizer: its state tensors are the optimizer states. `Trainer` makes its optimizer late: pass it to `watch`.
+
+    The peak is that of the run itself: what was in use before the model came is `before_bytes`, not part of it. Pass
+    `before_bytes` when the model was loaded after that reading was taken, as the training loop does.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        before_bytes: int | None = None,
+    ) -> None:
+        device = next(model.parameters()).device
+        self._allocator = allocator_for(device)
+        self._tracker = StorageTracker(device.type, getattr(getattr(model, "config", None), "vocab_size", None))
+        self._model, self._optimizer = model, optimizer
+        self._before, self._given_before = before_bytes or 0, before_bytes
+        self._peaks: dict[Phase, int] = {}
+        self._reserved: int | None = None
+        self._phase: Phase | None = None
+        self._attributing = False
+
+    def __enter__(self) -> Self:
+        self._allocator.prepare()
+        if self._given_before is None:
+            own = sum(size for size in _storage_sizes(_weights(self._model)).values())
+            self._before = max(self._allocator.in_use() - own, 0)
+        self.attribute(True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.enter_phase(None)
+        self.attribute(False)
+
+    def watch(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+
+    def attribute(self, on: bool) -> None:
+        """Switch the tracker on or off. Calls must nest with other dispatch modes."""
+        if on and not self._attributing:
+            self._label_owned()
+            self._tracker.__enter__()
+        elif not on and self._attributing:
+            self._tracker.__exit__(None, None, None)
+        self._attributing = on
+
+    def enter_phase(self, phase: Phase | None) -> None:
+        """From now on memory belongs to this phase; the peak of the phase that ends is read off."""
+        allocated, reserved = self._allocator.take_peaks()
+        if self._phase is not None:
+            self._peaks[self._phase] = max(self._peaks.get(self._phase, 0), allocated - self._before)
+        if reserved is not None:
+            self._reserved = max(self._reserved or 0, reserved)
+        if self._attributing:
+            self._label_owned()
+            self._tracker.enter_phase(phase)
+        self._phase = phase
+
+    @contextmanager
+    def phase(self, phase: Phase) -> Iterator[None]:
+        self.enter_phase(phase)
+        try:
+            yield
+        finally:
+            self.enter_phase(None)
+
+    def _label_owned(self) -> None:
+        self._tracker.label(_weights(self._model), Category.WEIGHTS)
+        gradients = (p.grad for p in self._model.parameters() if p.grad is not None)
+        self._tracker.label(gradients, Category.GRADIENTS)
+        if self._optimizer is not None:
+            self._tracker.label(_states(self._optimizer), Category.OPTIMIZER_STATES)
+
+    def timeline(self) -> Timeline:
+        """Live bytes by category after every attributed event."""
+        return self._tracker.timeline()
+
+    def report(self) -> MemoryReport:
+        """The peak and its parts.
+
+        Raises:
+            ValueError: nothing was measured inside a phase.
+        """
+        timeline = self._tracker.timeline()
+        events = {phase: timeline.peak(phase) for phase in Phase}
+        tracked = {phase: int(timeline.total[event]) for phase, event in events.items() if event >= 0}
+        by_phase = {p: max(tracked.get(p, 0), self._peaks.get(p, 0)) for p in Phase if p in tracked or p in self._peaks}
+        if not tracked:
+            raise ValueError("nothing was measured: put the training step inside `with meter.phase(...)` blocks")
+        peak_phase = max(by_phase, key=lambda phase: by_phase[phase])
+        attributed = timeline.by_category(events.get(peak_phase, -1)) if events[peak_phase] >= 0 else {}
+        by_category = {category: attributed.get(category, 0) for category in Category}
+        by_category[Category.UNATTRIBUTED] = by_phase[peak_phase] - sum(by_category.values())
+        maximum = {category: int(timeline.live[row].max()) for row, category in enumerate(Category)}
+        maximum[Category.UNATTRIBUTED] = by_category[Category.UNATTRIBUTED]
+        return MemoryReport(
+            self._allocator.source, self._before, by_phase[peak_phase], self._reserved, peak_phase,
+            by_category, maximum, by_phase,
+        )  # fmt: skip
+
+
+def _weights(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    yield from model.parameters()
+    yield from model.buffers()
+
+
+def _states(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    for state in optimizer.state.values():
+        yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+
+
+def _storage_sizes(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
+    return {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}

@@ -1,0 +1,279 @@
+"""GPT-2 by one name everywhere: embedded, from the hub, from a folder, or with random weights from its config."""
+
+import re
+import threading
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from workbench.errors import ConfigurationError, UnavailableError
+from workbench.locations import MODELS
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import GPT2Config, PreTrainedModel, PreTrainedTokenizerBase
+
+EMBEDDED = "gpt2-tiny"
+RANDOM = "random:"
+END_OF_TEXT = "<|endoftext|>"
+HUB_PATIENCE_S = 4.0
+
+# Radford et al., "Language Models are Unsupervised Multitask Learners" (2019); 12 heads of 64 in the smallest
+SIZES: dict[str, dict[str, int]] = {
+    "gpt2": {"n_layer": 12, "n_head": 12, "n_embd": 768},
+    "gpt2-medium": {"n_layer": 24, "n_head": 16, "n_embd": 1024},
+    "gpt2-large": {"n_layer": 36, "n_head": 20, "n_embd": 1280},
+    "gpt2-xl": {"n_layer": 48, "n_head": 25, "n_embd": 1600},
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model comes from. `location` is a folder, or a hub id; `random` means config only, new weights."""
+
+    name: str
+    location: str
+    random: bool
+    adapter: bool = False
+
+    @property
+    def learning_rate(self) -> float:
+        """The customary rate of full fine-tuning: the Trainer's default, and more for a model 50 times smaller."""
+        return 1e-3 if Path(self.location).name == EMBEDDED else 5e-5
+
+
+def choose(device_type: str) -> tuple[str, str]:
+    """The model that `auto` stands for on a device, and the sentence that says so."""
+    if device_type == "cpu":
+        return EMBEDDED, f"model: auto chose {EMBEDDED} (2.8 M parameters, embedded), because this machine has no GPU."
+    return "gpt2", f"model: auto chose gpt2 (124 M parameters, from the hub), because this machine has {device_type}."
+
+
+def locate(name: str) -> Source:
+    """Find out what a model name means, without loading weights.
+
+    Raises:
+        ConfigurationError: a name of no known form, or a folder without a model.
+        UnavailableError: a hub model that is not in the cache, while the hub cannot be reached.
+    """
+    random, plain = name.startswith(RANDOM), name.removeprefix(RANDOM)
+    if plain == EMBEDDED:
+        return Source(name, str(MODELS / EMBEDDED), random)
+    if random and plain in SIZES:
+        return Source(name, plain, random)
+    if Path(plain).expanduser().is_dir():
+        return _folder(name, Path(plain).expanduser(), random)
+    if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", plain):
+        raise ConfigurationError(
+            f"model: {name!r} is neither an existing folder nor a hub id. "
+            f"Known without a download: {EMBEDDED}, {', '.join(RANDOM + size for size in SIZES)}."
+        )
+    _require_hub(plain)
+    return Source(name, plain, random)
+
+
+def _folder(name: str, folder: Path, random: bool) -> Source:
+    adapter = (folder / "adapter_config.json").exists()
+    if not adapter and not (folder / "config.json").exists():
+        raise ConfigurationError(f"model: the folder {name!r} has no config.json. Give the folder of a saved GPT-2.")
+    if not adapter and not random and not list(folder.glob("*.safetensors")):
+        raise ConfigurationError(
+            f"model: the folder {name!r} has no *.safetensors weights. Save them with save_pretrained(), "
+            f"or train from new weights with {RANDOM}{name}."
+        )
+    return Source(name, str(folder.resolve()), random, adapter)
+
+
+def _require_hub(repository: str) -> None:
+    """Answer within seconds whether the hub can serve a repository; its own client retries for most of a minute."""
+    from huggingface_hub import try_to_load_from_cache
+
+    if isinstance(try_to_load_from_cache(repository, "config.json"), str):
+        return
+    answer = _ask_hub(repository)
+    if answer is None:
+        raise UnavailableError(
+            f"model: {repository!r} is not in the local cache, and the Hugging Face hub cannot be reached. "
+            f"Check the spelling and the network, or use {EMBEDDED} (embedded) or {RANDOM}gpt2 (no download)."
+        )
+    if answer in (401, 403, 404):
+        raise ConfigurationError(
+            f"model: the Hugging Face hub has no public model {repository!r} (HTTP {answer}). Check the spelling; "
+            "for a private one run `hf auth login` and download it first."
+        )
+
+
+def _ask_hub(repository: str) -> int | None:
+    """HTTP status of the repository's config, or None without an answer in time. A thread bounds name look-up too."""
+    import httpx
+    from huggingface_hub import constants, hf_hub_url
+
+    if constants.HF_HUB_OFFLINE:
+        return None
+    answers: list[int] = []
+
+    def ask() -> None:
+        try:
+            url = hf_hub_url(repository, "config.json")
+            answers.append(httpx.head(url, timeout=HUB_PATIENCE_S, follow_redirects=True).status_code)
+        except httpx.HTTPError:
+            pass
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(HUB_PATIENCE_S)
+    return answers[0] if answers else None
+
+
+def load_config(source: Source) -> "GPT2Config":
+    """The model's config. Raises ConfigurationError if it is not a GPT-2."""
+    from transformers import AutoConfig, GPT2Config
+
+    if source.random and source.location in SIZES:
+        return GPT2Config(**SIZES[source.location])
+    if source.adapter:
+        return load_config(_base(source))
+    try:
+        config = AutoConfig.from_pretrained(source.location, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"model: the config of {source.name!r} cannot be read: {error}") from None
+    if config.model_type != "gpt2":
+        raise ConfigurationError(f"model: {source.name!r} is a {config.model_type!r}; the workbench trains GPT-2 only.")
+    return config
+
+
+def check_length(source: Source, config: "GPT2Config", sequence_length: int) -> None:
+    """Raises ConfigurationError if the model has fewer positions than the sequences have tokens."""
+    if sequence_length > config.n_positions:
+        raise ConfigurationError(
+            f"recipe: sequence_length {sequence_length} is beyond the {config.n_positions} positions of "
+            f"{source.name}. Use at most {config.n_positions}."
+        )
+
+
+def check_vocabulary(source: Source, config: "GPT2Config", tokenizer: "PreTrainedTokenizerBase") -> None:
+    """Raises ConfigurationError if the tokenizer can produce ids that the model has no embedding for."""
+    if len(tokenizer) > config.vocab_size:
+        raise ConfigurationError(
+            f"model: {source.name} has embeddings for {config.vocab_size} tokens, but its tokenizer knows "
+            f"{len(tokenizer)}. Save the tokenizer that belongs to the model into its folder."
+        )
+
+
+def load_tokenizer(source: Source) -> "PreTrainedTokenizerBase":
+    """The model's tokenizer; GPT-2's own, embedded, where a model of its vocabulary brings none."""
+    from transformers import AutoTokenizer
+
+    if source.random and source.location in SIZES:
+        return gpt2_tokenizer()
+    if Path(source.location).is_dir() and not (Path(source.location) / "tokenizer.json").exists():
+        return gpt2_tokenizer()
+    return AutoTokenizer.from_pretrained(source.location, trust_remote_code=False)
+
+
+@cache
+def gpt2_tokenizer() -> "PreTrainedTokenizerBase":
+    """GPT-2's 50,257-token byte-level BPE, rebuilt from its merges: 256 bytes, then one token per merge, then the end.
+
+    Source of the merges and of the order of the bytes: `data/models/gpt2/SOURCE.md`.
+    """
+    from tokenizers import ByteLevelBPETokenizer, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    lines = (MODELS / "gpt2" / "merges.txt").read_text(encoding="utf-8").splitlines()
+    merges = [(left, right) for left, right in (line.split(" ") for line in lines if not line.startswith("#version"))]
+    # the alphabet in the order of GPT-2's `bytes_to_unicode`: printable bytes first, then the others as U+0100…
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = [*alphabet, *(left + right for left, right in merges), END_OF_TEXT]
+    bpe = ByteLevelBPETokenizer({token: i for i, token in enumerate(tokens)}, merges)
+    bpe.add_special_tokens([END_OF_TEXT])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe._tokenizer, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT, unk_token=END_OF_TEXT,
+        model_max_length=1024,
+    )  # fmt: skip
+    if len(tokenizer) != 50257:
+        raise ConfigurationError(f"GPT-2's vocabulary has {len(tokenizer)} entries instead of 50,257: merges.txt is damaged.")
+    return tokenizer
+
+
+def load(source: Source, config: "GPT2Config", **arguments: Any) -> "PreTrainedModel":
+    """The model, in fp32 unless `dtype` says otherwise, on the CPU unless `device_map` says otherwise."""
+    from transformers import GPT2LMHeadModel
+
+    arguments = {"dtype": "float32", **arguments}
+    if source.random:
+        model = _new(config, arguments)
+    elif source.adapter:
+        model = _with_adapter(source, config, arguments)
+    else:
+        model = GPT2LMHeadModel.from_pretrained(source.location, config=config, use_safetensors=True, **arguments)
+    model.loss_type = "ForCausalLM"  # what transformers takes anyway, without its warning
+    return model
+
+
+def _new(config: "GPT2Config", arguments: dict[str, Any]) -> "PreTrainedModel":
+    """New weights under a fixed seed, so that `random:gpt2` is one definite model."""
+    import torch
+    from transformers import GPT2LMHeadModel
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return GPT2LMHeadModel(config).to(getattr(torch, arguments["dtype"]))
+
+
+def _base(source: Source) -> Source:
+    from peft import PeftConfig
+
+    return locate(str(PeftConfig.from_pretrained(source.location).base_model_name_or_path))
+
+
+def _with_adapter(source: Source, config: "GPT2Config", arguments: dict[str, Any]) -> "PreTrainedModel":
+    """The base model with the adapter merged into its weights."""
+    from peft import PeftModel
+
+    base = load(_base(source), config, **arguments)
+    return PeftModel.from_pretrained(base, source.location).merge_and_unload()  # type: ignore[no-any-return, operator]
+
+
+def save(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", source: Source, form: str, folder: Path) -> None:
+    """Write a model that `load` reads again.
+
+    Args:
+        form: `"merged"` writes whole weights, an adapter folded in; `"adapter"` writes the adapter alone.
+
+    Raises:
+        ConfigurationError: `"adapter"` for a model without one.
+    """
+    from peft import PeftModel
+
+    adapted = isinstance(model, PeftModel)
+    if form == "adapter" and not adapted:
+        raise ConfigurationError("save: this recipe trains no adapter. Save it as 'merged', or add lora.")
+    if form == "merged" and adapted:
+        model = model.merge_and_unload()  # type: ignore[operator, assignment]
+    elif adapted:
+        for config in model.peft_config.values():
+            config.base_model_name_or_path = source.name
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def generate(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", prompt: str, tokens: int) -> str:
+    """Continue a prompt, sampled at temperature 0.8 from the 50 likeliest tokens under a fixed seed."""
+    import torch
+
+    device = next(model.parameters()).device
+    inputs = tokenizer(prompt, return_tensors="pt").to(device)
+    training, cache_was = model.training, model.config.use_cache
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(0)
+        model.eval()
+        model.config.use_cache = True
+        out = model.generate(
+            **inputs, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=True, temperature=0.8, top_k=50,
+            pad_token_id=tokenizer.eos_token_id,
+        )  # fmt: skip
+    model.train(training)
+    model.config.use_cache = cache_was
+    return str(tokenizer.decode(out[0], skip_special_tokens=True))

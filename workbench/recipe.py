@@ -1,0 +1,121 @@
+"""A recipe: what to fine-tune, on which text, with which techniques. Plain data, validated, comparable."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
+
+from workbench.errors import ConfigurationError
+from workbench.settings import check, setting
+from workbench.techniques import Technique, technique
+from workbench.techniques.base import Arguments
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides the result of a fine-tuning run.
+
+    Two runs compare when their recipes differ in the techniques alone. Techniques are kept sorted by name, so recipes
+    that mean the same are equal; `recipe | Lora(rank=8)` adds one.
+
+    Raises:
+        ConfigurationError: a value out of range, a technique given twice, techniques that exclude each other, a batch
+            that a technique cannot split.
+    """
+
+    model: str = setting("auto", "gpt2-tiny, gpt2 … gpt2-xl, a hub id, a folder, random:NAME, or auto (by device)")
+    corpus: str = setting("shakespeare", "name of an embedded text, or the path of a UTF-8 text file of yours")
+    effective_batch_size: int = setting(8, "sequences per optimizer step", unit="sequences", minimum=1)
+    sequence_length: int = setting(128, "tokens per sequence", unit="tokens", minimum=2)
+    steps: int = setting(40, "optimizer steps", minimum=1)
+    learning_rate: float | None = setting(None, "peak learning rate; none: customary", minimum=1e-9, maximum=10.0)
+    dropout: float | None = setting(None, "dropout everywhere; none: as the model has it", minimum=0.0, maximum=0.9)
+    seed: int = setting(0, "seed of data order, dropout and new weights", minimum=0)
+    techniques: tuple[Technique, ...] = ()
+
+    def __post_init__(self) -> None:
+        check(self, "recipe")
+        for entry in self.techniques:
+            if not isinstance(entry, Technique):
+                raise ConfigurationError(f"recipe: {entry!r} is not a technique. Write for example Lora(rank=8).")
+        object.__setattr__(self, "techniques", tuple(sorted(self.techniques, key=lambda t: t.name)))
+        self._refuse_doubles()
+        self._refuse_conflicts()
+        self.training_arguments()
+
+    def _refuse_doubles(self) -> None:
+        names = [t.name for t in self.techniques]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigurationError(f"recipe: {name} is given twice. Keep one of the two settings.")
+
+    def _refuse_conflicts(self) -> None:
+        for one in self.techniques:
+            for other in self.techniques:
+                for capability in one.forbids & other.brings:
+                    raise ConfigurationError(
+                        f"recipe: {other.name} brings {capability}, which {one.name} forbids. Drop one of the two."
+                    )
+
+    def __or__(self, other: Technique) -> Self:
+        if not isinstance(other, Technique):
+            return NotImplemented
+        return replace(self, techniques=(*self.techniques, other))
+
+    def with_(self, **changes: Any) -> Self:
+        """A copy with some fields changed."""
+        return replace(self, **changes)
+
+    @property
+    def baseline(self) -> Self:
+        """The same recipe without techniques."""
+        return replace(self, techniques=())
+
+    @property
+    def label(self) -> str:
+        """The techniques in words, for tables and legends."""
+        return " + ".join(_label(t) for t in self.techniques) or "baseline"
+
+    def training_arguments(self) -> Arguments:
+        """The keyword arguments of `transformers.TrainingArguments` that this recipe decides."""
+        arguments: Arguments = {
+            "per_device_train_batch_size": self.effective_batch_size,
+            "gradient_accumulation_steps": 1,
+            "max_steps": self.steps,
+            "seed": self.seed,
+        }
+        for entry in self.techniques:
+            arguments = entry.training_arguments(arguments)
+        return arguments
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready. Inverse of `from_dict`."""
+        plain = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "techniques"}
+        return {**plain, "techniques": {t.name: t.settings() for t in self.techniques}}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Raises ConfigurationError for an unknown field, technique or setting."""
+        known = {field.name for field in fields(cls)}
+        unknown = sorted(set(data) - known)
+        if unknown:
+            raise ConfigurationError(f"recipe has no field {unknown[0]!r}. Known: {', '.join(sorted(known))}.")
+        chosen = tuple(technique(name, **settings) for name, settings in data.get("techniques", {}).items())
+        return cls(**{**data, "techniques": chosen})
+
+    @property
+    def id(self) -> str:
+        """Twelve hexadecimal digits, equal for equal recipes."""
+        canonical = json.dumps(self.to_dict(), sort_keys=True)
+        return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+
+def _label(entry: Technique) -> str:
+    """The name, with the settings that differ from their defaults."""
+    changed = [
+        f"{name}={value}"
+        for name, value in entry.settings().items()
+        if value != type(entry).__dataclass_fields__[name].default  # type: ignore[attr-defined]
+    ]
+    return f"{entry.name}({', '.join(changed)})" if changed else entry.name

@@ -1,0 +1,58 @@
+"""The techniques: one file each, registered here by their name."""
+
+from typing import Any
+
+from workbench.errors import ConfigurationError
+from workbench.settings import parse
+from workbench.techniques.base import Capability, Numerics, Technique
+from workbench.techniques.gradient_accumulation import GradientAccumulation
+from workbench.techniques.gradient_checkpointing import GradientCheckpointing
+from workbench.techniques.lora import Lora
+from workbench.techniques.mixed_precision import MixedPrecision
+
+REGISTRY: dict[str, type[Technique]] = {
+    technique.name: technique
+    for technique in (GradientAccumulation, GradientCheckpointing, Lora, MixedPrecision)
+}  # fmt: skip
+
+
+def technique(name: str, **settings: Any) -> Technique:
+    """Make a technique by its name.
+
+    Raises:
+        ConfigurationError: unknown name or setting, or a value out of range.
+    """
+    cls = _class(name)
+    known = cls.__dataclass_fields__  # type: ignore[attr-defined]
+    unknown = [key for key in settings if key not in known]
+    if unknown:
+        parse(cls, {unknown[0]: ""}, name)
+    return cls(**settings)
+
+
+def parse_technique(text: str) -> Technique:
+    """Make a technique from the command line's form, `lora=rank:8,alpha:16` or plain `lora`.
+
+    Raises:
+        ConfigurationError: unknown name or setting, or a value that is malformed or out of range.
+    """
+    name, _, rest = text.partition("=")
+    values: dict[str, str] = {}
+    for part in filter(None, rest.split(",")):
+        key, colon, value = part.partition(":")
+        if not colon:
+            raise ConfigurationError(f"{name}: {part!r} is not a setting. Write name:value, as in lora=rank:8,alpha:16.")
+        values[key.strip()] = value.strip()
+    return _class(name)(**parse(_class(name), values, name))
+
+
+def _class(name: str) -> type[Technique]:
+    if name not in REGISTRY:
+        raise ConfigurationError(f"There is no technique {name!r}. Known: {', '.join(sorted(REGISTRY))}.")
+    return REGISTRY[name]
+
+
+__all__ = [
+    "REGISTRY", "Capability", "GradientAccumulation", "GradientCheckpointing", "Lora", "MixedPrecision", "Numerics",
+    "Technique", "parse_technique", "technique",
+]  # fmt: skip

@@ -1,0 +1,99 @@
+"""What a memory-saving technique is, and the few seams through which it may act.
+
+A technique is a frozen dataclass: its fields are its settings. It says what it attacks, what it costs and whether the
+loss stays the same, and overrides only the seams it needs. `workbench.trainer` calls the seams of every technique of
+a recipe in the order they have below, and within one seam in the order of the names. It knows no technique by name.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from workbench.memory.categories import Category
+from workbench.settings import check
+
+if TYPE_CHECKING:
+    import torch
+    from datasets import Dataset
+    from transformers import PreTrainedModel
+
+Arguments = dict[str, Any]
+
+
+class Numerics(StrEnum):
+    """What a technique does to the training loss, everything else being equal."""
+
+    EXACT = "exact"  # the same up to the rounding of the arithmetic
+    APPROXIMATE = "approximate"  # the same mathematics in lower precision
+    DIFFERENT = "different"  # another model or another optimization
+
+
+class Capability(StrEnum):
+    """What techniques can give to, or forbid in, the training they act on together."""
+
+    KEY_VALUE_CACHE = "a key-value cache during training"
+
+
+class Technique:
+    """Base of all techniques. Subclasses are frozen dataclasses, one file each, and are listed in the registry."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    attacks: ClassVar[tuple[Category, ...]]
+    costs: ClassVar[str]
+    numerics: ClassVar[Numerics]
+    learning_rate_factor: ClassVar[float] = 1.0  # customary learning rate, relative to full fine-tuning
+    brings: ClassVar[frozenset[Capability]] = frozenset()
+    forbids: ClassVar[frozenset[Capability]] = frozenset()
+
+    def __post_init__(self) -> None:
+        check(self, self.name)  # type: ignore[arg-type]
+
+    def settings(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+
+    def missing(self, device_type: str) -> str | None:
+        """Why this machine cannot run the technique, and the cure; None if it can. Asked by `run` before loading."""
+        return None
+
+    # ---- the seams, in the order in which they are applied ----
+
+    def dataset(self, dataset: "Dataset") -> "Dataset":
+        """The token blocks, each row `input_ids` of T tokens."""
+        return dataset
+
+    def collator(self, collator: Callable[..., Any]) -> Callable[..., Any]:
+        """Rows to a batch of `input_ids` and `labels`, both (B, T)."""
+        return collator
+
+    def model_arguments(self, arguments: Arguments) -> Arguments:
+        """Keyword arguments of `from_pretrained`, for example `dtype`."""
+        return arguments
+
+    def model(self, model: "PreTrainedModel") -> "PreTrainedModel":
+        """The loaded model; may be wrapped or changed in place."""
+        return model
+
+    def training_arguments(self, arguments: Arguments) -> Arguments:
+        """Keyword arguments of `transformers.TrainingArguments`. Called on construction of a recipe too: keep it light.
+
+        Raises:
+            ConfigurationError: the settings do not fit the batch.
+        """
+        return arguments
+
+    def optimizer(self, model: "PreTrainedModel", arguments: Any) -> "torch.optim.Optimizer | None":
+        """An optimizer instead of the Trainer's own (`arguments` are the `TrainingArguments`), or None."""
+        return None
+
+    def compute_loss(self, compute_loss: Callable[..., Any]) -> Callable[..., Any]:
+        """The whole of `Trainer.compute_loss`, from before the logits exist."""
+        return compute_loss
+
+    def forward_context(self) -> AbstractContextManager[Any]:
+        """A context around the forward pass and the loss."""
+        return nullcontext()
+
+

@@ -1,0 +1,40 @@
+"""Mixed precision: matrix products in bf16 or fp16, weights, gradients and optimizer states in fp32."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from workbench.memory.categories import Category
+from workbench.settings import setting
+from workbench.techniques.base import Arguments, Numerics, Technique
+
+
+@dataclass(frozen=True)
+class MixedPrecision(Technique):
+    """Autocast: the weights stay fp32 and are cast at each use; what the matrix products save is half as large.
+
+    Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740. fp16 needs loss scaling, since small gradients
+    would round to zero; bf16 has the exponent range of fp32 and does not.
+    """
+
+    dtype: str = setting("bf16", "type of the matrix products", choices=("bf16", "fp16"))
+
+    name: ClassVar[str] = "mixed_precision"
+    title: ClassVar[str] = "Mixed precision"
+    attacks: ClassVar[tuple[Category, ...]] = (Category.ACTIVATIONS,)
+    costs: ClassVar[str] = "rounding: 8 bits of mantissa (bf16) or 11 (fp16) instead of 24"
+    numerics: ClassVar[Numerics] = Numerics.APPROXIMATE
+
+    def missing(self, device_type: str) -> str | None:
+        import torch
+
+        if self.dtype == "fp16" and device_type != "cuda":
+            return (
+                f"mixed_precision=dtype:fp16 needs a CUDA device, and this run is on {device_type}: loss scaling is "
+                "not done there, and the Trainer would silently train in fp32. Use dtype:bf16."
+            )
+        if self.dtype == "bf16" and device_type == "cuda" and not torch.cuda.is_bf16_supported(False):
+            return "mixed_precision=dtype:bf16 needs compute capability 8.0 or newer. Use dtype:fp16 on this GPU."
+        return None
+
+    def training_arguments(self, arguments: Arguments) -> Arguments:
+        return {**arguments, self.dtype: True}

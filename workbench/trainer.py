@@ -1,0 +1,134 @@
+"""A recipe becomes a Hugging Face `Trainer`, assembled through the techniques' seams. No technique is named here."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+
+from workbench.corpus import Blocks
+from workbench.memory.categories import Phase
+from workbench.memory.meter import Meter
+from workbench.recipe import Recipe
+from workbench.techniques import Technique
+
+
+class SeamTrainer(Trainer):
+    """The Trainer, with the techniques' seams and the meter's phases.
+
+    Args:
+        techniques: in the order in which their seams apply.
+        meter: told when the forward pass, the backward pass, the optimizer step and evaluation begin.
+    """
+
+    def __init__(self, *, techniques: tuple[Technique, ...], meter: Meter, **kwargs: Any) -> None:
+        self._techniques, self._meter = techniques, meter
+        self.tokens_seen, self.micro_batch_size = 0, 0
+        super().__init__(**kwargs)
+        self._loss = super().compute_loss
+        for technique in techniques:
+            self._loss = technique.compute_loss(self._loss)
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        for technique in self._techniques:
+            if self.optimizer is None:
+                self.optimizer = technique.optimizer(self.model, self.args)
+        optimizer = super().create_optimizer(model)
+        self._meter.watch(optimizer)
+        return optimizer
+
+    def compute_loss_context_manager(self) -> ExitStack:
+        stack = super().compute_loss_context_manager()
+        for technique in self._techniques:
+            stack.enter_context(technique.forward_context())
+        return stack
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if not model.training:
+            return self._loss(model, inputs, *args, **kwargs)
+        self._meter.enter_phase(Phase.FORWARD)
+        loss = self._loss(model, inputs, *args, **kwargs)
+        self._meter.enter_phase(Phase.BACKWARD)
+        return loss
+
+    def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        self.micro_batch_size = len(inputs["input_ids"])
+        self.tokens_seen += inputs["input_ids"].numel()
+        loss = super().training_step(model, inputs, *args, **kwargs)
+        self._meter.enter_phase(Phase.OPTIMIZER_STEP)  # clipping included; the next micro-batch ends it at once
+        return loss
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        self._meter.attribute(True)
+        try:
+            with self._meter.phase(Phase.EVALUATION):
+                return super().evaluate(*args, **kwargs)
+        finally:
+            self._meter.attribute(False)
+
+
+def collate(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+    """B rows of T tokens to `input_ids` and `labels`, both (B, T); the model shifts the labels itself."""
+    input_ids = torch.tensor([row["input_ids"] for row in rows])
+    return {"input_ids": input_ids, "labels": input_ids.clone()}
+
+
+def prepare_model(recipe: Recipe, model: PreTrainedModel) -> PreTrainedModel:
+    """Apply the recipe's dropout and every technique's model seam."""
+    if recipe.dropout is not None:
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = recipe.dropout
+    for technique in recipe.techniques:
+        model = technique.model(model)
+    return model
+
+
+def training_arguments(recipe: Recipe, learning_rate: float, device: torch.device, folder: Path) -> TrainingArguments:
+    """The recipe's arguments and the ones that are the same for every run."""
+    decided = recipe.training_arguments()
+    return TrainingArguments(
+        output_dir=str(folder),
+        learning_rate=learning_rate,
+        use_cpu=device.type == "cpu",
+        per_device_eval_batch_size=decided["per_device_train_batch_size"],
+        eval_on_start=True,
+        prediction_loss_only=True,
+        dataloader_drop_last=True,
+        dataloader_pin_memory=device.type == "cuda",
+        logging_steps=1,
+        logging_nan_inf_filter=False,  # the default would log a diverged loss as zero
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        **decided,
+    )
+
+
+def assemble(
+    recipe: Recipe,
+    model: PreTrainedModel,
+    blocks: Blocks,
+    arguments: TrainingArguments,
+    meter: Meter,
+    callbacks: list[TrainerCallback],
+) -> SeamTrainer:
+    """The Trainer for a recipe whose model has been loaded and prepared."""
+    collator: Any = collate
+    train: Dataset = blocks.train
+    for technique in recipe.techniques:
+        train, collator = technique.dataset(train), technique.collator(collator)
+    trainer = SeamTrainer(
+        techniques=recipe.techniques,
+        meter=meter,
+        model=model,
+        args=arguments,
+        train_dataset=train,
+        eval_dataset=blocks.held_out,
+        data_collator=collator,
+        callbacks=callbacks,
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer

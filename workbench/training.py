@@ -1,0 +1,322 @@
+"""`run(recipe)`: fine-tune, measure, and leave a record, whatever happens."""
+
+import math
+import os
+import platform
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, set_seed
+from transformers.utils import logging as transformers_logging
+
+from workbench import corpus, models
+from workbench.errors import ConfigurationError, UnavailableError, WorkbenchError
+from workbench.locations import runs_folder
+from workbench.memory.allocators import allocator_for
+from workbench.memory.meter import Meter
+from workbench.recipe import Recipe
+from workbench.record import Record, Status, find
+from workbench.trainer import SeamTrainer, assemble, prepare_model, training_arguments
+
+WARM_UP_STEPS = 3
+SAVE_FORMS = ("merged", "adapter")
+PROMPT_CHARACTERS = 80
+OOM_WORDS = ("CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")
+
+
+class OutOfMemoryError(WorkbenchError, RuntimeError):
+    """The run did not fit; its record has the status `oom`."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that could be checked and prepared before weights are loaded."""
+
+    recipe: Recipe
+    device: torch.device
+    source: models.Source
+    config: Any
+    tokenizer: PreTrainedTokenizerBase
+    corpus: corpus.Corpus
+    blocks: corpus.Blocks
+
+    @property
+    def learning_rate(self) -> float:
+        """As asked, or the model's customary one times what each technique customarily needs."""
+        factor = math.prod(technique.learning_rate_factor for technique in self.recipe.techniques)
+        return self.recipe.learning_rate or self.source.learning_rate * factor
+
+
+def run(
+    recipe: Recipe,
+    *,
+    device: str | None = None,
+    reuse: bool = False,
+    save: str | None = None,
+    sample_tokens: int = 0,
+    folder: Path | None = None,
+) -> Record:
+    """Fine-tune a recipe and measure memory, loss and speed.
+
+    Args:
+        device: `"cpu"`, `"cuda"` or `"mps"`; by default the fastest that is there.
+        reuse: return the newest `ok` record of the same recipe, text, device and versions, if there is one.
+        save: `"merged"` or `"adapter"`, to keep the fine-tuned model in the folder `record.model_path`.
+        sample_tokens: continue the beginning of the held-out text by so many tokens, before and after.
+        folder: where records go; by default `data/runs`.
+
+    Returns:
+        The record, status `ok` or `diverged` (the loss stopped being a finite number; the record says at which step).
+
+    Raises:
+        ConfigurationError: something in the recipe cannot be used; nothing was loaded and nothing recorded.
+        UnavailableError: this machine cannot run it; recorded as `unavailable`.
+        OutOfMemoryError: recorded as `oom`. Other failures are recorded as `failed` or `interrupted` and raised.
+    """
+    if save not in (None, *SAVE_FORMS):
+        raise ConfigurationError(f"save must be one of {', '.join(SAVE_FORMS)} or None, got {save!r}.")
+    folder = folder or runs_folder()
+    plan = prepare(recipe, pick_device(device), folder)
+    facts = {"model": plan.source.name, "device": device_name(plan.device), "data_sha256": plan.corpus.sha256}
+    if reuse and save is None and (known := find(plan.recipe, folder=folder, **facts)):
+        return known
+    record = Record.start(plan.recipe, learning_rate=plan.learning_rate, **facts)
+    record.save(folder)
+    with _recorded_failure(record, folder), tempfile.TemporaryDirectory() as scratch:
+        record = _Run(plan, record, Path(scratch)).execute(sample_tokens, save, folder)
+    record.save(folder)
+    return record
+
+
+def pick_device(name: str | None) -> torch.device:
+    """The device asked for, or the best there is.
+
+    Raises:
+        UnavailableError: it is not there.
+        ConfigurationError: no such kind of device.
+    """
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name is None:
+        return torch.device(next(kind for kind, present in there.items() if present))
+    if name not in there:
+        raise ConfigurationError(f"device: {name!r} is not one of {', '.join(there)}.")
+    if not there[name]:
+        raise UnavailableError(f"device: PyTorch sees no {name} device on this machine. Use --device cpu.")
+    return torch.device(name)
+
+
+def device_name(device: torch.device) -> str:
+    """`NVIDIA A10 (cuda)`, or the processor with the number of threads PyTorch uses."""
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name()} (cuda)"
+    threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
+    return f"{_processor()} ({device.type}{threads})"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def prepare(recipe: Recipe, device: torch.device, folder: Path) -> Plan:
+    """Check all that can be checked without the weights. Raises ConfigurationError or UnavailableError."""
+    if recipe.model == "auto":
+        name, why = models.choose(device.type)
+        print(why, file=sys.stderr)
+        recipe = recipe.with_(model=name)
+    text = corpus.load(recipe.corpus)
+    source = models.locate(recipe.model)
+    for technique in recipe.techniques:
+        if reason := technique.missing(device.type):
+            refused = Record.start(recipe, model=source.name, device=device_name(device), data_sha256=text.sha256)
+            refused.with_(status=Status.UNAVAILABLE, error=reason).save(folder)
+            raise UnavailableError(reason)
+    with _quiet():
+        config, tokenizer = models.load_config(source), models.load_tokenizer(source)
+    models.check_length(source, config, recipe.sequence_length)
+    models.check_vocabulary(source, config, tokenizer)
+    blocks = corpus.make_blocks(text, tokenizer, recipe.sequence_length, recipe.effective_batch_size)
+    return Plan(recipe, device, source, config, tokenizer, text, blocks)
+
+
+@contextmanager
+def _recorded_failure(record: Record, folder: Path) -> Iterator[None]:
+    """Leave a true status behind, whatever ends the run early."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        record.with_(status=Status.INTERRUPTED, error="interrupted by the user").save(folder)
+        raise
+    except Exception as error:
+        out_of_memory = isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in OOM_WORDS)
+        status = Status.OOM if out_of_memory else Status.FAILED
+        record.with_(status=status, error=f"{type(error).__name__}: {error}").save(folder)
+        if not out_of_memory:
+            raise
+        first_line = str(error).splitlines()[0]
+        message = f"{record.label} did not fit into the memory of {record.device}: {first_line}"
+    else:
+        return
+    # outside of the handler: a chained traceback would keep the run's tensors alive
+    raise OutOfMemoryError(f"{message}\nCure: a smaller effective_batch_size or sequence_length, or gradient_checkpointing.")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the libraries' remarks and progress bars, which a user of the workbench can do nothing about."""
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            warnings.simplefilter("ignore", UserWarning)
+            yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        transformers_logging.enable_progress_bar()
+
+
+def _show_progress() -> bool:
+    """In a terminal and in JupyterLab; not where output is collected, as under papermill or in a pipe."""
+    return sys.stderr.isatty() or "JPY_SESSION_NAME" in os.environ
+
+
+class _Run:
+    """One execution of a plan: load, train, measure, save."""
+
+    def __init__(self, plan: Plan, record: Record, scratch: Path) -> None:
+        self.plan, self.record, self.scratch = plan, record, scratch
+
+    def execute(self, sample_tokens: int, save: str | None, folder: Path) -> Record:
+        plan, allocator = self.plan, allocator_for(self.plan.device)
+        allocator.prepare()
+        before = allocator.in_use()
+        with _quiet():
+            model = self._load()
+            text_before = self._sample(model, sample_tokens)
+            with Meter(model, before_bytes=before) as meter:
+                trainer, watch = self._trainer(model, meter)
+                set_seed(plan.recipe.seed)
+                trainer.train()
+                held_out_loss = trainer.evaluate()["eval_loss"] if watch.finite else math.nan
+            self._note_actual(trainer, watch, model)
+            self._note_memory(meter)
+            self._note_losses(trainer, held_out_loss)
+            text_after = self._sample(model, sample_tokens)
+            model_path = self._keep(model, save, folder)
+        finite = watch.finite and math.isfinite(held_out_loss)
+        status = Status.OK if finite else Status.DIVERGED
+        error = "" if finite else f"the loss was not a finite number at step {len(self.record.losses)}"
+        return self.record.with_(
+            status=status, error=error, text_before=text_before, text_after=text_after, model_path=model_path
+        )
+
+    def _load(self) -> PreTrainedModel:
+        plan, arguments = self.plan, {}
+        for technique in plan.recipe.techniques:
+            arguments = technique.model_arguments(arguments)
+        set_seed(plan.recipe.seed)
+        model = models.load(plan.source, plan.config, **arguments)
+        return prepare_model(plan.recipe, model).to(plan.device)
+
+    def _sample(self, model: PreTrainedModel, tokens: int) -> str:
+        prompt = self.plan.corpus.held_out[:PROMPT_CHARACTERS].rsplit(maxsplit=1)[0]
+        return models.generate(model, self.plan.tokenizer, prompt, tokens) if tokens else ""
+
+    def _trainer(self, model: PreTrainedModel, meter: Meter) -> tuple[SeamTrainer, "_Watch"]:
+        plan = self.plan
+        arguments = training_arguments(plan.recipe, plan.learning_rate, plan.device, self.scratch)
+        watch = _Watch(meter, plan.recipe, plan.device)
+        return assemble(plan.recipe, model, plan.blocks, arguments, meter, [watch]), watch
+
+    def _note_actual(self, trainer: SeamTrainer, watch: "_Watch", model: PreTrainedModel) -> None:
+        autocast = trainer.accelerator.mixed_precision
+        self.record = self.record.with_(
+            dtype=f"autocast {autocast}" if autocast != "no" else str(model.dtype).removeprefix("torch."),
+            micro_batch_size=trainer.micro_batch_size,
+            gradient_accumulation_steps=trainer.args.gradient_accumulation_steps,
+            steps_done=trainer.state.global_step,
+            tokens_seen=trainer.tokens_seen,
+            parameters=sum(p.numel() for p in model.parameters()),
+            trainable_parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
+            **watch.speed(trainer.tokens_seen / max(trainer.state.global_step, 1)),
+        )
+
+    def _note_memory(self, meter: Meter) -> None:
+        report = meter.report()
+        self.record = self.record.with_(
+            memory_source=report.source,
+            before_bytes=report.before_bytes,
+            peak_allocated_bytes=report.peak_allocated_bytes,
+            peak_reserved_bytes=report.peak_reserved_bytes,
+            peak_phase=str(report.peak_phase),
+            by_category={str(key): value for key, value in report.by_category.items()},
+            maximum_by_category={str(key): value for key, value in report.maximum_by_category.items()},
+            by_phase={str(key): value for key, value in report.by_phase.items()},
+        )
+
+    def _note_losses(self, trainer: SeamTrainer, held_out_loss: float) -> None:
+        history = trainer.state.log_history
+        self.record = self.record.with_(
+            losses=[entry["loss"] for entry in history if "loss" in entry],
+            held_out_loss_before=next(entry["eval_loss"] for entry in history if "eval_loss" in entry),
+            held_out_loss=held_out_loss if math.isfinite(held_out_loss) else None,
+        )
+
+    def _keep(self, model: PreTrainedModel, form: str | None, folder: Path) -> str:
+        if form is None:
+            return ""
+        path = folder / self.record.id / "model"
+        models.save(model, self.plan.tokenizer, self.plan.source, form, path)
+        return str(path)
+
+
+class _Watch(TrainerCallback):
+    """Looks on at every step: attributes the warm-up steps, times the others, stops at a loss that is not finite."""
+
+    def __init__(self, meter: Meter, recipe: Recipe, device: torch.device) -> None:
+        self.meter, self.device = meter, device
+        self.finite = True
+        self.step_ends: list[float] = []
+        self.bar = tqdm(total=recipe.steps, desc=recipe.label, unit="step", disable=not _show_progress(), leave=False)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.meter.attribute(state.global_step < WARM_UP_STEPS)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.meter.enter_phase(None)
+        self.meter.attribute(False)
+        if self.device.type == "cuda" and state.global_step in (WARM_UP_STEPS, state.max_steps):
+            torch.cuda.synchronize()
+        self.step_ends.append(time.perf_counter())
+        self.bar.update()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        if "loss" in logs:
+            self.bar.set_postfix(loss=f"{logs['loss']:.3f}")
+            if not math.isfinite(logs["loss"]):
+                self.finite, control.should_training_stop = False, True
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        self.bar.close()
+
+    def speed(self, step_tokens: float) -> dict[str, Any]:
+        """Over the steps after the warm-up; unknown (None) if there are none."""
+        timed = len(self.step_ends) - WARM_UP_STEPS
+        if timed < 1:
+            return {"timed_steps": 0}
+        step_time = (self.step_ends[-1] - self.step_ends[WARM_UP_STEPS - 1]) / timed
+        return {"timed_steps": timed, "step_time_s": step_time, "tokens_per_s": step_tokens / step_time}
