@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 HELD_OUT_SHARE = 0.1
 HELD_OUT_TOKENS = 8192
+PROMPT_CHARACTERS = 100
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,13 @@ def _read(path: Path) -> str:
     if not text.strip():
         raise ConfigurationError(f"corpus: {path} is empty. Give a file with text in it.")
     return text.replace("\r\n", "\n")
+
+
+def prompt(corpus: Corpus) -> str:
+    """A few lines from the held-out part, at the beginning of a paragraph, for samples to continue."""
+    text = corpus.held_out
+    start = text.find("\n\n", len(text) // 10) + 2
+    return text[start : start + PROMPT_CHARACTERS].rsplit(maxsplit=1)[0]
 
 
 def make_blocks(corpus: Corpus, tokenizer: "PreTrainedTokenizerBase", sequence_length: int, batch: int) -> Blocks:

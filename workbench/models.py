@@ -1,6 +1,7 @@
 """GPT-2 by one name everywhere: embedded, from the hub, from a folder, or with random weights from its config."""
 
 import re
+import sys
 import threading
 from dataclasses import dataclass
 from functools import cache
@@ -43,11 +44,15 @@ class Source:
         return 1e-3 if Path(self.location).name == EMBEDDED else 5e-5
 
 
-def choose(device_type: str) -> tuple[str, str]:
-    """The model that `auto` stands for on a device, and the sentence that says so."""
-    if device_type == "cpu":
-        return EMBEDDED, f"model: auto chose {EMBEDDED} (2.8 M parameters, embedded), because this machine has no GPU."
-    return "gpt2", f"model: auto chose gpt2 (124 M parameters, from the hub), because this machine has {device_type}."
+def resolve(name: str, device_type: str) -> str:
+    """`auto` becomes the name of a model, with a sentence on standard error that says which and why."""
+    if name != "auto":
+        return name
+    chosen, why = {
+        "cpu": (EMBEDDED, "embedded, 2.8 M parameters, because this machine has no GPU"),
+    }.get(device_type, ("gpt2", f"from the hub, 124 M parameters, because this machine has {device_type}"))
+    print(f"model: auto is {chosen} ({why})", file=sys.stderr)
+    return chosen
 
 
 def locate(name: str) -> Source:

@@ -63,10 +63,6 @@ class Recipe:
             return NotImplemented
         return replace(self, techniques=(*self.techniques, other))
 
-    def with_(self, **changes: Any) -> Self:
-        """A copy with some fields changed."""
-        return replace(self, **changes)
-
     @property
     def baseline(self) -> Self:
         """The same recipe without techniques."""

@@ -100,9 +100,6 @@ class Record:
             versions=versions(), git_commit=git_commit(), **facts,
         )  # fmt: skip
 
-    def with_(self, **changes: Any) -> Self:
-        return dataclasses.replace(self, **changes)
-
     def save(self, folder: Path | None = None) -> Path:
         """Write `<id>.json`: complete or not at all, whatever happens meanwhile."""
         folder = folder or runs_folder()

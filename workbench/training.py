@@ -2,14 +2,13 @@
 
 import math
 import os
-import platform
 import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, set_seed
 from transformers.utils import logging as transformers_logging
 
-from workbench import corpus, models
+from workbench import corpus, devices, models
 from workbench.errors import ConfigurationError, UnavailableError, WorkbenchError
 from workbench.locations import runs_folder
 from workbench.memory.allocators import allocator_for
@@ -29,7 +28,6 @@ from workbench.trainer import SeamTrainer, assemble, prepare_model, training_arg
 
 WARM_UP_STEPS = 3
 SAVE_FORMS = ("merged", "adapter")
-PROMPT_CHARACTERS = 80
 OOM_WORDS = ("CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")
 
 
@@ -85,8 +83,8 @@ def run(
     if save not in (None, *SAVE_FORMS):
         raise ConfigurationError(f"save must be one of {', '.join(SAVE_FORMS)} or None, got {save!r}.")
     folder = folder or runs_folder()
-    plan = prepare(recipe, pick_device(device), folder)
-    facts = {"model": plan.source.name, "device": device_name(plan.device), "data_sha256": plan.corpus.sha256}
+    plan = prepare(recipe, devices.pick(device), folder)
+    facts = {"model": plan.source.name, "device": devices.describe(plan.device), "data_sha256": plan.corpus.sha256}
     if reuse and save is None and (known := find(plan.recipe, folder=folder, **facts)):
         return known
     record = Record.start(plan.recipe, learning_rate=plan.learning_rate, **facts)
@@ -97,51 +95,15 @@ def run(
     return record
 
 
-def pick_device(name: str | None) -> torch.device:
-    """The device asked for, or the best there is.
-
-    Raises:
-        UnavailableError: it is not there.
-        ConfigurationError: no such kind of device.
-    """
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if name is None:
-        return torch.device(next(kind for kind, present in there.items() if present))
-    if name not in there:
-        raise ConfigurationError(f"device: {name!r} is not one of {', '.join(there)}.")
-    if not there[name]:
-        raise UnavailableError(f"device: PyTorch sees no {name} device on this machine. Use --device cpu.")
-    return torch.device(name)
-
-
-def device_name(device: torch.device) -> str:
-    """`NVIDIA A10 (cuda)`, or the processor with the number of threads PyTorch uses."""
-    if device.type == "cuda":
-        return f"{torch.cuda.get_device_name()} (cuda)"
-    threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
-    return f"{_processor()} ({device.type}{threads})"
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
 def prepare(recipe: Recipe, device: torch.device, folder: Path) -> Plan:
     """Check all that can be checked without the weights. Raises ConfigurationError or UnavailableError."""
-    if recipe.model == "auto":
-        name, why = models.choose(device.type)
-        print(why, file=sys.stderr)
-        recipe = recipe.with_(model=name)
+    recipe = replace(recipe, model=models.resolve(recipe.model, device.type))
     text = corpus.load(recipe.corpus)
     source = models.locate(recipe.model)
     for technique in recipe.techniques:
         if reason := technique.missing(device.type):
-            refused = Record.start(recipe, model=source.name, device=device_name(device), data_sha256=text.sha256)
-            refused.with_(status=Status.UNAVAILABLE, error=reason).save(folder)
+            refused = Record.start(recipe, model=source.name, device=devices.describe(device), data_sha256=text.sha256)
+            replace(refused, status=Status.UNAVAILABLE, error=reason).save(folder)
             raise UnavailableError(reason)
     with _quiet():
         config, tokenizer = models.load_config(source), models.load_tokenizer(source)
@@ -157,12 +119,12 @@ def _recorded_failure(record: Record, folder: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        record.with_(status=Status.INTERRUPTED, error="interrupted by the user").save(folder)
+        replace(record, status=Status.INTERRUPTED, error="interrupted by the user").save(folder)
         raise
     except Exception as error:
         out_of_memory = isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in OOM_WORDS)
         status = Status.OOM if out_of_memory else Status.FAILED
-        record.with_(status=status, error=f"{type(error).__name__}: {error}").save(folder)
+        replace(record, status=status, error=f"{type(error).__name__}: {error}").save(folder)
         if not out_of_memory:
             raise
         first_line = str(error).splitlines()[0]
@@ -219,8 +181,9 @@ class _Run:
             model_path = self._keep(model, save, folder)
         finite = watch.finite and math.isfinite(held_out_loss)
         status = Status.OK if finite else Status.DIVERGED
-        error = "" if finite else f"the loss was not a finite number at step {len(self.record.losses)}"
-        return self.record.with_(
+        error = "" if finite else f"the loss was not a finite number after {len(self.record.losses)} good steps"
+        return replace(
+            self.record,
             status=status, error=error, text_before=text_before, text_after=text_after, model_path=model_path
         )
 
@@ -233,7 +196,7 @@ class _Run:
         return prepare_model(plan.recipe, model).to(plan.device)
 
     def _sample(self, model: PreTrainedModel, tokens: int) -> str:
-        prompt = self.plan.corpus.held_out[:PROMPT_CHARACTERS].rsplit(maxsplit=1)[0]
+        prompt = corpus.prompt(self.plan.corpus)
         return models.generate(model, self.plan.tokenizer, prompt, tokens) if tokens else ""
 
     def _trainer(self, model: PreTrainedModel, meter: Meter) -> tuple[SeamTrainer, "_Watch"]:
@@ -244,7 +207,8 @@ class _Run:
 
     def _note_actual(self, trainer: SeamTrainer, watch: "_Watch", model: PreTrainedModel) -> None:
         autocast = trainer.accelerator.mixed_precision
-        self.record = self.record.with_(
+        self.record = replace(
+            self.record,
             dtype=f"autocast {autocast}" if autocast != "no" else str(model.dtype).removeprefix("torch."),
             micro_batch_size=trainer.micro_batch_size,
             gradient_accumulation_steps=trainer.args.gradient_accumulation_steps,
@@ -257,7 +221,8 @@ class _Run:
 
     def _note_memory(self, meter: Meter) -> None:
         report = meter.report()
-        self.record = self.record.with_(
+        self.record = replace(
+            self.record,
             memory_source=report.source,
             before_bytes=report.before_bytes,
             peak_allocated_bytes=report.peak_allocated_bytes,
@@ -270,8 +235,9 @@ class _Run:
 
     def _note_losses(self, trainer: SeamTrainer, held_out_loss: float) -> None:
         history = trainer.state.log_history
-        self.record = self.record.with_(
-            losses=[entry["loss"] for entry in history if "loss" in entry],
+        self.record = replace(
+            self.record,
+            losses=[entry["loss"] for entry in history if math.isfinite(entry.get("loss", math.nan))],
             held_out_loss_before=next(entry["eval_loss"] for entry in history if "eval_loss" in entry),
             held_out_loss=held_out_loss if math.isfinite(held_out_loss) else None,
         )

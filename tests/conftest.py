@@ -1,0 +1,83 @@
+"""What the tests share: a GPT-2 of 0.4 M parameters made from a config, a short text, and runs that are made once."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from workbench.locations import CORPORA, MODELS
+from workbench.recipe import Recipe
+from workbench.record import Record
+
+VOCABULARY, LAYERS, EMBEDDING, HEADS, POSITIONS = 4096, 2, 64, 4, 128
+END_OF_TEXT_ID = 0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and PyTorch sees none on this machine"))
+
+
+@pytest.fixture(autouse=True)
+def runs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No test writes into the learner's own `data/runs`."""
+    folder = tmp_path / "runs"
+    monkeypatch.setenv("WORKBENCH_RUNS", str(folder))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def gpt2_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the config and the tokenizer of a very small GPT-2, without weights and without dropout."""
+    from transformers import GPT2Config
+
+    folder = tmp_path_factory.mktemp("models") / "gpt2-test"
+    GPT2Config(
+        vocab_size=VOCABULARY, n_layer=LAYERS, n_embd=EMBEDDING, n_head=HEADS, n_positions=POSITIONS,
+        embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0, bos_token_id=END_OF_TEXT_ID, eos_token_id=END_OF_TEXT_ID,
+    ).save_pretrained(folder)  # fmt: skip
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(MODELS / "gpt2-tiny" / name, folder / name)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def model_name(gpt2_folder: Path) -> str:
+    return f"random:{gpt2_folder}"
+
+
+@pytest.fixture(scope="session")
+def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """About 10,000 tokens of Shakespeare."""
+    path = tmp_path_factory.mktemp("texts") / "play.txt"
+    path.write_text((CORPORA / "shakespeare" / "train.txt").read_text(encoding="utf-8")[20_000:60_000], encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def recipe(model_name: str, text_file: Path) -> Recipe:
+    """Six steps of a batch of 8 × 32 tokens, no techniques, a learning rate at which the loss moves."""
+    return Recipe(
+        model=model_name, corpus=str(text_file), effective_batch_size=8, sequence_length=32, steps=6,
+        learning_rate=3e-3, dropout=0.0,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def fine_tuned(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Recipe], Record]:
+    """`run`, with the merged model kept. The same recipe is run once in a session, however many tests look at it."""
+    from workbench.training import run
+
+    folder, done = tmp_path_factory.mktemp("shared-runs"), dict[Recipe, Record]()
+
+    def once(recipe: Recipe) -> Record:
+        if recipe not in done:
+            done[recipe] = run(recipe, device="cpu", save="merged", folder=folder)
+        return done[recipe]
+
+    return once

@@ -1,0 +1,146 @@
+import re
+from pathlib import Path
+
+import pytest
+
+from workbench import corpus
+from workbench.errors import ConfigurationError
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    from workbench.models import gpt2_tokenizer
+
+    return gpt2_tokenizer()
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        corpus.load(str(path))
+    return str(caught.value)
+
+
+def written(folder: Path, data: bytes, name: str = "text.txt") -> Path:
+    path = folder / name
+    path.write_bytes(data)
+    return path
+
+
+def test_the_embedded_text_has_two_parts_that_differ():
+    text = corpus.load("shakespeare")
+    assert "shakespeare" in corpus.embedded()
+    assert len(text.train) > 5 * len(text.held_out) > 0
+    assert text.held_out[:200] not in text.train
+
+
+def test_of_a_file_the_last_tenth_is_held_out(tmp_path):
+    text = corpus.load(str(written(tmp_path, b"0123456789" * 10)))
+    assert text.train == "0123456789" * 9
+    assert text.held_out == "0123456789"
+
+
+def test_a_missing_file_is_named_with_the_folder_and_the_embedded_texts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    message = refusal(Path("novle.txt"))
+    assert "there is no file 'novle.txt'" in message
+    assert str(tmp_path) in message
+    assert "Embedded: shakespeare" in message
+
+
+def test_a_folder_is_refused(tmp_path):
+    assert "is a folder. Give one UTF-8 text file" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("data", [b"", b"\n \t\r\n\n", b"\xef\xbb\xbf", b"\xef\xbb\xbf\n\n"])
+def test_an_empty_or_blank_text_is_refused(tmp_path, data):
+    path = written(tmp_path, data)
+    assert f"{path} is empty" in refusal(path)
+
+
+def test_a_binary_file_renamed_to_text_is_refused(tmp_path):
+    path = written(tmp_path, bytes(range(256)))
+    assert f"{path} is not a text file: it contains zero bytes" in refusal(path)
+
+
+def test_latin1_is_refused_with_the_line_and_the_command_that_converts(tmp_path):
+    path = written(tmp_path, "first\nsecond\nthird, a café\n".encode("latin-1"))
+    message = refusal(path)
+    assert "byte 0xe9 in line 3" in message
+    assert "iconv -f latin1 -t utf-8 text.txt" in message
+
+
+def test_a_file_without_permission_is_refused(tmp_path, monkeypatch):
+    path = written(tmp_path, b"text")
+
+    def denied(self):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", denied)  # the tests may run as root, for whom no file is closed
+    assert "cannot be read: Permission denied. Check its permissions" in refusal(path)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet", "a.PDF"])
+def test_other_kinds_of_file_are_refused_by_their_ending(tmp_path, name):
+    path = written(tmp_path, b"text", name)
+    assert f"ends in {path.suffix}; only plain text (.txt, .md)" in refusal(path)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.md", "A.TXT", "README"])
+def test_plain_text_is_read_whatever_it_is_called(tmp_path, name):
+    assert corpus.load(str(written(tmp_path, b"some text here", name))).train.startswith("some")
+
+
+def test_a_byte_order_mark_is_dropped(tmp_path):
+    text = corpus.load(str(written(tmp_path, b"\xef\xbb\xbfOnce upon a time")))
+    assert text.train.startswith("Once")
+
+
+def test_windows_line_ends_become_plain_ones(tmp_path):
+    dos = corpus.load(str(written(tmp_path, b"one\r\ntwo\r\n" * 20, "dos.txt")))
+    unix = corpus.load(str(written(tmp_path, b"one\ntwo\n" * 20, "unix.txt")))
+    assert dos.train == unix.train
+    assert dos.sha256 == unix.sha256
+
+
+def test_the_hash_is_that_of_the_text_not_of_the_path(tmp_path):
+    one = corpus.load(str(written(tmp_path, b"the same text", "one.txt")))
+    same = corpus.load(str(written(tmp_path, b"the same text", "same.txt")))
+    other = corpus.load(str(written(tmp_path, b"the same texT", "other.txt")))
+    assert re.fullmatch("[0-9a-f]{64}", one.sha256)
+    assert one.sha256 == same.sha256 != other.sha256
+
+
+def test_blocks_are_contiguous_and_of_equal_length(tokenizer):
+    text = corpus.Corpus("counting", " ".join(map(str, range(400))), " ".join(map(str, range(200))), "")
+    blocks = corpus.make_blocks(text, tokenizer, sequence_length=16, batch=4)
+    for part, dataset in ((text.train, blocks.train), (text.held_out, blocks.held_out)):
+        rows = dataset["input_ids"]
+        tokens = tokenizer(part)["input_ids"]
+        assert {len(row) for row in rows} == {16}
+        assert len(rows) == len(tokens) // 16
+        assert [token for row in rows for token in row] == tokens[: 16 * len(rows)]
+
+
+def test_the_held_out_part_is_capped(tokenizer):
+    text = corpus.Corpus("long", "word " * 100, "word " * 3 * corpus.HELD_OUT_TOKENS, "")
+    blocks = corpus.make_blocks(text, tokenizer, sequence_length=64, batch=1)
+    assert len(blocks.held_out) * 64 == corpus.HELD_OUT_TOKENS
+
+
+def test_a_text_too_short_for_a_batch_is_refused_with_the_numbers(tokenizer):
+    text = corpus.Corpus("short", "word " * 100, "word " * 100, "")  # 100 tokens are 6 blocks of 16
+    with pytest.raises(ConfigurationError, match="short gives 6 training blocks of 16 tokens, but a batch needs 7"):
+        corpus.make_blocks(text, tokenizer, sequence_length=16, batch=7)
+    assert len(corpus.make_blocks(text, tokenizer, sequence_length=16, batch=6).train) == 6
+
+
+def test_a_held_out_part_shorter_than_a_block_is_refused(tokenizer):
+    text = corpus.Corpus("short", "word " * 100, "word " * 10, "")
+    with pytest.raises(ConfigurationError, match="held-out part of short is shorter than one block of 16 tokens"):
+        corpus.make_blocks(text, tokenizer, sequence_length=16, batch=1)
+
+
+def test_one_word_is_too_short(tmp_path, tokenizer):
+    text = corpus.load(str(written(tmp_path, b"word")))
+    with pytest.raises(ConfigurationError, match="Use a longer text"):
+        corpus.make_blocks(text, tokenizer, sequence_length=16, batch=1)

@@ -1,0 +1,99 @@
+from dataclasses import dataclass, fields
+
+import pytest
+
+from workbench.errors import ConfigurationError
+from workbench.settings import check, described, parse, setting
+
+
+@dataclass(frozen=True)
+class Oven:
+    shelves: int = setting(2, "how many", minimum=1, maximum=4)
+    heat: float = setting(180.0, "how hot", unit="°C", minimum=50.0)
+    fan: bool = setting(False, "whether air moves")
+    mode: str = setting("top", "where the heat comes from", choices=("top", "bottom"))
+    timer: int | None = setting(None, "minutes", minimum=1)
+    serial: str = ""  # no setting
+
+
+def test_a_setting_keeps_its_default_and_describes_itself():
+    heat = next(field for field in fields(Oven) if field.name == "heat")
+    assert Oven().heat == 180.0
+    assert heat.metadata["unit"] == "°C"
+    assert heat.metadata["help"] == "how hot"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("shelves", "an integer of at least 1 and at most 4"),
+        ("heat", "a number of at least 50.0"),
+        ("fan", "true or false"),
+        ("mode", "one of top, bottom"),
+        ("timer", "an integer of at least 1 or none"),
+    ],
+)
+def test_described_in_words(name, words):
+    assert described(next(field for field in fields(Oven) if field.name == name)) == words
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{}, {"shelves": 1}, {"shelves": 4}, {"heat": 50}, {"heat": 1e9}, {"fan": True}, {"mode": "bottom"}, {"timer": 1}],
+)
+def test_values_inside_the_range_and_at_its_ends_pass(values):
+    check(Oven(**values), "oven")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("shelves", 0), ("shelves", 5), ("shelves", 2.0), ("shelves", "2"), ("shelves", None), ("shelves", True),
+        ("heat", 49.9), ("heat", "180"), ("heat", float("nan")), ("heat", False), ("fan", 1), ("fan", "yes"),
+        ("mode", "left"), ("mode", None), ("timer", 0), ("timer", 1.5),
+    ],
+)  # fmt: skip
+def test_values_outside_are_refused_naming_owner_field_value_and_cure(name, value):
+    with pytest.raises(ConfigurationError) as caught:
+        check(Oven(**{name: value}), "oven")
+    field = next(field for field in fields(Oven) if field.name == name)
+    assert str(caught.value) == f"oven: {name} must be {described(field)}, got {value!r}."
+
+
+def test_a_field_that_is_no_setting_is_not_checked():
+    check(Oven(serial=17), "oven")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ({"shelves": "3"}, {"shelves": 3}),
+        ({"heat": "2e2"}, {"heat": 200.0}),
+        ({"fan": "Yes"}, {"fan": True}),
+        ({"fan": "0"}, {"fan": False}),
+        ({"mode": "bottom"}, {"mode": "bottom"}),
+        ({"timer": "None"}, {"timer": None}),
+        ({"timer": "5"}, {"timer": 5}),
+        ({}, {}),
+    ],
+)
+def test_parse_gives_values_of_the_fields_types(text, value):
+    parsed = parse(Oven, text, "oven")
+    assert parsed == value
+    assert [type(v) for v in parsed.values()] == [type(v) for v in value.values()]
+
+
+@pytest.mark.parametrize(("name", "text"), [("shelves", "2.5"), ("shelves", ""), ("heat", "hot"), ("fan", "maybe")])
+def test_parse_names_field_and_text_that_cannot_be_read(name, text):
+    with pytest.raises(ConfigurationError, match=f"oven: {name} must be .*, got {text!r}"):
+        parse(Oven, {name: text}, "oven")
+
+
+def test_parse_lists_the_known_names_for_an_unknown_one():
+    with pytest.raises(ConfigurationError, match="oven has no setting 'colour'. Known: shelves, heat, fan, mode, timer."):
+        parse(Oven, {"colour": "red"}, "oven")
+
+
+def test_parse_does_not_take_a_field_that_is_no_setting():
+    with pytest.raises(ConfigurationError, match="no setting 'serial'"):
+        parse(Oven, {"serial": "17"}, "oven")

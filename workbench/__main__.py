@@ -1,0 +1,199 @@
+"""The command line: `python -m workbench COMMAND`. One thin function per command."""
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from workbench.errors import ConfigurationError, UnavailableError, WorkbenchError
+from workbench.recipe import Recipe
+from workbench.settings import described, parse
+from workbench.techniques import REGISTRY, parse_technique
+
+EXIT_CODES = """exit codes:
+  0  done
+  1  the run failed, diverged, or a notebook's cell raised
+  2  something in the command cannot be used; nothing was run
+  3  this machine cannot run it (device, package, network)
+  4  out of memory
+  130  interrupted"""
+
+EXAMPLES = """examples:
+  python -m workbench run gpt2-tiny
+  python -m workbench run gpt2-tiny --technique lora=rank:8,alpha:16 --technique gradient_checkpointing
+  python -m workbench run gpt2 --corpus my.txt --batch-size 4 --sequence-length 512 --steps 200 --save merged
+  python -m workbench run random:gpt2 --batch-size 2 --sequence-length 256 --steps 5   (124 M, no download)
+  python -m workbench compare"""
+
+# flags that people know by a shorter name than the recipe's field
+SHORT = {"effective_batch_size": "--batch-size"}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(arguments)
+    try:
+        return int(args.function(args) or 0)
+    except WorkbenchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return _exit_code(error)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def _exit_code(error: WorkbenchError) -> int:
+    if isinstance(error, ConfigurationError):
+        return 2
+    if isinstance(error, UnavailableError):
+        return 3
+    return 4 if type(error).__name__ == "OutOfMemoryError" else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="python -m workbench",
+        description="Fine-tune GPT-2 with memory-saving techniques and see what each one really saves.",
+        epilog=f"{EXAMPLES}\n\n{EXIT_CODES}",
+        formatter_class=raw,
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_run(commands.add_parser("run", help="fine-tune, measure, record", epilog=EXAMPLES, formatter_class=raw))
+    _add_notebooks(commands.add_parser("notebooks", help="execute the notebooks and build the gallery"))
+    lister = commands.add_parser("list", help="the techniques: what they attack, what they cost, same loss?")
+    lister.set_defaults(function=list_techniques)
+    recorder = commands.add_parser("records", help="the runs so far, newest last; export them")
+    recorder.add_argument("--export", metavar="FILE", help="write all columns to FILE (.parquet or .csv)")
+    recorder.add_argument("--last", type=int, default=20, metavar="N", help="show the last N runs (default 20)")
+    recorder.set_defaults(function=show_records)
+    comparer = commands.add_parser("compare", help="recipes side by side, against their baseline")
+    comparer.set_defaults(function=show_comparison)
+    return parser
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Fine-tune one recipe. Without --technique it is the baseline that others are compared with."
+    for field in dataclasses.fields(Recipe):
+        if field.name == "model":
+            parser.add_argument("model", nargs="?", default="auto", help=f"{field.metadata['help']} (default auto)")
+        elif "help" in field.metadata:
+            flag = SHORT.get(field.name, "--" + field.name.replace("_", "-"))
+            help_text = f"{field.metadata['help']} ({described(field)}; default {str(field.default).lower()})"
+            parser.add_argument(flag, dest=field.name, metavar="X", help=help_text)
+    parser.add_argument(
+        "--technique", action="append", default=[], metavar="NAME[=SETTING:VALUE,…]",
+        help=f"switch a technique on; may be repeated. Known: {', '.join(REGISTRY)} (see `list`)",
+    )  # fmt: skip
+    parser.add_argument("--device", help="cpu, cuda or mps (default: the fastest there is)")
+    parser.add_argument("--save", choices=("merged", "adapter"), help="keep the fine-tuned model beside the record")
+    parser.add_argument("--sample-tokens", type=int, default=40, metavar="N", help="tokens of sample text (default 40)")
+    parser.add_argument("--reuse", action="store_true", help="take an equal run that is already recorded")
+    parser.add_argument("--json", action="store_true", help="print the record as one JSON object")
+    parser.set_defaults(function=run_recipe)
+
+
+def _add_notebooks(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Execute the notebooks with papermill and build build/gallery/. Those up to date are skipped."
+    parser.add_argument("names", nargs="*", help="all by default; a name may be a part, as in `lora`")
+    parser.add_argument(
+        "-p", "--parameter", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"),
+        help="set a parameter in every notebook that has it; the value is read as JSON, else as text",
+    )  # fmt: skip
+    parser.add_argument("--force", action="store_true", help="execute even what is up to date")
+    parser.set_defaults(function=run_notebooks)
+
+
+def run_recipe(args: argparse.Namespace) -> int:
+    given = {f.name: getattr(args, f.name, None) for f in dataclasses.fields(Recipe) if "help" in f.metadata}
+    texts = {name: text for name, text in given.items() if text is not None}
+    techniques = tuple(parse_technique(text) for text in args.technique)
+    recipe = Recipe(**parse(Recipe, texts, "run"), techniques=techniques)
+    from workbench.record import Status
+    from workbench.training import run
+
+    record = run(recipe, device=args.device, reuse=args.reuse, save=args.save, sample_tokens=args.sample_tokens)
+    print(json.dumps(dataclasses.asdict(record)) if args.json else _summary(record))
+    return 0 if record.status is Status.OK else 1
+
+
+def _summary(record: Any) -> str:
+    from workbench.locations import runs_folder
+    from workbench.memory.categories import format_bytes
+
+    parts = ", ".join(f"{k.replace('_', ' ')} {format_bytes(v)}" for k, v in record.by_category.items() if v)
+    speed = f"{record.tokens_per_s:,.0f} tokens/s over {record.timed_steps} steps" if record.timed_steps else "not timed"
+    lines = [
+        f"{record.label} on {record.model}, {record.device}: {record.status}{': ' if record.error else ''}{record.error}",
+        f"  peak    {format_bytes(record.peak_allocated_bytes)} in the {record.peak_phase.replace('_', ' ')} "
+        f"({record.memory_source}): {parts}",
+        f"  loss    {record.losses[0]:.3f} → {record.losses[-1]:.3f} in training; held out "
+        f"{record.held_out_loss_before:.3f} → {record.held_out_loss or float('nan'):.3f}",
+        f"  speed   {speed}; {record.trainable_parameters:,} of {record.parameters:,} parameters trained",
+        f"  record  {runs_folder() / (record.id + '.json')}",
+    ]
+    lines += [f"  model   {record.model_path}"] if record.model_path else []
+    lines += [f"\nbefore: {record.text_before}", f"\nafter:  {record.text_after}"] if record.text_after else []
+    return "\n".join(lines)
+
+
+def run_notebooks(args: argparse.Namespace) -> None:
+    from workbench.notebooks import build
+
+    parameters = {name: _value(text) for name, text in args.parameter}
+    pages = build(args.names, parameters, args.force)
+    print(f"gallery: {pages[0].parent / 'index.html'}")
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def list_techniques(_: argparse.Namespace) -> None:
+    for name, technique in sorted(REGISTRY.items()):
+        print(f"{name}: {technique.title}")
+        print(f"  attacks    {', '.join(c.replace('_', ' ') for c in technique.attacks)}")
+        print(f"  costs      {technique.costs}")
+        print(f"  same loss  {technique.numerics}")
+        for field in dataclasses.fields(technique):  # type: ignore[arg-type]
+            print(f"  {name}={field.name}:{field.default}  {field.metadata['help']} ({described(field)})")
+
+
+def show_records(args: argparse.Namespace) -> None:
+    from workbench.record import records
+
+    frame = records()
+    if args.export:
+        _export(frame, args.export)
+        return
+    columns = ["created_at", "status", "label", "model", "seed", "peak_allocated_bytes", "held_out_loss", "tokens_per_s"]
+    shown = frame[columns].tail(args.last)
+    print(shown.to_string(index=False) if len(shown) else "No runs yet: python -m workbench run gpt2-tiny")
+
+
+def _export(frame: Any, path: str) -> None:
+    writers = {".parquet": "to_parquet", ".csv": "to_csv"}
+    writer = next((name for suffix, name in writers.items() if path.endswith(suffix)), None)
+    if writer is None:
+        raise ConfigurationError(f"records: {path!r} must end in .parquet or .csv.")
+    getattr(frame, writer)(path, index=False)
+    print(f"{len(frame)} runs written to {path}")
+
+
+def show_comparison(_: argparse.Namespace) -> None:
+    from workbench.comparison import as_text, compare, conclusions
+    from workbench.record import records
+
+    table = compare(records())
+    print(as_text(table))
+    print()
+    for sentence in conclusions(table):
+        print(f"- {sentence}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

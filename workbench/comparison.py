@@ -1,0 +1,205 @@
+"""Records side by side: what each recipe saves against the baseline, what it costs, and which ones are worth it.
+
+Only runs that compare are put into one table: same model, text, batch, length, steps, dropout, device and source of
+the memory figures. Several seeds of a recipe become one row; loss differences inside the seed-to-seed spread are ties.
+"""
+
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from workbench.errors import ConfigurationError
+from workbench.memory.categories import Category, format_bytes
+from workbench.record import Status
+
+if TYPE_CHECKING:
+    from pandas.io.formats.style import Styler
+
+SAME = [
+    "model", "corpus", "data_sha256", "effective_batch_size", "sequence_length", "steps", "dropout", "device",
+    "memory_source",
+]  # fmt: skip
+BASELINE = "baseline"
+
+
+def compare(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row a recipe, the smallest peak first, from a frame of `records()`.
+
+    Of several comparable groups, the one with the newest run is taken. Of several runs of a recipe with one seed, the
+    newest counts. Columns: `peak_allocated_bytes`, `saved_bytes`, `saved_fraction`, `held_out_loss` (mean over
+    seeds), `held_out_loss_spread` (largest minus smallest; missing with one seed), `loss_difference`,
+    `loss_verdict`, `tokens_per_s` (median), `speed_ratio`, `trainable_parameters`, `learning_rate`, `seeds`,
+    `peak_phase`, `memory_source`, and the bytes of each category at the peak. What the rows have in common is in
+    `.attrs`.
+
+    Raises:
+        ConfigurationError: no finished run, or none of them without techniques.
+    """
+    group = _newest_group(frame)
+    runs = group.sort_values("created_at").drop_duplicates(["label", "learning_rate", "seed"], keep="last")
+    table = pd.DataFrame([_summary(str(label), rows) for label, rows in runs.groupby("label")]).set_index("label")
+    base = table.loc[BASELINE]
+    table["saved_bytes"] = base["peak_allocated_bytes"] - table["peak_allocated_bytes"]
+    table["saved_fraction"] = table["saved_bytes"] / base["peak_allocated_bytes"]
+    table["speed_ratio"] = table["tokens_per_s"] / base["tokens_per_s"]
+    table["loss_difference"] = table["held_out_loss"] - base["held_out_loss"]
+    table["loss_verdict"] = [_verdict(row, base) for _, row in table.iterrows()]
+    table = table.sort_values("peak_allocated_bytes", kind="stable")
+    table.attrs = {name: str(group[name].iloc[-1]) for name in SAME if name != "data_sha256"}
+    return table
+
+
+def _newest_group(frame: pd.DataFrame) -> pd.DataFrame:
+    ok = frame[frame["status"] == Status.OK]
+    with_baseline = ok[ok["label"] == BASELINE]
+    if with_baseline.empty:
+        raise ConfigurationError(
+            f"compare: {len(ok)} finished runs, none of them a baseline. Run one first: python -m workbench run MODEL"
+        )
+    newest = with_baseline.sort_values("created_at").iloc[-1]
+    same = pd.Series(True, index=ok.index)
+    for name in SAME:
+        value = newest[name]
+        same &= ok[name].isna() if pd.isna(value) else (ok[name] == value).fillna(False)
+    return ok[same]
+
+
+def _summary(label: str, rows: pd.DataFrame) -> dict[str, object]:
+    """One recipe over its seeds. The memory figures are of the seed with the largest peak."""
+    rows = rows[rows["learning_rate"] == rows["learning_rate"].iloc[-1]]
+    worst = rows.loc[rows["peak_allocated_bytes"].idxmax()]
+    losses = rows["held_out_loss"]
+    return {
+        "label": label,
+        "peak_allocated_bytes": int(worst["peak_allocated_bytes"]),
+        "held_out_loss": float(losses.mean()),
+        "held_out_loss_spread": float(losses.max() - losses.min()) if len(losses) > 1 else float("nan"),
+        "tokens_per_s": float(rows["tokens_per_s"].astype(float).median()),
+        "trainable_parameters": int(worst["trainable_parameters"]),
+        "learning_rate": float(worst["learning_rate"]),
+        "seeds": len(rows),
+        "peak_phase": worst["peak_phase"],
+        "memory_source": worst["memory_source"],
+        **{f"{c}_bytes": int(worst[f"{c}_bytes"]) for c in Category},
+    }
+
+
+def _verdict(row: pd.Series, base: pd.Series) -> str:
+    """`same` to six digits, `tie` within the larger of the two spreads, else `better` or `worse`; `?` with one seed."""
+    difference = row["loss_difference"]
+    if row.name == BASELINE:
+        return ""
+    if abs(difference) < 1e-6 * base["held_out_loss"]:
+        return "same"
+    spread = max(row["held_out_loss_spread"], base["held_out_loss_spread"])
+    if pd.isna(spread):
+        return "?"
+    return "tie" if abs(difference) <= spread else "better" if difference < 0 else "worse"
+
+
+def pareto(table: pd.DataFrame) -> list[str]:
+    """Labels that no other row beats in memory, speed and loss at once (ties in loss do not count as beaten)."""
+    return [str(label) for label in table.index if not any(_dominates(table, other, label) for other in table.index)]
+
+
+def _dominates(table: pd.DataFrame, one: object, other: object) -> bool:
+    a, b = table.loc[one], table.loc[other]
+    spread = max(a["held_out_loss_spread"], b["held_out_loss_spread"])
+    worse_loss = b["held_out_loss"] - a["held_out_loss"] > (0 if pd.isna(spread) else spread)
+    at_least = a["peak_allocated_bytes"] <= b["peak_allocated_bytes"] and a["tokens_per_s"] >= b["tokens_per_s"]
+    not_worse = a["held_out_loss"] - b["held_out_loss"] <= (0 if pd.isna(spread) else spread)
+    less = a["peak_allocated_bytes"] < b["peak_allocated_bytes"] or a["tokens_per_s"] > b["tokens_per_s"]
+    return bool(at_least and not_worse and (less or worse_loss))
+
+
+def style(table: pd.DataFrame) -> "Styler":
+    """The table as people read it, with bars behind the peaks; all text is escaped."""
+    shown = pd.DataFrame(
+        {
+            "peak": table["peak_allocated_bytes"],
+            "saves": table["saved_fraction"],
+            "held-out loss": [_loss(row) for _, row in table.iterrows()],
+            "against baseline": table["loss_verdict"],
+            "tokens/s": table["tokens_per_s"],
+            "speed": table["speed_ratio"],
+            "trainable": table["trainable_parameters"],
+            "learning rate": table["learning_rate"],
+            "peak is in": table["peak_phase"].str.replace("_", " "),
+        },
+        index=table.index.rename(None),
+    )
+    formats = {"peak": format_bytes, "saves": "{:.0%}", "tokens/s": "{:,.0f}", "speed": "{:.2f}×"}
+    formats |= {"trainable": "{:,}", "learning rate": "{:.0e}"}
+    styler = shown.style.format(formats, escape="html").format_index(escape="html", axis=0)
+    return styler.bar(subset=["peak"], color="#E69F0066", vmin=0).set_caption(caption(table))
+
+
+def _loss(row: pd.Series) -> str:
+    spread = row["held_out_loss_spread"]
+    return f"{row['held_out_loss']:.3f}" + ("" if pd.isna(spread) else f" ± {spread / 2:.3f}")
+
+
+def caption(table: pd.DataFrame) -> str:
+    """What the rows have in common, in one line."""
+    a, seeds = table.attrs, table["seeds"].max()
+    return (
+        f"{a['model']} on {a['corpus']}: {a['effective_batch_size']} × {a['sequence_length']} tokens a step, "
+        f"{a['steps']} steps, {seeds} seed{'s' if seeds > 1 else ''}. Memory: {a['memory_source']} on {a['device']}."
+    )
+
+
+def as_text(table: pd.DataFrame) -> str:
+    """The same table for a terminal."""
+    styled = style(table).data  # type: ignore[attr-defined]
+    printed = styled.assign(
+        **{
+            "peak": styled["peak"].map(format_bytes),
+            "saves": styled["saves"].map("{:.0%}".format),
+            "tokens/s": styled["tokens/s"].map("{:,.0f}".format),
+            "speed": styled["speed"].map("{:.2f}×".format),
+            "trainable": styled["trainable"].map("{:,}".format),
+            "learning rate": styled["learning rate"].map("{:.0e}".format),
+        }
+    )
+    return f"{printed.to_string()}\n\n{caption(table)}"
+
+
+def conclusions(table: pd.DataFrame) -> list[str]:
+    """What the table says, in sentences computed from it."""
+    others = table.drop(index=BASELINE)
+    base = table.loc[BASELINE]
+    if others.empty:
+        return ["There is only the baseline so far."]
+    return [
+        _smallest(others, base),
+        _unharmed(others),
+        _fastest(others),
+        f"Not beaten in memory, speed and loss at once: {', '.join(pareto(table))}.",
+    ]
+
+
+def _smallest(others: pd.DataFrame, base: pd.Series) -> str:
+    best = others.iloc[0]
+    largest = max(Category, key=lambda c: base[f"{c}_bytes"])
+    return (
+        f"{best.name} has the smallest peak, {format_bytes(best['peak_allocated_bytes'])} instead of "
+        f"{format_bytes(base['peak_allocated_bytes'])} ({best['saved_fraction']:.0%} less). The largest part of the "
+        f"baseline's peak is {largest.replace('_', ' ')}, {format_bytes(base[f'{largest}_bytes'])}, and the peak "
+        f"comes in the {base['peak_phase'].replace('_', ' ')}."
+    )
+
+
+def _unharmed(others: pd.DataFrame) -> str:
+    free = others[others["loss_verdict"].isin(["same", "tie", "better"])]
+    harmed = others.drop(index=free.index)
+    words = f"Held-out loss no worse than the baseline's (or a tie): {', '.join(free.index) or 'none'}."
+    worse = [f"{label} (+{row['loss_difference']:.3f})" for label, row in harmed.iterrows()]
+    return words + (f" Worse, or not to be told with one seed: {', '.join(worse)}." if worse else "")
+
+
+def _fastest(others: pd.DataFrame) -> str:
+    best, slowest = others.loc[others["speed_ratio"].idxmax()], others.loc[others["speed_ratio"].idxmin()]
+    return (
+        f"Here {best.name} is the fastest at {best['speed_ratio']:.2f}× the baseline's speed and {slowest.name} the "
+        f"slowest at {slowest['speed_ratio']:.2f}×."
+    )

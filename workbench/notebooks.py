@@ -1,0 +1,165 @@
+"""Run the notebooks headless with papermill and build the gallery: executed, self-contained HTML that opens offline."""
+
+import html
+import re
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import papermill
+from latex2mathml.converter import convert as to_mathml
+from nbconvert import HTMLExporter
+from papermill.exceptions import PapermillExecutionError
+from tqdm import tqdm
+
+from workbench.errors import ConfigurationError, WorkbenchError
+from workbench.locations import BUILD, NOTEBOOKS, ROOT
+
+# nbconvert's page without what it would fetch from the network, and with both themes, the reader's system choosing
+OFFLINE_PAGE = """{% extends 'lab/index.html.j2' %}
+{% block html_head_js_requirejs %}{% endblock %}
+{% block html_head_js_mermaidjs %}{% endblock %}
+{% block html_head_js_mathjax %}
+{{ resources.include_css("static/theme-dark.css")
+   | replace('<style type="text/css">', '<style media="(prefers-color-scheme: dark)">') }}
+<style>body { max-width: 1100px; margin: 0 auto } math { font-size: 1.05em }</style>
+{% endblock %}"""
+
+
+class NotebookError(WorkbenchError):
+    """A cell of a notebook failed."""
+
+
+def find(names: Iterable[str] = ()) -> list[Path]:
+    """The notebooks in their order; names may be stems (`04_lora`), parts of them (`lora`) or paths.
+
+    Raises:
+        ConfigurationError: a name that fits none.
+    """
+    every, chosen = sorted(NOTEBOOKS.glob("*.ipynb")), set()
+    for name in names:
+        fitting = [path for path in every if name in (path.stem, path.name, str(path)) or name in path.stem]
+        if not fitting:
+            known = ", ".join(path.stem for path in every)
+            raise ConfigurationError(f"notebooks: none is called {name!r}. There are: {known}.")
+        chosen.update(fitting)
+    return [path for path in every if path in chosen or not chosen]
+
+
+def parameters_of(path: Path) -> set[str]:
+    """Names that the cell tagged `parameters` defines."""
+    return set(papermill.inspect_notebook(str(path)))
+
+
+def check_parameters(paths: Iterable[Path], parameters: Mapping[str, Any]) -> None:
+    """Raises ConfigurationError for a parameter that none of the notebooks has: papermill itself would only warn."""
+    known: set[str] = set().union(*(parameters_of(path) for path in paths))
+    for name in parameters:
+        if name not in known:
+            raise ConfigurationError(f"notebooks: no parameter is called {name!r}. There are: {', '.join(sorted(known))}.")
+
+
+def execute(path: Path, output: Path, parameters: Mapping[str, Any] | None = None, progress: bool = False) -> Path:
+    """Run one notebook in its own folder, as JupyterLab does, into `output`.
+
+    Raises:
+        NotebookError: with the cell's own error; `output` holds what ran until then.
+    """
+    output.parent.mkdir(parents=True, exist_ok=True)
+    accepted = {name: value for name, value in (parameters or {}).items() if name in parameters_of(path)}
+    try:
+        papermill.execute_notebook(
+            str(path), str(output), parameters=accepted, cwd=str(path.parent), progress_bar=progress, kernel_name="python3"
+        )
+    except PapermillExecutionError as error:
+        raise NotebookError(f"{path.name}, cell {error.exec_count}: {error.ename}: {error.evalue} (see {output})") from None
+    return output
+
+
+def to_html(executed: Path, output: Path) -> Path:
+    """A page that needs no network: pictures inline, formulas as MathML."""
+    notebook = nbformat.read(str(executed), as_version=4)
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = _with_mathml(cell.source)
+    exporter = HTMLExporter(raw_template=OFFLINE_PAGE, embed_images=True, exclude_input_prompt=True)
+    exporter.exclude_output_prompt = True
+    page, _ = exporter.from_notebook_node(notebook, resources={"metadata": {"name": title(executed)}})
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(page, encoding="utf-8")
+    return output
+
+
+def _with_mathml(markdown: str) -> str:
+    """Formulas between dollars to MathML, which browsers show by themselves. Code spans keep their dollars."""
+    pattern = r"(```.*?```|`[^`]*`)|\$\$(.+?)\$\$|\$([^$\n]+?)\$"
+
+    def replacement(found: re.Match[str]) -> str:
+        code, display, inline = found.groups()
+        if code:
+            return code
+        return to_mathml(display or inline, display="block" if display else "inline")
+
+    return re.sub(pattern, replacement, markdown, flags=re.DOTALL)
+
+
+def title(path: Path) -> str:
+    """The first heading of a notebook."""
+    notebook = nbformat.read(str(path), as_version=4)
+    lines = (line for cell in notebook.cells if cell.cell_type == "markdown" for line in cell.source.splitlines())
+    return next((line.lstrip("# ").strip() for line in lines if line.startswith("# ")), path.stem)
+
+
+def build(
+    names: Iterable[str] = (), parameters: Mapping[str, Any] | None = None, force: bool = False, folder: Path = BUILD
+) -> list[Path]:
+    """Execute notebooks and put their pages and an index into `<folder>/gallery`. Those up to date are left alone.
+
+    Raises:
+        ConfigurationError: unknown notebook or parameter.
+        NotebookError: a notebook failed; the pages of those before it are there.
+    """
+    paths = find(names)
+    check_parameters(paths, parameters or {})
+    pages = []
+    for path in tqdm(paths, desc="notebooks", unit="notebook"):
+        page = folder / "gallery" / f"{path.stem}.html"
+        if force or parameters or not _up_to_date(page, path):
+            start = time.monotonic()
+            executed = execute(path, folder / "notebooks" / path.name, parameters)
+            to_html(executed, page)
+            tqdm.write(f"{path.stem}: {time.monotonic() - start:.0f} s")
+        pages.append(page)
+    write_index(folder / "gallery")
+    return pages
+
+
+def _up_to_date(page: Path, notebook: Path) -> bool:
+    """Newer than the notebook, the package, the pins, and the embedded models and texts?"""
+    if not page.exists():
+        return False
+    sources = [notebook, ROOT / "requirements.txt", *(ROOT / "workbench").rglob("*.py")]
+    sources += [path for part in ("models", "corpora") for path in (ROOT / "data" / part).rglob("*") if path.is_file()]
+    return all(page.stat().st_mtime > source.stat().st_mtime for source in sources)
+
+
+def write_index(gallery: Path) -> Path:
+    """`index.html` with a link to every page that is there."""
+    pages = [path for path in sorted(gallery.glob("*.html")) if path.stem != "index"]
+    items = "\n".join(f'<li><a href="{html.escape(p.name)}">{html.escape(_page_title(p))}</a></li>' for p in pages)
+    index = gallery / "index.html"
+    index.write_text(
+        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>GPT-2 memory workbench</title>'
+        "<style>:root { color-scheme: light dark } body { font: 17px/1.6 system-ui, sans-serif; max-width: 44rem; "
+        "margin: 4rem auto; padding: 0 1rem }</style></head><body><h1>GPT-2 memory workbench</h1>"
+        f"<p>The notebooks as they ran on this machine. Start at the top.</p><ol start='0'>\n{items}\n</ol></body></html>",
+        encoding="utf-8",
+    )
+    return index
+
+
+def _page_title(page: Path) -> str:
+    found = re.search(r"<title>(.*?)</title>", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return html.unescape(found.group(1)) if found else page.stem

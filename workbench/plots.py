@@ -1,0 +1,145 @@
+"""Records as pictures. Backgrounds are transparent and text is grey, so that they read on light and dark pages."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+
+from workbench.comparison import pareto
+from workbench.memory.categories import Category, Phase, format_bytes
+from workbench.memory.tracker import Timeline
+from workbench.record import Record
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+GREY = "#808080"
+MIB = 2**20
+# Okabe and Ito, "Color Universal Design" (2008): told apart with every kind of colour vision
+COLOURS: dict[Category, str] = {
+    Category.WEIGHTS: "#0072B2",
+    Category.GRADIENTS: "#56B4E9",
+    Category.OPTIMIZER_STATES: "#009E73",
+    Category.ACTIVATIONS: "#E69F00",
+    Category.LOGITS_AND_LOSS: "#D55E00",
+    Category.TEMPORARIES: "#CC79A7",
+    Category.UNATTRIBUTED: "#999999",
+}
+LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")
+
+
+def memory_bars(records: Sequence[Record]) -> "Figure":
+    """The peak of each recipe, by category; the last record of each label counts."""
+    latest = {record.label: record for record in records}
+    figure, axes = _axes(8.0, 0.9 + 0.5 * len(latest))
+    left = np.zeros(len(latest))
+    for category in Category:
+        sizes = np.array([record.by_category.get(category, 0) / MIB for record in latest.values()])
+        if sizes.any():
+            axes.barh(list(latest), sizes, left=left, color=COLOURS[category], label=_words(category), height=0.65)
+            left += sizes
+    for row, (total, record) in enumerate(zip(left, latest.values(), strict=True)):
+        axes.text(total, row, f" {format_bytes(record.peak_allocated_bytes or 0)}", va="center", color=GREY)
+    axes.invert_yaxis()
+    axes.set_xlim(0, float(left.max()) * 1.16)
+    axes.set_xlabel(f"bytes at the peak, MiB ({', '.join(sorted({r.memory_source for r in records}))})")
+    return _finish(figure, axes, columns=4)
+
+
+def loss_curves(records: Sequence[Record]) -> "Figure":
+    """Training loss over steps: the mean over seeds as a line, their range as a band."""
+    figure, axes = _axes(8.0, 3.4)
+    labels = list(dict.fromkeys(record.label for record in records))
+    for index, label in enumerate(labels):
+        runs = np.array([record.losses for record in records if record.label == label])
+        steps, colour = np.arange(1, runs.shape[1] + 1), LINES[index % len(LINES)]
+        axes.plot(steps, runs.mean(axis=0), color=colour, label=label, linestyle=("-", "--", ":", "-.")[index % 4])
+        axes.fill_between(steps, runs.min(axis=0), runs.max(axis=0), color=colour, alpha=0.18, linewidth=0)
+    axes.set_xlabel("step (one optimizer update)")
+    axes.set_ylabel("training loss")
+    return _finish(figure, axes, columns=3)
+
+
+def timeline(history: Timeline, start: int = 0, stop: int | None = None) -> "Figure":
+    """Live bytes after every event, stacked by category, with the phases named."""
+    live = history.live[:, start:stop] / MIB
+    events = np.arange(start, start + live.shape[1])
+    figure, axes = _axes(8.5, 3.8)
+    shown = [row for row in range(len(Category)) if live[row].any()]
+    categories = list(Category)
+    axes.stackplot(
+        events,
+        [live[row] for row in shown],
+        colors=[COLOURS[categories[row]] for row in shown],
+        labels=[_words(categories[row]) for row in shown],
+        step="post",
+        linewidth=0,
+    )
+    _name_phases(axes, history.phases[start:stop], start, float(live.sum(axis=0).max()))
+    axes.set_xlabel("event (a tensor comes or goes)")
+    axes.set_ylabel("live bytes, MiB")
+    return _finish(figure, axes, columns=4)
+
+
+def _name_phases(axes: "Axes", phases: Sequence[Phase | None], start: int, height: float) -> None:
+    begin = 0
+    for index in range(1, len(phases) + 1):
+        if index == len(phases) or phases[index] is not phases[begin]:
+            phase = phases[begin]
+            if phase is not None and index - begin > len(phases) / 60:
+                axes.axvline(start + begin, color=GREY, linewidth=0.8, linestyle=":")
+                middle = start + (begin + index) / 2
+                axes.text(middle, height * 1.04, _words(phase), ha="center", color=GREY, fontsize=9)
+            begin = index
+    axes.set_ylim(0, height * 1.14)
+
+
+def tradeoffs(table: pd.DataFrame) -> "Figure":
+    """Memory against speed, the loss as the colour; recipes on the Pareto front have a ring."""
+    figure, axes = _axes(8.0, 4.2)
+    peaks, speeds = table["peak_allocated_bytes"] / MIB, table["tokens_per_s"]
+    points = axes.scatter(peaks, speeds, c=table["held_out_loss"], cmap="viridis_r", s=110, zorder=3)
+    front = table.index.isin(pareto(table))
+    axes.scatter(peaks[front], speeds[front], s=260, facecolors="none", edgecolors=GREY, linewidths=1.4, zorder=2)
+    for label in table.index:
+        axes.annotate(
+            str(label), (peaks[label], speeds[label]), xytext=(0, 13), textcoords="offset points", ha="center", color=GREY
+        )
+    axes.margins(0.18)
+    axes.set_xlabel("peak memory, MiB (left is better)")
+    axes.set_ylabel("tokens/s (up is better)")
+    bar = figure.colorbar(points, ax=axes, label="held-out loss (yellow is better)")
+    bar.ax.tick_params(colors=GREY)
+    bar.ax.yaxis.label.set_color(GREY)
+    bar.outline.set_visible(False)  # type: ignore[operator]
+    return _finish(figure, axes, columns=0)
+
+
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _axes(width: float, height: float) -> tuple["Figure", "Axes"]:
+    figure, axes = plt.subplots(figsize=(width, height), layout="constrained")
+    plt.close(figure)  # the notebook shows what the cell returns, once
+    figure.set_facecolor("none")
+    axes.set_facecolor("none")
+    axes.tick_params(colors=GREY)
+    for name, spine in axes.spines.items():
+        spine.set_visible(name in ("left", "bottom"))
+        spine.set_color(GREY)
+    axes.xaxis.label.set_color(GREY)
+    axes.yaxis.label.set_color(GREY)
+    return figure, axes
+
+
+def _finish(figure: "Figure", axes: "Axes", columns: int) -> "Figure":
+    if columns:
+        legend = figure.legend(loc="outside lower center", ncols=columns, frameon=False, labelcolor=GREY, fontsize=9)
+        legend.set_zorder(5)
+    return figure
