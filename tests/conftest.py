@@ -55,7 +55,9 @@ def model_name(gpt2_folder: Path) -> str:
 def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """About 10,000 tokens of Shakespeare."""
     path = tmp_path_factory.mktemp("texts") / "play.txt"
-    path.write_text((CORPORA / "shakespeare" / "train.txt").read_text(encoding="utf-8")[20_000:60_000], encoding="utf-8")
+    path.write_text(
+        (CORPORA / "shakespeare" / "train.txt").read_text(encoding="utf-8")[20_000:60_000], encoding="utf-8"
+    )
     return path
 
 

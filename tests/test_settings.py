@@ -90,7 +90,9 @@ def test_parse_names_field_and_text_that_cannot_be_read(name, text):
 
 
 def test_parse_lists_the_known_names_for_an_unknown_one():
-    with pytest.raises(ConfigurationError, match="oven has no setting 'colour'. Known: shelves, heat, fan, mode, timer."):
+    with pytest.raises(
+        ConfigurationError, match="oven has no setting 'colour'. Known: shelves, heat, fan, mode, timer."
+    ):
         parse(Oven, {"colour": "red"}, "oven")
 
 

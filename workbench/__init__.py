@@ -22,10 +22,15 @@ _HOMES = {
     "compare": "comparison",
 }  # fmt: skip
 
-__all__ = [*_HOMES]
+__all__ = list(_HOMES)
+
+
+_MODULES = ("corpus", "devices", "models", "plots")
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"workbench.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'workbench' has no attribute {name!r}")
     value = getattr(import_module(f"workbench.{_HOMES[name]}"), name)
@@ -34,4 +39,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted([*globals(), *_HOMES, *_MODULES])

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from typing import Any
 
 from workbench.errors import ConfigurationError, UnavailableError, WorkbenchError
@@ -113,7 +114,8 @@ def run_recipe(args: argparse.Namespace) -> int:
     from workbench.record import Status
     from workbench.training import run
 
-    record = run(recipe, device=args.device, reuse=args.reuse, save=args.save, sample_tokens=args.sample_tokens)
+    with redirect_stdout(sys.stderr):  # standard output is for the result alone
+        record = run(recipe, device=args.device, reuse=args.reuse, save=args.save, sample_tokens=args.sample_tokens)
     print(json.dumps(dataclasses.asdict(record)) if args.json else _summary(record))
     return 0 if record.status is Status.OK else 1
 
@@ -123,9 +125,11 @@ def _summary(record: Any) -> str:
     from workbench.memory.categories import format_bytes
 
     parts = ", ".join(f"{k.replace('_', ' ')} {format_bytes(v)}" for k, v in record.by_category.items() if v)
-    speed = f"{record.tokens_per_s:,.0f} tokens/s over {record.timed_steps} steps" if record.timed_steps else "not timed"
+    speed = (
+        f"{record.tokens_per_s:,.0f} tokens/s over {record.timed_steps} steps" if record.timed_steps else "not timed"
+    )
     lines = [
-        f"{record.label} on {record.model}, {record.device}: {record.status}{': ' if record.error else ''}{record.error}",
+        f"{record.label} on {record.model}, {record.device}: {record.status} {record.error}".rstrip(),
         f"  peak    {format_bytes(record.peak_allocated_bytes)} in the {record.peak_phase.replace('_', ' ')} "
         f"({record.memory_source}): {parts}",
         f"  loss    {record.losses[0]:.3f} → {record.losses[-1]:.3f} in training; held out "
@@ -170,7 +174,16 @@ def show_records(args: argparse.Namespace) -> None:
     if args.export:
         _export(frame, args.export)
         return
-    columns = ["created_at", "status", "label", "model", "seed", "peak_allocated_bytes", "held_out_loss", "tokens_per_s"]
+    columns = [
+        "created_at",
+        "status",
+        "label",
+        "model",
+        "seed",
+        "peak_allocated_bytes",
+        "held_out_loss",
+        "tokens_per_s",
+    ]
     shown = frame[columns].tail(args.last)
     print(shown.to_string(index=False) if len(shown) else "No runs yet: python -m workbench run gpt2-tiny")
 

@@ -4,13 +4,14 @@ Only runs that compare are put into one table: same model, text, batch, length, 
 the memory figures. Several seeds of a recipe become one row; loss differences inside the seed-to-seed spread are ties.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from workbench.errors import ConfigurationError
 from workbench.memory.categories import Category, format_bytes
-from workbench.record import Status
+from workbench.record import Record, Status
 
 if TYPE_CHECKING:
     from pandas.io.formats.style import Styler
@@ -139,6 +140,12 @@ def _loss(row: pd.Series) -> str:
     return f"{row['held_out_loss']:.3f}" + ("" if pd.isna(spread) else f" ± {spread / 2:.3f}")
 
 
+def largest_loss_difference(ones: Sequence[Record], others: Sequence[Record]) -> float:
+    """The largest difference between the training losses of two series of runs, seed by seed and step by step."""
+    pairs = [zip(one.losses, other.losses, strict=True) for one, other in zip(ones, others, strict=True)]
+    return max(abs(a - b) for pair in pairs for a, b in pair)
+
+
 def caption(table: pd.DataFrame) -> str:
     """What the rows have in common, in one line."""
     a, seeds = table.attrs, table["seeds"].max()
@@ -150,7 +157,7 @@ def caption(table: pd.DataFrame) -> str:
 
 def as_text(table: pd.DataFrame) -> str:
     """The same table for a terminal."""
-    styled = style(table).data  # type: ignore[attr-defined]
+    styled = style(table).data
     printed = styled.assign(
         **{
             "peak": styled["peak"].map(format_bytes),

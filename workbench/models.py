@@ -1,18 +1,19 @@
 """GPT-2 by one name everywhere: embedded, from the hub, from a folder, or with random weights from its config."""
 
 import re
-import sys
 import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from workbench.errors import ConfigurationError, UnavailableError
 from workbench.locations import MODELS
 
 if TYPE_CHECKING:
-    import torch
     from transformers import GPT2Config, PreTrainedModel, PreTrainedTokenizerBase
 
 EMBEDDED = "gpt2-tiny"
@@ -21,7 +22,7 @@ END_OF_TEXT = "<|endoftext|>"
 HUB_PATIENCE_S = 4.0
 
 # Radford et al., "Language Models are Unsupervised Multitask Learners" (2019); 12 heads of 64 in the smallest
-SIZES: dict[str, dict[str, int]] = {
+SIZES: dict[str, dict[str, Any]] = {
     "gpt2": {"n_layer": 12, "n_head": 12, "n_embd": 768},
     "gpt2-medium": {"n_layer": 24, "n_head": 16, "n_embd": 1024},
     "gpt2-large": {"n_layer": 36, "n_head": 20, "n_embd": 1280},
@@ -45,13 +46,13 @@ class Source:
 
 
 def resolve(name: str, device_type: str) -> str:
-    """`auto` becomes the name of a model, with a sentence on standard error that says which and why."""
+    """`auto` becomes the name of a model, and a printed sentence says which and why."""
     if name != "auto":
         return name
     chosen, why = {
         "cpu": (EMBEDDED, "embedded, 2.8 M parameters, because this machine has no GPU"),
     }.get(device_type, ("gpt2", f"from the hub, 124 M parameters, because this machine has {device_type}"))
-    print(f"model: auto is {chosen} ({why})", file=sys.stderr)
+    print(f"model: auto is {chosen} ({why})")
     return chosen
 
 
@@ -140,7 +141,7 @@ def load_config(source: Source) -> "GPT2Config":
     if source.adapter:
         return load_config(_base(source))
     try:
-        config = AutoConfig.from_pretrained(source.location, trust_remote_code=False)
+        config: GPT2Config = AutoConfig.from_pretrained(source.location, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"model: the config of {source.name!r} cannot be read: {error}") from None
     if config.model_type != "gpt2":
@@ -198,8 +199,28 @@ def gpt2_tokenizer() -> "PreTrainedTokenizerBase":
         model_max_length=1024,
     )  # fmt: skip
     if len(tokenizer) != 50257:
-        raise ConfigurationError(f"GPT-2's vocabulary has {len(tokenizer)} entries instead of 50,257: merges.txt is damaged.")
+        raise ConfigurationError(
+            f"GPT-2's vocabulary has {len(tokenizer)} entries instead of 50,257: merges.txt is damaged."
+        )
     return tokenizer
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the libraries' remarks and progress bars, which a user of the workbench can do nothing about."""
+    from transformers.utils import logging as transformers_logging
+
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            warnings.simplefilter("ignore", UserWarning)
+            yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        transformers_logging.enable_progress_bar()
 
 
 def load(source: Source, config: "GPT2Config", **arguments: Any) -> "PreTrainedModel":
@@ -207,12 +228,13 @@ def load(source: Source, config: "GPT2Config", **arguments: Any) -> "PreTrainedM
     from transformers import GPT2LMHeadModel
 
     arguments = {"dtype": "float32", **arguments}
-    if source.random:
-        model = _new(config, arguments)
-    elif source.adapter:
-        model = _with_adapter(source, config, arguments)
-    else:
-        model = GPT2LMHeadModel.from_pretrained(source.location, config=config, use_safetensors=True, **arguments)
+    with quiet():
+        if source.random:
+            model = _new(config, arguments)
+        elif source.adapter:
+            model = _with_adapter(source, config, arguments)
+        else:
+            model = GPT2LMHeadModel.from_pretrained(source.location, config=config, use_safetensors=True, **arguments)
     model.loss_type = "ForCausalLM"  # what transformers takes anyway, without its warning
     return model
 
@@ -224,7 +246,8 @@ def _new(config: "GPT2Config", arguments: dict[str, Any]) -> "PreTrainedModel":
 
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return GPT2LMHeadModel(config).to(getattr(torch, arguments["dtype"]))
+        model: PreTrainedModel = GPT2LMHeadModel(config).to(getattr(torch, arguments["dtype"]))
+    return model
 
 
 def _base(source: Source) -> Source:
@@ -238,10 +261,12 @@ def _with_adapter(source: Source, config: "GPT2Config", arguments: dict[str, Any
     from peft import PeftModel
 
     base = load(_base(source), config, **arguments)
-    return PeftModel.from_pretrained(base, source.location).merge_and_unload()  # type: ignore[no-any-return, operator]
+    return PeftModel.from_pretrained(base, source.location).merge_and_unload()  # type: ignore[no-any-return]
 
 
-def save(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", source: Source, form: str, folder: Path) -> None:
+def save(
+    model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", source: Source, form: str, folder: Path
+) -> None:
     """Write a model that `load` reads again.
 
     Args:
@@ -256,7 +281,7 @@ def save(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", source:
     if form == "adapter" and not adapted:
         raise ConfigurationError("save: this recipe trains no adapter. Save it as 'merged', or add lora.")
     if form == "merged" and adapted:
-        model = model.merge_and_unload()  # type: ignore[operator, assignment]
+        model = cast("Any", model).merge_and_unload()
     elif adapted:
         for config in model.peft_config.values():
             config.base_model_name_or_path = source.name
@@ -275,7 +300,7 @@ def generate(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", pro
         torch.manual_seed(0)
         model.eval()
         model.config.use_cache = True
-        out = model.generate(
+        out = cast("Any", model).generate(
             **inputs, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=True, temperature=0.8, top_k=50,
             pad_token_id=tokenizer.eos_token_id,
         )  # fmt: skip

@@ -58,7 +58,9 @@ def check_parameters(paths: Iterable[Path], parameters: Mapping[str, Any]) -> No
     known: set[str] = set().union(*(parameters_of(path) for path in paths))
     for name in parameters:
         if name not in known:
-            raise ConfigurationError(f"notebooks: no parameter is called {name!r}. There are: {', '.join(sorted(known))}.")
+            raise ConfigurationError(
+                f"notebooks: no parameter is called {name!r}. There are: {', '.join(sorted(known))}."
+            )
 
 
 def execute(path: Path, output: Path, parameters: Mapping[str, Any] | None = None, progress: bool = False) -> Path:
@@ -71,10 +73,18 @@ def execute(path: Path, output: Path, parameters: Mapping[str, Any] | None = Non
     accepted = {name: value for name, value in (parameters or {}).items() if name in parameters_of(path)}
     try:
         papermill.execute_notebook(
-            str(path), str(output), parameters=accepted, cwd=str(path.parent), progress_bar=progress, kernel_name="python3"
+            str(path),
+            str(output),
+            parameters=accepted,
+            cwd=str(path.parent),
+            progress_bar=progress,
+            kernel_name="python3",
+            extra_arguments=["--IPKernelApp.log_level=40"],
         )
     except PapermillExecutionError as error:
-        raise NotebookError(f"{path.name}, cell {error.exec_count}: {error.ename}: {error.evalue} (see {output})") from None
+        raise NotebookError(
+            f"{path.name}, cell {error.exec_count}: {error.ename}: {error.evalue} (see {output})"
+        ) from None
     return output
 
 
@@ -154,7 +164,8 @@ def write_index(gallery: Path) -> Path:
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>GPT-2 memory workbench</title>'
         "<style>:root { color-scheme: light dark } body { font: 17px/1.6 system-ui, sans-serif; max-width: 44rem; "
         "margin: 4rem auto; padding: 0 1rem }</style></head><body><h1>GPT-2 memory workbench</h1>"
-        f"<p>The notebooks as they ran on this machine. Start at the top.</p><ol start='0'>\n{items}\n</ol></body></html>",
+        "<p>The notebooks as they ran on this machine. Start at the top.</p>"
+        f"<ul>\n{items}\n</ul></body></html>",
         encoding="utf-8",
     )
     return index

@@ -106,7 +106,12 @@ def tradeoffs(table: pd.DataFrame) -> "Figure":
     axes.scatter(peaks[front], speeds[front], s=260, facecolors="none", edgecolors=GREY, linewidths=1.4, zorder=2)
     for label in table.index:
         axes.annotate(
-            str(label), (peaks[label], speeds[label]), xytext=(0, 13), textcoords="offset points", ha="center", color=GREY
+            str(label),
+            (peaks[label], speeds[label]),
+            xytext=(0, 13),
+            textcoords="offset points",
+            ha="center",
+            color=GREY,
         )
     axes.margins(0.18)
     axes.set_xlabel("peak memory, MiB (left is better)")
@@ -114,10 +119,8 @@ def tradeoffs(table: pd.DataFrame) -> "Figure":
     bar = figure.colorbar(points, ax=axes, label="held-out loss (yellow is better)")
     bar.ax.tick_params(colors=GREY)
     bar.ax.yaxis.label.set_color(GREY)
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.outline.set_visible(False)
     return _finish(figure, axes, columns=0)
-
-
 
 
 def _words(name: str) -> str:

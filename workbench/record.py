@@ -132,7 +132,16 @@ class Record:
         return {**flat, **asked, "techniques": techniques, **categories, **phases}
 
 
-_NESTED = ("recipe", "versions", "by_category", "maximum_by_category", "by_phase", "losses", "text_before", "text_after")
+_NESTED = (
+    "recipe",
+    "versions",
+    "by_category",
+    "maximum_by_category",
+    "by_phase",
+    "losses",
+    "text_before",
+    "text_after",
+)
 
 
 def read_all(folder: Path | None = None) -> list[Record]:

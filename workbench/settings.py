@@ -6,17 +6,11 @@ One declaration serves the validation, the command line, the notebooks' paramete
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field
-from typing import Any, Protocol, get_args
+from typing import Any, get_args
 
 from workbench.errors import ConfigurationError
-
-
-class Settings(Protocol):
-    """Any frozen dataclass whose fields were declared with `setting`."""
-
-    __dataclass_fields__: Any
 
 
 def setting(
@@ -43,7 +37,7 @@ def described(field: Field[Any]) -> str:
     return words + (" or none" if _optional(field) else "")
 
 
-def check(settings: Settings, owner: str) -> None:
+def check(settings: Any, owner: str) -> None:
     """Validate every field.
 
     Raises:
@@ -73,13 +67,17 @@ def _convert(field: Field[Any], text: str, owner: str) -> Any:
     if _optional(field) and text.lower() in ("", "none"):
         return None
     try:
-        return {"int": int, "float": float, "bool": _boolean}.get(_kind(field), str)(text)
+        return _READERS.get(_kind(field), str)(text)
     except (ValueError, KeyError):
         raise ConfigurationError(f"{owner}: {field.name} must be {described(field)}, got {text!r}.") from None
 
 
 def _boolean(text: str) -> bool:
     return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[text.lower()]
+
+
+_READERS: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "bool": _boolean}
+_KINDS: dict[str, type | tuple[type, ...]] = {"int": int, "float": (int, float), "bool": bool, "str": str}
 
 
 def _kind(field: Field[Any]) -> str:
@@ -95,8 +93,7 @@ def _optional(field: Field[Any]) -> bool:
 def _acceptable(field: Field[Any], value: Any) -> bool:
     if value is None:
         return _optional(field)
-    kind = {"int": int, "float": (int, float), "bool": bool, "str": str}.get(_kind(field), object)
-    if not isinstance(value, kind) or (isinstance(value, bool) and _kind(field) != "bool"):
+    if not isinstance(value, _KINDS.get(_kind(field), object)) or (isinstance(value, bool) and _kind(field) != "bool"):
         return False
     choices, low, high = (field.metadata.get(key) for key in ("choices", "minimum", "maximum"))
     if choices and value not in choices:

@@ -26,6 +26,7 @@ class SeamTrainer(Trainer):
     def __init__(self, *, techniques: tuple[Technique, ...], meter: Meter, **kwargs: Any) -> None:
         self._techniques, self._meter = techniques, meter
         self.tokens_seen, self.micro_batch_size = 0, 0
+        self._plain_model: PreTrainedModel = kwargs["model"]
         super().__init__(**kwargs)
         self._loss = super().compute_loss
         for technique in techniques:
@@ -34,7 +35,7 @@ class SeamTrainer(Trainer):
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         for technique in self._techniques:
             if self.optimizer is None:
-                self.optimizer = technique.optimizer(self.model, self.args)
+                self.optimizer = technique.optimizer(self._plain_model, self.args)
         optimizer = super().create_optimizer(model)
         self._meter.watch(optimizer)
         return optimizer

@@ -5,7 +5,6 @@ import os
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,7 +14,6 @@ from typing import Any
 import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, set_seed
-from transformers.utils import logging as transformers_logging
 
 from workbench import corpus, devices, models
 from workbench.errors import ConfigurationError, UnavailableError, WorkbenchError
@@ -24,6 +22,7 @@ from workbench.memory.allocators import allocator_for
 from workbench.memory.meter import Meter
 from workbench.recipe import Recipe
 from workbench.record import Record, Status, find
+from workbench.techniques.base import Arguments
 from workbench.trainer import SeamTrainer, assemble, prepare_model, training_arguments
 
 WARM_UP_STEPS = 3
@@ -44,7 +43,7 @@ class Plan:
     source: models.Source
     config: Any
     tokenizer: PreTrainedTokenizerBase
-    corpus: corpus.Corpus
+    text: corpus.Corpus
     blocks: corpus.Blocks
 
     @property
@@ -84,7 +83,7 @@ def run(
         raise ConfigurationError(f"save must be one of {', '.join(SAVE_FORMS)} or None, got {save!r}.")
     folder = folder or runs_folder()
     plan = prepare(recipe, devices.pick(device), folder)
-    facts = {"model": plan.source.name, "device": devices.describe(plan.device), "data_sha256": plan.corpus.sha256}
+    facts = {"model": plan.source.name, "device": devices.describe(plan.device), "data_sha256": plan.text.sha256}
     if reuse and save is None and (known := find(plan.recipe, folder=folder, **facts)):
         return known
     record = Record.start(plan.recipe, learning_rate=plan.learning_rate, **facts)
@@ -105,7 +104,7 @@ def prepare(recipe: Recipe, device: torch.device, folder: Path) -> Plan:
             refused = Record.start(recipe, model=source.name, device=devices.describe(device), data_sha256=text.sha256)
             replace(refused, status=Status.UNAVAILABLE, error=reason).save(folder)
             raise UnavailableError(reason)
-    with _quiet():
+    with models.quiet():
         config, tokenizer = models.load_config(source), models.load_tokenizer(source)
     models.check_length(source, config, recipe.sequence_length)
     models.check_vocabulary(source, config, tokenizer)
@@ -132,23 +131,9 @@ def _recorded_failure(record: Record, folder: Path) -> Iterator[None]:
     else:
         return
     # outside of the handler: a chained traceback would keep the run's tensors alive
-    raise OutOfMemoryError(f"{message}\nCure: a smaller effective_batch_size or sequence_length, or gradient_checkpointing.")
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the libraries' remarks and progress bars, which a user of the workbench can do nothing about."""
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
-            warnings.simplefilter("ignore", UserWarning)
-            yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        transformers_logging.enable_progress_bar()
+    raise OutOfMemoryError(
+        f"{message}\nCure: a smaller effective_batch_size or sequence_length, or gradient_checkpointing."
+    )
 
 
 def _show_progress() -> bool:
@@ -166,7 +151,7 @@ class _Run:
         plan, allocator = self.plan, allocator_for(self.plan.device)
         allocator.prepare()
         before = allocator.in_use()
-        with _quiet():
+        with models.quiet():
             model = self._load()
             text_before = self._sample(model, sample_tokens)
             with Meter(model, before_bytes=before) as meter:
@@ -184,19 +169,26 @@ class _Run:
         error = "" if finite else f"the loss was not a finite number after {len(self.record.losses)} good steps"
         return replace(
             self.record,
-            status=status, error=error, text_before=text_before, text_after=text_after, model_path=model_path
+            status=status,
+            error=error,
+            text_before=text_before,
+            text_after=text_after,
+            model_path=model_path,
         )
 
     def _load(self) -> PreTrainedModel:
-        plan, arguments = self.plan, {}
+        plan = self.plan
+        arguments: Arguments = {}
         for technique in plan.recipe.techniques:
             arguments = technique.model_arguments(arguments)
         set_seed(plan.recipe.seed)
         model = models.load(plan.source, plan.config, **arguments)
-        return prepare_model(plan.recipe, model).to(plan.device)
+        model = prepare_model(plan.recipe, model)
+        model.to(plan.device)  # type: ignore[arg-type]  # the stub takes no device
+        return model
 
     def _sample(self, model: PreTrainedModel, tokens: int) -> str:
-        prompt = corpus.prompt(self.plan.corpus)
+        prompt = corpus.prompt(self.plan.text)
         return models.generate(model, self.plan.tokenizer, prompt, tokens) if tokens else ""
 
     def _trainer(self, model: PreTrainedModel, meter: Meter) -> tuple[SeamTrainer, "_Watch"]:

@@ -79,4 +79,5 @@ def live_tensor_bytes(device_type: str) -> int:
 
 
 def allocator_for(device: torch.device) -> Allocator:
-    return {"cuda": CudaAllocator, "mps": MpsAllocator}.get(device.type, CpuTensors)()
+    kinds: dict[str, type[Allocator]] = {"cuda": CudaAllocator, "mps": MpsAllocator}
+    return kinds.get(device.type, CpuTensors)()

@@ -26,11 +26,9 @@ class Phase(StrEnum):
 
 def format_bytes(number: float) -> str:
     """Bytes as people read them, in binary units: `1536` is `'1.5 KiB'`."""
-    sign, size = ("-" if number < 0 else ""), abs(number)
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            break
-        size /= 1024
-    else:
-        unit = "GiB"
-    return f"{sign}{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{sign}{size:.1f} {unit}"
+    units = ("B", "KiB", "MiB", "GiB")
+    power = 0
+    while abs(number) >= 1024 and power < len(units) - 1:
+        number, power = number / 1024, power + 1
+    digits = 0 if power == 0 or abs(number) >= 100 else 1
+    return f"{number:.{digits}f} {units[power]}"

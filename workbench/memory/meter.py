@@ -85,9 +85,9 @@ class Meter:
         """Switch the tracker on or off. Calls must nest with other dispatch modes."""
         if on and not self._attributing:
             self._label_owned()
-            self._tracker.__enter__()
+            self._tracker.__enter__()  # type: ignore[no-untyped-call]
         elif not on and self._attributing:
-            self._tracker.__exit__(None, None, None)
+            self._tracker.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self._attributing = on
 
     def enter_phase(self, phase: Phase | None) -> None:

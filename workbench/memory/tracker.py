@@ -64,7 +64,7 @@ class StorageTracker(TorchDispatchMode):
     """
 
     def __init__(self, device_type: str, vocabulary_size: int | None = None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.device_type, self.vocabulary_size = device_type, vocabulary_size
         self.storages: list[Storage] = []
         self._alive: dict[int, Storage] = {}

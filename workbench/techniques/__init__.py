@@ -41,7 +41,9 @@ def parse_technique(text: str) -> Technique:
     for part in filter(None, rest.split(",")):
         key, colon, value = part.partition(":")
         if not colon:
-            raise ConfigurationError(f"{name}: {part!r} is not a setting. Write name:value, as in lora=rank:8,alpha:16.")
+            raise ConfigurationError(
+                f"{name}: {part!r} is not a setting. Write name:value, as in lora=rank:8,alpha:16."
+            )
         values[key.strip()] = value.strip()
     return _class(name)(**parse(_class(name), values, name))
 

@@ -49,7 +49,7 @@ class Technique:
     forbids: ClassVar[frozenset[Capability]] = frozenset()
 
     def __post_init__(self) -> None:
-        check(self, self.name)  # type: ignore[arg-type]
+        check(self, self.name)
 
     def settings(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
@@ -95,5 +95,3 @@ class Technique:
     def forward_context(self) -> AbstractContextManager[Any]:
         """A context around the forward pass and the loss."""
         return nullcontext()
-
-

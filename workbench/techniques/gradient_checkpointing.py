@@ -1,7 +1,7 @@
 """Gradient checkpointing (PyTorch: activation checkpointing): recompute activations instead of keeping them."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from workbench.memory.categories import Category
 from workbench.settings import setting
@@ -37,7 +37,7 @@ class GradientCheckpointing(Technique):
         if self.use_reentrant:
             # a reentrant block drops its gradient if no input requires one, as with frozen embeddings
             model.enable_input_require_grads()
-        layers = [m for m in model.modules() if hasattr(m, "gradient_checkpointing") and hasattr(m, "attn")]
+        layers: list[Any] = [m for m in model.modules() if hasattr(m, "gradient_checkpointing") and hasattr(m, "attn")]
         for index, layer in enumerate(layers):
             layer.gradient_checkpointing = index % self.every_n_layers == 0
         return model

@@ -49,9 +49,9 @@ class Lora(Technique):
         config = LoraConfig(
             task_type="CAUSAL_LM",
             r=self.rank,
-            lora_alpha=self.alpha,  # type: ignore[arg-type]  # PEFT divides it by r, any number will do
+            lora_alpha=self.alpha,
             lora_dropout=self.dropout,
             target_modules=self.targets.split("+"),
             fan_in_fan_out=True,  # GPT-2's Conv1D stores (in, out), the transpose of nn.Linear
         )
-        return get_peft_model(model, config)  # type: ignore[return-value]
+        return get_peft_model(model, config)  # type: ignore[no-any-return]

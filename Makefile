@@ -1,0 +1,39 @@
+PYTHON ?= python3
+BIN := .venv/bin
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: help run test lint lab format clean
+
+help:  ## show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+
+run: .venv/ready  ## execute all notebooks, print the comparison, build build/gallery/
+	$(BIN)/python -m workbench notebooks
+	$(BIN)/python -m workbench compare
+
+test: .venv/ready lint  ## everything that CI runs: linters, types, import layers, tests
+	$(BIN)/python -m pytest
+
+lint: .venv/ready  ## ruff, mypy, import layers, notebooks without outputs
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/nbstripout --verify notebooks/*.ipynb
+
+lab: .venv/ready  ## open the notebooks in JupyterLab
+	$(BIN)/jupyter lab --notebook-dir notebooks
+
+format: .venv/ready  ## tidy code and notebooks
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+	$(BIN)/nbstripout notebooks/*.ipynb
+
+clean:  ## remove what was built; runs and .venv stay
+	rm -rf build .mypy_cache .pytest_cache .ruff_cache
+
+.venv/ready: requirements.txt pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --requirement requirements.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	touch $@

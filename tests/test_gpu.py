@@ -1,0 +1,112 @@
+"""What only a CUDA device can show. Skipped, with the reason, where there is none."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from workbench.memory.categories import Category
+from workbench.record import Status
+from workbench.techniques import GradientAccumulation, GradientCheckpointing, MixedPrecision
+from workbench.training import run
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module")
+def larger(recipe):
+    """Large enough for the activations to matter beside the allocator's rounding."""
+    return replace(recipe, effective_batch_size=16, sequence_length=128, steps=5)
+
+
+@pytest.fixture(scope="module")
+def on_gpu(tmp_path_factory):
+    folder, done = tmp_path_factory.mktemp("gpu-runs"), {}
+
+    def once(recipe):
+        if recipe not in done:
+            done[recipe] = run(recipe, device="cuda", folder=folder)
+        return done[recipe]
+
+    return once
+
+
+def test_the_peak_is_the_allocators(larger, monkeypatch):
+    """Every peak the allocator reports between two resets is noted; the largest of them is the record's."""
+    seen = []
+    reset = torch.cuda.reset_peak_memory_stats
+
+    def noted(*args):
+        seen.append(torch.cuda.max_memory_allocated())
+        reset(*args)
+
+    torch.cuda.empty_cache()
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", noted)
+    record = run(larger, device="cuda")
+    assert record.memory_source == "cuda-allocator"
+    assert record.before_bytes + record.peak_allocated_bytes == max(seen[1:])
+    assert record.peak_reserved_bytes >= record.before_bytes + record.peak_allocated_bytes
+
+
+def test_the_categories_sum_to_the_peak(larger, on_gpu):
+    record = on_gpu(larger)
+    assert record.status is Status.OK
+    assert sum(record.by_category.values()) == record.peak_allocated_bytes == max(record.by_phase.values())
+    assert 0 <= record.by_category[Category.UNATTRIBUTED] < 0.25 * record.peak_allocated_bytes
+    assert record.by_category[Category.WEIGHTS] == 4 * record.parameters
+
+
+def test_what_was_in_use_before_is_not_counted(larger, on_gpu):
+    ballast = torch.zeros(64 * 2**20, dtype=torch.uint8, device="cuda")
+    record = run(larger, device="cuda")
+    assert record.before_bytes >= ballast.numel()
+    assert record.peak_allocated_bytes == pytest.approx(on_gpu(larger).peak_allocated_bytes, rel=0.02)
+
+
+def test_a_run_gives_its_memory_back(larger):
+    run(larger, device="cuda")
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    run(larger, device="cuda")
+    assert torch.cuda.memory_allocated() <= before
+
+
+def test_fp16_trains_with_loss_scaling(larger, on_gpu):
+    plain, mixed = on_gpu(larger), on_gpu(larger | MixedPrecision(dtype="fp16"))
+    assert mixed.status is Status.OK
+    assert mixed.dtype == "autocast fp16"
+    assert mixed.losses != plain.losses
+    assert mixed.losses[0] == pytest.approx(plain.losses[0], rel=0.01)
+    assert mixed.held_out_loss < mixed.held_out_loss_before
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_gradient_checkpointing_is_exact(larger, on_gpu, use_reentrant):
+    plain, saved = on_gpu(larger), on_gpu(larger | GradientCheckpointing(use_reentrant=use_reentrant))
+    # the gradient of the embedding is summed in no fixed order on CUDA
+    assert saved.losses[0] == plain.losses[0]
+    assert saved.losses == pytest.approx(plain.losses, rel=1e-4)
+    assert saved.maximum_by_category[Category.ACTIVATIONS] < plain.maximum_by_category[Category.ACTIVATIONS]
+    assert saved.peak_allocated_bytes < plain.peak_allocated_bytes
+
+
+def test_gradient_accumulation_is_exact(larger, on_gpu):
+    plain, split = on_gpu(larger), on_gpu(larger | GradientAccumulation(steps=4))
+    assert split.losses == pytest.approx(plain.losses, rel=1e-4)
+    assert split.peak_allocated_bytes < plain.peak_allocated_bytes
+
+
+def test_running_out_of_memory_is_recorded_and_gives_the_memory_back(larger):
+    from workbench.record import read_all
+    from workbench.training import OutOfMemoryError
+
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.set_per_process_memory_fraction(0.0005)
+    try:
+        with pytest.raises(OutOfMemoryError, match="did not fit into the memory of"):
+            run(larger, device="cuda")
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert [record.status for record in read_all()] == [Status.OOM]
+    assert torch.cuda.memory_allocated() <= before
