@@ -15,6 +15,9 @@ VOCABULARY, LAYERS, EMBEDDING, HEADS, POSITIONS = 4096, 2, 64, 4, 128
 END_OF_TEXT_ID = 0
 
 
+torch.set_num_threads(1)  # the models are so small that threads wait for each other, above all on a busy machine
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if torch.cuda.is_available():
         return
@@ -72,7 +75,7 @@ def recipe(model_name: str, text_file: Path) -> Recipe:
 
 @pytest.fixture(scope="session")
 def fine_tuned(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Recipe], Record]:
-    """`run`, with the merged model kept. The same recipe is run once in a session, however many tests look at it."""
+    """`run`, with the merged model kept. The same recipe is run once, however many tests look at it."""
     from workbench.training import run
 
     folder, done = tmp_path_factory.mktemp("shared-runs"), dict[Recipe, Record]()

@@ -112,7 +112,7 @@ def test_the_hash_is_that_of_the_text_not_of_the_path(tmp_path):
 
 def test_blocks_are_contiguous_and_of_equal_length(tokenizer):
     text = corpus.Corpus("counting", " ".join(map(str, range(400))), " ".join(map(str, range(200))), "")
-    blocks = corpus.make_blocks(text, tokenizer, sequence_length=16, batch=4)
+    blocks = corpus.make_blocks(text, tokenizer, sequence_length=16, batch=1)
     for part, dataset in ((text.train, blocks.train), (text.held_out, blocks.held_out)):
         rows = dataset["input_ids"]
         tokens = tokenizer(part)["input_ids"]
@@ -144,3 +144,13 @@ def test_one_word_is_too_short(tmp_path, tokenizer):
     text = corpus.load(str(written(tmp_path, b"word")))
     with pytest.raises(ConfigurationError, match="Use a longer text"):
         corpus.make_blocks(text, tokenizer, sequence_length=16, batch=1)
+
+
+@pytest.mark.parametrize(
+    "held_out", ["word " * 400, "one\n\ntwo words\n\n" * 30, "a" * 50 + "\n\n", "word", "x\n\n\n\n"]
+)
+def test_a_prompt_can_be_taken_from_any_held_out_text(held_out):
+    prompt = corpus.prompt(corpus.Corpus("any", "", held_out, ""))
+    assert prompt.strip()
+    assert prompt in held_out
+    assert len(prompt) <= corpus.PROMPT_CHARACTERS

@@ -124,9 +124,7 @@ def test_pickled_weights_are_not_taken(tmp_path, gpt2_folder):
         models.locate(str(folder))
 
 
-@pytest.mark.parametrize(
-    "name", ["./nope", "/no/such/folder", "~/nope/nope", "a/b/c", "random:./nope", "gpt2 large"]
-)
+@pytest.mark.parametrize("name", ["./nope", "/no/such/folder", "~/nope/nope", "a/b/c", "random:./nope", "gpt2 large"])
 def test_what_is_neither_folder_nor_hub_id_is_refused_at_once(name):
     with pytest.raises(
         ConfigurationError, match="is neither an existing folder nor a hub id. Known without a download: gpt2-tiny"
@@ -216,7 +214,8 @@ def test_a_hub_whose_name_cannot_be_found(monkeypatch, empty_cache):
 def test_a_failing_hub_is_not_taken_for_a_working_one(hub, server):
     hub(server.server_port)
     server.status = 503
-    refused_within_five_seconds(NOWHERE)
+    with pytest.raises(UnavailableError, match="the Hugging Face hub answers HTTP 503 .* or random:gpt2"):
+        models.locate(NOWHERE)
 
 
 # ---- config, length, vocabulary ----
@@ -337,9 +336,8 @@ def test_saved_and_loaded_a_model_gives_the_same_logits(saved, model):
 def test_weights_that_are_cut_off_are_refused(saved):
     weights = saved / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
-    source = models.locate(str(saved))
-    with pytest.raises(ConfigurationError, match=r"model: .*saved"):
-        models.load(source, models.load_config(source))
+    with pytest.raises(ConfigurationError, match=r"model: .*model\.safetensors is damaged or cut off .* save it again"):
+        models.locate(str(saved))
 
 
 def test_weights_with_a_missing_layer_are_refused_and_not_filled_at_random(saved):

@@ -196,11 +196,10 @@ def test_csv_and_back(tmp_path):
     Record.start(Recipe(), **FACTS).save(tmp_path)
     frame = records(tmp_path)
     frame.to_csv(tmp_path / "runs.csv", index=False)
-    again = pd.read_csv(
-        tmp_path / "runs.csv", parse_dates=["created_at"], dtype=dict(frame.drop(columns="created_at").dtypes)
-    )
-    assert again["peak_allocated_bytes"].tolist()[0] == 100
-    pd.testing.assert_frame_equal(again, frame, check_dtype=False, check_index_type=False)
+    again = pd.read_csv(tmp_path / "runs.csv", dtype=dict(frame.drop(columns="created_at").dtypes))
+    texts = list(frame.select_dtypes("string"))  # CSV knows no difference between an empty text and none
+    again = again.assign(**again[texts].fillna(""), created_at=pd.to_datetime(again["created_at"], utc=True))
+    pd.testing.assert_frame_equal(again, frame.assign(**frame[texts].fillna("")), check_dtype=False)
 
 
 # ---- reuse ----

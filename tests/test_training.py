@@ -38,7 +38,9 @@ class Spoil(Technique):
             raise {
                 "oom": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore"),
                 "cublas": RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"),
-                "cpu": RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried"),
+                "cpu": RuntimeError(
+                    "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried"
+                ),
                 "interrupt": KeyboardInterrupt(),
                 "failure": ZeroDivisionError("something broke"),
             }[self.what]
@@ -267,7 +269,9 @@ def test_a_learning_rate_that_is_far_too_large_is_never_mistaken_for_a_good_run(
 
 @pytest.mark.parametrize("what", ["oom", "cublas", "cpu"])
 def test_running_out_of_memory_is_recorded_and_said_with_a_cure(recipe, runs_folder, what):
-    with pytest.raises(OutOfMemoryError, match="spoil.* did not fit into the memory of .*\nCure: a smaller effective_batch"):
+    with pytest.raises(
+        OutOfMemoryError, match="spoil.* did not fit into the memory of .* Use a smaller effective_batch_size"
+    ):
         run(recipe | Spoil(what), device="cpu")
     record = only_record(runs_folder)
     assert record.status is Status.OOM
@@ -350,6 +354,6 @@ def test_more_sample_tokens_than_the_model_has_positions_are_refused(no_loading,
 
 
 def test_auto_is_recorded_as_what_it_stands_for(text_file):
-    asked = Recipe(model="auto", corpus=str(text_file), effective_batch_size=1, sequence_length=16, steps=1)
+    asked = Recipe(model="auto", corpus=str(text_file), effective_batch_size=4, sequence_length=128, steps=1)
     record = run(asked, device="cpu")
     assert record.model == record.recipe["model"] == "gpt2-tiny"

@@ -52,6 +52,8 @@ def load(name: str) -> Corpus:
         text = _read(_file(name))
         cut = int(len(text) * (1 - HELD_OUT_SHARE))
         train, held_out = text[:cut], text[cut:]
+        if not held_out.strip():
+            raise ConfigurationError(f"corpus: the last tenth of {name}, which is held out, is blank. Trim the file.")
     return Corpus(name, train, held_out, hashlib.sha256(f"{train}\0{held_out}".encode()).hexdigest())
 
 
@@ -92,12 +94,16 @@ def _read(path: Path) -> str:
 def prompt(corpus: Corpus) -> str:
     """A few lines from the held-out part, at the beginning of a paragraph, for samples to continue."""
     text = corpus.held_out
-    start = text.find("\n\n", len(text) // 10) + 2
-    return text[start : start + PROMPT_CHARACTERS].rsplit(maxsplit=1)[0]
+    paragraph = text.find("\n\n", len(text) // 10)
+    passage = text[max(paragraph, 0) :].strip() or text.strip()
+    return passage[:PROMPT_CHARACTERS].rsplit(maxsplit=1)[0]
 
 
 def make_blocks(corpus: Corpus, tokenizer: "PreTrainedTokenizerBase", sequence_length: int, batch: int) -> Blocks:
-    """Tokenise both parts and cut them into blocks of T = `sequence_length` tokens; the last, shorter piece is dropped.
+    """Tokenise both parts and cut them into blocks of T = `sequence_length` tokens.
+
+    Dropped are the last, shorter piece, and the training blocks that would not fill a batch of B: every step of every
+    recipe then sees as many tokens, however the batch is divided.
 
     Raises:
         ConfigurationError: the text is too short for one batch (B blocks) or for one held-out block.
@@ -116,6 +122,7 @@ def make_blocks(corpus: Corpus, tokenizer: "PreTrainedTokenizerBase", sequence_l
         )
     from datasets import Dataset
 
+    train = train[: len(train) // batch * batch]
     return Blocks(Dataset.from_dict({"input_ids": train}), Dataset.from_dict({"input_ids": held_out}))
 
 

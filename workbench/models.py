@@ -68,7 +68,7 @@ def locate(name: str) -> Source:
         return Source(name, str(MODELS / EMBEDDED), random)
     if random and plain in SIZES:
         return Source(name, plain, random)
-    if Path(plain).expanduser().is_dir():
+    if plain and Path(plain).expanduser().is_dir():
         return _folder(name, Path(plain).expanduser(), random)
     if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", plain):
         raise ConfigurationError(
@@ -88,7 +88,21 @@ def _folder(name: str, folder: Path, random: bool) -> Source:
             f"model: the folder {name!r} has no *.safetensors weights. Save them with save_pretrained(), "
             f"or train from new weights with {RANDOM}{name}."
         )
+    if not random:
+        _refuse_damaged(folder)
     return Source(name, str(folder.resolve()), random, adapter)
+
+
+def _refuse_damaged(folder: Path) -> None:
+    """Open each file of weights: its header says how long the file has to be."""
+    from safetensors import SafetensorError, safe_open
+
+    for path in folder.glob("*.safetensors"):
+        try:
+            with safe_open(path, framework="numpy"):
+                pass
+        except SafetensorError as error:
+            raise ConfigurationError(f"model: {path} is damaged or cut off ({error}). Copy or save it again.") from None
 
 
 def _require_hub(repository: str) -> None:
@@ -107,6 +121,11 @@ def _require_hub(repository: str) -> None:
         raise ConfigurationError(
             f"model: the Hugging Face hub has no public model {repository!r} (HTTP {answer}). Check the spelling; "
             "for a private one run `hf auth login` and download it first."
+        )
+    if answer >= 400:
+        raise UnavailableError(
+            f"model: the Hugging Face hub answers HTTP {answer} for {repository!r}. Try later, or use {EMBEDDED} "
+            f"(embedded) or {RANDOM}gpt2 (no download)."
         )
 
 
@@ -164,6 +183,15 @@ def check_vocabulary(source: Source, config: "GPT2Config", tokenizer: "PreTraine
         raise ConfigurationError(
             f"model: {source.name} has embeddings for {config.vocab_size} tokens, but its tokenizer knows "
             f"{len(tokenizer)}. Save the tokenizer that belongs to the model into its folder."
+        )
+
+
+def check_sample(source: Source, config: "GPT2Config", prompt_tokens: int, new_tokens: int) -> None:
+    """Raises ConfigurationError if a prompt and its continuation are longer than the model's positions."""
+    if new_tokens < 0 or prompt_tokens + new_tokens > config.n_positions:
+        raise ConfigurationError(
+            f"sample_tokens must be between 0 and {max(config.n_positions - prompt_tokens, 0)}, got {new_tokens}: "
+            f"{source.name} has {config.n_positions} positions, and the prompt takes {prompt_tokens} of them."
         )
 
 
@@ -225,8 +253,6 @@ def quiet() -> Iterator[None]:
 
 def load(source: Source, config: "GPT2Config", **arguments: Any) -> "PreTrainedModel":
     """The model, in fp32 unless `dtype` says otherwise, on the CPU unless `device_map` says otherwise."""
-    from transformers import GPT2LMHeadModel
-
     arguments = {"dtype": "float32", **arguments}
     with quiet():
         if source.random:
@@ -234,8 +260,24 @@ def load(source: Source, config: "GPT2Config", **arguments: Any) -> "PreTrainedM
         elif source.adapter:
             model = _with_adapter(source, config, arguments)
         else:
-            model = GPT2LMHeadModel.from_pretrained(source.location, config=config, use_safetensors=True, **arguments)
+            model = _from_checkpoint(source, config, arguments)
     model.loss_type = "ForCausalLM"  # what transformers takes anyway, without its warning
+    return model
+
+
+def _from_checkpoint(source: Source, config: "GPT2Config", arguments: dict[str, Any]) -> "PreTrainedModel":
+    """The saved weights, all of them: transformers would fill a missing layer with random ones."""
+    from transformers import GPT2LMHeadModel
+
+    load = cast("Any", GPT2LMHeadModel.from_pretrained)  # its annotation forgets the second result
+    model: PreTrainedModel
+    model, report = load(source.location, config=config, use_safetensors=True, output_loading_info=True, **arguments)
+    missing = sorted(set(report["missing_keys"]) - {"lm_head.weight"})  # which is the embedding again
+    if missing:
+        raise ConfigurationError(
+            f"model: the checkpoint of {source.name!r} has no weights for {missing[0]!r} ({len(missing)} are missing). "
+            "Save it again, whole, with save_pretrained()."
+        )
     return model
 
 
@@ -261,7 +303,8 @@ def _with_adapter(source: Source, config: "GPT2Config", arguments: dict[str, Any
     from peft import PeftModel
 
     base = load(_base(source), config, **arguments)
-    return PeftModel.from_pretrained(base, source.location).merge_and_unload()  # type: ignore[no-any-return]
+    merged: PreTrainedModel = PeftModel.from_pretrained(base, source.location).merge_and_unload()
+    return merged.requires_grad_(True)  # PEFT froze the base; the merged model may be trained again
 
 
 def save(
@@ -285,8 +328,9 @@ def save(
     elif adapted:
         for config in model.peft_config.values():
             config.base_model_name_or_path = source.name
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    with quiet():
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
 
 
 def generate(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", prompt: str, tokens: int) -> str:
@@ -295,6 +339,11 @@ def generate(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", pro
 
     device = next(model.parameters()).device
     inputs = tokenizer(prompt, return_tensors="pt").to(device)
+    prompt_tokens, positions = inputs["input_ids"].shape[1], model.config.n_positions
+    if prompt_tokens + tokens > positions:
+        raise ConfigurationError(
+            f"generate: {prompt_tokens} + {tokens} tokens are beyond the model's {positions} positions."
+        )
     training, cache_was = model.training, model.config.use_cache
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(0)

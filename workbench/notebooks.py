@@ -94,7 +94,7 @@ def to_html(executed: Path, output: Path) -> Path:
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = _with_mathml(cell.source)
-    exporter = HTMLExporter(raw_template=OFFLINE_PAGE, embed_images=True, exclude_input_prompt=True)
+    exporter = HTMLExporter(raw_template=OFFLINE_PAGE, exclude_input_prompt=True)
     exporter.exclude_output_prompt = True
     page, _ = exporter.from_notebook_node(notebook, resources={"metadata": {"name": title(executed)}})
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -110,7 +110,7 @@ def _with_mathml(markdown: str) -> str:
         code, display, inline = found.groups()
         if code:
             return code
-        return to_mathml(display or inline, display="block" if display else "inline")
+        return str(to_mathml(display or inline, display="block" if display else "inline"))
 
     return re.sub(pattern, replacement, markdown, flags=re.DOTALL)
 

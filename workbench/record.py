@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -105,11 +104,15 @@ class Record:
         folder = folder or runs_folder()
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{self.id}.json"
-        with tempfile.NamedTemporaryFile("w", dir=folder, prefix=".", suffix=".part", delete=False) as aside:
-            json.dump(dataclasses.asdict(self), aside, indent=1)
-            aside.flush()
-            os.fsync(aside.fileno())
-        os.replace(aside.name, path)
+        aside = folder / f".{self.id}.part"
+        try:
+            with aside.open("w", encoding="utf-8") as file:
+                json.dump(dataclasses.asdict(self), file, indent=1)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(aside, path)
+        finally:
+            aside.unlink(missing_ok=True)
         return path
 
     @classmethod
@@ -174,7 +177,7 @@ def to_frame(found: list[Record]) -> "pd.DataFrame":
     kinds |= dict.fromkeys(("effective_batch_size", "sequence_length", "steps", "seed"), "Int64")
     kinds |= {"dropout": "Float64", "corpus": "string", "techniques": "string"}
     frame = frame.astype({name: kinds[name] for name in columns})
-    return frame.assign(created_at=pd.to_datetime(frame["created_at"], utc=True, format="ISO8601"))
+    return frame.assign(created_at=pd.to_datetime(frame["created_at"], utc=True, format="ISO8601").dt.as_unit("us"))
 
 
 def _dtype(annotation: str) -> str:

@@ -6,6 +6,7 @@ One declaration serves the validation, the command line, the notebooks' paramete
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field
 from typing import Any, get_args
@@ -38,7 +39,7 @@ def described(field: Field[Any]) -> str:
 
 
 def check(settings: Any, owner: str) -> None:
-    """Validate every field.
+    """Validate every field; a whole number given for a `float` becomes one, so that equal settings are equal.
 
     Raises:
         ConfigurationError: naming the owner, the field, the value and what would be accepted.
@@ -47,6 +48,8 @@ def check(settings: Any, owner: str) -> None:
         value = getattr(settings, field.name)
         if "help" in field.metadata and not _acceptable(field, value):
             raise ConfigurationError(f"{owner}: {field.name} must be {described(field)}, got {value!r}.")
+        if _kind(field) == "float" and isinstance(value, int):
+            object.__setattr__(settings, field.name, float(value))  # the dataclass is frozen, and still being made
 
 
 def parse(cls: type[Any], values: Mapping[str, str], owner: str) -> dict[str, Any]:
@@ -97,5 +100,7 @@ def _acceptable(field: Field[Any], value: Any) -> bool:
         return False
     choices, low, high = (field.metadata.get(key) for key in ("choices", "minimum", "maximum"))
     if choices and value not in choices:
+        return False
+    if isinstance(value, float) and not math.isfinite(value):
         return False
     return (low is None or value >= low) and (high is None or value <= high)

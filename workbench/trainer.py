@@ -1,11 +1,11 @@
 """A recipe becomes a Hugging Face `Trainer`, assembled through the techniques' seams. No technique is named here."""
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from datasets import Dataset
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from workbench.corpus import Blocks
@@ -76,6 +76,16 @@ def collate(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
     return {"input_ids": input_ids, "labels": input_ids.clone()}
 
 
+def prepare_data(recipe: Recipe, blocks: Blocks) -> dict[str, Any]:
+    """The Trainer's data arguments, after every technique's dataset and collator seams."""
+    train, collator = blocks.train, cast("Callable[..., Any]", collate)
+    for technique in recipe.techniques:
+        train = technique.dataset(train)
+    for technique in recipe.techniques:
+        collator = technique.collator(collator)
+    return {"train_dataset": train, "eval_dataset": blocks.held_out, "data_collator": collator}
+
+
 def prepare_model(recipe: Recipe, model: PreTrainedModel) -> PreTrainedModel:
     """Apply the recipe's dropout and every technique's model seam."""
     if recipe.dropout is not None:
@@ -93,11 +103,11 @@ def training_arguments(recipe: Recipe, learning_rate: float, device: torch.devic
     return TrainingArguments(
         output_dir=str(folder),
         learning_rate=learning_rate,
+        warmup_steps=recipe.steps // 10,
         use_cpu=device.type == "cpu",
         per_device_eval_batch_size=decided["per_device_train_batch_size"],
         eval_on_start=True,
         prediction_loss_only=True,
-        dataloader_drop_last=True,
         dataloader_pin_memory=device.type == "cuda",
         logging_steps=1,
         logging_nan_inf_filter=False,  # the default would log a diverged loss as zero
@@ -111,25 +121,14 @@ def training_arguments(recipe: Recipe, learning_rate: float, device: torch.devic
 def assemble(
     recipe: Recipe,
     model: PreTrainedModel,
-    blocks: Blocks,
+    data: dict[str, Any],
     arguments: TrainingArguments,
     meter: Meter,
     callbacks: list[TrainerCallback],
 ) -> SeamTrainer:
-    """The Trainer for a recipe whose model has been loaded and prepared."""
-    collator: Any = collate
-    train: Dataset = blocks.train
-    for technique in recipe.techniques:
-        train, collator = technique.dataset(train), technique.collator(collator)
+    """The Trainer for a recipe whose data and model have been prepared."""
     trainer = SeamTrainer(
-        techniques=recipe.techniques,
-        meter=meter,
-        model=model,
-        args=arguments,
-        train_dataset=train,
-        eval_dataset=blocks.held_out,
-        data_collator=collator,
-        callbacks=callbacks,
+        techniques=recipe.techniques, meter=meter, model=model, args=arguments, callbacks=callbacks, **data
     )
     trainer.remove_callback(PrinterCallback)
     return trainer

@@ -5,52 +5,31 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, set_seed
+from transformers import PreTrainedModel, TrainerCallback, set_seed
 
 from workbench import corpus, devices, models
-from workbench.errors import ConfigurationError, UnavailableError, WorkbenchError
+from workbench.errors import UnavailableError, WorkbenchError
 from workbench.locations import runs_folder
 from workbench.memory.allocators import allocator_for
 from workbench.memory.meter import Meter
+from workbench.preparation import Plan, check_machine, check_outputs, prepare
 from workbench.recipe import Recipe
 from workbench.record import Record, Status, find
 from workbench.techniques.base import Arguments
-from workbench.trainer import SeamTrainer, assemble, prepare_model, training_arguments
+from workbench.trainer import SeamTrainer, assemble, prepare_data, prepare_model, training_arguments
 
 WARM_UP_STEPS = 3
-SAVE_FORMS = ("merged", "adapter")
 OOM_WORDS = ("CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")
 
 
 class OutOfMemoryError(WorkbenchError, RuntimeError):
     """The run did not fit; its record has the status `oom`."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Everything that could be checked and prepared before weights are loaded."""
-
-    recipe: Recipe
-    device: torch.device
-    source: models.Source
-    config: Any
-    tokenizer: PreTrainedTokenizerBase
-    text: corpus.Corpus
-    blocks: corpus.Blocks
-
-    @property
-    def learning_rate(self) -> float:
-        """As asked, or the model's customary one times what each technique customarily needs."""
-        factor = math.prod(technique.learning_rate_factor for technique in self.recipe.techniques)
-        return self.recipe.learning_rate or self.source.learning_rate * factor
 
 
 def run(
@@ -79,61 +58,44 @@ def run(
         UnavailableError: this machine cannot run it; recorded as `unavailable`.
         OutOfMemoryError: recorded as `oom`. Other failures are recorded as `failed` or `interrupted` and raised.
     """
-    if save not in (None, *SAVE_FORMS):
-        raise ConfigurationError(f"save must be one of {', '.join(SAVE_FORMS)} or None, got {save!r}.")
     folder = folder or runs_folder()
-    plan = prepare(recipe, devices.pick(device), folder)
+    plan = prepare(recipe, devices.pick(device))
+    check_outputs(plan, save, sample_tokens)
     facts = {"model": plan.source.name, "device": devices.describe(plan.device), "data_sha256": plan.text.sha256}
+    record = Record.start(plan.recipe, learning_rate=plan.learning_rate, **facts)
+    try:
+        check_machine(plan)
+    except UnavailableError as error:
+        replace(record, status=Status.UNAVAILABLE, error=str(error)).save(folder)
+        raise
     if reuse and save is None and (known := find(plan.recipe, folder=folder, **facts)):
         return known
-    record = Record.start(plan.recipe, learning_rate=plan.learning_rate, **facts)
     record.save(folder)
-    with _recorded_failure(record, folder), tempfile.TemporaryDirectory() as scratch:
-        record = _Run(plan, record, Path(scratch)).execute(sample_tokens, save, folder)
+    record = _execute(plan, record, save, sample_tokens, folder)
     record.save(folder)
+    if record.status is Status.OOM:
+        # raised here, where no handler is active: a chained traceback would keep the run's tensors alive
+        cure = "Use a smaller effective_batch_size or sequence_length, or gradient_checkpointing."
+        raise OutOfMemoryError(f"{record.label} did not fit into the memory of {record.device}: {record.error} {cure}")
     return record
 
 
-def prepare(recipe: Recipe, device: torch.device, folder: Path) -> Plan:
-    """Check all that can be checked without the weights. Raises ConfigurationError or UnavailableError."""
-    recipe = replace(recipe, model=models.resolve(recipe.model, device.type))
-    text = corpus.load(recipe.corpus)
-    source = models.locate(recipe.model)
-    for technique in recipe.techniques:
-        if reason := technique.missing(device.type):
-            refused = Record.start(recipe, model=source.name, device=devices.describe(device), data_sha256=text.sha256)
-            replace(refused, status=Status.UNAVAILABLE, error=reason).save(folder)
-            raise UnavailableError(reason)
-    with models.quiet():
-        config, tokenizer = models.load_config(source), models.load_tokenizer(source)
-    models.check_length(source, config, recipe.sequence_length)
-    models.check_vocabulary(source, config, tokenizer)
-    blocks = corpus.make_blocks(text, tokenizer, recipe.sequence_length, recipe.effective_batch_size)
-    return Plan(recipe, device, source, config, tokenizer, text, blocks)
-
-
-@contextmanager
-def _recorded_failure(record: Record, folder: Path) -> Iterator[None]:
-    """Leave a true status behind, whatever ends the run early."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        replace(record, status=Status.INTERRUPTED, error="interrupted by the user").save(folder)
-        raise
-    except Exception as error:
-        out_of_memory = isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in OOM_WORDS)
-        status = Status.OOM if out_of_memory else Status.FAILED
-        replace(record, status=status, error=f"{type(error).__name__}: {error}").save(folder)
-        if not out_of_memory:
+def _execute(plan: Plan, record: Record, save: str | None, sample_tokens: int, folder: Path) -> Record:
+    """The finished record. A failure is recorded, with what was measured until then, and raised; but not an
+    out-of-memory, which the record alone tells."""
+    with tempfile.TemporaryDirectory() as scratch:
+        job = _Run(plan, record, Path(scratch))
+        try:
+            return job.execute(save, sample_tokens, folder)
+        except KeyboardInterrupt:
+            replace(job.so_far(), status=Status.INTERRUPTED, error="interrupted by the user").save(folder)
             raise
-        first_line = str(error).splitlines()[0]
-        message = f"{record.label} did not fit into the memory of {record.device}: {first_line}"
-    else:
-        return
-    # outside of the handler: a chained traceback would keep the run's tensors alive
-    raise OutOfMemoryError(
-        f"{message}\nCure: a smaller effective_batch_size or sequence_length, or gradient_checkpointing."
-    )
+        except Exception as error:
+            words = f"{type(error).__name__}: {error}"
+            if isinstance(error, torch.OutOfMemoryError) or any(known in words for known in OOM_WORDS):
+                return replace(job.so_far(), status=Status.OOM, error=words.splitlines()[0])
+            replace(job.so_far(), status=Status.FAILED, error=words).save(folder)
+            raise
 
 
 def _show_progress() -> bool:
@@ -146,34 +108,51 @@ class _Run:
 
     def __init__(self, plan: Plan, record: Record, scratch: Path) -> None:
         self.plan, self.record, self.scratch = plan, record, scratch
+        self.trainer: SeamTrainer | None = None
 
-    def execute(self, sample_tokens: int, save: str | None, folder: Path) -> Record:
+    def execute(self, save: str | None, sample_tokens: int, folder: Path) -> Record:
         plan, allocator = self.plan, allocator_for(self.plan.device)
         allocator.prepare()
         before = allocator.in_use()
+        data = prepare_data(plan.recipe, plan.blocks)
         with models.quiet():
             model = self._load()
             text_before = self._sample(model, sample_tokens)
             with Meter(model, before_bytes=before) as meter:
-                trainer, watch = self._trainer(model, meter)
+                watch = _Watch(meter, plan)
+                arguments = training_arguments(plan.recipe, plan.learning_rate, plan.device, self.scratch)
+                trainer = self.trainer = assemble(plan.recipe, model, data, arguments, meter, [watch])
                 set_seed(plan.recipe.seed)
                 trainer.train()
                 held_out_loss = trainer.evaluate()["eval_loss"] if watch.finite else math.nan
             self._note_actual(trainer, watch, model)
             self._note_memory(meter)
-            self._note_losses(trainer, held_out_loss)
             text_after = self._sample(model, sample_tokens)
             model_path = self._keep(model, save, folder)
-        finite = watch.finite and math.isfinite(held_out_loss)
-        status = Status.OK if finite else Status.DIVERGED
-        error = "" if finite else f"the loss was not a finite number after {len(self.record.losses)} good steps"
+        finite = math.isfinite(held_out_loss)
         return replace(
-            self.record,
-            status=status,
-            error=error,
+            self.so_far(),
+            status=Status.OK if finite else Status.DIVERGED,
+            error="" if finite else f"the loss was not a finite number after {len(self.so_far().losses)} good steps",
+            held_out_loss=held_out_loss if finite else None,
             text_before=text_before,
             text_after=text_after,
             model_path=model_path,
+        )
+
+    def so_far(self) -> Record:
+        """The record with what the Trainer has seen until now."""
+        if self.trainer is None:
+            return self.record
+        history = self.trainer.state.log_history
+        return replace(
+            self.record,
+            micro_batch_size=self.trainer.micro_batch_size,
+            gradient_accumulation_steps=self.trainer.args.gradient_accumulation_steps,
+            steps_done=self.trainer.state.global_step,
+            tokens_seen=self.trainer.tokens_seen,
+            losses=[entry["loss"] for entry in history if math.isfinite(entry.get("loss", math.nan))],
+            held_out_loss_before=next((entry["eval_loss"] for entry in history if "eval_loss" in entry), None),
         )
 
     def _load(self) -> PreTrainedModel:
@@ -191,21 +170,11 @@ class _Run:
         prompt = corpus.prompt(self.plan.text)
         return models.generate(model, self.plan.tokenizer, prompt, tokens) if tokens else ""
 
-    def _trainer(self, model: PreTrainedModel, meter: Meter) -> tuple[SeamTrainer, "_Watch"]:
-        plan = self.plan
-        arguments = training_arguments(plan.recipe, plan.learning_rate, plan.device, self.scratch)
-        watch = _Watch(meter, plan.recipe, plan.device)
-        return assemble(plan.recipe, model, plan.blocks, arguments, meter, [watch]), watch
-
     def _note_actual(self, trainer: SeamTrainer, watch: "_Watch", model: PreTrainedModel) -> None:
         autocast = trainer.accelerator.mixed_precision
         self.record = replace(
             self.record,
             dtype=f"autocast {autocast}" if autocast != "no" else str(model.dtype).removeprefix("torch."),
-            micro_batch_size=trainer.micro_batch_size,
-            gradient_accumulation_steps=trainer.args.gradient_accumulation_steps,
-            steps_done=trainer.state.global_step,
-            tokens_seen=trainer.tokens_seen,
             parameters=sum(p.numel() for p in model.parameters()),
             trainable_parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
             **watch.speed(trainer.tokens_seen / max(trainer.state.global_step, 1)),
@@ -225,15 +194,6 @@ class _Run:
             by_phase={str(key): value for key, value in report.by_phase.items()},
         )
 
-    def _note_losses(self, trainer: SeamTrainer, held_out_loss: float) -> None:
-        history = trainer.state.log_history
-        self.record = replace(
-            self.record,
-            losses=[entry["loss"] for entry in history if math.isfinite(entry.get("loss", math.nan))],
-            held_out_loss_before=next(entry["eval_loss"] for entry in history if "eval_loss" in entry),
-            held_out_loss=held_out_loss if math.isfinite(held_out_loss) else None,
-        )
-
     def _keep(self, model: PreTrainedModel, form: str | None, folder: Path) -> str:
         if form is None:
             return ""
@@ -245,11 +205,13 @@ class _Run:
 class _Watch(TrainerCallback):
     """Looks on at every step: attributes the warm-up steps, times the others, stops at a loss that is not finite."""
 
-    def __init__(self, meter: Meter, recipe: Recipe, device: torch.device) -> None:
-        self.meter, self.device = meter, device
+    def __init__(self, meter: Meter, plan: Plan) -> None:
+        self.meter, self.device = meter, plan.device
         self.finite = True
         self.step_ends: list[float] = []
-        self.bar = tqdm(total=recipe.steps, desc=recipe.label, unit="step", disable=not _show_progress(), leave=False)
+        self.bar = tqdm(
+            total=plan.recipe.steps, desc=plan.recipe.label, unit="step", disable=not _show_progress(), leave=False
+        )
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.meter.attribute(state.global_step < WARM_UP_STEPS)

@@ -21,7 +21,7 @@ def test_the_loss_is_that_of_the_large_batch(recipe, fine_tuned, steps):
 
 @STEPS
 def test_it_is_exact_over_more_than_one_epoch(recipe, fine_tuned, text_file, tmp_path, steps):
-    """A text of 11 blocks: a batch of 8 leaves 3 over, which must not become a smaller step of their own."""
+    """A text of 18 blocks: batches of 8 leave 2 over, which must not become a smaller step of their own."""
     short = tmp_path / "short.txt"
     short.write_text(text_file.read_text(encoding="utf-8")[:1800], encoding="utf-8")
     repeated = replace(recipe, corpus=str(short), steps=4)

@@ -115,8 +115,8 @@ class StorageTracker(TorchDispatchMode):
             self.storages.append(storage)
             self._alive[memory._cdata] = storage
             weakref.finalize(memory, self._bury, memory._cdata, storage).atexit = False
-        if storage.label is None and tensor.ndim >= 2 and tensor.shape[-1] == self.vocabulary_size:
-            storage.label = Category.LOGITS_AND_LOSS
+            if tensor.ndim >= 2 and tensor.shape[-1] == self.vocabulary_size:  # as it was made; views may be transposed
+                storage.label = Category.LOGITS_AND_LOSS
         return storage
 
     def _bury(self, key: int, storage: Storage) -> None:

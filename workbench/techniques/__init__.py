@@ -44,6 +44,8 @@ def parse_technique(text: str) -> Technique:
             raise ConfigurationError(
                 f"{name}: {part!r} is not a setting. Write name:value, as in lora=rank:8,alpha:16."
             )
+        if key.strip() in values:
+            raise ConfigurationError(f"{name}: {key.strip()} is given twice. Keep one of the two values.")
         values[key.strip()] = value.strip()
     return _class(name)(**parse(_class(name), values, name))
 

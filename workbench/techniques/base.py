@@ -34,6 +34,7 @@ class Capability(StrEnum):
     """What techniques can give to, or forbid in, the training they act on together."""
 
     KEY_VALUE_CACHE = "a key-value cache during training"
+    ADAPTER = "an adapter beside the frozen model"
 
 
 class Technique:
@@ -84,13 +85,13 @@ class Technique:
         """
         return arguments
 
-    def optimizer(self, model: "PreTrainedModel", arguments: Any) -> "torch.optim.Optimizer | None":
-        """An optimizer instead of the Trainer's own (`arguments` are the `TrainingArguments`), or None."""
-        return None
-
     def compute_loss(self, compute_loss: Callable[..., Any]) -> Callable[..., Any]:
         """The whole of `Trainer.compute_loss`, from before the logits exist."""
         return compute_loss
+
+    def optimizer(self, model: "PreTrainedModel", arguments: Any) -> "torch.optim.Optimizer | None":
+        """An optimizer instead of the Trainer's own (`arguments` are the `TrainingArguments`), or None."""
+        return None
 
     def forward_context(self) -> AbstractContextManager[Any]:
         """A context around the forward pass and the loss."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 from workbench.errors import ConfigurationError
 from workbench.memory.categories import Category
 from workbench.settings import setting
-from workbench.techniques.base import Numerics, Technique
+from workbench.techniques.base import Capability, Numerics, Technique
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -34,6 +34,7 @@ class Lora(Technique):
     costs: ClassVar[str] = "capacity: only a low-rank change of the chosen matrices can be learned"
     numerics: ClassVar[Numerics] = Numerics.DIFFERENT
     learning_rate_factor: ClassVar[float] = 10.0
+    brings: ClassVar[frozenset[Capability]] = frozenset({Capability.ADAPTER})
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,0 +1,71 @@
+"""Everything that can be checked and prepared before a model's weights are loaded."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from workbench import corpus, models
+from workbench.errors import ConfigurationError, UnavailableError
+from workbench.recipe import Recipe
+from workbench.techniques.base import Capability
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+SAVE_FORMS = ("merged", "adapter")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A recipe that has passed every check, with what the checks had to read anyway."""
+
+    recipe: Recipe
+    device: torch.device
+    source: models.Source
+    config: Any
+    tokenizer: "PreTrainedTokenizerBase"
+    text: corpus.Corpus
+    blocks: corpus.Blocks
+
+    @property
+    def learning_rate(self) -> float:
+        """As asked, or the model's customary one times what each technique customarily needs."""
+        factor = math.prod(technique.learning_rate_factor for technique in self.recipe.techniques)
+        return self.recipe.learning_rate or self.source.learning_rate * factor
+
+
+def prepare(recipe: Recipe, device: torch.device) -> Plan:
+    """Resolve the model's name, read the text, cut it into blocks.
+
+    Raises:
+        ConfigurationError: text, model, length or batch cannot be used.
+        UnavailableError: the hub cannot be reached.
+    """
+    recipe = replace(recipe, model=models.resolve(recipe.model, device.type))
+    text = corpus.load(recipe.corpus)
+    source = models.locate(recipe.model)
+    with models.quiet():
+        config, tokenizer = models.load_config(source), models.load_tokenizer(source)
+    models.check_length(source, config, recipe.sequence_length)
+    models.check_vocabulary(source, config, tokenizer)
+    blocks = corpus.make_blocks(text, tokenizer, recipe.sequence_length, recipe.effective_batch_size)
+    return Plan(recipe, device, source, config, tokenizer, text, blocks)
+
+
+def check_outputs(plan: Plan, save: str | None, sample_tokens: int) -> None:
+    """Raises ConfigurationError if the run could not save or sample in the end what is asked of it."""
+    if save not in (None, *SAVE_FORMS):
+        raise ConfigurationError(f"save must be one of {', '.join(SAVE_FORMS)} or None, got {save!r}.")
+    if save == "adapter" and not any(Capability.ADAPTER in t.brings for t in plan.recipe.techniques):
+        raise ConfigurationError("save: this recipe trains no adapter. Save it as 'merged', or add lora.")
+    prompt_tokens = len(plan.tokenizer(corpus.prompt(plan.text))["input_ids"])
+    models.check_sample(plan.source, plan.config, prompt_tokens if sample_tokens else 0, sample_tokens)
+
+
+def check_machine(plan: Plan) -> None:
+    """Raises UnavailableError if a technique needs a device or a package that is not here."""
+    for technique in plan.recipe.techniques:
+        if reason := technique.missing(plan.device.type):
+            raise UnavailableError(reason)
