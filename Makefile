@@ -12,7 +12,7 @@ run: .venv/ready  ## execute all notebooks, print the comparison, build build/ga
 	$(BIN)/python -m workbench compare
 
 test: .venv/ready lint  ## everything that CI runs: linters, types, import layers, tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: .venv/ready  ## ruff, mypy, import layers, notebooks without outputs
 	$(BIN)/ruff check .

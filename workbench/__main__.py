@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
+from pathlib import Path
 from typing import Any
 
 from workbench.errors import ConfigurationError, UnavailableError, WorkbenchError
@@ -70,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     recorder.add_argument("--last", type=int, default=20, metavar="N", help="show the last N runs (default 20)")
     recorder.set_defaults(function=show_records)
     comparer = commands.add_parser("compare", help="recipes side by side, against their baseline")
+    comparer.add_argument("--save", metavar="FOLDER", help="write the table (CSV) and the pictures (PNG) there too")
     comparer.set_defaults(function=show_comparison)
     return parser
 
@@ -132,14 +134,18 @@ def _summary(record: Any) -> str:
         f"{record.label} on {record.model}, {record.device}: {record.status} {record.error}".rstrip(),
         f"  peak    {format_bytes(record.peak_allocated_bytes)} in the {record.peak_phase.replace('_', ' ')} "
         f"({record.memory_source}): {parts}",
-        f"  loss    {record.losses[0]:.3f} → {record.losses[-1]:.3f} in training; held out "
-        f"{record.held_out_loss_before:.3f} → {record.held_out_loss or float('nan'):.3f}",
+        f"  loss    {_from_to(record.losses[:1], record.losses[-1:])} in training; held out "
+        f"{_from_to([record.held_out_loss_before], [record.held_out_loss])}",
         f"  speed   {speed}; {record.trainable_parameters:,} of {record.parameters:,} parameters trained",
         f"  record  {runs_folder() / (record.id + '.json')}",
     ]
     lines += [f"  model   {record.model_path}"] if record.model_path else []
     lines += [f"\nbefore: {record.text_before}", f"\nafter:  {record.text_after}"] if record.text_after else []
     return "\n".join(lines)
+
+
+def _from_to(first: list[float | None], last: list[float | None]) -> str:
+    return " → ".join("none" if not value or value[0] is None else f"{value[0]:.3f}" for value in (first, last))
 
 
 def run_notebooks(args: argparse.Namespace) -> None:
@@ -197,7 +203,7 @@ def _export(frame: Any, path: str) -> None:
     print(f"{len(frame)} runs written to {path}")
 
 
-def show_comparison(_: argparse.Namespace) -> None:
+def show_comparison(args: argparse.Namespace) -> None:
     from workbench.comparison import as_text, compare, conclusions
     from workbench.record import records
 
@@ -206,6 +212,18 @@ def show_comparison(_: argparse.Namespace) -> None:
     print()
     for sentence in conclusions(table):
         print(f"- {sentence}")
+    if args.save:
+        _save_comparison(table, Path(args.save))
+
+
+def _save_comparison(table: Any, folder: Path) -> None:
+    from workbench import plots
+
+    folder.mkdir(parents=True, exist_ok=True)
+    table.assign(**table.attrs).to_csv(folder / "comparison.csv")
+    plots.memory_bars(table).savefig(folder / "memory.png", dpi=130)
+    plots.tradeoffs(table).savefig(folder / "tradeoffs.png", dpi=130)
+    print(f"\ncomparison.csv, memory.png and tradeoffs.png written to {folder}")
 
 
 if __name__ == "__main__":

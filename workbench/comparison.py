@@ -4,6 +4,7 @@ Only runs that compare are put into one table: same model, text, batch, length, 
 the memory figures. Several seeds of a recipe become one row; loss differences inside the seed-to-seed spread are ties.
 """
 
+import html
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -132,7 +133,7 @@ def style(table: pd.DataFrame) -> "Styler":
     formats = {"peak": format_bytes, "saves": "{:.0%}", "tokens/s": "{:,.0f}", "speed": "{:.2f}×"}
     formats |= {"trainable": "{:,}", "learning rate": "{:.0e}"}
     styler = shown.style.format(formats, escape="html").format_index(escape="html", axis=0)
-    return styler.bar(subset=["peak"], color="#E69F0066", vmin=0).set_caption(caption(table))
+    return styler.bar(subset=["peak"], color="#E69F0066", vmin=0).set_caption(html.escape(caption(table)))
 
 
 def _loss(row: pd.Series) -> str:
@@ -192,16 +193,18 @@ def _smallest(others: pd.DataFrame, base: pd.Series) -> str:
         f"{best.name} has the smallest peak, {format_bytes(best['peak_allocated_bytes'])} instead of "
         f"{format_bytes(base['peak_allocated_bytes'])} ({best['saved_fraction']:.0%} less). The largest part of the "
         f"baseline's peak is {largest.replace('_', ' ')}, {format_bytes(base[f'{largest}_bytes'])}, and the peak "
-        f"comes in the {base['peak_phase'].replace('_', ' ')}."
+        f"comes in the {base['peak_phase'].replace('_', ' ')} phase."
     )
 
 
 def _unharmed(others: pd.DataFrame) -> str:
     free = others[others["loss_verdict"].isin(["same", "tie", "better"])]
-    harmed = others.drop(index=free.index)
     words = f"Held-out loss no worse than the baseline's (or a tie): {', '.join(free.index) or 'none'}."
-    worse = [f"{label} (+{row['loss_difference']:.3f})" for label, row in harmed.iterrows()]
-    return words + (f" Worse, or not to be told with one seed: {', '.join(worse)}." if worse else "")
+    for verdict, name in (("worse", "Worse"), ("?", "Not to be told with one seed")):
+        rows = others[others["loss_verdict"] == verdict]
+        listed = [f"{label} ({row['loss_difference']:+.3f})" for label, row in rows.iterrows()]
+        words += f" {name}: {', '.join(listed)}." if listed else ""
+    return words
 
 
 def _fastest(others: pd.DataFrame) -> str:

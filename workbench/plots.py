@@ -31,21 +31,22 @@ COLOURS: dict[Category, str] = {
 LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")
 
 
-def memory_bars(records: Sequence[Record]) -> "Figure":
-    """The peak of each recipe, by category; the last record of each label counts."""
-    latest = {record.label: record for record in records}
-    figure, axes = _axes(8.0, 0.9 + 0.5 * len(latest))
-    left = np.zeros(len(latest))
+def memory_bars(frame: pd.DataFrame) -> "Figure":
+    """The peak of each recipe by category, from a comparison or from `records()` (there, the last run of a label)."""
+    rows = frame.reset_index().drop_duplicates("label", keep="last").set_index("label")
+    peaks = rows["peak_allocated_bytes"].astype(float) / MIB
+    figure, axes = _axes(8.0, 0.9 + 0.5 * len(rows))
+    left = np.zeros(len(rows))
     for category in Category:
-        sizes = np.array([record.by_category.get(category, 0) / MIB for record in latest.values()])
-        if sizes.any():
-            axes.barh(list(latest), sizes, left=left, color=COLOURS[category], label=_words(category), height=0.65)
+        sizes = rows[f"{category}_bytes"].fillna(0).to_numpy(dtype=float) / MIB
+        if sizes.max() > 0.002 * peaks.max():
+            axes.barh(list(rows.index), sizes, left=left, color=COLOURS[category], label=_words(category), height=0.65)
             left += sizes
-    for row, (total, record) in enumerate(zip(left, latest.values(), strict=True)):
-        axes.text(total, row, f" {format_bytes(record.peak_allocated_bytes or 0)}", va="center", color=GREY)
+    for row, peak in enumerate(peaks):
+        axes.text(peak, row, f" {format_bytes(peak * MIB)}", va="center", color=GREY)
     axes.invert_yaxis()
-    axes.set_xlim(0, float(left.max()) * 1.16)
-    axes.set_xlabel(f"bytes at the peak, MiB ({', '.join(sorted({r.memory_source for r in records}))})")
+    axes.set_xlim(0, peaks.max() * 1.16)
+    axes.set_xlabel(f"bytes at the peak, MiB ({', '.join(sorted(set(rows['memory_source'])))})")
     return _finish(figure, axes, columns=4)
 
 

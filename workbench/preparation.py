@@ -1,7 +1,7 @@
 """Everything that can be checked and prepared before a model's weights are loaded."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,13 +37,12 @@ class Plan:
 
 
 def prepare(recipe: Recipe, device: torch.device) -> Plan:
-    """Resolve the model's name, read the text, cut it into blocks.
+    """Find the model, read the text, cut it into blocks. `auto` must have been resolved before.
 
     Raises:
         ConfigurationError: text, model, length or batch cannot be used.
         UnavailableError: the hub cannot be reached.
     """
-    recipe = replace(recipe, model=models.resolve(recipe.model, device.type))
     text = corpus.load(recipe.corpus)
     source = models.locate(recipe.model)
     with models.quiet():

@@ -184,11 +184,11 @@ def _dtype(annotation: str) -> str:
     return "Int64" if "int" in annotation else "Float64" if "float" in annotation else "string"
 
 
-def find(recipe: Recipe, *, model: str, device: str, data_sha256: str, folder: Path | None = None) -> Record | None:
-    """The newest `ok` record of the same recipe, model, text, device and library versions."""
-    wanted = (recipe.id, model, device, data_sha256, versions())
+def find(recipe: Recipe, *, device: str, data_sha256: str, folder: Path | None = None) -> Record | None:
+    """The newest `ok` record of the same recipe, text, device and library versions."""
+    wanted = (recipe.id, device, data_sha256, versions())
     for record in reversed(read_all(folder)):
-        found = (record.recipe_id, record.model, record.device, record.data_sha256, record.versions)
+        found = (record.recipe_id, record.device, record.data_sha256, record.versions)
         if record.status is Status.OK and found == wanted:
             return record
     return None

@@ -59,17 +59,19 @@ def run(
         OutOfMemoryError: recorded as `oom`. Other failures are recorded as `failed` or `interrupted` and raised.
     """
     folder = folder or runs_folder()
-    plan = prepare(recipe, devices.pick(device))
+    chosen = devices.pick(device)
+    recipe = replace(recipe, model=models.resolve(recipe.model, chosen.type))
+    facts = {"device": devices.describe(chosen), "data_sha256": corpus.load(recipe.corpus).sha256}
+    if reuse and save is None and (known := find(recipe, folder=folder, **facts)):
+        return known
+    plan = prepare(recipe, chosen)
     check_outputs(plan, save, sample_tokens)
-    facts = {"model": plan.source.name, "device": devices.describe(plan.device), "data_sha256": plan.text.sha256}
-    record = Record.start(plan.recipe, learning_rate=plan.learning_rate, **facts)
+    record = Record.start(recipe, model=recipe.model, learning_rate=plan.learning_rate, **facts)
     try:
         check_machine(plan)
     except UnavailableError as error:
         replace(record, status=Status.UNAVAILABLE, error=str(error)).save(folder)
         raise
-    if reuse and save is None and (known := find(plan.recipe, folder=folder, **facts)):
-        return known
     record.save(folder)
     record = _execute(plan, record, save, sample_tokens, folder)
     record.save(folder)

@@ -1,0 +1,64 @@
+"""Every notebook, found by its file, runs under papermill and leaves true records."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from workbench.locations import NOTEBOOKS
+from workbench.memory.categories import Category
+from workbench.notebooks import execute, parameters_of, to_html
+from workbench.record import Record, Status, read_all
+
+QUICK = {"steps": 4, "seeds": 1, "sequence_length": 64, "sample_tokens": 8}
+
+
+@pytest.fixture(scope="module", params=sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
+def executed(request, tmp_path_factory, text_file) -> tuple[Path, Path, list[Record]]:
+    folder = tmp_path_factory.mktemp(request.param.stem)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WORKBENCH_RUNS", str(folder / "runs"))
+        patch.setenv("OMP_NUM_THREADS", "1")  # another test process has the other core
+        output = execute(request.param, folder / request.param.name, {**QUICK, "corpus": str(text_file)})
+    return request.param, output, read_all(folder / "runs")
+
+
+def test_it_runs_and_its_records_are_true(executed):
+    path, _, records = executed
+    asks_for_runs = "seeds" in parameters_of(path)
+    assert bool(records) == asks_for_runs
+    for record in records:
+        if record.status is Status.UNAVAILABLE:
+            assert "fp16" in record.error
+            continue
+        assert record.status is Status.OK
+        assert record.steps_done == len(record.losses) == QUICK["steps"]
+        assert record.tokens_seen == QUICK["steps"] * 8 * QUICK["sequence_length"]
+        assert sum(record.by_category.values()) == record.peak_allocated_bytes == max(record.by_phase.values())
+        assert record.by_category[Category.WEIGHTS] >= 4 * 2_762_880
+        assert record.held_out_loss < record.held_out_loss_before
+
+
+def test_its_technique_is_on_record_beside_the_baseline(executed):
+    path, _, records = executed
+    name = path.stem.split("_", 1)[1]
+    if (NOTEBOOKS.parent / "workbench" / "techniques" / f"{name}.py").exists():
+        labels = {record.label for record in records if record.status is Status.OK}
+        assert {name, "baseline"} <= {label.split("(")[0] for label in labels}
+
+
+def test_its_page_opens_offline(executed, tmp_path):
+    _, output, _ = executed
+    page = to_html(output, tmp_path / "page.html").read_text(encoding="utf-8")
+    for fetched in ("<script src", "<link", 'src="http', "url(http", "@import"):
+        assert fetched not in page, fetched
+    assert "widget-view" not in page, "an output needs a live kernel"
+    assert "Warning" not in page
+
+
+def test_it_runs_alone_from_its_own_folder(tmp_path, monkeypatch):
+    """As in JupyterLab: the kernel's folder is the notebook's, wherever that is."""
+    monkeypatch.setenv("WORKBENCH_RUNS", str(tmp_path / "runs"))
+    copy = shutil.copy(NOTEBOOKS / "00_memory_anatomy.ipynb", tmp_path)
+    execute(Path(copy), tmp_path / "out" / "executed.ipynb", {"sequence_length": 32})
+    assert (tmp_path / "out" / "executed.ipynb").exists()

@@ -1,0 +1,147 @@
+"""The command line: what it prints, where, and its exit codes."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+
+from workbench.__main__ import main
+from workbench.record import Status, read_all
+from workbench.techniques import REGISTRY
+
+
+@pytest.fixture
+def quick(model_name, text_file):
+    return [model_name, "--corpus", str(text_file), "--steps", "4", "--sequence-length", "16", "--sample-tokens", "0"]
+
+
+def test_run_prints_a_summary_and_leaves_a_record(quick, capsys):
+    assert main(["run", *quick, "--technique", "lora=rank:4,alpha:8"]) == 0
+    (record,) = read_all()
+    assert record.recipe["techniques"] == {"lora": {"rank": 4, "alpha": 8.0, "dropout": 0.0, "targets": "c_attn"}}
+    out = capsys.readouterr().out
+    for words in ("lora(rank=4, alpha=8.0)", "peak", "held out", "tokens/s", record.id):
+        assert words in out
+
+
+def test_json_is_one_object_on_standard_output(quick, capsys):
+    assert main(["run", *quick, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["status"] == "ok"
+
+
+def test_samples_and_saved_model_are_shown(quick, capsys):
+    assert main(["run", *quick, "--sample-tokens", "8", "--save", "merged"]) == 0
+    out = capsys.readouterr().out
+    assert "before:" in out
+    assert "after:" in out
+    assert read_all()[0].model_path in out
+
+
+def test_equal_runs_are_reused_on_request(quick):
+    main(["run", *quick])
+    main(["run", *quick, "--reuse"])
+    assert len(read_all()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--technique", "lora=rank:0"], "lora: rank must be an integer of at least 1, got 0"),
+        (["--technique", "lora=rank:many"], "lora: rank must be an integer of at least 1, got 'many'"),
+        (["--technique", "lora=size:3"], "lora has no setting 'size'. Known: rank"),
+        (["--technique", "magic"], "There is no technique 'magic'. Known: gradient_accumulation"),
+        (["--technique", "gradient_accumulation=steps:3"], "cannot be split into 3"),
+        (["--batch-size", "0"], "effective_batch_size must be an integer of at least 1, got 0"),
+        (["--steps", "1.5"], "steps must be an integer"),
+        (["--sequence-length", "4096"], "beyond the 128 positions"),
+        (["--corpus", "missing.txt"], "there is no file 'missing.txt'"),
+        (["--device", "tpu"], "'tpu' is not one of cuda, mps, cpu"),
+        (["--save", "adapter"], "trains no adapter"),
+        (["--sample-tokens", "5000"], "sample_tokens must be between 0 and"),
+    ],
+)
+def test_what_cannot_be_used_is_said_in_one_line_without_a_record(quick, arguments, words, capsys):
+    assert main(["run", *quick, *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ")
+    assert words in captured.err
+    assert "Traceback" not in captured.err
+    assert not captured.out
+    assert read_all() == []
+
+
+def test_what_this_machine_cannot_run_has_its_own_exit_code(quick, capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main(["run", *quick, "--technique", "mixed_precision=dtype:fp16"]) == 3
+    assert "needs a CUDA device" in capsys.readouterr().err
+    assert read_all()[0].status is Status.UNAVAILABLE
+    assert main(["run", *quick, "--device", "cuda"]) == 3
+
+
+def test_a_diverged_run_does_not_look_like_success(quick, monkeypatch, capsys):
+    from workbench.techniques.lora import Lora
+
+    def spoiled(self, inner):
+        return lambda model, *a, **k: inner(model, *a, **k) * float("nan") if model.training else inner(model, *a, **k)
+
+    monkeypatch.setattr(Lora, "compute_loss", spoiled)
+    assert main(["run", *quick, "--technique", "lora"]) == 1
+    assert "diverged" in capsys.readouterr().out
+
+
+def test_list_names_every_technique_with_its_settings(capsys):
+    assert main(["list"]) == 0
+    out = capsys.readouterr().out
+    for name, technique in REGISTRY.items():
+        assert name in out
+        for field in dataclasses.fields(technique):
+            assert f"{name}={field.name}:" in out
+
+
+def test_records_and_compare(quick, capsys, tmp_path):
+    assert main(["records"]) == 0
+    assert "No runs yet" in capsys.readouterr().out
+    assert main(["compare"]) == 2
+    main(["run", *quick])
+    main(["run", *quick, "--technique", "gradient_checkpointing"])
+    capsys.readouterr()
+    assert main(["compare"]) == 0
+    assert "gradient_checkpointing has the smallest peak" in capsys.readouterr().out
+    assert main(["compare", "--save", str(tmp_path / "kept")]) == 0
+    assert {path.name for path in (tmp_path / "kept").iterdir()} == {"comparison.csv", "memory.png", "tradeoffs.png"}
+    for name in ("runs.parquet", "runs.csv"):
+        assert main(["records", "--export", str(tmp_path / name)]) == 0
+    assert len(pd.read_parquet(tmp_path / "runs.parquet")) == len(pd.read_csv(tmp_path / "runs.csv")) == 2
+    assert main(["records", "--export", str(tmp_path / "runs.xls")]) == 2
+
+
+def test_an_unknown_notebook_or_parameter_is_refused(capsys):
+    assert main(["notebooks", "nope"]) == 2
+    assert main(["notebooks", "lora", "-p", "stepz", "3"]) == 2
+    assert "no parameter is called 'stepz'" in capsys.readouterr().err
+
+
+def test_help_is_light_and_teaches():
+    """No torch is imported for it, and it shows examples and exit codes."""
+    code = "import sys, runpy; sys.argv = ['workbench', '--help']; runpy.run_module('workbench', run_name='__main__')"
+    done = subprocess.run([sys.executable, "-X", "importtime", "-c", code], capture_output=True, text=True, check=True)
+    assert "examples:" in done.stdout
+    assert "exit codes:" in done.stdout
+    assert " torch\n" not in done.stderr
+
+
+def test_an_interrupt_ends_with_130(quick):
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys, workbench.training as t, workbench.__main__ as m\n"
+         "def stop(*a, **k): raise KeyboardInterrupt\n"
+         "t.SeamTrainer.training_step = stop\n"
+         "sys.exit(m.main(sys.argv[1:]))", "run", *quick],
+        capture_output=True, text=True, env=os.environ, check=False,
+    )  # fmt: skip
+    assert done.returncode == 130
+    assert done.stderr.strip().endswith("interrupted")
+    assert read_all()[0].status is Status.INTERRUPTED
