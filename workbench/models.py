@@ -1,7 +1,6 @@
 """GPT-2 by one name everywhere: embedded, from the hub, from a folder, or with random weights from its config."""
 
 import re
-import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from workbench.errors import ConfigurationError, UnavailableError
+from workbench.errors import ConfigurationError
+from workbench.hub import require
 from workbench.locations import MODELS
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 EMBEDDED = "gpt2-tiny"
 RANDOM = "random:"
 END_OF_TEXT = "<|endoftext|>"
-HUB_PATIENCE_S = 4.0
 
 # Radford et al., "Language Models are Unsupervised Multitask Learners" (2019); 12 heads of 64 in the smallest
 SIZES: dict[str, dict[str, Any]] = {
@@ -75,7 +74,7 @@ def locate(name: str) -> Source:
             f"model: {name!r} is neither an existing folder nor a hub id. "
             f"Known without a download: {EMBEDDED}, {', '.join(RANDOM + size for size in SIZES)}."
         )
-    _require_hub(plain)
+    require(plain, alternatives=f"{EMBEDDED} (embedded) or {RANDOM}gpt2 (no download)")
     return Source(name, plain, random)
 
 
@@ -103,52 +102,6 @@ def _refuse_damaged(folder: Path) -> None:
                 pass
         except SafetensorError as error:
             raise ConfigurationError(f"model: {path} is damaged or cut off ({error}). Copy or save it again.") from None
-
-
-def _require_hub(repository: str) -> None:
-    """Answer within seconds whether the hub can serve a repository; its own client retries for most of a minute."""
-    from huggingface_hub import try_to_load_from_cache
-
-    if isinstance(try_to_load_from_cache(repository, "config.json"), str):
-        return
-    answer = _ask_hub(repository)
-    if answer is None:
-        raise UnavailableError(
-            f"model: {repository!r} is not in the local cache, and the Hugging Face hub cannot be reached. "
-            f"Check the spelling and the network, or use {EMBEDDED} (embedded) or {RANDOM}gpt2 (no download)."
-        )
-    if answer in (401, 403, 404):
-        raise ConfigurationError(
-            f"model: the Hugging Face hub has no public model {repository!r} (HTTP {answer}). Check the spelling; "
-            "for a private one run `hf auth login` and download it first."
-        )
-    if answer >= 400:
-        raise UnavailableError(
-            f"model: the Hugging Face hub answers HTTP {answer} for {repository!r}. Try later, or use {EMBEDDED} "
-            f"(embedded) or {RANDOM}gpt2 (no download)."
-        )
-
-
-def _ask_hub(repository: str) -> int | None:
-    """HTTP status of the repository's config, or None without an answer in time. A thread bounds name look-up too."""
-    import httpx
-    from huggingface_hub import constants, hf_hub_url
-
-    if constants.HF_HUB_OFFLINE:
-        return None
-    answers: list[int] = []
-
-    def ask() -> None:
-        try:
-            url = hf_hub_url(repository, "config.json")
-            answers.append(httpx.head(url, timeout=HUB_PATIENCE_S, follow_redirects=True).status_code)
-        except httpx.HTTPError:
-            pass
-
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(HUB_PATIENCE_S)
-    return answers[0] if answers else None
 
 
 def load_config(source: Source) -> "GPT2Config":

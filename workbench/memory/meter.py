@@ -128,21 +128,30 @@ class Meter:
             ValueError: nothing was measured inside a phase.
         """
         timeline = self._tracker.timeline()
-        events = {phase: timeline.peak(phase) for phase in Phase}
-        tracked = {phase: int(timeline.total[event]) for phase, event in events.items() if event >= 0}
-        by_phase = {p: max(tracked.get(p, 0), self._peaks.get(p, 0)) for p in Phase if p in tracked or p in self._peaks}
-        if not tracked:
+        by_phase = self._peak_by_phase(timeline)
+        if not any(by_phase.values()):
             raise ValueError("nothing was measured: put the training step inside `with meter.phase(...)` blocks")
         peak_phase = max(by_phase, key=lambda phase: by_phase[phase])
-        attributed = timeline.by_category(events.get(peak_phase, -1)) if events[peak_phase] >= 0 else {}
-        by_category = {category: attributed.get(category, 0) for category in Category}
+        event = timeline.peak(peak_phase)
+        by_category = timeline.by_category(event) if event >= 0 else dict.fromkeys(Category, 0)
         by_category[Category.UNATTRIBUTED] = by_phase[peak_phase] - sum(by_category.values())
         maximum = {category: int(timeline.live[row].max()) for row, category in enumerate(Category)}
-        maximum[Category.UNATTRIBUTED] = by_category[Category.UNATTRIBUTED]
         return MemoryReport(
-            self._allocator.source, self._before, by_phase[peak_phase], self._reserved, peak_phase,
-            by_category, maximum, by_phase,
-        )  # fmt: skip
+            source=self._allocator.source,
+            before_bytes=self._before,
+            peak_allocated_bytes=by_phase[peak_phase],
+            peak_reserved_bytes=self._reserved,
+            peak_phase=peak_phase,
+            by_category=by_category,
+            maximum_by_category=maximum | {Category.UNATTRIBUTED: by_category[Category.UNATTRIBUTED]},
+            by_phase=by_phase,
+        )
+
+    def _peak_by_phase(self, timeline: Timeline) -> dict[Phase, int]:
+        """The allocator's peak of each phase, or the tracker's where that is all there is."""
+        events = {phase: timeline.peak(phase) for phase in self._peaks}
+        tracked = {phase: int(timeline.total[event]) if event >= 0 else 0 for phase, event in events.items()}
+        return {phase: max(tracked[phase], self._peaks[phase]) for phase in Phase if phase in self._peaks}
 
 
 def _weights(model: torch.nn.Module) -> Iterator[torch.Tensor]:
