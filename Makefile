@@ -5,7 +5,7 @@ export TOKENIZERS_PARALLELISM := false
 .PHONY: help run test lint lab format clean
 
 help:  ## show this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "%-10s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: .venv/ready  ## execute all notebooks, print the comparison, build build/gallery/
 	$(BIN)/python -m workbench notebooks
@@ -33,6 +33,7 @@ clean:  ## remove what was built; runs and .venv stay
 	rm -rf build .mypy_cache .pytest_cache .ruff_cache
 
 .venv/ready: requirements.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --requirement requirements.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .

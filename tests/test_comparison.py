@@ -66,6 +66,27 @@ def test_only_finished_runs_are_ranked(status):
     assert list(table.index) == ["baseline"]
 
 
+@pytest.mark.parametrize("seeds", [(1, 3), (3, 1)])
+def test_a_spread_must_be_known_on_both_sides(seeds):
+    runs = [record(seed=s, loss=4 + s / 100) for s in range(seeds[0])]
+    runs += [record("x", seed=s, loss=4.2 + s / 100) for s in range(seeds[1])]
+    assert table_of(*runs).loc["x", "loss_verdict"] == "?"
+
+
+def test_speed_is_shown_with_its_spread_and_may_tie():
+    runs = [record(seed=s, peak=100, speed=1000 + 100 * s, loss=4 + s / 100) for s in range(2)]
+    runs += [record("x", seed=s, peak=90, speed=980 + 100 * s, loss=4 + s / 100) for s in range(2)]
+    table = table_of(*runs)
+    assert "1,050 ± 50" in as_text(table)
+    assert pareto(table) == ["x"]
+
+
+def test_runs_too_short_to_time_compare_all_the_same():
+    table = table_of(record(speed=None), record("x", peak=10, speed=None))
+    assert "There were too few steps to time." in conclusions(table)
+    assert "x" in as_text(table)
+
+
 def test_the_newest_run_of_a_seed_counts():
     assert table_of(record(peak=100), record(peak=90)).loc["baseline", "peak_allocated_bytes"] == 90
 

@@ -421,6 +421,7 @@ def test_a_prompt_as_long_as_the_positions_leaves_no_room(model, tokenizer):
         models.generate(model, tokenizer, "word " * 200, 5)
 
 
-def test_sources_know_their_customary_learning_rate():
-    rates = {name: models.locate(name).learning_rate for name in ("gpt2-tiny", "random:gpt2-tiny", "random:gpt2")}
+def test_models_have_their_customary_learning_rate():
+    names = ("gpt2-tiny", "random:gpt2-tiny", "random:gpt2")
+    rates = {name: models.learning_rate(models.load_config(models.locate(name))) for name in names}
     assert rates == {"gpt2-tiny": 1e-3, "random:gpt2-tiny": 1e-3, "random:gpt2": 5e-5}

@@ -107,5 +107,13 @@ def test_what_is_up_to_date_is_left_alone(notebook, tmp_path, monkeypatch):
     assert page.stat().st_mtime_ns > first
 
 
+def test_pages_with_parameters_of_ones_own_do_not_mix_with_the_gallery(notebook, tmp_path, monkeypatch):
+    notebook("print(steps)")
+    monkeypatch.setattr("workbench.notebooks.NOTEBOOKS", tmp_path)
+    (page,) = build(parameters={"steps": 5}, folder=tmp_path / "build")
+    assert page.parent.name == "gallery-own"
+    assert not (tmp_path / "build" / "gallery").exists()
+
+
 def test_title_falls_back_to_the_stem(notebook):
     assert title(notebook("print(1)")) == "lesson"

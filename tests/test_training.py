@@ -276,6 +276,23 @@ def test_running_out_of_memory_is_recorded_and_said_with_a_cure(recipe, runs_fol
     record = only_record(runs_folder)
     assert record.status is Status.OOM
     assert record.error
+    assert record.held_out_loss_before > 0
+    assert sum(record.by_category.values()) == record.peak_allocated_bytes > 0
+
+
+def test_a_model_in_a_folder_may_have_changed_and_is_not_reused(recipe, runs_folder, text_file):
+    kept = run(replace(recipe, steps=1), device="cpu", save="merged")
+    from_folder = replace(recipe, model=kept.model_path, steps=1)
+    first, second = (run(from_folder, device="cpu", reuse=True) for _ in range(2))
+    assert first.id != second.id
+
+
+def test_a_run_without_sample_texts_is_not_reused_where_they_are_asked_for(recipe, runs_folder):
+    short = replace(recipe, steps=1)
+    plain = run(short, device="cpu")
+    sampled = run(short, device="cpu", reuse=True, sample_tokens=4)
+    assert sampled.id != plain.id
+    assert run(short, device="cpu", reuse=True, sample_tokens=4).id == sampled.id
 
 
 def test_an_interrupted_run_is_recorded(recipe, runs_folder):

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import io
 import json
 import sys
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from workbench.errors import ConfigurationError, UnavailableError, WorkbenchError
+from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.recipe import Recipe
 from workbench.settings import described, parse
 from workbench.techniques import REGISTRY, parse_technique
@@ -34,23 +35,20 @@ SHORT = {"effective_batch_size": "--batch-size"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")  # Windows consoles may not know an arrow
     args = _parser().parse_args(arguments)
     try:
         return int(args.function(args) or 0)
     except WorkbenchError as error:
         print(f"error: {error}", file=sys.stderr)
-        return _exit_code(error)
+        return error.exit_code
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-
-
-def _exit_code(error: WorkbenchError) -> int:
-    if isinstance(error, ConfigurationError):
-        return 2
-    if isinstance(error, UnavailableError):
-        return 3
-    return 4 if type(error).__name__ == "OutOfMemoryError" else 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -157,6 +155,9 @@ def run_notebooks(args: argparse.Namespace) -> None:
 
 
 def _value(text: str) -> Any:
+    """JSON or text. A file is named from where the caller stands; the notebooks run in a folder of their own."""
+    if Path(text).is_file():
+        return str(Path(text).resolve())
     try:
         return json.loads(text)
     except ValueError:

@@ -5,9 +5,10 @@ the memory figures. Several seeds of a recipe become one row; loss differences i
 """
 
 import html
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 
 from workbench.errors import ConfigurationError
@@ -27,10 +28,10 @@ BASELINE = "baseline"
 def compare(frame: pd.DataFrame) -> pd.DataFrame:
     """One row a recipe, the smallest peak first, from a frame of `records()`.
 
-    Of several comparable groups, the one with the newest run is taken. Of several runs of a recipe with one seed, the
-    newest counts. Columns: `peak_allocated_bytes`, `saved_bytes`, `saved_fraction`, `held_out_loss` (mean over
-    seeds), `held_out_loss_spread` (largest minus smallest; missing with one seed), `loss_difference`,
-    `loss_verdict`, `tokens_per_s` (median), `speed_ratio`, `trainable_parameters`, `learning_rate`, `seeds`,
+    Of several comparable groups, the one with the newest baseline is taken. Of several runs with one seed, the newest
+    counts. Columns: `peak_allocated_bytes`, `saved_bytes`, `saved_fraction`, `held_out_loss` (mean over seeds),
+    `held_out_loss_spread` (largest minus smallest; missing with one seed), `loss_difference`, `loss_verdict`,
+    `tokens_per_s` (median), `tokens_per_s_spread`, `speed_ratio`, `trainable_parameters`, `learning_rate`, `seeds`,
     `peak_phase`, `memory_source`, and the bytes of each category at the peak. What the rows have in common is in
     `.attrs`.
 
@@ -70,13 +71,14 @@ def _summary(label: str, rows: pd.DataFrame) -> dict[str, object]:
     """One recipe over its seeds. The memory figures are of the seed with the largest peak."""
     rows = rows[rows["learning_rate"] == rows["learning_rate"].iloc[-1]]
     worst = rows.loc[rows["peak_allocated_bytes"].idxmax()]
-    losses = rows["held_out_loss"]
+    losses, speeds = rows["held_out_loss"], rows["tokens_per_s"].astype(float)
     return {
         "label": label,
         "peak_allocated_bytes": int(worst["peak_allocated_bytes"]),
         "held_out_loss": float(losses.mean()),
         "held_out_loss_spread": float(losses.max() - losses.min()) if len(losses) > 1 else float("nan"),
-        "tokens_per_s": float(rows["tokens_per_s"].astype(float).median()),
+        "tokens_per_s": float(speeds.median()),
+        "tokens_per_s_spread": float(speeds.max() - speeds.min()) if len(speeds) > 1 else float("nan"),
         "trainable_parameters": int(worst["trainable_parameters"]),
         "learning_rate": float(worst["learning_rate"]),
         "seeds": len(rows),
@@ -88,57 +90,81 @@ def _summary(label: str, rows: pd.DataFrame) -> dict[str, object]:
 
 def _verdict(row: pd.Series, base: pd.Series) -> str:
     """`same` to six digits, `tie` within the larger of the two spreads, else `better` or `worse`; `?` with one seed."""
-    difference = row["loss_difference"]
+    difference, spread = row["loss_difference"], _spread(row, base, "held_out_loss")
     if row.name == BASELINE:
         return ""
     if abs(difference) < 1e-6 * base["held_out_loss"]:
         return "same"
-    spread = max(row["held_out_loss_spread"], base["held_out_loss_spread"])
     if pd.isna(spread):
         return "?"
     return "tie" if abs(difference) <= spread else "better" if difference < 0 else "worse"
 
 
+def _spread(a: pd.Series, b: pd.Series, column: str) -> float:
+    """The larger of two seed-to-seed spreads; unknown if one of them is."""
+    return float(np.maximum(a[f"{column}_spread"], b[f"{column}_spread"]))
+
+
 def pareto(table: pd.DataFrame) -> list[str]:
-    """Labels that no other row beats in memory, speed and loss at once (ties in loss do not count as beaten)."""
-    return [str(label) for label in table.index if not any(_dominates(table, other, label) for other in table.index)]
+    """Labels that no other row beats: no worse in memory, speed and loss, and better in one. Ties beat nothing."""
+    return [str(label) for label in table.index if not any(_beats(table, other, label) for other in table.index)]
 
 
-def _dominates(table: pd.DataFrame, one: object, other: object) -> bool:
+def _beats(table: pd.DataFrame, one: object, other: object) -> bool:
     a, b = table.loc[one], table.loc[other]
-    spread = max(a["held_out_loss_spread"], b["held_out_loss_spread"])
-    worse_loss = b["held_out_loss"] - a["held_out_loss"] > (0 if pd.isna(spread) else spread)
-    at_least = a["peak_allocated_bytes"] <= b["peak_allocated_bytes"] and a["tokens_per_s"] >= b["tokens_per_s"]
-    not_worse = a["held_out_loss"] - b["held_out_loss"] <= (0 if pd.isna(spread) else spread)
-    less = a["peak_allocated_bytes"] < b["peak_allocated_bytes"] or a["tokens_per_s"] > b["tokens_per_s"]
-    return bool(at_least and not_worse and (less or worse_loss))
+    gains = [
+        b["peak_allocated_bytes"] - a["peak_allocated_bytes"],
+        _beyond(a["tokens_per_s"] - b["tokens_per_s"], _spread(a, b, "tokens_per_s")),
+        _beyond(b["held_out_loss"] - a["held_out_loss"], _spread(a, b, "held_out_loss")),
+    ]
+    return bool(min(gains) >= 0 and max(gains) > 0)
+
+
+def _beyond(difference: float, spread: float) -> float:
+    """The difference, or zero where it is inside the spread or unknown."""
+    known = 0.0 if pd.isna(spread) else spread
+    return difference if abs(difference) > known else 0.0
+
+
+FORMATS: dict[str, Callable[[Any], str]] = {
+    "peak": format_bytes,
+    "saves": "{:.0%}".format,
+    "speed": "{:.2f}×".format,
+    "trainable": "{:,}".format,
+    "learning rate": "{:.0e}".format,
+}
+
+
+def _shown(table: pd.DataFrame) -> pd.DataFrame:
+    """The columns that people read, in their order."""
+    columns = {
+        "peak": table["peak_allocated_bytes"],
+        "saves": table["saved_fraction"],
+        "held-out loss": [_with_spread(row, "held_out_loss", ".3f") for _, row in table.iterrows()],
+        "against baseline": table["loss_verdict"],
+        "tokens/s": [_with_spread(row, "tokens_per_s", ",.0f") for _, row in table.iterrows()],
+        "speed": table["speed_ratio"],
+        "trainable": table["trainable_parameters"],
+        "learning rate": table["learning_rate"],
+        "peak is in": table["peak_phase"].str.replace("_", " "),
+    }
+    return pd.DataFrame(columns, index=table.index.rename(None))
+
+
+def _with_spread(row: pd.Series, column: str, digits: str) -> str:
+    spread = row[f"{column}_spread"]
+    return f"{row[column]:{digits}}" + ("" if pd.isna(spread) else f" ± {spread / 2:{digits}}")
 
 
 def style(table: pd.DataFrame) -> "Styler":
     """The table as people read it, with bars behind the peaks; all text is escaped."""
-    shown = pd.DataFrame(
-        {
-            "peak": table["peak_allocated_bytes"],
-            "saves": table["saved_fraction"],
-            "held-out loss": [_loss(row) for _, row in table.iterrows()],
-            "against baseline": table["loss_verdict"],
-            "tokens/s": table["tokens_per_s"],
-            "speed": table["speed_ratio"],
-            "trainable": table["trainable_parameters"],
-            "learning rate": table["learning_rate"],
-            "peak is in": table["peak_phase"].str.replace("_", " "),
-        },
-        index=table.index.rename(None),
-    )
-    formats = {"peak": format_bytes, "saves": "{:.0%}", "tokens/s": "{:,.0f}", "speed": "{:.2f}×"}
-    formats |= {"trainable": "{:,}", "learning rate": "{:.0e}"}
-    styler = shown.style.format(formats, escape="html").format_index(escape="html", axis=0)
+    styler = _shown(table).style.format(FORMATS, escape="html").format_index(escape="html", axis=0)
     return styler.bar(subset=["peak"], color="#E69F0066", vmin=0).set_caption(html.escape(caption(table)))
 
 
-def _loss(row: pd.Series) -> str:
-    spread = row["held_out_loss_spread"]
-    return f"{row['held_out_loss']:.3f}" + ("" if pd.isna(spread) else f" ± {spread / 2:.3f}")
+def as_text(table: pd.DataFrame) -> str:
+    """The same table for a terminal."""
+    return f"{_shown(table).to_string(formatters=FORMATS)}\n\n{caption(table)}"
 
 
 def largest_loss_difference(ones: Sequence[Record], others: Sequence[Record]) -> float:
@@ -154,22 +180,6 @@ def caption(table: pd.DataFrame) -> str:
         f"{a['model']} on {a['corpus']}: {a['effective_batch_size']} × {a['sequence_length']} tokens a step, "
         f"{a['steps']} steps, {seeds} seed{'s' if seeds > 1 else ''}. Memory: {a['memory_source']} on {a['device']}."
     )
-
-
-def as_text(table: pd.DataFrame) -> str:
-    """The same table for a terminal."""
-    styled = style(table).data
-    printed = styled.assign(
-        **{
-            "peak": styled["peak"].map(format_bytes),
-            "saves": styled["saves"].map("{:.0%}".format),
-            "tokens/s": styled["tokens/s"].map("{:,.0f}".format),
-            "speed": styled["speed"].map("{:.2f}×".format),
-            "trainable": styled["trainable"].map("{:,}".format),
-            "learning rate": styled["learning rate"].map("{:.0e}".format),
-        }
-    )
-    return f"{printed.to_string()}\n\n{caption(table)}"
 
 
 def conclusions(table: pd.DataFrame) -> list[str]:
@@ -208,7 +218,10 @@ def _unharmed(others: pd.DataFrame) -> str:
 
 
 def _fastest(others: pd.DataFrame) -> str:
-    best, slowest = others.loc[others["speed_ratio"].idxmax()], others.loc[others["speed_ratio"].idxmin()]
+    timed = others.dropna(subset=["speed_ratio"])
+    if timed.empty:
+        return "There were too few steps to time."
+    best, slowest = timed.loc[timed["speed_ratio"].idxmax()], timed.loc[timed["speed_ratio"].idxmin()]
     return (
         f"Here {best.name} is the fastest at {best['speed_ratio']:.2f}× the baseline's speed and {slowest.name} the "
         f"slowest at {slowest['speed_ratio']:.2f}×."

@@ -127,22 +127,24 @@ def build(
 ) -> list[Path]:
     """Execute notebooks and put their pages and an index into `<folder>/gallery`. Those up to date are left alone.
 
+    With parameters of one's own the pages go to `<folder>/gallery-own` and are always made anew.
+
     Raises:
         ConfigurationError: unknown notebook or parameter.
         NotebookError: a notebook failed; the pages of those before it are there.
     """
     paths = find(names)
     check_parameters(paths, parameters or {})
-    pages = []
+    gallery, pages = folder / ("gallery-own" if parameters else "gallery"), []
     for path in tqdm(paths, desc="notebooks", unit="notebook"):
-        page = folder / "gallery" / f"{path.stem}.html"
+        page = gallery / f"{path.stem}.html"
         if force or parameters or not _up_to_date(page, path):
             start = time.monotonic()
             executed = execute(path, folder / "notebooks" / path.name, parameters)
             to_html(executed, page)
             tqdm.write(f"{path.stem}: {time.monotonic() - start:.0f} s")
         pages.append(page)
-    write_index(folder / "gallery")
+    write_index(gallery)
     return pages
 
 

@@ -33,7 +33,7 @@ class Plan:
     def learning_rate(self) -> float:
         """As asked, or the model's customary one times what each technique customarily needs."""
         factor = math.prod(technique.learning_rate_factor for technique in self.recipe.techniques)
-        return self.recipe.learning_rate or self.source.learning_rate * factor
+        return self.recipe.learning_rate or models.learning_rate(self.config) * factor
 
 
 def prepare(recipe: Recipe, device: torch.device) -> Plan:

@@ -60,6 +60,7 @@ class Record:
     gradient_accumulation_steps: int | None = None
     steps_done: int = 0
     tokens_seen: int = 0
+    skipped_steps: int = 0  # by loss scaling, after an overflow in fp16
     parameters: int | None = None
     trainable_parameters: int | None = None
     data_sha256: str = ""
@@ -184,12 +185,19 @@ def _dtype(annotation: str) -> str:
     return "Int64" if "int" in annotation else "Float64" if "float" in annotation else "string"
 
 
-def find(recipe: Recipe, *, device: str, data_sha256: str, folder: Path | None = None) -> Record | None:
-    """The newest `ok` record of the same recipe, text, device and library versions."""
-    wanted = (recipe.id, device, data_sha256, versions())
+def find(
+    recipe: Recipe, *, device: str, data_sha256: str, sampled: bool = False, folder: Path | None = None
+) -> Record | None:
+    """The newest `ok` record of the same recipe, text, device, library versions and commit of the workbench.
+
+    None for a model in a folder of the user's, whose weights may have changed since; `sampled` asks for sample texts.
+    """
+    if Path(recipe.model).is_dir():
+        return None
+    wanted = (recipe.id, device, data_sha256, versions(), git_commit())
     for record in reversed(read_all(folder)):
-        found = (record.recipe_id, record.device, record.data_sha256, record.versions)
-        if record.status is Status.OK and found == wanted:
+        found = (record.recipe_id, record.device, record.data_sha256, record.versions, record.git_commit)
+        if record.status is Status.OK and found == wanted and (record.text_after or not sampled):
             return record
     return None
 

@@ -100,7 +100,7 @@ def prepare_model(recipe: Recipe, model: PreTrainedModel) -> PreTrainedModel:
 def training_arguments(recipe: Recipe, learning_rate: float, device: torch.device, folder: Path) -> TrainingArguments:
     """The recipe's arguments and the ones that are the same for every run."""
     decided = recipe.training_arguments()
-    return TrainingArguments(
+    arguments = TrainingArguments(
         output_dir=str(folder),
         learning_rate=learning_rate,
         warmup_steps=recipe.steps // 10,
@@ -116,6 +116,8 @@ def training_arguments(recipe: Recipe, learning_rate: float, device: torch.devic
         disable_tqdm=True,
         **decided,
     )
+    arguments._n_gpu = min(arguments.n_gpu, 1)  # with several, DataParallel would multiply the batch
+    return arguments
 
 
 def assemble(

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, TrainerCallback, set_seed
 
 from workbench import corpus, devices, models
-from workbench.errors import UnavailableError, WorkbenchError
+from workbench.errors import OutOfMemoryError, UnavailableError
 from workbench.locations import runs_folder
 from workbench.memory.allocators import allocator_for
 from workbench.memory.meter import Meter
@@ -25,11 +25,10 @@ from workbench.techniques.base import Arguments
 from workbench.trainer import SeamTrainer, assemble, prepare_data, prepare_model, training_arguments
 
 WARM_UP_STEPS = 3
-OOM_WORDS = ("CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory")
-
-
-class OutOfMemoryError(WorkbenchError, RuntimeError):
-    """The run did not fit; its record has the status `oom`."""
+OOM_WORDS = (  # of cuBLAS, the driver, MPS, and the CPU on Linux and Windows, which raise no torch.OutOfMemoryError
+    "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory", "MPS backend out of memory", "can't allocate memory",
+    "not enough memory: you tried to allocate",
+)  # fmt: skip
 
 
 def run(
@@ -62,7 +61,7 @@ def run(
     chosen = devices.pick(device)
     recipe = replace(recipe, model=models.resolve(recipe.model, chosen.type))
     facts = {"device": devices.describe(chosen), "data_sha256": corpus.load(recipe.corpus).sha256}
-    if reuse and save is None and (known := find(recipe, folder=folder, **facts)):
+    if reuse and save is None and (known := find(recipe, sampled=bool(sample_tokens), folder=folder, **facts)):
         return known
     plan = prepare(recipe, chosen)
     check_outputs(plan, save, sample_tokens)
@@ -111,6 +110,7 @@ class _Run:
     def __init__(self, plan: Plan, record: Record, scratch: Path) -> None:
         self.plan, self.record, self.scratch = plan, record, scratch
         self.trainer: SeamTrainer | None = None
+        self.meter: Meter | None = None
 
     def execute(self, save: str | None, sample_tokens: int, folder: Path) -> Record:
         plan, allocator = self.plan, allocator_for(self.plan.device)
@@ -121,6 +121,7 @@ class _Run:
             model = self._load()
             text_before = self._sample(model, sample_tokens)
             with Meter(model, before_bytes=before) as meter:
+                self.meter = meter
                 watch = _Watch(meter, plan)
                 arguments = training_arguments(plan.recipe, plan.learning_rate, plan.device, self.scratch)
                 trainer = self.trainer = assemble(plan.recipe, model, data, arguments, meter, [watch])
@@ -128,7 +129,6 @@ class _Run:
                 trainer.train()
                 held_out_loss = trainer.evaluate()["eval_loss"] if watch.finite else math.nan
             self._note_actual(trainer, watch, model)
-            self._note_memory(meter)
             text_after = self._sample(model, sample_tokens)
             model_path = self._keep(model, save, folder)
         finite = math.isfinite(held_out_loss)
@@ -143,12 +143,13 @@ class _Run:
         )
 
     def so_far(self) -> Record:
-        """The record with what the Trainer has seen until now."""
-        if self.trainer is None:
+        """The record with what the Trainer and the meter have seen until now."""
+        if self.trainer is None or self.meter is None:
             return self.record
         history = self.trainer.state.log_history
         return replace(
             self.record,
+            **_memory(self.meter),
             micro_batch_size=self.trainer.micro_batch_size,
             gradient_accumulation_steps=self.trainer.args.gradient_accumulation_steps,
             steps_done=self.trainer.state.global_step,
@@ -179,21 +180,8 @@ class _Run:
             dtype=f"autocast {autocast}" if autocast != "no" else str(model.dtype).removeprefix("torch."),
             parameters=sum(p.numel() for p in model.parameters()),
             trainable_parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
+            skipped_steps=watch.skipped_steps,
             **watch.speed(trainer.tokens_seen / max(trainer.state.global_step, 1)),
-        )
-
-    def _note_memory(self, meter: Meter) -> None:
-        report = meter.report()
-        self.record = replace(
-            self.record,
-            memory_source=report.source,
-            before_bytes=report.before_bytes,
-            peak_allocated_bytes=report.peak_allocated_bytes,
-            peak_reserved_bytes=report.peak_reserved_bytes,
-            peak_phase=str(report.peak_phase),
-            by_category={str(key): value for key, value in report.by_category.items()},
-            maximum_by_category={str(key): value for key, value in report.maximum_by_category.items()},
-            by_phase={str(key): value for key, value in report.by_phase.items()},
         )
 
     def _keep(self, model: PreTrainedModel, form: str | None, folder: Path) -> str:
@@ -204,25 +192,47 @@ class _Run:
         return str(path)
 
 
+def _memory(meter: Meter) -> dict[str, Any]:
+    """The meter's report as fields of a record; none if the run ended before the first phase did."""
+    try:
+        report = meter.report()
+    except ValueError:
+        return {}
+    return {
+        "memory_source": report.source,
+        "before_bytes": report.before_bytes,
+        "peak_allocated_bytes": report.peak_allocated_bytes,
+        "peak_reserved_bytes": report.peak_reserved_bytes,
+        "peak_phase": str(report.peak_phase),
+        "by_category": {str(key): value for key, value in report.by_category.items()},
+        "maximum_by_category": {str(key): value for key, value in report.maximum_by_category.items()},
+        "by_phase": {str(key): value for key, value in report.by_phase.items()},
+    }
+
+
 class _Watch(TrainerCallback):
     """Looks on at every step: attributes the warm-up steps, times the others, stops at a loss that is not finite."""
 
     def __init__(self, meter: Meter, plan: Plan) -> None:
         self.meter, self.device = meter, plan.device
-        self.finite = True
+        self.finite, self.skipped_steps = True, 0
         self.step_ends: list[float] = []
         self.bar = tqdm(
             total=plan.recipe.steps, desc=plan.recipe.label, unit="step", disable=not _show_progress(), leave=False
         )
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.meter.attribute(state.global_step < WARM_UP_STEPS)
+        # a step that loss scaling skipped has not made optimizer states yet
+        self.meter.attribute(state.global_step - self.skipped_steps < WARM_UP_STEPS)
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
+        self.skipped_steps += bool(getattr(optimizer, "step_was_skipped", False))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.meter.enter_phase(None)
         self.meter.attribute(False)
-        if self.device.type == "cuda" and state.global_step in (WARM_UP_STEPS, state.max_steps):
-            torch.cuda.synchronize()
+        if self.device.type != "cpu" and state.global_step in (WARM_UP_STEPS, state.max_steps):
+            torch.accelerator.synchronize()
         self.step_ends.append(time.perf_counter())
         self.bar.update()
 

@@ -1,6 +1,8 @@
 """Every notebook, found by its file, runs under papermill and leaves true records."""
 
+import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from workbench.memory.categories import Category
 from workbench.notebooks import execute, parameters_of, to_html
 from workbench.record import Record, Status, read_all
 
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 QUICK = {"steps": 4, "seeds": 1, "sequence_length": 64, "sample_tokens": 8}
 
 
@@ -54,6 +57,18 @@ def test_its_page_opens_offline(executed, tmp_path):
         assert fetched not in page, fetched
     assert "widget-view" not in page, "an output needs a live kernel"
     assert "Warning" not in page
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium: apt-get install chromium")
+def test_a_browser_shows_its_page_without_a_network(executed, tmp_path):
+    path, output, _ = executed
+    page = to_html(output, tmp_path / "page.html")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND", "--dump-dom"]
+    profile = f"--user-data-dir={tmp_path / 'profile'}"
+    done = subprocess.run([CHROMIUM, *flags, profile, page.as_uri()], capture_output=True, timeout=60, check=True)
+    shown = done.stdout.decode()
+    assert f"{path.stem[:2]} · " in shown
+    assert shown.count("<img") == len(re.findall(r'"image/png"', output.read_text(encoding="utf-8")))
 
 
 def test_it_runs_alone_from_its_own_folder(tmp_path, monkeypatch):

@@ -59,8 +59,8 @@ def test_the_customary_learning_rate_is_ten_times_higher(recipe, fine_tuned):
 
     customary = replace(recipe, learning_rate=None, steps=1)
     plain, adapted = fine_tuned(customary), fine_tuned(customary | Lora())
-    assert plain.learning_rate == 5e-5
-    assert adapted.learning_rate == pytest.approx(5e-4)
+    assert plain.learning_rate == 1e-3
+    assert adapted.learning_rate == pytest.approx(1e-2)
     assert fine_tuned(recipe | Lora()).learning_rate == recipe.learning_rate
 
 

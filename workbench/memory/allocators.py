@@ -1,8 +1,8 @@
 """What each kind of device can say about its own memory, behind one small interface.
 
 CUDA keeps exact peaks (`torch.cuda.max_memory_allocated`, PyTorch's "Memory management" notes). Apple's MPS only says
-how much is in use now, so its peak is the largest of the readings taken at phase boundaries, a lower bound. The CPU
-has no allocator statistics at all: there the tracker alone measures.
+how much is in use now: the meter takes the larger of those readings, made at phase boundaries, and of the tracker's
+peak, a lower bound. The CPU has no allocator statistics at all: there the tracker alone measures.
 """
 
 import gc
@@ -27,6 +27,7 @@ class CudaAllocator:
 
     def prepare(self) -> None:
         gc.collect()
+        torch._C._cuda_clearCublasWorkspaces()  # else the first run of a process alone would count them in its peak
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
 
@@ -40,7 +41,7 @@ class CudaAllocator:
 
 
 class MpsAllocator:
-    source = "mps-allocator"
+    source = "mps-allocator+tracker"
 
     def prepare(self) -> None:
         gc.collect()

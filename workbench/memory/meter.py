@@ -59,7 +59,7 @@ class Meter:
         device = next(model.parameters()).device
         self._allocator = allocator_for(device)
         self._tracker = StorageTracker(device.type, getattr(getattr(model, "config", None), "vocab_size", None))
-        self._model, self._optimizer = model, optimizer
+        self._model, self._optimizer, self._device_type = model, optimizer, device.type
         self._before, self._given_before = before_bytes or 0, before_bytes
         self._peaks: dict[Phase, int] = {}
         self._reserved: int | None = None
@@ -69,8 +69,7 @@ class Meter:
     def __enter__(self) -> Self:
         self._allocator.prepare()
         if self._given_before is None:
-            own = sum(size for size in _storage_sizes(_weights(self._model)).values())
-            self._before = max(self._allocator.in_use() - own, 0)
+            self._before = max(self._allocator.in_use() - sum(_storage_sizes(self._owned()).values()), 0)
         self.attribute(True)
         return self
 
@@ -110,12 +109,20 @@ class Meter:
         finally:
             self.enter_phase(None)
 
+    def _owned_by_category(self) -> dict[Category, list[torch.Tensor]]:
+        return {
+            Category.WEIGHTS: [*self._model.parameters(), *self._model.buffers()],
+            Category.GRADIENTS: [p.grad for p in self._model.parameters() if p.grad is not None],
+            Category.OPTIMIZER_STATES: _states(self._optimizer) if self._optimizer is not None else [],
+        }
+
+    def _owned(self) -> list[torch.Tensor]:
+        tensors = [tensor for group in self._owned_by_category().values() for tensor in group]
+        return [tensor for tensor in tensors if tensor.device.type == self._device_type]
+
     def _label_owned(self) -> None:
-        self._tracker.label(_weights(self._model), Category.WEIGHTS)
-        gradients = (p.grad for p in self._model.parameters() if p.grad is not None)
-        self._tracker.label(gradients, Category.GRADIENTS)
-        if self._optimizer is not None:
-            self._tracker.label(_states(self._optimizer), Category.OPTIMIZER_STATES)
+        for category, tensors in self._owned_by_category().items():
+            self._tracker.label(tensors, category)
 
     def timeline(self) -> Timeline:
         """Live bytes by category after every attributed event."""
@@ -154,14 +161,8 @@ class Meter:
         return {phase: max(tracked[phase], self._peaks[phase]) for phase in Phase if phase in self._peaks}
 
 
-def _weights(model: torch.nn.Module) -> Iterator[torch.Tensor]:
-    yield from model.parameters()
-    yield from model.buffers()
-
-
-def _states(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    for state in optimizer.state.values():
-        yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+def _states(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
 
 
 def _storage_sizes(tensors: Iterable[torch.Tensor]) -> dict[int, int]:

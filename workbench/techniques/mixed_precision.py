@@ -21,16 +21,16 @@ class MixedPrecision(Technique):
     name: ClassVar[str] = "mixed_precision"
     title: ClassVar[str] = "Mixed precision"
     attacks: ClassVar[tuple[Category, ...]] = (Category.ACTIVATIONS,)
-    costs: ClassVar[str] = "rounding: 8 bits of mantissa (bf16) or 11 (fp16) instead of 24"
+    costs: ClassVar[str] = "rounding: 8 significant bits (bf16) or 11 (fp16) instead of 24"
     numerics: ClassVar[Numerics] = Numerics.APPROXIMATE
 
     def missing(self, device_type: str) -> str | None:
         import torch
 
-        if self.dtype == "fp16" and device_type != "cuda":
+        if self.dtype == "fp16" and device_type == "cpu":
             return (
-                f"mixed_precision=dtype:fp16 needs a CUDA device, and this run is on {device_type}: loss scaling is "
-                "not done there, and the Trainer would silently train in fp32. Use dtype:bf16."
+                "mixed_precision=dtype:fp16 needs a GPU, and this run is on the cpu: loss scaling is not done there, "
+                "and the Trainer would silently train in fp32. Use dtype:bf16."
             )
         if self.dtype == "bf16" and device_type == "cuda" and not torch.cuda.is_bf16_supported(False):
             return "mixed_precision=dtype:bf16 needs compute capability 8.0 or newer. Use dtype:fp16 on this GPU."
