@@ -19,7 +19,7 @@ lint: .venv/ready  ## ruff, mypy, import layers, notebooks without outputs
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/nbstripout --verify notebooks/*.ipynb
+	$(BIN)/nbstripout --keep-id --verify notebooks/*.ipynb
 
 lab: .venv/ready  ## open the notebooks in JupyterLab
 	$(BIN)/jupyter lab --notebook-dir notebooks
@@ -27,7 +27,7 @@ lab: .venv/ready  ## open the notebooks in JupyterLab
 format: .venv/ready  ## tidy code and notebooks
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
-	$(BIN)/nbstripout notebooks/*.ipynb
+	$(BIN)/nbstripout --keep-id notebooks/*.ipynb
 
 clean:  ## remove what was built; runs and .venv stay
 	rm -rf build .mypy_cache .pytest_cache .ruff_cache

@@ -61,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_run(commands.add_parser("run", help="fine-tune, measure, record", epilog=EXAMPLES, formatter_class=raw))
+    _add_script(commands.add_parser("script", help="the recipe as a plain Hugging Face script", formatter_class=raw))
     _add_notebooks(commands.add_parser("notebooks", help="execute the notebooks and build the gallery"))
     lister = commands.add_parser("list", help="the techniques: what they attack, what they cost, same loss?")
     lister.set_defaults(function=list_techniques)
@@ -74,8 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_run(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Fine-tune one recipe. Without --technique it is the baseline that others are compared with."
+def _add_recipe(parser: argparse.ArgumentParser) -> None:
     for field in dataclasses.fields(Recipe):
         if field.name == "model":
             parser.add_argument("model", nargs="?", default="auto", help=f"{field.metadata['help']} (default auto)")
@@ -87,12 +87,23 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "--technique", action="append", default=[], metavar="NAME[=SETTING:VALUE,…]",
         help=f"switch a technique on; may be repeated. Known: {', '.join(REGISTRY)} (see `list`)",
     )  # fmt: skip
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Fine-tune one recipe. Without --technique it is the baseline that others are compared with."
+    _add_recipe(parser)
     parser.add_argument("--device", help="cpu, cuda or mps (default: the fastest there is)")
     parser.add_argument("--save", choices=("merged", "adapter"), help="keep the fine-tuned model beside the record")
     parser.add_argument("--sample-tokens", type=int, default=40, metavar="N", help="tokens of sample text (default 40)")
     parser.add_argument("--reuse", action="store_true", help="take an equal run that is already recorded")
     parser.add_argument("--json", action="store_true", help="print the record as one JSON object")
     parser.set_defaults(function=run_recipe)
+
+
+def _add_script(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Write the recipe as a Python script that needs no workbench; redirect it into a file."
+    _add_recipe(parser)
+    parser.set_defaults(function=write_script)
 
 
 def _add_notebooks(parser: argparse.ArgumentParser) -> None:
@@ -106,11 +117,15 @@ def _add_notebooks(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(function=run_notebooks)
 
 
-def run_recipe(args: argparse.Namespace) -> int:
+def _recipe(args: argparse.Namespace) -> Recipe:
     given = {f.name: getattr(args, f.name, None) for f in dataclasses.fields(Recipe) if "help" in f.metadata}
     texts = {name: text for name, text in given.items() if text is not None}
     techniques = tuple(parse_technique(text) for text in args.technique)
-    recipe = Recipe(**parse(Recipe, texts, "run"), techniques=techniques)
+    return Recipe(**parse(Recipe, texts, "run"), techniques=techniques)
+
+
+def run_recipe(args: argparse.Namespace) -> int:
+    recipe = _recipe(args)
     from workbench.record import Status
     from workbench.training import run
 
@@ -144,6 +159,14 @@ def _summary(record: Any) -> str:
 
 def _from_to(first: list[float | None], last: list[float | None]) -> str:
     return " → ".join("none" if not value or value[0] is None else f"{value[0]:.3f}" for value in (first, last))
+
+
+def write_script(args: argparse.Namespace) -> None:
+    from workbench.script import script
+
+    with redirect_stdout(sys.stderr):
+        source = script(_recipe(args))
+    print(source, end="")
 
 
 def run_notebooks(args: argparse.Namespace) -> None:

@@ -215,7 +215,9 @@ def load(source: Source, config: "GPT2Config", **arguments: Any) -> "PreTrainedM
             model = _with_adapter(source, config, arguments)
         else:
             model = _from_checkpoint(source, config, arguments)
-    model.loss_type = "ForCausalLM"  # what transformers takes anyway, without its warning
+    # GPT-2's class sets none: the Trainer would then count T predictions in a sequence of T tokens, not T - 1, and
+    # divide the loss by too much (transformers 5.23, `Trainer._get_num_items_in_batch`)
+    model.loss_type = "ForCausalLM"
     return model
 
 

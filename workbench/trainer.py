@@ -13,6 +13,7 @@ from workbench.memory.categories import Phase
 from workbench.memory.meter import Meter
 from workbench.recipe import Recipe
 from workbench.techniques import Technique
+from workbench.techniques.base import Arguments
 
 
 class SeamTrainer(Trainer):
@@ -97,24 +98,31 @@ def prepare_model(recipe: Recipe, model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def training_arguments(recipe: Recipe, learning_rate: float, device: torch.device, folder: Path) -> TrainingArguments:
-    """The recipe's arguments and the ones that are the same for every run."""
+def argument_values(recipe: Recipe, learning_rate: float) -> Arguments:
+    """The recipe's own `TrainingArguments` and those that are the same for every run, wherever it runs."""
     decided = recipe.training_arguments()
+    return {
+        **decided,
+        "learning_rate": learning_rate,
+        "warmup_steps": recipe.steps // 10,
+        "per_device_eval_batch_size": decided["per_device_train_batch_size"],
+        "eval_on_start": True,
+        "prediction_loss_only": True,
+        "logging_steps": 1,
+        "logging_nan_inf_filter": False,  # the default would log a diverged loss as zero
+        "save_strategy": "no",
+        "report_to": "none",
+    }
+
+
+def training_arguments(recipe: Recipe, learning_rate: float, device: torch.device, folder: Path) -> TrainingArguments:
+    """The arguments of a run on one device."""
     arguments = TrainingArguments(
         output_dir=str(folder),
-        learning_rate=learning_rate,
-        warmup_steps=recipe.steps // 10,
         use_cpu=device.type == "cpu",
-        per_device_eval_batch_size=decided["per_device_train_batch_size"],
-        eval_on_start=True,
-        prediction_loss_only=True,
         dataloader_pin_memory=device.type == "cuda",
-        logging_steps=1,
-        logging_nan_inf_filter=False,  # the default would log a diverged loss as zero
-        save_strategy="no",
-        report_to="none",
         disable_tqdm=True,
-        **decided,
+        **argument_values(recipe, learning_rate),
     )
     arguments._n_gpu = min(arguments.n_gpu, 1)  # with several, DataParallel would multiply the batch
     return arguments

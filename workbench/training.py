@@ -163,8 +163,8 @@ class _Run:
         arguments: Arguments = {}
         for technique in plan.recipe.techniques:
             arguments = technique.model_arguments(arguments)
-        set_seed(plan.recipe.seed)
         model = models.load(plan.source, plan.config, **arguments)
+        set_seed(plan.recipe.seed)
         model = prepare_model(plan.recipe, model)
         model.to(plan.device)  # type: ignore[arg-type]  # the stub takes no device
         return model

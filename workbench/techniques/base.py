@@ -7,7 +7,7 @@ a recipe in the order they have below, and within one seam in the order of the n
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -35,6 +35,14 @@ class Capability(StrEnum):
 
     KEY_VALUE_CACHE = "a key-value cache during training"
     ADAPTER = "an adapter beside the frozen model"
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """Source lines that do in a plain Hugging Face script what a technique does: imports, and what follows loading."""
+
+    imports: tuple[str, ...] = ()
+    model: tuple[str, ...] = ()
 
 
 class Technique:
@@ -96,3 +104,9 @@ class Technique:
     def forward_context(self) -> AbstractContextManager[Any]:
         """A context around the forward pass and the loss."""
         return nullcontext()
+
+    # ---- not part of a run ----
+
+    def script(self) -> Fragment:
+        """What the exported script needs beyond the `TrainingArguments`, which it takes from their own seam."""
+        return Fragment()

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from workbench.memory.categories import Category
 from workbench.settings import setting
-from workbench.techniques.base import Capability, Numerics, Technique
+from workbench.techniques.base import Capability, Fragment, Numerics, Technique
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -41,3 +41,9 @@ class GradientCheckpointing(Technique):
         for index, layer in enumerate(layers):
             layer.gradient_checkpointing = index % self.every_n_layers == 0
         return model
+
+    def script(self) -> Fragment:
+        every = f", every_n_layers={self.every_n_layers}" if self.every_n_layers > 1 else ""
+        kwargs = f"{{'use_reentrant': {self.use_reentrant}}}"
+        lines = [f"model.activation_checkpointing_enable({kwargs}{every})", "model.config.use_cache = False"]
+        return Fragment(model=(*lines, *(["model.enable_input_require_grads()"] if self.use_reentrant else [])))

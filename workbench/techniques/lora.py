@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 from workbench.errors import ConfigurationError
 from workbench.memory.categories import Category
 from workbench.settings import setting
-from workbench.techniques.base import Capability, Numerics, Technique
+from workbench.techniques.base import Capability, Fragment, Numerics, Technique
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -56,3 +56,19 @@ class Lora(Technique):
             fan_in_fan_out=True,  # GPT-2's Conv1D stores (in, out), the transpose of nn.Linear
         )
         return get_peft_model(model, config)  # type: ignore[no-any-return]
+
+    def script(self) -> Fragment:
+        return Fragment(
+            imports=("from peft import LoraConfig, get_peft_model",),
+            model=(
+                "adapter = LoraConfig(",
+                '    task_type="CAUSAL_LM",',
+                f"    r={self.rank},",
+                f"    lora_alpha={self.alpha},",
+                f"    lora_dropout={self.dropout},",
+                f"    target_modules={self.targets.split('+')!r},",
+                "    fan_in_fan_out=True,  # GPT-2's Conv1D stores (in, out)",
+                ")",
+                "model = get_peft_model(model, adapter)",
+            ),
+        )

@@ -1,0 +1,175 @@
+"""A recipe as a plain Hugging Face script: no import of the workbench, to be read and changed like any other.
+
+The script takes the same steps on the same blocks as `run`, in the same order, so on one machine it finds the same
+losses. What a technique needs beyond `TrainingArguments` comes from its own `script` seam.
+"""
+
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+from workbench import corpus, devices, models
+from workbench.errors import ConfigurationError
+from workbench.locations import CORPORA
+from workbench.preparation import Plan, prepare
+from workbench.recipe import Recipe
+from workbench.techniques.base import Arguments, Fragment
+from workbench.trainer import argument_values
+
+LOSS_TYPE = (
+    "# GPT-2 sets none; without it the Trainer divides the loss by B * T instead of B * (T - 1)",
+    'model.loss_type = "ForCausalLM"',
+)
+TEMPLATE = '''"""Fine-tune {title}.
+
+Needs the packages imported below, and runs as it is: python THIS_FILE.py
+"""
+
+{imports}
+
+SEQUENCE_LENGTH = {sequence_length}  # tokens
+BATCH = {batch}  # sequences per optimizer step
+SEED = {seed}
+
+
+def read(path):
+    return Path(path).read_text(encoding="utf-8-sig")
+
+
+def make_blocks(text):
+    """Blocks of SEQUENCE_LENGTH tokens; the last, shorter piece is dropped."""
+    tokens = tokenizer(text, verbose=False)["input_ids"]
+    starts = range(0, len(tokens) - SEQUENCE_LENGTH + 1, SEQUENCE_LENGTH)
+    return [tokens[start : start + SEQUENCE_LENGTH] for start in starts]
+
+
+def collate(rows):
+    """B rows of T tokens to two tensors (B, T); the model shifts the labels itself."""
+    input_ids = torch.tensor([row["input_ids"] for row in rows])
+    return {{"input_ids": input_ids, "labels": input_ids.clone()}}
+
+
+{text}
+tokenizer = AutoTokenizer.from_pretrained({tokenizer!r})
+train_blocks = make_blocks(train_text)
+train_blocks = train_blocks[: len(train_blocks) // BATCH * BATCH]  # whole batches only
+held_out_blocks = make_blocks(held_out_text)[: max(1, {held_out_tokens} // SEQUENCE_LENGTH)]
+
+{model}
+
+trainer = Trainer(
+    model=model,
+    args=TrainingArguments(
+{arguments}
+    ),
+    train_dataset=Dataset.from_dict({{"input_ids": train_blocks}}),
+    eval_dataset=Dataset.from_dict({{"input_ids": held_out_blocks}}),
+    data_collator=collate,
+)
+set_seed(SEED)
+trainer.train()
+print(trainer.evaluate())
+trainer.save_model()
+trainer.save_state()
+tokenizer.save_pretrained(trainer.args.output_dir)
+'''
+
+
+def script(recipe: Recipe) -> str:
+    """Python source that trains the recipe with transformers, datasets and what the techniques need.
+
+    Raises:
+        ConfigurationError, UnavailableError: as `run` does before it loads a model; or the model is an adapter.
+    """
+    recipe = replace(recipe, model=models.resolve(recipe.model, devices.pick().type))
+    plan = prepare(recipe, devices.pick())
+    if plan.source.adapter:
+        raise ConfigurationError(f"script: {recipe.model!r} is an adapter. Save the model as 'merged' and use that.")
+    fragments = [technique.script() for technique in recipe.techniques]
+    return TEMPLATE.format(
+        title=f"{recipe.model} on {recipe.corpus}: {recipe.label}".replace('"', "'").replace("\\", "/"),
+        imports=_imports(plan, fragments),
+        sequence_length=recipe.sequence_length,
+        batch=recipe.effective_batch_size,
+        seed=recipe.seed,
+        text=_text(recipe.corpus),
+        tokenizer=_tokenizer(plan.source),
+        held_out_tokens=corpus.HELD_OUT_TOKENS,
+        model=_model(plan, fragments),
+        arguments=_lines(_arguments(plan), indent=8),
+    )
+
+
+def _imports(plan: Plan, fragments: list[Fragment]) -> str:
+    names = ["AutoTokenizer", "GPT2LMHeadModel", "Trainer", "TrainingArguments", "set_seed"]
+    names += ["GPT2Config"] if plan.source.random else []
+    others = {"from datasets import Dataset", *chain.from_iterable(fragment.imports for fragment in fragments)}
+    libraries = sorted({*others, f"from transformers import {', '.join(sorted(names, key=_import_order))}"})
+    return "\n".join(["from pathlib import Path", "", "import torch", *libraries])
+
+
+def _import_order(name: str) -> tuple[bool, str]:
+    return name.islower(), name
+
+
+def _text(name: str) -> str:
+    if name in corpus.embedded():
+        paths = (str(CORPORA / name / f"{part}.txt") for part in ("train", "held_out"))
+        return "\n".join(
+            f"{part}_text = read({path!r})" for part, path in zip(("train", "held_out"), paths, strict=True)
+        )
+    lines = (
+        f"text = read({name!r})",
+        f"cut = int(len(text) * (1 - {corpus.HELD_OUT_SHARE}))  # the rest is held out",
+        "train_text, held_out_text = text[:cut], text[cut:]",
+    )
+    return "\n".join(lines)
+
+
+def _tokenizer(source: models.Source) -> str:
+    return "gpt2" if source.random and source.location in models.SIZES else source.location
+
+
+def _model(plan: Plan, fragments: list[Fragment]) -> str:
+    arguments: Arguments = {}
+    for technique in plan.recipe.techniques:
+        arguments = technique.model_arguments(arguments)
+    load = _from_config if plan.source.random else _from_weights
+    lines = [*load(plan, arguments), *LOSS_TYPE, "set_seed(SEED)", *chain.from_iterable(f.model for f in fragments)]
+    return "\n".join(lines)
+
+
+def _dropout(plan: Plan) -> Arguments:
+    rate = plan.recipe.dropout
+    return {} if rate is None else dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), rate)
+
+
+def _from_weights(plan: Plan, arguments: Arguments) -> list[str]:
+    values = {"dtype": "float32", "use_safetensors": True, **arguments, **_dropout(plan)}
+    return [f"model = GPT2LMHeadModel.from_pretrained({plan.source.location!r}, {_inline(values)})"]
+
+
+def _from_config(plan: Plan, arguments: Arguments) -> list[str]:
+    known = models.SIZES.get(plan.source.location)
+    if known is not None:
+        config = f"GPT2Config({_inline({**known, **_dropout(plan)})})"
+    else:
+        inline = _inline(_dropout(plan))
+        config = f"GPT2Config.from_pretrained({plan.source.location!r}{', ' + inline if inline else ''})"
+    dtype = arguments.get("dtype", "float32")
+    return ["torch.manual_seed(0)", f"model = GPT2LMHeadModel({config}).to(torch.{dtype})"]
+
+
+def _arguments(plan: Plan) -> Arguments:
+    return {"output_dir": "fine-tuned", **argument_values(plan.recipe, plan.learning_rate)}
+
+
+def _inline(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in values.items())
+
+
+def _lines(values: dict[str, Any], indent: int) -> str:
+    return "\n".join(
+        [f"{'':{indent}}{name}={value!r}," for name, value in values.items()]
+        + [f"{'':{indent}}use_cpu=not torch.accelerator.is_available(),"]
+    )
