@@ -4,6 +4,7 @@ The script takes the same steps on the same blocks as `run`, in the same order, 
 losses. What a technique needs beyond `TrainingArguments` comes from its own `script` seam.
 """
 
+import json
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -50,7 +51,7 @@ def collate(rows):
 
 
 {text}
-tokenizer = AutoTokenizer.from_pretrained({tokenizer!r})
+tokenizer = AutoTokenizer.from_pretrained({tokenizer})
 train_blocks = make_blocks(train_text)
 train_blocks = train_blocks[: len(train_blocks) // BATCH * BATCH]  # whole batches only
 held_out_blocks = make_blocks(held_out_text)[: max(1, {held_out_tokens} // SEQUENCE_LENGTH)]
@@ -93,7 +94,7 @@ def script(recipe: Recipe) -> str:
         batch=recipe.effective_batch_size,
         seed=recipe.seed,
         text=_text(recipe.corpus),
-        tokenizer=_tokenizer(plan.source),
+        tokenizer=_literal(_tokenizer(plan.source)),
         held_out_tokens=corpus.HELD_OUT_TOKENS,
         model=_model(plan, fragments),
         arguments=_lines(_arguments(plan), indent=8),
@@ -116,10 +117,10 @@ def _text(name: str) -> str:
     if name in corpus.embedded():
         paths = (str(CORPORA / name / f"{part}.txt") for part in ("train", "held_out"))
         return "\n".join(
-            f"{part}_text = read({path!r})" for part, path in zip(("train", "held_out"), paths, strict=True)
+            f"{part}_text = read({_literal(path)})" for part, path in zip(("train", "held_out"), paths, strict=True)
         )
     lines = (
-        f"text = read({name!r})",
+        f"text = read({_literal(name)})",
         f"cut = int(len(text) * (1 - {corpus.HELD_OUT_SHARE}))  # the rest is held out",
         "train_text, held_out_text = text[:cut], text[cut:]",
     )
@@ -146,7 +147,7 @@ def _dropout(plan: Plan) -> Arguments:
 
 def _from_weights(plan: Plan, arguments: Arguments) -> list[str]:
     values = {"dtype": "float32", "use_safetensors": True, **arguments, **_dropout(plan)}
-    return [f"model = GPT2LMHeadModel.from_pretrained({plan.source.location!r}, {_inline(values)})"]
+    return [f"model = GPT2LMHeadModel.from_pretrained({_literal(plan.source.location)}, {_inline(values)})"]
 
 
 def _from_config(plan: Plan, arguments: Arguments) -> list[str]:
@@ -155,7 +156,7 @@ def _from_config(plan: Plan, arguments: Arguments) -> list[str]:
         config = f"GPT2Config({_inline({**known, **_dropout(plan)})})"
     else:
         inline = _inline(_dropout(plan))
-        config = f"GPT2Config.from_pretrained({plan.source.location!r}{', ' + inline if inline else ''})"
+        config = f"GPT2Config.from_pretrained({_literal(plan.source.location)}{', ' + inline if inline else ''})"
     dtype = arguments.get("dtype", "float32")
     return ["torch.manual_seed(0)", f"model = GPT2LMHeadModel({config}).to(torch.{dtype})"]
 
@@ -165,11 +166,16 @@ def _arguments(plan: Plan) -> Arguments:
 
 
 def _inline(values: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in values.items())
+    return ", ".join(f"{name}={_literal(value)}" for name, value in values.items())
 
 
 def _lines(values: dict[str, Any], indent: int) -> str:
     return "\n".join(
-        [f"{'':{indent}}{name}={value!r}," for name, value in values.items()]
+        [f"{'':{indent}}{name}={_literal(value)}," for name, value in values.items()]
         + [f"{'':{indent}}use_cpu=not torch.accelerator.is_available(),"]
     )
+
+
+def _literal(value: Any) -> str:
+    """Python source of a value; texts in double quotes."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)

@@ -44,6 +44,6 @@ class GradientCheckpointing(Technique):
 
     def script(self) -> Fragment:
         every = f", every_n_layers={self.every_n_layers}" if self.every_n_layers > 1 else ""
-        kwargs = f"{{'use_reentrant': {self.use_reentrant}}}"
+        kwargs = f'{{"use_reentrant": {self.use_reentrant}}}'
         lines = [f"model.activation_checkpointing_enable({kwargs}{every})", "model.config.use_cache = False"]
         return Fragment(model=(*lines, *(["model.enable_input_require_grads()"] if self.use_reentrant else [])))

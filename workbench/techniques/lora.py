@@ -58,6 +58,7 @@ class Lora(Technique):
         return get_peft_model(model, config)  # type: ignore[no-any-return]
 
     def script(self) -> Fragment:
+        targets = ", ".join(f'"{target}"' for target in self.targets.split("+"))
         return Fragment(
             imports=("from peft import LoraConfig, get_peft_model",),
             model=(
@@ -66,7 +67,7 @@ class Lora(Technique):
                 f"    r={self.rank},",
                 f"    lora_alpha={self.alpha},",
                 f"    lora_dropout={self.dropout},",
-                f"    target_modules={self.targets.split('+')!r},",
+                f"    target_modules=[{targets}],",
                 "    fan_in_fan_out=True,  # GPT-2's Conv1D stores (in, out)",
                 ")",
                 "model = get_peft_model(model, adapter)",
