@@ -17,7 +17,7 @@ _HOMES = {
     "Recipe": "recipe",
     "Record": "record", "records": "record",
     "run": "training",
-    "script": "script",
+    "script": "export",
     "Meter": "memory.meter",
     "Category": "memory.categories", "Phase": "memory.categories", "format_bytes": "memory.categories",
     "compare": "comparison",

@@ -162,7 +162,7 @@ def _from_to(first: list[float | None], last: list[float | None]) -> str:
 
 
 def write_script(args: argparse.Namespace) -> None:
-    from workbench.script import script
+    from workbench.export import script
 
     with redirect_stdout(sys.stderr):
         source = script(_recipe(args))

@@ -8,9 +8,9 @@ import pytest
 
 from workbench.__main__ import main
 from workbench.errors import ConfigurationError
+from workbench.export import script
 from workbench.memory.tracker import StorageTracker
 from workbench.recipe import Recipe
-from workbench.script import script
 from workbench.techniques import GradientAccumulation, GradientCheckpointing, Lora, MixedPrecision
 from workbench.training import run
 
