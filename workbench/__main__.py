@@ -121,7 +121,13 @@ def _recipe(args: argparse.Namespace) -> Recipe:
     given = {f.name: getattr(args, f.name, None) for f in dataclasses.fields(Recipe) if "help" in f.metadata}
     texts = {name: text for name, text in given.items() if text is not None}
     techniques = tuple(parse_technique(text) for text in args.technique)
-    return Recipe(**parse(Recipe, texts, "run"), techniques=techniques)
+    recipe = Recipe(**parse(Recipe, texts, "run"), techniques=techniques)
+    from workbench import corpus, models
+
+    corpus.load(recipe.corpus)  # these two say what is wrong before torch is imported, which takes seconds
+    if recipe.model != "auto":
+        models.locate(recipe.model)
+    return recipe
 
 
 def run_recipe(args: argparse.Namespace) -> int:

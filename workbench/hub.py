@@ -7,7 +7,7 @@ import urllib.request
 
 from workbench.errors import ConfigurationError, UnavailableError
 
-PATIENCE_S = 4.0
+PATIENCE_S = 3.0
 
 
 def require(repository: str, alternatives: str) -> None:
