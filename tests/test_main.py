@@ -60,7 +60,7 @@ def test_equal_runs_are_reused_on_request(quick):
         (["--sequence-length", "4096"], "beyond the 128 positions"),
         (["--corpus", "missing.txt"], "there is no file 'missing.txt'"),
         (["--device", "tpu"], "'tpu' is not one of cuda, mps, cpu"),
-        (["--save", "adapter"], "trains no adapter"),
+        (["--save", "adapter"], "trains no adapter. Save it as 'merged', or add lora."),
         (["--sample-tokens", "5000"], "sample_tokens must be between 0 and"),
     ],
 )

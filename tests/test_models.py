@@ -387,7 +387,7 @@ def test_an_adapter_is_merged_into_whole_weights(tmp_path, adapted, tokenizer, s
 
 
 def test_a_model_without_adapter_cannot_be_saved_as_one(tmp_path, model, tokenizer, source):
-    with pytest.raises(ConfigurationError, match="trains no adapter. Save it as 'merged', or add lora"):
+    with pytest.raises(ConfigurationError, match="this model has no adapter. Save it as 'merged'"):
         models.save(model, tokenizer, source, "adapter", tmp_path / "adapter")
     assert not (tmp_path / "adapter").exists()
 

@@ -282,7 +282,7 @@ def save(
 
     adapted = isinstance(model, PeftModel)
     if form == "adapter" and not adapted:
-        raise ConfigurationError("save: this recipe trains no adapter. Save it as 'merged', or add lora.")
+        raise ConfigurationError("save: this model has no adapter. Save it as 'merged'.")
     if form == "merged" and adapted:
         model = cast("Any", model).merge_and_unload()
     elif adapted:

@@ -9,7 +9,7 @@ import torch
 from workbench import corpus, models
 from workbench.errors import ConfigurationError, UnavailableError
 from workbench.recipe import Recipe
-from workbench.techniques.base import Capability
+from workbench.techniques import REGISTRY, Capability
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -58,7 +58,8 @@ def check_outputs(plan: Plan, save: str | None, sample_tokens: int) -> None:
     if save not in (None, *SAVE_FORMS):
         raise ConfigurationError(f"save must be one of {', '.join(SAVE_FORMS)} or None, got {save!r}.")
     if save == "adapter" and not any(Capability.ADAPTER in t.brings for t in plan.recipe.techniques):
-        raise ConfigurationError("save: this recipe trains no adapter. Save it as 'merged', or add lora.")
+        adapters = ", ".join(name for name, t in REGISTRY.items() if Capability.ADAPTER in t.brings)
+        raise ConfigurationError(f"save: this recipe trains no adapter. Save it as 'merged', or add {adapters}.")
     prompt_tokens = len(plan.tokenizer(corpus.prompt(plan.text))["input_ids"])
     models.check_sample(plan.source, plan.config, prompt_tokens if sample_tokens else 0, sample_tokens)
 

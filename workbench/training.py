@@ -21,6 +21,7 @@ from workbench.memory.meter import Meter
 from workbench.preparation import Plan, check_machine, check_outputs, prepare
 from workbench.recipe import Recipe
 from workbench.record import Record, Status, find
+from workbench.techniques import REGISTRY, Numerics
 from workbench.techniques.base import Arguments
 from workbench.trainer import SeamTrainer, assemble, prepare_data, prepare_model, training_arguments
 
@@ -76,7 +77,8 @@ def run(
     record.save(folder)
     if record.status is Status.OOM:
         # raised here, where no handler is active: a chained traceback would keep the run's tensors alive
-        cure = "Use a smaller effective_batch_size or sequence_length, or gradient_checkpointing."
+        exact = ", ".join(name for name, t in REGISTRY.items() if t.numerics is Numerics.EXACT)
+        cure = f"Use a smaller effective_batch_size or sequence_length, or a technique with the same loss: {exact}."
         raise OutOfMemoryError(f"{record.label} did not fit into the memory of {record.device}: {record.error} {cure}")
     return record
 
