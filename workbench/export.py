@@ -5,6 +5,7 @@ losses. What a technique needs beyond `TrainingArguments` comes from its own `sc
 """
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -49,13 +50,15 @@ def collate(rows):
     input_ids = torch.tensor([row["input_ids"] for row in rows])
     return {{"input_ids": input_ids, "labels": input_ids.clone()}}
 
-
-{text}
+{definitions}{text}
 tokenizer = AutoTokenizer.from_pretrained({tokenizer})
 train_blocks = make_blocks(train_text)
 train_blocks = train_blocks[: len(train_blocks) // BATCH * BATCH]  # whole batches only
 held_out_blocks = make_blocks(held_out_text)[: max(1, {held_out_tokens} // SEQUENCE_LENGTH)]
-
+train_dataset = Dataset.from_dict({{"input_ids": train_blocks}})
+eval_dataset = Dataset.from_dict({{"input_ids": held_out_blocks}})
+data_collator = collate
+{data}
 {model}
 
 trainer = Trainer(
@@ -63,13 +66,12 @@ trainer = Trainer(
     args=TrainingArguments(
 {arguments}
     ),
-    train_dataset=Dataset.from_dict({{"input_ids": train_blocks}}),
-    eval_dataset=Dataset.from_dict({{"input_ids": held_out_blocks}}),
-    data_collator=collate,
+    train_dataset=train_dataset,
+    eval_dataset=eval_dataset,
+    data_collator=data_collator,
 )
-set_seed(SEED)
-trainer.train()
-print(trainer.evaluate())
+{trainer}set_seed(SEED)
+{training}
 trainer.save_model()
 trainer.save_state()
 tokenizer.save_pretrained(trainer.args.output_dir)
@@ -96,9 +98,26 @@ def script(recipe: Recipe) -> str:
         text=_text(recipe.corpus),
         tokenizer=_literal(_tokenizer(plan.source)),
         held_out_tokens=corpus.HELD_OUT_TOKENS,
+        definitions="".join(_block(f.definitions, after="\n\n") for f in fragments),
+        data=_block(chain.from_iterable(f.data for f in fragments)),
         model=_model(plan, fragments),
+        trainer=_block(chain.from_iterable(f.trainer for f in fragments)),
+        training=_training([f.context for f in fragments if f.context]),
         arguments=_lines(_arguments(plan), indent=8),
     )
+
+
+def _block(lines: Iterable[str], after: str = "") -> str:
+    """Whole lines, or nothing at all."""
+    joined = "\n".join(lines)
+    return f"{joined}\n{after}" if joined else ""
+
+
+def _training(contexts: list[str]) -> str:
+    lines = ("trainer.train()", "print(trainer.evaluate())")
+    if not contexts:
+        return "\n".join(lines)
+    return "\n".join([f"with {', '.join(contexts)}:", *(f"    {line}" for line in lines)])
 
 
 def _imports(plan: Plan, fragments: list[Fragment]) -> str:

@@ -53,7 +53,7 @@ class Recipe:
     def _refuse_conflicts(self) -> None:
         for one in self.techniques:
             for other in self.techniques:
-                for capability in one.forbids & other.brings:
+                for capability in one.forbids & other.brings if one is not other else ():
                     raise ConfigurationError(
                         f"recipe: {other.name} brings {capability}, which {one.name} forbids. Drop one of the two."
                     )

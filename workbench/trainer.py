@@ -104,7 +104,7 @@ def argument_values(recipe: Recipe, learning_rate: float) -> Arguments:
     return {
         **decided,
         "learning_rate": learning_rate,
-        "warmup_steps": recipe.steps // 10,
+        "warmup_steps": decided["max_steps"] // 10,
         "per_device_eval_batch_size": decided["per_device_train_batch_size"],
         "eval_on_start": True,
         "prediction_loss_only": True,

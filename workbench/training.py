@@ -220,7 +220,11 @@ class _Watch(TrainerCallback):
         self.finite, self.skipped_steps = True, 0
         self.step_ends: list[float] = []
         self.bar = tqdm(
-            total=plan.recipe.steps, desc=plan.recipe.label, unit="step", disable=not _show_progress(), leave=False
+            total=plan.recipe.training_arguments()["max_steps"],
+            desc=plan.recipe.label,
+            unit="step",
+            disable=not _show_progress(),
+            leave=False,
         )
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -20,10 +20,9 @@ def test_a_technique_says_what_it_is_for(cls):
     assert issubclass(cls, Technique)
     assert cls.title
     assert cls.costs
-    assert cls.attacks
     assert set(cls.attacks) < set(Category)
     assert cls.numerics in Numerics
-    assert cls.learning_rate_factor > 0
+    assert cls().learning_rate_factor > 0
 
 
 @EVERY

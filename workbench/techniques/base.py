@@ -39,26 +39,47 @@ class Capability(StrEnum):
 
 @dataclass(frozen=True)
 class Fragment:
-    """Source lines that do in a plain Hugging Face script what a technique does: imports, and what follows loading."""
+    """Source lines that do in a plain Hugging Face script what a technique does, each group at its place.
+
+    Args:
+        imports: whole import statements.
+        definitions: functions and classes, before anything is loaded.
+        data: lines that may change `train_dataset`, `eval_dataset` and `data_collator`.
+        model: lines that may change `model`, after it was loaded.
+        trainer: lines that may change `trainer`, after it was made and before it trains.
+        context: an expression, a context manager to train and evaluate in.
+    """
 
     imports: tuple[str, ...] = ()
+    definitions: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
     model: tuple[str, ...] = ()
+    trainer: tuple[str, ...] = ()
+    context: str = ""
 
 
 class Technique:
-    """Base of all techniques. Subclasses are frozen dataclasses, one file each, and are listed in the registry."""
+    """Base of all techniques. Subclasses are frozen dataclasses, one file each, and are listed in the registry.
+
+    `attacks` is empty where no category of device memory shrinks; `family` names the lesson that several share.
+    """
 
     name: ClassVar[str]
     title: ClassVar[str]
     attacks: ClassVar[tuple[Category, ...]]
     costs: ClassVar[str]
     numerics: ClassVar[Numerics]
-    learning_rate_factor: ClassVar[float] = 1.0  # customary learning rate, relative to full fine-tuning
+    family: ClassVar[str] = ""
     brings: ClassVar[frozenset[Capability]] = frozenset()
     forbids: ClassVar[frozenset[Capability]] = frozenset()
 
     def __post_init__(self) -> None:
         check(self, self.name)
+
+    @property
+    def learning_rate_factor(self) -> float:
+        """The customary learning rate, relative to that of full fine-tuning with AdamW."""
+        return 1.0
 
     def settings(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]

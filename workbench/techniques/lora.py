@@ -33,8 +33,8 @@ class Lora(Technique):
     attacks: ClassVar[tuple[Category, ...]] = (Category.GRADIENTS, Category.OPTIMIZER_STATES)
     costs: ClassVar[str] = "capacity: only a low-rank change of the chosen matrices can be learned"
     numerics: ClassVar[Numerics] = Numerics.DIFFERENT
-    learning_rate_factor: ClassVar[float] = 10.0
     brings: ClassVar[frozenset[Capability]] = frozenset({Capability.ADAPTER})
+    forbids: ClassVar[frozenset[Capability]] = frozenset({Capability.ADAPTER})
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -43,6 +43,10 @@ class Lora(Technique):
             raise ConfigurationError(
                 f"lora: GPT-2 has no matrix {wrong[0]!r}. Choose from {', '.join(MATRICES)}, joined by +."
             )
+
+    @property
+    def learning_rate_factor(self) -> float:
+        return 10.0
 
     def model(self, model: "PreTrainedModel") -> "PreTrainedModel":
         from peft import LoraConfig, get_peft_model
