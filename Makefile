@@ -2,10 +2,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help run test lint lab format clean
+.PHONY: help run test test-long lint lab format clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "%-10s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-10s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: .venv/ready  ## execute all notebooks, print the comparison, build build/gallery/
 	$(BIN)/python -m workbench notebooks
@@ -13,6 +13,9 @@ run: .venv/ready  ## execute all notebooks, print the comparison, build build/ga
 
 test: .venv/ready lint  ## everything that CI runs: linters, types, import layers, tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-long: .venv/ready  ## kills, soak and fuzz, with their figures printed (about 10 minutes)
+	$(BIN)/python -m pytest -m long -s --durations=0
 
 lint: .venv/ready  ## ruff, mypy, import layers, notebooks without outputs
 	$(BIN)/ruff check .

@@ -95,6 +95,8 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", help="cpu, cuda or mps (default: the fastest there is)")
     parser.add_argument("--save", choices=("merged", "adapter"), help="keep the fine-tuned model beside the record")
     parser.add_argument("--sample-tokens", type=int, default=40, metavar="N", help="tokens of sample text (default 40)")
+    parser.add_argument("--checkpoint-every", type=int, metavar="N", help="write a checkpoint every N steps")
+    parser.add_argument("--resume", action="store_true", help="go on with the newest unfinished run of this recipe")
     parser.add_argument("--reuse", action="store_true", help="take an equal run that is already recorded")
     parser.add_argument("--json", action="store_true", help="print the record as one JSON object")
     parser.set_defaults(function=run_recipe)
@@ -136,9 +138,12 @@ def run_recipe(args: argparse.Namespace) -> int:
     from workbench.training import run
 
     with redirect_stdout(sys.stderr):  # standard output is for the result alone
-        record = run(recipe, device=args.device, reuse=args.reuse, save=args.save, sample_tokens=args.sample_tokens)
+        record = run(
+            recipe, device=args.device, reuse=args.reuse, save=args.save, sample_tokens=args.sample_tokens,
+            checkpoint_every=args.checkpoint_every, resume=args.resume,
+        )  # fmt: skip
     print(json.dumps(dataclasses.asdict(record)) if args.json else _summary(record))
-    return 0 if record.status is Status.OK else 1
+    return 0 if record.status is Status.OK and bool(record.model_path) == bool(args.save) else 1
 
 
 def _summary(record: Any) -> str:
@@ -159,6 +164,7 @@ def _summary(record: Any) -> str:
         f"  record  {runs_folder() / (record.id + '.json')}",
     ]
     lines += [f"  model   {record.model_path}"] if record.model_path else []
+    lines += [f"  warning {warning}" for warning in record.warnings]
     lines += [f"\nbefore: {record.text_before}", f"\nafter:  {record.text_after}"] if record.text_after else []
     return "\n".join(lines)
 
@@ -205,7 +211,9 @@ def list_techniques(_: argparse.Namespace) -> None:
 
 def show_records(args: argparse.Namespace) -> None:
     from workbench.record import records
+    from workbench.store import mark_killed
 
+    mark_killed()
     frame = records()
     if args.export:
         _export(frame, args.export)

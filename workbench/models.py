@@ -192,7 +192,7 @@ def quiet() -> Iterator[None]:
     """Without the libraries' remarks and progress bars, which a user of the workbench can do nothing about."""
     from transformers.utils import logging as transformers_logging
 
-    verbosity = transformers_logging.get_verbosity()
+    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:
@@ -202,7 +202,8 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         transformers_logging.set_verbosity(verbosity)
-        transformers_logging.enable_progress_bar()
+        if bars:  # not where this stands inside another one of its kind
+            transformers_logging.enable_progress_bar()
 
 
 def load(source: Source, config: "GPT2Config", **arguments: Any) -> "PreTrainedModel":

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import secrets
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -67,6 +68,9 @@ class Record:
     versions: dict[str, str] = field(default_factory=dict)
     git_commit: str = ""
     error: str = ""
+    warnings: list[str] = field(default_factory=list)  # what went wrong without spoiling the figures
+    owner: dict[str, Any] = field(default_factory=dict)  # host, process and its beginning, while and after it ran
+    resumed_at_steps: list[int] = field(default_factory=list)
     # memory
     memory_source: str = ""
     before_bytes: int | None = None
@@ -93,7 +97,7 @@ class Record:
     def start(cls, recipe: Recipe, **facts: Any) -> Self:
         """A `running` record for a run that begins now."""
         now = datetime.now(UTC)
-        unique = f"{now:%Y%m%dT%H%M%S%f}-{recipe.id}"
+        unique = f"{now:%Y%m%dT%H%M%S%f}-{secrets.token_hex(2)}-{recipe.id}"  # several processes, one instant
         return cls(
             id=unique, created_at=now.isoformat(timespec="milliseconds"), status=Status.RUNNING,
             recipe=recipe.to_dict(), recipe_id=recipe.id, label=recipe.label,
@@ -108,13 +112,16 @@ class Record:
         aside = folder / f".{self.id}.part"
         try:
             with aside.open("w", encoding="utf-8") as file:
-                json.dump(dataclasses.asdict(self), file, indent=1)
+                file.write(self.to_json())
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(aside, path)
         finally:
             aside.unlink(missing_ok=True)
         return path
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=1)
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -139,6 +146,9 @@ class Record:
 _NESTED = (
     "recipe",
     "versions",
+    "warnings",
+    "owner",
+    "resumed_at_steps",
     "by_category",
     "maximum_by_category",
     "by_phase",

@@ -1,13 +1,16 @@
 """A recipe becomes a Hugging Face `Trainer`, assembled through the techniques' seams. No technique is named here."""
 
+import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+from safetensors import SafetensorError
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
+from workbench import checkpoints
 from workbench.corpus import Blocks
 from workbench.memory.categories import Phase
 from workbench.memory.meter import Meter
@@ -27,6 +30,8 @@ class SeamTrainer(Trainer):
     def __init__(self, *, techniques: tuple[Technique, ...], meter: Meter, **kwargs: Any) -> None:
         self._techniques, self._meter = techniques, meter
         self.tokens_seen, self.micro_batch_size = 0, 0
+        self.warnings: list[str] = []
+        self._aside: Path | None = None
         self._plain_model: PreTrainedModel = kwargs["model"]
         super().__init__(**kwargs)
         self._loss = super().compute_loss
@@ -69,6 +74,31 @@ class SeamTrainer(Trainer):
                 return super().evaluate(*args, **kwargs)
         finally:
             self._meter.attribute(False)
+
+    def resume(self, checkpoint: Path | None) -> None:
+        """Train from the beginning, or from a whole checkpoint of the same recipe."""
+        if checkpoint is not None:
+            self.tokens_seen = checkpoints.counters(checkpoint)["tokens_seen"]
+        self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(self._aside or super()._get_output_dir(trial))
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """The Trainer's, but aside first. A disk that is full costs the checkpoint, not the run."""
+        folder, name = Path(str(self.args.output_dir)), f"checkpoint-{self.state.global_step}"
+        self._aside = folder / ".aside"
+        shutil.rmtree(self._aside, ignore_errors=True)
+        try:
+            super()._save_checkpoint(model, trial)
+            checkpoints.commit(self._aside / name, folder / name, {"tokens_seen": self.tokens_seen})
+        except (OSError, RuntimeError, SafetensorError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            self.warnings.append(f"no {name}: {str(error).splitlines()[0]}")
+        finally:
+            shutil.rmtree(self._aside, ignore_errors=True)
+            self._aside = None
 
 
 def collate(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
@@ -115,14 +145,19 @@ def argument_values(recipe: Recipe, learning_rate: float) -> Arguments:
     }
 
 
-def training_arguments(recipe: Recipe, learning_rate: float, device: torch.device, folder: Path) -> TrainingArguments:
-    """The arguments of a run on one device."""
+def training_arguments(
+    recipe: Recipe, learning_rate: float, device: torch.device, folder: Path, checkpoint_every: int | None = None
+) -> TrainingArguments:
+    """The arguments of a run on one device; `checkpoint_every` so many steps, a checkpoint goes into `folder`."""
+    values = argument_values(recipe, learning_rate)
+    if checkpoint_every:
+        values |= {"save_strategy": "steps", "save_steps": checkpoint_every}
     arguments = TrainingArguments(
         output_dir=str(folder),
         use_cpu=device.type == "cpu",
         dataloader_pin_memory=device.type == "cuda",
         disable_tqdm=True,
-        **argument_values(recipe, learning_rate),
+        **values,
     )
     arguments._n_gpu = min(arguments.n_gpu, 1)  # with several, DataParallel would multiply the batch
     return arguments

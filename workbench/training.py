@@ -2,25 +2,29 @@
 
 import math
 import os
+import shutil
 import sys
-import tempfile
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from tqdm import tqdm
-from transformers import PreTrainedModel, TrainerCallback, set_seed
+from transformers import PreTrainedModel, TrainerCallback, TrainingArguments, set_seed
 
-from workbench import corpus, devices, models
-from workbench.errors import OutOfMemoryError, UnavailableError
+from workbench import checkpoints, corpus, devices, models
+from workbench.errors import ConfigurationError, OutOfMemoryError, UnavailableError
 from workbench.locations import runs_folder
 from workbench.memory.allocators import allocator_for
 from workbench.memory.meter import Meter
 from workbench.preparation import Plan, check_machine, check_outputs, prepare
 from workbench.recipe import Recipe
 from workbench.record import Record, Status, find
+from workbench.store import begin, checkpoint_folder, end, mark_killed, resumable
 from workbench.techniques import REGISTRY, Numerics
 from workbench.techniques.base import Arguments
 from workbench.trainer import SeamTrainer, assemble, prepare_data, prepare_model, training_arguments
@@ -39,6 +43,8 @@ def run(
     reuse: bool = False,
     save: str | None = None,
     sample_tokens: int = 0,
+    checkpoint_every: int | None = None,
+    resume: bool = False,
     folder: Path | None = None,
 ) -> Record:
     """Fine-tune a recipe and measure memory, loss and speed.
@@ -48,33 +54,39 @@ def run(
         reuse: return the newest `ok` record of the same recipe, text, device and versions, if there is one.
         save: `"merged"` or `"adapter"`, to keep the fine-tuned model in the folder `record.model_path`.
         sample_tokens: continue the beginning of the held-out text by so many tokens, before and after.
+        checkpoint_every: write a checkpoint every so many steps; they are removed when the run has ended well.
+        resume: go on with the newest unfinished run of this recipe from its last whole checkpoint. On a CPU the
+            losses are those of a run that was never interrupted. With nothing to resume it begins at the beginning.
         folder: where records go; by default `data/runs`.
 
     Returns:
         The record, status `ok` or `diverged` (the loss stopped being a finite number; the record says at which step).
 
     Raises:
-        ConfigurationError: something in the recipe cannot be used; nothing was loaded and nothing recorded.
+        ConfigurationError: something in the recipe cannot be used, or the run to resume is of another recipe or text;
+            nothing was loaded and nothing recorded.
         UnavailableError: this machine cannot run it; recorded as `unavailable`.
         OutOfMemoryError: recorded as `oom`. Other failures are recorded as `failed` or `interrupted` and raised.
     """
     folder = folder or runs_folder()
+    mark_killed(folder)
     chosen = devices.pick(device)
     recipe = replace(recipe, model=models.resolve(recipe.model, chosen.type))
     facts = {"device": devices.describe(chosen), "data_sha256": corpus.load(recipe.corpus).sha256}
     if reuse and save is None and (known := find(recipe, sampled=bool(sample_tokens), folder=folder, **facts)):
         return known
+    if checkpoint_every is not None and checkpoint_every < 1:
+        raise ConfigurationError(f"checkpoint_every must be at least 1 step, got {checkpoint_every}.")
     plan = prepare(recipe, chosen)
     check_outputs(plan, save, sample_tokens)
-    record = Record.start(recipe, model=recipe.model, learning_rate=plan.learning_rate, **facts)
+    record = resumable(recipe, folder, **facts) if resume else None
+    record = record or Record.start(recipe, model=recipe.model, learning_rate=plan.learning_rate, **facts)
     try:
         check_machine(plan)
     except UnavailableError as error:
         replace(record, status=Status.UNAVAILABLE, error=str(error)).save(folder)
         raise
-    record.save(folder)
-    record = _execute(plan, record, save, sample_tokens, folder)
-    record.save(folder)
+    record = _execute(_Run(plan, begin(record, folder), folder, save, sample_tokens, checkpoint_every))
     if record.status is Status.OOM:
         # raised here, where no handler is active: a chained traceback would keep the run's tensors alive
         exact = ", ".join(name for name, t in REGISTRY.items() if t.numerics is Numerics.EXACT)
@@ -83,22 +95,20 @@ def run(
     return record
 
 
-def _execute(plan: Plan, record: Record, save: str | None, sample_tokens: int, folder: Path) -> Record:
+def _execute(job: "_Run") -> Record:
     """The finished record. A failure is recorded, with what was measured until then, and raised; but not an
     out-of-memory, which the record alone tells."""
-    with tempfile.TemporaryDirectory() as scratch:
-        job = _Run(plan, record, Path(scratch))
-        try:
-            return job.execute(save, sample_tokens, folder)
-        except KeyboardInterrupt:
-            replace(job.so_far(), status=Status.INTERRUPTED, error="interrupted by the user").save(folder)
-            raise
-        except Exception as error:
-            words = f"{type(error).__name__}: {error}"
-            if isinstance(error, torch.OutOfMemoryError) or any(known in words for known in OOM_WORDS):
-                return replace(job.so_far(), status=Status.OOM, error=words.splitlines()[0])
-            replace(job.so_far(), status=Status.FAILED, error=words).save(folder)
-            raise
+    try:
+        return job.end(job.execute())
+    except (KeyboardInterrupt, SystemExit):
+        job.end(replace(job.so_far(), status=Status.INTERRUPTED, error="interrupted by the user"))
+        raise
+    except Exception as error:
+        words = f"{type(error).__name__}: {error}"
+        if isinstance(error, torch.OutOfMemoryError) or any(known in words for known in OOM_WORDS):
+            return job.end(replace(job.so_far(), status=Status.OOM, error=words.splitlines()[0]))
+        job.end(replace(job.so_far(), status=Status.FAILED, error=words))
+        raise
 
 
 def _show_progress() -> bool:
@@ -109,30 +119,38 @@ def _show_progress() -> bool:
 class _Run:
     """One execution of a plan: load, train, measure, save."""
 
-    def __init__(self, plan: Plan, record: Record, scratch: Path) -> None:
-        self.plan, self.record, self.scratch = plan, record, scratch
+    def __init__(
+        self,
+        plan: Plan,
+        record: Record,
+        folder: Path,
+        save: str | None,
+        sample_tokens: int,
+        checkpoint_every: int | None,
+    ) -> None:
+        self.plan, self.record, self.folder = plan, record, folder
+        self.save, self.sample_tokens, self.checkpoint_every = save, sample_tokens, checkpoint_every
         self.trainer: SeamTrainer | None = None
         self.meter: Meter | None = None
 
-    def execute(self, save: str | None, sample_tokens: int, folder: Path) -> Record:
+    def execute(self) -> Record:
         plan, allocator = self.plan, allocator_for(self.plan.device)
         allocator.prepare()
         before = allocator.in_use()
         data = prepare_data(plan.recipe, plan.blocks)
         with models.quiet():
             model = self._load()
-            text_before = self._sample(model, sample_tokens)
+            text_before = self._sample(model)
             with Meter(model, before_bytes=before) as meter:
                 self.meter = meter
-                watch = _Watch(meter, plan)
-                arguments = training_arguments(plan.recipe, plan.learning_rate, plan.device, self.scratch)
-                trainer = self.trainer = assemble(plan.recipe, model, data, arguments, meter, [watch])
+                watch = _Watch(meter, plan, self.keep_progress)
+                trainer = self.trainer = assemble(plan.recipe, model, data, self._arguments(), meter, [watch])
                 set_seed(plan.recipe.seed)
-                trainer.train()
+                trainer.resume(self._checkpoint())
                 held_out_loss = trainer.evaluate()["eval_loss"] if watch.finite else math.nan
             self._note_actual(trainer, watch, model)
-            text_after = self._sample(model, sample_tokens)
-            model_path = self._keep(model, save, folder)
+            text_after = self._sample(model)
+            model_path = self._keep(model)
         finite = math.isfinite(held_out_loss)
         return replace(
             self.so_far(),
@@ -144,6 +162,38 @@ class _Run:
             model_path=model_path,
         )
 
+    def end(self, record: Record) -> Record:
+        """Write the record; the checkpoints of a run that ended well are of no use any more."""
+        if record.status is Status.OK:
+            shutil.rmtree(self._checkpoints, ignore_errors=True)
+        for folder in (self._checkpoints, self._checkpoints.parent):
+            with suppress(OSError):
+                folder.rmdir()  # the Trainer makes it in any case; only if nothing is in it
+        return end(record, self.folder)
+
+    def keep_progress(self) -> None:
+        """Beside each checkpoint, what was measured until then: a kill leaves that."""
+        with suppress(OSError):
+            self.so_far().save(self.folder)
+
+    @property
+    def _checkpoints(self) -> Path:
+        return checkpoint_folder(self.record, self.folder)
+
+    def _arguments(self) -> TrainingArguments:
+        plan = self.plan
+        return training_arguments(
+            plan.recipe, plan.learning_rate, plan.device, self._checkpoints, self.checkpoint_every
+        )
+
+    def _checkpoint(self) -> Path | None:
+        """Where to go on, noted in the record; None at the beginning of a run that is new."""
+        found = checkpoints.newest(self._checkpoints)
+        if found is not None:
+            step = int(found.name.rpartition("-")[2])
+            self.record = replace(self.record, resumed_at_steps=[*self.record.resumed_at_steps, step])
+        return found
+
     def so_far(self) -> Record:
         """The record with what the Trainer and the meter have seen until now."""
         if self.trainer is None or self.meter is None:
@@ -151,7 +201,8 @@ class _Run:
         history = self.trainer.state.log_history
         return replace(
             self.record,
-            **_memory(self.meter),
+            **_memory(self.meter, self.record.peak_allocated_bytes or 0),
+            warnings=self.trainer.warnings,
             micro_batch_size=self.trainer.micro_batch_size,
             gradient_accumulation_steps=self.trainer.args.gradient_accumulation_steps,
             steps_done=self.trainer.state.global_step,
@@ -171,8 +222,8 @@ class _Run:
         model.to(plan.device)  # type: ignore[arg-type]  # the stub takes no device
         return model
 
-    def _sample(self, model: PreTrainedModel, tokens: int) -> str:
-        prompt = corpus.prompt(self.plan.text)
+    def _sample(self, model: PreTrainedModel) -> str:
+        prompt, tokens = corpus.prompt(self.plan.text), self.sample_tokens
         return models.generate(model, self.plan.tokenizer, prompt, tokens) if tokens else ""
 
     def _note_actual(self, trainer: SeamTrainer, watch: "_Watch", model: PreTrainedModel) -> None:
@@ -186,19 +237,28 @@ class _Run:
             **watch.speed(trainer.tokens_seen / max(trainer.state.global_step, 1)),
         )
 
-    def _keep(self, model: PreTrainedModel, form: str | None, folder: Path) -> str:
-        if form is None:
+    def _keep(self, model: PreTrainedModel) -> str:
+        """The folder of the fine-tuned model. If the disk refuses, the measurements are kept all the same."""
+        if self.save is None:
             return ""
-        path = folder / self.record.id / "model"
-        models.save(model, self.plan.tokenizer, self.plan.source, form, path)
+        path = self.folder / self.record.id / "model"
+        try:
+            models.save(model, self.plan.tokenizer, self.plan.source, self.save, path)
+        except (OSError, SafetensorError) as error:
+            shutil.rmtree(path, ignore_errors=True)
+            self.trainer.warnings.append(f"the model was not saved: {error}")  # type: ignore[union-attr]
+            return ""
         return str(path)
 
 
-def _memory(meter: Meter) -> dict[str, Any]:
-    """The meter's report as fields of a record; none if the run ended before the first phase did."""
+def _memory(meter: Meter, earlier_peak_bytes: int) -> dict[str, Any]:
+    """The meter's report as fields of a record; none if the run ended before the first phase did, or if the part of
+    the run before an interruption peaked higher."""
     try:
         report = meter.report()
     except ValueError:
+        return {}
+    if report.peak_allocated_bytes < earlier_peak_bytes:
         return {}
     return {
         "memory_source": report.source,
@@ -215,8 +275,8 @@ def _memory(meter: Meter) -> dict[str, Any]:
 class _Watch(TrainerCallback):
     """Looks on at every step: attributes the warm-up steps, times the others, stops at a loss that is not finite."""
 
-    def __init__(self, meter: Meter, plan: Plan) -> None:
-        self.meter, self.device = meter, plan.device
+    def __init__(self, meter: Meter, plan: Plan, keep_progress: Callable[[], None]) -> None:
+        self.meter, self.device, self.keep_progress = meter, plan.device, keep_progress
         self.finite, self.skipped_steps = True, 0
         self.step_ends: list[float] = []
         self.bar = tqdm(
@@ -229,7 +289,7 @@ class _Watch(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         # a step that loss scaling skipped has not made optimizer states yet
-        self.meter.attribute(state.global_step - self.skipped_steps < WARM_UP_STEPS)
+        self.meter.attribute(len(self.step_ends) - self.skipped_steps < WARM_UP_STEPS)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
         self.skipped_steps += bool(getattr(optimizer, "step_was_skipped", False))
@@ -237,7 +297,9 @@ class _Watch(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.meter.enter_phase(None)
         self.meter.attribute(False)
-        if self.device.type != "cpu" and state.global_step in (WARM_UP_STEPS, state.max_steps):
+        last = state.global_step == state.max_steps
+        control.should_save &= not last  # resumed there, the Trainer would take one step too many
+        if self.device.type != "cpu" and (last or len(self.step_ends) == WARM_UP_STEPS - 1):
             torch.accelerator.synchronize()
         self.step_ends.append(time.perf_counter())
         self.bar.update()
@@ -247,6 +309,9 @@ class _Watch(TrainerCallback):
             self.bar.set_postfix(loss=f"{logs['loss']:.3f}")
             if not math.isfinite(logs["loss"]):
                 self.finite, control.should_training_stop = False, True
+
+    def on_save(self, *_: Any, **__: Any) -> None:
+        self.keep_progress()
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         self.bar.close()

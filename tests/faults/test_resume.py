@@ -1,0 +1,232 @@
+"""A run that was stopped, at any point and by any means, goes on from its last whole checkpoint as if nothing was."""
+
+import multiprocessing
+import os
+import random
+import signal
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from workbench import checkpoints
+from workbench.errors import ConfigurationError
+from workbench.record import Status, read_all
+from workbench.store import checkpoint_folder
+from workbench.techniques import GradientAccumulation, GradientCheckpointing, Lora
+from workbench.training import _Watch, run
+
+STEPS, EVERY = 7, 2
+
+
+@pytest.fixture(scope="module")
+def dropping(recipe):
+    """Dropout makes the state of the random numbers matter."""
+    return replace(recipe, steps=STEPS, dropout=0.1)
+
+
+@pytest.fixture
+def stopped_after(monkeypatch):
+    """Interrupt a run after one of its steps, as Ctrl-C does."""
+
+    def stop(recipe, step, error=KeyboardInterrupt, **options):
+        whole = _Watch.on_step_end
+
+        def on_step_end(self, args, state, control, **rest):
+            whole(self, args, state, control, **rest)
+            if state.global_step == step:
+                raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(_Watch, "on_step_end", on_step_end)
+            with pytest.raises(error):
+                run(recipe, device="cpu", **{"checkpoint_every": EVERY, **options})
+
+    return stop
+
+
+def assert_same(resumed, uninterrupted):
+    assert resumed.status is Status.OK
+    assert resumed.losses == uninterrupted.losses
+    assert resumed.held_out_loss == uninterrupted.held_out_loss
+    assert resumed.held_out_loss_before == uninterrupted.held_out_loss_before
+    assert resumed.tokens_seen == uninterrupted.tokens_seen
+    assert resumed.steps_done == uninterrupted.steps_done
+
+
+@pytest.mark.parametrize(("step", "begins_at"), [(2, []), (3, [2]), (5, [4]), (6, [4]), (7, [6])])
+def test_after_an_interrupt_the_losses_are_those_of_a_whole_run(dropping, fine_tuned, stopped_after, step, begins_at):
+    """The interrupt comes before the checkpoint of the same step."""
+    stopped_after(dropping, step)
+    (stopped,) = read_all()
+    assert stopped.status is Status.INTERRUPTED
+    resumed = run(dropping, device="cpu", resume=True)
+    assert resumed.resumed_at_steps == begins_at
+    assert (resumed.id == stopped.id) == bool(begins_at)
+    assert_same(resumed, fine_tuned(dropping))
+
+
+@pytest.mark.parametrize(
+    "technique", [GradientAccumulation(steps=2), GradientCheckpointing(), Lora(rank=2)], ids=lambda t: t.name
+)
+def test_with_techniques_too(dropping, fine_tuned, stopped_after, technique):
+    stopped_after(dropping | technique, 5)
+    resumed = run(dropping | technique, device="cpu", resume=True)
+    assert resumed.resumed_at_steps == [4]
+    assert_same(resumed, fine_tuned(dropping | technique))
+
+
+def test_twice_and_over_an_epochs_end(dropping, fine_tuned, stopped_after, text_file, tmp_path):
+    short = tmp_path / "short.txt"
+    short.write_text(text_file.read_text(encoding="utf-8")[:4000], encoding="utf-8")
+    recipe = replace(dropping, corpus=str(short), steps=9)
+    stopped_after(recipe, 4)
+    stopped_after(recipe, 7, resume=True)
+    resumed = run(recipe, device="cpu", resume=True)
+    assert resumed.resumed_at_steps == [2, 6]
+    assert_same(resumed, run(recipe, device="cpu"))
+
+
+def test_a_failure_can_be_resumed_too(dropping, fine_tuned, stopped_after):
+    stopped_after(dropping, 5, error=ZeroDivisionError)
+    assert_same(run(dropping, device="cpu", resume=True), fine_tuned(dropping))
+
+
+def test_nothing_is_left_of_the_checkpoints_of_a_run_that_ended_well(dropping, runs_folder):
+    record = run(dropping, device="cpu", checkpoint_every=EVERY)
+    assert [path.name for path in runs_folder.iterdir()] == [f"{record.id}.json"]
+
+
+def test_another_recipe_is_refused_before_the_model_loads(dropping, stopped_after, monkeypatch):
+    stopped_after(dropping, 5)
+    monkeypatch.setattr("workbench.models.load", lambda *_, **__: pytest.fail("the model was loaded"))
+    with pytest.raises(ConfigurationError, match="seed was 0 and is now 1"):
+        run(replace(dropping, seed=1), device="cpu", resume=True)
+
+
+@pytest.mark.parametrize("every", [0, -1])
+def test_an_impossible_interval_is_refused(dropping, every):
+    with pytest.raises(ConfigurationError, match="checkpoint_every must be at least 1 step"):
+        run(dropping, device="cpu", checkpoint_every=every)
+
+
+def test_a_truncated_checkpoint_is_passed_over_for_the_one_before(dropping, fine_tuned, stopped_after, runs_folder):
+    stopped_after(dropping, 7)
+    (record,) = read_all()
+    for name in ("optimizer.pt", "rng_state.pth", "scheduler.pt", "model.safetensors", "trainer_state.json"):
+        assert (checkpoint_folder(record, runs_folder) / "checkpoint-6" / name).exists()
+    os.truncate(checkpoint_folder(record, runs_folder) / "checkpoint-6" / "optimizer.pt", 100)
+    resumed = run(dropping, device="cpu", resume=True)
+    assert resumed.resumed_at_steps == [4]
+    assert_same(resumed, fine_tuned(dropping))
+
+
+def test_a_checkpoint_that_cannot_be_written_costs_the_checkpoint_alone(dropping, fine_tuned, monkeypatch):
+    def full(*_, **__):
+        raise RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed")
+
+    monkeypatch.setattr(torch, "save", full)
+    record = run(dropping, device="cpu", checkpoint_every=3)
+    assert_same(record, fine_tuned(dropping))
+    assert record.warnings == [
+        f"no checkpoint-{step}: PytorchStreamWriter failed writing file data/0: file write failed" for step in (3, 6)
+    ]
+
+
+# ---- SIGKILL, in processes of their own ----
+
+
+def train_and_die(recipe, folder, event):
+    """Train with checkpoints; at the n-th time that a file is opened, renamed or removed in the folder, be killed."""
+    torch.set_num_threads(1)
+    seen = [0]
+
+    def count(*_):
+        seen[0] += 1
+        if seen[0] == event:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def audit(name, arguments):
+        if name in ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir") and str(folder) in str(arguments[0]):
+            count()
+
+    write = torch.save
+
+    def save(what, path, *args, **kwargs):
+        write(what, path, *args, **kwargs)
+        if seen[0] + 1 == event:
+            os.truncate(path, os.path.getsize(path) // 2)  # as if it had come in the middle
+        count()
+
+    torch.save = save
+    sys.addaudithook(audit)
+    run(recipe, device="cpu", checkpoint_every=EVERY, folder=folder)
+    (folder / "events").write_text(str(seen[0]))
+
+
+@pytest.fixture(scope="module")
+def processes():
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["workbench.training"])
+    return context
+
+
+@pytest.fixture(scope="module")
+def events(dropping, processes, tmp_path_factory):
+    """How many there are in a whole run."""
+    folder = tmp_path_factory.mktemp("counted")
+    process = processes.Process(target=train_and_die, args=(dropping, folder, 0))
+    process.start()
+    process.join()
+    return int((folder / "events").read_text())
+
+
+def killed_and_resumed(recipe, whole, processes, folder, event):
+    process = processes.Process(target=train_and_die, args=(recipe, folder, event))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    resumed = run(recipe, device="cpu", resume=True, folder=folder)
+    assert_same(resumed, whole)
+    others = [record.status for record in read_all(folder) if record.id != resumed.id]
+    assert set(others) <= {Status.KILLED}
+    assert checkpoints.newest(checkpoint_folder(resumed, folder)) is None
+    return resumed.resumed_at_steps
+
+
+@pytest.mark.parametrize("share", [0.2, 0.45, 0.7, 0.95])
+def test_killed_while_it_writes_it_resumes(dropping, fine_tuned, processes, events, tmp_path, share):
+    assert events > 20
+    event = int(events * share)
+    begun = killed_and_resumed(dropping, fine_tuned(dropping), processes, tmp_path, event)
+    assert begun in ([], [2], [4], [6])
+
+
+@pytest.mark.long
+def test_killed_at_every_point_of_every_save_it_resumes(dropping, fine_tuned, processes, events, tmp_path):
+    whole, begun = fine_tuned(dropping), []
+    for event in range(1, events + 1):
+        begun.append(killed_and_resumed(dropping, whole, processes, tmp_path / str(event), event))
+    print(f"\n{events} kills at writes, every one resumed with equal losses; begun at {sorted(map(str, begun))}")
+
+
+def train(recipe, folder):
+    torch.set_num_threads(1)
+    run(recipe, device="cpu", checkpoint_every=1, folder=folder)
+
+
+@pytest.mark.long
+def test_killed_at_random_moments_it_resumes(dropping, fine_tuned, processes, tmp_path):
+    whole, chance = fine_tuned(dropping), random.Random(0)
+    died = 0
+    for attempt in range(30):
+        folder = tmp_path / str(attempt)
+        process = processes.Process(target=train, args=(dropping, folder))
+        process.start()
+        process.join(chance.uniform(0.2, 3.0))
+        died += process.is_alive()
+        process.kill()
+        process.join()
+        assert_same(run(dropping, device="cpu", resume=True, folder=folder), whole)
+    print(f"\n30 runs, {died} of them killed at a random moment: every one ended with equal losses")
