@@ -242,11 +242,16 @@ def _export(frame: Any, path: str) -> None:
 
 
 def show_comparison(args: argparse.Namespace) -> None:
-    from workbench.comparison import as_text, compare, conclusions
+    from workbench.comparison import as_text, compare, conclusions, unranked
     from workbench.record import records
+    from workbench.store import mark_killed
 
-    table = compare(records())
+    mark_killed()
+    frame = records()
+    table = compare(frame)
     print(as_text(table))
+    for label, row in unranked(frame).iterrows():
+        print(f"not ranked: {label}: {row['status']}. {row['reason']}")
     print()
     for sentence in conclusions(table):
         print(f"- {sentence}")

@@ -14,6 +14,7 @@ import pandas as pd
 from workbench.errors import ConfigurationError
 from workbench.memory.categories import Category, format_bytes
 from workbench.record import Record, Status
+from workbench.techniques import REGISTRY
 
 if TYPE_CHECKING:
     from pandas.io.formats.style import Styler
@@ -26,14 +27,19 @@ BASELINE = "baseline"
 
 
 def compare(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row a recipe, the smallest peak first, from a frame of `records()`.
+    """One row a recipe, from a frame of `records()`, the best bargain first.
+
+    First what saves memory and takes no time, the largest saving first; then what takes time, by the bytes saved per
+    second lost; then the baseline; then what saves nothing. A difference in speed inside the seed-to-seed spread takes
+    no time.
 
     Of several comparable groups, the one with the newest baseline is taken. Of several runs with one seed, the newest
     counts. Columns: `peak_allocated_bytes`, `saved_bytes`, `saved_fraction`, `held_out_loss` (mean over seeds),
     `held_out_loss_spread` (largest minus smallest; missing with one seed), `loss_difference`, `loss_verdict`,
-    `tokens_per_s` (median), `tokens_per_s_spread`, `speed_ratio`, `trainable_parameters`, `learning_rate`, `seeds`,
-    `peak_phase`, `memory_source`, and the bytes of each category at the peak. What the rows have in common is in
-    `.attrs`.
+    `tokens_per_s` (median), `tokens_per_s_spread`, `speed_ratio`, `lost_s` (more seconds than the baseline for the
+    tokens of the run), `saved_bytes_per_lost_s` (infinite where it takes no time), `without_effect` (categories that
+    its techniques attack, if none of them shrank), `trainable_parameters`, `learning_rate`, `seeds`, `peak_phase`,
+    `memory_source`, and the bytes of each category at the peak. What the rows have in common is in `.attrs`.
 
     Raises:
         ConfigurationError: no finished run, or none of them without techniques.
@@ -47,9 +53,50 @@ def compare(frame: pd.DataFrame) -> pd.DataFrame:
     table["speed_ratio"] = table["tokens_per_s"] / base["tokens_per_s"]
     table["loss_difference"] = table["held_out_loss"] - base["held_out_loss"]
     table["loss_verdict"] = [_verdict(row, base) for _, row in table.iterrows()]
-    table = table.sort_values("peak_allocated_bytes", kind="stable")
+    table["lost_s"] = [_lost(row, base) for _, row in table.iterrows()]
+    table["saved_bytes_per_lost_s"] = [_rate(row) for _, row in table.iterrows()]
+    table["without_effect"] = [_without_effect(row, base) for _, row in table.iterrows()]
+    table = table.iloc[sorted(range(len(table)), key=lambda i: _bargain(table.iloc[i]))]
+    table = table.drop(columns=[f"{c}_maximum_bytes" for c in Category])
     table.attrs = {name: str(group[name].iloc[-1]) for name in SAME if name != "data_sha256"}
     return table
+
+
+def unranked(frame: pd.DataFrame) -> pd.DataFrame:
+    """The newest run of each recipe that has no `ok` run in the group that `compare` takes: label, status, reason."""
+    group = _newest_group(frame)
+    others = _comparable(frame[frame["status"] != Status.OK], group.iloc[-1], but=("memory_source",))
+    others = others[~others["label"].isin(group["label"])].sort_values("created_at")
+    newest = others.drop_duplicates("label", keep="last").set_index("label")
+    return newest[["status", "error"]].rename(columns={"error": "reason"})
+
+
+def _lost(row: pd.Series, base: pd.Series) -> float:
+    """Seconds more than the baseline's for the tokens of the run; zero inside the spread."""
+    if abs(row["tokens_per_s"] - base["tokens_per_s"]) <= np.nan_to_num(_spread(row, base, "tokens_per_s")):
+        return 0.0
+    return float(row["tokens_seen"] / row["tokens_per_s"] - base["tokens_seen"] / base["tokens_per_s"])
+
+
+def _rate(row: pd.Series) -> float:
+    """Bytes saved per second lost; infinite where no second is lost, zero where nothing is saved or was timed."""
+    if row["saved_bytes"] <= 0 or row.name == BASELINE or pd.isna(row["lost_s"]):
+        return 0.0
+    return float(row["saved_bytes"] / row["lost_s"]) if row["lost_s"] > 0 else float("inf")
+
+
+def _bargain(row: pd.Series) -> tuple[bool, float, float, bool]:
+    """Sorts the best first."""
+    return row["saved_bytes"] < 0, -row["saved_bytes_per_lost_s"], -row["saved_bytes"], row.name != BASELINE
+
+
+def _without_effect(row: pd.Series, base: pd.Series) -> str:
+    """Finds the switch that did nothing, as fp16 on a CPU would: what it attacks is as large as without it."""
+    chosen = [REGISTRY[name] for name in str(row["techniques"]).split("+") if name in REGISTRY]
+    attacked = list(dict.fromkeys(category for technique in chosen for category in technique.attacks))
+    columns = [f"{category}_maximum_bytes" for category in attacked]
+    shrank = any(row[column] < 0.999 * base[column] for column in columns)
+    return "" if shrank else ", ".join(category.replace("_", " ") for category in attacked)
 
 
 def _newest_group(frame: pd.DataFrame) -> pd.DataFrame:
@@ -60,11 +107,17 @@ def _newest_group(frame: pd.DataFrame) -> pd.DataFrame:
             f"compare: {len(ok)} finished runs, none of them a baseline. Run one first: python -m workbench run MODEL"
         )
     newest = with_baseline.sort_values("created_at").iloc[-1]
-    same = pd.Series(True, index=ok.index)
+    return _comparable(ok, newest)
+
+
+def _comparable(frame: pd.DataFrame, one: pd.Series, but: Sequence[str] = ()) -> pd.DataFrame:
+    """The rows that agree with one of them in everything that makes runs comparable."""
+    same = pd.Series(True, index=frame.index)
     for name in SAME:
-        value = newest[name]
-        same &= ok[name].isna() if pd.isna(value) else (ok[name] == value).fillna(False)
-    return ok[same]
+        if name not in but:
+            value = one[name]
+            same &= frame[name].isna() if pd.isna(value) else (frame[name] == value).fillna(False)
+    return frame[same]
 
 
 def _summary(label: str, rows: pd.DataFrame) -> dict[str, object]:
@@ -79,12 +132,15 @@ def _summary(label: str, rows: pd.DataFrame) -> dict[str, object]:
         "held_out_loss_spread": float(losses.max() - losses.min()) if len(losses) > 1 else float("nan"),
         "tokens_per_s": float(speeds.median()),
         "tokens_per_s_spread": float(speeds.max() - speeds.min()) if len(speeds) > 1 else float("nan"),
+        "tokens_seen": int(worst["tokens_seen"]),
+        "techniques": worst["techniques"],
         "trainable_parameters": int(worst["trainable_parameters"]),
         "learning_rate": float(worst["learning_rate"]),
         "seeds": len(rows),
         "peak_phase": worst["peak_phase"],
         "memory_source": worst["memory_source"],
         **{f"{c}_bytes": int(worst[f"{c}_bytes"]) for c in Category},
+        **{f"{c}_maximum_bytes": worst[f"{c}_maximum_bytes"] for c in Category},
     }
 
 
@@ -130,6 +186,7 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "peak": format_bytes,
     "saves": "{:.0%}".format,
     "speed": "{:.2f}×".format,
+    "saved per second lost": lambda rate: "" if not rate else "free" if rate == np.inf else format_bytes(rate),
     "trainable": "{:,}".format,
     "learning rate": "{:.0e}".format,
 }
@@ -144,6 +201,7 @@ def _shown(table: pd.DataFrame) -> pd.DataFrame:
         "against baseline": table["loss_verdict"],
         "tokens/s": [_with_spread(row, "tokens_per_s", ",.0f") for _, row in table.iterrows()],
         "speed": table["speed_ratio"],
+        "saved per second lost": table["saved_bytes_per_lost_s"],
         "trainable": table["trainable_parameters"],
         "learning rate": table["learning_rate"],
         "peak is in": table["peak_phase"].str.replace("_", " "),
@@ -192,12 +250,18 @@ def conclusions(table: pd.DataFrame) -> list[str]:
         _smallest(others, base),
         _unharmed(others),
         _fastest(others),
+        *_idle(others),
         f"Not beaten in memory, speed and loss at once: {', '.join(pareto(table))}.",
     ]
 
 
+def _idle(others: pd.DataFrame) -> list[str]:
+    rows = others[others["without_effect"] != ""]
+    return [f"{label} changed nothing of what it attacks: {what}." for label, what in rows["without_effect"].items()]
+
+
 def _smallest(others: pd.DataFrame, base: pd.Series) -> str:
-    best = others.iloc[0]
+    best = others.loc[others["peak_allocated_bytes"].idxmin()]
     largest = max(Category, key=lambda c: base[f"{c}_bytes"])
     return (
         f"{best.name} has the smallest peak, {format_bytes(best['peak_allocated_bytes'])} instead of "

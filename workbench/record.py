@@ -133,11 +133,13 @@ class Record:
             raise ConfigurationError(f"records: {path} is not a record ({error}). Move it away.") from None
 
     def row(self) -> dict[str, Any]:
-        """One flat row: scalars as they are, `<category>_bytes` at the peak, `<phase>_peak_bytes`."""
+        """One flat row: scalars as they are, `<category>_bytes` at the peak, `<category>_maximum_bytes` whenever
+        that was, `<phase>_peak_bytes`."""
         flat = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in _NESTED}
         asked = {name: self.recipe.get(name) for name in ("corpus", "effective_batch_size", "sequence_length")}
         asked |= {name: self.recipe.get(name) for name in ("steps", "seed", "dropout")}
         categories = {f"{c}_bytes": self.by_category.get(c) for c in Category}
+        categories |= {f"{c}_maximum_bytes": self.maximum_by_category.get(c) for c in Category}
         phases = {f"{p}_peak_bytes": self.by_phase.get(p) for p in Phase}
         techniques = "+".join(sorted(self.recipe.get("techniques", {}))) or "baseline"
         return {**flat, **asked, "techniques": techniques, **categories, **phases}

@@ -20,6 +20,7 @@ from workbench import checkpoints, corpus, devices, models
 from workbench.errors import ConfigurationError, OutOfMemoryError, UnavailableError
 from workbench.locations import runs_folder
 from workbench.memory.allocators import allocator_for
+from workbench.memory.leaks import clear_frames
 from workbench.memory.meter import Meter
 from workbench.preparation import Plan, check_machine, check_outputs, prepare
 from workbench.recipe import Recipe
@@ -100,14 +101,18 @@ def _execute(job: "_Run") -> Record:
     out-of-memory, which the record alone tells."""
     try:
         return job.end(job.execute())
-    except (KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, SystemExit) as error:
         job.end(replace(job.so_far(), status=Status.INTERRUPTED, error="interrupted by the user"))
+        job.let_go(error)
         raise
     except Exception as error:
         words = f"{type(error).__name__}: {error}"
         if isinstance(error, torch.OutOfMemoryError) or any(known in words for known in OOM_WORDS):
-            return job.end(replace(job.so_far(), status=Status.OOM, error=words.splitlines()[0]))
+            record = job.end(replace(job.so_far(), status=Status.OOM, error=words.splitlines()[0]))
+            job.let_go(error)
+            return record
         job.end(replace(job.so_far(), status=Status.FAILED, error=words))
+        job.let_go(error)
         raise
 
 
@@ -170,6 +175,11 @@ class _Run:
             with suppress(OSError):
                 folder.rmdir()  # the Trainer makes it in any case; only if nothing is in it
         return end(record, self.folder)
+
+    def let_go(self, error: BaseException) -> None:
+        """IPython keeps the traceback of a failed cell, and its frames would keep the model and the optimizer."""
+        self.trainer = self.meter = None
+        clear_frames(error)
 
     def keep_progress(self) -> None:
         """Beside each checkpoint, what was measured until then: a kill leaves that."""
