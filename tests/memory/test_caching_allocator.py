@@ -1,4 +1,6 @@
-"""Sequences computed by hand from the rules of c10/cuda/CUDACachingAllocator.cpp, and what must hold for any sequence."""
+"""Sequences computed by hand from the rules of c10/cuda/CUDACachingAllocator.cpp; and what holds for any sequence."""
+
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -258,7 +260,7 @@ def test_invariants(events, expandable, capacity):
             allocator.free(handle)
             del live[handle]
         blocks = sorted(allocator.blocks())
-        assert all(one + size <= other for (one, size, _), (other, _, _) in zip(blocks, blocks[1:], strict=False))
+        assert all(one + size <= other for (one, size, _), (other, _, _) in pairwise(blocks))
         assert sum(size for _, size, _ in blocks) == allocator.reserved_bytes
         assert sum(size for _, size, used in blocks if used) == allocator.allocated_bytes
         assert sum(map(round_size, live.values())) <= allocator.allocated_bytes <= allocator.reserved_bytes
