@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import ConfigurationError, WorkbenchError
+from workbench.memory.categories import parse_bytes
 from workbench.recipe import Recipe
 from workbench.settings import described, parse
 from workbench.techniques import REGISTRY, parse_technique
@@ -95,6 +96,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", help="cpu, cuda or mps (default: the fastest there is)")
     parser.add_argument("--save", choices=("merged", "adapter"), help="keep the fine-tuned model beside the record")
     parser.add_argument("--sample-tokens", type=int, default=40, metavar="N", help="tokens of sample text (default 40)")
+    parser.add_argument("--memory-cap", metavar="X", help="pretend the device has no more memory than this, as in 8GiB")
     parser.add_argument("--reuse", action="store_true", help="take an equal run that is already recorded")
     parser.add_argument("--json", action="store_true", help="print the record as one JSON object")
     parser.set_defaults(function=run_recipe)
@@ -132,11 +134,15 @@ def _recipe(args: argparse.Namespace) -> Recipe:
 
 def run_recipe(args: argparse.Namespace) -> int:
     recipe = _recipe(args)
+    memory_cap = parse_bytes(args.memory_cap, "memory_cap") if args.memory_cap is not None else None
     from workbench.record import Status
     from workbench.training import run
 
     with redirect_stdout(sys.stderr):  # standard output is for the result alone
-        record = run(recipe, device=args.device, reuse=args.reuse, save=args.save, sample_tokens=args.sample_tokens)
+        record = run(
+            recipe, device=args.device, reuse=args.reuse, save=args.save, sample_tokens=args.sample_tokens,
+            memory_cap=memory_cap,
+        )  # fmt: skip
     print(json.dumps(dataclasses.asdict(record)) if args.json else _summary(record))
     return 0 if record.status is Status.OK else 1
 

@@ -16,9 +16,10 @@ from transformers import PreTrainedModel, TrainerCallback, set_seed
 from workbench import corpus, devices, models
 from workbench.errors import OutOfMemoryError, UnavailableError
 from workbench.locations import runs_folder
-from workbench.memory.allocators import allocator_for
+from workbench.memory.allocators import allocator_for, capped
+from workbench.memory.categories import format_bytes
 from workbench.memory.meter import Meter
-from workbench.preparation import Plan, check_machine, check_outputs, prepare
+from workbench.preparation import Plan, check_machine, check_outputs, memory_cap_bytes, prepare
 from workbench.recipe import Recipe
 from workbench.record import Record, Status, find
 from workbench.techniques import REGISTRY, Numerics
@@ -39,6 +40,7 @@ def run(
     reuse: bool = False,
     save: str | None = None,
     sample_tokens: int = 0,
+    memory_cap: str | int | None = None,
     folder: Path | None = None,
 ) -> Record:
     """Fine-tune a recipe and measure memory, loss and speed.
@@ -48,6 +50,9 @@ def run(
         reuse: return the newest `ok` record of the same recipe, text, device and versions, if there is one.
         save: `"merged"` or `"adapter"`, to keep the fine-tuned model in the folder `record.model_path`.
         sample_tokens: continue the beginning of the held-out text by so many tokens, before and after.
+        memory_cap: pretend that the device has no more than this, `"8GiB"` or a number of bytes. On CUDA the allocator
+            keeps to it, at no cost. Elsewhere the tracker watches the bytes of tensors in every step, which takes
+            time: such a run records no speed.
         folder: where records go; by default `data/runs`.
 
     Returns:
@@ -61,7 +66,11 @@ def run(
     folder = folder or runs_folder()
     chosen = devices.pick(device)
     recipe = replace(recipe, model=models.resolve(recipe.model, chosen.type))
-    facts = {"device": devices.describe(chosen), "data_sha256": corpus.load(recipe.corpus).sha256}
+    facts: dict[str, Any] = {
+        "device": devices.describe(chosen),
+        "data_sha256": corpus.load(recipe.corpus).sha256,
+        "memory_cap_bytes": memory_cap_bytes(memory_cap, chosen),
+    }
     if reuse and save is None and (known := find(recipe, sampled=bool(sample_tokens), folder=folder, **facts)):
         return known
     plan = prepare(recipe, chosen)
@@ -77,9 +86,11 @@ def run(
     record.save(folder)
     if record.status is Status.OOM:
         # raised here, where no handler is active: a chained traceback would keep the run's tensors alive
+        allocator_for(chosen).prepare()  # collects what the run's reference cycles still hold
         exact = ", ".join(name for name, t in REGISTRY.items() if t.numerics is Numerics.EXACT)
         cure = f"Use a smaller effective_batch_size or sequence_length, or a technique with the same loss: {exact}."
-        raise OutOfMemoryError(f"{record.label} did not fit into the memory of {record.device}: {record.error} {cure}")
+        room = "memory" if (cap := record.memory_cap_bytes) is None else f"memory cap of {format_bytes(cap)}"
+        raise OutOfMemoryError(f"{record.label} did not fit into the {room} of {record.device}: {record.error} {cure}")
     return record
 
 
@@ -89,7 +100,8 @@ def _execute(plan: Plan, record: Record, save: str | None, sample_tokens: int, f
     with tempfile.TemporaryDirectory() as scratch:
         job = _Run(plan, record, Path(scratch))
         try:
-            return job.execute(save, sample_tokens, folder)
+            with capped(plan.device, record.memory_cap_bytes):
+                return job.execute(save, sample_tokens, folder)
         except KeyboardInterrupt:
             replace(job.so_far(), status=Status.INTERRUPTED, error="interrupted by the user").save(folder)
             raise
@@ -122,7 +134,7 @@ class _Run:
         with models.quiet():
             model = self._load()
             text_before = self._sample(model, sample_tokens)
-            with Meter(model, before_bytes=before) as meter:
+            with Meter(model, before_bytes=before, cap_bytes=self.record.memory_cap_bytes) as meter:
                 self.meter = meter
                 watch = _Watch(meter, plan)
                 arguments = training_arguments(plan.recipe, plan.learning_rate, plan.device, self.scratch)
@@ -213,7 +225,10 @@ def _memory(meter: Meter) -> dict[str, Any]:
 
 
 class _Watch(TrainerCallback):
-    """Looks on at every step: attributes the warm-up steps, times the others, stops at a loss that is not finite."""
+    """Looks on at every step: attributes the warm-up steps, times the others, stops at a loss that is not finite.
+
+    A cap that the meter enforces keeps the tracker on in every step; then none is timed.
+    """
 
     def __init__(self, meter: Meter, plan: Plan) -> None:
         self.meter, self.device = meter, plan.device
@@ -229,7 +244,8 @@ class _Watch(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         # a step that loss scaling skipped has not made optimizer states yet
-        self.meter.attribute(state.global_step - self.skipped_steps < WARM_UP_STEPS)
+        warming_up = state.global_step - self.skipped_steps < WARM_UP_STEPS
+        self.meter.attribute(warming_up or self.meter.enforces_cap)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
         self.skipped_steps += bool(getattr(optimizer, "step_was_skipped", False))
@@ -252,9 +268,9 @@ class _Watch(TrainerCallback):
         self.bar.close()
 
     def speed(self, step_tokens: float) -> dict[str, Any]:
-        """Over the steps after the warm-up; unknown (None) if there are none."""
+        """Over the steps after the warm-up; unknown (None) if there are none, or if the tracker slowed them."""
         timed = len(self.step_ends) - WARM_UP_STEPS
-        if timed < 1:
+        if timed < 1 or self.meter.enforces_cap:
             return {"timed_steps": 0}
         step_time = (self.step_ends[-1] - self.step_ends[WARM_UP_STEPS - 1]) / timed
         return {"timed_steps": timed, "step_time_s": step_time, "tokens_per_s": step_tokens / step_time}

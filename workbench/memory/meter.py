@@ -47,6 +47,9 @@ class Meter:
 
     The peak is that of the run itself: what was in use before the model came is `before_bytes`, not part of it. Pass
     `before_bytes` when the model was loaded after that reading was taken, as the training loop does.
+
+    `cap_bytes` is a limit for the bytes of tensors, watched by the tracker while it is switched on; on CUDA, where the
+    allocator keeps to a limit by itself (`workbench.memory.allocators.capped`), it is ignored here.
     """
 
     def __init__(
@@ -55,10 +58,16 @@ class Meter:
         optimizer: torch.optim.Optimizer | None = None,
         *,
         before_bytes: int | None = None,
+        cap_bytes: int | None = None,
     ) -> None:
         device = next(model.parameters()).device
         self._allocator = allocator_for(device)
-        self._tracker = StorageTracker(device.type, getattr(getattr(model, "config", None), "vocab_size", None))
+        self.enforces_cap = cap_bytes is not None and not self._allocator.enforces_caps
+        self._tracker = StorageTracker(
+            device.type,
+            getattr(getattr(model, "config", None), "vocab_size", None),
+            cap_bytes=cap_bytes if self.enforces_cap else None,
+        )
         self._model, self._optimizer, self._device_type = model, optimizer, device.type
         self._before, self._given_before = before_bytes or 0, before_bytes
         self._peaks: dict[Phase, int] = {}
