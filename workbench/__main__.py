@@ -12,13 +12,13 @@ from typing import Any
 
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.memory.categories import parse_bytes
-from workbench.recipe import Recipe
+from workbench.recipe import Recipe, flag
 from workbench.settings import described, parse
 from workbench.techniques import REGISTRY, parse_technique
 
 EXIT_CODES = """exit codes:
   0  done
-  1  the run failed, diverged, or a notebook's cell raised
+  1  the run failed, diverged, a notebook's cell raised, or no plan fits
   2  something in the command cannot be used; nothing was run
   3  this machine cannot run it (device, package, network)
   4  out of memory
@@ -29,10 +29,8 @@ EXAMPLES = """examples:
   python -m workbench run gpt2-tiny --technique lora=rank:8,alpha:16 --technique gradient_checkpointing
   python -m workbench run gpt2 --corpus my.txt --batch-size 4 --sequence-length 512 --steps 200 --save merged
   python -m workbench run random:gpt2 --batch-size 2 --sequence-length 256 --steps 5   (124 M, no download)
-  python -m workbench compare"""
-
-# flags that people know by a shorter name than the recipe's field
-SHORT = {"effective_batch_size": "--batch-size"}
+  python -m workbench compare
+  python -m workbench plan gpt2 --budget 8GiB --batch-size 8 --sequence-length 1024"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_run(commands.add_parser("run", help="fine-tune, measure, record", epilog=EXAMPLES, formatter_class=raw))
+    _add_plan(commands.add_parser("plan", help="what to change so that it fits a budget", formatter_class=raw))
     _add_script(commands.add_parser("script", help="the recipe as a plain Hugging Face script", formatter_class=raw))
     _add_notebooks(commands.add_parser("notebooks", help="execute the notebooks and build the gallery"))
     lister = commands.add_parser("list", help="the techniques: what they attack, what they cost, same loss?")
@@ -81,9 +80,8 @@ def _add_recipe(parser: argparse.ArgumentParser) -> None:
         if field.name == "model":
             parser.add_argument("model", nargs="?", default="auto", help=f"{field.metadata['help']} (default auto)")
         elif "help" in field.metadata:
-            flag = SHORT.get(field.name, "--" + field.name.replace("_", "-"))
             help_text = f"{field.metadata['help']} ({described(field)}; default {str(field.default).lower()})"
-            parser.add_argument(flag, dest=field.name, metavar="X", help=help_text)
+            parser.add_argument(flag(field.name), dest=field.name, metavar="X", help=help_text)
     parser.add_argument(
         "--technique", action="append", default=[], metavar="NAME[=SETTING:VALUE,…]",
         help=f"switch a technique on; may be repeated. Known: {', '.join(REGISTRY)} (see `list`)",
@@ -100,6 +98,19 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reuse", action="store_true", help="take an equal run that is already recorded")
     parser.add_argument("--json", action="store_true", help="print the record as one JSON object")
     parser.set_defaults(function=run_recipe)
+
+
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "The smallest sets of techniques with which a recipe fits into a budget, found by predictions: exact ones\n"
+        "first, then those that compute less. Techniques that you switch on here stay on in all of them."
+    )
+    _add_recipe(parser)
+    parser.add_argument("--budget", metavar="X", help="memory of the device, as in 8GiB (default: that of the GPU)")
+    parser.add_argument("--gpu", default="h100", metavar="NAME", help="predict for this GPU, or cpu (default h100)")
+    parser.add_argument("--most-changes", type=int, default=4, metavar="N", help="techniques per answer (default 4)")
+    parser.add_argument("--json", action="store_true", help="print the plan as one JSON object")
+    parser.set_defaults(function=show_plan)
 
 
 def _add_script(parser: argparse.ArgumentParser) -> None:
@@ -171,6 +182,18 @@ def _summary(record: Any) -> str:
 
 def _from_to(first: list[float | None], last: list[float | None]) -> str:
     return " → ".join("none" if not value or value[0] is None else f"{value[0]:.3f}" for value in (first, last))
+
+
+def show_plan(args: argparse.Namespace) -> int:
+    budget = parse_bytes(args.budget, "budget") if args.budget is not None else None
+    recipe = _recipe(args)
+    from workbench.planner import as_text, plan
+
+    fields = {f.name: getattr(recipe, f.name) for f in dataclasses.fields(Recipe)}
+    with redirect_stdout(sys.stderr):
+        planned = plan(budget=budget, gpu=args.gpu, most_changes=args.most_changes, **fields)
+    print(json.dumps(planned.to_dict()) if args.json else as_text(planned))
+    return 0 if planned.candidates else 1
 
 
 def write_script(args: argparse.Namespace) -> None:

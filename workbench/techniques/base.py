@@ -128,6 +128,15 @@ class Technique:
 
     # ---- not part of a run ----
 
+    @classmethod
+    def variants(cls, compute_capability: tuple[int, int] | None) -> "tuple[Technique, ...]":
+        """Settings that a planner should try, from the one that gives up least to the one that saves most.
+
+        On a GPU of this compute capability; None is a CPU. Empty where the technique cannot be used there. Settings
+        that do not suit a recipe may be among them: the recipe refuses them.
+        """
+        return (cls(),)
+
     def script(self) -> Fragment:
         """What the exported script needs beyond the `TrainingArguments`, which it takes from their own seam."""
         return Fragment()
