@@ -9,7 +9,7 @@ goes to flash attention.
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -109,17 +109,23 @@ class Attention:
         aten: Any = torch.ops.aten
         if attn_mask is not None and backend is not Backend.MATH:
             attn_mask = _additive(_autocast(attn_mask), query)
+        gradient = question.needs_gradient
         if backend is Backend.CUDNN:
-            arguments = (attn_mask, question.needs_gradient, dropout_p, is_causal, False)
-            return aten._scaled_dot_product_cudnn_attention(query, key, value, *arguments, scale=scale)[0]  # type: ignore[no-any-return]
-        if backend is Backend.FLASH:
-            return _flash_forward(query, key, value, dropout_p, is_causal, scale)
-        if backend is Backend.EFFICIENT:
-            bias = _expanded(attn_mask, query, key)
-            arguments = (bias, question.needs_gradient, dropout_p, is_causal)
-            return aten._scaled_dot_product_efficient_attention(query, key, value, *arguments, scale=scale)[0]  # type: ignore[no-any-return]
-        arguments = (attn_mask, dropout_p, is_causal, None)
-        return aten._scaled_dot_product_attention_math(query, key, value, *arguments, scale=scale, enable_gqa=enable_gqa)[0]  # type: ignore[no-any-return]  # fmt: skip
+            out = aten._scaled_dot_product_cudnn_attention(
+                query, key, value, attn_mask, gradient, dropout_p, is_causal, False, scale=scale
+            )[0]
+        elif backend is Backend.FLASH:
+            out = _flash_forward(query, key, value, dropout_p, is_causal, scale)
+        elif backend is Backend.EFFICIENT:
+            mask = _expanded(attn_mask, query, key)
+            out = aten._scaled_dot_product_efficient_attention(
+                query, key, value, mask, gradient, dropout_p, is_causal, scale=scale
+            )[0]
+        else:
+            out = aten._scaled_dot_product_attention_math(
+                query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+            )[0]
+        return cast("torch.Tensor", out)
 
 
 def _autocast(tensor: torch.Tensor) -> torch.Tensor:

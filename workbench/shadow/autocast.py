@@ -33,7 +33,7 @@ _excluded = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 @contextmanager
 def cuda_autocast() -> Iterator[None]:
     """Inside, `torch.autocast("cpu")` casts what CUDA's autocast casts."""
-    library = torch.library.Library("aten", "IMPL")  # noqa: TOR901  # lives as long as the context
+    library = torch.library.Library("aten", "IMPL")  # lives as long as the context
     try:
         for name in (*INPUTS_IN_FP32, *INPUTS_IN_FP32_IF_THERE):
             if (operation := _operation(name)) is not None:

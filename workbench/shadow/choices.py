@@ -63,7 +63,7 @@ def cuda_choices(gpu: Gpu) -> Iterator[Attention]:
 @contextmanager
 def _native_dropout() -> Iterator[None]:
     """CUDA's dropout is one kernel with a mask of one byte per element; the CPU's keeps a mask of floats."""
-    library = torch.library.Library("aten", "IMPL")  # noqa: TOR901  # lives as long as the context
+    library = torch.library.Library("aten", "IMPL")  # lives as long as the context
 
     def dropout(tensor: torch.Tensor, p: float, train: bool) -> torch.Tensor:
         if p == 0 or not train or tensor.numel() == 0:

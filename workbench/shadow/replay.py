@@ -91,4 +91,5 @@ def _read(
 
 def _maker(trace: Trace, event: int) -> str:
     """Who asked for the memory that made the peak."""
-    return trace.operations[trace.maker[int(np.flatnonzero(trace.born == event)[0])]]
+    storage = int(np.flatnonzero(trace.born == event)[0])
+    return trace.operations[int(trace.maker[storage])]

@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 from workbench import models
 from workbench.corpus import Blocks
 from workbench.errors import ConfigurationError, WorkbenchError
-from workbench.memory.categories import Phase
 from workbench.memory.gpus import Gpu
 from workbench.memory.meter import Meter
 from workbench.recipe import Recipe
@@ -75,6 +74,16 @@ def _naming_failures(tracker: ShadowTracker) -> Iterator[None]:
         ) from error
 
 
+def refuse_precision(gpu: Gpu, uses_bf16: bool) -> None:
+    """Raises ConfigurationError for bf16 on a GPU that would only emulate it, as `run` refuses it there."""
+    if uses_bf16 and not gpu.native_bf16:
+        capability = ".".join(map(str, gpu.compute_capability))
+        raise ConfigurationError(
+            f"predict: {gpu.title} (compute capability {capability}) has no bf16 arithmetic. Use fp16 or fp32, or a "
+            "GPU of compute capability 8.0 or newer."
+        )
+
+
 class _NoDevice:
     """An allocator for the meter that has nothing to say: the replay knows the peaks."""
 
@@ -101,9 +110,12 @@ class _Shadow:
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         _fake(self.model, mode)
         # fake parameters cannot be moved, and need not be
-        self.model.to = lambda *_, **__: self.model  # type: ignore[method-assign, assignment]
+        self.model.to = lambda *_, **__: self.model  # type: ignore[assignment]
         meter = Meter(self.model, before_bytes=0, tracker=self.tracker, allocator=_NoDevice())
         trainer = self._trainer(meter)
+        uses_bf16 = trainer.args.bf16 or any(p.dtype is torch.bfloat16 for p in self.model.parameters())
+        if gpu:
+            refuse_precision(gpu, uses_bf16)
         batches = self._batches(trainer, mode)
         padded = self.padding or any(_padded(batch) for batch in batches)
         with ExitStack() as stack:
@@ -112,7 +124,8 @@ class _Shadow:
             stack.enter_context(mode)
             stack.enter_context(meter)
             train(trainer, meter, [_fake_batch(batch, mode) for batch in batches], self._begin_step)
-        return self.tracker.trace(attention=dict(attention.asked) if attention else {}, facts=self._facts(trainer, padded))
+        asked = dict(attention.asked) if attention else {}
+        return self.tracker.trace(uses_bf16=uses_bf16, attention=asked, facts=self._facts(trainer, padded))
 
     def _begin_step(self) -> None:
         self.tracker.flops = 0
@@ -193,7 +206,7 @@ def _fake(model: torch.nn.Module, mode: FakeTensorMode) -> None:
     """
     made: dict[int, torch.Tensor] = {}
     for module in model.modules():
-        for tensors in (module._parameters, module._buffers):
+        for tensors in cast("tuple[dict[str, torch.Tensor | None], ...]", (module._parameters, module._buffers)):
             for name, tensor in tensors.items():
                 if tensor is not None:
                     tensors[name] = made.setdefault(id(tensor), _fake_tensor(tensor, mode))

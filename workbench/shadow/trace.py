@@ -28,6 +28,7 @@ class Trace:
     phase_starts: tuple[tuple[int, Phase | None], ...]
     workspaces: tuple[int, ...]
     flops: int
+    uses_bf16: bool = False
     attention: dict[Any, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
 
