@@ -1,4 +1,4 @@
-"""The search, with a made-up memory model in which every answer can be found by hand; and the planner's surroundings."""
+"""The search, in a made-up memory model where every answer can be found by hand; and the planner's surroundings."""
 
 import json
 import shlex
@@ -178,7 +178,7 @@ def test_single_changes_exact_first_then_by_compute():
     assert [c.extra_compute for c in result] == pytest.approx([0, 0.333, -0.1])
     assert [c.numerics for c in result] == [Numerics.EXACT, Numerics.EXACT, Numerics.APPROXIMATE]
     assert [c.needed_bytes for c in result] == [1000 * MIB, 880 * MIB, 1200 * MIB]
-    assert result.closest.needed_bytes == min(c.needed_bytes for c in result)
+    assert result.closest.needed_bytes == 550 * MIB  # split at its strongest was looked at too
 
 
 @pytest.mark.parametrize(("budget", "level"), [(1000, 1), (999, 2), (700, 2), (699, 3), (550, 3)])
@@ -259,7 +259,11 @@ def test_a_budget_below_the_weights_is_refused_unless_a_technique_shrinks_them()
     with pytest.raises(ConfigurationError, match="the least that a technique makes of them is 25.0 MiB"):
         planned(24)
     assert len(planned(99, ["small", "freeze", "split"])) == 0  # refused by no rule, and still nothing fits
-    assert labels(planned(126, ["small", "freeze", "split", "chunk", "recompute"])) == []
+    # weights 25, activations 800 / 8 / 10, logits 400 / 8: 85 with four changes
+    four = {"small", "freeze", "split", "recompute"}
+    assert [{c.name for c in candidate.changes} for candidate in planned(85, [*four, "chunk"])] == [four]
+    assert len(planned(84, [*four, "chunk"])) == 0  # it would take five
+    assert len(planned(84, [*four, "chunk"], most_changes=5)) == 1
 
 
 def test_techniques_that_are_on_stay_on_and_are_not_offered_again():
@@ -284,11 +288,11 @@ def test_what_cannot_be_predicted_is_left_out_and_said():
 
 
 def test_the_search_is_frugal():
-    """Eight families with ten settings have 3 · 2 ** 7 sets; nothing is predicted twice."""
+    """Seven families with nine settings have 4 · 2 ** 6 sets; nothing is predicted twice."""
     for budget in (1200, 600, 480, 300, 210):
         machine = Machine()
         result = planned(budget, machine=machine)
-        assert len(machine.asked) == len(set(machine.asked)) == result.predictions <= 45
+        assert len(machine.asked) == len(set(machine.asked)) == result.predictions <= 50
 
 
 def test_the_context_and_what_is_cached_count_as_needed():

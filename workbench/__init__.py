@@ -21,6 +21,7 @@ _HOMES = {
     "Meter": "memory.meter",
     "Category": "memory.categories", "Phase": "memory.categories", "format_bytes": "memory.categories",
     "compare": "comparison",
+    "predict": "prediction", "Prediction": "prediction",
     "plan": "planner",
 }  # fmt: skip
 

@@ -29,8 +29,9 @@ EXAMPLES = """examples:
   python -m workbench run gpt2-tiny --technique lora=rank:8,alpha:16 --technique gradient_checkpointing
   python -m workbench run gpt2 --corpus my.txt --batch-size 4 --sequence-length 512 --steps 200 --save merged
   python -m workbench run random:gpt2 --batch-size 2 --sequence-length 256 --steps 5   (124 M, no download)
-  python -m workbench compare
-  python -m workbench plan gpt2 --budget 8GiB --batch-size 8 --sequence-length 1024"""
+  python -m workbench predict gpt2-xl --batch-size 8 --sequence-length 1024 --technique gradient_checkpointing
+  python -m workbench plan gpt2 --budget 8GiB --batch-size 8 --sequence-length 1024
+  python -m workbench compare"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_run(commands.add_parser("run", help="fine-tune, measure, record", epilog=EXAMPLES, formatter_class=raw))
+    _add_predict(commands.add_parser("predict", help="the memory a GPU will need, without a GPU", formatter_class=raw))
     _add_plan(commands.add_parser("plan", help="what to change so that it fits a budget", formatter_class=raw))
     _add_script(commands.add_parser("script", help="the recipe as a plain Hugging Face script", formatter_class=raw))
     _add_notebooks(commands.add_parser("notebooks", help="execute the notebooks and build the gallery"))
@@ -100,6 +102,20 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(function=run_recipe)
 
 
+def _add_predict(parser: argparse.ArgumentParser) -> None:
+    from workbench.memory.gpus import GPUS
+
+    parser.description = (
+        "Predict the peak of a recipe's training step on a GPU. Needs neither the GPU nor weights: gpt2 … gpt2-xl are\n"
+        "known by their configs, a folder or a hub model by its config.json."
+    )
+    _add_recipe(parser)
+    parser.add_argument("--gpu", default="h100", metavar="NAME", help=f"one of {', '.join(GPUS)} (default h100)")
+    parser.add_argument("--padding", action="store_true", help="batches contain padding, whatever the techniques say")
+    parser.add_argument("--json", action="store_true", help="print the prediction as one JSON object")
+    parser.set_defaults(function=predict_recipe)
+
+
 def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "The smallest sets of techniques with which a recipe fits into a budget, found by predictions: exact ones\n"
@@ -130,7 +146,7 @@ def _add_notebooks(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(function=run_notebooks)
 
 
-def _recipe(args: argparse.Namespace) -> Recipe:
+def _recipe(args: argparse.Namespace, *, config_only: bool = False) -> Recipe:
     given = {f.name: getattr(args, f.name, None) for f in dataclasses.fields(Recipe) if "help" in f.metadata}
     texts = {name: text for name, text in given.items() if text is not None}
     techniques = tuple(parse_technique(text) for text in args.technique)
@@ -139,7 +155,7 @@ def _recipe(args: argparse.Namespace) -> Recipe:
 
     corpus.load(recipe.corpus)  # these two say what is wrong before torch is imported, which takes seconds
     if recipe.model != "auto":
-        models.locate(recipe.model)
+        (models.locate_config if config_only else models.locate)(recipe.model)
     return recipe
 
 
@@ -184,9 +200,27 @@ def _from_to(first: list[float | None], last: list[float | None]) -> str:
     return " → ".join("none" if not value or value[0] is None else f"{value[0]:.3f}" for value in (first, last))
 
 
+def predict_recipe(args: argparse.Namespace) -> None:
+    from workbench.memory.gpus import GPUS, gpu
+    from workbench.prediction import CPU, predict, predict_all
+    from workbench.prediction_report import as_text, fitting
+
+    name = CPU if args.gpu == CPU else gpu(args.gpu).name
+    with redirect_stdout(sys.stderr):  # standard output is for the result alone
+        recipe = _recipe(args, config_only=True)
+        prediction = predict(recipe, name, padding=args.padding)
+    if args.json:
+        print(json.dumps(prediction.to_dict()))
+        return
+    print(as_text(prediction))
+    if name != CPU:
+        print()
+        print(fitting(dict(zip(GPUS, predict_all(recipe, padding=args.padding), strict=True))))
+
+
 def show_plan(args: argparse.Namespace) -> int:
     budget = parse_bytes(args.budget, "budget") if args.budget is not None else None
-    recipe = _recipe(args)
+    recipe = _recipe(args, config_only=True)
     from workbench.planner import as_text, plan
 
     fields = {f.name: getattr(recipe, f.name) for f in dataclasses.fields(Recipe)}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from workbench import models
+from workbench import prediction
 from workbench.errors import ConfigurationError
 from workbench.memory.categories import Category, format_bytes, parse_bytes
 from workbench.memory.gpus import gpu as find_gpu
@@ -163,19 +163,17 @@ def plan(
     Raises:
         ConfigurationError: an unclear budget, or one below the weights; an unknown GPU; a recipe that cannot be used.
     """
-    row = None if gpu == "cpu" else find_gpu(gpu)
+    row = None if gpu == prediction.CPU else find_gpu(gpu)
     if budget is None and row is None:
         raise ConfigurationError("budget: a CPU has none of its own. Give one, as in budget='2GiB'.")
     budget_bytes = row.memory_bytes if budget is None and row else parse_bytes(budget or 0, "budget")
     recipe = Recipe.from_dict({**fields, "techniques": {}})
     recipe = replace(recipe, techniques=tuple(fields.get("techniques", ())))
-    recipe = replace(recipe, model=models.resolve(recipe.model, "cuda" if row else "cpu"))
-    if predict is None:
-        from workbench.prediction import predict
+    ask: Callable[[Recipe, str], Forecast] = predict or prediction.predict
     return search(
-        recipe,
+        prediction.resolved(recipe, [gpu]),
         budget_bytes,
-        lambda wanted: predict(wanted, gpu),
+        lambda wanted: ask(wanted, gpu),
         families=families(row.compute_capability if row else None),
         predicted_for=row.title if row else "this machine's CPU",
         most_changes=most_changes,
