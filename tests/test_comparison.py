@@ -106,6 +106,13 @@ def test_seeds_become_one_row_with_their_spread():
     assert row["tokens_per_s"] == 1001
 
 
+def test_runs_under_a_memory_cap_are_left_out():
+    table = table_of(record(peak=200), record(peak=200, speed=None, memory_cap_bytes=300), record("lora", peak=50))
+    assert table.loc["baseline", "tokens_per_s"] == 1000
+    with pytest.raises(ConfigurationError, match="none of them a baseline"):
+        table_of(record(memory_cap_bytes=300), record("lora"))
+
+
 @pytest.mark.parametrize(
     ("loss", "verdict"), [(4.1, "same"), (4.19, "tie"), (4.01, "tie"), (4.5, "worse"), (3.5, "better")]
 )

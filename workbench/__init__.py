@@ -22,6 +22,8 @@ _HOMES = {
     "Category": "memory.categories", "Phase": "memory.categories", "format_bytes": "memory.categories",
     "compare": "comparison",
     "holders": "memory.leaks", "release": "memory.leaks",
+    "predict": "prediction", "Prediction": "prediction",
+    "plan": "planner",
 }  # fmt: skip
 
 __all__ = list(_HOMES)

@@ -1,7 +1,8 @@
 """Records side by side: what each recipe saves against the baseline, what it costs, and which ones are worth it.
 
 Only runs that compare are put into one table: same model, text, batch, length, steps, dropout, device and source of
-the memory figures. Several seeds of a recipe become one row; loss differences inside the seed-to-seed spread are ties.
+the memory figures, and without a memory cap, under which speed may be unknown. Several seeds of a recipe become one
+row; loss differences inside the seed-to-seed spread are ties.
 """
 
 import html
@@ -100,7 +101,7 @@ def _without_effect(row: pd.Series, base: pd.Series) -> str:
 
 
 def _newest_group(frame: pd.DataFrame) -> pd.DataFrame:
-    ok = frame[frame["status"] == Status.OK]
+    ok = frame[(frame["status"] == Status.OK) & frame["memory_cap_bytes"].isna()]
     with_baseline = ok[ok["label"] == BASELINE]
     if with_baseline.empty:
         raise ConfigurationError(

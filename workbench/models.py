@@ -4,7 +4,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -251,6 +251,25 @@ def _new(config: "GPT2Config", arguments: dict[str, Any]) -> "PreTrainedModel":
         torch.manual_seed(0)
         model: PreTrainedModel = GPT2LMHeadModel(config).to(getattr(torch, arguments["dtype"]))
     return model
+
+
+def locate_config(name: str) -> Source:
+    """Like `locate`, for a model of which only the config is needed: no weights, and none of the known sizes asked of
+    the hub. Raises as `locate` does."""
+    plain = name.removeprefix(RANDOM)
+    if plain in SIZES:
+        return Source(name, plain, random=True)
+    if plain and (Path(plain).expanduser() / "adapter_config.json").exists():
+        return locate_config(str(_base(locate(plain)).name))
+    return replace(locate(RANDOM + plain), name=name)
+
+
+def skeleton(config: "GPT2Config", **arguments: Any) -> "PreTrainedModel":
+    """The model on the meta device: shapes and types, no memory."""
+    import torch
+
+    with quiet(), torch.device("meta"):
+        return _new(config, {"dtype": "float32", **arguments})
 
 
 def _base(source: Source) -> Source:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from workbench.comparison import pareto
 from workbench.memory.categories import Category, Phase, format_bytes
-from workbench.memory.tracker import Timeline
+from workbench.memory.timeline import Timeline
 from workbench.record import Record
 
 if TYPE_CHECKING:

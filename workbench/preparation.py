@@ -8,6 +8,8 @@ import torch
 
 from workbench import corpus, models
 from workbench.errors import ConfigurationError, UnavailableError
+from workbench.memory.allocators import total_bytes
+from workbench.memory.categories import format_bytes, parse_bytes
 from workbench.recipe import Recipe
 from workbench.techniques import REGISTRY, Capability
 
@@ -62,6 +64,18 @@ def check_outputs(plan: Plan, save: str | None, sample_tokens: int) -> None:
         raise ConfigurationError(f"save: this recipe trains no adapter. Save it as 'merged', or add {adapters}.")
     prompt_tokens = len(plan.tokenizer(corpus.prompt(plan.text))["input_ids"])
     models.check_sample(plan.source, plan.config, prompt_tokens if sample_tokens else 0, sample_tokens)
+
+
+def memory_cap_bytes(memory_cap: str | int | None, device: torch.device) -> int | None:
+    """The cap in bytes. Raises ConfigurationError if it is not an amount, or more than the device has."""
+    if memory_cap is None:
+        return None
+    cap, total = parse_bytes(memory_cap, "memory_cap"), total_bytes(device)
+    if total is not None and cap > total:
+        raise ConfigurationError(
+            f"memory_cap: {memory_cap!r} is more than the {format_bytes(total)} of this GPU. Leave it out, or lower it."
+        )
+    return cap
 
 
 def check_machine(plan: Plan) -> None:

@@ -64,6 +64,7 @@ class Record:
     skipped_steps: int = 0  # by loss scaling, after an overflow in fp16
     parameters: int | None = None
     trainable_parameters: int | None = None
+    memory_cap_bytes: int | None = None
     data_sha256: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     git_commit: str = ""
@@ -198,17 +199,24 @@ def _dtype(annotation: str) -> str:
 
 
 def find(
-    recipe: Recipe, *, device: str, data_sha256: str, sampled: bool = False, folder: Path | None = None
+    recipe: Recipe,
+    *,
+    device: str,
+    data_sha256: str,
+    memory_cap_bytes: int | None = None,
+    sampled: bool = False,
+    folder: Path | None = None,
 ) -> Record | None:
-    """The newest `ok` record of the same recipe, text, device, library versions and commit of the workbench.
+    """The newest `ok` record of the same recipe, text, device, memory cap, library versions and commit.
 
     None for a model in a folder of the user's, whose weights may have changed since; `sampled` asks for sample texts.
     """
     if Path(recipe.model).is_dir():
         return None
-    wanted = (recipe.id, device, data_sha256, versions(), git_commit())
+    wanted = (recipe.id, device, data_sha256, memory_cap_bytes, versions(), git_commit())
     for record in reversed(read_all(folder)):
-        found = (record.recipe_id, record.device, record.data_sha256, record.versions, record.git_commit)
+        text_and_cap = (record.data_sha256, record.memory_cap_bytes)
+        found = (record.recipe_id, record.device, *text_and_cap, record.versions, record.git_commit)
         if record.status is Status.OK and found == wanted and (record.text_after or not sampled):
             return record
     return None

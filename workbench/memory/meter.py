@@ -19,9 +19,10 @@ from typing import Self
 
 import torch
 
-from workbench.memory.allocators import allocator_for
+from workbench.memory.allocators import Allocator, allocator_for
 from workbench.memory.categories import Category, Phase
-from workbench.memory.tracker import StorageTracker, Timeline
+from workbench.memory.timeline import Timeline
+from workbench.memory.tracker import StorageTracker
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,13 @@ class Meter:
     Args:
         model: its parameters and buffers are the weights; `model.config.vocab_size`, if any, tells logits apart.
         optimizer: its state tensors are the optimizer states. `Trainer` makes its optimizer late: pass it to `watch`.
+        tracker, allocator: others than those of the model's device, as a prediction has them.
 
     The peak is that of the run itself: what was in use before the model came is `before_bytes`, not part of it. Pass
     `before_bytes` when the model was loaded after that reading was taken, as the training loop does.
+
+    `cap_bytes` is a limit for the bytes of tensors, watched by the tracker while it is switched on; on CUDA, where the
+    allocator keeps to a limit by itself (`workbench.memory.allocators.capped`), it is ignored here.
     """
 
     def __init__(
@@ -55,10 +60,16 @@ class Meter:
         optimizer: torch.optim.Optimizer | None = None,
         *,
         before_bytes: int | None = None,
+        cap_bytes: int | None = None,
+        tracker: StorageTracker | None = None,
+        allocator: Allocator | None = None,
     ) -> None:
         device = next(model.parameters()).device
-        self._allocator = allocator_for(device)
-        self._tracker = StorageTracker(device.type, getattr(getattr(model, "config", None), "vocab_size", None))
+        self._allocator = allocator or allocator_for(device)
+        self.enforces_cap = cap_bytes is not None and not self._allocator.enforces_caps
+        vocabulary_size = getattr(getattr(model, "config", None), "vocab_size", None)
+        watched = cap_bytes if self.enforces_cap else None
+        self._tracker = tracker or StorageTracker(device.type, vocabulary_size, cap_bytes=watched)
         self._model, self._optimizer, self._device_type = model, optimizer, device.type
         self._before, self._given_before = before_bytes or 0, before_bytes
         self._peaks: dict[Phase, int] = {}

@@ -128,6 +128,26 @@ class Technique:
 
     # ---- not part of a run ----
 
+    @classmethod
+    def variants(cls, compute_capability: tuple[int, int] | None) -> "tuple[Technique, ...]":
+        """Settings that a planner should try, from the one that gives up least to the one that saves most.
+
+        On a GPU of this compute capability; None is a CPU. Empty where the technique cannot be used there. Settings
+        that do not suit a recipe may be among them: the recipe refuses them.
+        """
+        return (cls(),)
+
+    def stand_in(self) -> "Technique":
+        """What a prediction drives in this technique's place; itself, unless its kernels cannot be traced.
+
+        A prediction runs the recipe on fake tensors: no values, no kernels, and "cpu" stands for the GPU's memory. A
+        technique whose storage or arithmetic lies in kernels that PyTorch cannot trace (8-bit states, 4-bit weights)
+        or that moves tensors to the host returns a technique of its own file whose seams allocate the same bytes at
+        the same moments in plain PyTorch; the docstring names the source of those bytes. The host's memory is the
+        device "meta" there.
+        """
+        return self
+
     def script(self) -> Fragment:
         """What the exported script needs beyond the `TrainingArguments`, which it takes from their own seam."""
         return Fragment()

@@ -36,5 +36,10 @@ class MixedPrecision(Technique):
             return "mixed_precision=dtype:bf16 needs compute capability 8.0 or newer. Use dtype:fp16 on this GPU."
         return None
 
+    @classmethod
+    def variants(cls, compute_capability: tuple[int, int] | None) -> tuple[Technique, ...]:
+        native = compute_capability is None or compute_capability >= (8, 0)
+        return (cls(dtype="bf16" if native else "fp16"),)
+
     def training_arguments(self, arguments: Arguments) -> Arguments:
         return {**arguments, self.dtype: True}
