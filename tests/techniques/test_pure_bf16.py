@@ -48,14 +48,14 @@ def test_the_peak_falls_by_half_of_all_but_the_loss_which_is_fp32_all_the_same(r
 
 @pytest.mark.parametrize(("technique", "lost"), [((), False), ((PureBf16(),), True)], ids=["fp32", "pure_bf16"])
 def test_updates_that_are_small_beside_their_weight_are_lost(recipe, fine_tuned, technique, lost):
-    """GPT-2's customary 5e-5 changes every fp32 matrix; most bf16 weights are bit for bit what they were."""
-    asked = replace(recipe, learning_rate=5e-5, techniques=technique)
+    """A rate of 1e-5 changes every fp32 weight. In bf16, all that are beyond 1/256 (84 % of N(0, 0.02)) stay."""
+    asked = replace(recipe, learning_rate=1e-5, techniques=technique)
     after = load_file(Path(fine_tuned(asked).model_path) / "model.safetensors")
     source = models.locate(recipe.model)
     before = models.load(source, models.load_config(source), dtype="bfloat16" if lost else "float32").state_dict()
     name = "transformer.h.0.mlp.c_fc.weight"
     unchanged = (before[name] == after[name]).float().mean().item()
-    assert unchanged > 0.5 if lost else unchanged < 0.01
+    assert unchanged > 0.8 if lost else unchanged < 0.01
 
 
 def test_it_excludes_mixed_precision_in_either_order(recipe):
