@@ -1,9 +1,11 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from workbench.errors import ConfigurationError
 from workbench.memory.categories import Category
+from workbench.preparation import prepare
 from workbench.recipe import Recipe
 from workbench.techniques import BatchSize, GradientAccumulation
 
@@ -78,3 +80,9 @@ def test_a_batch_that_is_no_equal_part_is_refused(batch, size, possible):
 def test_a_batch_of_one_cannot_be_smaller():
     with pytest.raises(ConfigurationError, match="none: use a larger batch"):
         Recipe(effective_batch_size=1) | BatchSize(size=1)
+
+
+def test_the_customary_learning_rate_falls_with_the_root_of_the_tokens_of_a_step(recipe):
+    asked = replace(recipe, learning_rate=None) | BatchSize(size=2)
+    assert prepare(asked, torch.device("cpu")).learning_rate == pytest.approx(1e-3 / 2)
+    assert prepare(replace(asked, learning_rate=3e-3), torch.device("cpu")).learning_rate == 3e-3

@@ -100,3 +100,9 @@ def test_a_prime_length_cannot_be_cut():
 def test_one_token_has_nothing_to_predict():
     with pytest.raises(ConfigurationError, match="tokens must be an integer of at least 2, got 1"):
         SequenceLength(tokens=1)
+
+
+def test_the_customary_learning_rate_falls_with_the_root_of_the_tokens_of_a_step(recipe):
+    asked = replace(recipe, learning_rate=None) | SequenceLength(tokens=8)
+    assert prepare(asked, torch.device("cpu")).learning_rate == pytest.approx(1e-3 / 2)
+    assert prepare(replace(asked, learning_rate=3e-3), torch.device("cpu")).learning_rate == 3e-3

@@ -103,6 +103,8 @@ class Technique:
     def shape(self, shape: Shape) -> Shape:
         """Other batches, with as many tokens in all. Called on construction of a recipe too: keep it light.
 
+        The customary learning rate goes with the square root of the tokens of a step.
+
         Raises:
             ConfigurationError: the settings do not fit the shape.
         """

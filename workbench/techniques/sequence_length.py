@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 class SequenceLength(Technique):
     """Trains on blocks that are cut into equal pieces. Evaluation keeps the recipe's blocks: held-out losses compare.
 
-    Training losses do not: a piece begins without context, and of its n tokens only n − 1 are predicted. As with a
-    smaller batch, the learning rate stays (`gpt2-tiny`, 32 instead of 128 tokens: 1e-3 and 5e-4 tie).
+    Training losses do not: a piece begins without context, and of its n tokens only n − 1 are predicted. What is
+    learned is for short contexts: with `gpt2-tiny` and 32 instead of 128 tokens, the held-out loss is better within
+    the first 32 tokens of a block than with a smaller batch, and worse beyond. The customary learning rate falls with
+    the square root of the length, and has to: the held-out loss was 4.32 so, and 4.41 at the full rate (two seeds).
     """
 
     tokens: int = setting(64, "tokens per training sequence, instead of the recipe's", unit="tokens", minimum=2)
