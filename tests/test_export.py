@@ -11,7 +11,15 @@ from workbench.errors import ConfigurationError
 from workbench.export import script
 from workbench.memory.tracker import StorageTracker
 from workbench.recipe import Recipe
-from workbench.techniques import GradientAccumulation, GradientCheckpointing, Lora, MixedPrecision
+from workbench.techniques import (
+    BatchSize,
+    GradientAccumulation,
+    GradientCheckpointing,
+    Lora,
+    MixedPrecision,
+    PureBf16,
+    SequenceLength,
+)
 from workbench.training import run
 
 TECHNIQUES = {
@@ -22,6 +30,10 @@ TECHNIQUES = {
     "reentrant": (GradientCheckpointing(use_reentrant=True), Lora(rank=2)),
     "mixed_precision": (MixedPrecision(),),
     "lora": (Lora(rank=4, targets="c_attn+c_fc"),),
+    "batch_size": (BatchSize(size=4), GradientAccumulation(steps=2)),
+    "sequence_length": (SequenceLength(tokens=8), BatchSize(size=2)),
+    "pure_bf16": (PureBf16(),),
+    "pure_bf16 and an adapter": (PureBf16(), Lora(rank=2)),
     "all": (GradientAccumulation(steps=4), GradientCheckpointing(), MixedPrecision(), Lora(dropout=0.1)),
 }
 

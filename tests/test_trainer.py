@@ -27,6 +27,10 @@ class Probe(Technique):
     def note(self, seam: str) -> None:
         CALLS.append((seam, self.name))
 
+    def shape(self, shape):
+        self.note("shape")
+        return replace(shape, steps=shape.steps)
+
     def dataset(self, dataset):
         self.note("dataset")
         return dataset.map(lambda row: {"input_ids": [7] * len(row["input_ids"])})
@@ -99,7 +103,7 @@ def test_the_probe_overrides_every_seam():
     seams = [name for name in vars(Technique) if not name.startswith("_") and name not in NO_SEAMS]
     methods = [name for name in seams if callable(getattr(Technique, name, None))]
     assert methods == SEAMS
-    assert len(SEAMS) == 8
+    assert len(SEAMS) == 9
 
 
 def test_every_seam_is_called(probed):

@@ -30,7 +30,7 @@ Needs the packages imported below, and runs as it is: python THIS_FILE.py
 {imports}
 
 SEQUENCE_LENGTH = {sequence_length}  # tokens
-BATCH = {batch}  # sequences per optimizer step
+BATCH = {batch}  # sequences; the text is cut to whole batches of so many
 SEED = {seed}
 
 

@@ -33,9 +33,15 @@ class Plan:
 
     @property
     def learning_rate(self) -> float:
-        """As asked, or the model's customary one times what each technique customarily needs."""
-        factor = math.prod(technique.learning_rate_factor for technique in self.recipe.techniques)
-        return self.recipe.learning_rate or models.learning_rate(self.config) * factor
+        """As asked, or the model's customary one times what each technique customarily needs.
+
+        Where a technique changes the tokens of a step, the rate goes with their square root, the rule for Adam
+        (Malladi et al., "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms", arXiv 2205.10287).
+        """
+        recipe, shape = self.recipe, self.recipe.shape
+        share = shape.sequences * shape.tokens / (recipe.effective_batch_size * recipe.sequence_length)
+        factor = math.prod(technique.learning_rate_factor for technique in recipe.techniques) * math.sqrt(share)
+        return recipe.learning_rate or models.learning_rate(self.config) * factor
 
 
 def prepare(recipe: Recipe, device: torch.device) -> Plan:

@@ -5,14 +5,19 @@ from typing import Any
 from workbench.errors import ConfigurationError
 from workbench.settings import parse
 from workbench.techniques.base import Capability, Numerics, Technique
+from workbench.techniques.batch_size import BatchSize
 from workbench.techniques.gradient_accumulation import GradientAccumulation
 from workbench.techniques.gradient_checkpointing import GradientCheckpointing
 from workbench.techniques.lora import Lora
 from workbench.techniques.mixed_precision import MixedPrecision
+from workbench.techniques.pure_bf16 import PureBf16
+from workbench.techniques.sequence_length import SequenceLength
 
 REGISTRY: dict[str, type[Technique]] = {
     technique.name: technique
-    for technique in (GradientAccumulation, GradientCheckpointing, Lora, MixedPrecision)
+    for technique in (
+        BatchSize, GradientAccumulation, GradientCheckpointing, Lora, MixedPrecision, PureBf16, SequenceLength,
+    )
 }  # fmt: skip
 
 
@@ -57,6 +62,6 @@ def _class(name: str) -> type[Technique]:
 
 
 __all__ = [
-    "REGISTRY", "Capability", "GradientAccumulation", "GradientCheckpointing", "Lora", "MixedPrecision", "Numerics",
-    "Technique", "parse_technique", "technique",
+    "REGISTRY", "BatchSize", "Capability", "GradientAccumulation", "GradientCheckpointing", "Lora", "MixedPrecision",
+    "Numerics", "PureBf16", "SequenceLength", "Technique", "parse_technique", "technique",
 ]  # fmt: skip

@@ -35,6 +35,16 @@ class Capability(StrEnum):
 
     KEY_VALUE_CACHE = "a key-value cache during training"
     ADAPTER = "an adapter beside the frozen model"
+    SIXTEEN_BIT_WEIGHTS = "16-bit weights"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What training looks at: each of `steps` optimizer steps sees `sequences` (B) of `tokens` tokens (T) each."""
+
+    sequences: int
+    tokens: int
+    steps: int
 
 
 @dataclass(frozen=True)
@@ -89,6 +99,16 @@ class Technique:
         return None
 
     # ---- the seams, in the order in which they are applied ----
+
+    def shape(self, shape: Shape) -> Shape:
+        """Other batches, with as many tokens in all. Called on construction of a recipe too: keep it light.
+
+        The customary learning rate goes with the square root of the tokens of a step.
+
+        Raises:
+            ConfigurationError: the settings do not fit the shape.
+        """
+        return shape
 
     def dataset(self, dataset: "Dataset") -> "Dataset":
         """The token blocks, each row `input_ids` of T tokens."""
