@@ -5,14 +5,19 @@ from typing import Any
 from workbench.errors import ConfigurationError
 from workbench.settings import parse
 from workbench.techniques.base import Capability, Numerics, Technique
+from workbench.techniques.chunked_cross_entropy import ChunkedCrossEntropy
 from workbench.techniques.gradient_accumulation import GradientAccumulation
 from workbench.techniques.gradient_checkpointing import GradientCheckpointing
 from workbench.techniques.lora import Lora
 from workbench.techniques.mixed_precision import MixedPrecision
+from workbench.techniques.optimizer import Optimizer
 
 REGISTRY: dict[str, type[Technique]] = {
     technique.name: technique
-    for technique in (GradientAccumulation, GradientCheckpointing, Lora, MixedPrecision)
+    for technique in (
+        ChunkedCrossEntropy, GradientAccumulation, GradientCheckpointing, Lora, MixedPrecision,
+        Optimizer,
+    )
 }  # fmt: skip
 
 
@@ -57,6 +62,6 @@ def _class(name: str) -> type[Technique]:
 
 
 __all__ = [
-    "REGISTRY", "Capability", "GradientAccumulation", "GradientCheckpointing", "Lora", "MixedPrecision", "Numerics",
-    "Technique", "parse_technique", "technique",
+    "REGISTRY", "Capability", "ChunkedCrossEntropy", "GradientAccumulation", "GradientCheckpointing", "Lora", "MixedPrecision",
+    "Numerics", "Optimizer", "Technique", "parse_technique", "technique",
 ]  # fmt: skip
