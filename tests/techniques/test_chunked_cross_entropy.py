@@ -9,7 +9,12 @@ from workbench.errors import ConfigurationError
 from workbench.memory.categories import Category
 from workbench.memory.tracker import StorageTracker
 from workbench.techniques import (
-    ChunkedCrossEntropy, GradientAccumulation, GradientCheckpointing, Lora, MixedPrecision, Optimizer,
+    ChunkedCrossEntropy,
+    GradientAccumulation,
+    GradientCheckpointing,
+    Lora,
+    MixedPrecision,
+    Optimizer,
 )  # fmt: skip
 from workbench.techniques.chunked_cross_entropy import linear_cross_entropy, without_logits
 

@@ -62,6 +62,6 @@ def _class(name: str) -> type[Technique]:
 
 
 __all__ = [
-    "REGISTRY", "Capability", "ChunkedCrossEntropy", "GradientAccumulation", "GradientCheckpointing", "Lora", "MixedPrecision",
-    "Numerics", "Optimizer", "Technique", "parse_technique", "technique",
+    "REGISTRY", "Capability", "ChunkedCrossEntropy", "GradientAccumulation", "GradientCheckpointing", "Lora",
+    "MixedPrecision", "Numerics", "Optimizer", "Technique", "parse_technique", "technique",
 ]  # fmt: skip

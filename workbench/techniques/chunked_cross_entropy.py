@@ -46,7 +46,9 @@ def linear_cross_entropy() -> Any:
             for start in range(0, len(labels), ctx.chunk):
                 rows, targets = hidden[start : start + ctx.chunk], labels[start : start + ctx.chunk]
                 kept = targets != -100
-                grad = (rows @ weight.t()).float().softmax(-1)  # of the logits: probabilities minus one-hot labels
+                grad = (rows @ weight.t()).float()  # logits; from here on in place, to what will be their gradient:
+                grad.sub_(grad.amax(-1, keepdim=True)).exp_()
+                grad.div_(grad.sum(-1, keepdim=True))  # probabilities, minus one-hot labels
                 grad.scatter_add_(1, (targets * kept)[:, None], torch.full_like(grad[:, :1], -1))
                 grad = grad.mul_((kept * grad_loss)[:, None]).to(weight.dtype)
                 torch.mm(grad, weight, out=grad_hidden[start : start + ctx.chunk])
@@ -67,9 +69,8 @@ def without_logits(model: Any, chunk: int) -> Iterator[None]:
     The whole of `model.forward` still runs: its autocast, and what an adapter does to inputs, labels and positions.
     """
     import torch
-    from accelerate.utils import extract_model_from_parallel
 
-    model = extract_model_from_parallel(model, keep_fp32_wrapper=True)
+    model = getattr(model, "module", model)  # DistributedDataParallel wraps it
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     head, plain = base.get_output_embeddings(), base.loss_function
 

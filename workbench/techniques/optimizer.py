@@ -2,6 +2,8 @@
 
 import weakref
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from workbench.memory.categories import Category
@@ -29,10 +31,10 @@ LEARNING_RATE_FACTORS = {"sgd": 300.0, "sgd_momentum": 30.0}
 class Optimizer(Technique):
     """Chooses the optimizer. The three AdamW of PyTorch take the same steps up to rounding; the others do not.
 
-    Bytes of state for a parameter matrix (C, D) in fp32: AdamW 8·C·D; AdamW with 8-bit states 2·C·D and 8 for every
-    256 parameters (Dettmers et al., "8-bit Optimizers via Block-wise Quantization", arXiv 2110.02861); Adafactor 4·(C + D)
-    (Shazeer and Stern, "Adafactor", arXiv 1804.04235); SGD none, with momentum 4·C·D. bitsandbytes keeps 32-bit states
-    for tensors of fewer than 4,096 elements, and the Trainer asks it to do so for embeddings.
+    Bytes of state for a parameter matrix (C, D) in fp32: AdamW 8·C·D; AdamW with 8-bit states 2·C·D, and 8 for every
+    256 parameters (Dettmers et al., "8-bit Optimizers via Block-wise Quantization", arXiv 2110.02861); Adafactor
+    4·(C + D) (Shazeer and Stern, "Adafactor", arXiv 1804.04235); SGD none, with momentum 4·C·D. bitsandbytes keeps
+    32-bit states for tensors of fewer than 4,096 elements, and the Trainer asks it to do so for embeddings too.
     """
 
     kind: str = setting("adamw_8bit", "which optimizer", choices=(*TRAINER, *FOREACH))
@@ -49,8 +51,6 @@ class Optimizer(Technique):
         return LEARNING_RATE_FACTORS.get(self.kind, 1.0)
 
     def missing(self, device_type: str) -> str | None:
-        from importlib.util import find_spec
-
         if self.kind == "adamw_8bit" and find_spec("bitsandbytes") is None:
             return "optimizer=kind:adamw_8bit needs bitsandbytes. Install it with: pip install bitsandbytes"
         if self.kind == "adamw_8bit" and device_type == "mps":
@@ -97,8 +97,6 @@ def _forget_overrides(model: "PreTrainedModel") -> None:
     It would hold the embeddings of a model that is gone, and apply its settings, kept by the position of a parameter,
     to the parameters at these positions in the next model (bitsandbytes 0.50, `GlobalOptimManager.index2config`).
     """
-    from bitsandbytes.optim import GlobalOptimManager
-
-    manager = GlobalOptimManager.get_instance()
+    manager = import_module("bitsandbytes.optim").GlobalOptimManager.get_instance()
     manager.initialize()
     weakref.finalize(model, manager.initialize).atexit = False
