@@ -11,7 +11,14 @@ from workbench.errors import ConfigurationError
 from workbench.export import script
 from workbench.memory.tracker import StorageTracker
 from workbench.recipe import Recipe
-from workbench.techniques import GradientAccumulation, GradientCheckpointing, Lora, MixedPrecision
+from workbench.techniques import (
+    ChunkedCrossEntropy,
+    GradientAccumulation,
+    GradientCheckpointing,
+    Lora,
+    MixedPrecision,
+    Optimizer,
+)
 from workbench.training import run
 
 TECHNIQUES = {
@@ -22,6 +29,10 @@ TECHNIQUES = {
     "reentrant": (GradientCheckpointing(use_reentrant=True), Lora(rank=2)),
     "mixed_precision": (MixedPrecision(),),
     "lora": (Lora(rank=4, targets="c_attn+c_fc"),),
+    "chunked_cross_entropy": (ChunkedCrossEntropy(chunk=100), GradientAccumulation(steps=2)),
+    "chunked_cross_entropy of an adapter": (ChunkedCrossEntropy(chunk=100), Lora(rank=2), MixedPrecision()),
+    "optimizer": (Optimizer(kind="sgd_momentum"),),
+    "optimizer made by hand": (Optimizer(kind="adamw_foreach"), Lora(rank=2)),
     "all": (GradientAccumulation(steps=4), GradientCheckpointing(), MixedPrecision(), Lora(dropout=0.1)),
 }
 
