@@ -53,7 +53,9 @@ def state_bytes(kind, name, shape):
 def test_the_states_have_the_bytes_of_the_formula(recipe, fine_tuned, parameters, kind):
     by_hand = sum(state_bytes(kind, name, shape) for name, shape in parameters.items())
     by_hand += 2 * 256 * 4 if kind == "adamw_8bit" else 0  # two tables of 256 values, shared by all tensors
-    assert fine_tuned(recipe | Optimizer(kind=kind)).maximum_by_category[Category.OPTIMIZER_STATES] == by_hand
+    measured = fine_tuned(recipe | Optimizer(kind=kind)).maximum_by_category[Category.OPTIMIZER_STATES]
+    # Adafactor makes its norm anew at each step, and for an instant there are two
+    assert measured == by_hand + (4 if kind == "adafactor" else 0)
 
 
 @KINDS
@@ -104,8 +106,8 @@ def test_the_scratch_memory_of_the_step_is_a_model_a_tensor_or_nothing(recipe, f
         kind: fine_tuned(recipe | Optimizer(kind=kind)).by_phase["optimizer_step"]
         for kind in ("adamw_fused", "adamw_loop", "adamw_foreach")
     }
-    assert step["adamw_foreach"] - step["adamw_fused"] >= total
-    assert largest <= step["adamw_loop"] - step["adamw_fused"] <= 2 * largest
+    assert step["adamw_foreach"] - step["adamw_fused"] == pytest.approx(total, rel=0.01)
+    assert 0.99 * largest < step["adamw_loop"] - step["adamw_fused"] < 2.01 * largest
 
 
 def test_the_learning_rate_is_customary_for_each(recipe, fine_tuned):
@@ -123,7 +125,9 @@ def test_under_lora_eight_bits_save_next_to_nothing(recipe, fine_tuned):
     thirty_two = fine_tuned(recipe | Lora(rank=4))
     eight = fine_tuned(recipe | Lora(rank=4) | Optimizer(kind="adamw_8bit"))
     assert eight.losses == pytest.approx(thirty_two.losses, rel=0.01)
-    assert 0 <= thirty_two.peak_allocated_bytes - eight.peak_allocated_bytes < 0.005 * thirty_two.peak_allocated_bytes
+    saved = thirty_two.peak_allocated_bytes - eight.peak_allocated_bytes
+    # here it even costs the two tables: all tensors have fewer than 4,096 elements and stay in 32 bits
+    assert abs(saved) < 0.001 * thirty_two.peak_allocated_bytes
 
 
 @NEEDS_BITSANDBYTES

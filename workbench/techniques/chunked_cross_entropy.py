@@ -1,6 +1,7 @@
 """Chunked cross-entropy: the loss from the last hidden states, without all logits at once."""
 
 import inspect
+import re
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -130,15 +131,11 @@ class ChunkedCrossEntropy(Technique):
         return chunked
 
     def script(self) -> Fragment:
-        function = textwrap.dedent(inspect.getsource(linear_cross_entropy()))
-        context = inspect.getsource(without_logits).replace("linear_cross_entropy()", "LinearCrossEntropy")
+        function, context = _plain(linear_cross_entropy()), _plain(without_logits)
+        context = context.replace("linear_cross_entropy()", "LinearCrossEntropy")
         return Fragment(
-            imports=(
-                "from collections.abc import Iterator",
-                "from contextlib import contextmanager",
-                "from typing import Any",
-            ),
-            definitions=(*function.splitlines(), "", "", *context.splitlines()),
+            imports=("from contextlib import contextmanager",),
+            definitions=("", *function.splitlines(), "", "", *context.splitlines()),
             trainer=(
                 "plain_loss = trainer.compute_loss",
                 "",
@@ -151,3 +148,10 @@ class ChunkedCrossEntropy(Technique):
                 "trainer.compute_loss = compute_loss",
             ),
         )
+
+
+def _plain(definition: Any) -> str:
+    """Its source as a script has it: no annotations, and torch imported on top."""
+    source = textwrap.dedent(inspect.getsource(definition)).replace("    import torch\n\n", "")
+    source = re.sub(r": Any = ", "=", source)
+    return re.sub(r"(: (Any|int)| -> [\w\[\]]+)(?=[,):])", "", source)
