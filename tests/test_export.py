@@ -13,10 +13,12 @@ from workbench.memory.tracker import StorageTracker
 from workbench.recipe import Recipe
 from workbench.techniques import (
     BatchSize,
+    ChunkedCrossEntropy,
     GradientAccumulation,
     GradientCheckpointing,
     Lora,
     MixedPrecision,
+    Optimizer,
     PureBf16,
     SequenceLength,
 )
@@ -34,6 +36,10 @@ TECHNIQUES = {
     "sequence_length": (SequenceLength(tokens=8), BatchSize(size=2)),
     "pure_bf16": (PureBf16(),),
     "pure_bf16 and an adapter": (PureBf16(), Lora(rank=2)),
+    "chunked_cross_entropy": (ChunkedCrossEntropy(chunk=100), GradientAccumulation(steps=2)),
+    "chunked_cross_entropy of an adapter": (ChunkedCrossEntropy(chunk=100), Lora(rank=2), MixedPrecision()),
+    "optimizer": (Optimizer(kind="sgd_momentum"),),
+    "optimizer made by hand": (Optimizer(kind="adamw_foreach"), Lora(rank=2)),
     "all": (GradientAccumulation(steps=4), GradientCheckpointing(), MixedPrecision(), Lora(dropout=0.1)),
 }
 

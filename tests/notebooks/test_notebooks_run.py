@@ -19,12 +19,13 @@ QUICK = {"steps": 4, "seeds": 1, "sequence_length": 64, "sample_tokens": 8}
 
 
 @pytest.fixture(scope="module", params=sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
-def executed(request, tmp_path_factory, text_file) -> tuple[Path, Path, list[Record]]:
+def executed(request, tmp_path_factory, text_file, model_name) -> tuple[Path, Path, list[Record]]:
     folder = tmp_path_factory.mktemp(request.param.stem)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WORKBENCH_RUNS", str(folder / "runs"))
         patch.setenv("OMP_NUM_THREADS", "1")  # another test process has the other core
-        output = execute(request.param, folder / request.param.name, {**QUICK, "corpus": str(text_file)})
+        quick = {**QUICK, "corpus": str(text_file), "large_model": model_name}
+        output = execute(request.param, folder / request.param.name, quick)
     return request.param, output, read_all(folder / "runs")
 
 

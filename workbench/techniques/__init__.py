@@ -6,17 +6,20 @@ from workbench.errors import ConfigurationError
 from workbench.settings import parse
 from workbench.techniques.base import Capability, Numerics, Technique
 from workbench.techniques.batch_size import BatchSize
+from workbench.techniques.chunked_cross_entropy import ChunkedCrossEntropy
 from workbench.techniques.gradient_accumulation import GradientAccumulation
 from workbench.techniques.gradient_checkpointing import GradientCheckpointing
 from workbench.techniques.lora import Lora
 from workbench.techniques.mixed_precision import MixedPrecision
+from workbench.techniques.optimizer import Optimizer
 from workbench.techniques.pure_bf16 import PureBf16
 from workbench.techniques.sequence_length import SequenceLength
 
 REGISTRY: dict[str, type[Technique]] = {
     technique.name: technique
     for technique in (
-        BatchSize, GradientAccumulation, GradientCheckpointing, Lora, MixedPrecision, PureBf16, SequenceLength,
+        BatchSize, ChunkedCrossEntropy, GradientAccumulation, GradientCheckpointing, Lora, MixedPrecision,
+        Optimizer, PureBf16, SequenceLength,
     )
 }  # fmt: skip
 
@@ -62,6 +65,7 @@ def _class(name: str) -> type[Technique]:
 
 
 __all__ = [
-    "REGISTRY", "BatchSize", "Capability", "GradientAccumulation", "GradientCheckpointing", "Lora", "MixedPrecision",
-    "Numerics", "PureBf16", "SequenceLength", "Technique", "parse_technique", "technique",
+    "REGISTRY", "BatchSize", "Capability", "ChunkedCrossEntropy", "GradientAccumulation",
+    "GradientCheckpointing", "Lora", "MixedPrecision", "Numerics", "Optimizer", "PureBf16", "SequenceLength",
+    "Technique", "parse_technique", "technique",
 ]  # fmt: skip
