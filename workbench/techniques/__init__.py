@@ -5,14 +5,21 @@ from typing import Any
 from workbench.errors import ConfigurationError
 from workbench.settings import parse
 from workbench.techniques.base import Capability, Numerics, Technique
+from workbench.techniques.dora import Dora
 from workbench.techniques.gradient_accumulation import GradientAccumulation
 from workbench.techniques.gradient_checkpointing import GradientCheckpointing
+from workbench.techniques.ia3 import Ia3
 from workbench.techniques.lora import Lora
 from workbench.techniques.mixed_precision import MixedPrecision
+from workbench.techniques.prefix_tuning import PrefixTuning
+from workbench.techniques.prompt_tuning import PromptTuning
+from workbench.techniques.qlora import Qlora
 
 REGISTRY: dict[str, type[Technique]] = {
     technique.name: technique
-    for technique in (GradientAccumulation, GradientCheckpointing, Lora, MixedPrecision)
+    for technique in (
+        Dora, GradientAccumulation, GradientCheckpointing, Ia3, Lora, MixedPrecision, PrefixTuning, PromptTuning, Qlora,
+    )
 }  # fmt: skip
 
 
@@ -57,6 +64,6 @@ def _class(name: str) -> type[Technique]:
 
 
 __all__ = [
-    "REGISTRY", "Capability", "GradientAccumulation", "GradientCheckpointing", "Lora", "MixedPrecision", "Numerics",
-    "Technique", "parse_technique", "technique",
+    "REGISTRY", "Capability", "Dora", "GradientAccumulation", "GradientCheckpointing", "Ia3", "Lora", "MixedPrecision",
+    "Numerics", "PrefixTuning", "PromptTuning", "Qlora", "Technique", "parse_technique", "technique",
 ]  # fmt: skip
