@@ -372,7 +372,7 @@ def generate(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", pro
             f"generate: {prompt_tokens} + {tokens} tokens are beyond the model's {positions} positions."
         )
     training, cache_was = model.training, model.config.use_cache
-    with torch.random.fork_rng(), torch.no_grad():
+    with quiet(), torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(0)
         model.eval()
         model.config.use_cache = True

@@ -20,7 +20,8 @@ class Ia3(Technique):
     all three. The factors start as 1: L · (3 + 4) · C parameters, or L · 3 · C without the MLP. The gradient of a
     factor needs the activation that it multiplies, so that is kept.
 
-    The paper's rate is 3e-3 (with Adafactor), that of PEFT's example 8e-3.
+    The paper's rate is 3e-3 (with Adafactor), that of PEFT's example 8e-3. The factor was the best of 10, 30, 100 and
+    300 on the embedded model, after 30 steps on Shakespeare.
     """
 
     feedforward: bool = setting(True, "scale the inputs of the MLP's c_proj too")
@@ -36,7 +37,7 @@ class Ia3(Technique):
 
     @property
     def learning_rate_factor(self) -> float:
-        return 30.0
+        return 100.0
 
     def model(self, model: "PreTrainedModel") -> "PreTrainedModel":
         from peft import IA3Config, get_peft_model
