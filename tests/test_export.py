@@ -12,7 +12,15 @@ from workbench.export import script
 from workbench.memory.tracker import StorageTracker
 from workbench.recipe import Recipe
 from workbench.techniques import (
-    Dora, GradientAccumulation, GradientCheckpointing, Ia3, Lora, MixedPrecision, PrefixTuning, PromptTuning, Qlora,
+    Dora,
+    GradientAccumulation,
+    GradientCheckpointing,
+    Ia3,
+    Lora,
+    MixedPrecision,
+    PrefixTuning,
+    PromptTuning,
+    Qlora,
 )  # fmt: skip
 from workbench.training import run
 
@@ -69,8 +77,10 @@ def test_it_starts_from_saved_weights_and_the_embedded_text_too(executed):
     assert held_out[-1] == record.held_out_loss
 
 
-def test_saved_weights_are_quantized_as_they_load(executed):
-    recipe = Recipe(model="gpt2-tiny", effective_batch_size=2, sequence_length=32, steps=2) | Qlora()
+def test_saved_weights_are_quantized_as_they_load(executed, text_file):
+    recipe = (
+        Recipe(model="gpt2-tiny", corpus=str(text_file), effective_batch_size=2, sequence_length=32, steps=2) | Qlora()
+    )
     source = script(recipe)
     assert "quantization_config=QUANTIZATION" in source
     losses, held_out, _ = executed(source)

@@ -79,7 +79,7 @@ def test_virtual_tokens_count_against_the_positions_before_anything_is_loaded(re
     assert run(full | PrefixTuning(), device="cpu").steps_done == 1
     with pytest.raises(
         ConfigurationError,
-        match=r"sequence_length 109 with the 20 positions that prefix_tuning takes is beyond the 128 .* Use at most 108",
+        match="sequence_length 109 with the 20 positions that prefix_tuning takes is beyond the 128.*Use at most 108",
     ):
         run(replace(full, sequence_length=POSITIONS - 19) | PrefixTuning(), device="cpu")
     with pytest.raises(ConfigurationError, match="prefix_tuning takes is beyond the 128 positions.*Take fewer of them"):

@@ -20,8 +20,8 @@ class PromptTuning(Technique):
     embeddings of tokens drawn from the vocabulary, as in the paper. Everything the model computes grows by the virtual
     tokens, logits included.
 
-    The paper's rate is 0.3 (with Adafactor), that of PEFT's example 3e-2. The factor was the best of 10, 30, 100 and 300
-    on the embedded model, after 30 steps on Shakespeare.
+    The paper's rate is 0.3 (with Adafactor), that of PEFT's example 3e-2. The factor was the best of 10, 30, 100 and
+    300 on the embedded model, after 30 steps on Shakespeare.
     """
 
     virtual_tokens: int = setting(20, "learned tokens before the text", unit="tokens", minimum=1)
