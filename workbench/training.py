@@ -260,11 +260,12 @@ class _Run:
 
     def _note_actual(self, trainer: SeamTrainer, watch: "_Watch", model: PreTrainedModel) -> None:
         autocast = trainer.accelerator.mixed_precision
+        parameters, trainable = models.count_parameters(model)
         self.record = replace(
             self.record,
-            dtype=f"autocast {autocast}" if autocast != "no" else str(model.dtype).removeprefix("torch."),
-            parameters=sum(p.numel() for p in model.parameters()),
-            trainable_parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
+            dtype=f"autocast {autocast}" if autocast != "no" else models.storage_type(model),
+            parameters=parameters,
+            trainable_parameters=trainable,
             skipped_steps=watch.skipped_steps,
             **watch.speed(trainer.tokens_seen / max(trainer.state.global_step, 1)),
         )

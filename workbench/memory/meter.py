@@ -12,10 +12,12 @@ tracker, which costs Python time at every operation; so the training loop switch
 and for evaluation only (`attribute`). On the CPU the tracker is also the source of the peak.
 """
 
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Self
+from types import ModuleType
+from typing import Any, Self
 
 import torch
 
@@ -43,7 +45,8 @@ class Meter:
     """Measures the device that the model is on.
 
     Args:
-        model: its parameters and buffers are the weights; `model.config.vocab_size`, if any, tells logits apart.
+        model: its parameters and buffers, and tensors that hang on them when it comes, such as the scales of quantized
+            weights, are the weights; `model.config.vocab_size`, if any, tells logits apart.
         optimizer: its state tensors are the optimizer states. `Trainer` makes its optimizer late: pass it to `watch`.
         tracker, allocator: others than those of the model's device, as a prediction has them.
 
@@ -71,6 +74,7 @@ class Meter:
         watched = cap_bytes if self.enforces_cap else None
         self._tracker = tracker or StorageTracker(device.type, vocabulary_size, cap_bytes=watched)
         self._model, self._optimizer, self._device_type = model, optimizer, device.type
+        self._attached = [weakref.ref(tensor) for tensor in attached_tensors(model)]
         self._before, self._given_before = before_bytes or 0, before_bytes
         self._peaks: dict[Phase, int] = {}
         self._reserved: int | None = None
@@ -122,10 +126,13 @@ class Meter:
 
     def _owned_by_category(self) -> dict[Category, list[torch.Tensor]]:
         return {
-            Category.WEIGHTS: [*self._model.parameters(), *self._model.buffers()],
+            Category.WEIGHTS: [*self._model.parameters(), *self._model.buffers(), *self._still_attached()],
             Category.GRADIENTS: [p.grad for p in self._model.parameters() if p.grad is not None],
             Category.OPTIMIZER_STATES: _states(self._optimizer) if self._optimizer is not None else [],
         }
+
+    def _still_attached(self) -> list[torch.Tensor]:
+        return [tensor for reference in self._attached if (tensor := reference()) is not None]
 
     def _owned(self) -> list[torch.Tensor]:
         tensors = [tensor for group in self._owned_by_category().values() for tensor in group]
@@ -170,6 +177,29 @@ class Meter:
         events = {phase: timeline.peak(phase) for phase in self._peaks}
         tracked = {phase: int(timeline.total[event]) if event >= 0 else 0 for phase, event in events.items()}
         return {phase: max(tracked[phase], self._peaks[phase]) for phase in Phase if phase in self._peaks}
+
+
+def attached_tensors(model: torch.nn.Module) -> list[torch.Tensor]:
+    """Tensors in the attributes of a model's modules and parameters, and in those of what they hold.
+
+    Quantized weights keep their scales this way: they are neither parameters nor buffers, but memory all the same.
+    Gradients are not among them. Ask before training: later a module may hold what it computed.
+    """
+    found: list[torch.Tensor] = []
+    seen: set[int] = set()
+    waiting: list[Any] = [*model.modules(), *model.parameters()]
+    while waiting:
+        thing = waiting.pop()
+        if id(thing) in seen or isinstance(thing, (type, ModuleType)):
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, torch.Tensor):
+            found.append(thing)
+        if isinstance(thing, (list, tuple)):
+            waiting.extend(thing)
+        else:
+            waiting.extend((thing if isinstance(thing, dict) else getattr(thing, "__dict__", {})).values())
+    return found
 
 
 def _states(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -7,19 +7,24 @@ from workbench.settings import parse
 from workbench.techniques.base import Capability, Numerics, Technique
 from workbench.techniques.batch_size import BatchSize
 from workbench.techniques.chunked_cross_entropy import ChunkedCrossEntropy
+from workbench.techniques.dora import Dora
 from workbench.techniques.gradient_accumulation import GradientAccumulation
 from workbench.techniques.gradient_checkpointing import GradientCheckpointing
+from workbench.techniques.ia3 import Ia3
 from workbench.techniques.lora import Lora
 from workbench.techniques.mixed_precision import MixedPrecision
 from workbench.techniques.optimizer import Optimizer
+from workbench.techniques.prefix_tuning import PrefixTuning
+from workbench.techniques.prompt_tuning import PromptTuning
 from workbench.techniques.pure_bf16 import PureBf16
+from workbench.techniques.qlora import Qlora
 from workbench.techniques.sequence_length import SequenceLength
 
 REGISTRY: dict[str, type[Technique]] = {
     technique.name: technique
     for technique in (
-        BatchSize, ChunkedCrossEntropy, GradientAccumulation, GradientCheckpointing, Lora, MixedPrecision,
-        Optimizer, PureBf16, SequenceLength,
+        BatchSize, ChunkedCrossEntropy, Dora, GradientAccumulation, GradientCheckpointing, Ia3, Lora,
+        MixedPrecision, Optimizer, PrefixTuning, PromptTuning, PureBf16, Qlora, SequenceLength,
     )
 }  # fmt: skip
 
@@ -65,7 +70,7 @@ def _class(name: str) -> type[Technique]:
 
 
 __all__ = [
-    "REGISTRY", "BatchSize", "Capability", "ChunkedCrossEntropy", "GradientAccumulation",
-    "GradientCheckpointing", "Lora", "MixedPrecision", "Numerics", "Optimizer", "PureBf16", "SequenceLength",
-    "Technique", "parse_technique", "technique",
+    "REGISTRY", "BatchSize", "Capability", "ChunkedCrossEntropy", "Dora", "GradientAccumulation",
+    "GradientCheckpointing", "Ia3", "Lora", "MixedPrecision", "Numerics", "Optimizer", "PrefixTuning",
+    "PromptTuning", "PureBf16", "Qlora", "SequenceLength", "Technique", "parse_technique", "technique",
 ]  # fmt: skip

@@ -7,7 +7,7 @@ a recipe in the order they have below, and within one seam in the order of the n
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -36,6 +36,8 @@ class Capability(StrEnum):
     KEY_VALUE_CACHE = "a key-value cache during training"
     ADAPTER = "an adapter beside the frozen model"
     SIXTEEN_BIT_WEIGHTS = "16-bit weights"
+    VIRTUAL_TOKENS = "virtual tokens before the text"
+    QUANTIZED_WEIGHTS = "quantized weights"
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Fragment:
     Args:
         imports: whole import statements.
         definitions: functions and classes, before anything is loaded.
+        loading: keyword arguments of `from_pretrained` whose value is more than a literal, by name, as source.
         data: lines that may change `train_dataset`, `eval_dataset` and `data_collator`.
         model: lines that may change `model`, after it was loaded.
         trainer: lines that may change `trainer`, after it was made and before it trains.
@@ -62,6 +65,7 @@ class Fragment:
 
     imports: tuple[str, ...] = ()
     definitions: tuple[str, ...] = ()
+    loading: dict[str, str] = field(default_factory=dict)
     data: tuple[str, ...] = ()
     model: tuple[str, ...] = ()
     trainer: tuple[str, ...] = ()
@@ -90,6 +94,11 @@ class Technique:
     def learning_rate_factor(self) -> float:
         """The customary learning rate, relative to that of full fine-tuning with AdamW."""
         return 1.0
+
+    @property
+    def positions(self) -> int:
+        """Positions of the model that the technique takes, in each sequence, beside its T tokens."""
+        return 0
 
     def settings(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
