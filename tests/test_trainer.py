@@ -69,7 +69,7 @@ class Probe(Technique):
         return noted
 
     @contextmanager
-    def forward_context(self):
+    def forward_context(self, model):
         self.note("forward_context")
         yield
         self.note("the forward context ends")

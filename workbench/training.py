@@ -209,6 +209,9 @@ def _memory(meter: Meter) -> dict[str, Any]:
         "by_category": {str(key): value for key, value in report.by_category.items()},
         "maximum_by_category": {str(key): value for key, value in report.maximum_by_category.items()},
         "by_phase": {str(key): value for key, value in report.by_phase.items()},
+        "peak_host_bytes": report.peak_host_bytes or None,
+        "peak_disk_bytes": report.peak_disk_bytes or None,
+        "moved_bytes": report.moved_bytes or None,
     }
 
 

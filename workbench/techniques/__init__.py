@@ -4,6 +4,7 @@ from typing import Any
 
 from workbench.errors import ConfigurationError
 from workbench.settings import parse
+from workbench.techniques.activation_offloading import ActivationOffloading
 from workbench.techniques.base import Capability, Numerics, Technique
 from workbench.techniques.gradient_accumulation import GradientAccumulation
 from workbench.techniques.gradient_checkpointing import GradientCheckpointing
@@ -12,7 +13,7 @@ from workbench.techniques.mixed_precision import MixedPrecision
 
 REGISTRY: dict[str, type[Technique]] = {
     technique.name: technique
-    for technique in (GradientAccumulation, GradientCheckpointing, Lora, MixedPrecision)
+    for technique in (ActivationOffloading, GradientAccumulation, GradientCheckpointing, Lora, MixedPrecision)
 }  # fmt: skip
 
 
@@ -57,6 +58,6 @@ def _class(name: str) -> type[Technique]:
 
 
 __all__ = [
-    "REGISTRY", "Capability", "GradientAccumulation", "GradientCheckpointing", "Lora", "MixedPrecision", "Numerics",
-    "Technique", "parse_technique", "technique",
+    "REGISTRY", "ActivationOffloading", "Capability", "GradientAccumulation", "GradientCheckpointing", "Lora",
+    "MixedPrecision", "Numerics", "Technique", "parse_technique", "technique",
 ]  # fmt: skip

@@ -122,8 +122,8 @@ class Technique:
         """An optimizer instead of the Trainer's own (`arguments` are the `TrainingArguments`), or None."""
         return None
 
-    def forward_context(self) -> AbstractContextManager[Any]:
-        """A context around the forward pass and the loss."""
+    def forward_context(self, model: "PreTrainedModel") -> AbstractContextManager[Any]:
+        """A context around the forward pass and the loss, of one micro-batch."""
         return nullcontext()
 
     # ---- not part of a run ----
