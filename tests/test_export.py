@@ -11,7 +11,14 @@ from workbench.errors import ConfigurationError
 from workbench.export import script
 from workbench.memory.tracker import StorageTracker
 from workbench.recipe import Recipe
-from workbench.techniques import GradientAccumulation, GradientCheckpointing, Lora, MixedPrecision
+from workbench.techniques import (
+    ActivationOffloading,
+    GradientAccumulation,
+    GradientCheckpointing,
+    Lora,
+    MixedPrecision,
+    OptimizerOffloading,
+)
 from workbench.training import run
 
 TECHNIQUES = {
@@ -22,6 +29,9 @@ TECHNIQUES = {
     "reentrant": (GradientCheckpointing(use_reentrant=True), Lora(rank=2)),
     "mixed_precision": (MixedPrecision(),),
     "lora": (Lora(rank=4, targets="c_attn+c_fc"),),
+    "activation_offloading": (ActivationOffloading(to="disk"),),
+    "optimizer_offloading": (OptimizerOffloading(to="disk", chunk_elements=4096),),
+    "both offloaded": (ActivationOffloading(to="disk"), OptimizerOffloading(to="disk"), GradientCheckpointing()),
     "all": (GradientAccumulation(steps=4), GradientCheckpointing(), MixedPrecision(), Lora(dropout=0.1)),
 }
 

@@ -5,6 +5,7 @@ import os
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,9 @@ def run(
 def _execute(plan: Plan, record: Record, save: str | None, sample_tokens: int, folder: Path) -> Record:
     """The finished record. A failure is recorded, with what was measured until then, and raised; but not an
     out-of-memory, which the record alone tells."""
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, ExitStack() as contexts:
+        for technique in plan.recipe.techniques:
+            contexts.enter_context(technique.run_context())
         job = _Run(plan, record, Path(scratch))
         try:
             return job.execute(save, sample_tokens, folder)

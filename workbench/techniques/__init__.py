@@ -10,10 +10,13 @@ from workbench.techniques.gradient_accumulation import GradientAccumulation
 from workbench.techniques.gradient_checkpointing import GradientCheckpointing
 from workbench.techniques.lora import Lora
 from workbench.techniques.mixed_precision import MixedPrecision
+from workbench.techniques.optimizer_offloading import OptimizerOffloading
 
 REGISTRY: dict[str, type[Technique]] = {
     technique.name: technique
-    for technique in (ActivationOffloading, GradientAccumulation, GradientCheckpointing, Lora, MixedPrecision)
+    for technique in (
+        ActivationOffloading, GradientAccumulation, GradientCheckpointing, Lora, MixedPrecision, OptimizerOffloading,
+    )
 }  # fmt: skip
 
 
@@ -59,5 +62,5 @@ def _class(name: str) -> type[Technique]:
 
 __all__ = [
     "REGISTRY", "ActivationOffloading", "Capability", "GradientAccumulation", "GradientCheckpointing", "Lora",
-    "MixedPrecision", "Numerics", "Technique", "parse_technique", "technique",
+    "MixedPrecision", "Numerics", "OptimizerOffloading", "Technique", "parse_technique", "technique",
 ]  # fmt: skip

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from workbench.errors import UnavailableError
 from workbench.memory.categories import Category, format_bytes
-from workbench.memory.offloaded import DISK, HOST, Account
+from workbench.memory.offloaded import DISK, HOST, Account, in_memory
 from workbench.settings import setting
 from workbench.techniques.base import Fragment, Numerics, Technique
 
@@ -223,12 +223,3 @@ def counted(write: Callable[..., Any], account: Account) -> Callable[..., Any]:
         return reading
 
     return counting
-
-
-def in_memory(folder: Path) -> bool:
-    """Whether the folder lies on a file system that is itself kept in memory."""
-    import psutil  # type: ignore[import-untyped]
-
-    mounts = {Path(part.mountpoint): part.fstype for part in psutil.disk_partitions(all=True)}
-    folder = folder.resolve()
-    return next((mounts[path] for path in (folder, *folder.parents) if path in mounts), "") in ("tmpfs", "ramfs")

@@ -35,6 +35,7 @@ class Capability(StrEnum):
 
     KEY_VALUE_CACHE = "a key-value cache during training"
     ADAPTER = "an adapter beside the frozen model"
+    OPTIMIZER = "an optimizer of its own"
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,10 @@ class Technique:
         return None
 
     # ---- the seams, in the order in which they are applied ----
+
+    def run_context(self) -> AbstractContextManager[Any]:
+        """A context around the whole run, entered before anything is loaded: for settings of the process."""
+        return nullcontext()
 
     def dataset(self, dataset: "Dataset") -> "Dataset":
         """The token blocks, each row `input_ids` of T tokens."""
