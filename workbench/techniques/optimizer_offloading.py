@@ -98,16 +98,28 @@ def streaming_adamw(parameters: Iterable[Any], states: Any, chunk: int, fused: b
                 state["step"] = torch.zeros((), device=parameter.device if fused else "cpu")
                 state["places"] = [states.allocate(parameter.detach()) for _ in range(2)]
             weights, gradient = parameter.detach().view(-1), parameter.grad.reshape(-1)
+            buffers = [torch.empty_like(weights[:chunk]) for _ in range(2)]
+            (beta1, beta2), numbers = group["betas"], {name: group[name] for name in ("lr", "weight_decay", "eps")}
             for start in range(0, len(weights), chunk):
                 piece = slice(start, start + chunk)
-                moments = [torch.empty_like(weights[piece]) for _ in range(2)]
+                moments = [buffer[: len(weights[piece])] for buffer in buffers]
                 for place, moment in zip(state["places"], moments, strict=True):
                     states.load(place, start, moment)
-                (beta1, beta2), numbers = group["betas"], {name: group[name] for name in ("lr", "weight_decay", "eps")}
                 adamw(
-                    [weights[piece]], [gradient[piece]], [moments[0]], [moments[1]], [], [state["step"].clone()],
-                    foreach=False, fused=fused, amsgrad=False, maximize=False, beta1=beta1, beta2=beta2, **numbers,
-                )  # fmt: skip
+                    [weights[piece]],
+                    [gradient[piece]],
+                    [moments[0]],
+                    [moments[1]],
+                    [],
+                    [state["step"].clone()],
+                    foreach=False,
+                    fused=fused,
+                    amsgrad=False,
+                    maximize=False,
+                    beta1=beta1,
+                    beta2=beta2,
+                    **numbers,
+                )
                 for place, moment in zip(state["places"], moments, strict=True):
                     states.store(place, start, moment)
             state["step"] += 1
