@@ -12,6 +12,7 @@ from workbench.export import script
 from workbench.memory.tracker import StorageTracker
 from workbench.recipe import Recipe
 from workbench.techniques import (
+    ActivationOffloading,
     BatchSize,
     ChunkedCrossEntropy,
     Dora,
@@ -21,6 +22,7 @@ from workbench.techniques import (
     Lora,
     MixedPrecision,
     Optimizer,
+    OptimizerOffloading,
     PrefixTuning,
     PromptTuning,
     PureBf16,
@@ -51,6 +53,9 @@ TECHNIQUES = {
     "only the attention of ia3": (Ia3(feedforward=False),),
     "dora": (Dora(rank=4),),
     "qlora": (Qlora(rank=4),),
+    "activation_offloading": (ActivationOffloading(to="disk"),),
+    "optimizer_offloading": (OptimizerOffloading(to="disk", chunk_elements=4096),),
+    "both offloaded": (ActivationOffloading(to="disk"), OptimizerOffloading(to="disk"), GradientCheckpointing()),
     "all": (GradientAccumulation(steps=4), GradientCheckpointing(), MixedPrecision(), Lora(dropout=0.1)),
 }
 

@@ -81,6 +81,10 @@ class Record:
     by_category: dict[str, int] = field(default_factory=dict)
     maximum_by_category: dict[str, int] = field(default_factory=dict)
     by_phase: dict[str, int] = field(default_factory=dict)
+    # outside of the device's memory: held on purpose by a technique; None where nothing was moved
+    peak_host_bytes: int | None = None
+    peak_disk_bytes: int | None = None
+    moved_bytes: int | None = None  # there and back, over the whole run
     # loss
     losses: list[float] = field(default_factory=list)
     held_out_loss_before: float | None = None

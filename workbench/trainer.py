@@ -49,7 +49,7 @@ class SeamTrainer(Trainer):
     def compute_loss_context_manager(self) -> ExitStack:
         stack = super().compute_loss_context_manager()
         for technique in self._techniques:
-            stack.enter_context(technique.forward_context())
+            stack.enter_context(technique.forward_context(self._plain_model))
         return stack
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:

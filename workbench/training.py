@@ -6,7 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -118,7 +118,10 @@ def _execute(job: "_Run") -> Record:
     """The finished record. A failure is recorded, with what was measured until then, and raised; but not an
     out-of-memory, which the record alone tells."""
     try:
-        with capped(job.plan.device, job.record.memory_cap_bytes):
+        with ExitStack() as contexts:
+            for technique in job.plan.recipe.techniques:
+                contexts.enter_context(technique.run_context())
+            contexts.enter_context(capped(job.plan.device, job.record.memory_cap_bytes))
             record = job.execute()
         return job.end(record)
     except (KeyboardInterrupt, SystemExit) as error:
@@ -302,6 +305,9 @@ def _memory(meter: Meter, earlier_peak_bytes: int) -> dict[str, Any]:
         "by_category": {str(key): value for key, value in report.by_category.items()},
         "maximum_by_category": {str(key): value for key, value in report.maximum_by_category.items()},
         "by_phase": {str(key): value for key, value in report.by_phase.items()},
+        "peak_host_bytes": report.peak_host_bytes or None,
+        "peak_disk_bytes": report.peak_disk_bytes or None,
+        "moved_bytes": report.moved_bytes or None,
     }
 
 

@@ -35,7 +35,7 @@ def test_it_runs_and_its_records_are_true(executed):
     assert bool(records) == asks_for_runs
     for record in records:
         if record.status is Status.UNAVAILABLE:
-            assert "fp16" in record.error
+            assert re.search("needs a (GPU|CUDA device), .* Use ", record.error)  # the reason, and the cure
             continue
         assert record.status is Status.OK
         asked = Recipe.from_dict(record.recipe).training_arguments()

@@ -23,13 +23,18 @@ import torch
 
 from workbench.memory.allocators import Allocator, allocator_for
 from workbench.memory.categories import Category, Phase
+from workbench.memory.offloaded import DISK, HOST
 from workbench.memory.timeline import Timeline
 from workbench.memory.tracker import StorageTracker
 
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """The memory of one run, in bytes. `by_category` is read at the instant of the peak and sums to it exactly."""
+    """The memory of one run, in bytes. `by_category` is read at the instant of the peak and sums to it exactly.
+
+    Beside the device: what a technique held in host memory or on a disk (its peak) and moved there and back, and what
+    of the model, the gradients and the optimizer states lay in host memory while the device was another.
+    """
 
     source: str
     before_bytes: int
@@ -39,6 +44,9 @@ class MemoryReport:
     by_category: dict[Category, int]
     maximum_by_category: dict[Category, int] = field(default_factory=dict)
     by_phase: dict[Phase, int] = field(default_factory=dict)
+    peak_host_bytes: int = 0
+    peak_disk_bytes: int = 0
+    moved_bytes: int = 0
 
 
 class Meter:
@@ -78,11 +86,14 @@ class Meter:
         self._before, self._given_before = before_bytes or 0, before_bytes
         self._peaks: dict[Phase, int] = {}
         self._reserved: int | None = None
+        self._owned_on_host = 0
         self._phase: Phase | None = None
         self._attributing = False
 
     def __enter__(self) -> Self:
         self._allocator.prepare()
+        for account in (HOST, DISK):
+            account.reset()
         if self._given_before is None:
             self._before = max(self._allocator.in_use() - sum(_storage_sizes(self._owned()).values()), 0)
         self.attribute(True)
@@ -139,8 +150,12 @@ class Meter:
         return [tensor for tensor in tensors if tensor.device.type == self._device_type]
 
     def _label_owned(self) -> None:
-        for category, tensors in self._owned_by_category().items():
+        owned = self._owned_by_category()
+        for category, tensors in owned.items():
             self._tracker.label(tensors, category)
+        if self._device_type != "cpu":
+            on_host = [t for tensors in owned.values() for t in tensors if t.device.type == "cpu" and t.ndim]
+            self._owned_on_host = max(self._owned_on_host, sum(_storage_sizes(on_host).values()))
 
     def timeline(self) -> Timeline:
         """Live bytes by category after every attributed event."""
@@ -170,6 +185,9 @@ class Meter:
             by_category=by_category,
             maximum_by_category=maximum | {Category.UNATTRIBUTED: by_category[Category.UNATTRIBUTED]},
             by_phase=by_phase,
+            peak_host_bytes=HOST.peak_bytes + self._owned_on_host,
+            peak_disk_bytes=DISK.peak_bytes,
+            moved_bytes=HOST.moved_bytes + DISK.moved_bytes,
         )
 
     def _peak_by_phase(self, timeline: Timeline) -> dict[Phase, int]:

@@ -4,6 +4,7 @@ from typing import Any
 
 from workbench.errors import ConfigurationError
 from workbench.settings import parse
+from workbench.techniques.activation_offloading import ActivationOffloading
 from workbench.techniques.base import Capability, Numerics, Technique
 from workbench.techniques.batch_size import BatchSize
 from workbench.techniques.chunked_cross_entropy import ChunkedCrossEntropy
@@ -14,6 +15,7 @@ from workbench.techniques.ia3 import Ia3
 from workbench.techniques.lora import Lora
 from workbench.techniques.mixed_precision import MixedPrecision
 from workbench.techniques.optimizer import Optimizer
+from workbench.techniques.optimizer_offloading import OptimizerOffloading
 from workbench.techniques.prefix_tuning import PrefixTuning
 from workbench.techniques.prompt_tuning import PromptTuning
 from workbench.techniques.pure_bf16 import PureBf16
@@ -23,8 +25,9 @@ from workbench.techniques.sequence_length import SequenceLength
 REGISTRY: dict[str, type[Technique]] = {
     technique.name: technique
     for technique in (
-        BatchSize, ChunkedCrossEntropy, Dora, GradientAccumulation, GradientCheckpointing, Ia3, Lora,
-        MixedPrecision, Optimizer, PrefixTuning, PromptTuning, PureBf16, Qlora, SequenceLength,
+        ActivationOffloading, BatchSize, ChunkedCrossEntropy, Dora, GradientAccumulation, GradientCheckpointing,
+        Ia3, Lora, MixedPrecision, Optimizer, OptimizerOffloading, PrefixTuning, PromptTuning, PureBf16, Qlora,
+        SequenceLength,
     )
 }  # fmt: skip
 
@@ -70,7 +73,8 @@ def _class(name: str) -> type[Technique]:
 
 
 __all__ = [
-    "REGISTRY", "BatchSize", "Capability", "ChunkedCrossEntropy", "Dora", "GradientAccumulation",
-    "GradientCheckpointing", "Ia3", "Lora", "MixedPrecision", "Numerics", "Optimizer", "PrefixTuning",
-    "PromptTuning", "PureBf16", "Qlora", "SequenceLength", "Technique", "parse_technique", "technique",
+    "REGISTRY", "ActivationOffloading", "BatchSize", "Capability", "ChunkedCrossEntropy", "Dora",
+    "GradientAccumulation", "GradientCheckpointing", "Ia3", "Lora", "MixedPrecision", "Numerics", "Optimizer",
+    "OptimizerOffloading", "PrefixTuning", "PromptTuning", "PureBf16", "Qlora", "SequenceLength", "Technique",
+    "parse_technique", "technique",
 ]  # fmt: skip

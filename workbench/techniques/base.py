@@ -38,6 +38,7 @@ class Capability(StrEnum):
     SIXTEEN_BIT_WEIGHTS = "16-bit weights"
     VIRTUAL_TOKENS = "virtual tokens before the text"
     QUANTIZED_WEIGHTS = "quantized weights"
+    OPTIMIZER = "an optimizer of its own"
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,10 @@ class Technique:
 
     # ---- the seams, in the order in which they are applied ----
 
+    def run_context(self) -> AbstractContextManager[Any]:
+        """A context around the whole run, entered before anything is loaded: for settings of the process."""
+        return nullcontext()
+
     def shape(self, shape: Shape) -> Shape:
         """Other batches, with as many tokens in all. Called on construction of a recipe too: keep it light.
 
@@ -151,8 +156,8 @@ class Technique:
         """An optimizer instead of the Trainer's own (`arguments` are the `TrainingArguments`), or None."""
         return None
 
-    def forward_context(self) -> AbstractContextManager[Any]:
-        """A context around the forward pass and the loss."""
+    def forward_context(self, model: "PreTrainedModel") -> AbstractContextManager[Any]:
+        """A context around the forward pass and the loss, of one micro-batch."""
         return nullcontext()
 
     # ---- not part of a run ----
