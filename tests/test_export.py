@@ -11,7 +11,17 @@ from workbench.errors import ConfigurationError
 from workbench.export import script
 from workbench.memory.tracker import StorageTracker
 from workbench.recipe import Recipe
-from workbench.techniques import GradientAccumulation, GradientCheckpointing, Lora, MixedPrecision
+from workbench.techniques import (
+    Attention,
+    DataLoading,
+    FusedGelu,
+    GradientAccumulation,
+    GradientCheckpointing,
+    Lora,
+    MixedPrecision,
+    Padding,
+    Streaming,
+)  # fmt: skip
 from workbench.training import run
 
 TECHNIQUES = {
@@ -22,6 +32,14 @@ TECHNIQUES = {
     "reentrant": (GradientCheckpointing(use_reentrant=True), Lora(rank=2)),
     "mixed_precision": (MixedPrecision(),),
     "lora": (Lora(rank=4, targets="c_attn+c_fc"),),
+    "attention": (Attention(),),
+    "fused_gelu": (FusedGelu(),),
+    "data_loading": (DataLoading(num_workers=0),),
+    "workers": (DataLoading(memory_mapped=False),),
+    "padding": (Padding(),),
+    "fixed padding": (Padding(dynamic=False),),
+    "grouped by length": (Padding(group_by_length=True), DataLoading(num_workers=0)),
+    "streaming": (Streaming(shuffle_buffer=16),),
     "all": (GradientAccumulation(steps=4), GradientCheckpointing(), MixedPrecision(), Lora(dropout=0.1)),
 }
 

@@ -125,7 +125,13 @@ def _imports(plan: Plan, fragments: list[Fragment]) -> str:
     names += ["GPT2Config"] if plan.source.random else []
     others = {"from datasets import Dataset", *chain.from_iterable(fragment.imports for fragment in fragments)}
     libraries = sorted({*others, f"from transformers import {', '.join(sorted(names, key=_import_order))}"})
-    return "\n".join(["from pathlib import Path", "", "import torch", *libraries])
+    return "\n".join([*_environment(fragments), "from pathlib import Path", "", "import torch", *libraries])
+
+
+def _environment(fragments: list[Fragment]) -> list[str]:
+    variables = [pair for fragment in fragments for pair in fragment.environment]
+    lines = [f"os.environ[{_literal(name)}] = {_literal(value)}" for name, value in variables]
+    return ["import os", "", *lines, ""] if lines else []
 
 
 def _import_order(name: str) -> tuple[bool, str]:
@@ -171,10 +177,11 @@ def _from_weights(plan: Plan, arguments: Arguments) -> list[str]:
 
 def _from_config(plan: Plan, arguments: Arguments) -> list[str]:
     known = models.SIZES.get(plan.source.location)
+    values = {**{name: value for name, value in arguments.items() if name != "dtype"}, **_dropout(plan)}
     if known is not None:
-        config = f"GPT2Config({_inline({**known, **_dropout(plan)})})"
+        config = f"GPT2Config({_inline({**known, **values})})"
     else:
-        inline = _inline(_dropout(plan))
+        inline = _inline(values)
         config = f"GPT2Config.from_pretrained({_literal(plan.source.location)}{', ' + inline if inline else ''})"
     dtype = arguments.get("dtype", "float32")
     return ["torch.manual_seed(0)", f"model = GPT2LMHeadModel({config}).to(torch.{dtype})"]

@@ -1,5 +1,6 @@
 """GPT-2 by one name everywhere: embedded, from the hub, from a folder, or with random weights from its config."""
 
+import copy
 import re
 import warnings
 from collections.abc import Iterator
@@ -206,8 +207,12 @@ def quiet() -> Iterator[None]:
 
 
 def load(source: Source, config: "GPT2Config", **arguments: Any) -> "PreTrainedModel":
-    """The model, in fp32 unless `dtype` says otherwise, on the CPU unless `device_map` says otherwise."""
-    arguments = {"dtype": "float32", **arguments}
+    """The model, in fp32 unless `dtype` says otherwise, on the CPU unless `device_map` says otherwise.
+
+    As with `from_pretrained`, an argument that is a setting of the config, for example `activation_function`,
+    changes it; the config given stays as it is.
+    """
+    config, arguments = _settled(config, {"dtype": "float32", **arguments})
     with quiet():
         if source.random:
             model = _new(config, arguments)
@@ -219,6 +224,14 @@ def load(source: Source, config: "GPT2Config", **arguments: Any) -> "PreTrainedM
     # divide the loss by too much (transformers 5.23, `Trainer._get_num_items_in_batch`)
     model.loss_type = "ForCausalLM"
     return model
+
+
+def _settled(config: "GPT2Config", arguments: dict[str, Any]) -> tuple["GPT2Config", dict[str, Any]]:
+    """A copy of the config with those arguments that are settings of it, and the other arguments."""
+    settings = {name: value for name, value in arguments.items() if name != "dtype" and hasattr(config, name)}
+    config = copy.deepcopy(config)
+    config.update(settings)
+    return config, {name: value for name, value in arguments.items() if name not in settings}
 
 
 def _from_checkpoint(source: Source, config: "GPT2Config", arguments: dict[str, Any]) -> "PreTrainedModel":
@@ -242,13 +255,15 @@ def _from_checkpoint(source: Source, config: "GPT2Config", arguments: dict[str, 
 
 
 def _new(config: "GPT2Config", arguments: dict[str, Any]) -> "PreTrainedModel":
-    """New weights under a fixed seed, so that `random:gpt2` is one definite model."""
+    """New weights under a fixed seed, so that `random:gpt2` is one definite model, cast to `dtype` afterwards."""
     import torch
     from transformers import GPT2LMHeadModel
 
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model: PreTrainedModel = GPT2LMHeadModel(config).to(getattr(torch, arguments["dtype"]))
+        attention = {name: value for name, value in arguments.items() if name == "attn_implementation"}
+        made = cast("Any", GPT2LMHeadModel)._from_config(config, dtype="float32", **attention)
+        model: PreTrainedModel = made.to(getattr(torch, arguments["dtype"]))
     return model
 
 

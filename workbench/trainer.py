@@ -26,7 +26,7 @@ class SeamTrainer(Trainer):
 
     def __init__(self, *, techniques: tuple[Technique, ...], meter: Meter, **kwargs: Any) -> None:
         self._techniques, self._meter = techniques, meter
-        self.tokens_seen, self.micro_batch_size = 0, 0
+        self.tokens_seen, self.padding_tokens, self.micro_batch_size = 0, 0, 0
         self._plain_model: PreTrainedModel = kwargs["model"]
         super().__init__(**kwargs)
         self._loss = super().compute_loss
@@ -57,7 +57,9 @@ class SeamTrainer(Trainer):
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         self.micro_batch_size = len(inputs["input_ids"])
-        self.tokens_seen += inputs["input_ids"].numel()
+        padding = _padding(inputs)
+        self.padding_tokens += padding
+        self.tokens_seen += inputs["input_ids"].numel() - padding
         loss = super().training_step(model, inputs, *args, **kwargs)
         self._meter.enter_phase(Phase.OPTIMIZER_STEP)  # clipping included; the next micro-batch ends it at once
         return loss
@@ -71,6 +73,12 @@ class SeamTrainer(Trainer):
             self._meter.attribute(False)
 
 
+def _padding(inputs: dict[str, torch.Tensor]) -> int:
+    """Tokens that the attention mask leaves out; counted where the batch is, which costs a GPU one short wait."""
+    mask = inputs.get("attention_mask")
+    return 0 if mask is None else int((mask == 0).sum())
+
+
 def collate(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
     """B rows of T tokens to `input_ids` and `labels`, both (B, T); the model shifts the labels itself."""
     input_ids = torch.tensor([row["input_ids"] for row in rows])
@@ -78,8 +86,12 @@ def collate(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
 
 
 def prepare_data(recipe: Recipe, blocks: Blocks) -> dict[str, Any]:
-    """The Trainer's data arguments, after every technique's dataset and collator seams."""
-    train, collator = blocks.train, cast("Callable[..., Any]", collate)
+    """The Trainer's data arguments, after every technique's examples, dataset and collator seams."""
+    train: Any = blocks.train
+    collator = cast("Callable[..., Any]", collate)
+    for technique in recipe.techniques:
+        examples = technique.examples(blocks.text, recipe.seed)
+        train = train if examples is None else examples
     for technique in recipe.techniques:
         train = technique.dataset(train)
     for technique in recipe.techniques:
@@ -117,13 +129,8 @@ def argument_values(recipe: Recipe, learning_rate: float) -> Arguments:
 
 def training_arguments(recipe: Recipe, learning_rate: float, device: torch.device, folder: Path) -> TrainingArguments:
     """The arguments of a run on one device."""
-    arguments = TrainingArguments(
-        output_dir=str(folder),
-        use_cpu=device.type == "cpu",
-        dataloader_pin_memory=device.type == "cuda",
-        disable_tqdm=True,
-        **argument_values(recipe, learning_rate),
-    )
+    values = {"dataloader_pin_memory": device.type == "cuda", **argument_values(recipe, learning_rate)}
+    arguments = TrainingArguments(output_dir=str(folder), use_cpu=device.type == "cpu", disable_tqdm=True, **values)
     arguments._n_gpu = min(arguments.n_gpu, 1)  # with several, DataParallel would multiply the batch
     return arguments
 

@@ -5,6 +5,8 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,7 +88,9 @@ def run(
 def _execute(plan: Plan, record: Record, save: str | None, sample_tokens: int, folder: Path) -> Record:
     """The finished record. A failure is recorded, with what was measured until then, and raised; but not an
     out-of-memory, which the record alone tells."""
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, ExitStack() as contexts:
+        for technique in plan.recipe.techniques:
+            contexts.enter_context(technique.run_context())
         job = _Run(plan, record, Path(scratch))
         try:
             return job.execute(save, sample_tokens, folder)
@@ -124,7 +128,7 @@ class _Run:
             text_before = self._sample(model, sample_tokens)
             with Meter(model, before_bytes=before) as meter:
                 self.meter = meter
-                watch = _Watch(meter, plan)
+                watch = _Watch(meter, plan, self._tokens_seen)
                 arguments = training_arguments(plan.recipe, plan.learning_rate, plan.device, self.scratch)
                 trainer = self.trainer = assemble(plan.recipe, model, data, arguments, meter, [watch])
                 set_seed(plan.recipe.seed)
@@ -156,9 +160,13 @@ class _Run:
             gradient_accumulation_steps=self.trainer.args.gradient_accumulation_steps,
             steps_done=self.trainer.state.global_step,
             tokens_seen=self.trainer.tokens_seen,
+            padding_tokens=self.trainer.padding_tokens,
             losses=[entry["loss"] for entry in history if math.isfinite(entry.get("loss", math.nan))],
             held_out_loss_before=next((entry["eval_loss"] for entry in history if "eval_loss" in entry), None),
         )
+
+    def _tokens_seen(self) -> int:
+        return self.trainer.tokens_seen if self.trainer else 0
 
     def _load(self) -> PreTrainedModel:
         plan = self.plan
@@ -183,7 +191,7 @@ class _Run:
             parameters=sum(p.numel() for p in model.parameters()),
             trainable_parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
             skipped_steps=watch.skipped_steps,
-            **watch.speed(trainer.tokens_seen / max(trainer.state.global_step, 1)),
+            **watch.speed(),
         )
 
     def _keep(self, model: PreTrainedModel, form: str | None, folder: Path) -> str:
@@ -215,10 +223,10 @@ def _memory(meter: Meter) -> dict[str, Any]:
 class _Watch(TrainerCallback):
     """Looks on at every step: attributes the warm-up steps, times the others, stops at a loss that is not finite."""
 
-    def __init__(self, meter: Meter, plan: Plan) -> None:
-        self.meter, self.device = meter, plan.device
+    def __init__(self, meter: Meter, plan: Plan, tokens_seen: Callable[[], int]) -> None:
+        self.meter, self.device, self.tokens_seen = meter, plan.device, tokens_seen
         self.finite, self.skipped_steps = True, 0
-        self.step_ends: list[float] = []
+        self.step_ends: list[tuple[float, int]] = []  # time, and tokens seen until then
         self.bar = tqdm(
             total=plan.recipe.training_arguments()["max_steps"],
             desc=plan.recipe.label,
@@ -239,7 +247,7 @@ class _Watch(TrainerCallback):
         self.meter.attribute(False)
         if self.device.type != "cpu" and state.global_step in (WARM_UP_STEPS, state.max_steps):
             torch.accelerator.synchronize()
-        self.step_ends.append(time.perf_counter())
+        self.step_ends.append((time.perf_counter(), self.tokens_seen()))
         self.bar.update()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
@@ -251,10 +259,14 @@ class _Watch(TrainerCallback):
     def on_train_end(self, *_: Any, **__: Any) -> None:
         self.bar.close()
 
-    def speed(self, step_tokens: float) -> dict[str, Any]:
-        """Over the steps after the warm-up; unknown (None) if there are none."""
+    def speed(self) -> dict[str, Any]:
+        """Over the steps after the warm-up, padding not counted; unknown (None) if there are none."""
         timed = len(self.step_ends) - WARM_UP_STEPS
         if timed < 1:
             return {"timed_steps": 0}
-        step_time = (self.step_ends[-1] - self.step_ends[WARM_UP_STEPS - 1]) / timed
-        return {"timed_steps": timed, "step_time_s": step_time, "tokens_per_s": step_tokens / step_time}
+        (start, before), (end, after) = self.step_ends[WARM_UP_STEPS - 1], self.step_ends[-1]
+        return {
+            "timed_steps": timed,
+            "step_time_s": (end - start) / timed,
+            "tokens_per_s": (after - before) / (end - start),
+        }

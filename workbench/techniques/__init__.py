@@ -4,15 +4,24 @@ from typing import Any
 
 from workbench.errors import ConfigurationError
 from workbench.settings import parse
+from workbench.techniques.allocator import Allocator
+from workbench.techniques.attention import Attention
 from workbench.techniques.base import Capability, Numerics, Technique
+from workbench.techniques.data_loading import DataLoading
+from workbench.techniques.fused_gelu import FusedGelu
 from workbench.techniques.gradient_accumulation import GradientAccumulation
 from workbench.techniques.gradient_checkpointing import GradientCheckpointing
 from workbench.techniques.lora import Lora
 from workbench.techniques.mixed_precision import MixedPrecision
+from workbench.techniques.padding import Padding
+from workbench.techniques.streaming import Streaming
 
 REGISTRY: dict[str, type[Technique]] = {
     technique.name: technique
-    for technique in (GradientAccumulation, GradientCheckpointing, Lora, MixedPrecision)
+    for technique in (
+        Allocator, Attention, DataLoading, FusedGelu, GradientAccumulation, GradientCheckpointing, Lora,
+        MixedPrecision, Padding, Streaming,
+    )
 }  # fmt: skip
 
 
@@ -57,6 +66,7 @@ def _class(name: str) -> type[Technique]:
 
 
 __all__ = [
-    "REGISTRY", "Capability", "GradientAccumulation", "GradientCheckpointing", "Lora", "MixedPrecision", "Numerics",
-    "Technique", "parse_technique", "technique",
+    "REGISTRY", "Allocator", "Attention", "Capability", "DataLoading", "FusedGelu", "GradientAccumulation",
+    "GradientCheckpointing", "Lora", "MixedPrecision", "Numerics", "Padding", "Streaming", "Technique",
+    "parse_technique", "technique",
 ]  # fmt: skip

@@ -16,8 +16,8 @@ from workbench.settings import check
 
 if TYPE_CHECKING:
     import torch
-    from datasets import Dataset
-    from transformers import PreTrainedModel
+    from datasets import Dataset, IterableDataset
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Arguments = dict[str, Any]
 
@@ -35,6 +35,21 @@ class Capability(StrEnum):
 
     KEY_VALUE_CACHE = "a key-value cache during training"
     ADAPTER = "an adapter beside the frozen model"
+    TRAINING_SET = "a training set that is not the packed blocks"
+    STREAM = "a stream of examples, which has no length"
+
+
+@dataclass(frozen=True)
+class TrainingText:
+    """What the token blocks are cut from, for techniques that cut it in another way. The held-out part is not theirs.
+
+    `tokenizer` is the model's, `sequence_length` T tokens, `batch` B sequences per optimizer step.
+    """
+
+    text: str
+    tokenizer: "PreTrainedTokenizerBase"
+    sequence_length: int
+    batch: int
 
 
 @dataclass(frozen=True)
@@ -42,6 +57,7 @@ class Fragment:
     """Source lines that do in a plain Hugging Face script what a technique does, each group at its place.
 
     Args:
+        environment: environment variables, set before torch is imported.
         imports: whole import statements.
         definitions: functions and classes, before anything is loaded.
         data: lines that may change `train_dataset`, `eval_dataset` and `data_collator`.
@@ -50,6 +66,7 @@ class Fragment:
         context: an expression, a context manager to train and evaluate in.
     """
 
+    environment: tuple[tuple[str, str], ...] = ()
     imports: tuple[str, ...] = ()
     definitions: tuple[str, ...] = ()
     data: tuple[str, ...] = ()
@@ -89,6 +106,18 @@ class Technique:
         return None
 
     # ---- the seams, in the order in which they are applied ----
+
+    def run_context(self) -> AbstractContextManager[Any]:
+        """A context around the whole run, entered before anything is loaded: for settings of the process."""
+        return nullcontext()
+
+    def examples(self, text: TrainingText, seed: int) -> "Dataset | IterableDataset | None":
+        """A training set instead of the packed blocks, rows with `input_ids` of at most T tokens, or None.
+
+        Raises:
+            ConfigurationError: the text does not give a batch.
+        """
+        return None
 
     def dataset(self, dataset: "Dataset") -> "Dataset":
         """The token blocks, each row `input_ids` of T tokens."""
