@@ -122,8 +122,8 @@ class _Run:
         plan, allocator = self.plan, allocator_for(self.plan.device)
         allocator.prepare()
         before = allocator.in_use()
-        data = prepare_data(plan.recipe, plan.blocks)
         with models.quiet():
+            data = prepare_data(plan.recipe, plan.blocks)
             model = self._load()
             text_before = self._sample(model, sample_tokens)
             with Meter(model, before_bytes=before) as meter:

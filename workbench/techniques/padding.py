@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Padding(Technique):
-    """One example a paragraph (in a play: a speech), ended by the end-of-text token, cut where it is longer than T.
+    """One example a paragraph (in a play: a speech), ended by the end-of-text token, in pieces if longer than T.
 
     `dynamic` pads a batch to its longest example, otherwise all are padded to T ahead. `group_by_length` forms batches
-    of examples of about equal length, from random groups of 50 batches (transformers' `LengthGroupedSampler`).
+    of examples of about equal length, from random groups of 50 batches, each group from long to short (transformers'
+    `get_length_grouped_indices`): a run of fewer steps sees the longer examples only.
+
     Padding is left out of attention and loss; the label -100 marks it, by position: whoever masks every label equal to
     the padding token masks the real ends too, where the two are the same token, as they usually are with GPT-2.
     """
