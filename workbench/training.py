@@ -79,7 +79,7 @@ def run(
     record.save(folder)
     if record.status is Status.OOM:
         # raised here, where no handler is active: a chained traceback would keep the run's tensors alive
-        exact = ", ".join(name for name, t in REGISTRY.items() if t.numerics is Numerics.EXACT)
+        exact = ", ".join(name for name, t in REGISTRY.items() if t.numerics is Numerics.EXACT and t.attacks)
         cure = f"Use a smaller effective_batch_size or sequence_length, or a technique with the same loss: {exact}."
         raise OutOfMemoryError(f"{record.label} did not fit into the memory of {record.device}: {record.error} {cure}")
     return record
