@@ -218,11 +218,14 @@ def gpt2_tokenizer() -> "PreTrainedTokenizerBase":
 @contextmanager
 def quiet() -> Iterator[None]:
     """Without the libraries' remarks and progress bars, which a user of the workbench can do nothing about."""
+    import datasets
     from transformers.utils import logging as transformers_logging
 
     verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    data_bars = datasets.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
+    datasets.disable_progress_bars()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
@@ -232,6 +235,8 @@ def quiet() -> Iterator[None]:
         transformers_logging.set_verbosity(verbosity)
         if bars:  # not where this stands inside another one of its kind
             transformers_logging.enable_progress_bar()
+        if data_bars:
+            datasets.enable_progress_bars()
 
 
 def load(source: Source, config: "GPT2Config", **arguments: Any) -> "PreTrainedModel":

@@ -60,7 +60,8 @@ class Record:
     micro_batch_size: int | None = None
     gradient_accumulation_steps: int | None = None
     steps_done: int = 0
-    tokens_seen: int = 0
+    tokens_seen: int = 0  # without padding
+    padding_tokens: int = 0
     skipped_steps: int = 0  # by loss scaling, after an overflow in fp16
     parameters: int | None = None
     trainable_parameters: int | None = None
