@@ -266,6 +266,12 @@ def test_a_budget_below_the_weights_is_refused_unless_a_technique_shrinks_them()
     assert len(planned(84, [*four, "chunk"], most_changes=5)) == 1
 
 
+def test_a_candidate_is_a_bar_like_a_record():
+    (row, *_) = (candidate.row() for candidate in planned(1200))
+    assert row["peak_allocated_bytes"] == sum(row[f"{category}_bytes"] for category in list(Category)[:5]) == 1000 * MIB
+    assert (row["label"], row["memory_source"]) == ("split", "predicted")
+
+
 def test_techniques_that_are_on_stay_on_and_are_not_offered_again():
     result = planned(520, recipe=RECIPE | Chunk())
     assert all(Chunk() in candidate.recipe.techniques for candidate in result)

@@ -92,6 +92,12 @@ class Candidate:
         """The largest category at the peak."""
         return max(self.forecast.by_category.items(), key=lambda entry: entry[1])
 
+    def row(self) -> dict[str, Any]:
+        """For `plots.memory_bars`: the columns that a record's row has too."""
+        parts = {f"{category}_bytes": size for category, size in self.forecast.by_category.items()}
+        peak = self.forecast.peak_allocated_bytes
+        return {"label": self.label, "memory_source": "predicted", "peak_allocated_bytes": peak, **parts}
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         return {
@@ -114,7 +120,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Planned:
-    """What a search found. `candidates` fit, the best first; `tried` are all sets that were predicted, in that order."""
+    """What a search found. `candidates` fit, the best first; `tried` is every set that was predicted, in that order."""
 
     budget_bytes: int
     predicted_for: str
