@@ -264,11 +264,18 @@ def locate_config(name: str) -> Source:
 
 
 def skeleton(config: "GPT2Config", **arguments: Any) -> "PreTrainedModel":
-    """The model on the meta device: shapes and types, no memory."""
+    """The model on the meta device: shapes and types, no memory. Of the arguments of `from_pretrained`, those count
+    that decide them: `dtype` and `attn_implementation`."""
     import torch
+    from transformers import GPT2LMHeadModel
 
+    kinds = {"dtype": "float32", **arguments}
+    dtype = getattr(torch, kinds["dtype"]) if isinstance(kinds["dtype"], str) else kinds["dtype"]
+    attention = {name: kinds[name] for name in ("attn_implementation",) if name in kinds}
     with quiet(), torch.device("meta"):
-        return _new(config, {"dtype": "float32", **arguments})
+        model: PreTrainedModel = cast("Any", GPT2LMHeadModel)._from_config(config, dtype=dtype, **attention)
+    model.loss_type = "ForCausalLM"  # as `load` sets it
+    return model
 
 
 def _base(source: Source) -> Source:
