@@ -264,11 +264,22 @@ def locate_config(name: str) -> Source:
 
 
 def skeleton(config: "GPT2Config", **arguments: Any) -> "PreTrainedModel":
-    """The model on the meta device: shapes and types, no memory. Of the arguments of `from_pretrained`, those count
-    that decide them: `dtype` and `attn_implementation`."""
+    """The model on the meta device: shapes and types, no memory.
+
+    Args:
+        arguments: of `from_pretrained`, `dtype` and `attn_implementation`, and `device_map`, which decides nothing here.
+
+    Raises:
+        ConfigurationError: another argument, whose effect on loading would be missed.
+    """
     import torch
     from transformers import GPT2LMHeadModel
 
+    if missed := sorted(set(arguments) - {"dtype", "attn_implementation", "device_map"}):
+        raise ConfigurationError(
+            f"predict: {missed[0]} acts while weights are loaded, which a prediction does not do. "
+            "Measure this recipe with `run`, or give the technique that asks for it a `stand_in`."
+        )
     kinds = {"dtype": "float32", **arguments}
     dtype = getattr(torch, kinds["dtype"]) if isinstance(kinds["dtype"], str) else kinds["dtype"]
     attention = {name: kinds[name] for name in ("attn_implementation",) if name in kinds}
