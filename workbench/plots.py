@@ -31,8 +31,11 @@ COLOURS: dict[Category, str] = {
 LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")
 
 
-def memory_bars(frame: pd.DataFrame) -> "Figure":
-    """The peak of each recipe by category, from a comparison or from `records()` (there, the last run of a label)."""
+def memory_bars(frame: pd.DataFrame, limit_bytes: int | None = None) -> "Figure":
+    """The peak of each recipe by category, from a comparison or from `records()` (there, the last run of a label).
+
+    `limit_bytes`, a budget or a cap, is drawn as a line.
+    """
     rows = frame.reset_index().drop_duplicates("label", keep="last").set_index("label")
     peaks = rows["peak_allocated_bytes"].astype(float) / MIB
     figure, axes = _axes(8.0, 0.9 + 0.5 * len(rows))
@@ -44,6 +47,10 @@ def memory_bars(frame: pd.DataFrame) -> "Figure":
             left += sizes
     for row, peak in enumerate(peaks):
         axes.text(peak, row, f" {format_bytes(peak * MIB)}", va="center", color=GREY)
+    if limit_bytes is not None:
+        axes.axvline(
+            limit_bytes / MIB, color=GREY, linestyle="--", zorder=0, label=f"limit {format_bytes(limit_bytes)}"
+        )
     axes.invert_yaxis()
     axes.set_xlim(0, peaks.max() * 1.16)
     axes.set_xlabel(f"bytes at the peak, MiB ({', '.join(sorted(set(rows['memory_source'])))})")

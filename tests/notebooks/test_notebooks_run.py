@@ -37,6 +37,9 @@ def test_it_runs_and_its_records_are_true(executed):
         if record.status is Status.UNAVAILABLE:
             assert record.error
             continue
+        if record.status is Status.OOM:  # a lesson may run out of memory only under a cap that is too small
+            assert 0 < record.memory_cap_bytes < record.peak_allocated_bytes == sum(record.by_category.values())
+            continue
         assert record.status is Status.OK
         asked = Recipe.from_dict(record.recipe).training_arguments()
         assert record.steps_done == len(record.losses) == asked["max_steps"]
