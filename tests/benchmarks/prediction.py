@@ -1,4 +1,4 @@
-"""How fast predictions are: `python tests/benchmarks/prediction.py`, on a quiet machine; the aims are in the last column.
+"""How fast predictions are: `python tests/benchmarks/prediction.py`, on a quiet machine. Aims in the last column.
 
 Processor time of the worker is shown beside wall time: on a busy machine only the former says something.
 """
