@@ -325,7 +325,7 @@ def skeleton(config: "GPT2Config", **arguments: Any) -> "PreTrainedModel":
     """The model on the meta device: shapes and types, no memory.
 
     Args:
-        arguments: of `from_pretrained`, `dtype` and `attn_implementation`, and `device_map`, which decides nothing here.
+        arguments: of `from_pretrained`: `dtype` and `attn_implementation`; `device_map` decides nothing here.
 
     Raises:
         ConfigurationError: another argument, whose effect on loading would be missed.

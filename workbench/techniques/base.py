@@ -207,6 +207,10 @@ class Technique:
         """
         return self
 
+    def allocator_settings(self) -> Arguments:
+        """What the technique changes about CUDA's allocator, as arguments of `CachingAllocator`: a prediction's."""
+        return {}
+
     def script(self) -> Fragment:
         """What the exported script needs beyond the `TrainingArguments`, which it takes from their own seam."""
         return Fragment()
