@@ -12,7 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedModel
 
-from workbench import models
+from workbench import corpus, models
 from workbench.corpus import Blocks
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.memory.gpus import Gpu
@@ -21,6 +21,8 @@ from workbench.recipe import Recipe
 from workbench.shadow.choices import UnreadScaler, cuda_choices, traceable
 from workbench.shadow.trace import Trace
 from workbench.shadow.tracker import ShadowTracker
+from workbench.techniques import Technique
+from workbench.techniques.base import TrainingText
 from workbench.trainer import SeamTrainer, assemble, prepare_data, prepare_model, training_arguments
 
 DEVICE = torch.device("cpu")  # plays the GPU
@@ -198,7 +200,16 @@ def _blocks(recipe: Recipe) -> Blocks:
     from datasets import Dataset
 
     rows = Dataset.from_dict({"input_ids": [list(range(recipe.sequence_length))] * recipe.effective_batch_size})
-    return Blocks(rows, rows)
+    return Blocks(rows, rows, _text(recipe))
+
+
+def _text(recipe: Recipe) -> TrainingText:
+    """The text itself, if a technique cuts it in its own way: then its lengths do matter."""
+    shape = {"sequence_length": recipe.sequence_length, "batch": recipe.effective_batch_size}
+    if all(type(technique).examples is Technique.examples for technique in recipe.techniques):
+        return TrainingText(text="", tokenizer=cast("Any", None), **shape)
+    tokenizer = models.load_tokenizer(models.locate_config(recipe.model))
+    return TrainingText(text=corpus.load(recipe.corpus).train, tokenizer=tokenizer, **shape)
 
 
 def _padded(batch: Batch) -> bool:
