@@ -24,7 +24,7 @@ TRAINER: dict[str, Arguments] = {
 }
 # the Trainer's `adamw_torch` leaves the choice to PyTorch: foreach on a GPU, the loop on a CPU
 FOREACH = {"adamw_foreach": True, "adamw_loop": False}
-LEARNING_RATE_FACTORS = {"sgd": 300.0, "sgd_momentum": 30.0}
+LEARNING_RATE_FACTORS = {"sgd": 1000.0, "sgd_momentum": 100.0}
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,8 @@ class Optimizer(Technique):
 
     @property
     def learning_rate_factor(self) -> float:
-        """SGD does not divide by the size of the gradient, and needs a far larger rate."""
+        """SGD does not divide by the size of the gradient, and needs a far larger rate: the best of 100, 300, 1,000
+        and 2,000 times Adam's, with momentum of 30 and 100, for the embedded model after 30 steps on Shakespeare."""
         return LEARNING_RATE_FACTORS.get(self.kind, 1.0)
 
     def missing(self, device_type: str) -> str | None:
