@@ -53,7 +53,7 @@ def test_equal_runs_are_reused_on_request(quick):
         (["--technique", "lora=rank:0"], "lora: rank must be an integer of at least 1, got 0"),
         (["--technique", "lora=rank:many"], "lora: rank must be an integer of at least 1, got 'many'"),
         (["--technique", "lora=size:3"], "lora has no setting 'size'. Known: rank"),
-        (["--technique", "magic"], "There is no technique 'magic'. Known: gradient_accumulation"),
+        (["--technique", "magic"], "There is no technique 'magic'. Known: batch_size"),
         (["--technique", "gradient_accumulation=steps:3"], "cannot be split into 3"),
         (["--batch-size", "0"], "effective_batch_size must be an integer of at least 1, got 0"),
         (["--steps", "1.5"], "steps must be an integer"),
