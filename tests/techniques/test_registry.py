@@ -61,7 +61,7 @@ def test_the_form_of_the_command_line(text, expected):
     [
         (
             "lorra",
-            "There is no technique 'lorra'. Known: gradient_accumulation, gradient_checkpointing, lora, mixed_pre",
+            f"There is no technique 'lorra'. Known: {', '.join(sorted(REGISTRY))}.",
         ),
         ("", "There is no technique ''. Known: "),
         ("lora=ranc:4", "lora has no setting 'ranc'. Known: rank, alpha, dropout, targets."),
