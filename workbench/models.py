@@ -321,11 +321,15 @@ def locate_config(name: str) -> Source:
     return replace(locate(RANDOM + plain), name=name)
 
 
+_LOADING = ("dtype", "attn_implementation", "device_map")
+
+
 def skeleton(config: "GPT2Config", **arguments: Any) -> "PreTrainedModel":
     """The model on the meta device: shapes and types, no memory.
 
     Args:
-        arguments: of `from_pretrained`: `dtype` and `attn_implementation`; `device_map` decides nothing here.
+        arguments: of `from_pretrained`: `dtype`, `attn_implementation` and fields of the config; `device_map` decides
+            nothing here.
 
     Raises:
         ConfigurationError: another argument, whose effect on loading would be missed.
@@ -333,11 +337,14 @@ def skeleton(config: "GPT2Config", **arguments: Any) -> "PreTrainedModel":
     import torch
     from transformers import GPT2LMHeadModel
 
-    if missed := sorted(set(arguments) - {"dtype", "attn_implementation", "device_map"}):
+    fields = {name: value for name, value in arguments.items() if hasattr(config, name) and name not in _LOADING}
+    if missed := sorted(set(arguments) - set(_LOADING) - set(fields)):
         raise ConfigurationError(
             f"predict: {missed[0]} acts while weights are loaded, which a prediction does not do. "
             "Measure this recipe with `run`, or give the technique that asks for it a `stand_in`."
         )
+    config = copy.deepcopy(config)
+    config.update(fields)
     kinds = {"dtype": "float32", **arguments}
     dtype = getattr(torch, kinds["dtype"]) if isinstance(kinds["dtype"], str) else kinds["dtype"]
     attention = {name: kinds[name] for name in ("attn_implementation",) if name in kinds}
