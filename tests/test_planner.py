@@ -165,7 +165,7 @@ def test_what_fits_already_needs_no_change_and_one_prediction():
     machine = Machine()
     result = planned(1600, machine=machine)
     assert labels(result) == ["no change"]
-    assert result.predictions == len(machine.asked) == 1
+    assert len(result.tried) == len(machine.asked) == 1
     assert result[0].headroom_bytes == 0
     assert result[0].numerics is Numerics.EXACT
     assert "It fits without any change" in as_text(result)
@@ -292,7 +292,7 @@ def test_the_search_is_frugal():
     for budget in (1200, 600, 480, 300, 210):
         machine = Machine()
         result = planned(budget, machine=machine)
-        assert len(machine.asked) == len(set(machine.asked)) == result.predictions <= 50
+        assert len(machine.asked) == len(set(machine.asked)) == len(result.tried) <= 50
 
 
 def test_the_context_and_what_is_cached_count_as_needed():
@@ -356,6 +356,13 @@ def test_settings_that_do_not_suit_the_batch_are_not_tried():
     assert plan(model="gpt2-tiny", budget="400MiB", gpu="cpu", effective_batch_size=7, predict=halving).skipped == {}
 
 
+def test_a_choice_among_some_techniques():
+    offered = ["gradient_checkpointing", "lora"]
+    result = plan(model="gpt2-tiny", budget="400MiB", gpu="cpu", among=offered, predict=halving)
+    assert len(result) == 0
+    assert len(result.tried) == 3
+
+
 def test_a_plan_is_runnable():
     result = plan(
         model="gpt2-tiny", budget="300MiB", gpu="l4", effective_batch_size=8, sequence_length=64, dropout=0.0,
@@ -382,6 +389,7 @@ def test_by_default_the_budget_is_the_memory_of_the_gpu():
         ({"budget": 0}, "budget: 0 is not an amount"),
         ({"budget": "8GiB", "gpu": "gtx480"}, "gpu: 'gtx480' is not known. Known: t4"),
         ({"gpu": "cpu"}, "budget: a CPU has none of its own"),
+        ({"budget": "8GiB", "among": ["magic"]}, "among: there is no technique 'magic'. Known: "),
         ({"budget": "8GiB", "batch": 3}, "recipe has no field 'batch'. Known: corpus, dropout"),
         ({"budget": "8GiB", "effective_batch_size": 0}, "effective_batch_size must be an integer of at least 1"),
     ],

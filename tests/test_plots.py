@@ -6,7 +6,7 @@ from test_comparison import record
 from workbench import plots
 from workbench.comparison import compare
 from workbench.memory.categories import Category, Phase
-from workbench.memory.tracker import Timeline
+from workbench.memory.timeline import Timeline
 from workbench.record import to_frame
 
 MIB = 2**20

@@ -7,9 +7,13 @@ techniques that attack what dominates their peak. A set that fits is never exten
 gentlest settings are taken that still fit, and a technique without which it fits too is dropped.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
+
+from tqdm import tqdm
 
 from workbench import prediction
 from workbench.errors import ConfigurationError
@@ -20,7 +24,8 @@ from workbench.techniques import REGISTRY, Numerics, Technique
 
 NUMERICS = tuple(Numerics)  # from the best to the worst
 ALWAYS_REMOVABLE = (Category.TEMPORARIES, Category.UNATTRIBUTED)  # shrink along with whatever else shrinks
-EXACT_SETS, OTHER_SETS, EXTENSIONS = 4, 3, 6  # how many sets of each kind are extended, and by how many techniques
+EXACT_SETS, OTHER_SETS, EXTENSIONS = 3, 3, 5  # how many sets of each kind are extended, and by how many techniques
+WORTHWHILE = 0.05  # a technique that attacks less than this part of the peak is not added to a set
 
 
 class Forecast(Protocol):
@@ -109,15 +114,19 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Planned:
-    """What a search found. `candidates` fit, the best first; `closest` needs least of all that were looked at."""
+    """What a search found. `candidates` fit, the best first; `tried` are all sets that were predicted, in that order."""
 
     budget_bytes: int
     predicted_for: str
     baseline: Candidate
     candidates: tuple[Candidate, ...]
-    closest: Candidate
-    predictions: int
+    tried: tuple[Candidate, ...]
     skipped: Mapping[str, str] = field(default_factory=dict)  # what could not be predicted, and why
+
+    @property
+    def closest(self) -> Candidate:
+        """That which needs least of all that were tried."""
+        return min(self.tried, key=lambda candidate: candidate.needed_bytes)
 
     def __iter__(self) -> Iterator[Candidate]:
         return iter(self.candidates)
@@ -136,7 +145,7 @@ class Planned:
             "baseline": self.baseline.to_dict(),
             "candidates": [candidate.to_dict() for candidate in self.candidates],
             "closest": self.closest.to_dict(),
-            "predictions": self.predictions,
+            "predictions": len(self.tried),
             "skipped": dict(self.skipped),
         }
 
@@ -145,6 +154,7 @@ def plan(
     *,
     budget: str | int | None = None,
     gpu: str = "h100",
+    among: Iterable[str] | None = None,
     most_changes: int = 4,
     predict: Callable[[Recipe, str], Forecast] | None = None,
     **fields: Any,
@@ -156,6 +166,7 @@ def plan(
     Args:
         budget: what the device has, `"8GiB"` or a number of bytes; by default the memory of `gpu`.
         gpu: whose kernels and workspaces are predicted, or `"cpu"` for this machine's own.
+        among: names of the techniques to choose from; by default all there are.
         most_changes: how many techniques one candidate may have.
         predict: another predictor than `workbench.predict`.
         fields: those of `Recipe`; techniques among them stay switched on.
@@ -174,7 +185,7 @@ def plan(
         prediction.resolved(recipe, [gpu]),
         budget_bytes,
         lambda wanted: ask(wanted, gpu),
-        families=families(row.compute_capability if row else None),
+        families=_chosen(families(row.compute_capability if row else None), among),
         predicted_for=row.title if row else "this machine's CPU",
         most_changes=most_changes,
     )
@@ -183,6 +194,13 @@ def plan(
 def families(compute_capability: tuple[int, int] | None) -> dict[str, tuple[Technique, ...]]:
     """Of every registered technique what a planner should try on such a GPU; None is a CPU."""
     return {name: technique.variants(compute_capability) for name, technique in sorted(REGISTRY.items())}
+
+
+def _chosen(offered: dict[str, tuple[Technique, ...]], among: Iterable[str] | None) -> dict[str, tuple[Technique, ...]]:
+    names = tuple(offered if among is None else among)
+    if unknown := [name for name in names if name not in offered]:
+        raise ConfigurationError(f"among: there is no technique {unknown[0]!r}. Known: {', '.join(offered)}.")
+    return {name: offered[name] for name in names}
 
 
 def search(
@@ -221,6 +239,8 @@ class _Search:
         self.known: dict[tuple[Technique, ...], Candidate | None] = {}
         self.skipped: dict[str, str] = {}
         self.compute = 0.0
+        quiet = not (sys.stderr.isatty() or "JPY_SESSION_NAME" in os.environ)
+        self.bar = tqdm(desc="predicting", unit=" recipes", disable=quiet, leave=False)
 
     def _possible(self, change: Technique) -> bool:
         """Some settings do not suit the recipe: a batch that cannot be split so often, a technique it has already."""
@@ -233,14 +253,13 @@ class _Search:
         baseline = self._baseline()
         self._refuse_less_than_the_weights(baseline)
         found = [] if baseline.fits else self._levels(baseline)
-        looked_at = [candidate for candidate in self.known.values() if candidate]
+        self.bar.close()
         return Planned(
             budget_bytes=self.budget_bytes,
             predicted_for=predicted_for,
             baseline=baseline,
             candidates=(baseline,) if baseline.fits else tuple(sorted(found, key=_rank)),
-            closest=min(looked_at, key=lambda candidate: candidate.needed_bytes),
-            predictions=len(looked_at),
+            tried=tuple(candidate for candidate in self.known.values() if candidate),
             skipped=self.skipped,
         )
 
@@ -299,7 +318,7 @@ class _Search:
     def _promising(self, start: Candidate, found: list[Candidate]) -> list[tuple[Technique, ...]]:
         """The techniques to add, first those that attack most of what is there at the peak.
 
-        The first time all are tried, since some act on more than they attack.
+        Alone all are tried, since some act on more than they attack.
         """
         families = [family for name, family in self.families.items() if name not in _names(start)]
         if found:
@@ -309,8 +328,10 @@ class _Search:
             categories = {*family[-1].attacks, *ALWAYS_REMOVABLE}
             return sum(start.forecast.by_category.get(category, 0) for category in categories)
 
-        families.sort(key=attacked, reverse=True)
-        return families if not start.changes else families[:EXTENSIONS]
+        if not start.changes:
+            return families
+        least = WORTHWHILE * sum(start.forecast.by_category.values())
+        return sorted((f for f in families if attacked(f) >= least), key=attacked, reverse=True)[:EXTENSIONS]
 
     def _relaxed(self, candidate: Candidate) -> Candidate:
         """The same techniques, none of them needlessly, each with the gentlest settings that still fit."""
@@ -355,6 +376,7 @@ class _Search:
         except ConfigurationError as error:
             self.skipped[replace(recipe, techniques=changes).label] = str(error)
             return None
+        self.bar.update()
         extra = _whole_run(recipe, forecast) / self.compute - 1 if self.compute else 0.0
         return Candidate(recipe, changes, forecast, self.budget_bytes, extra)
 
@@ -383,7 +405,7 @@ def as_text(planned: Planned) -> str:
     """The plan as people read it."""
     lines = [
         f"budget {format_bytes(planned.budget_bytes)}, predicted for {planned.predicted_for} "
-        f"({planned.predictions} predictions)",
+        f"({len(planned.tried)} predictions)",
         f"as it is: {_needs(planned.baseline)}",
     ]
     if planned.baseline.fits:

@@ -94,7 +94,7 @@ class StorageTracker(TorchDispatchMode):
         self._in_forward_pass = inside
 
     def _book(self, tensor: torch.Tensor) -> Storage | None:
-        if tensor.device.type != self.device_type or tensor.layout is not torch.strided:
+        if not self._watches(tensor):
             return None
         memory = tensor.untyped_storage()
         storage = self._alive.get(memory._cdata)
@@ -110,6 +110,9 @@ class StorageTracker(TorchDispatchMode):
             if tensor.ndim >= 2 and tensor.shape[-1] == self.vocabulary_size:  # as it was made; views may be transposed
                 storage.label = Category.LOGITS_AND_LOSS
         return storage
+
+    def _watches(self, tensor: torch.Tensor) -> bool:
+        return tensor.device.type == self.device_type and tensor.layout is torch.strided
 
     def _bury(self, key: int, storage: Storage) -> None:
         storage.died = self._tick()
