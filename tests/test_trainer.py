@@ -27,6 +27,21 @@ class Probe(Technique):
     def note(self, seam: str) -> None:
         CALLS.append((seam, self.name))
 
+    @contextmanager
+    def run_context(self):
+        self.note("run_context")
+        yield
+        self.note("the run context ends")
+
+    def shape(self, shape):
+        self.note("shape")
+        return replace(shape, steps=shape.steps)
+
+    def examples(self, text, seed):
+        self.note("examples")
+        assert text.tokenizer(text.text[:1000], verbose=False)["input_ids"][: text.sequence_length]
+        assert (text.sequence_length, text.batch, seed) == (32, 8, 0)
+
     def dataset(self, dataset):
         self.note("dataset")
         return dataset.map(lambda row: {"input_ids": [7] * len(row["input_ids"])})
@@ -69,7 +84,7 @@ class Probe(Technique):
         return noted
 
     @contextmanager
-    def forward_context(self):
+    def forward_context(self, model):
         self.note("forward_context")
         yield
         self.note("the forward context ends")
@@ -99,7 +114,7 @@ def test_the_probe_overrides_every_seam():
     seams = [name for name in vars(Technique) if not name.startswith("_") and name not in NO_SEAMS]
     methods = [name for name in seams if callable(getattr(Technique, name, None))]
     assert methods == SEAMS
-    assert len(SEAMS) == 8
+    assert len(SEAMS) == 11
 
 
 def test_every_seam_is_called(probed):
@@ -108,7 +123,16 @@ def test_every_seam_is_called(probed):
     assert set(SEAMS) <= set(calls)
 
 
-@pytest.mark.parametrize("seam", ["dataset", "collator", "model_arguments", "model", "optimizer", "compute_loss"])
+def test_the_context_around_the_run_is_the_first_to_begin_and_the_last_to_end(probed):
+    during = [call for call in probed[1] if call != "training_arguments"]  # asked on construction of the recipe too
+    assert during[0] == "run_context"
+    assert during[-1] == "the run ends"
+
+
+@pytest.mark.parametrize(
+    "seam",
+    ["run_context", "examples", "dataset", "collator", "model_arguments", "model", "optimizer", "compute_loss"],
+)
 def test_a_seam_that_builds_something_is_called_once(probed, seam):
     assert probed[1].count(seam) == 1
 
@@ -119,6 +143,13 @@ def test_the_seams_are_called_in_the_order_in_which_they_are_declared(probed):
     when = {seam: calls.index(seam) for seam in SEAMS}
     when["training_arguments"] = len(calls) - 1 - calls[::-1].index("training_arguments")
     assert sorted(SEAMS, key=when.get) == SEAMS
+
+
+def test_the_run_context_is_around_everything(probed):
+    _, calls = probed
+    before = calls.index("dataset")
+    assert calls.index("run_context") < before
+    assert calls[-1] == "the run context ends"
 
 
 def test_the_loss_is_computed_inside_the_forward_context(probed):

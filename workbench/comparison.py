@@ -25,6 +25,7 @@ SAME = [
     "memory_source",
 ]  # fmt: skip
 BASELINE = "baseline"
+ELSEWHERE = {"peak_host_bytes": "in host memory", "peak_disk_bytes": "on disk"}  # what was moved out of the device
 
 
 def compare(frame: pd.DataFrame) -> pd.DataFrame:
@@ -40,7 +41,8 @@ def compare(frame: pd.DataFrame) -> pd.DataFrame:
     `tokens_per_s` (median), `tokens_per_s_spread`, `speed_ratio`, `lost_s` (more seconds than the baseline for the
     tokens of the run), `saved_bytes_per_lost_s` (infinite where it takes no time), `without_effect` (categories that
     its techniques attack, if none of them shrank), `trainable_parameters`, `learning_rate`, `seeds`, `peak_phase`,
-    `memory_source`, and the bytes of each category at the peak. What the rows have in common is in `.attrs`.
+    `memory_source`, the bytes of each category at the peak, and those of `peak_host_bytes` and `peak_disk_bytes`,
+    missing where nothing was moved out of the device. What the rows have in common is in `.attrs`.
 
     Raises:
         ConfigurationError: no finished run, or none of them without techniques.
@@ -142,6 +144,7 @@ def _summary(label: str, rows: pd.DataFrame) -> dict[str, object]:
         "memory_source": worst["memory_source"],
         **{f"{c}_bytes": int(worst[f"{c}_bytes"]) for c in Category},
         **{f"{c}_maximum_bytes": worst[f"{c}_maximum_bytes"] for c in Category},
+        **{column: worst[column] for column in ELSEWHERE},
     }
 
 
@@ -190,6 +193,7 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "saved per second lost": lambda rate: "" if not rate else "free" if rate == np.inf else format_bytes(rate),
     "trainable": "{:,}".format,
     "learning rate": "{:.0e}".format,
+    **{words: lambda number: "" if pd.isna(number) else format_bytes(number) for words in ELSEWHERE.values()},
 }
 
 
@@ -198,6 +202,7 @@ def _shown(table: pd.DataFrame) -> pd.DataFrame:
     columns = {
         "peak": table["peak_allocated_bytes"],
         "saves": table["saved_fraction"],
+        **{words: table[column] for column, words in ELSEWHERE.items() if table[column].notna().any()},
         "held-out loss": [_with_spread(row, "held_out_loss", ".3f") for _, row in table.iterrows()],
         "against baseline": table["loss_verdict"],
         "tokens/s": [_with_spread(row, "tokens_per_s", ",.0f") for _, row in table.iterrows()],
@@ -217,13 +222,17 @@ def _with_spread(row: pd.Series, column: str, digits: str) -> str:
 
 def style(table: pd.DataFrame) -> "Styler":
     """The table as people read it, with bars behind the peaks; all text is escaped."""
-    styler = _shown(table).style.format(FORMATS, escape="html").format_index(escape="html", axis=0)
+    shown = _shown(table)
+    formats = {name: FORMATS[name] for name in shown if name in FORMATS}
+    styler = shown.style.format(formats, escape="html").format_index(escape="html", axis=0)
     return styler.bar(subset=["peak"], color="#E69F0066", vmin=0).set_caption(html.escape(caption(table)))
 
 
 def as_text(table: pd.DataFrame) -> str:
     """The same table for a terminal."""
-    return f"{_shown(table).to_string(formatters=FORMATS)}\n\n{caption(table)}"
+    shown = _shown(table)
+    formats = {name: FORMATS[name] for name in shown if name in FORMATS}
+    return f"{shown.to_string(formatters=formats)}\n\n{caption(table)}"
 
 
 def largest_loss_difference(ones: Sequence[Record], others: Sequence[Record]) -> float:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from workbench.errors import ConfigurationError
 from workbench.locations import CORPORA
+from workbench.techniques.base import TrainingText
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -29,10 +30,14 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Token blocks of T tokens each, rows `input_ids`; the held-out part is capped at HELD_OUT_TOKENS tokens."""
+    """Token blocks of T tokens each, rows `input_ids`; the held-out part is capped at HELD_OUT_TOKENS tokens.
+
+    `text` is what `train` was cut from.
+    """
 
     train: "Dataset"
     held_out: "Dataset"
+    text: TrainingText
 
 
 def embedded() -> list[str]:
@@ -123,7 +128,11 @@ def make_blocks(corpus: Corpus, tokenizer: "PreTrainedTokenizerBase", sequence_l
     from datasets import Dataset
 
     train = train[: len(train) // batch * batch]
-    return Blocks(Dataset.from_dict({"input_ids": train}), Dataset.from_dict({"input_ids": held_out}))
+    return Blocks(
+        Dataset.from_dict({"input_ids": train}),
+        Dataset.from_dict({"input_ids": held_out}),
+        TrainingText(corpus.train, tokenizer, sequence_length, batch),
+    )
 
 
 def _cut(text: str, tokenizer: "PreTrainedTokenizerBase", length: int) -> list[list[int]]:

@@ -30,7 +30,7 @@ Needs the packages imported below, and runs as it is: python THIS_FILE.py
 {imports}
 
 SEQUENCE_LENGTH = {sequence_length}  # tokens
-BATCH = {batch}  # sequences per optimizer step
+BATCH = {batch}  # sequences; the text is cut to whole batches of so many
 SEED = {seed}
 
 
@@ -125,7 +125,13 @@ def _imports(plan: Plan, fragments: list[Fragment]) -> str:
     names += ["GPT2Config"] if plan.source.random else []
     others = {"from datasets import Dataset", *chain.from_iterable(fragment.imports for fragment in fragments)}
     libraries = sorted({*others, f"from transformers import {', '.join(sorted(names, key=_import_order))}"})
-    return "\n".join(["from pathlib import Path", "", "import torch", *libraries])
+    return "\n".join([*_environment(fragments), "from pathlib import Path", "", "import torch", *libraries])
+
+
+def _environment(fragments: list[Fragment]) -> list[str]:
+    variables = [pair for fragment in fragments for pair in fragment.environment]
+    lines = [f"os.environ[{_literal(name)}] = {_literal(value)}" for name, value in variables]
+    return ["import os", "", *lines, ""] if lines else []
 
 
 def _import_order(name: str) -> tuple[bool, str]:
@@ -151,11 +157,14 @@ def _tokenizer(source: models.Source) -> str:
 
 
 def _model(plan: Plan, fragments: list[Fragment]) -> str:
-    arguments: Arguments = {}
+    arguments: Arguments = {"dtype": "float32"}
     for technique in plan.recipe.techniques:
         arguments = technique.model_arguments(arguments)
+    expressions = _expressions(arguments)
+    for fragment in fragments:
+        expressions |= fragment.loading
     load = _from_config if plan.source.random else _from_weights
-    lines = [*load(plan, arguments), *LOSS_TYPE, "set_seed(SEED)", *chain.from_iterable(f.model for f in fragments)]
+    lines = [*load(plan, expressions), *LOSS_TYPE, "set_seed(SEED)", *chain.from_iterable(f.model for f in fragments)]
     return "\n".join(lines)
 
 
@@ -164,28 +173,53 @@ def _dropout(plan: Plan) -> Arguments:
     return {} if rate is None else dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), rate)
 
 
-def _from_weights(plan: Plan, arguments: Arguments) -> list[str]:
-    values = {"dtype": "float32", "use_safetensors": True, **arguments, **_dropout(plan)}
-    return [f"model = GPT2LMHeadModel.from_pretrained({_literal(plan.source.location)}, {_inline(values)})"]
+def _from_weights(plan: Plan, expressions: dict[str, str]) -> list[str]:
+    return _from_pretrained(plan.source.location, {**expressions, **_expressions(_dropout(plan))})
 
 
-def _from_config(plan: Plan, arguments: Arguments) -> list[str]:
+def _from_pretrained(location: str, expressions: dict[str, str]) -> list[str]:
+    """One line if it is short."""
+    values = _assigned({"use_safetensors": "True", **expressions})
+    line = f"model = GPT2LMHeadModel.from_pretrained({', '.join([_literal(location), *values])})"
+    if len(line) <= 120:
+        return [line]
+    return [
+        "model = GPT2LMHeadModel.from_pretrained(",
+        *(f"    {value}," for value in [_literal(location), *values]),
+        ")",
+    ]
+
+
+def _from_config(plan: Plan, expressions: dict[str, str]) -> list[str]:
     known = models.SIZES.get(plan.source.location)
+    settings = {name: source for name, source in expressions.items() if _is_setting(plan.config, name)}
+    values = ", ".join(_assigned({**_expressions(known or {}), **settings, **_expressions(_dropout(plan))}))
     if known is not None:
-        config = f"GPT2Config({_inline({**known, **_dropout(plan)})})"
+        config = f"GPT2Config({values})"
     else:
-        inline = _inline(_dropout(plan))
-        config = f"GPT2Config.from_pretrained({_literal(plan.source.location)}{', ' + inline if inline else ''})"
-    dtype = arguments.get("dtype", "float32")
-    return ["torch.manual_seed(0)", f"model = GPT2LMHeadModel({config}).to(torch.{dtype})"]
+        config = f"GPT2Config.from_pretrained({_literal(plan.source.location)}{', ' + values if values else ''})"
+    dtype = expressions["dtype"].strip('"')
+    lines = ["torch.manual_seed(0)", f"model = GPT2LMHeadModel({config}).to(torch.{dtype})"]
+    if expressions.keys() > {"dtype", *settings}:  # such as quantization, which acts on loading
+        lines += ['model.save_pretrained("new-weights")', *_from_pretrained("new-weights", expressions)]
+    return lines
+
+
+def _is_setting(config: Any, name: str) -> bool:
+    """Whether an argument of loading is one that a config takes too."""
+    return name == "attn_implementation" or (name != "dtype" and hasattr(config, name))
 
 
 def _arguments(plan: Plan) -> Arguments:
     return {"output_dir": "fine-tuned", **argument_values(plan.recipe, plan.learning_rate)}
 
 
-def _inline(values: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={_literal(value)}" for name, value in values.items())
+def _expressions(values: dict[str, Any]) -> dict[str, str]:
+    return {name: _literal(value) for name, value in values.items()}
+
+
+def _assigned(expressions: dict[str, str]) -> list[str]:
+    return [f"{name}={source}" for name, source in expressions.items()]
 
 
 def _lines(values: dict[str, Any], indent: int) -> str:

@@ -24,7 +24,7 @@ from workbench.techniques import REGISTRY, Numerics, Technique
 
 NUMERICS = tuple(Numerics)  # from the best to the worst
 ALWAYS_REMOVABLE = (Category.TEMPORARIES, Category.UNATTRIBUTED)  # shrink along with whatever else shrinks
-EXACT_SETS, OTHER_SETS, EXTENSIONS = 3, 3, 5  # how many sets of each kind are extended, and by how many techniques
+SETS, EXTENSIONS = 3, 5  # how many sets of each kind of numerics are extended, and by how many techniques
 WORTHWHILE = 0.05  # a technique that attacks less than this part of the peak is not added to a set
 
 
@@ -92,6 +92,12 @@ class Candidate:
         """The largest category at the peak."""
         return max(self.forecast.by_category.items(), key=lambda entry: entry[1])
 
+    def row(self) -> dict[str, Any]:
+        """For `plots.memory_bars`: the columns that a record's row has too."""
+        parts = {f"{category}_bytes": size for category, size in self.forecast.by_category.items()}
+        peak = self.forecast.peak_allocated_bytes
+        return {"label": self.label, "memory_source": "predicted", "peak_allocated_bytes": peak, **parts}
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         return {
@@ -114,7 +120,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Planned:
-    """What a search found. `candidates` fit, the best first; `tried` are all sets that were predicted, in that order."""
+    """What a search found. `candidates` fit, the best first; `tried` is every set that was predicted, in that order."""
 
     budget_bytes: int
     predicted_for: str
@@ -286,19 +292,16 @@ class _Search:
             )
 
     def _levels(self, baseline: Candidate) -> list[Candidate]:
-        """Sets of one change, of two, and so on. Once something fits, only sets with the same loss are extended, and
-        only until one of those fits."""
+        """Sets of one change, of two, and so on. Once something fits, only sets that alter the loss less are
+        extended, and none once a set with the same loss fits."""
         found: list[Candidate] = []
         frontier = [baseline]
         for _ in range(self.most_changes):
             reached = self._extend(frontier, found)
             found = _without_supersets([*found, *(self._relaxed(c) for c in reached if c.fits)])
             open_sets = sorted((c for c in reached if not c.fits), key=lambda c: c.needed_bytes)
-            exact = [c for c in open_sets if c.numerics is Numerics.EXACT][:EXACT_SETS]
-            others = [c for c in open_sets if c.numerics is not Numerics.EXACT][: 0 if found else OTHER_SETS]
-            frontier = exact + others
-            if any(candidate.numerics is Numerics.EXACT for candidate in found):
-                break
+            better = NUMERICS[: _best(found)]
+            frontier = [c for kind in better for c in [s for s in open_sets if s.numerics is kind][:SETS]]
         return found
 
     def _extend(self, frontier: list[Candidate], found: list[Candidate]) -> list[Candidate]:
@@ -321,8 +324,7 @@ class _Search:
         Alone all are tried, since some act on more than they attack.
         """
         families = [family for name, family in self.families.items() if name not in _names(start)]
-        if found:
-            families = [family for family in families if family[-1].numerics is Numerics.EXACT]
+        families = [family for family in families if NUMERICS.index(family[-1].numerics) < _best(found)]
 
         def attacked(family: tuple[Technique, ...]) -> int:
             categories = {*family[-1].attacks, *ALWAYS_REMOVABLE}
@@ -384,6 +386,11 @@ class _Search:
 def _whole_run(recipe: Recipe, forecast: Forecast) -> float:
     """Floating-point operations of all steps: a technique may change how many there are."""
     return float(forecast.flops) * float(recipe.training_arguments()["max_steps"])
+
+
+def _best(found: list[Candidate]) -> int:
+    """The best numerics that fit so far, as a rank; beyond the last rank if nothing does."""
+    return min((NUMERICS.index(candidate.numerics) for candidate in found), default=len(NUMERICS))
 
 
 def _names(candidate: Candidate) -> frozenset[str]:

@@ -31,8 +31,11 @@ COLOURS: dict[Category, str] = {
 LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")
 
 
-def memory_bars(frame: pd.DataFrame) -> Figure:
-    """The peak of each recipe by category, from a comparison or from `records()` (there, the last run of a label)."""
+def memory_bars(frame: pd.DataFrame, limit_bytes: int | None = None) -> Figure:
+    """The peak of each recipe by category, from a comparison or from `records()` (there, the last run of a label).
+
+    `limit_bytes`, a budget or a cap, is drawn as a line.
+    """
     rows = frame.reset_index().drop_duplicates("label", keep="last").set_index("label")
     peaks = rows["peak_allocated_bytes"].astype(float) / MIB
     figure, axes = _axes(8.0, 0.9 + 0.5 * len(rows))
@@ -44,6 +47,10 @@ def memory_bars(frame: pd.DataFrame) -> Figure:
             left += sizes
     for row, peak in enumerate(peaks):
         axes.text(peak, row, f" {format_bytes(peak * MIB)}", va="center", color=GREY)
+    if limit_bytes is not None:
+        axes.axvline(
+            limit_bytes / MIB, color=GREY, linestyle="--", zorder=0, label=f"limit {format_bytes(limit_bytes)}"
+        )
     axes.invert_yaxis()
     axes.set_xlim(0, peaks.max() * 1.16)
     axes.set_xlabel(f"bytes at the peak, MiB ({', '.join(sorted(set(rows['memory_source'])))})")
@@ -51,15 +58,18 @@ def memory_bars(frame: pd.DataFrame) -> Figure:
 
 
 def loss_curves(records: Sequence[Record]) -> Figure:
-    """Training loss over steps: the mean over seeds as a line, their range as a band."""
+    """Training loss over steps, or over tokens where the runs took different numbers of steps: the mean over seeds as
+    a line, their range as a band."""
     figure, axes = _axes(8.0, 3.4)
+    alike = len({len(record.losses) for record in records}) == 1
     labels = list(dict.fromkeys(record.label for record in records))
     for index, label in enumerate(labels):
-        runs = np.array([record.losses for record in records if record.label == label])
-        steps, colour = np.arange(1, runs.shape[1] + 1), LINES[index % len(LINES)]
+        ones = [record for record in records if record.label == label]
+        runs, colour = np.array([record.losses for record in ones]), LINES[index % len(LINES)]
+        steps = np.arange(1, runs.shape[1] + 1) * (1 if alike else ones[0].tokens_seen / runs.shape[1])
         axes.plot(steps, runs.mean(axis=0), color=colour, label=label, linestyle=("-", "--", ":", "-.")[index % 4])
         axes.fill_between(steps, runs.min(axis=0), runs.max(axis=0), color=colour, alpha=0.18, linewidth=0)
-    axes.set_xlabel("step (one optimizer update)")
+    axes.set_xlabel("step (one optimizer update)" if alike else "tokens seen")
     axes.set_ylabel("training loss")
     return _finish(figure, axes, columns=3)
 

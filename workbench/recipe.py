@@ -10,7 +10,7 @@ from typing import Any, Self
 from workbench.errors import ConfigurationError
 from workbench.settings import check, setting
 from workbench.techniques import Technique, technique
-from workbench.techniques.base import Arguments
+from workbench.techniques.base import Arguments, Shape
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,21 @@ class Recipe:
         """The techniques in words, for tables and legends."""
         return " + ".join(_label(t) for t in self.techniques) or "baseline"
 
+    @property
+    def shape(self) -> Shape:
+        """The batches that are trained on: the recipe's own, unless a technique asks for others."""
+        shape = Shape(self.effective_batch_size, self.sequence_length, self.steps)
+        for entry in self.techniques:
+            shape = entry.shape(shape)
+        return shape
+
     def training_arguments(self) -> Arguments:
         """The keyword arguments of `transformers.TrainingArguments` that this recipe decides."""
+        shape = self.shape
         arguments: Arguments = {
-            "per_device_train_batch_size": self.effective_batch_size,
+            "per_device_train_batch_size": shape.sequences,
             "gradient_accumulation_steps": 1,
-            "max_steps": self.steps,
+            "max_steps": shape.steps,
             "seed": self.seed,
         }
         for entry in self.techniques:

@@ -60,7 +60,8 @@ class Record:
     micro_batch_size: int | None = None
     gradient_accumulation_steps: int | None = None
     steps_done: int = 0
-    tokens_seen: int = 0
+    tokens_seen: int = 0  # without padding
+    padding_tokens: int = 0
     skipped_steps: int = 0  # by loss scaling, after an overflow in fp16
     parameters: int | None = None
     trainable_parameters: int | None = None
@@ -81,6 +82,10 @@ class Record:
     by_category: dict[str, int] = field(default_factory=dict)
     maximum_by_category: dict[str, int] = field(default_factory=dict)
     by_phase: dict[str, int] = field(default_factory=dict)
+    # outside of the device's memory: held on purpose by a technique; None where nothing was moved
+    peak_host_bytes: int | None = None
+    peak_disk_bytes: int | None = None
+    moved_bytes: int | None = None  # there and back, over the whole run
     # loss
     losses: list[float] = field(default_factory=list)
     held_out_loss_before: float | None = None

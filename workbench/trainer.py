@@ -29,7 +29,7 @@ class SeamTrainer(Trainer):
 
     def __init__(self, *, techniques: tuple[Technique, ...], meter: Meter, **kwargs: Any) -> None:
         self._techniques, self._meter = techniques, meter
-        self.tokens_seen, self.micro_batch_size = 0, 0
+        self.tokens_seen, self.padding_tokens, self.micro_batch_size = 0, 0, 0
         self.warnings: list[str] = []
         self._aside: Path | None = None
         self._plain_model: PreTrainedModel = kwargs["model"]
@@ -49,7 +49,7 @@ class SeamTrainer(Trainer):
     def compute_loss_context_manager(self) -> ExitStack:
         stack = super().compute_loss_context_manager()
         for technique in self._techniques:
-            stack.enter_context(technique.forward_context())
+            stack.enter_context(technique.forward_context(self._plain_model))
         return stack
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -62,7 +62,9 @@ class SeamTrainer(Trainer):
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         self.micro_batch_size = len(inputs["input_ids"])
-        self.tokens_seen += inputs["input_ids"].numel()
+        padding = _padding(inputs)
+        self.padding_tokens += padding
+        self.tokens_seen += inputs["input_ids"].numel() - padding
         loss = super().training_step(model, inputs, *args, **kwargs)
         self._meter.enter_phase(Phase.OPTIMIZER_STEP)  # clipping included; the next micro-batch ends it at once
         return loss
@@ -78,7 +80,8 @@ class SeamTrainer(Trainer):
     def resume(self, checkpoint: Path | None) -> None:
         """Train from the beginning, or from a whole checkpoint of the same recipe."""
         if checkpoint is not None:
-            self.tokens_seen = checkpoints.counters(checkpoint)["tokens_seen"]
+            seen = checkpoints.counters(checkpoint)
+            self.tokens_seen, self.padding_tokens = seen["tokens_seen"], seen["padding_tokens"]
         self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
     def _get_output_dir(self, trial: Any) -> str:
@@ -91,7 +94,8 @@ class SeamTrainer(Trainer):
         shutil.rmtree(self._aside, ignore_errors=True)
         try:
             super()._save_checkpoint(model, trial)
-            checkpoints.commit(self._aside / name, folder / name, {"tokens_seen": self.tokens_seen})
+            seen = {"tokens_seen": self.tokens_seen, "padding_tokens": self.padding_tokens}
+            checkpoints.commit(self._aside / name, folder / name, seen)
         except (OSError, RuntimeError, SafetensorError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
@@ -101,6 +105,12 @@ class SeamTrainer(Trainer):
             self._aside = None
 
 
+def _padding(inputs: dict[str, torch.Tensor]) -> int:
+    """Tokens that the attention mask leaves out; counted where the batch is, which costs a GPU one short wait."""
+    mask = inputs.get("attention_mask")
+    return 0 if mask is None else int((mask == 0).sum())
+
+
 def collate(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
     """B rows of T tokens to `input_ids` and `labels`, both (B, T); the model shifts the labels itself."""
     input_ids = torch.tensor([row["input_ids"] for row in rows])
@@ -108,8 +118,12 @@ def collate(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
 
 
 def prepare_data(recipe: Recipe, blocks: Blocks) -> dict[str, Any]:
-    """The Trainer's data arguments, after every technique's dataset and collator seams."""
-    train, collator = blocks.train, cast("Callable[..., Any]", collate)
+    """The Trainer's data arguments, after every technique's examples, dataset and collator seams."""
+    train: Any = blocks.train
+    collator = cast("Callable[..., Any]", collate)
+    for technique in recipe.techniques:
+        examples = technique.examples(blocks.text, recipe.seed)
+        train = train if examples is None else examples
     for technique in recipe.techniques:
         train = technique.dataset(train)
     for technique in recipe.techniques:
@@ -131,11 +145,13 @@ def prepare_model(recipe: Recipe, model: PreTrainedModel) -> PreTrainedModel:
 def argument_values(recipe: Recipe, learning_rate: float) -> Arguments:
     """The recipe's own `TrainingArguments` and those that are the same for every run, wherever it runs."""
     decided = recipe.training_arguments()
+    tokens = decided["per_device_train_batch_size"] * recipe.shape.tokens
     return {
         **decided,
         "learning_rate": learning_rate,
         "warmup_steps": decided["max_steps"] // 10,
-        "per_device_eval_batch_size": decided["per_device_train_batch_size"],
+        # evaluation is on the recipe's own blocks, whatever length is trained on; no more tokens at once than there
+        "per_device_eval_batch_size": max(1, tokens // recipe.sequence_length),
         "eval_on_start": True,
         "prediction_loss_only": True,
         "logging_steps": 1,
@@ -149,16 +165,10 @@ def training_arguments(
     recipe: Recipe, learning_rate: float, device: torch.device, folder: Path, checkpoint_every: int | None = None
 ) -> TrainingArguments:
     """The arguments of a run on one device; `checkpoint_every` so many steps, a checkpoint goes into `folder`."""
-    values = argument_values(recipe, learning_rate)
+    values = {"dataloader_pin_memory": device.type == "cuda", **argument_values(recipe, learning_rate)}
     if checkpoint_every:
         values |= {"save_strategy": "steps", "save_steps": checkpoint_every}
-    arguments = TrainingArguments(
-        output_dir=str(folder),
-        use_cpu=device.type == "cpu",
-        dataloader_pin_memory=device.type == "cuda",
-        disable_tqdm=True,
-        **values,
-    )
+    arguments = TrainingArguments(output_dir=str(folder), use_cpu=device.type == "cpu", disable_tqdm=True, **values)
     arguments._n_gpu = min(arguments.n_gpu, 1)  # with several, DataParallel would multiply the batch
     return arguments
 

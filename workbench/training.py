@@ -6,7 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -107,7 +107,7 @@ def run(
     if record.status is Status.OOM:
         # raised here, where no handler is active: a chained traceback would keep the run's tensors alive
         allocator_for(chosen).prepare()  # collects what the run's reference cycles still hold
-        exact = ", ".join(name for name, t in REGISTRY.items() if t.numerics is Numerics.EXACT)
+        exact = ", ".join(name for name, t in REGISTRY.items() if t.numerics is Numerics.EXACT and t.attacks)
         cure = f"Use a smaller effective_batch_size or sequence_length, or a technique with the same loss: {exact}."
         room = f"memory cap of {format_bytes(record.memory_cap_bytes)}" if record.memory_cap_bytes else "memory"
         raise OutOfMemoryError(f"{record.label} did not fit into the {room} of {record.device}: {record.error} {cure}")
@@ -118,7 +118,10 @@ def _execute(job: "_Run") -> Record:
     """The finished record. A failure is recorded, with what was measured until then, and raised; but not an
     out-of-memory, which the record alone tells."""
     try:
-        with capped(job.plan.device, job.record.memory_cap_bytes):
+        with ExitStack() as contexts:
+            for technique in job.plan.recipe.techniques:
+                contexts.enter_context(technique.run_context())
+            contexts.enter_context(capped(job.plan.device, job.record.memory_cap_bytes))
             record = job.execute()
         return job.end(record)
     except (KeyboardInterrupt, SystemExit) as error:
@@ -164,8 +167,8 @@ class _Run:
         plan, allocator = self.plan, allocator_for(self.plan.device)
         allocator.prepare()
         before = allocator.in_use()
-        data = prepare_data(plan.recipe, plan.blocks)
         with models.quiet():
+            data = prepare_data(plan.recipe, plan.blocks)
             model = self._load()
             text_before = self._sample(model)
             with Meter(model, before_bytes=before, cap_bytes=self.record.memory_cap_bytes) as meter:
@@ -239,9 +242,13 @@ class _Run:
             gradient_accumulation_steps=self.trainer.args.gradient_accumulation_steps,
             steps_done=self.trainer.state.global_step,
             tokens_seen=self.trainer.tokens_seen,
+            padding_tokens=self.trainer.padding_tokens,
             losses=[entry["loss"] for entry in history if math.isfinite(entry.get("loss", math.nan))],
             held_out_loss_before=next((entry["eval_loss"] for entry in history if "eval_loss" in entry), None),
         )
+
+    def tokens_seen(self) -> int:
+        return self.trainer.tokens_seen if self.trainer else 0
 
     def _load(self) -> PreTrainedModel:
         plan = self.plan
@@ -260,13 +267,14 @@ class _Run:
 
     def _note_actual(self, trainer: SeamTrainer, watch: "_Watch", model: PreTrainedModel) -> None:
         autocast = trainer.accelerator.mixed_precision
+        parameters, trainable = models.count_parameters(model)
         self.record = replace(
             self.record,
-            dtype=f"autocast {autocast}" if autocast != "no" else str(model.dtype).removeprefix("torch."),
-            parameters=sum(p.numel() for p in model.parameters()),
-            trainable_parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
+            dtype=f"autocast {autocast}" if autocast != "no" else models.storage_type(model),
+            parameters=parameters,
+            trainable_parameters=trainable,
             skipped_steps=watch.skipped_steps,
-            **watch.speed(trainer.tokens_seen / max(trainer.state.global_step, 1)),
+            **watch.speed(),
         )
 
     def _keep(self, model: PreTrainedModel) -> str:
@@ -301,6 +309,9 @@ def _memory(meter: Meter, earlier_peak_bytes: int) -> dict[str, Any]:
         "by_category": {str(key): value for key, value in report.by_category.items()},
         "maximum_by_category": {str(key): value for key, value in report.maximum_by_category.items()},
         "by_phase": {str(key): value for key, value in report.by_phase.items()},
+        "peak_host_bytes": report.peak_host_bytes or None,
+        "peak_disk_bytes": report.peak_disk_bytes or None,
+        "moved_bytes": report.moved_bytes or None,
     }
 
 
@@ -313,7 +324,7 @@ class _Watch(TrainerCallback):
     def __init__(self, meter: Meter, plan: Plan, job: "_Run") -> None:
         self.meter, self.device, self.job = meter, plan.device, job
         self.finite, self.skipped_steps = True, 0
-        self.step_ends: list[float] = []
+        self.step_ends: list[tuple[float, int]] = []  # time, and tokens seen until then
         self.bar = tqdm(
             total=plan.recipe.training_arguments()["max_steps"],
             desc=plan.recipe.label,
@@ -337,7 +348,7 @@ class _Watch(TrainerCallback):
         control.should_save &= not last  # resumed there, the Trainer would take one step too many
         if self.device.type != "cpu" and (last or len(self.step_ends) == WARM_UP_STEPS - 1):
             torch.accelerator.synchronize()
-        self.step_ends.append(time.perf_counter())
+        self.step_ends.append((time.perf_counter(), self.job.tokens_seen()))
         self.bar.update()
         if self.job.options.observe is not None:
             self.job.options.observe(self.job.so_far)
@@ -354,10 +365,15 @@ class _Watch(TrainerCallback):
     def on_train_end(self, *_: Any, **__: Any) -> None:
         self.bar.close()
 
-    def speed(self, step_tokens: float) -> dict[str, Any]:
-        """Over the steps after the warm-up; unknown (None) if there are none, or if the tracker slowed them."""
+    def speed(self) -> dict[str, Any]:
+        """Over the steps after the warm-up, padding not counted; unknown (None) if there are none, or if the tracker
+        slowed them."""
         timed = len(self.step_ends) - WARM_UP_STEPS
         if timed < 1 or self.meter.enforces_cap:
             return {"timed_steps": 0}
-        step_time = (self.step_ends[-1] - self.step_ends[WARM_UP_STEPS - 1]) / timed
-        return {"timed_steps": timed, "step_time_s": step_time, "tokens_per_s": step_tokens / step_time}
+        (start, before), (end, after) = self.step_ends[WARM_UP_STEPS - 1], self.step_ends[-1]
+        return {
+            "timed_steps": timed,
+            "step_time_s": (end - start) / timed,
+            "tokens_per_s": (after - before) / (end - start),
+        }

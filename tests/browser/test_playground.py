@@ -115,7 +115,8 @@ def test_the_script_comes_out_and_the_history_overlays(page):
     wait_for_status(page, "ok. Held-out loss")
     output(page).get_by_role("tab", name="Take home").click()
     page.wait_for_function(
-        "() => [...document.querySelectorAll('.jp-Cell-outputArea textarea')].some(t => t.value.includes('trainer.train()'))"
+        "() => [...document.querySelectorAll('.jp-Cell-outputArea textarea')]"
+        ".some(t => t.value.includes('trainer.train()'))"
     )
     output(page).get_by_role("tab", name="History").click()
     output(page).locator("select[multiple] option").first.click()
@@ -139,7 +140,8 @@ def test_nothing_is_cut_off_in_light_and_dark(page, browser, screenshot, width):
     page.set_viewport_size({"width": width, "height": 1000})
     page.wait_for_timeout(300)
     wide = page.evaluate(
-        "() => [...document.querySelectorAll('.jp-Cell-outputArea .widget-box')].filter(e => e.scrollWidth > e.clientWidth + 2).length"
+        "() => [...document.querySelectorAll('.jp-Cell-outputArea .widget-box')]"
+        ".filter(e => e.scrollWidth > e.clientWidth + 2).length"
     )
     screenshot(page, f"playground-{width}")
     page.get_by_role("menuitem", name="Settings", exact=True).click()

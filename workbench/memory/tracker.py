@@ -71,7 +71,7 @@ class StorageTracker(TorchDispatchMode):
                 self._book(leaf)
         if self.cap_bytes is not None and self._phase is not None and self.live_bytes > self.cap_bytes:
             raise torch.OutOfMemoryError(
-                f"the {self._phase.replace('_', ' ')} would hold {format_bytes(self.live_bytes)} of tensors; "
+                f"the {self._phase.replace('_', ' ')} phase would hold {format_bytes(self.live_bytes)} of tensors; "
                 f"the memory cap is {format_bytes(self.cap_bytes)}."
             )
         return out

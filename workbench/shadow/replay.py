@@ -50,7 +50,7 @@ def replay(trace: Trace, gpu: Gpu | None) -> Replayed:
 
 def _allocate(trace: Trace, sizes: NDArray[np.int64], capacity: int | None) -> tuple[NDArray[np.int64], int]:
     """Allocated bytes after every event, and the most that was reserved."""
-    allocator = CachingAllocator(capacity)
+    allocator = CachingAllocator(capacity, **trace.allocator)
     born, died = np.full(trace.events, -1), np.full(trace.events, -1)
     born[trace.born] = np.arange(len(sizes))
     ended = np.flatnonzero(trace.died >= 0)

@@ -1,9 +1,10 @@
 """A recipe's training step on fake tensors: the real model, Trainer, loss, clipping and optimizer; nothing computed."""
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,7 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedModel
 
-from workbench import models
+from workbench import corpus, models
 from workbench.corpus import Blocks
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.memory.gpus import Gpu
@@ -20,10 +21,13 @@ from workbench.recipe import Recipe
 from workbench.shadow.choices import UnreadScaler, cuda_choices, traceable
 from workbench.shadow.trace import Trace
 from workbench.shadow.tracker import ShadowTracker
+from workbench.techniques import Technique
+from workbench.techniques.base import TrainingText
 from workbench.trainer import SeamTrainer, assemble, prepare_data, prepare_model, training_arguments
 
 DEVICE = torch.device("cpu")  # plays the GPU
 STEPS = 2  # the optimizer makes its states in the first; the second is like all that follow
+LOOKED_AT = 4  # effective batches, for the longest example
 
 Batch = dict[str, torch.Tensor]
 
@@ -117,7 +121,7 @@ class _Shadow:
         uses_bf16 = trainer.args.bf16 or any(p.dtype is torch.bfloat16 for p in self.model.parameters())
         if gpu:
             refuse_precision(gpu, uses_bf16)
-        batches = self._batches(trainer, mode)
+        batches = self._batches(trainer)
         padded = self.padding or any(_padded(batch) for batch in batches)
         with ExitStack() as stack:
             stack.enter_context(traceable(padded))
@@ -126,7 +130,10 @@ class _Shadow:
             stack.enter_context(meter)
             train(trainer, meter, [_fake_batch(batch, mode) for batch in batches], self._begin_step)
         asked = dict(attention.asked) if attention else {}
-        return self.tracker.trace(uses_bf16=uses_bf16, attention=asked, facts=self._facts(trainer, padded))
+        allocator = {k: v for technique in self.recipe.techniques for k, v in technique.allocator_settings().items()}
+        return self.tracker.trace(
+            uses_bf16=uses_bf16, allocator=allocator, attention=asked, facts=self._facts(trainer, padded)
+        )
 
     def _begin_step(self) -> None:
         self.tracker.flops = 0
@@ -140,12 +147,17 @@ class _Shadow:
             trainer.accelerator.scaler = UnreadScaler("cpu")
         return trainer
 
-    def _batches(self, trainer: SeamTrainer, mode: FakeTensorMode) -> list[Batch]:
-        """The micro-batches of one step, as dataset and collator make them, on the host."""
-        rows, size = cast("Any", trainer.train_dataset), trainer.args.per_device_train_batch_size
+    def _batches(self, trainer: SeamTrainer) -> list[Batch]:
+        """The micro-batches of one step, as dataset and collator make them, on the host.
+
+        Where examples have unequal lengths, each batch has the longest: the peak of a run is that of such a batch.
+        """
+        size, count = trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps
+        rows = list(islice(cast("Iterable[Any]", trainer.train_dataset), LOOKED_AT * size * count))
+        longest = max(rows, key=lambda row: len(row["input_ids"]))
+        others = cycle(row for row in rows if row is not longest or len(rows) == 1)
         collator = cast("Callable[..., Batch]", trainer.data_collator)
-        count = trainer.args.gradient_accumulation_steps
-        made = [collator([rows[(k * size + i) % len(rows)] for i in range(size)]) for k in range(count)]
+        made = [collator([longest, *islice(others, size - 1)]) for _ in range(count)]
         if self.padding:
             for batch in made:
                 batch.setdefault("attention_mask", torch.ones_like(batch["input_ids"]))
@@ -188,7 +200,16 @@ def _blocks(recipe: Recipe) -> Blocks:
     from datasets import Dataset
 
     rows = Dataset.from_dict({"input_ids": [list(range(recipe.sequence_length))] * recipe.effective_batch_size})
-    return Blocks(rows, rows)
+    return Blocks(rows, rows, _text(recipe))
+
+
+def _text(recipe: Recipe) -> TrainingText:
+    """The text itself, if a technique cuts it in its own way: then its lengths do matter."""
+    shape = {"sequence_length": recipe.sequence_length, "batch": recipe.effective_batch_size}
+    if all(type(technique).examples is Technique.examples for technique in recipe.techniques):
+        return TrainingText(text="", tokenizer=cast("Any", None), **shape)
+    tokenizer = models.load_tokenizer(models.locate_config(recipe.model))
+    return TrainingText(text=corpus.load(recipe.corpus).train, tokenizer=tokenizer, **shape)
 
 
 def _padded(batch: Batch) -> bool:

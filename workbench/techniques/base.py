@@ -7,7 +7,7 @@ a recipe in the order they have below, and within one seam in the order of the n
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,8 +16,8 @@ from workbench.settings import check
 
 if TYPE_CHECKING:
     import torch
-    from datasets import Dataset
-    from transformers import PreTrainedModel
+    from datasets import Dataset, IterableDataset
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Arguments = dict[str, Any]
 
@@ -35,6 +35,34 @@ class Capability(StrEnum):
 
     KEY_VALUE_CACHE = "a key-value cache during training"
     ADAPTER = "an adapter beside the frozen model"
+    SIXTEEN_BIT_WEIGHTS = "16-bit weights"
+    VIRTUAL_TOKENS = "virtual tokens before the text"
+    QUANTIZED_WEIGHTS = "quantized weights"
+    OPTIMIZER = "an optimizer of its own"
+    TRAINING_SET = "a training set that is not the packed blocks"
+    STREAM = "a stream of examples, which has no length"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What training looks at: each of `steps` optimizer steps sees `sequences` (B) of `tokens` tokens (T) each."""
+
+    sequences: int
+    tokens: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class TrainingText:
+    """What the token blocks are cut from, for techniques that cut it in another way. The held-out part is not theirs.
+
+    `tokenizer` is the model's, `sequence_length` T tokens, `batch` B sequences per optimizer step.
+    """
+
+    text: str
+    tokenizer: "PreTrainedTokenizerBase"
+    sequence_length: int
+    batch: int
 
 
 @dataclass(frozen=True)
@@ -42,16 +70,20 @@ class Fragment:
     """Source lines that do in a plain Hugging Face script what a technique does, each group at its place.
 
     Args:
+        environment: environment variables, set before torch is imported.
         imports: whole import statements.
         definitions: functions and classes, before anything is loaded.
+        loading: keyword arguments of `from_pretrained` whose value is more than a literal, by name, as source.
         data: lines that may change `train_dataset`, `eval_dataset` and `data_collator`.
         model: lines that may change `model`, after it was loaded.
         trainer: lines that may change `trainer`, after it was made and before it trains.
         context: an expression, a context manager to train and evaluate in.
     """
 
+    environment: tuple[tuple[str, str], ...] = ()
     imports: tuple[str, ...] = ()
     definitions: tuple[str, ...] = ()
+    loading: dict[str, str] = field(default_factory=dict)
     data: tuple[str, ...] = ()
     model: tuple[str, ...] = ()
     trainer: tuple[str, ...] = ()
@@ -81,6 +113,11 @@ class Technique:
         """The customary learning rate, relative to that of full fine-tuning with AdamW."""
         return 1.0
 
+    @property
+    def positions(self) -> int:
+        """Positions of the model that the technique takes, in each sequence, beside its T tokens."""
+        return 0
+
     def settings(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
 
@@ -89,6 +126,28 @@ class Technique:
         return None
 
     # ---- the seams, in the order in which they are applied ----
+
+    def run_context(self) -> AbstractContextManager[Any]:
+        """A context around the whole run, entered before anything is loaded: for settings of the process."""
+        return nullcontext()
+
+    def shape(self, shape: Shape) -> Shape:
+        """Other batches, with as many tokens in all. Called on construction of a recipe too: keep it light.
+
+        The customary learning rate goes with the square root of the tokens of a step.
+
+        Raises:
+            ConfigurationError: the settings do not fit the shape.
+        """
+        return shape
+
+    def examples(self, text: TrainingText, seed: int) -> "Dataset | IterableDataset | None":
+        """A training set instead of the packed blocks, rows with `input_ids` of at most T tokens, or None.
+
+        Raises:
+            ConfigurationError: the text does not give a batch.
+        """
+        return None
 
     def dataset(self, dataset: "Dataset") -> "Dataset":
         """The token blocks, each row `input_ids` of T tokens."""
@@ -122,8 +181,8 @@ class Technique:
         """An optimizer instead of the Trainer's own (`arguments` are the `TrainingArguments`), or None."""
         return None
 
-    def forward_context(self) -> AbstractContextManager[Any]:
-        """A context around the forward pass and the loss."""
+    def forward_context(self, model: "PreTrainedModel") -> AbstractContextManager[Any]:
+        """A context around the forward pass and the loss, of one micro-batch."""
         return nullcontext()
 
     # ---- not part of a run ----
@@ -147,6 +206,10 @@ class Technique:
         device "meta" there.
         """
         return self
+
+    def allocator_settings(self) -> Arguments:
+        """What the technique changes about CUDA's allocator, as arguments of `CachingAllocator`: a prediction's."""
+        return {}
 
     def script(self) -> Fragment:
         """What the exported script needs beyond the `TrainingArguments`, which it takes from their own seam."""

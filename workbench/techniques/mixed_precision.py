@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from workbench.memory.categories import Category
 from workbench.settings import setting
-from workbench.techniques.base import Arguments, Numerics, Technique
+from workbench.techniques.base import Arguments, Capability, Numerics, Technique
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class MixedPrecision(Technique):
     attacks: ClassVar[tuple[Category, ...]] = (Category.ACTIVATIONS,)
     costs: ClassVar[str] = "rounding: 8 significant bits (bf16) or 11 (fp16) instead of 24"
     numerics: ClassVar[Numerics] = Numerics.APPROXIMATE
+    forbids: ClassVar[frozenset[Capability]] = frozenset({Capability.SIXTEEN_BIT_WEIGHTS})
 
     def missing(self, device_type: str) -> str | None:
         import torch
