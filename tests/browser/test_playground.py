@@ -96,8 +96,8 @@ def test_the_page_can_be_reloaded_in_the_middle_of_a_run(page):
 
 def test_out_of_memory_is_an_alarm_and_its_advice_clicked_works(page, screenshot):
     output(page).get_by_label("memory cap").fill("12MiB")
-    output(page).get_by_label("steps", exact=True).fill("5")
-    output(page).get_by_label("steps", exact=True).press("Tab")
+    output(page).get_by_role("spinbutton", name="steps", exact=True).fill("5")
+    output(page).get_by_role("spinbutton", name="steps", exact=True).press("Tab")
     button(page, "Start").click()
     wait_for_status(page, "oom after")
     assert "213, 94, 0" in status(page).first.evaluate("e => getComputedStyle(e).borderLeftColor")
@@ -109,8 +109,8 @@ def test_out_of_memory_is_an_alarm_and_its_advice_clicked_works(page, screenshot
 
 
 def test_the_script_comes_out_and_the_history_overlays(page):
-    output(page).get_by_label("steps", exact=True).fill("5")
-    output(page).get_by_label("steps", exact=True).press("Tab")
+    output(page).get_by_role("spinbutton", name="steps", exact=True).fill("5")
+    output(page).get_by_role("spinbutton", name="steps", exact=True).press("Tab")
     button(page, "Start").click()
     wait_for_status(page, "ok. Held-out loss")
     output(page).get_by_role("tab", name="Take home").click()
@@ -145,8 +145,8 @@ def test_nothing_is_cut_off_in_light_and_dark(page, browser, screenshot, width):
     )
     screenshot(page, f"playground-{width}")
     page.get_by_role("menuitem", name="Settings", exact=True).click()
-    page.get_by_role("menuitem", name="Theme", exact=True).hover()
-    page.get_by_role("menuitem", name="JupyterLab Dark", exact=True).click()
+    page.locator(".lm-Menu-itemLabel", has_text=re.compile("^Theme$")).hover()
+    page.locator(".lm-Menu-itemLabel", has_text=re.compile("^JupyterLab Dark$")).click()
     page.wait_for_timeout(800)
     screenshot(page, f"playground-{width}-dark")
     assert wide == 0

@@ -135,7 +135,8 @@ class Playground:
             self.live.value = _live(record) + (texts(record) if record.text_after else "")
             self._advise(record)
         if self._kept is not None:
-            self._kept.update(HTML(self.words.value + self.live.value + (table_of([record]) if record else "")))
+            kept = f"<p>{escaped(_summary(record, words))}</p>{self.live.value}"
+            self._kept.update(HTML(kept + (table_of([record]) if record else "")))
         self.history.refresh()
 
     def _advise(self, record: Record) -> None:
