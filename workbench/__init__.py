@@ -30,7 +30,7 @@ _HOMES = {
 __all__ = list(_HOMES)
 
 
-_MODULES = ("corpus", "devices", "models", "plots")
+_MODULES = ("corpus", "devices", "forecasts", "models", "plots")
 
 
 def __getattr__(name: str) -> Any:

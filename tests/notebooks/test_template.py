@@ -10,7 +10,7 @@ from workbench.techniques import REGISTRY
 
 ORDER = [
     "title", "goals", "setup", "parameters", "idea", "predict", "baseline", "technique", "changes", "run", "result",
-    "curves", "record", "learned",
+    "curves", "record", "widget", "learned",
 ]  # fmt: skip
 EVERY = sorted(NOTEBOOKS.glob("*.ipynb"))
 
