@@ -25,6 +25,7 @@ _HOMES = {
     "predict": "prediction", "Prediction": "prediction",
     "plan": "planner",
     "Playground": "widgets.playground",
+    "diagnose": "doctor",
 }  # fmt: skip
 
 __all__ = list(_HOMES)
