@@ -429,10 +429,12 @@ def test_models_have_their_customary_learning_rate():
 
 def test_a_skeleton_has_shapes_and_no_memory():
     config = models.load_config(models.locate_config("gpt2"))
-    model = models.skeleton(config, dtype="bfloat16", attn_implementation="eager")
+    model = models.skeleton(config, dtype="bfloat16", attn_implementation="eager", activation_function="relu")
     assert sum(p.numel() for p in model.parameters()) == 124_439_808
     assert {(p.device.type, str(p.dtype)) for p in model.parameters()} == {("meta", "torch.bfloat16")}
     assert model.config._attn_implementation == "eager"
+    assert type(model.transformer.h[0].mlp.act).__name__ == "ReLU"
+    assert config.activation_function == "gelu_new"
 
 
 def test_a_skeleton_refuses_what_acts_on_loading():
