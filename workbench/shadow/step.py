@@ -69,11 +69,12 @@ def _naming_failures(tracker: ShadowTracker) -> Iterator[None]:
     except WorkbenchError:
         raise
     except Exception as error:
-        where = f" in {tracker.module}" if tracker.module else ""
+        operation, module = tracker.failed
+        where = f" in {module}" if module else ""
         first = (str(error).splitlines() or [""])[0]
         raise ConfigurationError(
             f"predict: this recipe cannot be traced without a device: {type(error).__name__} at "
-            f"{tracker.operation or 'the assembly of the trainer'}{where}: {first} "
+            f"{operation or 'the assembly of the trainer'}{where}: {first} "
             "Measure it with `run` instead, or leave out the technique that brings this operation."
         ) from error
 

@@ -26,14 +26,13 @@ class ShadowTracker(StorageTracker):
 
     Attributes:
         flops: floating-point operations since the last reset, recomputation included.
-        operation, module: what is running now; where something fails, what failed.
+        failed: the operation that could not be traced, and the module it ran in.
     """
 
     def __init__(self, vocabulary_size: int | None, cuda: bool) -> None:
         super().__init__("cpu", vocabulary_size)
         self.cuda, self.flops = cuda, 0
-        self.operation: Any = ""
-        self.module = ""
+        self.failed = ("", "")
         self.workspaces: dict[bool, int] = {}  # by whether it is the backward's
         self._makers: list[tuple[Any, str]] = []
         self._names: dict[torch.nn.Module, str] = {}
@@ -69,14 +68,18 @@ class ShadowTracker(StorageTracker):
         if func is DEVICE_OF:  # two thirds of all calls, answered here without a detour
             return args[0].fake_device
         self._fill_makers(GIVEN, "")
-        self.operation, self.module = func, self._open[-1] if self._open else ""
-        out = super().__torch_dispatch__(func, types, args, kwargs)
+        module = self._open[-1] if self._open else ""
+        try:
+            out = super().__torch_dispatch__(func, types, args, kwargs)
+        except Exception:
+            self.failed = str(func), module  # others may follow while contexts are left
+            raise
         packet = getattr(func, "overloadpacket", None)
         if packet in flop_registry:
             self.flops += flop_registry[packet](*args, **(kwargs or {}), out_val=out)
         if self.cuda:
             self._book_unseen(func, packet, args)
-        self._fill_makers(func, self.module)
+        self._fill_makers(func, module)
         return out
 
     def _watches(self, tensor: torch.Tensor) -> bool:
