@@ -114,6 +114,7 @@ class _Shadow:
 
     def run(self, gpu: Gpu | None) -> Trace:
         mode = FakeTensorMode(allow_non_fake_inputs=True)
+        counted = models.count_parameters(self.model)
         _fake(self.model, mode)
         # fake parameters cannot be moved, and need not be
         self.model.to = lambda *_, **__: self.model  # type: ignore[assignment]
@@ -133,7 +134,7 @@ class _Shadow:
         asked = dict(attention.asked) if attention else {}
         allocator = {k: v for technique in self.recipe.techniques for k, v in technique.allocator_settings().items()}
         return self.tracker.trace(
-            uses_bf16=uses_bf16, allocator=allocator, attention=asked, facts=self._facts(trainer, padded)
+            uses_bf16=uses_bf16, allocator=allocator, attention=asked, facts=self._facts(trainer, counted, padded)
         )
 
     def _begin_step(self) -> None:
@@ -164,13 +165,12 @@ class _Shadow:
                 batch.setdefault("attention_mask", torch.ones_like(batch["input_ids"]))
         return made
 
-    def _facts(self, trainer: SeamTrainer, padded: bool) -> dict[str, Any]:
-        parameters = list(self.model.parameters())
+    def _facts(self, trainer: SeamTrainer, counted: tuple[int, int], padded: bool) -> dict[str, Any]:
         return {
             "micro_batch_size": trainer.micro_batch_size,
             "gradient_accumulation_steps": trainer.args.gradient_accumulation_steps,
-            "parameters": sum(p.numel() for p in parameters),
-            "trainable_parameters": sum(p.numel() for p in parameters if p.requires_grad),
+            "parameters": counted[0],
+            "trainable_parameters": counted[1],
             "padding": padded,
         }
 

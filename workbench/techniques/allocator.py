@@ -9,7 +9,7 @@ from typing import ClassVar
 from workbench.errors import ConfigurationError
 from workbench.memory.categories import Category
 from workbench.settings import setting
-from workbench.techniques.base import Fragment, Numerics, Technique
+from workbench.techniques.base import Arguments, Fragment, Numerics, Technique
 
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # in the order in which PyTorch looks; the first is older
 
@@ -76,6 +76,14 @@ class Allocator(Technique):
         finally:
             torch.cuda.empty_cache()
             apply(f"expandable_segments:False,{_environment()}")
+
+    def allocator_settings(self) -> Arguments:
+        if self.max_split_size_mb is not None:
+            raise ConfigurationError(
+                f"predict: {self.name}=max_split_size_mb is not in the model of the allocator. Measure it with `run`, "
+                "or predict expandable_segments alone."
+            )
+        return {"expandable_segments": self.expandable_segments}
 
     def script(self) -> Fragment:
         return Fragment(environment=((VARIABLES[0], self.configuration),))
