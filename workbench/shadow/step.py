@@ -45,7 +45,8 @@ def trace(recipe: Recipe, gpu: Gpu | None, padding: bool = False) -> Trace:
     recipe = replace(recipe, techniques=tuple(technique.stand_in() for technique in recipe.techniques))
     source = models.locate_config(recipe.model)
     config = models.load_config(source)
-    models.check_length(source, config, recipe.sequence_length)
+    taken = {technique.name: technique.positions for technique in recipe.techniques if technique.positions}
+    models.check_length(source, config, recipe.sequence_length, taken)
     tracker = ShadowTracker(config.vocab_size, cuda=gpu is not None)
     with _naming_failures(tracker), models.quiet(), tempfile.TemporaryDirectory() as scratch:
         model = _model(recipe, config)

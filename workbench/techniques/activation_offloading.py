@@ -174,6 +174,10 @@ class ActivationOffloading(Technique):
                 file.close()  # there will be no backward pass
             raise
 
+    @classmethod
+    def variants(cls, compute_capability: tuple[int, int] | None) -> tuple[Technique, ...]:
+        return (cls(to="disk" if compute_capability is None else "cpu"),)  # a CPU's memory is the host's already
+
     def stand_in(self) -> "Technique":
         return Traced(**self.settings())
 

@@ -78,6 +78,12 @@ class Optimizer(Technique):
             foreach=FOREACH[self.kind],
         )
 
+    @classmethod
+    def variants(cls, compute_capability: tuple[int, int] | None) -> tuple[Technique, ...]:
+        """Those that save: momentum alone keeps more than 8-bit states and adapts less, and plain SGD saves no more
+        than Adafactor's rows and columns, at a learning rate that has to be searched for."""
+        return tuple(cls(kind=kind) for kind in ("adamw_8bit", "adafactor"))
+
     def stand_in(self) -> Technique:
         """bitsandbytes steps in kernels of its own, which are not traced, and may not be installed."""
         return Traced(**self.settings()) if self.kind == "adamw_8bit" else self

@@ -209,6 +209,10 @@ class OptimizerOffloading(Technique):
     def run_context(self) -> AbstractContextManager[Any]:
         return single_process() if self.backend == "deepspeed" else nullcontext()
 
+    @classmethod
+    def variants(cls, compute_capability: tuple[int, int] | None) -> tuple[Technique, ...]:
+        return (cls(to="disk" if compute_capability is None else "cpu"),)  # a CPU's memory is the host's already
+
     def stand_in(self) -> "Technique":
         """The states take no device memory at all; what passes through the device are two buffers of a chunk."""
         if self.backend == "deepspeed":
