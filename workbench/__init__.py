@@ -24,6 +24,7 @@ _HOMES = {
     "holders": "memory.leaks", "release": "memory.leaks",
     "predict": "prediction", "Prediction": "prediction",
     "plan": "planner",
+    "Playground": "widgets.playground",
 }  # fmt: skip
 
 __all__ = list(_HOMES)

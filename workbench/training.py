@@ -333,7 +333,8 @@ class _Watch(TrainerCallback):
             leave=False,
         )
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
+        self.meter.watch(optimizer)  # as it is now: a library may have put another in its place
         # a step that loss scaling skipped has not made optimizer states yet
         warming_up = len(self.step_ends) - self.skipped_steps < WARM_UP_STEPS
         self.meter.attribute(warming_up or self.meter.enforces_cap)

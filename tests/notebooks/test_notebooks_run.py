@@ -15,7 +15,9 @@ from workbench.record import Record, Status, read_all
 from workbench.techniques import REGISTRY
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-QUICK = {"steps": 4, "seeds": 1, "sequence_length": 64, "sample_tokens": 8, "longest": 256}
+QUICK = {
+    "steps": 4, "seeds": 1, "sequence_length": 64, "sample_tokens": 8, "longest": 256, "large_length": 64,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
