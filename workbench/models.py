@@ -321,15 +321,11 @@ def locate_config(name: str) -> Source:
     return replace(locate(RANDOM + plain), name=name)
 
 
-_LOADING = ("dtype", "attn_implementation", "device_map")
-
-
 def skeleton(config: "GPT2Config", **arguments: Any) -> "PreTrainedModel":
     """The model on the meta device: shapes and types, no memory.
 
     Args:
-        arguments: of `from_pretrained`: `dtype`, `attn_implementation` and fields of the config; `device_map` decides
-            nothing here.
+        arguments: of `from_pretrained`: `dtype`, `attn_implementation` and settings of the config.
 
     Raises:
         ConfigurationError: another argument, whose effect on loading would be missed.
@@ -337,19 +333,14 @@ def skeleton(config: "GPT2Config", **arguments: Any) -> "PreTrainedModel":
     import torch
     from transformers import GPT2LMHeadModel
 
-    fields = {name: value for name, value in arguments.items() if hasattr(config, name) and name not in _LOADING}
-    if missed := sorted(set(arguments) - set(_LOADING) - set(fields)):
+    config, arguments = _settled(config, {"dtype": "float32", **arguments})
+    if missed := sorted(set(arguments) - set(BUILT)):
         raise ConfigurationError(
             f"predict: {missed[0]} acts while weights are loaded, which a prediction does not do. "
             "Measure this recipe with `run`, or give the technique that asks for it a `stand_in`."
         )
-    config = copy.deepcopy(config)
-    config.update(fields)
-    kinds = {"dtype": "float32", **arguments}
-    dtype = getattr(torch, kinds["dtype"]) if isinstance(kinds["dtype"], str) else kinds["dtype"]
-    attention = {name: kinds[name] for name in ("attn_implementation",) if name in kinds}
     with quiet(), torch.device("meta"):
-        model: PreTrainedModel = cast("Any", GPT2LMHeadModel)._from_config(config, dtype=dtype, **attention)
+        model: PreTrainedModel = cast("Any", GPT2LMHeadModel)._from_config(config, **arguments)
     model.loss_type = "ForCausalLM"  # as `load` sets it
     return model
 

@@ -66,7 +66,7 @@ class SeamTrainer(Trainer):
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         self.micro_batch_size = len(inputs["input_ids"])
-        padding = _padding(inputs)
+        padding = count_padding(inputs)
         self.padding_tokens += padding
         self.tokens_seen += inputs["input_ids"].numel() - padding
         loss = super().training_step(model, inputs, *args, **kwargs)
@@ -141,7 +141,7 @@ class LongestFirst(Sampler[int]):
         return len(self.others)  # type: ignore[arg-type]
 
 
-def _padding(inputs: dict[str, torch.Tensor]) -> int:
+def count_padding(inputs: dict[str, torch.Tensor]) -> int:
     """Tokens that the attention mask leaves out; counted where the batch is, which costs a GPU one short wait."""
     mask = inputs.get("attention_mask")
     return 0 if mask is None else int((mask == 0).sum())

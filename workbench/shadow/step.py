@@ -45,7 +45,8 @@ def trace(recipe: Recipe, gpu: Gpu | None, padding: bool = False) -> Trace:
     recipe = replace(recipe, techniques=tuple(technique.stand_in() for technique in recipe.techniques))
     source = models.locate_config(recipe.model)
     config = models.load_config(source)
-    models.check_length(source, config, recipe.sequence_length)
+    taken = {technique.name: technique.positions for technique in recipe.techniques if technique.positions}
+    models.check_length(source, config, recipe.sequence_length, taken)
     tracker = ShadowTracker(config.vocab_size, cuda=gpu is not None)
     with _naming_failures(tracker), models.quiet(), tempfile.TemporaryDirectory() as scratch:
         model = _model(recipe, config)
@@ -114,6 +115,7 @@ class _Shadow:
 
     def run(self, gpu: Gpu | None) -> Trace:
         mode = FakeTensorMode(allow_non_fake_inputs=True)
+        counted = models.count_parameters(self.model)
         _fake(self.model, mode)
         # fake parameters cannot be moved, and need not be
         self.model.to = lambda *_, **__: self.model  # type: ignore[assignment]
@@ -133,7 +135,7 @@ class _Shadow:
         asked = dict(attention.asked) if attention else {}
         allocator = {k: v for technique in self.recipe.techniques for k, v in technique.allocator_settings().items()}
         return self.tracker.trace(
-            uses_bf16=uses_bf16, allocator=allocator, attention=asked, facts=self._facts(trainer, padded)
+            uses_bf16=uses_bf16, allocator=allocator, attention=asked, facts=self._facts(trainer, counted, padded)
         )
 
     def _begin_step(self) -> None:
@@ -164,13 +166,12 @@ class _Shadow:
                 batch.setdefault("attention_mask", torch.ones_like(batch["input_ids"]))
         return made
 
-    def _facts(self, trainer: SeamTrainer, padded: bool) -> dict[str, Any]:
-        parameters = list(self.model.parameters())
+    def _facts(self, trainer: SeamTrainer, counted: tuple[int, int], padded: bool) -> dict[str, Any]:
         return {
             "micro_batch_size": trainer.micro_batch_size,
             "gradient_accumulation_steps": trainer.args.gradient_accumulation_steps,
-            "parameters": sum(p.numel() for p in parameters),
-            "trainable_parameters": sum(p.numel() for p in parameters if p.requires_grad),
+            "parameters": counted[0],
+            "trainable_parameters": counted[1],
             "padding": padded,
         }
 

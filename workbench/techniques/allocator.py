@@ -78,7 +78,12 @@ class Allocator(Technique):
             apply(f"expandable_segments:False,{_environment()}")
 
     def allocator_settings(self) -> Arguments:
-        """Splitting is left out: the model of the allocator splits every block that may be split."""
+        """Raises ConfigurationError for a limit on splitting: the model of the allocator splits every block that may be."""
+        if self.max_split_size_mb is not None:
+            raise ConfigurationError(
+                f"predict: {self.name}=max_split_size_mb is not in the model of the allocator. Measure it with `run`, "
+                "or predict expandable_segments alone."
+            )
         return {"expandable_segments": self.expandable_segments}
 
     def script(self) -> Fragment:

@@ -191,10 +191,10 @@ class Technique:
     def variants(cls, compute_capability: tuple[int, int] | None) -> "tuple[Technique, ...]":
         """Settings that a planner should try, from the one that gives up least to the one that saves most.
 
-        On a GPU of this compute capability; None is a CPU. Empty where the technique cannot be used there. Settings
-        that do not suit a recipe may be among them: the recipe refuses them.
+        On a GPU of this compute capability; None is a CPU. Empty where the technique cannot be used there, and where
+        it saves no memory of the device. Settings that do not suit a recipe may be among them: the recipe refuses them.
         """
-        return (cls(),)
+        return (cls(),) if cls.attacks else ()
 
     def stand_in(self) -> "Technique":
         """What a prediction drives in this technique's place; itself, unless its kernels cannot be traced.

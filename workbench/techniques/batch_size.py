@@ -28,6 +28,12 @@ class BatchSize(Technique):
     numerics: ClassVar[Numerics] = Numerics.DIFFERENT
     family: ClassVar[str] = "batch_and_length"
 
+    @classmethod
+    def variants(cls, compute_capability: tuple[int, int] | None) -> tuple[Technique, ...]:
+        """None: a planner fits the training that was asked for. Accumulation gives the memory of any smaller batch, and
+        leaves the loss as it is."""
+        return ()
+
     def shape(self, shape: Shape) -> Shape:
         batch = shape.sequences
         if self.size >= batch or batch % self.size:

@@ -214,6 +214,19 @@ class OptimizerOffloading(Technique):
     def run_context(self) -> AbstractContextManager[Any]:
         return single_process() if self.backend == "deepspeed" else nullcontext()
 
+    @classmethod
+    def variants(cls, compute_capability: tuple[int, int] | None) -> tuple[Technique, ...]:
+        return (cls(to="disk" if compute_capability is None else "cpu"),)  # a CPU's memory is the host's already
+
+    def stand_in(self) -> "Technique":
+        """The states take no device memory at all; what passes through the device are two buffers of a chunk."""
+        if self.backend == "deepspeed":
+            raise ConfigurationError(
+                "predict: optimizer_offloading=backend:deepspeed steps in DeepSpeed's own kernels and buckets, which "
+                "cannot be traced. Measure it with `run`, or predict backend:pytorch."
+            )
+        return Traced(**self.settings())
+
     def _deepspeed_config(self) -> dict[str, Any]:
         """With DeepSpeed's default buckets of 5 · 10⁸ elements, a small model would need 2 GB more instead of less."""
         zero: dict[str, Any] = {
@@ -255,6 +268,29 @@ class OptimizerOffloading(Technique):
                 ")",
             ),
         )
+
+
+class NoStates:
+    """For predictions: what is not on the device is nowhere, and moving it allocates nothing there either.
+
+    A transfer between page-locked or file-backed host memory and a buffer on the device is a copy in place.
+    """
+
+    def allocate(self, like: "torch.Tensor") -> Any:
+        return None
+
+    def load(self, place: Any, start: int, buffer: "torch.Tensor") -> None: ...
+
+    def store(self, place: Any, start: int, buffer: "torch.Tensor") -> None: ...
+
+
+class Traced(OptimizerOffloading):
+    """The same optimizer, with buffers, steps and kernels as they are, and states that are elsewhere."""
+
+    def optimizer(self, model: "PreTrainedModel", arguments: Any) -> Any:
+        trained = [p for p in model.parameters() if p.requires_grad]
+        fused = "fused" in str(arguments.optim)
+        return streaming_adamw(trained, NoStates(), self.chunk_elements, fused, **adamw_options(arguments))
 
 
 class Counted:

@@ -31,6 +31,11 @@ class SequenceLength(Technique):
     numerics: ClassVar[Numerics] = Numerics.DIFFERENT
     family: ClassVar[str] = "batch_and_length"
 
+    @classmethod
+    def variants(cls, compute_capability: tuple[int, int] | None) -> tuple[Technique, ...]:
+        """None: a planner fits the training that was asked for. How far back a model learns to look is not its choice."""
+        return ()
+
     def shape(self, shape: Shape) -> Shape:
         length = shape.tokens
         if self.tokens >= length or length % self.tokens:
