@@ -10,6 +10,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+from workbench import texts
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.recipe import Recipe
 from workbench.settings import described, parse
@@ -191,8 +192,8 @@ def run_notebooks(args: argparse.Namespace) -> None:
 
 def _value(text: str) -> Any:
     """JSON or text. A file is named from where the caller stands; the notebooks run in a folder of their own."""
-    if Path(text).is_file():
-        return str(Path(text).resolve())
+    if (path := texts.absolute(text)) != text:
+        return path
     try:
         return json.loads(text)
     except ValueError:
