@@ -117,6 +117,7 @@ def _add_notebooks(parser: argparse.ArgumentParser) -> None:
         help="set a parameter in every notebook that has it; the value is read as JSON, else as text",
     )  # fmt: skip
     parser.add_argument("--force", action="store_true", help="execute even what is up to date")
+    parser.add_argument("--timeout", type=int, metavar="S", help="give a cell up after S seconds (default: never)")
     parser.set_defaults(function=run_notebooks)
 
 
@@ -186,7 +187,7 @@ def run_notebooks(args: argparse.Namespace) -> None:
     from workbench.notebooks import build
 
     parameters = {name: _value(text) for name, text in args.parameter}
-    pages = build(args.names, parameters, args.force)
+    pages = build(args.names, parameters, args.force, timeout_s=args.timeout)
     print(f"gallery: {pages[0].parent / 'index.html'}")
 
 

@@ -357,9 +357,9 @@ def _saved_dataset(path: Path, source: Source) -> Iterator[Document]:
 
     try:
         dataset = load_from_disk(str(path))
-    except (OSError, ValueError, KeyError, TypeError, pyarrow.ArrowException) as error:
+    except (OSError, ValueError, LookupError, TypeError, pyarrow.ArrowException) as error:
         raise ConfigurationError(
-            f"corpus: the data set saved in {path} is damaged ({type(error).__name__}: {error}). Save it again."
+            f"corpus: the data set saved in {path} is empty or damaged ({error}). Save it again."
         ) from None
     if isinstance(dataset, DatasetDict):
         raise ConfigurationError(

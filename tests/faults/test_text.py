@@ -156,9 +156,9 @@ FAULTS: dict[str, tuple[Callable[[Path], str], tuple[str, ...]]] = {
     "null parquet": (parquet("text", [None, None, ""]), ("1 blank documents left out; 2 null texts left out",)),
     "splits": (saved({"text": ["a"]}, splits=True), ("holds the splits train, test. Give one: ", "saved/train")),
     "saved without text": (saved({"body": ["a"]}), ("no column 'text'; it has body. Name one: ", ":body")),
-    "damaged state": (saved({"text": ["a"]}, spoil="state.json"), ("is damaged", "Save it again")),
-    "damaged arrow": (saved({"text": ["a"]}, spoil="data-00000-of-00001.arrow"), ("is damaged", "Save it again")),
-    "saved empty": (saved({"text": []}), ("saved is empty",)),
+    "damaged state": (saved({"text": ["a"]}, spoil="state.json"), ("is empty or damaged", "Save it again")),
+    "damaged arrow": (saved({"text": ["a"]}, spoil="data-00000-of-00001.arrow"), ("is empty or damaged",)),
+    "saved empty": (saved({"text": []}), ("saved is empty or damaged",)),
     # folders
     "an empty folder": (folder_of(), ("own' has no text in it (it is empty). Put .txt",)),
     "only pictures": (folder_of(a_png=b"x", b_pdf=b"x"), ("has no text in it (only .pdf, .png)",)),
@@ -235,7 +235,7 @@ def test_papermill_tells_it_too(tmp_path, monkeypatch, capsys):
     book.cells[0].metadata["tags"] = ["parameters"]
     nbformat.write(book, tmp_path / "lesson.ipynb")
     monkeypatch.setattr("workbench.notebooks.NOTEBOOKS", tmp_path)
-    monkeypatch.setattr("workbench.notebooks.build.__defaults__", ((), None, False, tmp_path / "build"))
+    monkeypatch.setattr("workbench.notebooks.build.__defaults__", ((), None, False, tmp_path / "build", None))
     assert main(["notebooks", "lesson", "-p", "corpus", make(tmp_path)]) == 1
     told = capsys.readouterr().err
     for word in ("error: lesson.ipynb, cell 4: ConfigurationError: corpus: ", *words):
