@@ -235,11 +235,14 @@ def show_records(args: argparse.Namespace) -> None:
 
 
 def _export(frame: Any, path: str) -> None:
-    writers = {".parquet": "to_parquet", ".csv": "to_csv"}
-    writer = next((name for suffix, name in writers.items() if path.endswith(suffix)), None)
-    if writer is None:
+    from workbench.record import to_csv
+
+    if path.endswith(".parquet"):
+        frame.to_parquet(path, index=False)
+    elif path.endswith(".csv"):
+        to_csv(frame, path)
+    else:
         raise ConfigurationError(f"records: {path!r} must end in .parquet or .csv.")
-    getattr(frame, writer)(path, index=False)
     print(f"{len(frame)} runs written to {path}")
 
 
@@ -258,9 +261,10 @@ def show_comparison(args: argparse.Namespace) -> None:
 
 def _save_comparison(table: Any, folder: Path) -> None:
     from workbench import plots
+    from workbench.record import to_csv
 
     folder.mkdir(parents=True, exist_ok=True)
-    table.assign(**table.attrs).to_csv(folder / "comparison.csv")
+    to_csv(table.assign(**table.attrs), folder / "comparison.csv", index=True)
     plots.memory_bars(table).savefig(folder / "memory.png", dpi=130)
     plots.tradeoffs(table).savefig(folder / "tradeoffs.png", dpi=130)
     print(f"\ncomparison.csv, memory.png and tradeoffs.png written to {folder}")

@@ -51,7 +51,7 @@ def collate(rows):
     return {{"input_ids": input_ids, "labels": input_ids.clone()}}
 
 {definitions}{text}
-tokenizer = AutoTokenizer.from_pretrained({tokenizer})
+tokenizer = AutoTokenizer.from_pretrained({tokenizer}, trust_remote_code=False)
 train_blocks = make_blocks(train_text)
 train_blocks = train_blocks[: len(train_blocks) // BATCH * BATCH]  # whole batches only
 held_out_blocks = make_blocks(held_out_text)[: max(1, {held_out_tokens} // SEQUENCE_LENGTH)]

@@ -1,5 +1,6 @@
 """GPT-2 by one name everywhere: embedded, from the hub, from a folder, or with random weights from its config."""
 
+import os
 import re
 import warnings
 from collections.abc import Iterator
@@ -62,8 +63,8 @@ def locate(name: str) -> Source:
         return Source(name, str(MODELS / EMBEDDED), random)
     if random and plain in SIZES:
         return Source(name, plain, random)
-    if plain and Path(plain).expanduser().is_dir():
-        return _folder(name, Path(plain).expanduser(), random)
+    if plain and os.path.isdir(folder := os.path.expanduser(plain)):  # any text at all may be asked
+        return _folder(name, Path(folder), random)
     if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", plain):
         raise ConfigurationError(
             f"model: {name!r} is neither an existing folder nor a hub id. "
@@ -81,6 +82,11 @@ def _folder(name: str, folder: Path, random: bool) -> Source:
         raise ConfigurationError(
             f"model: the folder {name!r} has no *.safetensors weights. Save them with save_pretrained(), "
             f"or train from new weights with {RANDOM}{name}."
+        )
+    if adapter and not (folder / "adapter_model.safetensors").exists():
+        raise ConfigurationError(
+            f"model: the adapter {name!r} has no adapter_model.safetensors; pickled weights are not read. Save it "
+            "again with save_pretrained()."
         )
     if not random:
         _refuse_damaged(folder)
@@ -157,7 +163,13 @@ def load_tokenizer(source: Source) -> "PreTrainedTokenizerBase":
         return gpt2_tokenizer()
     if Path(source.location).is_dir() and not (Path(source.location) / "tokenizer.json").exists():
         return gpt2_tokenizer()
-    return AutoTokenizer.from_pretrained(source.location, trust_remote_code=False)
+    try:
+        return AutoTokenizer.from_pretrained(source.location, trust_remote_code=False)
+    except Exception as error:  # tokenizers raises plain ones
+        raise ConfigurationError(
+            f"model: the tokenizer of {source.name!r} cannot be read: {str(error).splitlines()[0]}. Save it again with "
+            "save_pretrained(), or delete tokenizer.json to use GPT-2's own."
+        ) from None
 
 
 @cache
@@ -256,7 +268,16 @@ def _new(config: "GPT2Config", arguments: dict[str, Any]) -> "PreTrainedModel":
 def _base(source: Source) -> Source:
     from peft import PeftConfig
 
-    return locate(str(PeftConfig.from_pretrained(source.location).base_model_name_or_path))
+    try:
+        name = PeftConfig.from_pretrained(source.location).base_model_name_or_path
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigurationError(
+            f"model: the adapter_config.json of {source.name!r} cannot be read ({error}). Save the adapter again."
+        ) from None
+    base = locate(str(name or ""))
+    if base.adapter:
+        raise ConfigurationError(f"model: the adapter {source.name!r} is for another adapter. Save it as 'merged'.")
+    return base
 
 
 def _with_adapter(source: Source, config: "GPT2Config", arguments: dict[str, Any]) -> "PreTrainedModel":
