@@ -75,14 +75,16 @@ def recipe(model_name: str, text_file: Path) -> Recipe:
 
 @pytest.fixture(scope="session")
 def fine_tuned(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Recipe], Record]:
-    """`run`, with the merged model kept. The same recipe is run once, however many tests look at it."""
+    """`run`, with the model kept, merged if it can be. The same recipe is run once, however many tests look at it."""
+    from workbench.preparation import UNMERGEABLE
     from workbench.training import run
 
     folder, done = tmp_path_factory.mktemp("shared-runs"), dict[Recipe, Record]()
 
     def once(recipe: Recipe) -> Record:
         if recipe not in done:
-            done[recipe] = run(recipe, device="cpu", save="merged", folder=folder)
+            mergeable = not any(technique.brings & UNMERGEABLE.keys() for technique in recipe.techniques)
+            done[recipe] = run(recipe, device="cpu", save="merged" if mergeable else "adapter", folder=folder)
         return done[recipe]
 
     return once

@@ -3,7 +3,16 @@ import math
 import pandas as pd
 import pytest
 
-from workbench.comparison import as_text, caption, compare, conclusions, largest_loss_difference, pareto, style
+from workbench.comparison import (
+    as_text,
+    caption,
+    compare,
+    conclusions,
+    largest_loss_difference,
+    pareto,
+    style,
+    unranked,
+)
 from workbench.errors import ConfigurationError
 from workbench.memory.categories import Category
 from workbench.record import Record, Status, to_frame
@@ -16,7 +25,7 @@ def record(label="baseline", seed=0, peak=100, loss=4.0, speed=1000.0, status=St
     facts = {
         "model": "gpt2-tiny", "device": "cpu", "memory_source": "cpu-tracker", "learning_rate": 1e-3,
         "peak_allocated_bytes": peak, "peak_phase": "backward", "held_out_loss": loss, "tokens_per_s": speed,
-        "trainable_parameters": 10, "losses": [5.0, loss],
+        "trainable_parameters": 10, "tokens_seen": 1000, "losses": [5.0, loss],
         "by_category": {str(c): 0 for c in Category} | {"weights": peak},
     }  # fmt: skip
     recipe = {"corpus": "shakespeare", "effective_batch_size": 8, "sequence_length": 128, "steps": 2, "seed": seed}
@@ -36,6 +45,58 @@ def test_savings_are_against_the_baseline_and_the_smallest_peak_comes_first():
     assert table.loc["baseline", "saved_bytes"] == 0
 
 
+def test_the_best_bargain_comes_first():
+    runs = [
+        record(speed=1000), record("nothing", peak=100, speed=1500), record("more", peak=120, speed=1500),
+        record("dear", peak=40, speed=100), record("cheap", peak=60, speed=900), record("free", peak=90, speed=1000),
+        record("faster", peak=80, speed=2000),
+    ]  # fmt: skip
+    table = table_of(*runs)
+    assert list(table.index) == ["faster", "free", "cheap", "dear", "baseline", "nothing", "more"]
+    lost = 1000 / 900 - 1
+    assert table.loc["cheap", "lost_s"] == pytest.approx(lost)
+    assert table.loc["cheap", "saved_bytes_per_lost_s"] == pytest.approx(40 / lost)
+    assert table.loc["faster", "saved_bytes_per_lost_s"] == math.inf
+    assert as_text(table).count("free ") >= 2
+
+
+def test_time_inside_the_spread_is_not_lost():
+    runs = [record(seed=s, speed=1000 + 100 * s) for s in range(2)]
+    runs += [record("x", seed=s, peak=90, speed=990 + 100 * s) for s in range(2)]
+    assert table_of(*runs).loc["x", "saved_bytes_per_lost_s"] == math.inf
+
+
+def test_what_was_not_timed_is_no_bargain():
+    table = table_of(record(speed=None), record("x", peak=10, speed=None))
+    assert table.loc["x", "saved_bytes_per_lost_s"] == 0
+
+
+def with_technique(name, label, **maxima):
+    made = record(label, maximum_by_category={"gradients": 50, "optimizer_states": 100, "activations": 70, **maxima})
+    made.recipe["techniques"] = {name: {}} if name else {}
+    return made
+
+
+def test_a_switch_that_did_nothing_is_found():
+    runs = [
+        with_technique("", "baseline"), with_technique("lora", "real", gradients=1),
+        with_technique("lora", "idle", activations=1),
+    ]  # fmt: skip
+    table = table_of(*runs)
+    assert table["without_effect"].to_dict() == {"real": "", "baseline": "", "idle": "gradients, optimizer states"}
+    assert "idle changed nothing of what it attacks: gradients, optimizer states." in conclusions(table)
+
+
+def test_what_is_not_ranked_is_named_with_its_reason():
+    runs = [
+        record(), record("x", status=Status.FAILED, error="first"), record("x", status=Status.OOM, error="no memory"),
+        record("y", status=Status.KILLED, error="gone"), record("y"),
+        record("elsewhere", device="gpu", status=Status.FAILED, error="other device"),
+    ]  # fmt: skip
+    rest = unranked(to_frame(runs))
+    assert rest.reset_index().values.tolist() == [["x", "oom", "no memory"]]
+
+
 def test_seeds_become_one_row_with_their_spread():
     table = table_of(*(record(seed=s, loss=4 + s / 10, speed=1000 + s) for s in range(3)))
     (row,) = table.to_dict("records")
@@ -43,6 +104,13 @@ def test_seeds_become_one_row_with_their_spread():
     assert row["held_out_loss"] == pytest.approx(4.1)
     assert row["held_out_loss_spread"] == pytest.approx(0.2)
     assert row["tokens_per_s"] == 1001
+
+
+def test_runs_under_a_memory_cap_are_left_out():
+    table = table_of(record(peak=200), record(peak=200, speed=None, memory_cap_bytes=300), record("lora", peak=50))
+    assert table.loc["baseline", "tokens_per_s"] == 1000
+    with pytest.raises(ConfigurationError, match="none of them a baseline"):
+        table_of(record(memory_cap_bytes=300), record("lora"))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,24 @@ from workbench.errors import ConfigurationError
 from workbench.export import script
 from workbench.memory.tracker import StorageTracker
 from workbench.recipe import Recipe
-from workbench.techniques import GradientAccumulation, GradientCheckpointing, Lora, MixedPrecision
+from workbench.techniques import (
+    ActivationOffloading,
+    BatchSize,
+    ChunkedCrossEntropy,
+    Dora,
+    GradientAccumulation,
+    GradientCheckpointing,
+    Ia3,
+    Lora,
+    MixedPrecision,
+    Optimizer,
+    OptimizerOffloading,
+    PrefixTuning,
+    PromptTuning,
+    PureBf16,
+    Qlora,
+    SequenceLength,
+)
 from workbench.training import run
 
 TECHNIQUES = {
@@ -22,6 +39,23 @@ TECHNIQUES = {
     "reentrant": (GradientCheckpointing(use_reentrant=True), Lora(rank=2)),
     "mixed_precision": (MixedPrecision(),),
     "lora": (Lora(rank=4, targets="c_attn+c_fc"),),
+    "batch_size": (BatchSize(size=4), GradientAccumulation(steps=2)),
+    "sequence_length": (SequenceLength(tokens=8), BatchSize(size=2)),
+    "pure_bf16": (PureBf16(),),
+    "pure_bf16 and an adapter": (PureBf16(), Lora(rank=2)),
+    "chunked_cross_entropy": (ChunkedCrossEntropy(chunk=100), GradientAccumulation(steps=2)),
+    "chunked_cross_entropy of an adapter": (ChunkedCrossEntropy(chunk=100), Lora(rank=2), MixedPrecision()),
+    "optimizer": (Optimizer(kind="sgd_momentum"),),
+    "optimizer made by hand": (Optimizer(kind="adamw_foreach"), Lora(rank=2)),
+    "prefix_tuning": (PrefixTuning(virtual_tokens=4),),
+    "prompt_tuning": (PromptTuning(virtual_tokens=4),),
+    "ia3": (Ia3(),),
+    "only the attention of ia3": (Ia3(feedforward=False),),
+    "dora": (Dora(rank=4),),
+    "qlora": (Qlora(rank=4),),
+    "activation_offloading": (ActivationOffloading(to="disk"),),
+    "optimizer_offloading": (OptimizerOffloading(to="disk", chunk_elements=4096),),
+    "both offloaded": (ActivationOffloading(to="disk"), OptimizerOffloading(to="disk"), GradientCheckpointing()),
     "all": (GradientAccumulation(steps=4), GradientCheckpointing(), MixedPrecision(), Lora(dropout=0.1)),
 }
 
@@ -56,6 +90,18 @@ def test_it_finds_the_same_losses_and_the_same_peak(recipe, executed, techniques
 def test_it_starts_from_saved_weights_and_the_embedded_text_too(executed):
     recipe = Recipe(model="gpt2-tiny", effective_batch_size=2, sequence_length=32, steps=2)
     losses, held_out, _ = executed(script(recipe))
+    record = run(recipe, device="cpu")
+    assert losses == record.losses
+    assert held_out[-1] == record.held_out_loss
+
+
+def test_saved_weights_are_quantized_as_they_load(executed, text_file):
+    recipe = (
+        Recipe(model="gpt2-tiny", corpus=str(text_file), effective_batch_size=2, sequence_length=32, steps=2) | Qlora()
+    )
+    source = script(recipe)
+    assert "quantization_config=QUANTIZATION" in source
+    losses, held_out, _ = executed(source)
     record = run(recipe, device="cpu")
     assert losses == record.losses
     assert held_out[-1] == record.held_out_loss

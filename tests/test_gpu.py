@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from workbench.errors import ConfigurationError
 from workbench.memory.categories import Category
 from workbench.record import Status
 from workbench.techniques import GradientAccumulation, GradientCheckpointing, MixedPrecision
@@ -110,3 +111,30 @@ def test_running_out_of_memory_is_recorded_and_gives_the_memory_back(larger):
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert [record.status for record in read_all()] == [Status.OOM]
     assert torch.cuda.memory_allocated() <= before
+
+
+def test_under_a_memory_cap_the_allocator_refuses_and_is_set_free_again(larger, on_gpu):
+    from workbench.record import read_all
+    from workbench.training import OutOfMemoryError
+
+    cap = int(0.7 * on_gpu(larger).peak_reserved_bytes)
+    with pytest.raises(OutOfMemoryError, match="did not fit into the memory cap of"):
+        run(larger, device="cuda", memory_cap=cap)
+    (record,) = read_all()
+    assert (record.status, record.memory_cap_bytes) == (Status.OOM, cap)
+    assert record.peak_reserved_bytes <= cap
+    assert record.peak_phase
+    torch.empty(2 * cap, dtype=torch.uint8, device="cuda")
+
+
+def test_a_memory_cap_that_is_large_enough_changes_no_number_and_speed_is_known(larger, on_gpu):
+    plain = on_gpu(larger)
+    capped = run(larger, device="cuda", memory_cap=2 * plain.peak_reserved_bytes)
+    assert capped.losses[0] == plain.losses[0]
+    assert capped.peak_allocated_bytes == pytest.approx(plain.peak_allocated_bytes, rel=0.02)
+    assert capped.timed_steps == plain.timed_steps > 0
+
+
+def test_a_memory_cap_beyond_the_gpu_is_refused(larger):
+    with pytest.raises(ConfigurationError, match="memory_cap: .* is more than the .* of this GPU"):
+        run(larger, device="cuda", memory_cap="900TiB")

@@ -53,14 +53,16 @@ def test_equal_runs_are_reused_on_request(quick):
         (["--technique", "lora=rank:0"], "lora: rank must be an integer of at least 1, got 0"),
         (["--technique", "lora=rank:many"], "lora: rank must be an integer of at least 1, got 'many'"),
         (["--technique", "lora=size:3"], "lora has no setting 'size'. Known: rank"),
-        (["--technique", "magic"], "There is no technique 'magic'. Known: gradient_accumulation"),
+        (["--technique", "magic"], f"no technique 'magic'. Known: {', '.join(sorted(REGISTRY))}."),
         (["--technique", "gradient_accumulation=steps:3"], "cannot be split into 3"),
         (["--batch-size", "0"], "effective_batch_size must be an integer of at least 1, got 0"),
         (["--steps", "1.5"], "steps must be an integer"),
         (["--sequence-length", "4096"], "beyond the 128 positions"),
         (["--corpus", "missing.txt"], "there is no file 'missing.txt'"),
         (["--device", "tpu"], "'tpu' is not one of cuda, mps, cpu"),
-        (["--save", "adapter"], "trains no adapter. Save it as 'merged', or add lora."),
+        (["--memory-cap", "8"], "memory_cap: '8' is not an amount of memory. Write a number above zero and its unit"),
+        (["--memory-cap", "8Gb"], "memory_cap: '8Gb' is not an amount of memory"),
+        (["--save", "adapter"], "trains no adapter. Save it as 'merged', or add dora, ia3, lora, "),
         (["--sample-tokens", "5000"], "sample_tokens must be between 0 and"),
     ],
 )
@@ -80,6 +82,15 @@ def test_what_this_machine_cannot_run_has_its_own_exit_code(quick, capsys, monke
     assert "needs a GPU" in capsys.readouterr().err
     assert read_all()[0].status is Status.UNAVAILABLE
     assert main(["run", *quick, "--device", "cuda"]) == 3
+
+
+def test_a_memory_cap_that_is_too_small_has_the_exit_code_of_too_little_memory(quick, capsys):
+    assert main(["run", *quick, "--memory-cap", "4MiB"]) == 4
+    assert "did not fit into the memory cap of 4.0 MiB" in capsys.readouterr().err
+    (record,) = read_all()
+    assert (record.status, record.memory_cap_bytes) == (Status.OOM, 4 * 2**20)
+    assert main(["run", *quick, "--memory-cap", "400MiB"]) == 0
+    assert "not timed" in capsys.readouterr().out
 
 
 def test_a_diverged_run_does_not_look_like_success(quick, monkeypatch, capsys):

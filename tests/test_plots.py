@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex
@@ -37,6 +39,13 @@ def test_curves_show_the_mean_over_seeds_and_start_at_step_one():
     (line,) = figure.axes[0].lines
     assert line.get_xdata().tolist() == [1, 2]
     assert line.get_ydata().tolist() == [5.0, 3.0]
+
+
+def test_curves_of_unequal_steps_are_drawn_over_tokens():
+    few, many = record(losses=[4.0, 2.0]), record("batch_size", losses=[4.0, 3.0, 2.0, 1.0])
+    figure = plots.loss_curves([replace(few, tokens_seen=64), replace(many, tokens_seen=64)])
+    assert [line.get_xdata().tolist() for line in figure.axes[0].lines] == [[32, 64], [16, 32, 48, 64]]
+    assert figure.axes[0].get_xlabel() == "tokens seen"
 
 
 def test_the_timeline_stacks_to_the_total():

@@ -232,6 +232,18 @@ def test_another_recipe_is_not_reused(tmp_path, change):
     assert find(Recipe(model="gpt2-tiny", **change), folder=tmp_path, **FACTS) is None
 
 
+def test_capped_and_uncapped_runs_do_not_stand_for_each_other(tmp_path):
+    recipe, capped = Recipe(model="gpt2-tiny"), finished(memory_cap_bytes=1000)
+    capped.save(tmp_path)
+    assert find(recipe, folder=tmp_path, **FACTS) is None
+    assert find(recipe, folder=tmp_path, memory_cap_bytes=999, **FACTS) is None
+    assert find(recipe, folder=tmp_path, memory_cap_bytes=1000, **FACTS) == capped
+    plain = finished()
+    plain.save(tmp_path)
+    assert find(recipe, folder=tmp_path, **FACTS) == plain
+    assert find(recipe, folder=tmp_path, memory_cap_bytes=1000, **FACTS) == capped
+
+
 def test_another_version_is_not_reused(tmp_path):
     finished(versions={**versions(), "torch": "1.13.0"}).save(tmp_path)
     assert find(Recipe(model="gpt2-tiny"), folder=tmp_path, **FACTS) is None

@@ -27,6 +27,16 @@ class Probe(Technique):
     def note(self, seam: str) -> None:
         CALLS.append((seam, self.name))
 
+    @contextmanager
+    def run_context(self):
+        self.note("run_context")
+        yield
+        self.note("the run context ends")
+
+    def shape(self, shape):
+        self.note("shape")
+        return replace(shape, steps=shape.steps)
+
     def dataset(self, dataset):
         self.note("dataset")
         return dataset.map(lambda row: {"input_ids": [7] * len(row["input_ids"])})
@@ -69,7 +79,7 @@ class Probe(Technique):
         return noted
 
     @contextmanager
-    def forward_context(self):
+    def forward_context(self, model):
         self.note("forward_context")
         yield
         self.note("the forward context ends")
@@ -99,7 +109,7 @@ def test_the_probe_overrides_every_seam():
     seams = [name for name in vars(Technique) if not name.startswith("_") and name not in NO_SEAMS]
     methods = [name for name in seams if callable(getattr(Technique, name, None))]
     assert methods == SEAMS
-    assert len(SEAMS) == 8
+    assert len(SEAMS) == 9
 
 
 def test_every_seam_is_called(probed):
@@ -119,6 +129,13 @@ def test_the_seams_are_called_in_the_order_in_which_they_are_declared(probed):
     when = {seam: calls.index(seam) for seam in SEAMS}
     when["training_arguments"] = len(calls) - 1 - calls[::-1].index("training_arguments")
     assert sorted(SEAMS, key=when.get) == SEAMS
+
+
+def test_the_run_context_is_around_everything(probed):
+    _, calls = probed
+    before = calls.index("dataset")
+    assert calls.index("run_context") < before
+    assert calls[-1] == "the run context ends"
 
 
 def test_the_loss_is_computed_inside_the_forward_context(probed):

@@ -21,6 +21,9 @@ _HOMES = {
     "Meter": "memory.meter",
     "Category": "memory.categories", "Phase": "memory.categories", "format_bytes": "memory.categories",
     "compare": "comparison",
+    "holders": "memory.leaks", "release": "memory.leaks",
+    "predict": "prediction", "Prediction": "prediction",
+    "plan": "planner",
 }  # fmt: skip
 
 __all__ = list(_HOMES)

@@ -12,13 +12,14 @@ from typing import Any
 
 from workbench import texts
 from workbench.errors import ConfigurationError, WorkbenchError
-from workbench.recipe import Recipe
+from workbench.memory.categories import parse_bytes
+from workbench.recipe import Recipe, flag
 from workbench.settings import described, parse
 from workbench.techniques import REGISTRY, parse_technique
 
 EXIT_CODES = """exit codes:
   0  done
-  1  the run failed, diverged, or a notebook's cell raised
+  1  the run failed, diverged, a notebook's cell raised, or no plan fits
   2  something in the command cannot be used; nothing was run
   3  this machine cannot run it (device, package, network)
   4  out of memory
@@ -29,10 +30,9 @@ EXAMPLES = """examples:
   python -m workbench run gpt2-tiny --technique lora=rank:8,alpha:16 --technique gradient_checkpointing
   python -m workbench run gpt2 --corpus my.txt --batch-size 4 --sequence-length 512 --steps 200 --save merged
   python -m workbench run random:gpt2 --batch-size 2 --sequence-length 256 --steps 5   (124 M, no download)
+  python -m workbench predict gpt2-xl --batch-size 8 --sequence-length 1024 --technique gradient_checkpointing
+  python -m workbench plan gpt2 --budget 8GiB --batch-size 8 --sequence-length 1024
   python -m workbench compare"""
-
-# flags that people know by a shorter name than the recipe's field
-SHORT = {"effective_batch_size": "--batch-size"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,6 +62,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_run(commands.add_parser("run", help="fine-tune, measure, record", epilog=EXAMPLES, formatter_class=raw))
+    _add_predict(commands.add_parser("predict", help="the memory a GPU will need, without a GPU", formatter_class=raw))
+    _add_plan(commands.add_parser("plan", help="what to change so that it fits a budget", formatter_class=raw))
     _add_script(commands.add_parser("script", help="the recipe as a plain Hugging Face script", formatter_class=raw))
     _add_notebooks(commands.add_parser("notebooks", help="execute the notebooks and build the gallery"))
     lister = commands.add_parser("list", help="the techniques: what they attack, what they cost, same loss?")
@@ -81,9 +83,8 @@ def _add_recipe(parser: argparse.ArgumentParser) -> None:
         if field.name == "model":
             parser.add_argument("model", nargs="?", default="auto", help=f"{field.metadata['help']} (default auto)")
         elif "help" in field.metadata:
-            flag = SHORT.get(field.name, "--" + field.name.replace("_", "-"))
             help_text = f"{field.metadata['help']} ({described(field)}; default {str(field.default).lower()})"
-            parser.add_argument(flag, dest=field.name, metavar="X", help=help_text)
+            parser.add_argument(flag(field.name), dest=field.name, metavar="X", help=help_text)
     parser.add_argument(
         "--technique", action="append", default=[], metavar="NAME[=SETTING:VALUE,…]",
         help=f"switch a technique on; may be repeated. Known: {', '.join(REGISTRY)} (see `list`)",
@@ -98,9 +99,37 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sample-tokens", type=int, default=40, metavar="N", help="tokens of sample text (default 40)")
     parser.add_argument("--checkpoint-every", type=int, metavar="N", help="write a checkpoint every N steps")
     parser.add_argument("--resume", action="store_true", help="go on with the newest unfinished run of this recipe")
+    parser.add_argument("--memory-cap", metavar="X", help="pretend the device has no more memory than this, as in 8GiB")
     parser.add_argument("--reuse", action="store_true", help="take an equal run that is already recorded")
     parser.add_argument("--json", action="store_true", help="print the record as one JSON object")
     parser.set_defaults(function=run_recipe)
+
+
+def _add_predict(parser: argparse.ArgumentParser) -> None:
+    from workbench.memory.gpus import GPUS
+
+    parser.description = (
+        "Predict the peak of a recipe's training step on a GPU. Needs neither the GPU nor weights: gpt2 … gpt2-xl are\n"
+        "known by their configs, a folder or a hub model by its config.json."
+    )
+    _add_recipe(parser)
+    parser.add_argument("--gpu", default="h100", metavar="NAME", help=f"one of {', '.join(GPUS)} (default h100)")
+    parser.add_argument("--padding", action="store_true", help="batches contain padding, whatever the techniques say")
+    parser.add_argument("--json", action="store_true", help="print the prediction as one JSON object")
+    parser.set_defaults(function=predict_recipe)
+
+
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "The smallest sets of techniques with which a recipe fits into a budget, found by predictions: exact ones\n"
+        "first, then those that compute less. Techniques that you switch on here stay on in all of them."
+    )
+    _add_recipe(parser)
+    parser.add_argument("--budget", metavar="X", help="memory of the device, as in 8GiB (default: that of the GPU)")
+    parser.add_argument("--gpu", default="h100", metavar="NAME", help="predict for this GPU, or cpu (default h100)")
+    parser.add_argument("--most-changes", type=int, default=4, metavar="N", help="techniques per answer (default 4)")
+    parser.add_argument("--json", action="store_true", help="print the plan as one JSON object")
+    parser.set_defaults(function=show_plan)
 
 
 def _add_script(parser: argparse.ArgumentParser) -> None:
@@ -121,7 +150,7 @@ def _add_notebooks(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(function=run_notebooks)
 
 
-def _recipe(args: argparse.Namespace) -> Recipe:
+def _recipe(args: argparse.Namespace, *, config_only: bool = False) -> Recipe:
     given = {f.name: getattr(args, f.name, None) for f in dataclasses.fields(Recipe) if "help" in f.metadata}
     texts = {name: text for name, text in given.items() if text is not None}
     techniques = tuple(parse_technique(text) for text in args.technique)
@@ -130,12 +159,13 @@ def _recipe(args: argparse.Namespace) -> Recipe:
 
     corpus.load(recipe.corpus)  # these two say what is wrong before torch is imported, which takes seconds
     if recipe.model != "auto":
-        models.locate(recipe.model)
+        (models.locate_config if config_only else models.locate)(recipe.model)
     return recipe
 
 
 def run_recipe(args: argparse.Namespace) -> int:
     recipe = _recipe(args)
+    memory_cap = parse_bytes(args.memory_cap, "memory_cap") if args.memory_cap is not None else None
     from workbench.record import Status
     from workbench.training import run
 
@@ -143,6 +173,7 @@ def run_recipe(args: argparse.Namespace) -> int:
         record = run(
             recipe, device=args.device, reuse=args.reuse, save=args.save, sample_tokens=args.sample_tokens,
             checkpoint_every=args.checkpoint_every, resume=args.resume,
+            memory_cap=memory_cap,
         )  # fmt: skip
     print(json.dumps(dataclasses.asdict(record)) if args.json else _summary(record))
     return 0 if record.status is Status.OK and bool(record.model_path) == bool(args.save) else 1
@@ -173,6 +204,36 @@ def _summary(record: Any) -> str:
 
 def _from_to(first: list[float | None], last: list[float | None]) -> str:
     return " → ".join("none" if not value or value[0] is None else f"{value[0]:.3f}" for value in (first, last))
+
+
+def predict_recipe(args: argparse.Namespace) -> None:
+    from workbench.memory.gpus import GPUS, gpu
+    from workbench.prediction import CPU, predict, predict_all
+    from workbench.prediction_report import as_text, fitting
+
+    name = CPU if args.gpu == CPU else gpu(args.gpu).name
+    with redirect_stdout(sys.stderr):  # standard output is for the result alone
+        recipe = _recipe(args, config_only=True)
+        prediction = predict(recipe, name, padding=args.padding)
+    if args.json:
+        print(json.dumps(prediction.to_dict()))
+        return
+    print(as_text(prediction))
+    if name != CPU:
+        print()
+        print(fitting(dict(zip(GPUS, predict_all(recipe, padding=args.padding), strict=True))))
+
+
+def show_plan(args: argparse.Namespace) -> int:
+    budget = parse_bytes(args.budget, "budget") if args.budget is not None else None
+    recipe = _recipe(args, config_only=True)
+    from workbench.planner import as_text, plan
+
+    fields = {f.name: getattr(recipe, f.name) for f in dataclasses.fields(Recipe)}
+    with redirect_stdout(sys.stderr):
+        planned = plan(budget=budget, gpu=args.gpu, most_changes=args.most_changes, **fields)
+    print(json.dumps(planned.to_dict()) if args.json else as_text(planned))
+    return 0 if planned.candidates else 1
 
 
 def write_script(args: argparse.Namespace) -> None:
@@ -247,11 +308,16 @@ def _export(frame: Any, path: str) -> None:
 
 
 def show_comparison(args: argparse.Namespace) -> None:
-    from workbench.comparison import as_text, compare, conclusions
+    from workbench.comparison import as_text, compare, conclusions, unranked
     from workbench.record import records
+    from workbench.store import mark_killed
 
-    table = compare(records())
+    mark_killed()
+    frame = records()
+    table = compare(frame)
     print(as_text(table))
+    for label, row in unranked(frame).iterrows():
+        print(f"not ranked: {label}: {row['status']}. {row['reason']}")
     print()
     for sentence in conclusions(table):
         print(f"- {sentence}")

@@ -30,7 +30,7 @@ Needs the packages imported below, and runs as it is: python THIS_FILE.py
 {imports}
 
 SEQUENCE_LENGTH = {sequence_length}  # tokens
-BATCH = {batch}  # sequences per optimizer step
+BATCH = {batch}  # sequences; the text is cut to whole batches of so many
 SEED = {seed}
 
 
@@ -190,11 +190,14 @@ def _tokenizer(source: models.Source) -> str:
 
 
 def _model(plan: Plan, fragments: list[Fragment]) -> str:
-    arguments: Arguments = {}
+    arguments: Arguments = {"dtype": "float32"}
     for technique in plan.recipe.techniques:
         arguments = technique.model_arguments(arguments)
+    expressions = _expressions(arguments)
+    for fragment in fragments:
+        expressions |= fragment.loading
     load = _from_config if plan.source.random else _from_weights
-    lines = [*load(plan, arguments), *LOSS_TYPE, "set_seed(SEED)", *chain.from_iterable(f.model for f in fragments)]
+    lines = [*load(plan, expressions), *LOSS_TYPE, "set_seed(SEED)", *chain.from_iterable(f.model for f in fragments)]
     return "\n".join(lines)
 
 
@@ -203,28 +206,47 @@ def _dropout(plan: Plan) -> Arguments:
     return {} if rate is None else dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), rate)
 
 
-def _from_weights(plan: Plan, arguments: Arguments) -> list[str]:
-    values = {"dtype": "float32", "use_safetensors": True, **arguments, **_dropout(plan)}
-    return [f"model = GPT2LMHeadModel.from_pretrained({_literal(plan.source.location)}, {_inline(values)})"]
+def _from_weights(plan: Plan, expressions: dict[str, str]) -> list[str]:
+    return _from_pretrained(plan.source.location, {**expressions, **_expressions(_dropout(plan))})
 
 
-def _from_config(plan: Plan, arguments: Arguments) -> list[str]:
+def _from_pretrained(location: str, expressions: dict[str, str]) -> list[str]:
+    """One line if it is short."""
+    values = [f"{name}={source}" for name, source in {"use_safetensors": "True", **expressions}.items()]
+    line = f"model = GPT2LMHeadModel.from_pretrained({', '.join([_literal(location), *values])})"
+    if len(line) <= 120:
+        return [line]
+    return [
+        "model = GPT2LMHeadModel.from_pretrained(",
+        *(f"    {value}," for value in [_literal(location), *values]),
+        ")",
+    ]
+
+
+def _from_config(plan: Plan, expressions: dict[str, str]) -> list[str]:
     known = models.SIZES.get(plan.source.location)
     if known is not None:
         config = f"GPT2Config({_inline({**known, **_dropout(plan)})})"
     else:
         inline = _inline(_dropout(plan))
         config = f"GPT2Config.from_pretrained({_literal(plan.source.location)}{', ' + inline if inline else ''})"
-    dtype = arguments.get("dtype", "float32")
-    return ["torch.manual_seed(0)", f"model = GPT2LMHeadModel({config}).to(torch.{dtype})"]
+    dtype = expressions["dtype"].strip('"')
+    lines = ["torch.manual_seed(0)", f"model = GPT2LMHeadModel({config}).to(torch.{dtype})"]
+    if expressions.keys() > {"dtype"}:  # such as quantization, which acts on loading
+        lines += ['model.save_pretrained("new-weights")', *_from_pretrained("new-weights", expressions)]
+    return lines
 
 
 def _arguments(plan: Plan) -> Arguments:
     return {"output_dir": "fine-tuned", **argument_values(plan.recipe, plan.learning_rate)}
 
 
+def _expressions(values: dict[str, Any]) -> dict[str, str]:
+    return {name: _literal(value) for name, value in values.items()}
+
+
 def _inline(values: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={_literal(value)}" for name, value in values.items())
+    return ", ".join(f"{name}={source}" for name, source in _expressions(values).items())
 
 
 def _lines(values: dict[str, Any], indent: int) -> str:

@@ -1,11 +1,14 @@
 """GPT-2 by one name everywhere: embedded, from the hub, from a folder, or with random weights from its config."""
 
+import copy
+import logging
 import os
 import re
+import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -15,11 +18,13 @@ from workbench.hub import require
 from workbench.locations import MODELS
 
 if TYPE_CHECKING:
+    import torch
     from transformers import GPT2Config, PreTrainedModel, PreTrainedTokenizerBase
 
 EMBEDDED = "gpt2-tiny"
 RANDOM = "random:"
 END_OF_TEXT = "<|endoftext|>"
+BUILT = ("dtype", "attn_implementation")  # arguments of loading that a new model is made with just as well
 
 # Radford et al., "Language Models are Unsupervised Multitask Learners" (2019); 12 heads of 64 in the smallest
 SIZES: dict[str, dict[str, Any]] = {
@@ -28,6 +33,10 @@ SIZES: dict[str, dict[str, Any]] = {
     "gpt2-large": {"n_layer": 36, "n_head": 20, "n_embd": 1280},
     "gpt2-xl": {"n_layer": 48, "n_head": 25, "n_embd": 1600},
 }
+
+
+# on import bitsandbytes remarks on an optional kernel that is not there; PEFT imports it wherever it is installed
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
 @dataclass(frozen=True)
@@ -128,12 +137,31 @@ def learning_rate(config: "GPT2Config") -> float:
     return 5e-5 if config.n_embd >= SIZES["gpt2"]["n_embd"] else 1e-3
 
 
-def check_length(source: Source, config: "GPT2Config", sequence_length: int) -> None:
-    """Raises ConfigurationError if the model has fewer positions than the sequences have tokens."""
-    if sequence_length > config.n_positions:
+def check_length(
+    source: Source, config: "GPT2Config", sequence_length: int, taken: Mapping[str, int] | None = None
+) -> None:
+    """Raises ConfigurationError if the model has fewer positions than the sequences have tokens.
+
+    Args:
+        taken: positions that others need before each sequence, by their names.
+    """
+    taken = taken or {}
+    room = config.n_positions - sum(taken.values())
+    if sequence_length > room:
+        others = "".join(f" with the {count} positions that {name} takes" for name, count in taken.items())
+        cure = f"Use at most {room}." if room > 1 else "Take fewer of them."
         raise ConfigurationError(
-            f"recipe: sequence_length {sequence_length} is beyond the {config.n_positions} positions of "
-            f"{source.name}. Use at most {config.n_positions}."
+            f"recipe: sequence_length {sequence_length}{others} is beyond the {config.n_positions} positions of "
+            f"{source.name}. {cure}"
+        )
+
+
+def check_trainable(source: Source) -> None:
+    """Raises ConfigurationError for an adapter that cannot be merged into weights to go on from."""
+    if source.adapter and (tokens := _virtual_tokens(source)):
+        raise ConfigurationError(
+            f"model: {source.name!r} is an adapter of {tokens} virtual tokens, which cannot be merged into weights to "
+            f"fine-tune. Start from its base, {_base(source).name!r}."
         )
 
 
@@ -219,19 +247,42 @@ def quiet() -> Iterator[None]:
 
 
 def load(source: Source, config: "GPT2Config", **arguments: Any) -> "PreTrainedModel":
-    """The model, in fp32 unless `dtype` says otherwise, on the CPU unless `device_map` says otherwise."""
-    arguments = {"dtype": "float32", **arguments}
+    """The model, in fp32 unless `dtype` says otherwise, on the CPU unless `device_map` says otherwise.
+
+    An adapter is merged into its base; one of virtual tokens cannot be, and stays beside it. As with `from_pretrained`,
+    an argument that is a setting of the config, for example `activation_function`, changes it; the config given stays
+    as it is.
+    """
+    config, arguments = _settled(config, {"dtype": "float32", **arguments})
+    built = {name: value for name, value in arguments.items() if name in BUILT}
     with quiet():
-        if source.random:
-            model = _new(config, arguments)
-        elif source.adapter:
-            model = _with_adapter(source, config, arguments)
-        else:
+        if not (source.random or source.adapter):
             model = _from_checkpoint(source, config, arguments)
+        else:
+            model = _new(config, built) if source.random else _with_adapter(source, config, built)
+            if arguments.keys() > built.keys():
+                model = _loaded_again(model, source, config, arguments)
     # GPT-2's class sets none: the Trainer would then count T predictions in a sequence of T tokens, not T - 1, and
     # divide the loss by too much (transformers 5.23, `Trainer._get_num_items_in_batch`)
     model.loss_type = "ForCausalLM"
     return model
+
+
+def _settled(config: "GPT2Config", arguments: dict[str, Any]) -> tuple["GPT2Config", dict[str, Any]]:
+    """A copy of the config with those arguments that are settings of it, and the other arguments."""
+    settings = {name: value for name, value in arguments.items() if name not in BUILT and hasattr(config, name)}
+    config = copy.deepcopy(config)
+    config.update(settings)
+    return config, {name: value for name, value in arguments.items() if name not in settings}
+
+
+def _loaded_again(
+    model: "PreTrainedModel", source: Source, config: "GPT2Config", arguments: dict[str, Any]
+) -> "PreTrainedModel":
+    """The same weights through `from_pretrained`, for arguments that act on loading, as quantization does."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        return _from_checkpoint(replace(source, location=folder), config, arguments)
 
 
 def _from_checkpoint(source: Source, config: "GPT2Config", arguments: dict[str, Any]) -> "PreTrainedModel":
@@ -255,38 +306,86 @@ def _from_checkpoint(source: Source, config: "GPT2Config", arguments: dict[str, 
 
 
 def _new(config: "GPT2Config", arguments: dict[str, Any]) -> "PreTrainedModel":
-    """New weights under a fixed seed, so that `random:gpt2` is one definite model."""
+    """New weights under a fixed seed, so that `random:gpt2` is one definite model, cast to `dtype` afterwards."""
     import torch
     from transformers import GPT2LMHeadModel
 
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model: PreTrainedModel = GPT2LMHeadModel(config).to(getattr(torch, arguments["dtype"]))
+        made = cast("Any", GPT2LMHeadModel)._from_config(config, **{**arguments, "dtype": "float32"})
+        model: PreTrainedModel = made.to(getattr(torch, arguments["dtype"]))
     return model
 
 
-def _base(source: Source) -> Source:
+def locate_config(name: str) -> Source:
+    """Like `locate`, for a model of which only the config is needed: no weights, and none of the known sizes asked of
+    the hub. Raises as `locate` does."""
+    plain = name.removeprefix(RANDOM)
+    if plain in SIZES:
+        return Source(name, plain, random=True)
+    if plain and (Path(plain).expanduser() / "adapter_config.json").exists():
+        return locate_config(str(_base(locate(plain)).name))
+    return replace(locate(RANDOM + plain), name=name)
+
+
+def skeleton(config: "GPT2Config", **arguments: Any) -> "PreTrainedModel":
+    """The model on the meta device: shapes and types, no memory."""
+    import torch
+
+    with quiet(), torch.device("meta"):
+        return _new(config, {"dtype": "float32", **arguments})
+
+
+def _adapter_config(source: Source) -> Any:
     from peft import PeftConfig
 
     try:
-        name = PeftConfig.from_pretrained(source.location).base_model_name_or_path
+        return PeftConfig.from_pretrained(source.location)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigurationError(
             f"model: the adapter_config.json of {source.name!r} cannot be read ({error}). Save the adapter again."
         ) from None
-    base = locate(str(name or ""))
+
+
+def _base(source: Source) -> Source:
+    base = locate(str(_adapter_config(source).base_model_name_or_path or ""))
     if base.adapter:
         raise ConfigurationError(f"model: the adapter {source.name!r} is for another adapter. Save it as 'merged'.")
     return base
 
 
+def _virtual_tokens(source: Source) -> int:
+    return getattr(_adapter_config(source), "num_virtual_tokens", None) or 0
+
+
 def _with_adapter(source: Source, config: "GPT2Config", arguments: dict[str, Any]) -> "PreTrainedModel":
-    """The base model with the adapter merged into its weights."""
+    """The base model with the adapter merged into its weights, or with its virtual tokens before every text."""
     from peft import PeftModel
 
     base = load(_base(source), config, **arguments)
-    merged: PreTrainedModel = PeftModel.from_pretrained(base, source.location).merge_and_unload()
+    adapted = PeftModel.from_pretrained(base, source.location)
+    if _virtual_tokens(source):
+        return adapted  # type: ignore[no-any-return]
+    merged: PreTrainedModel = adapted.merge_and_unload()
     return merged.requires_grad_(True)  # PEFT froze the base; the merged model may be trained again
+
+
+def count_parameters(model: "PreTrainedModel") -> tuple[int, int]:
+    """(all, trainable). A weight of bitsandbytes counts as the numbers it stands for, not as the bytes they are in."""
+    numbers = [(_shape(p).numel(), p.requires_grad) for p in model.parameters()]
+    return sum(count for count, _ in numbers), sum(count for count, trainable in numbers if trainable)
+
+
+def _shape(parameter: "torch.nn.Parameter") -> "torch.Size":
+    state = getattr(parameter, "quant_state", None)
+    return parameter.shape if state is None else state.shape
+
+
+def storage_type(model: "PreTrainedModel") -> str:
+    """In what the weights are stored: `float32`, or `nf4 + float32` where some are quantized by bitsandbytes."""
+    states = [getattr(parameter, "quant_state", None) for parameter in model.parameters()]
+    quantized = sorted({str(state.quant_type) for state in states if state is not None})
+    return " + ".join([*quantized, str(model.dtype).removeprefix("torch.")])
 
 
 def save(
@@ -322,12 +421,14 @@ def generate(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", pro
     device = next(model.parameters()).device
     inputs = tokenizer(prompt, return_tensors="pt").to(device)
     prompt_tokens, positions = inputs["input_ids"].shape[1], model.config.n_positions
+    if adapter := getattr(model, "active_peft_config", None):
+        prompt_tokens += getattr(adapter, "num_virtual_tokens", None) or 0
     if prompt_tokens + tokens > positions:
         raise ConfigurationError(
             f"generate: {prompt_tokens} + {tokens} tokens are beyond the model's {positions} positions."
         )
     training, cache_was = model.training, model.config.use_cache
-    with torch.random.fork_rng(), torch.no_grad():
+    with quiet(), torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(0)
         model.eval()
         model.config.use_cache = True

@@ -9,7 +9,7 @@ import pandas as pd
 
 from workbench.comparison import pareto
 from workbench.memory.categories import Category, Phase, format_bytes
-from workbench.memory.tracker import Timeline
+from workbench.memory.timeline import Timeline
 from workbench.record import Record
 
 if TYPE_CHECKING:
@@ -51,15 +51,18 @@ def memory_bars(frame: pd.DataFrame) -> "Figure":
 
 
 def loss_curves(records: Sequence[Record]) -> "Figure":
-    """Training loss over steps: the mean over seeds as a line, their range as a band."""
+    """Training loss over steps, or over tokens where the runs took different numbers of steps: the mean over seeds as
+    a line, their range as a band."""
     figure, axes = _axes(8.0, 3.4)
+    alike = len({len(record.losses) for record in records}) == 1
     labels = list(dict.fromkeys(record.label for record in records))
     for index, label in enumerate(labels):
-        runs = np.array([record.losses for record in records if record.label == label])
-        steps, colour = np.arange(1, runs.shape[1] + 1), LINES[index % len(LINES)]
+        ones = [record for record in records if record.label == label]
+        runs, colour = np.array([record.losses for record in ones]), LINES[index % len(LINES)]
+        steps = np.arange(1, runs.shape[1] + 1) * (1 if alike else ones[0].tokens_seen / runs.shape[1])
         axes.plot(steps, runs.mean(axis=0), color=colour, label=label, linestyle=("-", "--", ":", "-.")[index % 4])
         axes.fill_between(steps, runs.min(axis=0), runs.max(axis=0), color=colour, alpha=0.18, linewidth=0)
-    axes.set_xlabel("step (one optimizer update)")
+    axes.set_xlabel("step (one optimizer update)" if alike else "tokens seen")
     axes.set_ylabel("training loss")
     return _finish(figure, axes, columns=3)
 

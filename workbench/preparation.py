@@ -8,6 +8,8 @@ import torch
 
 from workbench import corpus, models
 from workbench.errors import ConfigurationError, UnavailableError
+from workbench.memory.allocators import total_bytes
+from workbench.memory.categories import format_bytes, parse_bytes
 from workbench.recipe import Recipe
 from workbench.techniques import REGISTRY, Capability
 
@@ -15,6 +17,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SAVE_FORMS = ("merged", "adapter")
+UNMERGEABLE = {
+    Capability.VIRTUAL_TOKENS: "which no weights can stand for",
+    Capability.QUANTIZED_WEIGHTS: "into which an adapter cannot be merged without rounding it to their few values",
+}
 
 
 @dataclass(frozen=True)
@@ -31,9 +37,15 @@ class Plan:
 
     @property
     def learning_rate(self) -> float:
-        """As asked, or the model's customary one times what each technique customarily needs."""
-        factor = math.prod(technique.learning_rate_factor for technique in self.recipe.techniques)
-        return self.recipe.learning_rate or models.learning_rate(self.config) * factor
+        """As asked, or the model's customary one times what each technique customarily needs.
+
+        Where a technique changes the tokens of a step, the rate goes with their square root, the rule for Adam
+        (Malladi et al., "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms", arXiv 2205.10287).
+        """
+        recipe, shape = self.recipe, self.recipe.shape
+        share = shape.sequences * shape.tokens / (recipe.effective_batch_size * recipe.sequence_length)
+        factor = math.prod(technique.learning_rate_factor for technique in recipe.techniques) * math.sqrt(share)
+        return recipe.learning_rate or models.learning_rate(self.config) * factor
 
 
 def prepare(recipe: Recipe, device: torch.device) -> Plan:
@@ -47,10 +59,17 @@ def prepare(recipe: Recipe, device: torch.device) -> Plan:
     source = models.locate(recipe.model)
     with models.quiet():
         config, tokenizer = models.load_config(source), models.load_tokenizer(source)
-    models.check_length(source, config, recipe.sequence_length)
+    _check_positions(recipe, source, config)
     models.check_vocabulary(source, config, tokenizer)
     blocks = corpus.make_blocks(text, tokenizer, recipe.sequence_length, recipe.effective_batch_size)
     return Plan(recipe, device, source, config, tokenizer, text, blocks)
+
+
+def _check_positions(recipe: Recipe, source: models.Source, config: Any) -> None:
+    """Raises ConfigurationError if a sequence, with what the techniques put before it, is too long for the model."""
+    models.check_trainable(source)
+    taken = {t.name: t.positions for t in recipe.techniques if t.positions}
+    models.check_length(source, config, recipe.sequence_length, taken)
 
 
 def check_outputs(plan: Plan, save: str | None, sample_tokens: int) -> None:
@@ -60,8 +79,31 @@ def check_outputs(plan: Plan, save: str | None, sample_tokens: int) -> None:
     if save == "adapter" and not any(Capability.ADAPTER in t.brings for t in plan.recipe.techniques):
         adapters = ", ".join(name for name, t in REGISTRY.items() if Capability.ADAPTER in t.brings)
         raise ConfigurationError(f"save: this recipe trains no adapter. Save it as 'merged', or add {adapters}.")
+    if save == "merged":
+        _refuse_unmergeable(plan)
     prompt_tokens = len(plan.tokenizer(corpus.prompt(plan.text))["input_ids"])
+    prompt_tokens += sum(t.positions for t in plan.recipe.techniques)
     models.check_sample(plan.source, plan.config, prompt_tokens if sample_tokens else 0, sample_tokens)
+
+
+def memory_cap_bytes(memory_cap: str | int | None, device: torch.device) -> int | None:
+    """The cap in bytes. Raises ConfigurationError if it is not an amount, or more than the device has."""
+    if memory_cap is None:
+        return None
+    cap, total = parse_bytes(memory_cap, "memory_cap"), total_bytes(device)
+    if total is not None and cap > total:
+        raise ConfigurationError(
+            f"memory_cap: {memory_cap!r} is more than the {format_bytes(total)} of this GPU. Leave it out, or lower it."
+        )
+    return cap
+
+
+def _refuse_unmergeable(plan: Plan) -> None:
+    for technique in plan.recipe.techniques:
+        for capability in technique.brings & UNMERGEABLE.keys():
+            raise ConfigurationError(
+                f"save: {technique.name} brings {capability}, {UNMERGEABLE[capability]}. Save it as 'adapter'."
+            )
 
 
 def check_machine(plan: Plan) -> None:

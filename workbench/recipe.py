@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
@@ -9,7 +10,7 @@ from typing import Any, Self
 from workbench.errors import ConfigurationError
 from workbench.settings import check, setting
 from workbench.techniques import Technique, technique
-from workbench.techniques.base import Arguments
+from workbench.techniques.base import Arguments, Shape
 
 
 @dataclass(frozen=True)
@@ -73,17 +74,38 @@ class Recipe:
         """The techniques in words, for tables and legends."""
         return " + ".join(_label(t) for t in self.techniques) or "baseline"
 
+    @property
+    def shape(self) -> Shape:
+        """The batches that are trained on: the recipe's own, unless a technique asks for others."""
+        shape = Shape(self.effective_batch_size, self.sequence_length, self.steps)
+        for entry in self.techniques:
+            shape = entry.shape(shape)
+        return shape
+
     def training_arguments(self) -> Arguments:
         """The keyword arguments of `transformers.TrainingArguments` that this recipe decides."""
+        shape = self.shape
         arguments: Arguments = {
-            "per_device_train_batch_size": self.effective_batch_size,
+            "per_device_train_batch_size": shape.sequences,
             "gradient_accumulation_steps": 1,
-            "max_steps": self.steps,
+            "max_steps": shape.steps,
             "seed": self.seed,
         }
         for entry in self.techniques:
             arguments = entry.training_arguments(arguments)
         return arguments
+
+    def command(self) -> str:
+        """The command line that runs this recipe."""
+        words = ["python", "-m", "workbench", "run", self.model]
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if "help" in field.metadata and field.name != "model" and value != field.default:
+                words += [flag(field.name), _written(value)]
+        for entry in self.techniques:
+            changed = ",".join(f"{name}:{_written(value)}" for name, value in _changed(entry).items())
+            words += ["--technique", f"{entry.name}={changed}" if changed else entry.name]
+        return shlex.join(words)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready. Inverse of `from_dict`."""
@@ -107,11 +129,22 @@ class Recipe:
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
 
+def flag(field_name: str) -> str:
+    """The command line's name of a field; people know some by a shorter one."""
+    return {"effective_batch_size": "--batch-size"}.get(field_name, "--" + field_name.replace("_", "-"))
+
+
+def _written(value: Any) -> str:
+    """As the command line reads it back."""
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def _changed(entry: Technique) -> dict[str, Any]:
+    """The settings that differ from their defaults."""
+    known = type(entry).__dataclass_fields__  # type: ignore[attr-defined]
+    return {name: value for name, value in entry.settings().items() if value != known[name].default}
+
+
 def _label(entry: Technique) -> str:
-    """The name, with the settings that differ from their defaults."""
-    changed = [
-        f"{name}={value}"
-        for name, value in entry.settings().items()
-        if value != type(entry).__dataclass_fields__[name].default  # type: ignore[attr-defined]
-    ]
-    return f"{entry.name}({', '.join(changed)})" if changed else entry.name
+    changed = ", ".join(f"{name}={value}" for name, value in _changed(entry).items())
+    return f"{entry.name}({changed})" if changed else entry.name

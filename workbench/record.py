@@ -66,6 +66,7 @@ class Record:
     skipped_steps: int = 0  # by loss scaling, after an overflow in fp16
     parameters: int | None = None
     trainable_parameters: int | None = None
+    memory_cap_bytes: int | None = None
     data_sha256: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     git_commit: str = ""
@@ -82,6 +83,10 @@ class Record:
     by_category: dict[str, int] = field(default_factory=dict)
     maximum_by_category: dict[str, int] = field(default_factory=dict)
     by_phase: dict[str, int] = field(default_factory=dict)
+    # outside of the device's memory: held on purpose by a technique; None where nothing was moved
+    peak_host_bytes: int | None = None
+    peak_disk_bytes: int | None = None
+    moved_bytes: int | None = None  # there and back, over the whole run
     # loss
     losses: list[float] = field(default_factory=list)
     held_out_loss_before: float | None = None
@@ -137,11 +142,13 @@ class Record:
             raise ConfigurationError(f"records: {path} is not a record ({error}). Move it away.") from None
 
     def row(self) -> dict[str, Any]:
-        """One flat row: scalars as they are, `<category>_bytes` at the peak, `<phase>_peak_bytes`."""
+        """One flat row: scalars as they are, `<category>_bytes` at the peak, `<category>_maximum_bytes` whenever
+        that was, `<phase>_peak_bytes`."""
         flat = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in _NESTED}
         asked = {name: self.recipe.get(name) for name in ("corpus", "effective_batch_size", "sequence_length")}
         asked |= {name: self.recipe.get(name) for name in ("steps", "seed", "dropout")}
         categories = {f"{c}_bytes": self.by_category.get(c) for c in Category}
+        categories |= {f"{c}_maximum_bytes": self.maximum_by_category.get(c) for c in Category}
         phases = {f"{p}_peak_bytes": self.by_phase.get(p) for p in Phase}
         techniques = "+".join(sorted(self.recipe.get("techniques", {}))) or "baseline"
         return {**flat, **asked, "techniques": techniques, **categories, **phases}
@@ -207,17 +214,24 @@ def _dtype(annotation: str) -> str:
 
 
 def find(
-    recipe: Recipe, *, device: str, data_sha256: str, sampled: bool = False, folder: Path | None = None
+    recipe: Recipe,
+    *,
+    device: str,
+    data_sha256: str,
+    memory_cap_bytes: int | None = None,
+    sampled: bool = False,
+    folder: Path | None = None,
 ) -> Record | None:
-    """The newest `ok` record of the same recipe, text, device, library versions and commit of the workbench.
+    """The newest `ok` record of the same recipe, text, device, memory cap, library versions and commit.
 
     None for a model in a folder of the user's, whose weights may have changed since; `sampled` asks for sample texts.
     """
     if os.path.isdir(recipe.model):
         return None
-    wanted = (recipe.id, device, data_sha256, versions(), git_commit())
+    wanted = (recipe.id, device, data_sha256, memory_cap_bytes, versions(), git_commit())
     for record in reversed(read_all(folder)):
-        found = (record.recipe_id, record.device, record.data_sha256, record.versions, record.git_commit)
+        text_and_cap = (record.data_sha256, record.memory_cap_bytes)
+        found = (record.recipe_id, record.device, *text_and_cap, record.versions, record.git_commit)
         if record.status is Status.OK and found == wanted and (record.text_after or not sampled):
             return record
     return None

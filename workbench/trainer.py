@@ -49,7 +49,7 @@ class SeamTrainer(Trainer):
     def compute_loss_context_manager(self) -> ExitStack:
         stack = super().compute_loss_context_manager()
         for technique in self._techniques:
-            stack.enter_context(technique.forward_context())
+            stack.enter_context(technique.forward_context(self._plain_model))
         return stack
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -131,11 +131,13 @@ def prepare_model(recipe: Recipe, model: PreTrainedModel) -> PreTrainedModel:
 def argument_values(recipe: Recipe, learning_rate: float) -> Arguments:
     """The recipe's own `TrainingArguments` and those that are the same for every run, wherever it runs."""
     decided = recipe.training_arguments()
+    tokens = decided["per_device_train_batch_size"] * recipe.shape.tokens
     return {
         **decided,
         "learning_rate": learning_rate,
         "warmup_steps": decided["max_steps"] // 10,
-        "per_device_eval_batch_size": decided["per_device_train_batch_size"],
+        # evaluation is on the recipe's own blocks, whatever length is trained on; no more tokens at once than there
+        "per_device_eval_batch_size": max(1, tokens // recipe.sequence_length),
         "eval_on_start": True,
         "prediction_loss_only": True,
         "logging_steps": 1,

@@ -6,8 +6,8 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import replace
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,11 @@ from transformers import PreTrainedModel, TrainerCallback, TrainingArguments, se
 from workbench import checkpoints, corpus, devices, models
 from workbench.errors import ConfigurationError, OutOfMemoryError, UnavailableError
 from workbench.locations import runs_folder
-from workbench.memory.allocators import allocator_for
+from workbench.memory.allocators import allocator_for, capped
+from workbench.memory.categories import format_bytes
+from workbench.memory.leaks import clear_frames
 from workbench.memory.meter import Meter
-from workbench.preparation import Plan, check_machine, check_outputs, prepare
+from workbench.preparation import Plan, check_machine, check_outputs, memory_cap_bytes, prepare
 from workbench.recipe import Recipe
 from workbench.record import Record, Status, find
 from workbench.store import begin, checkpoint_folder, end, mark_killed, resumable
@@ -35,6 +37,8 @@ OOM_WORDS = (  # of cuBLAS, the driver, MPS, and the CPU on Linux and Windows, w
     "not enough memory: you tried to allocate",
 )  # fmt: skip
 
+Observer = Callable[[Callable[[], Record]], None]
+
 
 def run(
     recipe: Recipe,
@@ -45,6 +49,8 @@ def run(
     sample_tokens: int = 0,
     checkpoint_every: int | None = None,
     resume: bool = False,
+    memory_cap: str | int | None = None,
+    observe: Observer | None = None,
     folder: Path | None = None,
 ) -> Record:
     """Fine-tune a recipe and measure memory, loss and speed.
@@ -57,6 +63,11 @@ def run(
         checkpoint_every: write a checkpoint every so many steps; they are removed when the run has ended well.
         resume: go on with the newest unfinished run of this recipe from its last whole checkpoint. On a CPU the
             losses are those of a run that was never interrupted. With nothing to resume it begins at the beginning.
+        memory_cap: pretend that the device has no more than this, `"8GiB"` or a number of bytes. On CUDA the allocator
+            keeps to it, at no cost. Elsewhere the tracker watches the bytes of tensors in every step, which takes
+            time: such a run records no speed.
+        observe: called after every step with a function that returns the record so far; a KeyboardInterrupt raised
+            in it ends the run, as Ctrl-C does.
         folder: where records go; by default `data/runs`.
 
     Returns:
@@ -72,8 +83,12 @@ def run(
     mark_killed(folder)
     chosen = devices.pick(device)
     recipe = replace(recipe, model=models.resolve(recipe.model, chosen.type))
-    facts = {"device": devices.describe(chosen), "data_sha256": corpus.load(recipe.corpus).sha256}
-    if reuse and save is None and (known := find(recipe, sampled=bool(sample_tokens), folder=folder, **facts)):
+    facts: dict[str, Any] = {
+        "device": devices.describe(chosen),
+        "data_sha256": corpus.load(recipe.corpus).sha256,
+    }
+    cap: dict[str, Any] = {"memory_cap_bytes": memory_cap_bytes(memory_cap, chosen)}
+    if reuse and save is None and (known := find(recipe, sampled=bool(sample_tokens), folder=folder, **facts, **cap)):
         return known
     if checkpoint_every is not None and checkpoint_every < 1:
         raise ConfigurationError(f"checkpoint_every must be at least 1 step, got {checkpoint_every}.")
@@ -81,17 +96,21 @@ def run(
     check_outputs(plan, save, sample_tokens)
     record = resumable(recipe, folder, **facts) if resume else None
     record = record or Record.start(recipe, model=recipe.model, learning_rate=plan.learning_rate, **facts)
+    record = replace(record, **cap)
     try:
         check_machine(plan)
     except UnavailableError as error:
         replace(record, status=Status.UNAVAILABLE, error=str(error)).save(folder)
         raise
-    record = _execute(_Run(plan, begin(record, folder), folder, save, sample_tokens, checkpoint_every))
+    options = _Options(folder, save, sample_tokens, checkpoint_every, observe)
+    record = _execute(_Run(plan, begin(record, folder), options))
     if record.status is Status.OOM:
         # raised here, where no handler is active: a chained traceback would keep the run's tensors alive
+        allocator_for(chosen).prepare()  # collects what the run's reference cycles still hold
         exact = ", ".join(name for name, t in REGISTRY.items() if t.numerics is Numerics.EXACT)
         cure = f"Use a smaller effective_batch_size or sequence_length, or a technique with the same loss: {exact}."
-        raise OutOfMemoryError(f"{record.label} did not fit into the memory of {record.device}: {record.error} {cure}")
+        room = f"memory cap of {format_bytes(record.memory_cap_bytes)}" if record.memory_cap_bytes else "memory"
+        raise OutOfMemoryError(f"{record.label} did not fit into the {room} of {record.device}: {record.error} {cure}")
     return record
 
 
@@ -99,15 +118,24 @@ def _execute(job: "_Run") -> Record:
     """The finished record. A failure is recorded, with what was measured until then, and raised; but not an
     out-of-memory, which the record alone tells."""
     try:
-        return job.end(job.execute())
-    except (KeyboardInterrupt, SystemExit):
+        with ExitStack() as contexts:
+            for technique in job.plan.recipe.techniques:
+                contexts.enter_context(technique.run_context())
+            contexts.enter_context(capped(job.plan.device, job.record.memory_cap_bytes))
+            record = job.execute()
+        return job.end(record)
+    except (KeyboardInterrupt, SystemExit) as error:
         job.end(replace(job.so_far(), status=Status.INTERRUPTED, error="interrupted by the user"))
+        job.let_go(error)
         raise
     except Exception as error:
         words = f"{type(error).__name__}: {error}"
         if isinstance(error, torch.OutOfMemoryError) or any(known in words for known in OOM_WORDS):
-            return job.end(replace(job.so_far(), status=Status.OOM, error=words.splitlines()[0]))
+            record = job.end(replace(job.so_far(), status=Status.OOM, error=words.splitlines()[0]))
+            job.let_go(error)
+            return record
         job.end(replace(job.so_far(), status=Status.FAILED, error=words))
+        job.let_go(error)
         raise
 
 
@@ -116,20 +144,22 @@ def _show_progress() -> bool:
     return sys.stderr.isatty() or "JPY_SESSION_NAME" in os.environ
 
 
+@dataclass(frozen=True)
+class _Options:
+    """What `run` was asked for beside the recipe."""
+
+    folder: Path
+    save: str | None = None
+    sample_tokens: int = 0
+    checkpoint_every: int | None = None
+    observe: Observer | None = None
+
+
 class _Run:
     """One execution of a plan: load, train, measure, save."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        record: Record,
-        folder: Path,
-        save: str | None,
-        sample_tokens: int,
-        checkpoint_every: int | None,
-    ) -> None:
-        self.plan, self.record, self.folder = plan, record, folder
-        self.save, self.sample_tokens, self.checkpoint_every = save, sample_tokens, checkpoint_every
+    def __init__(self, plan: Plan, record: Record, options: _Options) -> None:
+        self.plan, self.record, self.options = plan, record, options
         self.trainer: SeamTrainer | None = None
         self.meter: Meter | None = None
 
@@ -141,9 +171,9 @@ class _Run:
         with models.quiet():
             model = self._load()
             text_before = self._sample(model)
-            with Meter(model, before_bytes=before) as meter:
+            with Meter(model, before_bytes=before, cap_bytes=self.record.memory_cap_bytes) as meter:
                 self.meter = meter
-                watch = _Watch(meter, plan, self.keep_progress)
+                watch = _Watch(meter, plan, self)
                 trainer = self.trainer = assemble(plan.recipe, model, data, self._arguments(), meter, [watch])
                 set_seed(plan.recipe.seed)
                 trainer.resume(self._checkpoint())
@@ -169,21 +199,26 @@ class _Run:
         for folder in (self._checkpoints, self._checkpoints.parent):
             with suppress(OSError):
                 folder.rmdir()  # the Trainer makes it in any case; only if nothing is in it
-        return end(record, self.folder)
+        return end(record, self.options.folder)
+
+    def let_go(self, error: BaseException) -> None:
+        """IPython keeps the traceback of a failed cell, and its frames would keep the model and the optimizer."""
+        self.trainer = self.meter = None
+        clear_frames(error)
 
     def keep_progress(self) -> None:
         """Beside each checkpoint, what was measured until then: a kill leaves that."""
         with suppress(OSError):
-            self.so_far().save(self.folder)
+            self.so_far().save(self.options.folder)
 
     @property
     def _checkpoints(self) -> Path:
-        return checkpoint_folder(self.record, self.folder)
+        return checkpoint_folder(self.record, self.options.folder)
 
     def _arguments(self) -> TrainingArguments:
         plan = self.plan
         return training_arguments(
-            plan.recipe, plan.learning_rate, plan.device, self._checkpoints, self.checkpoint_every
+            plan.recipe, plan.learning_rate, plan.device, self._checkpoints, self.options.checkpoint_every
         )
 
     def _checkpoint(self) -> Path | None:
@@ -223,27 +258,28 @@ class _Run:
         return model
 
     def _sample(self, model: PreTrainedModel) -> str:
-        prompt, tokens = corpus.prompt(self.plan.text), self.sample_tokens
+        prompt, tokens = corpus.prompt(self.plan.text), self.options.sample_tokens
         return models.generate(model, self.plan.tokenizer, prompt, tokens) if tokens else ""
 
     def _note_actual(self, trainer: SeamTrainer, watch: "_Watch", model: PreTrainedModel) -> None:
         autocast = trainer.accelerator.mixed_precision
+        parameters, trainable = models.count_parameters(model)
         self.record = replace(
             self.record,
-            dtype=f"autocast {autocast}" if autocast != "no" else str(model.dtype).removeprefix("torch."),
-            parameters=sum(p.numel() for p in model.parameters()),
-            trainable_parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
+            dtype=f"autocast {autocast}" if autocast != "no" else models.storage_type(model),
+            parameters=parameters,
+            trainable_parameters=trainable,
             skipped_steps=watch.skipped_steps,
             **watch.speed(trainer.tokens_seen / max(trainer.state.global_step, 1)),
         )
 
     def _keep(self, model: PreTrainedModel) -> str:
         """The folder of the fine-tuned model. If the disk refuses, the measurements are kept all the same."""
-        if self.save is None:
+        if self.options.save is None:
             return ""
-        path = self.folder / self.record.id / "model"
+        path = self.options.folder / self.record.id / "model"
         try:
-            models.save(model, self.plan.tokenizer, self.plan.source, self.save, path)
+            models.save(model, self.plan.tokenizer, self.plan.source, self.options.save, path)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(path, ignore_errors=True)
             self.trainer.warnings.append(f"the model was not saved: {error}")  # type: ignore[union-attr]
@@ -269,14 +305,20 @@ def _memory(meter: Meter, earlier_peak_bytes: int) -> dict[str, Any]:
         "by_category": {str(key): value for key, value in report.by_category.items()},
         "maximum_by_category": {str(key): value for key, value in report.maximum_by_category.items()},
         "by_phase": {str(key): value for key, value in report.by_phase.items()},
+        "peak_host_bytes": report.peak_host_bytes or None,
+        "peak_disk_bytes": report.peak_disk_bytes or None,
+        "moved_bytes": report.moved_bytes or None,
     }
 
 
 class _Watch(TrainerCallback):
-    """Looks on at every step: attributes the warm-up steps, times the others, stops at a loss that is not finite."""
+    """Looks on at every step: attributes the warm-up steps, times the others, stops at a loss that is not finite.
 
-    def __init__(self, meter: Meter, plan: Plan, keep_progress: Callable[[], None]) -> None:
-        self.meter, self.device, self.keep_progress = meter, plan.device, keep_progress
+    A cap that the meter enforces keeps the tracker on in every step; then none is timed.
+    """
+
+    def __init__(self, meter: Meter, plan: Plan, job: "_Run") -> None:
+        self.meter, self.device, self.job = meter, plan.device, job
         self.finite, self.skipped_steps = True, 0
         self.step_ends: list[float] = []
         self.bar = tqdm(
@@ -289,7 +331,8 @@ class _Watch(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         # a step that loss scaling skipped has not made optimizer states yet
-        self.meter.attribute(len(self.step_ends) - self.skipped_steps < WARM_UP_STEPS)
+        warming_up = len(self.step_ends) - self.skipped_steps < WARM_UP_STEPS
+        self.meter.attribute(warming_up or self.meter.enforces_cap)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
         self.skipped_steps += bool(getattr(optimizer, "step_was_skipped", False))
@@ -303,6 +346,8 @@ class _Watch(TrainerCallback):
             torch.accelerator.synchronize()
         self.step_ends.append(time.perf_counter())
         self.bar.update()
+        if self.job.options.observe is not None:
+            self.job.options.observe(self.job.so_far)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if "loss" in logs:
@@ -311,15 +356,15 @@ class _Watch(TrainerCallback):
                 self.finite, control.should_training_stop = False, True
 
     def on_save(self, *_: Any, **__: Any) -> None:
-        self.keep_progress()
+        self.job.keep_progress()
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         self.bar.close()
 
     def speed(self, step_tokens: float) -> dict[str, Any]:
-        """Over the steps after the warm-up; unknown (None) if there are none."""
+        """Over the steps after the warm-up; unknown (None) if there are none, or if the tracker slowed them."""
         timed = len(self.step_ends) - WARM_UP_STEPS
-        if timed < 1:
+        if timed < 1 or self.meter.enforces_cap:
             return {"timed_steps": 0}
         step_time = (self.step_ends[-1] - self.step_ends[WARM_UP_STEPS - 1]) / timed
         return {"timed_steps": timed, "step_time_s": step_time, "tokens_per_s": step_tokens / step_time}

@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from workbench.memory.allocators import live_tensor_bytes
 from workbench.memory.categories import Category, Phase
-from workbench.memory.meter import Meter
+from workbench.memory.meter import Meter, attached_tensors
 from workbench.techniques import GradientCheckpointing, Lora
 
 B, T, V, LAYERS = 4, 64, 2048, 2
@@ -203,3 +203,35 @@ def test_live_tensor_bytes_counts_a_storage_once():
     views = [kept[:10], kept.view(10, 100)]
     assert len(views) == 2
     assert live_tensor_bytes("cpu") - before == 4000
+
+
+class Scales:
+    """As a quantized weight keeps them: neither parameters nor buffers."""
+
+    def __init__(self, n):
+        self.scales, self.inner = torch.ones(n), {"of the scales": [torch.ones(n // 4)]}
+
+
+def test_tensors_that_hang_on_a_weight_are_weights():
+    model = torch.nn.Linear(8, 8)
+    model.weight.quant_state = Scales(1000)
+    model.table = (torch.ones(50),)
+    assert sorted(t.numel() for t in attached_tensors(model)) == [8, 50, 64, 250, 1000]
+    with Meter(model) as meter:
+        model.later = torch.ones(10_000)  # came during training: not a weight
+        with meter.phase(Phase.FORWARD):
+            model(torch.ones(4, 8)).sum().backward()
+    report = meter.report()
+    assert report.maximum_by_category[Category.WEIGHTS] == 4 * (8 + 50 + 64 + 250 + 1000)
+    assert sum(report.by_category.values()) == report.peak_allocated_bytes
+
+
+def test_the_meter_keeps_no_tensor_alive_that_hangs_on_a_weight():
+    model = torch.nn.Linear(8, 8)
+    model.weight.quant_state = Scales(1000)
+    meter = Meter(model)
+    with meter, meter.phase(Phase.FORWARD):
+        del model.weight.quant_state
+        gc.collect()
+        model(torch.ones(4, 8))
+    assert meter.report().peak_allocated_bytes < 4000

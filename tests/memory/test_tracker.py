@@ -1,3 +1,5 @@
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -247,3 +249,38 @@ def test_tracking_changes_no_number():
     with StorageTracker("cpu", 64):
         tracked = torch.autograd.grad((x @ w).softmax(-1).square().sum(), w)[0]
     assert torch.equal(plain, tracked)
+
+
+def test_live_bytes_follow_every_storage():
+    with StorageTracker("cpu") as tracker:
+        one = torch.zeros(1000)
+        assert tracker.live_bytes == 4000
+        two = one + 1
+        assert tracker.live_bytes == 8000
+        del one
+        assert tracker.live_bytes == 4000
+    del two
+    assert tracker.live_bytes == 0
+
+
+def test_an_operation_beyond_the_cap_is_refused_inside_a_phase_and_said_in_bytes():
+    with StorageTracker("cpu", cap_bytes=10_000) as tracker:
+        kept = torch.zeros(2000)
+        outside = torch.zeros(2000)  # no phase yet: whoever loads a model is not refused half-way
+        assert tracker.live_bytes == 16_000
+        del outside
+        tracker.enter_phase(Phase.BACKWARD)
+        with pytest.raises(torch.OutOfMemoryError) as caught:
+            kept + 1
+    words = "the backward would hold 15.6 KiB of tensors; the memory cap is 9.8 KiB."
+    assert str(caught.value) == words
+    del caught
+    assert tracker.live_bytes == 8000
+
+
+def test_up_to_the_cap_and_not_one_byte_more():
+    for cap, fits in ((8000, True), (7999, False)):
+        with StorageTracker("cpu", cap_bytes=cap) as tracker:
+            tracker.enter_phase(Phase.FORWARD)
+            with nullcontext() if fits else pytest.raises(torch.OutOfMemoryError):
+                torch.zeros(2000)

@@ -59,10 +59,7 @@ def test_the_form_of_the_command_line(text, expected):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "lorra",
-            "There is no technique 'lorra'. Known: gradient_accumulation, gradient_checkpointing, lora, mixed_pre",
-        ),
+        ("lorra", f"There is no technique 'lorra'. Known: {', '.join(sorted(REGISTRY))}."),
         ("", "There is no technique ''. Known: "),
         ("lora=ranc:4", "lora has no setting 'ranc'. Known: rank, alpha, dropout, targets."),
         ("lora=rank:four", "lora: rank must be an integer of at least 1, got 'four'."),

@@ -6,6 +6,8 @@ peak, a lower bound. The CPU has no allocator statistics at all: there the track
 """
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -15,6 +17,7 @@ class Allocator(Protocol):
     """Byte counters of one device."""
 
     source: str
+    enforces_caps: bool  # or else the tracker must
 
     def prepare(self) -> None: ...
     def in_use(self) -> int: ...
@@ -24,6 +27,7 @@ class Allocator(Protocol):
 
 class CudaAllocator:
     source = "cuda-allocator"
+    enforces_caps = True
 
     def prepare(self) -> None:
         gc.collect()
@@ -42,6 +46,7 @@ class CudaAllocator:
 
 class MpsAllocator:
     source = "mps-allocator+tracker"
+    enforces_caps = False  # PyTorch can set a limit there, but not say what it was before
 
     def prepare(self) -> None:
         gc.collect()
@@ -58,6 +63,7 @@ class CpuTensors:
     """No allocator to ask: what is in use is the sum of the living tensors that Python can reach."""
 
     source = "cpu-tracker"
+    enforces_caps = False
 
     def prepare(self) -> None:
         gc.collect()
@@ -77,6 +83,30 @@ def live_tensor_bytes(device_type: str) -> int:
             storage = thing.untyped_storage()
             sizes[storage._cdata] = storage.nbytes()
     return sum(sizes.values())
+
+
+def total_bytes(device: torch.device) -> int | None:
+    """The memory of a GPU, as CUDA reports it; None where memory is shared with everything else."""
+    return torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else None
+
+
+@contextmanager
+def capped(device: torch.device, cap_bytes: int | None) -> Iterator[None]:
+    """Let PyTorch's own allocator refuse to reserve more than `cap_bytes`, where it can: on CUDA.
+
+    The cap counts what is reserved, with the blocks that are cached, and not the CUDA context. The fraction that was
+    set before comes back afterwards (1, where PyTorch is too old to say).
+    """
+    total = total_bytes(device)
+    if cap_bytes is None or total is None:
+        yield
+        return
+    before = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(device)
+    torch.cuda.set_per_process_memory_fraction(min(cap_bytes / total, 1.0), device)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(before, device)
 
 
 def allocator_for(device: torch.device) -> Allocator:

@@ -1,6 +1,9 @@
 """What memory is used for, when, and how many bytes that is. Measuring and predicting share these names."""
 
+import re
 from enum import StrEnum
+
+from workbench.errors import ConfigurationError
 
 
 class Category(StrEnum):
@@ -32,3 +35,29 @@ def format_bytes(number: float) -> str:
         number, power = number / 1024, power + 1
     digits = 0 if power == 0 or abs(number) >= 100 else 1
     return f"{number:.{digits}f} {units[power]}"
+
+
+_UNITS = {name: 2 ** (10 * power) for power, name in enumerate(("KiB", "MiB", "GiB", "TiB"), start=1)}
+_UNITS |= {name: 10 ** (3 * power) for power, name in enumerate(("KB", "MB", "GB", "TB"), start=1)}
+_UNITS |= {name.lower(): size for name, size in _UNITS.items()} | {"B": 1, "bytes": 1}
+
+
+def parse_bytes(text: str | int, owner: str) -> int:
+    """Bytes from what people write: `"8GiB"` is 8 · 2³⁰, `"8 GB"` is 8 · 10⁹; an integer is bytes already.
+
+    Raises:
+        ConfigurationError: no unit, a unit that may mean either, or not more than zero; `owner` is named.
+    """
+    number, unit = (str(text), "B") if isinstance(text, int) and not isinstance(text, bool) else _amount(str(text))
+    nbytes = int(float(number) * _UNITS[unit]) if number and unit in _UNITS else 0
+    if nbytes < 1:
+        raise ConfigurationError(
+            f"{owner}: {text!r} is not an amount of memory. Write a number above zero and its unit: 8GiB (2^30 bytes "
+            "each), 512MiB, or 8GB (10^9 bytes each)."
+        )
+    return nbytes
+
+
+def _amount(text: str) -> tuple[str, str]:
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
+    return (found[1], found[2]) if found else ("", "")

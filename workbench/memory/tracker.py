@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from workbench.memory.categories import Category, Phase
+from workbench.memory.categories import Category, Phase, format_bytes
+from workbench.memory.timeline import Timeline
 
 
 @dataclass(slots=True)
@@ -38,37 +38,20 @@ class Storage:
     died: int | None = None
 
 
-@dataclass(frozen=True)
-class Timeline:
-    """Live bytes after every event. `live` has shape (categories, events), in the order of `Category`."""
-
-    live: NDArray[np.int64]
-    phases: tuple[Phase | None, ...]  # one per event
-
-    @property
-    def total(self) -> NDArray[np.int64]:
-        return np.asarray(self.live.sum(axis=0))
-
-    def peak(self, phase: Phase | None = None) -> int:
-        """Index of the event with most live bytes, in one phase if given. -1 if the phase has no event."""
-        inside = np.array([phase is None or p is phase for p in self.phases], dtype=bool)
-        return int(np.where(inside, self.total, -1).argmax()) if inside.any() else -1
-
-    def by_category(self, event: int) -> dict[Category, int]:
-        return {category: int(self.live[row, event]) for row, category in enumerate(Category)}
-
-
 class StorageTracker(TorchDispatchMode):
     """Books every tensor storage created on one device type while the mode is active.
 
     Args:
         device_type: only storages on this kind of device are booked, for example `"cpu"`.
         vocabulary_size: tensors whose last dimension is this are logits, or their loss and its gradient.
+        cap_bytes: an operation inside a phase that leaves more bytes alive than this raises `torch.OutOfMemoryError`,
+            after its outputs were booked. None: no end.
     """
 
-    def __init__(self, device_type: str, vocabulary_size: int | None = None) -> None:
+    def __init__(self, device_type: str, vocabulary_size: int | None = None, *, cap_bytes: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.device_type, self.vocabulary_size = device_type, vocabulary_size
+        self.device_type, self.vocabulary_size, self.cap_bytes = device_type, vocabulary_size, cap_bytes
+        self.live_bytes = 0
         self.storages: list[Storage] = []
         self._alive: dict[int, Storage] = {}
         self._clock = 0
@@ -86,6 +69,11 @@ class StorageTracker(TorchDispatchMode):
         for leaf in tree_leaves(out):
             if isinstance(leaf, torch.Tensor):
                 self._book(leaf)
+        if self.cap_bytes is not None and self._phase is not None and self.live_bytes > self.cap_bytes:
+            raise torch.OutOfMemoryError(
+                f"the {self._phase.replace('_', ' ')} would hold {format_bytes(self.live_bytes)} of tensors; "
+                f"the memory cap is {format_bytes(self.cap_bytes)}."
+            )
         return out
 
     def enter_phase(self, phase: Phase | None) -> None:
@@ -116,6 +104,7 @@ class StorageTracker(TorchDispatchMode):
             forward_pass = len(self._forward_pass_ends) if self._in_forward_pass else None
             storage = Storage(memory.nbytes(), self._tick(), self._phase, forward_pass)
             self.storages.append(storage)
+            self.live_bytes += storage.nbytes
             self._alive[memory._cdata] = storage
             weakref.finalize(memory, self._bury, memory._cdata, storage).atexit = False
             if tensor.ndim >= 2 and tensor.shape[-1] == self.vocabulary_size:  # as it was made; views may be transposed
@@ -124,6 +113,7 @@ class StorageTracker(TorchDispatchMode):
 
     def _bury(self, key: int, storage: Storage) -> None:
         storage.died = self._tick()
+        self.live_bytes -= storage.nbytes
         if self._alive.get(key) is storage:
             del self._alive[key]
 

@@ -7,7 +7,7 @@ a recipe in the order they have below, and within one seam in the order of the n
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -35,6 +35,19 @@ class Capability(StrEnum):
 
     KEY_VALUE_CACHE = "a key-value cache during training"
     ADAPTER = "an adapter beside the frozen model"
+    SIXTEEN_BIT_WEIGHTS = "16-bit weights"
+    VIRTUAL_TOKENS = "virtual tokens before the text"
+    QUANTIZED_WEIGHTS = "quantized weights"
+    OPTIMIZER = "an optimizer of its own"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What training looks at: each of `steps` optimizer steps sees `sequences` (B) of `tokens` tokens (T) each."""
+
+    sequences: int
+    tokens: int
+    steps: int
 
 
 @dataclass(frozen=True)
@@ -44,6 +57,7 @@ class Fragment:
     Args:
         imports: whole import statements.
         definitions: functions and classes, before anything is loaded.
+        loading: keyword arguments of `from_pretrained` whose value is more than a literal, by name, as source.
         data: lines that may change `train_dataset`, `eval_dataset` and `data_collator`.
         model: lines that may change `model`, after it was loaded.
         trainer: lines that may change `trainer`, after it was made and before it trains.
@@ -52,6 +66,7 @@ class Fragment:
 
     imports: tuple[str, ...] = ()
     definitions: tuple[str, ...] = ()
+    loading: dict[str, str] = field(default_factory=dict)
     data: tuple[str, ...] = ()
     model: tuple[str, ...] = ()
     trainer: tuple[str, ...] = ()
@@ -81,6 +96,11 @@ class Technique:
         """The customary learning rate, relative to that of full fine-tuning with AdamW."""
         return 1.0
 
+    @property
+    def positions(self) -> int:
+        """Positions of the model that the technique takes, in each sequence, beside its T tokens."""
+        return 0
+
     def settings(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
 
@@ -89,6 +109,20 @@ class Technique:
         return None
 
     # ---- the seams, in the order in which they are applied ----
+
+    def run_context(self) -> AbstractContextManager[Any]:
+        """A context around the whole run, entered before anything is loaded: for settings of the process."""
+        return nullcontext()
+
+    def shape(self, shape: Shape) -> Shape:
+        """Other batches, with as many tokens in all. Called on construction of a recipe too: keep it light.
+
+        The customary learning rate goes with the square root of the tokens of a step.
+
+        Raises:
+            ConfigurationError: the settings do not fit the shape.
+        """
+        return shape
 
     def dataset(self, dataset: "Dataset") -> "Dataset":
         """The token blocks, each row `input_ids` of T tokens."""
@@ -122,11 +156,31 @@ class Technique:
         """An optimizer instead of the Trainer's own (`arguments` are the `TrainingArguments`), or None."""
         return None
 
-    def forward_context(self) -> AbstractContextManager[Any]:
-        """A context around the forward pass and the loss."""
+    def forward_context(self, model: "PreTrainedModel") -> AbstractContextManager[Any]:
+        """A context around the forward pass and the loss, of one micro-batch."""
         return nullcontext()
 
     # ---- not part of a run ----
+
+    @classmethod
+    def variants(cls, compute_capability: tuple[int, int] | None) -> "tuple[Technique, ...]":
+        """Settings that a planner should try, from the one that gives up least to the one that saves most.
+
+        On a GPU of this compute capability; None is a CPU. Empty where the technique cannot be used there. Settings
+        that do not suit a recipe may be among them: the recipe refuses them.
+        """
+        return (cls(),)
+
+    def stand_in(self) -> "Technique":
+        """What a prediction drives in this technique's place; itself, unless its kernels cannot be traced.
+
+        A prediction runs the recipe on fake tensors: no values, no kernels, and "cpu" stands for the GPU's memory. A
+        technique whose storage or arithmetic lies in kernels that PyTorch cannot trace (8-bit states, 4-bit weights)
+        or that moves tensors to the host returns a technique of its own file whose seams allocate the same bytes at
+        the same moments in plain PyTorch; the docstring names the source of those bytes. The host's memory is the
+        device "meta" there.
+        """
+        return self
 
     def script(self) -> Fragment:
         """What the exported script needs beyond the `TrainingArguments`, which it takes from their own seam."""

@@ -25,6 +25,10 @@ class GradientAccumulation(Technique):
     costs: ClassVar[str] = "speed, where the micro-batch no longer fills the device"
     numerics: ClassVar[Numerics] = Numerics.EXACT
 
+    @classmethod
+    def variants(cls, compute_capability: tuple[int, int] | None) -> tuple[Technique, ...]:
+        return tuple(cls(steps=2**power) for power in range(1, 9))
+
     def training_arguments(self, arguments: Arguments) -> Arguments:
         batch = arguments["per_device_train_batch_size"]
         if batch % self.steps:

@@ -29,6 +29,10 @@ class GradientCheckpointing(Technique):
     numerics: ClassVar[Numerics] = Numerics.EXACT
     forbids: ClassVar[frozenset[Capability]] = frozenset({Capability.KEY_VALUE_CACHE})
 
+    @classmethod
+    def variants(cls, compute_capability: tuple[int, int] | None) -> tuple[Technique, ...]:
+        return tuple(cls(every_n_layers=n) for n in (4, 2, 1))
+
     def model(self, model: "PreTrainedModel") -> "PreTrainedModel":
         # transformers 5.23 renamed the method; 5.17 has only the older name
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from workbench.memory.categories import Category
 from workbench.settings import setting
-from workbench.techniques.base import Arguments, Numerics, Technique
+from workbench.techniques.base import Arguments, Capability, Numerics, Technique
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class MixedPrecision(Technique):
     attacks: ClassVar[tuple[Category, ...]] = (Category.ACTIVATIONS,)
     costs: ClassVar[str] = "rounding: 8 significant bits (bf16) or 11 (fp16) instead of 24"
     numerics: ClassVar[Numerics] = Numerics.APPROXIMATE
+    forbids: ClassVar[frozenset[Capability]] = frozenset({Capability.SIXTEEN_BIT_WEIGHTS})
 
     def missing(self, device_type: str) -> str | None:
         import torch
@@ -35,6 +36,11 @@ class MixedPrecision(Technique):
         if self.dtype == "bf16" and device_type == "cuda" and not torch.cuda.is_bf16_supported(False):
             return "mixed_precision=dtype:bf16 needs compute capability 8.0 or newer. Use dtype:fp16 on this GPU."
         return None
+
+    @classmethod
+    def variants(cls, compute_capability: tuple[int, int] | None) -> tuple[Technique, ...]:
+        native = compute_capability is None or compute_capability >= (8, 0)
+        return (cls(dtype="bf16" if native else "fp16"),)
 
     def training_arguments(self, arguments: Arguments) -> Arguments:
         return {**arguments, self.dtype: True}

@@ -1,0 +1,249 @@
+import os
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.autograd.graph import saved_tensors_hooks
+
+from workbench.errors import ConfigurationError, UnavailableError
+from workbench.memory.categories import Category
+from workbench.memory.offloaded import DISK
+from workbench.record import Status, read_all
+from workbench.techniques import (
+    ActivationOffloading,
+    GradientAccumulation,
+    GradientCheckpointing,
+    Lora,
+    MixedPrecision,
+    activation_offloading,
+)
+from workbench.techniques.activation_offloading import DiskFile, SavedTensors
+from workbench.training import run
+
+DISK_ = ActivationOffloading(to="disk", minimum_bytes=4096)
+PARTNERS = {
+    "checkpointing": (GradientCheckpointing(),),
+    "reentrant": (GradientCheckpointing(use_reentrant=True),),
+    "lora": (Lora(rank=4),),
+    "lora, reentrant": (Lora(rank=4), GradientCheckpointing(use_reentrant=True)),
+    "bf16": (MixedPrecision(),),
+    "accumulation": (GradientAccumulation(steps=2),),
+    "all": (GradientAccumulation(steps=2), GradientCheckpointing(), MixedPrecision(), Lora(dropout=0.1)),
+}
+LINUX = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks into Linux's /proc")
+
+
+def weights(record):
+    return load_file(Path(record.model_path) / "model.safetensors")
+
+
+def nameless_files():
+    links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+    found = [os.readlink(link) for link in links if os.path.lexists(link)]
+    return [name for name in found if name.startswith(tempfile.gettempdir()) and name.endswith("(deleted)")]
+
+
+def test_losses_and_weights_are_the_same_to_the_last_bit(recipe, fine_tuned):
+    plain, moved = fine_tuned(recipe), fine_tuned(recipe | DISK_)
+    assert moved.losses == plain.losses
+    assert moved.held_out_loss == plain.held_out_loss
+    one, other = weights(plain), weights(moved)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("partners", PARTNERS.values(), ids=PARTNERS)
+def test_it_is_exact_beside_other_techniques_too(recipe, fine_tuned, partners):
+    with_partners = replace(recipe, techniques=partners)
+    alone, both = fine_tuned(with_partners), fine_tuned(with_partners | DISK_)
+    assert both.losses == alone.losses
+    assert both.losses[-1] != both.losses[0]
+    assert both.maximum_by_category[Category.ACTIVATIONS] < alone.maximum_by_category[Category.ACTIVATIONS]
+
+
+def test_activations_leave_and_nothing_that_belongs_to_the_model_does(recipe, fine_tuned):
+    plain, moved = fine_tuned(recipe), fine_tuned(recipe | DISK_)
+    for category in ActivationOffloading.attacks:
+        assert moved.maximum_by_category[category] < 0.05 * plain.maximum_by_category[category]
+    for category in (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER_STATES):
+        assert moved.maximum_by_category[category] == plain.maximum_by_category[category]
+    assert moved.peak_allocated_bytes < 0.85 * plain.peak_allocated_bytes
+
+
+def test_the_record_says_what_lay_on_the_disk(recipe, fine_tuned):
+    plain, moved = fine_tuned(recipe), fine_tuned(recipe | DISK_)
+    saved = plain.maximum_by_category[Category.ACTIVATIONS] - moved.maximum_by_category[Category.ACTIVATIONS]
+    # beside the activations, the logits' log-softmax goes too
+    logits = 4 * 8 * 32 * 4096
+    assert saved <= moved.peak_disk_bytes <= saved + logits + 8 * 32 * 64 * 4
+    # each storage goes once; one that two operations need one after the other comes back twice: the log-softmax, for
+    # the loss's gradient and its own, and in both blocks the attention's output, for c_proj and the attention
+    again = logits + 2 * 4 * 8 * 32 * 64
+    assert moved.moved_bytes == recipe.steps * (2 * moved.peak_disk_bytes + again)
+    assert moved.peak_host_bytes is None
+    assert (plain.peak_disk_bytes, plain.peak_host_bytes, plain.moved_bytes) == (None, None, None)
+
+
+def test_with_checkpointing_the_inputs_of_the_blocks_go(recipe, fine_tuned):
+    unit = 4 * 8 * 32 * 64  # (B, T, C) in fp32
+    alone = fine_tuned(recipe | DISK_).peak_disk_bytes
+    both = fine_tuned(recipe | GradientCheckpointing() | DISK_).peak_disk_bytes
+    assert both < alone
+    assert both - 4 * 8 * 32 * 4096 == 4 * unit  # two blocks, the last LayerNorm, the output matrix; and the loss
+
+
+def test_small_tensors_stay(recipe, fine_tuned):
+    everything = fine_tuned(recipe | ActivationOffloading(to="disk", minimum_bytes=0)).peak_disk_bytes
+    only_logits = fine_tuned(recipe | ActivationOffloading(to="disk", minimum_bytes=2**21)).peak_disk_bytes
+    assert only_logits == 4 * 8 * 32 * 4096
+    assert only_logits < fine_tuned(recipe | DISK_).peak_disk_bytes < everything
+
+
+@pytest.fixture
+def written():
+    return []
+
+
+@pytest.fixture
+def hooks(written):
+    """Hooks that keep `weight` and write to a real file, noting the sizes of what they write."""
+    weight = torch.nn.Parameter(torch.randn(8, 24))
+    file = DiskFile()
+
+    def write(data):
+        written.append(len(data))
+        return file.write(data)
+
+    return weight, SavedTensors([weight], 0, write)
+
+
+def test_weights_are_never_copied_and_a_shared_storage_goes_once(hooks, written):
+    weight, saved = hooks
+    x = torch.randn(4, 8, requires_grad=True)
+
+    def forward():
+        one, two, three = (x @ weight).split(8, dim=1)
+        return (one * two + two * three).sum()
+
+    forward().backward()
+    expected = [x.grad.clone(), weight.grad.clone()]
+    x.grad = weight.grad = None
+    with saved_tensors_hooks(saved.pack, saved.unpack):
+        loss = forward()
+    assert sorted(written) == [4 * 8 * 4, 4 * 24 * 4]  # x, and the three parts of the product as one
+    loss.backward()
+    assert torch.equal(x.grad, expected[0])
+    assert torch.equal(weight.grad, expected[1])
+
+
+def test_torchs_own_hook_does_copy_the_weights():
+    """Why `save_on_cpu` is not used: it packs `weight` too, and each view by itself."""
+    weight, packed = torch.nn.Parameter(torch.randn(8, 24)), []
+    with saved_tensors_hooks(lambda t: packed.append(t.untyped_storage()._cdata), lambda t: t):
+        torch.randn(4, 8, requires_grad=True) @ weight
+    assert weight.untyped_storage()._cdata in packed
+
+
+def test_a_storage_changed_in_place_between_two_savings_is_written_twice(hooks, written):
+    _, saved = hooks
+    memory = torch.ones(3)
+    first = saved.pack(memory)
+    memory.mul_(2)
+    second = saved.pack(memory)
+    assert written == [12, 12]
+    assert saved.unpack(first).tolist() == [1, 1, 1]
+    assert saved.unpack(second).tolist() == [2, 2, 2]
+
+
+def test_an_address_used_again_is_not_mistaken_for_the_old_storage(hooks):
+    _, saved = hooks
+    packed = [saved.pack(torch.full((1000,), float(i))) for i in range(50)]  # each is freed before the next is made
+    assert [saved.unpack(entry)[0].item() for entry in packed] == list(range(50))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int64, torch.bool, torch.complex64])
+def test_every_type_and_layout_comes_back_as_it_was(hooks, dtype):
+    _, saved = hooks
+    tensor = torch.randint(0, 2, (6, 5)).to(dtype).t()[1:, ::2]
+    back = saved.unpack(saved.pack(tensor))
+    assert torch.equal(back, tensor)
+    assert back.stride() == tensor.stride()
+    assert back.dtype == dtype
+
+
+@LINUX
+def test_nothing_is_left_on_the_disk(recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = nameless_files()
+    run(recipe | DISK_, device="cpu")
+    assert [path for path in tmp_path.iterdir() if path.name != "runs"] == []
+    assert nameless_files() == before == []
+    assert DISK.held_bytes == 0
+
+
+@LINUX
+def test_nothing_is_left_after_a_failure_in_the_middle_of_a_forward_pass(recipe, monkeypatch):
+    from transformers.models.gpt2.modeling_gpt2 import GPT2MLP
+
+    plain, calls, before = GPT2MLP.forward, [], set(nameless_files())
+
+    def fails(self, x):
+        calls.append(set(nameless_files()) - before)
+        if len(calls) > 1 and torch.is_grad_enabled():
+            raise RuntimeError("broken")
+        return plain(self, x)
+
+    monkeypatch.setattr(GPT2MLP, "forward", fails)
+    with pytest.raises(RuntimeError, match="broken"):
+        run(recipe | DISK_, device="cpu")
+    assert len(calls[-1]) == 1
+    assert set(nameless_files()) == before
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
+def test_a_full_disk_is_named_with_the_cure(recipe, monkeypatch, runs_folder):
+    def full(*_, **__):
+        return open("/dev/full", "r+b", buffering=0)  # noqa: SIM115
+
+    monkeypatch.setattr(activation_offloading.tempfile, "TemporaryFile", full)
+    with pytest.raises(UnavailableError, match=r"cannot take .* more \(No space left on device\)\. .*TMPDIR"):
+        run(recipe | DISK_, device="cpu")
+    (record,) = read_all(runs_folder)
+    assert record.status is Status.FAILED
+    assert "No space left" in record.error
+
+
+@pytest.mark.parametrize("device_type", ["cpu", "mps"])
+def test_where_host_memory_is_the_devices_own_it_is_refused(device_type):
+    assert "nothing would move. Use to:disk" in ActivationOffloading().missing(device_type)
+    assert ActivationOffloading().missing("cuda") is None
+
+
+def test_the_refusal_is_on_record(recipe, runs_folder):
+    with pytest.raises(UnavailableError, match="nothing would move"):
+        run(recipe | ActivationOffloading(), device="cpu")
+    (record,) = read_all(runs_folder)
+    assert record.status is Status.UNAVAILABLE
+
+
+@pytest.mark.skipif(not Path("/dev/shm").exists(), reason="needs a folder in memory, as Linux has one")
+def test_a_folder_that_is_itself_in_memory_is_refused(monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", "/dev/shm")
+    assert "/dev/shm is itself held in memory" in DISK_.missing("cpu")
+    assert "held in memory" in DISK_.missing("cuda")
+
+
+def test_another_place_is_refused():
+    with pytest.raises(ConfigurationError, match="to must be one of cpu, disk, got 'nvme'"):
+        ActivationOffloading(to="nvme")
+
+
+@pytest.mark.gpu
+def test_to_pinned_memory_it_is_exact_too(recipe, fine_tuned):
+    plain, moved = (run(replace(recipe, techniques=t), device="cuda") for t in ((), (ActivationOffloading(),)))
+    assert moved.losses == plain.losses
+    assert moved.peak_host_bytes > 0
+    assert moved.maximum_by_category[Category.ACTIVATIONS] < 0.5 * plain.maximum_by_category[Category.ACTIVATIONS]

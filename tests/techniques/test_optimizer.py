@@ -1,0 +1,174 @@
+import gc
+import importlib.util
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from workbench.errors import ConfigurationError, UnavailableError
+from workbench.memory.categories import Category
+from workbench.record import Status, read_all
+from workbench.techniques import GradientAccumulation, Lora, Optimizer
+from workbench.techniques.optimizer import FOREACH, TRAINER
+from workbench.training import run
+
+HERE = [
+    pytest.param(kind, marks=pytest.mark.skipif(kind == "adamw_8bit", reason="bitsandbytes is not installed"))
+    if importlib.util.find_spec("bitsandbytes") is None
+    else kind
+    for kind in (*TRAINER, *FOREACH)
+]
+KINDS = pytest.mark.parametrize("kind", HERE)
+ADAMW = pytest.mark.parametrize("kind", ["adamw_fused", "adamw_foreach", "adamw_loop"])
+NEEDS_BITSANDBYTES = pytest.mark.skipif(
+    importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed"
+)
+
+
+@pytest.fixture(scope="module")
+def parameters(recipe):
+    """Names and shapes of the model's parameters."""
+    from workbench import models
+
+    source = models.locate(recipe.model)
+    return {name: p.shape for name, p in models.load(source, models.load_config(source)).named_parameters()}
+
+
+def state_bytes(kind, name, shape):
+    """By hand, from the papers' formulas and bitsandbytes' two exceptions, counters included."""
+    n = math.prod(shape)
+    if kind == "adamw_8bit" and n >= 4096 and "wte" not in name and "wpe" not in name:
+        return 2 * n + 2 * 4 * math.ceil(n / 256)
+    if kind == "adamw_8bit":
+        return 8 * n
+    if kind == "adafactor":
+        return 4 * (sum(shape) if len(shape) == 2 else n) + 4  # and the norm of the weights
+    return {"sgd": 0, "sgd_momentum": 4 * n}.get(kind, 8 * n + 4)  # and PyTorch's AdamW a step counter
+
+
+@KINDS
+def test_the_states_have_the_bytes_of_the_formula(recipe, fine_tuned, parameters, kind):
+    by_hand = sum(state_bytes(kind, name, shape) for name, shape in parameters.items())
+    by_hand += 2 * 256 * 4 if kind == "adamw_8bit" else 0  # two tables of 256 values, shared by all tensors
+    measured = fine_tuned(recipe | Optimizer(kind=kind)).maximum_by_category[Category.OPTIMIZER_STATES]
+    # Adafactor makes its norm anew at each step, and for an instant there are two
+    assert measured == by_hand + (4 if kind == "adafactor" else 0)
+
+
+@KINDS
+def test_nothing_but_the_states_changes(recipe, fine_tuned, kind):
+    plain = fine_tuned(recipe).maximum_by_category
+    other = fine_tuned(recipe | Optimizer(kind=kind)).maximum_by_category
+    for category in (Category.WEIGHTS, Category.GRADIENTS, Category.LOGITS_AND_LOSS, Category.ACTIVATIONS):
+        assert other[category] == plain[category]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in HERE if "adamw_f" not in str(kind) and kind != "adamw_loop"])
+def test_fewer_states_are_a_smaller_peak(recipe, fine_tuned, kind):
+    plain, other = fine_tuned(recipe), fine_tuned(recipe | Optimizer(kind=kind))
+    less = plain.maximum_by_category[Category.OPTIMIZER_STATES] - other.maximum_by_category[Category.OPTIMIZER_STATES]
+    assert less > 0
+    assert plain.peak_allocated_bytes - other.peak_allocated_bytes == pytest.approx(less, rel=0.01)
+
+
+@ADAMW
+def test_the_three_adamw_are_exact(recipe, fine_tuned, kind):
+    plain, other = fine_tuned(recipe), fine_tuned(recipe | Optimizer(kind=kind))
+    assert plain.losses[-1] < plain.losses[0] - 0.1
+    assert other.losses == pytest.approx(plain.losses, rel=1e-5)
+    assert other.held_out_loss == pytest.approx(plain.held_out_loss, rel=1e-5)
+    ones, others = (load_file(Path(record.model_path) / "model.safetensors") for record in (plain, other))
+    for name in ones:
+        torch.testing.assert_close(others[name], ones[name], rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in HERE if kind not in ("adamw_fused", "adamw_foreach", "adamw_loop")])
+def test_the_others_take_other_steps_and_learn(recipe, fine_tuned, kind):
+    plain, other = fine_tuned(recipe), fine_tuned(replace(recipe, learning_rate=None) | Optimizer(kind=kind))
+    assert other.losses[0] == plain.losses[0]
+    assert other.losses[2:] != plain.losses[2:]
+    assert other.held_out_loss < other.held_out_loss_before - 0.1
+
+
+@NEEDS_BITSANDBYTES
+def test_eight_bits_stay_close_to_thirty_two(recipe, fine_tuned):
+    plain, rounded = fine_tuned(recipe), fine_tuned(recipe | Optimizer(kind="adamw_8bit"))
+    assert rounded.losses == pytest.approx(plain.losses, rel=0.01)
+
+
+def test_the_scratch_memory_of_the_step_is_a_model_a_tensor_or_nothing(recipe, fine_tuned, parameters):
+    total = 4 * sum(math.prod(shape) for shape in parameters.values())
+    largest = 4 * max(math.prod(shape) for shape in parameters.values())
+    step = {
+        kind: fine_tuned(recipe | Optimizer(kind=kind)).by_phase["optimizer_step"]
+        for kind in ("adamw_fused", "adamw_loop", "adamw_foreach")
+    }
+    assert step["adamw_foreach"] - step["adamw_fused"] == pytest.approx(total, rel=0.01)
+    assert 0.99 * largest < step["adamw_loop"] - step["adamw_fused"] < 2.01 * largest
+
+
+def test_the_learning_rate_is_customary_for_each(recipe, fine_tuned):
+    assert {kind: Optimizer(kind=kind).learning_rate_factor for kind in ("adamw_8bit", "adafactor", "adamw_loop")} == {
+        "adamw_8bit": 1.0, "adafactor": 1.0, "adamw_loop": 1.0,
+    }  # fmt: skip
+    sgd = Optimizer(kind="sgd")
+    assert sgd.learning_rate_factor > 10 * Optimizer(kind="sgd_momentum").learning_rate_factor / 2 > 10
+    record = fine_tuned(replace(recipe, learning_rate=None) | sgd)
+    assert record.learning_rate == pytest.approx(1e-3 * sgd.learning_rate_factor)
+
+
+@NEEDS_BITSANDBYTES
+def test_under_lora_eight_bits_save_next_to_nothing(recipe, fine_tuned):
+    thirty_two = fine_tuned(recipe | Lora(rank=4))
+    eight = fine_tuned(recipe | Lora(rank=4) | Optimizer(kind="adamw_8bit"))
+    assert eight.losses == pytest.approx(thirty_two.losses, rel=0.01)
+    saved = thirty_two.peak_allocated_bytes - eight.peak_allocated_bytes
+    # here it even costs the two tables: all tensors have fewer than 4,096 elements and stay in 32 bits
+    assert abs(saved) < 0.001 * thirty_two.peak_allocated_bytes
+
+
+@NEEDS_BITSANDBYTES
+def test_a_run_leaves_nothing_in_bitsandbytes_for_the_next(recipe):
+    """Its registry is one for the whole process, by position: the first two tensors of the next model would stay
+    32-bit, and the embeddings of the last would stay alive."""
+    from bitsandbytes.optim import GlobalOptimManager
+
+    manager = GlobalOptimManager.get_instance()
+    short = replace(recipe, steps=1)
+    first = run(short | Optimizer(), device="cpu")
+    gc.collect()
+    assert manager.module_weight_config_triple == []
+    manager.index2config[(0, 0)] = manager.index2config[(0, 2)] = {"optim_bits": 32}  # as another library may have
+    again = run(short | Optimizer(), device="cpu")
+    assert again.maximum_by_category == first.maximum_by_category
+    assert again.losses == first.losses
+
+
+@pytest.mark.parametrize("kind", ["adamw_loop", "adafactor"])
+def test_it_is_stepped_once_for_all_micro_batches(recipe, fine_tuned, kind):
+    alone = fine_tuned(recipe | Optimizer(kind=kind))
+    both = fine_tuned(recipe | Optimizer(kind=kind) | GradientAccumulation(steps=4))
+    assert both.losses == pytest.approx(alone.losses, rel=1e-4)
+
+
+def test_without_bitsandbytes_it_is_unavailable_with_the_cure(recipe, runs_folder, monkeypatch):
+    monkeypatch.setattr("workbench.techniques.optimizer.find_spec", lambda name: None)
+    with pytest.raises(UnavailableError, match="adamw_8bit needs bitsandbytes. Install it with: pip install"):
+        run(recipe | Optimizer(kind="adamw_8bit"), device="cpu")
+    (record,) = read_all(runs_folder)
+    assert record.status is Status.UNAVAILABLE
+    assert record.losses == []
+    assert Optimizer(kind="adafactor").missing("cpu") is None
+
+
+def test_eight_bits_have_no_kernels_on_mps():
+    assert Optimizer(kind="adafactor").missing("mps") is None
+    assert Optimizer(kind="adamw_8bit").missing("mps")
+
+
+def test_another_optimizer_is_refused_with_the_known_ones():
+    with pytest.raises(ConfigurationError, match="optimizer: kind must be one of adamw_fused, sgd, .*got 'adam'"):
+        Optimizer(kind="adam")

@@ -1,0 +1,195 @@
+import gc
+import os
+import tempfile
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from workbench.errors import ConfigurationError, UnavailableError
+from workbench.memory.categories import Category
+from workbench.memory.offloaded import DISK
+from workbench.record import Status, read_all
+from workbench.techniques import (
+    ActivationOffloading,
+    GradientAccumulation,
+    GradientCheckpointing,
+    Lora,
+    MixedPrecision,
+    OptimizerOffloading,
+    optimizer_offloading,
+)
+from workbench.techniques.optimizer_offloading import FileStates, streaming_adamw
+from workbench.training import run
+
+ON_DISK = OptimizerOffloading(to="disk", chunk_elements=2**14)
+ROUNDING = {"rel": 2e-6}  # the same kernel, but vectors of floats begin at other elements
+PARTNERS = [
+    GradientAccumulation(steps=2), GradientCheckpointing(), Lora(rank=4), MixedPrecision(),
+    ActivationOffloading(to="disk"),
+]  # fmt: skip
+needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs deepspeed: an optional extra")
+
+
+def test_every_loss_is_the_baselines_up_to_rounding(recipe, fine_tuned):
+    plain, moved = fine_tuned(recipe), fine_tuned(recipe | ON_DISK)
+    assert moved.losses == pytest.approx(plain.losses, **ROUNDING)
+    assert moved.held_out_loss == pytest.approx(plain.held_out_loss, **ROUNDING)
+    assert moved.losses[-1] < moved.losses[0] - 0.1
+
+
+@pytest.mark.parametrize("partner", PARTNERS, ids=lambda technique: technique.name)
+def test_it_is_exact_beside_other_techniques_too(recipe, fine_tuned, partner):
+    alone, both = fine_tuned(recipe | partner), fine_tuned(recipe | partner | ON_DISK)
+    band = 1e-3 if isinstance(partner, MixedPrecision) else ROUNDING["rel"]  # a last digit may tip a rounding to bf16
+    assert both.losses == pytest.approx(alone.losses, rel=band)
+    assert both.maximum_by_category[Category.OPTIMIZER_STATES] < 500
+
+
+def test_the_states_leave_and_nothing_else_does(recipe, fine_tuned):
+    plain, moved = fine_tuned(recipe), fine_tuned(recipe | ON_DISK)
+    tensors = 4 + 12 * 2  # embeddings and last LayerNorm, 12 tensors a block; each has a step counter of 4 bytes
+    assert moved.maximum_by_category[Category.OPTIMIZER_STATES] == 4 * tensors
+    for category in (Category.WEIGHTS, Category.GRADIENTS, Category.ACTIVATIONS, Category.LOGITS_AND_LOSS):
+        assert moved.maximum_by_category[category] == plain.maximum_by_category[category]
+    assert moved.peak_allocated_bytes < plain.peak_allocated_bytes
+    assert plain.by_phase["optimizer_step"] - moved.by_phase["optimizer_step"] > 6 * plain.parameters
+
+
+def test_the_record_says_what_lay_on_the_disk_and_what_moved(recipe, fine_tuned):
+    moved = fine_tuned(recipe | ON_DISK)
+    assert moved.peak_disk_bytes == 8 * moved.parameters
+    assert moved.moved_bytes == recipe.steps * 16 * moved.parameters  # both moments there and back, in every step
+    assert moved.peak_host_bytes is None
+
+
+def test_with_lora_only_the_adapters_states_move(recipe, fine_tuned):
+    moved = fine_tuned(recipe | Lora(rank=4) | ON_DISK)
+    assert moved.peak_disk_bytes == 8 * moved.trainable_parameters
+
+
+def test_a_smaller_chunk_needs_less_at_once(recipe, fine_tuned):
+    large, small = (
+        fine_tuned(recipe | OptimizerOffloading(to="disk", chunk_elements=n)).by_phase["optimizer_step"]
+        for n in (2**18, 2**12)
+    )
+    assert large - small == pytest.approx(2 * 4 * (2**18 - 2**12), rel=0.1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_steps_are_those_of_torchs_adamw(dtype):
+    torch.manual_seed(0)
+    options = {"lr": 1e-2, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1}
+    ours = [torch.nn.Parameter(torch.randn(*shape).to(dtype)) for shape in ((64, 33), (7,))]
+    theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
+    streaming = streaming_adamw(ours, FileStates(), 100, fused=False, **options)
+    known = torch.optim.AdamW(theirs, foreach=False, **options)
+    for _ in range(5):
+        for one, other in zip(ours, theirs, strict=True):
+            one.grad = torch.randn_like(one)
+            other.grad = one.grad.clone()
+        streaming.step()
+        known.step()
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_checkpoint_without_its_states_is_refused():
+    weight = torch.nn.Parameter(torch.ones(4))
+    options = {"lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0}
+    optimizer = streaming_adamw([weight], FileStates(), 100, fused=False, **options)
+    assert optimizer.state_dict()["state"] == {}
+    weight.grad = torch.ones(4)
+    optimizer.step()
+    with pytest.raises(NotImplementedError, match="cannot be saved in a checkpoint"):
+        optimizer.state_dict()
+
+
+def test_nothing_is_left_on_the_disk(recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    run(recipe | ON_DISK, device="cpu")
+    assert [path for path in tmp_path.iterdir() if path.name != "runs"] == []
+    gc.collect()  # the Trainer is a cycle
+    assert DISK.held_bytes == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
+def test_a_full_disk_is_named_with_the_cure(recipe, monkeypatch):
+    def write(*_):
+        with open("/dev/full", "wb", buffering=0) as full:
+            full.write(b"x")
+
+    monkeypatch.setattr(FileStates, "store", write)
+    with pytest.raises(UnavailableError, match=r"optimizer states \(No space left on device\)\. .*TMPDIR"):
+        run(recipe | ON_DISK, device="cpu")
+
+
+@pytest.mark.parametrize("backend", ["pytorch", "deepspeed"])
+@pytest.mark.parametrize("device_type", ["cpu", "mps"])
+def test_where_host_memory_is_the_devices_own_it_is_refused(backend, device_type):
+    assert "nothing would move" in OptimizerOffloading(backend=backend).missing(device_type)
+
+
+def test_the_refusal_is_on_record(recipe, runs_folder):
+    with pytest.raises(UnavailableError, match="nothing would move"):
+        run(recipe | OptimizerOffloading(), device="cpu")
+    assert [record.status for record in read_all(runs_folder)] == [Status.UNAVAILABLE]
+
+
+@pytest.mark.skipif(not Path("/dev/shm").exists(), reason="needs a folder in memory, as Linux has one")
+def test_a_folder_that_is_itself_in_memory_is_refused(monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", "/dev/shm")
+    assert "/dev/shm is itself held in memory" in ON_DISK.missing("cpu")
+
+
+def test_without_the_package_deepspeed_is_refused_with_the_cure(monkeypatch):
+    monkeypatch.setattr(optimizer_offloading, "find_spec", lambda name: None)
+    assert "pip install deepspeed==0.19.8" in OptimizerOffloading(backend="deepspeed").missing("cuda")
+
+
+@pytest.mark.parametrize("tool", ["g++", "ninja"])
+def test_without_a_compiler_deepspeed_is_refused_with_the_cure(monkeypatch, tool):
+    monkeypatch.setattr(optimizer_offloading, "find_spec", lambda name: object())
+    monkeypatch.setattr(optimizer_offloading.shutil, "which", lambda name: None if name == tool else name)
+    assert f"finds no {tool}" in OptimizerOffloading(backend="deepspeed").missing("cuda")
+
+
+def test_deepspeed_would_change_what_mixed_precision_means():
+    from workbench.recipe import Recipe
+
+    with pytest.raises(ConfigurationError, match="DeepSpeed has no autocast"):
+        Recipe(techniques=(MixedPrecision(), OptimizerOffloading(backend="deepspeed")))
+    assert Recipe(techniques=(MixedPrecision(), OptimizerOffloading()))
+
+
+def test_another_optimizer_beside_it_is_refused():
+    with pytest.raises(ConfigurationError, match="so optim='adafactor' cannot be used"):
+        OptimizerOffloading().training_arguments({"optim": "adafactor"})
+
+
+@needs_deepspeed
+def test_deepspeed_finds_the_same_losses_and_leaves_no_trace(recipe, monkeypatch):
+    """On a CPU it saves nothing and is refused; here the refusal is lifted to see that it takes the same steps."""
+    monkeypatch.setattr(OptimizerOffloading, "missing", lambda *_: None)
+    before = dict(os.environ)
+    plain = run(recipe, device="cpu")
+    for _ in range(2):
+        moved = run(recipe | OptimizerOffloading(backend="deepspeed"), device="cpu")
+        assert moved.losses == pytest.approx(plain.losses, rel=1e-5)
+        assert moved.losses != plain.losses  # another kernel did it
+        assert moved.held_out_loss == pytest.approx(plain.held_out_loss, rel=1e-5)
+    assert dict(os.environ) == before
+    assert not torch.distributed.is_initialized()
+    again = run(recipe, device="cpu")
+    assert again.losses == plain.losses
+    assert again.maximum_by_category == plain.maximum_by_category
+
+
+@pytest.mark.gpu
+def test_to_pinned_memory_it_finds_the_same_losses(recipe):
+    plain, moved = (run(replace(recipe, techniques=t), device="cuda") for t in ((), (OptimizerOffloading(),)))
+    assert moved.losses == pytest.approx(plain.losses, rel=1e-5)
+    assert moved.peak_host_bytes == 8 * moved.parameters
+    assert moved.maximum_by_category[Category.OPTIMIZER_STATES] < 1000

@@ -1,0 +1,299 @@
+"""A model of PyTorch's CUDA caching allocator: the same requests give the same blocks and segments, without a GPU.
+
+`torch.cuda.memory_allocated` counts *blocks* and `memory_reserved` counts *segments*; both differ from the bytes that
+tensors asked for. The rules are those of PyTorch's source, `c10/cuda/CUDACachingAllocator.cpp` (`malloc`,
+`get_free_block`, `should_split`, `get_allocation_size`, `try_merge_blocks`, `release_cached_blocks`; for expandable
+segments `map_block` and `unmap_block`) with the sizes of `c10/core/AllocatorConfig.h` and all settings at their
+defaults but the one offered here. One stream, no CUDA graphs. What only a driver knows is the order of addresses:
+here segments get rising addresses, which decides ties between free blocks of equal size and nothing else.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+KIB, MIB = 2**10, 2**20
+SMALLEST_BLOCK_BYTES = 512  # kMinBlockSize: every request is rounded up to a multiple
+SMALL_REQUEST_BYTES = 1 * MIB  # kSmallSize: the largest request of the small pool
+SMALL_SEGMENT_BYTES = 2 * MIB  # kSmallBuffer
+LARGE_SEGMENT_BYTES = 20 * MIB  # large_segment_size: the segment that requests below the next line share
+OWN_SEGMENT_BYTES = 10 * MIB  # kMinLargeAlloc: from here on, a request gets a segment of its own
+SEGMENT_STEP_BYTES = 2 * MIB  # kRoundLarge: whose size is a multiple of this
+ADDRESS_SPACE_BYTES = 2**26 * LARGE_SEGMENT_BYTES  # of an expandable segment: whole pages, more than it ever maps
+
+
+class OutOfCapacity(Exception):  # noqa: N818  # what happened, in the words of a planner, not a fault
+    """A request that does not fit even after the cached segments were given back.
+
+    The attributes are bytes: the request, rounded; what was allocated and reserved at that moment; the capacity.
+    """
+
+    def __init__(self, requested_bytes: int, allocated_bytes: int, reserved_bytes: int, capacity_bytes: int) -> None:
+        self.requested_bytes, self.allocated_bytes = requested_bytes, allocated_bytes
+        self.reserved_bytes, self.capacity_bytes = reserved_bytes, capacity_bytes
+        super().__init__(
+            f"{requested_bytes:,} bytes do not fit: {allocated_bytes:,} allocated and {reserved_bytes:,} reserved "
+            f"of {capacity_bytes:,}"
+        )
+
+
+def round_size(nbytes: int) -> int:
+    """The size of the block that a request of `nbytes` > 0 gets, if it is cut to measure."""
+    return -(-nbytes // SMALLEST_BLOCK_BYTES) * SMALLEST_BLOCK_BYTES
+
+
+def segment_size(size: int) -> int:
+    """The size of the segment that is asked of the driver for a block of `size` bytes."""
+    if size <= SMALL_REQUEST_BYTES:
+        return SMALL_SEGMENT_BYTES
+    if size < OWN_SEGMENT_BYTES:
+        return LARGE_SEGMENT_BYTES
+    return -(-size // SEGMENT_STEP_BYTES) * SEGMENT_STEP_BYTES
+
+
+@dataclass(slots=True, eq=False)
+class _Block:
+    """A piece of a segment; `previous` and `following` are its neighbours in that segment."""
+
+    address: int
+    size: int
+    pool: "_Pool"
+    previous: "_Block | None" = None
+    following: "_Block | None" = None
+    used: bool = False
+    mapped: bool = True  # False only in an expandable segment: addresses without memory behind them
+
+
+@dataclass(slots=True, eq=False)
+class _Pool:
+    """The free blocks of one pool, by size and then address; the unmapped ones by address."""
+
+    small: bool
+    free: list[Any] = field(default_factory=list)  # (size, address, block)
+    unmapped: list[Any] = field(default_factory=list)  # (address, block)
+
+    @property
+    def page_bytes(self) -> int:
+        """What an expandable segment grows by."""
+        return SMALL_SEGMENT_BYTES if self.small else LARGE_SEGMENT_BYTES
+
+    def put(self, block: _Block) -> None:
+        if block.mapped:
+            insort(self.free, (block.size, block.address, block))
+        else:
+            insort(self.unmapped, (block.address, block))
+
+    def take(self, block: _Block) -> None:
+        if block.mapped:
+            del self.free[bisect_left(self.free, (block.size, block.address))]
+        else:
+            del self.unmapped[bisect_left(self.unmapped, (block.address,))]
+
+
+class CachingAllocator:
+    """Blocks in segments, like `torch.cuda`'s allocator, and its two pairs of numbers.
+
+    Args:
+        capacity_bytes: the driver has no more than this; None: no end.
+        expandable_segments: as with `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.
+    """
+
+    def __init__(self, capacity_bytes: int | None = None, expandable_segments: bool = False) -> None:
+        self.capacity_bytes, self.expandable_segments = capacity_bytes, expandable_segments
+        self.allocated_bytes = self.reserved_bytes = 0
+        self.peak_allocated_bytes = self.peak_reserved_bytes = 0
+        self._small, self._large = _Pool(small=True), _Pool(small=False)
+        self._blocks: dict[int, _Block] = {}
+        self._last_handle = 0
+        self._next_address = 0
+
+    def malloc(self, nbytes: int) -> int:
+        """A handle for a new block; 0, as PyTorch's null pointer, for no bytes at all.
+
+        Raises:
+            OutOfCapacity: it does not fit, although every cached segment that is not split was given back.
+        """
+        if nbytes <= 0:
+            return 0
+        size = round_size(nbytes)
+        pool = self._small if size <= SMALL_REQUEST_BYTES else self._large
+        block = self._best_fit(pool, size) or self._grow(pool, size)
+        if block is None:
+            self.empty_cache()
+            block = self._grow(pool, size)
+        if block is None:
+            raise OutOfCapacity(size, self.allocated_bytes, self.reserved_bytes, self.capacity_bytes or 0)
+        self._split(block, size)
+        block.used = True
+        self.allocated_bytes += block.size
+        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
+        self._last_handle += 1
+        self._blocks[self._last_handle] = block
+        return self._last_handle
+
+    def free(self, handle: int) -> None:
+        """Give a block back to its pool, merged with free neighbours. Raises KeyError for a handle not in use."""
+        if handle == 0:
+            return
+        block = self._blocks.pop(handle)
+        block.used = False
+        self.allocated_bytes -= block.size
+        self._merge(block)
+        block.pool.put(block)
+
+    def empty_cache(self) -> None:
+        """Give back to the driver what no block uses: whole segments, or whole pages of an expandable one."""
+        for pool in (self._large, self._small):
+            for _, _, block in tuple(pool.free):
+                if self.expandable_segments:
+                    self._unmap(block)
+                elif block.previous is None and block.following is None:
+                    pool.take(block)
+                    self.reserved_bytes -= block.size
+
+    def reset_peaks(self) -> None:
+        """As `torch.cuda.reset_peak_memory_stats`."""
+        self.peak_allocated_bytes, self.peak_reserved_bytes = self.allocated_bytes, self.reserved_bytes
+
+    def blocks(self) -> Iterator[tuple[int, int, bool]]:
+        """(address, size, used) of every block, used ones first."""
+        used = [(block.address, block.size, True) for block in self._blocks.values()]
+        free = [(address, size, False) for pool in (self._small, self._large) for size, address, _ in pool.free]
+        return iter(used + free)
+
+    def _best_fit(self, pool: _Pool, size: int) -> _Block | None:
+        """The smallest free block that is large enough; in an expandable segment one that cannot grow is preferred."""
+        index = bisect_left(pool.free, (size,))
+        if index == len(pool.free):
+            return None
+        block: _Block = pool.free[index][2]
+        for _, _, other in pool.free[index + 1 :] if self.expandable_segments else ():
+            if _room(other) >= _room(block):
+                break
+            block = other
+        pool.take(block)
+        return block
+
+    def _split(self, block: _Block, size: int) -> None:
+        """Cut the block to `size`, unless so little remains that it stays with the block, and counts as allocated."""
+        rest = block.size - size
+        worthwhile = (
+            rest >= SMALLEST_BLOCK_BYTES if block.pool.small or self.expandable_segments else rest > SMALL_REQUEST_BYTES
+        )
+        if worthwhile:
+            self._cut(block, size)
+
+    def _cut(self, block: _Block, size: int) -> None:
+        """Keep the first `size` bytes in `block`; the rest becomes a block of its own in the pool."""
+        rest = _Block(block.address + size, block.size - size, block.pool, block, block.following, mapped=block.mapped)
+        if rest.following:
+            rest.following.previous = rest
+        block.following, block.size = rest, size
+        block.pool.put(rest)
+
+    def _merge(self, block: _Block) -> None:
+        """Swallow free neighbours. The block itself must not be in the pool."""
+        before, after = block.previous, block.following
+        if before and not before.used and before.mapped == block.mapped:
+            block.pool.take(before)
+            block.address, block.size, block.previous = before.address, before.size + block.size, before.previous
+            if block.previous:
+                block.previous.following = block
+        if after and not after.used and after.mapped == block.mapped:
+            block.pool.take(after)
+            block.size, block.following = block.size + after.size, after.following
+            if block.following:
+                block.following.previous = block
+
+    def _reserve(self, nbytes: int) -> bool:
+        """Ask the driver."""
+        if self.capacity_bytes is not None and self.reserved_bytes + nbytes > self.capacity_bytes:
+            return False
+        self.reserved_bytes += nbytes
+        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
+        return True
+
+    def _grow(self, pool: _Pool, size: int) -> _Block | None:
+        """A block from memory that the driver gives now, not in the pool; None if it gives none."""
+        if self.expandable_segments:
+            return self._expand(pool, size)
+        nbytes = segment_size(size)
+        return _Block(self._take_addresses(nbytes), nbytes, pool) if self._reserve(nbytes) else None
+
+    def _take_addresses(self, nbytes: int) -> int:
+        self._next_address += nbytes
+        return self._next_address - nbytes
+
+    # ---- expandable segments: one per pool, mapped page by page ----
+
+    def _expand(self, pool: _Pool, size: int) -> _Block | None:
+        """Map pages at the lowest address where `size` bytes fit, together with a free block right before."""
+        block = self._expandable_place(pool, size)
+        if not block.mapped and not self._map(block, min(block.size, size)):
+            return None
+        while block.size < size:
+            following = block.following
+            assert following is not None
+            if not self._map(following, min(size - block.size, following.size)):
+                return None
+            block = following  # which has swallowed the block before it
+        pool.take(block)
+        return block
+
+    def _expandable_place(self, pool: _Pool, size: int) -> _Block:
+        for _, unmapped in pool.unmapped:
+            before = unmapped.previous
+            start: _Block = before if before and not before.used else unmapped
+            if _free_run(start) >= size:
+                return start
+        whole = _Block(self._take_addresses(ADDRESS_SPACE_BYTES), ADDRESS_SPACE_BYTES, pool, mapped=False)
+        pool.put(whole)
+        return whole
+
+    def _map(self, block: _Block, size: int) -> bool:
+        """Put whole pages behind the beginning of an unmapped block, and the block, merged, into the pool."""
+        nbytes = -(-size // block.pool.page_bytes) * block.pool.page_bytes
+        if not self._reserve(nbytes):
+            return False
+        block.pool.take(block)
+        if nbytes < block.size:
+            self._cut(block, nbytes)
+        block.mapped = True
+        self._merge(block)
+        block.pool.put(block)
+        return True
+
+    def _unmap(self, block: _Block) -> None:
+        """Give the whole pages inside a free block back; what is left of it on either side stays in the pool."""
+        page, end = block.pool.page_bytes, block.address + block.size
+        first, last = -(-block.address // page) * page, end // page * page
+        if first >= last:
+            return
+        block.pool.take(block)
+        if first > block.address:
+            self._cut(block, first - block.address)
+            block.pool.put(block)
+            assert block.following is not None
+            block = block.following
+            block.pool.take(block)
+        if last < end:
+            self._cut(block, last - first)
+        block.mapped = False
+        self.reserved_bytes -= block.size
+        self._merge(block)
+        block.pool.put(block)
+
+
+def _room(block: _Block) -> int:
+    """How large a block of an expandable segment could become."""
+    after = block.following
+    return block.size + (after.size if after and not after.mapped else 0)
+
+
+def _free_run(block: _Block | None) -> int:
+    """Bytes of address space from a block on, up to the next block in use."""
+    total = 0
+    while block and not block.used:
+        total, block = total + block.size, block.following
+    return total

@@ -1,0 +1,48 @@
+"""Bytes that were moved out of device memory. Who moves them keeps the account, and a record reports its peak.
+
+    HOST.take(nbytes)     # written to host memory
+    HOST.release(nbytes)  # no longer held there
+
+There is one account a place and process, as there is one allocator. What is counted are the bytes held on purpose, not
+the process's resident memory, which also holds libraries and caches and never says what grew.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass
+class Account:
+    """Bytes held now, their peak, and all bytes moved there or back since the last reset."""
+
+    held_bytes: int = 0
+    peak_bytes: int = 0
+    moved_bytes: int = 0
+
+    def take(self, nbytes: int) -> None:
+        self.held_bytes += nbytes
+        self.peak_bytes = max(self.peak_bytes, self.held_bytes)
+        self.moved_bytes += nbytes
+
+    def fetch(self, nbytes: int) -> None:
+        """Read back; still held."""
+        self.moved_bytes += nbytes
+
+    def release(self, nbytes: int) -> None:
+        self.held_bytes -= nbytes
+
+    def reset(self) -> None:
+        """A new run begins. What is still held stays held."""
+        self.peak_bytes, self.moved_bytes = self.held_bytes, 0
+
+
+HOST, DISK = Account(), Account()
+
+
+def in_memory(folder: Path) -> bool:
+    """Whether the folder lies on a file system that is itself kept in memory."""
+    import psutil
+
+    mounts = {Path(part.mountpoint): part.fstype for part in psutil.disk_partitions(all=True)}
+    folder = folder.resolve()
+    return next((mounts[path] for path in (folder, *folder.parents) if path in mounts), "") in ("tmpfs", "ramfs")

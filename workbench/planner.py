@@ -1,0 +1,417 @@
+"""`plan(…)`: the smallest sets of changes with which a fine-tuning run fits a budget, found by predictions alone.
+
+No technique is known here by name. Each says itself which settings are worth trying (`Technique.variants`) and which
+categories of memory it attacks. A prediction takes a second or two, so the search looks at few sets: first each
+technique alone with the settings that save most, then those sets again that came closest, each extended by the
+techniques that attack what dominates their peak. A set that fits is never extended; of each of its techniques the
+gentlest settings are taken that still fit, and a technique without which it fits too is dropped.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from workbench import prediction
+from workbench.errors import ConfigurationError
+from workbench.memory.categories import Category, format_bytes, parse_bytes
+from workbench.memory.gpus import gpu as find_gpu
+from workbench.recipe import Recipe
+from workbench.techniques import REGISTRY, Numerics, Technique
+
+NUMERICS = tuple(Numerics)  # from the best to the worst
+ALWAYS_REMOVABLE = (Category.TEMPORARIES, Category.UNATTRIBUTED)  # shrink along with whatever else shrinks
+EXACT_SETS, OTHER_SETS, EXTENSIONS = 4, 3, 6  # how many sets of each kind are extended, and by how many techniques
+
+
+class Forecast(Protocol):
+    """What the planner reads of a prediction. `peak_reserved_bytes` is None where nothing caches, on a CPU."""
+
+    @property
+    def peak_allocated_bytes(self) -> int: ...
+    @property
+    def peak_reserved_bytes(self) -> int | None: ...
+    @property
+    def context_bytes(self) -> int: ...
+    @property
+    def by_category(self) -> Mapping[str, int]: ...
+    @property
+    def flops(self) -> int: ...
+
+
+Predict = Callable[[Recipe], Forecast]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One set of changes and what it is predicted to need.
+
+    `needed_bytes` is everything the device must give: what the allocator reserves, and the context. Cached memory that
+    PyTorch would give back near the limit counts as needed, so the answer errs on the safe side. `extra_compute` is
+    the floating-point operations of the whole run relative to those without the changes: 0.33 is a third more.
+    """
+
+    recipe: Recipe
+    changes: tuple[Technique, ...]
+    forecast: Forecast
+    budget_bytes: int
+    extra_compute: float
+
+    @property
+    def needed_bytes(self) -> int:
+        return (self.forecast.peak_reserved_bytes or self.forecast.peak_allocated_bytes) + self.forecast.context_bytes
+
+    @property
+    def headroom_bytes(self) -> int:
+        return self.budget_bytes - self.needed_bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.headroom_bytes >= 0
+
+    @property
+    def numerics(self) -> Numerics:
+        """That of the change which alters the loss most."""
+        return max((change.numerics for change in self.changes), key=NUMERICS.index, default=Numerics.EXACT)
+
+    @property
+    def gives_up(self) -> tuple[str, ...]:
+        """What each change costs, in the technique's own words."""
+        return tuple(f"{change.name}: {change.costs} (loss: {change.numerics})" for change in self.changes)
+
+    @property
+    def label(self) -> str:
+        return replace(self.recipe, techniques=self.changes).label if self.changes else "no change"
+
+    @property
+    def dominant(self) -> tuple[str, int]:
+        """The largest category at the peak."""
+        return max(self.forecast.by_category.items(), key=lambda entry: entry[1])
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "label": self.label,
+            "recipe": self.recipe.to_dict(),
+            "changes": {change.name: change.settings() for change in self.changes},
+            "numerics": str(self.numerics),
+            "needed_bytes": self.needed_bytes,
+            "headroom_bytes": self.headroom_bytes,
+            "fits": self.fits,
+            "peak_allocated_bytes": self.forecast.peak_allocated_bytes,
+            "peak_reserved_bytes": self.forecast.peak_reserved_bytes,
+            "context_bytes": self.forecast.context_bytes,
+            "by_category": dict(self.forecast.by_category),
+            "extra_compute": self.extra_compute,
+            "gives_up": list(self.gives_up),
+            "command": self.recipe.command(),
+        }
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What a search found. `candidates` fit, the best first; `closest` needs least of all that were looked at."""
+
+    budget_bytes: int
+    predicted_for: str
+    baseline: Candidate
+    candidates: tuple[Candidate, ...]
+    closest: Candidate
+    predictions: int
+    skipped: Mapping[str, str] = field(default_factory=dict)  # what could not be predicted, and why
+
+    def __iter__(self) -> Iterator[Candidate]:
+        return iter(self.candidates)
+
+    def __len__(self) -> int:
+        return len(self.candidates)
+
+    def __getitem__(self, index: int) -> Candidate:
+        return self.candidates[index]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "budget_bytes": self.budget_bytes,
+            "predicted_for": self.predicted_for,
+            "baseline": self.baseline.to_dict(),
+            "candidates": [candidate.to_dict() for candidate in self.candidates],
+            "closest": self.closest.to_dict(),
+            "predictions": self.predictions,
+            "skipped": dict(self.skipped),
+        }
+
+
+def plan(
+    *,
+    budget: str | int | None = None,
+    gpu: str = "h100",
+    most_changes: int = 4,
+    predict: Callable[[Recipe, str], Forecast] | None = None,
+    **fields: Any,
+) -> Planned:
+    """The smallest sets of changes with which a recipe fits, the best first: exact ones, then those that compute less.
+
+        plan(model="gpt2", budget="8GiB", effective_batch_size=8, sequence_length=1024)
+
+    Args:
+        budget: what the device has, `"8GiB"` or a number of bytes; by default the memory of `gpu`.
+        gpu: whose kernels and workspaces are predicted, or `"cpu"` for this machine's own.
+        most_changes: how many techniques one candidate may have.
+        predict: another predictor than `workbench.predict`.
+        fields: those of `Recipe`; techniques among them stay switched on.
+
+    Raises:
+        ConfigurationError: an unclear budget, or one below the weights; an unknown GPU; a recipe that cannot be used.
+    """
+    row = None if gpu == prediction.CPU else find_gpu(gpu)
+    if budget is None and row is None:
+        raise ConfigurationError("budget: a CPU has none of its own. Give one, as in budget='2GiB'.")
+    budget_bytes = row.memory_bytes if budget is None and row else parse_bytes(budget or 0, "budget")
+    recipe = Recipe.from_dict({**fields, "techniques": {}})
+    recipe = replace(recipe, techniques=tuple(fields.get("techniques", ())))
+    ask: Callable[[Recipe, str], Forecast] = predict or prediction.predict
+    return search(
+        prediction.resolved(recipe, [gpu]),
+        budget_bytes,
+        lambda wanted: ask(wanted, gpu),
+        families=families(row.compute_capability if row else None),
+        predicted_for=row.title if row else "this machine's CPU",
+        most_changes=most_changes,
+    )
+
+
+def families(compute_capability: tuple[int, int] | None) -> dict[str, tuple[Technique, ...]]:
+    """Of every registered technique what a planner should try on such a GPU; None is a CPU."""
+    return {name: technique.variants(compute_capability) for name, technique in sorted(REGISTRY.items())}
+
+
+def search(
+    recipe: Recipe,
+    budget_bytes: int,
+    predict: Predict,
+    *,
+    families: Mapping[str, tuple[Technique, ...]],
+    predicted_for: str = "",
+    most_changes: int = 4,
+) -> Planned:
+    """The search itself, with any predictor.
+
+    Args:
+        recipe: what to fit; techniques that it has already stay in every candidate.
+        families: of each technique the settings to try, from the one that gives up least to the one that saves most.
+
+    Raises:
+        ConfigurationError: the budget is below the weights, whatever is tried on them.
+    """
+    return _Search(recipe, budget_bytes, predict, families, most_changes).run(predicted_for)
+
+
+class _Search:
+    def __init__(
+        self,
+        recipe: Recipe,
+        budget_bytes: int,
+        predict: Predict,
+        families: Mapping[str, tuple[Technique, ...]],
+        most_changes: int,
+    ) -> None:
+        self.recipe, self.budget_bytes, self.predict, self.most_changes = recipe, budget_bytes, predict, most_changes
+        possible = {name: tuple(filter(self._possible, family)) for name, family in families.items()}
+        self.families = {name: family for name, family in possible.items() if family and family[-1].attacks}
+        self.known: dict[tuple[Technique, ...], Candidate | None] = {}
+        self.skipped: dict[str, str] = {}
+        self.compute = 0.0
+
+    def _possible(self, change: Technique) -> bool:
+        """Some settings do not suit the recipe: a batch that cannot be split so often, a technique it has already."""
+        try:
+            return bool(self.recipe | change)
+        except ConfigurationError:
+            return False
+
+    def run(self, predicted_for: str) -> Planned:
+        baseline = self._baseline()
+        self._refuse_less_than_the_weights(baseline)
+        found = [] if baseline.fits else self._levels(baseline)
+        looked_at = [candidate for candidate in self.known.values() if candidate]
+        return Planned(
+            budget_bytes=self.budget_bytes,
+            predicted_for=predicted_for,
+            baseline=baseline,
+            candidates=(baseline,) if baseline.fits else tuple(sorted(found, key=_rank)),
+            closest=min(looked_at, key=lambda candidate: candidate.needed_bytes),
+            predictions=len(looked_at),
+            skipped=self.skipped,
+        )
+
+    def _baseline(self) -> Candidate:
+        forecast = self.predict(self.recipe)
+        self.compute = _whole_run(self.recipe, forecast)
+        baseline = Candidate(self.recipe, (), forecast, self.budget_bytes, 0.0)
+        self.known[()] = baseline
+        return baseline
+
+    def _refuse_less_than_the_weights(self, baseline: Candidate) -> None:
+        """A technique may make the weights smaller; only if none makes them small enough is the budget refused."""
+        sizes = [baseline.forecast.by_category.get(Category.WEIGHTS, 0)]
+        if sizes[0] <= self.budget_bytes:
+            return
+        for family in self.families.values():
+            if Category.WEIGHTS in family[-1].attacks and (tried := self._try((family[-1],))):
+                sizes.append(tried.forecast.by_category.get(Category.WEIGHTS, 0))
+        if min(sizes) > self.budget_bytes:
+            raise ConfigurationError(
+                f"budget: {format_bytes(self.budget_bytes)} is below the weights of {self.recipe.model} alone, "
+                f"{format_bytes(sizes[0])}; the least that a technique makes of them is {format_bytes(min(sizes))}. "
+                "Choose a smaller model or a larger budget."
+            )
+
+    def _levels(self, baseline: Candidate) -> list[Candidate]:
+        """Sets of one change, of two, and so on. Once something fits, only sets with the same loss are extended, and
+        only until one of those fits."""
+        found: list[Candidate] = []
+        frontier = [baseline]
+        for _ in range(self.most_changes):
+            reached = self._extend(frontier, found)
+            found = _without_supersets([*found, *(self._relaxed(c) for c in reached if c.fits)])
+            open_sets = sorted((c for c in reached if not c.fits), key=lambda c: c.needed_bytes)
+            exact = [c for c in open_sets if c.numerics is Numerics.EXACT][:EXACT_SETS]
+            others = [c for c in open_sets if c.numerics is not Numerics.EXACT][: 0 if found else OTHER_SETS]
+            frontier = exact + others
+            if any(candidate.numerics is Numerics.EXACT for candidate in found):
+                break
+        return found
+
+    def _extend(self, frontier: list[Candidate], found: list[Candidate]) -> list[Candidate]:
+        """Every set of the frontier with one more technique, where that makes it smaller."""
+        reached: dict[frozenset[str], Candidate] = {}
+        for start in frontier:
+            for family in self._promising(start, found):
+                changes = tuple(sorted((*start.changes, family[-1]), key=lambda change: change.name))
+                names = frozenset(change.name for change in changes)
+                if names in reached or any(_names(candidate) <= names for candidate in found):
+                    continue
+                tried = self._try(changes)
+                if tried and tried.needed_bytes < start.needed_bytes:
+                    reached[names] = tried
+        return list(reached.values())
+
+    def _promising(self, start: Candidate, found: list[Candidate]) -> list[tuple[Technique, ...]]:
+        """The techniques to add, first those that attack most of what is there at the peak.
+
+        The first time all are tried, since some act on more than they attack.
+        """
+        families = [family for name, family in self.families.items() if name not in _names(start)]
+        if found:
+            families = [family for family in families if family[-1].numerics is Numerics.EXACT]
+
+        def attacked(family: tuple[Technique, ...]) -> int:
+            categories = {*family[-1].attacks, *ALWAYS_REMOVABLE}
+            return sum(start.forecast.by_category.get(category, 0) for category in categories)
+
+        families.sort(key=attacked, reverse=True)
+        return families if not start.changes else families[:EXTENSIONS]
+
+    def _relaxed(self, candidate: Candidate) -> Candidate:
+        """The same techniques, none of them needlessly, each with the gentlest settings that still fit."""
+        for change in candidate.changes:
+            without = self._try(tuple(other for other in candidate.changes if other is not change))
+            if without and without.fits:
+                return self._relaxed(without)
+        for change in sorted(candidate.changes, key=self._cost_alone, reverse=True):
+            candidate = self._gentlest(candidate, change)
+        return candidate
+
+    def _cost_alone(self, change: Technique) -> float:
+        alone = self.known.get((change,))
+        return alone.extra_compute if alone else 0.0
+
+    def _gentlest(self, candidate: Candidate, change: Technique) -> Candidate:
+        """Bisect one technique's settings; the last of them is known to fit."""
+        family = self.families[change.name]
+        low, high = 0, len(family) - 1
+        while low < high:
+            middle = (low + high) // 2
+            tried = self._try(tuple(family[middle] if c.name == change.name else c for c in candidate.changes))
+            if tried and tried.fits:
+                candidate, high = tried, middle
+            else:
+                low = middle + 1
+        return candidate
+
+    def _try(self, changes: tuple[Technique, ...]) -> Candidate | None:
+        """Predict once; None where the techniques exclude each other, do not suit the batch, or cannot be predicted."""
+        if changes not in self.known:
+            self.known[changes] = self._predicted(changes)
+        return self.known[changes]
+
+    def _predicted(self, changes: tuple[Technique, ...]) -> Candidate | None:
+        try:
+            recipe = replace(self.recipe, techniques=(*self.recipe.techniques, *changes))
+        except ConfigurationError:
+            return None  # a set that nobody can ask for is no news
+        try:
+            forecast = self.predict(recipe)
+        except ConfigurationError as error:
+            self.skipped[replace(recipe, techniques=changes).label] = str(error)
+            return None
+        extra = _whole_run(recipe, forecast) / self.compute - 1 if self.compute else 0.0
+        return Candidate(recipe, changes, forecast, self.budget_bytes, extra)
+
+
+def _whole_run(recipe: Recipe, forecast: Forecast) -> float:
+    """Floating-point operations of all steps: a technique may change how many there are."""
+    return float(forecast.flops) * float(recipe.training_arguments()["max_steps"])
+
+
+def _names(candidate: Candidate) -> frozenset[str]:
+    return frozenset(change.name for change in candidate.changes)
+
+
+def _without_supersets(candidates: list[Candidate]) -> list[Candidate]:
+    distinct = {_names(candidate): candidate for candidate in candidates}
+    return [candidate for names, candidate in distinct.items() if not any(other < names for other in distinct)]
+
+
+def _rank(candidate: Candidate) -> tuple[int, float, int, int]:
+    """Exact before approximate before different; then less compute (to the per mille), fewer changes, less memory."""
+    order = NUMERICS.index(candidate.numerics)
+    return (order, round(candidate.extra_compute, 3), len(candidate.changes), candidate.needed_bytes)
+
+
+def as_text(planned: Planned) -> str:
+    """The plan as people read it."""
+    lines = [
+        f"budget {format_bytes(planned.budget_bytes)}, predicted for {planned.predicted_for} "
+        f"({planned.predictions} predictions)",
+        f"as it is: {_needs(planned.baseline)}",
+    ]
+    if planned.baseline.fits:
+        lines += ["", "It fits without any change:", f"  {planned.baseline.recipe.command()}"]
+    elif planned.candidates:
+        for number, candidate in enumerate(planned.candidates, start=1):
+            lines += ["", *_entry(number, candidate)]
+    else:
+        category, size = planned.closest.dominant
+        lines += [
+            "",
+            f"Nothing was found that fits. Closest: {planned.closest.label}",
+            f"   {_needs(planned.closest)}; {category.replace('_', ' ')} dominate with {format_bytes(size)}.",
+            "   Choose a larger budget, a smaller model, or a smaller batch or sequence.",
+        ]
+    lines += [f"\nnot predicted: {label}: {reason}" for label, reason in planned.skipped.items()]
+    return "\n".join(lines)
+
+
+def _needs(candidate: Candidate) -> str:
+    room = format_bytes(abs(candidate.headroom_bytes))
+    return f"needs {format_bytes(candidate.needed_bytes)}, {room} {'to spare' if candidate.fits else 'too much'}"
+
+
+def _entry(number: int, candidate: Candidate) -> list[str]:
+    return [
+        f"{number}. {candidate.label}",
+        f"   {_needs(candidate)}; loss {candidate.numerics}; {candidate.extra_compute:+.0%} compute",
+        *(f"   gives up  {text}" for text in candidate.gives_up),
+        f"   {candidate.recipe.command()}",
+    ]

@@ -1,0 +1,97 @@
+"""CUDA's autocast rules on the CPU, at the dispatcher.
+
+`torch.autocast("cpu")` runs matrix products in lower precision as CUDA does, but leaves most other operations alone,
+where CUDA runs some in fp32 and saves fp32 copies of their inputs: GPT-2's `gelu_new` uses `pow`, so under CUDA's
+autocast the MLP's inner activations are fp32. Kernels for the dispatch key `AutocastCPU` say so here. Being real
+autocast kernels, they also act on what gradient checkpointing recomputes inside the backward pass, which Python's
+function modes do not see.
+
+The lists: `AT_FORALL_FP32` and `AT_FORALL_FP32_SET_OPT_DTYPE` in `ATen/autocast_mode.h`, those that a language model
+and its losses can meet.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+INPUTS_IN_FP32 = (
+    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt", "sinh",
+    "tan", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "softplus", "layer_norm", "native_layer_norm",
+    "group_norm", "cosine_similarity", "nll_loss", "nll_loss_nd", "kl_div", "l1_loss", "smooth_l1_loss", "huber_loss",
+    "mse_loss", "binary_cross_entropy_with_logits", "dist", "cdist", "renorm", "logsumexp",
+)  # fmt: skip
+INPUTS_IN_FP32_IF_THERE = ("rms_norm",)  # not an operation in every release
+RESULT_IN_FP32 = ("prod", "prod.dim_int", "cumprod", "cumsum", "linalg_vector_norm", "sum", "sum.dim_IntList")
+SOFTMAXES = {"softmax.int": "_softmax", "log_softmax.int": "_log_softmax"}
+
+_KEY = "AutocastCPU"
+_excluded = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+
+
+@contextmanager
+def cuda_autocast() -> Iterator[None]:
+    """Inside, `torch.autocast("cpu")` casts what CUDA's autocast casts."""
+    library = torch.library.Library("aten", "IMPL")  # lives as long as the context
+    try:
+        for name in (*INPUTS_IN_FP32, *INPUTS_IN_FP32_IF_THERE):
+            if (operation := _operation(name)) is not None:
+                library.impl(name, _in_fp32(operation), _KEY)
+        for name in RESULT_IN_FP32:
+            library.impl(name, _to_fp32(_operation(name)), _KEY)
+        for name, fused in SOFTMAXES.items():
+            library.impl(name, _softmax(_operation(name), getattr(torch.ops.aten, fused)), _KEY)
+        yield
+    finally:
+        library._destroy()
+
+
+def _operation(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    found = getattr(torch.ops.aten, packet, None)
+    return getattr(found, overload or "default", None)
+
+
+def _eligible(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype is not torch.float64
+
+
+def _up(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return type(value)(_up(entry) for entry in value)
+    return value.to(torch.float32) if _eligible(value) else value
+
+
+def _in_fp32(operation: Callable[..., Any]) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(_excluded):
+            return operation(*(_up(arg) for arg in args), **{name: _up(arg) for name, arg in kwargs.items()})
+
+    return kernel
+
+
+def _to_fp32(operation: Any) -> Callable[..., Any]:
+    """The operation is told to return fp32; its input stays as it is."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        if _eligible(args[0]) and kwargs.get("dtype") is None:
+            kwargs["dtype"] = torch.float32
+        with torch._C._ExcludeDispatchKeyGuard(_excluded):
+            return operation(*args, **kwargs)
+
+    return kernel
+
+
+def _softmax(operation: Any, fused: Any) -> Callable[..., Any]:
+    """As above; from fp16, CUDA's kernel converts while it reads and needs no copy (`softmax` in `SoftMax.cpp`)."""
+
+    def kernel(tensor: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
+        if _eligible(tensor) and dtype is None:
+            dtype = torch.float32
+        with torch._C._ExcludeDispatchKeyGuard(_excluded):
+            if tensor.dtype is torch.float16 and dtype is torch.float32:
+                return fused(tensor, dim, True)
+            return operation(tensor, dim, dtype)
+
+    return kernel

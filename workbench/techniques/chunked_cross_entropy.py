@@ -1,0 +1,157 @@
+"""Chunked cross-entropy: the loss from the last hidden states, without all logits at once."""
+
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar
+
+from workbench.errors import ConfigurationError
+from workbench.memory.categories import Category
+from workbench.settings import setting
+from workbench.techniques.base import Fragment, Numerics, Technique
+
+
+@cache
+def linear_cross_entropy() -> Any:
+    """The autograd function. Defined on first use, since this module is imported where torch is not."""
+    import torch
+
+    class LinearCrossEntropy(torch.autograd.Function):
+        """Sum of the cross-entropies of N tokens, of which `chunk` rows of logits exist at a time.
+
+        hidden (N, C), weight (V, C), labels (N,), where -100 is ignored. The backward pass computes the logits again;
+        the chunks add to one gradient of the weight, in fp32, and to none at all if the weight is frozen.
+        """
+
+        @staticmethod
+        def forward(ctx: Any, hidden: Any, weight: Any, labels: Any, chunk: int) -> Any:
+            ctx.save_for_backward(hidden, weight, labels)
+            ctx.chunk = chunk
+            loss = torch.zeros((), device=hidden.device)
+            for rows, targets in zip(hidden.split(chunk), labels.split(chunk), strict=True):
+                logits = (rows @ weight.t()).float()
+                loss += torch.nn.functional.cross_entropy(logits, targets, reduction="sum")
+                del logits  # before the next chunk is made
+            return loss
+
+        @staticmethod
+        def backward(ctx: Any, grad_loss: Any) -> Any:
+            hidden, weight, labels = ctx.saved_tensors
+            grad_hidden, grad_weight = torch.empty_like(hidden), None
+            if ctx.needs_input_grad[1]:
+                grad_weight = torch.zeros_like(weight, dtype=torch.float32)
+            for start in range(0, len(labels), ctx.chunk):
+                rows, targets = hidden[start : start + ctx.chunk], labels[start : start + ctx.chunk]
+                kept = targets != -100
+                grad = (rows @ weight.t()).float()  # logits; from here on in place, to what will be their gradient:
+                grad.sub_(grad.amax(-1, keepdim=True)).exp_()
+                grad.div_(grad.sum(-1, keepdim=True))  # probabilities, minus one-hot labels
+                grad.scatter_add_(1, (targets * kept)[:, None], torch.full_like(grad[:, :1], -1))
+                grad = grad.mul_((kept * grad_loss)[:, None]).to(weight.dtype)
+                torch.mm(grad, weight, out=grad_hidden[start : start + ctx.chunk])
+                if grad_weight is not None and grad_weight.dtype == grad.dtype:
+                    grad_weight.addmm_(grad.t(), rows)
+                elif grad_weight is not None:
+                    grad_weight += grad.t() @ rows
+                del grad
+            return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None
+
+    return LinearCrossEntropy
+
+
+@contextmanager
+def without_logits(model: Any, chunk: int) -> Iterator[None]:
+    """Inside, the model's head passes hidden states on, and its loss function multiplies by the head, in chunks.
+
+    The whole of `model.forward` still runs: its autocast, and what an adapter does to inputs, labels and positions.
+    """
+    import torch
+
+    model = getattr(model, "module", model)  # DistributedDataParallel wraps it
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    head, plain = base.get_output_embeddings(), base.loss_function
+
+    def loss(hidden: Any, labels: Any, vocab_size: int, num_items_in_batch: Any = None, **_: Any) -> Any:
+        # as transformers does: token t predicts t + 1, the last one nothing; the sum is divided by the labels that
+        # count, of this batch or of all that are accumulated for one step
+        labels = torch.nn.functional.pad(labels[..., 1:], (0, 1), value=-100).flatten()
+        count = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch
+        kind, dtype = hidden.device.type, head.weight.dtype
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else dtype
+        with torch.autocast(kind, enabled=False):
+            rows, weight = hidden.flatten(0, 1).to(dtype), head.weight.to(dtype)
+            return linear_cross_entropy().apply(rows, weight, labels.to(rows.device), chunk) / count
+
+    head.forward, base.loss_function = lambda hidden: hidden, loss
+    try:
+        yield
+    finally:
+        del head.forward
+        base.loss_function = plain
+
+
+@dataclass(frozen=True)
+class ChunkedCrossEntropy(Technique):
+    """The logits (B·T, V) are never whole: a chunk of them is made, used and dropped, and made again in the backward.
+
+    It is gradient checkpointing for the head and the loss. Wijmans et al., "Cut Your Losses in Large-Vocabulary
+    Language Models", arXiv 2411.09009; PyTorch 2.13 has `torch.nn.functional.linear_cross_entropy`, which the tests
+    hold this against. It is not used here: older versions lack it, it computes in fp32 under autocast, and by default
+    it keeps the weight's gradient from the forward pass on.
+    """
+
+    chunk: int = setting(256, "rows of logits that exist at a time", unit="tokens", minimum=1)
+
+    name: ClassVar[str] = "chunked_cross_entropy"
+    title: ClassVar[str] = "Chunked cross-entropy"
+    attacks: ClassVar[tuple[Category, ...]] = (Category.LOGITS_AND_LOSS,)
+    costs: ClassVar[str] = "one more product with the head per step"
+    numerics: ClassVar[Numerics] = Numerics.EXACT
+
+    def model(self, model: Any) -> Any:
+        import torch
+
+        head = model.get_output_embeddings()
+        if type(head) is not torch.nn.Linear or head.bias is not None:
+            raise ConfigurationError(
+                f"{self.name}: the head must be a plain linear layer without bias, and is {type(head).__name__}. "
+                "Leave lm_head out of what is quantized or adapted."
+            )
+        return model
+
+    def compute_loss(self, compute_loss: Callable[..., Any]) -> Callable[..., Any]:
+        def chunked(model: Any, *args: Any, **kwargs: Any) -> Any:
+            with without_logits(model, self.chunk):
+                return compute_loss(model, *args, **kwargs)
+
+        return chunked
+
+    def script(self) -> Fragment:
+        function, context = _plain(linear_cross_entropy()), _plain(without_logits)
+        context = context.replace("linear_cross_entropy()", "LinearCrossEntropy")
+        return Fragment(
+            imports=("from contextlib import contextmanager",),
+            definitions=("", *function.splitlines(), "", "", *context.splitlines()),
+            trainer=(
+                "plain_loss = trainer.compute_loss",
+                "",
+                "",
+                "def compute_loss(model, *args, **kwargs):",
+                f"    with without_logits(model, chunk={self.chunk}):",
+                "        return plain_loss(model, *args, **kwargs)",
+                "",
+                "",
+                "trainer.compute_loss = compute_loss",
+            ),
+        )
+
+
+def _plain(definition: Any) -> str:
+    """Its source as a script has it: no annotations, and torch imported on top."""
+    source = textwrap.dedent(inspect.getsource(definition)).replace("    import torch\n\n", "")
+    source = re.sub(r": Any = ", "=", source)
+    return re.sub(r"(: (Any|int)| -> [\w\[\]]+)(?=[,):])", "", source)

@@ -1,0 +1,102 @@
+"""Other optimizers: less state per parameter, or the same state with fewer temporaries."""
+
+import weakref
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from workbench.memory.categories import Category
+from workbench.settings import setting
+from workbench.techniques.base import Arguments, Fragment, Numerics, Technique
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+# the Trainer's own names for them (transformers, `OptimizerNames`)
+TRAINER: dict[str, Arguments] = {
+    "adamw_fused": {"optim": "adamw_torch_fused"},
+    "sgd": {"optim": "sgd"},
+    "sgd_momentum": {"optim": "sgd", "optim_args": "momentum=0.9"},
+    "adafactor": {"optim": "adafactor"},
+    "adamw_8bit": {"optim": "adamw_8bit"},
+}
+# the Trainer's `adamw_torch` leaves the choice to PyTorch: foreach on a GPU, the loop on a CPU
+FOREACH = {"adamw_foreach": True, "adamw_loop": False}
+LEARNING_RATE_FACTORS = {"sgd": 300.0, "sgd_momentum": 30.0}
+
+
+@dataclass(frozen=True)
+class Optimizer(Technique):
+    """Chooses the optimizer. The three AdamW of PyTorch take the same steps up to rounding; the others do not.
+
+    Bytes of state for a parameter matrix (C, D) in fp32: AdamW 8·C·D; AdamW with 8-bit states 2·C·D, and 8 for every
+    256 parameters (Dettmers et al., "8-bit Optimizers via Block-wise Quantization", arXiv 2110.02861); Adafactor
+    4·(C + D) (Shazeer and Stern, "Adafactor", arXiv 1804.04235); SGD none, with momentum 4·C·D. bitsandbytes keeps
+    32-bit states for tensors of fewer than 4,096 elements, and the Trainer asks it to do so for embeddings too.
+    """
+
+    kind: str = setting("adamw_8bit", "which optimizer", choices=(*TRAINER, *FOREACH))
+
+    name: ClassVar[str] = "optimizer"
+    title: ClassVar[str] = "Optimizer"
+    attacks: ClassVar[tuple[Category, ...]] = (Category.OPTIMIZER_STATES,)
+    costs: ClassVar[str] = "what the states were good for: rounded, factored or missing moments"
+    numerics: ClassVar[Numerics] = Numerics.DIFFERENT  # exact for adamw_fused, adamw_foreach and adamw_loop
+
+    @property
+    def learning_rate_factor(self) -> float:
+        """SGD does not divide by the size of the gradient, and needs a far larger rate."""
+        return LEARNING_RATE_FACTORS.get(self.kind, 1.0)
+
+    def missing(self, device_type: str) -> str | None:
+        if self.kind == "adamw_8bit" and find_spec("bitsandbytes") is None:
+            return "optimizer=kind:adamw_8bit needs bitsandbytes. Install it with: pip install bitsandbytes"
+        if self.kind == "adamw_8bit" and device_type == "mps":
+            return "optimizer=kind:adamw_8bit has no kernels for mps. Use kind:adafactor, or --device cpu."
+        return None
+
+    def training_arguments(self, arguments: Arguments) -> Arguments:
+        return {**arguments, **TRAINER.get(self.kind, {})}
+
+    def optimizer(self, model: "PreTrainedModel", arguments: Any) -> "torch.optim.Optimizer | None":
+        if self.kind == "adamw_8bit":
+            _forget_overrides(model)
+        if self.kind not in FOREACH:
+            return None  # the Trainer makes it
+        import torch
+
+        return torch.optim.AdamW(
+            [p for p in model.parameters() if p.requires_grad],
+            lr=arguments.learning_rate,
+            betas=(arguments.adam_beta1, arguments.adam_beta2),
+            eps=arguments.adam_epsilon,
+            weight_decay=arguments.weight_decay,
+            foreach=FOREACH[self.kind],
+        )
+
+    def script(self) -> Fragment:
+        if self.kind not in FOREACH:
+            return Fragment()
+        return Fragment(
+            trainer=(
+                "trainer.optimizer = torch.optim.AdamW(",
+                "    [p for p in model.parameters() if p.requires_grad],",
+                "    lr=trainer.args.learning_rate,",
+                "    weight_decay=trainer.args.weight_decay,",
+                f"    foreach={FOREACH[self.kind]},",
+                ")",
+            )
+        )
+
+
+def _forget_overrides(model: "PreTrainedModel") -> None:
+    """bitsandbytes keeps what the Trainer tells it about embeddings in one object for the whole process.
+
+    It would hold the embeddings of a model that is gone, and apply its settings, kept by the position of a parameter,
+    to the parameters at these positions in the next model (bitsandbytes 0.50, `GlobalOptimManager.index2config`).
+    """
+    manager = import_module("bitsandbytes.optim").GlobalOptimManager.get_instance()
+    manager.initialize()
+    weakref.finalize(model, manager.initialize).atexit = False

@@ -1,0 +1,60 @@
+"""Prefix tuning: freeze the model, learn keys and values that every layer attends to before the text."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from workbench.memory.categories import Category
+from workbench.settings import setting
+from workbench.techniques.base import Capability, Fragment, Numerics, Technique
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class PrefixTuning(Technique):
+    """In each of L layers, `virtual_tokens` learned keys and values (C each) stand before those of the text.
+
+    Li and Liang, "Prefix-Tuning: Optimizing Continuous Prompts for Generation", arXiv 2101.00190. The keys and values
+    are learned directly, without the paper's reparametrization by an MLP (PEFT's default, `prefix_projection=False`):
+    virtual_tokens · 2 · L · C parameters. They come to the model as a filled key-value cache and take positions.
+
+    Learned directly, keys and values need a far higher rate than through the MLP. Of 10, 30, 100 and 300 times that of
+    full fine-tuning, 100 and 300 were the best on the embedded model, after 30 steps on Shakespeare. For GPT-2 that is
+    5e-3; PEFT's example of prefix tuning uses 1e-2.
+    """
+
+    virtual_tokens: int = setting(20, "learned positions before the text", unit="tokens", minimum=1)
+
+    name: ClassVar[str] = "prefix_tuning"
+    title: ClassVar[str] = "Prefix tuning"
+    attacks: ClassVar[tuple[Category, ...]] = (Category.GRADIENTS, Category.OPTIMIZER_STATES)
+    costs: ClassVar[str] = "capacity; positions of the model; longer keys and values in every layer"
+    numerics: ClassVar[Numerics] = Numerics.DIFFERENT
+    brings: ClassVar[frozenset[Capability]] = frozenset(
+        {Capability.ADAPTER, Capability.KEY_VALUE_CACHE, Capability.VIRTUAL_TOKENS}
+    )
+    forbids: ClassVar[frozenset[Capability]] = frozenset({Capability.ADAPTER})
+
+    @property
+    def learning_rate_factor(self) -> float:
+        return 100.0
+
+    @property
+    def positions(self) -> int:
+        return self.virtual_tokens
+
+    def model(self, model: "PreTrainedModel") -> "PreTrainedModel":
+        from peft import PrefixTuningConfig, get_peft_model
+
+        config = PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=self.virtual_tokens)
+        return get_peft_model(model, config)  # type: ignore[no-any-return]
+
+    def script(self) -> Fragment:
+        return Fragment(
+            imports=("from peft import PrefixTuningConfig, get_peft_model",),
+            model=(
+                f'adapter = PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens={self.virtual_tokens})',
+                "model = get_peft_model(model, adapter)",
+            ),
+        )

@@ -1,0 +1,40 @@
+"""Pure bf16: weights, gradients and optimizer states of 16 bits; no fp32 copy of anything."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from workbench.memory.categories import Category
+from workbench.techniques.base import Arguments, Capability, Numerics, Technique
+
+
+@dataclass(frozen=True)
+class PureBf16(Technique):
+    """The model is loaded in bf16, and what is made like its weights, gradients and Adam's averages, is bf16 too.
+
+    bf16 keeps 8 significant bits: an update below about 1/512 to 1/256 of its weight is rounded away. Zamirai et al.,
+    "Revisiting BFloat16 Training", arXiv 2010.06192, show that this, and not the rounding of activations, is what
+    costs accuracy. Autocast would be of no use here: there is no fp32 left to compute less exactly.
+    """
+
+    name: ClassVar[str] = "pure_bf16"
+    title: ClassVar[str] = "Pure bf16"
+    attacks: ClassVar[tuple[Category, ...]] = (
+        Category.WEIGHTS,
+        Category.GRADIENTS,
+        Category.OPTIMIZER_STATES,
+        Category.ACTIVATIONS,
+    )
+    costs: ClassVar[str] = "small updates are lost: a weight has 8 significant bits"
+    numerics: ClassVar[Numerics] = Numerics.APPROXIMATE
+    family: ClassVar[str] = "mixed_precision"
+    brings: ClassVar[frozenset[Capability]] = frozenset({Capability.SIXTEEN_BIT_WEIGHTS})
+
+    def missing(self, device_type: str) -> str | None:
+        import torch
+
+        if device_type == "cuda" and not torch.cuda.is_bf16_supported(False):
+            return "pure_bf16 needs compute capability 8.0 or newer; PyTorch would emulate bf16 on this GPU. Drop it."
+        return None
+
+    def model_arguments(self, arguments: Arguments) -> Arguments:
+        return {**arguments, "dtype": "bfloat16"}
