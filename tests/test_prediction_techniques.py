@@ -17,7 +17,6 @@ from workbench.techniques import (
     OptimizerOffloading,
     Padding,
     Qlora,
-    Technique,
 )  # fmt: skip
 from workbench.techniques.optimizer import FOREACH, TRAINER
 

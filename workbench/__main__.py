@@ -10,6 +10,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+from workbench import texts
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.memory.categories import parse_bytes
 from workbench.recipe import Recipe, flag
@@ -158,6 +159,7 @@ def _add_notebooks(parser: argparse.ArgumentParser) -> None:
         help="set a parameter in every notebook that has it; the value is read as JSON, else as text",
     )  # fmt: skip
     parser.add_argument("--force", action="store_true", help="execute even what is up to date")
+    parser.add_argument("--timeout", type=int, metavar="S", help="give a cell up after S seconds (default: never)")
     parser.set_defaults(function=run_notebooks)
 
 
@@ -268,14 +270,14 @@ def run_notebooks(args: argparse.Namespace) -> None:
     from workbench.notebooks import build
 
     parameters = {name: _value(text) for name, text in args.parameter}
-    pages = build(args.names, parameters, args.force)
+    pages = build(args.names, parameters, args.force, timeout_s=args.timeout)
     print(f"gallery: {pages[0].parent / 'index.html'}")
 
 
 def _value(text: str) -> Any:
     """JSON or text. A file is named from where the caller stands; the notebooks run in a folder of their own."""
-    if Path(text).is_file():
-        return str(Path(text).resolve())
+    if (path := texts.absolute(text)) != text:
+        return path
     try:
         return json.loads(text)
     except ValueError:
@@ -316,11 +318,14 @@ def show_records(args: argparse.Namespace) -> None:
 
 
 def _export(frame: Any, path: str) -> None:
-    writers = {".parquet": "to_parquet", ".csv": "to_csv"}
-    writer = next((name for suffix, name in writers.items() if path.endswith(suffix)), None)
-    if writer is None:
+    from workbench.record import to_csv
+
+    if path.endswith(".parquet"):
+        frame.to_parquet(path, index=False)
+    elif path.endswith(".csv"):
+        to_csv(frame, path)
+    else:
         raise ConfigurationError(f"records: {path!r} must end in .parquet or .csv.")
-    getattr(frame, writer)(path, index=False)
     print(f"{len(frame)} runs written to {path}")
 
 
@@ -344,9 +349,10 @@ def show_comparison(args: argparse.Namespace) -> None:
 
 def _save_comparison(table: Any, folder: Path) -> None:
     from workbench import plots
+    from workbench.record import to_csv
 
     folder.mkdir(parents=True, exist_ok=True)
-    table.assign(**table.attrs).to_csv(folder / "comparison.csv")
+    to_csv(table.assign(**table.attrs), folder / "comparison.csv", index=True)
     plots.memory_bars(table).savefig(folder / "memory.png", dpi=130)
     plots.tradeoffs(table).savefig(folder / "tradeoffs.png", dpi=130)
     print(f"\ncomparison.csv, memory.png and tradeoffs.png written to {folder}")

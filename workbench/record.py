@@ -1,5 +1,6 @@
 """Records: one JSON file per run, written aside and renamed, and all of them as a pandas DataFrame."""
 
+import csv
 import dataclasses
 import json
 import os
@@ -14,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from workbench import names
 from workbench.errors import ConfigurationError
 from workbench.locations import ROOT, runs_folder
 from workbench.memory.categories import Category, Phase
@@ -121,7 +123,7 @@ class Record:
         """Write `<id>.json`: complete or not at all, whatever happens meanwhile."""
         folder = folder or runs_folder()
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{self.id}.json"
+        path = names.inside(folder, f"{self.id}.json")
         aside = folder / f".{self.id}.part"
         try:
             with aside.open("w", encoding="utf-8") as file:
@@ -141,6 +143,8 @@ class Record:
         """Raises ConfigurationError if the file is not a whole record."""
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
+            if not names.valid(data["id"]):  # folders are named by it
+                raise ValueError(f"its id is {data['id']!r:.90}")
             return cls(**{**data, "status": Status(data["status"])})
         except (ValueError, TypeError, KeyError) as error:
             raise ConfigurationError(f"records: {path} is not a record ({error}). Move it away.") from None
@@ -187,9 +191,16 @@ def read_all(folder: Path | None = None) -> list[Record]:
 def records(folder: Path | None = None) -> "pd.DataFrame":
     """All records as a tidy DataFrame, one row a run, oldest first, with typed columns.
 
-    Export it with `records().to_parquet("runs.parquet")` or `.to_csv("runs.csv")`.
+    Export it with `records().to_parquet("runs.parquet")`, or for a spreadsheet with `to_csv(records(), "runs.csv")`.
     """
     return to_frame(read_all(folder))
+
+
+def to_csv(frame: "pd.DataFrame", path: Path | str, *, index: bool = False) -> None:
+    """Write a CSV file in which no text is a formula to a spreadsheet (`=cmd…` gets an apostrophe in front)."""
+    safe = frame.map(names.uncalculated)
+    safe.index = safe.index.map(names.uncalculated)
+    safe.to_csv(path, index=index, quoting=csv.QUOTE_NONNUMERIC)  # else a `\r` in a text would begin a new row
 
 
 def to_frame(found: list[Record]) -> "pd.DataFrame":
@@ -224,7 +235,7 @@ def find(
 
     None for a model in a folder of the user's, whose weights may have changed since; `sampled` asks for sample texts.
     """
-    if Path(recipe.model).is_dir():
+    if os.path.isdir(recipe.model):
         return None
     wanted = (recipe.id, device, data_sha256, memory_cap_bytes, versions(), git_commit())
     for record in reversed(read_all(folder)):

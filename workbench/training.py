@@ -276,7 +276,7 @@ class _Run:
         return replace(
             self.record,
             **_memory(self.meter, self.record.peak_allocated_bytes or 0),
-            warnings=self.trainer.warnings,
+            warnings=[*(f"corpus: {remark}" for remark in self.plan.text.remarks), *self.trainer.warnings],
             micro_batch_size=self.trainer.micro_batch_size,
             gradient_accumulation_steps=self.trainer.args.gradient_accumulation_steps,
             steps_done=self.trainer.state.global_step,

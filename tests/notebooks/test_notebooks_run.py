@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from workbench import parameters
 from workbench.locations import NOTEBOOKS
 from workbench.memory.categories import Category
-from workbench.notebooks import execute, parameters_of, to_html
+from workbench.notebooks import execute, to_html
 from workbench.recipe import Recipe
 from workbench.record import Record, Status, read_all
 from workbench.techniques import REGISTRY
@@ -33,7 +34,7 @@ def executed(request, tmp_path_factory, text_file, model_name) -> tuple[Path, Pa
 
 def test_it_runs_and_its_records_are_true(executed):
     path, _, records = executed
-    asks_for_runs = "seeds" in parameters_of(path)
+    asks_for_runs = "seeds" in parameters.of(path)
     assert bool(records) == asks_for_runs
     for record in records:
         if record.status is Status.UNAVAILABLE:

@@ -183,12 +183,12 @@ def four_bit_linear(conv: Any, double: bool, compute: str, copies: bool) -> "tor
             return torch.nn.functional.linear(x, x.new_empty(shape, dtype=dtype).to(x.dtype), bias)
 
         @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
             return torch.matmul(gradient, gradient.new_empty(shape, dtype=dtype).to(gradient.dtype)), None, None
 
     class FourBitLinear(torch.nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            out: torch.Tensor = Product.apply(x.to(compute_dtype), self.weight, self.bias).to(x.dtype)
+            out: torch.Tensor = Product.apply(x.to(compute_dtype), self.weight, self.bias).to(x.dtype)  # type: ignore[no-untyped-call]
             return out.clone() if copies else out
 
     with torch.device("meta"):
