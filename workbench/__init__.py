@@ -31,7 +31,7 @@ _HOMES = {
 __all__ = list(_HOMES)
 
 
-_MODULES = ("corpus", "devices", "forecasts", "models", "plots")
+_MODULES = ("compatibility", "corpus", "devices", "forecasts", "models", "plots")
 
 
 def __getattr__(name: str) -> Any:
