@@ -67,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_plan(commands.add_parser("plan", help="what to change so that it fits a budget", formatter_class=raw))
     _add_doctor(commands.add_parser("doctor", help="why a run ran out of memory, and what to change"))
     _add_script(commands.add_parser("script", help="the recipe as a plain Hugging Face script", formatter_class=raw))
+    _add_pairs(commands.add_parser("pairs", help="every pair of techniques, measured or refused", formatter_class=raw))
     _add_notebooks(commands.add_parser("notebooks", help="execute the notebooks and build the gallery"))
     lister = commands.add_parser("list", help="the techniques: what they attack, what they cost, same loss?")
     lister.set_defaults(function=list_techniques)
@@ -149,6 +150,13 @@ def _add_script(parser: argparse.ArgumentParser) -> None:
     parser.description = "Write the recipe as a Python script that needs no workbench; redirect it into a file."
     _add_recipe(parser)
     parser.set_defaults(function=write_script)
+
+
+def _add_pairs(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Run every pair of techniques on one recipe, or say why they do not go together."
+    _add_recipe(parser)
+    parser.add_argument("--save", metavar="FILE.csv", help="write the table as CSV")
+    parser.set_defaults(function=show_pairs)
 
 
 def _add_notebooks(parser: argparse.ArgumentParser) -> None:
@@ -327,6 +335,17 @@ def _export(frame: Any, path: str) -> None:
     else:
         raise ConfigurationError(f"records: {path!r} must end in .parquet or .csv.")
     print(f"{len(frame)} runs written to {path}")
+
+
+def show_pairs(args: argparse.Namespace) -> None:
+    from workbench.compatibility import matrix, pairs, refusals
+
+    with redirect_stdout(sys.stderr):
+        table = pairs(_recipe(args))
+    print(matrix(table).to_string())
+    print(refusals(table).to_string(index=False))
+    if args.save:
+        table.to_csv(args.save, index=False)
 
 
 def show_comparison(args: argparse.Namespace) -> None:

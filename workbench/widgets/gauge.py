@@ -13,7 +13,6 @@ from workbench.prediction import CPU, Prediction, predict
 from workbench.recipe import Recipe
 from workbench.widgets.pages import bar, escaped, legend
 
-
 NARROW = {"width": "20em", "max_width": "100%"}
 
 
