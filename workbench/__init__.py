@@ -8,10 +8,14 @@
 Importing the package is light: torch and transformers come with the first name that needs them.
 """
 
+import logging
 from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
+
+# bitsandbytes, which PEFT imports, remarks on a faster kernel that only another package has
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 _HOMES = {
     "Recipe": "recipe",

@@ -1,7 +1,6 @@
 """GPT-2 by one name everywhere: embedded, from the hub, from a folder, or with random weights from its config."""
 
 import copy
-import logging
 import os
 import re
 import tempfile
@@ -35,8 +34,6 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
-# on import bitsandbytes remarks on an optional kernel that is not there; PEFT imports it wherever it is installed
-logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
 @dataclass(frozen=True)
