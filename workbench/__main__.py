@@ -67,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_plan(commands.add_parser("plan", help="what to change so that it fits a budget", formatter_class=raw))
     _add_doctor(commands.add_parser("doctor", help="why a run ran out of memory, and what to change"))
     _add_script(commands.add_parser("script", help="the recipe as a plain Hugging Face script", formatter_class=raw))
+    _add_verify(commands.add_parser("verify", help="predictions against measurements on this device"))
     _add_pairs(commands.add_parser("pairs", help="every pair of techniques, measured or refused", formatter_class=raw))
     _add_notebooks(commands.add_parser("notebooks", help="execute the notebooks and build the gallery"))
     lister = commands.add_parser("list", help="the techniques: what they attack, what they cost, same loss?")
@@ -157,6 +158,16 @@ def _add_pairs(parser: argparse.ArgumentParser) -> None:
     _add_recipe(parser)
     parser.add_argument("--save", metavar="FILE.csv", help="write the table as CSV")
     parser.set_defaults(function=show_pairs)
+
+
+def _add_verify(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Measure the configurations of data/reference/grid.json here and compare with predictions."
+    parser.add_argument("--device", help="cpu, cuda or mps (default: the fastest there is)")
+    parser.add_argument("--gpu", help="what to predict for (default: the GPU that is here)")
+    parser.add_argument("--grid", metavar="FILE", help="other configurations, in the form of grid.json")
+    parser.add_argument("--output", metavar="FILE", help="default: data/reference/GPU/verification.json")
+    parser.add_argument("--fresh", action="store_true", help="measure again what is in the output already")
+    parser.set_defaults(function=verify_predictions)
 
 
 def _add_notebooks(parser: argparse.ArgumentParser) -> None:
@@ -335,6 +346,19 @@ def _export(frame: Any, path: str) -> None:
     else:
         raise ConfigurationError(f"records: {path!r} must end in .parquet or .csv.")
     print(f"{len(frame)} runs written to {path}")
+
+
+def verify_predictions(args: argparse.Namespace) -> int:
+    from workbench import devices
+    from workbench.locations import DATA
+    from workbench.verification import GRID, as_text, gpu_of, recipes, summary, verify
+
+    gpu = args.gpu or gpu_of(devices.describe(devices.pick(args.device)))
+    output = Path(args.output) if args.output else DATA / "reference" / gpu / "verification.json"
+    chosen = recipes(Path(args.grid) if args.grid else GRID)
+    done = verify(chosen, gpu=gpu, device=args.device, output=output, fresh=args.fresh)
+    print(f"{as_text(done)}\n{output}")
+    return 0 if summary(done)["measured"] == len(done) else 1
 
 
 def show_pairs(args: argparse.Namespace) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from workbench import prediction
 from workbench.errors import ConfigurationError, UnavailableError
 from workbench.memory.categories import format_bytes
-from workbench.memory.gpus import GPUS, Gpu
+from workbench.memory.gpus import of_device
 from workbench.memory.leaks import holders
 from workbench.planner import Candidate, Forecast, choose, families, rank, search, whole_run
 from workbench.recipe import Recipe
@@ -188,7 +188,7 @@ class _Patient:
         found = re.search(r"\((\w+)[^()]*\)$", record.device)  # as `devices.describe` writes it
         self.kind = found[1] if found else "cpu"
         self.on_gpu = self.kind == "cuda"
-        self.gpu = _gpu_of(record) if self.on_gpu else None
+        self.gpu = of_device(record.device, record.device_bytes) if self.on_gpu else None
 
     @property
     def held_bytes(self) -> int | None:
@@ -270,21 +270,6 @@ class _Patient:
             if self.on_gpu
             else "Restarting the kernel frees all of it.",
         )
-
-
-def _gpu_of(record: Record) -> Gpu | None:
-    """The known GPU of that name; of two, or if there is none, that whose memory is nearest. None: nothing is known."""
-    plain = re.sub(r"[^a-z0-9]", "", record.device.lower())
-    named: dict[Gpu, int] = {}
-    for name, gpu in GPUS.items():
-        model = name.split("-")[0]
-        if re.search(rf"{model}(?!\d)", plain):
-            named[gpu] = len(model)
-    longest = [gpu for gpu, length in named.items() if length == max(named.values())]
-    total = record.device_bytes
-    if total is None:
-        return longest[0] if longest else None
-    return min(longest or GPUS.values(), key=lambda gpu: abs(gpu.memory_bytes - total))
 
 
 class _Advice:
