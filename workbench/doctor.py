@@ -274,11 +274,10 @@ class _Patient:
 
 def _gpu_of(record: Record) -> Gpu | None:
     """The known GPU of that name; of two, or if there is none, that whose memory is nearest. None: nothing is known."""
-    plain = re.sub(r"[^a-z0-9]", "", record.device.lower())
     named: dict[Gpu, int] = {}
     for name, gpu in GPUS.items():
-        model = name.split("-")[0]
-        if re.search(rf"{model}(?!\d)", plain):
+        model = re.findall(r"[a-z]+|\d+", name.split("-")[0])  # "rtx4060ti" is written "RTX 4060 Ti"
+        if re.search(r"\b" + " ?".join(model) + r"(?!\d)", record.device.lower()):
             named[gpu] = len(model)
     longest = [gpu for gpu, length in named.items() if length == max(named.values())]
     total = record.device_bytes
@@ -407,7 +406,7 @@ def _words(change: Technique, recipe: Recipe) -> str:
 
 
 def _telling(change: Technique) -> dict[str, Any]:
-    """All settings of a technique with one or two; of others those that differ from their defaults."""
+    """The setting of a technique with one; of others those that differ from their defaults."""
     settings = change.settings()
     defaults = {field.name: field.default for field in fields(change)}  # type: ignore[arg-type]
-    return settings if len(settings) <= 2 else {n: v for n, v in settings.items() if v != defaults[n]}
+    return settings if len(settings) == 1 else {n: v for n, v in settings.items() if v != defaults[n]}
