@@ -392,7 +392,7 @@ def _words(change: Technique, recipe: Recipe) -> str:
 
 
 def _telling(change: Technique) -> dict[str, Any]:
-    """All settings of a technique with one or two; of others those that differ from their defaults."""
+    """The setting of a technique with one; of others those that differ from their defaults."""
     settings = change.settings()
     defaults = {field.name: field.default for field in fields(change)}  # type: ignore[arg-type]
-    return settings if len(settings) <= 2 else {n: v for n, v in settings.items() if v != defaults[n]}
+    return settings if len(settings) == 1 else {n: v for n, v in settings.items() if v != defaults[n]}

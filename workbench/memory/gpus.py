@@ -119,11 +119,10 @@ def gpu(name: str) -> Gpu:
 
 def of_device(description: str, total_bytes: int | None = None) -> Gpu | None:
     """The known GPU that a record's device names; of two, or if none is named, that whose memory is nearest."""
-    plain = re.sub(r"[^a-z0-9]", "", description.lower())
     named: dict[Gpu, int] = {}
     for name, row in GPUS.items():
-        model = name.split("-")[0]
-        if re.search(rf"{model}(?!\d)", plain):
+        model = re.findall(r"[a-z]+|\d+", name.split("-")[0])  # "rtx4060ti" is written "RTX 4060 Ti"
+        if re.search(r"\b" + " ?".join(model) + r"(?!\d)", description.lower()):
             named[row] = len(model)
     longest = [row for row, length in named.items() if length == max(named.values())]
     if total_bytes is None:
