@@ -1,3 +1,5 @@
+"""Text to blocks. Other kinds of files: tests/test_texts.py. What is refused: tests/faults/test_text.py."""
+
 import re
 from pathlib import Path
 
@@ -12,12 +14,6 @@ def tokenizer():
     from workbench.models import gpt2_tokenizer
 
     return gpt2_tokenizer()
-
-
-def refusal(path: Path) -> str:
-    with pytest.raises(ConfigurationError) as caught:
-        corpus.load(str(path))
-    return str(caught.value)
 
 
 def written(folder: Path, data: bytes, name: str = "text.txt") -> Path:
@@ -37,52 +33,6 @@ def test_of_a_file_the_last_tenth_is_held_out(tmp_path):
     text = corpus.load(str(written(tmp_path, b"0123456789" * 10)))
     assert text.train == "0123456789" * 9
     assert text.held_out == "0123456789"
-
-
-def test_a_missing_file_is_named_with_the_folder_and_the_embedded_texts(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    message = refusal(Path("novle.txt"))
-    assert "there is no file 'novle.txt'" in message
-    assert str(tmp_path) in message
-    assert "Embedded: shakespeare" in message
-
-
-def test_a_folder_is_refused(tmp_path):
-    assert "is a folder. Give one UTF-8 text file" in refusal(tmp_path)
-
-
-@pytest.mark.parametrize("data", [b"", b"\n \t\r\n\n", b"\xef\xbb\xbf", b"\xef\xbb\xbf\n\n"])
-def test_an_empty_or_blank_text_is_refused(tmp_path, data):
-    path = written(tmp_path, data)
-    assert f"{path} is empty" in refusal(path)
-
-
-def test_a_binary_file_renamed_to_text_is_refused(tmp_path):
-    path = written(tmp_path, bytes(range(256)))
-    assert f"{path} is not a text file: it contains zero bytes" in refusal(path)
-
-
-def test_latin1_is_refused_with_the_line_and_the_command_that_converts(tmp_path):
-    path = written(tmp_path, "first\nsecond\nthird, a café\n".encode("latin-1"))
-    message = refusal(path)
-    assert "byte 0xe9 in line 3" in message
-    assert "iconv -f latin1 -t utf-8 text.txt" in message
-
-
-def test_a_file_without_permission_is_refused(tmp_path, monkeypatch):
-    path = written(tmp_path, b"text")
-
-    def denied(self):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "read_bytes", denied)  # the tests may run as root, for whom no file is closed
-    assert "cannot be read: Permission denied. Check its permissions" in refusal(path)
-
-
-@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet", "a.PDF"])
-def test_other_kinds_of_file_are_refused_by_their_ending(tmp_path, name):
-    path = written(tmp_path, b"text", name)
-    assert f"ends in {path.suffix}; only plain text (.txt, .md)" in refusal(path)
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.md", "A.TXT", "README"])

@@ -3,14 +3,13 @@ import os
 import nbformat
 import pytest
 
+from workbench import parameters
 from workbench.errors import ConfigurationError
 from workbench.notebooks import (
     NotebookError,
     build,
-    check_parameters,
     execute,
     find,
-    parameters_of,
     title,
     to_html,
     write_index,
@@ -58,8 +57,8 @@ def test_an_unknown_parameter_is_refused_before_anything_runs(tmp_path):
 
 def test_parameters_reach_the_cells(notebook, tmp_path):
     path = notebook("print('steps are', steps)")
-    assert parameters_of(path) == {"steps"}
-    check_parameters([path], {"steps": 7})
+    assert parameters.of(path) == {"steps": "int"}
+    parameters.check([path], {"steps": 7})
     output = execute(path, tmp_path / "new" / "out.ipynb", {"steps": 7, "unknown to this one": 1})
     assert "steps are 7" in str(nbformat.read(str(output), as_version=4).cells)
 
@@ -110,7 +109,7 @@ def test_what_is_up_to_date_is_left_alone(notebook, tmp_path, monkeypatch):
 def test_pages_with_parameters_of_ones_own_do_not_mix_with_the_gallery(notebook, tmp_path, monkeypatch):
     notebook("print(steps)")
     monkeypatch.setattr("workbench.notebooks.NOTEBOOKS", tmp_path)
-    (page,) = build(parameters={"steps": 5}, folder=tmp_path / "build")
+    (page,) = build(given={"steps": 5}, folder=tmp_path / "build")
     assert page.parent.name == "gallery-own"
     assert not (tmp_path / "build" / "gallery").exists()
 

@@ -10,6 +10,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+from workbench import texts
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.memory.categories import parse_bytes
 from workbench.recipe import Recipe, flag
@@ -31,6 +32,7 @@ EXAMPLES = """examples:
   python -m workbench run random:gpt2 --batch-size 2 --sequence-length 256 --steps 5   (124 M, no download)
   python -m workbench predict gpt2-xl --batch-size 8 --sequence-length 1024 --technique gradient_checkpointing
   python -m workbench plan gpt2 --budget 8GiB --batch-size 8 --sequence-length 1024
+  python -m workbench doctor
   python -m workbench compare"""
 
 
@@ -63,7 +65,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_run(commands.add_parser("run", help="fine-tune, measure, record", epilog=EXAMPLES, formatter_class=raw))
     _add_predict(commands.add_parser("predict", help="the memory a GPU will need, without a GPU", formatter_class=raw))
     _add_plan(commands.add_parser("plan", help="what to change so that it fits a budget", formatter_class=raw))
+    _add_doctor(commands.add_parser("doctor", help="why a run ran out of memory, and what to change"))
     _add_script(commands.add_parser("script", help="the recipe as a plain Hugging Face script", formatter_class=raw))
+    _add_pairs(commands.add_parser("pairs", help="every pair of techniques, measured or refused", formatter_class=raw))
     _add_notebooks(commands.add_parser("notebooks", help="execute the notebooks and build the gallery"))
     lister = commands.add_parser("list", help="the techniques: what they attack, what they cost, same loss?")
     lister.set_defaults(function=list_techniques)
@@ -99,6 +103,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoint-every", type=int, metavar="N", help="write a checkpoint every N steps")
     parser.add_argument("--resume", action="store_true", help="go on with the newest unfinished run of this recipe")
     parser.add_argument("--memory-cap", metavar="X", help="pretend the device has no more memory than this, as in 8GiB")
+    parser.add_argument("--longest-first", action="store_true", help="begin with the longest examples, to fail early")
     parser.add_argument("--reuse", action="store_true", help="take an equal run that is already recorded")
     parser.add_argument("--json", action="store_true", help="print the record as one JSON object")
     parser.set_defaults(function=run_recipe)
@@ -131,10 +136,27 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(function=show_plan)
 
 
+def _add_doctor(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Why a run ran out of memory: phase, operation, the largest category. Then the single changes that are "
+        "predicted to fit, each with its command, and what to look at if it should have fitted."
+    )
+    parser.add_argument("record", nargs="?", metavar="RECORD_ID", help="default: the newest that ran out of memory")
+    parser.add_argument("--json", action="store_true", help="print the diagnosis as one JSON object")
+    parser.set_defaults(function=show_diagnosis)
+
+
 def _add_script(parser: argparse.ArgumentParser) -> None:
     parser.description = "Write the recipe as a Python script that needs no workbench; redirect it into a file."
     _add_recipe(parser)
     parser.set_defaults(function=write_script)
+
+
+def _add_pairs(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Run every pair of techniques on one recipe, or say why they do not go together."
+    _add_recipe(parser)
+    parser.add_argument("--save", metavar="FILE.csv", help="write the table as CSV")
+    parser.set_defaults(function=show_pairs)
 
 
 def _add_notebooks(parser: argparse.ArgumentParser) -> None:
@@ -145,6 +167,7 @@ def _add_notebooks(parser: argparse.ArgumentParser) -> None:
         help="set a parameter in every notebook that has it; the value is read as JSON, else as text",
     )  # fmt: skip
     parser.add_argument("--force", action="store_true", help="execute even what is up to date")
+    parser.add_argument("--timeout", type=int, metavar="S", help="give a cell up after S seconds (default: never)")
     parser.set_defaults(function=run_notebooks)
 
 
@@ -171,7 +194,7 @@ def run_recipe(args: argparse.Namespace) -> int:
         record = run(
             recipe, device=args.device, reuse=args.reuse, save=args.save, sample_tokens=args.sample_tokens,
             checkpoint_every=args.checkpoint_every, resume=args.resume,
-            memory_cap=memory_cap,
+            memory_cap=memory_cap, longest_first=args.longest_first,
         )  # fmt: skip
     print(json.dumps(dataclasses.asdict(record)) if args.json else _summary(record))
     return 0 if record.status is Status.OK and bool(record.model_path) == bool(args.save) else 1
@@ -234,6 +257,15 @@ def show_plan(args: argparse.Namespace) -> int:
     return 0 if planned.candidates else 1
 
 
+def show_diagnosis(args: argparse.Namespace) -> None:
+    from workbench.doctor import diagnose, newest
+
+    record = newest(args.record)
+    with redirect_stdout(sys.stderr):
+        diagnosis = diagnose(record)
+    print(json.dumps(diagnosis.to_dict()) if args.json else diagnosis.as_text())
+
+
 def write_script(args: argparse.Namespace) -> None:
     from workbench.export import script
 
@@ -246,14 +278,14 @@ def run_notebooks(args: argparse.Namespace) -> None:
     from workbench.notebooks import build
 
     parameters = {name: _value(text) for name, text in args.parameter}
-    pages = build(args.names, parameters, args.force)
+    pages = build(args.names, parameters, args.force, timeout_s=args.timeout)
     print(f"gallery: {pages[0].parent / 'index.html'}")
 
 
 def _value(text: str) -> Any:
     """JSON or text. A file is named from where the caller stands; the notebooks run in a folder of their own."""
-    if Path(text).is_file():
-        return str(Path(text).resolve())
+    if (path := texts.absolute(text)) != text:
+        return path
     try:
         return json.loads(text)
     except ValueError:
@@ -294,12 +326,26 @@ def show_records(args: argparse.Namespace) -> None:
 
 
 def _export(frame: Any, path: str) -> None:
-    writers = {".parquet": "to_parquet", ".csv": "to_csv"}
-    writer = next((name for suffix, name in writers.items() if path.endswith(suffix)), None)
-    if writer is None:
+    from workbench.record import to_csv
+
+    if path.endswith(".parquet"):
+        frame.to_parquet(path, index=False)
+    elif path.endswith(".csv"):
+        to_csv(frame, path)
+    else:
         raise ConfigurationError(f"records: {path!r} must end in .parquet or .csv.")
-    getattr(frame, writer)(path, index=False)
     print(f"{len(frame)} runs written to {path}")
+
+
+def show_pairs(args: argparse.Namespace) -> None:
+    from workbench.compatibility import matrix, pairs, refusals
+
+    with redirect_stdout(sys.stderr):
+        table = pairs(_recipe(args))
+    print(matrix(table).to_string())
+    print(refusals(table).to_string(index=False))
+    if args.save:
+        table.to_csv(args.save, index=False)
 
 
 def show_comparison(args: argparse.Namespace) -> None:
@@ -322,9 +368,10 @@ def show_comparison(args: argparse.Namespace) -> None:
 
 def _save_comparison(table: Any, folder: Path) -> None:
     from workbench import plots
+    from workbench.record import to_csv
 
     folder.mkdir(parents=True, exist_ok=True)
-    table.assign(**table.attrs).to_csv(folder / "comparison.csv")
+    to_csv(table.assign(**table.attrs), folder / "comparison.csv", index=True)
     plots.memory_bars(table).savefig(folder / "memory.png", dpi=130)
     plots.tradeoffs(table).savefig(folder / "tradeoffs.png", dpi=130)
     print(f"\ncomparison.csv, memory.png and tradeoffs.png written to {folder}")

@@ -1,13 +1,25 @@
-"""Text to token blocks: the embedded corpora and the user's own files, one place that reads them."""
+"""Text to token blocks: the embedded corpora and the user's own texts, however long.
+
+Documents are joined with the end-of-text token. A text too long to be held in memory is read again where it is
+needed, and its token blocks lie in an Arrow file, memory-mapped.
+"""
 
 import hashlib
+import os
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from workbench.errors import ConfigurationError
-from workbench.locations import CORPORA
-from workbench.techniques.base import TrainingText
+from tqdm import tqdm
+
+from workbench import texts
+from workbench.errors import ConfigurationError, UnavailableError
+from workbench.locations import CORPORA, runs_folder
+from workbench.techniques.base import Technique, TrainingText
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -15,17 +27,42 @@ if TYPE_CHECKING:
 
 HELD_OUT_SHARE = 0.1
 HELD_OUT_TOKENS = 8192
+HELD_OUT_CHARACTERS = 1 << 20  # far more than HELD_OUT_TOKENS need
 PROMPT_CHARACTERS = 100
+END_OF_TEXT = "<|endoftext|>"
+IN_MEMORY_CHARACTERS = 1 << 24
+PIECE_CHARACTERS = 1 << 18
+BLOCKS_AT_A_TIME = 1024
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The first `characters` of a text that is too long to be held: read anew each time it is iterated, in pieces."""
+
+    source: texts.Source
+    characters: int
+
+    def __iter__(self) -> Iterator[str]:
+        return _slice(_joined(self.source, Tally()), 0, self.characters)
+
+    def __len__(self) -> int:
+        return self.characters
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text in two parts. `sha256` identifies both."""
+    """A text in two parts. `sha256` identifies both, whatever kind of file they were read from.
+
+    `held_out` is cut after HELD_OUT_CHARACTERS; `documents` counts those that were read, and `remarks` say what was
+    left out.
+    """
 
     name: str
-    train: str
+    train: str | Stream
     held_out: str
     sha256: str
+    documents: int = 1
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -40,68 +77,160 @@ class Blocks:
     text: TrainingText
 
 
+@dataclass
+class Tally:
+    """What was met while reading."""
+
+    documents: int = 0
+    blank: int = 0
+    null: int = 0
+
+
 def embedded() -> list[str]:
     """Names of the texts that come with the workbench."""
     return sorted(folder.name for folder in CORPORA.iterdir() if (folder / "train.txt").exists())
 
 
 def load(name: str) -> Corpus:
-    """Read an embedded text by name, or a UTF-8 text file by path; of a file, the last tenth is held out.
+    """Read an embedded text by name, or texts of the user's by path (`workbench.texts` says which); of these the last
+    tenth is held out.
 
     Raises:
-        ConfigurationError: no such text, not readable, not UTF-8 (with the line), or nothing in it.
+        ConfigurationError: no such text, not readable, not in the encoding (with the line), or nothing in it.
     """
     if name in embedded():
-        train, held_out = (_read(CORPORA / name / f"{part}.txt") for part in ("train", "held_out"))
+        train, held_out = (_whole(CORPORA / name / f"{part}.txt") for part in ("train", "held_out"))
+        return Corpus(name, train, held_out, hashlib.sha256(f"{train}\0{held_out}".encode()).hexdigest())
+    source = texts.parse(
+        name, f"Embedded: {', '.join(embedded())}. Give one of these or the path of a UTF-8 text file."
+    )
+    signature = source.signature()
+    if sum(size for _, size, _ in signature) > IN_MEMORY_CHARACTERS:
+        return _survey_once(source, signature)
+    return _survey(source)
+
+
+def _whole(path: Path) -> str:
+    return "".join(_joined(texts.Source(str(path), path), Tally()))
+
+
+def _joined(source: texts.Source, tally: Tally) -> Iterator[str]:
+    """All documents in pieces, END_OF_TEXT between them; blank ones and nulls are counted and left out."""
+    for _, document in source.documents():
+        if document is None:
+            tally.null += 1
+            continue
+        pieces, begin = iter(document), []
+        for piece in pieces:
+            begin.append(piece)
+            if piece.strip():
+                break
+        else:
+            tally.blank += 1
+            continue
+        if tally.documents:
+            yield END_OF_TEXT
+        tally.documents += 1
+        yield from begin
+        yield from pieces
+
+
+def _survey(source: texts.Source) -> Corpus:
+    """One pass for the hash, the length and the faults; a second one for the held-out part of a long text."""
+    digest, tally, kept, characters = hashlib.sha256(), Tally(), list[str](), 0
+    for piece in _joined(source, tally):
+        digest.update(piece.encode())
+        characters += len(piece)
+        kept.append(piece)
+        if characters > IN_MEMORY_CHARACTERS:
+            kept.clear()
+    if not tally.documents:
+        left_out = "; ".join(_remarks(source, tally)) or "there is no document in it"
+        raise ConfigurationError(f"corpus: {source.path} is empty: {left_out}. Give a file with text in it.")
+    cut = int(characters * (1 - HELD_OUT_SHARE))
+    train: str | Stream = Stream(source, cut)
+    held_out_end = min(characters, cut + HELD_OUT_CHARACTERS)
+    if characters <= IN_MEMORY_CHARACTERS:
+        text = "".join(kept)
+        train, held_out = text[:cut], text[cut:held_out_end]
     else:
-        text = _read(_file(name))
-        cut = int(len(text) * (1 - HELD_OUT_SHARE))
-        train, held_out = text[:cut], text[cut:]
-        if not held_out.strip():
-            raise ConfigurationError(f"corpus: the last tenth of {name}, which is held out, is blank. Trim the file.")
-    return Corpus(name, train, held_out, hashlib.sha256(f"{train}\0{held_out}".encode()).hexdigest())
-
-
-def _file(name: str) -> Path:
-    path = Path(name).expanduser()
-    if not path.exists():
+        held_out = "".join(_slice(_joined(source, Tally()), cut, held_out_end))
+    if not held_out.strip():
         raise ConfigurationError(
-            f"corpus: there is no file {name!r} (looked in {Path.cwd()}), and no embedded text of that name. "
-            f"Embedded: {', '.join(embedded())}. Give one of these or the path of a UTF-8 text file."
+            f"corpus: the last tenth of {source.name}, which is held out, is blank. Trim the file."
         )
-    if path.is_dir():
-        raise ConfigurationError(f"corpus: {name!r} is a folder. Give one UTF-8 text file.")
-    if path.suffix.lower() not in (".txt", ".md", ""):
-        raise ConfigurationError(f"corpus: {name!r} ends in {path.suffix}; only plain text (.txt, .md) is read so far.")
-    return path
+    return Corpus(source.name, train, held_out, digest.hexdigest(), tally.documents, _remarks(source, tally))
 
 
-def _read(path: Path) -> str:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ConfigurationError(f"corpus: {path} cannot be read: {error.strerror}. Check its permissions.") from None
-    if b"\0" in data:
-        raise ConfigurationError(f"corpus: {path} is not a text file: it contains zero bytes.")
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
+@lru_cache(maxsize=2)
+def _survey_once(source: texts.Source, signature: Any) -> Corpus:
+    return _survey(source)
+
+
+def _remarks(source: texts.Source, tally: Tally) -> tuple[str, ...]:
+    counts = {"blank documents": tally.blank, "null texts": tally.null, "files of other kinds": len(source.others())}
+    return tuple(f"{number} {what} left out" for what, number in counts.items() if number)
+
+
+def _slice(pieces: Iterable[str], start: int, end: int) -> Iterator[str]:
+    """Characters `start` to `end` of a text in pieces."""
+    position = 0
+    for piece in pieces:
+        if position >= end:
+            return
+        if position + len(piece) > start:
+            yield piece[max(start - position, 0) : end - position]
+        position += len(piece)
+
+
+def keep(dataset: "Dataset", column: str = "text") -> str:
+    """Write one column of a `datasets.Dataset` beside the records; returns the name of that corpus for a recipe.
+
+        Recipe(corpus=keep(dataset, "review"))
+
+    The name is made of the text's hash: the same texts give the same recipe.
+
+    Raises:
+        ConfigurationError: no such column, not a Dataset, or no text in it.
+    """
+    names = getattr(dataset, "column_names", None)
+    if not isinstance(names, list) or not hasattr(dataset, "__len__"):
         raise ConfigurationError(
-            f"corpus: {path} is not UTF-8: byte {data[error.start]:#04x} in line {line}. "
-            f"Convert it, for example: iconv -f latin1 -t utf-8 {path.name} > fixed.txt"
-        ) from None
-    if not text.strip():
-        raise ConfigurationError(f"corpus: {path} is empty. Give a file with text in it.")
-    return text.replace("\r\n", "\n")
+            f"corpus: a datasets.Dataset is needed, got a {type(dataset).__name__}. Of several splits give one, as "
+            "dataset['train']; a stream must be read first: Dataset.from_list(list(stream))."
+        )
+    if column not in names:
+        raise ConfigurationError(f"corpus: the data set has no column {column!r}; it has {', '.join(names)}. Name one.")
+    folder = runs_folder() / "texts"
+    folder.mkdir(parents=True, exist_ok=True)
+    aside = folder / f"{os.getpid()}-part.parquet"
+    try:
+        dataset.select_columns([column]).rename_columns({column: "text"} if column != "text" else {}).to_parquet(aside)
+        path = folder / f"{load(str(aside)).sha256[:16]}.parquet"
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+    return str(path)
 
 
 def prompt(corpus: Corpus) -> str:
     """A few lines from the held-out part, at the beginning of a paragraph, for samples to continue."""
     text = corpus.held_out
     paragraph = text.find("\n\n", len(text) // 10)
-    passage = text[max(paragraph, 0) :].strip() or text.strip()
+    documents = f"{text[max(paragraph, 0) :]}{END_OF_TEXT}{text}".split(END_OF_TEXT)
+    passage = next(document for document in documents if document.strip()).strip()
     return passage[:PROMPT_CHARACTERS].rsplit(maxsplit=1)[0]
+
+
+def check_in_memory(corpus: Corpus, techniques: Iterable[Technique]) -> None:
+    """Raises ConfigurationError if a technique cuts the text in its own way, and the text is too long to be held."""
+    for technique in techniques:
+        if not isinstance(corpus.train, str) and type(technique).examples is not Technique.examples:
+            raise ConfigurationError(
+                f"corpus: {technique.name} cuts the text into examples of its own and needs all of it in memory, but "
+                f"{corpus.name} has more than {IN_MEMORY_CHARACTERS:,} characters. Use a part of it, or drop "
+                f"{technique.name}."
+            )
 
 
 def make_blocks(corpus: Corpus, tokenizer: "PreTrainedTokenizerBase", sequence_length: int, batch: int) -> Blocks:
@@ -112,9 +241,17 @@ def make_blocks(corpus: Corpus, tokenizer: "PreTrainedTokenizerBase", sequence_l
 
     Raises:
         ConfigurationError: the text is too short for one batch (B blocks) or for one held-out block.
+        UnavailableError: no room for the tokens of a long text.
     """
-    train = _cut(corpus.train, tokenizer, sequence_length)
-    held_out = _cut(corpus.held_out, tokenizer, sequence_length)[: max(1, HELD_OUT_TOKENS // sequence_length)]
+    from datasets import Dataset
+
+    if isinstance(corpus.train, str):
+        train = Dataset.from_dict({"input_ids": list(_cut([corpus.train], tokenizer, sequence_length))})
+    else:
+        train = Dataset.from_file(str(_tokenised(corpus, corpus.train, tokenizer, sequence_length)))
+    held_out = list(
+        islice(_cut([corpus.held_out], tokenizer, sequence_length), max(1, HELD_OUT_TOKENS // sequence_length))
+    )
     if len(train) < batch:
         raise ConfigurationError(
             f"corpus: {corpus.name} gives {len(train)} training blocks of {sequence_length} tokens, but a batch needs "
@@ -125,16 +262,80 @@ def make_blocks(corpus: Corpus, tokenizer: "PreTrainedTokenizerBase", sequence_l
             f"corpus: the held-out part of {corpus.name} is shorter than one block of {sequence_length} tokens. "
             "Use a longer text or a smaller sequence_length."
         )
-    from datasets import Dataset
-
-    train = train[: len(train) // batch * batch]
     return Blocks(
-        Dataset.from_dict({"input_ids": train}),
+        train.select(range(len(train) // batch * batch)),
         Dataset.from_dict({"input_ids": held_out}),
-        TrainingText(corpus.train, tokenizer, sequence_length, batch),
+        TrainingText(corpus.train if isinstance(corpus.train, str) else "", tokenizer, sequence_length, batch),
     )
 
 
-def _cut(text: str, tokenizer: "PreTrainedTokenizerBase", length: int) -> list[list[int]]:
-    tokens = tokenizer(text, verbose=False)["input_ids"]
-    return [tokens[i : i + length] for i in range(0, len(tokens) - length + 1, length)]
+def _cut(text: Iterable[str], tokenizer: "PreTrainedTokenizerBase", length: int) -> Iterator[list[int]]:
+    rest: list[int] = []
+    for piece in _pieces(text):
+        if tokenizer.eos_token not in (END_OF_TEXT, None):
+            piece = piece.replace(END_OF_TEXT, str(tokenizer.eos_token))
+        rest += tokenizer(piece, verbose=False)["input_ids"]
+        whole = len(rest) // length * length
+        yield from (rest[i : i + length] for i in range(0, whole, length))
+        rest = rest[whole:]
+
+
+BOUNDARY = re.compile(r"(?<=\S)[ \n]")
+
+
+def _pieces(text: Iterable[str]) -> Iterator[str]:
+    """A long text in pieces that have the same tokens as the whole.
+
+    They begin with the white space after a visible character. There GPT-2's pre-tokenizer cuts in any case: its
+    pattern (Radford et al. 2019, `encoder.py`) matches white space only at the beginning of a word or in a run of its
+    own, and looks ahead only past white space.
+    """
+    rest = ""
+    for part in text:
+        rest += part
+        start = 0
+        while found := BOUNDARY.search(rest, start + PIECE_CHARACTERS):
+            yield rest[start : found.start()]
+            start = found.start()
+        rest = rest[start:]
+    if rest:
+        yield rest
+
+
+def _tokenised(corpus: Corpus, text: Stream, tokenizer: "PreTrainedTokenizerBase", length: int) -> Path:
+    """The Arrow file of the blocks, made once for a text, a tokenizer and a length."""
+    state = f"{corpus.sha256} {tokenizer.backend_tokenizer.to_str()} {tokenizer.eos_token} {length}"
+    path = runs_folder() / "tokens" / f"{hashlib.sha256(state.encode()).hexdigest()[:24]}.arrow"
+    if path.exists():
+        return path
+    aside, before = path.with_suffix(f".{os.getpid()}-part"), text.source.signature()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write_blocks(_cut(_shown(text), tokenizer, length), aside)
+        if text.source.signature() != before:
+            raise ConfigurationError(f"corpus: {corpus.name} was changed while it was read. Start again.")
+        os.replace(aside, path)
+    except OSError as error:
+        raise UnavailableError(
+            f"corpus: the tokens of {corpus.name} cannot be written to {path.parent}: {error.strerror or error}. Free "
+            "some space, or name another place in the environment variable WORKBENCH_RUNS."
+        ) from None
+    finally:
+        aside.unlink(missing_ok=True)
+    return path
+
+
+def _shown(text: Stream) -> Iterator[str]:
+    with tqdm(total=len(text), desc="tokenising", unit="char", unit_scale=True, disable=None, leave=False) as bar:
+        for piece in text:
+            yield piece
+            bar.update(len(piece))
+
+
+def _write_blocks(blocks: Iterator[list[int]], path: Path) -> None:
+    import pyarrow as pa
+
+    schema = pa.schema({"input_ids": pa.list_(pa.int32())})
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
+        while some := list(islice(blocks, BLOCKS_AT_A_TIME)):
+            writer.write_batch(pa.record_batch([pa.array(some, schema.field(0).type)], schema=schema))

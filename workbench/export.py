@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from workbench import corpus, devices, models
+from workbench import corpus, devices, models, texts
 from workbench.errors import ConfigurationError
 from workbench.locations import CORPORA
 from workbench.preparation import Plan, prepare
@@ -34,8 +34,8 @@ BATCH = {batch}  # sequences; the text is cut to whole batches of so many
 SEED = {seed}
 
 
-def read(path):
-    return Path(path).read_text(encoding="utf-8-sig")
+def read(path, encoding="utf-8-sig"):
+    return Path(path).read_bytes().decode(encoding).replace("\\r\\n", "\\n")
 
 
 def make_blocks(text):
@@ -51,7 +51,7 @@ def collate(rows):
     return {{"input_ids": input_ids, "labels": input_ids.clone()}}
 
 {definitions}{text}
-tokenizer = AutoTokenizer.from_pretrained({tokenizer})
+tokenizer = AutoTokenizer.from_pretrained({tokenizer}, trust_remote_code=False)
 train_blocks = make_blocks(train_text)
 train_blocks = train_blocks[: len(train_blocks) // BATCH * BATCH]  # whole batches only
 held_out_blocks = make_blocks(held_out_text)[: max(1, {held_out_tokens} // SEQUENCE_LENGTH)]
@@ -95,7 +95,7 @@ def script(recipe: Recipe) -> str:
         sequence_length=recipe.sequence_length,
         batch=recipe.effective_batch_size,
         seed=recipe.seed,
-        text=_text(recipe.corpus),
+        text=_text(recipe.corpus, plan.tokenizer.eos_token),
         tokenizer=_literal(_tokenizer(plan.source)),
         held_out_tokens=corpus.HELD_OUT_TOKENS,
         definitions="".join(_block(f.definitions, after="\n\n") for f in fragments),
@@ -124,8 +124,10 @@ def _imports(plan: Plan, fragments: list[Fragment]) -> str:
     names = ["AutoTokenizer", "GPT2LMHeadModel", "Trainer", "TrainingArguments", "set_seed"]
     names += ["GPT2Config"] if plan.source.random else []
     others = {"from datasets import Dataset", *chain.from_iterable(fragment.imports for fragment in fragments)}
-    libraries = sorted({*others, f"from transformers import {', '.join(sorted(names, key=_import_order))}"})
-    return "\n".join([*_environment(fragments), "from pathlib import Path", "", "import torch", *libraries])
+    standard, more = _document_imports(plan.recipe.corpus)
+    libraries = sorted({*others, *more, f"from transformers import {', '.join(sorted(names, key=_import_order))}"})
+    lines = [*_environment(fragments), *standard, "from pathlib import Path", "", "import torch", *libraries]
+    return "\n".join(lines)
 
 
 def _environment(fragments: list[Fragment]) -> list[str]:
@@ -138,18 +140,56 @@ def _import_order(name: str) -> tuple[bool, str]:
     return name.islower(), name
 
 
-def _text(name: str) -> str:
+def _text(name: str, end_of_text: str | None) -> str:
     if name in corpus.embedded():
         paths = (str(CORPORA / name / f"{part}.txt") for part in ("train", "held_out"))
         return "\n".join(
             f"{part}_text = read({_literal(path)})" for part, path in zip(("train", "held_out"), paths, strict=True)
         )
+    source = texts.parse(name, "")
+    if source.is_folder:
+        raise ConfigurationError(f"script: {name!r} is a folder. Put its documents into one file: .jsonl or .parquet.")
     lines = (
-        f"text = read({_literal(name)})",
+        *_documents(source, end_of_text or corpus.END_OF_TEXT),
         f"cut = int(len(text) * (1 - {corpus.HELD_OUT_SHARE}))  # the rest is held out",
         "train_text, held_out_text = text[:cut], text[cut:]",
     )
     return "\n".join(lines)
+
+
+def _documents(source: texts.Source, end_of_text: str) -> list[str]:
+    """Lines that read one file, as `workbench.texts` does after all its checks."""
+    path, column, encoding = _literal(str(source.path)), _literal(source.column), _literal(source.encoding)
+    if _kind(source) in (".txt", ".md", ""):
+        arguments = path if source.encoding == "utf-8-sig" else f"{path}, {encoding}"
+        return [f"text = read({arguments})"]
+    rows = {
+        ".jsonl": f'[json.loads(line) for line in read({path}, {encoding}).split("\\n") if line.strip()]',
+        ".csv": f'csv.DictReader(io.StringIO(read({path}, {encoding}), newline=""))',
+        ".tsv": f'csv.DictReader(io.StringIO(read({path}, {encoding}), newline=""), delimiter="\\t")',
+        ".parquet": f"Dataset.from_parquet({path})",
+        "saved": f"load_from_disk({path})",
+    }[_kind(source)]
+    limit = [f"csv.field_size_limit({texts.CSV_FIELD_LIMIT})"] if _kind(source) in (".csv", ".tsv") else []
+    return [
+        *limit,
+        f"rows = [row[{column}] for row in {rows}]",
+        'documents = [row.replace("\\r\\n", "\\n") for row in rows if row and row.strip()]',
+        f"text = {_literal(end_of_text)}.join(documents)",
+    ]
+
+
+def _kind(source: texts.Source) -> str:
+    return "saved" if source.path.is_dir() else source.path.suffix.lower()
+
+
+def _document_imports(name: str) -> tuple[list[str], list[str]]:
+    """What reading the text needs: of the standard library, and of others."""
+    if name in corpus.embedded():
+        return [], []
+    kind = _kind(texts.parse(name, ""))
+    standard = {".jsonl": ["import json"], ".csv": ["import csv", "import io"], ".tsv": ["import csv", "import io"]}
+    return standard.get(kind, []), ["from datasets import load_from_disk"] if kind == "saved" else []
 
 
 def _tokenizer(source: models.Source) -> str:

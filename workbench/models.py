@@ -1,7 +1,7 @@
 """GPT-2 by one name everywhere: embedded, from the hub, from a folder, or with random weights from its config."""
 
 import copy
-import logging
+import os
 import re
 import tempfile
 import warnings
@@ -34,8 +34,6 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
-# on import bitsandbytes remarks on an optional kernel that is not there; PEFT imports it wherever it is installed
-logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
 @dataclass(frozen=True)
@@ -71,8 +69,8 @@ def locate(name: str) -> Source:
         return Source(name, str(MODELS / EMBEDDED), random)
     if random and plain in SIZES:
         return Source(name, plain, random)
-    if plain and Path(plain).expanduser().is_dir():
-        return _folder(name, Path(plain).expanduser(), random)
+    if plain and os.path.isdir(folder := os.path.expanduser(plain)):  # any text at all may be asked
+        return _folder(name, Path(folder), random)
     if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", plain):
         raise ConfigurationError(
             f"model: {name!r} is neither an existing folder nor a hub id. "
@@ -90,6 +88,11 @@ def _folder(name: str, folder: Path, random: bool) -> Source:
         raise ConfigurationError(
             f"model: the folder {name!r} has no *.safetensors weights. Save them with save_pretrained(), "
             f"or train from new weights with {RANDOM}{name}."
+        )
+    if adapter and not (folder / "adapter_model.safetensors").exists():
+        raise ConfigurationError(
+            f"model: the adapter {name!r} has no adapter_model.safetensors; pickled weights are not read. Save it "
+            "again with save_pretrained()."
         )
     if not random:
         _refuse_damaged(folder)
@@ -185,7 +188,13 @@ def load_tokenizer(source: Source) -> "PreTrainedTokenizerBase":
         return gpt2_tokenizer()
     if Path(source.location).is_dir() and not (Path(source.location) / "tokenizer.json").exists():
         return gpt2_tokenizer()
-    return AutoTokenizer.from_pretrained(source.location, trust_remote_code=False)
+    try:
+        return AutoTokenizer.from_pretrained(source.location, trust_remote_code=False)
+    except Exception as error:  # tokenizers raises plain ones
+        raise ConfigurationError(
+            f"model: the tokenizer of {source.name!r} cannot be read: {str(error).splitlines()[0]}. Save it again with "
+            "save_pretrained(), or delete tokenizer.json to use GPT-2's own."
+        ) from None
 
 
 @cache
@@ -345,16 +354,26 @@ def skeleton(config: "GPT2Config", **arguments: Any) -> "PreTrainedModel":
     return model
 
 
-def _base(source: Source) -> Source:
+def _adapter_config(source: Source) -> Any:
     from peft import PeftConfig
 
-    return locate(str(PeftConfig.from_pretrained(source.location).base_model_name_or_path))
+    try:
+        return PeftConfig.from_pretrained(source.location)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigurationError(
+            f"model: the adapter_config.json of {source.name!r} cannot be read ({error}). Save the adapter again."
+        ) from None
+
+
+def _base(source: Source) -> Source:
+    base = locate(str(_adapter_config(source).base_model_name_or_path or ""))
+    if base.adapter:
+        raise ConfigurationError(f"model: the adapter {source.name!r} is for another adapter. Save it as 'merged'.")
+    return base
 
 
 def _virtual_tokens(source: Source) -> int:
-    from peft import PeftConfig
-
-    return getattr(PeftConfig.from_pretrained(source.location), "num_virtual_tokens", None) or 0
+    return getattr(_adapter_config(source), "num_virtual_tokens", None) or 0
 
 
 def _with_adapter(source: Source, config: "GPT2Config", arguments: dict[str, Any]) -> "PreTrainedModel":

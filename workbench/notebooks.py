@@ -10,10 +10,12 @@ from typing import Any
 import nbformat
 import papermill
 from latex2mathml.converter import convert as to_mathml
+from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from nbconvert import HTMLExporter
 from papermill.exceptions import PapermillExecutionError
 from tqdm import tqdm
 
+from workbench import parameters
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.locations import BUILD, NOTEBOOKS, ROOT
 
@@ -48,29 +50,27 @@ def find(names: Iterable[str] = ()) -> list[Path]:
     return [path for path in every if path in chosen or not chosen]
 
 
-def parameters_of(path: Path) -> set[str]:
-    """Names that the cell tagged `parameters` defines."""
-    return set(papermill.inspect_notebook(str(path)))
-
-
-def check_parameters(paths: Iterable[Path], parameters: Mapping[str, Any]) -> None:
-    """Raises ConfigurationError for a parameter that none of the notebooks has: papermill itself would only warn."""
-    known: set[str] = set().union(*(parameters_of(path) for path in paths))
-    for name in parameters:
-        if name not in known:
-            raise ConfigurationError(
-                f"notebooks: no parameter is called {name!r}. There are: {', '.join(sorted(known))}."
-            )
-
-
-def execute(path: Path, output: Path, parameters: Mapping[str, Any] | None = None, progress: bool = False) -> Path:
+def execute(
+    path: Path,
+    output: Path,
+    given: Mapping[str, Any] | None = None,
+    progress: bool = False,
+    timeout_s: int | None = None,
+) -> Path:
     """Run one notebook in its own folder, as JupyterLab does, into `output`.
 
+    Args:
+        given: parameters; names that this notebook does not have are left out.
+        timeout_s: for each cell; none by default.
+
     Raises:
-        NotebookError: with the cell's own error; `output` holds what ran until then.
+        ConfigurationError: a parameter of the wrong type, or one that looks like a secret.
+        NotebookError: with the cell's own error, or what ended the kernel; `output` holds what ran until then.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
-    accepted = {name: value for name, value in (parameters or {}).items() if name in parameters_of(path)}
+    known = parameters.of(path)
+    accepted = {name: value for name, value in parameters.plain(given or {}).items() if name in known}
+    parameters.check([path], accepted)
     try:
         papermill.execute_notebook(
             str(path),
@@ -79,13 +79,47 @@ def execute(path: Path, output: Path, parameters: Mapping[str, Any] | None = Non
             cwd=str(path.parent),
             progress_bar=progress,
             kernel_name="python3",
+            execution_timeout=timeout_s,
             extra_arguments=["--IPKernelApp.log_level=40"],
         )
     except PapermillExecutionError as error:
         raise NotebookError(
             f"{path.name}, cell {error.exec_count}: {error.ename}: {error.evalue} (see {output})"
         ) from None
+    except DeadKernelError:
+        raise NotebookError(
+            f"{path.name}, cell {_last_cell(output)}: its kernel died, often for want of memory: choose a smaller "
+            f"model, batch or length (see {output}, whose marks `completed` are not to be believed)"
+        ) from None
+    except CellTimeoutError:
+        raise NotebookError(
+            f"{path.name}, cell {_last_cell(output)}: not done after {timeout_s} s. Allow more, or take fewer steps "
+            f"(see {output})"
+        ) from None
+    _refuse_unfinished(path, output)
     return output
+
+
+def _cells(executed: Path) -> list[Any]:
+    """The cells with code in them."""
+    cells = nbformat.read(str(executed), as_version=4).cells
+    return [cell for cell in cells if cell.cell_type == "code" and cell.source.strip()]
+
+
+def _last_cell(executed: Path) -> int:
+    """The number of the last cell that was begun."""
+    return max([cell.execution_count or 0 for cell in _cells(executed)], default=0)
+
+
+def _refuse_unfinished(path: Path, executed: Path) -> None:
+    """papermill takes `sys.exit(0)` in a cell for success, and leaves the cells after it alone."""
+    waiting = sum(cell.execution_count is None for cell in _cells(executed))
+    stopped = any(o.get("ename") == "SystemExit" for cell in _cells(executed) for o in cell.outputs)
+    if waiting or stopped:
+        raise NotebookError(
+            f"{path.name}, cell {_last_cell(executed)}: stopped by sys.exit or the like; {waiting} cells after it did "
+            f"not run. Take it out (see {executed})"
+        )
 
 
 def to_html(executed: Path, output: Path) -> Path:
@@ -123,24 +157,28 @@ def title(path: Path) -> str:
 
 
 def build(
-    names: Iterable[str] = (), parameters: Mapping[str, Any] | None = None, force: bool = False, folder: Path = BUILD
+    names: Iterable[str] = (),
+    given: Mapping[str, Any] | None = None,
+    force: bool = False,
+    folder: Path = BUILD,
+    timeout_s: int | None = None,
 ) -> list[Path]:
     """Execute notebooks and put their pages and an index into `<folder>/gallery`. Those up to date are left alone.
 
-    With parameters of one's own the pages go to `<folder>/gallery-own` and are always made anew.
+    With parameters of one's own (`given`) the pages go to `<folder>/gallery-own` and are always made anew.
 
     Raises:
-        ConfigurationError: unknown notebook or parameter.
+        ConfigurationError: unknown notebook or parameter, a value of the wrong type, a secret.
         NotebookError: a notebook failed; the pages of those before it are there.
     """
-    paths = find(names)
-    check_parameters(paths, parameters or {})
-    gallery, pages = folder / ("gallery-own" if parameters else "gallery"), []
+    paths, given = find(names), parameters.plain(given or {})
+    parameters.check(paths, given)
+    gallery, pages = folder / ("gallery-own" if given else "gallery"), []
     for path in tqdm(paths, desc="notebooks", unit="notebook"):
         page = gallery / f"{path.stem}.html"
-        if force or parameters or not _up_to_date(page, path):
+        if force or given or not _up_to_date(page, path):
             start = time.monotonic()
-            executed = execute(path, folder / "notebooks" / path.name, parameters)
+            executed = execute(path, folder / "notebooks" / path.name, given, timeout_s=timeout_s)
             to_html(executed, page)
             tqdm.write(f"{path.stem}: {time.monotonic() - start:.0f} s")
         pages.append(page)

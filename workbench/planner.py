@@ -191,7 +191,7 @@ def plan(
         prediction.resolved(recipe, [gpu]),
         budget_bytes,
         lambda wanted: ask(wanted, gpu),
-        families=_chosen(families(row.compute_capability if row else None), among),
+        families=choose(families(row.compute_capability if row else None), among),
         predicted_for=row.title if row else "this machine's CPU",
         most_changes=most_changes,
     )
@@ -202,7 +202,8 @@ def families(compute_capability: tuple[int, int] | None) -> dict[str, tuple[Tech
     return {name: technique.variants(compute_capability) for name, technique in sorted(REGISTRY.items())}
 
 
-def _chosen(offered: dict[str, tuple[Technique, ...]], among: Iterable[str] | None) -> dict[str, tuple[Technique, ...]]:
+def choose(offered: dict[str, tuple[Technique, ...]], among: Iterable[str] | None) -> dict[str, tuple[Technique, ...]]:
+    """Some of the families by name; all if `among` is None. Raises ConfigurationError for an unknown name."""
     names = tuple(offered if among is None else among)
     if unknown := [name for name in names if name not in offered]:
         raise ConfigurationError(f"among: there is no technique {unknown[0]!r}. Known: {', '.join(offered)}.")
@@ -264,14 +265,14 @@ class _Search:
             budget_bytes=self.budget_bytes,
             predicted_for=predicted_for,
             baseline=baseline,
-            candidates=(baseline,) if baseline.fits else tuple(sorted(found, key=_rank)),
+            candidates=(baseline,) if baseline.fits else tuple(sorted(found, key=rank)),
             tried=tuple(candidate for candidate in self.known.values() if candidate),
             skipped=self.skipped,
         )
 
     def _baseline(self) -> Candidate:
         forecast = self.predict(self.recipe)
-        self.compute = _whole_run(self.recipe, forecast)
+        self.compute = whole_run(self.recipe, forecast)
         baseline = Candidate(self.recipe, (), forecast, self.budget_bytes, 0.0)
         self.known[()] = baseline
         return baseline
@@ -379,11 +380,11 @@ class _Search:
             self.skipped[replace(recipe, techniques=changes).label] = str(error)
             return None
         self.bar.update()
-        extra = _whole_run(recipe, forecast) / self.compute - 1 if self.compute else 0.0
+        extra = whole_run(recipe, forecast) / self.compute - 1 if self.compute else 0.0
         return Candidate(recipe, changes, forecast, self.budget_bytes, extra)
 
 
-def _whole_run(recipe: Recipe, forecast: Forecast) -> float:
+def whole_run(recipe: Recipe, forecast: Forecast) -> float:
     """Floating-point operations of all steps: a technique may change how many there are."""
     return float(forecast.flops) * float(recipe.training_arguments()["max_steps"])
 
@@ -402,7 +403,7 @@ def _without_supersets(candidates: list[Candidate]) -> list[Candidate]:
     return [candidate for names, candidate in distinct.items() if not any(other < names for other in distinct)]
 
 
-def _rank(candidate: Candidate) -> tuple[int, float, int, int]:
+def rank(candidate: Candidate) -> tuple[int, float, int, int]:
     """Exact before approximate before different; then less compute (to the per mille), fewer changes, less memory."""
     order = NUMERICS.index(candidate.numerics)
     return (order, round(candidate.extra_compute, 3), len(candidate.changes), candidate.needed_bytes)

@@ -26,7 +26,7 @@ class Recipe:
     """
 
     model: str = setting("auto", "gpt2-tiny, gpt2 … gpt2-xl, a hub id, a folder, random:NAME, or auto (by device)")
-    corpus: str = setting("shakespeare", "name of an embedded text, or the path of a UTF-8 text file of yours")
+    corpus: str = setting("shakespeare", "an embedded text, or a path: txt, md, jsonl, csv, tsv, parquet, a folder")
     effective_batch_size: int = setting(8, "sequences per optimizer step", unit="sequences", minimum=1)
     sequence_length: int = setting(128, "tokens per sequence", unit="tokens", minimum=2)
     steps: int = setting(30, "optimizer steps", minimum=1)

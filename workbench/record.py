@@ -1,5 +1,6 @@
 """Records: one JSON file per run, written aside and renamed, and all of them as a pandas DataFrame."""
 
+import csv
 import dataclasses
 import json
 import os
@@ -14,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from workbench import names
 from workbench.errors import ConfigurationError
 from workbench.locations import ROOT, runs_folder
 from workbench.memory.categories import Category, Phase
@@ -66,6 +68,8 @@ class Record:
     parameters: int | None = None
     trainable_parameters: int | None = None
     memory_cap_bytes: int | None = None
+    device_bytes: int | None = None  # what a GPU has in all
+    longest_first: bool = False  # the order of the examples was changed for that
     data_sha256: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     git_commit: str = ""
@@ -82,6 +86,11 @@ class Record:
     by_category: dict[str, int] = field(default_factory=dict)
     maximum_by_category: dict[str, int] = field(default_factory=dict)
     by_phase: dict[str, int] = field(default_factory=dict)
+    # of a run that ran out of memory: the operation, as far as it was watched; its request; what there was already
+    failed_operation: str = ""
+    requested_bytes: int | None = None
+    allocated_at_failure_bytes: int | None = None
+    reserved_at_failure_bytes: int | None = None
     # outside of the device's memory: held on purpose by a technique; None where nothing was moved
     peak_host_bytes: int | None = None
     peak_disk_bytes: int | None = None
@@ -114,7 +123,7 @@ class Record:
         """Write `<id>.json`: complete or not at all, whatever happens meanwhile."""
         folder = folder or runs_folder()
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{self.id}.json"
+        path = names.inside(folder, f"{self.id}.json")
         aside = folder / f".{self.id}.part"
         try:
             with aside.open("w", encoding="utf-8") as file:
@@ -134,6 +143,8 @@ class Record:
         """Raises ConfigurationError if the file is not a whole record."""
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
+            if not names.valid(data["id"]):  # folders are named by it
+                raise ValueError(f"its id is {data['id']!r:.90}")
             return cls(**{**data, "status": Status(data["status"])})
         except (ValueError, TypeError, KeyError) as error:
             raise ConfigurationError(f"records: {path} is not a record ({error}). Move it away.") from None
@@ -180,9 +191,16 @@ def read_all(folder: Path | None = None) -> list[Record]:
 def records(folder: Path | None = None) -> "pd.DataFrame":
     """All records as a tidy DataFrame, one row a run, oldest first, with typed columns.
 
-    Export it with `records().to_parquet("runs.parquet")` or `.to_csv("runs.csv")`.
+    Export it with `records().to_parquet("runs.parquet")`, or for a spreadsheet with `to_csv(records(), "runs.csv")`.
     """
     return to_frame(read_all(folder))
+
+
+def to_csv(frame: "pd.DataFrame", path: Path | str, *, index: bool = False) -> None:
+    """Write a CSV file in which no text is a formula to a spreadsheet (`=cmd…` gets an apostrophe in front)."""
+    safe = frame.map(names.uncalculated)
+    safe.index = safe.index.map(names.uncalculated)
+    safe.to_csv(path, index=index, quoting=csv.QUOTE_NONNUMERIC)  # else a `\r` in a text would begin a new row
 
 
 def to_frame(found: list[Record]) -> "pd.DataFrame":
@@ -209,20 +227,22 @@ def find(
     device: str,
     data_sha256: str,
     memory_cap_bytes: int | None = None,
+    longest_first: bool = False,
     sampled: bool = False,
     folder: Path | None = None,
 ) -> Record | None:
-    """The newest `ok` record of the same recipe, text, device, memory cap, library versions and commit.
+    """The newest `ok` record of the same recipe, text and order, device, memory cap, library versions and commit.
 
     None for a model in a folder of the user's, whose weights may have changed since; `sampled` asks for sample texts.
     """
-    if Path(recipe.model).is_dir():
+    if os.path.isdir(recipe.model):
         return None
     wanted = (recipe.id, device, data_sha256, memory_cap_bytes, versions(), git_commit())
     for record in reversed(read_all(folder)):
         text_and_cap = (record.data_sha256, record.memory_cap_bytes)
         found = (record.recipe_id, record.device, *text_and_cap, record.versions, record.git_commit)
-        if record.status is Status.OK and found == wanted and (record.text_after or not sampled):
+        same_order = record.longest_first == longest_first
+        if record.status is Status.OK and found == wanted and same_order and (record.text_after or not sampled):
             return record
     return None
 

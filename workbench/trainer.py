@@ -1,13 +1,16 @@
 """A recipe becomes a Hugging Face `Trainer`, assembled through the techniques' seams. No technique is named here."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
+from datasets import Dataset
 from safetensors import SafetensorError
+from torch.utils.data import Sampler
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from workbench import checkpoints
@@ -32,6 +35,7 @@ class SeamTrainer(Trainer):
         self.tokens_seen, self.padding_tokens, self.micro_batch_size = 0, 0, 0
         self.warnings: list[str] = []
         self._aside: Path | None = None
+        self._longest: list[int] = []
         self._plain_model: PreTrainedModel = kwargs["model"]
         super().__init__(**kwargs)
         self._loss = super().compute_loss
@@ -77,6 +81,23 @@ class SeamTrainer(Trainer):
         finally:
             self._meter.attribute(False)
 
+    def put_longest_first(self) -> None:
+        """Let the first step consist of the longest examples. A warning is noted where that changes nothing."""
+        rows: Any = self.train_dataset
+        if not isinstance(rows, Dataset):
+            self.warnings.append("longest_first: a stream has no order to change; its examples come as they are")
+            return
+        lengths = np.array([len(ids) for ids in rows["input_ids"]])
+        if lengths.min() == lengths.max():
+            self.warnings.append(f"longest_first: all examples have {lengths.max()} tokens; nothing was changed")
+            return
+        step = self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps
+        self._longest = np.argsort(-lengths, kind="stable")[:step].tolist()
+
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        sampler = super()._get_train_sampler(*args, **kwargs)
+        return LongestFirst(self._longest, sampler) if self._longest and sampler is not None else sampler
+
     def resume(self, checkpoint: Path | None) -> None:
         """Train from the beginning, or from a whole checkpoint of the same recipe."""
         if checkpoint is not None:
@@ -103,6 +124,21 @@ class SeamTrainer(Trainer):
         finally:
             shutil.rmtree(self._aside, ignore_errors=True)
             self._aside = None
+
+
+class LongestFirst(Sampler[int]):
+    """The rows of `longest`, then all others in the order of another sampler. So in every epoch."""
+
+    def __init__(self, longest: list[int], others: Sampler[int]) -> None:
+        self.longest, self.others = longest, others
+
+    def __iter__(self) -> Iterator[int]:
+        first = set(self.longest)
+        yield from self.longest
+        yield from (row for row in self.others if row not in first)
+
+    def __len__(self) -> int:
+        return len(self.others)  # type: ignore[arg-type]
 
 
 def count_padding(inputs: dict[str, torch.Tensor]) -> int:

@@ -137,6 +137,8 @@ def test_it_works_with_the_keyboard_alone(page):
 
 @pytest.mark.parametrize("width", [1280, 640])
 def test_nothing_is_cut_off_in_light_and_dark(page, browser, screenshot, width):
+    if page.locator("#jp-left-stack").is_visible():
+        page.keyboard.press("Control+b")  # the file browser
     page.set_viewport_size({"width": width, "height": 1000})
     page.wait_for_timeout(300)
     wide = page.evaluate(

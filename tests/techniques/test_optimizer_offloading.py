@@ -178,8 +178,8 @@ def test_another_optimizer_beside_it_is_refused():
 def test_deepspeed_finds_the_same_losses_and_leaves_no_trace(recipe, monkeypatch):
     """On a CPU it saves nothing and is refused; here the refusal is lifted to see that it takes the same steps."""
     monkeypatch.setattr(OptimizerOffloading, "missing", lambda *_: None)
-    before = dict(os.environ)
     plain = run(recipe, device="cpu")
+    before = dict(os.environ)
     for chunk in (2**20, 2**14):  # larger and smaller than the largest parameter
         moved = run(recipe | OptimizerOffloading(backend="deepspeed", chunk_elements=chunk), device="cpu")
         assert moved.losses == pytest.approx(plain.losses, rel=1e-5)

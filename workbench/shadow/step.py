@@ -211,7 +211,9 @@ def _text(recipe: Recipe) -> TrainingText:
     if all(type(technique).examples is Technique.examples for technique in recipe.techniques):
         return TrainingText(text="", tokenizer=cast("Any", None), **shape)
     tokenizer = models.load_tokenizer(models.locate_config(recipe.model))
-    return TrainingText(text=corpus.load(recipe.corpus).train, tokenizer=tokenizer, **shape)
+    text = corpus.load(recipe.corpus)
+    corpus.check_in_memory(text, recipe.techniques)
+    return TrainingText(text=str(text.train), tokenizer=tokenizer, **shape)
 
 
 def _padded(batch: Batch) -> bool:

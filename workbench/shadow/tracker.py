@@ -68,6 +68,8 @@ class ShadowTracker(StorageTracker):
         if func is DEVICE_OF:  # two thirds of all calls, answered here without a detour
             return args[0].fake_device
         self._fill_makers(GIVEN, "")
+        if self._phase is not Phase.FORWARD and not torch.is_grad_enabled():
+            self._open.clear()  # a recomputation stops in the middle of a module, as soon as it has what it needs
         module = self._open[-1] if self._open else ""
         try:
             out = super().__torch_dispatch__(func, types, args, kwargs)

@@ -78,6 +78,7 @@ class Allocator(Technique):
             apply(f"expandable_segments:False,{_environment()}")
 
     def allocator_settings(self) -> Arguments:
+        """Raises ConfigurationError for a limit on splitting, which the model of the allocator does not know."""
         if self.max_split_size_mb is not None:
             raise ConfigurationError(
                 f"predict: {self.name}=max_split_size_mb is not in the model of the allocator. Measure it with `run`, "

@@ -33,7 +33,7 @@ class SequenceLength(Technique):
 
     @classmethod
     def variants(cls, compute_capability: tuple[int, int] | None) -> tuple[Technique, ...]:
-        """None: a planner fits the training that was asked for, and how far back a model looks is part of it."""
+        """None: a planner fits the training that was asked for. How far back a model looks is not its choice."""
         return ()
 
     def shape(self, shape: Shape) -> Shape:

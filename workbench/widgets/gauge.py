@@ -13,6 +13,8 @@ from workbench.prediction import CPU, Prediction, predict
 from workbench.recipe import Recipe
 from workbench.widgets.pages import bar, escaped, legend
 
+NARROW = {"width": "20em", "max_width": "100%"}
+
 
 class Gauge:
     """Asks the prediction's worker in a thread of its own: neither the page nor a training waits for it.
@@ -27,8 +29,8 @@ class Gauge:
     def __init__(self, gpu: str = "h100", predictor: Callable[..., Prediction] = predict) -> None:
         self.predictor = predictor
         options = [(g.title, g.name) for g in GPUS.values()] + [("this machine's CPU", CPU)]
-        self.gpu = w.Dropdown(options=options, value=gpu, description="for", layout=w.Layout(width="20em"))
-        self.budget = w.Text(description="budget", placeholder="all it has, or as 8GiB", layout=w.Layout(width="20em"))
+        self.gpu = w.Dropdown(options=options, value=gpu, description="for", layout=NARROW)
+        self.budget = w.Text(description="budget", placeholder="all it has, or as 8GiB", layout=NARROW)
         self.page = w.HTML("<p>predicting …</p>", layout=w.Layout(min_height="6.5em"))
         self.view = w.VBox([w.HBox([self.gpu, self.budget], layout=w.Layout(flex_flow="row wrap")), self.page])
         self._recipe: Recipe | None = None

@@ -8,6 +8,7 @@ import ipywidgets as w
 from IPython.display import HTML, display
 
 from workbench import plots
+from workbench.doctor import diagnose
 from workbench.errors import ConfigurationError
 from workbench.memory.categories import format_bytes
 from workbench.recipe import Recipe
@@ -58,7 +59,7 @@ class Playground:
         train = w.VBox([buttons, w.HBox([self.progress, self.words]), self.advice, self.live])
         tabs = w.Tab([train, self.history.view, self.take_home.view], titles=("Train", "History", "Take home"))
         tabs.observe(self._opened, names="selected_index")
-        right = w.VBox([self.gauge.view, tabs], layout=w.Layout(flex="1 1 32em", min_width="20em"))
+        right = w.VBox([self.gauge.view, tabs], layout=w.Layout(flex="1 1 32em", min_width="0"))
         left = w.VBox([self.form.view], layout=w.Layout(flex="0 1 22em"))
         return w.Box([left, right], layout=w.Layout(display="flex", flex_flow="row wrap", gap="1.5em"))
 
@@ -140,7 +141,19 @@ class Playground:
         self.history.refresh()
 
     def _advise(self, record: Record) -> None:
-        """A button for each change that is predicted to fit, which sets the controls to it."""
+        """After an out-of-memory, a button for each change that is predicted to fit, which sets the controls to it."""
+        if record.status is not Status.OOM:
+            return
+        diagnosis = diagnose(record)
+        cause = w.HTML(f"<p>{escaped(diagnosis.cause)}</p>")
+        offers = diagnosis.changes or ((diagnosis.closest,) if diagnosis.closest else ())
+        self.advice.children = (cause, *(self._offer(change) for change in offers))
+
+    def _offer(self, change: Any) -> w.Widget:
+        layout = w.Layout(width="auto")
+        button = w.Button(description=change.words, tooltip=f"set the recipe to: {change.recipe.label}", layout=layout)
+        button.on_click(lambda _: self.form.show(change.recipe))
+        return button
 
     def _say(self, words: str, style: str) -> None:
         self.words.value = f'<div role="status" aria-live="polite" style="{style}">{escaped(words)}</div>'

@@ -1,0 +1,243 @@
+"""Texts that cannot be used, through the Python API, the command line and papermill."""
+
+import gzip
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from workbench import corpus, models, texts
+from workbench.__main__ import main
+from workbench.errors import ConfigurationError, UnavailableError
+from workbench.training import run
+
+LINES = "a line of text\n" * 3
+
+
+def file(name: str, content: bytes | str) -> Callable[[Path], str]:
+    """Makes a file; the name it is given by is `name`, options included."""
+
+    def make(folder: Path) -> str:
+        plain = name.rpartition(":")[0] or name
+        (folder / plain).write_bytes(content.encode() if isinstance(content, str) else content)
+        return str(folder / name)
+
+    return make
+
+
+def parquet(column: str, values: list, cut: slice = slice(None), damage: bytes = b"") -> Callable[[Path], str]:
+    def make(folder: Path) -> str:
+        import pyarrow as pa
+        from pyarrow.parquet import write_table
+
+        path = folder / "own.parquet"
+        write_table(pa.table({column: values, "id": pa.array(range(len(values)))}), path)
+        data = path.read_bytes()[cut]
+        path.write_bytes(data[:4] + damage + data[4 + len(damage) :])
+        return str(path)
+
+    return make
+
+
+def saved(values: dict[str, list], splits: bool = False, spoil: str = "") -> Callable[[Path], str]:
+    def make(folder: Path) -> str:
+        from datasets import Dataset, DatasetDict
+
+        dataset = Dataset.from_dict(values)
+        with models.quiet():
+            (DatasetDict(train=dataset, test=dataset) if splits else dataset).save_to_disk(folder / "saved")
+        if spoil:
+            (folder / "saved" / spoil).write_bytes(b"{")
+        return str(folder / "saved")
+
+    return make
+
+
+def folder_of(**files: bytes) -> Callable[[Path], str]:
+    def make(folder: Path) -> str:
+        (folder / "own").mkdir()
+        for name, content in files.items():
+            (folder / "own" / name.replace("_", ".")).write_bytes(content)
+        return str(folder / "own")
+
+    return make
+
+
+def other(make: Callable[[Path], object]) -> Callable[[Path], str]:
+    def made(folder: Path) -> str:
+        make(folder / "own.txt")
+        return str(folder / "own.txt")
+
+    return made
+
+
+ROWS = 'text,id\n"one",1\n"two, and more",2\n'
+JSON = '{"text": "one"}\n{"text": "two"}\n'
+FAULTS: dict[str, tuple[Callable[[Path], str], tuple[str, ...]]] = {
+    # names
+    "missing": (lambda _: "novle.txt", ("there is no file 'novle.txt' (looked in /", "Embedded: shakespeare")),
+    "missing with option": (lambda _: "no.csv:body", ("there is no file 'no.csv:body'", "Embedded")),
+    "in a missing folder": (lambda _: "/no/such/place.txt", ("there is no file '/no/such/place.txt'",)),
+    "nobody's home": (lambda _: "~nobody-here/x.txt", ("there is no file",)),
+    "too long a name": (lambda _: "x" * 5000, ("there is no file",)),
+    "a device": (lambda _: "/dev/zero", ("/dev/zero is not a regular file", "Give a file")),
+    "a pipe": (other(os.mkfifo), ("own.txt is not a regular file",)),
+    "a dangling link": (other(lambda path: path.symlink_to("nowhere")), ("there is no file",)),
+    "unknown option": (file("a.txt:encodign=utf-8", LINES), ("no option 'encodign'. Known: column, encoding",)),
+    "unknown encoding": (file("a.txt:encoding=latin-17", LINES), ("no encoding 'latin-17'. Common ones: utf-8",)),
+    "no text encoding": (file("a.txt:encoding=base64", LINES), ("no encoding 'base64'",)),
+    "Word": (file("a.docx", "x"), ("a.docx ends in .docx", "Give .txt, .md, .jsonl, .csv, .tsv, .parquet")),
+    "PDF": (file("a.PDF", "x"), ("ends in .PDF, which is not read",)),
+    "a JSON array": (file("a.json", "[]"), ("ends in .json", ".jsonl")),
+    # bytes
+    "empty": (file("a.txt", ""), ("a.txt is empty", "Give a file with text")),
+    "blank": (file("a.txt", "\n \t\r\n\n"), ("a.txt is empty: 1 blank documents left out",)),
+    "only a mark": (file("a.txt", b"\xef\xbb\xbf"), ("a.txt is empty",)),
+    "a mark and blanks": (file("a.txt", b"\xef\xbb\xbf\n\n"), ("a.txt is empty",)),
+    "Latin-1": (
+        file("a.txt", "first\nsecond\nthird, a café\n".encode("latin-1")),
+        ("a.txt is not UTF-8: byte 0xe9 in line 3", "a.txt:encoding=latin-1", "iconv -f latin1 -t utf-8 a.txt"),
+    ),
+    "Latin-1 far down": (
+        file("a.txt", b"x" * 99 + b"\n" * texts.CHUNK_BYTES + b"caf\xe9 au lait\n"),
+        (f"byte 0xe9 in line {texts.CHUNK_BYTES + 1}",),
+    ),
+    "cut inside a character": (
+        file("a.txt", LINES.encode() + "café".encode()[:-1]),
+        ("ends inside a character (byte 0xc3 in line 4)", "Copy it again", "a.txt:encoding=latin-1"),
+    ),
+    "UTF-16": (file("a.txt", "some text".encode("utf-16")), ("contains zero bytes", "a.txt:encoding=utf-16")),
+    "UTF-8 read as ASCII": (file("a.txt:encoding=ascii", "café"), ("is not ASCII: byte 0xc3 in line 1",)),
+    "binary": (file("a.txt", bytes(range(256))), ("a.txt is not a text file: it contains zero bytes",)),
+    "gzip": (file("a.txt", gzip.compress(LINES.encode())), ("a.txt is not a text file: it begins like a gzip",)),
+    "zip": (file("a.txt", b"PK\x03\x04rest"), ("begins like a zip file", "Unpack")),
+    "PDF as text": (file("a.txt", "%PDF-1.7 ..."), ("begins like a PDF file",)),
+    "Parquet as CSV": (file("a.csv", b"PAR1..PAR1"), ("begins like a Parquet file",)),
+    # JSON Lines
+    "empty jsonl": (file("a.jsonl", ""), ("a.jsonl is empty",)),
+    "blank jsonl": (file("a.jsonl", "\n\n"), ("a.jsonl is empty",)),
+    "broken JSON": (file("a.jsonl", JSON + '{"text": "thr'), ("a.jsonl, line 3 is not JSON", "one whole object")),
+    "an array": (file("a.jsonl", '[{"text": "one"}]'), ("line 1 is a list, not an object", '{"text": "…"}')),
+    "a string": (file("a.jsonl", '"one"'), ("line 1 is a str, not an object",)),
+    "spread over lines": (file("a.jsonl", '{\n"text": "one"\n}'), ("line 1 is not JSON",)),
+    "too deep": (file("a.jsonl", "[" * 100_000), ("line 1 is not JSON", "nested too deeply")),
+    "other key": (file("a.jsonl", JSON + '{"body": "x"}'), ("line 3 has no column 'text'; it has body. Name one: ",)),
+    "a number": (file("a.jsonl", JSON + '{"text": 3}'), ("line 3: 'text' holds a int, not a text",)),
+    "a list": (file("a.jsonl", '{"text": ["a"]}'), ("line 1: 'text' holds a list",)),
+    "half a surrogate": (file("a.jsonl", JSON + r'{"text": "a \ud800"}'), ("line 3: character 3 is half of a surr",)),
+    "only nulls": (file("a.jsonl", '{"text": null}\n' * 2), ("is empty: 2 null texts left out",)),
+    "Latin-1 jsonl": (file("a.jsonl", JSON.encode() + b'{"text": "caf\xe9"}'), ("0xe9 in line 3", "a.jsonl:enc")),
+    # CSV
+    "empty csv": (file("a.csv", ""), ("a.csv is empty", "with a header and rows")),
+    "header only": (file("a.csv", "text,id\n"), ("a.csv is empty: it has a header, but no rows",)),
+    "no text column": (file("a.csv", "id,body\n1,x\n"), ("no column 'text'; it has id, body. Name one: ", "a.csv:id")),
+    "wrong column": (file("a.csv:bodies", "id,body\n1,x\n"), ("no column 'bodies'; it has id, body", "a.csv:id")),
+    "semicolons": (file("a.csv", "id;text\n1;x\n"), ("it has id;text", "not to be separated by commas")),
+    "too many fields": (file("a.csv", ROWS + "three, four, 3\n"), ("line 4 has 3 fields, but the header has 2",)),
+    "too few fields": (file("a.csv", ROWS + "three\n"), ("a.csv, line 4 has 1 fields", "double quotes")),
+    "a row of two lines": (file("a.csv", 'text,id\n"a\nb",1\nc\n'), ("a.csv, line 4 has 1 fields",)),
+    "open quote": (file("a.csv", ROWS + '"three,3\nfour,4\n'), ("line 4 is not CSV", "Close every double quote")),
+    "stray quote": (file("a.csv", ROWS + '"three" four,3\n'), ("a.csv, line 4 is not CSV",)),
+    "a column twice": (file("a.csv", "text,text\na,b\n"), ("two columns 'text'. Rename one",)),
+    "only blanks": (file("a.csv", "text,id\n  ,1\n,2\n"), ("is empty: 2 blank documents left out",)),
+    "wrong separator": (file("a.tsv", "text,id\na,1\n"), ("it has text,id",)),
+    # Parquet and saved data sets
+    "0-byte parquet": (file("a.parquet", ""), ("a.parquet is not a whole Parquet file", "Write or copy it again")),
+    "fake parquet": (file("a.parquet", LINES), ("is not a whole Parquet file",)),
+    "truncated parquet": (parquet("text", ["one"] * 99, slice(0, -40)), ("is not a whole Parquet file",)),
+    "damaged parquet": (parquet("text", ["one"] * 99, damage=b"\xff" * 60), ("own.parquet is not a whole Parquet",)),
+    "no such column": (parquet("body", ["one"]), ("own.parquet has no column 'text'; it has body, id. Name one: ",)),
+    "no text in it": (parquet("text", [1, 2]), ("own.parquet, row 1: 'text' holds a int",)),
+    "bytes": (parquet("text", [b"one"]), ("row 1: 'text' holds a bytes",)),
+    "no rows": (parquet("text", []), ("own.parquet is empty",)),
+    "null parquet": (parquet("text", [None, None, ""]), ("1 blank documents left out; 2 null texts left out",)),
+    "splits": (saved({"text": ["a"]}, splits=True), ("holds the splits train, test. Give one: ", "saved/train")),
+    "saved without text": (saved({"body": ["a"]}), ("no column 'text'; it has body. Name one: ", ":body")),
+    "damaged state": (saved({"text": ["a"]}, spoil="state.json"), ("is empty or damaged", "Save it again")),
+    "damaged arrow": (saved({"text": ["a"]}, spoil="data-00000-of-00001.arrow"), ("is empty or damaged",)),
+    "saved empty": (saved({"text": []}), ("saved is empty or damaged",)),
+    # folders
+    "an empty folder": (folder_of(), ("own' has no text in it (it is empty). Put .txt",)),
+    "only pictures": (folder_of(a_png=b"x", b_pdf=b"x"), ("has no text in it (only .pdf, .png)",)),
+    "one bad of two": (folder_of(a_txt=b"good", b_txt=b"caf\xe9 x"), ("own/b.txt is not UTF-8: byte 0xe9 in line 1",)),
+    "all blank": (folder_of(a_txt=b"", b_txt=b" "), ("own is empty: 2 blank documents left out",)),
+    # lengths
+    "one word": (file("a.txt", "word"), ("Use a longer text",)),
+    "blank end": (file("a.txt", "word " * 90 + " " * 500), ("the last tenth of", "is blank. Trim the file")),
+    "too short": (file("a.txt", LINES), ("training blocks of 32 tokens, but a batch needs 8", "Use a longer text")),
+    "one short document": (file("a.jsonl", '{"text": "a few words only"}'), ("but a batch needs 8. Use a longer",)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "words"), FAULTS.values(), ids=FAULTS)
+def test_it_is_refused_before_a_model_loads(make, words, tmp_path, recipe, refused):
+    name = make(tmp_path)
+    flags = ["--sequence-length", "32", "--corpus", name]
+    refused(lambda: replace(recipe, corpus=name), [recipe.model, *flags], ("corpus: ", *words))
+
+
+@pytest.mark.parametrize("kind", ["a.txt", "a.csv", "a.jsonl"])
+def test_a_file_without_permission_is_refused(tmp_path, recipe, refused, monkeypatch, kind):
+    name = file(kind, "text\nx\n")(tmp_path)
+
+    def denied(self, *_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", denied)  # the tests may run as root, for whom no file is closed
+    with pytest.raises(ConfigurationError, match="cannot be read: Permission denied. Check its permissions"):
+        corpus.load(name)
+
+
+def test_a_dataset_itself_is_no_corpus(recipe):
+    from datasets import Dataset
+
+    dataset = Dataset.from_dict({"text": ["a"]})
+    with pytest.raises(ConfigurationError, match="recipe: corpus must be a text, got Dataset"):
+        replace(recipe, corpus=dataset)
+
+
+def test_a_long_text_that_changes_meanwhile_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(corpus, "IN_MEMORY_CHARACTERS", 1000)
+    path = tmp_path / "long.txt"
+    path.write_text("some words " * 4000)
+    own, write = corpus.load(str(path)), corpus._write_blocks
+    monkeypatch.setattr(corpus, "_write_blocks", lambda *args: (write(*args), path.write_text("no " * 9000)))
+    with pytest.raises(ConfigurationError, match="was changed while it was read. Start again"):
+        corpus.make_blocks(own, models.gpt2_tokenizer(), 32, 4)
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), OSError("Write failed")])
+def test_no_room_for_the_tokens_of_a_long_text(tmp_path, monkeypatch, recipe, earlier, no_model, runs_folder, error):
+    monkeypatch.setattr(corpus, "IN_MEMORY_CHARACTERS", 1000)
+
+    def full(blocks, path):
+        path.write_bytes(b"half")
+        raise error
+
+    monkeypatch.setattr(corpus, "_write_blocks", full)
+    with pytest.raises(UnavailableError, match="cannot be written to .*Free some space, or name another place"):
+        run(recipe, device="cpu")
+    assert not list((runs_folder / "tokens").iterdir())
+    assert (runs_folder / f"{earlier.id}.json").exists()
+
+
+def test_papermill_tells_it_too(tmp_path, monkeypatch, capsys):
+    """The cell raises it, the command ends with code 1, and the executed notebook holds what ran until then."""
+    make, words = FAULTS["no text column"]
+    book = nbformat.v4.new_notebook(
+        metadata={"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    )
+    cells = ("corpus: str = 'x'", "print('so far')", "from workbench import corpus as own\nown.load(corpus)")
+    book.cells = [nbformat.v4.new_code_cell(cell) for cell in cells]
+    book.cells[0].metadata["tags"] = ["parameters"]
+    nbformat.write(book, tmp_path / "lesson.ipynb")
+    monkeypatch.setattr("workbench.notebooks.NOTEBOOKS", tmp_path)
+    monkeypatch.setattr("workbench.notebooks.build.__defaults__", ((), None, False, tmp_path / "build", None))
+    assert main(["notebooks", "lesson", "-p", "corpus", make(tmp_path)]) == 1
+    told = capsys.readouterr().err
+    for word in ("error: lesson.ipynb, cell 4: ConfigurationError: corpus: ", *words):
+        assert word in told
+    assert "so far" in (tmp_path / "build" / "notebooks" / "lesson.ipynb").read_text()

@@ -1,0 +1,177 @@
+"""Hostile names, labels and messages stay what they are: text. And nothing of ours opens a door."""
+
+import csv
+import dataclasses
+import json
+import re
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import nbformat
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from workbench import names, plots
+from workbench.comparison import as_text, compare, conclusions, style
+from workbench.errors import ConfigurationError
+from workbench.locations import ROOT
+from workbench.memory.categories import Category
+from workbench.notebooks import to_html, write_index
+from workbench.record import Record, Status, to_csv, to_frame
+
+NASTY = [
+    "<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "</title></table></style><script>x", "&lt;b&gt;",
+    "=cmd|' /C calc'!A0", "@SUM(1+1)", "+1", "-1+2", "\t=1", "\r=1", "\n=1", "$\\frac{", "$x$", "{0}", "%s", "_a_ *b*",
+    "javascript:alert(1)", "\u202egnp.exe", "', '); --", "a,b\"c\nd", "nan", "", "baseline ",
+]  # fmt: skip
+TEXTS = st.one_of(st.sampled_from(NASTY), st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=40))
+QUICK = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def finished(label: str, number: int, hostile: str) -> Record:
+    facts = {
+        "model": hostile, "device": hostile, "memory_source": "cpu-tracker", "learning_rate": 1e-3, "error": hostile,
+        "peak_allocated_bytes": 100 + number, "peak_phase": "backward", "held_out_loss": 4.0, "tokens_per_s": 1.0,
+        "trainable_parameters": 10, "by_category": {str(c): 0 for c in Category} | {"weights": 100 + number},
+    }  # fmt: skip
+    recipe = {"corpus": hostile, "effective_batch_size": 8, "sequence_length": 128, "steps": 2, "seed": 0}
+    return Record(f"id{number}", f"2026-01-01T00:00:0{number}.000+00:00", Status.OK, recipe, "r", label, **facts)
+
+
+def frame_of(label: str, hostile: str):
+    return to_frame([finished("baseline", 0, hostile), finished(label, 1, hostile)])
+
+
+class Tags(HTMLParser):
+    """The tags, the names of attributes, and the text of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags, self.attributes, self.text = set[str](), set[str](), list[str]()
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attributes}
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+@QUICK
+@given(label=TEXTS, hostile=TEXTS)
+@example(label=NASTY[0], hostile=NASTY[1])
+def test_the_table_shows_them_and_has_no_tags_of_theirs(label, hostile):
+    table = compare(frame_of(label, hostile))
+    page = Tags(style(table).to_html())
+    assert page.tags <= {"style", "table", "caption", "thead", "tbody", "tr", "th", "td"}
+    assert page.attributes <= {"id", "class", "type", "scope", "colspan", "rowspan"}
+    assert hostile in "".join(page.text)
+    assert label in "".join(page.text)
+    assert label in as_text(table) or "\n" in label or "\r" in label or "\t" in label
+    assert conclusions(table)
+
+
+@QUICK
+@given(label=TEXTS, hostile=TEXTS)
+@example(label="=1+1", hostile="@x")
+def test_a_spreadsheet_calculates_none_of_them(label, hostile, tmp_path):
+    frame = frame_of(label, hostile)
+    table = compare(frame)
+    to_csv(frame, tmp_path / "runs.csv")
+    to_csv(table.assign(**table.attrs), tmp_path / "comparison.csv", index=True)
+    for name in ("runs.csv", "comparison.csv"):
+        with (tmp_path / name).open(encoding="utf-8", newline="") as file:
+            cells = [cell for row in csv.reader(file) for cell in row]
+        assert not [cell for cell in cells if cell.startswith(names.FORMULA) and not re.fullmatch(r"-?[\d.e+-]+", cell)]
+        assert {cell.removeprefix("'") for cell in cells} >= {hostile.removeprefix("'"), label.removeprefix("'")}
+
+
+@pytest.mark.parametrize("hostile", NASTY)
+def test_pictures_can_be_drawn_of_them(hostile, tmp_path):
+    table = compare(frame_of(f"x{hostile}", hostile))
+    for picture in (plots.memory_bars(table), plots.tradeoffs(table)):
+        picture.savefig(tmp_path / "picture.png")
+        plt.close(picture)
+
+
+@pytest.mark.parametrize("hostile", NASTY[:4])
+def test_the_page_of_a_notebook_and_the_index_escape_titles_and_outputs(hostile, tmp_path):
+    book = nbformat.v4.new_notebook()
+    output = nbformat.v4.new_output("stream", name="stdout", text=hostile)
+    book.cells = [nbformat.v4.new_markdown_cell(f"# {hostile}"), nbformat.v4.new_code_cell("1", outputs=[output])]
+    nbformat.write(book, tmp_path / "a.ipynb")
+    page = to_html(tmp_path / "a.ipynb", tmp_path / "a.html").read_text(encoding="utf-8")
+    title = page[page.index("<title>") : page.index("</title>")]
+    assert "<script" not in title
+    assert "<img" not in title
+    shown = page[page.rindex("jp-OutputArea-output") :]  # the cell before it is its author's own HTML
+    assert "<script>alert" not in shown
+    assert "<img src=x" not in shown
+    index = Tags(write_index(tmp_path).read_text(encoding="utf-8"))
+    assert not index.tags & {"script", "img"}
+
+
+# ---- names that become paths ----
+
+
+@given(
+    st.one_of(st.sampled_from(["..", ".", "", "a/b", "../x", "/etc/passwd", "a\0b", "x" * 65, "a b", "ä"]), st.text())
+)
+def test_a_name_stays_inside_its_folder_or_is_refused(name):
+    root = Path("/tmp/root")
+    if re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name, flags=re.ASCII) and name.strip("."):
+        assert names.inside(root, name).parent == root
+    else:
+        with pytest.raises(ConfigurationError, match="cannot be a file's. Use 1 to 64 letters"):
+            names.inside(root, name)
+
+
+def test_a_link_that_leads_out_is_refused(tmp_path):
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / "x").symlink_to(tmp_path)
+    with pytest.raises(ConfigurationError, match="is a link that leads out"):
+        names.inside(tmp_path / "root", "x")
+
+
+@pytest.mark.parametrize("identity", ["../../x", "/tmp/x", "a\0b", "x" * 300, "..", 7, None])
+def test_a_record_whose_id_is_a_path_is_neither_read_nor_written(identity, tmp_path):
+    record = finished("baseline", 0, "x")
+    path = record.save(tmp_path)
+    path.write_text(json.dumps({**dataclasses.asdict(record), "id": identity}))
+    with pytest.raises(ConfigurationError, match="is not a record"):
+        Record.read(path)
+    with pytest.raises(ConfigurationError, match="name: "):
+        dataclasses.replace(record, id=f"{identity}/../../x").save(tmp_path)
+    assert [found.name for found in tmp_path.iterdir()] == [path.name]
+
+
+# ---- code from elsewhere, and doors ----
+
+
+def sources() -> list[Path]:
+    return [*(ROOT / "workbench").rglob("*.py"), *(ROOT / "notebooks").glob("*.ipynb")]
+
+
+def test_no_code_and_no_pickles_of_others_are_run():
+    for path in sources():
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"trust_remote_code\s*=\s*True|weights_only\s*=\s*False", text), path
+        assert not re.search(r"\bpickle\.loads?\(|\beval\(|\bexec\(", text.replace("model.eval(", "")), path
+        for call in re.findall(r"torch\.load\([^)]*\)", text):
+            assert "weights_only=True" in call, path
+        for call in re.findall(r"Auto\w+\.from_pretrained\([^)]*\)", text) if path.suffix == ".py" else ():
+            assert "trust_remote_code=False" in call, path
+
+
+def test_jupyter_stays_on_this_machine_with_its_token():
+    listed = subprocess.run(["git", "-C", str(ROOT), "ls-files"], capture_output=True, text=True, check=True).stdout
+    assert not re.search(r"jupyter\w*_config|\.jupyter/|jupyter_server_config", listed)
+    for name in ("Makefile", "README.md", ".ci/run", "pyproject.toml"):
+        assert not re.search(
+            r"0\.0\.0\.0|--ip\b|--allow-root|\.token\s*=|\.password\s*=|allow_origin|disable_check_xsrf",
+            (ROOT / name).read_text(encoding="utf-8"),
+        ), name
