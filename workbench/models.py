@@ -34,8 +34,6 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
-
-
 @dataclass(frozen=True)
 class Source:
     """Where a model comes from. `location` is a folder, or a hub id; `random` means config only, new weights."""
