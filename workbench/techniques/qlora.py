@@ -157,10 +157,10 @@ def scales(numbers: int, double: bool) -> "dict[str, torch.Tensor]":
     code = {"code": torch.empty(16)}  # the values that 4 bits stand for
     if not double:
         return {**code, "absmax": torch.empty(count)}
-    nested = {"absmax": torch.empty(count, dtype=torch.uint8), "offset": torch.empty(())}
     return {
         **code,
-        **nested,
+        "absmax": torch.empty(count, dtype=torch.uint8),
+        "offset": torch.empty(()),
         "absmax_absmax": torch.empty(ceil(count / SCALES_SCALED)),
         "absmax_code": torch.empty(256),
     }
@@ -186,9 +186,11 @@ def four_bit_linear(conv: Any, double: bool, compute: str, copies: bool) -> "tor
         def backward(ctx: Any, gradient: torch.Tensor) -> Any:
             return torch.matmul(gradient, gradient.new_empty(shape, dtype=dtype).to(gradient.dtype)), None, None
 
+    multiply: Any = Product.apply
+
     class FourBitLinear(torch.nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            out: torch.Tensor = Product.apply(x.to(compute_dtype), self.weight, self.bias).to(x.dtype)  # type: ignore[no-untyped-call]
+            out: torch.Tensor = multiply(x.to(compute_dtype), self.weight, self.bias).to(x.dtype)
             return out.clone() if copies else out
 
     with torch.device("meta"):
