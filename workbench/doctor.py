@@ -19,7 +19,7 @@ from workbench.memory.leaks import holders
 from workbench.planner import Candidate, Forecast, choose, families, rank, search, whole_run
 from workbench.recipe import Recipe
 from workbench.record import Record, Status, read_all
-from workbench.techniques import Technique
+from workbench.techniques import REGISTRY, Technique
 
 MARGIN = 0.1  # asked of a change where the prediction says that the recipe fits as it is, but the run has not
 NOTEWORTHY = 0.01  # part of the room: less than this, alive before the run, is not worth a word
@@ -347,10 +347,9 @@ class _Advice:
         """Against fragmentation: techniques that change the allocator, and no category of memory."""
         if not self.patient.fragmented:
             return []
-        chosen = [variant for family in self.families.values() for variant in family if variant.allocator_settings()]
-        missing = [variant for variant in chosen if variant.name not in {t.name for t in recipe.techniques}]
-        changed = [(variant, recipe | variant) for variant in missing]
-        return [Candidate(other, (variant,), self.predict(other), budget, 0.0) for variant, other in changed]
+        missing = [REGISTRY[name]() for name in self.families if name not in {t.name for t in recipe.techniques}]
+        changed = [(technique, recipe | technique) for technique in missing if technique.allocator_settings()]
+        return [Candidate(other, (technique,), self.predict(other), budget, 0.0) for technique, other in changed]
 
     def _change(self, candidate: Candidate) -> Change:
         (change,) = candidate.changes

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from workbench.memory.categories import Category
 from workbench.settings import setting
-from workbench.techniques.base import Arguments, Fragment, Numerics, Technique
+from workbench.techniques.base import Arguments, Capability, Fragment, Numerics, Technique
 
 if TYPE_CHECKING:
     import torch
@@ -45,6 +45,8 @@ class Optimizer(Technique):
     attacks: ClassVar[tuple[Category, ...]] = (Category.OPTIMIZER_STATES,)
     costs: ClassVar[str] = "what the states were good for: rounded, factored or missing moments"
     numerics: ClassVar[Numerics] = Numerics.DIFFERENT  # exact for adamw_fused, adamw_foreach and adamw_loop
+    brings: ClassVar[frozenset[Capability]] = frozenset({Capability.OPTIMIZER})
+    forbids: ClassVar[frozenset[Capability]] = frozenset({Capability.OPTIMIZER})
 
     @property
     def learning_rate_factor(self) -> float:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 from workbench.errors import ConfigurationError
 from workbench.memory.categories import Category
 from workbench.settings import setting
-from workbench.techniques.base import Fragment, Numerics, Shape, Technique
+from workbench.techniques.base import Capability, Fragment, Numerics, Shape, Technique
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -30,6 +30,7 @@ class SequenceLength(Technique):
     costs: ClassVar[str] = "context: no token is predicted from further back; more optimizer steps for the same text"
     numerics: ClassVar[Numerics] = Numerics.DIFFERENT
     family: ClassVar[str] = "batch_and_length"
+    forbids: ClassVar[frozenset[Capability]] = frozenset({Capability.TRAINING_SET})  # it cuts packed blocks
 
     @classmethod
     def variants(cls, compute_capability: tuple[int, int] | None) -> tuple[Technique, ...]:
