@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help run test test-long lint lab format clean
+.PHONY: help run test test-long bench lint lab format clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-10s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -16,6 +16,9 @@ test: .venv/ready lint  ## everything that CI runs: linters, types, import layer
 
 test-long: .venv/ready  ## kills, soak and fuzz, with their figures printed (about 10 minutes)
 	$(BIN)/python -m pytest -m long -s --durations=0
+
+bench: .venv/ready  ## how fast predictions are, on a quiet machine
+	$(BIN)/python tests/benchmarks/prediction.py
 
 lint: .venv/ready  ## ruff, mypy, import layers, notebooks without outputs
 	$(BIN)/ruff check .
