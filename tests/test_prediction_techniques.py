@@ -4,6 +4,7 @@ One band for all: a stand-in, made from a library's formulas because its kernels
 traced technique. What is between is a few hundred bytes of scratch and of scalars.
 """
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -65,6 +66,7 @@ def test_it_predicts_for_a_gpu(recipe, technique):
     plain = _plain(recipe, technique)
     found, base = predict(plain | technique, "h100"), predict(plain, "h100")
     assert sum(found.by_category.values()) == found.peak_allocated_bytes
+    assert math.isfinite(found.flops)
     for category in technique.attacks:
         assert found.maximum_by_category[category] < base.maximum_by_category[category], category
 
