@@ -13,9 +13,12 @@ from workbench.memory.tracker import StorageTracker
 from workbench.recipe import Recipe
 from workbench.techniques import (
     ActivationOffloading,
+    Attention,
     BatchSize,
     ChunkedCrossEntropy,
+    DataLoading,
     Dora,
+    FusedGelu,
     GradientAccumulation,
     GradientCheckpointing,
     Ia3,
@@ -23,11 +26,13 @@ from workbench.techniques import (
     MixedPrecision,
     Optimizer,
     OptimizerOffloading,
+    Padding,
     PrefixTuning,
     PromptTuning,
     PureBf16,
     Qlora,
     SequenceLength,
+    Streaming,
 )
 from workbench.training import run
 
@@ -56,6 +61,14 @@ TECHNIQUES = {
     "activation_offloading": (ActivationOffloading(to="disk"),),
     "optimizer_offloading": (OptimizerOffloading(to="disk", chunk_elements=4096),),
     "both offloaded": (ActivationOffloading(to="disk"), OptimizerOffloading(to="disk"), GradientCheckpointing()),
+    "attention": (Attention(),),
+    "fused_gelu": (FusedGelu(),),
+    "data_loading": (DataLoading(num_workers=0),),
+    "workers": (DataLoading(memory_mapped=False),),
+    "padding": (Padding(),),
+    "fixed padding": (Padding(dynamic=False),),
+    "grouped by length": (Padding(group_by_length=True), DataLoading(num_workers=0)),
+    "streaming": (Streaming(shuffle_buffer=16),),
     "all": (GradientAccumulation(steps=4), GradientCheckpointing(), MixedPrecision(), Lora(dropout=0.1)),
 }
 

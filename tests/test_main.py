@@ -156,3 +156,44 @@ def test_an_interrupt_ends_with_130(quick):
     assert done.returncode == 130
     assert done.stderr.strip().endswith("interrupted")
     assert read_all()[0].status is Status.INTERRUPTED
+
+
+def test_predict_prints_a_table_and_the_gpus_it_fits_on(model_name, capsys):
+    assert main(["predict", model_name, "--batch-size", "4", "--sequence-length", "64", "--technique", "lora"]) == 0
+    out = capsys.readouterr().out
+    for words in ("lora on random:", "4 × 64 tokens", "predicted for NVIDIA H100", "backward", "fits on", "rtx3060"):
+        assert words in out
+
+
+def test_predict_prints_one_json_object(model_name, capsys):
+    assert main(["predict", model_name, "--sequence-length", "64", "--gpu", "a10", "--padding", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["gpu"] == "a10"
+    assert found["padding"] is True
+    assert found["peak_allocated_bytes"] == sum(found["by_category"].values()) == max(found["by_phase"].values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--gpu", "titan"], "gpu: 'titan' is not known. Known: t4"),
+        (["--sequence-length", "4096"], "beyond the 128 positions"),
+        (
+            ["--gpu", "t4", "--technique", "mixed_precision=dtype:bf16"],
+            "NVIDIA T4 (compute capability 7.5) has no bf16",
+        ),
+    ],
+)
+def test_what_cannot_be_predicted_is_said_in_one_line(model_name, arguments, words, capsys):
+    assert main(["predict", model_name, *arguments]) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err
+    assert "Traceback" not in captured.err
+    assert not captured.out
+    assert read_all() == []
+
+
+def test_predict_needs_no_hub_for_the_known_sizes(capsys, monkeypatch):
+    monkeypatch.setattr("workbench.models.require", lambda *_, **__: pytest.fail("asked the hub"))
+    assert main(["predict", "gpt2", "--batch-size", "1", "--sequence-length", "16", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["parameters"] == 124_439_808

@@ -425,3 +425,26 @@ def test_models_have_their_customary_learning_rate():
     names = ("gpt2-tiny", "random:gpt2-tiny", "random:gpt2")
     rates = {name: models.learning_rate(models.load_config(models.locate(name))) for name in names}
     assert rates == {"gpt2-tiny": 1e-3, "random:gpt2-tiny": 1e-3, "random:gpt2": 5e-5}
+
+
+def test_a_skeleton_has_shapes_and_no_memory():
+    config = models.load_config(models.locate_config("gpt2"))
+    model = models.skeleton(config, dtype="bfloat16", attn_implementation="eager", activation_function="relu")
+    assert sum(p.numel() for p in model.parameters()) == 124_439_808
+    assert {(p.device.type, str(p.dtype)) for p in model.parameters()} == {("meta", "torch.bfloat16")}
+    assert model.config._attn_implementation == "eager"
+    assert type(model.transformer.h[0].mlp.act).__name__ == "ReLU"
+    assert config.activation_function == "gelu_new"
+
+
+def test_a_skeleton_refuses_what_acts_on_loading():
+    config = models.load_config(models.locate_config("gpt2-tiny"))
+    with pytest.raises(ConfigurationError, match="quantization_config acts while weights are loaded"):
+        models.skeleton(config, quantization_config=object())
+
+
+def test_only_the_config_is_needed_where_nothing_is_loaded(tmp_path):
+    models.load_config(models.locate("gpt2-tiny")).save_pretrained(tmp_path)
+    source = models.locate_config(str(tmp_path))
+    assert source.name == str(tmp_path)
+    assert models.load_config(source).vocab_size == models.load_config(models.locate("gpt2-tiny")).vocab_size

@@ -2,7 +2,9 @@
 
 import json
 import shlex
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
+from itertools import combinations
 from typing import ClassVar
 
 import pytest
@@ -13,8 +15,11 @@ from workbench.errors import ConfigurationError
 from workbench.memory.categories import Category
 from workbench.memory.gpus import gpu
 from workbench.planner import as_text, families, plan, search
+from workbench.prediction import predict
 from workbench.recipe import Recipe
+from workbench.record import Status
 from workbench.techniques import REGISTRY, Capability, GradientAccumulation, GradientCheckpointing, Numerics, Technique
+from workbench.training import OutOfMemoryError, run
 
 MIB = 2**20
 RECIPE = Recipe(model="gpt2-tiny", steps=10)
@@ -165,7 +170,7 @@ def test_what_fits_already_needs_no_change_and_one_prediction():
     machine = Machine()
     result = planned(1600, machine=machine)
     assert labels(result) == ["no change"]
-    assert result.predictions == len(machine.asked) == 1
+    assert len(result.tried) == len(machine.asked) == 1
     assert result[0].headroom_bytes == 0
     assert result[0].numerics is Numerics.EXACT
     assert "It fits without any change" in as_text(result)
@@ -266,6 +271,12 @@ def test_a_budget_below_the_weights_is_refused_unless_a_technique_shrinks_them()
     assert len(planned(84, [*four, "chunk"], most_changes=5)) == 1
 
 
+def test_a_candidate_is_a_bar_like_a_record():
+    (row, *_) = (candidate.row() for candidate in planned(1200))
+    assert row["peak_allocated_bytes"] == sum(row[f"{category}_bytes"] for category in list(Category)[:5]) == 1000 * MIB
+    assert (row["label"], row["memory_source"]) == ("split", "predicted")
+
+
 def test_techniques_that_are_on_stay_on_and_are_not_offered_again():
     result = planned(520, recipe=RECIPE | Chunk())
     assert all(Chunk() in candidate.recipe.techniques for candidate in result)
@@ -288,11 +299,33 @@ def test_what_cannot_be_predicted_is_left_out_and_said():
 
 
 def test_the_search_is_frugal():
-    """Seven families with nine settings have 4 · 2 ** 6 sets; nothing is predicted twice."""
+    """Seven families with nine settings have 4 · 2 ** 6 sets; a minute of predictions, and none twice."""
     for budget in (1200, 600, 480, 300, 210):
         machine = Machine()
         result = planned(budget, machine=machine)
-        assert len(machine.asked) == len(set(machine.asked)) == result.predictions <= 50
+        assert len(machine.asked) == len(set(machine.asked)) == len(result.tried) <= 60
+
+
+def every_set(machine, most_changes=4):
+    """(numerics, bytes) of every possible set of at most so many changes, by brute force."""
+    strongest = [family[-1] for name, family in FAMILIES.items() if name != "loader"]
+    for size in range(most_changes + 1):
+        for changes in combinations(strongest, size):
+            with suppress(ConfigurationError):
+                recipe = replace(RECIPE, techniques=changes)
+                worst = max((planner.NUMERICS.index(c.numerics) for c in changes), default=0)
+                yield worst, machine(recipe).peak_allocated_bytes
+
+
+def test_against_brute_force():
+    """Wherever a set of at most four changes fits, one is found, and none with a better loss is overlooked."""
+    sets = list(every_set(Machine()))
+    for budget in range(30, 1610, 10):
+        best = min((worst for worst, needed in sets if needed <= budget * MIB), default=None)
+        found = None
+        with suppress(ConfigurationError):
+            found = next((planner.NUMERICS.index(candidate.numerics) for candidate in planned(budget)), None)
+        assert found == best, f"{budget} MiB"
 
 
 def test_the_context_and_what_is_cached_count_as_needed():
@@ -356,6 +389,13 @@ def test_settings_that_do_not_suit_the_batch_are_not_tried():
     assert plan(model="gpt2-tiny", budget="400MiB", gpu="cpu", effective_batch_size=7, predict=halving).skipped == {}
 
 
+def test_a_choice_among_some_techniques():
+    offered = ["gradient_checkpointing", "lora"]
+    result = plan(model="gpt2-tiny", budget="400MiB", gpu="cpu", among=offered, predict=halving)
+    assert len(result) == 0
+    assert len(result.tried) == 3
+
+
 def test_a_plan_is_runnable():
     result = plan(
         model="gpt2-tiny", budget="300MiB", gpu="l4", effective_batch_size=8, sequence_length=64, dropout=0.0,
@@ -382,6 +422,7 @@ def test_by_default_the_budget_is_the_memory_of_the_gpu():
         ({"budget": 0}, "budget: 0 is not an amount"),
         ({"budget": "8GiB", "gpu": "gtx480"}, "gpu: 'gtx480' is not known. Known: t4"),
         ({"gpu": "cpu"}, "budget: a CPU has none of its own"),
+        ({"budget": "8GiB", "among": ["magic"]}, "among: there is no technique 'magic'. Known: "),
         ({"budget": "8GiB", "batch": 3}, "recipe has no field 'batch'. Known: corpus, dropout"),
         ({"budget": "8GiB", "effective_batch_size": 0}, "effective_batch_size must be an integer of at least 1"),
     ],
@@ -419,3 +460,27 @@ def test_the_command_line_when_nothing_fits_or_the_budget_is_unclear(with_halvin
     for budget in ("8", "8G", "90MiB"):
         assert main(["plan", "gpt2-tiny", "--budget", budget, "--gpu", "l4"]) == 2
         assert capsys.readouterr().err.startswith("error: budget: ")
+
+
+# ---- with true predictions ----
+
+
+def test_a_true_plan_runs_under_its_budget_and_the_baseline_does_not(recipe):
+    short = replace(recipe, steps=2)
+    asked = {f.name: getattr(short, f.name) for f in fields(short)}
+    budget = int(0.5 * predict(short, "cpu").peak_allocated_bytes)
+    result = plan(budget=budget, gpu="cpu", among=["gradient_accumulation", "gradient_checkpointing"], **asked)
+    assert not result.baseline.fits
+    record = run(result[0].recipe, device="cpu", memory_cap=budget)
+    assert record.status is Status.OK
+    assert record.peak_allocated_bytes == pytest.approx(result[0].needed_bytes, rel=0.01)
+    with pytest.raises(OutOfMemoryError):
+        run(short, device="cpu", memory_cap=budget)
+
+
+def test_on_a_gpu_the_context_is_part_of_what_is_needed(recipe):
+    asked = {f.name: getattr(recipe, f.name) for f in fields(recipe)}
+    forecast = predict(recipe, "l4")
+    needed = forecast.peak_reserved_bytes + forecast.context_bytes
+    assert plan(budget=needed, gpu="l4", among=[], **asked)[0].headroom_bytes == 0
+    assert len(plan(budget=needed - 1, gpu="l4", among=[], **asked)) == 0

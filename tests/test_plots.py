@@ -8,7 +8,7 @@ from test_comparison import record
 from workbench import plots
 from workbench.comparison import compare
 from workbench.memory.categories import Category, Phase
-from workbench.memory.tracker import Timeline
+from workbench.memory.timeline import Timeline
 from workbench.record import to_frame
 
 MIB = 2**20
@@ -28,6 +28,14 @@ def test_bars_are_as_long_as_the_bytes():
     assert [bar.get_width() for bar in axes.containers[0]] == [1.0, 1.0]
     assert [bar.get_width() for bar in axes.containers[1]] == [3.0, 0.0]
     assert [text.get_text().strip() for text in axes.texts] == ["4.0 MiB", "1.0 MiB"]
+
+
+def test_a_limit_is_a_line_with_its_bytes():
+    assert not plots.memory_bars(to_frame([record()])).axes[0].lines
+    figure = plots.memory_bars(to_frame([sized("baseline", weights=4 * MIB)]), limit_bytes=3 * MIB)
+    (line,) = figure.axes[0].lines
+    assert line.get_xdata() == [3.0, 3.0]
+    assert "limit 3.0 MiB" in {text.get_text() for text in figure.legends[0].get_texts()}
 
 
 def test_the_axis_says_where_the_bytes_come_from():

@@ -37,6 +37,11 @@ class Probe(Technique):
         self.note("shape")
         return replace(shape, steps=shape.steps)
 
+    def examples(self, text, seed):
+        self.note("examples")
+        assert text.tokenizer(text.text[:1000], verbose=False)["input_ids"][: text.sequence_length]
+        assert (text.sequence_length, text.batch, seed) == (32, 8, 0)
+
     def dataset(self, dataset):
         self.note("dataset")
         return dataset.map(lambda row: {"input_ids": [7] * len(row["input_ids"])})
@@ -102,14 +107,15 @@ def probed(recipe, tmp_path_factory):
     return record, [seam for seam, _ in CALLS]
 
 
-NO_SEAMS = ("settings", "missing", "script")  # asked outside of a run
+NO_SEAMS = ("settings", "missing", "variants", "stand_in", "allocator_settings", "script")  # asked outside of a run
+ON_CONSTRUCTION = ("shape", "training_arguments")  # asked whenever a recipe is made, which a run does first
 
 
 def test_the_probe_overrides_every_seam():
     seams = [name for name in vars(Technique) if not name.startswith("_") and name not in NO_SEAMS]
     methods = [name for name in seams if callable(getattr(Technique, name, None))]
     assert methods == SEAMS
-    assert len(SEAMS) == 9
+    assert len(SEAMS) == 11
 
 
 def test_every_seam_is_called(probed):
@@ -118,17 +124,27 @@ def test_every_seam_is_called(probed):
     assert set(SEAMS) <= set(calls)
 
 
-@pytest.mark.parametrize("seam", ["dataset", "collator", "model_arguments", "model", "optimizer", "compute_loss"])
+def test_the_context_around_the_run_is_the_first_to_begin_and_the_last_to_end(probed):
+    during = [call for call in probed[1] if call not in ON_CONSTRUCTION]
+    assert during[0] == "run_context"
+    assert during[-1] == "the run context ends"
+
+
+@pytest.mark.parametrize(
+    "seam",
+    ["run_context", "examples", "dataset", "collator", "model_arguments", "model", "optimizer", "compute_loss"],
+)
 def test_a_seam_that_builds_something_is_called_once(probed, seam):
     assert probed[1].count(seam) == 1
 
 
 def test_the_seams_are_called_in_the_order_in_which_they_are_declared(probed):
-    """`training_arguments` is asked on construction of a recipe too; what counts is when the Trainer gets them."""
+    """The first call of each counts; of the `training_arguments` the last, when the Trainer gets them. The shape is
+    asked for again and again, and no call of it is the first."""
     calls = probed[1]
-    when = {seam: calls.index(seam) for seam in SEAMS}
+    when = {seam: calls.index(seam) for seam in SEAMS if seam != "shape"}
     when["training_arguments"] = len(calls) - 1 - calls[::-1].index("training_arguments")
-    assert sorted(SEAMS, key=when.get) == SEAMS
+    assert sorted(when, key=when.get) == [seam for seam in SEAMS if seam != "shape"]
 
 
 def test_the_run_context_is_around_everything(probed):

@@ -269,7 +269,7 @@ def test_a_learning_rate_that_is_far_too_large_is_never_mistaken_for_a_good_run(
 
 @pytest.mark.parametrize("what", ["oom", "cublas", "cpu"])
 def test_running_out_of_memory_is_recorded_and_said_with_a_cure(recipe, runs_folder, what):
-    words = "spoil.* did not fit into the memory of .* Use a smaller effective_batch_size .*: gradient_accumulation, "
+    words = "spoil.* did not fit into the memory of .* Use a smaller effective_batch_size .*: fused_gelu, "
     with pytest.raises(OutOfMemoryError, match=words):
         run(recipe | Spoil(what), device="cpu")
     record = only_record(runs_folder)

@@ -8,10 +8,14 @@
 Importing the package is light: torch and transformers come with the first name that needs them.
 """
 
+import logging
 from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
+
+# bitsandbytes, which PEFT imports, remarks on a faster kernel that only another package has
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 _HOMES = {
     "Recipe": "recipe",
@@ -24,12 +28,14 @@ _HOMES = {
     "holders": "memory.leaks", "release": "memory.leaks",
     "predict": "prediction", "Prediction": "prediction",
     "plan": "planner",
+    "Playground": "widgets.playground",
+    "diagnose": "doctor",
 }  # fmt: skip
 
 __all__ = list(_HOMES)
 
 
-_MODULES = ("corpus", "devices", "models", "plots")
+_MODULES = ("compatibility", "corpus", "devices", "forecasts", "models", "plots")
 
 
 def __getattr__(name: str) -> Any:

@@ -32,6 +32,7 @@ EXAMPLES = """examples:
   python -m workbench run random:gpt2 --batch-size 2 --sequence-length 256 --steps 5   (124 M, no download)
   python -m workbench predict gpt2-xl --batch-size 8 --sequence-length 1024 --technique gradient_checkpointing
   python -m workbench plan gpt2 --budget 8GiB --batch-size 8 --sequence-length 1024
+  python -m workbench doctor
   python -m workbench compare"""
 
 
@@ -64,7 +65,10 @@ def _parser() -> argparse.ArgumentParser:
     _add_run(commands.add_parser("run", help="fine-tune, measure, record", epilog=EXAMPLES, formatter_class=raw))
     _add_predict(commands.add_parser("predict", help="the memory a GPU will need, without a GPU", formatter_class=raw))
     _add_plan(commands.add_parser("plan", help="what to change so that it fits a budget", formatter_class=raw))
+    _add_doctor(commands.add_parser("doctor", help="why a run ran out of memory, and what to change"))
     _add_script(commands.add_parser("script", help="the recipe as a plain Hugging Face script", formatter_class=raw))
+    _add_verify(commands.add_parser("verify", help="predictions against measurements on this device"))
+    _add_pairs(commands.add_parser("pairs", help="every pair of techniques, measured or refused", formatter_class=raw))
     _add_notebooks(commands.add_parser("notebooks", help="execute the notebooks and build the gallery"))
     lister = commands.add_parser("list", help="the techniques: what they attack, what they cost, same loss?")
     lister.set_defaults(function=list_techniques)
@@ -100,6 +104,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoint-every", type=int, metavar="N", help="write a checkpoint every N steps")
     parser.add_argument("--resume", action="store_true", help="go on with the newest unfinished run of this recipe")
     parser.add_argument("--memory-cap", metavar="X", help="pretend the device has no more memory than this, as in 8GiB")
+    parser.add_argument("--longest-first", action="store_true", help="begin with the longest examples, to fail early")
     parser.add_argument("--reuse", action="store_true", help="take an equal run that is already recorded")
     parser.add_argument("--json", action="store_true", help="print the record as one JSON object")
     parser.set_defaults(function=run_recipe)
@@ -132,10 +137,37 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(function=show_plan)
 
 
+def _add_doctor(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Why a run ran out of memory: phase, operation, the largest category. Then the single changes that are "
+        "predicted to fit, each with its command, and what to look at if it should have fitted."
+    )
+    parser.add_argument("record", nargs="?", metavar="RECORD_ID", help="default: the newest that ran out of memory")
+    parser.add_argument("--json", action="store_true", help="print the diagnosis as one JSON object")
+    parser.set_defaults(function=show_diagnosis)
+
+
 def _add_script(parser: argparse.ArgumentParser) -> None:
     parser.description = "Write the recipe as a Python script that needs no workbench; redirect it into a file."
     _add_recipe(parser)
     parser.set_defaults(function=write_script)
+
+
+def _add_pairs(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Run every pair of techniques on one recipe, or say why they do not go together."
+    _add_recipe(parser)
+    parser.add_argument("--save", metavar="FILE.csv", help="write the table as CSV")
+    parser.set_defaults(function=show_pairs)
+
+
+def _add_verify(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Measure the configurations of data/reference/grid.json here and compare with predictions."
+    parser.add_argument("--device", help="cpu, cuda or mps (default: the fastest there is)")
+    parser.add_argument("--gpu", help="what to predict for (default: the GPU that is here)")
+    parser.add_argument("--grid", metavar="FILE", help="other configurations, in the form of grid.json")
+    parser.add_argument("--output", metavar="FILE", help="default: data/reference/GPU/verification.json")
+    parser.add_argument("--fresh", action="store_true", help="measure again what is in the output already")
+    parser.set_defaults(function=verify_predictions)
 
 
 def _add_notebooks(parser: argparse.ArgumentParser) -> None:
@@ -173,7 +205,7 @@ def run_recipe(args: argparse.Namespace) -> int:
         record = run(
             recipe, device=args.device, reuse=args.reuse, save=args.save, sample_tokens=args.sample_tokens,
             checkpoint_every=args.checkpoint_every, resume=args.resume,
-            memory_cap=memory_cap,
+            memory_cap=memory_cap, longest_first=args.longest_first,
         )  # fmt: skip
     print(json.dumps(dataclasses.asdict(record)) if args.json else _summary(record))
     return 0 if record.status is Status.OK and bool(record.model_path) == bool(args.save) else 1
@@ -234,6 +266,15 @@ def show_plan(args: argparse.Namespace) -> int:
         planned = plan(budget=budget, gpu=args.gpu, most_changes=args.most_changes, **fields)
     print(json.dumps(planned.to_dict()) if args.json else as_text(planned))
     return 0 if planned.candidates else 1
+
+
+def show_diagnosis(args: argparse.Namespace) -> None:
+    from workbench.doctor import diagnose, newest
+
+    record = newest(args.record)
+    with redirect_stdout(sys.stderr):
+        diagnosis = diagnose(record)
+    print(json.dumps(diagnosis.to_dict()) if args.json else diagnosis.as_text())
 
 
 def write_script(args: argparse.Namespace) -> None:
@@ -305,6 +346,30 @@ def _export(frame: Any, path: str) -> None:
     else:
         raise ConfigurationError(f"records: {path!r} must end in .parquet or .csv.")
     print(f"{len(frame)} runs written to {path}")
+
+
+def verify_predictions(args: argparse.Namespace) -> int:
+    from workbench import devices
+    from workbench.locations import DATA
+    from workbench.verification import GRID, as_text, gpu_of, recipes, summary, verify
+
+    gpu = args.gpu or gpu_of(devices.describe(devices.pick(args.device)))
+    output = Path(args.output) if args.output else DATA / "reference" / gpu / "verification.json"
+    chosen = recipes(Path(args.grid) if args.grid else GRID)
+    done = verify(chosen, gpu=gpu, device=args.device, output=output, fresh=args.fresh)
+    print(f"{as_text(done)}\n{output}")
+    return 0 if summary(done)["measured"] == len(done) else 1
+
+
+def show_pairs(args: argparse.Namespace) -> None:
+    from workbench.compatibility import matrix, pairs, refusals
+
+    with redirect_stdout(sys.stderr):
+        table = pairs(_recipe(args))
+    print(matrix(table).to_string())
+    print(refusals(table).to_string(index=False))
+    if args.save:
+        table.to_csv(args.save, index=False)
 
 
 def show_comparison(args: argparse.Namespace) -> None:

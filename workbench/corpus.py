@@ -19,6 +19,7 @@ from tqdm import tqdm
 from workbench import texts
 from workbench.errors import ConfigurationError, UnavailableError
 from workbench.locations import CORPORA, runs_folder
+from workbench.techniques.base import Technique, TrainingText
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -32,6 +33,8 @@ END_OF_TEXT = "<|endoftext|>"
 IN_MEMORY_CHARACTERS = 1 << 24
 PIECE_CHARACTERS = 1 << 18
 BLOCKS_AT_A_TIME = 1024
+KEPT_TEXTS = 4
+_kept: dict[tuple[Any, ...], "Dataset"] = {}
 
 
 @dataclass(frozen=True)
@@ -66,10 +69,14 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Token blocks of T tokens each, rows `input_ids`; the held-out part is capped at HELD_OUT_TOKENS tokens."""
+    """Token blocks of T tokens each, rows `input_ids`; the held-out part is capped at HELD_OUT_TOKENS tokens.
+
+    `text` is what `train` was cut from.
+    """
 
     train: "Dataset"
     held_out: "Dataset"
+    text: TrainingText
 
 
 @dataclass
@@ -217,6 +224,17 @@ def prompt(corpus: Corpus) -> str:
     return passage[:PROMPT_CHARACTERS].rsplit(maxsplit=1)[0]
 
 
+def check_in_memory(corpus: Corpus, techniques: Iterable[Technique]) -> None:
+    """Raises ConfigurationError if a technique cuts the text in its own way, and the text is too long to be held."""
+    for technique in techniques:
+        if not isinstance(corpus.train, str) and type(technique).examples is not Technique.examples:
+            raise ConfigurationError(
+                f"corpus: {technique.name} cuts the text into examples of its own and needs all of it in memory, but "
+                f"{corpus.name} has more than {IN_MEMORY_CHARACTERS:,} characters. Use a part of it, or drop "
+                f"{technique.name}."
+            )
+
+
 def make_blocks(corpus: Corpus, tokenizer: "PreTrainedTokenizerBase", sequence_length: int, batch: int) -> Blocks:
     """Tokenise both parts and cut them into blocks of T = `sequence_length` tokens.
 
@@ -230,7 +248,7 @@ def make_blocks(corpus: Corpus, tokenizer: "PreTrainedTokenizerBase", sequence_l
     from datasets import Dataset
 
     if isinstance(corpus.train, str):
-        train = Dataset.from_dict({"input_ids": list(_cut([corpus.train], tokenizer, sequence_length))})
+        train = _held(corpus, tokenizer, sequence_length)
     else:
         train = Dataset.from_file(str(_tokenised(corpus, corpus.train, tokenizer, sequence_length)))
     held_out = list(
@@ -246,7 +264,23 @@ def make_blocks(corpus: Corpus, tokenizer: "PreTrainedTokenizerBase", sequence_l
             f"corpus: the held-out part of {corpus.name} is shorter than one block of {sequence_length} tokens. "
             "Use a longer text or a smaller sequence_length."
         )
-    return Blocks(train.select(range(len(train) // batch * batch)), Dataset.from_dict({"input_ids": held_out}))
+    return Blocks(
+        train.select(range(len(train) // batch * batch)),
+        Dataset.from_dict({"input_ids": held_out}),
+        TrainingText(corpus.train if isinstance(corpus.train, str) else "", tokenizer, sequence_length, batch),
+    )
+
+
+def _held(corpus: Corpus, tokenizer: "PreTrainedTokenizerBase", length: int) -> "Dataset":
+    """The training blocks in memory; the last few are kept, since one text is mostly trained on again and again."""
+    from datasets import Dataset
+
+    key = (corpus.train, tokenizer.backend_tokenizer.to_str(), tokenizer.eos_token, length)
+    if key not in _kept:
+        while len(_kept) >= KEPT_TEXTS:
+            del _kept[next(iter(_kept))]
+        _kept[key] = Dataset.from_dict({"input_ids": list(_cut([str(corpus.train)], tokenizer, length))})
+    return _kept[key]
 
 
 def _cut(text: Iterable[str], tokenizer: "PreTrainedTokenizerBase", length: int) -> Iterator[list[int]]:

@@ -1,5 +1,6 @@
 """The errors a user meets. Every message names the value that is wrong and what to do about it."""
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 
@@ -22,6 +23,32 @@ class UnavailableError(WorkbenchError, RuntimeError):
 
 
 class OutOfMemoryError(WorkbenchError, RuntimeError):
-    """A run did not fit; its record has the status `oom`."""
+    """A run did not fit; its record has the status `oom`.
+
+    Attributes:
+        record_id: of that record; `workbench.diagnose` tells what to change.
+        phase: where the memory ended, `"forward"` and so on; empty before the first phase.
+        operation: the operation that was refused, if it was watched.
+        by_category: bytes of each category at the peak, with what was refused where the tracker keeps the cap.
+        requested_bytes, allocated_bytes, reserved_bytes: the request, and what there was at that moment; None: unknown.
+    """
 
     exit_code: ClassVar[int] = 4
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        record_id: str = "",
+        phase: str = "",
+        operation: str = "",
+        by_category: Mapping[str, int] | None = None,
+        requested_bytes: int | None = None,
+        allocated_bytes: int | None = None,
+        reserved_bytes: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.record_id, self.phase, self.operation = record_id, phase, operation
+        self.by_category = dict(by_category or {})
+        self.requested_bytes = requested_bytes
+        self.allocated_bytes, self.reserved_bytes = allocated_bytes, reserved_bytes

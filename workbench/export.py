@@ -126,7 +126,14 @@ def _imports(plan: Plan, fragments: list[Fragment]) -> str:
     others = {"from datasets import Dataset", *chain.from_iterable(fragment.imports for fragment in fragments)}
     standard, more = _document_imports(plan.recipe.corpus)
     libraries = sorted({*others, *more, f"from transformers import {', '.join(sorted(names, key=_import_order))}"})
-    return "\n".join([*standard, "from pathlib import Path", "", "import torch", *libraries])
+    lines = [*_environment(fragments), *standard, "from pathlib import Path", "", "import torch", *libraries]
+    return "\n".join(lines)
+
+
+def _environment(fragments: list[Fragment]) -> list[str]:
+    variables = [pair for fragment in fragments for pair in fragment.environment]
+    lines = [f"os.environ[{_literal(name)}] = {_literal(value)}" for name, value in variables]
+    return ["import os", "", *lines, ""] if lines else []
 
 
 def _import_order(name: str) -> tuple[bool, str]:
@@ -212,7 +219,7 @@ def _from_weights(plan: Plan, expressions: dict[str, str]) -> list[str]:
 
 def _from_pretrained(location: str, expressions: dict[str, str]) -> list[str]:
     """One line if it is short."""
-    values = [f"{name}={source}" for name, source in {"use_safetensors": "True", **expressions}.items()]
+    values = _assigned({"use_safetensors": "True", **expressions})
     line = f"model = GPT2LMHeadModel.from_pretrained({', '.join([_literal(location), *values])})"
     if len(line) <= 120:
         return [line]
@@ -225,16 +232,22 @@ def _from_pretrained(location: str, expressions: dict[str, str]) -> list[str]:
 
 def _from_config(plan: Plan, expressions: dict[str, str]) -> list[str]:
     known = models.SIZES.get(plan.source.location)
+    settings = {name: source for name, source in expressions.items() if _is_setting(plan.config, name)}
+    values = ", ".join(_assigned({**_expressions(known or {}), **settings, **_expressions(_dropout(plan))}))
     if known is not None:
-        config = f"GPT2Config({_inline({**known, **_dropout(plan)})})"
+        config = f"GPT2Config({values})"
     else:
-        inline = _inline(_dropout(plan))
-        config = f"GPT2Config.from_pretrained({_literal(plan.source.location)}{', ' + inline if inline else ''})"
+        config = f"GPT2Config.from_pretrained({_literal(plan.source.location)}{', ' + values if values else ''})"
     dtype = expressions["dtype"].strip('"')
     lines = ["torch.manual_seed(0)", f"model = GPT2LMHeadModel({config}).to(torch.{dtype})"]
-    if expressions.keys() > {"dtype"}:  # such as quantization, which acts on loading
+    if expressions.keys() > {"dtype", *settings}:  # such as quantization, which acts on loading
         lines += ['model.save_pretrained("new-weights")', *_from_pretrained("new-weights", expressions)]
     return lines
+
+
+def _is_setting(config: Any, name: str) -> bool:
+    """Whether an argument of loading is one that a config takes too."""
+    return name == "attn_implementation" or (name != "dtype" and hasattr(config, name))
 
 
 def _arguments(plan: Plan) -> Arguments:
@@ -245,8 +258,8 @@ def _expressions(values: dict[str, Any]) -> dict[str, str]:
     return {name: _literal(value) for name, value in values.items()}
 
 
-def _inline(values: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={source}" for name, source in _expressions(values).items())
+def _assigned(expressions: dict[str, str]) -> list[str]:
+    return [f"{name}={source}" for name, source in expressions.items()]
 
 
 def _lines(values: dict[str, Any], indent: int) -> str:

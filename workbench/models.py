@@ -1,7 +1,6 @@
 """GPT-2 by one name everywhere: embedded, from the hub, from a folder, or with random weights from its config."""
 
 import copy
-import logging
 import os
 import re
 import tempfile
@@ -33,10 +32,6 @@ SIZES: dict[str, dict[str, Any]] = {
     "gpt2-large": {"n_layer": 36, "n_head": 20, "n_embd": 1280},
     "gpt2-xl": {"n_layer": 48, "n_head": 25, "n_embd": 1600},
 }
-
-
-# on import bitsandbytes remarks on an optional kernel that is not there; PEFT imports it wherever it is installed
-logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
 @dataclass(frozen=True)
@@ -230,11 +225,14 @@ def gpt2_tokenizer() -> "PreTrainedTokenizerBase":
 @contextmanager
 def quiet() -> Iterator[None]:
     """Without the libraries' remarks and progress bars, which a user of the workbench can do nothing about."""
+    import datasets
     from transformers.utils import logging as transformers_logging
 
     verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    data_bars = datasets.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
+    datasets.disable_progress_bars()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
@@ -244,6 +242,8 @@ def quiet() -> Iterator[None]:
         transformers_logging.set_verbosity(verbosity)
         if bars:  # not where this stands inside another one of its kind
             transformers_logging.enable_progress_bar()
+        if data_bars:
+            datasets.enable_progress_bars()
 
 
 def load(source: Source, config: "GPT2Config", **arguments: Any) -> "PreTrainedModel":
@@ -329,11 +329,27 @@ def locate_config(name: str) -> Source:
 
 
 def skeleton(config: "GPT2Config", **arguments: Any) -> "PreTrainedModel":
-    """The model on the meta device: shapes and types, no memory."""
-    import torch
+    """The model on the meta device: shapes and types, no memory.
 
+    Args:
+        arguments: of `from_pretrained`: `dtype`, `attn_implementation` and settings of the config.
+
+    Raises:
+        ConfigurationError: another argument, whose effect on loading would be missed.
+    """
+    import torch
+    from transformers import GPT2LMHeadModel
+
+    config, arguments = _settled(config, {"dtype": "float32", **arguments})
+    if missed := sorted(set(arguments) - set(BUILT)):
+        raise ConfigurationError(
+            f"predict: {missed[0]} acts while weights are loaded, which a prediction does not do. "
+            "Measure this recipe with `run`, or give the technique that asks for it a `stand_in`."
+        )
     with quiet(), torch.device("meta"):
-        return _new(config, {"dtype": "float32", **arguments})
+        model: PreTrainedModel = cast("Any", GPT2LMHeadModel)._from_config(config, **arguments)
+    model.loss_type = "ForCausalLM"  # as `load` sets it
+    return model
 
 
 def _adapter_config(source: Source) -> Any:

@@ -7,9 +7,13 @@ techniques that attack what dominates their peak. A set that fits is never exten
 gentlest settings are taken that still fit, and a technique without which it fits too is dropped.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
+
+from tqdm import tqdm
 
 from workbench import prediction
 from workbench.errors import ConfigurationError
@@ -20,7 +24,8 @@ from workbench.techniques import REGISTRY, Numerics, Technique
 
 NUMERICS = tuple(Numerics)  # from the best to the worst
 ALWAYS_REMOVABLE = (Category.TEMPORARIES, Category.UNATTRIBUTED)  # shrink along with whatever else shrinks
-EXACT_SETS, OTHER_SETS, EXTENSIONS = 4, 3, 6  # how many sets of each kind are extended, and by how many techniques
+SETS, EXTENSIONS = 3, 5  # how many sets of each kind of numerics are extended, and by how many techniques
+WORTHWHILE = 0.05  # a technique that attacks less than this part of the peak is not added to a set
 
 
 class Forecast(Protocol):
@@ -87,6 +92,12 @@ class Candidate:
         """The largest category at the peak."""
         return max(self.forecast.by_category.items(), key=lambda entry: entry[1])
 
+    def row(self) -> dict[str, Any]:
+        """For `plots.memory_bars`: the columns that a record's row has too."""
+        parts = {f"{category}_bytes": size for category, size in self.forecast.by_category.items()}
+        peak = self.forecast.peak_allocated_bytes
+        return {"label": self.label, "memory_source": "predicted", "peak_allocated_bytes": peak, **parts}
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         return {
@@ -109,15 +120,19 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Planned:
-    """What a search found. `candidates` fit, the best first; `closest` needs least of all that were looked at."""
+    """What a search found. `candidates` fit, the best first; `tried` is every set that was predicted, in that order."""
 
     budget_bytes: int
     predicted_for: str
     baseline: Candidate
     candidates: tuple[Candidate, ...]
-    closest: Candidate
-    predictions: int
+    tried: tuple[Candidate, ...]
     skipped: Mapping[str, str] = field(default_factory=dict)  # what could not be predicted, and why
+
+    @property
+    def closest(self) -> Candidate:
+        """That which needs least of all that were tried."""
+        return min(self.tried, key=lambda candidate: candidate.needed_bytes)
 
     def __iter__(self) -> Iterator[Candidate]:
         return iter(self.candidates)
@@ -136,7 +151,7 @@ class Planned:
             "baseline": self.baseline.to_dict(),
             "candidates": [candidate.to_dict() for candidate in self.candidates],
             "closest": self.closest.to_dict(),
-            "predictions": self.predictions,
+            "predictions": len(self.tried),
             "skipped": dict(self.skipped),
         }
 
@@ -145,6 +160,7 @@ def plan(
     *,
     budget: str | int | None = None,
     gpu: str = "h100",
+    among: Iterable[str] | None = None,
     most_changes: int = 4,
     predict: Callable[[Recipe, str], Forecast] | None = None,
     **fields: Any,
@@ -156,6 +172,7 @@ def plan(
     Args:
         budget: what the device has, `"8GiB"` or a number of bytes; by default the memory of `gpu`.
         gpu: whose kernels and workspaces are predicted, or `"cpu"` for this machine's own.
+        among: names of the techniques to choose from; by default all there are.
         most_changes: how many techniques one candidate may have.
         predict: another predictor than `workbench.predict`.
         fields: those of `Recipe`; techniques among them stay switched on.
@@ -174,7 +191,7 @@ def plan(
         prediction.resolved(recipe, [gpu]),
         budget_bytes,
         lambda wanted: ask(wanted, gpu),
-        families=families(row.compute_capability if row else None),
+        families=choose(families(row.compute_capability if row else None), among),
         predicted_for=row.title if row else "this machine's CPU",
         most_changes=most_changes,
     )
@@ -183,6 +200,14 @@ def plan(
 def families(compute_capability: tuple[int, int] | None) -> dict[str, tuple[Technique, ...]]:
     """Of every registered technique what a planner should try on such a GPU; None is a CPU."""
     return {name: technique.variants(compute_capability) for name, technique in sorted(REGISTRY.items())}
+
+
+def choose(offered: dict[str, tuple[Technique, ...]], among: Iterable[str] | None) -> dict[str, tuple[Technique, ...]]:
+    """Some of the families by name; all if `among` is None. Raises ConfigurationError for an unknown name."""
+    names = tuple(offered if among is None else among)
+    if unknown := [name for name in names if name not in offered]:
+        raise ConfigurationError(f"among: there is no technique {unknown[0]!r}. Known: {', '.join(offered)}.")
+    return {name: offered[name] for name in names}
 
 
 def search(
@@ -221,6 +246,8 @@ class _Search:
         self.known: dict[tuple[Technique, ...], Candidate | None] = {}
         self.skipped: dict[str, str] = {}
         self.compute = 0.0
+        quiet = not (sys.stderr.isatty() or "JPY_SESSION_NAME" in os.environ)
+        self.bar = tqdm(desc="predicting", unit=" recipes", disable=quiet, leave=False)
 
     def _possible(self, change: Technique) -> bool:
         """Some settings do not suit the recipe: a batch that cannot be split so often, a technique it has already."""
@@ -233,20 +260,19 @@ class _Search:
         baseline = self._baseline()
         self._refuse_less_than_the_weights(baseline)
         found = [] if baseline.fits else self._levels(baseline)
-        looked_at = [candidate for candidate in self.known.values() if candidate]
+        self.bar.close()
         return Planned(
             budget_bytes=self.budget_bytes,
             predicted_for=predicted_for,
             baseline=baseline,
-            candidates=(baseline,) if baseline.fits else tuple(sorted(found, key=_rank)),
-            closest=min(looked_at, key=lambda candidate: candidate.needed_bytes),
-            predictions=len(looked_at),
+            candidates=(baseline,) if baseline.fits else tuple(sorted(found, key=rank)),
+            tried=tuple(candidate for candidate in self.known.values() if candidate),
             skipped=self.skipped,
         )
 
     def _baseline(self) -> Candidate:
         forecast = self.predict(self.recipe)
-        self.compute = _whole_run(self.recipe, forecast)
+        self.compute = whole_run(self.recipe, forecast)
         baseline = Candidate(self.recipe, (), forecast, self.budget_bytes, 0.0)
         self.known[()] = baseline
         return baseline
@@ -267,19 +293,16 @@ class _Search:
             )
 
     def _levels(self, baseline: Candidate) -> list[Candidate]:
-        """Sets of one change, of two, and so on. Once something fits, only sets with the same loss are extended, and
-        only until one of those fits."""
+        """Sets of one change, of two, and so on. Once something fits, only sets that alter the loss less are
+        extended, and none once a set with the same loss fits."""
         found: list[Candidate] = []
         frontier = [baseline]
         for _ in range(self.most_changes):
             reached = self._extend(frontier, found)
             found = _without_supersets([*found, *(self._relaxed(c) for c in reached if c.fits)])
             open_sets = sorted((c for c in reached if not c.fits), key=lambda c: c.needed_bytes)
-            exact = [c for c in open_sets if c.numerics is Numerics.EXACT][:EXACT_SETS]
-            others = [c for c in open_sets if c.numerics is not Numerics.EXACT][: 0 if found else OTHER_SETS]
-            frontier = exact + others
-            if any(candidate.numerics is Numerics.EXACT for candidate in found):
-                break
+            better = NUMERICS[: _best(found)]
+            frontier = [c for kind in better for c in [s for s in open_sets if s.numerics is kind][:SETS]]
         return found
 
     def _extend(self, frontier: list[Candidate], found: list[Candidate]) -> list[Candidate]:
@@ -299,18 +322,19 @@ class _Search:
     def _promising(self, start: Candidate, found: list[Candidate]) -> list[tuple[Technique, ...]]:
         """The techniques to add, first those that attack most of what is there at the peak.
 
-        The first time all are tried, since some act on more than they attack.
+        Alone all are tried, since some act on more than they attack.
         """
         families = [family for name, family in self.families.items() if name not in _names(start)]
-        if found:
-            families = [family for family in families if family[-1].numerics is Numerics.EXACT]
+        families = [family for family in families if NUMERICS.index(family[-1].numerics) < _best(found)]
 
         def attacked(family: tuple[Technique, ...]) -> int:
             categories = {*family[-1].attacks, *ALWAYS_REMOVABLE}
             return sum(start.forecast.by_category.get(category, 0) for category in categories)
 
-        families.sort(key=attacked, reverse=True)
-        return families if not start.changes else families[:EXTENSIONS]
+        if not start.changes:
+            return families
+        least = WORTHWHILE * sum(start.forecast.by_category.values())
+        return sorted((f for f in families if attacked(f) >= least), key=attacked, reverse=True)[:EXTENSIONS]
 
     def _relaxed(self, candidate: Candidate) -> Candidate:
         """The same techniques, none of them needlessly, each with the gentlest settings that still fit."""
@@ -355,13 +379,19 @@ class _Search:
         except ConfigurationError as error:
             self.skipped[replace(recipe, techniques=changes).label] = str(error)
             return None
-        extra = _whole_run(recipe, forecast) / self.compute - 1 if self.compute else 0.0
+        self.bar.update()
+        extra = whole_run(recipe, forecast) / self.compute - 1 if self.compute else 0.0
         return Candidate(recipe, changes, forecast, self.budget_bytes, extra)
 
 
-def _whole_run(recipe: Recipe, forecast: Forecast) -> float:
+def whole_run(recipe: Recipe, forecast: Forecast) -> float:
     """Floating-point operations of all steps: a technique may change how many there are."""
     return float(forecast.flops) * float(recipe.training_arguments()["max_steps"])
+
+
+def _best(found: list[Candidate]) -> int:
+    """The best numerics that fit so far, as a rank; beyond the last rank if nothing does."""
+    return min((NUMERICS.index(candidate.numerics) for candidate in found), default=len(NUMERICS))
 
 
 def _names(candidate: Candidate) -> frozenset[str]:
@@ -373,7 +403,7 @@ def _without_supersets(candidates: list[Candidate]) -> list[Candidate]:
     return [candidate for names, candidate in distinct.items() if not any(other < names for other in distinct)]
 
 
-def _rank(candidate: Candidate) -> tuple[int, float, int, int]:
+def rank(candidate: Candidate) -> tuple[int, float, int, int]:
     """Exact before approximate before different; then less compute (to the per mille), fewer changes, less memory."""
     order = NUMERICS.index(candidate.numerics)
     return (order, round(candidate.extra_compute, 3), len(candidate.changes), candidate.needed_bytes)
@@ -383,7 +413,7 @@ def as_text(planned: Planned) -> str:
     """The plan as people read it."""
     lines = [
         f"budget {format_bytes(planned.budget_bytes)}, predicted for {planned.predicted_for} "
-        f"({planned.predictions} predictions)",
+        f"({len(planned.tried)} predictions)",
         f"as it is: {_needs(planned.baseline)}",
     ]
     if planned.baseline.fits:

@@ -1,11 +1,12 @@
 """Records as pictures. Backgrounds are transparent and text is grey, so that they read on light and dark pages."""
 
+import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from workbench.comparison import pareto
 from workbench.memory.categories import Category, Phase, format_bytes
@@ -14,7 +15,6 @@ from workbench.record import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 GREY = "#808080"
 MIB = 2**20
@@ -31,8 +31,11 @@ COLOURS: dict[Category, str] = {
 LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")
 
 
-def memory_bars(frame: pd.DataFrame) -> "Figure":
-    """The peak of each recipe by category, from a comparison or from `records()` (there, the last run of a label)."""
+def memory_bars(frame: pd.DataFrame, limit_bytes: int | None = None) -> Figure:
+    """The peak of each recipe by category, from a comparison or from `records()` (there, the last run of a label).
+
+    `limit_bytes`, a budget or a cap, is drawn as a line.
+    """
     rows = frame.reset_index().drop_duplicates("label", keep="last").set_index("label")
     peaks = rows["peak_allocated_bytes"].astype(float) / MIB
     figure, axes = _axes(8.0, 0.9 + 0.5 * len(rows))
@@ -44,13 +47,17 @@ def memory_bars(frame: pd.DataFrame) -> "Figure":
             left += sizes
     for row, peak in enumerate(peaks):
         axes.text(peak, row, f" {format_bytes(peak * MIB)}", va="center", color=GREY)
+    if limit_bytes is not None:
+        axes.axvline(
+            limit_bytes / MIB, color=GREY, linestyle="--", zorder=0, label=f"limit {format_bytes(limit_bytes)}"
+        )
     axes.invert_yaxis()
     axes.set_xlim(0, peaks.max() * 1.16)
     axes.set_xlabel(f"bytes at the peak, MiB ({', '.join(sorted(set(rows['memory_source'])))})")
     return _finish(figure, axes, columns=4)
 
 
-def loss_curves(records: Sequence[Record]) -> "Figure":
+def loss_curves(records: Sequence[Record]) -> Figure:
     """Training loss over steps, or over tokens where the runs took different numbers of steps: the mean over seeds as
     a line, their range as a band."""
     figure, axes = _axes(8.0, 3.4)
@@ -67,7 +74,7 @@ def loss_curves(records: Sequence[Record]) -> "Figure":
     return _finish(figure, axes, columns=3)
 
 
-def timeline(history: Timeline, start: int = 0, stop: int | None = None) -> "Figure":
+def timeline(history: Timeline, start: int = 0, stop: int | None = None) -> Figure:
     """Live bytes after every event, stacked by category, with the phases named."""
     live = history.live[:, start:stop] / MIB
     events = np.arange(start, start + live.shape[1])
@@ -101,7 +108,7 @@ def _name_phases(axes: "Axes", phases: Sequence[Phase | None], start: int, heigh
     axes.set_ylim(0, height * 1.14)
 
 
-def tradeoffs(table: pd.DataFrame) -> "Figure":
+def tradeoffs(table: pd.DataFrame) -> Figure:
     """Memory against speed, the loss as the colour; recipes on the Pareto front have a ring."""
     figure, axes = _axes(8.0, 4.2)
     peaks, speeds = table["peak_allocated_bytes"] / MIB, table["tokens_per_s"]
@@ -127,13 +134,22 @@ def tradeoffs(table: pd.DataFrame) -> "Figure":
     return _finish(figure, axes, columns=0)
 
 
+class Picture(Figure):
+    """A figure that a notebook shows by itself: pyplot, which usually sees to that, must not be used in threads."""
+
+    def _repr_png_(self) -> bytes:
+        data = io.BytesIO()
+        self.savefig(data, format="png", dpi=100)
+        return data.getvalue()
+
+
 def _words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _axes(width: float, height: float) -> tuple["Figure", "Axes"]:
-    figure, axes = plt.subplots(figsize=(width, height), layout="constrained")
-    plt.close(figure)  # the notebook shows what the cell returns, once
+def _axes(width: float, height: float) -> tuple[Figure, "Axes"]:
+    figure = Picture(figsize=(width, height), layout="constrained")
+    axes = figure.subplots()
     figure.set_facecolor("none")
     axes.set_facecolor("none")
     axes.tick_params(colors=GREY)
@@ -145,7 +161,7 @@ def _axes(width: float, height: float) -> tuple["Figure", "Axes"]:
     return figure, axes
 
 
-def _finish(figure: "Figure", axes: "Axes", columns: int) -> "Figure":
+def _finish(figure: Figure, axes: "Axes", columns: int) -> Figure:
     if columns:
         legend = figure.legend(loc="outside lower center", ncols=columns, frameon=False, labelcolor=GREY, fontsize=9)
         legend.set_zorder(5)

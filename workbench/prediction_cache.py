@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,8 @@ def put(key: str, prediction: Prediction) -> None:
         _write(aside, prediction)
         os.replace(aside, path)
     except OSError:
-        aside.unlink(missing_ok=True)
+        with suppress(OSError):
+            aside.unlink()
 
 
 def _write(path: Path, prediction: Prediction) -> None:

@@ -146,4 +146,10 @@ def _predict(*args: Any) -> Any:
     return compute(*args)
 
 
-FUNCTIONS = {"predict": _predict}
+def _processor_time() -> float:
+    import time
+
+    return time.process_time()
+
+
+FUNCTIONS = {"predict": _predict, "processor_time": _processor_time}

@@ -61,6 +61,7 @@ def prepare(recipe: Recipe, device: torch.device) -> Plan:
         config, tokenizer = models.load_config(source), models.load_tokenizer(source)
     _check_positions(recipe, source, config)
     models.check_vocabulary(source, config, tokenizer)
+    corpus.check_in_memory(text, recipe.techniques)
     blocks = corpus.make_blocks(text, tokenizer, recipe.sequence_length, recipe.effective_batch_size)
     return Plan(recipe, device, source, config, tokenizer, text, blocks)
 

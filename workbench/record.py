@@ -62,11 +62,14 @@ class Record:
     micro_batch_size: int | None = None
     gradient_accumulation_steps: int | None = None
     steps_done: int = 0
-    tokens_seen: int = 0
+    tokens_seen: int = 0  # without padding
+    padding_tokens: int = 0
     skipped_steps: int = 0  # by loss scaling, after an overflow in fp16
     parameters: int | None = None
     trainable_parameters: int | None = None
     memory_cap_bytes: int | None = None
+    device_bytes: int | None = None  # what a GPU has in all
+    longest_first: bool = False  # the order of the examples was changed for that
     data_sha256: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     git_commit: str = ""
@@ -83,6 +86,11 @@ class Record:
     by_category: dict[str, int] = field(default_factory=dict)
     maximum_by_category: dict[str, int] = field(default_factory=dict)
     by_phase: dict[str, int] = field(default_factory=dict)
+    # of a run that ran out of memory: the operation, as far as it was watched; its request; what there was already
+    failed_operation: str = ""
+    requested_bytes: int | None = None
+    allocated_at_failure_bytes: int | None = None
+    reserved_at_failure_bytes: int | None = None
     # outside of the device's memory: held on purpose by a technique; None where nothing was moved
     peak_host_bytes: int | None = None
     peak_disk_bytes: int | None = None
@@ -219,10 +227,11 @@ def find(
     device: str,
     data_sha256: str,
     memory_cap_bytes: int | None = None,
+    longest_first: bool = False,
     sampled: bool = False,
     folder: Path | None = None,
 ) -> Record | None:
-    """The newest `ok` record of the same recipe, text, device, memory cap, library versions and commit.
+    """The newest `ok` record of the same recipe, text and order, device, memory cap, library versions and commit.
 
     None for a model in a folder of the user's, whose weights may have changed since; `sampled` asks for sample texts.
     """
@@ -232,7 +241,8 @@ def find(
     for record in reversed(read_all(folder)):
         text_and_cap = (record.data_sha256, record.memory_cap_bytes)
         found = (record.recipe_id, record.device, *text_and_cap, record.versions, record.git_commit)
-        if record.status is Status.OK and found == wanted and (record.text_after or not sampled):
+        same_order = record.longest_first == longest_first
+        if record.status is Status.OK and found == wanted and same_order and (record.text_after or not sampled):
             return record
     return None
 

@@ -30,12 +30,12 @@ def setting(
 
 def described(field: Field[Any]) -> str:
     """What the field accepts, in words: `an integer of at least 1`."""
-    kind = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a text"}.get(_kind(field), "")
-    words = f"one of {', '.join(field.metadata['choices'])}" if field.metadata.get("choices") else kind
+    plain = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a text"}.get(kind(field), "")
+    words = f"one of {', '.join(field.metadata['choices'])}" if field.metadata.get("choices") else plain
     low, high = field.metadata.get("minimum"), field.metadata.get("maximum")
     words += f" of at least {low}" if low is not None else ""
     words += f" and at most {high}" if high is not None else ""
-    return words + (" or none" if _optional(field) else "")
+    return words + (" or none" if optional(field) else "")
 
 
 def check(settings: Any, owner: str) -> None:
@@ -48,7 +48,7 @@ def check(settings: Any, owner: str) -> None:
         value = getattr(settings, field.name)
         if "help" in field.metadata and not _acceptable(field, value):
             raise ConfigurationError(f"{owner}: {field.name} must be {described(field)}, got {value!r}.")
-        if _kind(field) == "float" and isinstance(value, int):
+        if kind(field) == "float" and isinstance(value, int):
             object.__setattr__(settings, field.name, float(value))  # the dataclass is frozen, and still being made
 
 
@@ -67,10 +67,10 @@ def parse(cls: type[Any], values: Mapping[str, str], owner: str) -> dict[str, An
 
 
 def _convert(field: Field[Any], text: str, owner: str) -> Any:
-    if _optional(field) and text.lower() in ("", "none"):
+    if optional(field) and text.lower() in ("", "none"):
         return None
     try:
-        return _READERS.get(_kind(field), str)(text)
+        return _READERS.get(kind(field), str)(text)
     except (ValueError, KeyError):
         raise ConfigurationError(f"{owner}: {field.name} must be {described(field)}, got {text!r}.") from None
 
@@ -83,20 +83,21 @@ _READERS: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "bool":
 _KINDS: dict[str, type | tuple[type, ...]] = {"int": int, "float": (int, float), "bool": bool, "str": str}
 
 
-def _kind(field: Field[Any]) -> str:
-    """`int` for `int` and for `int | None`."""
+def kind(field: Field[Any]) -> str:
+    """The name of the field's type: `int` for `int` and for `int | None`."""
     kinds = get_args(field.type) or (field.type,)
     return next(str(getattr(k, "__name__", k)) for k in kinds if k is not type(None))
 
 
-def _optional(field: Field[Any]) -> bool:
+def optional(field: Field[Any]) -> bool:
+    """Whether None is a value."""
     return type(None) in get_args(field.type)
 
 
 def _acceptable(field: Field[Any], value: Any) -> bool:
     if value is None:
-        return _optional(field)
-    if not isinstance(value, _KINDS.get(_kind(field), object)) or (isinstance(value, bool) and _kind(field) != "bool"):
+        return optional(field)
+    if not isinstance(value, _KINDS.get(kind(field), object)) or (isinstance(value, bool) and kind(field) != "bool"):
         return False
     choices, low, high = (field.metadata.get(key) for key in ("choices", "minimum", "maximum"))
     if choices and value not in choices:

@@ -1,13 +1,16 @@
 """A recipe becomes a Hugging Face `Trainer`, assembled through the techniques' seams. No technique is named here."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
+from datasets import Dataset
 from safetensors import SafetensorError
+from torch.utils.data import Sampler
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from workbench import checkpoints
@@ -29,9 +32,10 @@ class SeamTrainer(Trainer):
 
     def __init__(self, *, techniques: tuple[Technique, ...], meter: Meter, **kwargs: Any) -> None:
         self._techniques, self._meter = techniques, meter
-        self.tokens_seen, self.micro_batch_size = 0, 0
+        self.tokens_seen, self.padding_tokens, self.micro_batch_size = 0, 0, 0
         self.warnings: list[str] = []
         self._aside: Path | None = None
+        self._longest: list[int] = []
         self._plain_model: PreTrainedModel = kwargs["model"]
         super().__init__(**kwargs)
         self._loss = super().compute_loss
@@ -62,7 +66,9 @@ class SeamTrainer(Trainer):
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         self.micro_batch_size = len(inputs["input_ids"])
-        self.tokens_seen += inputs["input_ids"].numel()
+        padding = count_padding(inputs)
+        self.padding_tokens += padding
+        self.tokens_seen += inputs["input_ids"].numel() - padding
         loss = super().training_step(model, inputs, *args, **kwargs)
         self._meter.enter_phase(Phase.OPTIMIZER_STEP)  # clipping included; the next micro-batch ends it at once
         return loss
@@ -75,10 +81,28 @@ class SeamTrainer(Trainer):
         finally:
             self._meter.attribute(False)
 
+    def put_longest_first(self) -> None:
+        """Let the first step consist of the longest examples. A warning is noted where that changes nothing."""
+        rows: Any = self.train_dataset
+        if not isinstance(rows, Dataset):
+            self.warnings.append("longest_first: a stream has no order to change; its examples come as they are")
+            return
+        lengths = np.array([len(ids) for ids in rows["input_ids"]])
+        if lengths.min() == lengths.max():
+            self.warnings.append(f"longest_first: all examples have {lengths.max()} tokens; nothing was changed")
+            return
+        step = self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps
+        self._longest = np.argsort(-lengths, kind="stable")[:step].tolist()
+
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        sampler = super()._get_train_sampler(*args, **kwargs)
+        return LongestFirst(self._longest, sampler) if self._longest and sampler is not None else sampler
+
     def resume(self, checkpoint: Path | None) -> None:
         """Train from the beginning, or from a whole checkpoint of the same recipe."""
         if checkpoint is not None:
-            self.tokens_seen = checkpoints.counters(checkpoint)["tokens_seen"]
+            seen = checkpoints.counters(checkpoint)
+            self.tokens_seen, self.padding_tokens = seen["tokens_seen"], seen["padding_tokens"]
         self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
     def _get_output_dir(self, trial: Any) -> str:
@@ -91,7 +115,8 @@ class SeamTrainer(Trainer):
         shutil.rmtree(self._aside, ignore_errors=True)
         try:
             super()._save_checkpoint(model, trial)
-            checkpoints.commit(self._aside / name, folder / name, {"tokens_seen": self.tokens_seen})
+            seen = {"tokens_seen": self.tokens_seen, "padding_tokens": self.padding_tokens}
+            checkpoints.commit(self._aside / name, folder / name, seen)
         except (OSError, RuntimeError, SafetensorError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
@@ -101,6 +126,27 @@ class SeamTrainer(Trainer):
             self._aside = None
 
 
+class LongestFirst(Sampler[int]):
+    """The rows of `longest`, then all others in the order of another sampler. So in every epoch."""
+
+    def __init__(self, longest: list[int], others: Sampler[int]) -> None:
+        self.longest, self.others = longest, others
+
+    def __iter__(self) -> Iterator[int]:
+        first = set(self.longest)
+        yield from self.longest
+        yield from (row for row in self.others if row not in first)
+
+    def __len__(self) -> int:
+        return len(self.others)  # type: ignore[arg-type]
+
+
+def count_padding(inputs: dict[str, torch.Tensor]) -> int:
+    """Tokens that the attention mask leaves out; counted where the batch is, which costs a GPU one short wait."""
+    mask = inputs.get("attention_mask")
+    return 0 if mask is None else int((mask == 0).sum())
+
+
 def collate(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
     """B rows of T tokens to `input_ids` and `labels`, both (B, T); the model shifts the labels itself."""
     input_ids = torch.tensor([row["input_ids"] for row in rows])
@@ -108,8 +154,12 @@ def collate(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
 
 
 def prepare_data(recipe: Recipe, blocks: Blocks) -> dict[str, Any]:
-    """The Trainer's data arguments, after every technique's dataset and collator seams."""
-    train, collator = blocks.train, cast("Callable[..., Any]", collate)
+    """The Trainer's data arguments, after every technique's examples, dataset and collator seams."""
+    train: Any = blocks.train
+    collator = cast("Callable[..., Any]", collate)
+    for technique in recipe.techniques:
+        examples = technique.examples(blocks.text, recipe.seed)
+        train = train if examples is None else examples
     for technique in recipe.techniques:
         train = technique.dataset(train)
     for technique in recipe.techniques:
@@ -151,16 +201,10 @@ def training_arguments(
     recipe: Recipe, learning_rate: float, device: torch.device, folder: Path, checkpoint_every: int | None = None
 ) -> TrainingArguments:
     """The arguments of a run on one device; `checkpoint_every` so many steps, a checkpoint goes into `folder`."""
-    values = argument_values(recipe, learning_rate)
+    values = {"dataloader_pin_memory": device.type == "cuda", **argument_values(recipe, learning_rate)}
     if checkpoint_every:
         values |= {"save_strategy": "steps", "save_steps": checkpoint_every}
-    arguments = TrainingArguments(
-        output_dir=str(folder),
-        use_cpu=device.type == "cpu",
-        dataloader_pin_memory=device.type == "cuda",
-        disable_tqdm=True,
-        **values,
-    )
+    arguments = TrainingArguments(output_dir=str(folder), use_cpu=device.type == "cpu", disable_tqdm=True, **values)
     arguments._n_gpu = min(arguments.n_gpu, 1)  # with several, DataParallel would multiply the batch
     return arguments
 

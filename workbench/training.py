@@ -19,10 +19,11 @@ from transformers import PreTrainedModel, TrainerCallback, TrainingArguments, se
 from workbench import checkpoints, corpus, devices, models
 from workbench.errors import ConfigurationError, OutOfMemoryError, UnavailableError
 from workbench.locations import runs_folder
-from workbench.memory.allocators import allocator_for, capped
+from workbench.memory.allocators import allocator_for, capped, total_bytes
 from workbench.memory.categories import format_bytes
 from workbench.memory.leaks import clear_frames
 from workbench.memory.meter import Meter
+from workbench.memory.out_of_memory import Refusal, read
 from workbench.preparation import Plan, check_machine, check_outputs, memory_cap_bytes, prepare
 from workbench.recipe import Recipe
 from workbench.record import Record, Status, find
@@ -50,6 +51,7 @@ def run(
     checkpoint_every: int | None = None,
     resume: bool = False,
     memory_cap: str | int | None = None,
+    longest_first: bool = False,
     observe: Observer | None = None,
     folder: Path | None = None,
 ) -> Record:
@@ -66,6 +68,9 @@ def run(
         memory_cap: pretend that the device has no more than this, `"8GiB"` or a number of bytes. On CUDA the allocator
             keeps to it, at no cost. Elsewhere the tracker watches the bytes of tensors in every step, which takes
             time: such a run records no speed.
+        longest_first: put the longest examples into the first batch, so that a run that cannot fit fails at once. The
+            order of the others is as random as before, but not the same: compare such a run's memory, not its loss.
+            Where all examples are equally long, or a stream, it changes nothing, and the record warns of that.
         observe: called after every step with a function that returns the record so far; a KeyboardInterrupt raised
             in it ends the run, as Ctrl-C does.
         folder: where records go; by default `data/runs`.
@@ -77,7 +82,8 @@ def run(
         ConfigurationError: something in the recipe cannot be used, or the run to resume is of another recipe or text;
             nothing was loaded and nothing recorded.
         UnavailableError: this machine cannot run it; recorded as `unavailable`.
-        OutOfMemoryError: recorded as `oom`. Other failures are recorded as `failed` or `interrupted` and raised.
+        OutOfMemoryError: recorded as `oom`; it says where, and `diagnose(record)` what to change.
+            Other failures are recorded as `failed` or `interrupted` and raised.
     """
     folder = folder or runs_folder()
     mark_killed(folder)
@@ -87,16 +93,21 @@ def run(
         "device": devices.describe(chosen),
         "data_sha256": corpus.load(recipe.corpus).sha256,
     }
-    cap: dict[str, Any] = {"memory_cap_bytes": memory_cap_bytes(memory_cap, chosen)}
+    cap: dict[str, Any] = {"memory_cap_bytes": memory_cap_bytes(memory_cap, chosen), "longest_first": longest_first}
     if reuse and save is None and (known := find(recipe, sampled=bool(sample_tokens), folder=folder, **facts, **cap)):
         return known
     if checkpoint_every is not None and checkpoint_every < 1:
         raise ConfigurationError(f"checkpoint_every must be at least 1 step, got {checkpoint_every}.")
+    if longest_first and (resume or checkpoint_every is not None):
+        raise ConfigurationError(
+            "longest_first: it changes the order of the examples, which a resumed run could not go on with. Leave out "
+            "resume and checkpoint_every, or longest_first once you know that it fits."
+        )
     plan = prepare(recipe, chosen)
     check_outputs(plan, save, sample_tokens)
     record = resumable(recipe, folder, **facts) if resume else None
     record = record or Record.start(recipe, model=recipe.model, learning_rate=plan.learning_rate, **facts)
-    record = replace(record, **cap)
+    record = replace(record, **cap, device_bytes=total_bytes(chosen))
     try:
         check_machine(plan)
     except UnavailableError as error:
@@ -107,11 +118,25 @@ def run(
     if record.status is Status.OOM:
         # raised here, where no handler is active: a chained traceback would keep the run's tensors alive
         allocator_for(chosen).prepare()  # collects what the run's reference cycles still hold
-        exact = ", ".join(name for name, t in REGISTRY.items() if t.numerics is Numerics.EXACT)
+        exact = ", ".join(name for name, t in REGISTRY.items() if t.numerics is Numerics.EXACT and t.attacks)
         cure = f"Use a smaller effective_batch_size or sequence_length, or a technique with the same loss: {exact}."
         room = f"memory cap of {format_bytes(record.memory_cap_bytes)}" if record.memory_cap_bytes else "memory"
-        raise OutOfMemoryError(f"{record.label} did not fit into the {room} of {record.device}: {record.error} {cure}")
+        words = f"{record.label} did not fit into the {room} of {record.device}: {record.error} {cure}"
+        raise OutOfMemoryError(f"{words} For a diagnosis: python -m workbench doctor", **_whereabouts(record))
     return record
+
+
+def _whereabouts(record: Record) -> dict[str, Any]:
+    """What the error says beside its words."""
+    return {
+        "record_id": record.id,
+        "phase": record.peak_phase,
+        "operation": record.failed_operation,
+        "by_category": record.by_category,
+        "requested_bytes": record.requested_bytes,
+        "allocated_bytes": record.allocated_at_failure_bytes,
+        "reserved_bytes": record.reserved_at_failure_bytes,
+    }
 
 
 def _execute(job: "_Run") -> Record:
@@ -131,7 +156,8 @@ def _execute(job: "_Run") -> Record:
     except Exception as error:
         words = f"{type(error).__name__}: {error}"
         if isinstance(error, torch.OutOfMemoryError) or any(known in words for known in OOM_WORDS):
-            record = job.end(replace(job.so_far(), status=Status.OOM, error=words.splitlines()[0]))
+            facts = {"status": Status.OOM, "error": words.splitlines()[0], **job.refusal(words)}
+            record = job.end(replace(job.so_far(), **facts))
             job.let_go(error)
             return record
         job.end(replace(job.so_far(), status=Status.FAILED, error=words))
@@ -167,14 +193,16 @@ class _Run:
         plan, allocator = self.plan, allocator_for(self.plan.device)
         allocator.prepare()
         before = allocator.in_use()
-        data = prepare_data(plan.recipe, plan.blocks)
         with models.quiet():
+            data = prepare_data(plan.recipe, plan.blocks)
             model = self._load()
             text_before = self._sample(model)
             with Meter(model, before_bytes=before, cap_bytes=self.record.memory_cap_bytes) as meter:
                 self.meter = meter
                 watch = _Watch(meter, plan, self)
                 trainer = self.trainer = assemble(plan.recipe, model, data, self._arguments(), meter, [watch])
+                if self.record.longest_first:
+                    trainer.put_longest_first()
                 set_seed(plan.recipe.seed)
                 trainer.resume(self._checkpoint())
                 held_out_loss = trainer.evaluate()["eval_loss"] if watch.finite else math.nan
@@ -200,6 +228,17 @@ class _Run:
             with suppress(OSError):
                 folder.rmdir()  # the Trainer makes it in any case; only if nothing is in it
         return end(record, self.options.folder)
+
+    def refusal(self, message: str) -> dict[str, Any]:
+        """What was refused, from the cap's keeper or, where the device refused, from its own words."""
+        watched = self.meter.refusal if self.meter else Refusal()
+        refused = read(message) if watched.requested_bytes is None else watched
+        return {
+            "failed_operation": self.meter.failed_operation if self.meter else "",
+            "requested_bytes": refused.requested_bytes,
+            "allocated_at_failure_bytes": refused.allocated_bytes,
+            "reserved_at_failure_bytes": refused.reserved_bytes,
+        }
 
     def let_go(self, error: BaseException) -> None:
         """IPython keeps the traceback of a failed cell, and its frames would keep the model and the optimizer."""
@@ -242,9 +281,13 @@ class _Run:
             gradient_accumulation_steps=self.trainer.args.gradient_accumulation_steps,
             steps_done=self.trainer.state.global_step,
             tokens_seen=self.trainer.tokens_seen,
+            padding_tokens=self.trainer.padding_tokens,
             losses=[entry["loss"] for entry in history if math.isfinite(entry.get("loss", math.nan))],
             held_out_loss_before=next((entry["eval_loss"] for entry in history if "eval_loss" in entry), None),
         )
+
+    def tokens_seen(self) -> int:
+        return self.trainer.tokens_seen if self.trainer else 0
 
     def _load(self) -> PreTrainedModel:
         plan = self.plan
@@ -270,7 +313,7 @@ class _Run:
             parameters=parameters,
             trainable_parameters=trainable,
             skipped_steps=watch.skipped_steps,
-            **watch.speed(trainer.tokens_seen / max(trainer.state.global_step, 1)),
+            **watch.speed(),
         )
 
     def _keep(self, model: PreTrainedModel) -> str:
@@ -320,7 +363,7 @@ class _Watch(TrainerCallback):
     def __init__(self, meter: Meter, plan: Plan, job: "_Run") -> None:
         self.meter, self.device, self.job = meter, plan.device, job
         self.finite, self.skipped_steps = True, 0
-        self.step_ends: list[float] = []
+        self.step_ends: list[tuple[float, int]] = []  # time, and tokens seen until then
         self.bar = tqdm(
             total=plan.recipe.training_arguments()["max_steps"],
             desc=plan.recipe.label,
@@ -329,7 +372,8 @@ class _Watch(TrainerCallback):
             leave=False,
         )
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
+        self.meter.watch(optimizer)  # as it is now: a library may have put another in its place
         # a step that loss scaling skipped has not made optimizer states yet
         warming_up = len(self.step_ends) - self.skipped_steps < WARM_UP_STEPS
         self.meter.attribute(warming_up or self.meter.enforces_cap)
@@ -344,7 +388,7 @@ class _Watch(TrainerCallback):
         control.should_save &= not last  # resumed there, the Trainer would take one step too many
         if self.device.type != "cpu" and (last or len(self.step_ends) == WARM_UP_STEPS - 1):
             torch.accelerator.synchronize()
-        self.step_ends.append(time.perf_counter())
+        self.step_ends.append((time.perf_counter(), self.job.tokens_seen()))
         self.bar.update()
         if self.job.options.observe is not None:
             self.job.options.observe(self.job.so_far)
@@ -361,10 +405,15 @@ class _Watch(TrainerCallback):
     def on_train_end(self, *_: Any, **__: Any) -> None:
         self.bar.close()
 
-    def speed(self, step_tokens: float) -> dict[str, Any]:
-        """Over the steps after the warm-up; unknown (None) if there are none, or if the tracker slowed them."""
+    def speed(self) -> dict[str, Any]:
+        """Over the steps after the warm-up, padding not counted; unknown (None) if there are none, or if the tracker
+        slowed them."""
         timed = len(self.step_ends) - WARM_UP_STEPS
         if timed < 1 or self.meter.enforces_cap:
             return {"timed_steps": 0}
-        step_time = (self.step_ends[-1] - self.step_ends[WARM_UP_STEPS - 1]) / timed
-        return {"timed_steps": timed, "step_time_s": step_time, "tokens_per_s": step_tokens / step_time}
+        (start, before), (end, after) = self.step_ends[WARM_UP_STEPS - 1], self.step_ends[-1]
+        return {
+            "timed_steps": timed,
+            "step_time_s": (end - start) / timed,
+            "tokens_per_s": (after - before) / (end - start),
+        }

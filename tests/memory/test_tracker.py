@@ -272,7 +272,7 @@ def test_an_operation_beyond_the_cap_is_refused_inside_a_phase_and_said_in_bytes
         tracker.enter_phase(Phase.BACKWARD)
         with pytest.raises(torch.OutOfMemoryError) as caught:
             kept + 1
-    words = "the backward would hold 15.6 KiB of tensors; the memory cap is 9.8 KiB."
+    words = "the backward phase would hold 15.6 KiB of tensors; the memory cap is 9.8 KiB."
     assert str(caught.value) == words
     del caught
     assert tracker.live_bytes == 8000

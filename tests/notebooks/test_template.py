@@ -10,13 +10,13 @@ from workbench.techniques import REGISTRY
 
 ORDER = [
     "title", "goals", "setup", "parameters", "idea", "predict", "baseline", "technique", "changes", "run", "result",
-    "curves", "record", "learned",
+    "curves", "record", "widget", "learned",
 ]  # fmt: skip
 EVERY = sorted(NOTEBOOKS.glob("*.ipynb"))
 
 
 def stem(path):
-    return path.stem.split("_", 1)[1]
+    return path.stem.split("_", 1)[-1]
 
 
 LESSON_OF = {name: cls.family or name for name, cls in REGISTRY.items()}
@@ -56,7 +56,7 @@ def test_every_notebook_opens_and_closes_alike(path):
 @pytest.mark.parametrize("path", EVERY, ids=stem)
 def test_the_title_has_a_claim_and_the_card(path):
     lines = cells(path)[0].source.splitlines()
-    assert lines[0].startswith(f"# {path.stem[:2]} · ")
+    assert lines[0].startswith(f"# {path.stem[:2]} · " if path.stem[0].isdigit() else f"# {path.stem.capitalize()}")
     assert lines[2].startswith("**")
     assert sum(line.startswith("| **") for line in lines) == 3
 

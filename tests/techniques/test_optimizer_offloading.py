@@ -164,6 +164,11 @@ def test_deepspeed_would_change_what_mixed_precision_means():
     assert Recipe(techniques=(MixedPrecision(), OptimizerOffloading()))
 
 
+def test_deepspeeds_way_to_a_disk_is_refused_with_the_reason():
+    with pytest.raises(ConfigurationError, match="leaves empty tensors in the model.* Use backend:pytorch,to:disk"):
+        OptimizerOffloading(backend="deepspeed", to="disk")
+
+
 def test_another_optimizer_beside_it_is_refused():
     with pytest.raises(ConfigurationError, match="so optim='adafactor' cannot be used"):
         OptimizerOffloading().training_arguments({"optim": "adafactor"})
@@ -173,12 +178,14 @@ def test_another_optimizer_beside_it_is_refused():
 def test_deepspeed_finds_the_same_losses_and_leaves_no_trace(recipe, monkeypatch):
     """On a CPU it saves nothing and is refused; here the refusal is lifted to see that it takes the same steps."""
     monkeypatch.setattr(OptimizerOffloading, "missing", lambda *_: None)
-    before = dict(os.environ)
     plain = run(recipe, device="cpu")
-    for _ in range(2):
-        moved = run(recipe | OptimizerOffloading(backend="deepspeed"), device="cpu")
+    before = dict(os.environ)
+    for chunk in (2**20, 2**14):  # larger and smaller than the largest parameter
+        moved = run(recipe | OptimizerOffloading(backend="deepspeed", chunk_elements=chunk), device="cpu")
         assert moved.losses == pytest.approx(plain.losses, rel=1e-5)
         assert moved.losses != plain.losses  # another kernel did it
+        assert moved.parameters == plain.parameters
+        assert moved.maximum_by_category[Category.OPTIMIZER_STATES] >= 8 * plain.parameters  # found in its own object
         assert moved.held_out_loss == pytest.approx(plain.held_out_loss, rel=1e-5)
     assert dict(os.environ) == before
     assert not torch.distributed.is_initialized()

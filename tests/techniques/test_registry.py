@@ -6,6 +6,8 @@ from workbench.errors import ConfigurationError
 from workbench.memory.categories import Category
 from workbench.techniques import REGISTRY, Lora, Numerics, Technique, parse_technique, technique
 
+UNOFFERED = ("batch_size", "sequence_length")  # they change what is trained, which a planner leaves to its user
+
 EVERY = pytest.mark.parametrize("cls", REGISTRY.values(), ids=REGISTRY)
 
 
@@ -83,3 +85,17 @@ def test_by_name_and_settings():
         technique("lora", r=4)
     with pytest.raises(ConfigurationError, match="There is no technique 'prefix'. Known: "):
         technique("prefix")
+
+
+@EVERY
+@pytest.mark.parametrize("compute_capability", [None, (7, 5), (9, 0)], ids=["cpu", "t4", "h100"])
+def test_a_planner_is_offered_what_saves_and_what_runs_there(cls, compute_capability):
+    offered = cls.variants(compute_capability)
+    assert all(isinstance(one, cls) for one in offered)
+    assert len(set(offered)) == len(offered)
+    if not cls.attacks:
+        assert offered == ()
+    if compute_capability is None:
+        assert not any("CUDA" in (one.missing("cpu") or "") for one in offered)
+    else:
+        assert offered or compute_capability < (8, 0) or cls.name in UNOFFERED or not cls.attacks

@@ -9,6 +9,7 @@ only the data sheet is known, that less 5 %. On a machine that has the GPU, ask 
 Compute capabilities: https://developer.nvidia.com/cuda-gpus. Data sheets: the vendor's page of each GPU, as named.
 """
 
+import re
 from dataclasses import dataclass
 
 from workbench.errors import ConfigurationError
@@ -114,3 +115,16 @@ def gpu(name: str) -> Gpu:
     if found is None:
         raise ConfigurationError(f"gpu: {name!r} is not known. Known: {', '.join(GPUS)}.")
     return found
+
+
+def of_device(description: str, total_bytes: int | None = None) -> Gpu | None:
+    """The known GPU that a record's device names; of two, or if none is named, that whose memory is nearest."""
+    named: dict[Gpu, int] = {}
+    for name, row in GPUS.items():
+        model = re.findall(r"[a-z]+|\d+", name.split("-")[0])  # "rtx4060ti" is written "RTX 4060 Ti"
+        if re.search(r"\b" + " ?".join(model) + r"(?!\d)", description.lower()):
+            named[row] = len(model)
+    longest = [row for row, length in named.items() if length == max(named.values())]
+    if total_bytes is None:
+        return longest[0] if longest else None
+    return min(longest or GPUS.values(), key=lambda row: abs(row.memory_bytes - total_bytes))

@@ -24,6 +24,7 @@ import torch
 from workbench.memory.allocators import Allocator, allocator_for
 from workbench.memory.categories import Category, Phase
 from workbench.memory.offloaded import DISK, HOST
+from workbench.memory.out_of_memory import Refusal
 from workbench.memory.timeline import Timeline
 from workbench.memory.tracker import StorageTracker
 
@@ -156,6 +157,16 @@ class Meter:
         if self._device_type != "cpu":
             on_host = [t for tensors in owned.values() for t in tensors if t.device.type == "cpu" and t.ndim]
             self._owned_on_host = max(self._owned_on_host, sum(_storage_sizes(on_host).values()))
+
+    @property
+    def failed_operation(self) -> str:
+        """What ran out of memory while the tracker was on; empty otherwise."""
+        return self._tracker.failed_operation
+
+    @property
+    def refusal(self) -> Refusal:
+        """What a cap that the tracker keeps has refused."""
+        return self._tracker.refusal
 
     def timeline(self) -> Timeline:
         """Live bytes by category after every attributed event."""

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from workbench.memory.categories import Category, Phase, format_bytes
+from workbench.memory.out_of_memory import Refusal
 from workbench.memory.timeline import Timeline
 
 
@@ -46,6 +47,10 @@ class StorageTracker(TorchDispatchMode):
         vocabulary_size: tensors whose last dimension is this are logits, or their loss and its gradient.
         cap_bytes: an operation inside a phase that leaves more bytes alive than this raises `torch.OutOfMemoryError`,
             after its outputs were booked. None: no end.
+
+    Attributes:
+        failed_operation: the operation that ran out of memory, `aten.mm.default`; empty if none did.
+        refusal: by how much that operation would have grown what was alive, and that; empty without a cap.
     """
 
     def __init__(self, device_type: str, vocabulary_size: int | None = None, *, cap_bytes: int | None = None) -> None:
@@ -53,6 +58,8 @@ class StorageTracker(TorchDispatchMode):
         self.device_type, self.vocabulary_size, self.cap_bytes = device_type, vocabulary_size, cap_bytes
         self.live_bytes = 0
         self.storages: list[Storage] = []
+        self.failed_operation = ""
+        self.refusal = Refusal()
         self._alive: dict[int, Storage] = {}
         self._clock = 0
         self._phase: Phase | None = None
@@ -61,7 +68,12 @@ class StorageTracker(TorchDispatchMode):
         self._in_forward_pass = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+        before = self.live_bytes
+        try:
+            out = func(*args, **(kwargs or {}))
+        except torch.OutOfMemoryError:
+            self.failed_operation = str(func)
+            raise
         # Under gradient checkpointing the backward phase contains forward passes of its own, the recomputations:
         # they are the operations of that phase that run with gradients enabled.
         recomputing = self._phase is Phase.BACKWARD and torch.is_grad_enabled()
@@ -70,8 +82,9 @@ class StorageTracker(TorchDispatchMode):
             if isinstance(leaf, torch.Tensor):
                 self._book(leaf)
         if self.cap_bytes is not None and self._phase is not None and self.live_bytes > self.cap_bytes:
+            self.failed_operation, self.refusal = str(func), Refusal(max(self.live_bytes - before, 0), before)
             raise torch.OutOfMemoryError(
-                f"the {self._phase.replace('_', ' ')} would hold {format_bytes(self.live_bytes)} of tensors; "
+                f"the {self._phase.replace('_', ' ')} phase would hold {format_bytes(self.live_bytes)} of tensors; "
                 f"the memory cap is {format_bytes(self.cap_bytes)}."
             )
         return out
@@ -94,7 +107,7 @@ class StorageTracker(TorchDispatchMode):
         self._in_forward_pass = inside
 
     def _book(self, tensor: torch.Tensor) -> Storage | None:
-        if tensor.device.type != self.device_type or tensor.layout is not torch.strided:
+        if not self._watches(tensor):
             return None
         memory = tensor.untyped_storage()
         storage = self._alive.get(memory._cdata)
@@ -110,6 +123,9 @@ class StorageTracker(TorchDispatchMode):
             if tensor.ndim >= 2 and tensor.shape[-1] == self.vocabulary_size:  # as it was made; views may be transposed
                 storage.label = Category.LOGITS_AND_LOSS
         return storage
+
+    def _watches(self, tensor: torch.Tensor) -> bool:
+        return tensor.device.type == self.device_type and tensor.layout is torch.strided
 
     def _bury(self, key: int, storage: Storage) -> None:
         storage.died = self._tick()

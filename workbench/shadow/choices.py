@@ -19,12 +19,15 @@ from workbench.shadow.autocast import cuda_autocast
 
 # torch.optim hides the module of this name
 FOREACH_MODULES: tuple[Any, ...] = (torch.utils._foreach_utils, import_module("torch.optim.optimizer"))
+COUNTING_MODULES: tuple[Any, ...] = (import_module("torch.optim.adam"),)
 
 
 @contextmanager
 def traceable(padding: bool) -> Iterator[None]:
     """What fake tensors need on any device: they have no values to look at, and are not `torch.Tensor` by type."""
     from transformers import masking_utils
+
+    from workbench import trainer
 
     known: Callable[..., bool] = masking_utils._ignore_causal_mask_sdpa
     packed: Callable[..., Any] = masking_utils.find_packed_sequence_indices
@@ -44,6 +47,11 @@ def traceable(padding: bool) -> Iterator[None]:
         for module in FOREACH_MODULES:
             known_types = [*module._foreach_supported_types, FakeTensor]
             stack.enter_context(patch.object(module, "_foreach_supported_types", known_types))
+        for module in COUNTING_MODULES:
+            # the number of steps taken so far goes into the arithmetic, and into nothing that allocates
+            stack.enter_context(patch.object(module, "_get_value", lambda step: 1.0))
+        # how many tokens are padding is for the record; it is counted on the device, where there is nothing to count
+        stack.enter_context(patch.object(trainer, "count_padding", lambda inputs: 0))
         yield
 
 

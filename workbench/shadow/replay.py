@@ -14,7 +14,8 @@ from workbench.shadow.trace import CATEGORIES, Trace
 
 @dataclass(frozen=True)
 class Replayed:
-    """Bytes of blocks, as the allocator counts them. `by_category` sums to the peak: what no tensor accounts for,
+    """Bytes of blocks, as the allocator counts them. `peak_operation` made the youngest large tensor that is alive at
+    the peak: the one that took memory there. `by_category` sums to the peak: what no tensor accounts for,
     workspaces, scratch and rounding, is `unattributed`, as it is when a GPU is measured."""
 
     peak_allocated_bytes: int
@@ -44,12 +45,12 @@ def replay(trace: Trace, gpu: Gpu | None) -> Replayed:
             allocated, reserved = _allocate(trace, sizes, gpu.memory_bytes - gpu.context_bytes_estimate)
         except OutOfCapacity:
             allocated, reserved = _allocate(trace, sizes, None)
-    return _read(trace, timeline, allocated, reserved, int(sizes[list(trace.workspaces)].sum()))
+    return _read(trace, sizes, timeline, allocated, reserved)
 
 
 def _allocate(trace: Trace, sizes: NDArray[np.int64], capacity: int | None) -> tuple[NDArray[np.int64], int]:
     """Allocated bytes after every event, and the most that was reserved."""
-    allocator = CachingAllocator(capacity)
+    allocator = CachingAllocator(capacity, **trace.allocator)
     born, died = np.full(trace.events, -1), np.full(trace.events, -1)
     born[trace.born] = np.arange(len(sizes))
     ended = np.flatnonzero(trace.died >= 0)
@@ -66,7 +67,7 @@ def _allocate(trace: Trace, sizes: NDArray[np.int64], capacity: int | None) -> t
 
 
 def _read(
-    trace: Trace, timeline: Timeline, allocated: NDArray[np.int64], reserved: int, workspace_bytes: int
+    trace: Trace, sizes: NDArray[np.int64], timeline: Timeline, allocated: NDArray[np.int64], reserved: int
 ) -> Replayed:
     inside = {phase: np.array([p is phase for p in timeline.phases], dtype=bool) for phase in Phase}
     by_phase = {phase: int(allocated[events].max()) for phase, events in inside.items() if events.any()}
@@ -80,16 +81,18 @@ def _read(
         peak_allocated_bytes=int(allocated[event]),
         peak_reserved_bytes=reserved,
         peak_phase=peak_phase,
-        peak_operation=_maker(trace, event),
+        peak_operation=_maker(trace, sizes, event),
         by_category=by_category,
         maximum_by_category=maximum,
         by_phase=by_phase,
-        workspace_bytes=workspace_bytes,
+        workspace_bytes=int(sizes[list(trace.workspaces)].sum()),
         timeline=timeline,
     )
 
 
-def _maker(trace: Trace, event: int) -> str:
-    """Who asked for the memory that made the peak."""
-    storage = int(np.flatnonzero(trace.born == event)[0])
-    return trace.operations[int(trace.maker[storage])]
+def _maker(trace: Trace, sizes: NDArray[np.int64], event: int) -> str:
+    """Who made the youngest allocation that matters: of those alive at the peak, one of at least a hundredth of it."""
+    alive = (trace.born <= event) & ((trace.died < 0) | (trace.died > event))
+    large = alive & (sizes >= sizes[alive].sum() // 100)
+    chosen = np.flatnonzero(large if large.any() else alive)
+    return trace.operations[int(trace.maker[chosen[trace.born[chosen].argmax()]])]

@@ -1,9 +1,10 @@
 """A recipe's training step on fake tensors: the real model, Trainer, loss, clipping and optimizer; nothing computed."""
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,7 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedModel
 
-from workbench import models
+from workbench import corpus, models
 from workbench.corpus import Blocks
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.memory.gpus import Gpu
@@ -20,10 +21,13 @@ from workbench.recipe import Recipe
 from workbench.shadow.choices import UnreadScaler, cuda_choices, traceable
 from workbench.shadow.trace import Trace
 from workbench.shadow.tracker import ShadowTracker
+from workbench.techniques import Technique
+from workbench.techniques.base import TrainingText
 from workbench.trainer import SeamTrainer, assemble, prepare_data, prepare_model, training_arguments
 
 DEVICE = torch.device("cpu")  # plays the GPU
 STEPS = 2  # the optimizer makes its states in the first; the second is like all that follow
+LOOKED_AT = 4  # effective batches, for the longest example
 
 Batch = dict[str, torch.Tensor]
 
@@ -41,7 +45,8 @@ def trace(recipe: Recipe, gpu: Gpu | None, padding: bool = False) -> Trace:
     recipe = replace(recipe, techniques=tuple(technique.stand_in() for technique in recipe.techniques))
     source = models.locate_config(recipe.model)
     config = models.load_config(source)
-    models.check_length(source, config, recipe.sequence_length)
+    taken = {technique.name: technique.positions for technique in recipe.techniques if technique.positions}
+    models.check_length(source, config, recipe.sequence_length, taken)
     tracker = ShadowTracker(config.vocab_size, cuda=gpu is not None)
     with _naming_failures(tracker), models.quiet(), tempfile.TemporaryDirectory() as scratch:
         model = _model(recipe, config)
@@ -65,11 +70,12 @@ def _naming_failures(tracker: ShadowTracker) -> Iterator[None]:
     except WorkbenchError:
         raise
     except Exception as error:
-        where = f" in {tracker.module}" if tracker.module else ""
+        operation, module = tracker.failed
+        where = f" in {module}" if module else ""
         first = (str(error).splitlines() or [""])[0]
         raise ConfigurationError(
             f"predict: this recipe cannot be traced without a device: {type(error).__name__} at "
-            f"{tracker.operation or 'the assembly of the trainer'}{where}: {first} "
+            f"{operation or 'the assembly of the trainer'}{where}: {first} "
             "Measure it with `run` instead, or leave out the technique that brings this operation."
         ) from error
 
@@ -109,6 +115,7 @@ class _Shadow:
 
     def run(self, gpu: Gpu | None) -> Trace:
         mode = FakeTensorMode(allow_non_fake_inputs=True)
+        counted = models.count_parameters(self.model)
         _fake(self.model, mode)
         # fake parameters cannot be moved, and need not be
         self.model.to = lambda *_, **__: self.model  # type: ignore[assignment]
@@ -117,7 +124,7 @@ class _Shadow:
         uses_bf16 = trainer.args.bf16 or any(p.dtype is torch.bfloat16 for p in self.model.parameters())
         if gpu:
             refuse_precision(gpu, uses_bf16)
-        batches = self._batches(trainer, mode)
+        batches = self._batches(trainer)
         padded = self.padding or any(_padded(batch) for batch in batches)
         with ExitStack() as stack:
             stack.enter_context(traceable(padded))
@@ -126,7 +133,10 @@ class _Shadow:
             stack.enter_context(meter)
             train(trainer, meter, [_fake_batch(batch, mode) for batch in batches], self._begin_step)
         asked = dict(attention.asked) if attention else {}
-        return self.tracker.trace(uses_bf16=uses_bf16, attention=asked, facts=self._facts(trainer, padded))
+        allocator = {k: v for technique in self.recipe.techniques for k, v in technique.allocator_settings().items()}
+        return self.tracker.trace(
+            uses_bf16=uses_bf16, allocator=allocator, attention=asked, facts=self._facts(trainer, counted, padded)
+        )
 
     def _begin_step(self) -> None:
         self.tracker.flops = 0
@@ -140,24 +150,28 @@ class _Shadow:
             trainer.accelerator.scaler = UnreadScaler("cpu")
         return trainer
 
-    def _batches(self, trainer: SeamTrainer, mode: FakeTensorMode) -> list[Batch]:
-        """The micro-batches of one step, as dataset and collator make them, on the host."""
-        rows, size = cast("Any", trainer.train_dataset), trainer.args.per_device_train_batch_size
+    def _batches(self, trainer: SeamTrainer) -> list[Batch]:
+        """The micro-batches of one step, as dataset and collator make them, on the host.
+
+        Where examples have unequal lengths, each batch has the longest: the peak of a run is that of such a batch.
+        """
+        size, count = trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps
+        rows = list(islice(cast("Iterable[Any]", trainer.train_dataset), LOOKED_AT * size * count))
+        longest = max(rows, key=lambda row: len(row["input_ids"]))
+        others = cycle(row for row in rows if row is not longest or len(rows) == 1)
         collator = cast("Callable[..., Batch]", trainer.data_collator)
-        count = trainer.args.gradient_accumulation_steps
-        made = [collator([rows[(k * size + i) % len(rows)] for i in range(size)]) for k in range(count)]
+        made = [collator([longest, *islice(others, size - 1)]) for _ in range(count)]
         if self.padding:
             for batch in made:
                 batch.setdefault("attention_mask", torch.ones_like(batch["input_ids"]))
         return made
 
-    def _facts(self, trainer: SeamTrainer, padded: bool) -> dict[str, Any]:
-        parameters = list(self.model.parameters())
+    def _facts(self, trainer: SeamTrainer, counted: tuple[int, int], padded: bool) -> dict[str, Any]:
         return {
             "micro_batch_size": trainer.micro_batch_size,
             "gradient_accumulation_steps": trainer.args.gradient_accumulation_steps,
-            "parameters": sum(p.numel() for p in parameters),
-            "trainable_parameters": sum(p.numel() for p in parameters if p.requires_grad),
+            "parameters": counted[0],
+            "trainable_parameters": counted[1],
             "padding": padded,
         }
 
@@ -188,7 +202,18 @@ def _blocks(recipe: Recipe) -> Blocks:
     from datasets import Dataset
 
     rows = Dataset.from_dict({"input_ids": [list(range(recipe.sequence_length))] * recipe.effective_batch_size})
-    return Blocks(rows, rows)
+    return Blocks(rows, rows, _text(recipe))
+
+
+def _text(recipe: Recipe) -> TrainingText:
+    """The text itself, if a technique cuts it in its own way: then its lengths do matter."""
+    shape = {"sequence_length": recipe.sequence_length, "batch": recipe.effective_batch_size}
+    if all(type(technique).examples is Technique.examples for technique in recipe.techniques):
+        return TrainingText(text="", tokenizer=cast("Any", None), **shape)
+    tokenizer = models.load_tokenizer(models.locate_config(recipe.model))
+    text = corpus.load(recipe.corpus)
+    corpus.check_in_memory(text, recipe.techniques)
+    return TrainingText(text=str(text.train), tokenizer=tokenizer, **shape)
 
 
 def _padded(batch: Batch) -> bool:

@@ -14,9 +14,12 @@ CATEGORIES = tuple(Category)
 
 @dataclass(frozen=True)
 class Trace:
-    """A step without a device. Arrays have one entry per storage; `born` and `died` are readings of the event clock,
-    one event a reading, and `died` is -1 for what outlives the trace. `workspaces` are the storages whose size only
-    the GPU knows: 0 here. `facts` says what really ran; `attention` what the choice of attention kernels rested on.
+    """A step without a device.
+
+    Arrays have one entry per storage; `born` and `died` are readings of the event clock, one event a reading, and
+    `died` is -1 for what outlives the trace. `workspaces` are the storages whose size only the GPU knows: 0 here.
+    `allocator` holds what techniques set of it, `attention` what the choice of attention kernels rested on, `facts`
+    what really ran.
     """
 
     nbytes: NDArray[np.int64]
@@ -29,6 +32,7 @@ class Trace:
     workspaces: tuple[int, ...]
     flops: int
     uses_bf16: bool = False
+    allocator: dict[str, Any] = field(default_factory=dict)
     attention: dict[Any, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
 

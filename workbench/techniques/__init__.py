@@ -5,10 +5,14 @@ from typing import Any
 from workbench.errors import ConfigurationError
 from workbench.settings import parse
 from workbench.techniques.activation_offloading import ActivationOffloading
+from workbench.techniques.allocator import Allocator
+from workbench.techniques.attention import Attention
 from workbench.techniques.base import Capability, Numerics, Technique
 from workbench.techniques.batch_size import BatchSize
 from workbench.techniques.chunked_cross_entropy import ChunkedCrossEntropy
+from workbench.techniques.data_loading import DataLoading
 from workbench.techniques.dora import Dora
+from workbench.techniques.fused_gelu import FusedGelu
 from workbench.techniques.gradient_accumulation import GradientAccumulation
 from workbench.techniques.gradient_checkpointing import GradientCheckpointing
 from workbench.techniques.ia3 import Ia3
@@ -16,18 +20,20 @@ from workbench.techniques.lora import Lora
 from workbench.techniques.mixed_precision import MixedPrecision
 from workbench.techniques.optimizer import Optimizer
 from workbench.techniques.optimizer_offloading import OptimizerOffloading
+from workbench.techniques.padding import Padding
 from workbench.techniques.prefix_tuning import PrefixTuning
 from workbench.techniques.prompt_tuning import PromptTuning
 from workbench.techniques.pure_bf16 import PureBf16
 from workbench.techniques.qlora import Qlora
 from workbench.techniques.sequence_length import SequenceLength
+from workbench.techniques.streaming import Streaming
 
 REGISTRY: dict[str, type[Technique]] = {
     technique.name: technique
     for technique in (
-        ActivationOffloading, BatchSize, ChunkedCrossEntropy, Dora, GradientAccumulation, GradientCheckpointing,
-        Ia3, Lora, MixedPrecision, Optimizer, OptimizerOffloading, PrefixTuning, PromptTuning, PureBf16, Qlora,
-        SequenceLength,
+        ActivationOffloading, Allocator, Attention, BatchSize, ChunkedCrossEntropy, DataLoading, Dora,
+        FusedGelu, GradientAccumulation, GradientCheckpointing, Ia3, Lora, MixedPrecision, Optimizer,
+        OptimizerOffloading, Padding, PrefixTuning, PromptTuning, PureBf16, Qlora, SequenceLength, Streaming,
     )
 }  # fmt: skip
 
@@ -73,8 +79,9 @@ def _class(name: str) -> type[Technique]:
 
 
 __all__ = [
-    "REGISTRY", "ActivationOffloading", "BatchSize", "Capability", "ChunkedCrossEntropy", "Dora",
-    "GradientAccumulation", "GradientCheckpointing", "Ia3", "Lora", "MixedPrecision", "Numerics", "Optimizer",
-    "OptimizerOffloading", "PrefixTuning", "PromptTuning", "PureBf16", "Qlora", "SequenceLength", "Technique",
-    "parse_technique", "technique",
+    "REGISTRY", "ActivationOffloading", "Allocator", "Attention", "BatchSize", "Capability",
+    "ChunkedCrossEntropy", "DataLoading", "Dora", "FusedGelu", "GradientAccumulation", "GradientCheckpointing",
+    "Ia3", "Lora", "MixedPrecision", "Numerics", "Optimizer", "OptimizerOffloading", "Padding", "PrefixTuning",
+    "PromptTuning", "PureBf16", "Qlora", "SequenceLength", "Streaming", "Technique", "parse_technique",
+    "technique",
 ]  # fmt: skip

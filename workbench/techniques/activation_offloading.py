@@ -174,6 +174,13 @@ class ActivationOffloading(Technique):
                 file.close()  # there will be no backward pass
             raise
 
+    @classmethod
+    def variants(cls, compute_capability: tuple[int, int] | None) -> tuple[Technique, ...]:
+        return (cls(to="disk" if compute_capability is None else "cpu"),)  # a CPU's memory is the host's already
+
+    def stand_in(self) -> "Technique":
+        return Traced(**self.settings())
+
     def script(self) -> Fragment:
         place = DiskFile if self.to == "disk" else PinnedMemory
         return Fragment(
@@ -199,6 +206,59 @@ class ActivationOffloading(Technique):
                 "trainer.compute_loss_context_manager = offloading_context",
             ),
         )
+
+
+class Away:
+    """For predictions: the copy of a fake storage is nowhere. What fills it again is a new buffer of its bytes."""
+
+    def __init__(self, tensor: "torch.Tensor") -> None:
+        storage = tensor.untyped_storage()
+        self.of, self.version, self.nbytes = weakref.ref(storage), tensor._version, storage.nbytes()
+        self.last: Callable[[], Any] = lambda: None
+
+    def restored(self) -> Any:
+        import torch
+
+        buffer = self.last()
+        if buffer is None:
+            buffer = torch.empty(self.nbytes, dtype=torch.uint8)
+            self.last = weakref.ref(buffer)
+        return buffer
+
+
+class TracedTensors(SavedTensors):
+    """The same tensors go and come back at the same moments. A fake tensor cannot be set to a storage: it is a view."""
+
+    def pack(self, tensor: Any) -> Any:
+        import torch
+
+        if isinstance(tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+            return tensor
+        storage = tensor.untyped_storage()
+        if storage._cdata in self.keep or storage.nbytes() < max(self.minimum_bytes, 1):
+            return tensor
+        copy: Any = self.copies.get(storage._cdata)
+        if copy is None or copy.of() is not storage or copy.version != tensor._version:
+            copy = self.copies[storage._cdata] = Away(tensor)  # type: ignore[assignment]  # in a Copy's place
+        return Saved(copy, tensor.dtype, int(tensor.storage_offset()), tuple(tensor.size()), tensor.stride())
+
+    @staticmethod
+    def unpack(saved: Any) -> Any:
+        if not isinstance(saved, Saved):
+            return saved
+        return saved.copy.restored().view(saved.dtype).as_strided(saved.size, saved.stride, saved.offset)
+
+
+class Traced(ActivationOffloading):
+    """The same hooks for fake tensors, whose copies take no memory of the device."""
+
+    @contextmanager
+    def forward_context(self, model: "PreTrainedModel") -> Iterator[None]:
+        from torch.autograd.graph import saved_tensors_hooks
+
+        hooks = TracedTensors([*model.parameters(), *model.buffers()], self.minimum_bytes, lambda data: None)
+        with saved_tensors_hooks(hooks.pack, hooks.unpack):
+            yield
 
 
 def counted(write: Callable[..., Any], account: Account) -> Callable[..., Any]:

@@ -16,8 +16,8 @@ from workbench.settings import check
 
 if TYPE_CHECKING:
     import torch
-    from datasets import Dataset
-    from transformers import PreTrainedModel
+    from datasets import Dataset, IterableDataset
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Arguments = dict[str, Any]
 
@@ -39,6 +39,8 @@ class Capability(StrEnum):
     VIRTUAL_TOKENS = "virtual tokens before the text"
     QUANTIZED_WEIGHTS = "quantized weights"
     OPTIMIZER = "an optimizer of its own"
+    TRAINING_SET = "a training set that is not the packed blocks"
+    STREAM = "a stream of examples, which has no length"
 
 
 @dataclass(frozen=True)
@@ -51,10 +53,24 @@ class Shape:
 
 
 @dataclass(frozen=True)
+class TrainingText:
+    """What the token blocks are cut from, for techniques that cut it in another way. The held-out part is not theirs.
+
+    `tokenizer` is the model's, `sequence_length` T tokens, `batch` B sequences per optimizer step.
+    """
+
+    text: str
+    tokenizer: "PreTrainedTokenizerBase"
+    sequence_length: int
+    batch: int
+
+
+@dataclass(frozen=True)
 class Fragment:
     """Source lines that do in a plain Hugging Face script what a technique does, each group at its place.
 
     Args:
+        environment: environment variables, set before torch is imported.
         imports: whole import statements.
         definitions: functions and classes, before anything is loaded.
         loading: keyword arguments of `from_pretrained` whose value is more than a literal, by name, as source.
@@ -64,6 +80,7 @@ class Fragment:
         context: an expression, a context manager to train and evaluate in.
     """
 
+    environment: tuple[tuple[str, str], ...] = ()
     imports: tuple[str, ...] = ()
     definitions: tuple[str, ...] = ()
     loading: dict[str, str] = field(default_factory=dict)
@@ -124,6 +141,14 @@ class Technique:
         """
         return shape
 
+    def examples(self, text: TrainingText, seed: int) -> "Dataset | IterableDataset | None":
+        """A training set instead of the packed blocks, rows with `input_ids` of at most T tokens, or None.
+
+        Raises:
+            ConfigurationError: the text does not give a batch.
+        """
+        return None
+
     def dataset(self, dataset: "Dataset") -> "Dataset":
         """The token blocks, each row `input_ids` of T tokens."""
         return dataset
@@ -166,10 +191,10 @@ class Technique:
     def variants(cls, compute_capability: tuple[int, int] | None) -> "tuple[Technique, ...]":
         """Settings that a planner should try, from the one that gives up least to the one that saves most.
 
-        On a GPU of this compute capability; None is a CPU. Empty where the technique cannot be used there. Settings
-        that do not suit a recipe may be among them: the recipe refuses them.
+        On a GPU of this compute capability; None is a CPU. Empty where the technique cannot be used there, and where
+        it saves no memory of the device. Settings that do not suit a recipe may be among them: the recipe refuses them.
         """
-        return (cls(),)
+        return (cls(),) if cls.attacks else ()
 
     def stand_in(self) -> "Technique":
         """What a prediction drives in this technique's place; itself, unless its kernels cannot be traced.
@@ -181,6 +206,10 @@ class Technique:
         device "meta" there.
         """
         return self
+
+    def allocator_settings(self) -> Arguments:
+        """What the technique changes about CUDA's allocator, as arguments of `CachingAllocator`: a prediction's."""
+        return {}
 
     def script(self) -> Fragment:
         """What the exported script needs beyond the `TrainingArguments`, which it takes from their own seam."""

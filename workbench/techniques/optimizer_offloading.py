@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 DEEPSPEED = "deepspeed==0.19.8"
-INCLUDE = ("/usr/include", "/usr/local/include")
 
 
 def as_bytes(tensor: Any) -> Any:
@@ -139,8 +138,8 @@ class OptimizerOffloading(Technique):
     `pytorch` streams the two moments to the device, a chunk at a time, and steps there with PyTorch's own AdamW
     kernel: 16 bytes a parameter and step cross the bus in fp32. `deepspeed` is ZeRO-Offload (Ren et al., arXiv
     2101.06840) in the Trainer: the gradients go to the host, the processor steps on its own fp32 copy of the weights,
-    and the new weights come back: 8 bytes, and 16 bytes a parameter in host memory. With `to:disk` DeepSpeed is
-    ZeRO-Infinity (Rajbhandari et al., arXiv 2104.07857): stage 3, and states in a file through libaio.
+    and the new weights come back: 8 bytes. Its way to a disk, ZeRO-Infinity (Rajbhandari et al., arXiv 2104.07857), is
+    refused: it exists in stage 3 alone, which takes the weights out of the model between their uses.
     """
 
     backend: str = setting("pytorch", "who moves the states", choices=("pytorch", "deepspeed"))
@@ -156,11 +155,21 @@ class OptimizerOffloading(Technique):
     brings: ClassVar[frozenset[Capability]] = frozenset({Capability.OPTIMIZER})
     forbids: ClassVar[frozenset[Capability]] = frozenset({Capability.OPTIMIZER})
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.backend == "deepspeed" and self.to == "disk":
+            raise ConfigurationError(
+                "optimizer_offloading: backend deepspeed reaches a disk through ZeRO-Infinity alone, whose stage 3 "
+                "leaves empty tensors in the model: its parameters could not be counted, sampled or saved here. Use "
+                "backend:pytorch,to:disk."
+            )
+
     def missing(self, device_type: str) -> str | None:
         if self.to == "cpu" and device_type != "cuda":
             return (
-                f"optimizer_offloading=to:cpu needs a CUDA device, and this run is on the {device_type}: its memory "
-                "is the host's own, so nothing would move. Use to:disk."
+                f"optimizer_offloading=backend:{self.backend},to:cpu needs a CUDA device, and this run is on the "
+                f"{device_type}: its memory is the host's own, so nothing would move. "
+                "Use backend:pytorch,to:disk."
             )
         if self.to == "disk" and in_memory(Path(tempfile.gettempdir())):
             return (
@@ -176,10 +185,6 @@ class OptimizerOffloading(Technique):
         for tool in ("g++", "ninja"):
             if shutil.which(tool) is None:
                 return f"{words} compiles its CPU optimizer and finds no {tool} on the PATH. Install it (apt, or pip)."
-        if self.to == "disk" and not any(Path(folder, "libaio.h").exists() for folder in INCLUDE):
-            return (
-                f"{words},to:disk reads and writes through libaio: apt-get install libaio-dev. Or use backend:pytorch."
-            )
         return None
 
     def training_arguments(self, arguments: Arguments) -> Arguments:
@@ -203,17 +208,30 @@ class OptimizerOffloading(Technique):
         if self.backend == "deepspeed":
             return _deepspeed_adamw(trained, options)
         states, account = (FileStates(), DISK) if self.to == "disk" else (HostStates(), HOST)
-        fused = "fused" in str(arguments.optim)
+        fused = "fused" in arguments.optim  # as the baseline: the same kernel, the same rounding
         return streaming_adamw(trained, Counted(states, account), self.chunk_elements, fused, **options)
 
     def run_context(self) -> AbstractContextManager[Any]:
         return single_process() if self.backend == "deepspeed" else nullcontext()
 
+    @classmethod
+    def variants(cls, compute_capability: tuple[int, int] | None) -> tuple[Technique, ...]:
+        return (cls(to="disk" if compute_capability is None else "cpu"),)  # a CPU's memory is the host's already
+
+    def stand_in(self) -> "Technique":
+        """The states take no device memory at all; what passes through the device are two buffers of a chunk."""
+        if self.backend == "deepspeed":
+            raise ConfigurationError(
+                "predict: optimizer_offloading=backend:deepspeed steps in DeepSpeed's own kernels and buckets, which "
+                "cannot be traced. Measure it with `run`, or predict backend:pytorch."
+            )
+        return Traced(**self.settings())
+
     def _deepspeed_config(self) -> dict[str, Any]:
         """With DeepSpeed's default buckets of 5 · 10⁸ elements, a small model would need 2 GB more instead of less."""
         zero: dict[str, Any] = {
             "stage": 2,
-            "offload_optimizer": {"device": "cpu", "pin_memory": self.to == "cpu"},
+            "offload_optimizer": {"device": "cpu", "pin_memory": True},
             "reduce_bucket_size": self.chunk_elements,
             "allgather_bucket_size": self.chunk_elements,
         }
@@ -242,7 +260,7 @@ class OptimizerOffloading(Technique):
                 "    [p for p in model.parameters() if p.requires_grad],",
                 f"    {store.__name__}(),",
                 f"    chunk={self.chunk_elements},",
-                '    fused="fused" in str(trainer.args.optim),',
+                '    fused="fused" in trainer.args.optim,',
                 "    lr=trainer.args.learning_rate,",
                 "    betas=(trainer.args.adam_beta1, trainer.args.adam_beta2),",
                 "    eps=trainer.args.adam_epsilon,",
@@ -250,6 +268,29 @@ class OptimizerOffloading(Technique):
                 ")",
             ),
         )
+
+
+class NoStates:
+    """For predictions: what is not on the device is nowhere, and moving it allocates nothing there either.
+
+    A transfer between page-locked or file-backed host memory and a buffer on the device is a copy in place.
+    """
+
+    def allocate(self, like: "torch.Tensor") -> Any:
+        return None
+
+    def load(self, place: Any, start: int, buffer: "torch.Tensor") -> None: ...
+
+    def store(self, place: Any, start: int, buffer: "torch.Tensor") -> None: ...
+
+
+class Traced(OptimizerOffloading):
+    """The same optimizer, with buffers, steps and kernels as they are, and states that are elsewhere."""
+
+    def optimizer(self, model: "PreTrainedModel", arguments: Any) -> Any:
+        trained = [p for p in model.parameters() if p.requires_grad]
+        fused = "fused" in str(arguments.optim)
+        return streaming_adamw(trained, NoStates(), self.chunk_elements, fused, **adamw_options(arguments))
 
 
 class Counted:

@@ -36,5 +36,9 @@ class PureBf16(Technique):
             return "pure_bf16 needs compute capability 8.0 or newer; PyTorch would emulate bf16 on this GPU. Drop it."
         return None
 
+    @classmethod
+    def variants(cls, compute_capability: tuple[int, int] | None) -> tuple[Technique, ...]:
+        return (cls(),) if compute_capability is None or compute_capability >= (8, 0) else ()
+
     def model_arguments(self, arguments: Arguments) -> Arguments:
         return {**arguments, "dtype": "bfloat16"}

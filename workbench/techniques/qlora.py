@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, ClassVar
+from math import ceil
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from workbench.errors import ConfigurationError
 from workbench.memory.categories import Category
@@ -10,8 +12,10 @@ from workbench.settings import setting
 from workbench.techniques.base import Arguments, Capability, Fragment, Numerics, Technique
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel
 
+SCALED, SCALES_SCALED = 64, 256  # numbers that share a scale, and scales that do (bitsandbytes 0.50)
 MATRICES = ("c_attn", "c_fc", "c_proj")
 
 
@@ -73,12 +77,16 @@ class Qlora(Technique):
         return {**arguments, "quantization_config": quantization, "device_map": {"": "cpu"}}
 
     def model(self, model: "PreTrainedModel") -> "PreTrainedModel":
-        from peft import LoraConfig, get_peft_model
-
         for module in model.modules():
             if hasattr(module, "support_avx512bf16_for_cpu"):
                 # else an evaluation repacks the weights for a kernel without a backward pass (bitsandbytes 0.50)
                 module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]  # an attribute, no parameter
+        return self.adapted(model)
+
+    def adapted(self, model: "PreTrainedModel") -> "PreTrainedModel":
+        """The quantized model with A and B beside its matrices."""
+        from peft import LoraConfig, get_peft_model
+
         config = LoraConfig(
             task_type="CAUSAL_LM",
             r=self.rank,
@@ -88,6 +96,10 @@ class Qlora(Technique):
             fan_in_fan_out=True,  # of no effect here, but the adapter may be loaded on a Conv1D
         )
         return get_peft_model(model, config)  # type: ignore[no-any-return]
+
+    def stand_in(self) -> Technique:
+        """bitsandbytes quantizes while it loads, and multiplies in kernels of its own, which are not traced."""
+        return Traced(**self.settings())
 
     def script(self) -> Fragment:
         targets = ", ".join(f'"{target}"' for target in self.targets.split("+"))
@@ -118,3 +130,74 @@ class Qlora(Technique):
                 "model = get_peft_model(model, adapter)",
             ),
         )
+
+
+class Traced(Qlora):
+    """Matrices of the bytes that bitsandbytes makes of them, and products that unpack them as its own do."""
+
+    def model_arguments(self, arguments: Arguments) -> Arguments:
+        return arguments
+
+    def model(self, model: "PreTrainedModel") -> "PreTrainedModel":
+        from transformers.pytorch_utils import Conv1D
+
+        for name, module in list(model.named_modules()):
+            if isinstance(module, Conv1D):
+                adapted = name.rpartition(".")[2] in self.targets.split("+")
+                four_bit = four_bit_linear(module, self.double_quantization, self.compute, copies=adapted)
+                model.set_submodule(name, four_bit)
+        return self.adapted(model)
+
+
+def scales(numbers: int, double: bool) -> "dict[str, torch.Tensor]":
+    """What belongs to so many 4-bit numbers: `QuantState` in bitsandbytes 0.50, as `quantize_4bit` fills it."""
+    import torch
+
+    count = ceil(numbers / SCALED)
+    code = {"code": torch.empty(16)}  # the values that 4 bits stand for
+    if not double:
+        return {**code, "absmax": torch.empty(count)}
+    return {
+        **code,
+        "absmax": torch.empty(count, dtype=torch.uint8),
+        "offset": torch.empty(()),
+        "absmax_absmax": torch.empty(ceil(count / SCALES_SCALED)),
+        "absmax_code": torch.empty(256),
+    }
+
+
+def four_bit_linear(conv: Any, double: bool, compute: str, copies: bool) -> "torch.nn.Module":
+    """A module that allocates as bitsandbytes' `Linear4bit` does in the place of a `Conv1D`.
+
+    Forward and backward each turn the matrix back and drop it again (`MatMul4Bit`; on a GPU, few rows are multiplied
+    without that). With `copies` the result is copied, as PEFT does with that of a layer it adapts.
+    """
+    import torch
+
+    inputs, outputs = conv.weight.shape
+    shape, dtype, compute_dtype = (outputs, inputs), conv.weight.dtype, getattr(torch, compute)
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.linear(x, x.new_empty(shape, dtype=dtype).to(x.dtype), bias)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+            return torch.matmul(gradient, gradient.new_empty(shape, dtype=dtype).to(gradient.dtype)), None, None
+
+    multiply: Any = Product.apply
+
+    class FourBitLinear(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = multiply(x.to(compute_dtype), self.weight, self.bias).to(x.dtype)
+            return out.clone() if copies else out
+
+    with torch.device("meta"):
+        made = FourBitLinear(inputs, outputs)
+        made.weight = torch.nn.Parameter(torch.empty(inputs * outputs // 2, 1, dtype=torch.uint8), requires_grad=False)
+        made.bias = torch.nn.Parameter(conv.bias.to(compute_dtype), requires_grad=False)
+        for name, tensor in scales(inputs * outputs, double).items():
+            made.register_buffer(name, tensor)
+    made.weight.quant_state = SimpleNamespace(shape=torch.Size(shape))  # type: ignore[attr-defined]  # for who counts
+    return made

@@ -1,0 +1,41 @@
+"""How fast predictions are: `python tests/benchmarks/prediction.py`, on a quiet machine. Aims in the last column.
+
+Processor time of the worker is shown beside wall time: on a busy machine only the former says something.
+"""
+
+import tempfile
+import time
+from pathlib import Path
+
+from workbench import Recipe, predict, prediction_worker
+from workbench.prediction_worker import ask
+from workbench.techniques import GradientCheckpointing, MixedPrecision
+
+GPT2 = Recipe(model="gpt2", effective_batch_size=8, sequence_length=1024)
+XL = Recipe(model="gpt2-xl", effective_batch_size=8, sequence_length=1024)
+CASES = (
+    ("124M, cold", GPT2, 10),
+    ("124M + checkpointing, warm", GPT2 | GradientCheckpointing(), 2),
+    ("124M + mixed precision, warm", GPT2 | MixedPrecision(), 2),
+    ("XL, warm", XL, 6),
+    ("XL + checkpointing + mixed precision, warm", XL | GradientCheckpointing() | MixedPrecision(), 6),
+    ("124M, cached", GPT2, 0.1),
+)
+
+
+def main() -> None:
+    import os
+
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["WORKBENCH_RUNS"] = str(Path(folder))
+        print(f"{'':46}{'wall s':>8}{'CPU s':>8}{'aim s':>8}")
+        for title, recipe, aim in CASES:
+            before = ask("processor_time") if prediction_worker._worker else 0.0
+            start = time.perf_counter()
+            predict(recipe)
+            wall = time.perf_counter() - start
+            print(f"{title:46}{wall:8.2f}{ask('processor_time') - before:8.2f}{aim:8}")
+
+
+if __name__ == "__main__":
+    main()

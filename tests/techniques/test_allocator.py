@@ -1,0 +1,81 @@
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from workbench.errors import ConfigurationError, UnavailableError
+from workbench.export import script
+from workbench.record import Status, read_all
+from workbench.techniques import Allocator
+from workbench.techniques.allocator import VARIABLES
+from workbench.training import run
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch):
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def settings():
+    return torch._C._accelerator_getAllocatorSettings()
+
+
+def test_without_cuda_it_is_refused_and_recorded(recipe, runs_folder):
+    with pytest.raises(UnavailableError, match=r"allocator: .* On this device \(cpu\) there is none to set\. Run it"):
+        run(recipe | Allocator(), device="cpu")
+    (record,) = read_all(runs_folder)
+    assert record.status is Status.UNAVAILABLE
+    assert record.peak_allocated_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("allocator", "text"),
+    [
+        (Allocator(), "expandable_segments:True"),
+        (Allocator(max_split_size_mb=64), "expandable_segments:True,max_split_size_mb:64"),
+        (Allocator(expandable_segments=False, max_split_size_mb=21), "expandable_segments:False,max_split_size_mb:21"),
+    ],
+)
+def test_the_settings_hold_during_the_run_and_not_after_it(allocator, text):
+    with allocator.run_context():
+        assert settings() == text
+    assert settings() == "expandable_segments:False"
+
+
+def test_what_the_environment_says_is_kept(monkeypatch):
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "garbage_collection_threshold:0.8")
+    with Allocator().run_context():
+        assert settings() == "garbage_collection_threshold:0.8,expandable_segments:True"
+    assert settings() == "expandable_segments:False,garbage_collection_threshold:0.8"
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+def test_what_the_baseline_has_too_is_refused(monkeypatch, variable):
+    assert Allocator().missing("cuda") is None
+    monkeypatch.setenv(variable, "expandable_segments:True")
+    assert "so the baseline would have it too. Unset PYTORCH_CUDA_ALLOC_CONF" in Allocator().missing("cuda")
+
+
+def test_nothing_to_change_is_refused():
+    with pytest.raises(ConfigurationError, match="these are PyTorch's defaults, nothing would change"):
+        Allocator(expandable_segments=False)
+
+
+def test_the_script_sets_the_variable_before_it_imports_torch(recipe):
+    source = script(recipe | Allocator())
+    line = 'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"'
+    assert source.index(line) < source.index("import torch")
+    code = f"import os\n{line}\nimport torch; print(os.environ['PYTORCH_CUDA_ALLOC_CONF'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
+    assert done.stdout.strip() == "expandable_segments:True"
+
+
+@pytest.mark.gpu
+def test_reserved_changes_and_the_loss_does_not(recipe):
+    plain, set_ = run(recipe, device="cuda"), run(recipe | Allocator(), device="cuda")
+    assert set_.losses == plain.losses
+    assert set_.peak_allocated_bytes == pytest.approx(plain.peak_allocated_bytes, rel=0.02)
+    assert set_.peak_reserved_bytes != plain.peak_reserved_bytes

@@ -1,0 +1,53 @@
+import pytest
+import torch
+
+from workbench import models
+from workbench.memory.categories import Category
+from workbench.techniques import FusedGelu, GradientCheckpointing
+
+LAYERS, C = 2, 64
+B, T = 8, 32
+BAND = 1e-5  # of the loss, in fp32: the same formula, rounded at other places
+
+
+def test_the_losses_are_the_same_up_to_rounding(recipe, fine_tuned):
+    plain, fused = fine_tuned(recipe), fine_tuned(recipe | FusedGelu())
+    assert plain.losses[-1] < plain.losses[0] - 0.1
+    assert fused.losses == pytest.approx(plain.losses, rel=BAND)
+    assert fused.held_out_loss == pytest.approx(plain.held_out_loss, rel=BAND)
+
+
+def test_three_tensors_of_four_times_the_width_are_not_kept(recipe, fine_tuned):
+    plain = fine_tuned(recipe).maximum_by_category
+    fused = fine_tuned(recipe | FusedGelu()).maximum_by_category
+    assert plain[Category.ACTIVATIONS] - fused[Category.ACTIVATIONS] == LAYERS * 3 * B * T * 4 * C * 4
+    for category in (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER_STATES, Category.LOGITS_AND_LOSS):
+        assert fused[category] == plain[category]
+    assert fine_tuned(recipe | FusedGelu()).peak_allocated_bytes < fine_tuned(recipe).peak_allocated_bytes
+
+
+def test_it_goes_with_checkpointing(recipe, fine_tuned):
+    assert fine_tuned(recipe | FusedGelu() | GradientCheckpointing()).losses == fine_tuned(recipe | FusedGelu()).losses
+
+
+def test_values_and_gradients_are_those_of_the_formula():
+    x = torch.linspace(-6, 6, 10_001, requires_grad=True)
+    old, new = (_gelu(name) for name in ("gelu_new", "gelu_pytorch_tanh"))
+    torch.testing.assert_close(new(x), old(x), rtol=0, atol=2e-6)
+    torch.testing.assert_close(*(torch.autograd.grad(f(x).sum(), x)[0] for f in (new, old)), rtol=0, atol=2e-6)
+
+
+def _gelu(name):
+    from transformers.activations import ACT2FN
+
+    return ACT2FN[name]
+
+
+@pytest.mark.parametrize("name", ["gpt2-tiny", "random:gpt2-tiny"])
+def test_saved_and_new_models_take_it_with_the_same_weights(name):
+    source = models.locate(name)
+    config = models.load_config(source)
+    plain, fused = (models.load(source, config, **a) for a in ({}, FusedGelu().model_arguments({})))
+    assert config.activation_function == plain.config.activation_function == "gelu_new"
+    assert fused.config.activation_function == "gelu_pytorch_tanh"
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), fused.parameters(), strict=True))

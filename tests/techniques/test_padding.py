@@ -1,0 +1,137 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from workbench import corpus, models
+from workbench.errors import ConfigurationError
+from workbench.memory.categories import Category
+from workbench.techniques import GradientAccumulation, Padding, Streaming
+from workbench.techniques.padding import make_examples, pad, pad_to
+from workbench.trainer import prepare_data
+
+T = 32
+FIXED, DYNAMIC, GROUPED = Padding(dynamic=False), Padding(), Padding(group_by_length=True)
+KINDS = pytest.mark.parametrize("padding", [FIXED, DYNAMIC, GROUPED], ids=["fixed", "dynamic", "grouped"])
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return models.load_tokenizer(models.locate("gpt2-tiny"))
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    source = models.locate("gpt2-tiny")
+    return models.load(source, models.load_config(source)).eval()
+
+
+def rows_of(*lengths):
+    return [{"input_ids": list(range(7, 7 + n)), "attention_mask": [1] * n} for n in lengths]
+
+
+def test_every_paragraph_is_there_and_ends_with_the_end_of_text(text_file, tokenizer):
+    text = text_file.read_text(encoding="utf-8")
+    examples = make_examples(text, tokenizer, T, 1)
+    end = tokenizer.eos_token_id
+    ids = [token for row in examples for token in row["input_ids"]]
+    paragraphs = [p.strip() for p in text.split("\n\n") if p.strip()]
+    lone = [p for p in paragraphs if len(tokenizer(p)["input_ids"]) % T == 0]  # their end would be a piece of one token
+    assert ids.count(end) == len(paragraphs) - len(lone) > 300
+    assert "".join(tokenizer.decode(ids, skip_special_tokens=True).split()) == "".join("".join(paragraphs).split())
+    assert all(1 < len(row["input_ids"]) == row["length"] <= T for row in examples)
+    assert len(make_examples(text, tokenizer, T, 8)) == len(examples) // 8 * 8
+
+
+def test_padding_has_no_label_and_the_real_end_has_one(tokenizer):
+    """The trap: with the end-of-text token as padding, masking every label equal to it masks the real ends too."""
+    end = tokenizer.eos_token_id
+    batch = pad([{"input_ids": [5, 6, end]}, {"input_ids": [5, end]}])
+    assert batch["labels"].tolist() == [[5, 6, end], [5, end, -100]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
+    fixed = pad([pad_to(row, 5) for row in rows_of(3, 2)])
+    assert fixed["labels"].tolist() == [[7, 8, 9, -100, -100], [7, 8, -100, -100, -100]]
+
+
+def test_a_padded_token_of_the_text_that_is_the_filler_keeps_its_label():
+    assert pad([{"input_ids": [0, 0, 4]}, {"input_ids": [0, 4]}])["labels"].tolist() == [[0, 0, 4], [0, 4, -100]]
+
+
+@pytest.mark.parametrize("length", [6, 9])
+def test_the_loss_is_that_of_the_examples_alone_whatever_the_padding(tiny, length):
+    rows = rows_of(6, 4, 2)
+    batch = pad([pad_to(row, length) for row in rows])
+    other = dict(batch, input_ids=batch["input_ids"].masked_fill(batch["attention_mask"] == 0, 4095))
+    with torch.no_grad():
+        together, with_other_filler = tiny(**batch).loss, tiny(**other).loss
+        alone = [(tiny(**pad([row])).loss, len(row["input_ids"]) - 1) for row in rows]
+    mean = sum(loss * predicted for loss, predicted in alone) / sum(predicted for _, predicted in alone)
+    assert together.item() == pytest.approx(mean.item(), rel=1e-5)
+    assert with_other_filler.item() == pytest.approx(together.item(), rel=1e-6)
+
+
+@KINDS
+def test_real_and_padding_tokens_are_counted_apart(recipe, fine_tuned, padding):
+    plain, padded = fine_tuned(recipe), fine_tuned(recipe | padding)
+    assert plain.padding_tokens == 0
+    assert padded.padding_tokens > 0 or padding is GROUPED  # which begins with 48 examples of T tokens here
+    seen = padded.tokens_seen + padded.padding_tokens
+    assert seen == plain.tokens_seen if padding is FIXED else seen <= plain.tokens_seen
+
+
+def test_dynamic_padding_wastes_less_and_groups_of_equal_length_least(recipe, tokenizer):
+    shares = {}
+    for padding in (FIXED, DYNAMIC, GROUPED):
+        record = _short_run(recipe, padding)
+        shares[padding] = record.padding_tokens / (record.tokens_seen + record.padding_tokens)
+    assert shares[FIXED] > shares[DYNAMIC] > 2 * shares[GROUPED]
+
+
+def _short_run(recipe, padding):
+    from workbench.training import run
+
+    return run(replace(recipe, sequence_length=64, steps=6) | padding, device="cpu")
+
+
+def test_fixed_and_dynamic_padding_are_the_same_training(recipe, fine_tuned):
+    fixed, dynamic = fine_tuned(recipe | FIXED), fine_tuned(recipe | DYNAMIC)
+    assert dynamic.tokens_seen == fixed.tokens_seen
+    assert dynamic.losses == pytest.approx(fixed.losses, rel=2e-5)
+    assert dynamic.held_out_loss == pytest.approx(fixed.held_out_loss, rel=2e-5)
+
+
+@KINDS
+def test_it_learns_and_is_judged_on_the_same_held_out_blocks(recipe, fine_tuned, padding):
+    plain, padded = fine_tuned(recipe), fine_tuned(recipe | padding)
+    assert padded.held_out_loss_before == pytest.approx(plain.held_out_loss_before, rel=1e-6)
+    assert padded.held_out_loss < padded.held_out_loss_before - 0.1
+    assert padded.losses != plain.losses
+
+
+@KINDS
+def test_accumulation_weighs_every_real_token_alike(recipe, fine_tuned, padding):
+    whole = fine_tuned(recipe | padding)
+    split = fine_tuned(recipe | padding | GradientAccumulation(steps=4))
+    assert split.losses == pytest.approx(whole.losses, rel=2e-5)
+    assert split.tokens_seen == whole.tokens_seen
+
+
+def test_fixed_padding_takes_the_memory_of_full_blocks_or_more(recipe, fine_tuned):
+    plain, fixed = fine_tuned(recipe), fine_tuned(recipe | FIXED)
+    assert fixed.maximum_by_category[Category.ACTIVATIONS] >= plain.maximum_by_category[Category.ACTIVATIONS]
+
+
+def test_the_examples_keep_their_length_for_grouping(recipe, tokenizer):
+    blocks = corpus.make_blocks(corpus.load(recipe.corpus), tokenizer, T, 8)
+    rows = prepare_data(recipe | GROUPED, blocks)["train_dataset"]
+    assert rows["length"][:] == [len(ids) for ids in rows["input_ids"]]
+    arguments = (recipe | GROUPED).training_arguments()
+    assert arguments["train_sampling_strategy"] == "group_by_length"
+    assert arguments["length_column_name"] == "length"
+
+
+def test_what_does_not_fit_together_is_refused(recipe):
+    with pytest.raises(ConfigurationError, match="group_by_length changes nothing if every example is padded to T"):
+        Padding(dynamic=False, group_by_length=True)
+    with pytest.raises(ConfigurationError, match="brings a training set that is not the packed blocks"):
+        recipe | Padding() | Streaming()

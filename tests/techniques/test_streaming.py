@@ -1,0 +1,68 @@
+from dataclasses import replace
+
+import pytest
+
+from workbench import corpus, models
+from workbench.memory.categories import Category
+from workbench.techniques import GradientAccumulation, Streaming
+from workbench.trainer import prepare_data
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return models.load_tokenizer(models.locate("gpt2-tiny"))
+
+
+def streamed(recipe, tokenizer, **settings):
+    blocks = corpus.make_blocks(corpus.load(recipe.corpus), tokenizer, recipe.sequence_length, 8)
+    stream = prepare_data(recipe | Streaming(**settings), blocks)["train_dataset"]
+    return [tuple(row) for row in blocks.train["input_ids"]], [tuple(row["input_ids"]) for row in stream]
+
+
+@pytest.mark.parametrize("length", [32, 100])
+def test_unshuffled_it_gives_the_packed_blocks_in_the_order_of_the_text(recipe, tokenizer, length):
+    packed, stream = streamed(replace(recipe, sequence_length=length), tokenizer, shuffle_buffer=1)
+    assert stream == packed
+    assert len(packed) > 50
+
+
+def test_so_it_does_for_the_embedded_text_and_gpt2s_own_tokeniser(recipe):
+    shakespeare = replace(recipe, corpus="shakespeare", sequence_length=512)
+    packed, stream = streamed(shakespeare, models.gpt2_tokenizer(), shuffle_buffer=1)
+    assert stream == packed
+
+
+def test_shuffled_it_gives_the_same_blocks_in_an_order_of_the_seed(recipe, tokenizer):
+    orders = [streamed(replace(recipe, seed=seed), tokenizer, shuffle_buffer=16)[1] for seed in (0, 0, 1)]
+    packed, _ = streamed(recipe, tokenizer)
+    assert sorted(orders[0]) == sorted(orders[2]) == sorted(packed)
+    assert orders[0] == orders[1] != orders[2]
+
+
+def test_the_loss_is_that_of_other_batches_and_the_tokens_are_as_many(recipe, fine_tuned):
+    plain, stream = fine_tuned(recipe), fine_tuned(recipe | Streaming())
+    assert stream.tokens_seen == plain.tokens_seen
+    assert stream.losses != plain.losses
+    assert stream.losses == pytest.approx(plain.losses, rel=0.05)  # 256 tokens a step: batches differ by so much
+    assert stream.held_out_loss_before == plain.held_out_loss_before
+    assert stream.held_out_loss == pytest.approx(plain.held_out_loss, rel=0.02)
+
+
+def test_device_memory_does_not_change(recipe, fine_tuned):
+    plain, stream = fine_tuned(recipe), fine_tuned(recipe | Streaming())
+    batch = 2 * 8 * 32 * 8  # ids and labels; how many batches wait is not the same
+    assert abs(stream.peak_allocated_bytes - plain.peak_allocated_bytes) <= batch
+    for category in Category:
+        assert abs(stream.maximum_by_category[category] - plain.maximum_by_category[category]) <= batch
+
+
+def test_it_goes_on_after_the_end_of_the_text_in_whole_batches(recipe, fine_tuned, text_file, tmp_path):
+    short = tmp_path / "short.txt"
+    short.write_text(text_file.read_text(encoding="utf-8")[:1800], encoding="utf-8")
+    repeated = replace(recipe, corpus=str(short), steps=5)
+    record = fine_tuned(repeated | Streaming())
+    assert record.steps_done == 5
+    assert record.tokens_seen == 5 * 8 * 32
+    assert fine_tuned(repeated | Streaming() | GradientAccumulation(steps=2)).losses == pytest.approx(
+        record.losses, rel=2e-5
+    )

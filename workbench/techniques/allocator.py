@@ -1,0 +1,102 @@
+"""Settings of PyTorch's caching allocator on CUDA: how memory is asked of the driver, not how much is needed."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import ClassVar
+
+from workbench.errors import ConfigurationError
+from workbench.memory.categories import Category
+from workbench.settings import setting
+from workbench.techniques.base import Arguments, Fragment, Numerics, Technique
+
+VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # in the order in which PyTorch looks; the first is older
+
+
+@dataclass(frozen=True)
+class Allocator(Technique):
+    """Changes what is reserved, not what is allocated: fewer free bytes that no request fits into.
+
+    With expandable segments the allocator keeps one growing range of addresses and maps memory into it in pieces of
+    2 MiB, instead of separate segments between which nothing can be merged. `max_split_size_mb` keeps large free
+    blocks whole. Source: PyTorch's notes "CUDA semantics", section "Optimizing memory usage".
+
+    The variable is read once, when CUDA starts. A run sets and resets the same settings through the function that
+    PyTorch's own tests use, so that a baseline in the same process stays one; the script sets the variable.
+    """
+
+    expandable_segments: bool = setting(True, "one growing range of addresses instead of separate segments")
+    max_split_size_mb: int | None = setting(
+        None, "free blocks larger than this are not split; none: all may be", unit="MiB", minimum=21
+    )
+
+    name: ClassVar[str] = "allocator"
+    title: ClassVar[str] = "Allocator settings"
+    attacks: ClassVar[tuple[Category, ...]] = ()
+    costs: ClassVar[str] = "slower growth of the reserved memory, at the beginning"
+    numerics: ClassVar[Numerics] = Numerics.EXACT
+    family: ClassVar[str] = "kernels"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.expandable_segments and self.max_split_size_mb is None:
+            raise ConfigurationError(
+                f"{self.name}: these are PyTorch's defaults, nothing would change. Set one of the two."
+            )
+
+    @property
+    def configuration(self) -> str:
+        """As PyTorch reads it."""
+        split = f",max_split_size_mb:{self.max_split_size_mb}" if self.max_split_size_mb else ""
+        return f"expandable_segments:{self.expandable_segments}{split}"
+
+    def missing(self, device_type: str) -> str | None:
+        if device_type != "cuda":
+            return (
+                f"{self.name}: these are settings of PyTorch's allocator for CUDA. On this device ({device_type}) "
+                "there is none to set. Run it where there is a CUDA device."
+            )
+        theirs = _environment()
+        if "expandable_segments:True" in theirs and self.expandable_segments:
+            return (
+                f"{self.name}: the environment already sets {theirs!r}, for every run of this process, so the baseline "
+                f"would have it too. Unset {' and '.join(VARIABLES)} and start Python again."
+            )
+        return None
+
+    @contextmanager
+    def run_context(self) -> Iterator[None]:
+        import torch
+
+        torch.cuda.empty_cache()  # segments that exist stay as they are
+        apply(f"{_environment()},{self.configuration}")
+        try:
+            yield
+        finally:
+            torch.cuda.empty_cache()
+            apply(f"expandable_segments:False,{_environment()}")
+
+    def allocator_settings(self) -> Arguments:
+        """Raises ConfigurationError for a limit on splitting, which the model of the allocator does not know."""
+        if self.max_split_size_mb is not None:
+            raise ConfigurationError(
+                f"predict: {self.name}=max_split_size_mb is not in the model of the allocator. Measure it with `run`, "
+                "or predict expandable_segments alone."
+            )
+        return {"expandable_segments": self.expandable_segments}
+
+    def script(self) -> Fragment:
+        return Fragment(environment=((VARIABLES[0], self.configuration),))
+
+
+def _environment() -> str:
+    """What the user's own environment says to the allocator."""
+    return next((os.environ[name] for name in VARIABLES if name in os.environ), "")
+
+
+def apply(configuration: str) -> None:
+    """Set the allocator's settings in a process that may already use CUDA. Those not mentioned get their defaults."""
+    import torch
+
+    torch._C._accelerator_setAllocatorSettings(configuration.strip(","))

@@ -1,0 +1,31 @@
+"""Attention: whether the scores of every token against every other are kept, or computed again block by block."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from workbench.memory.categories import Category
+from workbench.settings import setting
+from workbench.techniques.base import Arguments, Numerics, Technique
+
+
+@dataclass(frozen=True)
+class Attention(Technique):
+    """Switches off what transformers does by default: `sdpa`, PyTorch's `scaled_dot_product_attention`.
+
+    `eager` computes attention step by step and keeps the probabilities of every layer, B · n_head · T² values, until
+    the backward pass. The fused kernels behind `sdpa` keep one number a row and compute the rest again: Dao et al.,
+    "FlashAttention", arXiv 2205.14135. Which kernel runs depends on device, dtype, mask and dropout: on the CPU, any
+    dropout in attention means the plain one, which keeps the probabilities too.
+    """
+
+    implementation: str = setting("eager", "how attention is computed; sdpa is the default", choices=("eager", "sdpa"))
+
+    name: ClassVar[str] = "attention"
+    title: ClassVar[str] = "Attention step by step"
+    attacks: ClassVar[tuple[Category, ...]] = ()
+    costs: ClassVar[str] = "memory: the probabilities of every layer, which grow with the square of the length"
+    numerics: ClassVar[Numerics] = Numerics.EXACT
+    family: ClassVar[str] = "kernels"
+
+    def model_arguments(self, arguments: Arguments) -> Arguments:
+        return {**arguments, "attn_implementation": self.implementation}

@@ -1,0 +1,73 @@
+"""Data loading: where the token blocks are kept, and which process makes batches of them."""
+
+import shutil
+import tempfile
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from workbench.errors import ConfigurationError
+from workbench.memory.categories import Category
+from workbench.settings import setting
+from workbench.techniques.base import Arguments, Capability, Fragment, Numerics, Technique
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+@dataclass(frozen=True)
+class DataLoading(Technique):
+    """The same batches in the same order, so the same losses; device memory is that of a batch, whoever makes it.
+
+    Memory-mapped blocks are pages of a file, read when touched and dropped when the machine needs the room (datasets
+    documentation, "Load"). Workers are processes that prepare the next batches meanwhile (`torch.utils.data`,
+    "Multi-process data loading"). Pinned memory, the default on CUDA, is copied to the device without a detour.
+    """
+
+    memory_mapped: bool = setting(True, "blocks in a file that is mapped, instead of in the process's own memory")
+    num_workers: int = setting(2, "processes that make batches; 0: the training process itself", minimum=0, maximum=64)
+    pin_memory: bool = setting(True, "on CUDA: batches wait in page-locked host memory, as they do by default")
+
+    name: ClassVar[str] = "data_loading"
+    title: ClassVar[str] = "Mapped blocks, worker processes"
+    attacks: ClassVar[tuple[Category, ...]] = ()
+    costs: ClassVar[str] = "host memory for each worker, and its start, at every epoch and evaluation"
+    numerics: ClassVar[Numerics] = Numerics.EXACT
+    family: ClassVar[str] = "data_loading"
+    forbids: ClassVar[frozenset[Capability]] = frozenset({Capability.STREAM})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.memory_mapped, self.num_workers, self.pin_memory) == (False, 0, True):
+            raise ConfigurationError(f"{self.name}: this is how every recipe loads its data. Change one of the three.")
+
+    def missing(self, device_type: str) -> str | None:
+        if not self.pin_memory and device_type != "cuda":
+            return (
+                f"{self.name}: memory is pinned for copies to a CUDA device; on this device ({device_type}) it never "
+                "is. Leave pin_memory true, or run it where there is a CUDA device."
+            )
+        return None
+
+    def dataset(self, dataset: "Dataset") -> "Dataset":
+        if not self.memory_mapped:
+            return dataset
+        from datasets import load_from_disk
+
+        folder = tempfile.mkdtemp(prefix="blocks-")
+        dataset.save_to_disk(folder)
+        mapped = load_from_disk(folder)
+        weakref.finalize(mapped, shutil.rmtree, folder, ignore_errors=True)
+        return mapped
+
+    def training_arguments(self, arguments: Arguments) -> Arguments:
+        unpinned = {} if self.pin_memory else {"dataloader_pin_memory": False}
+        return {**arguments, "dataloader_num_workers": self.num_workers, **unpinned}
+
+    def script(self) -> Fragment:
+        if not self.memory_mapped:
+            return Fragment()
+        return Fragment(
+            imports=("from datasets import load_from_disk",),
+            data=('train_dataset.save_to_disk("blocks")', 'train_dataset = load_from_disk("blocks")'),
+        )

@@ -1,0 +1,27 @@
+"""Fused GELU: the same activation function as one operation, which keeps its input and nothing else."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from workbench.memory.categories import Category
+from workbench.techniques.base import Arguments, Numerics, Technique
+
+
+@dataclass(frozen=True)
+class FusedGelu(Technique):
+    """GPT-2's `gelu_new` is written out in Python: x/2 · (1 + tanh(√(2/π) · (x + 0.044715 x³))).
+
+    Its backward pass keeps three intermediate results of shape (B, T, 4C) in every block: x/2, the tanh, and 1 + tanh.
+    `gelu_pytorch_tanh` is the same formula as one kernel of PyTorch's, `gelu(approximate="tanh")`, which keeps x alone.
+    Hendrycks and Gimpel, "Gaussian Error Linear Units (GELUs)", arXiv 1606.08415.
+    """
+
+    name: ClassVar[str] = "fused_gelu"
+    title: ClassVar[str] = "Fused GELU"
+    attacks: ClassVar[tuple[Category, ...]] = (Category.ACTIVATIONS,)
+    costs: ClassVar[str] = "nothing but another rounding"
+    numerics: ClassVar[Numerics] = Numerics.EXACT
+    family: ClassVar[str] = "kernels"
+
+    def model_arguments(self, arguments: Arguments) -> Arguments:
+        return {**arguments, "activation_function": "gelu_pytorch_tanh"}

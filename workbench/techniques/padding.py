@@ -1,0 +1,118 @@
+"""Padding: examples of unequal length, filled up to equal length, instead of blocks packed from the whole text."""
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from workbench.errors import ConfigurationError
+from workbench.memory.categories import Category
+from workbench.settings import setting
+from workbench.techniques.base import Arguments, Capability, Fragment, Numerics, Technique, TrainingText
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+@dataclass(frozen=True)
+class Padding(Technique):
+    """One example a paragraph (in a play: a speech), ended by the end-of-text token, in pieces if longer than T.
+
+    `dynamic` pads a batch to its longest example, otherwise all are padded to T ahead. `group_by_length` forms batches
+    of examples of about equal length, from random groups of 50 batches, each group from long to short (transformers'
+    `get_length_grouped_indices`): a run of fewer steps sees the longer examples only.
+
+    Padding is left out of attention and loss; the label -100 marks it, by position: whoever masks every label equal to
+    the padding token masks the real ends too, where the two are the same token, as they usually are with GPT-2.
+    """
+
+    dynamic: bool = setting(True, "pad to the longest example of the batch; false: always to T tokens")
+    group_by_length: bool = setting(False, "batches of examples of about equal length; needs dynamic padding")
+
+    name: ClassVar[str] = "padding"
+    title: ClassVar[str] = "Padded examples"
+    attacks: ClassVar[tuple[Category, ...]] = ()
+    costs: ClassVar[str] = "computation and memory for tokens that teach nothing"
+    numerics: ClassVar[Numerics] = Numerics.DIFFERENT
+    family: ClassVar[str] = "data_loading"
+    brings: ClassVar[frozenset[Capability]] = frozenset({Capability.TRAINING_SET})
+    forbids: ClassVar[frozenset[Capability]] = frozenset({Capability.TRAINING_SET})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.group_by_length and not self.dynamic:
+            raise ConfigurationError(
+                f"{self.name}: group_by_length changes nothing if every example is padded to T. Set dynamic to true."
+            )
+
+    def examples(self, text: TrainingText, seed: int) -> "Dataset":
+        from datasets import Dataset
+
+        rows = make_examples(text.text, text.tokenizer, text.sequence_length, text.batch)
+        if not rows:
+            raise ConfigurationError(
+                f"{self.name}: the text has fewer than {text.batch} paragraphs or pieces of {text.sequence_length} "
+                "tokens, not enough for one batch. Use a longer text or a smaller effective_batch_size."
+            )
+        if not self.dynamic:
+            rows = [pad_to(row, text.sequence_length) for row in rows]
+        return Dataset.from_list(rows)
+
+    def collator(self, collator: Callable[..., Any]) -> Callable[..., Any]:
+        return pad
+
+    def training_arguments(self, arguments: Arguments) -> Arguments:
+        grouped = {"train_sampling_strategy": "group_by_length", "length_column_name": "length"}
+        return {**arguments, **(grouped if self.group_by_length else {})}
+
+    def script(self) -> Fragment:
+        functions = (make_examples, pad) if self.dynamic else (make_examples, pad_to, pad)
+        fixed = () if self.dynamic else ("examples = [pad_to(row, SEQUENCE_LENGTH) for row in examples]",)
+        return Fragment(
+            imports=("import re", "from typing import Any"),
+            definitions=tuple("\n\n" + inspect.getsource(function) for function in functions),
+            data=(
+                "examples = make_examples(train_text, tokenizer, SEQUENCE_LENGTH, BATCH)",
+                *fixed,
+                "train_dataset = Dataset.from_list(examples)",
+                "data_collator = pad",
+            ),
+        )
+
+
+# The functions below are the exported script's too: they use nothing but what it imports.
+
+
+def make_examples(text: str, tokenizer: Any, length: int, batch: int) -> list[dict[str, Any]]:
+    """Paragraphs as rows of at most `length` tokens, each paragraph ended by the end-of-text token; whole batches."""
+    paragraphs = [paragraph.strip() for paragraph in re.split(r"\n\s*\n", text) if paragraph.strip()]
+    pieces = []
+    for tokens in tokenizer(paragraphs, verbose=False)["input_ids"]:
+        tokens = [*tokens, tokenizer.eos_token_id]
+        pieces += [tokens[start : start + length] for start in range(0, len(tokens), length)]
+    pieces = [piece for piece in pieces if len(piece) > 1]  # of a single token nothing is predicted
+    pieces = pieces[: len(pieces) // batch * batch]
+    return [{"input_ids": piece, "attention_mask": [1] * len(piece), "length": len(piece)} for piece in pieces]
+
+
+def pad_to(row: dict[str, Any], length: int) -> dict[str, Any]:
+    """A row with `length` tokens; the added ones are left out by the attention mask."""
+    padding = [0] * (length - len(row["input_ids"]))
+    return {**row, "input_ids": row["input_ids"] + padding, "attention_mask": row["attention_mask"] + padding}
+
+
+def pad(rows: list[dict[str, list[int]]]) -> dict[str, Any]:
+    """B rows to `input_ids`, `attention_mask` and `labels`, all (B, longest); what is padding is not predicted.
+
+    The padding token is 0, but any would do: no token attends to it, and its label is -100.
+    """
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+
+    ids = [torch.tensor(row["input_ids"]) for row in rows]
+    masks = [torch.tensor(row.get("attention_mask", [1] * len(row["input_ids"]))) for row in rows]
+    input_ids = pad_sequence(ids, batch_first=True, padding_value=0)
+    attention_mask = pad_sequence(masks, batch_first=True, padding_value=0)
+    labels = input_ids.masked_fill(attention_mask == 0, -100)
+    return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}

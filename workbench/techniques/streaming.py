@@ -1,0 +1,70 @@
+"""Streaming: the text is tokenised and packed while training runs; its tokens are never there as a whole."""
+
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from workbench.memory.categories import Category
+from workbench.settings import setting
+from workbench.techniques.base import Capability, Fragment, Numerics, Technique, TrainingText
+
+if TYPE_CHECKING:
+    from datasets import IterableDataset
+
+
+@dataclass(frozen=True)
+class Streaming(Technique):
+    """The same blocks as without, in another order: only `shuffle_buffer` blocks are there to choose the next from.
+
+    Host memory holds the buffer instead of the corpus. Device memory does not change: a batch is a batch. Datasets
+    documentation, "Stream"; `IterableDataset.shuffle` explains the buffer.
+    """
+
+    shuffle_buffer: int = setting(256, "blocks to choose the next one from; 1: the order of the text", minimum=1)
+
+    name: ClassVar[str] = "streaming"
+    title: ClassVar[str] = "Streaming"
+    attacks: ClassVar[tuple[Category, ...]] = ()
+    costs: ClassVar[str] = "a shuffle that is only local, and the tokeniser's time within every epoch"
+    numerics: ClassVar[Numerics] = Numerics.DIFFERENT
+    family: ClassVar[str] = "data_loading"
+    brings: ClassVar[frozenset[Capability]] = frozenset({Capability.TRAINING_SET, Capability.STREAM})
+    forbids: ClassVar[frozenset[Capability]] = frozenset({Capability.TRAINING_SET})
+
+    def examples(self, text: TrainingText, seed: int) -> "IterableDataset":
+        from datasets import IterableDataset
+
+        source = {"text": text.text, "tokenizer": text.tokenizer, "length": text.sequence_length, "batch": text.batch}
+        stream = IterableDataset.from_generator(stream_blocks, gen_kwargs=source)
+        return stream.shuffle(seed=seed, buffer_size=self.shuffle_buffer)
+
+    def script(self) -> Fragment:
+        return Fragment(
+            imports=(
+                "import re", "from collections.abc import Iterator", "from typing import Any",
+                "from datasets import IterableDataset",
+            ),
+            definitions=("\n\n" + inspect.getsource(stream_blocks),),
+            data=(
+                'source = {"text": train_text, "tokenizer": tokenizer, "length": SEQUENCE_LENGTH, "batch": BATCH}',
+                "train_dataset = IterableDataset.from_generator(stream_blocks, gen_kwargs=source)",
+                f"train_dataset = train_dataset.shuffle(seed=SEED, buffer_size={self.shuffle_buffer})",
+            ),
+        )  # fmt: skip
+
+
+def stream_blocks(text: str, tokenizer: Any, length: int, batch: int) -> Iterator[dict[str, list[int]]]:
+    """Blocks of `length` tokens, in whole batches; the exported script has this function too.
+
+    Paragraphs are tokenised one at a time. Cut between the two newlines that part them, they give exactly the tokens
+    of the whole text: GPT-2's tokeniser, which takes a newline before a word by itself, cuts there too.
+    """
+    tokens: list[int] = []
+    for paragraph in re.split(r"(?<=\S\n)(?=\n\S)", text):
+        tokens += tokenizer(paragraph, verbose=False)["input_ids"]
+        while len(tokens) >= batch * length:
+            for start in range(0, batch * length, length):
+                yield {"input_ids": tokens[start : start + length]}
+            del tokens[: batch * length]
