@@ -156,11 +156,16 @@ def sources() -> list[Path]:
     return [*(ROOT / "workbench").rglob("*.py"), *(ROOT / "notebooks").glob("*.ipynb")]
 
 
+# the pipe to a process that it started itself
+OWN_PROCESS = {"prediction_worker.py": {"pickle.load("}}
+
+
 def test_no_code_and_no_pickles_of_others_are_run():
     for path in sources():
         text = path.read_text(encoding="utf-8")
         assert not re.search(r"trust_remote_code\s*=\s*True|weights_only\s*=\s*False", text), path
-        assert not re.search(r"\bpickle\.loads?\(|\beval\(|\bexec\(", text.replace("model.eval(", "")), path
+        calls = re.findall(r"\bpickle\.loads?\(|(?<![.\w])eval\(|(?<![.\w])exec\(", text)
+        assert set(calls) <= OWN_PROCESS.get(path.name, set()), path
         for call in re.findall(r"torch\.load\([^)]*\)", text):
             assert "weights_only=True" in call, path
         for call in re.findall(r"Auto\w+\.from_pretrained\([^)]*\)", text) if path.suffix == ".py" else ():

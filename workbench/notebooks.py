@@ -107,8 +107,9 @@ def _cells(executed: Path) -> list[Any]:
 
 
 def _last_cell(executed: Path) -> int:
-    """The number of the last cell that was begun."""
-    return max([cell.execution_count or 0 for cell in _cells(executed)], default=0)
+    """The number of the last cell that was begun; of one whose kernel died there is no execution count."""
+    begun = enumerate((cell.metadata.get("papermill", {}).get("start_time") for cell in _cells(executed)), 1)
+    return max([number for number, start in begun if start], default=0)
 
 
 def _refuse_unfinished(path: Path, executed: Path) -> None:
