@@ -144,6 +144,7 @@ class Playground:
         """After an out-of-memory, a button for each change that is predicted to fit, which sets the controls to it."""
         if record.status is not Status.OOM:
             return
+        self.advice.children = (w.HTML("<p>Looking for changes that would fit …</p>"),)
         diagnosis = diagnose(record)
         cause = w.HTML(f"<p>{escaped(diagnosis.cause)}</p>")
         offers = diagnosis.changes or ((diagnosis.closest,) if diagnosis.closest else ())
