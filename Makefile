@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help run test test-long bench lint lab format clean
+.PHONY: help run test test-long bench lock lint lab format clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-10s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -12,13 +12,17 @@ run: .venv/ready  ## execute all notebooks, print the comparison, build build/ga
 	$(BIN)/python -m workbench compare
 
 test: .venv/ready lint  ## everything that CI runs: linters, types, import layers, tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 test-long: .venv/ready  ## kills, soak and fuzz, with their figures printed (about 10 minutes)
 	$(BIN)/python -m pytest -m long -s --durations=0
 
 bench: .venv/ready  ## how fast predictions are, on a quiet machine
 	$(BIN)/python tests/benchmarks/prediction.py
+
+lock: .venv/ready  ## write the hashed lock files anew, after a change of requirements.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check uv==0.13.9
+	$(BIN)/python tests/lock.py
 
 lint: .venv/ready  ## ruff, mypy, import layers, notebooks without outputs
 	$(BIN)/ruff check .

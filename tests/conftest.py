@@ -19,6 +19,9 @@ torch.set_num_threads(1)  # the models are so small that threads wait for each o
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:  # a file shares its fixtures, so it stays in one process; a notebook is a group of its own
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
     if torch.cuda.is_available():
         return
     for item in items:

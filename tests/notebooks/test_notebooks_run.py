@@ -21,7 +21,10 @@ QUICK = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
+EVERY = [pytest.param(p, id=p.stem, marks=pytest.mark.xdist_group(p.stem)) for p in sorted(NOTEBOOKS.glob("*.ipynb"))]
+
+
+@pytest.fixture(scope="module", params=EVERY)
 def executed(request, tmp_path_factory, text_file, model_name) -> tuple[Path, Path, list[Record]]:
     folder = tmp_path_factory.mktemp(request.param.stem)
     with pytest.MonkeyPatch.context() as patch:
