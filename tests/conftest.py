@@ -18,6 +18,7 @@ END_OF_TEXT_ID = 0
 torch.set_num_threads(1)  # the models are so small that threads wait for each other, above all on a busy machine
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:  # a file shares its fixtures, so it stays in one process; a notebook is a group of its own
         if item.get_closest_marker("xdist_group") is None:

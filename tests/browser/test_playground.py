@@ -162,7 +162,7 @@ def test_every_lessons_widget_renders(open_notebook, lab, path):
     widget = [cell for cell in notebook.cells if "widget" in cell.metadata.tags and cell.cell_type == "code"]
     if not widget:
         pytest.skip("has no technique to toggle")
-    source = "from workbench import Recipe\nrecipe = Recipe(model='gpt2-tiny')\n" + widget[0].source
+    source = "from workbench import Recipe\nrecipe, gpu = Recipe(model='gpt2-tiny'), 't4'\n" + widget[0].source
     small = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)], metadata=notebook.metadata)
     nbformat.write(small, lab[1] / f"widget-{path.stem}.ipynb")
     page = open_notebook(f"widget-{path.stem}.ipynb")
