@@ -126,6 +126,7 @@ def _refuse_unfinished(path: Path, executed: Path) -> None:
 def to_html(executed: Path, output: Path) -> Path:
     """A page that needs no network: pictures inline, formulas as MathML."""
     notebook = nbformat.read(str(executed), as_version=4)
+    notebook.metadata.pop("widgets", None)  # their state would bring along a script from the network, for no view
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = _with_mathml(cell.source)

@@ -114,3 +114,6 @@ def _forget_results() -> None:
     shell = _shell()
     if shell is not None:
         shell.displayhook.flush()  # Out, _, __ and ___
+        shell.last_execution_result = None
+        for name in ("_", "__", "___"):
+            shell.user_ns.pop(name, None)

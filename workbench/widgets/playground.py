@@ -43,7 +43,7 @@ class Playground:
         self.cap = w.Text(
             description="memory cap", placeholder="none, or as 200MiB", style={"description_width": "7em"}
         )
-        self.progress = w.IntProgress(min=0, max=1, layout=w.Layout(width="12em"))
+        self.progress = w.IntProgress(min=0, max=1, layout=w.Layout(width="12em", flex="0 0 12em"))
         self.words = w.HTML("<p>Nothing is running.</p>")
         self.live = w.HTML(layout=w.Layout(min_height="22em"))
         self.advice = w.VBox()
