@@ -23,6 +23,7 @@ from workbench.memory.meter import MemoryReport, Meter
 from workbench.recipe import Recipe
 from workbench.shadow.prediction import Prediction
 from workbench.techniques import parse_technique
+from workbench.techniques.base import TrainingText
 from workbench.trainer import assemble, prepare_data, prepare_model, training_arguments
 
 MEAN, WORST = 0.01, 0.025
@@ -114,7 +115,8 @@ def _real(recipe: Recipe, folder: Path) -> tuple[int, MemoryReport]:
         arguments = training_arguments(recipe, 1e-4, torch.device("cpu"), folder / "trainer")
         arguments.eval_on_start = False
         meter = Meter(model, before_bytes=0)
-        trainer = assemble(recipe, model, prepare_data(recipe, Blocks(rows, rows)), arguments, meter, [])
+        text = TrainingText("", models.load_tokenizer(source), recipe.sequence_length, recipe.effective_batch_size)
+        trainer = assemble(recipe, model, prepare_data(recipe, Blocks(rows, rows, text)), arguments, meter, [])
         storages = {p.untyped_storage()._cdata: p.untyped_storage().nbytes() for p in model.parameters()}
         gc.collect()  # else an earlier run's tensors would be freed, and subtracted, in this one
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler, meter:

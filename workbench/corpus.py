@@ -33,8 +33,6 @@ END_OF_TEXT = "<|endoftext|>"
 IN_MEMORY_CHARACTERS = 1 << 24
 PIECE_CHARACTERS = 1 << 18
 BLOCKS_AT_A_TIME = 1024
-KEPT_TEXTS = 4
-_kept: dict[tuple[Any, ...], "Dataset"] = {}
 
 
 @dataclass(frozen=True)
@@ -248,7 +246,7 @@ def make_blocks(corpus: Corpus, tokenizer: "PreTrainedTokenizerBase", sequence_l
     from datasets import Dataset
 
     if isinstance(corpus.train, str):
-        train = _held(corpus, tokenizer, sequence_length)
+        train = Dataset.from_dict({"input_ids": list(_cut([corpus.train], tokenizer, sequence_length))})
     else:
         train = Dataset.from_file(str(_tokenised(corpus, corpus.train, tokenizer, sequence_length)))
     held_out = list(
@@ -269,18 +267,6 @@ def make_blocks(corpus: Corpus, tokenizer: "PreTrainedTokenizerBase", sequence_l
         Dataset.from_dict({"input_ids": held_out}),
         TrainingText(corpus.train if isinstance(corpus.train, str) else "", tokenizer, sequence_length, batch),
     )
-
-
-def _held(corpus: Corpus, tokenizer: "PreTrainedTokenizerBase", length: int) -> "Dataset":
-    """The training blocks in memory; the last few are kept, since one text is mostly trained on again and again."""
-    from datasets import Dataset
-
-    key = (corpus.train, tokenizer.backend_tokenizer.to_str(), tokenizer.eos_token, length)
-    if key not in _kept:
-        while len(_kept) >= KEPT_TEXTS:
-            del _kept[next(iter(_kept))]
-        _kept[key] = Dataset.from_dict({"input_ids": list(_cut([str(corpus.train)], tokenizer, length))})
-    return _kept[key]
 
 
 def _cut(text: Iterable[str], tokenizer: "PreTrainedTokenizerBase", length: int) -> Iterator[list[int]]:
