@@ -1,5 +1,6 @@
 """What the tests share: a GPT-2 of 0.4 M parameters made from a config, a short text, and runs that are made once."""
 
+import gc
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -71,6 +72,10 @@ def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def recipe(model_name: str, text_file: Path) -> Recipe:
     """Six steps of a batch of 8 × 32 tokens, no techniques, a learning rate at which the loss moves."""
+    import workbench.training  # noqa: F401  # with all its libraries
+
+    gc.collect()
+    gc.freeze()  # or every run would walk the half million objects of the libraries again and again
     return Recipe(
         model=model_name, corpus=str(text_file), effective_batch_size=8, sequence_length=32, steps=6,
         learning_rate=3e-3, dropout=0.0,

@@ -147,7 +147,7 @@ def test_help_is_light_and_teaches():
 
 def test_an_interrupt_ends_with_130(quick):
     done = subprocess.run(
-        [sys.executable, "-c", "import sys, workbench.training as t, workbench.__main__ as m\n"
+        [sys.executable, "-c", "import sys, workbench.trainer as t, workbench.__main__ as m\n"
          "def stop(*a, **k): raise KeyboardInterrupt\n"
          "t.SeamTrainer.training_step = stop\n"
          "sys.exit(m.main(sys.argv[1:]))", "run", *quick],

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from workbench import corpus, models, training
+from workbench import corpus, execution, models, training
 from workbench.errors import ConfigurationError, UnavailableError
 from workbench.memory.allocators import live_tensor_bytes
 from workbench.recipe import Recipe
@@ -123,7 +123,7 @@ def test_memory_adds_up(recipe, fine_tuned):
 
 def test_speed_leaves_the_warm_up_out(recipe, fine_tuned, three):
     record = fine_tuned(recipe)
-    assert record.timed_steps == recipe.steps - training.WARM_UP_STEPS
+    assert record.timed_steps == recipe.steps - execution.WARM_UP_STEPS
     assert record.tokens_per_s == pytest.approx(8 * 32 / record.step_time_s)
     short = fine_tuned(three)
     assert (short.timed_steps, short.step_time_s, short.tokens_per_s) == (0, None, None)

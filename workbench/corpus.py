@@ -7,8 +7,9 @@ needed, and its token blocks lie in an Arrow file, memory-mapped.
 import hashlib
 import os
 import re
+from array import array
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 HELD_OUT_SHARE = 0.1
-HELD_OUT_TOKENS = 8192
+HELD_OUT_TOKENS = 4096
 HELD_OUT_CHARACTERS = 1 << 20  # far more than HELD_OUT_TOKENS need
 PROMPT_CHARACTERS = 100
 END_OF_TEXT = "<|endoftext|>"
@@ -246,7 +247,9 @@ def make_blocks(corpus: Corpus, tokenizer: "PreTrainedTokenizerBase", sequence_l
     from datasets import Dataset
 
     if isinstance(corpus.train, str):
-        train = Dataset.from_dict({"input_ids": list(_cut([corpus.train], tokenizer, sequence_length))})
+        ids = _ids(corpus.train, _Tokenizer(_state(tokenizer), tokenizer))
+        starts = range(0, len(ids) - sequence_length + 1, sequence_length)
+        train = Dataset.from_dict({"input_ids": [ids[i : i + sequence_length].tolist() for i in starts]})
     else:
         train = Dataset.from_file(str(_tokenised(corpus, corpus.train, tokenizer, sequence_length)))
     held_out = list(
@@ -269,12 +272,37 @@ def make_blocks(corpus: Corpus, tokenizer: "PreTrainedTokenizerBase", sequence_l
     )
 
 
-def _cut(text: Iterable[str], tokenizer: "PreTrainedTokenizerBase", length: int) -> Iterator[list[int]]:
-    rest: list[int] = []
+def _state(tokenizer: "PreTrainedTokenizerBase") -> str:
+    """Equal for tokenizers that give a text the same tokens."""
+    return f"{tokenizer.backend_tokenizer.to_str()} {tokenizer.eos_token}"
+
+
+@dataclass(frozen=True)
+class _Tokenizer:
+    state: str
+    own: "PreTrainedTokenizerBase" = field(compare=False)
+
+
+@lru_cache(maxsize=1)
+def _ids(text: str, tokenizer: _Tokenizer) -> "array[int]":
+    """The tokens of a whole text, four bytes each; the runs of a notebook share them."""
+    ids = array("i")
+    for some in _tokens([text], tokenizer.own):
+        ids.extend(some)
+    return ids
+
+
+def _tokens(text: Iterable[str], tokenizer: "PreTrainedTokenizerBase") -> Iterator[list[int]]:
     for piece in _pieces(text):
         if tokenizer.eos_token not in (END_OF_TEXT, None):
             piece = piece.replace(END_OF_TEXT, str(tokenizer.eos_token))
-        rest += tokenizer(piece, verbose=False)["input_ids"]
+        yield tokenizer(piece, verbose=False)["input_ids"]
+
+
+def _cut(text: Iterable[str], tokenizer: "PreTrainedTokenizerBase", length: int) -> Iterator[list[int]]:
+    rest: list[int] = []
+    for some in _tokens(text, tokenizer):
+        rest += some
         whole = len(rest) // length * length
         yield from (rest[i : i + length] for i in range(0, whole, length))
         rest = rest[whole:]
@@ -304,7 +332,7 @@ def _pieces(text: Iterable[str]) -> Iterator[str]:
 
 def _tokenised(corpus: Corpus, text: Stream, tokenizer: "PreTrainedTokenizerBase", length: int) -> Path:
     """The Arrow file of the blocks, made once for a text, a tokenizer and a length."""
-    state = f"{corpus.sha256} {tokenizer.backend_tokenizer.to_str()} {tokenizer.eos_token} {length}"
+    state = f"{corpus.sha256} {_state(tokenizer)} {length}"
     path = runs_folder() / "tokens" / f"{hashlib.sha256(state.encode()).hexdigest()[:24]}.arrow"
     if path.exists():
         return path

@@ -141,9 +141,12 @@ def _answer(function: str, args: tuple[Any, ...]) -> tuple[str, Any]:
 
 
 def _predict(*args: Any) -> Any:
+    import workbench.shadow.step  # noqa: F401  # with all its libraries
+    from workbench.memory.allocators import collecting_only_what_is_new
     from workbench.shadow.prediction import compute
 
-    return compute(*args)
+    with collecting_only_what_is_new():
+        return compute(*args)
 
 
 def _processor_time() -> float:

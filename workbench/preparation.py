@@ -107,6 +107,25 @@ def _refuse_unmergeable(plan: Plan) -> None:
             )
 
 
+def check_resuming(recipe: Recipe, checkpoint_every: int | None, resume: bool, longest_first: bool) -> None:
+    """Raises ConfigurationError if a run could not write the checkpoints asked of it, or not go on from them."""
+    if checkpoint_every is not None and checkpoint_every < 1:
+        raise ConfigurationError(f"checkpoint_every must be at least 1 step, got {checkpoint_every}.")
+    if not resume and checkpoint_every is None:
+        return
+    if longest_first:
+        raise ConfigurationError(
+            "longest_first: it changes the order of the examples, which a resumed run could not go on with. Leave out "
+            "resume and checkpoint_every, or longest_first once you know that it fits."
+        )
+    for technique in recipe.techniques:
+        if not technique.can_be_resumed:
+            raise ConfigurationError(
+                f"checkpoint_every: {technique.name} keeps what training needs where a checkpoint does not reach. "
+                f"Leave out resume and checkpoint_every, or {technique.name}."
+            )
+
+
 def check_machine(plan: Plan) -> None:
     """Raises UnavailableError if a technique needs a device or a package that is not here."""
     for technique in plan.recipe.techniques:

@@ -19,9 +19,13 @@ def panel(lab, model_name, text_file):
         "import torch\ntorch.set_num_threads(1)\nfrom workbench import Playground, Recipe\n"
         f"Playground(Recipe(model={model_name!r}, corpus={str(text_file)!r}, sequence_length=32, steps=400))"
     )
+    write_panel(folder / "panel.ipynb", source)
+
+
+def write_panel(path, source):
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
     notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    nbformat.write(notebook, folder / "panel.ipynb")
+    nbformat.write(notebook, path)
 
 
 @pytest.fixture
@@ -46,6 +50,13 @@ def status(page):
 
 def wait_for_status(page, words, timeout=60_000):
     output(page).locator('[role="status"]', has_text=re.compile(words)).wait_for(timeout=timeout)
+
+
+def choose_theme(page, name):
+    page.get_by_role("menuitem", name="Settings", exact=True).click()
+    page.locator(".lm-Menu-itemLabel", has_text=re.compile("^Theme$")).hover()
+    page.locator(".lm-Menu-itemLabel", has_text=re.compile(f"^{name}$")).click()
+    page.wait_for_timeout(800)
 
 
 def test_a_toggle_changes_gauge_and_words(page, screenshot):
@@ -146,25 +157,52 @@ def test_nothing_is_cut_off_in_light_and_dark(page, browser, screenshot, width):
         ".filter(e => e.scrollWidth > e.clientWidth + 2).length"
     )
     screenshot(page, f"playground-{width}")
-    page.get_by_role("menuitem", name="Settings", exact=True).click()
-    page.locator(".lm-Menu-itemLabel", has_text=re.compile("^Theme$")).hover()
-    page.locator(".lm-Menu-itemLabel", has_text=re.compile("^JupyterLab Dark$")).click()
-    page.wait_for_timeout(800)
+    choose_theme(page, "JupyterLab Dark")
     screenshot(page, f"playground-{width}-dark")
     assert wide == 0
     assert browser.strangers == []
 
 
-@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("[01]*.ipynb")), ids=lambda path: path.stem)
-def test_every_lessons_widget_renders(open_notebook, lab, path):
-    """The cells up to the recipe, then the widget's: the trainings between them are other tests' business."""
-    notebook = nbformat.read(path, as_version=4)
-    widget = [cell for cell in notebook.cells if "widget" in cell.metadata.tags and cell.cell_type == "code"]
-    if not widget:
-        pytest.skip("has no technique to toggle")
-    source = "from workbench import Recipe\nrecipe, gpu = Recipe(model='gpt2-tiny'), 't4'\n" + widget[0].source
-    small = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)], metadata=notebook.metadata)
-    nbformat.write(small, lab[1] / f"widget-{path.stem}.ipynb")
-    page = open_notebook(f"widget-{path.stem}.ipynb")
-    output(page).get_by_role("checkbox").first.wait_for()
-    output(page).get_by_text(re.compile("Fits.|Does not fit")).first.wait_for()
+def test_every_lessons_widget_renders(open_notebook, lab):
+    """The widget's cell of each, in one notebook: the trainings before it are other tests' business."""
+    lessons = {path.stem: nbformat.read(path, as_version=4) for path in sorted(NOTEBOOKS.glob("[01]*.ipynb"))}
+    cells = {
+        stem: cell.source
+        for stem, lesson in lessons.items()
+        for cell in lesson.cells
+        if "widget" in cell.metadata.tags and cell.cell_type == "code"
+    }
+    assert {stem for stem in lessons if "01" < stem < "14"} - {"01_baseline"} == set(cells)
+    setup = "from workbench import Recipe\nrecipe, gpu = Recipe(model='gpt2-tiny'), 't4'"
+    both = nbformat.v4.new_notebook(metadata=next(iter(lessons.values())).metadata)
+    both.cells = [nbformat.v4.new_code_cell(source) for source in (setup, *cells.values())]
+    nbformat.write(both, lab[1] / "widgets.ipynb")
+    page = open_notebook("widgets.ipynb")
+    for number, stem in enumerate(cells, 1):
+        cell = page.locator(".jp-CodeCell").nth(number)
+        cell.scroll_into_view_if_needed()  # JupyterLab draws what is in sight
+        shown = cell.locator(OUTPUT)
+        shown.get_by_role("checkbox").first.wait_for()
+        shown.get_by_text(re.compile("Fits.|Does not fit")).first.wait_for()
+        assert shown.get_by_role("img").count(), stem
+
+
+@pytest.mark.long
+def test_the_pictures_of_the_readme(open_notebook, lab, screenshot):
+    """Looked at by eye, then copied to data/pictures: what a T4 needs, and a training of the embedded model."""
+    recipe = "Recipe(model='random:gpt2', effective_batch_size=8, sequence_length=1024)"
+    write_panel(lab[1] / "needs.ipynb", f"from workbench import Playground, Recipe\nPlayground({recipe}, gpu='t4')")
+    write_panel(lab[1] / "trains.ipynb", "from workbench import Playground\nPlayground(gpu='t4')")
+    page = open_notebook("needs.ipynb")
+    page.set_viewport_size({"width": 1280, "height": 1000})
+    page.keyboard.press("Control+b")
+    output(page).get_by_text(re.compile("Does not fit, over by")).wait_for()
+    output(page).get_by_label("Gradient checkpointing", exact=True).check()
+    output(page).get_by_text(re.compile("Fits.")).wait_for()
+    screenshot(page, "readme-needs")
+    page = open_notebook("trains.ipynb")
+    page.set_viewport_size({"width": 1280, "height": 1000})
+    choose_theme(page, "JupyterLab Dark")
+    button(page, "Start").click()
+    wait_for_status(page, "ok. Held-out loss")
+    screenshot(page, "readme-trains")

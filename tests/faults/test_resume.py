@@ -12,10 +12,11 @@ import torch
 
 from workbench import checkpoints
 from workbench.errors import ConfigurationError
+from workbench.execution import _Watch
 from workbench.record import Status, read_all
 from workbench.store import checkpoint_folder
-from workbench.techniques import GradientAccumulation, GradientCheckpointing, Lora
-from workbench.training import _Watch, run
+from workbench.techniques import GradientAccumulation, GradientCheckpointing, Lora, OptimizerOffloading
+from workbench.training import run
 
 STEPS, EVERY = 7, 2
 
@@ -109,6 +110,16 @@ def test_another_recipe_is_refused_before_the_model_loads(dropping, stopped_afte
 def test_an_impossible_interval_is_refused(dropping, every):
     with pytest.raises(ConfigurationError, match="checkpoint_every must be at least 1 step"):
         run(dropping, device="cpu", checkpoint_every=every)
+
+
+@pytest.mark.parametrize(
+    "options", [{"resume": True}, {"checkpoint_every": EVERY}], ids=lambda options: next(iter(options))
+)
+def test_states_that_a_checkpoint_does_not_reach_are_refused_before_the_model_loads(dropping, monkeypatch, options):
+    monkeypatch.setattr("workbench.models.load", lambda *_, **__: pytest.fail("the model was loaded"))
+    with pytest.raises(ConfigurationError, match="optimizer_offloading keeps what training needs where a checkpoint"):
+        run(dropping | OptimizerOffloading(to="disk"), device="cpu", **options)
+    assert read_all() == []
 
 
 def test_a_truncated_checkpoint_is_passed_over_for_the_one_before(dropping, fine_tuned, stopped_after, runs_folder):

@@ -1,4 +1,4 @@
-"""Texts that cannot be used, through the Python API, the command line and papermill."""
+"""Texts that cannot be used, through the Python API and the command line; in notebooks: test_in_notebooks.py."""
 
 import gzip
 import os
@@ -6,11 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import nbformat
 import pytest
 
 from workbench import corpus, models, texts
-from workbench.__main__ import main
 from workbench.errors import ConfigurationError, UnavailableError
 from workbench.training import run
 
@@ -222,22 +220,3 @@ def test_no_room_for_the_tokens_of_a_long_text(tmp_path, monkeypatch, recipe, ea
         run(recipe, device="cpu")
     assert not list((runs_folder / "tokens").iterdir())
     assert (runs_folder / f"{earlier.id}.json").exists()
-
-
-def test_papermill_tells_it_too(tmp_path, monkeypatch, capsys):
-    """The cell raises it, the command ends with code 1, and the executed notebook holds what ran until then."""
-    make, words = FAULTS["no text column"]
-    book = nbformat.v4.new_notebook(
-        metadata={"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    )
-    cells = ("corpus: str = 'x'", "print('so far')", "from workbench import corpus as own\nown.load(corpus)")
-    book.cells = [nbformat.v4.new_code_cell(cell) for cell in cells]
-    book.cells[0].metadata["tags"] = ["parameters"]
-    nbformat.write(book, tmp_path / "lesson.ipynb")
-    monkeypatch.setattr("workbench.notebooks.NOTEBOOKS", tmp_path)
-    monkeypatch.setattr("workbench.notebooks.build.__defaults__", ((), None, False, tmp_path / "build", None))
-    assert main(["notebooks", "lesson", "-p", "corpus", make(tmp_path)]) == 1
-    told = capsys.readouterr().err
-    for word in ("error: lesson.ipynb, cell 4: ConfigurationError: corpus: ", *words):
-        assert word in told
-    assert "so far" in (tmp_path / "build" / "notebooks" / "lesson.ipynb").read_text()

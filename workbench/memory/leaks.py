@@ -117,3 +117,4 @@ def _forget_results() -> None:
         shell.last_execution_result = None
         for name in ("_", "__", "___"):
             shell.user_ns.pop(name, None)
+            shell.user_ns_hidden.pop(name, None)  # IPython notes here, with the value, what it put there itself

@@ -118,6 +118,11 @@ class Technique:
         """Positions of the model that the technique takes, in each sequence, beside its T tokens."""
         return 0
 
+    @property
+    def can_be_resumed(self) -> bool:
+        """Whether a checkpoint of the Trainer holds all that training needs to go on."""
+        return True
+
     def settings(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
 

@@ -125,7 +125,9 @@ def streaming_adamw(parameters: Iterable[Any], states: Any, chunk: int, fused: b
 
         def state_dict(self) -> Any:
             if self.state:
-                raise NotImplementedError("the optimizer states are offloaded and cannot be saved in a checkpoint")
+                raise NotImplementedError(
+                    "the optimizer states are offloaded and cannot be saved in a checkpoint: set save_strategy='no'"
+                )
             return super().state_dict()
 
     return StreamingAdamW(parameters, options)
@@ -163,6 +165,10 @@ class OptimizerOffloading(Technique):
                 "leaves empty tensors in the model: its parameters could not be counted, sampled or saved here. Use "
                 "backend:pytorch,to:disk."
             )
+
+    @property
+    def can_be_resumed(self) -> bool:
+        return False  # the moments are on the host or on a disk, and the optimizer's state holds their places alone
 
     def missing(self, device_type: str) -> str | None:
         if self.to == "cpu" and device_type != "cuda":

@@ -6,21 +6,20 @@ from math import ceil
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from workbench.errors import ConfigurationError
 from workbench.memory.categories import Category
 from workbench.settings import setting
-from workbench.techniques.base import Arguments, Capability, Fragment, Numerics, Technique
+from workbench.techniques.base import Arguments, Capability, Fragment, Technique
+from workbench.techniques.low_rank import LowRank
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
 SCALED, SCALES_SCALED = 64, 256  # numbers that share a scale, and scales that do (bitsandbytes 0.50)
-MATRICES = ("c_attn", "c_fc", "c_proj")
 
 
 @dataclass(frozen=True)
-class Qlora(Technique):
+class Qlora(LowRank):
     """The matrices of all blocks are stored as 4-bit numbers with a scale for every 64; A and B of LoRA in fp32.
 
     Dettmers et al., "QLoRA: Efficient Finetuning of Quantized LLMs", arXiv 2305.14314; bitsandbytes does it, and its
@@ -29,10 +28,6 @@ class Qlora(Technique):
     8-bit numbers with a scale of their own for every 256. The learning rate is that of LoRA.
     """
 
-    rank: int = setting(8, "rank of the update", minimum=1)
-    alpha: float = setting(16.0, "scale: the update is multiplied by alpha / rank", minimum=0.001)
-    dropout: float = setting(0.0, "dropout before A", minimum=0.0, maximum=0.9)
-    targets: str = setting("c_attn", "matrices to adapt, joined by +, out of " + ", ".join(MATRICES))
     format: str = setting("nf4", "the sixteen numbers that 4 bits stand for", choices=("nf4", "fp4"))
     double_quantization: bool = setting(True, "quantize the scales too")
     compute: str = setting("float32", "what the matrices are turned into for use", choices=("float32", "bfloat16"))
@@ -42,21 +37,7 @@ class Qlora(Technique):
     family: ClassVar[str] = "adapters"
     attacks: ClassVar[tuple[Category, ...]] = (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER_STATES)
     costs: ClassVar[str] = "capacity; weights rounded to 4 bits, and turned back at every use"
-    numerics: ClassVar[Numerics] = Numerics.DIFFERENT
     brings: ClassVar[frozenset[Capability]] = frozenset({Capability.ADAPTER, Capability.QUANTIZED_WEIGHTS})
-    forbids: ClassVar[frozenset[Capability]] = frozenset({Capability.ADAPTER})
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        wrong = [target for target in self.targets.split("+") if target not in MATRICES]
-        if wrong:
-            raise ConfigurationError(
-                f"qlora: GPT-2 has no matrix {wrong[0]!r}. Choose from {', '.join(MATRICES)}, joined by +."
-            )
-
-    @property
-    def learning_rate_factor(self) -> float:
-        return 10.0
 
     def missing(self, device_type: str) -> str | None:
         if find_spec("bitsandbytes") is None:
@@ -83,26 +64,11 @@ class Qlora(Technique):
                 module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]  # an attribute, no parameter
         return self.adapted(model)
 
-    def adapted(self, model: "PreTrainedModel") -> "PreTrainedModel":
-        """The quantized model with A and B beside its matrices."""
-        from peft import LoraConfig, get_peft_model
-
-        config = LoraConfig(
-            task_type="CAUSAL_LM",
-            r=self.rank,
-            lora_alpha=self.alpha,
-            lora_dropout=self.dropout,
-            target_modules=self.targets.split("+"),
-            fan_in_fan_out=True,  # of no effect here, but the adapter may be loaded on a Conv1D
-        )
-        return get_peft_model(model, config)  # type: ignore[no-any-return]
-
     def stand_in(self) -> Technique:
         """bitsandbytes quantizes while it loads, and multiplies in kernels of its own, which are not traced."""
         return Traced(**self.settings())
 
     def script(self) -> Fragment:
-        targets = ", ".join(f'"{target}"' for target in self.targets.split("+"))
         return Fragment(
             imports=("from peft import LoraConfig, get_peft_model", "from transformers import BitsAndBytesConfig"),
             definitions=(
@@ -119,15 +85,7 @@ class Qlora(Technique):
                 '    if hasattr(module, "support_avx512bf16_for_cpu"):',
                 "        # else an evaluation repacks the weights for a kernel without a backward pass",
                 "        module.support_avx512bf16_for_cpu = False",
-                "adapter = LoraConfig(",
-                '    task_type="CAUSAL_LM",',
-                f"    r={self.rank},",
-                f"    lora_alpha={self.alpha},",
-                f"    lora_dropout={self.dropout},",
-                f"    target_modules=[{targets}],",
-                "    fan_in_fan_out=True,  # of no effect here, but the adapter may be loaded on a Conv1D",
-                ")",
-                "model = get_peft_model(model, adapter)",
+                *self.lines(),
             ),
         )
 
