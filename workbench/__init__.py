@@ -8,6 +8,7 @@
 Importing the package is light: torch and transformers come with the first name that needs them.
 """
 
+import gc
 import logging
 from importlib import import_module
 from typing import Any
@@ -40,12 +41,23 @@ _MODULES = ("compatibility", "corpus", "devices", "forecasts", "models", "plots"
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return import_module(f"workbench.{name}")
+        return _imported(name)
     if name not in _HOMES:
         raise AttributeError(f"module 'workbench' has no attribute {name!r}")
-    value = getattr(import_module(f"workbench.{_HOMES[name]}"), name)
+    value = getattr(_imported(_HOMES[name]), name)
     globals()[name] = value  # a submodule of the same name must not win later
     return value
+
+
+def _imported(module: str) -> Any:
+    """Without garbage collections: the libraries are half a million objects, and none of them is thrown away."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return import_module(f"workbench.{module}")
+    finally:
+        if collects:
+            gc.enable()
 
 
 def __dir__() -> list[str]:

@@ -1,9 +1,13 @@
 """Run the notebooks headless with papermill and build the gallery: executed, self-contained HTML that opens offline."""
 
 import html
+import os
 import re
+import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -72,16 +76,18 @@ def execute(
     accepted = {name: value for name, value in parameters.plain(given or {}).items() if name in known}
     parameters.check([path], accepted)
     try:
-        papermill.execute_notebook(
-            str(path),
-            str(output),
-            parameters=accepted,
-            cwd=str(path.parent),
-            progress_bar=progress,
-            kernel_name="python3",
-            execution_timeout=timeout_s,
-            extra_arguments=["--IPKernelApp.log_level=40"],
-        )
+        with _own_temporary_folder():
+            papermill.execute_notebook(
+                str(path),
+                str(output),
+                parameters=accepted,
+                cwd=str(path.parent),
+                progress_bar=progress,
+                kernel_name="python3",
+                execution_timeout=timeout_s,
+                extra_arguments=["--IPKernelApp.log_level=40"],
+                shutdown_kernel="immediate",  # a kernel takes two seconds to end by itself
+            )
     except PapermillExecutionError as error:
         raise NotebookError(
             f"{path.name}, cell {error.exec_count}: {error.ename}: {error.evalue} (see {output})"
@@ -98,6 +104,20 @@ def execute(
         ) from None
     _refuse_unfinished(path, output)
     return output
+
+
+@contextmanager
+def _own_temporary_folder() -> Iterator[None]:
+    """A kernel that is ended, or that dies, cannot clear away what it left in its temporary folder."""
+    before = os.environ.get("TMPDIR")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        os.environ["TMPDIR"] = folder
+        try:
+            yield
+        finally:
+            os.environ.pop("TMPDIR")
+            if before is not None:
+                os.environ["TMPDIR"] = before
 
 
 def _cells(executed: Path) -> list[Any]:
@@ -175,17 +195,20 @@ def build(
     """
     paths, given = find(names), parameters.plain(given or {})
     parameters.check(paths, given)
-    gallery, pages = folder / ("gallery-own" if given else "gallery"), []
-    for path in tqdm(paths, desc="notebooks", unit="notebook"):
-        page = gallery / f"{path.stem}.html"
-        if force or given or not _up_to_date(page, path):
-            start = time.monotonic()
-            executed = execute(path, folder / "notebooks" / path.name, given, timeout_s=timeout_s)
-            to_html(executed, page)
-            tqdm.write(f"{path.stem}: {time.monotonic() - start:.0f} s")
-        pages.append(page)
+    gallery = folder / ("gallery-own" if given else "gallery")
+    pages = {path: gallery / f"{path.stem}.html" for path in paths}
+    with ThreadPoolExecutor(max_workers=1) as converter:  # a page is made while the next kernel starts
+        made = []
+        for path in tqdm(paths, desc="notebooks", unit="notebook"):
+            if force or given or not _up_to_date(pages[path], path):
+                start = time.monotonic()
+                executed = execute(path, folder / "notebooks" / path.name, given, timeout_s=timeout_s)
+                made.append(converter.submit(to_html, executed, pages[path]))
+                tqdm.write(f"{path.stem}: {time.monotonic() - start:.0f} s")
+    for page in made:
+        page.result()
     write_index(gallery)
-    return pages
+    return list(pages.values())
 
 
 def _up_to_date(page: Path, notebook: Path) -> bool:

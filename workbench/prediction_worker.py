@@ -6,6 +6,7 @@ with the caller's import path, which works the same from a Jupyter kernel, from 
 """
 
 import atexit
+import gc
 import os
 import pickle
 import subprocess
@@ -141,10 +142,12 @@ def _answer(function: str, args: tuple[Any, ...]) -> tuple[str, Any]:
 
 
 def _predict(*args: Any) -> Any:
-    import workbench.shadow.step  # noqa: F401  # with all its libraries
+    gc.disable()  # the libraries are half a million objects, and none of them is thrown away
+    import workbench.shadow.step  # noqa: F401
     from workbench.memory.allocators import collecting_only_what_is_new
     from workbench.shadow.prediction import compute
 
+    gc.enable()
     with collecting_only_what_is_new():
         return compute(*args)
 
