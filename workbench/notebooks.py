@@ -33,6 +33,9 @@ OFFLINE_PAGE = """{% extends 'lab/index.html.j2' %}
 <style>body { max-width: 1100px; margin: 0 auto } math { font-size: 1.05em }</style>
 {% endblock %}"""
 
+# predictions come from a process of their own, which can load its libraries while the kernel loads the same
+PREPARE = "__import__('workbench.prediction_worker', fromlist=['start']).start()"
+
 
 class NotebookError(WorkbenchError):
     """A cell of a notebook failed."""
@@ -85,7 +88,7 @@ def execute(
                 progress_bar=progress,
                 kernel_name="python3",
                 execution_timeout=timeout_s,
-                extra_arguments=["--IPKernelApp.log_level=40"],
+                extra_arguments=["--IPKernelApp.log_level=40", f"--IPKernelApp.exec_lines={PREPARE}"],
                 shutdown_kernel="immediate",  # a kernel takes two seconds to end by itself
             )
     except PapermillExecutionError as error:

@@ -30,17 +30,28 @@ def ask(function: str, *args: Any) -> Any:
         WorkbenchError: as raised there.
         RuntimeError: the worker failed; its last words are in the message.
     """
-    global _worker
     with _lock:
-        if _worker is None or not _worker.alive():
-            _worker = _Worker()
+        worker = _living()
         try:
-            return _worker.ask(function, args)
+            return worker.ask(function, args)
         except WorkbenchError:
             raise
         except BaseException:
             close()  # an answer may still be on its way: it must not be taken for that of the next request
             raise
+
+
+def start() -> None:
+    """Let the worker load its libraries already; the first request need not wait for them then."""
+    with _lock:
+        _living()
+
+
+def _living() -> "_Worker":
+    global _worker
+    if _worker is None or not _worker.alive():
+        _worker = _Worker()
+    return _worker
 
 
 def close() -> None:
@@ -117,6 +128,7 @@ def serve() -> None:
     requests = sys.stdin.buffer
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
+    _load()
     while True:
         try:
             function, args = pickle.load(requests)
@@ -141,13 +153,18 @@ def _answer(function: str, args: tuple[Any, ...]) -> tuple[str, Any]:
         return "error", RuntimeError(traceback.format_exc())
 
 
-def _predict(*args: Any) -> Any:
+def _load() -> None:
     gc.disable()  # the libraries are half a million objects, and none of them is thrown away
+    import workbench.shadow.prediction
     import workbench.shadow.step  # noqa: F401
+
+    gc.enable()
+
+
+def _predict(*args: Any) -> Any:
     from workbench.memory.allocators import collecting_only_what_is_new
     from workbench.shadow.prediction import compute
 
-    gc.enable()
     with collecting_only_what_is_new():
         return compute(*args)
 
