@@ -123,7 +123,7 @@ def test_without_a_checkpoint_there_is_nothing_to_resume(resumable, tmp_path):
 @pytest.mark.parametrize(
     ("recipe", "facts", "words"),
     [
-        (Recipe(steps=31), {}, "steps was 16 and is now 31"),
+        (Recipe(steps=31), {}, "steps was 12 and is now 31"),
         (Recipe(seed=1, learning_rate=1e-3), {}, "learning_rate was None and is now 0.001; seed was 0 and is now 1"),
         (Recipe() | Lora(rank=2), {}, "techniques was {} and is now {'lora': {'rank': 2"),
         (Recipe(), {"data_sha256": "b"}, "data_sha256 was 'a' and is now 'b'"),

@@ -29,7 +29,7 @@ class Recipe:
     corpus: str = setting("shakespeare", "an embedded text, or a path: txt, md, jsonl, csv, tsv, parquet, a folder")
     effective_batch_size: int = setting(8, "sequences per optimizer step", unit="sequences", minimum=1)
     sequence_length: int = setting(128, "tokens per sequence", unit="tokens", minimum=2)
-    steps: int = setting(16, "optimizer steps", minimum=1)
+    steps: int = setting(12, "optimizer steps", minimum=1)
     learning_rate: float | None = setting(None, "peak learning rate; none: customary", minimum=1e-9, maximum=10.0)
     dropout: float | None = setting(None, "dropout everywhere; none: as the model has it", minimum=0.0, maximum=0.9)
     seed: int = setting(0, "seed of data order, dropout and new weights", minimum=0, maximum=2**32 - 1)
