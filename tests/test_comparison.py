@@ -169,6 +169,12 @@ def test_what_does_not_compare_is_left_out(other):
     assert set(newer.index) == {"x", "baseline"}
 
 
+def test_the_group_of_the_newest_run_is_taken_if_it_has_a_baseline():
+    other = {"model": "gpt2"}
+    assert set(table_of(record(), record(**other), record("x")).index) == {"x", "baseline"}
+    assert set(table_of(record(), record("y"), record("x", **other)).index) == {"y", "baseline"}
+
+
 def test_without_a_baseline_there_is_nothing_to_compare_with():
     with pytest.raises(ConfigurationError, match="1 finished runs, none of them a baseline. Run one first"):
         table_of(record("lora"))

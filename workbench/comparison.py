@@ -35,9 +35,9 @@ def compare(frame: pd.DataFrame) -> pd.DataFrame:
     second lost; then the baseline; then what saves nothing. A difference in speed inside the seed-to-seed spread takes
     no time.
 
-    Of several comparable groups, the one with the newest baseline is taken. Of several runs with one seed, the newest
-    counts. Columns: `peak_allocated_bytes`, `saved_bytes`, `saved_fraction`, `held_out_loss` (mean over seeds),
-    `held_out_loss_spread` (largest minus smallest; missing with one seed), `loss_difference`, `loss_verdict`,
+    Of several comparable groups, the one with the newest run is taken, of those with a baseline. Of several runs with
+    one seed, the newest counts. Columns: `peak_allocated_bytes`, `saved_bytes`, `saved_fraction`, `held_out_loss`
+    (mean over seeds), `held_out_loss_spread` (largest minus smallest; missing with one seed), `loss_difference`, `loss_verdict`,
     `tokens_per_s` (median), `tokens_per_s_spread`, `speed_ratio`, `lost_s` (more seconds than the baseline for the
     tokens of the run), `saved_bytes_per_lost_s` (infinite where it takes no time), `without_effect` (categories that
     its techniques attack, if none of them shrank), `trainable_parameters`, `learning_rate`, `seeds`, `peak_phase`,
@@ -103,14 +103,17 @@ def _without_effect(row: pd.Series, base: pd.Series) -> str:
 
 
 def _newest_group(frame: pd.DataFrame) -> pd.DataFrame:
+    """What is comparable with the newest run, or with the newest before it that has a baseline."""
     ok = frame[(frame["status"] == Status.OK) & frame["memory_cap_bytes"].isna()]
-    with_baseline = ok[ok["label"] == BASELINE]
-    if with_baseline.empty:
-        raise ConfigurationError(
-            f"compare: {len(ok)} finished runs, none of them a baseline. Run one first: python -m workbench run MODEL"
-        )
-    newest = with_baseline.sort_values("created_at").iloc[-1]
-    return _comparable(ok, newest)
+    left = ok.sort_values("created_at")
+    while not left.empty:
+        group = _comparable(ok, left.iloc[-1])
+        if (group["label"] == BASELINE).any():
+            return group
+        left = left.drop(left.index.intersection([*group.index, left.index[-1]]))
+    raise ConfigurationError(
+        f"compare: {len(ok)} finished runs, none of them a baseline. Run one first: python -m workbench run MODEL"
+    )
 
 
 def _comparable(frame: pd.DataFrame, one: pd.Series, but: Sequence[str] = ()) -> pd.DataFrame:
