@@ -35,14 +35,15 @@ def compare(frame: pd.DataFrame) -> pd.DataFrame:
     second lost; then the baseline; then what saves nothing. A difference in speed inside the seed-to-seed spread takes
     no time.
 
-    Of several comparable groups, the one with the newest run is taken, of those with a baseline. Of several runs with
-    one seed, the newest counts. Columns: `peak_allocated_bytes`, `saved_bytes`, `saved_fraction`, `held_out_loss`
-    (mean over seeds), `held_out_loss_spread` (largest minus smallest; missing with one seed), `loss_difference`, `loss_verdict`,
-    `tokens_per_s` (median), `tokens_per_s_spread`, `speed_ratio`, `lost_s` (more seconds than the baseline for the
-    tokens of the run), `saved_bytes_per_lost_s` (infinite where it takes no time), `without_effect` (categories that
-    its techniques attack, if none of them shrank), `trainable_parameters`, `learning_rate`, `seeds`, `peak_phase`,
-    `memory_source`, the bytes of each category at the peak, and those of `peak_host_bytes` and `peak_disk_bytes`,
-    missing where nothing was moved out of the device. What the rows have in common is in `.attrs`.
+    Of several comparable groups, the one with the newest run is taken, of those with a baseline. Of several runs
+    with one seed, the newest counts. Columns: `peak_allocated_bytes`, `saved_bytes`, `saved_fraction`,
+    `held_out_loss` (mean over seeds), `held_out_loss_spread` (largest minus smallest; missing with one seed),
+    `loss_difference`, `loss_verdict`, `tokens_per_s` (median), `tokens_per_s_spread`, `speed_ratio`, `lost_s` (more
+    seconds than the baseline for the tokens of the run), `saved_bytes_per_lost_s` (infinite where it takes no
+    time), `without_effect` (categories that its techniques attack, if none of them shrank), `trainable_parameters`,
+    `learning_rate`, `seeds`, `peak_phase`, `memory_source`, the bytes of each category at the peak, and those of
+    `peak_host_bytes` and `peak_disk_bytes`, missing where nothing was moved out of the device. What the rows have
+    in common is in `.attrs`.
 
     Raises:
         ConfigurationError: no finished run, or none of them without techniques.
