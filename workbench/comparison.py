@@ -192,7 +192,7 @@ def _beyond(difference: float, spread: float) -> float:
 
 FORMATS: dict[str, Callable[[Any], str]] = {
     "peak": format_bytes,
-    "saves": "{:.0%}".format,
+    "saves": lambda fraction: f"{round(fraction, 2) + 0:.0%}",  # no minus before a zero
     "speed": "{:.2f}×".format,
     "saved per second lost": lambda rate: "" if not rate else "free" if rate == np.inf else format_bytes(rate),
     "trainable": "{:,}".format,
@@ -229,6 +229,8 @@ def style(table: pd.DataFrame) -> "Styler":
     shown = _shown(table)
     formats = {name: FORMATS[name] for name in shown if name in FORMATS}
     styler = shown.style.format(formats, escape="html").format_index(escape="html", axis=0)
+    narrow = [{"selector": "td", "props": "white-space: nowrap; padding: 0.3em 0.5em"}]
+    styler = styler.set_table_styles([*narrow, {"selector": "th", "props": "padding: 0.3em 0.5em"}])
     return styler.bar(subset=["peak"], color="#E69F0066", vmin=0).set_caption(html.escape(caption(table)))
 
 

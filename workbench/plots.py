@@ -109,29 +109,37 @@ def _name_phases(axes: "Axes", phases: Sequence[Phase | None], start: int, heigh
 
 
 def tradeoffs(table: pd.DataFrame) -> Figure:
-    """Memory against speed, the loss as the colour; recipes on the Pareto front have a ring."""
-    figure, axes = _axes(8.0, 4.2)
-    peaks, speeds = table["peak_allocated_bytes"] / MIB, table["tokens_per_s"]
-    points = axes.scatter(peaks, speeds, c=table["held_out_loss"], cmap="viridis_r", s=110, zorder=3)
-    front = table.index.isin(pareto(table))
-    axes.scatter(peaks[front], speeds[front], s=260, facecolors="none", edgecolors=GREY, linewidths=1.4, zorder=2)
-    for label in table.index:
-        axes.annotate(
-            str(label),
-            (peaks[label], speeds[label]),
-            xytext=(0, 13),
-            textcoords="offset points",
-            ha="center",
-            color=GREY,
-        )
-    axes.margins(0.18)
+    """Memory against speed, the loss as the colour, of what was timed; those on the Pareto front have a ring."""
+    timed = table.dropna(subset=["tokens_per_s"])
+    figure, axes = _axes(10.0, max(4.2, 0.27 * len(timed) + 1.6))
+    peaks, speeds = timed["peak_allocated_bytes"] / MIB, timed["tokens_per_s"]
+    points = axes.scatter(peaks, speeds, c=timed["held_out_loss"], cmap="viridis_r", s=90, zorder=3)
+    front = timed.index.isin(pareto(table))
+    axes.scatter(peaks[front], speeds[front], s=230, facecolors="none", edgecolors=GREY, linewidths=1.4, zorder=2)
+    _name_beside(axes, peaks, speeds)
+    axes.margins(0.08)
     axes.set_xlabel("peak memory, MiB (left is better)")
     axes.set_ylabel("tokens/s (up is better)")
-    bar = figure.colorbar(points, ax=axes, label="held-out loss (yellow is better)")
+    bar = figure.colorbar(points, ax=axes, location="bottom", aspect=50, label="held-out loss (yellow is better)")
     bar.ax.tick_params(colors=GREY)
-    bar.ax.yaxis.label.set_color(GREY)
+    bar.ax.xaxis.label.set_color(GREY)
     bar.outline.set_visible(False)
     return _finish(figure, axes, columns=0)
+
+
+def _name_beside(axes: "Axes", x: pd.Series, y: pd.Series) -> None:
+    """The names in a column to the right, each with a line to its point: many points are close to each other."""
+    for place, label in enumerate(y.sort_values().index):
+        axes.annotate(
+            str(label),
+            (x[label], y[label]),
+            xytext=(1.05, (place + 0.5) / len(y)),
+            textcoords="axes fraction",
+            va="center",
+            fontsize=9,
+            color=GREY,
+            arrowprops={"arrowstyle": "-", "color": GREY, "linewidth": 0.5, "relpos": (0, 0.5), "shrinkB": 5},
+        )
 
 
 class Picture(Figure):
