@@ -28,7 +28,8 @@ def control(field: Field[Any]) -> w.Widget:
     if meta["choices"]:
         return w.Dropdown(options=list(meta["choices"]), value=field.default, **common)
     if kind(field) == "bool":
-        return w.Checkbox(value=field.default, indent=True, **common)
+        beside = {"style": {"description_width": "initial"}, "layout": w.Layout(width="auto", margin="0 0 0 6em")}
+        return w.Checkbox(value=field.default, indent=False, **{**common, **beside})
     if kind(field) == "int" and not optional(field):
         low, high = meta["minimum"], meta["maximum"]
         return w.BoundedIntText(

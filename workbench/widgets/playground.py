@@ -60,7 +60,7 @@ class Playground:
         tabs = w.Tab([train, self.history.view, self.take_home.view], titles=("Train", "History", "Take home"))
         tabs.observe(self._opened, names="selected_index")
         right = w.VBox([self.gauge.view, tabs], layout=w.Layout(flex="1 1 32em", min_width="0"))
-        left = w.VBox([self.form.view], layout=w.Layout(flex="0 1 22em"))
+        left = w.VBox([self.form.view], layout=w.Layout(flex="0 0 23em", max_width="100%"))
         return w.Box([left, right], layout=w.Layout(display="flex", flex_flow="row wrap", gap="1.5em"))
 
     def _ipython_display_(self) -> None:
