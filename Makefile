@@ -14,7 +14,7 @@ run: .venv/ready  ## execute all notebooks, print the comparison, build build/ga
 test: .venv/ready lint  ## everything that CI runs: linters, types, import layers, tests
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
-test-long: .venv/ready  ## kills, soak and fuzz, with their figures printed (about 10 minutes)
+test-long: .venv/ready  ## kills, soak and texts of 1 GB, with their figures printed (about 25 minutes)
 	$(BIN)/python -m pytest -m long -s --durations=0
 
 bench: .venv/ready  ## how fast predictions are, on a quiet machine
