@@ -111,7 +111,7 @@ def _newest_group(frame: pd.DataFrame) -> pd.DataFrame:
         group = _comparable(ok, left.iloc[-1])
         if (group["label"] == BASELINE).any():
             return group
-        left = left.drop(left.index.intersection([*group.index, left.index[-1]]))
+        left = left.drop(group.index)
     raise ConfigurationError(
         f"compare: {len(ok)} finished runs, none of them a baseline. Run one first: python -m workbench run MODEL"
     )
