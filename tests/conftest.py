@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from workbench.locations import CORPORA, MODELS
+from workbench.paths import CORPORA, MODELS
 from workbench.recipe import Recipe
-from workbench.record import Record
+from workbench.records.record import Record
 
 VOCABULARY, LAYERS, EMBEDDING, HEADS, POSITIONS = 4096, 2, 64, 4, 128
 END_OF_TEXT_ID = 0
@@ -72,7 +72,7 @@ def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def recipe(model_name: str, text_file: Path) -> Recipe:
     """Six steps of a batch of 8 × 32 tokens, no techniques, a learning rate at which the loss moves."""
-    import workbench.training  # noqa: F401  # with all its libraries
+    import workbench.run.run  # noqa: F401  # with all its libraries
 
     gc.collect()
     gc.freeze()  # or every run would walk the half million objects of the libraries again and again
@@ -85,8 +85,8 @@ def recipe(model_name: str, text_file: Path) -> Recipe:
 @pytest.fixture(scope="session")
 def fine_tuned(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Recipe], Record]:
     """`run`, with the model kept, merged if it can be. The same recipe is run once, however many tests look at it."""
-    from workbench.preparation import UNMERGEABLE
-    from workbench.training import run
+    from workbench.run.checks import UNMERGEABLE
+    from workbench.run.run import run
 
     folder, done = tmp_path_factory.mktemp("shared-runs"), dict[Recipe, Record]()
 

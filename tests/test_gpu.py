@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from workbench.errors import ConfigurationError
-from workbench.memory.categories import Category
-from workbench.record import Status
+from workbench.measure.categories import Category
+from workbench.records.record import Status
+from workbench.run.run import run
 from workbench.techniques import GradientAccumulation, GradientCheckpointing, MixedPrecision
-from workbench.training import run
 
 pytestmark = pytest.mark.gpu
 
@@ -98,8 +98,8 @@ def test_gradient_accumulation_is_exact(larger, on_gpu):
 
 
 def test_running_out_of_memory_is_recorded_and_gives_the_memory_back(larger):
-    from workbench.record import read_all
-    from workbench.training import OutOfMemoryError
+    from workbench.records.record import read_all
+    from workbench.run.run import OutOfMemoryError
 
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
@@ -114,8 +114,8 @@ def test_running_out_of_memory_is_recorded_and_gives_the_memory_back(larger):
 
 
 def test_under_a_memory_cap_the_allocator_refuses_and_is_set_free_again(larger, on_gpu):
-    from workbench.record import read_all
-    from workbench.training import OutOfMemoryError
+    from workbench.records.record import read_all
+    from workbench.run.run import OutOfMemoryError
 
     cap = int(0.7 * on_gpu(larger).peak_reserved_bytes)
     with pytest.raises(OutOfMemoryError, match="did not fit into the memory cap of"):

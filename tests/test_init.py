@@ -6,7 +6,9 @@ import pytest
 import workbench
 
 
-@pytest.mark.parametrize("statement", ["import workbench", "from workbench import Recipe", "import workbench.record"])
+@pytest.mark.parametrize(
+    "statement", ["import workbench", "from workbench import Recipe", "import workbench.records.record"]
+)
 def test_importing_is_light(statement):
     heavy = "[m for m in ('torch', 'transformers', 'peft', 'datasets', 'pandas', 'matplotlib') if m in sys.modules]"
     program = f"import sys; {statement}; print({heavy})"
@@ -26,7 +28,7 @@ def test_an_unknown_name_is_an_attribute_error():
 
 
 def test_a_name_is_not_hidden_by_a_module_of_the_same_name():
-    import workbench.record  # noqa: F401
+    import workbench.records.record  # noqa: F401
 
     assert callable(workbench.records)
     assert isinstance(workbench.Record, type)

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from workbench.__main__ import main
-from workbench.record import Status, read_all
+from workbench.records.record import Status, read_all
 from workbench.techniques import REGISTRY
 
 
@@ -147,7 +147,7 @@ def test_help_is_light_and_teaches():
 
 def test_an_interrupt_ends_with_130(quick):
     done = subprocess.run(
-        [sys.executable, "-c", "import sys, workbench.trainer as t, workbench.__main__ as m\n"
+        [sys.executable, "-c", "import sys, workbench.__main__ as m\nfrom workbench.run import trainer as t\n"
          "def stop(*a, **k): raise KeyboardInterrupt\n"
          "t.SeamTrainer.training_step = stop\n"
          "sys.exit(m.main(sys.argv[1:]))", "run", *quick],
@@ -194,6 +194,6 @@ def test_what_cannot_be_predicted_is_said_in_one_line(model_name, arguments, wor
 
 
 def test_predict_needs_no_hub_for_the_known_sizes(capsys, monkeypatch):
-    monkeypatch.setattr("workbench.models.require", lambda *_, **__: pytest.fail("asked the hub"))
+    monkeypatch.setattr("workbench.models.source.require", lambda *_, **__: pytest.fail("asked the hub"))
     assert main(["predict", "gpt2", "--batch-size", "1", "--sequence-length", "16", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["parameters"] == 124_439_808

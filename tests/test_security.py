@@ -14,13 +14,13 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from workbench import names, plots
-from workbench.comparison import as_text, compare, conclusions, style
 from workbench.errors import ConfigurationError
-from workbench.locations import ROOT
-from workbench.memory.categories import Category
-from workbench.notebooks import to_html, write_index
-from workbench.record import Record, Status, to_csv, to_frame
+from workbench.lessons.notebooks import to_html, write_index
+from workbench.measure.categories import Category
+from workbench.paths import ROOT
+from workbench.records import names, plots
+from workbench.records.compare import compare, comparison_text, conclusions, style_comparison
+from workbench.records.record import Record, Status, to_csv, to_frame
 
 NASTY = [
     "<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "</title></table></style><script>x", "&lt;b&gt;",
@@ -66,12 +66,12 @@ class Tags(HTMLParser):
 @example(label=NASTY[0], hostile=NASTY[1])
 def test_the_table_shows_them_and_has_no_tags_of_theirs(label, hostile):
     table = compare(frame_of(label, hostile))
-    page = Tags(style(table).to_html())
+    page = Tags(style_comparison(table).to_html())
     assert page.tags <= {"style", "table", "caption", "thead", "tbody", "tr", "th", "td"}
     assert page.attributes <= {"id", "class", "type", "scope", "colspan", "rowspan"}
     assert hostile in "".join(page.text)
     assert label in "".join(page.text)
-    assert label in as_text(table) or "\n" in label or "\r" in label or "\t" in label
+    assert label in comparison_text(table) or "\n" in label or "\r" in label or "\t" in label
     assert conclusions(table)
 
 
@@ -157,7 +157,7 @@ def sources() -> list[Path]:
 
 
 # the pipe to a process that it started itself
-OWN_PROCESS = {"prediction_worker.py": {"pickle.load("}}
+OWN_PROCESS = {"worker.py": {"pickle.load("}}
 
 
 def test_no_code_and_no_pickles_of_others_are_run():

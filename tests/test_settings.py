@@ -3,7 +3,7 @@ from dataclasses import dataclass, fields
 import pytest
 
 from workbench.errors import ConfigurationError
-from workbench.settings import check, described, parse, setting
+from workbench.settings import check_settings, described, parse_settings, setting
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def test_described_in_words(name, words):
     [{}, {"shelves": 1}, {"shelves": 4}, {"heat": 50}, {"heat": 1e9}, {"fan": True}, {"mode": "bottom"}, {"timer": 1}],
 )
 def test_values_inside_the_range_and_at_its_ends_pass(values):
-    check(Oven(**values), "oven")
+    check_settings(Oven(**values), "oven")
 
 
 @pytest.mark.parametrize(
@@ -55,13 +55,13 @@ def test_values_inside_the_range_and_at_its_ends_pass(values):
 )  # fmt: skip
 def test_values_outside_are_refused_naming_owner_field_value_and_cure(name, value):
     with pytest.raises(ConfigurationError) as caught:
-        check(Oven(**{name: value}), "oven")
+        check_settings(Oven(**{name: value}), "oven")
     field = next(field for field in fields(Oven) if field.name == name)
     assert str(caught.value) == f"oven: {name} must be {described(field)}, got {value!r}."
 
 
 def test_a_field_that_is_no_setting_is_not_checked():
-    check(Oven(serial=17), "oven")
+    check_settings(Oven(serial=17), "oven")
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_field_that_is_no_setting_is_not_checked():
     ],
 )
 def test_parse_gives_values_of_the_fields_types(text, value):
-    parsed = parse(Oven, text, "oven")
+    parsed = parse_settings(Oven, text, "oven")
     assert parsed == value
     assert [type(v) for v in parsed.values()] == [type(v) for v in value.values()]
 
@@ -86,16 +86,16 @@ def test_parse_gives_values_of_the_fields_types(text, value):
 @pytest.mark.parametrize(("name", "text"), [("shelves", "2.5"), ("shelves", ""), ("heat", "hot"), ("fan", "maybe")])
 def test_parse_names_field_and_text_that_cannot_be_read(name, text):
     with pytest.raises(ConfigurationError, match=f"oven: {name} must be .*, got {text!r}"):
-        parse(Oven, {name: text}, "oven")
+        parse_settings(Oven, {name: text}, "oven")
 
 
 def test_parse_lists_the_known_names_for_an_unknown_one():
     with pytest.raises(
         ConfigurationError, match="oven has no setting 'colour'. Known: shelves, heat, fan, mode, timer."
     ):
-        parse(Oven, {"colour": "red"}, "oven")
+        parse_settings(Oven, {"colour": "red"}, "oven")
 
 
 def test_parse_does_not_take_a_field_that_is_no_setting():
     with pytest.raises(ConfigurationError, match="no setting 'serial'"):
-        parse(Oven, {"serial": "17"}, "oven")
+        parse_settings(Oven, {"serial": "17"}, "oven")

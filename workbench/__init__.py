@@ -20,33 +20,37 @@ logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 _HOMES = {
     "Recipe": "recipe",
-    "Record": "record", "records": "record",
-    "run": "training",
-    "script": "export",
-    "Meter": "memory.meter",
-    "Category": "memory.categories", "Phase": "memory.categories", "format_bytes": "memory.categories",
-    "compare": "comparison",
-    "holders": "memory.leaks", "release": "memory.leaks",
-    "predict": "prediction", "Prediction": "prediction",
-    "plan": "planner",
+    "Record": "records.record", "records": "records.record",
+    "run": "run.run",
+    "describe_device": "run.world", "pick_device": "run.world",
+    "script": "export.script",
+    "Meter": "measure.meter",
+    "Category": "measure.categories", "Phase": "measure.categories", "format_bytes": "measure.categories",
+    "compare": "records.compare",
+    "holders": "measure.leaks", "release": "measure.leaks",
+    "predict": "predict.predict", "Prediction": "predict.prediction",
+    "predictions_beside": "predict.beside", "style_predictions": "predict.beside",
+    "plan": "advise.plan",
+    "diagnose": "advise.doctor",
     "Playground": "widgets.playground",
-    "diagnose": "doctor",
 }  # fmt: skip
+_MODULES = {"plots": "records.plots"}
 
 __all__ = list(_HOMES)
 
-
-_MODULES = ("compatibility", "corpus", "devices", "forecasts", "models", "plots")
+# These rooms are named like a function of theirs. Loaded once, they are not put in the function's place again.
+for _room in ("predict", "records", "run"):
+    import_module(f"workbench.{_room}")
+    globals().pop(_room, None)
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return _imported(name)
+        return _imported(_MODULES[name])
     if name not in _HOMES:
         raise AttributeError(f"module 'workbench' has no attribute {name!r}")
-    value = getattr(_imported(_HOMES[name]), name)
-    globals()[name] = value  # a submodule of the same name must not win later
-    return value
+    globals()[name] = getattr(_imported(_HOMES[name]), name)
+    return globals()[name]
 
 
 def _imported(module: str) -> Any:

@@ -10,12 +10,13 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from workbench import texts
 from workbench.errors import ConfigurationError, WorkbenchError
-from workbench.memory.categories import parse_bytes
+from workbench.measure.categories import parse_bytes
+from workbench.models.source import locate, locate_config
 from workbench.recipe import Recipe, flag
-from workbench.settings import described, parse
+from workbench.settings import described, parse_settings
 from workbench.techniques import REGISTRY, parse_technique
+from workbench.texts import readers as texts
 
 EXIT_CODES = """exit codes:
   0  done
@@ -111,7 +112,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_predict(parser: argparse.ArgumentParser) -> None:
-    from workbench.memory.gpus import GPUS
+    from workbench.gpus.catalogue import GPUS
 
     parser.description = (
         "Predict the peak of a recipe's training step on a GPU. Needs neither the GPU nor weights: gpt2 … gpt2-xl are\n"
@@ -186,20 +187,22 @@ def _recipe(args: argparse.Namespace, *, config_only: bool = False) -> Recipe:
     given = {f.name: getattr(args, f.name, None) for f in dataclasses.fields(Recipe) if "help" in f.metadata}
     texts = {name: text for name, text in given.items() if text is not None}
     techniques = tuple(parse_technique(text) for text in args.technique)
-    recipe = Recipe(**parse(Recipe, texts, "run"), techniques=techniques)
-    from workbench import corpus, models
+    recipe = Recipe(**parse_settings(Recipe, texts, "run"), techniques=techniques)
+    from workbench.texts import corpus
 
-    corpus.load(recipe.corpus)  # these two say what is wrong before torch is imported, which takes seconds
+    pass
+
+    corpus.load_corpus(recipe.corpus)  # these two say what is wrong before torch is imported, which takes seconds
     if recipe.model != "auto":
-        (models.locate_config if config_only else models.locate)(recipe.model)
+        (locate_config if config_only else locate)(recipe.model)
     return recipe
 
 
 def run_recipe(args: argparse.Namespace) -> int:
     recipe = _recipe(args)
     memory_cap = parse_bytes(args.memory_cap, "memory_cap") if args.memory_cap is not None else None
-    from workbench.record import Status
-    from workbench.training import run
+    from workbench.records.record import Status
+    from workbench.run.run import run
 
     with redirect_stdout(sys.stderr):  # standard output is for the result alone
         record = run(
@@ -212,8 +215,8 @@ def run_recipe(args: argparse.Namespace) -> int:
 
 
 def _summary(record: Any) -> str:
-    from workbench.locations import runs_folder
-    from workbench.memory.categories import format_bytes
+    from workbench.measure.categories import format_bytes
+    from workbench.paths import runs_folder
 
     parts = ", ".join(f"{k.replace('_', ' ')} {format_bytes(v)}" for k, v in record.by_category.items() if v)
     speed = (
@@ -239,9 +242,9 @@ def _from_to(first: list[float | None], last: list[float | None]) -> str:
 
 
 def predict_recipe(args: argparse.Namespace) -> None:
-    from workbench.memory.gpus import GPUS, gpu
-    from workbench.prediction import CPU, predict, predict_all
-    from workbench.prediction_report import as_text, fitting
+    from workbench.gpus.catalogue import GPUS, gpu
+    from workbench.predict.predict import CPU, predict, predict_all
+    from workbench.predict.report import fitting, prediction_text
 
     name = CPU if args.gpu == CPU else gpu(args.gpu).name
     with redirect_stdout(sys.stderr):  # standard output is for the result alone
@@ -250,7 +253,7 @@ def predict_recipe(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(prediction.to_dict()))
         return
-    print(as_text(prediction))
+    print(prediction_text(prediction))
     if name != CPU:
         print()
         print(fitting(dict(zip(GPUS, predict_all(recipe, padding=args.padding), strict=True))))
@@ -259,26 +262,26 @@ def predict_recipe(args: argparse.Namespace) -> None:
 def show_plan(args: argparse.Namespace) -> int:
     budget = parse_bytes(args.budget, "budget") if args.budget is not None else None
     recipe = _recipe(args, config_only=True)
-    from workbench.planner import as_text, plan
+    from workbench.advise.plan import plan, plan_text
 
     fields = {f.name: getattr(recipe, f.name) for f in dataclasses.fields(Recipe)}
     with redirect_stdout(sys.stderr):
         planned = plan(budget=budget, gpu=args.gpu, most_changes=args.most_changes, **fields)
-    print(json.dumps(planned.to_dict()) if args.json else as_text(planned))
+    print(json.dumps(planned.to_dict()) if args.json else plan_text(planned))
     return 0 if planned.candidates else 1
 
 
 def show_diagnosis(args: argparse.Namespace) -> None:
-    from workbench.doctor import diagnose, newest
+    from workbench.advise.doctor import diagnose, newest_out_of_memory
 
-    record = newest(args.record)
+    record = newest_out_of_memory(args.record)
     with redirect_stdout(sys.stderr):
         diagnosis = diagnose(record)
     print(json.dumps(diagnosis.to_dict()) if args.json else diagnosis.as_text())
 
 
 def write_script(args: argparse.Namespace) -> None:
-    from workbench.export import script
+    from workbench.export.script import script
 
     with redirect_stdout(sys.stderr):
         source = script(_recipe(args))
@@ -286,7 +289,7 @@ def write_script(args: argparse.Namespace) -> None:
 
 
 def run_notebooks(args: argparse.Namespace) -> None:
-    from workbench.notebooks import build
+    from workbench.lessons.notebooks import build
 
     parameters = {name: _value(text) for name, text in args.parameter}
     pages = build(args.names, parameters, args.force, timeout_s=args.timeout)
@@ -314,8 +317,8 @@ def list_techniques(_: argparse.Namespace) -> None:
 
 
 def show_records(args: argparse.Namespace) -> None:
-    from workbench.record import records
-    from workbench.store import mark_killed
+    from workbench.records.record import records
+    from workbench.records.store import mark_killed
 
     mark_killed()
     frame = records()
@@ -337,7 +340,7 @@ def show_records(args: argparse.Namespace) -> None:
 
 
 def _export(frame: Any, path: str) -> None:
-    from workbench.record import to_csv
+    from workbench.records.record import to_csv
 
     if path.endswith(".parquet"):
         frame.to_parquet(path, index=False)
@@ -349,20 +352,20 @@ def _export(frame: Any, path: str) -> None:
 
 
 def verify_predictions(args: argparse.Namespace) -> int:
-    from workbench import devices
-    from workbench.locations import DATA
-    from workbench.verification import GRID, as_text, gpu_of, recipes, summary, verify
+    from workbench.paths import DATA
+    from workbench.predict.verify import GRID, gpu_of, recipes, summary, verification_text, verify
+    from workbench.run import world as devices
 
-    gpu = args.gpu or gpu_of(devices.describe(devices.pick(args.device)))
+    gpu = args.gpu or gpu_of(devices.describe_device(devices.pick_device(args.device)))
     output = Path(args.output) if args.output else DATA / "reference" / gpu / "verification.json"
     chosen = recipes(Path(args.grid) if args.grid else GRID)
     done = verify(chosen, gpu=gpu, device=args.device, output=output, fresh=args.fresh)
-    print(f"{as_text(done)}\n{output}")
+    print(f"{verification_text(done)}\n{output}")
     return 0 if summary(done)["measured"] == len(done) else 1
 
 
 def show_pairs(args: argparse.Namespace) -> None:
-    from workbench.compatibility import matrix, pairs, refusals
+    from workbench.advise.pairs import matrix, pairs, refusals
 
     with redirect_stdout(sys.stderr):
         table = pairs(_recipe(args))
@@ -373,14 +376,14 @@ def show_pairs(args: argparse.Namespace) -> None:
 
 
 def show_comparison(args: argparse.Namespace) -> None:
-    from workbench.comparison import as_text, compare, conclusions, unranked
-    from workbench.record import records
-    from workbench.store import mark_killed
+    from workbench.records.compare import compare, comparison_text, conclusions, unranked
+    from workbench.records.record import records
+    from workbench.records.store import mark_killed
 
     mark_killed()
     frame = records()
     table = compare(frame)
-    print(as_text(table))
+    print(comparison_text(table))
     for label, row in unranked(frame).iterrows():
         print(f"not ranked: {label}: {row['status']}. {row['reason']}")
     print()
@@ -391,8 +394,8 @@ def show_comparison(args: argparse.Namespace) -> None:
 
 
 def _save_comparison(table: Any, folder: Path) -> None:
-    from workbench import plots
-    from workbench.record import to_csv
+    from workbench.records import plots
+    from workbench.records.record import to_csv
 
     folder.mkdir(parents=True, exist_ok=True)
     to_csv(table.assign(**table.attrs), folder / "comparison.csv", index=True)

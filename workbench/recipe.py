@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 from workbench.errors import ConfigurationError
-from workbench.settings import check, setting
+from workbench.settings import check_settings, setting
 from workbench.techniques import Technique, technique
 from workbench.techniques.base import Arguments, Shape
 
@@ -36,7 +36,7 @@ class Recipe:
     techniques: tuple[Technique, ...] = ()
 
     def __post_init__(self) -> None:
-        check(self, "recipe")
+        check_settings(self, "recipe")
         for entry in self.techniques:
             if not isinstance(entry, Technique):
                 raise ConfigurationError(f"recipe: {entry!r} is not a technique. Write for example Lora(rank=8).")

@@ -38,7 +38,7 @@ def described(field: Field[Any]) -> str:
     return words + (" or none" if optional(field) else "")
 
 
-def check(settings: Any, owner: str) -> None:
+def check_settings(settings: Any, owner: str) -> None:
     """Validate every field; a whole number given for a `float` becomes one, so that equal settings are equal.
 
     Raises:
@@ -52,7 +52,7 @@ def check(settings: Any, owner: str) -> None:
             object.__setattr__(settings, field.name, float(value))  # the dataclass is frozen, and still being made
 
 
-def parse(cls: type[Any], values: Mapping[str, str], owner: str) -> dict[str, Any]:
+def parse_settings(cls: type[Any], values: Mapping[str, str], owner: str) -> dict[str, Any]:
     """Turn texts, as typed on a command line, into values of the fields' types.
 
     Raises:

@@ -7,8 +7,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from workbench import Recipe, predict, prediction_worker
-from workbench.prediction_worker import ask
+from workbench import Recipe, predict
+from workbench.predict import worker as prediction_worker
+from workbench.predict.worker import ask
 from workbench.techniques import GradientCheckpointing, MixedPrecision
 
 GPT2 = Recipe(model="gpt2", effective_batch_size=8, sequence_length=1024)

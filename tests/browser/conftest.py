@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.locations import NOTEBOOKS, ROOT
+from workbench.paths import NOTEBOOKS, ROOT
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = [

@@ -6,7 +6,7 @@ import time
 import nbformat
 import pytest
 
-from workbench.locations import NOTEBOOKS
+from workbench.paths import NOTEBOOKS
 
 OUTPUT = ".jp-Cell-outputArea"
 

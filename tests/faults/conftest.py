@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from workbench import models
 from workbench.__main__ import main
 from workbench.errors import WorkbenchError
 from workbench.recipe import Recipe
-from workbench.record import Record, Status, read_all
-from workbench.training import run
+from workbench.records.record import Record, Status, read_all
+from workbench.run import job
+from workbench.run.run import run
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     def loaded(*_: object, **__: object) -> None:
         raise AssertionError("weights were loaded before the fault was found")
 
-    monkeypatch.setattr(models, "load", loaded)
+    monkeypatch.setattr(job, "load_model", loaded)
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from test_model import FAULTS as MODELS
 from test_text import FAULTS as TEXTS
 
 from workbench.__main__ import main
-from workbench.notebooks import NotebookError, execute
-from workbench.record import Status, read_all
+from workbench.lessons.notebooks import NotebookError, execute_notebook
+from workbench.records.record import Status, read_all
 
 SETUP = """from dataclasses import replace
 from workbench import Recipe, run, techniques
@@ -75,7 +75,7 @@ def write(tmp_path, recipe):
 def test_each_cell_tells_its_own_first_and_alone(faults, write, tmp_path, earlier, runs_folder):
     path = write([fault.cell for fault in faults.values()], tags=["raises-exception"])
     with pytest.raises(NotebookError):
-        execute(path, tmp_path / "out.ipynb")
+        execute_notebook(path, tmp_path / "out.ipynb")
     executed = nbformat.read(tmp_path / "out.ipynb", as_version=4)
     outputs = [cell.outputs for cell in executed.cells if cell.cell_type == "code"][-len(faults) :]
     for (name, fault), (error,) in zip(faults.items(), outputs, strict=True):
@@ -91,8 +91,8 @@ def test_each_cell_tells_its_own_first_and_alone(faults, write, tmp_path, earlie
 def test_the_command_ends_with_code_1_and_keeps_what_ran(faults, write, tmp_path, monkeypatch, capsys):
     fault = faults["corpus no text column"]
     write(["print('so far')", fault.cell, "print('never')"])
-    monkeypatch.setattr("workbench.notebooks.NOTEBOOKS", tmp_path)
-    monkeypatch.setattr("workbench.notebooks.build.__defaults__", ((), None, False, tmp_path / "build", None))
+    monkeypatch.setattr("workbench.lessons.notebooks.NOTEBOOKS", tmp_path)
+    monkeypatch.setattr("workbench.lessons.notebooks.build.__defaults__", ((), None, False, tmp_path / "build", None))
     assert main(["notebooks", "lesson"]) == 1
     told = capsys.readouterr().err
     for word in ("error: lesson.ipynb, cell 4: ConfigurationError: ", *fault.words):

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from workbench import models
 from workbench.__main__ import main
 from workbench.errors import ConfigurationError
-from workbench.locations import MODELS
-from workbench.record import read_all
-from workbench.training import run
+from workbench.models.source import locate
+from workbench.paths import MODELS
+from workbench.records.record import read_all
+from workbench.run.run import run
 
 
 class Trap:
@@ -110,7 +110,7 @@ def test_a_pickle_is_never_opened(tmp_path, recipe):
     run(replace(recipe, model=str(model), steps=1), device="cpu")
     (model / "model.safetensors").unlink()
     with pytest.raises(ConfigurationError, match="no \\*.safetensors weights"):
-        models.locate(str(model))
+        locate(str(model))
     assert not (tmp_path / "trapped").exists()
 
 

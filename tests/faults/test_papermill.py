@@ -5,10 +5,10 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from workbench import parameters
 from workbench.__main__ import main
 from workbench.errors import ConfigurationError
-from workbench.notebooks import NotebookError, build, execute
+from workbench.lessons import parameters
+from workbench.lessons.notebooks import NotebookError, build, execute_notebook
 
 DECLARED = "steps: int = 1\nrate: float = 0.1\nquick: bool = True\ncorpus: str = 'x'\nfree = 3"
 
@@ -16,8 +16,8 @@ DECLARED = "steps: int = 1\nrate: float = 0.1\nquick: bool = True\ncorpus: str =
 @pytest.fixture
 def lesson(tmp_path, monkeypatch):
     """Makes a notebook of cells, the only one that the command line knows."""
-    monkeypatch.setattr("workbench.notebooks.NOTEBOOKS", tmp_path)
-    monkeypatch.setattr("workbench.notebooks.build.__defaults__", ((), None, False, tmp_path / "build", None))
+    monkeypatch.setattr("workbench.lessons.notebooks.NOTEBOOKS", tmp_path)
+    monkeypatch.setattr("workbench.lessons.notebooks.build.__defaults__", ((), None, False, tmp_path / "build", None))
 
     def make(*cells: str) -> Path:
         book = nbformat.v4.new_notebook(
@@ -50,7 +50,7 @@ def test_a_notebook_that_did_not_run_to_its_end_is_a_failure(lesson, tmp_path, c
 
 def test_an_exit_in_the_last_cell_is_told_too(lesson, tmp_path):
     with pytest.raises(NotebookError, match="cell 2: stopped by sys.exit or the like; 0 cells"):
-        execute(lesson("import sys; sys.exit()"), tmp_path / "out.ipynb")
+        execute_notebook(lesson("import sys; sys.exit()"), tmp_path / "out.ipynb")
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_an_exit_in_the_last_cell_is_told_too(lesson, tmp_path):
 )
 def test_a_parameter_is_refused_before_anything_runs(lesson, tmp_path, name, value, words):
     path = lesson("print(steps)")
-    for start in (lambda: build(["lesson"], {name: value}), lambda: parameters.check([path], {name: value})):
+    for start in (lambda: build(["lesson"], {name: value}), lambda: parameters.check_parameters([path], {name: value})):
         with pytest.raises(ConfigurationError) as caught:
             start()
         assert str(caught.value).startswith("notebooks: ")
@@ -127,5 +127,5 @@ def test_an_existing_path_is_no_secret_whatever_its_name(tmp_path):
 def test_a_path_may_be_a_parameter(lesson, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.txt").write_text("x")
-    output = execute(lesson("print('at', corpus)"), tmp_path / "out.ipynb", {"corpus": Path("own.txt")})
+    output = execute_notebook(lesson("print('at', corpus)"), tmp_path / "out.ipynb", {"corpus": Path("own.txt")})
     assert f"at {tmp_path / 'own.txt'}" in output.read_text()

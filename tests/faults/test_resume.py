@@ -10,13 +10,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from workbench import checkpoints
 from workbench.errors import ConfigurationError
-from workbench.execution import _Watch
-from workbench.record import Status, read_all
-from workbench.store import checkpoint_folder
+from workbench.records import checkpoints
+from workbench.records.record import Status, read_all
+from workbench.records.store import checkpoint_folder
+from workbench.run import job
+from workbench.run.job import _Watch
+from workbench.run.run import run
 from workbench.techniques import GradientAccumulation, GradientCheckpointing, Lora, OptimizerOffloading
-from workbench.training import run
 
 STEPS, EVERY = 7, 2
 
@@ -101,7 +102,7 @@ def test_nothing_is_left_of_the_checkpoints_of_a_run_that_ended_well(dropping, r
 
 def test_another_recipe_is_refused_before_the_model_loads(dropping, stopped_after, monkeypatch):
     stopped_after(dropping, 5)
-    monkeypatch.setattr("workbench.models.load", lambda *_, **__: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(job, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
     with pytest.raises(ConfigurationError, match="seed was 0 and is now 1"):
         run(replace(dropping, seed=1), device="cpu", resume=True)
 
@@ -116,7 +117,7 @@ def test_an_impossible_interval_is_refused(dropping, every):
     "options", [{"resume": True}, {"checkpoint_every": EVERY}], ids=lambda options: next(iter(options))
 )
 def test_states_that_a_checkpoint_does_not_reach_are_refused_before_the_model_loads(dropping, monkeypatch, options):
-    monkeypatch.setattr("workbench.models.load", lambda *_, **__: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(job, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
     with pytest.raises(ConfigurationError, match="optimizer_offloading keeps what training needs where a checkpoint"):
         run(dropping | OptimizerOffloading(to="disk"), device="cpu", **options)
     assert read_all() == []
@@ -179,7 +180,7 @@ def train_and_die(recipe, folder, event):
 @pytest.fixture(scope="module")
 def processes():
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["workbench.training"])
+    context.set_forkserver_preload(["workbench.run.run"])
     return context
 
 
@@ -205,7 +206,7 @@ def killed_and_resumed(recipe, whole, processes, folder, event):
             assert_same(record, whole)
         else:
             assert record.status is Status.KILLED
-    assert checkpoints.newest(checkpoint_folder(resumed, folder)) is None
+    assert checkpoints.newest_checkpoint(checkpoint_folder(resumed, folder)) is None
     return resumed.resumed_at_steps
 
 

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from workbench import corpus, models, texts
 from workbench.errors import ConfigurationError, UnavailableError
-from workbench.training import run
+from workbench.models.gpt2 import gpt2_tokenizer
+from workbench.models.load import quiet
+from workbench.run.run import run
+from workbench.texts import corpus
+from workbench.texts import readers as texts
 
 LINES = "a line of text\n" * 3
 
@@ -45,7 +48,7 @@ def saved(values: dict[str, list], splits: bool = False, spoil: str = "") -> Cal
         from datasets import Dataset, DatasetDict
 
         dataset = Dataset.from_dict(values)
-        with models.quiet():
+        with quiet():
             (DatasetDict(train=dataset, test=dataset) if splits else dataset).save_to_disk(folder / "saved")
         if spoil:
             (folder / "saved" / spoil).write_bytes(b"{")
@@ -186,7 +189,7 @@ def test_a_file_without_permission_is_refused(tmp_path, recipe, refused, monkeyp
 
     monkeypatch.setattr(Path, "open", denied)  # the tests may run as root, for whom no file is closed
     with pytest.raises(ConfigurationError, match="cannot be read: Permission denied. Check its permissions"):
-        corpus.load(name)
+        corpus.load_corpus(name)
 
 
 def test_a_dataset_itself_is_no_corpus(recipe):
@@ -201,10 +204,10 @@ def test_a_long_text_that_changes_meanwhile_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(corpus, "IN_MEMORY_CHARACTERS", 1000)
     path = tmp_path / "long.txt"
     path.write_text("some words " * 4000)
-    own, write = corpus.load(str(path)), corpus._write_blocks
+    own, write = corpus.load_corpus(str(path)), corpus._write_blocks
     monkeypatch.setattr(corpus, "_write_blocks", lambda *args: (write(*args), path.write_text("no " * 9000)))
     with pytest.raises(ConfigurationError, match="was changed while it was read. Start again"):
-        corpus.make_blocks(own, models.gpt2_tokenizer(), 32, 4)
+        corpus.make_blocks(own, gpt2_tokenizer(), 32, 4)
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), OSError("Write failed")])

@@ -9,9 +9,10 @@ from safetensors.torch import load_file
 from torch.autograd.graph import saved_tensors_hooks
 
 from workbench.errors import ConfigurationError, UnavailableError
-from workbench.memory.categories import Category
-from workbench.memory.offloaded import DISK
-from workbench.record import Status, read_all
+from workbench.measure.categories import Category
+from workbench.measure.offloaded import DISK
+from workbench.records.record import Status, read_all
+from workbench.run.run import run
 from workbench.techniques import (
     ActivationOffloading,
     GradientAccumulation,
@@ -21,7 +22,6 @@ from workbench.techniques import (
     activation_offloading,
 )
 from workbench.techniques.activation_offloading import DiskFile, SavedTensors
-from workbench.training import run
 
 DISK_ = ActivationOffloading(to="disk", minimum_bytes=4096)
 PARTNERS = {

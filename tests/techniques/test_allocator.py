@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from workbench.errors import ConfigurationError, UnavailableError
-from workbench.export import script
-from workbench.record import Status, read_all
+from workbench.export.script import script
+from workbench.records.record import Status, read_all
+from workbench.run.run import run
 from workbench.techniques import Allocator
 from workbench.techniques.allocator import VARIABLES
-from workbench.training import run
 
 
 @pytest.fixture(autouse=True)

@@ -2,8 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from workbench import models
-from workbench.memory.categories import Category
+from workbench.measure.categories import Category
+from workbench.models.load import load_config, load_model
+from workbench.models.source import locate
 from workbench.techniques import Attention
 
 LAYERS, HEADS = 2, 4
@@ -52,10 +53,10 @@ def test_sdpa_is_what_every_recipe_has(recipe, fine_tuned):
 
 @pytest.mark.parametrize("name", ["gpt2-tiny", "random:gpt2-tiny"])
 def test_saved_and_new_models_take_it_and_leave_the_config_alone(name):
-    source = models.locate(name)
-    config = models.load_config(source)
+    source = locate(name)
+    config = load_config(source)
     before = config.to_dict()
-    model = models.load(source, config, **Attention().model_arguments({}))
+    model = load_model(source, config, **Attention().model_arguments({}))
     assert model.config._attn_implementation == "eager"
     assert config.to_dict() == before
-    assert models.load(source, config).config._attn_implementation == "sdpa"
+    assert load_model(source, config).config._attn_implementation == "sdpa"

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from workbench.errors import ConfigurationError
-from workbench.memory.categories import Category
-from workbench.preparation import prepare
+from workbench.measure.categories import Category
 from workbench.recipe import Recipe
+from workbench.run.checks import prepare
 from workbench.techniques import BatchSize, GradientAccumulation
 
 SIZES = pytest.mark.parametrize("size", [2, 4])

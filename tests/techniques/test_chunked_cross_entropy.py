@@ -6,8 +6,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from workbench.errors import ConfigurationError
-from workbench.memory.categories import Category
-from workbench.memory.tracker import StorageTracker
+from workbench.measure.categories import Category
+from workbench.measure.tracker import StorageTracker
 from workbench.techniques import (
     ChunkedCrossEntropy,
     GradientAccumulation,

@@ -3,12 +3,14 @@ from pathlib import Path
 
 import pytest
 
-from workbench import corpus, models
 from workbench.errors import ConfigurationError, UnavailableError
-from workbench.memory.categories import Category
+from workbench.measure.categories import Category
+from workbench.models.load import load_tokenizer
+from workbench.models.source import locate
+from workbench.run.run import run
+from workbench.run.trainer import prepare_data
 from workbench.techniques import DataLoading, Padding, Streaming
-from workbench.trainer import prepare_data
-from workbench.training import run
+from workbench.texts import corpus
 
 KINDS = pytest.mark.parametrize(
     "loading",
@@ -40,11 +42,11 @@ def test_device_memory_does_not_change(recipe, fine_tuned, loading):
 @pytest.fixture
 def data(recipe):
     """The data of a recipe, as the Trainer gets it."""
-    tokenizer = models.load_tokenizer(models.locate(recipe.model))
+    tokenizer = load_tokenizer(locate(recipe.model))
 
     def prepared(technique):
         asked = recipe | technique
-        blocks = corpus.make_blocks(corpus.load(asked.corpus), tokenizer, asked.sequence_length, 8)
+        blocks = corpus.make_blocks(corpus.load_corpus(asked.corpus), tokenizer, asked.sequence_length, 8)
         return blocks, prepare_data(asked, blocks)["train_dataset"]
 
     return prepared

@@ -3,9 +3,9 @@ from dataclasses import replace
 import pytest
 
 from workbench.errors import ConfigurationError
-from workbench.memory.categories import Category
+from workbench.measure.categories import Category
+from workbench.run.run import run
 from workbench.techniques import Dora, GradientCheckpointing, Lora
-from workbench.training import run
 
 C, LAYERS, B, T = 64, 2, 8, 32
 SHAPES = {"c_attn": [(C, 3 * C)], "c_fc": [(C, 4 * C)], "c_proj": [(C, C), (4 * C, C)]}  # (in, out) in each block

@@ -1,8 +1,9 @@
 import pytest
 import torch
 
-from workbench import models
-from workbench.memory.categories import Category
+from workbench.measure.categories import Category
+from workbench.models.load import load_config, load_model
+from workbench.models.source import locate
 from workbench.techniques import FusedGelu, GradientCheckpointing
 
 LAYERS, C = 2, 64
@@ -45,9 +46,9 @@ def _gelu(name):
 
 @pytest.mark.parametrize("name", ["gpt2-tiny", "random:gpt2-tiny"])
 def test_saved_and_new_models_take_it_with_the_same_weights(name):
-    source = models.locate(name)
-    config = models.load_config(source)
-    plain, fused = (models.load(source, config, **a) for a in ({}, FusedGelu().model_arguments({})))
+    source = locate(name)
+    config = load_config(source)
+    plain, fused = (load_model(source, config, **a) for a in ({}, FusedGelu().model_arguments({})))
     assert config.activation_function == plain.config.activation_function == "gelu_new"
     assert fused.config.activation_function == "gelu_pytorch_tanh"
     assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), fused.parameters(), strict=True))

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from workbench.errors import ConfigurationError
-from workbench.memory.categories import Category
+from workbench.measure.categories import Category
 from workbench.recipe import Recipe
 from workbench.techniques import GradientAccumulation
 

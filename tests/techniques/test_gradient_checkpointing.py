@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from workbench.memory.categories import Category
+from workbench.measure.categories import Category
 from workbench.techniques import GradientAccumulation, GradientCheckpointing, Lora, MixedPrecision
 
 KINDS = pytest.mark.parametrize(

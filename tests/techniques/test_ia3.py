@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from workbench.memory.categories import Category
+from workbench.measure.categories import Category
+from workbench.run.run import run
 from workbench.techniques import GradientCheckpointing, Ia3
-from workbench.training import run
 
 C, LAYERS, B, T = 64, 2, 8, 32
 KINDS = pytest.mark.parametrize("ia3", [Ia3(), Ia3(feedforward=False)], ids=str)

@@ -1,10 +1,10 @@
 import pytest
 
 from workbench.errors import ConfigurationError, UnavailableError
-from workbench.memory.categories import Category
-from workbench.record import Status, read_all
+from workbench.measure.categories import Category
+from workbench.records.record import Status, read_all
+from workbench.run.run import run
 from workbench.techniques import MixedPrecision
-from workbench.training import run
 
 BAND = 0.01  # of the loss; bf16 keeps 8 bits of mantissa, a rounding of 0.4 % at each operation
 

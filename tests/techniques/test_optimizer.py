@@ -9,11 +9,13 @@ import torch
 from safetensors.torch import load_file
 
 from workbench.errors import ConfigurationError, UnavailableError
-from workbench.memory.categories import Category
-from workbench.record import Status, read_all
+from workbench.measure.categories import Category
+from workbench.models.load import load_config, load_model
+from workbench.models.source import locate
+from workbench.records.record import Status, read_all
+from workbench.run.run import run
 from workbench.techniques import GradientAccumulation, Lora, Optimizer
 from workbench.techniques.optimizer import FOREACH, TRAINER
-from workbench.training import run
 
 HERE = [
     pytest.param(kind, marks=pytest.mark.skipif(kind == "adamw_8bit", reason="bitsandbytes is not installed"))
@@ -31,10 +33,10 @@ NEEDS_BITSANDBYTES = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def parameters(recipe):
     """Names and shapes of the model's parameters."""
-    from workbench import models
+    pass
 
-    source = models.locate(recipe.model)
-    return {name: p.shape for name, p in models.load(source, models.load_config(source)).named_parameters()}
+    source = locate(recipe.model)
+    return {name: p.shape for name, p in load_model(source, load_config(source)).named_parameters()}
 
 
 def state_bytes(kind, name, shape):

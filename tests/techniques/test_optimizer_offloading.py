@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from workbench.errors import ConfigurationError, UnavailableError
-from workbench.memory.categories import Category
-from workbench.memory.offloaded import DISK
-from workbench.record import Status, read_all
+from workbench.measure.categories import Category
+from workbench.measure.offloaded import DISK
+from workbench.records.record import Status, read_all
+from workbench.run.run import run
 from workbench.techniques import (
     ActivationOffloading,
     GradientAccumulation,
@@ -22,7 +23,6 @@ from workbench.techniques import (
     optimizer_offloading,
 )
 from workbench.techniques.optimizer_offloading import FileStates, streaming_adamw
-from workbench.training import run
 
 ON_DISK = OptimizerOffloading(to="disk", chunk_elements=2**14)
 ROUNDING = {"rel": 2e-6}  # the same kernel, but vectors of floats begin at other elements

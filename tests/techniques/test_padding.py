@@ -3,12 +3,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from workbench import corpus, models
 from workbench.errors import ConfigurationError
-from workbench.memory.categories import Category
+from workbench.measure.categories import Category
+from workbench.models.load import load_config, load_model, load_tokenizer
+from workbench.models.source import locate
+from workbench.run.trainer import prepare_data
 from workbench.techniques import GradientAccumulation, Padding, Streaming
 from workbench.techniques.padding import make_examples, pad, pad_to
-from workbench.trainer import prepare_data
+from workbench.texts import corpus
 
 T = 32
 FIXED, DYNAMIC, GROUPED = Padding(dynamic=False), Padding(), Padding(group_by_length=True)
@@ -17,13 +19,13 @@ KINDS = pytest.mark.parametrize("padding", [FIXED, DYNAMIC, GROUPED], ids=["fixe
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return models.load_tokenizer(models.locate("gpt2-tiny"))
+    return load_tokenizer(locate("gpt2-tiny"))
 
 
 @pytest.fixture(scope="module")
 def tiny():
-    source = models.locate("gpt2-tiny")
-    return models.load(source, models.load_config(source)).eval()
+    source = locate("gpt2-tiny")
+    return load_model(source, load_config(source)).eval()
 
 
 def rows_of(*lengths):
@@ -88,7 +90,7 @@ def test_dynamic_padding_wastes_less_and_groups_of_equal_length_least(recipe, to
 
 
 def _short_run(recipe, padding):
-    from workbench.training import run
+    from workbench.run.run import run
 
     return run(replace(recipe, sequence_length=64, steps=6) | padding, device="cpu")
 
@@ -122,7 +124,7 @@ def test_fixed_padding_takes_the_memory_of_full_blocks_or_more(recipe, fine_tune
 
 
 def test_the_examples_keep_their_length_for_grouping(recipe, tokenizer):
-    blocks = corpus.make_blocks(corpus.load(recipe.corpus), tokenizer, T, 8)
+    blocks = corpus.make_blocks(corpus.load_corpus(recipe.corpus), tokenizer, T, 8)
     rows = prepare_data(recipe | GROUPED, blocks)["train_dataset"]
     assert rows["length"][:] == [len(ids) for ids in rows["input_ids"]]
     arguments = (recipe | GROUPED).training_arguments()

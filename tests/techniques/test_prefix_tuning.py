@@ -4,11 +4,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from workbench import corpus, models
 from workbench.errors import ConfigurationError
-from workbench.memory.categories import Category
+from workbench.measure.categories import Category
+from workbench.models.generate import generate
+from workbench.models.load import load_config, load_model, load_tokenizer
+from workbench.models.source import locate
+from workbench.run.run import run
 from workbench.techniques import GradientCheckpointing, Lora, PrefixTuning
-from workbench.training import run
+from workbench.texts import corpus
 
 C, LAYERS, POSITIONS, B, T = 64, 2, 128, 8, 32
 KINDS = pytest.mark.parametrize("prefix", [PrefixTuning(), PrefixTuning(virtual_tokens=3)], ids=str)
@@ -102,18 +105,18 @@ def test_it_cannot_be_merged_and_says_so_before_training(recipe, runs_folder):
 
 def test_a_saved_prefix_loads_beside_its_base_and_writes_what_it_wrote(recipe):
     record = run(replace(recipe, steps=3) | PrefixTuning(), device="cpu", save="adapter", sample_tokens=12)
-    source = models.locate(record.model_path)
-    model, tokenizer = models.load(source, models.load_config(source)), models.load_tokenizer(source)
-    assert models.generate(model, tokenizer, corpus.prompt(corpus.load(recipe.corpus)), 12) == record.text_after
+    source = locate(record.model_path)
+    model, tokenizer = load_model(source, load_config(source)), load_tokenizer(source)
+    assert generate(model, tokenizer, corpus.prompt(corpus.load_corpus(recipe.corpus)), 12) == record.text_after
     assert sum(p.numel() for p in model.prompt_encoder.parameters()) == trained(20)
     with pytest.raises(ConfigurationError, match=r"generate: \d+ \+ 120 tokens are beyond"):
-        models.generate(model, tokenizer, "O", 120)
+        generate(model, tokenizer, "O", 120)
 
 
 def test_text_is_continued_by_what_the_model_finds_likeliest(recipe):
     """The key-value cache of generation, with the prefix in front, against whole forward passes."""
-    source = models.locate(recipe.model)
-    model = PrefixTuning().model(models.load(source, models.load_config(source))).eval()
+    source = locate(recipe.model)
+    model = PrefixTuning().model(load_model(source, load_config(source))).eval()
     whole = cached = torch.tensor([[5, 6, 7]])
     with torch.no_grad():
         for _ in range(5):

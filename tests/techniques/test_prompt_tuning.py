@@ -3,13 +3,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from workbench import corpus, models
 from workbench.errors import ConfigurationError
-from workbench.memory.categories import Category
-from workbench.preparation import prepare
+from workbench.measure.categories import Category
+from workbench.models.generate import generate
+from workbench.models.load import load_config, load_model, load_tokenizer
+from workbench.models.source import locate
+from workbench.run.checks import prepare
+from workbench.run.run import run
+from workbench.run.trainer import collate, prepare_data, prepare_model
 from workbench.techniques import GradientCheckpointing, PromptTuning
-from workbench.trainer import collate, prepare_data, prepare_model
-from workbench.training import run
+from workbench.texts import corpus
 
 C, LAYERS, V, B, T = 64, 2, 4096, 8, 32
 KINDS = pytest.mark.parametrize("prompt", [PromptTuning(), PromptTuning(virtual_tokens=3)], ids=str)
@@ -55,7 +58,7 @@ def test_the_loss_is_that_of_the_same_tokens_as_everywhere(recipe, fine_tuned):
     record = fine_tuned(recipe | PromptTuning(virtual_tokens=3))
     plan = prepare(recipe | PromptTuning(virtual_tokens=3), torch.device("cpu"))
     torch.manual_seed(recipe.seed)
-    model = prepare_model(plan.recipe, models.load(plan.source, plan.config)).eval()
+    model = prepare_model(plan.recipe, load_model(plan.source, plan.config)).eval()
     rows = prepare_data(plan.recipe, plan.blocks)["eval_dataset"]
     batch = collate([rows[i] for i in range(len(rows))])
     with torch.no_grad():
@@ -84,15 +87,15 @@ def test_it_cannot_be_merged_nor_be_longer_than_the_model(recipe):
 
 def test_a_saved_prompt_loads_beside_its_base_and_writes_what_it_wrote(recipe):
     record = run(replace(recipe, steps=3) | PromptTuning(), device="cpu", save="adapter", sample_tokens=12)
-    source = models.locate(record.model_path)
-    model, tokenizer = models.load(source, models.load_config(source)), models.load_tokenizer(source)
-    assert models.generate(model, tokenizer, corpus.prompt(corpus.load(recipe.corpus)), 12) == record.text_after
+    source = locate(record.model_path)
+    model, tokenizer = load_model(source, load_config(source)), load_tokenizer(source)
+    assert generate(model, tokenizer, corpus.prompt(corpus.load_corpus(recipe.corpus)), 12) == record.text_after
 
 
 def test_text_is_continued_by_what_the_model_finds_likeliest(recipe):
     """The key-value cache of generation, with the prompt in front, against whole forward passes."""
-    source = models.locate(recipe.model)
-    model = PromptTuning().model(models.load(source, models.load_config(source))).eval()
+    source = locate(recipe.model)
+    model = PromptTuning().model(load_model(source, load_config(source))).eval()
     whole = cached = torch.tensor([[5, 6, 7]])
     with torch.no_grad():
         for _ in range(5):

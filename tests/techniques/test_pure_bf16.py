@@ -5,9 +5,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from workbench import models
 from workbench.errors import ConfigurationError
-from workbench.memory.categories import Category
+from workbench.measure.categories import Category
+from workbench.models.load import load_config, load_model
+from workbench.models.source import locate
 from workbench.recipe import Recipe
 from workbench.techniques import GradientCheckpointing, Lora, MixedPrecision, PureBf16
 
@@ -51,8 +52,8 @@ def test_updates_that_are_small_beside_their_weight_are_lost(recipe, fine_tuned,
     """A rate of 1e-5 changes every fp32 weight. In bf16, all that are beyond 1/256 (84 % of N(0, 0.02)) stay."""
     asked = replace(recipe, learning_rate=1e-5, techniques=technique)
     after = load_file(Path(fine_tuned(asked).model_path) / "model.safetensors")
-    source = models.locate(recipe.model)
-    before = models.load(source, models.load_config(source), dtype="bfloat16" if lost else "float32").state_dict()
+    source = locate(recipe.model)
+    before = load_model(source, load_config(source), dtype="bfloat16" if lost else "float32").state_dict()
     name = "transformer.h.0.mlp.c_fc.weight"
     unchanged = (before[name] == after[name]).float().mean().item()
     assert unchanged > 0.8 if lost else unchanged < 0.01

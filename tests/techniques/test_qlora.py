@@ -5,13 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from workbench import models
 from workbench.errors import ConfigurationError, UnavailableError
-from workbench.memory.categories import Category
-from workbench.memory.meter import attached_tensors
-from workbench.record import Status, read_all
+from workbench.measure.categories import Category
+from workbench.measure.meter import attached_tensors
+from workbench.models.load import load_config, load_model
+from workbench.models.source import ModelSource, locate
+from workbench.records.record import Status, read_all
+from workbench.run.run import run
 from workbench.techniques import GradientCheckpointing, Lora, MixedPrecision, Qlora, qlora
-from workbench.training import run
 
 pytest.importorskip("bitsandbytes", reason="QLoRA needs bitsandbytes: pip install bitsandbytes")
 
@@ -64,9 +65,9 @@ def test_the_loss_is_near_but_not_that_of_lora(recipe, fine_tuned):
 
 
 def _adapted(recipe):
-    source, technique = models.locate(recipe.model), Qlora()
+    source, technique = locate(recipe.model), Qlora()
     torch.manual_seed(0)
-    base = models.load(source, models.load_config(source), **technique.model_arguments({}))
+    base = load_model(source, load_config(source), **technique.model_arguments({}))
     return technique.model(base)
 
 
@@ -88,11 +89,11 @@ def test_an_evaluation_before_training_changes_no_gradient(recipe):
 
 def test_random_and_saved_weights_are_quantized_alike(recipe, tmp_path):
     """A model from a config has the same 4-bit weights as the same model saved and loaded."""
-    source = models.locate(recipe.model)
-    config, arguments = models.load_config(source), Qlora().model_arguments({})
-    models.load(source, config).save_pretrained(tmp_path)
-    saved = models.load(models.Source("saved", str(tmp_path), random=False), config, **arguments)
-    for one, other in zip(models.load(source, config, **arguments).parameters(), saved.parameters(), strict=True):
+    source = locate(recipe.model)
+    config, arguments = load_config(source), Qlora().model_arguments({})
+    load_model(source, config).save_pretrained(tmp_path)
+    saved = load_model(ModelSource("saved", str(tmp_path), random=False), config, **arguments)
+    for one, other in zip(load_model(source, config, **arguments).parameters(), saved.parameters(), strict=True):
         assert torch.equal(one, other)
     assert sum(type(p).__name__ == "Params4bit" for p in saved.parameters()) == 4 * LAYERS
     assert sum(t.numel() * t.element_size() for t in attached_tensors(saved)) > overhead_bytes(True)

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from workbench.errors import ConfigurationError
-from workbench.memory.categories import Category
+from workbench.measure.categories import Category
 from workbench.techniques import REGISTRY, Lora, Numerics, Technique, parse_technique, technique
 
 UNOFFERED = ("batch_size", "sequence_length")  # they change what is trained, which a planner leaves to its user

@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from workbench.errors import ConfigurationError
-from workbench.memory.categories import Category, Phase
-from workbench.preparation import prepare
+from workbench.measure.categories import Category, Phase
 from workbench.recipe import Recipe
+from workbench.run.checks import prepare
+from workbench.run.trainer import argument_values, prepare_data
 from workbench.techniques import BatchSize, GradientAccumulation, SequenceLength
-from workbench.trainer import argument_values, prepare_data
 
 LENGTHS = pytest.mark.parametrize("tokens", [8, 16])
 

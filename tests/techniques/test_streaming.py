@@ -2,19 +2,22 @@ from dataclasses import replace
 
 import pytest
 
-from workbench import corpus, models
-from workbench.memory.categories import Category
+from workbench.measure.categories import Category
+from workbench.models.gpt2 import gpt2_tokenizer
+from workbench.models.load import load_tokenizer
+from workbench.models.source import locate
+from workbench.run.trainer import prepare_data
 from workbench.techniques import GradientAccumulation, Streaming
-from workbench.trainer import prepare_data
+from workbench.texts import corpus
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return models.load_tokenizer(models.locate("gpt2-tiny"))
+    return load_tokenizer(locate("gpt2-tiny"))
 
 
 def streamed(recipe, tokenizer, **settings):
-    blocks = corpus.make_blocks(corpus.load(recipe.corpus), tokenizer, recipe.sequence_length, 8)
+    blocks = corpus.make_blocks(corpus.load_corpus(recipe.corpus), tokenizer, recipe.sequence_length, 8)
     stream = prepare_data(recipe | Streaming(**settings), blocks)["train_dataset"]
     return [tuple(row) for row in blocks.train["input_ids"]], [tuple(row["input_ids"]) for row in stream]
 
@@ -28,7 +31,7 @@ def test_unshuffled_it_gives_the_packed_blocks_in_the_order_of_the_text(recipe, 
 
 def test_so_it_does_for_the_embedded_text_and_gpt2s_own_tokeniser(recipe):
     shakespeare = replace(recipe, corpus="shakespeare", sequence_length=512)
-    packed, stream = streamed(shakespeare, models.gpt2_tokenizer(), shuffle_buffer=1)
+    packed, stream = streamed(shakespeare, gpt2_tokenizer(), shuffle_buffer=1)
     assert stream == packed
 
 

@@ -11,9 +11,10 @@ import ipywidgets as w
 import pytest
 
 from workbench.errors import ConfigurationError
-from workbench.memory.categories import Category
+from workbench.measure.categories import Category
 from workbench.recipe import Recipe
-from workbench.record import Record, Status, read_all
+from workbench.records.record import Record, Status, read_all
+from workbench.run import job
 from workbench.techniques import REGISTRY, GradientCheckpointing, Lora
 from workbench.widgets.controls import RecipeForm
 from workbench.widgets.gauge import Gauge, page_of, verdict
@@ -217,7 +218,7 @@ def test_stop_ends_it_within_a_second_and_leaves_a_record(playground, recipe, tm
 
 
 def test_a_step_that_takes_long_is_stopped_in_its_middle(playground, monkeypatch, tmp_path):
-    from workbench.trainer import SeamTrainer
+    from workbench.run.trainer import SeamTrainer
 
     inside = threading.Event()
 
@@ -238,7 +239,7 @@ def test_a_failure_is_an_alarm_with_its_reason(playground, monkeypatch, tmp_path
     def fail(*_, **__):
         raise ValueError("<script>boom</script>")
 
-    monkeypatch.setattr("workbench.execution.assemble", fail)
+    monkeypatch.setattr(job, "assemble", fail)
     playground.start.click()
     finish(playground)
     assert "failed after 0 steps. &lt;script&gt;boom" in playground.words.value
@@ -328,7 +329,7 @@ def test_picked_runs_show_their_texts_and_stay_picked(tmp_path):
 
 
 def test_headless_use_never_imports_the_widgets():
-    code = "import sys, workbench, workbench.training, workbench.__main__; print('ipywidgets' in sys.modules)"
+    code = "import sys, workbench, workbench.run.run, workbench.__main__; print('ipywidgets' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from workbench.errors import ConfigurationError
-from workbench.settings import parse
+from workbench.settings import parse_settings
 from workbench.techniques.activation_offloading import ActivationOffloading
 from workbench.techniques.allocator import Allocator
 from workbench.techniques.attention import Attention
@@ -48,7 +48,7 @@ def technique(name: str, **settings: Any) -> Technique:
     known = cls.__dataclass_fields__  # type: ignore[attr-defined]
     unknown = [key for key in settings if key not in known]
     if unknown:
-        parse(cls, {unknown[0]: ""}, name)
+        parse_settings(cls, {unknown[0]: ""}, name)
     return cls(**settings)
 
 
@@ -69,7 +69,7 @@ def parse_technique(text: str) -> Technique:
         if key.strip() in values:
             raise ConfigurationError(f"{name}: {key.strip()} is given twice. Keep one of the two values.")
         values[key.strip()] = value.strip()
-    return _class(name)(**parse(_class(name), values, name))
+    return _class(name)(**parse_settings(_class(name), values, name))
 
 
 def _class(name: str) -> type[Technique]:

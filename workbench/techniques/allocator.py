@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from workbench.errors import ConfigurationError
-from workbench.memory.categories import Category
+from workbench.measure.categories import Category
 from workbench.settings import setting
 from workbench.techniques.base import Arguments, Fragment, Numerics, Technique
 

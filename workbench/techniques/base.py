@@ -1,8 +1,8 @@
 """What a memory-saving technique is, and the few seams through which it may act.
 
 A technique is a frozen dataclass: its fields are its settings. It says what it attacks, what it costs and whether the
-loss stays the same, and overrides only the seams it needs. `workbench.trainer` calls the seams of every technique of
-a recipe in the order they have below, and within one seam in the order of the names. It knows no technique by name.
+loss stays the same, and overrides only the seams it needs. `workbench.run` calls the seams of every technique of a
+recipe in the order they have below, and within one seam in the order of the names. It knows no technique by name.
 """
 
 from collections.abc import Callable
@@ -11,13 +11,14 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from workbench.memory.categories import Category
-from workbench.settings import check
+from workbench.measure.categories import Category
+from workbench.settings import check_settings
+from workbench.texts.corpus import TrainingText
 
 if TYPE_CHECKING:
     import torch
     from datasets import Dataset, IterableDataset
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
 Arguments = dict[str, Any]
 
@@ -50,19 +51,6 @@ class Shape:
     sequences: int
     tokens: int
     steps: int
-
-
-@dataclass(frozen=True)
-class TrainingText:
-    """What the token blocks are cut from, for techniques that cut it in another way. The held-out part is not theirs.
-
-    `tokenizer` is the model's, `sequence_length` T tokens, `batch` B sequences per optimizer step.
-    """
-
-    text: str
-    tokenizer: "PreTrainedTokenizerBase"
-    sequence_length: int
-    batch: int
 
 
 @dataclass(frozen=True)
@@ -106,7 +94,7 @@ class Technique:
     forbids: ClassVar[frozenset[Capability]] = frozenset()
 
     def __post_init__(self) -> None:
-        check(self, self.name)
+        check_settings(self, self.name)
 
     @property
     def learning_rate_factor(self) -> float:

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any, ClassVar
 
 from workbench.errors import ConfigurationError
-from workbench.memory.categories import Category
+from workbench.measure.categories import Category
 from workbench.settings import setting
 from workbench.techniques.base import Fragment, Numerics, Technique
 

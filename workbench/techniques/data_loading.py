@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from workbench.errors import ConfigurationError
-from workbench.memory.categories import Category
+from workbench.measure.categories import Category
 from workbench.settings import setting
 from workbench.techniques.base import Arguments, Capability, Fragment, Numerics, Technique
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from workbench.memory.categories import Category
+from workbench.measure.categories import Category
 from workbench.techniques.base import Arguments, Numerics, Technique
 
 

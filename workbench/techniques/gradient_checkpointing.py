@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from workbench.memory.categories import Category
+from workbench.measure.categories import Category
 from workbench.settings import setting
 from workbench.techniques.base import Capability, Fragment, Numerics, Technique
 

@@ -6,7 +6,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from workbench.memory.categories import Category
+from workbench.measure.categories import Category
 from workbench.settings import setting
 from workbench.techniques.base import Arguments, Capability, Fragment, Numerics, Technique
 

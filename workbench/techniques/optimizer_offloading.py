@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from workbench.errors import ConfigurationError, UnavailableError
-from workbench.memory.categories import Category, format_bytes
-from workbench.memory.offloaded import DISK, HOST, Account, in_memory
+from workbench.measure.categories import Category, format_bytes
+from workbench.measure.offloaded import DISK, HOST, Account, in_memory
 from workbench.settings import setting
 from workbench.techniques.base import Arguments, Capability, Fragment, Numerics, Technique
 

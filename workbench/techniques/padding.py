@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from workbench.errors import ConfigurationError
-from workbench.memory.categories import Category
+from workbench.measure.categories import Category
 from workbench.settings import setting
-from workbench.techniques.base import Arguments, Capability, Fragment, Numerics, Technique, TrainingText
+from workbench.techniques.base import Arguments, Capability, Fragment, Numerics, Technique
+from workbench.texts.corpus import TrainingText
 
 if TYPE_CHECKING:
     from datasets import Dataset

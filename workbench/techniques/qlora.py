@@ -6,7 +6,7 @@ from math import ceil
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from workbench.memory.categories import Category
+from workbench.measure.categories import Category
 from workbench.settings import setting
 from workbench.techniques.base import Arguments, Capability, Fragment, Technique
 from workbench.techniques.low_rank import LowRank

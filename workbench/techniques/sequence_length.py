@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from workbench.errors import ConfigurationError
-from workbench.memory.categories import Category
+from workbench.measure.categories import Category
 from workbench.settings import setting
 from workbench.techniques.base import Capability, Fragment, Numerics, Shape, Technique
 

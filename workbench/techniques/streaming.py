@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from workbench.memory.categories import Category
+from workbench.measure.categories import Category
 from workbench.settings import setting
-from workbench.techniques.base import Capability, Fragment, Numerics, Technique, TrainingText
+from workbench.techniques.base import Capability, Fragment, Numerics, Technique
+from workbench.texts.corpus import TrainingText
 
 if TYPE_CHECKING:
     from datasets import IterableDataset

@@ -8,7 +8,7 @@ import ipywidgets as w
 
 from workbench.errors import ConfigurationError
 from workbench.recipe import Recipe
-from workbench.settings import described, kind, optional, parse
+from workbench.settings import described, kind, optional, parse_settings
 from workbench.techniques import REGISTRY, Technique
 from workbench.widgets.pages import escaped
 
@@ -58,7 +58,7 @@ class Form:
     def values(self) -> dict[str, Any]:
         """As the dataclass takes them. Raises ConfigurationError for a text that is not of the setting's type."""
         texts = {name: str(made.value) for name, made in self.controls.items()}
-        return parse(self.cls, texts, getattr(self.cls, "name", "recipe"))
+        return parse_settings(self.cls, texts, getattr(self.cls, "name", "recipe"))
 
     def fill(self, values: dict[str, Any]) -> None:
         for name, made in self.controls.items():

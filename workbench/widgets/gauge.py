@@ -7,9 +7,9 @@ from typing import Any
 import ipywidgets as w
 
 from workbench.errors import WorkbenchError
-from workbench.memory.categories import format_bytes, parse_bytes
-from workbench.memory.gpus import GPUS
-from workbench.prediction import CPU, Prediction, predict
+from workbench.gpus.catalogue import GPUS
+from workbench.measure.categories import format_bytes, parse_bytes
+from workbench.predict.predict import CPU, Prediction, predict
 from workbench.recipe import Recipe
 from workbench.widgets.pages import bar, escaped, legend
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import ipywidgets as w
 
-from workbench import plots
-from workbench.memory.categories import format_bytes
-from workbench.record import Record, Status, read_all, to_frame
-from workbench.store import mark_killed
+from workbench.measure.categories import format_bytes
+from workbench.records import plots
+from workbench.records.record import Record, Status, read_all, to_frame
+from workbench.records.store import mark_killed
 from workbench.widgets.pages import escaped, picture
 
 SHOWN = 30

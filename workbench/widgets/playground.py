@@ -7,12 +7,12 @@ from typing import Any
 import ipywidgets as w
 from IPython.display import HTML, display
 
-from workbench import plots
-from workbench.doctor import diagnose
+from workbench.advise.doctor import diagnose
 from workbench.errors import ConfigurationError
-from workbench.memory.categories import format_bytes
+from workbench.measure.categories import format_bytes
 from workbench.recipe import Recipe
-from workbench.record import Record, Status
+from workbench.records import plots
+from workbench.records.record import Record, Status
 from workbench.widgets.controls import RecipeForm
 from workbench.widgets.gauge import Gauge
 from workbench.widgets.history import History, table_of, texts

@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from workbench.recipe import Recipe
-from workbench.record import Record, read_all
-from workbench.training import run
+from workbench.records.record import Record, read_all
+from workbench.run.run import run
 
 REFRESH_S = 0.5
-PATIENCE_S = 0.6
+STOP_PATIENCE_S = 0.6
 
 
 class Runner:
@@ -57,7 +57,7 @@ class Runner:
     def stop(self) -> None:
         """End the run after its present step, or in the middle of a step that takes longer than PATIENCE_S."""
         self._stop.set()
-        threading.Timer(PATIENCE_S, self._insist).start()
+        threading.Timer(STOP_PATIENCE_S, self._insist).start()
 
     def wait(self, seconds: float | None = None) -> None:
         """Until the training has ended; for tests."""

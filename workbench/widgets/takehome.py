@@ -6,7 +6,7 @@ from collections.abc import Callable
 import ipywidgets as w
 
 from workbench.errors import WorkbenchError
-from workbench.export import script
+from workbench.export.script import script
 from workbench.recipe import Recipe
 
 

@@ -1,0 +1,431 @@
+"""The doctor: the cause is read off the record, and its changes are predicted to fit, run, and keep their promise."""
+
+import json
+import shlex
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from workbench.__main__ import main
+from workbench.advise import doctor
+from workbench.advise.doctor import diagnose, newest_out_of_memory
+from workbench.errors import ConfigurationError, OutOfMemoryError
+from workbench.gpus.catalogue import GPUS
+from workbench.measure.categories import Category, Phase
+from workbench.measure.out_of_memory import Refusal, read
+from workbench.measure.tracker import StorageTracker
+from workbench.predict.predict import predict
+from workbench.recipe import Recipe
+from workbench.records.record import Record, Status, find_equal, read_all
+from workbench.run.run import run
+from workbench.run.trainer import SeamTrainer
+from workbench.techniques import Allocator, GradientAccumulation, GradientCheckpointing, Padding, Streaming
+
+MIB, GIB = 2**20, 2**30
+RECIPE = Recipe(model="gpt2-tiny", effective_batch_size=8, steps=10)
+A10 = "NVIDIA A10 (cuda)"
+PROCESSOR = "AMD EPYC (cpu, 2 threads)"
+CUDA_WORDS = (
+    "OutOfMemoryError: CUDA out of memory. Tried to allocate 96.00 MiB. GPU 0 has a total capacity of 21.99 GiB of "
+    "which 10.50 MiB is free. Including non-PyTorch memory, this process has 21.97 GiB memory in use. Of the allocated "
+    "memory 20.00 GiB is allocated by PyTorch, and 1.50 GiB is reserved by PyTorch but unallocated. If reserved but "
+    "unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
+)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    by_category: dict
+    flops: int = 1000
+    context_bytes: int = 0
+    peak_reserved_bytes: int | None = None
+
+    @property
+    def peak_allocated_bytes(self):
+        return sum(self.by_category.values())
+
+
+class Machine:
+    """100 MiB of weights and 100 MiB of activations for each sequence at once; a tenth of them with checkpointing."""
+
+    def __init__(self):
+        self.asked = []
+
+    def __call__(self, recipe, gpu):
+        self.asked.append((recipe, gpu))
+        names = {technique.name for technique in recipe.techniques}
+        sequences = recipe.training_arguments()["per_device_train_batch_size"]
+        activations = 100 * MIB * sequences // (10 if "gradient_checkpointing" in names else 1)
+        flops = 1333 if "gradient_checkpointing" in names else 1000
+        context = 0 if gpu == "cpu" else GPUS[gpu].context_bytes_estimate
+        return Forecast({Category.WEIGHTS: 100 * MIB, Category.ACTIVATIONS: activations}, flops, context)
+
+
+AMONG = ("gradient_accumulation", "gradient_checkpointing", "lora")
+
+
+def failure(recipe=RECIPE, device=PROCESSOR, **facts):
+    known = {
+        "memory_cap_bytes": 500 * MIB,
+        "peak_phase": "backward",
+        "peak_allocated_bytes": 600 * MIB,
+        "by_category": {"weights": 100 * MIB, "activations": 500 * MIB},
+        "failed_operation": "aten.mm.default",
+        "requested_bytes": 120 * MIB,
+        "allocated_at_failure_bytes": 480 * MIB,
+    }
+    known["status"] = Status.OOM
+    return replace(Record.start(recipe, model=recipe.model, device=device), **known | facts)
+
+
+def diagnosed(machine=None, among=AMONG, **facts):
+    return diagnose(failure(**facts), among=among, predict=machine or Machine())
+
+
+# ---- the cause ----
+
+
+def test_the_cause_names_phase_operation_request_and_the_largest_part():
+    cause = diagnosed(steps_done=2).cause
+    assert "ran out of memory in the backward phase, after 2 whole steps" in cause
+    assert "aten.mm.default asked for 120 MiB more while 480 MiB were in use; the memory cap is 500 MiB" in cause
+    assert "The largest part of the peak was activations: 500 MiB, 83% of 600 MiB." in cause
+    assert "Fragmentation" not in cause
+
+
+@pytest.mark.parametrize(("reserved", "told"), [(600, True), (599, False), (None, False)])
+def test_fragmentation_is_what_a_request_would_have_fitted_into(reserved, told):
+    facts = {"reserved_at_failure_bytes": reserved and reserved * MIB}
+    found = diagnosed(device=A10, **facts)
+    assert found.fragmented is ("Fragmentation: 120 MiB more were reserved" in found.cause) is told
+    assert diagnosed(**facts).fragmented is False  # nothing caches on a CPU
+
+
+def test_what_was_alive_before_takes_its_part_on_a_gpu_but_not_of_a_cap_on_the_cpu():
+    on_gpu, on_cpu = diagnosed(device=A10, before_bytes=50 * MIB), diagnosed(before_bytes=50 * MIB)
+    assert "50.0 MiB of tensors were alive before the run began; they took their part" in on_gpu.cause
+    assert "the cap does not count them" in on_cpu.cause
+    assert "alive before" not in diagnosed(before_bytes=MIB).cause
+
+
+def test_before_anything_was_measured_the_devices_own_words_stand():
+    nothing = {"peak_phase": "", "peak_allocated_bytes": None, "by_category": {}, "failed_operation": ""}
+    found = diagnosed(**nothing, requested_bytes=None, allocated_at_failure_bytes=None, error="CUDA error: no memory")
+    assert "in loading, before training" in found.cause
+    assert "CUDA error: no memory" in found.cause
+    assert (found.largest_category, found.largest_bytes) == ("", None)
+
+
+# ---- the changes ----
+
+
+def test_the_gentlest_single_changes_that_fit_exact_and_cheap_first():
+    """At 500 MiB 4 sequences fit; recomputing all 8 of them needs 180 MiB; an adapter alone shrinks nothing here."""
+    found = diagnosed()
+    assert [c.words for c in found.changes] == [
+        "Turn on gradient_accumulation with steps=2",
+        "Turn on gradient_checkpointing with every_n_layers=4",
+    ]
+    assert [(c.predicted_bytes, c.saved_bytes) for c in found.changes] == [
+        (500 * MIB, 400 * MIB),
+        (180 * MIB, 720 * MIB),
+    ]
+    assert [c.extra_compute for c in found.changes] == pytest.approx([0, 0.333])
+    assert found.changes[0].recipe == RECIPE | GradientAccumulation(steps=2)
+    assert found.predicted_bytes == 900 * MIB
+    assert found.closest is None
+    assert all(change.fits for change in found.changes)
+
+
+def test_a_command_runs_the_change_on_the_same_device_under_the_same_cap():
+    command = diagnosed().changes[1].command
+    assert command == (
+        "python -m workbench run gpt2-tiny --steps 10 --technique gradient_checkpointing=every_n_layers:4 "
+        f"--device cpu --memory-cap {500 * MIB}B"
+    )
+
+
+def test_other_settings_of_what_is_there_already_are_changes_too():
+    recipe = RECIPE | GradientAccumulation(steps=2)
+    found = diagnosed(recipe=recipe, memory_cap_bytes=300 * MIB)
+    assert found.changes[0].words == "Set gradient_accumulation steps to 4 (now 2)"
+    assert found.changes[0].recipe == RECIPE | GradientAccumulation(steps=4)
+    assert found.changes[0].saved_bytes == 200 * MIB
+    assert found.changes[1].recipe == recipe | GradientCheckpointing(every_n_layers=4)
+
+
+def test_where_no_single_change_fits_the_closest_and_a_plan():
+    found = diagnosed(memory_cap_bytes=150 * MIB)
+    assert found.changes == ()
+    assert found.closest.recipe == RECIPE | GradientCheckpointing()
+    assert found.closest.fits is False
+    words = shlex.split(found.plan_command)
+    assert words[3:5] == ["plan", "gpt2-tiny"]
+    assert words[-4:] == ["--gpu", "cpu", "--budget", f"{150 * MIB}B"]
+    assert f"No single change is enough. The closest:\n\n  {found.closest.words}" in found.as_text()
+    assert found.plan_command in found.as_text()
+
+
+def test_below_the_weights_no_prediction_helps_and_it_says_why():
+    found = diagnosed(memory_cap_bytes=50 * MIB)
+    assert found.changes == ()
+    assert "50.0 MiB is below the weights of gpt2-tiny alone" in found.note
+    assert found.note in found.as_text()
+
+
+def test_a_recipe_that_cannot_be_predicted_still_gets_its_cause():
+    def refuse(recipe, gpu):
+        raise ConfigurationError("model: the folder is gone.")
+
+    found = diagnosed(machine=refuse)
+    assert found.note == "No prediction helps: model: the folder is gone."
+    assert "aten.mm.default" in found.as_text()
+
+
+def test_predicted_to_fit_but_did_not_says_so_and_looks_for_less():
+    found = diagnosed(memory_cap_bytes=1000 * MIB)
+    assert "Predicted to fit as it is, with 100 MiB to spare" in found.note
+    assert found.changes
+    assert all(change.predicted_bytes <= 0.9 * 900 * MIB for change in found.changes)
+
+
+# ---- which device ----
+
+
+@pytest.mark.parametrize(
+    ("device", "total_gib", "name"),
+    [
+        ("NVIDIA A10 (cuda)", 22, "a10"),
+        ("NVIDIA A10G (cuda)", 22, "a10"),
+        ("NVIDIA A100-SXM4-40GB (cuda)", 39.4, "a100-40gb"),
+        ("NVIDIA A100-SXM4-80GB (cuda)", 79.2, "a100-80gb"),
+        ("NVIDIA H100 80GB HBM3 (cuda)", 79.1, "h100"),
+        ("NVIDIA L40S (cuda)", 44.4, "l40s"),
+        ("Tesla T4 (cuda)", 14.6, "t4"),
+        ("NVIDIA GeForce RTX 4060 Ti (cuda)", 15.6, "rtx4060ti-16gb"),
+        ("NVIDIA GeForce RTX 4090 (cuda)", None, "rtx4090"),
+        ("Quadro RTX 8000 (cuda)", 44.5, "l40s"),  # unknown: the nearest memory
+    ],
+)
+def test_predictions_are_for_the_gpu_of_that_name_or_memory(device, total_gib, name):
+    machine = Machine()
+    found = diagnosed(machine, device=device, device_bytes=total_gib and int(total_gib * GIB))
+    assert {gpu for _, gpu in machine.asked} == {name}
+    assert found.predicted_for == GPUS[name].title
+
+
+def test_a_gpus_room_is_its_own_and_a_cap_leaves_the_context_out():
+    context = GPUS["a10"].context_bytes_estimate
+    whole = diagnosed(device=A10, memory_cap_bytes=None, device_bytes=500 * MIB + context)
+    capped = diagnosed(device=A10, memory_cap_bytes=500 * MIB, device_bytes=22 * GIB)
+    for found in (whole, capped):
+        assert found.changes[0].predicted_bytes == 500 * MIB + context
+    before = diagnosed(device=A10, memory_cap_bytes=500 * MIB, before_bytes=100 * MIB)
+    assert before.changes[0].words == "Turn on gradient_accumulation with steps=4"
+
+
+def test_an_unknown_gpu_of_unknown_memory_is_not_guessed():
+    found = diagnosed(device="Some Card (cuda)", memory_cap_bytes=None)
+    assert (found.changes, found.plan_command) == ((), "")
+    assert found.note.startswith("Nobody knows how much memory there was")
+
+
+def test_fragmented_the_allocators_settings_are_a_change():
+    """With 1000 MiB the recipe's 900 fit; what fails is the one piece of 120 MiB among 130 that are free."""
+    facts = {"memory_cap_bytes": 1000 * MIB, "reserved_at_failure_bytes": 610 * MIB, "among": (*AMONG, "allocator")}
+    assert RECIPE | Allocator() in [change.recipe for change in diagnosed(device=A10, **facts).changes]
+    assert RECIPE | Allocator() not in [change.recipe for change in diagnosed(**facts).changes]
+
+
+# ---- what cannot be diagnosed ----
+
+
+def test_only_a_record_that_ran_out_of_memory():
+    with pytest.raises(ConfigurationError, match="has the status ok; only one that ran out of memory"):
+        diagnose(failure(status=Status.OK), predict=Machine())
+    with pytest.raises(ConfigurationError, match="there is no technique 'magic'"):
+        diagnosed(among=["magic"])
+
+
+def test_newest_is_the_last_that_ran_out_of_memory(runs_folder):
+    with pytest.raises(ConfigurationError, match="no run that ran out of memory on record"):
+        newest_out_of_memory()
+    first, second = failure(), failure()
+    for record in (first, second, replace(failure(), status=Status.OK)):
+        record.save()
+    assert newest_out_of_memory() == second
+    assert newest_out_of_memory(first.id) == first
+    with pytest.raises(ConfigurationError, match="no record 'nothing'"):
+        newest_out_of_memory("nothing")
+
+
+# ---- the command line ----
+
+
+@pytest.fixture
+def with_machine(monkeypatch):
+    monkeypatch.setattr(doctor.prediction, "predict", Machine())
+
+
+def test_the_command_line(with_machine, capsys):
+    assert main(["doctor"]) == 2
+    assert "error: doctor: there is no run that ran out of memory" in capsys.readouterr().err
+    record = failure()
+    record.save()
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    for part in ("Cause", "aten.mm.default asked for", "1. Turn on gradient_accumulation", "workbench.release()"):
+        assert part in out
+    assert main(["doctor", record.id, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["changes"][0]["recipe"] == (RECIPE | GradientAccumulation(steps=2)).to_dict()
+    assert data["largest_category"] == "activations"
+
+
+# ---- where the facts come from ----
+
+
+def test_numbers_of_cudas_message():
+    assert read(CUDA_WORDS) == Refusal(96 * MIB, 20 * GIB, int(21.5 * GIB))
+    assert read("DefaultCPUAllocator: not enough memory: you tried to allocate 4096 bytes.") == Refusal(4096)
+    assert read("CUDA error: out of memory") == Refusal()
+
+
+def test_the_tracker_notes_what_a_cap_refused():
+    tracker = StorageTracker("cpu", cap_bytes=6000)
+    tracker.enter_phase(Phase.FORWARD)
+    with tracker:
+        kept = torch.ones(1000)
+        pair = [kept @ kept]
+        with pytest.raises(torch.OutOfMemoryError):
+            pair.append(kept.exp())
+    assert tracker.failed_operation == "aten.exp.default"
+    assert tracker.refusal == Refusal(4000, 4004)
+
+
+def test_the_tracker_notes_what_a_device_refused():
+    class Full(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if "exp" in str(func):
+                raise torch.OutOfMemoryError("full")
+            return func(*args, **(kwargs or {}))
+
+    tracker = StorageTracker("cpu")
+    with pytest.raises(torch.OutOfMemoryError), Full(), tracker:
+        torch.ones(2).exp()
+    assert (tracker.failed_operation, tracker.refusal) == ("aten.exp.default", Refusal())
+
+
+# ---- true runs ----
+
+
+@pytest.fixture
+def starved(recipe, runs_folder):
+    short = replace(recipe, steps=3)
+    cap = int(0.6 * predict(short, "cpu").peak_allocated_bytes)
+    with pytest.raises(OutOfMemoryError) as caught:
+        run(short, device="cpu", memory_cap=cap)
+    (record,) = read_all()
+    return record, caught.value
+
+
+def test_the_error_carries_its_record(starved):
+    record, error = starved
+    assert (error.record_id, error.phase, error.operation) == (record.id, record.peak_phase, record.failed_operation)
+    assert error.by_category == record.by_category
+    assert record.failed_operation.startswith("aten.")
+    assert error.requested_bytes + error.allocated_bytes == record.peak_allocated_bytes > record.memory_cap_bytes
+    assert error.reserved_bytes is None
+    assert str(error).endswith("python -m workbench doctor")
+
+
+def test_every_advised_change_runs_where_the_recipe_did_not(starved):
+    record, _ = starved
+    found = diagnose(record, among=["gradient_accumulation", "gradient_checkpointing"])
+    assert found.changes
+    for change in found.changes:
+        done = run(change.recipe, device="cpu", memory_cap=record.memory_cap_bytes)
+        assert done.status is Status.OK
+        assert done.peak_allocated_bytes == pytest.approx(change.predicted_bytes, rel=0.01)
+
+
+def test_a_cuda_message_reaches_the_record(recipe, monkeypatch):
+    def refuse(*_, **__):
+        raise torch.OutOfMemoryError(CUDA_WORDS.removeprefix("OutOfMemoryError: "))
+
+    monkeypatch.setattr(SeamTrainer, "training_step", refuse)
+    with pytest.raises(OutOfMemoryError) as caught:
+        run(recipe, device="cpu")
+    record = read_all()[-1]
+    assert (record.requested_bytes, record.reserved_at_failure_bytes) == (96 * MIB, int(21.5 * GIB))
+    assert (caught.value.allocated_bytes, record.error) == (20 * GIB, CUDA_WORDS)
+
+
+# ---- the longest first ----
+
+
+def batches_of(recipe, monkeypatch, **options):
+    from workbench.run.trainer import SeamTrainer
+
+    seen, whole = [], SeamTrainer.training_step
+
+    def training_step(self, model, inputs, *args, **kwargs):
+        seen.append(inputs["input_ids"].shape[1])
+        return whole(self, model, inputs, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SeamTrainer, "training_step", training_step)
+        record = run(recipe, device="cpu", **options)
+    return seen, record
+
+
+def test_the_first_batch_has_the_longest_examples(recipe, monkeypatch):
+    padded = replace(recipe, steps=4, sequence_length=120) | Padding() | GradientAccumulation(steps=4)
+    usual, one = batches_of(padded, monkeypatch)
+    seen, other = batches_of(padded, monkeypatch, longest_first=True)
+    assert seen[:4] == [120] * 4
+    assert usual[:4] != [120] * 4
+    assert (one.longest_first, other.longest_first) == (False, True)
+    assert (one.warnings, other.warnings) == ([], [])
+    assert batches_of(padded, monkeypatch, longest_first=True)[1].losses == other.losses
+
+
+def test_every_example_still_comes_once():
+    from workbench.run.trainer import LongestFirst
+
+    order = LongestFirst([3, 1], range(5))
+    assert list(order) == [3, 1, 0, 2, 4]
+    assert len(order) == 5
+
+
+@pytest.mark.parametrize(("technique", "words"), [(None, "all examples have 32 tokens"), (Streaming(), "a stream")])
+def test_it_says_where_it_changes_nothing(recipe, technique, words):
+    short = replace(recipe, steps=2, techniques=(technique,) if technique else ())
+    plain, record = run(short, device="cpu"), run(short, device="cpu", longest_first=True)
+    assert len(record.warnings) == 1
+    assert record.warnings[0].startswith("longest_first: ")
+    assert words in record.warnings[0]
+    assert record.losses == plain.losses
+
+
+def test_it_is_not_mixed_with_other_orders(recipe):
+    short = replace(recipe, steps=1)
+    record = run(short, device="cpu", longest_first=True)
+    facts = {"device": record.device, "data_sha256": record.data_sha256}
+    assert find_equal(short, **facts) is None
+    assert find_equal(short, longest_first=True, **facts) == record
+    for options in ({"resume": True}, {"checkpoint_every": 1}):
+        with pytest.raises(ConfigurationError, match="longest_first: it changes the order"):
+            run(short, device="cpu", longest_first=True, **options)
+
+
+def test_lora_is_offered_where_states_are_the_largest_part(recipe):
+    """With true predictions: of a cap that leaves too little for the optimizer, an adapter is one way out."""
+    alone = predict(recipe, "cpu")
+    states = alone.maximum_by_category[Category.OPTIMIZER_STATES]
+    record = failure(recipe, memory_cap_bytes=alone.peak_allocated_bytes - states // 2)
+    (change,) = diagnose(record, among=["lora"]).changes
+    assert change.words.startswith("Turn on lora")
+    assert change.predicted_bytes == predict(change.recipe, "cpu").peak_allocated_bytes <= record.memory_cap_bytes
+    assert change.numerics == "different"

@@ -1,0 +1,62 @@
+import re
+
+import pytest
+
+from workbench.errors import ConfigurationError
+from workbench.gpus.catalogue import GPUS, gpu
+
+GIB, MIB = 2**30, 2**20
+ALL = pytest.mark.parametrize("row", GPUS.values(), ids=GPUS)
+ASKED_FOR = (
+    "t4 l4 a10 a100-40gb a100-80gb l40s h100 h200 b200 rtx3060 rtx3070 rtx3080 rtx3090 rtx4060 rtx4060ti-16gb rtx4070 "
+    "rtx4080 rtx4090 rtx5070 rtx5080 rtx5090"
+)
+
+
+def test_the_usual_ones_are_there():
+    assert set(ASKED_FOR.split()) == set(GPUS)
+
+
+@ALL
+def test_pytorch_can_have_less_than_the_data_sheet_says_but_not_much_less(row):
+    marketed = int(row.data_sheet.split()[0])
+    assert 0.9 * marketed * 1e9 < row.memory_bytes < marketed * GIB
+
+
+@ALL
+def test_every_row_has_its_source(row):
+    assert re.search(r"https://\S+", row.source)
+    assert row.measured == ("message" in row.source)
+    assert GPUS[row.name] is gpu(row.name) is row
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "bf16", "workspace"),
+    [
+        ("t4", (7, 5), False, int(8.125 * MIB)),
+        ("a100-80gb", (8, 0), True, int(8.125 * MIB)),
+        ("rtx3090", (8, 6), True, int(8.125 * MIB)),
+        ("l4", (8, 9), True, int(8.125 * MIB)),
+        ("h100", (9, 0), True, 32 * MIB),
+        ("b200", (10, 0), True, 32 * MIB),
+        ("rtx5090", (12, 0), True, 32 * MIB),
+    ],
+)
+def test_what_follows_from_the_compute_capability(name, capability, bf16, workspace):
+    row = gpu(name)
+    assert row.compute_capability == capability
+    assert row.native_bf16 is row.flash_attention is bf16
+    assert row.cublas_workspace_bytes == workspace
+    assert 0.3 * GIB <= row.context_bytes_estimate <= 0.6 * GIB
+
+
+@pytest.mark.parametrize("written", ["rtx4090", "RTX 4090", "rtx-4090", "RTX_4090"])
+def test_a_name_may_be_written_as_people_do(written):
+    assert gpu(written).name == "rtx4090"
+
+
+@pytest.mark.parametrize("name", ["a100", "gtx1080", ""])
+def test_an_unknown_gpu_is_refused_with_the_known_ones(name):
+    with pytest.raises(ConfigurationError) as caught:
+        gpu(name)
+    assert f"gpu: {name!r} is not known. Known: t4, l4, a10, a100-40gb, a100-80gb" in str(caught.value)

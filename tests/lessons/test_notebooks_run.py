@@ -1,0 +1,101 @@
+"""Every notebook, found by its file, runs under papermill and leaves true records."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from workbench.lessons import parameters
+from workbench.lessons.notebooks import execute_notebook, to_html
+from workbench.measure.categories import Category
+from workbench.paths import NOTEBOOKS
+from workbench.recipe import Recipe
+from workbench.records.record import Record, Status, read_all
+from workbench.techniques import REGISTRY
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+QUICK = {
+    "steps": 4, "seeds": 1, "sequence_length": 64, "sample_tokens": 8, "longest": 256, "large_length": 64,
+}  # fmt: skip
+
+
+EVERY = [pytest.param(p, id=p.stem, marks=pytest.mark.xdist_group(p.stem)) for p in sorted(NOTEBOOKS.glob("*.ipynb"))]
+
+
+@pytest.fixture(scope="module", params=EVERY)
+def executed(request, tmp_path_factory, text_file, model_name) -> tuple[Path, Path, list[Record]]:
+    folder = tmp_path_factory.mktemp(request.param.stem)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WORKBENCH_RUNS", str(folder / "runs"))
+        patch.setenv("OMP_NUM_THREADS", "1")  # another test process has the other core
+        quick = {**QUICK, "corpus": str(text_file), "large_model": model_name}
+        output = execute_notebook(request.param, folder / request.param.name, quick)
+    return request.param, output, read_all(folder / "runs")
+
+
+def test_it_runs_and_its_records_are_true(executed):
+    path, _, records = executed
+    asks_for_runs = "seeds" in parameters.of(path)
+    assert bool(records) == asks_for_runs
+    for record in records:
+        if record.status is Status.UNAVAILABLE:
+            assert record.error
+            continue
+        if record.status is Status.OOM:  # a lesson may run out of memory only under a cap that is too small
+            assert 0 < record.memory_cap_bytes < record.peak_allocated_bytes == sum(record.by_category.values())
+            continue
+        assert record.status is Status.OK
+        asked = Recipe.from_dict(record.recipe).training_arguments()
+        assert record.steps_done == len(record.losses) == asked["max_steps"]
+        tokens, full = record.tokens_seen + record.padding_tokens, QUICK["steps"] * 8 * QUICK["sequence_length"]
+        assert tokens < full if record.padding_tokens and tokens != full else tokens == full
+        assert sum(record.by_category.values()) == record.peak_allocated_bytes == max(record.by_phase.values())
+        assert record.by_category[Category.WEIGHTS] >= least_weights_bytes(record.dtype)
+        assert record.held_out_loss < record.held_out_loss_before
+
+
+def least_weights_bytes(dtype: str) -> int:
+    """Of the embedded model: 2,762,880 numbers, 12 C² of them in the matrices of each of 4 blocks, C = 192."""
+    everything, in_matrices = 2_762_880, 4 * 12 * 192**2
+    known = {"bfloat16": 2 * everything, "nf4 + float32": 4 * (everything - in_matrices) + in_matrices // 2}
+    return known.get(dtype, 4 * everything)
+
+
+def test_its_technique_is_on_record_beside_the_baseline(executed):
+    path, _, records = executed
+    stem = path.stem.split("_", 1)[-1]
+    taught = {name for name, technique in REGISTRY.items() if stem in (name, technique.family)}
+    if taught:
+        labels = {record.label for record in records if record.status in (Status.OK, Status.UNAVAILABLE)}
+        assert taught | {"baseline"} <= {label.split("(")[0] for label in labels}
+
+
+def test_its_page_opens_offline(executed, tmp_path):
+    _, output, _ = executed
+    page = to_html(output, tmp_path / "page.html").read_text(encoding="utf-8")
+    for fetched in ("<script src", "<link", 'src="http', "url(http", "@import"):
+        assert fetched not in page, fetched
+    assert "widget-view" not in page, "an output needs a live kernel"
+    assert "Warning" not in page
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium: apt-get install chromium")
+def test_a_browser_shows_its_page_without_a_network(executed, tmp_path):
+    path, output, _ = executed
+    page = to_html(output, tmp_path / "page.html")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND", "--dump-dom"]
+    profile = f"--user-data-dir={tmp_path / 'profile'}"
+    done = subprocess.run([CHROMIUM, *flags, profile, page.as_uri()], capture_output=True, timeout=60, check=True)
+    shown = done.stdout.decode()
+    assert (f"{path.stem[:2]} · " if path.stem[0].isdigit() else path.stem.capitalize()) in shown
+    assert shown.count("<img") == len(re.findall(r'"image/png"', output.read_text(encoding="utf-8")))
+
+
+def test_it_runs_alone_from_its_own_folder(tmp_path, monkeypatch):
+    """As in JupyterLab: the kernel's folder is the notebook's, wherever that is."""
+    monkeypatch.setenv("WORKBENCH_RUNS", str(tmp_path / "runs"))
+    copy = shutil.copy(NOTEBOOKS / "00_memory_anatomy.ipynb", tmp_path)
+    execute_notebook(Path(copy), tmp_path / "out" / "executed.ipynb", {"sequence_length": 32})
+    assert (tmp_path / "out" / "executed.ipynb").exists()

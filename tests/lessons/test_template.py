@@ -1,0 +1,92 @@
+"""The notebooks are committed without outputs and follow the template, so that who has read one can skim the rest."""
+
+import ast
+
+import nbformat
+import pytest
+
+from workbench.paths import NOTEBOOKS, ROOT
+from workbench.techniques import REGISTRY
+
+ORDER = [
+    "title", "goals", "setup", "parameters", "idea", "predict", "baseline", "technique", "changes", "run", "result",
+    "curves", "record", "widget", "learned",
+]  # fmt: skip
+EVERY = sorted(NOTEBOOKS.glob("*.ipynb"))
+
+
+def stem(path):
+    return path.stem.split("_", 1)[-1]
+
+
+LESSON_OF = {name: cls.family or name for name, cls in REGISTRY.items()}
+LESSONS = [path for path in EVERY if stem(path) in LESSON_OF.values()]
+
+
+def cells(path):
+    return nbformat.read(str(path), as_version=4).cells
+
+
+def slots(path):
+    """The tags in the order in which they first appear; every cell has exactly one."""
+    tags = [tag for cell in cells(path) for tag in cell.metadata.tags]
+    assert len(tags) == len(cells(path))
+    return list(dict.fromkeys(tags))
+
+
+def test_every_technique_has_its_notebook_and_its_test():
+    assert {stem(path) for path in LESSONS} == set(LESSON_OF.values())
+    for name in REGISTRY:
+        assert (ROOT / "tests" / "techniques" / f"test_{name}.py").exists()
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=stem)
+def test_a_lesson_has_all_slots_in_order(path):
+    assert slots(path) == ORDER
+
+
+@pytest.mark.parametrize("path", EVERY, ids=stem)
+def test_every_notebook_opens_and_closes_alike(path):
+    found = slots(path)
+    assert found[:5] == ORDER[:5]
+    assert found[-1] == "learned"
+    assert found.count("parameters") == 1
+
+
+@pytest.mark.parametrize("path", EVERY, ids=stem)
+def test_the_title_has_a_claim_and_the_card(path):
+    lines = cells(path)[0].source.splitlines()
+    assert lines[0].startswith(f"# {path.stem[:2]} · " if path.stem[0].isdigit() else f"# {path.stem.capitalize()}")
+    assert lines[2].startswith("**")
+    assert sum(line.startswith("| **") for line in lines) == 3
+
+
+@pytest.mark.parametrize("path", EVERY, ids=stem)
+def test_cells_are_short_and_free_of_outputs(path):
+    for cell in cells(path):
+        if cell.cell_type == "code":
+            assert not cell.outputs
+            assert cell.execution_count is None
+            assert len(cell.source.splitlines()) <= 45, cell.source[:60]
+
+
+@pytest.mark.parametrize("path", EVERY, ids=stem)
+def test_parameters_are_annotated_literals_with_their_meaning(path):
+    source = next(cell.source for cell in cells(path) if "parameters" in cell.metadata.tags)
+    for line in source.splitlines():
+        (statement,) = ast.parse(line).body
+        assert isinstance(statement, ast.AnnAssign)
+        ast.literal_eval(statement.value)
+        assert "  # " in line
+
+
+@pytest.mark.parametrize("path", EVERY, ids=stem)
+def test_the_kernel_is_everybodys(path):
+    assert nbformat.read(str(path), as_version=4).metadata.kernelspec.name == "python3"
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=stem)
+def test_a_lesson_says_when_not_to_use_it_and_where_it_comes_from(path):
+    last = cells(path)[-1].source
+    for part in ("**When not to use it.**", "**Exercises.**", "**References.**"):
+        assert part in last

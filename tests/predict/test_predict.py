@@ -1,0 +1,354 @@
+"""Predictions for GPUs: what they say, how techniques change them, and that nothing happens to the caller."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from workbench import Recipe, predict
+from workbench.errors import ConfigurationError
+from workbench.gpus.catalogue import GPUS
+from workbench.measure.categories import Category, Phase
+from workbench.predict import cache as prediction_cache
+from workbench.predict import predict as predict_module
+from workbench.predict import worker as prediction_worker
+from workbench.predict.predict import Prediction, predict_all
+from workbench.predict.report import fitting, prediction_text
+from workbench.techniques import (
+    GradientAccumulation,
+    GradientCheckpointing,
+    Lora,
+    MixedPrecision,
+    Numerics,
+    Technique,
+)  # fmt: skip
+
+MIB = 2**20
+
+
+@pytest.fixture(scope="session")
+def small(model_name) -> Recipe:
+    return Recipe(model=model_name, effective_batch_size=8, sequence_length=128, dropout=0.1)
+
+
+@pytest.fixture(scope="session")
+def gpt2() -> Recipe:
+    return Recipe(model="gpt2", effective_batch_size=8, sequence_length=1024)
+
+
+def test_categories_sum_to_the_peak_exactly(small):
+    for extra in (GradientCheckpointing(), Lora(), MixedPrecision(), GradientAccumulation(steps=2)):
+        found = predict(small | extra)
+        assert sum(found.by_category.values()) == found.peak_allocated_bytes
+        assert found.by_phase[found.peak_phase] == found.peak_allocated_bytes == max(found.by_phase.values())
+        assert found.peak_reserved_bytes >= found.peak_allocated_bytes
+        assert all(found.maximum_by_category[name] >= now for name, now in found.by_category.items())
+
+
+def test_weights_and_states_are_those_of_the_config(gpt2):
+    found = predict(gpt2)
+    parameters = 124_439_808  # Radford et al. (2019), the tied head counted once
+    assert found.parameters == found.trainable_parameters == parameters
+    assert found.by_category["weights"] == 4 * parameters
+    assert found.maximum_by_category["gradients"] == 4 * parameters
+    assert found.maximum_by_category["optimizer_states"] == pytest.approx(8 * parameters, rel=1e-4)
+    logits = 8 * 1024 * 50257 * 4
+    assert found.by_category["logits_and_loss"] == 3 * logits  # logits, log-softmax, its gradient
+    assert found.peak_operation == "aten._log_softmax_backward_data.default"
+
+
+def test_flops_are_those_of_the_known_formula(gpt2):
+    """Six per token and parameter of a matrix (Kaplan et al. 2020), and the attention's products."""
+    tokens, layers, width, length = 8 * 1024, 12, 768, 1024
+    matrices = 12 * layers * width**2 + 50257 * width
+    # the attention's backward multiplies five times where its forward does twice: it recomputes the scores
+    attention = (2 + 5) * 2 * layers * length * width
+    assert predict(gpt2).flops == pytest.approx(tokens * (6 * matrices + attention), rel=0.001)
+
+
+def test_the_peak_is_named_right_after_a_recomputation_too(gpt2):
+    assert predict(gpt2 | GradientCheckpointing()).peak_operation == "aten._log_softmax_backward_data.default"
+
+
+def test_recomputation_is_counted(gpt2):
+    extra = predict(gpt2 | GradientCheckpointing()).flops / predict(gpt2).flops
+    assert 1.15 < extra < 1.34  # the blocks' forward again, but not the head's
+
+
+def test_techniques_lower_what_they_attack(small):
+    base = predict(small).maximum_by_category
+    for extra in (GradientCheckpointing(), Lora(), MixedPrecision(), GradientAccumulation(steps=4)):
+        found = predict(small | extra).maximum_by_category
+        for category in extra.attacks:
+            assert found[category] < base[category], (extra.name, category)
+
+
+def test_gelu_stays_in_fp32_under_cuda_autocast(gpt2):
+    """`pow` is on CUDA's fp32 list and not on the CPU's; so less is saved than half."""
+    on_gpu, on_cpu = (predict(gpt2 | MixedPrecision(), name) for name in ("h100", "cpu"))
+    assert on_gpu.gpu == "h100"
+    assert on_cpu.source == "predicted:cpu"
+    assert on_cpu.peak_reserved_bytes is None
+    share = on_gpu.maximum_by_category["activations"] / predict(gpt2).maximum_by_category["activations"]
+    assert 0.7 < share < 0.95
+
+
+def test_padding_brings_a_mask_in_each_layer(gpt2):
+    plain, padded = predict(gpt2), predict(gpt2, padding=True)
+    mask = 8 * 1024 * 1024 * 4
+    more = padded.by_category["activations"] - plain.by_category["activations"]
+    assert more == pytest.approx(12 * mask, rel=0.1)
+    assert padded.padding
+    assert not plain.padding
+
+
+def test_fp16_has_its_scaler_and_less_activations(small):
+    found = predict(small | MixedPrecision(dtype="fp16"))
+    assert found.maximum_by_category["activations"] < predict(small).maximum_by_category["activations"]
+
+
+def test_workspaces_depend_on_the_gpu(small):
+    hopper, ampere = predict_all(small, ["h100", "a10"])
+    assert hopper.workspace_bytes == 2 * GPUS["h100"].cublas_workspace_bytes == 64 * MIB
+    assert ampere.workspace_bytes == 2 * GPUS["a10"].cublas_workspace_bytes
+    difference = hopper.peak_allocated_bytes - ampere.peak_allocated_bytes
+    assert difference == hopper.workspace_bytes - ampere.workspace_bytes
+
+
+def test_fits_is_about_reserved_memory_and_context(small):
+    found = predict(small, "t4")
+    assert found.fits
+    assert not dataclasses.replace(found, capacity_bytes=found.peak_reserved_bytes).fits
+    exactly = found.peak_reserved_bytes + found.context_bytes
+    assert dataclasses.replace(found, capacity_bytes=exactly).fits
+    assert not dataclasses.replace(found, capacity_bytes=exactly - 1).fits
+
+
+def test_a_step_too_large_is_still_told(gpt2):
+    found = predict(gpt2, "rtx3070")
+    assert not found.fits
+    assert found.peak_reserved_bytes > found.capacity_bytes
+
+
+def test_json_has_everything_but_the_timeline(small):
+    found = predict(small)
+    again = json.loads(json.dumps(found.to_dict()))
+    assert again["fits"] is True
+    assert set(again) == {f.name for f in dataclasses.fields(Prediction)} - {"timeline"} | {"fits"}
+    assert set(again["by_category"]) == {str(c) for c in Category}
+    assert again["recipe_id"] == small.id
+
+
+def test_timeline_is_the_live_bytes_of_tensors(small):
+    found = predict(small)
+    timeline = found.timeline
+    assert timeline.live.shape == (len(Category), len(timeline.phases))
+    assert (timeline.live >= 0).all()
+    rounding = found.peak_allocated_bytes - int(timeline.total[timeline.peak(Phase(found.peak_phase))])
+    assert 0 <= rounding < 0.1 * found.peak_allocated_bytes
+
+
+# ---- cache ----
+
+
+def test_a_second_question_is_answered_from_memory_and_a_third_from_disk(small, monkeypatch):
+    first = predict(small)
+
+    def refuse(*_):
+        raise AssertionError("asked again")
+
+    monkeypatch.setattr(predict_module, "ask", refuse)
+    assert predict(small) is first
+    monkeypatch.setattr(prediction_cache, "_memory", {})
+    again = predict(small)
+    assert again == first
+    np.testing.assert_array_equal(again.timeline.live, first.timeline.live)
+    assert again.timeline.phases == first.timeline.phases
+
+
+@pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 cut off", b"no archive"])
+def test_a_damaged_file_is_predicted_anew(small, damage, monkeypatch):
+    first = predict(small)
+    (path,) = prediction_cache.folder().glob("*.npz")
+    path.write_bytes(damage)
+    monkeypatch.setattr(prediction_cache, "_memory", {})
+    assert predict(small) == first
+
+
+def test_padding_gpu_recipe_and_versions_are_told_apart(small, monkeypatch):
+    from workbench.predict import predict as prediction
+
+    keys = {
+        prediction._key(small, "h100", False),
+        prediction._key(small, "h100", True),
+        prediction._key(small, "a10", False),
+        prediction._key(small | Lora(), "h100", False),
+    }
+    monkeypatch.setattr(prediction, "versions", lambda: {"torch": "99"})
+    assert len(keys | {prediction._key(small, "h100", False)}) == 5
+
+
+def test_a_folder_that_cannot_be_written_to_is_no_failure(small, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("WORKBENCH_RUNS", str(tmp_path / "file"))
+    assert predict(small).peak_allocated_bytes > 0
+
+
+# ---- the worker ----
+
+
+def test_nothing_changes_in_the_caller(small):
+    """In a process of its own, which has not imported torch before, and where a CPU run shows what autocast does."""
+    program = f"""
+import sys, os
+before = dict(os.environ), list(sys.path), set(sys.modules)
+from workbench import Recipe, predict
+from workbench.techniques import MixedPrecision
+found = predict(Recipe(model={small.model!r}, effective_batch_size=2, sequence_length=16) | MixedPrecision())
+assert found.peak_allocated_bytes > 0
+assert "torch" not in sys.modules and "transformers" not in sys.modules
+assert (dict(os.environ), list(sys.path)) == before[:2]
+import torch
+with torch.autocast("cpu", dtype=torch.bfloat16):
+    half = torch.ones(2, 2) @ torch.ones(2, 2)
+    assert half.pow(2).dtype is torch.bfloat16  # CUDA's rule would say fp32
+print("same")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "same", done.stderr
+
+
+def test_the_worker_stays_warm_and_ends_with_its_caller(small):
+    program = f"""
+from workbench import Recipe, predict
+from workbench.predict import worker as prediction_worker
+recipe = Recipe(model={small.model!r}, effective_batch_size=2, sequence_length=16)
+predict(recipe); first = prediction_worker._worker.process.pid
+predict(recipe, padding=True); assert prediction_worker._worker.process.pid == first
+print(first)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(done.stdout), 0)
+
+
+def test_a_worker_that_died_is_replaced(small):
+    predict(small)
+    worker = prediction_worker._worker
+    os.kill(worker.process.pid, signal.SIGKILL)
+    worker.process.wait()
+    assert predict(small, padding=True).peak_allocated_bytes > 0
+    assert prediction_worker._worker is not worker
+
+
+def test_a_worker_that_dies_while_it_works_says_so(monkeypatch):
+    monkeypatch.setattr(prediction_worker, "START", "import sys; sys.stderr.write('no room'); sys.exit(1)  # {path}")
+    prediction_worker.close()
+    with pytest.raises(RuntimeError, match="no room"):
+        prediction_worker.ask("predict", None, [], False)
+    assert prediction_worker._worker is None
+
+
+def test_threads_may_ask_at_the_same_time(small):
+    found: dict[str, Prediction] = {}
+
+    def one(name: str) -> None:
+        found[name] = predict(small | Lora(rank=4), name)
+
+    threads = [threading.Thread(target=one, args=(name,)) for name in ("t4", "a10", "h100")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {name: p.gpu for name, p in found.items()} == {"t4": "t4", "a10": "a10", "h100": "h100"}
+
+
+# ---- what cannot be predicted ----
+
+
+def test_an_unknown_gpu_lists_the_known_ones(small):
+    with pytest.raises(ConfigurationError, match="'titan' is not known. Known: t4, l4"):
+        predict(small, "titan")
+
+
+def test_a_length_beyond_the_positions_is_refused(small):
+    with pytest.raises(ConfigurationError, match="beyond the 128 positions"):
+        predict(dataclasses.replace(small, sequence_length=256))
+
+
+def test_bf16_is_refused_where_it_would_be_emulated(small):
+    recipe = small | MixedPrecision(dtype="bf16")
+    predict(recipe, "h100")
+    with pytest.raises(ConfigurationError, match=r"NVIDIA T4 \(compute capability 7.5\) has no bf16.*Use fp16"):
+        predict(recipe, "t4")
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadsValues(Technique):
+    """Its forward pass looks at a value, which a fake tensor does not have."""
+
+    name: ClassVar[str] = "reads_values"
+    title: ClassVar[str] = "Reads values"
+    attacks: ClassVar[tuple[Category, ...]] = ()
+    costs: ClassVar[str] = "nothing"
+    numerics: ClassVar[Numerics] = Numerics.EXACT
+
+    def missing(self, device_type):
+        return "this machine has no such device"
+
+    def model(self, model):
+        model.transformer.h[1].mlp.act.register_forward_pre_hook(lambda module, inputs: float(inputs[0].sum()) and None)
+        return model
+
+
+@dataclasses.dataclass(frozen=True)
+class StandsIn(ReadsValues):
+    """The same, with a stand-in for predictions that keeps 3 MiB of weights."""
+
+    name: ClassVar[str] = "stands_in"
+
+    def stand_in(self):
+        return _ThreeMebibytes()
+
+
+@dataclasses.dataclass(frozen=True)
+class _ThreeMebibytes(StandsIn):
+    def model(self, model):
+        model.register_buffer("more", torch.empty(3 * MIB, dtype=torch.uint8, device="meta"))
+        return model
+
+
+def test_what_cannot_be_traced_is_named_with_its_module(small):
+    with pytest.raises(ConfigurationError) as caught:
+        predict(small | ReadsValues())
+    assert "aten._local_scalar_dense" in str(caught.value)
+    assert "transformer.h.1.mlp" in str(caught.value)
+    assert "Measure it with `run`" in str(caught.value)
+
+
+def test_a_stand_in_is_driven_instead_whatever_this_machine_lacks(small):
+    more = predict(small | StandsIn()).by_category["weights"] - predict(small).by_category["weights"]
+    assert more == 3 * MIB
+
+
+# ---- as text ----
+
+
+def test_the_report_shows_peak_categories_phases_and_gpus(gpt2):
+    found = predict(gpt2)
+    text = prediction_text(found)
+    for words in ("predicted for NVIDIA H100", "not measured", "reserved", "logits and loss", "optimizer step", "█"):
+        assert words in text
+    gpus = {"h100": found, "rtx3070": predict(gpt2, "rtx3070"), "t4": ConfigurationError("no bf16")}
+    lines = fitting(gpus).splitlines()
+    assert lines[0].strip().startswith("fits on          h100")
+    assert lines[1].strip() == "does not fit on  rtx3070"
+    assert lines[2].strip() == "cannot run on    t4: no bf16"

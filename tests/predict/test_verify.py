@@ -1,0 +1,78 @@
+import json
+
+import pytest
+
+from workbench.__main__ import main
+from workbench.errors import ConfigurationError
+from workbench.predict import verify as verify_module
+from workbench.predict.verify import Check, gpu_of, recipes, summary, verify
+
+
+def test_the_grid_is_large_and_varied():
+    grid = recipes()
+    assert len(grid) >= 30
+    assert len({recipe.id for recipe in grid}) == len(grid)
+    assert len({t.name for recipe in grid for t in recipe.techniques}) >= 8
+    assert {recipe.model for recipe in grid} == {"random:gpt2", "random:gpt2-medium"}
+    assert len({(r.effective_batch_size, r.sequence_length) for r in grid}) >= 6
+
+
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3 (cuda)", "h100"),
+        ("NVIDIA H200 (cuda)", "h200"),
+        ("NVIDIA L4 (cuda)", "l4"),
+        ("Tesla T4 (cuda)", "t4"),
+        ("AMD EPYC (cpu, 2 threads)", "cpu"),
+    ],
+)
+def test_the_gpu_of_a_device(device, name):
+    assert gpu_of(device) == name
+
+
+def test_an_unknown_gpu_is_refused_with_the_cure():
+    with pytest.raises(ConfigurationError, match="not in the table of GPUs. Name one that is like it: --gpu NAME"):
+        gpu_of("Voodoo 2 (cuda)")
+
+
+def check(predicted, measured):
+    return Check("x", "m", 1, 1, "id", predicted, None, measured_allocated_bytes=measured)
+
+
+def test_the_summary_takes_signs_off_and_names_the_largest_underestimate():
+    figures = summary([check(101, 100), check(97, 100), check(5, None)])
+    assert figures["configurations"] == 3
+    assert figures["measured"] == 2
+    assert figures["allocated_mean"] == pytest.approx(0.02)
+    assert figures["allocated_worst"] == pytest.approx(0.03)
+    assert figures["allocated_most_under"] == pytest.approx(0.03)
+
+
+@pytest.fixture
+def grid(tmp_path, model_name):
+    path = tmp_path / "grid.json"
+    entries = [
+        {"model": model_name, "batch": 4, "length": 32, "techniques": []},
+        {"model": model_name, "batch": 4, "length": 32, "techniques": ["gradient_checkpointing", "lora=rank:2"]},
+        {"model": model_name, "batch": 4, "length": 32, "techniques": ["mixed_precision=dtype:fp16"]},
+    ]
+    path.write_text(json.dumps(entries))
+    return path
+
+
+def test_on_this_cpu_the_predictions_hold_and_the_command_goes_on_where_it_stopped(grid, tmp_path, monkeypatch, capsys):
+    output = tmp_path / "verification.json"
+    chosen = recipes(grid)
+    first = verify(chosen[:1], gpu="cpu", device="cpu", output=output)
+    monkeypatch.setattr(verify_module, "_check", lambda *_: pytest.fail("measured again"))
+    assert verify(chosen[:1], gpu="cpu", device="cpu", output=output) == first
+    monkeypatch.undo()
+    arguments = ["verify", "--device", "cpu", "--grid", str(grid), "--output", str(output)]
+    assert main(arguments) == 1, "one of them cannot be measured on a CPU"
+    found = json.loads(output.read_text())
+    assert found["gpu"] == "cpu"
+    assert found["summary"]["measured"] == 2
+    assert found["summary"]["allocated_worst"] < 0.01
+    assert "needs a GPU" in found["checks"][2]["remark"]
+    assert "needs a GPU" in capsys.readouterr().out

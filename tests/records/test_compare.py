@@ -1,0 +1,234 @@
+import math
+
+import pandas as pd
+import pytest
+
+from workbench.errors import ConfigurationError
+from workbench.measure.categories import Category
+from workbench.records.compare import (
+    caption,
+    compare,
+    comparison_text,
+    conclusions,
+    largest_loss_difference,
+    pareto,
+    style_comparison,
+    unranked,
+)
+from workbench.records.record import Record, Status, to_frame
+
+COUNT = iter(range(10_000))
+
+
+def record(label="baseline", seed=0, peak=100, loss=4.0, speed=1000.0, status=Status.OK, **more) -> Record:
+    number = next(COUNT)
+    facts = {
+        "model": "gpt2-tiny", "device": "cpu", "memory_source": "cpu-tracker", "learning_rate": 1e-3,
+        "peak_allocated_bytes": peak, "peak_phase": "backward", "held_out_loss": loss, "tokens_per_s": speed,
+        "trainable_parameters": 10, "tokens_seen": 1000, "losses": [5.0, loss],
+        "by_category": {str(c): 0 for c in Category} | {"weights": peak},
+    }  # fmt: skip
+    recipe = {"corpus": "shakespeare", "effective_batch_size": 8, "sequence_length": 128, "steps": 2, "seed": seed}
+    when = f"2026-01-01T00:{number // 60:02}:{number % 60:02}.000+00:00"
+    return Record(f"id{number}", when, status, recipe, f"r{number}", label, **{**facts, **more})
+
+
+def table_of(*records):
+    return compare(to_frame(list(records)))
+
+
+def test_savings_are_against_the_baseline_and_the_smallest_peak_comes_first():
+    table = table_of(record(peak=200), record("lora", peak=50), record("checkpointing", peak=150))
+    assert list(table.index) == ["lora", "checkpointing", "baseline"]
+    assert table.loc["lora", "saved_bytes"] == 150
+    assert table.loc["lora", "saved_fraction"] == 0.75
+    assert table.loc["baseline", "saved_bytes"] == 0
+
+
+def test_the_best_bargain_comes_first():
+    runs = [
+        record(speed=1000), record("nothing", peak=100, speed=1500), record("more", peak=120, speed=1500),
+        record("dear", peak=40, speed=100), record("cheap", peak=60, speed=900), record("free", peak=90, speed=1000),
+        record("faster", peak=80, speed=2000),
+    ]  # fmt: skip
+    table = table_of(*runs)
+    assert list(table.index) == ["faster", "free", "cheap", "dear", "baseline", "nothing", "more"]
+    lost = 1000 / 900 - 1
+    assert table.loc["cheap", "lost_s"] == pytest.approx(lost)
+    assert table.loc["cheap", "saved_bytes_per_lost_s"] == pytest.approx(40 / lost)
+    assert table.loc["faster", "saved_bytes_per_lost_s"] == math.inf
+    assert comparison_text(table).count("free ") >= 2
+
+
+def test_time_inside_the_spread_is_not_lost():
+    runs = [record(seed=s, speed=1000 + 100 * s) for s in range(2)]
+    runs += [record("x", seed=s, peak=90, speed=990 + 100 * s) for s in range(2)]
+    assert table_of(*runs).loc["x", "saved_bytes_per_lost_s"] == math.inf
+
+
+def test_what_was_not_timed_is_no_bargain():
+    table = table_of(record(speed=None), record("x", peak=10, speed=None))
+    assert table.loc["x", "saved_bytes_per_lost_s"] == 0
+
+
+def with_technique(name, label, **maxima):
+    made = record(label, maximum_by_category={"gradients": 50, "optimizer_states": 100, "activations": 70, **maxima})
+    made.recipe["techniques"] = {name: {}} if name else {}
+    return made
+
+
+def test_a_switch_that_did_nothing_is_found():
+    runs = [
+        with_technique("", "baseline"), with_technique("lora", "real", gradients=1),
+        with_technique("lora", "idle", activations=1),
+    ]  # fmt: skip
+    table = table_of(*runs)
+    assert table["without_effect"].to_dict() == {"real": "", "baseline": "", "idle": "gradients, optimizer states"}
+    assert "idle changed nothing of what it attacks: gradients, optimizer states." in conclusions(table)
+
+
+def test_what_is_not_ranked_is_named_with_its_reason():
+    runs = [
+        record(), record("x", status=Status.FAILED, error="first"), record("x", status=Status.OOM, error="no memory"),
+        record("y", status=Status.KILLED, error="gone"), record("y"),
+        record("elsewhere", device="gpu", status=Status.FAILED, error="other device"),
+    ]  # fmt: skip
+    rest = unranked(to_frame(runs))
+    assert rest.reset_index().values.tolist() == [["x", "oom", "no memory"]]
+
+
+def test_seeds_become_one_row_with_their_spread():
+    table = table_of(*(record(seed=s, loss=4 + s / 10, speed=1000 + s) for s in range(3)))
+    (row,) = table.to_dict("records")
+    assert row["seeds"] == 3
+    assert row["held_out_loss"] == pytest.approx(4.1)
+    assert row["held_out_loss_spread"] == pytest.approx(0.2)
+    assert row["tokens_per_s"] == 1001
+
+
+def test_runs_under_a_memory_cap_are_left_out():
+    table = table_of(record(peak=200), record(peak=200, speed=None, memory_cap_bytes=300), record("lora", peak=50))
+    assert table.loc["baseline", "tokens_per_s"] == 1000
+    with pytest.raises(ConfigurationError, match="none of them a baseline"):
+        table_of(record(memory_cap_bytes=300), record("lora"))
+
+
+@pytest.mark.parametrize(
+    ("loss", "verdict"), [(4.1, "same"), (4.19, "tie"), (4.01, "tie"), (4.5, "worse"), (3.5, "better")]
+)
+def test_a_difference_inside_the_spread_is_a_tie(loss, verdict):
+    baseline = [record(seed=s, loss=4 + s / 10) for s in range(3)]
+    others = [record("x", seed=s, loss=loss) for s in range(3)]
+    assert table_of(*baseline, *others).loc["x", "loss_verdict"] == verdict
+
+
+def test_one_seed_cannot_tell_a_difference():
+    table = table_of(record(), record("x", loss=4.2))
+    assert table.loc["x", "loss_verdict"] == "?"
+    assert math.isnan(table.loc["x", "held_out_loss_spread"])
+
+
+@pytest.mark.parametrize("status", [s for s in Status if s is not Status.OK])
+def test_only_finished_runs_are_ranked(status):
+    table = table_of(record(), record("x", peak=1, loss=0.0, status=status))
+    assert list(table.index) == ["baseline"]
+
+
+@pytest.mark.parametrize("seeds", [(1, 3), (3, 1)])
+def test_a_spread_must_be_known_on_both_sides(seeds):
+    runs = [record(seed=s, loss=4 + s / 100) for s in range(seeds[0])]
+    runs += [record("x", seed=s, loss=4.2 + s / 100) for s in range(seeds[1])]
+    assert table_of(*runs).loc["x", "loss_verdict"] == "?"
+
+
+def test_speed_is_shown_with_its_spread_and_may_tie():
+    runs = [record(seed=s, peak=100, speed=1000 + 100 * s, loss=4 + s / 100) for s in range(2)]
+    runs += [record("x", seed=s, peak=90, speed=980 + 100 * s, loss=4 + s / 100) for s in range(2)]
+    table = table_of(*runs)
+    assert "1,050 ± 50" in comparison_text(table)
+    assert pareto(table) == ["x"]
+
+
+def test_runs_too_short_to_time_compare_all_the_same():
+    table = table_of(record(speed=None), record("x", peak=10, speed=None))
+    assert "There were too few steps to time." in conclusions(table)
+    assert "x" in comparison_text(table)
+
+
+def test_the_newest_run_of_a_seed_counts():
+    assert table_of(record(peak=100), record(peak=90)).loc["baseline", "peak_allocated_bytes"] == 90
+
+
+@pytest.mark.parametrize(
+    "other", [{"device": "gpu"}, {"model": "gpt2"}, {"memory_source": "cuda-allocator"}, {"data_sha256": "another"}]
+)
+def test_what_does_not_compare_is_left_out(other):
+    table = table_of(record("x", peak=1, **other), record(), record("y", peak=2))
+    assert list(table.index) == ["y", "baseline"]
+    newer = table_of(record(), record("y"), record("x", **other), record(**other))
+    assert set(newer.index) == {"x", "baseline"}
+
+
+def test_the_group_of_the_newest_run_is_taken_if_it_has_a_baseline():
+    other = {"model": "gpt2"}
+    assert set(table_of(record(), record(**other), record("x")).index) == {"x", "baseline"}
+    assert set(table_of(record(), record("y"), record("x", **other)).index) == {"y", "baseline"}
+
+
+def test_without_a_baseline_there_is_nothing_to_compare_with():
+    with pytest.raises(ConfigurationError, match="1 finished runs, none of them a baseline. Run one first"):
+        table_of(record("lora"))
+    with pytest.raises(ConfigurationError, match="none of them a baseline"):
+        compare(to_frame([]))
+
+
+def test_pareto_drops_what_is_beaten_on_every_count():
+    seeds = range(2)
+    runs = [record(seed=s, peak=100, speed=1000, loss=4 + s / 100) for s in seeds]
+    runs += [record("small and slow", seed=s, peak=50, speed=500, loss=4 + s / 100) for s in seeds]
+    runs += [record("beaten", seed=s, peak=120, speed=900, loss=4 + s / 100) for s in seeds]
+    runs += [record("large, better loss", seed=s, peak=130, speed=800, loss=3 + s / 100) for s in seeds]
+    assert set(pareto(table_of(*runs))) == {"baseline", "small and slow", "large, better loss"}
+
+
+def test_the_styled_table_escapes_what_users_wrote():
+    page = style_comparison(
+        table_of(record(model="<script>alert(1)</script>"), record("<b>x</b>", model="<script>alert(1)</script>"))
+    )
+    html = page.to_html()
+    assert "<script>" not in html
+    assert "<b>x" not in html
+    assert "4.000" in html
+
+
+def test_the_text_names_model_device_and_source():
+    table = table_of(record(peak=2**20), record("lora", peak=2**19))
+    text = comparison_text(table)
+    for words in ("1.0 MiB", "512 KiB", "50%", "gpt2-tiny on shakespeare", "cpu-tracker on cpu", "1 seed."):
+        assert words in text
+    assert caption(table) in text
+
+
+def test_conclusions_follow_the_numbers():
+    base = [record(seed=s, peak=100, loss=4 + s / 100) for s in range(2)]
+    slow = [record("slow", seed=s, peak=40, speed=500, loss=4 + s / 100) for s in range(2)]
+    bad = [record("bad", seed=s, peak=60, speed=2000, loss=5 + s / 100) for s in range(2)]
+    sentences = conclusions(table_of(*base, *slow, *bad))
+    assert "slow has the smallest peak, 40 B instead of 100 B (60% less)" in sentences[0]
+    assert "baseline's (or a tie): slow. Worse: bad (+1.000)." in sentences[1]
+    assert "bad is the fastest at 2.00×" in sentences[2]
+    assert conclusions(table_of(*base)) == ["There is only the baseline so far."]
+
+
+def test_largest_loss_difference_looks_at_every_step_and_seed():
+    ones = [record(losses=[1.0, 2.0]), record(losses=[3.0, 4.0])]
+    others = [record(losses=[1.0, 2.5]), record(losses=[3.0, 3.25])]
+    assert largest_loss_difference(ones, others) == 0.75
+    assert largest_loss_difference(ones, ones) == 0
+
+
+def test_missing_dropout_is_one_group_and_a_number_another():
+    plain, dropped = record(), record("x")
+    dropped.recipe["dropout"] = 0.5
+    assert list(table_of(dropped, plain).index) == ["baseline"]
+    assert isinstance(table_of(plain), pd.DataFrame)

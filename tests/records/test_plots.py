@@ -1,0 +1,83 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex
+from test_compare import record
+
+from workbench.measure.categories import Category, Phase
+from workbench.measure.timeline import Timeline
+from workbench.records import plots
+from workbench.records.compare import compare
+from workbench.records.record import to_frame
+
+MIB = 2**20
+
+
+def sized(label, **sizes):
+    return record(label, peak=sum(sizes.values()), by_category=sizes)
+
+
+def test_bars_are_as_long_as_the_bytes():
+    figure = plots.memory_bars(
+        to_frame([sized("baseline", weights=MIB, logits_and_loss=3 * MIB), sized("lora", weights=MIB)])
+    )
+    axes = figure.axes[0]
+    widths = {to_hex(bar.get_facecolor()).upper(): bar.get_width() for bar in axes.containers[1]}
+    assert widths[plots.COLOURS[Category.LOGITS_AND_LOSS]] in (3.0, 0.0)
+    assert [bar.get_width() for bar in axes.containers[0]] == [1.0, 1.0]
+    assert [bar.get_width() for bar in axes.containers[1]] == [3.0, 0.0]
+    assert [text.get_text().strip() for text in axes.texts] == ["4.0 MiB", "1.0 MiB"]
+
+
+def test_a_limit_is_a_line_with_its_bytes():
+    assert not plots.memory_bars(to_frame([record()])).axes[0].lines
+    figure = plots.memory_bars(to_frame([sized("baseline", weights=4 * MIB)]), limit_bytes=3 * MIB)
+    (line,) = figure.axes[0].lines
+    assert line.get_xdata() == [3.0, 3.0]
+    assert "limit 3.0 MiB" in {text.get_text() for text in figure.legends[0].get_texts()}
+
+
+def test_the_axis_says_where_the_bytes_come_from():
+    assert "cpu-tracker" in plots.memory_bars(to_frame([record()])).axes[0].get_xlabel()
+
+
+def test_curves_show_the_mean_over_seeds_and_start_at_step_one():
+    figure = plots.loss_curves([record(losses=[4.0, 2.0]), record(seed=1, losses=[6.0, 4.0])])
+    (line,) = figure.axes[0].lines
+    assert line.get_xdata().tolist() == [1, 2]
+    assert line.get_ydata().tolist() == [5.0, 3.0]
+
+
+def test_curves_of_unequal_steps_are_drawn_over_tokens():
+    few, many = record(losses=[4.0, 2.0]), record("batch_size", losses=[4.0, 3.0, 2.0, 1.0])
+    figure = plots.loss_curves([replace(few, tokens_seen=64), replace(many, tokens_seen=64)])
+    assert [line.get_xdata().tolist() for line in figure.axes[0].lines] == [[32, 64], [16, 32, 48, 64]]
+    assert figure.axes[0].get_xlabel() == "tokens seen"
+
+
+def test_the_timeline_stacks_to_the_total():
+    live = np.zeros((len(Category), 4), dtype=np.int64)
+    live[0], live[3] = MIB, [0, MIB, 2 * MIB, MIB]
+    phases = (Phase.FORWARD, Phase.FORWARD, Phase.BACKWARD, Phase.BACKWARD)
+    axes = plots.timeline(Timeline(live, phases)).axes[0]
+    assert max(path.vertices[:, 1].max() for c in axes.collections for path in c.get_paths()) == pytest.approx(3)
+    assert {text.get_text() for text in axes.texts} == {"forward", "backward"}
+
+
+def test_tradeoffs_ring_what_is_not_beaten():
+    table = compare(to_frame([record(peak=100), record("beaten", peak=200, speed=10.0)]))
+    points, rings = plots.tradeoffs(table).axes[0].collections[:2]
+    assert len(points.get_offsets()) == 2
+    assert len(rings.get_offsets()) == 1
+
+
+def test_every_category_has_its_own_colour():
+    assert set(plots.COLOURS) == set(Category)
+    assert len(set(plots.COLOURS.values())) == len(Category)
+
+
+def test_pictures_read_on_light_and_dark_pages():
+    figure = plots.memory_bars(to_frame([record()]))
+    assert figure.get_facecolor()[3] == 0
+    assert figure.axes[0].get_facecolor()[3] == 0

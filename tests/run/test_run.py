@@ -1,0 +1,380 @@
+import gc
+import json
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from workbench.errors import ConfigurationError, UnavailableError
+from workbench.measure.allocators import live_tensor_bytes
+from workbench.models.load import load_config, load_model, load_tokenizer
+from workbench.models.source import locate
+from workbench.recipe import Recipe
+from workbench.records.record import Status, read_all, records
+from workbench.run import job
+from workbench.run import job as execution
+from workbench.run import run as training
+from workbench.run.run import OutOfMemoryError, run
+from workbench.techniques import Lora, Technique
+from workbench.texts import corpus
+
+
+@dataclass(frozen=True)
+class Spoil(Technique):
+    """Test only: at the n-th training step something happens to the loss."""
+
+    what: str = "nan"
+    step: int = 3
+    name: ClassVar[str] = "spoil"
+
+    def compute_loss(self, compute_loss):
+        steps = iter(range(1, 1000))
+
+        def spoiled(model, *args, **kwargs):
+            loss = compute_loss(model, *args, **kwargs)
+            if not model.training or next(steps) != self.step:
+                return loss
+            if self.what in ("nan", "inf"):
+                return loss * float(self.what)
+            raise {
+                "oom": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore"),
+                "cublas": RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"),
+                "cpu": RuntimeError(
+                    "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried"
+                ),
+                "interrupt": KeyboardInterrupt(),
+                "failure": ZeroDivisionError("something broke"),
+            }[self.what]
+
+        return spoiled
+
+
+def only_record(folder):
+    (record,) = read_all(folder)
+    return record
+
+
+@pytest.fixture(scope="module")
+def three(recipe):
+    """Enough for a record, and quick."""
+    return replace(recipe, steps=3)
+
+
+# ---- a run that goes well ----
+
+
+def test_a_run_leaves_the_record_it_returns(recipe, fine_tuned):
+    record = fine_tuned(recipe)
+    folder = Path(record.model_path).parent.parent
+    assert record in read_all(folder)
+    assert record.status is Status.OK
+    assert record.error == ""
+
+
+def test_the_record_has_what_really_happened(recipe, fine_tuned):
+    record = fine_tuned(recipe)
+    assert record.model == recipe.model
+    assert record.dtype == "float32"
+    assert record.device.endswith("threads)")
+    assert (record.steps_done, record.micro_batch_size, record.gradient_accumulation_steps) == (6, 8, 1)
+    assert record.tokens_seen == 6 * 8 * 32
+    assert record.learning_rate == recipe.learning_rate
+    assert record.data_sha256 == corpus.load_corpus(recipe.corpus).sha256
+    assert record.memory_source == "cpu-tracker"
+    c, layers = 64, 2
+    assert record.parameters == 4096 * c + 128 * c + layers * (12 * c * c + 13 * c) + 2 * c
+
+
+def test_it_learns_and_every_step_has_its_loss(recipe, fine_tuned):
+    record = fine_tuned(recipe)
+    assert len(record.losses) == 6
+    assert record.losses[0] == pytest.approx(math.log(4096), rel=0.02)  # new weights know nothing
+    assert record.held_out_loss_before == pytest.approx(math.log(4096), rel=0.02)
+    assert record.held_out_loss < record.held_out_loss_before - 0.1
+
+
+def test_the_held_out_loss_is_that_of_every_held_out_block(recipe, fine_tuned):
+    """Not only of as many as fill whole batches: then it would depend on the batch."""
+    record = fine_tuned(recipe)
+    source = locate(record.model_path)
+    model = load_model(source, load_config(source)).eval()
+    blocks = corpus.make_blocks(corpus.load_corpus(recipe.corpus), load_tokenizer(source), recipe.sequence_length, 1)
+    ids = torch.tensor(blocks.held_out["input_ids"])
+    with torch.no_grad():
+        loss = model(input_ids=ids, labels=ids).loss.item()
+    assert record.held_out_loss == pytest.approx(loss, rel=1e-5)
+
+
+def test_fewer_held_out_blocks_than_a_batch_are_enough(three, text_file, tmp_path):
+    short = tmp_path / "short.txt"
+    short.write_text(text_file.read_text(encoding="utf-8")[:3000], encoding="utf-8")
+    record = run(replace(three, corpus=str(short)), device="cpu")
+    assert record.status is Status.OK
+    assert record.held_out_loss > 0
+
+
+def test_memory_adds_up(recipe, fine_tuned):
+    record = fine_tuned(recipe)
+    assert sum(record.by_category.values()) == record.peak_allocated_bytes
+    assert record.by_category["unattributed"] == 0
+    assert record.maximum_by_category["weights"] == 4 * record.parameters
+    assert record.maximum_by_category["gradients"] == 4 * record.parameters
+    assert record.peak_allocated_bytes > 16 * record.parameters
+
+
+def test_speed_leaves_the_warm_up_out(recipe, fine_tuned, three):
+    record = fine_tuned(recipe)
+    assert record.timed_steps == recipe.steps - execution.WARM_UP_STEPS
+    assert record.tokens_per_s == pytest.approx(8 * 32 / record.step_time_s)
+    short = fine_tuned(three)
+    assert (short.timed_steps, short.step_time_s, short.tokens_per_s) == (0, None, None)
+
+
+def test_the_same_recipe_gives_the_same_numbers(three):
+    torch.manual_seed(1)
+    one = run(three, device="cpu")
+    torch.manual_seed(2)
+    other = run(three, device="cpu")
+    assert one.id != other.id
+    assert one.losses == other.losses
+    assert one.held_out_loss == other.held_out_loss
+    assert one.peak_allocated_bytes == other.peak_allocated_bytes
+    assert one.by_category == other.by_category
+
+
+def test_another_seed_gives_other_numbers(three, fine_tuned):
+    assert fine_tuned(three).losses != fine_tuned(replace(three, seed=1)).losses
+
+
+def test_sampling_text_changes_no_loss(three, fine_tuned):
+    record = run(three, device="cpu", sample_tokens=8)
+    assert record.losses == fine_tuned(three).losses
+    assert record.text_before != record.text_after
+    prompt = corpus.prompt(corpus.load_corpus(three.corpus))
+    assert record.text_before.startswith(prompt)
+    assert record.text_after.startswith(prompt)
+
+
+def test_runs_leave_no_tensors_behind(three):
+    run(three, device="cpu")
+    gc.collect()
+    before = live_tensor_bytes("cpu")
+    run(three, device="cpu")
+    gc.collect()
+    assert live_tensor_bytes("cpu") <= before
+
+
+# ---- saving ----
+
+
+def test_the_fine_tuned_model_is_kept_and_loads(recipe, fine_tuned):
+    """A run that starts from the saved model starts where the other ended."""
+    record = fine_tuned(recipe)
+    further = run(replace(recipe, model=record.model_path, steps=1), device="cpu")
+    assert further.held_out_loss_before == pytest.approx(record.held_out_loss, rel=1e-6)
+
+
+def test_an_adapter_is_kept_and_loads(recipe, tmp_path):
+    record = run(recipe | Lora(), device="cpu", save="adapter")
+    further = run(replace(recipe, model=record.model_path, steps=1), device="cpu")
+    assert (Path(record.model_path) / "adapter_model.safetensors").exists()
+    assert further.held_out_loss_before == pytest.approx(record.held_out_loss, rel=1e-6)
+
+
+def test_an_unknown_form_is_refused_before_anything_happens(three, runs_folder):
+    with pytest.raises(ConfigurationError, match="save must be one of merged, adapter or None, got 'whole'"):
+        run(three, device="cpu", save="whole")
+    assert not runs_folder.exists()
+
+
+def test_an_adapter_of_a_recipe_without_one_is_refused_before_training(three, runs_folder):
+    with pytest.raises(ConfigurationError, match="trains no adapter"):
+        run(three, device="cpu", save="adapter")
+    assert not list(runs_folder.glob("*.json"))
+
+
+# ---- reuse ----
+
+
+def test_a_run_that_was_done_is_reused(three, runs_folder):
+    done = run(three, device="cpu")
+    assert run(three, device="cpu", reuse=True).id == done.id
+    assert len(read_all(runs_folder)) == 1
+
+
+def test_without_asking_nothing_is_reused(three):
+    assert run(three, device="cpu").id != run(three, device="cpu").id
+
+
+def test_another_seed_or_text_is_not_reused(three, tmp_path, text_file):
+    done = run(three, device="cpu")
+    changed = tmp_path / "changed.txt"
+    changed.write_text(text_file.read_text(encoding="utf-8") + " One word more.", encoding="utf-8")
+    assert run(replace(three, seed=1), device="cpu", reuse=True).id != done.id
+    assert run(replace(three, corpus=str(changed)), device="cpu", reuse=True).id != done.id
+
+
+def test_the_same_name_with_another_text_in_it_is_not_reused(three, tmp_path, text_file):
+    path = tmp_path / "mine.txt"
+    path.write_text(text_file.read_text(encoding="utf-8"), encoding="utf-8")
+    done = run(replace(three, corpus=str(path)), device="cpu")
+    path.write_text(text_file.read_text(encoding="utf-8") + " One word more.", encoding="utf-8")
+    assert run(replace(three, corpus=str(path)), device="cpu", reuse=True).id != done.id
+
+
+def test_another_device_is_not_reused(three, monkeypatch):
+    done = run(three, device="cpu")
+    monkeypatch.setattr(training.devices, "describe", lambda device: "another processor (cpu, 64 threads)")
+    assert run(three, device="cpu", reuse=True).id != done.id
+
+
+def test_a_run_whose_model_is_to_be_kept_is_not_reused(three):
+    done = run(three, device="cpu")
+    again = run(three, device="cpu", reuse=True, save="merged")
+    assert again.id != done.id
+    assert again.model_path
+
+
+# ---- runs that go wrong ----
+
+
+@pytest.mark.parametrize("what", ["nan", "inf"])
+def test_a_loss_that_is_no_number_ends_the_run_as_diverged(recipe, runs_folder, what):
+    record = run(recipe | Spoil(what, step=3), device="cpu")
+    assert record.status is Status.DIVERGED
+    assert record == only_record(runs_folder)
+    assert record.steps_done == 3
+    assert len(record.losses) == 2
+    assert all(loss > 1 for loss in record.losses)  # and never a zero
+    assert record.held_out_loss is None
+    assert "2 good steps" in record.error
+
+
+def test_diverged_at_the_first_step(recipe):
+    record = run(recipe | Spoil("nan", step=1), device="cpu")
+    assert (record.status, record.losses, record.held_out_loss) == (Status.DIVERGED, [], None)
+
+
+def test_a_diverged_record_is_still_json_and_a_row(recipe, runs_folder):
+    run(recipe | Spoil("nan", step=2), device="cpu")
+    (path,) = runs_folder.glob("*.json")
+    json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert records(runs_folder)["status"].tolist() == ["diverged"]
+
+
+def test_a_learning_rate_that_is_far_too_large_is_never_mistaken_for_a_good_run(recipe):
+    record = run(replace(recipe, learning_rate=10.0), device="cpu")
+    assert all(loss > 0 for loss in record.losses)
+    assert record.status is Status.DIVERGED or record.held_out_loss > record.held_out_loss_before
+
+
+@pytest.mark.parametrize("what", ["oom", "cublas", "cpu"])
+def test_running_out_of_memory_is_recorded_and_said_with_a_cure(recipe, runs_folder, what):
+    words = "spoil.* did not fit into the memory of .* Use a smaller effective_batch_size .* fused_gelu, .* doctor$"
+    with pytest.raises(OutOfMemoryError, match=words):
+        run(recipe | Spoil(what), device="cpu")
+    record = only_record(runs_folder)
+    assert record.status is Status.OOM
+    assert record.error
+    assert record.held_out_loss_before > 0
+    assert sum(record.by_category.values()) == record.peak_allocated_bytes > 0
+
+
+def test_a_model_in_a_folder_may_have_changed_and_is_not_reused(recipe, runs_folder, text_file):
+    kept = run(replace(recipe, steps=1), device="cpu", save="merged")
+    from_folder = replace(recipe, model=kept.model_path, steps=1)
+    first, second = (run(from_folder, device="cpu", reuse=True) for _ in range(2))
+    assert first.id != second.id
+
+
+def test_a_run_without_sample_texts_is_not_reused_where_they_are_asked_for(recipe, runs_folder):
+    short = replace(recipe, steps=1)
+    plain = run(short, device="cpu")
+    sampled = run(short, device="cpu", reuse=True, sample_tokens=4)
+    assert sampled.id != plain.id
+    assert run(short, device="cpu", reuse=True, sample_tokens=4).id == sampled.id
+
+
+def test_an_interrupted_run_is_recorded(recipe, runs_folder):
+    with pytest.raises(KeyboardInterrupt):
+        run(recipe | Spoil("interrupt"), device="cpu")
+    assert only_record(runs_folder).status is Status.INTERRUPTED
+
+
+def test_a_failure_is_recorded_with_its_reason_and_raised(recipe, runs_folder):
+    with pytest.raises(ZeroDivisionError):
+        run(recipe | Spoil("failure"), device="cpu")
+    record = only_record(runs_folder)
+    assert record.status is Status.FAILED
+    assert record.error == "ZeroDivisionError: something broke"
+
+
+@pytest.mark.parametrize("what", ["oom", "interrupt", "failure"])
+def test_after_a_failure_nothing_goes_on_tracking(recipe, what):
+    with pytest.raises((OutOfMemoryError, KeyboardInterrupt, ZeroDivisionError)):
+        run(recipe | Spoil(what, step=2), device="cpu")
+    assert _get_current_dispatch_mode_stack() == []
+
+
+def test_the_error_for_too_little_memory_holds_none_of_it(recipe):
+    gc.collect()
+    before = live_tensor_bytes("cpu")
+    with pytest.raises(OutOfMemoryError) as caught:
+        run(recipe | Spoil("oom"), device="cpu")
+    gc.collect()
+    assert caught.value.__context__ is None
+    assert live_tensor_bytes("cpu") - before < 100_000  # the model alone has 1.5 MB
+
+
+def test_a_failed_run_is_not_reused_and_harms_no_later_one(three, fine_tuned, runs_folder):
+    with pytest.raises(ZeroDivisionError):
+        run(three | Spoil("failure"), device="cpu")
+    record = run(three, device="cpu", reuse=True)
+    assert record.losses == fine_tuned(three).losses
+    assert [r.status for r in read_all(runs_folder)] == [Status.FAILED, Status.OK]
+
+
+# ---- what is refused before the model loads, with nothing recorded ----
+
+
+@pytest.fixture
+def no_loading(monkeypatch):
+    monkeypatch.setattr(job, "load_model", lambda *_, **__: pytest.fail("the weights were loaded"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"corpus": "nope.txt"}, "there is no file 'nope.txt'"),
+        ({"model": "./nope"}, "'./nope' is neither an existing folder nor a hub id"),
+        ({"sequence_length": 129}, "sequence_length 129 is beyond the 128 positions"),
+        ({"effective_batch_size": 100_000}, "a batch needs 100000"),
+    ],
+)
+def test_bad_input_is_refused_before_the_model_loads(no_loading, three, runs_folder, change, message):
+    with pytest.raises(ConfigurationError) as caught:
+        run(replace(three, **change), device="cpu")
+    assert message in str(caught.value)
+    assert not runs_folder.exists()
+
+
+def test_a_device_that_is_not_there_is_refused(no_loading, three, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UnavailableError, match="PyTorch sees no cuda device"):
+        run(three, device="cuda")
+
+
+def test_more_sample_tokens_than_the_model_has_positions_are_refused(no_loading, three, runs_folder):
+    with pytest.raises(ConfigurationError, match="positions"):
+        run(three, device="cpu", sample_tokens=128)
+    assert not runs_folder.exists()
+
+
+def test_auto_is_recorded_as_what_it_stands_for(text_file):
+    asked = Recipe(model="auto", corpus=str(text_file), effective_batch_size=4, sequence_length=128, steps=1)
+    record = run(asked, device="cpu")
+    assert record.model == record.recipe["model"] == "gpt2-tiny"

@@ -1,0 +1,280 @@
+"""Whatever kind of file the user's texts are in, the same documents come out; what is wrong is in tests/faults."""
+
+import csv
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from workbench.errors import ConfigurationError
+from workbench.export.script import script
+from workbench.models.gpt2 import END_OF_TEXT, gpt2_tokenizer
+from workbench.models.load import load_tokenizer, quiet
+from workbench.models.source import locate
+from workbench.paths import CORPORA
+from workbench.run.run import run
+from workbench.texts import corpus
+from workbench.texts import readers as texts
+
+DOCUMENTS = [
+    "One, with a comma\nand a line",
+    'Two "quoted" words',
+    "Drei: naïve café 日本 🙂",
+    " four \r\n",
+    "five" * 9,
+]
+CLEAN = [text.replace("\r\n", "\n") for text in DOCUMENTS]
+
+
+def write(folder: Path, kind: str, documents: list[str | None], column: str = "text") -> str:
+    """A file of a kind with these documents; the name to read it by."""
+    path = folder / f"own.{kind}"
+    if kind == "jsonl":
+        path.write_text("\n".join(json.dumps({"id": 1, column: text}) for text in documents), encoding="utf-8")
+    elif kind in ("csv", "tsv"):
+        buffer = io.StringIO()
+        rows = [["id", column], *([str(i), text] for i, text in enumerate(documents))]
+        csv.writer(buffer, delimiter="," if kind == "csv" else "\t").writerows(rows)
+        path.write_bytes(buffer.getvalue().encode())
+    elif kind == "parquet":
+        dataset(documents, column).to_parquet(path)
+    elif kind == "saved":
+        dataset(documents, column).save_to_disk(path)
+    elif kind == "folder":
+        path.mkdir()
+        for i, text in enumerate(documents):
+            (path / f"{i}.txt").write_bytes((text or "").encode())
+    return str(path) if column == "text" else f"{path}:{column}"
+
+
+def dataset(documents, column="text"):
+    from datasets import Dataset
+
+    return Dataset.from_dict({"id": list(range(len(documents))), column: documents})
+
+
+KINDS = ("jsonl", "csv", "tsv", "parquet", "saved", "folder")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quiet_datasets():
+    with quiet():
+        yield
+
+
+def read(name: str) -> corpus.Corpus:
+    return corpus.load_corpus(name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_gives_the_same_text_and_the_same_hash(tmp_path, kind):
+    own = read(write(tmp_path, kind, DOCUMENTS))
+    plain = tmp_path / "plain.txt"
+    plain.write_bytes(END_OF_TEXT.join(CLEAN).encode())
+    assert own.train + own.held_out == END_OF_TEXT.join(CLEAN)
+    assert own.sha256 == read(str(plain)).sha256
+    assert (own.documents, own.remarks) == (5, ())
+
+
+@pytest.mark.parametrize("kind", KINDS[:-1])
+def test_another_column_is_named_after_a_colon(tmp_path, kind):
+    name = write(tmp_path, kind, DOCUMENTS, "body")
+    assert read(name).sha256 == read(name.replace(":body", ":column=body")).sha256
+    with pytest.raises(ConfigurationError, match=r"has no column 'text'; it has id, body. Name one: .*:id"):
+        read(name.removesuffix(":body"))
+    with pytest.raises(ConfigurationError, match="has no column 'bodies'; it has id, body"):
+        read(name.replace(":body", ":bodies"))
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "saved"])
+def test_nulls_and_blanks_are_left_out_and_counted(tmp_path, kind):
+    own = read(write(tmp_path, kind, [*DOCUMENTS[:2], None, " \n", "", *DOCUMENTS[2:], None]))
+    assert own.sha256 == read(write(tmp_path, "csv", DOCUMENTS)).sha256
+    assert own.documents == 5
+    assert own.remarks == ("2 blank documents left out", "2 null texts left out")
+
+
+def test_what_was_left_out_is_in_the_record(recipe, tmp_path, text_file):
+    play = text_file.read_text(encoding="utf-8")
+    own = write(tmp_path, "jsonl", [play[:20_000], " ", None, play[20_000:]])
+    record = run(replace(recipe, corpus=own, steps=1), device="cpu")
+    assert record.warnings == ["corpus: 1 blank documents left out", "corpus: 1 null texts left out"]
+
+
+def test_a_folder_is_read_in_the_order_of_its_names_and_says_what_it_left_out(tmp_path):
+    (tmp_path / "b").mkdir()
+    (tmp_path / ".hidden").mkdir()
+    for name, text in (("c.md", "last"), ("a.txt", "first"), ("b/x.csv", 'text\n"second"\n'), (".hidden/x.txt", "no")):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG")
+    (tmp_path / "LICENSE").write_text("no")
+    own = read(str(tmp_path))
+    assert own.train + own.held_out == END_OF_TEXT.join(["first", "second", "last"])
+    assert own.remarks == ("2 files of other kinds left out",)
+
+
+def test_documents_are_joined_with_the_end_of_text_token(tmp_path):
+    tokenizer = gpt2_tokenizer()
+    own = read(write(tmp_path, "jsonl", ["one two three", "four five six"] * 40))
+    tokens = [token for row in corpus.make_blocks(own, tokenizer, 8, 1).train["input_ids"] for token in row]
+    one, two = tokenizer("one two three")["input_ids"], tokenizer("four five six")["input_ids"]
+    end = [tokenizer.eos_token_id]
+    assert tokens[:16] == one + end + two + end + one + end + two + end
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "utf-16", "utf-32", "utf-8", "UTF8"])
+@pytest.mark.parametrize("kind", ["txt", "csv", "jsonl"])
+def test_other_encodings_are_read_when_named(tmp_path, encoding, kind):
+    content = {"txt": "{}", "csv": 'text\n"{}"\n', "jsonl": '{{"text": "{}"}}'}[kind].format("café naïve\n" * 9)
+    path = tmp_path / f"own.{kind}"
+    path.write_bytes((content if kind != "jsonl" else content.replace("\n", r"\n")).encode(encoding))
+    own = read(f"{path}:encoding={encoding}")
+    assert (own.train + own.held_out).strip() == ("café naïve\n" * 9).strip()
+
+
+def test_a_colon_may_be_part_of_the_name(tmp_path):
+    path = tmp_path / "a:b.txt"
+    path.write_text("some text here")
+    assert read(str(path)).train.startswith("some")
+    assert texts.find_text(f"{path}:encoding=latin-1", "").encoding == "iso8859-1"
+
+
+def test_line_ends_split_by_a_chunk_are_one(tmp_path, monkeypatch):
+    path = tmp_path / "dos.txt"
+    path.write_bytes(("é\r\n\r\r\n" * 50).encode())
+    for size in (1, 2, 3, 5, 1000):
+        monkeypatch.setattr(texts, "CHUNK_BYTES", size)
+        assert "".join(texts._decoded(path, "utf-8-sig")) == "é\n\r\n" * 50
+
+
+def test_a_name_is_made_absolute_with_its_options(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.csv").write_text("text\nx\n")
+    (tmp_path / "many").mkdir()
+    assert texts.absolute("my.csv:column=body") == f"{tmp_path / 'my.csv'}:column=body"
+    assert texts.absolute("many/") == str(tmp_path / "many")
+    for unchanged in ("many", "shakespeare", "30", "[1, 2]", "no.csv:column", "a\0b", "x" * 5000):
+        assert texts.absolute(unchanged) == unchanged
+
+
+# ---- long texts ----
+
+
+@pytest.fixture
+def small_memory(monkeypatch):
+    """What is long, shortened: 20 KB do not fit, and pieces are of 1,000 characters."""
+    monkeypatch.setattr(corpus, "IN_MEMORY_CHARACTERS", 20_000)
+    monkeypatch.setattr(corpus, "PIECE_CHARACTERS", 1_000)
+    monkeypatch.setattr(texts, "CHUNK_BYTES", 777)
+
+
+@pytest.mark.parametrize("tokenizer", [gpt2_tokenizer, lambda: load_tokenizer(locate("gpt2-tiny"))])
+def test_pieces_have_the_tokens_of_the_whole(tokenizer, monkeypatch):
+    monkeypatch.setattr(corpus, "PIECE_CHARACTERS", 97)
+    tokenizer = tokenizer()
+    play = (CORPORA / "shakespeare" / "held_out.txt").read_text(encoding="utf-8")[:50_000]
+    odd = "  two  spaces\n\n\n\ttabs\t\n don't I'll 12345 6.7 日本語 🙂🙂\u00a0nbsp\u3000wide "
+    odd += f"{END_OF_TEXT} x{corpus.END_OF_TEXT}\n"
+    for text in (play, odd * 30, "a" * 5_000, " " * 5_000, "a b" * 900):
+        pieces = list(corpus._pieces([text]))
+        assert "".join(pieces) == text
+        assert [t for piece in pieces for t in tokenizer(piece)["input_ids"]] == tokenizer(text)["input_ids"]
+
+
+@pytest.mark.parametrize("kind", ["txt", "jsonl", "folder"])
+def test_a_long_text_gives_the_same_blocks_as_a_short_one(tmp_path, text_file, small_memory, monkeypatch, kind):
+    play = text_file.read_text(encoding="utf-8")
+    parts = [play[i : i + 3_000] for i in range(0, len(play), 3_000)]
+    name = str(text_file) if kind == "txt" else write(tmp_path, kind, parts)
+    tokenizer = gpt2_tokenizer()
+    long = read(name)
+    assert isinstance(long.train, corpus.Stream)
+    blocks = corpus.make_blocks(long, tokenizer, 32, 4)
+    monkeypatch.setattr(corpus, "IN_MEMORY_CHARACTERS", 1 << 24)
+    short = read(name)
+    assert "".join(long.train) == short.train
+    assert (long.held_out, long.sha256, len(long.train)) == (short.held_out, short.sha256, len(short.train))
+    expected = corpus.make_blocks(short, tokenizer, 32, 4)
+    assert blocks.train["input_ids"][:] == expected.train["input_ids"][:]
+    assert blocks.held_out["input_ids"][:] == expected.held_out["input_ids"][:]
+
+
+def test_a_run_on_a_long_text_has_the_losses_of_one_in_memory(recipe, small_memory, monkeypatch, runs_folder):
+    recipe = replace(recipe, steps=2)
+    long = run(recipe, device="cpu")
+    monkeypatch.setattr(corpus, "IN_MEMORY_CHARACTERS", 1 << 24)
+    short = run(recipe, device="cpu")
+    assert long.losses == short.losses
+    assert long.held_out_loss == short.held_out_loss
+    assert len(list((runs_folder / "tokens").iterdir())) == 1
+
+
+def test_the_tokens_of_a_long_text_are_made_once_and_again_when_it_changes(tmp_path, small_memory, monkeypatch):
+    path = tmp_path / "long.txt"
+    path.write_text("some words " * 4_000)
+    calls = []
+    write_blocks = corpus._write_blocks
+    monkeypatch.setattr(corpus, "_write_blocks", lambda *args: (calls.append(1), write_blocks(*args)))
+    for _ in range(2):
+        corpus.make_blocks(read(str(path)), gpt2_tokenizer(), 32, 4)
+    assert len(calls) == 1
+    path.write_text("other words " * 4_000)
+    corpus.make_blocks(read(str(path)), gpt2_tokenizer(), 32, 4)
+    assert len(calls) == 2
+
+
+# ---- a Dataset of the Python API ----
+
+
+def test_a_dataset_is_kept_under_a_name_made_of_its_text(tmp_path, runs_folder):
+    name = corpus.keep(dataset(DOCUMENTS, "body"), "body")
+    assert read(name).sha256 == read(write(tmp_path, "csv", DOCUMENTS)).sha256
+    assert corpus.keep(dataset(DOCUMENTS)) == name
+    assert corpus.keep(dataset(DOCUMENTS[:3])) != name
+    assert {path.parent for path in (runs_folder / "texts").iterdir()} == {Path(name).parent}
+    assert len(list((runs_folder / "texts").iterdir())) == 2
+
+
+def test_what_cannot_be_kept_is_refused_with_a_cure(runs_folder):
+    from datasets import DatasetDict
+
+    for wrong in (DatasetDict(train=dataset(["a"])), dataset(["a"]).to_iterable_dataset(), ["a"], None):
+        with pytest.raises(ConfigurationError, match=r"a datasets.Dataset is needed, got a .*dataset\['train'\]"):
+            corpus.keep(wrong)
+    with pytest.raises(ConfigurationError, match="no column 'text'; it has id, body. Name one"):
+        corpus.keep(dataset(["a"], "body"))
+    with pytest.raises(ConfigurationError, match="is empty"):
+        corpus.keep(dataset(["", None]))
+    assert not list((runs_folder / "texts").iterdir())
+
+
+# ---- the exported script reads them too ----
+
+
+@pytest.mark.parametrize("kind", KINDS[:-1])
+def test_the_script_reads_the_same_text(recipe, tmp_path, kind):
+    name = write(tmp_path, kind, [*DOCUMENTS * 90, "  "], "body")
+    source = script(replace(recipe, corpus=name, sequence_length=8))
+    assert "workbench" not in source
+    code = source[: source.index("\ntokenizer = ")].replace("import torch\n", "")
+    scope = {}
+    exec(compile(code, "script", "exec"), scope)  # its reading part alone
+    own = read(name)
+    assert (scope["train_text"], scope["held_out_text"]) == (own.train, own.held_out)
+
+
+def test_the_script_reads_another_encoding(recipe, tmp_path):
+    path = tmp_path / "old.txt"
+    path.write_bytes(("naïve café\r\n" * 900).encode("latin-1"))
+    code = script(replace(recipe, corpus=f"{path}:encoding=latin-1", sequence_length=8))
+    scope = {}
+    exec(compile(code[: code.index("\ntokenizer = ")], "script", "exec"), scope)
+    assert scope["train_text"] == read(f"{path}:encoding=latin-1").train
+
+
+def test_the_script_of_a_folder_is_refused_with_the_cure(recipe, tmp_path):
+    name = write(tmp_path, "folder", DOCUMENTS * 90)
+    with pytest.raises(ConfigurationError, match="is a folder. Put its documents into one file"):
+        script(replace(recipe, corpus=name, sequence_length=8))

@@ -1,0 +1,84 @@
+"""Which techniques go together: every pair measured, or refused with the reason."""
+
+import html
+from collections.abc import Iterable
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from workbench.errors import ConfigurationError, OutOfMemoryError, UnavailableError
+from workbench.recipe import Recipe
+from workbench.run.run import run
+from workbench.techniques import REGISTRY
+
+if TYPE_CHECKING:
+    from pandas.io.formats.style import Styler
+
+MEASURED = "measured"
+
+
+def pairs(
+    recipe: Recipe, names: Iterable[str] | None = None, *, device: str | None = None, folder: Path | None = None
+) -> pd.DataFrame:
+    """Every technique alone and every pair of them, at their default settings, on one recipe.
+
+    A pair that a recipe refuses costs nothing; the others are run. Columns: `one`, `other` (equal for a technique
+    alone), `verdict` (`measured`, `refused`, `unavailable`, `oom`, `failed`), `reason`, `peak_allocated_bytes`,
+    `saved_fraction` of the peak without techniques.
+    """
+    chosen = sorted(REGISTRY if names is None else names)
+    base = run(recipe.baseline, device=device, reuse=True, folder=folder).peak_allocated_bytes or 0
+    combined = [(name, name) for name in chosen] + list(combinations(chosen, 2))
+    rows = [_row(recipe.baseline, one, other, base, device, folder) for one, other in combined]
+    return pd.DataFrame(rows).astype({"peak_allocated_bytes": "Int64", "saved_fraction": "Float64"})
+
+
+def _row(recipe: Recipe, one: str, other: str, base: int, device: str | None, folder: Path | None) -> dict[str, Any]:
+    verdict, reason, peak = _tried(recipe, {one, other}, device, folder)
+    saved = None if peak is None else 1 - peak / base
+    return {
+        "one": one, "other": other, "verdict": verdict, "reason": reason,
+        "peak_allocated_bytes": peak, "saved_fraction": saved,
+    }  # fmt: skip
+
+
+def _tried(recipe: Recipe, names: set[str], device: str | None, folder: Path | None) -> tuple[str, str, int | None]:
+    try:
+        for name in sorted(names):
+            recipe = recipe | REGISTRY[name]()
+        return MEASURED, "", run(recipe, device=device, reuse=True, folder=folder).peak_allocated_bytes
+    except UnavailableError as error:
+        return "unavailable", str(error), None
+    except ConfigurationError as error:
+        return "refused", str(error).removeprefix("recipe: "), None
+    except OutOfMemoryError as error:
+        return "oom", str(error), None
+    except Exception as error:  # one pair that fails must not hide the others
+        return "failed", f"{type(error).__name__}: {str(error).splitlines()[0]}", None
+
+
+def matrix(table: pd.DataFrame) -> pd.DataFrame:
+    """The pairs as a symmetric table of words: the part of the peak that is saved, or why there is none."""
+    words = [f"{row.saved_fraction:.0%}" if row.verdict == MEASURED else str(row.verdict) for row in table.itertuples()]
+    cells = table.assign(words=words)
+    mirrored = cells.rename(columns={"one": "other", "other": "one"})
+    both = pd.concat([cells, mirrored]).drop_duplicates(["one", "other"])
+    return both.pivot(index="one", columns="other", values="words").rename_axis(index=None, columns=None)
+
+
+def style_pairs(table: pd.DataFrame) -> "Styler":
+    """The matrix as people read it: names of columns upright, what does not go together grey; text escaped."""
+    upright = {"selector": "th.col_heading", "props": "writing-mode: vertical-rl; text-align: left; max-height: 14em"}
+    styler = matrix(table).style.format(escape="html").format_index(html.escape, axis=0)
+    styler = styler.format_index(html.escape, axis=1).set_table_styles([upright])
+    return styler.map(lambda words: "" if words.endswith("%") else "color: #808080; font-size: 80%")
+
+
+def refusals(table: pd.DataFrame) -> pd.DataFrame:
+    """Each reason once, with the pairs that it concerns."""
+    kept = table[table["verdict"] != MEASURED].copy()
+    kept["pair"] = [a if a == b else f"{a} + {b}" for a, b in zip(kept["one"], kept["other"], strict=True)]
+    grouped = kept.groupby(["verdict", "reason"], sort=False)["pair"].agg(", ".join).reset_index()
+    return grouped[["verdict", "pair", "reason"]]

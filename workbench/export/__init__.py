@@ -1,0 +1,1 @@
+"""A recipe as a plain Hugging Face script."""

@@ -1,0 +1,244 @@
+"""Run the notebooks headless with papermill and build the gallery: executed, self-contained HTML that opens offline."""
+
+import html
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import papermill
+from latex2mathml.converter import convert as to_mathml
+from nbclient.exceptions import CellTimeoutError, DeadKernelError
+from nbconvert import HTMLExporter
+from papermill.exceptions import PapermillExecutionError
+from tqdm import tqdm
+
+from workbench.errors import ConfigurationError, WorkbenchError
+from workbench.lessons import parameters
+from workbench.paths import BUILD, NOTEBOOKS, ROOT
+
+# nbconvert's page without what it would fetch from the network, and with both themes, the reader's system choosing
+OFFLINE_PAGE = """{% extends 'lab/index.html.j2' %}
+{% block html_head_js_requirejs %}{% endblock %}
+{% block html_head_js_mermaidjs %}{% endblock %}
+{% block html_head_js_mathjax %}
+{{ resources.include_css("static/theme-dark.css")
+   | replace('<style type="text/css">', '<style media="(prefers-color-scheme: dark)">') }}
+<style>body { max-width: 1100px; margin: 0 auto } math { font-size: 1.05em }</style>
+{% endblock %}"""
+
+# predictions come from a process of their own, which can load its libraries while the kernel loads the same
+PREPARE = "__import__('workbench.predict.worker', fromlist=['start']).start()"
+
+
+class NotebookError(WorkbenchError):
+    """A cell of a notebook failed."""
+
+
+def find_notebooks(names: Iterable[str] = ()) -> list[Path]:
+    """The notebooks in their order; names may be stems (`04_lora`), parts of them (`lora`) or paths.
+
+    Raises:
+        ConfigurationError: a name that fits none.
+    """
+    every, chosen = sorted(NOTEBOOKS.glob("*.ipynb")), set()
+    for name in names:
+        fitting = [path for path in every if name in (path.stem, path.name, str(path)) or name in path.stem]
+        if not fitting:
+            known = ", ".join(path.stem for path in every)
+            raise ConfigurationError(f"notebooks: none is called {name!r}. There are: {known}.")
+        chosen.update(fitting)
+    return [path for path in every if path in chosen or not chosen]
+
+
+def execute_notebook(
+    path: Path,
+    output: Path,
+    given: Mapping[str, Any] | None = None,
+    progress: bool = False,
+    timeout_s: int | None = None,
+) -> Path:
+    """Run one notebook in its own folder, as JupyterLab does, into `output`.
+
+    Args:
+        given: parameters; names that this notebook does not have are left out.
+        timeout_s: for each cell; none by default.
+
+    Raises:
+        ConfigurationError: a parameter of the wrong type, or one that looks like a secret.
+        NotebookError: with the cell's own error, or what ended the kernel; `output` holds what ran until then.
+    """
+    output.parent.mkdir(parents=True, exist_ok=True)
+    known = parameters.of(path)
+    accepted = {name: value for name, value in parameters.plain(given or {}).items() if name in known}
+    parameters.check_parameters([path], accepted)
+    try:
+        with _own_temporary_folder():
+            papermill.execute_notebook(
+                str(path),
+                str(output),
+                parameters=accepted,
+                cwd=str(path.parent),
+                progress_bar=progress,
+                kernel_name="python3",
+                execution_timeout=timeout_s,
+                extra_arguments=["--IPKernelApp.log_level=40", f"--IPKernelApp.exec_lines={PREPARE}"],
+                shutdown_kernel="immediate",  # a kernel takes two seconds to end by itself
+            )
+    except PapermillExecutionError as error:
+        raise NotebookError(
+            f"{path.name}, cell {error.exec_count}: {error.ename}: {error.evalue} (see {output})"
+        ) from None
+    except DeadKernelError:
+        raise NotebookError(
+            f"{path.name}, cell {_last_cell(output)}: its kernel died, often for want of memory: choose a smaller "
+            f"model, batch or length (see {output}, whose marks `completed` are not to be believed)"
+        ) from None
+    except CellTimeoutError:
+        raise NotebookError(
+            f"{path.name}, cell {_last_cell(output)}: not done after {timeout_s} s. Allow more, or take fewer steps "
+            f"(see {output})"
+        ) from None
+    _refuse_unfinished(path, output)
+    return output
+
+
+@contextmanager
+def _own_temporary_folder() -> Iterator[None]:
+    """A kernel that is ended, or that dies, cannot clear away what it left in its temporary folder."""
+    before = os.environ.get("TMPDIR")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        os.environ["TMPDIR"] = folder
+        try:
+            yield
+        finally:
+            os.environ.pop("TMPDIR")
+            if before is not None:
+                os.environ["TMPDIR"] = before
+
+
+def _cells(executed: Path) -> list[Any]:
+    """The cells with code in them."""
+    cells = nbformat.read(str(executed), as_version=4).cells
+    return [cell for cell in cells if cell.cell_type == "code" and cell.source.strip()]
+
+
+def _last_cell(executed: Path) -> int:
+    """The number of the last cell that was begun; of one whose kernel died there is no execution count."""
+    begun = enumerate((cell.metadata.get("papermill", {}).get("start_time") for cell in _cells(executed)), 1)
+    return max([number for number, start in begun if start], default=0)
+
+
+def _refuse_unfinished(path: Path, executed: Path) -> None:
+    """papermill takes `sys.exit(0)` in a cell for success, and leaves the cells after it alone."""
+    waiting = sum(cell.execution_count is None for cell in _cells(executed))
+    stopped = any(o.get("ename") == "SystemExit" for cell in _cells(executed) for o in cell.outputs)
+    if waiting or stopped:
+        raise NotebookError(
+            f"{path.name}, cell {_last_cell(executed)}: stopped by sys.exit or the like; {waiting} cells after it did "
+            f"not run. Take it out (see {executed})"
+        )
+
+
+def to_html(executed: Path, output: Path) -> Path:
+    """A page that needs no network: pictures inline, formulas as MathML."""
+    notebook = nbformat.read(str(executed), as_version=4)
+    notebook.metadata.pop("widgets", None)  # their state would bring along a script from the network, for no view
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = _with_mathml(cell.source)
+    exporter = HTMLExporter(raw_template=OFFLINE_PAGE, exclude_input_prompt=True)
+    exporter.exclude_output_prompt = True
+    page, _ = exporter.from_notebook_node(notebook, resources={"metadata": {"name": title(executed)}})
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(page, encoding="utf-8")
+    return output
+
+
+def _with_mathml(markdown: str) -> str:
+    """Formulas between dollars to MathML, which browsers show by themselves. Code spans keep their dollars."""
+    pattern = r"(```.*?```|`[^`]*`)|\$\$(.+?)\$\$|\$([^$\n]+?)\$"
+
+    def replacement(found: re.Match[str]) -> str:
+        code, display, inline = found.groups()
+        if code:
+            return code
+        return str(to_mathml(display or inline, display="block" if display else "inline"))
+
+    return re.sub(pattern, replacement, markdown, flags=re.DOTALL)
+
+
+def title(path: Path) -> str:
+    """The first heading of a notebook."""
+    notebook = nbformat.read(str(path), as_version=4)
+    lines = (line for cell in notebook.cells if cell.cell_type == "markdown" for line in cell.source.splitlines())
+    return next((line.lstrip("# ").strip() for line in lines if line.startswith("# ")), path.stem)
+
+
+def build(
+    names: Iterable[str] = (),
+    given: Mapping[str, Any] | None = None,
+    force: bool = False,
+    folder: Path = BUILD,
+    timeout_s: int | None = None,
+) -> list[Path]:
+    """Execute notebooks and put their pages and an index into `<folder>/gallery`. Those up to date are left alone.
+
+    With parameters of one's own (`given`) the pages go to `<folder>/gallery-own` and are always made anew.
+
+    Raises:
+        ConfigurationError: unknown notebook or parameter, a value of the wrong type, a secret.
+        NotebookError: a notebook failed; the pages of those before it are there.
+    """
+    paths, given = find_notebooks(names), parameters.plain(given or {})
+    parameters.check_parameters(paths, given)
+    gallery = folder / ("gallery-own" if given else "gallery")
+    pages = {path: gallery / f"{path.stem}.html" for path in paths}
+    with ThreadPoolExecutor(max_workers=1) as converter:  # a page is made while the next kernel starts
+        made = []
+        for path in tqdm(paths, desc="notebooks", unit="notebook"):
+            if force or given or not _up_to_date(pages[path], path):
+                start = time.monotonic()
+                executed = execute_notebook(path, folder / "notebooks" / path.name, given, timeout_s=timeout_s)
+                made.append(converter.submit(to_html, executed, pages[path]))
+                tqdm.write(f"{path.stem}: {time.monotonic() - start:.0f} s")
+    for page in made:
+        page.result()
+    write_index(gallery)
+    return list(pages.values())
+
+
+def _up_to_date(page: Path, notebook: Path) -> bool:
+    """Newer than the notebook, the package, the pins, and the embedded models and texts?"""
+    if not page.exists():
+        return False
+    sources = [notebook, ROOT / "requirements.txt", *(ROOT / "workbench").rglob("*.py")]
+    sources += [path for part in ("models", "corpora") for path in (ROOT / "data" / part).rglob("*") if path.is_file()]
+    return all(page.stat().st_mtime > source.stat().st_mtime for source in sources)
+
+
+def write_index(gallery: Path) -> Path:
+    """`index.html` with a link to every page that is there."""
+    pages = [path for path in sorted(gallery.glob("*.html")) if path.stem != "index"]
+    items = "\n".join(f'<li><a href="{html.escape(p.name)}">{html.escape(_page_title(p))}</a></li>' for p in pages)
+    index = gallery / "index.html"
+    index.write_text(
+        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>GPT-2 memory workbench</title>'
+        "<style>:root { color-scheme: light dark } body { font: 17px/1.6 system-ui, sans-serif; max-width: 44rem; "
+        "margin: 4rem auto; padding: 0 1rem }</style></head><body><h1>GPT-2 memory workbench</h1>"
+        "<p>The notebooks as they ran on this machine. Start at the top.</p>"
+        f"<ul>\n{items}\n</ul></body></html>",
+        encoding="utf-8",
+    )
+    return index
+
+
+def _page_title(page: Path) -> str:
+    found = re.search(r"<title>(.*?)</title>", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return html.unescape(found.group(1)) if found else page.stem

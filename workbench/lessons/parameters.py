@@ -1,0 +1,97 @@
+"""What may be given to a notebook as a parameter: known names, values of the right type, and no secrets.
+
+papermill only warns about an unknown name, and it writes every value three times into the executed notebook.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import papermill
+
+from workbench.errors import ConfigurationError
+
+TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "int": ((int,), "an integer"),
+    "float": ((int, float), "a number"),
+    "bool": ((bool,), "true or false"),
+    "str": ((str,), "a text"),
+}
+# how the tokens of Hugging Face, OpenAI, GitHub, GitLab, Slack, AWS, Google, PyPI and npm begin; JSON Web Tokens
+TOKENS = re.compile(
+    r"(hf_|sk-|gh[opsur]_|github_pat_|glpat-|xox[abprs]-|AKIA|ASIA|AIza|pypi-|npm_)[\w-]{8,}|eyJ[\w-]+\.[\w-]+\.[\w-]*"
+)
+LONG = re.compile(r"[A-Za-z0-9+/=_-]{32,}")
+
+
+def of(path: Path) -> dict[str, str]:
+    """Names that the cell tagged `parameters` defines, with their types, empty where none is written."""
+    found = papermill.inspect_notebook(str(path))
+    types = {name: str(facts["inferred_type_name"]) for name, facts in found.items()}
+    return {name: "" if kind == "None" else kind for name, kind in types.items()}
+
+
+def plain(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """With paths as absolute texts, which JSON can hold; the notebooks run in a folder of their own."""
+    return {
+        name: str(value.expanduser().resolve()) if isinstance(value, Path) else value
+        for name, value in parameters.items()
+    }
+
+
+def check_parameters(paths: Iterable[Path], parameters: Mapping[str, Any]) -> None:
+    """Refuse what papermill would pass on without a word.
+
+    Raises:
+        ConfigurationError: a name that none of the notebooks has, a value of another type than the notebook declares,
+            a value that looks like a secret.
+    """
+    declared = [of(path) for path in paths]
+    known = sorted({name for names in declared for name in names})
+    for name, value in parameters.items():
+        if name not in known:
+            raise ConfigurationError(f"notebooks: no parameter is called {name!r}. There are: {', '.join(known)}.")
+        _refuse_secret(name, value)
+        for kind in {names[name] for names in declared if name in names}:
+            _refuse_type(name, value, kind)
+
+
+def _refuse_type(name: str, value: Any, kind: str) -> None:
+    accepted, words = TYPES.get(kind, ((object,), ""))
+    if not isinstance(value, accepted) or (isinstance(value, bool) and kind in ("int", "float")):
+        raise ConfigurationError(f"notebooks: {name} must be {words}, got {value!r}.")
+
+
+def _refuse_secret(name: str, value: Any) -> None:
+    """In lists and dictionaries too. The message must not repeat it."""
+    for text in _texts(value):
+        if looks_secret(text):
+            raise ConfigurationError(
+                f"notebooks: the value of {name} looks like a secret ({text[:3]}…, {len(text)} characters), and the "
+                "executed notebook would show it. Put it into an environment variable, or run `hf auth login`."
+            )
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, Mapping):
+        return [text for item in value.items() for part in item for text in _texts(part)]
+    if isinstance(value, list | tuple | set):
+        return [text for item in value for text in _texts(item)]
+    return [value] if isinstance(value, str) else []
+
+
+def looks_secret(text: str) -> bool:
+    """A known kind of token anywhere in it, or a long random word that is no existing path."""
+    if TOKENS.search(text):
+        return True
+    return not os.path.exists(text) and any(_random(word) for word in LONG.findall(text))
+
+
+def _random(word: str) -> bool:
+    """Hexadecimal digits alone, or capitals, small letters and digits all mixed, as nobody names things."""
+    if re.fullmatch(r"[0-9a-fA-F-]+", word):
+        return bool(re.search(r"\d", word) and re.search(r"[a-fA-F]", word))
+    changes = len(re.findall(r"(?<=[a-z])[A-Z0-9]|(?<=[0-9])[A-Za-z]", word))
+    return bool(re.search("[a-z]", word) and re.search("[A-Z]", word) and re.search("[0-9]", word)) and changes >= 6

@@ -1,0 +1,239 @@
+"""Measuring the memory of a training run: one `with` block, phases inside it, a report at the end.
+
+    with Meter(model, optimizer) as meter:
+        with meter.phase(Phase.FORWARD):
+            loss = model(input_ids=x, labels=x).loss
+        with meter.phase(Phase.BACKWARD):
+            loss.backward()
+    meter.report().peak_allocated_bytes
+
+On a GPU the peak comes from the allocator and holds for the whole run. Attribution to categories comes from the
+tracker, which costs Python time at every operation; so the training loop switches it on for the untimed warm-up steps
+and for evaluation only (`attribute`). On the CPU the tracker is also the source of the peak.
+"""
+
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, Self
+
+import torch
+
+from workbench.measure.allocators import DeviceAllocator, allocator_for
+from workbench.measure.categories import Category, Phase
+from workbench.measure.offloaded import DISK, HOST
+from workbench.measure.out_of_memory import Refusal
+from workbench.measure.timeline import Timeline
+from workbench.measure.tracker import StorageTracker
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """The memory of one run, in bytes. `by_category` is read at the instant of the peak and sums to it exactly.
+
+    Beside the device: what a technique held in host memory or on a disk (its peak) and moved there and back, and what
+    of the model, the gradients and the optimizer states lay in host memory while the device was another.
+    """
+
+    source: str
+    before_bytes: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int | None
+    peak_phase: Phase
+    by_category: dict[Category, int]
+    maximum_by_category: dict[Category, int] = field(default_factory=dict)
+    by_phase: dict[Phase, int] = field(default_factory=dict)
+    peak_host_bytes: int = 0
+    peak_disk_bytes: int = 0
+    moved_bytes: int = 0
+
+
+class Meter:
+    """Measures the device that the model is on.
+
+    Args:
+        model: its parameters and buffers, and tensors that hang on them when it comes, such as the scales of quantized
+            weights, are the weights; `model.config.vocab_size`, if any, tells logits apart.
+        optimizer: its state tensors are the optimizer states. `Trainer` makes its optimizer late: pass it to `watch`.
+        tracker, allocator: others than those of the model's device, as a prediction has them.
+
+    The peak is that of the run itself: what was in use before the model came is `before_bytes`, not part of it. Pass
+    `before_bytes` when the model was loaded after that reading was taken, as the training loop does.
+
+    `cap_bytes` is a limit for the bytes of tensors, watched by the tracker while it is switched on; on CUDA, where the
+    allocator keeps to a limit by itself (`workbench.measure.allocators.capped`), it is ignored here.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        before_bytes: int | None = None,
+        cap_bytes: int | None = None,
+        tracker: StorageTracker | None = None,
+        allocator: DeviceAllocator | None = None,
+    ) -> None:
+        device = next(model.parameters()).device
+        self._allocator = allocator or allocator_for(device)
+        self.enforces_cap = cap_bytes is not None and not self._allocator.enforces_caps
+        vocabulary_size = getattr(getattr(model, "config", None), "vocab_size", None)
+        watched = cap_bytes if self.enforces_cap else None
+        self._tracker = tracker or StorageTracker(device.type, vocabulary_size, cap_bytes=watched)
+        self._model, self._optimizer, self._device_type = model, optimizer, device.type
+        self._attached = [weakref.ref(tensor) for tensor in attached_tensors(model)]
+        self._before, self._given_before = before_bytes or 0, before_bytes
+        self._peaks: dict[Phase, int] = {}
+        self._reserved: int | None = None
+        self._owned_on_host = 0
+        self._phase: Phase | None = None
+        self._attributing = False
+
+    def __enter__(self) -> Self:
+        self._allocator.prepare()
+        for account in (HOST, DISK):
+            account.reset()
+        if self._given_before is None:
+            self._before = max(self._allocator.in_use() - sum(_storage_sizes(self._owned()).values()), 0)
+        self.attribute(True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.enter_phase(None)
+        self.attribute(False)
+
+    def watch(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+
+    def attribute(self, on: bool) -> None:
+        """Switch the tracker on or off. Calls must nest with other dispatch modes."""
+        if on and not self._attributing:
+            self._label_owned()
+            self._tracker.__enter__()  # type: ignore[no-untyped-call]
+        elif not on and self._attributing:
+            self._tracker.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self._attributing = on
+
+    def enter_phase(self, phase: Phase | None) -> None:
+        """From now on memory belongs to this phase; the peak of the phase that ends is read off."""
+        allocated, reserved = self._allocator.take_peaks()
+        if self._phase is not None:
+            self._peaks[self._phase] = max(self._peaks.get(self._phase, 0), allocated - self._before)
+        if reserved is not None:
+            self._reserved = max(self._reserved or 0, reserved)
+        if self._attributing:
+            self._label_owned()
+            self._tracker.enter_phase(phase)
+        self._phase = phase
+
+    @contextmanager
+    def phase(self, phase: Phase) -> Iterator[None]:
+        self.enter_phase(phase)
+        try:
+            yield
+        finally:
+            self.enter_phase(None)
+
+    def _owned_by_category(self) -> dict[Category, list[torch.Tensor]]:
+        return {
+            Category.WEIGHTS: [*self._model.parameters(), *self._model.buffers(), *self._still_attached()],
+            Category.GRADIENTS: [p.grad for p in self._model.parameters() if p.grad is not None],
+            Category.OPTIMIZER_STATES: _states(self._optimizer) if self._optimizer is not None else [],
+        }
+
+    def _still_attached(self) -> list[torch.Tensor]:
+        return [tensor for reference in self._attached if (tensor := reference()) is not None]
+
+    def _owned(self) -> list[torch.Tensor]:
+        tensors = [tensor for group in self._owned_by_category().values() for tensor in group]
+        return [tensor for tensor in tensors if tensor.device.type == self._device_type]
+
+    def _label_owned(self) -> None:
+        owned = self._owned_by_category()
+        for category, tensors in owned.items():
+            self._tracker.label(tensors, category)
+        if self._device_type != "cpu":
+            on_host = [t for tensors in owned.values() for t in tensors if t.device.type == "cpu" and t.ndim]
+            self._owned_on_host = max(self._owned_on_host, sum(_storage_sizes(on_host).values()))
+
+    @property
+    def failed_operation(self) -> str:
+        """What ran out of memory while the tracker was on; empty otherwise."""
+        return self._tracker.failed_operation
+
+    @property
+    def refusal(self) -> Refusal:
+        """What a cap that the tracker keeps has refused."""
+        return self._tracker.refusal
+
+    def timeline(self) -> Timeline:
+        """Live bytes by category after every attributed event."""
+        return self._tracker.timeline()
+
+    def report(self) -> MemoryReport:
+        """The peak and its parts.
+
+        Raises:
+            ValueError: nothing was measured inside a phase.
+        """
+        timeline = self._tracker.timeline()
+        by_phase = self._peak_by_phase(timeline)
+        if not any(by_phase.values()):
+            raise ValueError("nothing was measured: put the training step inside `with meter.phase(...)` blocks")
+        peak_phase = max(by_phase, key=lambda phase: by_phase[phase])
+        event = timeline.peak(peak_phase)
+        by_category = timeline.by_category(event) if event >= 0 else dict.fromkeys(Category, 0)
+        by_category[Category.UNATTRIBUTED] = by_phase[peak_phase] - sum(by_category.values())
+        maximum = {category: int(timeline.live[row].max()) for row, category in enumerate(Category)}
+        return MemoryReport(
+            source=self._allocator.source,
+            before_bytes=self._before,
+            peak_allocated_bytes=by_phase[peak_phase],
+            peak_reserved_bytes=self._reserved,
+            peak_phase=peak_phase,
+            by_category=by_category,
+            maximum_by_category=maximum | {Category.UNATTRIBUTED: by_category[Category.UNATTRIBUTED]},
+            by_phase=by_phase,
+            peak_host_bytes=HOST.peak_bytes + self._owned_on_host,
+            peak_disk_bytes=DISK.peak_bytes,
+            moved_bytes=HOST.moved_bytes + DISK.moved_bytes,
+        )
+
+    def _peak_by_phase(self, timeline: Timeline) -> dict[Phase, int]:
+        """The allocator's peak of each phase, or the tracker's where that is all there is."""
+        events = {phase: timeline.peak(phase) for phase in self._peaks}
+        tracked = {phase: int(timeline.total[event]) if event >= 0 else 0 for phase, event in events.items()}
+        return {phase: max(tracked[phase], self._peaks[phase]) for phase in Phase if phase in self._peaks}
+
+
+def attached_tensors(model: torch.nn.Module) -> list[torch.Tensor]:
+    """Tensors in the attributes of a model's modules and parameters, and in those of what they hold.
+
+    Quantized weights keep their scales this way: they are neither parameters nor buffers, but memory all the same.
+    Gradients are not among them. Ask before training: later a module may hold what it computed.
+    """
+    found: list[torch.Tensor] = []
+    seen: set[int] = set()
+    waiting: list[Any] = [*model.modules(), *model.parameters()]
+    while waiting:
+        thing = waiting.pop()
+        if id(thing) in seen or isinstance(thing, (type, ModuleType)):
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, torch.Tensor):
+            found.append(thing)
+        if isinstance(thing, (list, tuple)):
+            waiting.extend(thing)
+        else:
+            waiting.extend((thing if isinstance(thing, dict) else getattr(thing, "__dict__", {})).values())
+    return found
+
+
+def _states(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
+
+
+def _storage_sizes(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
+    return {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}

@@ -1,0 +1,160 @@
+"""Attribution: which tensors are alive, since when, and what they are for.
+
+`StorageTracker` is a `TorchDispatchMode`: it sees every operation's outputs, books each new storage with its size,
+and learns of its end through a weak reference. What a storage was *for* is decided afterwards, when its whole life is
+known: a tensor that outlives the forward pass it was born in was an activation, one that became `parameter.grad` was
+a gradient from birth. Nothing is kept alive and no arithmetic changes.
+
+A gradient is what becomes `parameter.grad`. The gradient of GPT-2's tied embedding arrives in two parts, from the
+logits and from the input; until they are added, the parts are temporaries.
+
+Scratch memory that a kernel takes and returns inside one operation is invisible here; on a GPU the allocator's own
+peak shows it, and the meter reports the difference as `unattributed`.
+"""
+
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from workbench.measure.categories import Category, Phase, format_bytes
+from workbench.measure.out_of_memory import Refusal
+from workbench.measure.timeline import Timeline
+
+
+@dataclass(slots=True)
+class Storage:
+    """One allocation. `born` and `died` are readings of the tracker's event clock; `died` is None while it lives."""
+
+    nbytes: int
+    born: int
+    phase: Phase | None
+    forward_pass: int | None  # the pass it was born in, None outside of forward passes
+    label: Category | None = None
+    died: int | None = None
+
+
+class StorageTracker(TorchDispatchMode):
+    """Books every tensor storage created on one device type while the mode is active.
+
+    Args:
+        device_type: only storages on this kind of device are booked, for example `"cpu"`.
+        vocabulary_size: tensors whose last dimension is this are logits, or their loss and its gradient.
+        cap_bytes: an operation inside a phase that leaves more bytes alive than this raises `torch.OutOfMemoryError`,
+            after its outputs were booked. None: no end.
+
+    Attributes:
+        failed_operation: the operation that ran out of memory, `aten.mm.default`; empty if none did.
+        refusal: by how much that operation would have grown what was alive, and that; empty without a cap.
+    """
+
+    def __init__(self, device_type: str, vocabulary_size: int | None = None, *, cap_bytes: int | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.device_type, self.vocabulary_size, self.cap_bytes = device_type, vocabulary_size, cap_bytes
+        self.live_bytes = 0
+        self.storages: list[Storage] = []
+        self.failed_operation = ""
+        self.refusal = Refusal()
+        self._alive: dict[int, Storage] = {}
+        self._clock = 0
+        self._phase: Phase | None = None
+        self._phase_starts: list[tuple[int, Phase | None]] = [(0, None)]
+        self._forward_pass_ends: list[int] = []  # the number of ends is the number of the pass that is open
+        self._in_forward_pass = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = self.live_bytes
+        try:
+            out = func(*args, **(kwargs or {}))
+        except torch.OutOfMemoryError:
+            self.failed_operation = str(func)
+            raise
+        # Under gradient checkpointing the backward phase contains forward passes of its own, the recomputations:
+        # they are the operations of that phase that run with gradients enabled.
+        recomputing = self._phase is Phase.BACKWARD and torch.is_grad_enabled()
+        self._set_in_forward_pass(self._phase is Phase.FORWARD or recomputing)
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor):
+                self._book(leaf)
+        if self.cap_bytes is not None and self._phase is not None and self.live_bytes > self.cap_bytes:
+            self.failed_operation, self.refusal = str(func), Refusal(max(self.live_bytes - before, 0), before)
+            raise torch.OutOfMemoryError(
+                f"the {self._phase.replace('_', ' ')} phase would hold {format_bytes(self.live_bytes)} of tensors; "
+                f"the memory cap is {format_bytes(self.cap_bytes)}."
+            )
+        return out
+
+    def enter_phase(self, phase: Phase | None) -> None:
+        self._set_in_forward_pass(False)
+        self._phase = phase
+        self._phase_starts.append((self._clock, phase))
+
+    def label(self, tensors: Iterable[torch.Tensor], category: Category) -> None:
+        """Say what living tensors are for; a tensor not seen before is booked as alive from now on."""
+        for tensor in tensors:
+            storage = self._book(tensor)
+            if storage is not None:
+                storage.label = category
+
+    def _set_in_forward_pass(self, inside: bool) -> None:
+        if self._in_forward_pass and not inside:
+            self._forward_pass_ends.append(self._clock)
+        self._in_forward_pass = inside
+
+    def _book(self, tensor: torch.Tensor) -> Storage | None:
+        if not self._watches(tensor):
+            return None
+        memory = tensor.untyped_storage()
+        storage = self._alive.get(memory._cdata)
+        if storage is None:
+            if memory.nbytes() == 0:
+                return None
+            forward_pass = len(self._forward_pass_ends) if self._in_forward_pass else None
+            storage = Storage(memory.nbytes(), self._tick(), self._phase, forward_pass)
+            self.storages.append(storage)
+            self.live_bytes += storage.nbytes
+            self._alive[memory._cdata] = storage
+            weakref.finalize(memory, self._bury, memory._cdata, storage).atexit = False
+            if tensor.ndim >= 2 and tensor.shape[-1] == self.vocabulary_size:  # as it was made; views may be transposed
+                storage.label = Category.LOGITS_AND_LOSS
+        return storage
+
+    def _watches(self, tensor: torch.Tensor) -> bool:
+        return tensor.device.type == self.device_type and tensor.layout is torch.strided
+
+    def _bury(self, key: int, storage: Storage) -> None:
+        storage.died = self._tick()
+        self.live_bytes -= storage.nbytes
+        if self._alive.get(key) is storage:
+            del self._alive[key]
+
+    def _tick(self) -> int:
+        self._clock += 1
+        return self._clock - 1
+
+    def category(self, storage: Storage) -> Category:
+        """What the storage was for, seen from its end (or from now, while it lives)."""
+        if storage.label is not None:
+            return storage.label
+        if storage.forward_pass is None or storage.forward_pass >= len(self._forward_pass_ends):
+            return Category.TEMPORARIES
+        outlived = storage.died is None or storage.died >= self._forward_pass_ends[storage.forward_pass]
+        return Category.ACTIVATIONS if outlived else Category.TEMPORARIES
+
+    def timeline(self) -> Timeline:
+        """The whole history so far, every storage in the category it turned out to have."""
+        rows = {category: row for row, category in enumerate(Category)}
+        change = np.zeros((len(rows), max(self._clock, 1)), dtype=np.int64)
+        for storage in self.storages:
+            row = rows[self.category(storage)]
+            change[row, storage.born] += storage.nbytes
+            if storage.died is not None:
+                change[row, storage.died] -= storage.nbytes
+        starts = np.array([start for start, _ in self._phase_starts])
+        which = np.searchsorted(starts, np.arange(change.shape[1]), side="right") - 1
+        return Timeline(change.cumsum(axis=1), tuple(self._phase_starts[i][1] for i in which))

@@ -1,0 +1,21 @@
+"""What is trained: model families, where their weights come from, loading and saving."""
+
+from workbench.models.generate import generate
+from workbench.models.gpt2 import SIZES, gpt2_tokenizer, learning_rate
+from workbench.models.load import (
+    count_parameters,
+    load_config,
+    load_model,
+    load_tokenizer,
+    quiet,
+    save_model,
+    skeleton,
+    storage_type,
+)
+from workbench.models.source import ModelSource, locate, locate_config, resolve_auto
+
+__all__ = [
+    "SIZES", "ModelSource", "count_parameters", "generate", "gpt2_tokenizer", "learning_rate", "load_config",
+    "load_model", "load_tokenizer", "locate", "locate_config", "quiet", "resolve_auto", "save_model", "skeleton",
+    "storage_type",
+]  # fmt: skip

@@ -1,0 +1,36 @@
+"""Sample texts of a model."""
+
+from typing import TYPE_CHECKING, Any, cast
+
+from workbench.errors import ConfigurationError
+from workbench.models.load import quiet
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def generate(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", prompt: str, tokens: int) -> str:
+    """Continue a prompt, sampled at temperature 0.8 from the 50 likeliest tokens under a fixed seed."""
+    import torch
+
+    device = next(model.parameters()).device
+    inputs = tokenizer(prompt, return_tensors="pt").to(device)
+    prompt_tokens, positions = inputs["input_ids"].shape[1], model.config.n_positions
+    if adapter := getattr(model, "active_peft_config", None):
+        prompt_tokens += getattr(adapter, "num_virtual_tokens", None) or 0
+    if prompt_tokens + tokens > positions:
+        raise ConfigurationError(
+            f"generate: {prompt_tokens} + {tokens} tokens are beyond the model's {positions} positions."
+        )
+    training, cache_was = model.training, model.config.use_cache
+    with quiet(), torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(0)
+        model.eval()
+        model.config.use_cache = True
+        out = cast("Any", model).generate(
+            **inputs, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=True, temperature=0.8, top_k=50,
+            pad_token_id=tokenizer.eos_token_id,
+        )  # fmt: skip
+    model.train(training)
+    model.config.use_cache = cache_was
+    return str(tokenizer.decode(out[0], skip_special_tokens=True))

@@ -1,0 +1,53 @@
+"""GPT-2: the sizes it was published in, its tokenizer, and its customary learning rate."""
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from workbench.errors import ConfigurationError
+from workbench.paths import MODELS
+
+if TYPE_CHECKING:
+    from transformers import GPT2Config, PreTrainedTokenizerBase
+
+END_OF_TEXT = "<|endoftext|>"
+
+# Radford et al., "Language Models are Unsupervised Multitask Learners" (2019); 12 heads of 64 in the smallest
+SIZES: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_layer": 12, "n_head": 12, "n_embd": 768},
+    "gpt2-medium": {"n_layer": 24, "n_head": 16, "n_embd": 1024},
+    "gpt2-large": {"n_layer": 36, "n_head": 20, "n_embd": 1280},
+    "gpt2-xl": {"n_layer": 48, "n_head": 25, "n_embd": 1600},
+}
+
+
+def learning_rate(config: "GPT2Config") -> float:
+    """The customary rate of full fine-tuning: the Trainer's default, and for models narrower than GPT-2 the rate that
+    was best for the embedded one (of 0.0005, 0.001 and 0.002, after 30 steps on Shakespeare)."""
+    return 5e-5 if config.n_embd >= SIZES["gpt2"]["n_embd"] else 1e-3
+
+
+@cache
+def gpt2_tokenizer() -> "PreTrainedTokenizerBase":
+    """GPT-2's 50,257-token byte-level BPE, rebuilt from its merges: 256 bytes, then one token per merge, then the end.
+
+    Source of the merges and of the order of the bytes: `data/models/gpt2/SOURCE.md`.
+    """
+    from tokenizers import ByteLevelBPETokenizer, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    lines = (MODELS / "gpt2" / "merges.txt").read_text(encoding="utf-8").splitlines()
+    merges = [(left, right) for left, right in (line.split(" ") for line in lines if not line.startswith("#version"))]
+    # the alphabet in the order of GPT-2's `bytes_to_unicode`: printable bytes first, then the others as U+0100…
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = [*alphabet, *(left + right for left, right in merges), END_OF_TEXT]
+    bpe = ByteLevelBPETokenizer({token: i for i, token in enumerate(tokens)}, merges)
+    bpe.add_special_tokens([END_OF_TEXT])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe._tokenizer, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT, unk_token=END_OF_TEXT,
+        model_max_length=1024,
+    )  # fmt: skip
+    if len(tokenizer) != 50257:
+        raise ConfigurationError(
+            f"GPT-2's vocabulary has {len(tokenizer)} entries instead of 50,257: merges.txt is damaged."
+        )
+    return tokenizer

@@ -1,0 +1,1 @@
+"""The memory a run will need, said before it runs."""

@@ -1,0 +1,79 @@
+"""Predictions beside measurements: what a GPU would need for the runs that were made here."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from workbench.errors import WorkbenchError
+from workbench.gpus.catalogue import GPUS
+from workbench.measure.categories import Category, format_bytes
+from workbench.predict.predict import predict
+from workbench.recipe import Recipe
+from workbench.records.record import Record
+
+if TYPE_CHECKING:
+    from pandas.io.formats.style import Styler
+
+
+def predictions_beside(records: Sequence[Record], gpu: str = "h100") -> pd.DataFrame:
+    """One row for each recipe among the records, in their order.
+
+    Columns: `measured_bytes` and `memory_source` of the record; of the prediction for `gpu` `predicted_bytes`,
+    `reserved_bytes`, `largest` (category at the peak), `peak_phase`, `peak_operation`, and `remark`, the reason where
+    there is no prediction.
+    """
+    firsts = {record.label: record for record in reversed(records)}
+    labels = dict.fromkeys(record.label for record in records)
+    rows = [{"label": label, **_measured(firsts[label]), **_predicted(firsts[label], gpu)} for label in labels]
+    table = pd.DataFrame(rows).set_index("label")
+    table.attrs["gpu"] = gpu
+    return table.astype(dict.fromkeys(("measured_bytes", "predicted_bytes", "reserved_bytes"), "Int64"))
+
+
+def _measured(record: Record) -> dict[str, Any]:
+    return {"measured_bytes": record.peak_allocated_bytes, "memory_source": record.memory_source}
+
+
+def _predicted(record: Record, gpu: str) -> dict[str, Any]:
+    try:
+        found = predict(Recipe.from_dict(record.recipe), gpu)
+    except WorkbenchError as error:
+        return {"predicted_bytes": None, "reserved_bytes": None, "remark": str(error)}
+    return {
+        "predicted_bytes": found.peak_allocated_bytes,
+        "reserved_bytes": found.peak_reserved_bytes,
+        "largest": max(Category, key=lambda category: found.by_category[category]),
+        "peak_phase": found.peak_phase,
+        "peak_operation": found.peak_operation,
+        "remark": "",
+    }
+
+
+def style_predictions(table: pd.DataFrame) -> "Styler":
+    """The table as people read it; all text is escaped."""
+    gpu = table.attrs["gpu"]
+    shown = pd.DataFrame(
+        {
+            "measured here": [_shown(number) for number in table["measured_bytes"]],
+            f"predicted for {gpu}": [_shown(number) for number in table["predicted_bytes"]],
+            "what sets the peak there": [_moment(row) for _, row in table.iterrows()],
+        },
+        index=table.index.rename(None),
+    )
+    title = GPUS[gpu].title if gpu in GPUS else gpu
+    sources = ", ".join(sorted(set(table["memory_source"]) - {""}))
+    styler = shown.style.format(escape="html").format_index(escape="html", axis=0)
+    return styler.set_caption(f"Measured: {sources}. Predicted: {title}, nothing of it was run.")
+
+
+def _shown(number: Any) -> str:
+    return "–" if pd.isna(number) else format_bytes(int(number))
+
+
+def _moment(row: "pd.Series[Any]") -> str:
+    """Phase, operation, and the category that most of the peak is made of."""
+    if row["remark"]:
+        return str(row["remark"])
+    operation = str(row["peak_operation"]).split(" in ")[0].removeprefix("aten.")
+    return f"{row['largest'].replace('_', ' ')}; in the {row['peak_phase'].replace('_', ' ')}, at {operation}"

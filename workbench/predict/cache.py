@@ -1,0 +1,68 @@
+"""Predictions that were made before: in memory, and beside the runs, one file each, written aside and renamed."""
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from workbench.measure.categories import Phase
+from workbench.paths import runs_folder
+from workbench.predict.prediction import Prediction
+
+_memory: dict[tuple[Path, str], Prediction] = {}
+_PHASES = (None, *Phase)
+
+
+def folder() -> Path:
+    return runs_folder() / "predictions"
+
+
+def get(key: str) -> Prediction | None:
+    """None if there is none, or its file is damaged."""
+    place = (folder(), key)
+    if place not in _memory and (found := _read(folder() / f"{key}.npz")):
+        _memory[place] = found
+    return _memory.get(place)
+
+
+def put(key: str, prediction: Prediction) -> None:
+    """A folder that cannot be written to is no reason to fail: the prediction stays in memory."""
+    _memory[folder(), key] = prediction
+    path = folder() / f"{key}.npz"
+    aside = path.with_suffix(f".{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write(aside, prediction)
+        os.replace(aside, path)
+    except OSError:
+        with suppress(OSError):
+            aside.unlink()
+
+
+def _write(path: Path, prediction: Prediction) -> None:
+    import numpy as np
+
+    plain = prediction.to_dict()
+    del plain["fits"]
+    timeline = prediction.timeline
+    assert timeline is not None
+    phases = np.array([_PHASES.index(phase) for phase in timeline.phases], dtype=np.int8)
+    with path.open("wb") as file:
+        np.savez_compressed(file, plain=np.array(json.dumps(plain)), live=timeline.live, phases=phases)
+
+
+def _read(path: Path) -> Prediction | None:
+    import zipfile
+
+    import numpy as np
+
+    from workbench.measure.timeline import Timeline
+
+    try:
+        with np.load(path, allow_pickle=False) as data:
+            plain: dict[str, Any] = json.loads(str(data["plain"]))
+            timeline = Timeline(data["live"], tuple(_PHASES[code] for code in data["phases"]))
+        return Prediction(**plain, timeline=timeline)
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
+        return None

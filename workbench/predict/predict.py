@@ -1,0 +1,89 @@
+"""`predict(recipe, gpu="h100")`: what a GPU training step will need, without that GPU and without weights.
+
+The recipe's own step runs on fake tensors (`workbench.shadow`) in a worker process, with the GPU's kernels chosen, and
+every allocation goes through a model of PyTorch's caching allocator. It is the peak of training steps: an evaluation
+of the same batch keeps no activations and stays below it.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import WorkbenchError
+from workbench.gpus.catalogue import GPUS
+from workbench.gpus.catalogue import gpu as find_gpu
+from workbench.models.source import EMBEDDED, RANDOM
+from workbench.paths import ROOT
+from workbench.predict import cache as prediction_cache
+from workbench.predict.prediction import CPU, Prediction
+from workbench.predict.worker import ask
+from workbench.recipe import Recipe
+from workbench.records.record import versions
+
+__all__ = ["CPU", "Prediction", "predict", "predict_all"]
+
+
+def predict(recipe: Recipe, gpu: str = "h100", *, padding: bool = False) -> Prediction:
+    """Predict the memory of a recipe's training step.
+
+    Args:
+        gpu: a name of `workbench.gpus.catalogue.GPUS`, or `"cpu"` for this machine's own kernels.
+        padding: batches contain padding, although no technique of the recipe brings any.
+
+    Raises:
+        ConfigurationError: unknown GPU; a model, a length or a precision that cannot be used; or an operation that
+            cannot be traced, with its name and its module.
+        UnavailableError: the config of a hub model cannot be had.
+    """
+    found = predict_all(recipe, [gpu], padding=padding)[0]
+    if isinstance(found, WorkbenchError):
+        raise found
+    return found
+
+
+def predict_all(
+    recipe: Recipe, gpus: Iterable[str] = tuple(GPUS), *, padding: bool = False
+) -> list[Prediction | WorkbenchError]:
+    """As `predict`, for several GPUs; where one cannot run the recipe at all, its place holds the error."""
+    names = [name if name == CPU else find_gpu(name).name for name in gpus]
+    recipe = resolved(recipe, names)
+    keys = {name: _key(recipe, name, padding) for name in names}
+    known: dict[str, Any] = {name: prediction_cache.get(key) for name, key in keys.items()}
+    if missing := [name for name in names if known[name] is None]:
+        for name, found in zip(missing, ask("predict", recipe, missing, padding), strict=True):
+            known[name] = found
+            if isinstance(found, Prediction):
+                prediction_cache.put(keys[name], found)
+    return [known[name] for name in names]
+
+
+def resolved(recipe: Recipe, gpus: list[str]) -> Recipe:
+    """`auto` is what `run` would take on such a device."""
+    if recipe.model != "auto":
+        return recipe
+    return replace(recipe, model=EMBEDDED if gpus == [CPU] else "gpt2")
+
+
+def _key(recipe: Recipe, gpu: str, padding: bool) -> str:
+    """Equal for what must give the same prediction: recipe, GPU, libraries, the workbench's own code, the config."""
+    facts = [recipe.to_dict(), gpu, padding, versions(), _own_code(), _config(recipe.model)]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
+
+
+@cache
+def _own_code() -> str:
+    digest = hashlib.sha256()
+    for path in sorted((ROOT / "workbench").rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _config(model: str) -> str:
+    """A folder's config may change under its name."""
+    folder = Path(model.removeprefix(RANDOM)).expanduser()
+    names = ("config.json", "adapter_config.json")
+    return "".join((folder / name).read_text(encoding="utf-8") for name in names if (folder / name).is_file())

@@ -1,0 +1,108 @@
+"""The result of a shadow: a prediction, and its making from a trace. Torch comes with `compute` only."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from workbench.errors import WorkbenchError
+from workbench.gpus.catalogue import gpu as find_gpu
+from workbench.recipe import Recipe
+from workbench.records.record import versions
+
+if TYPE_CHECKING:
+    from workbench.measure.timeline import Timeline
+
+CPU = "cpu"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The memory of a training step, predicted. Bytes are the allocator's; units are in the names.
+
+    `by_category` is read at the instant of the peak and sums to `peak_allocated_bytes`; what no tensor accounts for
+    (`workspace_bytes` of cuBLAS, kernels' scratch, rounding to blocks) is `unattributed`, as in a measurement.
+    Outside the allocator stands `context_bytes`, an estimate. `flops` are those of one optimizer step, recomputation
+    included. `gpu="cpu"` predicts what this machine's own kernels would take; there is no allocator and no capacity.
+    """
+
+    recipe: dict[str, Any]
+    recipe_id: str
+    label: str
+    model: str
+    gpu: str
+    source: str
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int | None
+    by_category: dict[str, int]
+    maximum_by_category: dict[str, int]
+    by_phase: dict[str, int]
+    peak_phase: str
+    peak_operation: str
+    flops: int
+    context_bytes: int
+    workspace_bytes: int
+    capacity_bytes: int | None
+    padding: bool
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    parameters: int
+    trainable_parameters: int
+    versions: dict[str, str] = field(default_factory=dict)
+    timeline: "Timeline | None" = field(default=None, compare=False, repr=False)
+
+    @property
+    def fits(self) -> bool:
+        """The reserved memory and the context are within what the GPU has."""
+        if self.capacity_bytes is None or self.peak_reserved_bytes is None:
+            return True
+        return self.peak_reserved_bytes + self.context_bytes <= self.capacity_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready, without the timeline."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "timeline"} | {"fits": self.fits}
+
+
+def compute(recipe: Recipe, gpus: list[str], padding: bool) -> list[Prediction | WorkbenchError]:
+    """The work itself. Patches libraries while it runs: for the worker process, and for nobody else."""
+    found: list[Prediction | WorkbenchError] = []
+    for name in gpus:
+        try:
+            found.append(_compute(recipe, name, padding))
+        except WorkbenchError as error:
+            found.append(error)
+    return found
+
+
+def _compute(recipe: Recipe, name: str, padding: bool) -> Prediction:
+    from workbench.predict.shadow.replay import replay
+    from workbench.predict.shadow.traces import trace_for
+
+    gpu = None if name == CPU else find_gpu(name)
+    trace = trace_for(recipe, gpu, padding)
+    result = replay(trace, gpu)
+    return Prediction(
+        recipe=recipe.to_dict(),
+        recipe_id=recipe.id,
+        label=recipe.label,
+        model=recipe.model,
+        gpu=name,
+        source=f"predicted:{name}",
+        peak_allocated_bytes=result.peak_allocated_bytes,
+        peak_reserved_bytes=result.peak_reserved_bytes if gpu else None,
+        peak_phase=str(result.peak_phase),
+        peak_operation=result.peak_operation,
+        flops=trace.flops,
+        context_bytes=gpu.context_bytes_estimate if gpu else 0,
+        workspace_bytes=result.workspace_bytes,
+        capacity_bytes=gpu.memory_bytes if gpu else None,
+        versions=versions(),
+        timeline=result.timeline,
+        by_category=_plain(result.by_category),
+        maximum_by_category=_plain(result.maximum_by_category),
+        by_phase=_plain(result.by_phase),
+        **trace.facts,
+    )
+
+
+def _plain(numbers: Mapping[Any, int]) -> dict[str, int]:
+    return {str(key): value for key, value in numbers.items()}

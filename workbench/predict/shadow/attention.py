@@ -1,0 +1,187 @@
+"""Which attention kernel CUDA takes, and that kernel's traceable stand-in.
+
+The rules are those of PyTorch's `aten/src/ATen/native/transformers/cuda/sdp_utils.cpp` (`priority_order`,
+`can_use_*_attention`), the layout of masks that of `transformers/attention.cpp` (`convert_boolean_attn_mask`,
+`pad_bias`). On Hopper and Blackwell cuDNN comes first, but its dropout knows only multiples of 1/16, so GPT-2's 0.1
+goes to flash attention.
+"""
+
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, cast
+
+import torch
+
+from workbench.gpus.catalogue import Gpu
+
+MASK_ALIGNMENT = 16  # elements, of a row of the efficient kernel's mask
+HALF = (torch.float16, torch.bfloat16)
+
+
+class Backend(StrEnum):
+    CUDNN = "cudnn"
+    FLASH = "flash"
+    EFFICIENT = "efficient"
+    MATH = "math"
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the choice depends on, besides the GPU. `enabled` are the backends that the user's context allows."""
+
+    dtype: torch.dtype
+    masked: bool
+    head_width: int
+    value_width: int
+    square: bool
+    causal: bool
+    dropout: float
+    needs_gradient: bool
+    enabled: frozenset[Backend]
+
+
+def choose_backend(gpu: Gpu, q: Question) -> Backend:
+    """The first backend, in CUDA's order of preference, that can run it."""
+    order = [Backend.FLASH, Backend.EFFICIENT]
+    if gpu.compute_capability[0] in (9, 10):
+        order.insert(0, Backend.CUDNN)
+    able = {Backend.CUDNN: _cudnn, Backend.FLASH: _flash, Backend.EFFICIENT: _efficient}
+    return next((backend for backend in order if backend in q.enabled and able[backend](gpu, q)), Backend.MATH)
+
+
+def _cudnn(gpu: Gpu, q: Question) -> bool:
+    return (
+        q.dtype in HALF
+        and gpu.compute_capability >= (8, 0)
+        and (q.dropout * 16).is_integer()
+        and max(q.head_width, q.value_width) <= 128
+        and q.head_width % 8 == q.value_width % 8 == 0
+    )
+
+
+def _flash(gpu: Gpu, q: Question) -> bool:
+    narrow = gpu.compute_capability[0] == 12 or (8, 6) <= gpu.compute_capability <= (8, 9)
+    wide_without_room = narrow and q.needs_gradient and q.head_width > 192 and (q.dropout > 0 or q.head_width <= 224)
+    return (
+        q.dtype in HALF
+        and gpu.flash_attention
+        and not q.masked
+        and q.head_width == q.value_width <= 256
+        and not (q.causal and not q.square)
+        and not wide_without_room
+    )
+
+
+def _efficient(gpu: Gpu, q: Question) -> bool:
+    modern = gpu.compute_capability >= (8, 0)
+    if q.dtype not in ((*HALF, torch.float32) if modern else (torch.float16, torch.float32)):
+        return False
+    bits = 16 if q.dtype in HALF else 32
+    alignment = max(4 if modern else 1, 128 // bits if modern or bits == 16 else 1)
+    return q.head_width % alignment == 0 and q.value_width % alignment == 0
+
+
+@dataclass
+class CudaAttention:
+    """Stands in for `torch.nn.functional.scaled_dot_product_attention`, and remembers what it was asked.
+
+    Two GPUs that answer every question alike share a trace.
+    """
+
+    gpu: Gpu
+    asked: dict[Question, Backend] = field(default_factory=dict)
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        query, key, value = (_autocast(t) for t in (query, key, value))
+        question = _question(query, key, value, attn_mask, dropout_p, is_causal)
+        backend = self.asked.setdefault(question, choose_backend(self.gpu, question))
+        aten: Any = torch.ops.aten
+        if attn_mask is not None and backend is not Backend.MATH:
+            attn_mask = _additive(_autocast(attn_mask), query)
+        gradient = question.needs_gradient
+        if backend is Backend.CUDNN:
+            out = aten._scaled_dot_product_cudnn_attention(
+                query, key, value, attn_mask, gradient, dropout_p, is_causal, False, scale=scale
+            )[0]
+        elif backend is Backend.FLASH:
+            out = _flash_forward(query, key, value, dropout_p, is_causal, scale)
+        elif backend is Backend.EFFICIENT:
+            mask = _expanded(attn_mask, query, key)
+            out = aten._scaled_dot_product_efficient_attention(
+                query, key, value, mask, gradient, dropout_p, is_causal, scale=scale
+            )[0]
+        else:
+            out = aten._scaled_dot_product_attention_math(
+                query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+            )[0]
+        return cast("torch.Tensor", out)
+
+
+def _autocast(tensor: torch.Tensor) -> torch.Tensor:
+    """Attention is on the list of operations that autocast runs in lower precision."""
+    if torch.is_autocast_enabled("cpu") and tensor.is_floating_point():
+        return tensor.to(torch.get_autocast_dtype("cpu"))
+    return tensor
+
+
+def _question(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, dropout: float, causal: bool
+) -> Question:
+    cuda: Any = torch.backends.cuda
+    enabled = {
+        Backend.CUDNN: cuda.cudnn_sdp_enabled(),
+        Backend.FLASH: cuda.flash_sdp_enabled(),
+        Backend.EFFICIENT: cuda.mem_efficient_sdp_enabled(),
+    }
+    return Question(
+        dtype=query.dtype,
+        masked=mask is not None,
+        head_width=query.shape[-1],
+        value_width=value.shape[-1],
+        square=query.shape[-2] == key.shape[-2],
+        causal=causal,
+        dropout=dropout,
+        needs_gradient=torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value)),
+        enabled=frozenset(backend for backend, on in enabled.items() if on),
+    )
+
+
+def _flash_forward(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float, causal: bool, scale: float | None
+) -> torch.Tensor:
+    """Head widths that are no multiple of 8 are padded before the kernel and cut after it."""
+    width = query.shape[-1]
+    scale = scale if scale is not None else 1 / math.sqrt(width)
+    if width % 8:
+        query, key, value = (torch.nn.functional.pad(t, (0, 8 - width % 8)) for t in (query, key, value))
+    flash: Any = torch.ops.aten._scaled_dot_product_flash_attention
+    out: torch.Tensor = flash(query, key, value, dropout, causal, False, scale=scale)[0]
+    return out[..., :width] if width % 8 else out
+
+
+def _additive(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """A boolean mask becomes one of zeros and -inf in the query's type: in each layer anew, kept for its backward."""
+    if mask.dtype is not torch.bool:
+        return mask
+    return torch.where(mask, 0.0, torch.scalar_tensor(-math.inf, dtype=query.dtype, device=query.device))
+
+
+def _expanded(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:
+    """(B, H, T, S), a view; rows are padded in memory if they are not aligned."""
+    if mask is None:
+        return None
+    if mask.stride(-1) != 1 or any(stride % MASK_ALIGNMENT for stride in mask.stride()[:-1]):
+        width = mask.shape[-1]
+        mask = torch.nn.functional.pad(mask, (0, MASK_ALIGNMENT - width % MASK_ALIGNMENT))[..., :width]
+    return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])

@@ -1,0 +1,98 @@
+"""A trace through the model of a GPU's caching allocator."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.gpus.caching_allocator import CachingAllocator, OutOfCapacity
+from workbench.gpus.catalogue import Gpu
+from workbench.measure.categories import Category, Phase
+from workbench.measure.timeline import Timeline
+from workbench.predict.shadow.trace import CATEGORIES, Trace
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """Bytes of blocks, as the allocator counts them. `peak_operation` made the youngest large tensor that is alive at
+    the peak: the one that took memory there. `by_category` sums to the peak: what no tensor accounts for,
+    workspaces, scratch and rounding, is `unattributed`, as it is when a GPU is measured."""
+
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    peak_phase: Phase
+    peak_operation: str
+    by_category: dict[Category, int]
+    maximum_by_category: dict[Category, int]
+    by_phase: dict[Phase, int]
+    workspace_bytes: int
+    timeline: Timeline
+
+
+def replay(trace: Trace, gpu: Gpu | None) -> Replayed:
+    """Every request and every return, in order. Where memory gets short, the allocator gives cached segments back, as
+    PyTorch's does; if it is too little all the same, the numbers are those of a GPU that had enough.
+
+    Args:
+        gpu: whose memory, workspaces and rules; None counts bytes alone, as a CPU does.
+    """
+    sizes = trace.with_workspaces(gpu.cublas_workspace_bytes if gpu else 0)
+    timeline = trace.timeline(sizes)
+    if gpu is None:
+        allocated, reserved = timeline.total, 0
+    else:
+        try:
+            allocated, reserved = _allocate(trace, sizes, gpu.memory_bytes - gpu.context_bytes_estimate)
+        except OutOfCapacity:
+            allocated, reserved = _allocate(trace, sizes, None)
+    return _read(trace, sizes, timeline, allocated, reserved)
+
+
+def _allocate(trace: Trace, sizes: NDArray[np.int64], capacity: int | None) -> tuple[NDArray[np.int64], int]:
+    """Allocated bytes after every event, and the most that was reserved."""
+    allocator = CachingAllocator(capacity, **trace.allocator)
+    born, died = np.full(trace.events, -1), np.full(trace.events, -1)
+    born[trace.born] = np.arange(len(sizes))
+    ended = np.flatnonzero(trace.died >= 0)
+    died[trace.died[ended]] = ended
+    handles, requests = [0] * len(sizes), sizes.tolist()
+    allocated = np.empty(trace.events, dtype=np.int64)
+    for event, (comes, goes) in enumerate(zip(born.tolist(), died.tolist(), strict=True)):
+        if comes >= 0:
+            handles[comes] = allocator.malloc(requests[comes])
+        else:
+            allocator.free(handles[goes])
+        allocated[event] = allocator.allocated_bytes
+    return allocated, allocator.peak_reserved_bytes
+
+
+def _read(
+    trace: Trace, sizes: NDArray[np.int64], timeline: Timeline, allocated: NDArray[np.int64], reserved: int
+) -> Replayed:
+    inside = {phase: np.array([p is phase for p in timeline.phases], dtype=bool) for phase in Phase}
+    by_phase = {phase: int(allocated[events].max()) for phase, events in inside.items() if events.any()}
+    peak_phase = max(by_phase, key=lambda phase: by_phase[phase])
+    event = int(np.where(inside[peak_phase], allocated, -1).argmax())
+    by_category = timeline.by_category(event)
+    by_category[Category.UNATTRIBUTED] += int(allocated[event]) - sum(by_category.values())
+    maximum = {category: int(timeline.live[row].max()) for row, category in enumerate(CATEGORIES)}
+    maximum[Category.UNATTRIBUTED] = int((allocated - timeline.total + timeline.live[-1]).max())
+    return Replayed(
+        peak_allocated_bytes=int(allocated[event]),
+        peak_reserved_bytes=reserved,
+        peak_phase=peak_phase,
+        peak_operation=_maker(trace, sizes, event),
+        by_category=by_category,
+        maximum_by_category=maximum,
+        by_phase=by_phase,
+        workspace_bytes=int(sizes[list(trace.workspaces)].sum()),
+        timeline=timeline,
+    )
+
+
+def _maker(trace: Trace, sizes: NDArray[np.int64], event: int) -> str:
+    """Who made the youngest allocation that matters: of those alive at the peak, one of at least a hundredth of it."""
+    alive = (trace.born <= event) & ((trace.died < 0) | (trace.died > event))
+    large = alive & (sizes >= sizes[alive].sum() // 100)
+    chosen = np.flatnonzero(large if large.any() else alive)
+    return trace.operations[int(trace.maker[chosen[trace.born[chosen].argmax()]])]

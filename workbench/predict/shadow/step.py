@@ -1,0 +1,249 @@
+"""A recipe's training step on fake tensors: the real model, Trainer, loss, clipping and optimizer; nothing computed."""
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import PreTrainedModel
+
+from workbench.errors import ConfigurationError, WorkbenchError
+from workbench.gpus.catalogue import Gpu
+from workbench.measure.meter import Meter
+from workbench.models.load import count_parameters, load_config, load_tokenizer, quiet, skeleton
+from workbench.models.source import check_length, locate_config
+from workbench.predict.shadow.patches import UnreadScaler, cuda_choices, traceable
+from workbench.predict.shadow.trace import Trace
+from workbench.predict.shadow.tracker import ShadowTracker
+from workbench.recipe import Recipe
+from workbench.run.checks import check_in_memory
+from workbench.run.trainer import SeamTrainer, assemble, prepare_data, prepare_model, training_arguments
+from workbench.techniques import Technique
+from workbench.texts import corpus
+from workbench.texts.corpus import Blocks, TrainingText
+
+DEVICE = torch.device("cpu")  # plays the GPU
+TRACED_STEPS = 2  # the optimizer makes its states in the first; the second is like all that follow
+LOOKED_AT = 4  # effective batches, for the longest example
+
+Batch = dict[str, torch.Tensor]
+
+
+def trace(recipe: Recipe, gpu: Gpu | None, padding: bool = False) -> Trace:
+    """Run two optimizer steps of the recipe in the shadow.
+
+    Args:
+        gpu: whose choices are made; None for the CPU's own.
+        padding: a batch contains padding, although nothing in the recipe says so.
+
+    Raises:
+        ConfigurationError: the model or the length cannot be used, or an operation cannot be traced.
+    """
+    recipe = replace(recipe, techniques=tuple(technique.stand_in() for technique in recipe.techniques))
+    source = locate_config(recipe.model)
+    config = load_config(source)
+    taken = {technique.name: technique.positions for technique in recipe.techniques if technique.positions}
+    check_length(source, config, recipe.sequence_length, taken)
+    tracker = ShadowTracker(config.vocab_size, cuda=gpu is not None)
+    with _naming_failures(tracker), quiet(), tempfile.TemporaryDirectory() as scratch:
+        model = _model(recipe, config)
+        tracker.name_modules(model)
+        shadow = _Shadow(recipe, model, tracker, padding, Path(scratch))
+        return shadow.run(gpu)
+
+
+def _model(recipe: Recipe, config: Any) -> PreTrainedModel:
+    arguments: dict[str, Any] = {}
+    for technique in recipe.techniques:
+        arguments = technique.model_arguments(arguments)
+    return prepare_model(recipe, skeleton(config, **arguments))
+
+
+@contextmanager
+def _naming_failures(tracker: ShadowTracker) -> Iterator[None]:
+    """Whatever fails in the shadow becomes an error that names the operation and the module."""
+    try:
+        yield
+    except WorkbenchError:
+        raise
+    except Exception as error:
+        operation, module = tracker.failed
+        where = f" in {module}" if module else ""
+        first = (str(error).splitlines() or [""])[0]
+        raise ConfigurationError(
+            f"predict: this recipe cannot be traced without a device: {type(error).__name__} at "
+            f"{operation or 'the assembly of the trainer'}{where}: {first} "
+            "Measure it with `run` instead, or leave out the technique that brings this operation."
+        ) from error
+
+
+def refuse_precision(gpu: Gpu, uses_bf16: bool) -> None:
+    """Raises ConfigurationError for bf16 on a GPU that would only emulate it, as `run` refuses it there."""
+    if uses_bf16 and not gpu.native_bf16:
+        capability = ".".join(map(str, gpu.compute_capability))
+        raise ConfigurationError(
+            f"predict: {gpu.title} (compute capability {capability}) has no bf16 arithmetic. Use fp16 or fp32, or a "
+            "GPU of compute capability 8.0 or newer."
+        )
+
+
+class _NoDevice:
+    """An allocator for the meter that has nothing to say: the replay knows the peaks."""
+
+    source = "predicted"
+    enforces_caps = False
+
+    def prepare(self) -> None: ...
+
+    def in_use(self) -> int:
+        return 0
+
+    def take_peaks(self) -> tuple[int, int | None]:
+        return 0, None
+
+
+@dataclass
+class _Shadow:
+    recipe: Recipe
+    model: PreTrainedModel
+    tracker: ShadowTracker
+    padding: bool
+    scratch: Path
+
+    def run(self, gpu: Gpu | None) -> Trace:
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        counted = count_parameters(self.model)
+        _fake(self.model, mode)
+        # fake parameters cannot be moved, and need not be
+        self.model.to = lambda *_, **__: self.model  # type: ignore[assignment]
+        meter = Meter(self.model, before_bytes=0, tracker=self.tracker, allocator=_NoDevice())
+        trainer = self._trainer(meter)
+        uses_bf16 = trainer.args.bf16 or any(p.dtype is torch.bfloat16 for p in self.model.parameters())
+        if gpu:
+            refuse_precision(gpu, uses_bf16)
+        batches = self._batches(trainer)
+        padded = self.padding or any(_padded(batch) for batch in batches)
+        with ExitStack() as stack:
+            stack.enter_context(traceable(padded))
+            attention = stack.enter_context(cuda_choices(gpu)) if gpu else stack.enter_context(nullcontext())
+            stack.enter_context(mode)
+            stack.enter_context(meter)
+            train(trainer, meter, [_fake_batch(batch, mode) for batch in batches], self._begin_step)
+        asked = dict(attention.asked) if attention else {}
+        allocator = {k: v for technique in self.recipe.techniques for k, v in technique.allocator_settings().items()}
+        return self.tracker.trace(
+            uses_bf16=uses_bf16, allocator=allocator, attention=asked, facts=self._facts(trainer, counted, padded)
+        )
+
+    def _begin_step(self) -> None:
+        self.tracker.flops = 0
+
+    def _trainer(self, meter: Meter) -> SeamTrainer:
+        arguments = training_arguments(self.recipe, 1e-4, DEVICE, self.scratch)
+        data = prepare_data(self.recipe, _blocks(self.recipe))
+        trainer = assemble(self.recipe, self.model, data, arguments, meter, [])
+        if arguments.fp16:  # accelerate leaves fp16 out on a CPU
+            trainer.accelerator.native_amp = True
+            trainer.accelerator.scaler = UnreadScaler("cpu")
+        return trainer
+
+    def _batches(self, trainer: SeamTrainer) -> list[Batch]:
+        """The micro-batches of one step, as dataset and collator make them, on the host.
+
+        Where examples have unequal lengths, each batch has the longest: the peak of a run is that of such a batch.
+        """
+        size, count = trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps
+        rows = list(islice(cast("Iterable[Any]", trainer.train_dataset), LOOKED_AT * size * count))
+        longest = max(rows, key=lambda row: len(row["input_ids"]))
+        others = cycle(row for row in rows if row is not longest or len(rows) == 1)
+        collator = cast("Callable[..., Batch]", trainer.data_collator)
+        made = [collator([longest, *islice(others, size - 1)]) for _ in range(count)]
+        if self.padding:
+            for batch in made:
+                batch.setdefault("attention_mask", torch.ones_like(batch["input_ids"]))
+        return made
+
+    def _facts(self, trainer: SeamTrainer, counted: tuple[int, int], padded: bool) -> dict[str, Any]:
+        return {
+            "micro_batch_size": trainer.micro_batch_size,
+            "gradient_accumulation_steps": trainer.args.gradient_accumulation_steps,
+            "parameters": counted[0],
+            "trainable_parameters": counted[1],
+            "padding": padded,
+        }
+
+
+def train(trainer: SeamTrainer, meter: Meter, batches: list[Batch], begin_step: Callable[[], None]) -> None:
+    """What `Trainer.train` does with memory in each step: batches to the device, forward and backward for each,
+    clipping, optimizer, gradients dropped. Its loop itself needs a device, values to log and a data loader."""
+    trainer.create_optimizer()
+    model, trainer.optimizer = trainer.accelerator.prepare(trainer.model, trainer.optimizer)
+    trainer.model_wrapped = model
+    for _ in range(TRACED_STEPS):
+        begin_step()
+        moved = ({name: tensor.clone() for name, tensor in batch.items()} for batch in batches)
+        samples, items = trainer.get_batch_samples(moved, len(batches), DEVICE)
+        trainer.current_gradient_accumulation_steps = len(samples)
+        for index, inputs in enumerate(samples):
+            trainer.accelerator.gradient_state._set_sync_gradients(index == len(samples) - 1)
+            trainer.training_step(model, inputs, items)
+        if trainer.args.max_grad_norm and trainer.args.max_grad_norm > 0:
+            trainer.accelerator.clip_grad_norm_(model.parameters(), trainer.args.max_grad_norm)
+        trainer.optimizer.step()
+        model.zero_grad()
+        meter.enter_phase(None)
+
+
+def _blocks(recipe: Recipe) -> Blocks:
+    """One effective batch of blocks; which tokens they hold does not matter."""
+    from datasets import Dataset
+
+    rows = Dataset.from_dict({"input_ids": [list(range(recipe.sequence_length))] * recipe.effective_batch_size})
+    return Blocks(rows, rows, _text(recipe))
+
+
+def _text(recipe: Recipe) -> TrainingText:
+    """The text itself, if a technique cuts it in its own way: then its lengths do matter."""
+    shape = {"sequence_length": recipe.sequence_length, "batch": recipe.effective_batch_size}
+    if all(type(technique).examples is Technique.examples for technique in recipe.techniques):
+        return TrainingText(text="", tokenizer=cast("Any", None), **shape)
+    tokenizer = load_tokenizer(locate_config(recipe.model))
+    text = corpus.load_corpus(recipe.corpus)
+    check_in_memory(text, recipe.techniques)
+    return TrainingText(text=str(text.train), tokenizer=tokenizer, **shape)
+
+
+def _padded(batch: Batch) -> bool:
+    mask = batch.get("attention_mask")
+    return mask is not None and bool((mask == 0).any())
+
+
+def _fake_batch(batch: Batch, mode: FakeTensorMode) -> Batch:
+    return {name: mode.from_tensor(tensor.to(DEVICE)) for name, tensor in batch.items()}
+
+
+def _fake(model: torch.nn.Module, mode: FakeTensorMode) -> None:
+    """Every parameter and buffer becomes a fake one on the device; tied ones stay tied.
+
+    Techniques must have been applied before: adapters cannot be put into a model of fake parameters.
+    """
+    made: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        for tensors in cast("tuple[dict[str, torch.Tensor | None], ...]", (module._parameters, module._buffers)):
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    tensors[name] = made.setdefault(id(tensor), _fake_tensor(tensor, mode))
+
+
+def _fake_tensor(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    plain = tensor.detach()
+    if plain.device.type == "meta":
+        fake = mode.fake_tensor_converter.from_meta_and_device(mode, plain, DEVICE)
+    else:
+        fake = mode.from_tensor(plain)
+    return torch.nn.Parameter(fake, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else fake

@@ -1,0 +1,61 @@
+"""What a shadow leaves: every storage of a step with its birth, its end, its purpose and who made it."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.measure.categories import Category, Phase
+from workbench.measure.timeline import Timeline
+
+CATEGORIES = tuple(Category)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A step without a device.
+
+    Arrays have one entry per storage; `born` and `died` are readings of the event clock, one event a reading, and
+    `died` is -1 for what outlives the trace. `workspaces` are the storages whose size only the GPU knows: 0 here.
+    `allocator` holds what techniques set of it, `attention` what the choice of attention kernels rested on, `facts`
+    what really ran.
+    """
+
+    nbytes: NDArray[np.int64]
+    born: NDArray[np.int64]
+    died: NDArray[np.int64]
+    category: NDArray[np.int8]
+    maker: NDArray[np.int32]
+    operations: tuple[str, ...]
+    phase_starts: tuple[tuple[int, Phase | None], ...]
+    workspaces: tuple[int, ...]
+    flops: int
+    uses_bf16: bool = False
+    allocator: dict[str, Any] = field(default_factory=dict)
+    attention: dict[Any, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def events(self) -> int:
+        return len(self.born) + int((self.died >= 0).sum())
+
+    def with_workspaces(self, nbytes: int) -> NDArray[np.int64]:
+        """The sizes, where each workspace has so many bytes."""
+        sizes = self.nbytes.copy()
+        sizes[list(self.workspaces)] = nbytes
+        return sizes
+
+    def phases(self) -> tuple[Phase | None, ...]:
+        """The phase of every event."""
+        starts = np.array([start for start, _ in self.phase_starts])
+        which = np.searchsorted(starts, np.arange(self.events), side="right") - 1
+        return tuple(self.phase_starts[i][1] for i in which)
+
+    def timeline(self, sizes: NDArray[np.int64]) -> Timeline:
+        """Live bytes by category after every event."""
+        change = np.zeros((len(CATEGORIES), self.events), dtype=np.int64)
+        change[self.category, self.born] = sizes  # every event is one birth or one end
+        ended = self.died >= 0
+        change[self.category[ended], self.died[ended]] = -sizes[ended]
+        return Timeline(change.cumsum(axis=1), self.phases())

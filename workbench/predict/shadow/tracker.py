@@ -1,0 +1,127 @@
+"""The tracker of real runs, on fake tensors: it also notes who made what, kernels' scratch, workspaces and flops."""
+
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules import module as hooks
+from torch.utils.flop_counter import flop_registry
+
+from workbench.measure.categories import Category, Phase
+from workbench.measure.tracker import Storage, StorageTracker
+from workbench.predict.shadow.kernels import MATRIX_PRODUCTS, scratch_bytes
+from workbench.predict.shadow.trace import CATEGORIES, Trace
+
+DEVICE_OF: Any = torch.ops.prim.device.default
+GIVEN = "given"  # the maker of what was there before: weights, and states that an optimizer brought along
+
+
+class ShadowTracker(StorageTracker):
+    """Books fake storages as the real ones would be.
+
+    Args:
+        cuda: also book what CUDA's kernels and libraries take unseen.
+
+    Attributes:
+        flops: floating-point operations since the last reset, recomputation included.
+        failed: the operation that could not be traced, and the module it ran in.
+    """
+
+    def __init__(self, vocabulary_size: int | None, cuda: bool) -> None:
+        super().__init__("cpu", vocabulary_size)
+        self.cuda, self.flops = cuda, 0
+        self.failed = ("", "")
+        self.workspaces: dict[bool, int] = {}  # by whether it is the backward's
+        self._makers: list[tuple[Any, str]] = []
+        self._names: dict[torch.nn.Module, str] = {}
+        self._open: list[str] = []
+        self._handles: list[Any] = []
+
+    def name_modules(self, model: torch.nn.Module) -> None:
+        self._names = {module: name for name, module in model.named_modules()}
+
+    def __enter__(self) -> Self:
+        super().__enter__()  # type: ignore[no-untyped-call]
+        self._handles = [
+            hooks.register_module_forward_pre_hook(self._open_module),
+            hooks.register_module_forward_hook(self._close_module),
+        ]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+
+    def _open_module(self, module: torch.nn.Module, _: Any) -> None:
+        self._open.append(self._names.get(module, type(module).__name__))
+
+    def _close_module(self, *_: Any) -> None:
+        if self._open:
+            self._open.pop()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is DEVICE_OF:  # two thirds of all calls, answered here without a detour
+            return args[0].fake_device
+        self._fill_makers(GIVEN, "")
+        if self._phase is not Phase.FORWARD and not torch.is_grad_enabled():
+            self._open.clear()  # a recomputation stops in the middle of a module, as soon as it has what it needs
+        module = self._open[-1] if self._open else ""
+        try:
+            out = super().__torch_dispatch__(func, types, args, kwargs)
+        except Exception:
+            self.failed = str(func), module  # others may follow while contexts are left
+            raise
+        packet = getattr(func, "overloadpacket", None)
+        if packet in flop_registry:
+            self.flops += flop_registry[packet](*args, **(kwargs or {}), out_val=out)
+        if self.cuda:
+            self._book_unseen(func, packet, args)
+        self._fill_makers(func, module)
+        return out
+
+    def _watches(self, tensor: torch.Tensor) -> bool:
+        """`tensor.device` of a fake tensor is an operation, and a slow one."""
+        device = tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
+        return device.type == self.device_type and tensor.layout is torch.strided
+
+    def _fill_makers(self, operation: Any, module: str) -> None:
+        if len(self.storages) > len(self._makers):
+            self._makers.extend([(operation, module)] * (len(self.storages) - len(self._makers)))
+
+    def _book_unseen(self, func: Any, packet: Any, args: Any) -> None:
+        in_backward = self._phase is Phase.BACKWARD  # where autograd's own thread multiplies, with a handle of its own
+        if packet in MATRIX_PRODUCTS and in_backward not in self.workspaces:
+            self.workspaces[in_backward] = len(self.storages)
+            self._book_block(0)
+        scratch = [self._book_block(nbytes) for nbytes in scratch_bytes(func, args)]
+        for storage in scratch:
+            storage.died = self._tick()
+
+    def _book_block(self, nbytes: int) -> Storage:
+        """A block that no tensor owns: on a GPU only the allocator's own peak shows it."""
+        storage = Storage(nbytes, self._tick(), self._phase, None, Category.UNATTRIBUTED)
+        self.storages.append(storage)
+        return storage
+
+    def trace(self, **more: Any) -> Trace:
+        """Everything booked so far."""
+        self._fill_makers(GIVEN, "")
+        operations = {maker: number for number, maker in enumerate(dict.fromkeys(self._makers))}
+        rows = {category: row for row, category in enumerate(CATEGORIES)}
+        return Trace(
+            nbytes=np.array([s.nbytes for s in self.storages], dtype=np.int64),
+            born=np.array([s.born for s in self.storages], dtype=np.int64),
+            died=np.array([-1 if s.died is None else s.died for s in self.storages], dtype=np.int64),
+            category=np.array([rows[self.category(s)] for s in self.storages], dtype=np.int8),
+            maker=np.array([operations[maker] for maker in self._makers], dtype=np.int32),
+            operations=tuple(f"{func} in {module}" if module else str(func) for func, module in operations),
+            phase_starts=tuple(self._phase_starts),
+            workspaces=tuple(self.workspaces.values()),
+            flops=self.flops,
+            **more,
+        )

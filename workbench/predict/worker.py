@@ -1,0 +1,178 @@
+"""The process in which predictions are made: started at the first, kept warm, ended with its caller.
+
+A shadow patches torch and transformers while it runs, and their patches reach every thread; so it never runs in the
+process of a notebook, a test or a training. Requests and answers are pickles on pipes. The worker is a plain child
+with the caller's import path, which works the same from a Jupyter kernel, from pytest and from `python -m`.
+"""
+
+import atexit
+import gc
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import threading
+from typing import IO, Any
+
+from workbench.errors import ConfigurationError, WorkbenchError
+
+START = "import sys; sys.path[:] = {path!r}; from workbench.predict.worker import serve; serve()"
+
+_lock = threading.Lock()
+_worker: "_Worker | None" = None
+
+
+def ask(function: str, *args: Any) -> Any:
+    """What the function of `workbench.predict.worker.FUNCTIONS` answers in the worker.
+
+    Raises:
+        WorkbenchError: as raised there.
+        RuntimeError: the worker failed; its last words are in the message.
+    """
+    with _lock:
+        worker = _living()
+        try:
+            return worker.ask(function, args)
+        except WorkbenchError:
+            raise
+        except BaseException:
+            close()  # an answer may still be on its way: it must not be taken for that of the next request
+            raise
+
+
+def start() -> None:
+    """Let the worker load its libraries already; the first request need not wait for them then."""
+    with _lock:
+        _living()
+
+
+def _living() -> "_Worker":
+    global _worker
+    if _worker is None or not _worker.alive():
+        _worker = _Worker()
+    return _worker
+
+
+def close() -> None:
+    """End the worker, if there is one; the next request starts another."""
+    global _worker
+    worker, _worker = _worker, None
+    if worker is not None and worker.owner == os.getpid():
+        worker.close()
+
+
+atexit.register(close)
+
+
+class _Worker:
+    def __init__(self) -> None:
+        self.owner = os.getpid()
+        self.words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the worker lives
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", START.format(path=sys.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.words,
+            env=_environment(),
+            start_new_session=True,  # Ctrl-C is the caller's, who then ends the worker
+        )
+
+    def alive(self) -> bool:
+        """False in a child that was forked off the owner: the pipes are not its own."""
+        return self.owner == os.getpid() and self.process.poll() is None
+
+    def ask(self, function: str, args: tuple[Any, ...]) -> Any:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        try:
+            request = pickle.dumps((function, args))
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ConfigurationError(
+                f"predict: this recipe cannot be sent to another process ({error}). "
+                "Define your own techniques at the top of an importable module."
+            ) from None
+        try:
+            self.process.stdin.write(request)
+            self.process.stdin.flush()
+            kind, answer = pickle.load(self.process.stdout)
+        except (EOFError, OSError, pickle.UnpicklingError):
+            raise RuntimeError(f"The prediction worker ended unexpectedly. Its last words:\n{self._tail()}") from None
+        if kind == "answer":
+            return answer
+        raise answer
+
+    def _tail(self) -> str:
+        self.words.seek(0)
+        return self.words.read()[-2000:].decode(errors="replace")
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout, self.words):
+            if stream is not None:
+                stream.close()
+
+
+def _environment() -> dict[str, str]:
+    """The caller's, without GPUs, and without what a trainer in the caller has left there."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")}
+    return {**kept, "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"}
+
+
+# ---- in the worker ----
+
+
+def serve() -> None:
+    """Answer requests until the caller closes the pipe. Whatever a library prints goes to standard error."""
+    requests = sys.stdin.buffer
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    _load()
+    while True:
+        try:
+            function, args = pickle.load(requests)
+        except EOFError:
+            return
+        except Exception as error:  # a class that cannot be imported here
+            reply: tuple[str, Any] = ("error", ConfigurationError(f"predict: the worker cannot read this: {error}"))
+        else:
+            reply = _answer(function, args)
+        pickle.dump(reply, answers)
+        answers.flush()
+
+
+def _answer(function: str, args: tuple[Any, ...]) -> tuple[str, Any]:
+    import traceback
+
+    try:
+        return "answer", FUNCTIONS[function](*args)
+    except WorkbenchError as error:
+        return "error", error
+    except Exception:
+        return "error", RuntimeError(traceback.format_exc())
+
+
+def _load() -> None:
+    gc.disable()  # the libraries are half a million objects, and none of them is thrown away
+    import workbench.predict.prediction
+    import workbench.predict.shadow.step  # noqa: F401
+
+    gc.enable()
+
+
+def _predict(*args: Any) -> Any:
+    from workbench.measure.allocators import collecting_only_what_is_new
+    from workbench.predict.prediction import compute
+
+    with collecting_only_what_is_new():
+        return compute(*args)
+
+
+def _processor_time() -> float:
+    import time
+
+    return time.process_time()
+
+
+FUNCTIONS = {"predict": _predict, "processor_time": _processor_time}

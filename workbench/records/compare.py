@@ -1,0 +1,308 @@
+"""Records side by side: what each recipe saves against the baseline, what it costs, and which ones are worth it.
+
+Only runs that compare are put into one table: same model, text, batch, length, steps, dropout, device and source of
+the memory figures, and without a memory cap, under which speed may be unknown. Several seeds of a recipe become one
+row; loss differences inside the seed-to-seed spread are ties.
+"""
+
+import html
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from workbench.errors import ConfigurationError
+from workbench.measure.categories import Category, format_bytes
+from workbench.records.record import Record, Status
+from workbench.techniques import REGISTRY
+
+if TYPE_CHECKING:
+    from pandas.io.formats.style import Styler
+
+SAME = [
+    "model", "corpus", "data_sha256", "effective_batch_size", "sequence_length", "steps", "dropout", "device",
+    "memory_source",
+]  # fmt: skip
+BASELINE = "baseline"
+ELSEWHERE = {"peak_host_bytes": "in host memory", "peak_disk_bytes": "on disk"}  # what was moved out of the device
+
+
+def compare(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row a recipe, from a frame of `records()`, the best bargain first.
+
+    First what saves memory and takes no time, the largest saving first; then what takes time, by the bytes saved per
+    second lost; then the baseline; then what saves nothing. A difference in speed inside the seed-to-seed spread takes
+    no time.
+
+    Of several comparable groups, the one with the newest run is taken, of those with a baseline. Of several runs
+    with one seed, the newest counts. Columns: `peak_allocated_bytes`, `saved_bytes`, `saved_fraction`,
+    `held_out_loss` (mean over seeds), `held_out_loss_spread` (largest minus smallest; missing with one seed),
+    `loss_difference`, `loss_verdict`, `tokens_per_s` (median), `tokens_per_s_spread`, `speed_ratio`, `lost_s` (more
+    seconds than the baseline for the tokens of the run), `saved_bytes_per_lost_s` (infinite where it takes no
+    time), `without_effect` (categories that its techniques attack, if none of them shrank), `trainable_parameters`,
+    `learning_rate`, `seeds`, `peak_phase`, `memory_source`, the bytes of each category at the peak, and those of
+    `peak_host_bytes` and `peak_disk_bytes`, missing where nothing was moved out of the device. What the rows have
+    in common is in `.attrs`.
+
+    Raises:
+        ConfigurationError: no finished run, or none of them without techniques.
+    """
+    group = _newest_group(frame)
+    runs = group.sort_values("created_at").drop_duplicates(["label", "learning_rate", "seed"], keep="last")
+    table = pd.DataFrame([_summary(str(label), rows) for label, rows in runs.groupby("label")]).set_index("label")
+    base = table.loc[BASELINE]
+    table["saved_bytes"] = base["peak_allocated_bytes"] - table["peak_allocated_bytes"]
+    table["saved_fraction"] = table["saved_bytes"] / base["peak_allocated_bytes"]
+    table["speed_ratio"] = table["tokens_per_s"] / base["tokens_per_s"]
+    table["loss_difference"] = table["held_out_loss"] - base["held_out_loss"]
+    table["loss_verdict"] = [_verdict(row, base) for _, row in table.iterrows()]
+    table["lost_s"] = [_lost(row, base) for _, row in table.iterrows()]
+    table["saved_bytes_per_lost_s"] = [_rate(row) for _, row in table.iterrows()]
+    table["without_effect"] = [_without_effect(row, base) for _, row in table.iterrows()]
+    table = table.iloc[sorted(range(len(table)), key=lambda i: _bargain(table.iloc[i]))]
+    table = table.drop(columns=[f"{c}_maximum_bytes" for c in Category])
+    table.attrs = {name: str(group[name].iloc[-1]) for name in SAME if name != "data_sha256"}
+    return table
+
+
+def unranked(frame: pd.DataFrame) -> pd.DataFrame:
+    """The newest run of each recipe that has no `ok` run in the group that `compare` takes: label, status, reason."""
+    group = _newest_group(frame)
+    others = _comparable(frame[frame["status"] != Status.OK], group.iloc[-1], but=("memory_source",))
+    others = others[~others["label"].isin(group["label"])].sort_values("created_at")
+    newest = others.drop_duplicates("label", keep="last").set_index("label")
+    return newest[["status", "error"]].rename(columns={"error": "reason"})
+
+
+def _lost(row: pd.Series, base: pd.Series) -> float:
+    """Seconds more than the baseline's for the tokens of the run; zero inside the spread."""
+    if abs(row["tokens_per_s"] - base["tokens_per_s"]) <= np.nan_to_num(_spread(row, base, "tokens_per_s")):
+        return 0.0
+    return float(row["tokens_seen"] / row["tokens_per_s"] - base["tokens_seen"] / base["tokens_per_s"])
+
+
+def _rate(row: pd.Series) -> float:
+    """Bytes saved per second lost; infinite where no second is lost, zero where nothing is saved or was timed."""
+    if row["saved_bytes"] <= 0 or row.name == BASELINE or pd.isna(row["lost_s"]):
+        return 0.0
+    return float(row["saved_bytes"] / row["lost_s"]) if row["lost_s"] > 0 else float("inf")
+
+
+def _bargain(row: pd.Series) -> tuple[bool, float, float, bool]:
+    """Sorts the best first."""
+    return row["saved_bytes"] < 0, -row["saved_bytes_per_lost_s"], -row["saved_bytes"], row.name != BASELINE
+
+
+def _without_effect(row: pd.Series, base: pd.Series) -> str:
+    """Finds the switch that did nothing, as fp16 on a CPU would: what it attacks is as large as without it."""
+    chosen = [REGISTRY[name] for name in str(row["techniques"]).split("+") if name in REGISTRY]
+    attacked = list(dict.fromkeys(category for technique in chosen for category in technique.attacks))
+    columns = [f"{category}_maximum_bytes" for category in attacked]
+    shrank = any(row[column] < 0.999 * base[column] for column in columns)
+    return "" if shrank else ", ".join(category.replace("_", " ") for category in attacked)
+
+
+def _newest_group(frame: pd.DataFrame) -> pd.DataFrame:
+    """What is comparable with the newest run, or with the newest before it that has a baseline."""
+    ok = frame[(frame["status"] == Status.OK) & frame["memory_cap_bytes"].isna()]
+    left = ok.sort_values("created_at")
+    while not left.empty:
+        group = _comparable(ok, left.iloc[-1])
+        if (group["label"] == BASELINE).any():
+            return group
+        left = left.drop(group.index)
+    raise ConfigurationError(
+        f"compare: {len(ok)} finished runs, none of them a baseline. Run one first: python -m workbench run MODEL"
+    )
+
+
+def _comparable(frame: pd.DataFrame, one: pd.Series, but: Sequence[str] = ()) -> pd.DataFrame:
+    """The rows that agree with one of them in everything that makes runs comparable."""
+    same = pd.Series(True, index=frame.index)
+    for name in SAME:
+        if name not in but:
+            value = one[name]
+            same &= frame[name].isna() if pd.isna(value) else (frame[name] == value).fillna(False)
+    return frame[same]
+
+
+def _summary(label: str, rows: pd.DataFrame) -> dict[str, object]:
+    """One recipe over its seeds. The memory figures are of the seed with the largest peak."""
+    rows = rows[rows["learning_rate"] == rows["learning_rate"].iloc[-1]]
+    worst = rows.loc[rows["peak_allocated_bytes"].idxmax()]
+    losses, speeds = rows["held_out_loss"], rows["tokens_per_s"].astype(float)
+    return {
+        "label": label,
+        "peak_allocated_bytes": int(worst["peak_allocated_bytes"]),
+        "held_out_loss": float(losses.mean()),
+        "held_out_loss_spread": float(losses.max() - losses.min()) if len(losses) > 1 else float("nan"),
+        "tokens_per_s": float(speeds.median()),
+        "tokens_per_s_spread": float(speeds.max() - speeds.min()) if len(speeds) > 1 else float("nan"),
+        "tokens_seen": int(worst["tokens_seen"]),
+        "techniques": worst["techniques"],
+        "trainable_parameters": int(worst["trainable_parameters"]),
+        "learning_rate": float(worst["learning_rate"]),
+        "seeds": len(rows),
+        "peak_phase": worst["peak_phase"],
+        "memory_source": worst["memory_source"],
+        **{f"{c}_bytes": int(worst[f"{c}_bytes"]) for c in Category},
+        **{f"{c}_maximum_bytes": worst[f"{c}_maximum_bytes"] for c in Category},
+        **{column: worst[column] for column in ELSEWHERE},
+    }
+
+
+def _verdict(row: pd.Series, base: pd.Series) -> str:
+    """`same` to six digits, `tie` within the larger of the two spreads, else `better` or `worse`; `?` with one seed."""
+    difference, spread = row["loss_difference"], _spread(row, base, "held_out_loss")
+    if row.name == BASELINE:
+        return ""
+    if abs(difference) < 1e-6 * base["held_out_loss"]:
+        return "same"
+    if pd.isna(spread):
+        return "?"
+    return "tie" if abs(difference) <= spread else "better" if difference < 0 else "worse"
+
+
+def _spread(a: pd.Series, b: pd.Series, column: str) -> float:
+    """The larger of two seed-to-seed spreads; unknown if one of them is."""
+    return float(np.maximum(a[f"{column}_spread"], b[f"{column}_spread"]))
+
+
+def pareto(table: pd.DataFrame) -> list[str]:
+    """Labels that no other row beats: no worse in memory, speed and loss, and better in one. Ties beat nothing."""
+    return [str(label) for label in table.index if not any(_beats(table, other, label) for other in table.index)]
+
+
+def _beats(table: pd.DataFrame, one: object, other: object) -> bool:
+    a, b = table.loc[one], table.loc[other]
+    gains = [
+        b["peak_allocated_bytes"] - a["peak_allocated_bytes"],
+        _beyond(a["tokens_per_s"] - b["tokens_per_s"], _spread(a, b, "tokens_per_s")),
+        _beyond(b["held_out_loss"] - a["held_out_loss"], _spread(a, b, "held_out_loss")),
+    ]
+    return bool(min(gains) >= 0 and max(gains) > 0)
+
+
+def _beyond(difference: float, spread: float) -> float:
+    """The difference, or zero where it is inside the spread or unknown."""
+    known = 0.0 if pd.isna(spread) else spread
+    return difference if abs(difference) > known else 0.0
+
+
+FORMATS: dict[str, Callable[[Any], str]] = {
+    "peak": format_bytes,
+    "saves": lambda fraction: f"{round(fraction, 2) + 0:.0%}",  # no minus before a zero
+    "speed": "{:.2f}×".format,
+    "saved per second lost": lambda rate: "" if not rate else "free" if rate == np.inf else format_bytes(rate),
+    "trainable": "{:,}".format,
+    "learning rate": "{:.0e}".format,
+    **{words: lambda number: "" if pd.isna(number) else format_bytes(number) for words in ELSEWHERE.values()},
+}
+
+
+def _shown(table: pd.DataFrame) -> pd.DataFrame:
+    """The columns that people read, in their order."""
+    columns = {
+        "peak": table["peak_allocated_bytes"],
+        "saves": table["saved_fraction"],
+        **{words: table[column] for column, words in ELSEWHERE.items() if table[column].notna().any()},
+        "held-out loss": [_with_spread(row, "held_out_loss", ".3f") for _, row in table.iterrows()],
+        "against baseline": table["loss_verdict"],
+        "tokens/s": [_with_spread(row, "tokens_per_s", ",.0f") for _, row in table.iterrows()],
+        "speed": table["speed_ratio"],
+        "saved per second lost": table["saved_bytes_per_lost_s"],
+        "trainable": table["trainable_parameters"],
+        "learning rate": table["learning_rate"],
+        "peak is in": table["peak_phase"].str.replace("_", " "),
+    }
+    return pd.DataFrame(columns, index=table.index.rename(None))
+
+
+def _with_spread(row: pd.Series, column: str, digits: str) -> str:
+    spread = row[f"{column}_spread"]
+    return f"{row[column]:{digits}}" + ("" if pd.isna(spread) else f" ± {spread / 2:{digits}}")
+
+
+def style_comparison(table: pd.DataFrame) -> "Styler":
+    """The table as people read it, with bars behind the peaks; all text is escaped."""
+    shown = _shown(table)
+    formats = {name: FORMATS[name] for name in shown if name in FORMATS}
+    styler = shown.style.format(formats, escape="html").format_index(escape="html", axis=0)
+    narrow = [{"selector": "td", "props": "white-space: nowrap; padding: 0.3em 0.5em"}]
+    styler = styler.set_table_styles([*narrow, {"selector": "th", "props": "padding: 0.3em 0.5em"}])
+    return styler.bar(subset=["peak"], color="#E69F0066", vmin=0).set_caption(html.escape(caption(table)))
+
+
+def comparison_text(table: pd.DataFrame) -> str:
+    """The same table for a terminal."""
+    shown = _shown(table)
+    formats = {name: FORMATS[name] for name in shown if name in FORMATS}
+    return f"{shown.to_string(formatters=formats)}\n\n{caption(table)}"
+
+
+def largest_loss_difference(ones: Sequence[Record], others: Sequence[Record]) -> float:
+    """The largest difference between the training losses of two series of runs, seed by seed and step by step."""
+    pairs = [zip(one.losses, other.losses, strict=True) for one, other in zip(ones, others, strict=True)]
+    return max(abs(a - b) for pair in pairs for a, b in pair)
+
+
+def caption(table: pd.DataFrame) -> str:
+    """What the rows have in common, in one line."""
+    a, seeds = table.attrs, table["seeds"].max()
+    return (
+        f"{a['model']} on {a['corpus']}: {a['effective_batch_size']} × {a['sequence_length']} tokens a step, "
+        f"{a['steps']} steps, {seeds} seed{'s' if seeds > 1 else ''}. Memory: {a['memory_source']} on {a['device']}."
+    )
+
+
+def conclusions(table: pd.DataFrame) -> list[str]:
+    """What the table says, in sentences computed from it."""
+    others = table.drop(index=BASELINE)
+    base = table.loc[BASELINE]
+    if others.empty:
+        return ["There is only the baseline so far."]
+    return [
+        _smallest(others, base),
+        _unharmed(others),
+        _fastest(others),
+        *_idle(others),
+        f"Not beaten in memory, speed and loss at once: {', '.join(pareto(table))}.",
+    ]
+
+
+def _idle(others: pd.DataFrame) -> list[str]:
+    rows = others[others["without_effect"] != ""]
+    return [f"{label} changed nothing of what it attacks: {what}." for label, what in rows["without_effect"].items()]
+
+
+def _smallest(others: pd.DataFrame, base: pd.Series) -> str:
+    best = others.loc[others["peak_allocated_bytes"].idxmin()]
+    largest = max(Category, key=lambda c: base[f"{c}_bytes"])
+    return (
+        f"{best.name} has the smallest peak, {format_bytes(best['peak_allocated_bytes'])} instead of "
+        f"{format_bytes(base['peak_allocated_bytes'])} ({best['saved_fraction']:.0%} less). The largest part of the "
+        f"baseline's peak is {largest.replace('_', ' ')}, {format_bytes(base[f'{largest}_bytes'])}, and the peak "
+        f"comes in the {base['peak_phase'].replace('_', ' ')} phase."
+    )
+
+
+def _unharmed(others: pd.DataFrame) -> str:
+    free = others[others["loss_verdict"].isin(["same", "tie", "better"])]
+    words = f"Held-out loss no worse than the baseline's (or a tie): {', '.join(free.index) or 'none'}."
+    for verdict, name in (("worse", "Worse"), ("?", "Not to be told with one seed")):
+        rows = others[others["loss_verdict"] == verdict]
+        listed = [f"{label} ({row['loss_difference']:+.3f})" for label, row in rows.iterrows()]
+        words += f" {name}: {', '.join(listed)}." if listed else ""
+    return words
+
+
+def _fastest(others: pd.DataFrame) -> str:
+    timed = others.dropna(subset=["speed_ratio"])
+    if timed.empty:
+        return "There were too few steps to time."
+    best, slowest = timed.loc[timed["speed_ratio"].idxmax()], timed.loc[timed["speed_ratio"].idxmin()]
+    return (
+        f"Here {best.name} is the fastest at {best['speed_ratio']:.2f}× the baseline's speed and {slowest.name} the "
+        f"slowest at {slowest['speed_ratio']:.2f}×."
+    )

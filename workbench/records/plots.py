@@ -1,0 +1,176 @@
+"""Records as pictures. Backgrounds are transparent and text is grey, so that they read on light and dark pages."""
+
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from workbench.measure.categories import Category, Phase, format_bytes
+from workbench.measure.timeline import Timeline
+from workbench.records.compare import pareto
+from workbench.records.record import Record
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+GREY = "#808080"
+MIB = 2**20
+# Okabe and Ito, "Color Universal Design" (2008): told apart with every kind of colour vision
+COLOURS: dict[Category, str] = {
+    Category.WEIGHTS: "#0072B2",
+    Category.GRADIENTS: "#56B4E9",
+    Category.OPTIMIZER_STATES: "#009E73",
+    Category.ACTIVATIONS: "#E69F00",
+    Category.LOGITS_AND_LOSS: "#D55E00",
+    Category.TEMPORARIES: "#CC79A7",
+    Category.UNATTRIBUTED: "#999999",
+}
+LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")
+
+
+def memory_bars(frame: pd.DataFrame, limit_bytes: int | None = None) -> Figure:
+    """The peak of each recipe by category, from a comparison or from `records()` (there, the last run of a label).
+
+    `limit_bytes`, a budget or a cap, is drawn as a line.
+    """
+    rows = frame.reset_index().drop_duplicates("label", keep="last").set_index("label")
+    peaks = rows["peak_allocated_bytes"].astype(float) / MIB
+    figure, axes = _axes(8.0, 0.9 + 0.5 * len(rows))
+    left = np.zeros(len(rows))
+    for category in Category:
+        sizes = rows[f"{category}_bytes"].fillna(0).to_numpy(dtype=float) / MIB
+        if sizes.max() > 0.002 * peaks.max():
+            axes.barh(list(rows.index), sizes, left=left, color=COLOURS[category], label=_words(category), height=0.65)
+            left += sizes
+    for row, peak in enumerate(peaks):
+        axes.text(peak, row, f" {format_bytes(peak * MIB)}", va="center", color=GREY)
+    if limit_bytes is not None:
+        axes.axvline(
+            limit_bytes / MIB, color=GREY, linestyle="--", zorder=0, label=f"limit {format_bytes(limit_bytes)}"
+        )
+    axes.invert_yaxis()
+    axes.set_xlim(0, peaks.max() * 1.16)
+    axes.set_xlabel(f"bytes at the peak, MiB ({', '.join(sorted(set(rows['memory_source'])))})")
+    return _finish(figure, axes, columns=4)
+
+
+def loss_curves(records: Sequence[Record]) -> Figure:
+    """Training loss over steps, or over tokens where the runs took different numbers of steps: the mean over seeds as
+    a line, their range as a band."""
+    figure, axes = _axes(8.0, 3.4)
+    alike = len({len(record.losses) for record in records}) == 1
+    labels = list(dict.fromkeys(record.label for record in records))
+    for index, label in enumerate(labels):
+        ones = [record for record in records if record.label == label]
+        runs, colour = np.array([record.losses for record in ones]), LINES[index % len(LINES)]
+        steps = np.arange(1, runs.shape[1] + 1) * (1 if alike else ones[0].tokens_seen / runs.shape[1])
+        axes.plot(steps, runs.mean(axis=0), color=colour, label=label, linestyle=("-", "--", ":", "-.")[index % 4])
+        axes.fill_between(steps, runs.min(axis=0), runs.max(axis=0), color=colour, alpha=0.18, linewidth=0)
+    axes.set_xlabel("step (one optimizer update)" if alike else "tokens seen")
+    axes.set_ylabel("training loss")
+    return _finish(figure, axes, columns=3)
+
+
+def timeline(history: Timeline, start: int = 0, stop: int | None = None) -> Figure:
+    """Live bytes after every event, stacked by category, with the phases named."""
+    live = history.live[:, start:stop] / MIB
+    events = np.arange(start, start + live.shape[1])
+    figure, axes = _axes(8.5, 3.8)
+    shown = [row for row in range(len(Category)) if live[row].any()]
+    categories = list(Category)
+    axes.stackplot(
+        events,
+        [live[row] for row in shown],
+        colors=[COLOURS[categories[row]] for row in shown],
+        labels=[_words(categories[row]) for row in shown],
+        step="post",
+        linewidth=0,
+    )
+    _name_phases(axes, history.phases[start:stop], start, float(live.sum(axis=0).max()))
+    axes.set_xlabel("event (a tensor comes or goes)")
+    axes.set_ylabel("live bytes, MiB")
+    return _finish(figure, axes, columns=4)
+
+
+def _name_phases(axes: "Axes", phases: Sequence[Phase | None], start: int, height: float) -> None:
+    begin = 0
+    for index in range(1, len(phases) + 1):
+        if index == len(phases) or phases[index] is not phases[begin]:
+            phase = phases[begin]
+            if phase is not None and index - begin > len(phases) / 60:
+                axes.axvline(start + begin, color=GREY, linewidth=0.8, linestyle=":")
+                middle = start + (begin + index) / 2
+                axes.text(middle, height * 1.04, _words(phase), ha="center", color=GREY, fontsize=9)
+            begin = index
+    axes.set_ylim(0, height * 1.14)
+
+
+def tradeoffs(table: pd.DataFrame) -> Figure:
+    """Memory against speed, the loss as the colour, of what was timed; those on the Pareto front have a ring."""
+    timed = table.dropna(subset=["tokens_per_s"])
+    figure, axes = _axes(10.0, max(4.2, 0.27 * len(timed) + 1.6))
+    peaks, speeds = timed["peak_allocated_bytes"] / MIB, timed["tokens_per_s"]
+    points = axes.scatter(peaks, speeds, c=timed["held_out_loss"], cmap="viridis_r", s=90, zorder=3)
+    front = timed.index.isin(pareto(table))
+    axes.scatter(peaks[front], speeds[front], s=230, facecolors="none", edgecolors=GREY, linewidths=1.4, zorder=2)
+    _name_beside(axes, peaks, speeds)
+    axes.margins(0.08)
+    axes.set_xlabel("peak memory, MiB (left is better)")
+    axes.set_ylabel("tokens/s (up is better)")
+    bar = figure.colorbar(points, ax=axes, location="bottom", aspect=50, label="held-out loss (yellow is better)")
+    bar.ax.tick_params(colors=GREY)
+    bar.ax.xaxis.label.set_color(GREY)
+    bar.outline.set_visible(False)
+    return _finish(figure, axes, columns=0)
+
+
+def _name_beside(axes: "Axes", x: pd.Series, y: pd.Series) -> None:
+    """The names in a column to the right, each with a line to its point: many points are close to each other."""
+    for place, label in enumerate(y.sort_values().index):
+        axes.annotate(
+            str(label),
+            (x[label], y[label]),
+            xytext=(1.05, (place + 0.5) / len(y)),
+            textcoords="axes fraction",
+            va="center",
+            fontsize=9,
+            color=GREY,
+            arrowprops={"arrowstyle": "-", "color": GREY, "linewidth": 0.5, "relpos": (0, 0.5), "shrinkB": 5},
+        )
+
+
+class Picture(Figure):
+    """A figure that a notebook shows by itself: pyplot, which usually sees to that, must not be used in threads."""
+
+    def _repr_png_(self) -> bytes:
+        data = io.BytesIO()
+        self.savefig(data, format="png", dpi=100)
+        return data.getvalue()
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _axes(width: float, height: float) -> tuple[Figure, "Axes"]:
+    figure = Picture(figsize=(width, height), layout="constrained")
+    axes = figure.subplots()
+    figure.set_facecolor("none")
+    axes.set_facecolor("none")
+    axes.tick_params(colors=GREY)
+    for name, spine in axes.spines.items():
+        spine.set_visible(name in ("left", "bottom"))
+        spine.set_color(GREY)
+    axes.xaxis.label.set_color(GREY)
+    axes.yaxis.label.set_color(GREY)
+    return figure, axes
+
+
+def _finish(figure: Figure, axes: "Axes", columns: int) -> Figure:
+    if columns:
+        legend = figure.legend(loc="outside lower center", ncols=columns, frameon=False, labelcolor=GREY, fontsize=9)
+        legend.set_zorder(5)
+    return figure

@@ -1,0 +1,271 @@
+"""Records: one JSON file per run, written aside and renamed, and all of them as a pandas DataFrame."""
+
+import csv
+import dataclasses
+import json
+import os
+import secrets
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from workbench.errors import ConfigurationError
+from workbench.measure.categories import Category, Phase
+from workbench.paths import ROOT, runs_folder
+from workbench.recipe import Recipe
+from workbench.records import names
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PACKAGES = ("torch", "transformers", "accelerate", "peft", "datasets")
+
+
+class Status(StrEnum):
+    """How a run ended. Only `ok` is ever ranked."""
+
+    RUNNING = "running"
+    OK = "ok"
+    DIVERGED = "diverged"
+    OOM = "oom"
+    INTERRUPTED = "interrupted"
+    KILLED = "killed"
+    FAILED = "failed"
+    UNAVAILABLE = "unavailable"
+
+
+@dataclass(frozen=True)
+class Record:
+    """What was asked (`recipe`), what really happened, and what was measured. Units are in the names.
+
+    Fields are None, or empty, where a run did not get that far. `by_category` is read at the instant of the peak and
+    sums to `peak_allocated_bytes`; `maximum_by_category` is each category's own maximum, whenever that was.
+    """
+
+    id: str
+    created_at: str
+    status: Status
+    recipe: dict[str, Any]
+    recipe_id: str
+    label: str
+    # what really happened
+    model: str = ""
+    device: str = ""
+    dtype: str = ""
+    learning_rate: float | None = None
+    micro_batch_size: int | None = None
+    gradient_accumulation_steps: int | None = None
+    steps_done: int = 0
+    tokens_seen: int = 0  # without padding
+    padding_tokens: int = 0
+    skipped_steps: int = 0  # by loss scaling, after an overflow in fp16
+    parameters: int | None = None
+    trainable_parameters: int | None = None
+    memory_cap_bytes: int | None = None
+    device_bytes: int | None = None  # what a GPU has in all
+    longest_first: bool = False  # the order of the examples was changed for that
+    data_sha256: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    git_commit: str = ""
+    error: str = ""
+    warnings: list[str] = field(default_factory=list)  # what went wrong without spoiling the figures
+    owner: dict[str, Any] = field(default_factory=dict)  # host, process and its beginning, while and after it ran
+    resumed_at_steps: list[int] = field(default_factory=list)
+    # memory
+    memory_source: str = ""
+    before_bytes: int | None = None
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    peak_phase: str = ""
+    by_category: dict[str, int] = field(default_factory=dict)
+    maximum_by_category: dict[str, int] = field(default_factory=dict)
+    by_phase: dict[str, int] = field(default_factory=dict)
+    # of a run that ran out of memory: the operation, as far as it was watched; its request; what there was already
+    failed_operation: str = ""
+    requested_bytes: int | None = None
+    allocated_at_failure_bytes: int | None = None
+    reserved_at_failure_bytes: int | None = None
+    # outside of the device's memory: held on purpose by a technique; None where nothing was moved
+    peak_host_bytes: int | None = None
+    peak_disk_bytes: int | None = None
+    moved_bytes: int | None = None  # there and back, over the whole run
+    # loss
+    losses: list[float] = field(default_factory=list)
+    held_out_loss_before: float | None = None
+    held_out_loss: float | None = None
+    # speed, warm-up steps left out
+    timed_steps: int = 0
+    step_time_s: float | None = None
+    tokens_per_s: float | None = None
+    # text and model
+    text_before: str = ""
+    text_after: str = ""
+    model_path: str = ""
+
+    @classmethod
+    def start(cls, recipe: Recipe, **facts: Any) -> Self:
+        """A `running` record for a run that begins now."""
+        now = datetime.now(UTC)
+        unique = f"{now:%Y%m%dT%H%M%S%f}-{secrets.token_hex(2)}-{recipe.id}"  # several processes, one instant
+        return cls(
+            id=unique, created_at=now.isoformat(timespec="milliseconds"), status=Status.RUNNING,
+            recipe=recipe.to_dict(), recipe_id=recipe.id, label=recipe.label,
+            versions=versions(), git_commit=git_commit(), **facts,
+        )  # fmt: skip
+
+    def save(self, folder: Path | None = None) -> Path:
+        """Write `<id>.json`: complete or not at all, whatever happens meanwhile."""
+        folder = folder or runs_folder()
+        folder.mkdir(parents=True, exist_ok=True)
+        path = names.inside(folder, f"{self.id}.json")
+        aside = folder / f".{self.id}.part"
+        try:
+            with aside.open("w", encoding="utf-8") as file:
+                file.write(self.to_json())
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(aside, path)
+        finally:
+            aside.unlink(missing_ok=True)
+        return path
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=1)
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Raises ConfigurationError if the file is not a whole record."""
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            if not names.valid(data["id"]):  # folders are named by it
+                raise ValueError(f"its id is {data['id']!r:.90}")
+            return cls(**{**data, "status": Status(data["status"])})
+        except (ValueError, TypeError, KeyError) as error:
+            raise ConfigurationError(f"records: {path} is not a record ({error}). Move it away.") from None
+
+    def row(self) -> dict[str, Any]:
+        """One flat row: scalars as they are, `<category>_bytes` at the peak, `<category>_maximum_bytes` whenever
+        that was, `<phase>_peak_bytes`."""
+        flat = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in _NESTED}
+        asked = {name: self.recipe.get(name) for name in ("corpus", "effective_batch_size", "sequence_length")}
+        asked |= {name: self.recipe.get(name) for name in ("steps", "seed", "dropout")}
+        categories = {f"{c}_bytes": self.by_category.get(c) for c in Category}
+        categories |= {f"{c}_maximum_bytes": self.maximum_by_category.get(c) for c in Category}
+        phases = {f"{p}_peak_bytes": self.by_phase.get(p) for p in Phase}
+        techniques = "+".join(sorted(self.recipe.get("techniques", {}))) or "baseline"
+        return {**flat, **asked, "techniques": techniques, **categories, **phases}
+
+
+_NESTED = (
+    "recipe",
+    "versions",
+    "warnings",
+    "owner",
+    "resumed_at_steps",
+    "by_category",
+    "maximum_by_category",
+    "by_phase",
+    "losses",
+    "text_before",
+    "text_after",
+)
+
+
+def read_all(folder: Path | None = None) -> list[Record]:
+    """Every record of a folder, oldest first. A file that is not a record is named on standard error and skipped."""
+    found = []
+    for path in sorted((folder or runs_folder()).glob("*.json")):
+        try:
+            found.append(Record.read(path))
+        except ConfigurationError as error:
+            print(f"warning: {error}", file=sys.stderr)
+    return found
+
+
+def records(folder: Path | None = None) -> "pd.DataFrame":
+    """All records as a tidy DataFrame, one row a run, oldest first, with typed columns.
+
+    Export it with `records().to_parquet("runs.parquet")`, or for a spreadsheet with `to_csv(records(), "runs.csv")`.
+    """
+    return to_frame(read_all(folder))
+
+
+def to_csv(frame: "pd.DataFrame", path: Path | str, *, index: bool = False) -> None:
+    """Write a CSV file in which no text is a formula to a spreadsheet (`=cmd…` gets an apostrophe in front)."""
+    safe = frame.map(names.uncalculated)
+    safe.index = safe.index.map(names.uncalculated)
+    safe.to_csv(path, index=index, quoting=csv.QUOTE_NONNUMERIC)  # else a `\r` in a text would begin a new row
+
+
+def to_frame(found: list[Record]) -> "pd.DataFrame":
+    """Records as rows; numbers become nullable `Int64` and `Float64`, so that a missing one stays missing."""
+    import pandas as pd
+
+    columns = list(Record("", "", Status.OK, {}, "", "").row())
+    frame = pd.DataFrame([record.row() for record in found], columns=columns)
+    kinds = {f.name: _dtype(str(f.type)) for f in dataclasses.fields(Record)}
+    kinds |= {name: "Int64" for name in columns if name.endswith("_bytes")}
+    kinds |= dict.fromkeys(("effective_batch_size", "sequence_length", "steps", "seed"), "Int64")
+    kinds |= {"dropout": "Float64", "corpus": "string", "techniques": "string"}
+    frame = frame.astype({name: kinds[name] for name in columns})
+    return frame.assign(created_at=pd.to_datetime(frame["created_at"], utc=True, format="ISO8601").dt.as_unit("us"))
+
+
+def _dtype(annotation: str) -> str:
+    return "Int64" if "int" in annotation else "Float64" if "float" in annotation else "string"
+
+
+def find_equal(
+    recipe: Recipe,
+    *,
+    device: str,
+    data_sha256: str,
+    memory_cap_bytes: int | None = None,
+    longest_first: bool = False,
+    sampled: bool = False,
+    folder: Path | None = None,
+) -> Record | None:
+    """The newest `ok` record of the same recipe, text and order, device, memory cap, library versions and commit.
+
+    None for a model in a folder of the user's, whose weights may have changed since; `sampled` asks for sample texts.
+    """
+    if os.path.isdir(recipe.model):
+        return None
+    wanted = (recipe.id, device, data_sha256, memory_cap_bytes, versions(), git_commit())
+    for record in reversed(read_all(folder)):
+        text_and_cap = (record.data_sha256, record.memory_cap_bytes)
+        found = (record.recipe_id, record.device, *text_and_cap, record.versions, record.git_commit)
+        same_order = record.longest_first == longest_first
+        if record.status is Status.OK and found == wanted and same_order and (record.text_after or not sampled):
+            return record
+    return None
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Versions of Python, the workbench and the libraries that decide a result."""
+    import workbench
+
+    found = {"python": sys.version.split()[0], "workbench": workbench.__version__}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "missing"
+    return found
+
+
+@cache
+def git_commit() -> str:
+    """The commit of the workbench's checkout, `-dirty` with local changes, empty outside of git."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""

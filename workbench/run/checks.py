@@ -1,0 +1,148 @@
+"""Everything that can be checked and prepared before a model's weights are loaded."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from workbench.errors import ConfigurationError, UnavailableError
+from workbench.measure.allocators import total_bytes
+from workbench.measure.categories import format_bytes, parse_bytes
+from workbench.models.gpt2 import learning_rate
+from workbench.models.load import load_config, load_tokenizer, quiet
+from workbench.models.source import ModelSource, check_length, check_sample, check_trainable, check_vocabulary, locate
+from workbench.recipe import Recipe
+from workbench.techniques import REGISTRY, Capability, Technique
+from workbench.texts import corpus
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+SAVE_FORMS = ("merged", "adapter")
+UNMERGEABLE = {
+    Capability.VIRTUAL_TOKENS: "which no weights can stand for",
+    Capability.QUANTIZED_WEIGHTS: "into which an adapter cannot be merged without rounding it to their few values",
+}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A recipe that has passed every check, with what the checks had to read anyway."""
+
+    recipe: Recipe
+    device: torch.device
+    source: ModelSource
+    config: Any
+    tokenizer: "PreTrainedTokenizerBase"
+    text: corpus.Corpus
+    blocks: corpus.Blocks
+
+    @property
+    def learning_rate(self) -> float:
+        """As asked, or the model's customary one times what each technique customarily needs.
+
+        Where a technique changes the tokens of a step, the rate goes with their square root, the rule for Adam
+        (Malladi et al., "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms", arXiv 2205.10287).
+        """
+        recipe, shape = self.recipe, self.recipe.shape
+        share = shape.sequences * shape.tokens / (recipe.effective_batch_size * recipe.sequence_length)
+        factor = math.prod(technique.learning_rate_factor for technique in recipe.techniques) * math.sqrt(share)
+        return recipe.learning_rate or learning_rate(self.config) * factor
+
+
+def prepare(recipe: Recipe, device: torch.device) -> Prepared:
+    """Find the model, read the text, cut it into blocks. `auto` must have been resolved before.
+
+    Raises:
+        ConfigurationError: text, model, length or batch cannot be used.
+        UnavailableError: the hub cannot be reached.
+    """
+    text = corpus.load_corpus(recipe.corpus)
+    source = locate(recipe.model)
+    with quiet():
+        config, tokenizer = load_config(source), load_tokenizer(source)
+    _check_positions(recipe, source, config)
+    check_vocabulary(source, config, tokenizer)
+    check_in_memory(text, recipe.techniques)
+    blocks = corpus.make_blocks(text, tokenizer, recipe.sequence_length, recipe.effective_batch_size)
+    return Prepared(recipe, device, source, config, tokenizer, text, blocks)
+
+
+def _check_positions(recipe: Recipe, source: ModelSource, config: Any) -> None:
+    """Raises ConfigurationError if a sequence, with what the techniques put before it, is too long for the model."""
+    check_trainable(source)
+    taken = {t.name: t.positions for t in recipe.techniques if t.positions}
+    check_length(source, config, recipe.sequence_length, taken)
+
+
+def check_outputs(plan: Prepared, save: str | None, sample_tokens: int) -> None:
+    """Raises ConfigurationError if the run could not save or sample in the end what is asked of it."""
+    if save not in (None, *SAVE_FORMS):
+        raise ConfigurationError(f"save must be one of {', '.join(SAVE_FORMS)} or None, got {save!r}.")
+    if save == "adapter" and not any(Capability.ADAPTER in t.brings for t in plan.recipe.techniques):
+        adapters = ", ".join(name for name, t in REGISTRY.items() if Capability.ADAPTER in t.brings)
+        raise ConfigurationError(f"save: this recipe trains no adapter. Save it as 'merged', or add {adapters}.")
+    if save == "merged":
+        _refuse_unmergeable(plan)
+    prompt_tokens = len(plan.tokenizer(corpus.prompt(plan.text))["input_ids"])
+    prompt_tokens += sum(t.positions for t in plan.recipe.techniques)
+    check_sample(plan.source, plan.config, prompt_tokens if sample_tokens else 0, sample_tokens)
+
+
+def memory_cap_bytes(memory_cap: str | int | None, device: torch.device) -> int | None:
+    """The cap in bytes. Raises ConfigurationError if it is not an amount, or more than the device has."""
+    if memory_cap is None:
+        return None
+    cap, total = parse_bytes(memory_cap, "memory_cap"), total_bytes(device)
+    if total is not None and cap > total:
+        raise ConfigurationError(
+            f"memory_cap: {memory_cap!r} is more than the {format_bytes(total)} of this GPU. Leave it out, or lower it."
+        )
+    return cap
+
+
+def _refuse_unmergeable(plan: Prepared) -> None:
+    for technique in plan.recipe.techniques:
+        for capability in technique.brings & UNMERGEABLE.keys():
+            raise ConfigurationError(
+                f"save: {technique.name} brings {capability}, {UNMERGEABLE[capability]}. Save it as 'adapter'."
+            )
+
+
+def check_resuming(recipe: Recipe, checkpoint_every: int | None, resume: bool, longest_first: bool) -> None:
+    """Raises ConfigurationError if a run could not write the checkpoints asked of it, or not go on from them."""
+    if checkpoint_every is not None and checkpoint_every < 1:
+        raise ConfigurationError(f"checkpoint_every must be at least 1 step, got {checkpoint_every}.")
+    if not resume and checkpoint_every is None:
+        return
+    if longest_first:
+        raise ConfigurationError(
+            "longest_first: it changes the order of the examples, which a resumed run could not go on with. Leave out "
+            "resume and checkpoint_every, or longest_first once you know that it fits."
+        )
+    for technique in recipe.techniques:
+        if not technique.can_be_resumed:
+            raise ConfigurationError(
+                f"checkpoint_every: {technique.name} keeps what training needs where a checkpoint does not reach. "
+                f"Leave out resume and checkpoint_every, or {technique.name}."
+            )
+
+
+def check_in_memory(text: corpus.Corpus, techniques: Iterable[Technique]) -> None:
+    """Raises ConfigurationError if a technique cuts the text in its own way, and the text is too long to be held."""
+    for technique in techniques:
+        if not isinstance(text.train, str) and type(technique).examples is not Technique.examples:
+            raise ConfigurationError(
+                f"corpus: {technique.name} cuts the text into examples of its own and needs all of it in memory, but "
+                f"{text.name} has more than {corpus.IN_MEMORY_CHARACTERS:,} characters. Use a part of it, or drop "
+                f"{technique.name}."
+            )
+
+
+def check_machine(plan: Prepared) -> None:
+    """Raises UnavailableError if a technique needs a device or a package that is not here."""
+    for technique in plan.recipe.techniques:
+        if reason := technique.missing(plan.device.type):
+            raise UnavailableError(reason)

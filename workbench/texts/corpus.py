@@ -1,0 +1,371 @@
+"""Text to token blocks: the embedded corpora and the user's own texts, however long.
+
+Documents are joined with the end-of-text token. A text too long to be held in memory is read again where it is
+needed, and its token blocks lie in an Arrow file, memory-mapped.
+"""
+
+import hashlib
+import os
+import re
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+
+from workbench.errors import ConfigurationError, UnavailableError
+from workbench.models.gpt2 import END_OF_TEXT
+from workbench.paths import CORPORA, runs_folder
+from workbench.texts import readers as texts
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
+
+HELD_OUT_SHARE = 0.1
+HELD_OUT_TOKENS = 4096
+HELD_OUT_CHARACTERS = 1 << 20  # far more than HELD_OUT_TOKENS need
+PROMPT_CHARACTERS = 100
+
+IN_MEMORY_CHARACTERS = 1 << 24
+PIECE_CHARACTERS = 1 << 18
+BLOCKS_AT_A_TIME = 1024
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The first `characters` of a text that is too long to be held: read anew each time it is iterated, in pieces."""
+
+    source: texts.TextSource
+    characters: int
+
+    def __iter__(self) -> Iterator[str]:
+        return _slice(_joined(self.source, Tally()), 0, self.characters)
+
+    def __len__(self) -> int:
+        return self.characters
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A text in two parts. `sha256` identifies both, whatever kind of file they were read from.
+
+    `held_out` is cut after HELD_OUT_CHARACTERS; `documents` counts those that were read, and `remarks` say what was
+    left out.
+    """
+
+    name: str
+    train: str | Stream
+    held_out: str
+    sha256: str
+    documents: int = 1
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TrainingText:
+    """What the token blocks are cut from, for techniques that cut it in another way. The held-out part is not theirs.
+
+    `tokenizer` is the model's, `sequence_length` T tokens, `batch` B sequences per optimizer step.
+    """
+
+    text: str
+    tokenizer: "PreTrainedTokenizerBase"
+    sequence_length: int
+    batch: int
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Token blocks of T tokens each, rows `input_ids`; the held-out part is capped at HELD_OUT_TOKENS tokens.
+
+    `text` is what `train` was cut from.
+    """
+
+    train: "Dataset"
+    held_out: "Dataset"
+    text: TrainingText
+
+
+@dataclass
+class Tally:
+    """What was met while reading."""
+
+    documents: int = 0
+    blank: int = 0
+    null: int = 0
+
+
+def embedded() -> list[str]:
+    """Names of the texts that come with the workbench."""
+    return sorted(folder.name for folder in CORPORA.iterdir() if (folder / "train.txt").exists())
+
+
+def load_corpus(name: str) -> Corpus:
+    """Read an embedded text by name, or texts of the user's by path (`workbench.texts.readers` says which); of
+    these the last tenth is held out.
+
+    Raises:
+        ConfigurationError: no such text, not readable, not in the encoding (with the line), or nothing in it.
+    """
+    if name in embedded():
+        train, held_out = (_whole(CORPORA / name / f"{part}.txt") for part in ("train", "held_out"))
+        return Corpus(name, train, held_out, hashlib.sha256(f"{train}\0{held_out}".encode()).hexdigest())
+    source = texts.find_text(
+        name, f"Embedded: {', '.join(embedded())}. Give one of these or the path of a UTF-8 text file."
+    )
+    signature = source.signature()
+    if sum(size for _, size, _ in signature) > IN_MEMORY_CHARACTERS:
+        return _survey_once(source, signature)
+    return _survey(source)
+
+
+def _whole(path: Path) -> str:
+    return "".join(_joined(texts.TextSource(str(path), path), Tally()))
+
+
+def _joined(source: texts.TextSource, tally: Tally) -> Iterator[str]:
+    """All documents in pieces, END_OF_TEXT between them; blank ones and nulls are counted and left out."""
+    for _, document in source.documents():
+        if document is None:
+            tally.null += 1
+            continue
+        pieces, begin = iter(document), []
+        for piece in pieces:
+            begin.append(piece)
+            if piece.strip():
+                break
+        else:
+            tally.blank += 1
+            continue
+        if tally.documents:
+            yield END_OF_TEXT
+        tally.documents += 1
+        yield from begin
+        yield from pieces
+
+
+def _survey(source: texts.TextSource) -> Corpus:
+    """One pass for the hash, the length and the faults; a second one for the held-out part of a long text."""
+    digest, tally, kept, characters = hashlib.sha256(), Tally(), list[str](), 0
+    for piece in _joined(source, tally):
+        digest.update(piece.encode())
+        characters += len(piece)
+        kept.append(piece)
+        if characters > IN_MEMORY_CHARACTERS:
+            kept.clear()
+    if not tally.documents:
+        left_out = "; ".join(_remarks(source, tally)) or "there is no document in it"
+        raise ConfigurationError(f"corpus: {source.path} is empty: {left_out}. Give a file with text in it.")
+    cut = int(characters * (1 - HELD_OUT_SHARE))
+    train: str | Stream = Stream(source, cut)
+    held_out_end = min(characters, cut + HELD_OUT_CHARACTERS)
+    if characters <= IN_MEMORY_CHARACTERS:
+        text = "".join(kept)
+        train, held_out = text[:cut], text[cut:held_out_end]
+    else:
+        held_out = "".join(_slice(_joined(source, Tally()), cut, held_out_end))
+    if not held_out.strip():
+        raise ConfigurationError(
+            f"corpus: the last tenth of {source.name}, which is held out, is blank. Trim the file."
+        )
+    return Corpus(source.name, train, held_out, digest.hexdigest(), tally.documents, _remarks(source, tally))
+
+
+@lru_cache(maxsize=2)
+def _survey_once(source: texts.TextSource, signature: Any) -> Corpus:
+    return _survey(source)
+
+
+def _remarks(source: texts.TextSource, tally: Tally) -> tuple[str, ...]:
+    counts = {"blank documents": tally.blank, "null texts": tally.null, "files of other kinds": len(source.others())}
+    return tuple(f"{number} {what} left out" for what, number in counts.items() if number)
+
+
+def _slice(pieces: Iterable[str], start: int, end: int) -> Iterator[str]:
+    """Characters `start` to `end` of a text in pieces."""
+    position = 0
+    for piece in pieces:
+        if position >= end:
+            return
+        if position + len(piece) > start:
+            yield piece[max(start - position, 0) : end - position]
+        position += len(piece)
+
+
+def keep(dataset: "Dataset", column: str = "text") -> str:
+    """Write one column of a `datasets.Dataset` beside the records; returns the name of that corpus for a recipe.
+
+        Recipe(corpus=keep(dataset, "review"))
+
+    The name is made of the text's hash: the same texts give the same recipe.
+
+    Raises:
+        ConfigurationError: no such column, not a Dataset, or no text in it.
+    """
+    names = getattr(dataset, "column_names", None)
+    if not isinstance(names, list) or not hasattr(dataset, "__len__"):
+        raise ConfigurationError(
+            f"corpus: a datasets.Dataset is needed, got a {type(dataset).__name__}. Of several splits give one, as "
+            "dataset['train']; a stream must be read first: Dataset.from_list(list(stream))."
+        )
+    if column not in names:
+        raise ConfigurationError(f"corpus: the data set has no column {column!r}; it has {', '.join(names)}. Name one.")
+    folder = runs_folder() / "texts"
+    folder.mkdir(parents=True, exist_ok=True)
+    aside = folder / f"{os.getpid()}-part.parquet"
+    try:
+        dataset.select_columns([column]).rename_columns({column: "text"} if column != "text" else {}).to_parquet(aside)
+        path = folder / f"{load_corpus(str(aside)).sha256[:16]}.parquet"
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+    return str(path)
+
+
+def prompt(corpus: Corpus) -> str:
+    """A few lines from the held-out part, at the beginning of a paragraph, for samples to continue."""
+    text = corpus.held_out
+    paragraph = text.find("\n\n", len(text) // 10)
+    documents = f"{text[max(paragraph, 0) :]}{END_OF_TEXT}{text}".split(END_OF_TEXT)
+    passage = next(document for document in documents if document.strip()).strip()
+    return passage[:PROMPT_CHARACTERS].rsplit(maxsplit=1)[0]
+
+
+def make_blocks(corpus: Corpus, tokenizer: "PreTrainedTokenizerBase", sequence_length: int, batch: int) -> Blocks:
+    """Tokenise both parts and cut them into blocks of T = `sequence_length` tokens.
+
+    Dropped are the last, shorter piece, and the training blocks that would not fill a batch of B: every step of every
+    recipe then sees as many tokens, however the batch is divided.
+
+    Raises:
+        ConfigurationError: the text is too short for one batch (B blocks) or for one held-out block.
+        UnavailableError: no room for the tokens of a long text.
+    """
+    from datasets import Dataset
+
+    if isinstance(corpus.train, str):
+        ids = _ids(corpus.train, _Tokenizer(_state(tokenizer), tokenizer))
+        starts = range(0, len(ids) - sequence_length + 1, sequence_length)
+        train = Dataset.from_dict({"input_ids": [ids[i : i + sequence_length].tolist() for i in starts]})
+    else:
+        train = Dataset.from_file(str(_tokenised(corpus, corpus.train, tokenizer, sequence_length)))
+    held_out = list(
+        islice(_cut([corpus.held_out], tokenizer, sequence_length), max(1, HELD_OUT_TOKENS // sequence_length))
+    )
+    if len(train) < batch:
+        raise ConfigurationError(
+            f"corpus: {corpus.name} gives {len(train)} training blocks of {sequence_length} tokens, but a batch needs "
+            f"{batch}. Use a longer text, a smaller sequence_length or a smaller effective_batch_size."
+        )
+    if not held_out:
+        raise ConfigurationError(
+            f"corpus: the held-out part of {corpus.name} is shorter than one block of {sequence_length} tokens. "
+            "Use a longer text or a smaller sequence_length."
+        )
+    return Blocks(
+        train.select(range(len(train) // batch * batch)),
+        Dataset.from_dict({"input_ids": held_out}),
+        TrainingText(corpus.train if isinstance(corpus.train, str) else "", tokenizer, sequence_length, batch),
+    )
+
+
+def _state(tokenizer: "PreTrainedTokenizerBase") -> str:
+    """Equal for tokenizers that give a text the same tokens."""
+    return f"{tokenizer.backend_tokenizer.to_str()} {tokenizer.eos_token}"
+
+
+@dataclass(frozen=True)
+class _Tokenizer:
+    state: str
+    own: "PreTrainedTokenizerBase" = field(compare=False)
+
+
+@lru_cache(maxsize=1)
+def _ids(text: str, tokenizer: _Tokenizer) -> "array[int]":
+    """The tokens of a whole text, four bytes each; the runs of a notebook share them."""
+    ids = array("i")
+    for some in _tokens([text], tokenizer.own):
+        ids.extend(some)
+    return ids
+
+
+def _tokens(text: Iterable[str], tokenizer: "PreTrainedTokenizerBase") -> Iterator[list[int]]:
+    for piece in _pieces(text):
+        if tokenizer.eos_token not in (END_OF_TEXT, None):
+            piece = piece.replace(END_OF_TEXT, str(tokenizer.eos_token))
+        yield tokenizer(piece, verbose=False)["input_ids"]
+
+
+def _cut(text: Iterable[str], tokenizer: "PreTrainedTokenizerBase", length: int) -> Iterator[list[int]]:
+    rest: list[int] = []
+    for some in _tokens(text, tokenizer):
+        rest += some
+        whole = len(rest) // length * length
+        yield from (rest[i : i + length] for i in range(0, whole, length))
+        rest = rest[whole:]
+
+
+BOUNDARY = re.compile(r"(?<=\S)[ \n]")
+
+
+def _pieces(text: Iterable[str]) -> Iterator[str]:
+    """A long text in pieces that have the same tokens as the whole.
+
+    They begin with the white space after a visible character. There GPT-2's pre-tokenizer cuts in any case: its
+    pattern (Radford et al. 2019, `encoder.py`) matches white space only at the beginning of a word or in a run of its
+    own, and looks ahead only past white space.
+    """
+    rest = ""
+    for part in text:
+        rest += part
+        start = 0
+        while found := BOUNDARY.search(rest, start + PIECE_CHARACTERS):
+            yield rest[start : found.start()]
+            start = found.start()
+        rest = rest[start:]
+    if rest:
+        yield rest
+
+
+def _tokenised(corpus: Corpus, text: Stream, tokenizer: "PreTrainedTokenizerBase", length: int) -> Path:
+    """The Arrow file of the blocks, made once for a text, a tokenizer and a length."""
+    state = f"{corpus.sha256} {_state(tokenizer)} {length}"
+    path = runs_folder() / "tokens" / f"{hashlib.sha256(state.encode()).hexdigest()[:24]}.arrow"
+    if path.exists():
+        return path
+    aside, before = path.with_suffix(f".{os.getpid()}-part"), text.source.signature()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write_blocks(_cut(_shown(text), tokenizer, length), aside)
+        if text.source.signature() != before:
+            raise ConfigurationError(f"corpus: {corpus.name} was changed while it was read. Start again.")
+        os.replace(aside, path)
+    except OSError as error:
+        raise UnavailableError(
+            f"corpus: the tokens of {corpus.name} cannot be written to {path.parent}: {error.strerror or error}. Free "
+            "some space, or name another place in the environment variable WORKBENCH_RUNS."
+        ) from None
+    finally:
+        aside.unlink(missing_ok=True)
+    return path
+
+
+def _shown(text: Stream) -> Iterator[str]:
+    with tqdm(total=len(text), desc="tokenising", unit="char", unit_scale=True, disable=None, leave=False) as bar:
+        for piece in text:
+            yield piece
+            bar.update(len(piece))
+
+
+def _write_blocks(blocks: Iterator[list[int]], path: Path) -> None:
+    import pyarrow as pa
+
+    schema = pa.schema({"input_ids": pa.list_(pa.int32())})
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
+        while some := list(islice(blocks, BLOCKS_AT_A_TIME)):
+            writer.write_batch(pa.record_batch([pa.array(some, schema.field(0).type)], schema=schema))
