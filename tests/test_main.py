@@ -94,12 +94,14 @@ def test_a_memory_cap_that_is_too_small_has_the_exit_code_of_too_little_memory(q
 
 
 def test_a_diverged_run_does_not_look_like_success(quick, monkeypatch, capsys):
+    from workbench.techniques.base import Call
     from workbench.techniques.lora import Lora
 
-    def spoiled(self, inner):
-        return lambda model, *a, **k: inner(model, *a, **k) * float("nan") if model.training else inner(model, *a, **k)
+    def spoil(trainer):
+        inner = trainer.compute_loss
+        trainer.compute_loss = lambda model, *a, **k: inner(model, *a, **k) * (float("nan") if model.training else 1)
 
-    monkeypatch.setattr(Lora, "compute_loss", spoiled)
+    monkeypatch.setattr(Lora, "trainer", lambda self: Call(spoil))
     assert main(["run", *quick, "--technique", "lora"]) == 1
     assert "diverged" in capsys.readouterr().out
 

@@ -39,7 +39,7 @@ def test_the_order_of_techniques_does_not_matter():
     assert forward == backward
     assert hash(forward) == hash(backward)
     assert forward.id == backward.id
-    assert [t.name for t in forward.techniques] == sorted(t.name for t in ALL)
+    assert [t.stage for t in forward.techniques] == sorted(t.stage for t in ALL)
 
 
 @pytest.mark.parametrize(

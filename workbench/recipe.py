@@ -17,8 +17,8 @@ from workbench.techniques.base import Arguments, Shape
 class Recipe:
     """Everything that decides the result of a fine-tuning run.
 
-    Two runs compare when their recipes differ in the techniques alone. Techniques are kept sorted by name, so recipes
-    that mean the same are equal; `recipe | Lora(rank=8)` adds one.
+    Two runs compare when their recipes differ in the techniques alone. Techniques are kept in the order in which they
+    act (`Stage`), so recipes that mean the same are equal; `recipe | Lora(rank=8)` adds one.
 
     Raises:
         ConfigurationError: a value out of range, a technique given twice, techniques that exclude each other, a batch
@@ -40,7 +40,7 @@ class Recipe:
         for entry in self.techniques:
             if not isinstance(entry, Technique):
                 raise ConfigurationError(f"recipe: {entry!r} is not a technique. Write for example Lora(rank=8).")
-        object.__setattr__(self, "techniques", tuple(sorted(self.techniques, key=lambda t: t.name)))
+        object.__setattr__(self, "techniques", tuple(sorted(self.techniques, key=lambda t: (t.stage, t.name))))
         self._refuse_doubles()
         self._refuse_conflicts()
         self.training_arguments()
@@ -72,7 +72,7 @@ class Recipe:
     @property
     def label(self) -> str:
         """The techniques in words, for tables and legends."""
-        return " + ".join(_label(t) for t in self.techniques) or "baseline"
+        return " + ".join(sorted(_label(t) for t in self.techniques)) or "baseline"
 
     @property
     def shape(self) -> Shape:
@@ -102,7 +102,7 @@ class Recipe:
             value = getattr(self, field.name)
             if "help" in field.metadata and field.name != "model" and value != field.default:
                 words += [flag(field.name), _written(value)]
-        for entry in self.techniques:
+        for entry in sorted(self.techniques, key=lambda t: t.name):
             changed = ",".join(f"{name}:{_written(value)}" for name, value in _changed(entry).items())
             words += ["--technique", f"{entry.name}={changed}" if changed else entry.name]
         return shlex.join(words)

@@ -1,5 +1,6 @@
 """The exported script trains what `run` trains: the same losses to the last bit, and the same peak."""
 
+import inspect
 import json
 import runpy
 from dataclasses import replace
@@ -10,6 +11,7 @@ from workbench.__main__ import main
 from workbench.errors import ConfigurationError
 from workbench.export.script import script
 from workbench.measure.tracker import StorageTracker
+from workbench.models.gpt2 import GPT2
 from workbench.recipe import Recipe
 from workbench.run.run import run
 from workbench.techniques import (
@@ -113,18 +115,31 @@ def test_saved_weights_are_quantized_as_they_load(executed, text_file):
         Recipe(model="gpt2-tiny", corpus=str(text_file), effective_batch_size=2, sequence_length=32, steps=2) | Qlora()
     )
     source = script(recipe)
-    assert "quantization_config=QUANTIZATION" in source
+    assert "quantization_config=quantization_config" in source
     losses, held_out, _ = executed(source)
     record = run(recipe, device="cpu")
     assert losses == record.losses
     assert held_out[-1] == record.held_out_loss
 
 
+@pytest.mark.parametrize("techniques", TECHNIQUES.values(), ids=TECHNIQUES)
+def test_the_functions_that_a_run_calls_are_the_scripts_own(recipe, techniques):
+    """Nothing is written twice, as code and as a string: the script has the very source."""
+    source, called = script(replace(recipe, techniques=techniques)), []
+    for technique in techniques:
+        calls = [technique.examples(), technique.dataset(), technique.collator(), technique.model(GPT2)]
+        called += [call.function for call in (*calls, technique.trainer()) if call is not None]
+    for function in called:
+        assert inspect.getsource(function) in source + "\n"
+    compile(source, "script", "exec")
+
+
 def test_it_needs_no_workbench_and_reads_like_a_script(recipe):
     source = script(recipe | Lora() | GradientCheckpointing())
     assert "workbench" not in source
     assert source.startswith('"""Fine-tune random:')
-    assert "model = get_peft_model(model, adapter)" in source
+    assert "model = add_low_rank(" in source
+    assert "model = checkpoint_blocks(" in source
     assert max(len(line) for line in source.splitlines() if "/" not in line) <= 120
     compile(source, "script", "exec")
 
@@ -133,7 +148,7 @@ def test_the_command_prints_nothing_but_the_script(recipe, capsys):
     assert main(["script", recipe.model, "--corpus", recipe.corpus, "--technique", "lora=rank:3"]) == 0
     captured = capsys.readouterr()
     compile(captured.out, "script", "exec")
-    assert "r=3," in captured.out
+    assert "rank=3," in captured.out
     assert main(["script", recipe.model, "--corpus", "missing.txt"]) == 2
 
 

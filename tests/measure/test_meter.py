@@ -32,7 +32,7 @@ def prepared(technique):
     )
     model = GPT2LMHeadModel(config)
     model.loss_type = "ForCausalLM"
-    model = technique.model(model) if technique else model
+    model = technique.applied_to(model) if technique else model
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
     return model.train(), optimizer, torch.randint(V, (B, T))
 

@@ -30,6 +30,7 @@ from workbench.techniques import (
     Numerics,
     Technique,
 )  # fmt: skip
+from workbench.techniques.base import Call, Stage
 
 MIB = 2**20
 
@@ -291,6 +292,16 @@ def test_bf16_is_refused_where_it_would_be_emulated(small):
         predict(recipe, "t4")
 
 
+def read_values(model):
+    model.transformer.h[1].mlp.act.register_forward_pre_hook(lambda module, inputs: float(inputs[0].sum()) and None)
+    return model
+
+
+def keep_more(model):
+    model.register_buffer("more", torch.empty(3 * MIB, dtype=torch.uint8, device="meta"))
+    return model
+
+
 @dataclasses.dataclass(frozen=True)
 class ReadsValues(Technique):
     """Its forward pass looks at a value, which a fake tensor does not have."""
@@ -301,12 +312,13 @@ class ReadsValues(Technique):
     costs: ClassVar[str] = "nothing"
     numerics: ClassVar[Numerics] = Numerics.EXACT
 
+    stage: ClassVar[Stage] = Stage.WRAP
+
     def missing(self, device_type):
         return "this machine has no such device"
 
-    def model(self, model):
-        model.transformer.h[1].mlp.act.register_forward_pre_hook(lambda module, inputs: float(inputs[0].sum()) and None)
-        return model
+    def model(self, family):
+        return Call(read_values)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -321,9 +333,8 @@ class StandsIn(ReadsValues):
 
 @dataclasses.dataclass(frozen=True)
 class _ThreeMebibytes(StandsIn):
-    def model(self, model):
-        model.register_buffer("more", torch.empty(3 * MIB, dtype=torch.uint8, device="meta"))
-        return model
+    def model(self, family):
+        return Call(keep_more)
 
 
 def test_what_cannot_be_traced_is_named_with_its_module(small):

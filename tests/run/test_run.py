@@ -20,6 +20,7 @@ from workbench.run import job as execution
 from workbench.run import run as training
 from workbench.run.run import OutOfMemoryError, run
 from workbench.techniques import Lora, Technique
+from workbench.techniques.base import Call, Stage
 from workbench.texts import corpus
 
 
@@ -31,26 +32,32 @@ class Spoil(Technique):
     step: int = 3
     name: ClassVar[str] = "spoil"
 
-    def compute_loss(self, compute_loss):
-        steps = iter(range(1, 1000))
+    stage: ClassVar[Stage] = Stage.WRAP
 
-        def spoiled(model, *args, **kwargs):
-            loss = compute_loss(model, *args, **kwargs)
-            if not model.training or next(steps) != self.step:
-                return loss
-            if self.what in ("nan", "inf"):
-                return loss * float(self.what)
-            raise {
-                "oom": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore"),
-                "cublas": RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"),
-                "cpu": RuntimeError(
-                    "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried"
-                ),
-                "interrupt": KeyboardInterrupt(),
-                "failure": ZeroDivisionError("something broke"),
-            }[self.what]
+    def trainer(self):
+        return Call(spoil, self.settings())
 
-        return spoiled
+
+def spoil(trainer, what, step):
+    compute_loss, steps = trainer.compute_loss, iter(range(1, 1000))
+
+    def spoiled(model, *args, **kwargs):
+        loss = compute_loss(model, *args, **kwargs)
+        if not model.training or next(steps) != step:
+            return loss
+        if what in ("nan", "inf"):
+            return loss * float(what)
+        raise {
+            "oom": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore"),
+            "cublas": RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"),
+            "cpu": RuntimeError(
+                "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried"
+            ),
+            "interrupt": KeyboardInterrupt(),
+            "failure": ZeroDivisionError("something broke"),
+        }[what]
+
+    trainer.compute_loss = spoiled
 
 
 def only_record(folder):

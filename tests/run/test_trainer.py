@@ -1,10 +1,10 @@
-from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import pytest
 import torch
+from datasets import Dataset
 
 from workbench.measure.categories import Phase
 from workbench.models.load import load_config, load_model
@@ -13,7 +13,7 @@ from workbench.records.record import Status
 from workbench.run.run import run
 from workbench.run.trainer import collate, prepare_model, training_arguments
 from workbench.techniques import GradientAccumulation, Technique
-from workbench.techniques.base import Arguments
+from workbench.techniques.base import Call, Stage
 
 CALLS: list[tuple[str, str]] = []  # (seam, technique), as they come
 
@@ -23,6 +23,7 @@ class Probe(Technique):
     """Overrides every seam, notes that it was called, and does through it what a technique would do."""
 
     name: ClassVar[str] = "probe"
+    stage: ClassVar[Stage] = Stage.ARCHITECTURE
     optimizer_class: ClassVar[Any] = torch.optim.SGD
 
     def note(self, seam: str) -> None:
@@ -38,62 +39,90 @@ class Probe(Technique):
         self.note("shape")
         return replace(shape, steps=shape.steps)
 
-    def examples(self, text, seed):
+    def examples(self):
         self.note("examples")
-        assert text.tokenizer(text.text[:1000], verbose=False)["input_ids"][: text.sequence_length]
-        assert (text.sequence_length, text.batch, seed) == (32, 8, 0)
+        return Call(see_the_text)
 
-    def dataset(self, dataset):
+    def dataset(self):
         self.note("dataset")
-        return dataset.map(lambda row: {"input_ids": [7] * len(row["input_ids"])})
+        return Call(sevens)
 
-    def collator(self, collator):
+    def collator(self):
         self.note("collator")
+        return Call(noting_collator, {"name": self.name})
 
-        def noted(rows):
-            self.note("a batch is collated")
-            return collator(rows)
-
-        return noted
-
-    def model_arguments(self, arguments: Arguments) -> Arguments:
+    def model_arguments(self, family):
         self.note("model_arguments")
-        return {**arguments, "dtype": "bfloat16"}
+        assert family.model_type == "gpt2"
+        return {"dtype": "bfloat16"}
 
-    def model(self, model):
+    def model(self, family):
         self.note("model")
-        model.requires_grad_(False)
-        model.transformer.ln_f.requires_grad_(True)
-        return model
+        return Call(train_the_last_norm)
 
-    def training_arguments(self, arguments: Arguments) -> Arguments:
+    def check_model(self, model):
+        self.note("check_model")
+        assert not model.transformer.wte.weight.requires_grad
+
+    def training_arguments(self, arguments):
         self.note("training_arguments")
         return {**arguments, "max_grad_norm": 0.5}
 
-    def optimizer(self, model, arguments):
-        self.note("optimizer")
-        assert arguments.max_grad_norm == 0.5
-        return self.optimizer_class([p for p in model.parameters() if p.requires_grad], lr=arguments.learning_rate)
+    def trainer(self):
+        self.note("trainer")
+        return Call(change_trainer, {"name": self.name}, measured={"optimizer_class": self.optimizer_class})
 
-    def compute_loss(self, compute_loss: Callable[..., Any]) -> Callable[..., Any]:
-        self.note("compute_loss")
 
-        def noted(*args, **kwargs):
-            self.note("a loss is computed")
-            return compute_loss(*args, **kwargs)
+def see_the_text(text, tokenizer, length, batch, seed):
+    assert tokenizer(text[:1000], verbose=False)["input_ids"][:length]
+    assert (length, batch, seed) == (32, 8, 0)
+    ids = tokenizer(text, verbose=False)["input_ids"]
+    return Dataset.from_dict({"input_ids": [ids[i : i + length] for i in range(0, 64 * length, length)]})
 
-        return noted
 
-    @contextmanager
-    def forward_context(self, model):
-        self.note("forward_context")
-        yield
-        self.note("the forward context ends")
+def sevens(dataset):
+    return dataset.map(lambda row: {"input_ids": [7] * len(row["input_ids"])})
+
+
+def noting_collator(collator, name):
+    def noted(rows):
+        CALLS.append(("a batch is collated", name))
+        return collator(rows)
+
+    return noted
+
+
+def train_the_last_norm(model):
+    model.requires_grad_(False)
+    model.transformer.ln_f.requires_grad_(True)
+    return model
+
+
+def change_trainer(trainer, name, optimizer_class=None):
+    plain_loss, plain_context = trainer.compute_loss, trainer.compute_loss_context_manager
+
+    def compute_loss(*args, **kwargs):
+        CALLS.append(("a loss is computed", name))
+        return plain_loss(*args, **kwargs)
+
+    def context():
+        CALLS.append(("the forward context begins", name))
+        stack = plain_context()
+        stack.callback(CALLS.append, ("the forward context ends", name))
+        return stack
+
+    trainer.compute_loss, trainer.compute_loss_context_manager = compute_loss, context
+    assert trainer.args.max_grad_norm == 0.5
+    trained = [p for p in trainer.model.parameters() if p.requires_grad]
+    trainer.optimizer = trainer.optimizer or optimizer_class(trained, lr=trainer.args.learning_rate)
 
 
 @dataclass(frozen=True)
 class SecondProbe(Probe):
-    name: ClassVar[str] = "second_probe"
+    """Acts later, although its name comes first."""
+
+    name: ClassVar[str] = "a_second_probe"
+    stage: ClassVar[Stage] = Stage.WRAP
 
 
 SEAMS = [name for name, value in vars(Technique).items() if callable(value) and name in vars(Probe)]
@@ -108,7 +137,9 @@ def probed(recipe, tmp_path_factory):
     return record, [seam for seam, _ in CALLS]
 
 
-NO_SEAMS = ("settings", "missing", "variants", "stand_in", "allocator_settings", "script")  # asked outside of a run
+NO_SEAMS = (  # asked outside of a run
+    "settings", "missing", "variants", "stand_in", "allocator_settings", "environment", "applied_to", "replacing",
+)  # fmt: skip
 ON_CONSTRUCTION = ("shape", "training_arguments")  # asked whenever a recipe is made, which a run does first
 
 
@@ -116,7 +147,7 @@ def test_the_probe_overrides_every_seam():
     seams = [name for name in vars(Technique) if not name.startswith("_") and name not in NO_SEAMS]
     methods = [name for name in seams if callable(getattr(Technique, name, None))]
     assert methods == SEAMS
-    assert len(SEAMS) == 11
+    assert len(SEAMS) == 10
 
 
 def test_every_seam_is_called(probed):
@@ -133,19 +164,19 @@ def test_the_context_around_the_run_is_the_first_to_begin_and_the_last_to_end(pr
 
 @pytest.mark.parametrize(
     "seam",
-    ["run_context", "examples", "dataset", "collator", "model_arguments", "model", "optimizer", "compute_loss"],
+    ["run_context", "dataset", "collator", "model_arguments", "model", "check_model", "trainer"],
 )
 def test_a_seam_that_builds_something_is_called_once(probed, seam):
     assert probed[1].count(seam) == 1
 
 
 def test_the_seams_are_called_in_the_order_in_which_they_are_declared(probed):
-    """The first call of each counts; of the `training_arguments` the last, when the Trainer gets them. The shape is
-    asked for again and again, and no call of it is the first."""
+    """The last call of each counts. Those on construction are asked for again and again, and no call of them is the
+    first."""
     calls = probed[1]
-    when = {seam: calls.index(seam) for seam in SEAMS if seam != "shape"}
-    when["training_arguments"] = len(calls) - 1 - calls[::-1].index("training_arguments")
-    assert sorted(when, key=when.get) == [seam for seam in SEAMS if seam != "shape"]
+    once = [seam for seam in SEAMS if seam not in ON_CONSTRUCTION]
+    when = {seam: len(calls) - 1 - calls[::-1].index(seam) for seam in once}
+    assert sorted(when, key=when.get) == once
 
 
 def test_the_run_context_is_around_everything(probed):
@@ -157,10 +188,12 @@ def test_the_run_context_is_around_everything(probed):
 
 def test_the_loss_is_computed_inside_the_forward_context(probed):
     calls = [
-        call for call in probed[1] if call in ("forward_context", "a loss is computed", "the forward context ends")
+        call
+        for call in probed[1]
+        if call in ("the forward context begins", "a loss is computed", "the forward context ends")
     ]
     assert len(calls) > 6
-    assert calls == ["forward_context", "a loss is computed", "the forward context ends"] * (len(calls) // 3)
+    assert calls == ["the forward context begins", "a loss is computed", "the forward context ends"] * (len(calls) // 3)
 
 
 def test_what_the_seams_did_is_in_the_record(probed, fine_tuned, recipe):
@@ -172,21 +205,21 @@ def test_what_the_seams_did_is_in_the_record(probed, fine_tuned, recipe):
     assert record.losses[0] != pytest.approx(plain.losses[0], abs=1e-3)  # on sevens, not on Shakespeare
 
 
-def test_two_techniques_are_applied_in_the_order_of_their_names_whatever_the_recipe_says(recipe, tmp_path):
+def test_two_techniques_are_applied_in_the_order_of_their_stages_whatever_their_names(recipe, tmp_path):
     asked = replace(recipe, steps=1) | SecondProbe() | Probe()
     CALLS.clear()
     run(asked, device="cpu", folder=tmp_path)
-    for seam in ("dataset", "collator", "model_arguments", "model", "compute_loss"):
-        assert [name for called, name in CALLS if called == seam] == ["probe", "second_probe"]
-    assert [name for called, name in CALLS if called == "optimizer"] == ["probe"]  # the first that brings one
+    for seam in ("dataset", "collator", "model_arguments", "model", "trainer"):
+        assert [name for called, name in CALLS if called == seam] == ["probe", "a_second_probe"]
     # the technique applied last is the outermost
-    assert [name for called, name in CALLS if called == "a loss is computed"][:2] == ["second_probe", "probe"]
+    assert [name for called, name in CALLS if called == "a loss is computed"][:2] == ["a_second_probe", "probe"]
 
 
 def test_a_technique_that_overrides_nothing_changes_nothing(recipe, fine_tuned):
     @dataclass(frozen=True)
     class Nothing(Technique):
         name: ClassVar[str] = "nothing"
+        stage: ClassVar[Stage] = Stage.WRAP
 
     plain, same = fine_tuned(recipe), fine_tuned(recipe | Nothing())
     assert same.losses == plain.losses

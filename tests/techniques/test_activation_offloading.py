@@ -19,9 +19,10 @@ from workbench.techniques import (
     GradientCheckpointing,
     Lora,
     MixedPrecision,
-    activation_offloading,
+    offloading,
 )
-from workbench.techniques.activation_offloading import DiskFile, SavedTensors
+from workbench.techniques.activation_offloading import SavedTensors
+from workbench.techniques.offloading import DiskFile
 
 DISK_ = ActivationOffloading(to="disk", minimum_bytes=4096)
 PARTNERS = {
@@ -111,13 +112,13 @@ def written():
 def hooks(written):
     """Hooks that keep `weight` and write to a real file, noting the sizes of what they write."""
     weight = torch.nn.Parameter(torch.randn(8, 24))
-    file = DiskFile()
 
-    def write(data):
-        written.append(len(data))
-        return file.write(data)
+    class Noted(DiskFile):
+        def store(self, room, start, data):
+            written.append(len(data))
+            super().store(room, start, data)
 
-    return weight, SavedTensors([weight], 0, write)
+    return weight, SavedTensors([weight], 0, Noted())
 
 
 def test_weights_are_never_copied_and_a_shared_storage_goes_once(hooks, written):
@@ -208,7 +209,7 @@ def test_a_full_disk_is_named_with_the_cure(recipe, monkeypatch, runs_folder):
     def full(*_, **__):
         return open("/dev/full", "r+b", buffering=0)  # noqa: SIM115
 
-    monkeypatch.setattr(activation_offloading.tempfile, "TemporaryFile", full)
+    monkeypatch.setattr(offloading.tempfile, "TemporaryFile", full)
     with pytest.raises(UnavailableError, match=r"cannot take .* more \(No space left on device\)\. .*TMPDIR"):
         run(recipe | DISK_, device="cpu")
     (record,) = read_all(runs_folder)

@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from workbench.measure.categories import Category
+from workbench.models.gpt2 import GPT2
 from workbench.models.load import load_config, load_model
 from workbench.models.source import locate
 from workbench.techniques import Attention
@@ -56,7 +57,7 @@ def test_saved_and_new_models_take_it_and_leave_the_config_alone(name):
     source = locate(name)
     config = load_config(source)
     before = config.to_dict()
-    model = load_model(source, config, **Attention().model_arguments({}))
+    model = load_model(source, config, **Attention().model_arguments(GPT2))
     assert model.config._attn_implementation == "eager"
     assert config.to_dict() == before
     assert load_model(source, config).config._attn_implementation == "sdpa"

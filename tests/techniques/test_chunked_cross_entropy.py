@@ -198,7 +198,7 @@ def test_a_head_of_another_kind_is_refused():
     model = gpt2()
     model.lm_head = torch.nn.Linear(C, V)
     with pytest.raises(ConfigurationError, match="chunked_cross_entropy: the head must be a plain linear layer"):
-        ChunkedCrossEntropy().model(model)
+        ChunkedCrossEntropy().check_model(model)
 
 
 KINDS = pytest.mark.parametrize("chunk", [32, 100, 256], ids=str)

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from workbench.measure.categories import Category
+from workbench.models.gpt2 import GPT2
 from workbench.models.load import load_config, load_model
 from workbench.models.source import locate
 from workbench.techniques import FusedGelu, GradientCheckpointing
@@ -48,7 +49,7 @@ def _gelu(name):
 def test_saved_and_new_models_take_it_with_the_same_weights(name):
     source = locate(name)
     config = load_config(source)
-    plain, fused = (load_model(source, config, **a) for a in ({}, FusedGelu().model_arguments({})))
+    plain, fused = (load_model(source, config, **a) for a in ({}, FusedGelu().model_arguments(GPT2)))
     assert config.activation_function == plain.config.activation_function == "gelu_new"
     assert fused.config.activation_function == "gelu_pytorch_tanh"
     assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), fused.parameters(), strict=True))

@@ -92,6 +92,6 @@ def test_every_nth_block_is_checkpointed(n, expected):
     from transformers import GPT2Config, GPT2LMHeadModel
 
     model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_layer=5, n_embd=8, n_head=2, bos_token_id=0, eos_token_id=0))
-    GradientCheckpointing(every_n_layers=n).model(model)
+    GradientCheckpointing(every_n_layers=n).applied_to(model)
     assert [block.gradient_checkpointing for block in model.transformer.h] == expected
     assert model.config.use_cache is False

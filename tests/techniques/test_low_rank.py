@@ -3,8 +3,9 @@
 import pytest
 
 from workbench.errors import ConfigurationError
+from workbench.models.gpt2 import GPT2
 from workbench.techniques import REGISTRY, Dora, Lora, Qlora
-from workbench.techniques.low_rank import MATRICES, LowRank
+from workbench.techniques.low_rank import LowRank
 
 RELATIVES = [Lora, Dora, Qlora]
 
@@ -24,16 +25,12 @@ def test_two_of_them_are_never_on_together(cls):
     assert cls.brings & cls.forbids
 
 
-@pytest.mark.parametrize("targets", ["c_attn", "+".join(MATRICES)])
-def test_the_model_gets_what_the_script_says(targets, gpt2_folder):
-    from peft import LoraConfig
+@pytest.mark.parametrize("targets", ["c_attn", "+".join(GPT2.matrices)])
+def test_peft_gets_what_the_settings_say(targets, gpt2_folder):
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    technique = Lora(rank=3, alpha=7.0, dropout=0.1, targets=targets)
     model = GPT2LMHeadModel(GPT2Config.from_pretrained(gpt2_folder))
-    asked = {"LoraConfig": LoraConfig, "model": None, "get_peft_model": lambda model, adapter: adapter}
-    exec("\n".join(technique.lines()), asked)
-    used, written = technique.adapted(model).peft_config["default"], asked["adapter"]
-    for name in ("r", "lora_alpha", "lora_dropout", "target_modules", "fan_in_fan_out", "task_type"):
-        assert getattr(used, name) == getattr(written, name), name
+    used = Lora(rank=3, alpha=7.0, dropout=0.1, targets=targets).applied_to(model).peft_config["default"]
+    assert (used.r, used.lora_alpha, used.lora_dropout, used.task_type) == (3, 7.0, 0.1, "CAUSAL_LM")
     assert used.target_modules == set(targets.split("+"))
+    assert used.fan_in_fan_out

@@ -116,7 +116,7 @@ def test_a_saved_prefix_loads_beside_its_base_and_writes_what_it_wrote(recipe):
 def test_text_is_continued_by_what_the_model_finds_likeliest(recipe):
     """The key-value cache of generation, with the prefix in front, against whole forward passes."""
     source = locate(recipe.model)
-    model = PrefixTuning().model(load_model(source, load_config(source))).eval()
+    model = PrefixTuning().applied_to(load_model(source, load_config(source))).eval()
     whole = cached = torch.tensor([[5, 6, 7]])
     with torch.no_grad():
         for _ in range(5):

@@ -8,11 +8,13 @@ import torch
 from workbench.errors import ConfigurationError, UnavailableError
 from workbench.measure.categories import Category
 from workbench.measure.meter import attached_tensors
+from workbench.models.gpt2 import GPT2
 from workbench.models.load import load_config, load_model
 from workbench.models.source import ModelSource, locate
 from workbench.records.record import Status, read_all
 from workbench.run.run import run
 from workbench.techniques import GradientCheckpointing, Lora, MixedPrecision, Qlora, qlora
+from workbench.techniques.base import Call
 
 pytest.importorskip("bitsandbytes", reason="QLoRA needs bitsandbytes: pip install bitsandbytes")
 
@@ -64,11 +66,16 @@ def test_the_loss_is_near_but_not_that_of_lora(recipe, fine_tuned):
     assert quantized.held_out_loss < quantized.held_out_loss_before
 
 
+def loading(technique):
+    """The arguments of loading, as a run makes them."""
+    return {name: v() if isinstance(v, Call) else v for name, v in technique.model_arguments(GPT2).items()}
+
+
 def _adapted(recipe):
     source, technique = locate(recipe.model), Qlora()
     torch.manual_seed(0)
-    base = load_model(source, load_config(source), **technique.model_arguments({}))
-    return technique.model(base)
+    base = load_model(source, load_config(source), **loading(technique))
+    return technique.applied_to(base)
 
 
 def test_an_evaluation_before_training_changes_no_gradient(recipe):
@@ -90,7 +97,7 @@ def test_an_evaluation_before_training_changes_no_gradient(recipe):
 def test_random_and_saved_weights_are_quantized_alike(recipe, tmp_path):
     """A model from a config has the same 4-bit weights as the same model saved and loaded."""
     source = locate(recipe.model)
-    config, arguments = load_config(source), Qlora().model_arguments({})
+    config, arguments = load_config(source), loading(Qlora())
     load_model(source, config).save_pretrained(tmp_path)
     saved = load_model(ModelSource("saved", str(tmp_path), random=False), config, **arguments)
     for one, other in zip(load_model(source, config, **arguments).parameters(), saved.parameters(), strict=True):

@@ -1,26 +1,27 @@
 """A recipe as a plain Hugging Face script: no import of the workbench, to be read and changed like any other.
 
 The script takes the same steps on the same blocks as `run`, in the same order, so on one machine it finds the same
-losses. What a technique needs beyond `TrainingArguments` comes from its own `script` seam.
+losses. What a technique does is a plain function: the script contains its source, and the call that `run` makes too.
 """
 
 import json
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
 from workbench.errors import ConfigurationError
+from workbench.export.sources import Sources
+from workbench.models.family import ModelFamily, family_of
 from workbench.models.gpt2 import END_OF_TEXT, SIZES
 from workbench.models.source import ModelSource, resolve_auto
 from workbench.paths import CORPORA
 from workbench.recipe import Recipe
-from workbench.run import world as devices
 from workbench.run.checks import Prepared, prepare
-from workbench.run.trainer import argument_values
-from workbench.techniques.base import Arguments, Fragment
-from workbench.texts import corpus
-from workbench.texts import readers as texts
+from workbench.run.trainer import argument_values, collate, model_arguments
+from workbench.run.world import pick_device
+from workbench.techniques.base import Arguments, Call
+from workbench.texts import corpus, readers
 
 LOSS_TYPE = (
     "# GPT-2 sets none; without it the Trainer divides the loss by B * T instead of B * (T - 1)",
@@ -49,19 +50,17 @@ def make_blocks(text):
     return [tokens[start : start + SEQUENCE_LENGTH] for start in starts]
 
 
-def collate(rows):
-    """B rows of T tokens to two tensors (B, T); the model shifts the labels itself."""
-    input_ids = torch.tensor([row["input_ids"] for row in rows])
-    return {{"input_ids": input_ids, "labels": input_ids.clone()}}
+{definitions}
 
-{definitions}{text}
+
+{text}
 tokenizer = AutoTokenizer.from_pretrained({tokenizer}, trust_remote_code=False)
 train_blocks = make_blocks(train_text)
 train_blocks = train_blocks[: len(train_blocks) // BATCH * BATCH]  # whole batches only
 held_out_blocks = make_blocks(held_out_text)[: max(1, {held_out_tokens} // SEQUENCE_LENGTH)]
 train_dataset = Dataset.from_dict({{"input_ids": train_blocks}})
 eval_dataset = Dataset.from_dict({{"input_ids": held_out_blocks}})
-data_collator = collate
+data_collator = {collator}
 {data}
 {model}
 
@@ -75,7 +74,8 @@ trainer = Trainer(
     data_collator=data_collator,
 )
 {trainer}set_seed(SEED)
-{training}
+trainer.train()
+print(trainer.evaluate())
 trainer.save_model()
 trainer.save_state()
 tokenizer.save_pretrained(trainer.args.output_dir)
@@ -88,56 +88,99 @@ def script(recipe: Recipe) -> str:
     Raises:
         ConfigurationError, UnavailableError: as `run` does before it loads a model; or the model is an adapter.
     """
-    recipe = replace(recipe, model=resolve_auto(recipe.model, devices.pick_device().type))
-    plan = prepare(recipe, devices.pick_device())
-    if plan.source.adapter:
+    recipe = replace(recipe, model=resolve_auto(recipe.model, pick_device().type))
+    prepared = prepare(recipe, pick_device())
+    if prepared.source.adapter:
         raise ConfigurationError(f"script: {recipe.model!r} is an adapter. Save the model as 'merged' and use that.")
-    fragments = [technique.script() for technique in recipe.techniques]
+    sources = Sources()
+    parts = {
+        "data": _block(_data(recipe, sources)),
+        "model": "\n".join(_model(prepared, sources)),
+        "trainer": _block(_calls("", "trainer", (t.trainer() for t in recipe.techniques), sources)),
+        "collator": sources.add(collate),
+    }
     return TEMPLATE.format(
         title=f"{recipe.model} on {recipe.corpus}: {recipe.label}".replace('"', "'").replace("\\", "/"),
-        imports=_imports(plan, fragments),
+        imports=_imports(prepared, sources),
         sequence_length=recipe.sequence_length,
         batch=recipe.effective_batch_size,
         seed=recipe.seed,
-        text=_text(recipe.corpus, plan.tokenizer.eos_token),
-        tokenizer=_literal(_tokenizer(plan.source)),
+        text=_text(recipe.corpus, prepared.tokenizer.eos_token),
+        tokenizer=_literal(_tokenizer(prepared.source)),
         held_out_tokens=corpus.HELD_OUT_TOKENS,
-        definitions="".join(_block(f.definitions, after="\n\n") for f in fragments),
-        data=_block(chain.from_iterable(f.data for f in fragments)),
-        model=_model(plan, fragments),
-        trainer=_block(chain.from_iterable(f.trainer for f in fragments)),
-        training=_training([f.context for f in fragments if f.context]),
-        arguments=_lines(_arguments(plan), indent=8),
+        definitions="\n\n\n".join(sources.definitions.values()),
+        arguments=_lines(_arguments(prepared), indent=8),
+        **parts,
     )
 
 
-def _block(lines: Iterable[str], after: str = "") -> str:
+def _block(lines: Iterable[str]) -> str:
     """Whole lines, or nothing at all."""
-    joined = "\n".join(lines)
-    return f"{joined}\n{after}" if joined else ""
+    return "".join(f"{line}\n" for line in lines)
 
 
-def _training(contexts: list[str]) -> str:
-    lines = ("trainer.train()", "print(trainer.evaluate())")
-    if not contexts:
-        return "\n".join(lines)
-    return "\n".join([f"with {', '.join(contexts)}:", *(f"    {line}" for line in lines)])
+def _data(recipe: Recipe, sources: Sources) -> Iterator[str]:
+    """Lines that change `train_dataset` and `data_collator`, in the order in which a run changes them."""
+    given = "train_text, tokenizer, SEQUENCE_LENGTH, BATCH, SEED"
+    yield from _calls("train_dataset = ", given, (t.examples() for t in recipe.techniques), sources)
+    for technique in recipe.techniques:
+        yield from _calls("train_dataset = ", "train_dataset", [technique.dataset()], sources)
+        yield from _calls("data_collator = ", "data_collator", [technique.collator()], sources)
 
 
-def _imports(plan: Prepared, fragments: list[Fragment]) -> str:
-    names = ["AutoTokenizer", "GPT2LMHeadModel", "Trainer", "TrainingArguments", "set_seed"]
-    names += ["GPT2Config"] if plan.source.random else []
-    others = {"from datasets import Dataset", *chain.from_iterable(fragment.imports for fragment in fragments)}
-    standard, more = _document_imports(plan.recipe.corpus)
-    libraries = sorted({*others, *more, f"from transformers import {', '.join(sorted(names, key=_import_order))}"})
-    lines = [*_environment(fragments), *standard, "from pathlib import Path", "", "import torch", *libraries]
-    return "\n".join(lines)
+def _calls(target: str, given: str, calls: Iterable[Call | None], sources: Sources) -> Iterator[str]:
+    for call in calls:
+        if call is not None:
+            yield target + _written(call, sources, given)
 
 
-def _environment(fragments: list[Fragment]) -> list[str]:
-    variables = [pair for fragment in fragments for pair in fragment.environment]
+def _written(call: Call, sources: Sources, *given: str) -> str:
+    """The call as source; its function, and functions among its settings, are included."""
+    settings = [f"{name}={_expression(value, sources)}" for name, value in call.settings.items()]
+    return _wrapped(sources.add(call.function), [*given, *settings])
+
+
+def _expression(value: Any, sources: Sources) -> str:
+    return sources.add(value) if callable(value) else _literal(value)
+
+
+def _wrapped(function: str, arguments: list[str]) -> str:
+    """One line, or one line an argument if it would be long."""
+    line = f"{function}({', '.join(arguments)})"
+    return line if len(line) <= 100 else "\n".join([f"{function}(", *(f"    {each}," for each in arguments), ")"])
+
+
+def _imports(prepared: Prepared, sources: Sources) -> str:
+    family = family_of(prepared.config)
+    names = ["AutoTokenizer", family.model_class, "Trainer", "TrainingArguments", "set_seed"]
+    names += [family.config_class] if prepared.source.random else []
+    needed = {("torch", ""), ("pathlib", "Path"), ("datasets", "Dataset")} | {("transformers", name) for name in names}
+    needed |= sources.imports | _document_imports(prepared.recipe.corpus)
+    return "\n".join([*_environment(prepared.recipe), *_sorted_imports(needed)])
+
+
+def _environment(recipe: Recipe) -> list[str]:
+    variables = [pair for technique in recipe.techniques for pair in technique.environment().items()]
     lines = [f"os.environ[{_literal(name)}] = {_literal(value)}" for name, value in variables]
     return ["import os", "", *lines, ""] if lines else []
+
+
+def _sorted_imports(needed: set[tuple[str, str]]) -> list[str]:
+    """As isort has them: the standard library first, plain imports before those of names."""
+    lines: dict[bool, list[str]] = {True: [], False: []}
+    for module in sorted({module for module, _ in needed}, key=lambda m: ((m, "") not in needed, m)):
+        names = sorted({name for m, name in needed if m == module and name}, key=_import_order)
+        standard = lines[module.split(".")[0] in sys.stdlib_module_names]
+        standard += [f"import {module}"] if (module, "") in needed else []
+        standard += [_import_line(module, names)] if names else []
+    return [*lines[True], "", *lines[False]]
+
+
+def _import_line(module: str, names: list[str]) -> str:
+    line = f"from {module} import {', '.join(names)}"
+    return (
+        line if len(line) <= 120 else "\n".join([f"from {module} import (", *(f"    {name}," for name in names), ")"])
+    )
 
 
 def _import_order(name: str) -> tuple[bool, str]:
@@ -150,7 +193,7 @@ def _text(name: str, end_of_text: str | None) -> str:
         return "\n".join(
             f"{part}_text = read({_literal(path)})" for part, path in zip(("train", "held_out"), paths, strict=True)
         )
-    source = texts.find_text(name, "")
+    source = readers.find_text(name, "")
     if source.is_folder:
         raise ConfigurationError(f"script: {name!r} is a folder. Put its documents into one file: .jsonl or .parquet.")
     lines = (
@@ -161,7 +204,7 @@ def _text(name: str, end_of_text: str | None) -> str:
     return "\n".join(lines)
 
 
-def _documents(source: texts.TextSource, end_of_text: str) -> list[str]:
+def _documents(source: readers.TextSource, end_of_text: str) -> list[str]:
     """Lines that read one file, as `workbench.texts.readers` does after all its checks."""
     path, column, encoding = _literal(str(source.path)), _literal(source.column), _literal(source.encoding)
     if _kind(source) in (".txt", ".md", ""):
@@ -174,7 +217,7 @@ def _documents(source: texts.TextSource, end_of_text: str) -> list[str]:
         ".parquet": f"Dataset.from_parquet({path})",
         "saved": f"load_from_disk({path})",
     }[_kind(source)]
-    limit = [f"csv.field_size_limit({texts.CSV_FIELD_LIMIT})"] if _kind(source) in (".csv", ".tsv") else []
+    limit = [f"csv.field_size_limit({readers.CSV_FIELD_LIMIT})"] if _kind(source) in (".csv", ".tsv") else []
     return [
         *limit,
         f"rows = [row[{column}] for row in {rows}]",
@@ -183,69 +226,64 @@ def _documents(source: texts.TextSource, end_of_text: str) -> list[str]:
     ]
 
 
-def _kind(source: texts.TextSource) -> str:
+def _kind(source: readers.TextSource) -> str:
     return "saved" if source.path.is_dir() else source.path.suffix.lower()
 
 
-def _document_imports(name: str) -> tuple[list[str], list[str]]:
-    """What reading the text needs: of the standard library, and of others."""
+def _document_imports(name: str) -> set[tuple[str, str]]:
+    """What reading the text needs."""
     if name in corpus.embedded():
-        return [], []
-    kind = _kind(texts.find_text(name, ""))
-    standard = {".jsonl": ["import json"], ".csv": ["import csv", "import io"], ".tsv": ["import csv", "import io"]}
-    return standard.get(kind, []), ["from datasets import load_from_disk"] if kind == "saved" else []
+        return set()
+    standard = {".jsonl": {("json", "")}, ".csv": {("csv", ""), ("io", "")}, ".tsv": {("csv", ""), ("io", "")}}
+    return {**standard, "saved": {("datasets", "load_from_disk")}}.get(_kind(readers.find_text(name, "")), set())
 
 
 def _tokenizer(source: ModelSource) -> str:
     return "gpt2" if source.random and source.location in SIZES else source.location
 
 
-def _model(plan: Prepared, fragments: list[Fragment]) -> str:
-    arguments: Arguments = {"dtype": "float32"}
-    for technique in plan.recipe.techniques:
-        arguments = technique.model_arguments(arguments)
-    expressions = _expressions(arguments)
-    for fragment in fragments:
-        expressions |= fragment.loading
-    load = _from_config if plan.source.random else _from_weights
-    lines = [*load(plan, expressions), *LOSS_TYPE, "set_seed(SEED)", *chain.from_iterable(f.model for f in fragments)]
-    return "\n".join(lines)
+def _model(prepared: Prepared, sources: Sources) -> Iterator[str]:
+    recipe, family = prepared.recipe, family_of(prepared.config)
+    arguments = {"dtype": "float32", **model_arguments(recipe, family)}
+    for name, value in arguments.items():
+        if isinstance(value, Call):
+            yield f"{name} = {_written(value, sources)}"
+    expressions = {name: name if isinstance(value, Call) else _literal(value) for name, value in arguments.items()}
+    load = _from_config if prepared.source.random else _from_weights
+    yield from load(prepared, family, expressions)
+    yield from LOSS_TYPE
+    yield "set_seed(SEED)"
+    yield from _calls("model = ", "model", (t.model(family) for t in recipe.techniques), sources)
 
 
-def _dropout(plan: Prepared) -> Arguments:
-    rate = plan.recipe.dropout
-    return {} if rate is None else dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), rate)
+def _dropout(prepared: Prepared, family: ModelFamily) -> dict[str, str]:
+    rate = prepared.recipe.dropout
+    return {} if rate is None else dict.fromkeys(family.dropout_fields, _literal(rate))
 
 
-def _from_weights(plan: Prepared, expressions: dict[str, str]) -> list[str]:
-    return _from_pretrained(plan.source.location, {**expressions, **_expressions(_dropout(plan))})
+def _from_weights(prepared: Prepared, family: ModelFamily, expressions: dict[str, str]) -> list[str]:
+    return _from_pretrained(family, prepared.source.location, {**expressions, **_dropout(prepared, family)})
 
 
-def _from_pretrained(location: str, expressions: dict[str, str]) -> list[str]:
-    """One line if it is short."""
-    values = _assigned({"use_safetensors": "True", **expressions})
-    line = f"model = GPT2LMHeadModel.from_pretrained({', '.join([_literal(location), *values])})"
-    if len(line) <= 120:
-        return [line]
-    return [
-        "model = GPT2LMHeadModel.from_pretrained(",
-        *(f"    {value}," for value in [_literal(location), *values]),
-        ")",
-    ]
+def _from_pretrained(family: ModelFamily, location: str, expressions: dict[str, str]) -> list[str]:
+    values = [_literal(location), *_assigned({"use_safetensors": "True", **expressions})]
+    return ["model = " + _wrapped(f"{family.model_class}.from_pretrained", values)]
 
 
-def _from_config(plan: Prepared, expressions: dict[str, str]) -> list[str]:
-    known = SIZES.get(plan.source.location)
-    settings = {name: source for name, source in expressions.items() if _is_setting(plan.config, name)}
-    values = ", ".join(_assigned({**_expressions(known or {}), **settings, **_expressions(_dropout(plan))}))
-    if known is not None:
-        config = f"GPT2Config({values})"
-    else:
-        config = f"GPT2Config.from_pretrained({_literal(plan.source.location)}{', ' + values if values else ''})"
+def _from_config(prepared: Prepared, family: ModelFamily, expressions: dict[str, str]) -> list[str]:
+    known = {name: _literal(value) for name, value in SIZES.get(prepared.source.location, {}).items()}
+    settings = {name: source for name, source in expressions.items() if _is_setting(prepared.config, name)}
+    values = _assigned({**known, **settings, **_dropout(prepared, family)})
+    made = family.config_class if known else f"{family.config_class}.from_pretrained"
+    values = values if known else [_literal(prepared.source.location), *values]
     dtype = expressions["dtype"].strip('"')
-    lines = ["torch.manual_seed(0)", f"model = GPT2LMHeadModel({config}).to(torch.{dtype})"]
+    lines = [
+        "torch.manual_seed(0)",
+        f"config = {_wrapped(made, values)}",
+        f"model = {family.model_class}(config).to(torch.{dtype})",
+    ]
     if expressions.keys() > {"dtype", *settings}:  # such as quantization, which acts on loading
-        lines += ['model.save_pretrained("new-weights")', *_from_pretrained("new-weights", expressions)]
+        lines += ['model.save_pretrained("new-weights")', *_from_pretrained(family, "new-weights", expressions)]
     return lines
 
 
@@ -254,12 +292,8 @@ def _is_setting(config: Any, name: str) -> bool:
     return name == "attn_implementation" or (name != "dtype" and hasattr(config, name))
 
 
-def _arguments(plan: Prepared) -> Arguments:
-    return {"output_dir": "fine-tuned", **argument_values(plan.recipe, plan.learning_rate)}
-
-
-def _expressions(values: dict[str, Any]) -> dict[str, str]:
-    return {name: _literal(value) for name, value in values.items()}
+def _arguments(prepared: Prepared) -> Arguments:
+    return {"output_dir": "fine-tuned", **argument_values(prepared.recipe, prepared.learning_rate)}
 
 
 def _assigned(expressions: dict[str, str]) -> list[str]:
@@ -275,4 +309,8 @@ def _lines(values: dict[str, Any], indent: int) -> str:
 
 def _literal(value: Any) -> str:
     """Python source of a value; texts in double quotes."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_literal(key)}: {_literal(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_literal, value))}]"
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any, cast
 
 from workbench.errors import ConfigurationError
+from workbench.models.family import family_of
 from workbench.models.load import quiet
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ def generate(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", pro
 
     device = next(model.parameters()).device
     inputs = tokenizer(prompt, return_tensors="pt").to(device)
-    prompt_tokens, positions = inputs["input_ids"].shape[1], model.config.n_positions
+    prompt_tokens, positions = inputs["input_ids"].shape[1], family_of(model.config).positions(model.config)
     if adapter := getattr(model, "active_peft_config", None):
         prompt_tokens += getattr(adapter, "num_virtual_tokens", None) or 0
     if prompt_tokens + tokens > positions:

@@ -1,15 +1,33 @@
-"""GPT-2: the sizes it was published in, its tokenizer, and its customary learning rate."""
+"""GPT-2: its facts, the sizes it was published in, its tokenizer, and its customary learning rate."""
 
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from workbench.errors import ConfigurationError
+from workbench.models.family import ModelFamily
 from workbench.paths import MODELS
 
 if TYPE_CHECKING:
     from transformers import GPT2Config, PreTrainedTokenizerBase
 
 END_OF_TEXT = "<|endoftext|>"
+
+GPT2 = ModelFamily(
+    model_type="gpt2",
+    title="GPT-2",
+    config_class="GPT2Config",
+    model_class="GPT2LMHeadModel",
+    positions_field="n_positions",
+    width_field="n_embd",
+    dropout_fields=("embd_pdrop", "attn_pdrop", "resid_pdrop"),
+    # `gelu_new`, the default, is written out in Python; this is the same formula as one kernel of PyTorch's
+    fused_activation={"activation_function": "gelu_pytorch_tanh"},
+    matrices=("c_attn", "c_fc", "c_proj"),
+    matrices_are_transposed=True,  # transformers' `Conv1D`
+    scaled_outputs=("c_attn",),  # queries, keys and values, computed in one matrix
+    scaled_inputs=("mlp.c_proj",),
+    tied_weights=("lm_head.weight",),  # which is the embedding again
+)
 
 # Radford et al., "Language Models are Unsupervised Multitask Learners" (2019); 12 heads of 64 in the smallest
 SIZES: dict[str, dict[str, Any]] = {
@@ -23,7 +41,7 @@ SIZES: dict[str, dict[str, Any]] = {
 def learning_rate(config: "GPT2Config") -> float:
     """The customary rate of full fine-tuning: the Trainer's default, and for models narrower than GPT-2 the rate that
     was best for the embedded one (of 0.0005, 0.001 and 0.002, after 30 steps on Shakespeare)."""
-    return 5e-5 if config.n_embd >= SIZES["gpt2"]["n_embd"] else 1e-3
+    return 5e-5 if GPT2.width(config) >= SIZES["gpt2"]["n_embd"] else 1e-3
 
 
 @cache

@@ -10,17 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from workbench.errors import ConfigurationError
+from workbench.models.family import family_of
 from workbench.models.gpt2 import SIZES, gpt2_tokenizer
 from workbench.models.source import ModelSource, base_of, virtual_tokens
 
 if TYPE_CHECKING:
     import torch
-    from transformers import GPT2Config, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 BUILT = ("dtype", "attn_implementation")  # arguments of loading that a new model is made with just as well
 
 
-def load_config(source: ModelSource) -> "GPT2Config":
+def load_config(source: ModelSource) -> "PreTrainedConfig":
     """The model's config. Raises ConfigurationError if it is not a GPT-2."""
     from transformers import AutoConfig, GPT2Config
 
@@ -29,11 +30,10 @@ def load_config(source: ModelSource) -> "GPT2Config":
     if source.adapter:
         return load_config(base_of(source))
     try:
-        config: GPT2Config = AutoConfig.from_pretrained(source.location, trust_remote_code=False)
+        config: PreTrainedConfig = AutoConfig.from_pretrained(source.location, trust_remote_code=False)
     except (OSError, ValueError, TypeError) as error:
         raise ConfigurationError(f"model: the config of {source.name!r} cannot be read: {error}") from None
-    if config.model_type != "gpt2":
-        raise ConfigurationError(f"model: {source.name!r} is a {config.model_type!r}; the workbench trains GPT-2 only.")
+    family_of(config, source.name)
     return config
 
 
@@ -78,7 +78,7 @@ def quiet() -> Iterator[None]:
             datasets.enable_progress_bars()
 
 
-def load_model(source: ModelSource, config: "GPT2Config", **arguments: Any) -> "PreTrainedModel":
+def load_model(source: ModelSource, config: "PreTrainedConfig", **arguments: Any) -> "PreTrainedModel":
     """The model, in fp32 unless `dtype` says otherwise, on the CPU unless `device_map` says otherwise.
 
     An adapter is merged into its base; one of virtual tokens cannot be, and stays beside it. As with `from_pretrained`,
@@ -100,7 +100,7 @@ def load_model(source: ModelSource, config: "GPT2Config", **arguments: Any) -> "
     return model
 
 
-def _settled(config: "GPT2Config", arguments: dict[str, Any]) -> tuple["GPT2Config", dict[str, Any]]:
+def _settled(config: "PreTrainedConfig", arguments: dict[str, Any]) -> tuple["PreTrainedConfig", dict[str, Any]]:
     """A copy of the config with those arguments that are settings of it, and the other arguments."""
     settings = {name: value for name, value in arguments.items() if name not in BUILT and hasattr(config, name)}
     config = copy.deepcopy(config)
@@ -109,7 +109,7 @@ def _settled(config: "GPT2Config", arguments: dict[str, Any]) -> tuple["GPT2Conf
 
 
 def _loaded_again(
-    model: "PreTrainedModel", source: ModelSource, config: "GPT2Config", arguments: dict[str, Any]
+    model: "PreTrainedModel", source: ModelSource, config: "PreTrainedConfig", arguments: dict[str, Any]
 ) -> "PreTrainedModel":
     """The same weights through `from_pretrained`, for arguments that act on loading, as quantization does."""
     with tempfile.TemporaryDirectory() as folder:
@@ -117,18 +117,18 @@ def _loaded_again(
         return _from_checkpoint(replace(source, location=folder), config, arguments)
 
 
-def _from_checkpoint(source: ModelSource, config: "GPT2Config", arguments: dict[str, Any]) -> "PreTrainedModel":
+def _from_checkpoint(source: ModelSource, config: "PreTrainedConfig", arguments: dict[str, Any]) -> "PreTrainedModel":
     """The saved weights, all of them: transformers would fill a missing layer with random ones."""
-    from transformers import GPT2LMHeadModel
+    from transformers import AutoModelForCausalLM
 
-    load_model = cast("Any", GPT2LMHeadModel.from_pretrained)  # its annotation forgets the second result
+    load = cast("Any", AutoModelForCausalLM.from_pretrained)  # its annotation forgets the second result
     model: PreTrainedModel
     arguments = {**arguments, "config": config, "use_safetensors": True, "output_loading_info": True}
     try:
-        model, report = load_model(source.location, **arguments)
+        model, report = load(source.location, trust_remote_code=False, **arguments)
     except OSError as error:
         raise ConfigurationError(f"model: the weights of {source.name!r} cannot be had: {error}") from None
-    missing = sorted(set(report["missing_keys"]) - {"lm_head.weight"})  # which is the embedding again
+    missing = sorted(set(report["missing_keys"]) - set(family_of(config).tied_weights))
     if missing:
         raise ConfigurationError(
             f"model: the checkpoint of {source.name!r} has no weights for {missing[0]!r} ({len(missing)} are missing). "
@@ -137,19 +137,19 @@ def _from_checkpoint(source: ModelSource, config: "GPT2Config", arguments: dict[
     return model
 
 
-def _new(config: "GPT2Config", arguments: dict[str, Any]) -> "PreTrainedModel":
+def _new(config: "PreTrainedConfig", arguments: dict[str, Any]) -> "PreTrainedModel":
     """New weights under a fixed seed, so that `random:gpt2` is one definite model, cast to `dtype` afterwards."""
     import torch
-    from transformers import GPT2LMHeadModel
+    from transformers import AutoModelForCausalLM
 
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        made = cast("Any", GPT2LMHeadModel)._from_config(config, **{**arguments, "dtype": "float32"})
+        made = cast("Any", AutoModelForCausalLM).from_config(config, **{**arguments, "dtype": "float32"})
         model: PreTrainedModel = made.to(getattr(torch, arguments["dtype"]))
     return model
 
 
-def skeleton(config: "GPT2Config", **arguments: Any) -> "PreTrainedModel":
+def skeleton(config: "PreTrainedConfig", **arguments: Any) -> "PreTrainedModel":
     """The model on the meta device: shapes and types, no memory.
 
     Args:
@@ -159,7 +159,7 @@ def skeleton(config: "GPT2Config", **arguments: Any) -> "PreTrainedModel":
         ConfigurationError: another argument, whose effect on loading would be missed.
     """
     import torch
-    from transformers import GPT2LMHeadModel
+    from transformers import AutoModelForCausalLM
 
     config, arguments = _settled(config, {"dtype": "float32", **arguments})
     if missed := sorted(set(arguments) - set(BUILT)):
@@ -168,12 +168,12 @@ def skeleton(config: "GPT2Config", **arguments: Any) -> "PreTrainedModel":
             "Measure this recipe with `run`, or give the technique that asks for it a `stand_in`."
         )
     with quiet(), torch.device("meta"):
-        model: PreTrainedModel = cast("Any", GPT2LMHeadModel)._from_config(config, **arguments)
+        model: PreTrainedModel = cast("Any", AutoModelForCausalLM).from_config(config, **arguments)
     model.loss_type = "ForCausalLM"  # as `load` sets it
     return model
 
 
-def _with_adapter(source: ModelSource, config: "GPT2Config", arguments: dict[str, Any]) -> "PreTrainedModel":
+def _with_adapter(source: ModelSource, config: "PreTrainedConfig", arguments: dict[str, Any]) -> "PreTrainedModel":
     """The base model with the adapter merged into its weights, or with its virtual tokens before every text."""
     from peft import PeftModel
 

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.errors import ConfigurationError
+from workbench.models.family import family_of
 from workbench.models.gpt2 import SIZES
 from workbench.models.hub import require
 from workbench.paths import MODELS
 
 if TYPE_CHECKING:
-    from transformers import GPT2Config, PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 EMBEDDED = "gpt2-tiny"
 
@@ -129,7 +130,7 @@ def virtual_tokens(source: ModelSource) -> int:
 
 
 def check_length(
-    source: ModelSource, config: "GPT2Config", sequence_length: int, taken: Mapping[str, int] | None = None
+    source: ModelSource, config: "PreTrainedConfig", sequence_length: int, taken: Mapping[str, int] | None = None
 ) -> None:
     """Raises ConfigurationError if the model has fewer positions than the sequences have tokens.
 
@@ -137,12 +138,13 @@ def check_length(
         taken: positions that others need before each sequence, by their names.
     """
     taken = taken or {}
-    room = config.n_positions - sum(taken.values())
+    positions = family_of(config, source.name).positions(config)
+    room = positions - sum(taken.values())
     if sequence_length > room:
         others = "".join(f" with the {count} positions that {name} takes" for name, count in taken.items())
         cure = f"Use at most {room}." if room > 1 else "Take fewer of them."
         raise ConfigurationError(
-            f"recipe: sequence_length {sequence_length}{others} is beyond the {config.n_positions} positions of "
+            f"recipe: sequence_length {sequence_length}{others} is beyond the {positions} positions of "
             f"{source.name}. {cure}"
         )
 
@@ -156,7 +158,7 @@ def check_trainable(source: ModelSource) -> None:
         )
 
 
-def check_vocabulary(source: ModelSource, config: "GPT2Config", tokenizer: "PreTrainedTokenizerBase") -> None:
+def check_vocabulary(source: ModelSource, config: "PreTrainedConfig", tokenizer: "PreTrainedTokenizerBase") -> None:
     """Raises ConfigurationError if the tokenizer can produce ids that the model has no embedding for."""
     if len(tokenizer) > config.vocab_size:
         raise ConfigurationError(
@@ -165,10 +167,11 @@ def check_vocabulary(source: ModelSource, config: "GPT2Config", tokenizer: "PreT
         )
 
 
-def check_sample(source: ModelSource, config: "GPT2Config", prompt_tokens: int, new_tokens: int) -> None:
+def check_sample(source: ModelSource, config: "PreTrainedConfig", prompt_tokens: int, new_tokens: int) -> None:
     """Raises ConfigurationError if a prompt and its continuation are longer than the model's positions."""
-    if new_tokens < 0 or prompt_tokens + new_tokens > config.n_positions:
+    positions = family_of(config, source.name).positions(config)
+    if new_tokens < 0 or prompt_tokens + new_tokens > positions:
         raise ConfigurationError(
-            f"sample_tokens must be between 0 and {max(config.n_positions - prompt_tokens, 0)}, got {new_tokens}: "
-            f"{source.name} has {config.n_positions} positions, and the prompt takes {prompt_tokens} of them."
+            f"sample_tokens must be between 0 and {max(positions - prompt_tokens, 0)}, got {new_tokens}: "
+            f"{source.name} has {positions} positions, and the prompt takes {prompt_tokens} of them."
         )

@@ -133,7 +133,7 @@ def check_resuming(recipe: Recipe, checkpoint_every: int | None, resume: bool, l
 def check_in_memory(text: corpus.Corpus, techniques: Iterable[Technique]) -> None:
     """Raises ConfigurationError if a technique cuts the text in its own way, and the text is too long to be held."""
     for technique in techniques:
-        if not isinstance(text.train, str) and type(technique).examples is not Technique.examples:
+        if not isinstance(text.train, str) and technique.examples() is not None:
             raise ConfigurationError(
                 f"corpus: {technique.name} cuts the text into examples of its own and needs all of it in memory, but "
                 f"{text.name} has more than {corpus.IN_MEMORY_CHARACTERS:,} characters. Use a part of it, or drop "

@@ -20,14 +20,22 @@ from workbench.measure.allocators import allocator_for, capped, collecting_only_
 from workbench.measure.leaks import clear_frames
 from workbench.measure.meter import Meter
 from workbench.measure.out_of_memory import Refusal, read
+from workbench.models.family import family_of
 from workbench.models.generate import generate
 from workbench.models.load import count_parameters, load_model, quiet, save_model, storage_type
 from workbench.records import checkpoints
 from workbench.records.record import Record, Status
 from workbench.records.store import begin, checkpoint_folder, end
 from workbench.run.checks import Prepared
-from workbench.run.trainer import SeamTrainer, assemble, prepare_data, prepare_model, training_arguments
-from workbench.techniques.base import Arguments
+from workbench.run.trainer import (
+    SeamTrainer,
+    assemble,
+    model_arguments,
+    prepare_data,
+    prepare_model,
+    training_arguments,
+)
+from workbench.techniques.base import Call
 from workbench.texts import corpus
 
 WARM_UP_STEPS = 3
@@ -192,10 +200,9 @@ class _Run:
 
     def _load(self) -> PreTrainedModel:
         plan = self.plan
-        arguments: Arguments = {}
-        for technique in plan.recipe.techniques:
-            arguments = technique.model_arguments(arguments)
-        model = load_model(plan.source, plan.config, **arguments)
+        arguments = model_arguments(plan.recipe, family_of(plan.config))
+        made = {name: value() if isinstance(value, Call) else value for name, value in arguments.items()}
+        model = load_model(plan.source, plan.config, **made)
         set_seed(plan.recipe.seed)
         model = prepare_model(plan.recipe, model)
         model.to(plan.device)  # type: ignore[arg-type]  # the stub takes no device

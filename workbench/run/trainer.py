@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,54 +12,41 @@ from safetensors import SafetensorError
 from torch.utils.data import Sampler
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
+from workbench.errors import ConfigurationError
 from workbench.measure.categories import Phase
 from workbench.measure.meter import Meter
+from workbench.models.family import ModelFamily
 from workbench.recipe import Recipe
 from workbench.records import checkpoints
-from workbench.techniques import Technique
-from workbench.techniques.base import Arguments
-from workbench.texts.corpus import Blocks
+from workbench.techniques.base import Arguments, Call, Technique
+from workbench.texts.corpus import Blocks, TrainingText
 
 
 class SeamTrainer(Trainer):
-    """The Trainer, with the techniques' seams and the meter's phases.
+    """The Trainer, with the meter's phases, checkpoints that are whole or not there, and the longest examples first.
 
     Args:
-        techniques: in the order in which their seams apply.
         meter: told when the forward pass, the backward pass, the optimizer step and evaluation begin.
     """
 
-    def __init__(self, *, techniques: tuple[Technique, ...], meter: Meter, **kwargs: Any) -> None:
-        self._techniques, self._meter = techniques, meter
+    def __init__(self, *, meter: Meter, **kwargs: Any) -> None:
+        self._meter = meter
         self.tokens_seen, self.padding_tokens, self.micro_batch_size = 0, 0, 0
         self.warnings: list[str] = []
         self._aside: Path | None = None
         self._longest: list[int] = []
-        self._plain_model: PreTrainedModel = kwargs["model"]
         super().__init__(**kwargs)
-        self._loss = super().compute_loss
-        for technique in techniques:
-            self._loss = technique.compute_loss(self._loss)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        for technique in self._techniques:
-            if self.optimizer is None:
-                self.optimizer = technique.optimizer(self._plain_model, self.args)
         optimizer = super().create_optimizer(model)
         self._meter.watch(optimizer)
         return optimizer
 
-    def compute_loss_context_manager(self) -> ExitStack:
-        stack = super().compute_loss_context_manager()
-        for technique in self._techniques:
-            stack.enter_context(technique.forward_context(self._plain_model))
-        return stack
-
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         if not model.training:
-            return self._loss(model, inputs, *args, **kwargs)
+            return super().compute_loss(model, inputs, *args, **kwargs)
         self._meter.enter_phase(Phase.FORWARD)
-        loss = self._loss(model, inputs, *args, **kwargs)
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
         self._meter.enter_phase(Phase.BACKWARD)
         return loss
 
@@ -158,13 +144,26 @@ def prepare_data(recipe: Recipe, blocks: Blocks) -> dict[str, Any]:
     train: Any = blocks.train
     collator = cast("Callable[..., Any]", collate)
     for technique in recipe.techniques:
-        examples = technique.examples(blocks.text, recipe.seed)
-        train = train if examples is None else examples
+        if call := technique.examples():
+            train = _examples(technique, call, blocks.text, recipe.seed)
     for technique in recipe.techniques:
-        train = technique.dataset(train)
-    for technique in recipe.techniques:
-        collator = technique.collator(collator)
+        if call := technique.dataset():
+            train = call(train)
+        if call := technique.collator():
+            collator = call(collator)
     return {"train_dataset": train, "eval_dataset": blocks.held_out, "data_collator": collator}
+
+
+def _examples(technique: Technique, call: Call, source: TrainingText, seed: int) -> Any:
+    try:
+        return call(source.text, source.tokenizer, source.sequence_length, source.batch, seed)
+    except ValueError as error:
+        raise ConfigurationError(f"{technique.name}: {error}") from None
+
+
+def model_arguments(recipe: Recipe, family: ModelFamily) -> Arguments:
+    """The keyword arguments of `from_pretrained` that the techniques decide; a value may be a Call that makes it."""
+    return {name: value for t in recipe.techniques for name, value in t.model_arguments(family).items()}
 
 
 def prepare_model(recipe: Recipe, model: PreTrainedModel) -> PreTrainedModel:
@@ -174,7 +173,9 @@ def prepare_model(recipe: Recipe, model: PreTrainedModel) -> PreTrainedModel:
             if isinstance(module, torch.nn.Dropout):
                 module.p = recipe.dropout
     for technique in recipe.techniques:
-        model = technique.model(model)
+        model = technique.applied_to(model)
+    for technique in recipe.techniques:
+        technique.check_model(model)
     return model
 
 
@@ -218,8 +219,9 @@ def assemble(
     callbacks: list[TrainerCallback],
 ) -> SeamTrainer:
     """The Trainer for a recipe whose data and model have been prepared."""
-    trainer = SeamTrainer(
-        techniques=recipe.techniques, meter=meter, model=model, args=arguments, callbacks=callbacks, **data
-    )
+    trainer = SeamTrainer(meter=meter, model=model, args=arguments, callbacks=callbacks, **data)
     trainer.remove_callback(PrinterCallback)
+    for technique in recipe.techniques:
+        if call := technique.trainer():
+            call(trainer)
     return trainer

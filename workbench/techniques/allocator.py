@@ -9,7 +9,7 @@ from typing import ClassVar
 from workbench.errors import ConfigurationError
 from workbench.measure.categories import Category
 from workbench.settings import setting
-from workbench.techniques.base import Arguments, Fragment, Numerics, Technique
+from workbench.techniques.base import Arguments, Numerics, Stage, Technique
 
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # in the order in which PyTorch looks; the first is older
 
@@ -33,6 +33,7 @@ class Allocator(Technique):
 
     name: ClassVar[str] = "allocator"
     title: ClassVar[str] = "Allocator settings"
+    stage: ClassVar[Stage] = Stage.PROCESS
     attacks: ClassVar[tuple[Category, ...]] = ()
     costs: ClassVar[str] = "slower growth of the reserved memory, at the beginning"
     numerics: ClassVar[Numerics] = Numerics.EXACT
@@ -86,8 +87,8 @@ class Allocator(Technique):
             )
         return {"expandable_segments": self.expandable_segments}
 
-    def script(self) -> Fragment:
-        return Fragment(environment=((VARIABLES[0], self.configuration),))
+    def environment(self) -> dict[str, str]:
+        return {VARIABLES[0]: self.configuration}
 
 
 def _environment() -> str:

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from workbench.measure.categories import Category
+from workbench.models.family import ModelFamily
 from workbench.settings import setting
-from workbench.techniques.base import Arguments, Numerics, Technique
+from workbench.techniques.base import Arguments, Numerics, Stage, Technique
 
 
 @dataclass(frozen=True)
@@ -22,10 +23,11 @@ class Attention(Technique):
 
     name: ClassVar[str] = "attention"
     title: ClassVar[str] = "Attention step by step"
+    stage: ClassVar[Stage] = Stage.ARCHITECTURE
     attacks: ClassVar[tuple[Category, ...]] = ()
     costs: ClassVar[str] = "memory: the probabilities of every layer, which grow with the square of the length"
     numerics: ClassVar[Numerics] = Numerics.EXACT
     family: ClassVar[str] = "kernels"
 
-    def model_arguments(self, arguments: Arguments) -> Arguments:
-        return {**arguments, "attn_implementation": self.implementation}
+    def model_arguments(self, family: ModelFamily) -> Arguments:
+        return {"attn_implementation": self.implementation}

@@ -1,23 +1,21 @@
 """What a memory-saving technique is, and the few seams through which it may act.
 
-A technique is a frozen dataclass: its fields are its settings. It says what it attacks, what it costs and whether the
-loss stays the same, and overrides only the seams it needs. `workbench.run` calls the seams of every technique of a
-recipe in the order they have below, and within one seam in the order of the names. It knows no technique by name.
+A technique is a frozen dataclass: its fields are its settings. It says what it attacks, what it costs, whether the loss
+stays the same and at which stage it acts, and overrides only the seams it needs. `workbench.run` calls the seams of
+every technique of a recipe, stage by stage. It knows no technique by name, and no name decides anything.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar
+from enum import IntEnum, StrEnum, auto
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from workbench.measure.categories import Category
+from workbench.models.family import ModelFamily, family_of
 from workbench.settings import check_settings
-from workbench.texts.corpus import TrainingText
 
 if TYPE_CHECKING:
-    import torch
-    from datasets import Dataset, IterableDataset
     from transformers import PreTrainedModel
 
 Arguments = dict[str, Any]
@@ -31,6 +29,22 @@ class Numerics(StrEnum):
     DIFFERENT = "different"  # another model or another optimization
 
 
+class Stage(IntEnum):
+    """When a technique acts: in every seam, those of an earlier stage come before those of a later one.
+
+    Techniques of one stage act on different things, or exclude each other: their order does not matter.
+    """
+
+    PROCESS = auto()  # settings of the process
+    EXAMPLES = auto()  # what an example is, and how many make a step
+    BATCHES = auto()  # where examples are kept, and how many the device sees at a time
+    ARCHITECTURE = auto()  # parts of the model are replaced
+    QUANTIZE = auto()  # in what the weights are stored
+    ADAPT = auto()  # trained parts are added to frozen ones
+    WRAP = auto()  # what surrounds the model's work: precision, recomputation, offloading, the loss
+    OPTIMIZE = auto()  # what turns gradients into steps
+
+
 class Capability(StrEnum):
     """What techniques can give to, or forbid in, the training they act on together."""
 
@@ -42,6 +56,7 @@ class Capability(StrEnum):
     OPTIMIZER = "an optimizer of its own"
     TRAINING_SET = "a training set that is not the packed blocks"
     STREAM = "a stream of examples, which has no length"
+    ACCUMULATION = "gradients summed over several micro-batches"
 
 
 @dataclass(frozen=True)
@@ -54,28 +69,22 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Fragment:
-    """Source lines that do in a plain Hugging Face script what a technique does, each group at its place.
+class Call:
+    """A plain function and its settings: what a technique does, once for the run and for the exported script.
+
+    The run calls the function on what its seam names, and the settings. The script contains the function's own source
+    (`inspect.getsource`) and the same call, so the function may use nothing of the workbench but its own file.
 
     Args:
-        environment: environment variables, set before torch is imported.
-        imports: whole import statements.
-        definitions: functions and classes, before anything is loaded.
-        loading: keyword arguments of `from_pretrained` whose value is more than a literal, by name, as source.
-        data: lines that may change `train_dataset`, `eval_dataset` and `data_collator`.
-        model: lines that may change `model`, after it was loaded.
-        trainer: lines that may change `trainer`, after it was made and before it trains.
-        context: an expression, a context manager to train and evaluate in.
+        measured: settings that take another value in a run, which keeps accounts that a script does not need.
     """
 
-    environment: tuple[tuple[str, str], ...] = ()
-    imports: tuple[str, ...] = ()
-    definitions: tuple[str, ...] = ()
-    loading: dict[str, str] = field(default_factory=dict)
-    data: tuple[str, ...] = ()
-    model: tuple[str, ...] = ()
-    trainer: tuple[str, ...] = ()
-    context: str = ""
+    function: Callable[..., Any]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    measured: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, *given: Any) -> Any:
+        return self.function(*given, **{**self.settings, **self.measured})
 
 
 class Technique:
@@ -86,6 +95,7 @@ class Technique:
 
     name: ClassVar[str]
     title: ClassVar[str]
+    stage: ClassVar[Stage] = Stage.WRAP
     attacks: ClassVar[tuple[Category, ...]]
     costs: ClassVar[str]
     numerics: ClassVar[Numerics]
@@ -134,30 +144,6 @@ class Technique:
         """
         return shape
 
-    def examples(self, text: TrainingText, seed: int) -> "Dataset | IterableDataset | None":
-        """A training set instead of the packed blocks, rows with `input_ids` of at most T tokens, or None.
-
-        Raises:
-            ConfigurationError: the text does not give a batch.
-        """
-        return None
-
-    def dataset(self, dataset: "Dataset") -> "Dataset":
-        """The token blocks, each row `input_ids` of T tokens."""
-        return dataset
-
-    def collator(self, collator: Callable[..., Any]) -> Callable[..., Any]:
-        """Rows to a batch of `input_ids` and `labels`, both (B, T)."""
-        return collator
-
-    def model_arguments(self, arguments: Arguments) -> Arguments:
-        """Keyword arguments of `from_pretrained`, for example `dtype`."""
-        return arguments
-
-    def model(self, model: "PreTrainedModel") -> "PreTrainedModel":
-        """The loaded model; may be wrapped or changed in place."""
-        return model
-
     def training_arguments(self, arguments: Arguments) -> Arguments:
         """Keyword arguments of `transformers.TrainingArguments`. Called on construction of a recipe too: keep it light.
 
@@ -166,19 +152,43 @@ class Technique:
         """
         return arguments
 
-    def compute_loss(self, compute_loss: Callable[..., Any]) -> Callable[..., Any]:
-        """The whole of `Trainer.compute_loss`, from before the logits exist."""
-        return compute_loss
+    def examples(self) -> Call | None:
+        """Of (text, tokenizer, length, batch, seed): a training set instead of the packed blocks, or None.
 
-    def optimizer(self, model: "PreTrainedModel", arguments: Any) -> "torch.optim.Optimizer | None":
-        """An optimizer instead of the Trainer's own (`arguments` are the `TrainingArguments`), or None."""
+        Rows with `input_ids` of at most T = `length` tokens, in whole batches of B = `batch`. The function raises
+        ValueError, with the cure, if the text does not give a batch.
+        """
         return None
 
-    def forward_context(self, model: "PreTrainedModel") -> AbstractContextManager[Any]:
-        """A context around the forward pass and the loss, of one micro-batch."""
-        return nullcontext()
+    def dataset(self) -> Call | None:
+        """Of (dataset), rows with `input_ids`: the dataset that is trained on, or None."""
+        return None
+
+    def collator(self) -> Call | None:
+        """Of (collator), which makes B rows a batch of `input_ids` and `labels`, (B, T): another one, or None."""
+        return None
+
+    def model_arguments(self, family: ModelFamily) -> Arguments:
+        """Keyword arguments of `from_pretrained`, for example `dtype`. A value may be a Call that makes it."""
+        return {}
+
+    def model(self, family: ModelFamily) -> Call | None:
+        """Of (model), loaded: the model, wrapped or changed in place, or None."""
+        return None
+
+    def check_model(self, model: "PreTrainedModel") -> None:
+        """Raises ConfigurationError if the model that all techniques have changed does not suit."""
+
+    def trainer(self) -> Call | None:
+        """Of (trainer), assembled: changes its optimizer, its loss or the context of its forward passes, or None."""
+        return None
 
     # ---- not part of a run ----
+
+    def applied_to(self, model: Any) -> Any:
+        """The model with this technique's work done on it, as a run does it."""
+        call = self.model(family_of(model.config))
+        return model if call is None else call(model)
 
     @classmethod
     def variants(cls, compute_capability: tuple[int, int] | None) -> "tuple[Technique, ...]":
@@ -194,16 +204,20 @@ class Technique:
 
         A prediction runs the recipe on fake tensors: no values, no kernels, and "cpu" stands for the GPU's memory. A
         technique whose storage or arithmetic lies in kernels that PyTorch cannot trace (8-bit states, 4-bit weights)
-        or that moves tensors to the host returns a technique of its own file whose seams allocate the same bytes at
-        the same moments in plain PyTorch; the docstring names the source of those bytes. The host's memory is the
-        device "meta" there.
+        or that moves tensors to the host returns itself with other seams (`replacing`), which allocate the same bytes
+        at the same moments in plain PyTorch; their docstrings name the source of those bytes.
         """
         return self
+
+    def replacing(self, **members: Any) -> Self:
+        """This technique, its settings the same, with some of its methods or class attributes replaced."""
+        made: type[Self] = type(type(self).__name__, (type(self),), members)
+        return made(**self.settings())
 
     def allocator_settings(self) -> Arguments:
         """What the technique changes about CUDA's allocator, as arguments of `CachingAllocator`: a prediction's."""
         return {}
 
-    def script(self) -> Fragment:
-        """What the exported script needs beyond the `TrainingArguments`, which it takes from their own seam."""
-        return Fragment()
+    def environment(self) -> dict[str, str]:
+        """Environment variables that do in a script, set before torch is imported, what `run_context` does in a run."""
+        return {}

@@ -6,7 +6,7 @@ from typing import ClassVar
 from workbench.errors import ConfigurationError
 from workbench.measure.categories import Category
 from workbench.settings import setting
-from workbench.techniques.base import Numerics, Shape, Technique
+from workbench.techniques.base import Numerics, Shape, Stage, Technique
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class BatchSize(Technique):
 
     name: ClassVar[str] = "batch_size"
     title: ClassVar[str] = "Smaller batch"
+    stage: ClassVar[Stage] = Stage.EXAMPLES
     attacks: ClassVar[tuple[Category, ...]] = (Category.ACTIVATIONS, Category.LOGITS_AND_LOSS)
     costs: ClassVar[str] = "more optimizer steps for the same text; noisier gradients"
     numerics: ClassVar[Numerics] = Numerics.DIFFERENT

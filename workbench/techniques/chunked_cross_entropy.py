@@ -1,9 +1,6 @@
 """Chunked cross-entropy: the loss from the last hidden states, without all logits at once."""
 
-import inspect
-import re
-import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -12,12 +9,12 @@ from typing import Any, ClassVar
 from workbench.errors import ConfigurationError
 from workbench.measure.categories import Category
 from workbench.settings import setting
-from workbench.techniques.base import Fragment, Numerics, Technique
+from workbench.techniques.base import Call, Numerics, Stage, Technique
 
 
 @cache
 def linear_cross_entropy() -> Any:
-    """The autograd function. Defined on first use, since this module is imported where torch is not."""
+    """The autograd function. Defined on first use, so that torch is imported no earlier than it is needed."""
     import torch
 
     class LinearCrossEntropy(torch.autograd.Function):
@@ -94,6 +91,17 @@ def without_logits(model: Any, chunk: int) -> Iterator[None]:
         base.loss_function = plain
 
 
+def chunk_loss(trainer: Any, chunk: int) -> None:
+    """The trainer computes its loss without all logits at once, `chunk` rows at a time."""
+    whole = trainer.compute_loss
+
+    def compute_loss(model: Any, *args: Any, **kwargs: Any) -> Any:
+        with without_logits(model, chunk):
+            return whole(model, *args, **kwargs)
+
+    trainer.compute_loss = compute_loss
+
+
 @dataclass(frozen=True)
 class ChunkedCrossEntropy(Technique):
     """The logits (B·T, V) are never whole: a chunk of them is made, used and dropped, and made again in the backward.
@@ -108,11 +116,12 @@ class ChunkedCrossEntropy(Technique):
 
     name: ClassVar[str] = "chunked_cross_entropy"
     title: ClassVar[str] = "Chunked cross-entropy"
+    stage: ClassVar[Stage] = Stage.WRAP
     attacks: ClassVar[tuple[Category, ...]] = (Category.LOGITS_AND_LOSS,)
     costs: ClassVar[str] = "one more product with the head per step"
     numerics: ClassVar[Numerics] = Numerics.EXACT
 
-    def model(self, model: Any) -> Any:
+    def check_model(self, model: Any) -> None:
         import torch
 
         head = model.get_output_embeddings()
@@ -121,37 +130,6 @@ class ChunkedCrossEntropy(Technique):
                 f"{self.name}: the head must be a plain linear layer without bias, and is {type(head).__name__}. "
                 "Leave lm_head out of what is quantized or adapted."
             )
-        return model
 
-    def compute_loss(self, compute_loss: Callable[..., Any]) -> Callable[..., Any]:
-        def chunked(model: Any, *args: Any, **kwargs: Any) -> Any:
-            with without_logits(model, self.chunk):
-                return compute_loss(model, *args, **kwargs)
-
-        return chunked
-
-    def script(self) -> Fragment:
-        function, context = _plain(linear_cross_entropy()), _plain(without_logits)
-        context = context.replace("linear_cross_entropy()", "LinearCrossEntropy")
-        return Fragment(
-            imports=("from contextlib import contextmanager",),
-            definitions=("", *function.splitlines(), "", "", *context.splitlines()),
-            trainer=(
-                "plain_loss = trainer.compute_loss",
-                "",
-                "",
-                "def compute_loss(model, *args, **kwargs):",
-                f"    with without_logits(model, chunk={self.chunk}):",
-                "        return plain_loss(model, *args, **kwargs)",
-                "",
-                "",
-                "trainer.compute_loss = compute_loss",
-            ),
-        )
-
-
-def _plain(definition: Any) -> str:
-    """Its source as a script has it: no annotations, and torch imported on top."""
-    source = textwrap.dedent(inspect.getsource(definition)).replace("    import torch\n\n", "")
-    source = re.sub(r": Any = ", "=", source)
-    return re.sub(r"(: (Any|int)| -> [\w\[\]]+)(?=[,):])", "", source)
+    def trainer(self) -> Call:
+        return Call(chunk_loss, self.settings())

@@ -9,10 +9,21 @@ from typing import TYPE_CHECKING, ClassVar
 from workbench.errors import ConfigurationError
 from workbench.measure.categories import Category
 from workbench.settings import setting
-from workbench.techniques.base import Arguments, Capability, Fragment, Numerics, Technique
+from workbench.techniques.base import Arguments, Call, Capability, Numerics, Stage, Technique
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+
+def map_from_disk(dataset: "Dataset") -> "Dataset":
+    """The same rows from files in TMPDIR that are mapped into memory; the files go with the dataset."""
+    from datasets import load_from_disk
+
+    folder = tempfile.mkdtemp(prefix="blocks-")
+    dataset.save_to_disk(folder)
+    mapped = load_from_disk(folder)
+    weakref.finalize(mapped, shutil.rmtree, folder, ignore_errors=True)
+    return mapped
 
 
 @dataclass(frozen=True)
@@ -30,6 +41,7 @@ class DataLoading(Technique):
 
     name: ClassVar[str] = "data_loading"
     title: ClassVar[str] = "Mapped blocks, worker processes"
+    stage: ClassVar[Stage] = Stage.BATCHES
     attacks: ClassVar[tuple[Category, ...]] = ()
     costs: ClassVar[str] = "host memory for each worker, and its start, at every epoch and evaluation"
     numerics: ClassVar[Numerics] = Numerics.EXACT
@@ -49,25 +61,9 @@ class DataLoading(Technique):
             )
         return None
 
-    def dataset(self, dataset: "Dataset") -> "Dataset":
-        if not self.memory_mapped:
-            return dataset
-        from datasets import load_from_disk
-
-        folder = tempfile.mkdtemp(prefix="blocks-")
-        dataset.save_to_disk(folder)
-        mapped = load_from_disk(folder)
-        weakref.finalize(mapped, shutil.rmtree, folder, ignore_errors=True)
-        return mapped
+    def dataset(self) -> Call | None:
+        return Call(map_from_disk) if self.memory_mapped else None
 
     def training_arguments(self, arguments: Arguments) -> Arguments:
         unpinned = {} if self.pin_memory else {"dataloader_pin_memory": False}
         return {**arguments, "dataloader_num_workers": self.num_workers, **unpinned}
-
-    def script(self) -> Fragment:
-        if not self.memory_mapped:
-            return Fragment()
-        return Fragment(
-            imports=("from datasets import load_from_disk",),
-            data=('train_dataset.save_to_disk("blocks")', 'train_dataset = load_from_disk("blocks")'),
-        )

@@ -1,14 +1,11 @@
 """DoRA: LoRA for the direction of a matrix's columns, and a learned length for each of them."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
 from workbench.measure.categories import Category
-from workbench.techniques.base import Fragment
+from workbench.models.family import ModelFamily
 from workbench.techniques.low_rank import LowRank
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -27,9 +24,5 @@ class Dora(LowRank):
     attacks: ClassVar[tuple[Category, ...]] = (Category.GRADIENTS, Category.OPTIMIZER_STATES)
     costs: ClassVar[str] = "capacity; a copy of each adapted matrix at every step, and more activations than LoRA"
 
-    def model(self, model: "PreTrainedModel") -> "PreTrainedModel":
-        return self.adapted(model, use_dora=True)
-
-    def script(self) -> Fragment:
-        imports = ("from peft import LoraConfig, get_peft_model",)
-        return Fragment(imports=imports, model=self.lines("    use_dora=True,"))
+    def update(self, family: ModelFamily) -> dict[str, Any]:
+        return {**super().update(family), "use_dora": True}

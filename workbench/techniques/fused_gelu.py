@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from workbench.measure.categories import Category
-from workbench.techniques.base import Arguments, Numerics, Technique
+from workbench.models.family import ModelFamily
+from workbench.techniques.base import Arguments, Numerics, Stage, Technique
 
 
 @dataclass(frozen=True)
@@ -18,10 +19,11 @@ class FusedGelu(Technique):
 
     name: ClassVar[str] = "fused_gelu"
     title: ClassVar[str] = "Fused GELU"
+    stage: ClassVar[Stage] = Stage.ARCHITECTURE
     attacks: ClassVar[tuple[Category, ...]] = (Category.ACTIVATIONS,)
     costs: ClassVar[str] = "nothing but another rounding"
     numerics: ClassVar[Numerics] = Numerics.EXACT
     family: ClassVar[str] = "kernels"
 
-    def model_arguments(self, arguments: Arguments) -> Arguments:
-        return {**arguments, "activation_function": "gelu_pytorch_tanh"}
+    def model_arguments(self, family: ModelFamily) -> Arguments:
+        return {**family.fused_activation}

@@ -6,7 +6,7 @@ from typing import ClassVar
 from workbench.errors import ConfigurationError
 from workbench.measure.categories import Category
 from workbench.settings import setting
-from workbench.techniques.base import Arguments, Numerics, Technique
+from workbench.techniques.base import Arguments, Capability, Numerics, Stage, Technique
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,11 @@ class GradientAccumulation(Technique):
 
     name: ClassVar[str] = "gradient_accumulation"
     title: ClassVar[str] = "Gradient accumulation"
+    stage: ClassVar[Stage] = Stage.BATCHES
     attacks: ClassVar[tuple[Category, ...]] = (Category.ACTIVATIONS, Category.LOGITS_AND_LOSS)
     costs: ClassVar[str] = "speed, where the micro-batch no longer fills the device"
     numerics: ClassVar[Numerics] = Numerics.EXACT
+    brings: ClassVar[frozenset[Capability]] = frozenset({Capability.ACCUMULATION})
 
     @classmethod
     def variants(cls, compute_capability: tuple[int, int] | None) -> tuple[Technique, ...]:

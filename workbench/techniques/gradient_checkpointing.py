@@ -4,11 +4,28 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from workbench.measure.categories import Category
+from workbench.models.family import ModelFamily
 from workbench.settings import setting
-from workbench.techniques.base import Capability, Fragment, Numerics, Technique
+from workbench.techniques.base import Call, Capability, Numerics, Stage, Technique
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+def checkpoint_blocks(model: "PreTrainedModel", every_n_layers: int, use_reentrant: bool) -> Any:
+    """The model, which keeps only the inputs of every n-th transformer block, and runs these blocks again."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    # transformers 5.23 renamed the method; 5.17 has only the older name
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": use_reentrant})
+    model.config.use_cache = False
+    # a reentrant block drops its gradient if none of its inputs requires one, as with frozen embeddings
+    model.enable_input_require_grads()
+    blocks = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    for index, block in enumerate(blocks):
+        block.gradient_checkpointing = index % every_n_layers == 0
+    return model
 
 
 @dataclass(frozen=True)
@@ -24,6 +41,7 @@ class GradientCheckpointing(Technique):
 
     name: ClassVar[str] = "gradient_checkpointing"
     title: ClassVar[str] = "Gradient checkpointing"
+    stage: ClassVar[Stage] = Stage.WRAP
     attacks: ClassVar[tuple[Category, ...]] = (Category.ACTIVATIONS,)
     costs: ClassVar[str] = "about one more forward pass per step"
     numerics: ClassVar[Numerics] = Numerics.EXACT
@@ -33,21 +51,5 @@ class GradientCheckpointing(Technique):
     def variants(cls, compute_capability: tuple[int, int] | None) -> tuple[Technique, ...]:
         return tuple(cls(every_n_layers=n) for n in (4, 2, 1))
 
-    def model(self, model: "PreTrainedModel") -> "PreTrainedModel":
-        # transformers 5.23 renamed the method; 5.17 has only the older name
-        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-        enable({"use_reentrant": self.use_reentrant})
-        model.config.use_cache = False
-        if self.use_reentrant:
-            # a reentrant block drops its gradient if no input requires one, as with frozen embeddings
-            model.enable_input_require_grads()
-        layers: list[Any] = [m for m in model.modules() if hasattr(m, "gradient_checkpointing") and hasattr(m, "attn")]
-        for index, layer in enumerate(layers):
-            layer.gradient_checkpointing = index % self.every_n_layers == 0
-        return model
-
-    def script(self) -> Fragment:
-        every = f", every_n_layers={self.every_n_layers}" if self.every_n_layers > 1 else ""
-        kwargs = f'{{"use_reentrant": {self.use_reentrant}}}'
-        lines = [f"model.activation_checkpointing_enable({kwargs}{every})", "model.config.use_cache = False"]
-        return Fragment(model=(*lines, *(["model.enable_input_require_grads()"] if self.use_reentrant else [])))
+    def model(self, family: ModelFamily) -> Call:
+        return Call(checkpoint_blocks, self.settings())

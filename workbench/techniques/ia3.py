@@ -1,14 +1,28 @@
 """(IA)³: freeze the model, learn one factor for each of some inner activations."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from workbench.measure.categories import Category
+from workbench.models.family import ModelFamily
 from workbench.settings import setting
-from workbench.techniques.base import Capability, Fragment, Numerics, Technique
+from workbench.techniques.base import Call, Capability, Numerics, Stage, Technique
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+def add_factors(model: "PreTrainedModel", outputs: list[str], inputs: list[str], transposed: bool) -> Any:
+    """The model, frozen, with a trained factor for each output of some matrices and each input of others."""
+    from peft import IA3Config, get_peft_model
+
+    adapter = IA3Config(
+        task_type="CAUSAL_LM",
+        target_modules=[*outputs, *inputs],
+        feedforward_modules=inputs,  # of these the input is scaled, not the output
+        fan_in_fan_out=transposed,  # stored (in, out), as GPT-2's `Conv1D` does
+    )
+    return get_peft_model(model, adapter)
 
 
 @dataclass(frozen=True)
@@ -29,6 +43,7 @@ class Ia3(Technique):
     name: ClassVar[str] = "ia3"
     title: ClassVar[str] = "(IA)³"
     family: ClassVar[str] = "adapters"
+    stage: ClassVar[Stage] = Stage.ADAPT
     attacks: ClassVar[tuple[Category, ...]] = (Category.GRADIENTS, Category.OPTIMIZER_STATES)
     costs: ClassVar[str] = "capacity; the activations that are multiplied are kept"
     numerics: ClassVar[Numerics] = Numerics.DIFFERENT
@@ -39,30 +54,7 @@ class Ia3(Technique):
     def learning_rate_factor(self) -> float:
         return 100.0
 
-    def model(self, model: "PreTrainedModel") -> "PreTrainedModel":
-        from peft import IA3Config, get_peft_model
-
-        inputs = ["mlp.c_proj"] if self.feedforward else []
-        config = IA3Config(
-            task_type="CAUSAL_LM",
-            target_modules=["c_attn", *inputs],
-            feedforward_modules=inputs,  # here the input is scaled, not the output
-            fan_in_fan_out=True,  # GPT-2's Conv1D stores (in, out), the transpose of nn.Linear
-        )
-        return get_peft_model(model, config)  # type: ignore[no-any-return]
-
-    def script(self) -> Fragment:
-        inputs = ['"mlp.c_proj"'] if self.feedforward else []
-        targets = ", ".join(['"c_attn"', *inputs])
-        return Fragment(
-            imports=("from peft import IA3Config, get_peft_model",),
-            model=(
-                "adapter = IA3Config(",
-                '    task_type="CAUSAL_LM",',
-                f"    target_modules=[{targets}],",
-                f"    feedforward_modules=[{', '.join(inputs)}],  # here the input is scaled, not the output",
-                "    fan_in_fan_out=True,  # GPT-2's Conv1D stores (in, out)",
-                ")",
-                "model = get_peft_model(model, adapter)",
-            ),
-        )
+    def model(self, family: ModelFamily) -> Call:
+        inputs = list(family.scaled_inputs) if self.feedforward else []
+        settings = {"outputs": list(family.scaled_outputs), "inputs": inputs}
+        return Call(add_factors, {**settings, "transposed": family.matrices_are_transposed})

@@ -1,14 +1,10 @@
 """LoRA: freeze the model, learn a low-rank update of some of its matrices."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from workbench.measure.categories import Category
-from workbench.techniques.base import Fragment
 from workbench.techniques.low_rank import LowRank
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -23,9 +19,3 @@ class Lora(LowRank):
     title: ClassVar[str] = "LoRA"
     attacks: ClassVar[tuple[Category, ...]] = (Category.GRADIENTS, Category.OPTIMIZER_STATES)
     costs: ClassVar[str] = "capacity: only a low-rank change of the chosen matrices can be learned"
-
-    def model(self, model: "PreTrainedModel") -> "PreTrainedModel":
-        return self.adapted(model)
-
-    def script(self) -> Fragment:
-        return Fragment(imports=("from peft import LoraConfig, get_peft_model",), model=self.lines())

@@ -4,13 +4,29 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from workbench.errors import ConfigurationError
+from workbench.models.family import ModelFamily
+from workbench.models.gpt2 import GPT2
 from workbench.settings import setting
-from workbench.techniques.base import Capability, Numerics, Technique
+from workbench.techniques.base import Call, Capability, Numerics, Stage, Technique
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-MATRICES = ("c_attn", "c_fc", "c_proj")
+
+def add_low_rank(
+    model: "PreTrainedModel", rank: int, alpha: float, dropout: float, targets: list[str], transposed: bool, **more: Any
+) -> Any:
+    """The model, frozen, with trained A (C, rank) and B (rank, D) beside its matrices.
+
+    `transposed`: the matrices are stored (in, out), as GPT-2's `Conv1D` does. `more` are arguments of `LoraConfig`.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    adapter = LoraConfig(
+        task_type="CAUSAL_LM", r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=targets,
+        fan_in_fan_out=transposed, **more,
+    )  # fmt: skip
+    return get_peft_model(model, adapter)
 
 
 @dataclass(frozen=True)
@@ -24,51 +40,34 @@ class LowRank(Technique):
     rank: int = setting(8, "rank of the update", minimum=1)
     alpha: float = setting(16.0, "scale: the update is multiplied by alpha / rank", minimum=0.001)
     dropout: float = setting(0.0, "dropout before A", minimum=0.0, maximum=0.9)
-    targets: str = setting("c_attn", "matrices to adapt, joined by +, out of " + ", ".join(MATRICES))
+    targets: str = setting(GPT2.matrices[0], f"matrices to adapt, joined by +, out of {', '.join(GPT2.matrices)}")
 
+    stage: ClassVar[Stage] = Stage.ADAPT
     numerics: ClassVar[Numerics] = Numerics.DIFFERENT
     brings: ClassVar[frozenset[Capability]] = frozenset({Capability.ADAPTER})
     forbids: ClassVar[frozenset[Capability]] = frozenset({Capability.ADAPTER})
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        wrong = [target for target in self.targets.split("+") if target not in MATRICES]
+        wrong = [target for target in self.targets.split("+") if target not in GPT2.matrices]
         if wrong:
             raise ConfigurationError(
-                f"{self.name}: GPT-2 has no matrix {wrong[0]!r}. Choose from {', '.join(MATRICES)}, joined by +."
+                f"{self.name}: GPT-2 has no matrix {wrong[0]!r}. Choose from {', '.join(GPT2.matrices)}, joined by +."
             )
 
     @property
     def learning_rate_factor(self) -> float:
         return 10.0
 
-    def adapted(self, model: "PreTrainedModel", **more: Any) -> "PreTrainedModel":
-        """The model with A and B beside its matrices; `more` are arguments of PEFT's `LoraConfig`."""
-        from peft import LoraConfig, get_peft_model
+    def update(self, family: ModelFamily) -> dict[str, Any]:
+        """The settings of `add_low_rank`."""
+        return {
+            "rank": self.rank,
+            "alpha": self.alpha,
+            "dropout": self.dropout,
+            "targets": self.targets.split("+"),
+            "transposed": family.matrices_are_transposed,
+        }
 
-        config = LoraConfig(
-            task_type="CAUSAL_LM",
-            r=self.rank,
-            lora_alpha=self.alpha,
-            lora_dropout=self.dropout,
-            target_modules=self.targets.split("+"),
-            fan_in_fan_out=True,  # GPT-2's Conv1D stores (in, out), the transpose of nn.Linear
-            **more,
-        )
-        return get_peft_model(model, config)  # type: ignore[no-any-return]
-
-    def lines(self, *more: str) -> tuple[str, ...]:
-        """The same for a script; `more` are whole lines of arguments."""
-        targets = ", ".join(f'"{target}"' for target in self.targets.split("+"))
-        return (
-            "adapter = LoraConfig(",
-            '    task_type="CAUSAL_LM",',
-            f"    r={self.rank},",
-            f"    lora_alpha={self.alpha},",
-            f"    lora_dropout={self.dropout},",
-            f"    target_modules=[{targets}],",
-            "    fan_in_fan_out=True,  # GPT-2's Conv1D stores (in, out)",
-            *more,
-            ")",
-            "model = get_peft_model(model, adapter)",
-        )
+    def model(self, family: ModelFamily) -> Call:
+        return Call(add_low_rank, self.update(family))

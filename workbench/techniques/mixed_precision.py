@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from workbench.measure.categories import Category
 from workbench.settings import setting
-from workbench.techniques.base import Arguments, Capability, Numerics, Technique
+from workbench.techniques.base import Arguments, Capability, Numerics, Stage, Technique
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class MixedPrecision(Technique):
 
     name: ClassVar[str] = "mixed_precision"
     title: ClassVar[str] = "Mixed precision"
+    stage: ClassVar[Stage] = Stage.WRAP
     attacks: ClassVar[tuple[Category, ...]] = (Category.ACTIVATIONS,)
     costs: ClassVar[str] = "rounding: 8 significant bits (bf16) or 11 (fp16) instead of 24"
     numerics: ClassVar[Numerics] = Numerics.APPROXIMATE

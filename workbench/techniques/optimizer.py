@@ -1,6 +1,7 @@
 """Other optimizers: less state per parameter, or the same state with fewer temporaries."""
 
-import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from workbench.measure.categories import Category
 from workbench.settings import setting
-from workbench.techniques.base import Arguments, Capability, Fragment, Numerics, Technique
+from workbench.techniques.base import Arguments, Call, Capability, Numerics, Stage, Technique
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +43,7 @@ class Optimizer(Technique):
 
     name: ClassVar[str] = "optimizer"
     title: ClassVar[str] = "Optimizer"
+    stage: ClassVar[Stage] = Stage.OPTIMIZE
     attacks: ClassVar[tuple[Category, ...]] = (Category.OPTIMIZER_STATES,)
     costs: ClassVar[str] = "what the states were good for: rounded, factored or missing moments"
     numerics: ClassVar[Numerics] = Numerics.DIFFERENT  # exact for adamw_fused, adamw_foreach and adamw_loop
@@ -64,21 +66,24 @@ class Optimizer(Technique):
     def training_arguments(self, arguments: Arguments) -> Arguments:
         return {**arguments, **TRAINER.get(self.kind, {})}
 
-    def optimizer(self, model: "PreTrainedModel", arguments: Any) -> "torch.optim.Optimizer | None":
-        if self.kind == "adamw_8bit":
-            _forget_overrides(model)
-        if self.kind not in FOREACH:
-            return None  # the Trainer makes it
-        import torch
+    @contextmanager
+    def run_context(self) -> Iterator[None]:
+        if self.kind != "adamw_8bit":
+            yield
+            return
+        # The Trainer tells bitsandbytes about embeddings in one object for the whole process, which would hold the
+        # embeddings of a model that is gone, and apply its settings, kept by the position of a parameter, to the
+        # parameters at these positions in the next model (bitsandbytes 0.50, `GlobalOptimManager.index2config`).
+        manager = import_module("bitsandbytes.optim").GlobalOptimManager.get_instance()
+        manager.initialize()
+        try:
+            yield
+        finally:
+            manager.initialize()
 
-        return torch.optim.AdamW(
-            [p for p in model.parameters() if p.requires_grad],
-            lr=arguments.learning_rate,
-            betas=(arguments.adam_beta1, arguments.adam_beta2),
-            eps=arguments.adam_epsilon,
-            weight_decay=arguments.weight_decay,
-            foreach=FOREACH[self.kind],
-        )
+    def trainer(self) -> Call | None:
+        """None where the Trainer makes the optimizer by itself."""
+        return Call(use_adamw, {"foreach": FOREACH[self.kind]}) if self.kind in FOREACH else None
 
     @classmethod
     def variants(cls, compute_capability: tuple[int, int] | None) -> tuple[Technique, ...]:
@@ -88,34 +93,36 @@ class Optimizer(Technique):
 
     def stand_in(self) -> Technique:
         """bitsandbytes steps in kernels of its own, which are not traced, and may not be installed."""
-        return Traced(**self.settings()) if self.kind == "adamw_8bit" else self
-
-    def script(self) -> Fragment:
-        if self.kind not in FOREACH:
-            return Fragment()
-        return Fragment(
-            trainer=(
-                "trainer.optimizer = torch.optim.AdamW(",
-                "    [p for p in model.parameters() if p.requires_grad],",
-                "    lr=trainer.args.learning_rate,",
-                "    weight_decay=trainer.args.weight_decay,",
-                f"    foreach={FOREACH[self.kind]},",
-                ")",
-            )
+        if self.kind != "adamw_8bit":
+            return self
+        return self.replacing(
+            run_context=lambda _: nullcontext(),
+            training_arguments=lambda _, arguments: arguments,
+            trainer=lambda _: Call(use_eight_bit_states),
         )
 
 
-class Traced(Optimizer):
-    """AdamW with 8-bit states: the bytes of `Optimizer2State.init_state` in bitsandbytes 0.50, made in the first step.
+def use_adamw(trainer: Any, foreach: bool) -> None:
+    """PyTorch's AdamW: `foreach` updates many parameters at once, the loop one after the other."""
+    import torch
 
-    Its kernels change weights and states in place; besides, a gradient is made contiguous.
+    arguments = trainer.args
+    trainer.optimizer = torch.optim.AdamW(
+        [p for p in trainer.model.parameters() if p.requires_grad],
+        lr=arguments.learning_rate,
+        betas=(arguments.adam_beta1, arguments.adam_beta2),
+        eps=arguments.adam_epsilon,
+        weight_decay=arguments.weight_decay,
+        foreach=foreach,
+    )
+
+
+def use_eight_bit_states(trainer: Any) -> None:
+    """For predictions: the bytes of `Optimizer2State.init_state` in bitsandbytes 0.50, made in the first step.
+
+    Its kernels change weights and states in place; besides, a gradient is made contiguous. Nothing is computed.
     """
-
-    def training_arguments(self, arguments: Arguments) -> Arguments:
-        return arguments
-
-    def optimizer(self, model: "PreTrainedModel", arguments: Any) -> "torch.optim.Optimizer":
-        return eight_bit_adamw(model)
+    trainer.optimizer = eight_bit_adamw(trainer.model)
 
 
 def eight_bit_adamw(model: "PreTrainedModel") -> "torch.optim.Optimizer":
@@ -145,14 +152,3 @@ def eight_bit_adamw(model: "PreTrainedModel") -> "torch.optim.Optimizer":
                 parameter.grad = parameter.grad.contiguous()
 
     return EightBitAdamW([p for p in model.parameters() if p.requires_grad], {})
-
-
-def _forget_overrides(model: "PreTrainedModel") -> None:
-    """bitsandbytes keeps what the Trainer tells it about embeddings in one object for the whole process.
-
-    It would hold the embeddings of a model that is gone, and apply its settings, kept by the position of a parameter,
-    to the parameters at these positions in the next model (bitsandbytes 0.50, `GlobalOptimManager.index2config`).
-    """
-    manager = import_module("bitsandbytes.optim").GlobalOptimManager.get_instance()
-    manager.initialize()
-    weakref.finalize(model, manager.initialize).atexit = False

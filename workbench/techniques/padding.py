@@ -1,6 +1,5 @@
 """Padding: examples of unequal length, filled up to equal length, instead of blocks packed from the whole text."""
 
-import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,8 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from workbench.errors import ConfigurationError
 from workbench.measure.categories import Category
 from workbench.settings import setting
-from workbench.techniques.base import Arguments, Capability, Fragment, Numerics, Technique
-from workbench.texts.corpus import TrainingText
+from workbench.techniques.base import Arguments, Call, Capability, Numerics, Stage, Technique
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -33,6 +31,7 @@ class Padding(Technique):
 
     name: ClassVar[str] = "padding"
     title: ClassVar[str] = "Padded examples"
+    stage: ClassVar[Stage] = Stage.EXAMPLES
     attacks: ClassVar[tuple[Category, ...]] = ()
     costs: ClassVar[str] = "computation and memory for tokens that teach nothing"
     numerics: ClassVar[Numerics] = Numerics.DIFFERENT
@@ -47,42 +46,28 @@ class Padding(Technique):
                 f"{self.name}: group_by_length changes nothing if every example is padded to T. Set dynamic to true."
             )
 
-    def examples(self, text: TrainingText, seed: int) -> "Dataset":
-        from datasets import Dataset
+    def examples(self) -> Call:
+        return Call(paragraph_examples, {"pad_to_length": not self.dynamic})
 
-        rows = make_examples(text.text, text.tokenizer, text.sequence_length, text.batch)
-        if not rows:
-            raise ConfigurationError(
-                f"{self.name}: the text has fewer than {text.batch} paragraphs or pieces of {text.sequence_length} "
-                "tokens, not enough for one batch. Use a longer text or a smaller effective_batch_size."
-            )
-        if not self.dynamic:
-            rows = [pad_to(row, text.sequence_length) for row in rows]
-        return Dataset.from_list(rows)
-
-    def collator(self, collator: Callable[..., Any]) -> Callable[..., Any]:
-        return pad
+    def collator(self) -> Call:
+        return Call(padding_collator)
 
     def training_arguments(self, arguments: Arguments) -> Arguments:
         grouped = {"train_sampling_strategy": "group_by_length", "length_column_name": "length"}
         return {**arguments, **(grouped if self.group_by_length else {})}
 
-    def script(self) -> Fragment:
-        functions = (make_examples, pad) if self.dynamic else (make_examples, pad_to, pad)
-        fixed = () if self.dynamic else ("examples = [pad_to(row, SEQUENCE_LENGTH) for row in examples]",)
-        return Fragment(
-            imports=("import re", "from typing import Any"),
-            definitions=tuple("\n\n" + inspect.getsource(function) for function in functions),
-            data=(
-                "examples = make_examples(train_text, tokenizer, SEQUENCE_LENGTH, BATCH)",
-                *fixed,
-                "train_dataset = Dataset.from_list(examples)",
-                "data_collator = pad",
-            ),
+
+def paragraph_examples(text: str, tokenizer: Any, length: int, batch: int, seed: int, pad_to_length: bool) -> "Dataset":
+    """A training set of paragraphs. Raises ValueError if they do not fill a batch."""
+    from datasets import Dataset
+
+    rows = make_examples(text, tokenizer, length, batch)
+    if not rows:
+        raise ValueError(
+            f"the text has fewer than {batch} paragraphs or pieces of {length} tokens, not enough for one batch. "
+            "Use a longer text or a smaller effective_batch_size."
         )
-
-
-# The functions below are the exported script's too: they use nothing but what it imports.
+    return Dataset.from_list([pad_to(row, length) for row in rows] if pad_to_length else rows)
 
 
 def make_examples(text: str, tokenizer: Any, length: int, batch: int) -> list[dict[str, Any]]:
@@ -117,3 +102,8 @@ def pad(rows: list[dict[str, list[int]]]) -> dict[str, Any]:
     attention_mask = pad_sequence(masks, batch_first=True, padding_value=0)
     labels = input_ids.masked_fill(attention_mask == 0, -100)
     return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+
+
+def padding_collator(collator: Callable[..., Any]) -> Callable[..., Any]:
+    """`pad` in place of a collator of rows that are equally long."""
+    return pad

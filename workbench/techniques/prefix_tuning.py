@@ -1,14 +1,22 @@
 """Prefix tuning: freeze the model, learn keys and values that every layer attends to before the text."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from workbench.measure.categories import Category
+from workbench.models.family import ModelFamily
 from workbench.settings import setting
-from workbench.techniques.base import Capability, Fragment, Numerics, Technique
+from workbench.techniques.base import Call, Capability, Numerics, Stage, Technique
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+def add_prefix(model: "PreTrainedModel", virtual_tokens: int) -> Any:
+    """The model, frozen, with trained keys and values of so many positions before the text in every layer."""
+    from peft import PrefixTuningConfig, get_peft_model
+
+    return get_peft_model(model, PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=virtual_tokens))
 
 
 @dataclass(frozen=True)
@@ -28,6 +36,7 @@ class PrefixTuning(Technique):
 
     name: ClassVar[str] = "prefix_tuning"
     title: ClassVar[str] = "Prefix tuning"
+    stage: ClassVar[Stage] = Stage.ADAPT
     attacks: ClassVar[tuple[Category, ...]] = (Category.GRADIENTS, Category.OPTIMIZER_STATES)
     costs: ClassVar[str] = "capacity; positions of the model; longer keys and values in every layer"
     numerics: ClassVar[Numerics] = Numerics.DIFFERENT
@@ -44,17 +53,5 @@ class PrefixTuning(Technique):
     def positions(self) -> int:
         return self.virtual_tokens
 
-    def model(self, model: "PreTrainedModel") -> "PreTrainedModel":
-        from peft import PrefixTuningConfig, get_peft_model
-
-        config = PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=self.virtual_tokens)
-        return get_peft_model(model, config)  # type: ignore[no-any-return]
-
-    def script(self) -> Fragment:
-        return Fragment(
-            imports=("from peft import PrefixTuningConfig, get_peft_model",),
-            model=(
-                f'adapter = PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens={self.virtual_tokens})',
-                "model = get_peft_model(model, adapter)",
-            ),
-        )
+    def model(self, family: ModelFamily) -> Call:
+        return Call(add_prefix, {"virtual_tokens": self.virtual_tokens})

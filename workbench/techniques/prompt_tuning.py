@@ -5,11 +5,33 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from workbench.measure.categories import Category
+from workbench.models.family import ModelFamily
 from workbench.settings import setting
-from workbench.techniques.base import Capability, Fragment, Numerics, Technique
+from workbench.techniques.base import Call, Capability, Numerics, Stage, Technique
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+def add_prompt(model: "PreTrainedModel", virtual_tokens: int) -> Any:
+    """The model, frozen, with so many trained embeddings before the text, drawn from the vocabulary at first."""
+    from peft import PromptTuningConfig, get_peft_model
+
+    adapter = PromptTuningConfig(
+        task_type="CAUSAL_LM", num_virtual_tokens=virtual_tokens, prompt_tuning_init="SAMPLE_VOCAB"
+    )
+    return get_peft_model(model, adapter)
+
+
+def without_first_label(collator: Callable[..., Any]) -> Callable[..., Any]:
+    """The last virtual token would predict it: T labels, while the Trainer divides the loss by T - 1."""
+
+    def collate_rows(rows: Any) -> Any:
+        batch = collator(rows)
+        batch["labels"][:, 0] = -100
+        return batch
+
+    return collate_rows
 
 
 @dataclass(frozen=True)
@@ -28,6 +50,7 @@ class PromptTuning(Technique):
 
     name: ClassVar[str] = "prompt_tuning"
     title: ClassVar[str] = "Prompt tuning"
+    stage: ClassVar[Stage] = Stage.ADAPT
     family: ClassVar[str] = "adapters"
     attacks: ClassVar[tuple[Category, ...]] = (Category.GRADIENTS, Category.OPTIMIZER_STATES)
     costs: ClassVar[str] = "capacity, more than any other; longer sequences"
@@ -43,47 +66,8 @@ class PromptTuning(Technique):
     def positions(self) -> int:
         return self.virtual_tokens
 
-    def collator(self, collator: Callable[..., Any]) -> Callable[..., Any]:
-        """Without the first label: the last virtual token would predict it, and the loss be that of T tokens, not of
-        the T - 1 that the Trainer divides by, and that every other technique is judged by."""
+    def collator(self) -> Call:
+        return Call(without_first_label)
 
-        def without_first_label(rows: Any) -> Any:
-            batch = collator(rows)
-            batch["labels"][:, 0] = -100
-            return batch
-
-        return without_first_label
-
-    def model(self, model: "PreTrainedModel") -> "PreTrainedModel":
-        from peft import PromptTuningConfig, get_peft_model
-
-        config = PromptTuningConfig(
-            task_type="CAUSAL_LM", num_virtual_tokens=self.virtual_tokens, prompt_tuning_init="SAMPLE_VOCAB"
-        )
-        return get_peft_model(model, config)  # type: ignore[no-any-return]
-
-    def script(self) -> Fragment:
-        return Fragment(
-            imports=("from peft import PromptTuningConfig, get_peft_model",),
-            definitions=(
-                "def without_first_label(collator):",
-                '    """The last virtual token would predict it: T labels, while the Trainer divides by T - 1."""',
-                "",
-                "    def collate_rows(rows):",
-                "        batch = collator(rows)",
-                '        batch["labels"][:, 0] = -100',
-                "        return batch",
-                "",
-                "    return collate_rows",
-                "",
-            ),
-            data=("data_collator = without_first_label(data_collator)",),
-            model=(
-                "adapter = PromptTuningConfig(",
-                '    task_type="CAUSAL_LM",',
-                f"    num_virtual_tokens={self.virtual_tokens},",
-                '    prompt_tuning_init="SAMPLE_VOCAB",',
-                ")",
-                "model = get_peft_model(model, adapter)",
-            ),
-        )
+    def model(self, family: ModelFamily) -> Call:
+        return Call(add_prompt, {"virtual_tokens": self.virtual_tokens})

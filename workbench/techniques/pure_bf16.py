@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from workbench.measure.categories import Category
-from workbench.techniques.base import Arguments, Capability, Numerics, Technique
+from workbench.models.family import ModelFamily
+from workbench.techniques.base import Arguments, Capability, Numerics, Stage, Technique
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class PureBf16(Technique):
 
     name: ClassVar[str] = "pure_bf16"
     title: ClassVar[str] = "Pure bf16"
+    stage: ClassVar[Stage] = Stage.QUANTIZE
     attacks: ClassVar[tuple[Category, ...]] = (
         Category.WEIGHTS,
         Category.GRADIENTS,
@@ -40,5 +42,5 @@ class PureBf16(Technique):
     def variants(cls, compute_capability: tuple[int, int] | None) -> tuple[Technique, ...]:
         return (cls(),) if compute_capability is None or compute_capability >= (8, 0) else ()
 
-    def model_arguments(self, arguments: Arguments) -> Arguments:
-        return {**arguments, "dtype": "bfloat16"}
+    def model_arguments(self, family: ModelFamily) -> Arguments:
+        return {"dtype": "bfloat16"}

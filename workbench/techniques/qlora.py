@@ -7,9 +7,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from workbench.measure.categories import Category
+from workbench.models.family import ModelFamily
 from workbench.settings import setting
-from workbench.techniques.base import Arguments, Capability, Fragment, Technique
-from workbench.techniques.low_rank import LowRank
+from workbench.techniques.base import Arguments, Call, Capability, Technique
+from workbench.techniques.low_rank import LowRank, add_low_rank
 
 if TYPE_CHECKING:
     import torch
@@ -46,65 +47,48 @@ class Qlora(LowRank):
             return f"qlora: bitsandbytes has no 4-bit kernels for {device_type}. Use --device cpu."
         return None
 
-    def model_arguments(self, arguments: Arguments) -> Arguments:
+    def model_arguments(self, family: ModelFamily) -> Arguments:
         from transformers import BitsAndBytesConfig
 
-        quantization = BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type=self.format,
-            bnb_4bit_use_double_quant=self.double_quantization,
-            bnb_4bit_compute_dtype=self.compute,
-        )
-        return {**arguments, "quantization_config": quantization, "device_map": {"": "cpu"}}
+        quantization = {
+            "load_in_4bit": True,
+            "bnb_4bit_quant_type": self.format,
+            "bnb_4bit_use_double_quant": self.double_quantization,
+            "bnb_4bit_compute_dtype": self.compute,
+        }
+        return {"quantization_config": Call(BitsAndBytesConfig, quantization), "device_map": {"": "cpu"}}
 
-    def model(self, model: "PreTrainedModel") -> "PreTrainedModel":
-        for module in model.modules():
-            if hasattr(module, "support_avx512bf16_for_cpu"):
-                # else an evaluation repacks the weights for a kernel without a backward pass (bitsandbytes 0.50)
-                module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]  # an attribute, no parameter
-        return self.adapted(model)
+    def model(self, family: ModelFamily) -> Call:
+        return Call(add_low_rank_to_four_bits, self.update(family))
 
     def stand_in(self) -> Technique:
         """bitsandbytes quantizes while it loads, and multiplies in kernels of its own, which are not traced."""
-        return Traced(**self.settings())
-
-    def script(self) -> Fragment:
-        return Fragment(
-            imports=("from peft import LoraConfig, get_peft_model", "from transformers import BitsAndBytesConfig"),
-            definitions=(
-                "QUANTIZATION = BitsAndBytesConfig(",
-                "    load_in_4bit=True,",
-                f'    bnb_4bit_quant_type="{self.format}",',
-                f"    bnb_4bit_use_double_quant={self.double_quantization},",
-                f'    bnb_4bit_compute_dtype="{self.compute}",',
-                ")",
-            ),
-            loading={"quantization_config": "QUANTIZATION"},
-            model=(
-                "for module in model.modules():",
-                '    if hasattr(module, "support_avx512bf16_for_cpu"):',
-                "        # else an evaluation repacks the weights for a kernel without a backward pass",
-                "        module.support_avx512bf16_for_cpu = False",
-                *self.lines(),
-            ),
+        packing = {"double": self.double_quantization, "compute": self.compute}
+        return self.replacing(
+            model_arguments=lambda _, family: {},
+            model=lambda _, family: Call(add_low_rank_to_stand_ins, {**packing, **self.update(family)}),
         )
 
 
-class Traced(Qlora):
-    """Matrices of the bytes that bitsandbytes makes of them, and products that unpack them as its own do."""
+def add_low_rank_to_four_bits(model: "PreTrainedModel", **update: Any) -> Any:
+    """A and B beside the matrices of a model that was loaded in 4 bits."""
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            # else an evaluation repacks the weights for a kernel without a backward pass (bitsandbytes 0.50)
+            module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]  # an attribute, no parameter
+    return add_low_rank(model, **update)
 
-    def model_arguments(self, arguments: Arguments) -> Arguments:
-        return arguments
 
-    def model(self, model: "PreTrainedModel") -> "PreTrainedModel":
-        from transformers.pytorch_utils import Conv1D
+def add_low_rank_to_stand_ins(model: "PreTrainedModel", double: bool, compute: str, **update: Any) -> Any:
+    """For predictions: matrices of the bytes that bitsandbytes makes of them, and products that unpack them as its own
+    do, with A and B beside them."""
+    from transformers.pytorch_utils import Conv1D
 
-        for name, module in list(model.named_modules()):
-            if isinstance(module, Conv1D):
-                adapted = name.rpartition(".")[2] in self.targets.split("+")
-                four_bit = four_bit_linear(module, self.double_quantization, self.compute, copies=adapted)
-                model.set_submodule(name, four_bit)
-        return self.adapted(model)
+    for name, module in list(model.named_modules()):
+        if isinstance(module, Conv1D):
+            adapted = name.rpartition(".")[2] in update["targets"]
+            model.set_submodule(name, four_bit_linear(module, double, compute, copies=adapted))
+    return add_low_rank(model, **update)
 
 
 def scales(numbers: int, double: bool) -> "dict[str, torch.Tensor]":

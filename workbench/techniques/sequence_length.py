@@ -6,10 +6,19 @@ from typing import TYPE_CHECKING, ClassVar
 from workbench.errors import ConfigurationError
 from workbench.measure.categories import Category
 from workbench.settings import setting
-from workbench.techniques.base import Capability, Fragment, Numerics, Shape, Technique
+from workbench.techniques.base import Call, Capability, Numerics, Shape, Stage, Technique
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+
+def cut_rows(dataset: "Dataset", length: int) -> "Dataset":
+    """Rows of `length` tokens, cut from longer ones in their order."""
+    from datasets import Dataset
+
+    rows = dataset["input_ids"]
+    pieces = [row[start : start + length] for row in rows for start in range(0, len(row), length)]
+    return Dataset.from_dict({"input_ids": pieces})
 
 
 @dataclass(frozen=True)
@@ -26,6 +35,7 @@ class SequenceLength(Technique):
 
     name: ClassVar[str] = "sequence_length"
     title: ClassVar[str] = "Shorter sequences"
+    stage: ClassVar[Stage] = Stage.EXAMPLES
     attacks: ClassVar[tuple[Category, ...]] = (Category.ACTIVATIONS, Category.LOGITS_AND_LOSS)
     costs: ClassVar[str] = "context: no token is predicted from further back; more optimizer steps for the same text"
     numerics: ClassVar[Numerics] = Numerics.DIFFERENT
@@ -47,19 +57,5 @@ class SequenceLength(Technique):
             )
         return replace(shape, tokens=self.tokens, steps=shape.steps * (length // self.tokens))
 
-    def dataset(self, dataset: "Dataset") -> "Dataset":
-        from datasets import Dataset
-
-        rows = dataset["input_ids"]
-        pieces = [row[start : start + self.tokens] for row in rows for start in range(0, len(row), self.tokens)]
-        return Dataset.from_dict({"input_ids": pieces})
-
-    def script(self) -> Fragment:
-        return Fragment(
-            data=(
-                f"PIECE = {self.tokens}  # tokens; each training block is cut into pieces, the held-out blocks are not",
-                "starts = range(0, SEQUENCE_LENGTH, PIECE)",
-                "pieces = [block[start : start + PIECE] for block in train_blocks for start in starts]",
-                'train_dataset = Dataset.from_dict({"input_ids": pieces})',
-            )
-        )
+    def dataset(self) -> Call:
+        return Call(cut_rows, {"length": self.tokens})

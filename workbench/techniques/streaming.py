@@ -1,6 +1,5 @@
 """Streaming: the text is tokenised and packed while training runs; its tokens are never there as a whole."""
 
-import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,8 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from workbench.measure.categories import Category
 from workbench.settings import setting
-from workbench.techniques.base import Capability, Fragment, Numerics, Technique
-from workbench.texts.corpus import TrainingText
+from workbench.techniques.base import Call, Capability, Numerics, Stage, Technique
 
 if TYPE_CHECKING:
     from datasets import IterableDataset
@@ -27,6 +25,7 @@ class Streaming(Technique):
 
     name: ClassVar[str] = "streaming"
     title: ClassVar[str] = "Streaming"
+    stage: ClassVar[Stage] = Stage.EXAMPLES
     attacks: ClassVar[tuple[Category, ...]] = ()
     costs: ClassVar[str] = "a shuffle that is only local, and the tokeniser's time within every epoch"
     numerics: ClassVar[Numerics] = Numerics.DIFFERENT
@@ -34,30 +33,23 @@ class Streaming(Technique):
     brings: ClassVar[frozenset[Capability]] = frozenset({Capability.TRAINING_SET, Capability.STREAM})
     forbids: ClassVar[frozenset[Capability]] = frozenset({Capability.TRAINING_SET})
 
-    def examples(self, text: TrainingText, seed: int) -> "IterableDataset":
-        from datasets import IterableDataset
+    def examples(self) -> Call:
+        return Call(stream_examples, {"shuffle_buffer": self.shuffle_buffer})
 
-        source = {"text": text.text, "tokenizer": text.tokenizer, "length": text.sequence_length, "batch": text.batch}
-        stream = IterableDataset.from_generator(stream_blocks, gen_kwargs=source)
-        return stream.shuffle(seed=seed, buffer_size=self.shuffle_buffer)
 
-    def script(self) -> Fragment:
-        return Fragment(
-            imports=(
-                "import re", "from collections.abc import Iterator", "from typing import Any",
-                "from datasets import IterableDataset",
-            ),
-            definitions=("\n\n" + inspect.getsource(stream_blocks),),
-            data=(
-                'source = {"text": train_text, "tokenizer": tokenizer, "length": SEQUENCE_LENGTH, "batch": BATCH}',
-                "train_dataset = IterableDataset.from_generator(stream_blocks, gen_kwargs=source)",
-                f"train_dataset = train_dataset.shuffle(seed=SEED, buffer_size={self.shuffle_buffer})",
-            ),
-        )  # fmt: skip
+def stream_examples(
+    text: str, tokenizer: Any, length: int, batch: int, seed: int, shuffle_buffer: int
+) -> "IterableDataset":
+    """Blocks that are made while they are read, the next one drawn from `shuffle_buffer` of them."""
+    from datasets import IterableDataset
+
+    source = {"text": text, "tokenizer": tokenizer, "length": length, "batch": batch}
+    stream = IterableDataset.from_generator(stream_blocks, gen_kwargs=source)
+    return stream.shuffle(seed=seed, buffer_size=shuffle_buffer)
 
 
 def stream_blocks(text: str, tokenizer: Any, length: int, batch: int) -> Iterator[dict[str, list[int]]]:
-    """Blocks of `length` tokens, in whole batches; the exported script has this function too.
+    """Blocks of `length` tokens, in whole batches.
 
     Paragraphs are tokenised one at a time. Cut between the two newlines that part them, they give exactly the tokens
     of the whole text: GPT-2's tokeniser, which takes a newline before a word by itself, cuts there too.

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.gpus.catalogue import Gpu
 from workbench.measure.meter import Meter
+from workbench.models.family import family_of
 from workbench.models.load import count_parameters, load_config, load_tokenizer, quiet, skeleton
 from workbench.models.source import check_length, locate_config
 from workbench.predict.shadow.patches import UnreadScaler, cuda_choices, traceable
@@ -22,8 +23,14 @@ from workbench.predict.shadow.trace import Trace
 from workbench.predict.shadow.tracker import ShadowTracker
 from workbench.recipe import Recipe
 from workbench.run.checks import check_in_memory
-from workbench.run.trainer import SeamTrainer, assemble, prepare_data, prepare_model, training_arguments
-from workbench.techniques import Technique
+from workbench.run.trainer import (
+    SeamTrainer,
+    assemble,
+    model_arguments,
+    prepare_data,
+    prepare_model,
+    training_arguments,
+)
 from workbench.texts import corpus
 from workbench.texts.corpus import Blocks, TrainingText
 
@@ -58,10 +65,7 @@ def trace(recipe: Recipe, gpu: Gpu | None, padding: bool = False) -> Trace:
 
 
 def _model(recipe: Recipe, config: Any) -> PreTrainedModel:
-    arguments: dict[str, Any] = {}
-    for technique in recipe.techniques:
-        arguments = technique.model_arguments(arguments)
-    return prepare_model(recipe, skeleton(config, **arguments))
+    return prepare_model(recipe, skeleton(config, **model_arguments(recipe, family_of(config))))
 
 
 @contextmanager
@@ -210,7 +214,7 @@ def _blocks(recipe: Recipe) -> Blocks:
 def _text(recipe: Recipe) -> TrainingText:
     """The text itself, if a technique cuts it in its own way: then its lengths do matter."""
     shape = {"sequence_length": recipe.sequence_length, "batch": recipe.effective_batch_size}
-    if all(type(technique).examples is Technique.examples for technique in recipe.techniques):
+    if all(technique.examples() is None for technique in recipe.techniques):
         return TrainingText(text="", tokenizer=cast("Any", None), **shape)
     tokenizer = load_tokenizer(locate_config(recipe.model))
     text = corpus.load_corpus(recipe.corpus)

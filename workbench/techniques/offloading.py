@@ -1,0 +1,173 @@
+"""What the two kinds of offloading share: where tensors wait, what that takes there, and when it is refused."""
+
+import tempfile
+import weakref
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from workbench.errors import UnavailableError
+from workbench.measure.categories import format_bytes
+from workbench.measure.offloaded import DISK, HOST, Account, in_memory
+from workbench.settings import setting
+from workbench.techniques.base import Numerics, Stage, Technique
+
+if TYPE_CHECKING:
+    import torch
+
+
+class HostMemory:
+    """Page-locked host memory. The copies run on the GPU's current stream, in order with what computes there."""
+
+    def allocate(self, like: "torch.Tensor") -> Any:
+        """Room for a tensor's elements; nothing is written there yet."""
+        return like.new_empty(like.numel(), device="cpu", pin_memory=True)
+
+    def store(self, room: Any, start: int, data: "torch.Tensor") -> None:
+        """Write a tensor of one dimension, from element `start` of the room on."""
+        room[start : start + len(data)].copy_(data, non_blocking=True)
+
+    def load(self, room: Any, start: int, buffer: "torch.Tensor") -> None:
+        """Fill a tensor of one dimension, from element `start` of the room on."""
+        buffer.copy_(room[start : start + len(buffer)], non_blocking=True)
+
+    def close(self) -> None:
+        """Nothing that waits here is needed any more."""
+
+
+class DiskFile:
+    """A file without a name in TMPDIR: its space is free again when the last user is gone, even after a kill."""
+
+    def __init__(self) -> None:
+        self.file = tempfile.TemporaryFile()  # noqa: SIM115  # closed by the finalizer
+        self.close = weakref.finalize(self, self.file.close)
+        self.nbytes = 0
+
+    def allocate(self, like: "torch.Tensor") -> Any:
+        room, self.nbytes = self.nbytes, self.nbytes + like.numel() * like.element_size()
+        return room
+
+    def store(self, room: Any, start: int, data: "torch.Tensor") -> None:
+        """Raises OSError when the disk is full."""
+        self.file.seek(room + start * data.element_size())
+        self.file.write(as_bytes(data.cpu()))
+        self.file.flush()
+
+    def load(self, room: Any, start: int, buffer: "torch.Tensor") -> None:
+        host = buffer.cpu()  # the buffer itself, if that is where it is
+        self.file.seek(room + start * buffer.element_size())
+        data = as_bytes(host)
+        if self.file.readinto(data) != len(data):
+            raise OSError("a file of offloaded tensors was cut short")
+        if host is not buffer:
+            buffer.copy_(host)
+
+
+def as_bytes(tensor: Any) -> Any:
+    """The memory of a tensor of the CPU, for files; NumPy knows no bfloat16."""
+    import torch
+
+    return tensor.view(torch.uint8).numpy().data
+
+
+class Nowhere:
+    """For predictions: what is not on the device takes nothing of it, and a copy from there fills a buffer in place."""
+
+    def allocate(self, like: "torch.Tensor") -> Any:
+        return None
+
+    def store(self, room: Any, start: int, data: "torch.Tensor") -> None: ...
+
+    def load(self, room: Any, start: int, buffer: "torch.Tensor") -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Room:
+    """Room at a place that is counted as long as somebody has it."""
+
+    def __init__(self, room: Any) -> None:
+        self.room = room
+
+
+class Counted:
+    """A place with an account of what it holds and moves, and a clear word when the disk is full.
+
+    Args:
+        owner: the technique, and `what` it keeps there, for the message.
+    """
+
+    def __init__(self, place: type[Any], account: Account, owner: str, what: str) -> None:
+        self.place, self.account, self.owner, self.what = place(), account, owner, what
+
+    def allocate(self, like: "torch.Tensor") -> Room:
+        room, nbytes = Room(self.place.allocate(like)), _nbytes(like)
+        self.account.take(nbytes)
+        self.account.moved_bytes -= nbytes  # room alone: nothing has moved yet
+        weakref.finalize(room, self.account.release, nbytes).atexit = False
+        return room
+
+    def store(self, room: Room, start: int, data: "torch.Tensor") -> None:
+        try:
+            self.place.store(room.room, start, data)
+        except OSError as error:
+            raise UnavailableError(
+                f"{self.owner}: {tempfile.gettempdir()} holds {format_bytes(self.account.held_bytes)} of {self.what} "
+                f"and cannot take {format_bytes(_nbytes(data))} more ({error.strerror}). Free space there, or let the "
+                "environment variable TMPDIR name a folder on a larger disk."
+            ) from error
+        self.account.fetch(_nbytes(data))
+
+    def load(self, room: Room, start: int, buffer: "torch.Tensor") -> None:
+        self.place.load(room.room, start, buffer)
+        self.account.fetch(_nbytes(buffer))
+
+    def close(self) -> None:
+        self.place.close()
+
+
+def _nbytes(tensor: Any) -> int:
+    return int(tensor.numel() * tensor.element_size())
+
+
+@dataclass(frozen=True)
+class Offloading(Technique):
+    """Base of the techniques that let tensors of the training wait outside of the device's memory."""
+
+    to: str = setting("cpu", "where they wait: host memory, or a file in TMPDIR", choices=("cpu", "disk"))
+
+    family: ClassVar[str] = "offloading"
+    numerics: ClassVar[Numerics] = Numerics.EXACT
+    stage: ClassVar[Stage] = Stage.WRAP
+    what: ClassVar[str]  # waits there, in words
+
+    @property
+    def place(self) -> type[Any]:
+        return DiskFile if self.to == "disk" else HostMemory
+
+    def counted(self) -> dict[str, Any]:
+        """The same place with an account, as a run needs it."""
+        account = DISK if self.to == "disk" else HOST
+        return {"place": partial(Counted, self.place, account, self.name, self.what)}
+
+    def missing(self, device_type: str) -> str | None:
+        if self.to == "cpu" and device_type != "cuda":
+            return (
+                f"{self.name}=to:cpu needs a CUDA device, and this run is on the {device_type}: its memory is the "
+                "host's own, so nothing would move. Use to:disk."
+            )
+        if self.to == "disk" and in_memory(Path(tempfile.gettempdir())):
+            return (
+                f"{self.name}=to:disk: {tempfile.gettempdir()} is itself held in memory (tmpfs), so nothing would be "
+                "saved. Let the environment variable TMPDIR name a folder on a disk."
+            )
+        return None
+
+    @classmethod
+    def variants(cls, compute_capability: tuple[int, int] | None) -> tuple[Technique, ...]:
+        return (cls(to="disk" if compute_capability is None else "cpu"),)  # a CPU's memory is the host's already
+
+    def stand_in(self) -> Technique:
+        """The same tensors go and come back at the same moments; their copies take no memory of the device."""
+        return self.replacing(place=Nowhere)
