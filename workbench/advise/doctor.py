@@ -23,7 +23,7 @@ from workbench.records.record import Record, Status, read_all
 from workbench.techniques import REGISTRY
 
 MARGIN = 0.1  # asked of a change where the prediction says that the recipe fits as it is, but the run has not
-NOTEWORTHY = 0.01  # part of the room: less than this, alive before the run, is not worth a word
+NOTEWORTHY = 0.01  # part of the room: less than this, alive before the run, is not mentioned
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class _Failure:
 
     @property
     def room_bytes(self) -> int | None:
-        """The cap; or what the GPU has; or, where nobody says, what the run had before it was refused more."""
+        """The cap; else the memory of the GPU; else what was in use when the request was refused."""
         known = self.record.memory_cap_bytes or self.record.device_bytes
         return known or (self.gpu.memory_bytes if self.gpu else self.held_bytes)
 

@@ -94,7 +94,7 @@ def refuse_precision(gpu: Gpu, uses_bf16: bool) -> None:
 
 
 class _NoDevice:
-    """An allocator for the meter that has nothing to say: the replay knows the peaks."""
+    """The meter's allocator where there is no device to ask: the peaks come from the replay."""
 
     source = "predicted"
     enforces_caps = False
@@ -110,6 +110,8 @@ class _NoDevice:
 
 @dataclass
 class _Shadow:
+    """One recipe on its way from a model without memory to a trace."""
+
     recipe: Recipe
     model: PreTrainedModel
     tracker: ShadowTracker
