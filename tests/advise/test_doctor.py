@@ -35,7 +35,7 @@ CUDA_WORDS = (
 
 
 @dataclass(frozen=True)
-class Forecast:
+class Needed:
     by_category: dict
     flops: int = 1000
     context_bytes: int = 0
@@ -59,10 +59,20 @@ class Machine:
         activations = 100 * MIB * sequences // (10 if "gradient_checkpointing" in names else 1)
         flops = 1333 if "gradient_checkpointing" in names else 1000
         context = 0 if gpu == "cpu" else GPUS[gpu].context_bytes_estimate
-        return Forecast({Category.WEIGHTS: 100 * MIB, Category.ACTIVATIONS: activations}, flops, context)
+        return Needed({Category.WEIGHTS: 100 * MIB, Category.ACTIVATIONS: activations}, flops, context)
 
 
 AMONG = ("gradient_accumulation", "gradient_checkpointing", "lora")
+
+
+KEYS = {
+    "record_id", "cause", "phase", "operation", "largest_category", "largest_bytes", "room_bytes", "requested_bytes",
+    "before_bytes", "fragmented", "predicted_for", "predicted_bytes", "changes", "closest", "plan_command", "note",
+    "checklist",
+}  # fmt: skip
+CHANGE_KEYS = {
+    "words", "recipe", "command", "predicted_bytes", "saved_bytes", "fits", "numerics", "extra_compute", "gives_up",
+}  # fmt: skip
 
 
 def failure(recipe=RECIPE, device=PROCESSOR, **facts):
@@ -127,7 +137,7 @@ def test_the_gentlest_single_changes_that_fit_exact_and_cheap_first():
         "Turn on gradient_accumulation with steps=2",
         "Turn on gradient_checkpointing with every_n_layers=4",
     ]
-    assert [(c.predicted_bytes, c.saved_bytes) for c in found.changes] == [
+    assert [(c.needed_bytes, c.saved_bytes) for c in found.changes] == [
         (500 * MIB, 400 * MIB),
         (180 * MIB, 720 * MIB),
     ]
@@ -153,6 +163,19 @@ def test_other_settings_of_what_is_there_already_are_changes_too():
     assert found.changes[0].recipe == RECIPE | GradientAccumulation(steps=4)
     assert found.changes[0].saved_bytes == 200 * MIB
     assert found.changes[1].recipe == recipe | GradientCheckpointing(every_n_layers=4)
+
+
+def test_what_other_settings_cost_is_against_the_recipe_as_it_was():
+    class Recomputing(Machine):
+        def __call__(self, recipe, gpu):
+            found = super().__call__(recipe, gpu)
+            settings = {t.name: t.settings() for t in recipe.techniques}.get("gradient_accumulation", {"steps": 1})
+            return replace(found, flops=1000 * settings["steps"])
+
+    found = diagnosed(Recomputing(), recipe=RECIPE | GradientAccumulation(steps=2), memory_cap_bytes=300 * MIB)
+    (change,) = [change for change in found.changes if change.words.startswith("Set")]
+    assert change.extra_compute == 1.0
+    assert change.saved_bytes == 200 * MIB
 
 
 def test_where_no_single_change_fits_the_closest_and_a_plan():
@@ -187,7 +210,7 @@ def test_predicted_to_fit_but_did_not_says_so_and_looks_for_less():
     found = diagnosed(memory_cap_bytes=1000 * MIB)
     assert "Predicted to fit as it is, with 100 MiB to spare" in found.note
     assert found.changes
-    assert all(change.predicted_bytes <= 0.9 * 900 * MIB for change in found.changes)
+    assert all(change.needed_bytes <= 0.9 * 900 * MIB for change in found.changes)
 
 
 # ---- which device ----
@@ -220,7 +243,7 @@ def test_a_gpus_room_is_its_own_and_a_cap_leaves_the_context_out():
     whole = diagnosed(device=A10, memory_cap_bytes=None, device_bytes=500 * MIB + context)
     capped = diagnosed(device=A10, memory_cap_bytes=500 * MIB, device_bytes=22 * GIB)
     for found in (whole, capped):
-        assert found.changes[0].predicted_bytes == 500 * MIB + context
+        assert found.changes[0].needed_bytes == 500 * MIB + context
     before = diagnosed(device=A10, memory_cap_bytes=500 * MIB, before_bytes=100 * MIB)
     assert before.changes[0].words == "Turn on gradient_accumulation with steps=4"
 
@@ -279,6 +302,13 @@ def test_the_command_line(with_machine, capsys):
         assert part in out
     assert main(["doctor", record.id, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
+    assert set(data) >= KEYS
+    (change, *_) = data["changes"]
+    assert set(change) >= CHANGE_KEYS
+    assert change["gives_up"] == GradientAccumulation.costs
+    assert (change["predicted_bytes"], change["saved_bytes"]) == (500 * MIB, 400 * MIB)
+    assert change["words"] == "Turn on gradient_accumulation with steps=2"
+    assert change["command"].endswith(f" --device cpu --memory-cap {500 * MIB}B")
     assert data["changes"][0]["recipe"] == (RECIPE | GradientAccumulation(steps=2)).to_dict()
     assert data["largest_category"] == "activations"
 
@@ -347,7 +377,7 @@ def test_every_advised_change_runs_where_the_recipe_did_not(starved):
     for change in found.changes:
         done = run(change.recipe, device="cpu", memory_cap=record.memory_cap_bytes)
         assert done.status is Status.OK
-        assert done.peak_allocated_bytes == pytest.approx(change.predicted_bytes, rel=0.01)
+        assert done.peak_allocated_bytes == pytest.approx(change.needed_bytes, rel=0.01)
 
 
 def test_a_cuda_message_reaches_the_record(recipe, monkeypatch):
@@ -427,5 +457,5 @@ def test_lora_is_offered_where_states_are_the_largest_part(recipe):
     record = failure(recipe, memory_cap_bytes=alone.peak_allocated_bytes - states // 2)
     (change,) = diagnose(record, among=["lora"]).changes
     assert change.words.startswith("Turn on lora")
-    assert change.predicted_bytes == predict(change.recipe, "cpu").peak_allocated_bytes <= record.memory_cap_bytes
+    assert change.needed_bytes == predict(change.recipe, "cpu").peak_allocated_bytes <= record.memory_cap_bytes
     assert change.numerics == "different"

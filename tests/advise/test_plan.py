@@ -26,7 +26,7 @@ RECIPE = Recipe(model="gpt2-tiny", steps=10)
 
 
 @dataclass(frozen=True)
-class Forecast:
+class Needed:
     by_category: dict
     flops: int
     context_bytes: int = 0
@@ -154,7 +154,13 @@ class Machine:
                     parts[Category.WEIGHTS] /= 4
                 case "loader":
                     pytest.fail("a technique that attacks nothing was predicted")
-        return Forecast({category: int(size * MIB) for category, size in parts.items()}, int(flops))
+        return Needed({category: int(size * MIB) for category, size in parts.items()}, int(flops))
+
+
+KEYS = {
+    "label", "recipe", "changes", "numerics", "needed_bytes", "headroom_bytes", "fits", "peak_allocated_bytes",
+    "peak_reserved_bytes", "context_bytes", "by_category", "extra_compute", "gives_up", "command",
+}  # fmt: skip
 
 
 def planned(budget_mib, names=tuple(FAMILIES), machine=None, recipe=RECIPE, **options):
@@ -330,9 +336,9 @@ def test_against_brute_force():
 
 def test_the_context_and_what_is_cached_count_as_needed():
     def on_gpu(recipe):
-        forecast = Machine()(recipe)
-        reserved = forecast.peak_allocated_bytes + 100 * MIB
-        return Forecast(forecast.by_category, forecast.flops, context_bytes=50 * MIB, peak_reserved_bytes=reserved)
+        predicted = Machine()(recipe)
+        reserved = predicted.peak_allocated_bytes + 100 * MIB
+        return Needed(predicted.by_category, predicted.flops, context_bytes=50 * MIB, peak_reserved_bytes=reserved)
 
     assert search(RECIPE, 1750 * MIB, on_gpu, families=FAMILIES).baseline.fits
     assert not search(RECIPE, 1749 * MIB, on_gpu, families=FAMILIES).baseline.fits
@@ -351,7 +357,7 @@ def test_compute_is_that_of_the_whole_run():
 
     def predict(recipe):
         half = 2 if recipe.techniques else 1
-        return Forecast({Category.ACTIVATIONS: 1000 // half}, 1000 // half)
+        return Needed({Category.ACTIVATIONS: 1000 // half}, 1000 // half)
 
     (candidate,) = search(RECIPE, 600, predict, families={"halves": (Halves(),)})
     assert candidate.extra_compute == 0
@@ -378,7 +384,7 @@ def test_on_an_old_gpu_mixed_precision_is_offered_in_the_type_it_has():
 def halving(recipe, gpu_name):
     """A predictor in which the micro-batch is all that matters."""
     micro_batch = recipe.training_arguments()["per_device_train_batch_size"]
-    return Forecast({Category.WEIGHTS: 100 * MIB, Category.ACTIVATIONS: 100 * MIB * micro_batch}, 1000)
+    return Needed({Category.WEIGHTS: 100 * MIB, Category.ACTIVATIONS: 100 * MIB * micro_batch}, 1000)
 
 
 def test_settings_that_do_not_suit_the_batch_are_not_tried():
@@ -450,6 +456,8 @@ def test_the_command_line(with_halving, capsys):
     assert "python -m workbench run gpt2-tiny --technique gradient_accumulation=steps:2" in out
     assert main([*arguments, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
+    assert set(data) >= {"budget_bytes", "predicted_for", "baseline", "candidates", "closest", "predictions", "skipped"}
+    assert KEYS <= set(data["candidates"][0]) == set(data["baseline"]) == set(data["closest"])
     assert data["candidates"][0]["changes"] == {"gradient_accumulation": {"steps": 2}}
     assert data["candidates"][0]["needed_bytes"] == data["budget_bytes"] == 500 * MIB
 
@@ -480,7 +488,7 @@ def test_a_true_plan_runs_under_its_budget_and_the_baseline_does_not(recipe):
 
 def test_on_a_gpu_the_context_is_part_of_what_is_needed(recipe):
     asked = {f.name: getattr(recipe, f.name) for f in fields(recipe)}
-    forecast = predict(recipe, "l4")
-    needed = forecast.peak_reserved_bytes + forecast.context_bytes
+    predicted = predict(recipe, "l4")
+    needed = predicted.peak_reserved_bytes + predicted.context_bytes
     assert plan(budget=needed, gpu="l4", among=[], **asked)[0].headroom_bytes == 0
     assert len(plan(budget=needed - 1, gpu="l4", among=[], **asked)) == 0

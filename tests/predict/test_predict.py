@@ -254,7 +254,7 @@ def test_a_worker_that_dies_while_it_works_says_so(monkeypatch):
     monkeypatch.setattr(prediction_worker, "START", "import sys; sys.stderr.write('no room'); sys.exit(1)  # {path}")
     prediction_worker.close()
     with pytest.raises(RuntimeError, match="no room"):
-        prediction_worker.ask("predict", None, [], False)
+        prediction_worker.ask(None, [], False)
     assert prediction_worker._worker is None
 
 

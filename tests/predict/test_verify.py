@@ -1,4 +1,6 @@
 import json
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -6,6 +8,7 @@ from workbench.__main__ import main
 from workbench.errors import ConfigurationError
 from workbench.predict import verify as verify_module
 from workbench.predict.verify import Check, gpu_of, recipes, summary, verify
+from workbench.records.record import Record
 
 
 def test_the_grid_is_large_and_varied():
@@ -76,3 +79,66 @@ def test_on_this_cpu_the_predictions_hold_and_the_command_goes_on_where_it_stopp
     assert found["summary"]["allocated_worst"] < 0.01
     assert "needs a GPU" in found["checks"][2]["remark"]
     assert "needs a GPU" in capsys.readouterr().out
+
+
+@pytest.fixture
+def measuring(monkeypatch):
+    """Measurements that are made up: a recipe in `failing` fails. Returns what was asked for, and `failing`."""
+
+    def measured(recipe, device):
+        asked.append(recipe)
+        if recipe in failing:
+            return "CUDA error"
+        return replace(Record.start(recipe), peak_allocated_bytes=100)
+
+    asked, failing = [], []
+    predicted = SimpleNamespace(micro_batch_size=4, peak_allocated_bytes=100, peak_reserved_bytes=None)
+    monkeypatch.setattr(verify_module, "predict", lambda recipe, gpu: predicted)
+    monkeypatch.setattr(verify_module, "_measured", measured)
+    return asked, failing
+
+
+def test_what_failed_is_tried_again_and_what_was_measured_is_not(grid, tmp_path, measuring):
+    asked, failing = measuring
+    output, (one, two, three) = tmp_path / "verification.json", recipes(grid)
+    failing.append(two)
+    first = verify([one, two, three], gpu="cpu", output=output)
+    assert [check.remark for check in first] == ["", "CUDA error", ""]
+    assert [row["remark"] for row in json.loads(output.read_text())["checks"]] == ["", "CUDA error", ""]
+    failing.clear()
+    asked.clear()
+    second = verify([one, two, three], gpu="cpu", output=output)
+    assert asked == [two]
+    assert [check.measured_allocated_bytes for check in second] == [100, 100, 100]
+    verify([one, two, three], gpu="cpu", output=output)
+    assert asked == [two]
+
+
+def test_what_was_measured_stays_where_a_second_try_is_cut_off(grid, tmp_path, measuring, monkeypatch):
+    _, failing = measuring
+    output, chosen = tmp_path / "verification.json", recipes(grid)
+    failing.append(chosen[1])
+    verify(chosen, gpu="cpu", output=output)
+
+    def cut_off(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(verify_module, "_check", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        verify(chosen, gpu="cpu", output=output)
+    kept = [check["recipe_id"] for check in json.loads(output.read_text())["checks"]]
+    assert kept == [chosen[0].id, chosen[2].id]
+
+
+def test_every_run_is_a_new_process_and_none_is_forked(recipe, monkeypatch):
+    """CUDA, once started by an import, cannot be used in a child that is forked."""
+    asked = []
+
+    def get_context(method):
+        asked.append(method)
+        raise RuntimeError("far enough")
+
+    monkeypatch.setattr(verify_module.multiprocessing, "get_context", get_context)
+    with pytest.raises(RuntimeError, match="far enough"):
+        verify_module._measured(recipe, "cpu")
+    assert asked == ["spawn"]

@@ -7,11 +7,12 @@ technique that the recipe has already, other settings are tried in its place. No
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from workbench.advise.plan import Candidate, PredictedMemory, choose_families, families, rank, search, whole_run
+from workbench.advise.candidate import Candidate, PredictedMemory, Predictor, entry, rank
+from workbench.advise.plan import THIS_CPU, families, search
 from workbench.errors import ConfigurationError, UnavailableError
 from workbench.gpus.catalogue import of_device
 from workbench.measure.categories import format_bytes
@@ -19,34 +20,10 @@ from workbench.measure.leaks import holders
 from workbench.predict import predict as prediction
 from workbench.recipe import Recipe
 from workbench.records.record import Record, Status, read_all
-from workbench.techniques import REGISTRY, Technique
+from workbench.techniques import REGISTRY
 
 MARGIN = 0.1  # asked of a change where the prediction says that the recipe fits as it is, but the run has not
-NOTEWORTHY = 0.01  # part of the room: less than this, alive before the run, is not worth a word
-
-Predictor = Callable[[Recipe, str], PredictedMemory]
-
-
-@dataclass(frozen=True)
-class Change:
-    """One change to the recipe that failed, and what the changed recipe is predicted to need.
-
-    `saved_bytes` is against the prediction for the recipe as it was; `words` begin with "Turn on" or "Set".
-    """
-
-    words: str
-    recipe: Recipe
-    command: str
-    predicted_bytes: int
-    saved_bytes: int
-    fits: bool
-    numerics: str
-    extra_compute: float
-    gives_up: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {**vars(self), "recipe": self.recipe.to_dict()}
+NOTEWORTHY = 0.01  # part of the room: less than this, alive before the run, is not mentioned
 
 
 @dataclass(frozen=True)
@@ -69,16 +46,16 @@ class Diagnosis:
     fragmented: bool
     predicted_for: str
     predicted_bytes: int | None
-    changes: tuple[Change, ...]
-    closest: Change | None
+    changes: tuple[Candidate, ...]
+    closest: Candidate | None
     plan_command: str
     note: str
     checklist: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        nested = {"changes": [change.to_dict() for change in self.changes], "checklist": list(self.checklist)}
-        return {**vars(self), **nested, "closest": self.closest.to_dict() if self.closest else None}
+        nested = {"changes": [_plain(change) for change in self.changes], "checklist": list(self.checklist)}
+        return {**vars(self), **nested, "closest": self.closest and _plain(self.closest)}
 
     def as_text(self) -> str:
         """The diagnosis as people read it."""
@@ -89,9 +66,9 @@ class Diagnosis:
         if self.changes:
             lines += _indented([f"Each of these alone is enough, as predicted for {self.predicted_for}:"])
         for number, change in enumerate(self.changes, start=1):
-            lines += ["", *_entry(f"{number}. ", change)]
+            lines += ["", *_told(change, f"{number}. ")]
         if self.closest:
-            lines += ["", "  No single change is enough. The closest:", "", *_entry("", self.closest)]
+            lines += ["", "  No single change is enough. The closest:", "", *_told(self.closest)]
         if self.closest or not self.changes:
             lines += ["", "  For several changes together:", f"     {self.plan_command}"]
         return "\n".join([*lines, "", "If it should have fitted", *_indented(f"- {line}" for line in self.checklist)])
@@ -101,14 +78,14 @@ def _indented(lines: Iterable[str]) -> list[str]:
     return [f"  {line}" for line in lines]
 
 
-def _entry(number: str, change: Change) -> list[str]:
-    return [
-        f"  {number}{change.words}",
-        f"     needs {format_bytes(change.predicted_bytes)}, {format_bytes(change.saved_bytes)} less; "
-        f"loss {change.numerics}; {change.extra_compute:+.0%} compute",
-        f"     gives up  {change.gives_up}",
-        f"     {change.command}",
-    ]
+def _told(candidate: Candidate, number: str = "") -> list[str]:
+    less, (change,) = f"{format_bytes(candidate.saved_bytes)} less", candidate.changes
+    return _indented(entry(candidate, number + candidate.words, less, [change.costs]))
+
+
+def _plain(candidate: Candidate) -> dict[str, Any]:
+    (change,) = candidate.changes
+    return {**candidate.to_dict(), "gives_up": change.costs}  # of a single change, without its name
 
 
 def newest_out_of_memory(record_id: str | None = None, folder: Path | None = None) -> Record:
@@ -117,23 +94,14 @@ def newest_out_of_memory(record_id: str | None = None, folder: Path | None = Non
     Raises:
         ConfigurationError: there is none.
     """
-    found = read_all(folder)
-    if record_id is None:
-        found = [record for record in found if record.status is Status.OOM]
-    else:
-        found = [record for record in found if record.id == record_id]
+    found = [r for r in read_all(folder) if (r.id == record_id if record_id else r.status is Status.OOM)]
     if not found:
         which = f"no record {record_id!r}" if record_id else "no run that ran out of memory on record"
         raise ConfigurationError(f"doctor: there is {which}. See `python -m workbench records`.")
     return found[-1]
 
 
-def diagnose(
-    record: Record,
-    *,
-    among: Iterable[str] | None = None,
-    predict: Predictor | None = None,
-) -> Diagnosis:
+def diagnose(record: Record, *, among: Iterable[str] | None = None, predict: Predictor | None = None) -> Diagnosis:
     """Why this run ran out of memory, and which single changes are predicted to fit.
 
     Args:
@@ -149,29 +117,29 @@ def diagnose(
             f"diagnose: the record {record.id} has the status {record.status}; only one that ran out of memory (oom) "
             "can be diagnosed. The newest of those: python -m workbench doctor"
         )
-    patient = _Patient(record)
-    advice = _Advice(patient, predict or prediction.predict, among)
-    changes = advice.changes()
+    failure = _Failure(record)
+    search = _ChangeSearch(failure, predict or prediction.predict, among)
+    changes = search.changes()
     fitting = tuple(change for change in changes if change.fits)
     largest, size = _largest(record.by_category)
     return Diagnosis(
         record_id=record.id,
-        cause=patient.cause(),
+        cause=failure.cause(),
         phase=record.peak_phase,
         operation=record.failed_operation,
         largest_category=largest,
         largest_bytes=size,
-        room_bytes=patient.room_bytes,
+        room_bytes=failure.room_bytes,
         requested_bytes=record.requested_bytes,
         before_bytes=record.before_bytes,
-        fragmented=patient.fragmented,
-        predicted_for=advice.predicted_for,
-        predicted_bytes=advice.needed_bytes,
+        fragmented=failure.fragmented,
+        predicted_for=search.predicted_for,
+        predicted_bytes=search.needed_bytes,
         changes=fitting,
-        closest=None if fitting or not changes else min(changes, key=lambda change: change.predicted_bytes),
-        plan_command=advice.plan_command(),
-        note=advice.note,
-        checklist=patient.checklist(),
+        closest=None if fitting or not changes else min(changes, key=lambda change: change.needed_bytes),
+        plan_command=search.plan_command(),
+        note=search.note,
+        checklist=failure.checklist(),
     )
 
 
@@ -179,13 +147,13 @@ def _largest(by_category: Mapping[str, int]) -> tuple[str, int | None]:
     return max(by_category.items(), key=lambda entry: entry[1], default=("", None))
 
 
-class _Patient:
-    """What the record says."""
+class _Failure:
+    """What the record says about the failure."""
 
     def __init__(self, record: Record) -> None:
         self.record = record
         self.recipe = Recipe.from_dict(record.recipe)
-        found = re.search(r"\((\w+)[^()]*\)$", record.device)  # as `devices.describe` writes it
+        found = re.search(r"\((\w+)[^()]*\)$", record.device)  # as `describe_device` writes it
         self.kind = found[1] if found else "cpu"
         self.on_gpu = self.kind == "cuda"
         self.gpu = of_device(record.device, record.device_bytes) if self.on_gpu else None
@@ -199,7 +167,7 @@ class _Patient:
 
     @property
     def room_bytes(self) -> int | None:
-        """The cap; or what the GPU has; or, where nobody says, what the run had before it was refused more."""
+        """The cap; else the memory of the GPU; else what was in use when the request was refused."""
         known = self.record.memory_cap_bytes or self.record.device_bytes
         return known or (self.gpu.memory_bytes if self.gpu else self.held_bytes)
 
@@ -233,7 +201,12 @@ class _Patient:
                 f"The largest part of the peak was {largest.replace('_', ' ')}: {format_bytes(size)}, "
                 f"{size / record.peak_allocated_bytes:.0%} of {format_bytes(record.peak_allocated_bytes)}."
             )
-        return "\n".join([*lines, *self._fragmentation(), *self._alive_before()])
+        if self.fragmented:
+            lines.append(
+                f"Fragmentation: {format_bytes(self.unused_bytes or 0)} more were reserved and unused, enough for the "
+                "request, but not in one piece."
+            )
+        return "\n".join([*lines, *self._alive_before()])
 
     def _request(self) -> str:
         record = self.record
@@ -242,14 +215,6 @@ class _Patient:
         limit = f"; the {room} is {format_bytes(self.room_bytes)}" if self.room_bytes else ""
         held = f" while {format_bytes(self.held_bytes)} were in use" if self.held_bytes is not None else ""
         return f"{operation} {format_bytes(record.requested_bytes or 0)} more{held}{limit}."
-
-    def _fragmentation(self) -> list[str]:
-        if not self.fragmented or self.unused_bytes is None:
-            return []
-        return [
-            f"Fragmentation: {format_bytes(self.unused_bytes)} more were reserved and unused, enough for the request, "
-            "but not in one piece."
-        ]
 
     def _alive_before(self) -> list[str]:
         before, room = self.record.before_bytes or 0, self.room_bytes or 0
@@ -272,126 +237,78 @@ class _Patient:
         )
 
 
-class _Advice:
-    """Predictions for the recipe and its changes, against the room that the record had."""
+class _ChangeSearch:
+    """Predictions for the recipe and its single changes, against the room that the record had."""
 
-    def __init__(self, patient: _Patient, predict: Predictor, among: Iterable[str] | None) -> None:
-        self.patient, self.note = patient, ""
-        self.gpu = patient.gpu
+    def __init__(self, failure: _Failure, predict: Predictor, among: Iterable[str] | None) -> None:
+        self.failure, self.recipe, self.gpu = failure, failure.recipe, failure.gpu
         self.name = self.gpu.name if self.gpu else prediction.CPU
-        self.predicted_for = self.gpu.title if self.gpu else "this machine's CPU"
-        self.families = choose_families(families(self.gpu.compute_capability if self.gpu else None), among)
+        self.predicted_for = self.gpu.title if self.gpu else THIS_CPU
+        self.families = families(self.gpu.compute_capability if self.gpu else None, among)
+        self.predict: Callable[[Recipe], PredictedMemory] = lambda recipe: predict(recipe, self.name)
         self.needed_bytes: int | None = None
-        self._ask, self._compute = predict, 0.0
-
-    def predict(self, recipe: Recipe) -> PredictedMemory:
-        return self._ask(recipe, self.name)
+        self.note = ""
 
     @property
     def budget_bytes(self) -> int | None:
         """What a recipe may need, its context included: a cap is one for the allocator and leaves the context out."""
-        room = self.patient.room_bytes
-        if room is None or (self.patient.on_gpu and self.gpu is None):
+        room = self.failure.room_bytes
+        if room is None or (self.failure.on_gpu and self.gpu is None):
             return None
-        context = self.gpu.context_bytes_estimate if self.gpu and self.patient.record.memory_cap_bytes else 0
-        return max(room + context - self.patient.alive_before_bytes, 1)
+        context = self.gpu.context_bytes_estimate if self.gpu and self.failure.record.memory_cap_bytes else 0
+        return max(room + context - self.failure.alive_before_bytes, 1)
 
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[Candidate]:
         """All single changes that fit, the best first; if none does, those that were tried."""
-        budget = self.budget_bytes
-        if budget is None:
+        if self.budget_bytes is None:
             self.note = "Nobody knows how much memory there was, so nothing can be predicted."
             return []
         try:
-            found = self._search(budget)
+            found = self._search(self.budget_bytes)
         except (ConfigurationError, UnavailableError) as error:
             self.note = f"No prediction helps: {error}"
             return []
-        return [self._change(candidate) for candidate in sorted(found, key=rank)]
+        cap = self.failure.record.memory_cap_bytes  # what runs must run on the same kind of device, under the same cap
+        options = f"--device {self.failure.kind}" + (f" --memory-cap {cap}B" if cap else "")
+        return [replace(candidate, options=options) for candidate in sorted(found, key=rank)]
 
     def _search(self, budget: int) -> list[Candidate]:
-        recipe = self.patient.recipe
-        forecast = self.predict(recipe)
-        baseline = Candidate(recipe, (), forecast, budget, 0.0)
-        self.needed_bytes, self._compute = baseline.needed_bytes, whole_run(recipe, forecast)
-        others = self._allocators(recipe, budget)
+        baseline = Candidate(self.recipe, (), self.predict(self.recipe), budget)
+        self.needed_bytes = baseline.needed_bytes
+        others = self._allocators(baseline)
         if baseline.fits:
             self.note = (
                 f"Predicted to fit as it is, with {format_bytes(baseline.headroom_bytes)} to spare: something else "
                 f"takes memory, see below. The changes need at least {MARGIN:.0%} less than the recipe as it is."
             )
             budget = int(baseline.needed_bytes * (1 - MARGIN))
-        new = search(recipe, budget, self.predict, families=self.families, most_changes=1)
-        tried = [*new.tried[1:]]  # the first is the recipe as it is
-        fitting = [*new.candidates, *self._other_settings(recipe, budget), *others]
-        return [candidate for candidate in fitting if candidate.fits] or tried
+        new = search(self.recipe, budget, self.predict, families=self.families, most_changes=1)
+        found = [*new.candidates, *self._other_settings(baseline, budget), *others]
+        return [candidate for candidate in found if candidate.fits] or [*new.tried[1:]]  # the first has no change
 
-    def _other_settings(self, recipe: Recipe, budget: int) -> list[Candidate]:
+    def _other_settings(self, baseline: Candidate, budget: int) -> list[Candidate]:
         """Of each technique that the recipe has, the gentlest other settings that fit."""
-        found = []
-        for now in recipe.techniques:
-            if now.name not in self.families:
-                continue
-            without = replace(recipe, techniques=tuple(t for t in recipe.techniques if t is not now))
-            others = tuple(variant for variant in self.families[now.name] if variant != now)
-            tried = search(without, budget, self.predict, families={now.name: others}, most_changes=1)
-            found += [self._relative(candidate) for candidate in tried.candidates if candidate.changes]
+        found: list[Candidate] = []
+        for now in self.recipe.techniques:
+            others = {now.name: tuple(variant for variant in self.families.get(now.name, ()) if variant != now)}
+            without = replace(self.recipe, techniques=tuple(t for t in self.recipe.techniques if t is not now))
+            if others[now.name]:
+                tried = search(without, budget, self.predict, families=others, most_changes=1, compared_with=baseline)
+                found += [candidate for candidate in tried.candidates if candidate.changes]
         return found
 
-    def _relative(self, candidate: Candidate) -> Candidate:
-        """Its compute against that of the recipe as it was."""
-        compute = whole_run(candidate.recipe, candidate.forecast)
-        return replace(candidate, extra_compute=compute / self._compute - 1 if self._compute else 0.0)
-
-    def _allocators(self, recipe: Recipe, budget: int) -> list[Candidate]:
+    def _allocators(self, baseline: Candidate) -> list[Candidate]:
         """Against fragmentation: techniques that change the allocator, and no category of memory."""
-        if not self.patient.fragmented:
-            return []
-        missing = [REGISTRY[name]() for name in self.families if name not in {t.name for t in recipe.techniques}]
-        changed = [(technique, recipe | technique) for technique in missing if technique.allocator_settings()]
-        return [Candidate(other, (technique,), self.predict(other), budget, 0.0) for technique, other in changed]
-
-    def _change(self, candidate: Candidate) -> Change:
-        (change,) = candidate.changes
-        return Change(
-            words=_words(change, self.patient.recipe),
-            recipe=candidate.recipe,
-            command=self._command(candidate.recipe),
-            predicted_bytes=candidate.needed_bytes,
-            saved_bytes=(self.needed_bytes or 0) - candidate.needed_bytes,
-            fits=candidate.fits,
-            numerics=str(candidate.numerics),
-            extra_compute=candidate.extra_compute,
-            gives_up=change.costs,
-        )
-
-    def _command(self, recipe: Recipe) -> str:
-        """On the same kind of device, under the same cap."""
-        record = self.patient.record
-        cap = f" --memory-cap {record.memory_cap_bytes}B" if record.memory_cap_bytes else ""
-        return f"{recipe.command()} --device {self.patient.kind}{cap}"
+        present = {technique.name for technique in self.recipe.techniques}
+        missing = [REGISTRY[name]() for name in self.families if self.failure.fragmented and name not in present]
+        changed = [(technique, self.recipe | technique) for technique in missing if technique.allocator_settings()]
+        budget = baseline.budget_bytes
+        return [Candidate(other, (change,), self.predict(other), budget, baseline) for change, other in changed]
 
     def plan_command(self) -> str:
-        """Looks for sets of changes within the same room. Empty if nobody knows the room."""
+        """Looks for sets of changes within the same room. Empty where the room is not known."""
         if self.budget_bytes is None:
             return ""
-        words = shlex.split(self.patient.recipe.command())
+        words = shlex.split(self.recipe.command())
         words[words.index("run")] = "plan"
         return shlex.join([*words, "--gpu", self.name, "--budget", f"{self.budget_bytes}B"])
-
-
-def _words(change: Technique, recipe: Recipe) -> str:
-    """What to do, in one short line."""
-    settings = ", ".join(f"{name}={value}" for name, value in _telling(change).items())
-    before = next((t for t in recipe.techniques if t.name == change.name), None)
-    if before is None:
-        return f"Turn on {change.name}" + (f" with {settings}" if settings else "")
-    changed = [(n, v, before.settings()[n]) for n, v in change.settings().items() if v != before.settings()[n]]
-    return f"Set {change.name} " + ", ".join(f"{name} to {value} (now {old})" for name, value, old in changed)
-
-
-def _telling(change: Technique) -> dict[str, Any]:
-    """The setting of a technique with one; of others those that differ from their defaults."""
-    settings = change.settings()
-    defaults = {field.name: field.default for field in fields(change)}  # type: ignore[arg-type]
-    return settings if len(settings) == 1 else {n: v for n, v in settings.items() if v != defaults[n]}

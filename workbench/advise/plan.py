@@ -11,115 +11,26 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from tqdm import tqdm
 
+from workbench.advise.candidate import NUMERICS, Candidate, PredictedMemory, Predictor, entry, rank
 from workbench.errors import ConfigurationError
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.measure.categories import Category, format_bytes, parse_bytes
 from workbench.predict import predict as prediction
 from workbench.recipe import Recipe
-from workbench.techniques import REGISTRY, Numerics, Technique
+from workbench.techniques import REGISTRY, Technique
 
-NUMERICS = tuple(Numerics)  # from the best to the worst
+THIS_CPU = "this machine's CPU"
 ALWAYS_REMOVABLE = (Category.TEMPORARIES, Category.UNATTRIBUTED)  # shrink along with whatever else shrinks
 SETS, EXTENSIONS = 3, 5  # how many sets of each kind of numerics are extended, and by how many techniques
 WORTHWHILE = 0.05  # a technique that attacks less than this part of the peak is not added to a set
 
 
-class PredictedMemory(Protocol):
-    """What the planner reads of a prediction. `peak_reserved_bytes` is None where nothing caches, on a CPU."""
-
-    @property
-    def peak_allocated_bytes(self) -> int: ...
-    @property
-    def peak_reserved_bytes(self) -> int | None: ...
-    @property
-    def context_bytes(self) -> int: ...
-    @property
-    def by_category(self) -> Mapping[str, int]: ...
-    @property
-    def flops(self) -> int: ...
-
-
-Predictor = Callable[[Recipe], PredictedMemory]
-
-
 @dataclass(frozen=True)
-class Candidate:
-    """One set of changes and what it is predicted to need.
-
-    `needed_bytes` is everything the device must give: what the allocator reserves, and the context. Cached memory that
-    PyTorch would give back near the limit counts as needed, so the answer errs on the safe side. `extra_compute` is
-    the floating-point operations of the whole run relative to those without the changes: 0.33 is a third more.
-    """
-
-    recipe: Recipe
-    changes: tuple[Technique, ...]
-    forecast: PredictedMemory
-    budget_bytes: int
-    extra_compute: float
-
-    @property
-    def needed_bytes(self) -> int:
-        return (self.forecast.peak_reserved_bytes or self.forecast.peak_allocated_bytes) + self.forecast.context_bytes
-
-    @property
-    def headroom_bytes(self) -> int:
-        return self.budget_bytes - self.needed_bytes
-
-    @property
-    def fits(self) -> bool:
-        return self.headroom_bytes >= 0
-
-    @property
-    def numerics(self) -> Numerics:
-        """That of the change which alters the loss most."""
-        return max((change.numerics for change in self.changes), key=NUMERICS.index, default=Numerics.EXACT)
-
-    @property
-    def gives_up(self) -> tuple[str, ...]:
-        """What each change costs, in the technique's own words."""
-        return tuple(f"{change.name}: {change.costs} (loss: {change.numerics})" for change in self.changes)
-
-    @property
-    def label(self) -> str:
-        return replace(self.recipe, techniques=self.changes).label if self.changes else "no change"
-
-    @property
-    def dominant(self) -> tuple[str, int]:
-        """The largest category at the peak."""
-        return max(self.forecast.by_category.items(), key=lambda entry: entry[1])
-
-    def row(self) -> dict[str, Any]:
-        """For `plots.memory_bars`: the columns that a record's row has too."""
-        parts = {f"{category}_bytes": size for category, size in self.forecast.by_category.items()}
-        peak = self.forecast.peak_allocated_bytes
-        return {"label": self.label, "memory_source": "predicted", "peak_allocated_bytes": peak, **parts}
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {
-            "label": self.label,
-            "recipe": self.recipe.to_dict(),
-            "changes": {change.name: change.settings() for change in self.changes},
-            "numerics": str(self.numerics),
-            "needed_bytes": self.needed_bytes,
-            "headroom_bytes": self.headroom_bytes,
-            "fits": self.fits,
-            "peak_allocated_bytes": self.forecast.peak_allocated_bytes,
-            "peak_reserved_bytes": self.forecast.peak_reserved_bytes,
-            "context_bytes": self.forecast.context_bytes,
-            "by_category": dict(self.forecast.by_category),
-            "extra_compute": self.extra_compute,
-            "gives_up": list(self.gives_up),
-            "command": self.recipe.command(),
-        }
-
-
-@dataclass(frozen=True)
-class Planned:
+class Plan:
     """What a search found. `candidates` fit, the best first; `tried` is every set that was predicted, in that order."""
 
     budget_bytes: int
@@ -162,9 +73,9 @@ def plan(
     gpu: str = "h100",
     among: Iterable[str] | None = None,
     most_changes: int = 4,
-    predict: Callable[[Recipe, str], PredictedMemory] | None = None,
+    predict: Predictor | None = None,
     **fields: Any,
-) -> Planned:
+) -> Plan:
     """The smallest sets of changes with which a recipe fits, the best first: exact ones, then those that compute less.
 
         plan(model="gpt2", budget="8GiB", effective_batch_size=8, sequence_length=1024)
@@ -180,74 +91,86 @@ def plan(
     Raises:
         ConfigurationError: an unclear budget, or one below the weights; an unknown GPU; a recipe that cannot be used.
     """
-    row = None if gpu == prediction.CPU else find_gpu(gpu)
-    if budget is None and row is None:
+    found = None if gpu == prediction.CPU else find_gpu(gpu)
+    if budget is None and found is None:
         raise ConfigurationError("budget: a CPU has none of its own. Give one, as in budget='2GiB'.")
-    budget_bytes = row.memory_bytes if budget is None and row else parse_bytes(budget or 0, "budget")
+    budget_bytes = found.memory_bytes if budget is None and found else parse_bytes(budget or 0, "budget")
     recipe = Recipe.from_dict({**fields, "techniques": {}})
     recipe = replace(recipe, techniques=tuple(fields.get("techniques", ())))
-    ask: Callable[[Recipe, str], PredictedMemory] = predict or prediction.predict
+    ask: Predictor = predict or prediction.predict
     return search(
         prediction.resolved(recipe, [gpu]),
         budget_bytes,
         lambda wanted: ask(wanted, gpu),
-        families=choose_families(families(row.compute_capability if row else None), among),
-        predicted_for=row.title if row else "this machine's CPU",
+        families=families(found.compute_capability if found else None, among),
+        predicted_for=found.title if found else THIS_CPU,
         most_changes=most_changes,
     )
 
 
-def families(compute_capability: tuple[int, int] | None) -> dict[str, tuple[Technique, ...]]:
-    """Of every registered technique what a planner should try on such a GPU; None is a CPU."""
-    return {name: technique.variants(compute_capability) for name, technique in sorted(REGISTRY.items())}
-
-
-def choose_families(
-    offered: dict[str, tuple[Technique, ...]], among: Iterable[str] | None
+def families(
+    compute_capability: tuple[int, int] | None, among: Iterable[str] | None = None
 ) -> dict[str, tuple[Technique, ...]]:
-    """Some of the families by name; all if `among` is None. Raises ConfigurationError for an unknown name."""
-    names = tuple(offered if among is None else among)
-    if unknown := [name for name in names if name not in offered]:
-        raise ConfigurationError(f"among: there is no technique {unknown[0]!r}. Known: {', '.join(offered)}.")
-    return {name: offered[name] for name in names}
+    """Of each technique in `among`, or of all, the settings to try on such a GPU; None is a CPU.
+
+    Raises:
+        ConfigurationError: no technique has that name.
+    """
+    known = sorted(REGISTRY)
+    names = tuple(known if among is None else among)
+    if unknown := [name for name in names if name not in known]:
+        raise ConfigurationError(f"among: there is no technique {unknown[0]!r}. Known: {', '.join(known)}.")
+    return {name: REGISTRY[name].variants(compute_capability) for name in names}
 
 
 def search(
     recipe: Recipe,
     budget_bytes: int,
-    predict: Predictor,
+    predict: Callable[[Recipe], PredictedMemory],
     *,
     families: Mapping[str, tuple[Technique, ...]],
     predicted_for: str = "",
     most_changes: int = 4,
-) -> Planned:
+    compared_with: Candidate | None = None,
+) -> Plan:
     """The search itself, with any predictor.
 
     Args:
         recipe: what to fit; techniques that it has already stay in every candidate.
         families: of each technique the settings to try, from the one that gives up least to the one that saves most.
+        compared_with: what the candidates save and cost is against this; by default against `recipe`.
 
     Raises:
         ConfigurationError: the budget is below the weights, whatever is tried on them.
     """
-    return _Search(recipe, budget_bytes, predict, families, most_changes).run(predicted_for)
+    searching = _Search(recipe, budget_bytes, predict, families, most_changes, compared_with)
+    with searching.bar:
+        candidates = searching.run()
+    return Plan(
+        budget_bytes=budget_bytes,
+        predicted_for=predicted_for,
+        baseline=searching.baseline,
+        candidates=candidates,
+        tried=tuple(candidate for candidate in searching.known.values() if candidate),
+        skipped=searching.skipped,
+    )
 
 
+@dataclass
 class _Search:
-    def __init__(
-        self,
-        recipe: Recipe,
-        budget_bytes: int,
-        predict: Predictor,
-        families: Mapping[str, tuple[Technique, ...]],
-        most_changes: int,
-    ) -> None:
-        self.recipe, self.budget_bytes, self.predict, self.most_changes = recipe, budget_bytes, predict, most_changes
-        possible = {name: tuple(filter(self._possible, family)) for name, family in families.items()}
+    recipe: Recipe
+    budget_bytes: int
+    predict: Callable[[Recipe], PredictedMemory]
+    offered: Mapping[str, tuple[Technique, ...]]
+    most_changes: int
+    compared_with: Candidate | None
+
+    def __post_init__(self) -> None:
+        possible = {name: tuple(filter(self._possible, family)) for name, family in self.offered.items()}
         self.families = {name: family for name, family in possible.items() if family and family[-1].attacks}
-        self.known: dict[tuple[Technique, ...], Candidate | None] = {}
+        self.baseline = Candidate(self.recipe, (), self.predict(self.recipe), self.budget_bytes, self.compared_with)
+        self.known: dict[tuple[Technique, ...], Candidate | None] = {(): self.baseline}
         self.skipped: dict[str, str] = {}
-        self.compute = 0.0
         quiet = not (sys.stderr.isatty() or "JPY_SESSION_NAME" in os.environ)
         self.bar = tqdm(desc="predicting", unit=" recipes", disable=quiet, leave=False)
 
@@ -258,35 +181,19 @@ class _Search:
         except ConfigurationError:
             return False
 
-    def run(self, predicted_for: str) -> Planned:
-        baseline = self._baseline()
-        self._refuse_less_than_the_weights(baseline)
-        found = [] if baseline.fits else self._levels(baseline)
-        self.bar.close()
-        return Planned(
-            budget_bytes=self.budget_bytes,
-            predicted_for=predicted_for,
-            baseline=baseline,
-            candidates=(baseline,) if baseline.fits else tuple(sorted(found, key=rank)),
-            tried=tuple(candidate for candidate in self.known.values() if candidate),
-            skipped=self.skipped,
-        )
+    def run(self) -> tuple[Candidate, ...]:
+        """What fits, the best first."""
+        self._refuse_less_than_the_weights()
+        return (self.baseline,) if self.baseline.fits else tuple(sorted(self._levels(), key=rank))
 
-    def _baseline(self) -> Candidate:
-        forecast = self.predict(self.recipe)
-        self.compute = whole_run(self.recipe, forecast)
-        baseline = Candidate(self.recipe, (), forecast, self.budget_bytes, 0.0)
-        self.known[()] = baseline
-        return baseline
-
-    def _refuse_less_than_the_weights(self, baseline: Candidate) -> None:
+    def _refuse_less_than_the_weights(self) -> None:
         """A technique may make the weights smaller; only if none makes them small enough is the budget refused."""
-        sizes = [baseline.forecast.by_category.get(Category.WEIGHTS, 0)]
+        sizes = [self.baseline.predicted.by_category.get(Category.WEIGHTS, 0)]
         if sizes[0] <= self.budget_bytes:
             return
         for family in self.families.values():
             if Category.WEIGHTS in family[-1].attacks and (tried := self._try((family[-1],))):
-                sizes.append(tried.forecast.by_category.get(Category.WEIGHTS, 0))
+                sizes.append(tried.predicted.by_category.get(Category.WEIGHTS, 0))
         if min(sizes) > self.budget_bytes:
             raise ConfigurationError(
                 f"budget: {format_bytes(self.budget_bytes)} is below the weights of {self.recipe.model} alone, "
@@ -294,11 +201,11 @@ class _Search:
                 "Choose a smaller model or a larger budget."
             )
 
-    def _levels(self, baseline: Candidate) -> list[Candidate]:
+    def _levels(self) -> list[Candidate]:
         """Sets of one change, of two, and so on. Once something fits, only sets that alter the loss less are
         extended, and none once a set with the same loss fits."""
         found: list[Candidate] = []
-        frontier = [baseline]
+        frontier = [self.baseline]
         for _ in range(self.most_changes):
             reached = self._extend(frontier, found)
             found = _without_supersets([*found, *(self._relaxed(c) for c in reached if c.fits)])
@@ -314,7 +221,7 @@ class _Search:
             for family in self._promising(start, found):
                 changes = tuple(sorted((*start.changes, family[-1]), key=lambda change: change.name))
                 names = frozenset(change.name for change in changes)
-                if names in reached or any(_names(candidate) <= names for candidate in found):
+                if names in reached or any(candidate.names <= names for candidate in found):
                     continue
                 tried = self._try(changes)
                 if tried and tried.needed_bytes < start.needed_bytes:
@@ -326,16 +233,16 @@ class _Search:
 
         Alone all are tried, since some act on more than they attack.
         """
-        families = [family for name, family in self.families.items() if name not in _names(start)]
+        families = [family for name, family in self.families.items() if name not in start.names]
         families = [family for family in families if NUMERICS.index(family[-1].numerics) < _best(found)]
 
         def attacked(family: tuple[Technique, ...]) -> int:
             categories = {*family[-1].attacks, *ALWAYS_REMOVABLE}
-            return sum(start.forecast.by_category.get(category, 0) for category in categories)
+            return sum(start.predicted.by_category.get(category, 0) for category in categories)
 
         if not start.changes:
             return families
-        least = WORTHWHILE * sum(start.forecast.by_category.values())
+        least = WORTHWHILE * sum(start.predicted.by_category.values())
         return sorted((f for f in families if attacked(f) >= least), key=attacked, reverse=True)[:EXTENSIONS]
 
     def _relaxed(self, candidate: Candidate) -> Candidate:
@@ -375,20 +282,14 @@ class _Search:
         try:
             recipe = replace(self.recipe, techniques=(*self.recipe.techniques, *changes))
         except ConfigurationError:
-            return None  # a set that nobody can ask for is no news
+            return None  # no recipe has this set, so there is nothing to report either
         try:
-            forecast = self.predict(recipe)
+            predicted = self.predict(recipe)
         except ConfigurationError as error:
             self.skipped[replace(recipe, techniques=changes).label] = str(error)
             return None
         self.bar.update()
-        extra = whole_run(recipe, forecast) / self.compute - 1 if self.compute else 0.0
-        return Candidate(recipe, changes, forecast, self.budget_bytes, extra)
-
-
-def whole_run(recipe: Recipe, forecast: PredictedMemory) -> float:
-    """Floating-point operations of all steps: a technique may change how many there are."""
-    return float(forecast.flops) * float(recipe.training_arguments()["max_steps"])
+        return Candidate(recipe, changes, predicted, self.budget_bytes, self.compared_with or self.baseline)
 
 
 def _best(found: list[Candidate]) -> int:
@@ -396,54 +297,35 @@ def _best(found: list[Candidate]) -> int:
     return min((NUMERICS.index(candidate.numerics) for candidate in found), default=len(NUMERICS))
 
 
-def _names(candidate: Candidate) -> frozenset[str]:
-    return frozenset(change.name for change in candidate.changes)
-
-
 def _without_supersets(candidates: list[Candidate]) -> list[Candidate]:
-    distinct = {_names(candidate): candidate for candidate in candidates}
+    distinct = {candidate.names: candidate for candidate in candidates}
     return [candidate for names, candidate in distinct.items() if not any(other < names for other in distinct)]
 
 
-def rank(candidate: Candidate) -> tuple[int, float, int, int]:
-    """Exact before approximate before different; then less compute (to the per mille), fewer changes, less memory."""
-    order = NUMERICS.index(candidate.numerics)
-    return (order, round(candidate.extra_compute, 3), len(candidate.changes), candidate.needed_bytes)
-
-
-def plan_text(planned: Planned) -> str:
+def plan_text(found: Plan) -> str:
     """The plan as people read it."""
     lines = [
-        f"budget {format_bytes(planned.budget_bytes)}, predicted for {planned.predicted_for} "
-        f"({len(planned.tried)} predictions)",
-        f"as it is: {_needs(planned.baseline)}",
+        f"budget {format_bytes(found.budget_bytes)}, predicted for {found.predicted_for} "
+        f"({len(found.tried)} predictions)",
+        f"as it is: needs {format_bytes(found.baseline.needed_bytes)}, {_room(found.baseline)}",
     ]
-    if planned.baseline.fits:
-        lines += ["", "It fits without any change:", f"  {planned.baseline.recipe.command()}"]
-    elif planned.candidates:
-        for number, candidate in enumerate(planned.candidates, start=1):
-            lines += ["", *_entry(number, candidate)]
+    if found.baseline.fits:
+        lines += ["", "It fits without any change:", f"  {found.baseline.command}"]
+    elif found.candidates:
+        for number, candidate in enumerate(found.candidates, start=1):
+            lines += ["", *entry(candidate, f"{number}. {candidate.label}", _room(candidate), candidate.gives_up)]
     else:
-        category, size = planned.closest.dominant
+        category, size = found.closest.dominant
         lines += [
             "",
-            f"Nothing was found that fits. Closest: {planned.closest.label}",
-            f"   {_needs(planned.closest)}; {category.replace('_', ' ')} dominate with {format_bytes(size)}.",
+            f"Nothing was found that fits. Closest: {found.closest.label}",
+            f"   needs {format_bytes(found.closest.needed_bytes)}, {_room(found.closest)}; "
+            f"{category.replace('_', ' ')} dominate with {format_bytes(size)}.",
             "   Choose a larger budget, a smaller model, or a smaller batch or sequence.",
         ]
-    lines += [f"\nnot predicted: {label}: {reason}" for label, reason in planned.skipped.items()]
+    lines += [f"\nnot predicted: {label}: {reason}" for label, reason in found.skipped.items()]
     return "\n".join(lines)
 
 
-def _needs(candidate: Candidate) -> str:
-    room = format_bytes(abs(candidate.headroom_bytes))
-    return f"needs {format_bytes(candidate.needed_bytes)}, {room} {'to spare' if candidate.fits else 'too much'}"
-
-
-def _entry(number: int, candidate: Candidate) -> list[str]:
-    return [
-        f"{number}. {candidate.label}",
-        f"   {_needs(candidate)}; loss {candidate.numerics}; {candidate.extra_compute:+.0%} compute",
-        *(f"   gives up  {text}" for text in candidate.gives_up),
-        f"   {candidate.recipe.command()}",
-    ]
+def _room(candidate: Candidate) -> str:
+    return f"{format_bytes(abs(candidate.headroom_bytes))} {'to spare' if candidate.fits else 'too much'}"

@@ -1,1 +1,1 @@
-"""The memory a run will need, said before it runs."""
+"""The memory that a run will need, predicted before it runs."""

@@ -1,4 +1,4 @@
-"""Predictions beside measurements: what a GPU would need for the runs that were made here."""
+"""Predictions beside measurements: what a GPU would need for runs that were measured here."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 def predictions_beside(records: Sequence[Record], gpu: str = "h100") -> pd.DataFrame:
-    """One row for each recipe among the records, in their order.
+    """One row for each label among the records, in their order; of several records with one label, the first.
 
-    Columns: `measured_bytes` and `memory_source` of the record; of the prediction for `gpu` `predicted_bytes`,
-    `reserved_bytes`, `largest` (category at the peak), `peak_phase`, `peak_operation`, and `remark`, the reason where
-    there is no prediction.
+    Columns: `measured_bytes` and `memory_source` of the record; `predicted_bytes`, `reserved_bytes`, `largest`
+    (category at the peak), `peak_phase` and `peak_operation` of the prediction for `gpu`; `remark`: why there is none.
     """
-    firsts = {record.label: record for record in reversed(records)}
-    labels = dict.fromkeys(record.label for record in records)
-    rows = [{"label": label, **_measured(firsts[label]), **_predicted(firsts[label], gpu)} for label in labels]
-    table = pd.DataFrame(rows).set_index("label")
+    firsts: dict[str, Record] = {}
+    for record in records:
+        firsts.setdefault(record.label, record)
+    table = pd.DataFrame([_measured(record) | _predicted(record, gpu) for record in firsts.values()], index=[*firsts])
+    table.index.name = "label"
     table.attrs["gpu"] = gpu
     return table.astype(dict.fromkeys(("measured_bytes", "predicted_bytes", "reserved_bytes"), "Int64"))
 

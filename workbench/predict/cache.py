@@ -1,4 +1,4 @@
-"""Predictions that were made before: in memory, and beside the runs, one file each, written aside and renamed."""
+"""Predictions that were made before, by key: in memory, and one file each in `predictions/` of the runs' folder."""
 
 import json
 import os
@@ -19,7 +19,7 @@ def folder() -> Path:
 
 
 def get(key: str) -> Prediction | None:
-    """None if there is none, or its file is damaged."""
+    """The prediction with this key; None if there is none, or its file is damaged."""
     place = (folder(), key)
     if place not in _memory and (found := _read(folder() / f"{key}.npz")):
         _memory[place] = found
@@ -27,7 +27,7 @@ def get(key: str) -> Prediction | None:
 
 
 def put(key: str, prediction: Prediction) -> None:
-    """A folder that cannot be written to is no reason to fail: the prediction stays in memory."""
+    """Keep a prediction, in memory only where the folder cannot be written to."""
     _memory[folder(), key] = prediction
     path = folder() / f"{key}.npz"
     aside = path.with_suffix(f".{os.getpid()}.part")

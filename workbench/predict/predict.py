@@ -1,8 +1,8 @@
-"""`predict(recipe, gpu="h100")`: what a GPU training step will need, without that GPU and without weights.
+"""`predict(recipe, gpu="h100")`: the memory that a training step will need on a GPU, without that GPU or the weights.
 
-The recipe's own step runs on fake tensors (`workbench.shadow`) in a worker process, with the GPU's kernels chosen, and
-every allocation goes through a model of PyTorch's caching allocator. It is the peak of training steps: an evaluation
-of the same batch keeps no activations and stays below it.
+The recipe's own step runs on fake tensors (`predict.shadow`) in a worker process, with the kernels that the GPU would
+choose, and every allocation goes through a model of PyTorch's caching allocator. The peak is that of training steps: an
+evaluation of the same batch keeps no activations and stays below it.
 """
 
 import hashlib
@@ -48,13 +48,13 @@ def predict(recipe: Recipe, gpu: str = "h100", *, padding: bool = False) -> Pred
 def predict_all(
     recipe: Recipe, gpus: Iterable[str] = tuple(GPUS), *, padding: bool = False
 ) -> list[Prediction | WorkbenchError]:
-    """As `predict`, for several GPUs; where one cannot run the recipe at all, its place holds the error."""
+    """As `predict`, for several GPUs in their order; in place of one that cannot run the recipe stands the error."""
     names = [name if name == CPU else find_gpu(name).name for name in gpus]
     recipe = resolved(recipe, names)
     keys = {name: _key(recipe, name, padding) for name in names}
     known: dict[str, Any] = {name: prediction_cache.get(key) for name, key in keys.items()}
     if missing := [name for name in names if known[name] is None]:
-        for name, found in zip(missing, ask("predict", recipe, missing, padding), strict=True):
+        for name, found in zip(missing, ask(recipe, missing, padding), strict=True):
             known[name] = found
             if isinstance(found, Prediction):
                 prediction_cache.put(keys[name], found)
@@ -62,14 +62,14 @@ def predict_all(
 
 
 def resolved(recipe: Recipe, gpus: list[str]) -> Recipe:
-    """`auto` is what `run` would take on such a device."""
+    """The recipe with the model that `run` takes for `auto` on such a device."""
     if recipe.model != "auto":
         return recipe
     return replace(recipe, model=EMBEDDED if gpus == [CPU] else "gpt2")
 
 
 def _key(recipe: Recipe, gpu: str, padding: bool) -> str:
-    """Equal for what must give the same prediction: recipe, GPU, libraries, the workbench's own code, the config."""
+    """Cache key: changes with recipe, GPU, versions of the libraries, the workbench's own code, the model's config."""
     facts = [recipe.to_dict(), gpu, padding, versions(), _own_code(), _config(recipe.model)]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
 

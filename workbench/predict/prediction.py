@@ -1,4 +1,4 @@
-"""The result of a shadow: a prediction, and its making from a trace. Torch comes with `compute` only."""
+"""`Prediction`, and `compute`, which makes it from a trace. Importing this does not import torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -17,7 +17,7 @@ CPU = "cpu"
 
 @dataclass(frozen=True)
 class Prediction:
-    """The memory of a training step, predicted. Bytes are the allocator's; units are in the names.
+    """The predicted memory of a training step. Bytes are those of the allocator's blocks.
 
     `by_category` is read at the instant of the peak and sums to `peak_allocated_bytes`; what no tensor accounts for
     (`workspace_bytes` of cuBLAS, kernels' scratch, rounding to blocks) is `unattributed`, as in a measurement.
@@ -63,7 +63,7 @@ class Prediction:
 
 
 def compute(recipe: Recipe, gpus: list[str], padding: bool) -> list[Prediction | WorkbenchError]:
-    """The work itself. Patches libraries while it runs: for the worker process, and for nobody else."""
+    """Make the predictions. It patches libraries while it runs, so call it in the worker process only."""
     found: list[Prediction | WorkbenchError] = []
     for name in gpus:
         try:

@@ -1,8 +1,8 @@
-"""Predictions against measurements on this machine's device: the proof, or the disproof, of `predict`.
+"""Predictions compared with measurements on this machine's device.
 
-The configurations stand in `data/reference/grid.json`, chosen before anything was measured. Each is measured in a
-process of its own, forked from a server that has imported everything but has not touched the device, so that no run
-sees the memory of another. What is done is kept: the command goes on where it was stopped.
+The configurations stand in `data/reference/grid.json`, chosen before anything was measured. Each is measured in a new
+process, so that no run sees the memory of another. What was measured is kept: the command goes on where it was stopped,
+and tries again what failed.
 """
 
 import json
@@ -11,7 +11,7 @@ import os
 import tempfile
 import traceback
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,25 +89,27 @@ def gpu_of(device: str) -> str:
 def verify(
     chosen: Iterable[Recipe], *, gpu: str, device: str | None = None, output: Path, fresh: bool = False
 ) -> list[Check]:
-    """Predict and measure each recipe; `output` (JSON) grows with each, and what stands there is not done again.
+    """Predict and measure each recipe; `output` (JSON) grows with each, and what was measured there is not done again.
+
+    A configuration that failed has a row with the reason in `remark`, and is tried again by the next call.
 
     Args:
         gpu: what to predict for, a name of `GPUS` or `cpu`.
         device: what to measure on, as for `run`.
         fresh: forget what stands in `output`.
     """
+    chosen = list(chosen)
     known = {} if fresh or not output.exists() else _read(output)
-    done: list[Check] = []
-    for recipe in tqdm(list(chosen), desc="verify", unit="run"):
-        check = known.get(recipe.id) or _check(recipe, gpu, device)
-        done.append(check)
-        _write(output, done, gpu)
-    return done
+    checks = {recipe.id: known.get(recipe.id) for recipe in chosen}
+    for recipe in tqdm(chosen, desc="verify", unit="run"):
+        checks[recipe.id] = checks[recipe.id] or _check(recipe, gpu, device)
+        _write(output, [check for check in checks.values() if check], gpu)
+    return [check for check in checks.values() if check]
 
 
 def _check(recipe: Recipe, gpu: str, device: str | None) -> Check:
     predicted = predict(recipe, gpu)
-    facts = Check(
+    check = Check(
         label=recipe.label,
         model=recipe.model,
         micro_batch_size=predicted.micro_batch_size,
@@ -118,22 +120,21 @@ def _check(recipe: Recipe, gpu: str, device: str | None) -> Check:
     )
     measured = _measured(recipe, device)
     if isinstance(measured, str):
-        return Check(**{**asdict(facts), "remark": measured})
-    return Check(
-        **{
-            **asdict(facts),
-            "measured_allocated_bytes": measured.peak_allocated_bytes,
-            "measured_reserved_bytes": measured.peak_reserved_bytes,
-            "tokens_per_s": measured.tokens_per_s,
-        }
+        return replace(check, remark=measured)
+    return replace(
+        check,
+        measured_allocated_bytes=measured.peak_allocated_bytes,
+        measured_reserved_bytes=measured.peak_reserved_bytes,
+        tokens_per_s=measured.tokens_per_s,
     )
 
 
 def _measured(recipe: Recipe, device: str | None) -> Record | str:
-    """The record, or why there is none."""
-    context: Any = multiprocessing.get_context("forkserver" if os.name == "posix" else "spawn")
-    if os.name == "posix":
-        context.set_forkserver_preload(["workbench.run.run", "peft"])
+    """The record, or why there is none.
+
+    The child is spawned: a forked one cannot use CUDA once an import of its parent (bitsandbytes) has started it.
+    """
+    context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         process = context.Process(target=_run, args=(recipe, device, folder))
         process.start()
@@ -146,7 +147,7 @@ def _measured(recipe: Recipe, device: str | None) -> Record | str:
 
 
 def _run(recipe: Recipe, device: str | None, folder: str) -> None:
-    """In the child: no evaluation can be larger than a training step, so the peak is that of training."""
+    """In the child. No evaluation is larger than a training step, so the peak is that of training."""
     from workbench.run.run import run
 
     try:
@@ -159,12 +160,12 @@ def _run(recipe: Recipe, device: str | None, folder: str) -> None:
 
 
 def _read(output: Path) -> dict[str, Check]:
+    """What was measured under these versions of the libraries, by the id of the recipe."""
     found = json.loads(output.read_text(encoding="utf-8"))
     if found["versions"] != versions():
         return {}
-    return {
-        check["recipe_id"]: Check(**{k: v for k, v in check.items() if "error" not in k}) for check in found["checks"]
-    }
+    checks = [Check(**{k: v for k, v in check.items() if "error" not in k}) for check in found["checks"]]
+    return {check.recipe_id: check for check in checks if check.measured_allocated_bytes is not None}
 
 
 def _write(output: Path, done: list[Check], gpu: str) -> None:

@@ -1,8 +1,8 @@
-"""The process in which predictions are made: started at the first, kept warm, ended with its caller.
+"""The process in which predictions are made: started at the first, kept for the next, ended with its caller.
 
-A shadow patches torch and transformers while it runs, and their patches reach every thread; so it never runs in the
-process of a notebook, a test or a training. Requests and answers are pickles on pipes. The worker is a plain child
-with the caller's import path, which works the same from a Jupyter kernel, from pytest and from `python -m`.
+A shadow patches torch and transformers for the whole process, every thread of it, so it has one of its own. Requests
+and answers are pickles on pipes. The worker is a plain child with the caller's import path: `multiprocessing` would
+import the caller's main module in it, which runs a script that has no `if __name__ == "__main__"`.
 """
 
 import atexit
@@ -23,26 +23,26 @@ _lock = threading.Lock()
 _worker: "_Worker | None" = None
 
 
-def ask(function: str, *args: Any) -> Any:
-    """What the function of `workbench.predict.worker.FUNCTIONS` answers in the worker.
+def ask(*request: Any) -> Any:
+    """What `predict.prediction.compute` returns in the worker for these arguments.
 
     Raises:
         WorkbenchError: as raised there.
-        RuntimeError: the worker failed; its last words are in the message.
+        RuntimeError: the worker failed; the end of what it wrote to standard error is in the message.
     """
     with _lock:
         worker = _living()
         try:
-            return worker.ask(function, args)
+            return worker.ask(request)
         except WorkbenchError:
             raise
         except BaseException:
-            close()  # an answer may still be on its way: it must not be taken for that of the next request
+            close()  # an answer may still come: the next request must not get it
             raise
 
 
 def start() -> None:
-    """Let the worker load its libraries already; the first request need not wait for them then."""
+    """Start the worker if there is none: it loads its libraries while the caller does something else."""
     with _lock:
         _living()
 
@@ -55,7 +55,7 @@ def _living() -> "_Worker":
 
 
 def close() -> None:
-    """End the worker, if there is one; the next request starts another."""
+    """End the worker if there is one; the next request starts another."""
     global _worker
     worker, _worker = _worker, None
     if worker is not None and worker.owner == os.getpid():
@@ -79,21 +79,21 @@ class _Worker:
         )
 
     def alive(self) -> bool:
-        """False in a child that was forked off the owner: the pipes are not its own."""
+        """False in a fork of the owner too: the pipes are the owner's."""
         return self.owner == os.getpid() and self.process.poll() is None
 
-    def ask(self, function: str, args: tuple[Any, ...]) -> Any:
+    def ask(self, request: tuple[Any, ...]) -> Any:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         try:
-            request = pickle.dumps((function, args))
+            written = pickle.dumps(request)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise ConfigurationError(
                 f"predict: this recipe cannot be sent to another process ({error}). "
                 "Define your own techniques at the top of an importable module."
             ) from None
         try:
-            self.process.stdin.write(request)
+            self.process.stdin.write(written)
             self.process.stdin.flush()
             kind, answer = pickle.load(self.process.stdout)
         except (EOFError, OSError, pickle.UnpicklingError):
@@ -115,7 +115,7 @@ class _Worker:
 
 
 def _environment() -> dict[str, str]:
-    """The caller's, without GPUs, and without what a trainer in the caller has left there."""
+    """The caller's, without GPUs, and without what accelerate has written into it."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")}
     return {**kept, "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"}
 
@@ -131,22 +131,26 @@ def serve() -> None:
     _load()
     while True:
         try:
-            function, args = pickle.load(requests)
+            request = pickle.load(requests)
         except EOFError:
             return
         except Exception as error:  # a class that cannot be imported here
             reply: tuple[str, Any] = ("error", ConfigurationError(f"predict: the worker cannot read this: {error}"))
         else:
-            reply = _answer(function, args)
+            reply = _answer(request)
         pickle.dump(reply, answers)
         answers.flush()
 
 
-def _answer(function: str, args: tuple[Any, ...]) -> tuple[str, Any]:
+def _answer(request: tuple[Any, ...]) -> tuple[str, Any]:
     import traceback
 
+    from workbench.measure.allocators import collecting_only_what_is_new
+    from workbench.predict.prediction import compute
+
     try:
-        return "answer", FUNCTIONS[function](*args)
+        with collecting_only_what_is_new():
+            return "answer", compute(*request)
     except WorkbenchError as error:
         return "error", error
     except Exception:
@@ -159,20 +163,3 @@ def _load() -> None:
     import workbench.predict.shadow.step  # noqa: F401
 
     gc.enable()
-
-
-def _predict(*args: Any) -> Any:
-    from workbench.measure.allocators import collecting_only_what_is_new
-    from workbench.predict.prediction import compute
-
-    with collecting_only_what_is_new():
-        return compute(*args)
-
-
-def _processor_time() -> float:
-    import time
-
-    return time.process_time()
-
-
-FUNCTIONS = {"predict": _predict, "processor_time": _processor_time}

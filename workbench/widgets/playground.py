@@ -7,6 +7,7 @@ from typing import Any
 import ipywidgets as w
 from IPython.display import HTML, display
 
+from workbench.advise.candidate import Candidate
 from workbench.advise.doctor import diagnose
 from workbench.errors import ConfigurationError
 from workbench.measure.categories import format_bytes
@@ -150,7 +151,7 @@ class Playground:
         offers = diagnosis.changes or ((diagnosis.closest,) if diagnosis.closest else ())
         self.advice.children = (cause, *(self._offer(change) for change in offers))
 
-    def _offer(self, change: Any) -> w.Widget:
+    def _offer(self, change: Candidate) -> w.Widget:
         layout = w.Layout(width="auto")
         button = w.Button(description=change.words, tooltip=f"set the recipe to: {change.recipe.label}", layout=layout)
         button.on_click(lambda _: self.form.show(change.recipe))

@@ -84,9 +84,9 @@ def _efficient(gpu: Gpu, q: Question) -> bool:
 
 @dataclass
 class CudaAttention:
-    """Stands in for `torch.nn.functional.scaled_dot_product_attention`, and remembers what it was asked.
+    """Replaces `torch.nn.functional.scaled_dot_product_attention`.
 
-    Two GPUs that answer every question alike share a trace.
+    `asked` keeps each question with its answer: GPUs that answer all of them alike share a trace.
     """
 
     gpu: Gpu

@@ -1,6 +1,6 @@
-"""Memory that CUDA kernels and libraries take without PyTorch's dispatcher knowing, each amount with its reason.
+"""Memory that CUDA kernels and libraries take and PyTorch's dispatcher does not see.
 
-None of these numbers was fitted; each is read off the source that allocates it.
+No number is fitted; each is read from the source that allocates it.
 """
 
 from collections.abc import Callable

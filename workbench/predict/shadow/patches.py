@@ -1,30 +1,83 @@
-"""Makes the libraries of this process choose on a CPU what they choose on a GPU.
+"""Everything that a shadow replaces in torch, transformers and accelerate, each with its reason.
 
-Each of these is a patch of something global, undone at the end of the context: one shadow at a time, in a process
-where nothing else runs.
+What is global is put back at the end of its context: one shadow at a time, in a process where nothing else runs. Beside
+this, `ShadowTracker` registers hooks for all modules, and `step.train` repeats the Trainer's loop call by call.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from workbench.gpus.catalogue import Gpu
 from workbench.predict.shadow.attention import CudaAttention
 from workbench.predict.shadow.autocast import cuda_autocast
 
-# torch.optim hides the module of this name
+# torch.optim hides the modules of these names
 FOREACH_MODULES: tuple[Any, ...] = (torch.utils._foreach_utils, import_module("torch.optim.optimizer"))
 COUNTING_MODULES: tuple[Any, ...] = (import_module("torch.optim.adam"),)
 
 
+# ---- one model, one trainer ----
+
+
+def make_fake(model: torch.nn.Module, mode: FakeTensorMode, device: torch.device) -> None:
+    """Every parameter and buffer becomes a fake one on the device; tied ones stay tied.
+
+    Techniques must have been applied before: adapters cannot be put into a model of fake parameters.
+    """
+    made: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        # `register_parameter` and `setattr` check what a fake tensor does not pass
+        for tensors in cast("tuple[dict[str, torch.Tensor | None], ...]", (module._parameters, module._buffers)):
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    tensors[name] = made.setdefault(id(tensor), _fake_tensor(tensor, mode, device))
+    model.to = lambda *_, **__: model  # type: ignore[method-assign]  # the Trainer moves it; it is there already
+
+
+def _fake_tensor(tensor: torch.Tensor, mode: FakeTensorMode, device: torch.device) -> torch.Tensor:
+    plain = tensor.detach()
+    if plain.device.type == "meta":
+        # `mode.from_tensor` would leave it on "meta", which stands for the host here
+        fake = mode.fake_tensor_converter.from_meta_and_device(mode, plain, device)
+    else:
+        fake = mode.from_tensor(plain)
+    return torch.nn.Parameter(fake, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else fake
+
+
+def scale_losses(trainer: Any) -> None:
+    """Switches on fp16 with loss scaling, which accelerate leaves out where the device is a CPU."""
+    trainer.accelerator.native_amp = True
+    trainer.accelerator.scaler = _UnreadScaler("cpu")
+
+
+class _UnreadScaler(torch.amp.GradScaler):
+    """Steps always: whether a gradient overflowed is a value, which fake gradients do not have."""
+
+    def _maybe_opt_step(self, optimizer: Any, optimizer_state: Any, *args: Any, **kwargs: Any) -> Any:
+        return optimizer.step(*args, **kwargs)
+
+
+def synchronize_gradients(trainer: Any, last: bool) -> None:
+    """Tells accelerate whether this micro-batch is the last of its step. The Trainer calls the same private method."""
+    trainer.accelerator.gradient_state._set_sync_gradients(last)
+
+
+# ---- this process, for any device ----
+
+
 @contextmanager
 def traceable(padding: bool) -> Iterator[None]:
-    """What fake tensors need on any device: they have no values to look at, and are not `torch.Tensor` by type."""
+    """What fake tensors need: they have no values to look at, and are not `torch.Tensor` by type.
+
+    Args:
+        padding: batches contain padding.
+    """
     from transformers import masking_utils
 
     from workbench.run import trainer
@@ -33,26 +86,27 @@ def traceable(padding: bool) -> Iterator[None]:
     packed: Callable[..., Any] = masking_utils.find_packed_sequence_indices
 
     def ignore_mask(padding_mask: torch.Tensor | None, *args: Any, **kwargs: Any) -> bool:
-        """transformers reads whether a mask masks anything; here the answer is given."""
-        if padding_mask is not None and padding:
-            return False
-        return known(None, *args, **kwargs)
+        return False if padding_mask is not None and padding else known(None, *args, **kwargs)
 
     def not_packed(position_ids: torch.Tensor) -> None:
-        packed(position_ids)  # makes what it makes, and finds one sequence per row
+        packed(position_ids)  # allocates what it allocates
 
     with ExitStack() as stack:
-        stack.enter_context(patch.object(masking_utils, "_ignore_causal_mask_sdpa", ignore_mask))
-        stack.enter_context(patch.object(masking_utils, "find_packed_sequence_indices", not_packed))
-        for module in FOREACH_MODULES:
-            known_types = [*module._foreach_supported_types, FakeTensor]
-            stack.enter_context(patch.object(module, "_foreach_supported_types", known_types))
-        for module in COUNTING_MODULES:
-            # the number of steps taken so far goes into the arithmetic, and into nothing that allocates
-            stack.enter_context(patch.object(module, "_get_value", lambda step: 1.0))
-        # how many tokens are padding is for the record; it is counted on the device, where there is nothing to count
-        stack.enter_context(patch.object(trainer, "count_padding", lambda inputs: 0))
+
+        def replaced(owner: Any, name: str, new: Any) -> None:
+            stack.enter_context(patch.object(owner, name, new))
+
+        replaced(masking_utils, "_ignore_causal_mask_sdpa", ignore_mask)  # reads whether the mask masks anything
+        replaced(masking_utils, "find_packed_sequence_indices", not_packed)  # reads whether a row holds several texts
+        for module in FOREACH_MODULES:  # lists the types whose lists of tensors are updated at once
+            replaced(module, "_foreach_supported_types", [*module._foreach_supported_types, FakeTensor])
+        for module in COUNTING_MODULES:  # reads how many steps were taken, which changes no allocation
+            replaced(module, "_get_value", lambda step: 1.0)
+        replaced(trainer, "count_padding", lambda inputs: 0)  # ours; reads the mask, for the record only
         yield
+
+
+# ---- this process, for a GPU ----
 
 
 @contextmanager
@@ -60,10 +114,11 @@ def cuda_choices(gpu: Gpu) -> Iterator[CudaAttention]:
     """Kernels, precisions and optimizer implementations as on this GPU. Yields what attention was asked."""
     attention = CudaAttention(gpu)
     with ExitStack() as stack:
-        stack.enter_context(cuda_autocast())
+        stack.enter_context(cuda_autocast())  # the CPU's autocast has shorter lists of operations
         stack.enter_context(_native_dropout())
+        # a CPU takes other attention kernels, which keep other tensors
         stack.enter_context(patch.object(torch.nn.functional, "scaled_dot_product_attention", attention))
-        for module in FOREACH_MODULES:
+        for module in FOREACH_MODULES:  # optimizers update lists of tensors at once on a GPU only
             stack.enter_context(patch.object(module, "_get_foreach_kernels_supported_devices", lambda: ["cuda", "cpu"]))
         yield attention
 
@@ -83,10 +138,3 @@ def _native_dropout() -> Iterator[None]:
         yield
     finally:
         library._destroy()
-
-
-class UnreadScaler(torch.amp.GradScaler):
-    """Loss scaling that does not look whether a gradient overflowed, since fake gradients cannot: it steps always."""
-
-    def _maybe_opt_step(self, optimizer: Any, optimizer_state: Any, *args: Any, **kwargs: Any) -> Any:
-        return optimizer.step(*args, **kwargs)

@@ -14,9 +14,11 @@ from workbench.predict.shadow.trace import CATEGORIES, Trace
 
 @dataclass(frozen=True)
 class Replayed:
-    """Bytes of blocks, as the allocator counts them. `peak_operation` made the youngest large tensor that is alive at
-    the peak: the one that took memory there. `by_category` sums to the peak: what no tensor accounts for,
-    workspaces, scratch and rounding, is `unattributed`, as it is when a GPU is measured."""
+    """Bytes of blocks, as the allocator counts them.
+
+    `peak_operation` made the youngest large tensor that is alive at the peak. `by_category` sums to the peak: what no
+    tensor accounts for (workspaces, scratch, rounding) is `unattributed`, as it is when a GPU is measured.
+    """
 
     peak_allocated_bytes: int
     peak_reserved_bytes: int
@@ -30,8 +32,10 @@ class Replayed:
 
 
 def replay(trace: Trace, gpu: Gpu | None) -> Replayed:
-    """Every request and every return, in order. Where memory gets short, the allocator gives cached segments back, as
-    PyTorch's does; if it is too little all the same, the numbers are those of a GPU that had enough.
+    """Put every allocation and free through the allocator, in order.
+
+    Where memory gets short, the allocator gives cached segments back, as PyTorch's does. If that is not enough, the
+    numbers are those of a GPU that has enough.
 
     Args:
         gpu: whose memory, workspaces and rules; None counts bytes alone, as a CPU does.

@@ -1,5 +1,6 @@
 """A recipe's training step on fake tensors: the real model, Trainer, loss, clipping and optimizer; nothing computed."""
 
+import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -18,7 +19,7 @@ from workbench.measure.meter import Meter
 from workbench.models.family import family_of
 from workbench.models.load import count_parameters, load_config, load_tokenizer, quiet, skeleton
 from workbench.models.source import check_length, locate_config
-from workbench.predict.shadow.patches import UnreadScaler, cuda_choices, traceable
+from workbench.predict.shadow.patches import cuda_choices, make_fake, scale_losses, synchronize_gradients, traceable
 from workbench.predict.shadow.trace import Trace
 from workbench.predict.shadow.tracker import ShadowTracker
 from workbench.recipe import Recipe
@@ -97,7 +98,7 @@ def refuse_precision(gpu: Gpu, uses_bf16: bool) -> None:
 
 
 class _NoDevice:
-    """An allocator for the meter that has nothing to say: the replay knows the peaks."""
+    """The meter's allocator where there is no device to ask: the peaks come from the replay."""
 
     source = "predicted"
     enforces_caps = False
@@ -113,6 +114,8 @@ class _NoDevice:
 
 @dataclass
 class _Shadow:
+    """One recipe on its way from a model without memory to a trace."""
+
     recipe: Recipe
     model: PreTrainedModel
     tracker: ShadowTracker
@@ -122,9 +125,7 @@ class _Shadow:
     def run(self, gpu: Gpu | None) -> Trace:
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         counted = count_parameters(self.model)
-        _fake(self.model, mode)
-        # fake parameters cannot be moved, and need not be
-        self.model.to = lambda *_, **__: self.model  # type: ignore[assignment]
+        make_fake(self.model, mode, DEVICE)
         meter = Meter(self.model, before_bytes=0, tracker=self.tracker, allocator=_NoDevice())
         trainer = self._trainer(meter)
         uses_bf16 = trainer.args.bf16 or any(p.dtype is torch.bfloat16 for p in self.model.parameters())
@@ -151,9 +152,8 @@ class _Shadow:
         arguments = training_arguments(self.recipe, 1e-4, DEVICE, self.scratch)
         data = prepare_data(self.recipe, _blocks(self.recipe))
         trainer = assemble(self.recipe, self.model, data, arguments, meter, [])
-        if arguments.fp16:  # accelerate leaves fp16 out on a CPU
-            trainer.accelerator.native_amp = True
-            trainer.accelerator.scaler = UnreadScaler("cpu")
+        if arguments.fp16:
+            scale_losses(trainer)
         return trainer
 
     def _batches(self, trainer: SeamTrainer) -> list[Batch]:
@@ -183,21 +183,24 @@ class _Shadow:
 
 
 def train(trainer: SeamTrainer, meter: Meter, batches: list[Batch], begin_step: Callable[[], None]) -> None:
-    """What `Trainer.train` does with memory in each step: batches to the device, forward and backward for each,
-    clipping, optimizer, gradients dropped. Its loop itself needs a device, values to log and a data loader."""
+    """The calls of `Trainer.train` that have to do with memory, in its order (`tests/predict/test_order_of_calls.py`).
+
+    Its own loop needs a device, values to log and a data loader.
+    """
     trainer.create_optimizer()
     model, trainer.optimizer = trainer.accelerator.prepare(trainer.model, trainer.optimizer)
     trainer.model_wrapped = model
+    model.zero_grad()
     for _ in range(TRACED_STEPS):
         begin_step()
         moved = ({name: tensor.clone() for name, tensor in batch.items()} for batch in batches)
         samples, items = trainer.get_batch_samples(moved, len(batches), DEVICE)
         trainer.current_gradient_accumulation_steps = len(samples)
         for index, inputs in enumerate(samples):
-            trainer.accelerator.gradient_state._set_sync_gradients(index == len(samples) - 1)
+            synchronize_gradients(trainer, last=index == len(samples) - 1)
             trainer.training_step(model, inputs, items)
-        if trainer.args.max_grad_norm and trainer.args.max_grad_norm > 0:
-            trainer.accelerator.clip_grad_norm_(model.parameters(), trainer.args.max_grad_norm)
+        limit = trainer.args.max_grad_norm if trainer.args.max_grad_norm > 0 else math.inf  # then for the log only
+        trainer.accelerator.clip_grad_norm_(model.parameters(), limit)
         trainer.optimizer.step()
         model.zero_grad()
         meter.enter_phase(None)
@@ -229,25 +232,3 @@ def _padded(batch: Batch) -> bool:
 
 def _fake_batch(batch: Batch, mode: FakeTensorMode) -> Batch:
     return {name: mode.from_tensor(tensor.to(DEVICE)) for name, tensor in batch.items()}
-
-
-def _fake(model: torch.nn.Module, mode: FakeTensorMode) -> None:
-    """Every parameter and buffer becomes a fake one on the device; tied ones stay tied.
-
-    Techniques must have been applied before: adapters cannot be put into a model of fake parameters.
-    """
-    made: dict[int, torch.Tensor] = {}
-    for module in model.modules():
-        for tensors in cast("tuple[dict[str, torch.Tensor | None], ...]", (module._parameters, module._buffers)):
-            for name, tensor in tensors.items():
-                if tensor is not None:
-                    tensors[name] = made.setdefault(id(tensor), _fake_tensor(tensor, mode))
-
-
-def _fake_tensor(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
-    plain = tensor.detach()
-    if plain.device.type == "meta":
-        fake = mode.fake_tensor_converter.from_meta_and_device(mode, plain, DEVICE)
-    else:
-        fake = mode.from_tensor(plain)
-    return torch.nn.Parameter(fake, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else fake

@@ -1,4 +1,4 @@
-"""What a shadow leaves: every storage of a step with its birth, its end, its purpose and who made it."""
+"""What a shadow returns: of every storage of a step its size, when it began and ended, its category, who made it."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,12 +14,12 @@ CATEGORIES = tuple(Category)
 
 @dataclass(frozen=True)
 class Trace:
-    """A step without a device.
+    """Every allocation and free of a step, independent of any GPU's allocator.
 
     Arrays have one entry per storage; `born` and `died` are readings of the event clock, one event a reading, and
     `died` is -1 for what outlives the trace. `workspaces` are the storages whose size only the GPU knows: 0 here.
-    `allocator` holds what techniques set of it, `attention` what the choice of attention kernels rested on, `facts`
-    what really ran.
+    `allocator` holds the allocator's settings that techniques change, `attention` each question that was asked in the
+    choice of a kernel and its answer, `facts` the fields of a `Prediction` that are known from the assembled trainer.
     """
 
     nbytes: NDArray[np.int64]
