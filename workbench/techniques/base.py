@@ -203,9 +203,9 @@ class Technique:
         """What a prediction drives in this technique's place; itself, unless its kernels cannot be traced.
 
         A prediction runs the recipe on fake tensors: no values, no kernels, and "cpu" stands for the GPU's memory. A
-        technique whose storage or arithmetic lies in kernels that PyTorch cannot trace (8-bit states, 4-bit weights)
-        or that moves tensors to the host returns itself with other seams (`replacing`), which allocate the same bytes
-        at the same moments in plain PyTorch; their docstrings name the source of those bytes.
+        technique that moves tensors to the host, or whose own kernels PyTorch cannot trace, returns itself with other
+        seams (`replacing`), which allocate the same bytes at the same moments in plain PyTorch. What the Trainer or
+        transformers take from bitsandbytes, 8-bit states and 4-bit weights, predictions replace by themselves.
         """
         return self
 

@@ -1,7 +1,7 @@
 """Other optimizers: less state per parameter, or the same state with fewer temporaries."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -12,8 +12,7 @@ from workbench.settings import setting
 from workbench.techniques.base import Arguments, Call, Capability, Numerics, Stage, Technique
 
 if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedModel
+    pass
 
 # the Trainer's own names for them (transformers, `OptimizerNames`)
 TRAINER: dict[str, Arguments] = {
@@ -25,7 +24,6 @@ TRAINER: dict[str, Arguments] = {
 }
 # the Trainer's `adamw_torch` leaves the choice to PyTorch: foreach on a GPU, the loop on a CPU
 FOREACH = {"adamw_foreach": True, "adamw_loop": False}
-EIGHT_BIT_BLOCK, EIGHT_BIT_MINIMUM, EIGHT_BIT_VALUES = 256, 4096, 256  # bitsandbytes 0.50, `Optimizer2State`
 LEARNING_RATE_FACTORS = {"sgd": 1000.0, "sgd_momentum": 100.0}
 
 
@@ -91,16 +89,6 @@ class Optimizer(Technique):
         than Adafactor's rows and columns, at a learning rate that has to be searched for."""
         return tuple(cls(kind=kind) for kind in ("adamw_8bit", "adafactor"))
 
-    def stand_in(self) -> Technique:
-        """bitsandbytes steps in kernels of its own, which are not traced, and may not be installed."""
-        if self.kind != "adamw_8bit":
-            return self
-        return self.replacing(
-            run_context=lambda _: nullcontext(),
-            training_arguments=lambda _, arguments: arguments,
-            trainer=lambda _: Call(use_eight_bit_states),
-        )
-
 
 def use_adamw(trainer: Any, foreach: bool) -> None:
     """PyTorch's AdamW: `foreach` updates many parameters at once, the loop one after the other."""
@@ -115,40 +103,3 @@ def use_adamw(trainer: Any, foreach: bool) -> None:
         weight_decay=arguments.weight_decay,
         foreach=foreach,
     )
-
-
-def use_eight_bit_states(trainer: Any) -> None:
-    """For predictions: the bytes of `Optimizer2State.init_state` in bitsandbytes 0.50, made in the first step.
-
-    Its kernels change weights and states in place; besides, a gradient is made contiguous. Nothing is computed.
-    """
-    trainer.optimizer = eight_bit_adamw(trainer.model)
-
-
-def eight_bit_adamw(model: "PreTrainedModel") -> "torch.optim.Optimizer":
-    """Allocates what bitsandbytes' optimizer does, for the Trainer's parameters, and computes nothing."""
-    import torch
-
-    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
-    tables: dict[str, torch.Tensor] = {}
-
-    def states(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The Trainer asks for 32-bit states of embeddings."""
-        both = (1, 2)
-        if parameter.numel() < EIGHT_BIT_MINIMUM or id(parameter) in embeddings:
-            return {f"state{i}": torch.zeros_like(parameter, dtype=torch.float32) for i in both}
-        blocks = -(-parameter.numel() // EIGHT_BIT_BLOCK)
-        for i in both:
-            tables.setdefault(f"qmap{i}", torch.empty(EIGHT_BIT_VALUES, device=parameter.device))
-        made = {f"state{i}": torch.zeros_like(parameter, dtype=torch.uint8) for i in both}
-        return {**made, **{f"absmax{i}": torch.zeros(blocks, device=parameter.device) for i in both}, **tables}
-
-    class EightBitAdamW(torch.optim.Optimizer):
-        @torch.no_grad()
-        def step(self, closure: Any = None) -> None:  # type: ignore[override]
-            for parameter in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
-                if not self.state[parameter]:
-                    self.state[parameter] = states(parameter)
-                parameter.grad = parameter.grad.contiguous()
-
-    return EightBitAdamW([p for p in model.parameters() if p.requires_grad], {})

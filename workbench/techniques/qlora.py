@@ -2,21 +2,16 @@
 
 from dataclasses import dataclass
 from importlib.util import find_spec
-from math import ceil
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from workbench.measure.categories import Category
 from workbench.models.family import ModelFamily
 from workbench.settings import setting
-from workbench.techniques.base import Arguments, Call, Capability, Technique
+from workbench.techniques.base import Arguments, Call, Capability
 from workbench.techniques.low_rank import LowRank, add_low_rank
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel
-
-SCALED, SCALES_SCALED = 64, 256  # numbers that share a scale, and scales that do (bitsandbytes 0.50)
 
 
 @dataclass(frozen=True)
@@ -61,14 +56,6 @@ class Qlora(LowRank):
     def model(self, family: ModelFamily) -> Call:
         return Call(add_low_rank_to_four_bits, self.update(family))
 
-    def stand_in(self) -> Technique:
-        """bitsandbytes quantizes while it loads, and multiplies in kernels of its own, which are not traced."""
-        packing = {"double": self.double_quantization, "compute": self.compute}
-        return self.replacing(
-            model_arguments=lambda _, family: {},
-            model=lambda _, family: Call(add_low_rank_to_stand_ins, {**packing, **self.update(family)}),
-        )
-
 
 def add_low_rank_to_four_bits(model: "PreTrainedModel", **update: Any) -> Any:
     """A and B beside the matrices of a model that was loaded in 4 bits."""
@@ -77,69 +64,3 @@ def add_low_rank_to_four_bits(model: "PreTrainedModel", **update: Any) -> Any:
             # else an evaluation repacks the weights for a kernel without a backward pass (bitsandbytes 0.50)
             module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]  # an attribute, no parameter
     return add_low_rank(model, **update)
-
-
-def add_low_rank_to_stand_ins(model: "PreTrainedModel", double: bool, compute: str, **update: Any) -> Any:
-    """For predictions: matrices of the bytes that bitsandbytes makes of them, and products that unpack them as its own
-    do, with A and B beside them."""
-    from transformers.pytorch_utils import Conv1D
-
-    for name, module in list(model.named_modules()):
-        if isinstance(module, Conv1D):
-            adapted = name.rpartition(".")[2] in update["targets"]
-            model.set_submodule(name, four_bit_linear(module, double, compute, copies=adapted))
-    return add_low_rank(model, **update)
-
-
-def scales(numbers: int, double: bool) -> "dict[str, torch.Tensor]":
-    """What belongs to so many 4-bit numbers: `QuantState` in bitsandbytes 0.50, as `quantize_4bit` fills it."""
-    import torch
-
-    count = ceil(numbers / SCALED)
-    code = {"code": torch.empty(16)}  # the values that 4 bits stand for
-    if not double:
-        return {**code, "absmax": torch.empty(count)}
-    return {
-        **code,
-        "absmax": torch.empty(count, dtype=torch.uint8),
-        "offset": torch.empty(()),
-        "absmax_absmax": torch.empty(ceil(count / SCALES_SCALED)),
-        "absmax_code": torch.empty(256),
-    }
-
-
-def four_bit_linear(conv: Any, double: bool, compute: str, copies: bool) -> "torch.nn.Module":
-    """A module that allocates as bitsandbytes' `Linear4bit` does in the place of a `Conv1D`.
-
-    Forward and backward each turn the matrix back and drop it again (`MatMul4Bit`; on a GPU, few rows are multiplied
-    without that). With `copies` the result is copied, as PEFT does with that of a layer it adapts.
-    """
-    import torch
-
-    inputs, outputs = conv.weight.shape
-    shape, dtype, compute_dtype = (outputs, inputs), conv.weight.dtype, getattr(torch, compute)
-
-    class Product(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-            return torch.nn.functional.linear(x, x.new_empty(shape, dtype=dtype).to(x.dtype), bias)
-
-        @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-            return torch.matmul(gradient, gradient.new_empty(shape, dtype=dtype).to(gradient.dtype)), None, None
-
-    multiply: Any = Product.apply
-
-    class FourBitLinear(torch.nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            out: torch.Tensor = multiply(x.to(compute_dtype), self.weight, self.bias).to(x.dtype)
-            return out.clone() if copies else out
-
-    with torch.device("meta"):
-        made = FourBitLinear(inputs, outputs)
-        made.weight = torch.nn.Parameter(torch.empty(inputs * outputs // 2, 1, dtype=torch.uint8), requires_grad=False)
-        made.bias = torch.nn.Parameter(conv.bias.to(compute_dtype), requires_grad=False)
-        for name, tensor in scales(inputs * outputs, double).items():
-            made.register_buffer(name, tensor)
-    made.weight.quant_state = SimpleNamespace(shape=torch.Size(shape))  # type: ignore[attr-defined]  # for who counts
-    return made

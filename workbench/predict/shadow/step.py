@@ -20,6 +20,13 @@ from workbench.models.family import family_of
 from workbench.models.load import count_parameters, load_config, load_tokenizer, quiet, skeleton
 from workbench.models.source import check_length, locate_config
 from workbench.predict.shadow.patches import cuda_choices, make_fake, scale_losses, synchronize_gradients, traceable
+from workbench.predict.shadow.stand_ins import (
+    EightBitAdamW,
+    copy_adapted,
+    needs_eight_bit_states,
+    pack_matrices,
+    take_quantization,
+)
 from workbench.predict.shadow.trace import Trace
 from workbench.predict.shadow.tracker import ShadowTracker
 from workbench.recipe import Recipe
@@ -66,7 +73,15 @@ def trace(recipe: Recipe, gpu: Gpu | None, padding: bool = False) -> Trace:
 
 
 def _model(recipe: Recipe, config: Any) -> PreTrainedModel:
-    return prepare_model(recipe, skeleton(config, **model_arguments(recipe, family_of(config))))
+    family = family_of(config)
+    arguments = model_arguments(recipe, family)
+    quantization = take_quantization(arguments)
+    model = skeleton(config, **arguments)
+    if quantization is not None:
+        pack_matrices(model, family, quantization)
+    model = prepare_model(recipe, model)
+    copy_adapted(model)
+    return model
 
 
 @contextmanager
@@ -152,6 +167,8 @@ class _Shadow:
         arguments = training_arguments(self.recipe, 1e-4, DEVICE, self.scratch)
         data = prepare_data(self.recipe, _blocks(self.recipe))
         trainer = assemble(self.recipe, self.model, data, arguments, meter, [])
+        if needs_eight_bit_states(arguments):
+            trainer.optimizer = EightBitAdamW(self.model)
         if arguments.fp16:
             scale_losses(trainer)
         return trainer

@@ -1,0 +1,144 @@
+"""What stands in for bitsandbytes, whose kernels cannot be traced: the same bytes at the same moments, no arithmetic.
+
+One for each kind of storage that the library brings, whichever technique asks for it. It need not be installed. The
+bytes are those of its release 0.50, as each docstring names them.
+"""
+
+from math import ceil
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from workbench.models.family import ModelFamily
+from workbench.techniques.base import Arguments, Call
+
+SCALED, SCALES_SCALED = 64, 256  # 4-bit numbers that share a scale, and scales that do
+EIGHT_BIT_BLOCK, EIGHT_BIT_MINIMUM, EIGHT_BIT_VALUES = 256, 4096, 256  # `Optimizer2State`
+
+
+# ---- weights of 4 bits ----
+
+
+def take_quantization(arguments: Arguments) -> Arguments | None:
+    """The settings of a `BitsAndBytesConfig`, taken out of the arguments of loading; None without one."""
+    made: Call | None = arguments.pop("quantization_config", None)
+    if made is None:
+        return None
+    arguments.pop("device_map", None)
+    return dict(made.settings)
+
+
+def pack_matrices(model: Any, family: ModelFamily, settings: Arguments) -> None:
+    """Put a `FourBitLinear` in the place of each matrix that adapters may change, as quantized loading does."""
+    for name, module in list(model.named_modules()):
+        if name.rpartition(".")[2] in family.matrices:
+            shape = tuple(module.weight.shape)
+            shape = shape[::-1] if family.matrices_are_transposed else shape
+            model.set_submodule(name, FourBitLinear(shape, module.weight.dtype, module.bias, settings))
+
+
+def copy_adapted(model: Any) -> None:
+    """PEFT copies the result of a 4-bit layer that it adapts."""
+    for module in model.modules():
+        if isinstance(base := getattr(module, "base_layer", None), FourBitLinear):
+            base.copies = True
+
+
+class _Product(torch.autograd.Function):
+    """Forward and backward each turn the matrix back and drop it again (`MatMul4Bit`)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, layer: "FourBitLinear", bias: torch.Tensor) -> torch.Tensor:
+        ctx.layer = layer
+        return torch.nn.functional.linear(x, layer.turned_back(x), bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return torch.matmul(gradient, ctx.layer.turned_back(gradient)), None, None
+
+
+class FourBitLinear(torch.nn.Linear):
+    """Allocates as bitsandbytes' `Linear4bit` does. On a GPU, few rows are multiplied without turning it back whole.
+
+    Args:
+        shape: (outputs, inputs) of the matrix, `dtype` its type before.
+        settings: of the `BitsAndBytesConfig`.
+    """
+
+    copies = False  # whether the result is copied
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, bias: torch.Tensor, settings: Arguments) -> None:
+        outputs, inputs = shape
+        with torch.device("meta"):
+            super().__init__(inputs, outputs)
+            packed = torch.empty(inputs * outputs // 2, 1, dtype=torch.uint8)
+            for name, tensor in _scales(inputs * outputs, settings["bnb_4bit_use_double_quant"]).items():
+                self.register_buffer(name, tensor)
+        self.compute, self.matrix_dtype = getattr(torch, settings["bnb_4bit_compute_dtype"]), dtype
+        self.weight = torch.nn.Parameter(packed, requires_grad=False)
+        self.bias = torch.nn.Parameter(bias.to(self.compute), requires_grad=False)
+        self.weight.quant_state = SimpleNamespace(shape=torch.Size(shape))  # type: ignore[attr-defined]  # for who counts
+
+    def turned_back(self, like: torch.Tensor) -> torch.Tensor:
+        """The matrix in floating point: a new tensor, and another one if it is needed in another type."""
+        return like.new_empty((self.out_features, self.in_features), dtype=self.matrix_dtype).to(like.dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        multiply: Any = _Product.apply
+        out: torch.Tensor = multiply(x.to(self.compute), self, self.bias).to(x.dtype)
+        return out.clone() if self.copies else out
+
+
+def _scales(numbers: int, double: bool) -> dict[str, torch.Tensor]:
+    """What belongs to so many 4-bit numbers: `QuantState`, as `quantize_4bit` fills it."""
+    count = ceil(numbers / SCALED)
+    code = {"code": torch.empty(16)}  # the values that 4 bits stand for
+    if not double:
+        return {**code, "absmax": torch.empty(count)}
+    return {
+        **code,
+        "absmax": torch.empty(count, dtype=torch.uint8),
+        "offset": torch.empty(()),
+        "absmax_absmax": torch.empty(ceil(count / SCALES_SCALED)),
+        "absmax_code": torch.empty(256),
+    }
+
+
+# ---- optimizer states of 8 bits ----
+
+
+def needs_eight_bit_states(arguments: Any) -> bool:
+    """Whether the Trainer would make bitsandbytes' AdamW with states of 8 bits."""
+    return arguments.optim in ("adamw_8bit", "adamw_bnb_8bit")
+
+
+class EightBitAdamW(torch.optim.Optimizer):
+    """The bytes of `Optimizer2State.init_state`, made in the first step, for the parameters that are trained.
+
+    The library's kernels change weights and states in place; besides, a gradient is made contiguous.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__([p for p in model.parameters() if p.requires_grad], {})
+        embeddings = (module for module in model.modules() if isinstance(module, torch.nn.Embedding))
+        self.embeddings = {id(module.weight) for module in embeddings}
+        self.tables: dict[str, torch.Tensor] = {}
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
+            if not self.state[parameter]:
+                self.state[parameter] = self.new_state(parameter)
+            parameter.grad = parameter.grad.contiguous()
+
+    def new_state(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The Trainer asks for 32-bit states of embeddings."""
+        both = (1, 2)
+        if parameter.numel() < EIGHT_BIT_MINIMUM or id(parameter) in self.embeddings:
+            return {f"state{i}": torch.zeros_like(parameter, dtype=torch.float32) for i in both}
+        blocks = ceil(parameter.numel() / EIGHT_BIT_BLOCK)
+        for i in both:
+            self.tables.setdefault(f"qmap{i}", torch.empty(EIGHT_BIT_VALUES, device=parameter.device))
+        made = {f"state{i}": torch.zeros_like(parameter, dtype=torch.uint8) for i in both}
+        return {**made, **{f"absmax{i}": torch.zeros(blocks, device=parameter.device) for i in both}, **self.tables}
