@@ -145,8 +145,9 @@ def test_line_ends_split_by_a_chunk_are_one(tmp_path, monkeypatch):
     path = tmp_path / "dos.txt"
     path.write_bytes(("é\r\n\r\r\n" * 50).encode())
     for size in (1, 2, 3, 5, 1000):
-        monkeypatch.setattr(texts, "CHUNK_BYTES", size)
-        assert "".join(texts._decoded(path, "utf-8-sig")) == "é\n\r\n" * 50
+        monkeypatch.setattr(texts, "CHUNK", size)
+        (document,) = texts.TextSource(str(path), path).documents()
+        assert "".join(document) == "é\n\r\n" * 50
 
 
 def test_a_name_is_made_absolute_with_its_options(tmp_path, monkeypatch):
@@ -167,7 +168,7 @@ def small_memory(monkeypatch):
     """What is long, shortened: 20 KB do not fit, and pieces are of 1,000 characters."""
     monkeypatch.setattr(corpus, "IN_MEMORY_CHARACTERS", 20_000)
     monkeypatch.setattr(corpus, "PIECE_CHARACTERS", 1_000)
-    monkeypatch.setattr(texts, "CHUNK_BYTES", 777)
+    monkeypatch.setattr(texts, "CHUNK", 777)
 
 
 @pytest.mark.parametrize("tokenizer", [gpt2_tokenizer, lambda: load_tokenizer(locate("gpt2-tiny"))])
