@@ -75,7 +75,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class TrainingText:
-    """What the token blocks are cut from, for techniques that cut it in another way. The held-out part is not theirs.
+    """The text of the training blocks, without the held-out part, for techniques that cut it in another way.
 
     `tokenizer` is the model's, `sequence_length` T tokens, `batch` B sequences per optimizer step.
     """
@@ -157,14 +157,11 @@ def _survey(source: texts.TextSource) -> Corpus:
     if not tally["documents"]:
         reason = "; ".join(remarks) or "there is no document in it"
         raise texts.refusal(f"{source.path} is empty: {reason}. Give a file with text in it.")
+    text, is_long = "".join(kept), characters > IN_MEMORY_CHARACTERS
     cut = int(characters * (1 - HELD_OUT_SHARE))
-    end = min(characters, cut + HELD_OUT_CHARACTERS)
-    train: str | Stream = Stream(source, 0, cut)
-    held_out: str | Stream = Stream(source, cut, end)
-    if characters <= IN_MEMORY_CHARACTERS:
-        text = "".join(kept)
-        train, held_out = text[:cut], text[cut:end]
-    held_out = "".join(held_out)
+    end = cut + HELD_OUT_CHARACTERS
+    train = Stream(source, 0, cut) if is_long else text[:cut]
+    held_out = "".join(Stream(source, cut, end)) if is_long else text[cut:end]
     if not held_out.strip():
         raise texts.refusal(f"the last tenth of {source.name}, which is held out, is blank. Trim the file.")
     return Corpus(source.name, train, held_out, digest.hexdigest(), tally["documents"], remarks)

@@ -116,7 +116,10 @@ class TextSource:
 
     def signature(self) -> tuple[tuple[str, int, int], ...]:
         """Names, sizes and times of change of all files: another one means that the text may be another."""
-        facts = ((str(path), path.stat()) for path in self.files())
+        try:
+            facts = [(str(path), path.stat()) for path in self.files()]
+        except OSError as error:
+            raise _unreadable(error.filename, error) from None
         return tuple((name, fact.st_size, fact.st_mtime_ns) for name, fact in facts)
 
 
@@ -189,29 +192,27 @@ def _kind(path: Path) -> str:
 
 
 def _check_kind(path: Path) -> None:
-    kinds = ", ".join(KINDS)
     if not path.is_file() and not path.is_dir():
         raise refusal(f"{path} is not a regular file. Give a file with text in it.")
     if _kind(path) not in ("", "saved", *KINDS):
-        raise refusal(f"{path} ends in {path.suffix}, which is not read. Give {kinds}, or a folder of these.")
+        raise refusal(
+            f"{path} ends in {path.suffix}, which is not read. Give {', '.join(KINDS)}, or a folder of these."
+        )
 
 
 def _documents(path: Path, source: TextSource) -> Iterator[tuple[str, Any]]:
-    """What `read_documents` gives, with the place in words instead of a number, and with a cure to every fault."""
-    is_table, number = _kind(path) in TABLES, 0
+    """What `read_documents` gives, with the place in words, not as a number, and with a cure for every fault."""
+    unit, number = "row" if _kind(path) in TABLES else "line", 0
     try:
-        if not is_table:
+        if unit == "line":
             _check_bytes(path, source.encoding)
-    except OSError as error:
-        raise refusal(f"{path} cannot be read: {error.strerror or error}. Check its permissions.") from None
-    try:
         header = number = _check_columns(path, source)
         for number, text in read_documents(str(path), source.column, source.encoding, CHUNK):
-            yield f"{path}, {'row' if is_table else 'line'} {number}", text
+            yield f"{path}, {unit} {number}", text
     except ConfigurationError:
         raise
     except (OSError, ValueError, LookupError, TypeError, RuntimeError, csv.Error) as error:
-        raise (_damaged(path, error) if is_table else _faulty_line(path, source, number, error)) from None
+        raise _fault(path, source, number, error) from None
     if number == header > 0:
         raise refusal(f"{path} is empty: it has a header, but no rows. Give a file with rows.")
 
@@ -308,24 +309,29 @@ def _no_column(where: str, source: TextSource, columns: Iterable[Any]) -> Config
     return refusal(f"{where} has no column {source.column!r}; it has {', '.join(found)}. {cure}")
 
 
-def _damaged(path: Path, error: Exception) -> ConfigurationError:
+def _unreadable(path: Path, error: OSError) -> ConfigurationError:
+    return refusal(f"{path} cannot be read: {error.strerror or error}. Check its permissions.")
+
+
+def _fault(path: Path, source: TextSource, after: int, error: Exception) -> ConfigurationError:
+    """What stopped the reading after line `after`; in lines, it was the next one that is not blank."""
     if path.is_dir():
         return refusal(f"the data set saved in {path} is empty or damaged ({error}). Save it again.")
-    words = str(error).partition("\n")[0]
-    return refusal(f"{path} is not a whole Parquet file ({words}). Write or copy it again.")
-
-
-def _faulty_line(path: Path, source: TextSource, after: int, error: Exception) -> ConfigurationError:
-    """Names the line where `read_documents` stopped: the first one after line `after` that is not blank."""
+    if _kind(path) in TABLES:
+        words = str(error).partition("\n")[0]
+        return refusal(f"{path} is not a whole Parquet file ({words}). Write or copy it again.")
+    if isinstance(error, OSError):
+        return _unreadable(path, error)
     blank = "\r\n" if _kind(path) in SEPARATORS else None  # a CSV row may be a space
     with path.open(encoding=source.encoding, newline="\n") as file:
         number, line = next((n, line) for n, line in enumerate(file, 1) if n > after and line.strip(blank))
     where = f"{path}, line {number}"
-    if _kind(path) not in SEPARATORS:
-        return _faulty_json(where, source, line)
     if isinstance(error, csv.Error):
         return refusal(f"{where} is not CSV ({error}). Close every double quote; double those in a text.")
-    return refusal(f"{where} has {error}. Put text with a separator, a quote or a line end in it into double quotes.")
+    if _kind(path) in SEPARATORS:
+        cure = "Put text with a separator, a quote or a line end in it into double quotes."
+        return refusal(f"{where} has {error}. {cure}")
+    return _faulty_json(where, source, line)
 
 
 def _faulty_json(where: str, source: TextSource, line: str) -> ConfigurationError:
