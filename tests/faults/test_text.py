@@ -103,8 +103,8 @@ FAULTS: dict[str, tuple[Callable[[Path], str], tuple[str, ...]]] = {
         ("a.txt is not UTF-8: byte 0xe9 in line 3", "a.txt:encoding=latin-1", "iconv -f latin1 -t utf-8 a.txt"),
     ),
     "Latin-1 far down": (
-        file("a.txt", b"x" * 99 + b"\n" * texts.CHUNK_BYTES + b"caf\xe9 au lait\n"),
-        (f"byte 0xe9 in line {texts.CHUNK_BYTES + 1}",),
+        file("a.txt", b"x" * 99 + b"\n" * texts.CHUNK + b"caf\xe9 au lait\n"),
+        (f"byte 0xe9 in line {texts.CHUNK + 1}",),
     ),
     "cut inside a character": (
         file("a.txt", LINES.encode() + "café".encode()[:-1]),

@@ -1,5 +1,6 @@
-"""Text to blocks. Other kinds of files: tests/test_texts.py. What is refused: tests/faults/test_text.py."""
+"""Text to blocks. Other kinds of files: test_readers.py. What is refused: tests/faults/test_text.py."""
 
+import inspect
 import re
 from pathlib import Path
 
@@ -69,6 +70,24 @@ def test_blocks_are_contiguous_and_of_equal_length(tokenizer):
         assert {len(row) for row in rows} == {16}
         assert len(rows) == len(tokens) // 16
         assert [token for row in rows for token in row] == tokens[: 16 * len(rows)]
+
+
+def test_the_plain_function_cuts_as_a_run_does():
+    scope = {}
+    exec(inspect.getsource(corpus.cut_into_blocks), scope)  # in an exported script there is nothing else
+    assert scope["cut_into_blocks"](list(range(10)), 3) == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    assert scope["cut_into_blocks"]([1, 2], 3) == []
+
+
+def test_the_tokens_of_a_text_are_made_once_for_all_lengths(tokenizer, monkeypatch):
+    made = []
+    tokens = corpus._tokens
+    monkeypatch.setattr(corpus, "_tokens", lambda text, by: made.extend(text) or tokens(text, by))
+    monkeypatch.setattr(corpus, "_IDS", {})
+    for words, length in (("one two " * 99, 16), ("one two " * 99, 8), ("three four " * 99, 8)):
+        corpus.make_blocks(corpus.Corpus("any", words, "word " * 99, ""), tokenizer, length, batch=1)
+    assert [text for text in made if not text.startswith("word")] == ["one two " * 99, "three four " * 99]
+    assert len(corpus._IDS) == 1
 
 
 def test_the_held_out_part_is_capped(tokenizer):

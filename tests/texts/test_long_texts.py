@@ -13,15 +13,15 @@ import pytest
 MEASURE = """
 import json, resource, sys
 from workbench.texts import corpus
-from workbench.models import models
+from workbench.models.gpt2 import gpt2_tokenizer
 
 def peak_mib():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
-tokenizer = models.gpt2_tokenizer()
+tokenizer = gpt2_tokenizer()
 import datasets, pyarrow, torch
 idle = peak_mib()
-text = corpus.load(sys.argv[1])
+text = corpus.load_corpus(sys.argv[1])
 loaded = peak_mib()
 blocks = corpus.make_blocks(text, tokenizer, 1024, 8)
 rows = sum(len(blocks.train[i]["input_ids"]) for i in range(0, len(blocks.train), 997))

@@ -1,8 +1,11 @@
 """Whatever kind of file the user's texts are in, the same documents come out; what is wrong is in tests/faults."""
 
 import csv
+import inspect
 import io
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -145,8 +148,9 @@ def test_line_ends_split_by_a_chunk_are_one(tmp_path, monkeypatch):
     path = tmp_path / "dos.txt"
     path.write_bytes(("é\r\n\r\r\n" * 50).encode())
     for size in (1, 2, 3, 5, 1000):
-        monkeypatch.setattr(texts, "CHUNK_BYTES", size)
-        assert "".join(texts._decoded(path, "utf-8-sig")) == "é\n\r\n" * 50
+        monkeypatch.setattr(texts, "CHUNK", size)
+        (document,) = texts.TextSource(str(path), path).documents()
+        assert "".join(document) == "é\n\r\n" * 50
 
 
 def test_a_name_is_made_absolute_with_its_options(tmp_path, monkeypatch):
@@ -159,6 +163,57 @@ def test_a_name_is_made_absolute_with_its_options(tmp_path, monkeypatch):
         assert texts.absolute(unchanged) == unchanged
 
 
+# ---- what a loader may do to a text, and none of ours does ----
+
+ODD = ["NA", "null", "2020-01-01", "007", "1e5", "true", "", "lone \r stays", "a\r\r\nb", "end \r"]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "tsv", "parquet", "saved"])
+def test_what_looks_like_a_number_a_date_or_a_null_stays_a_text(tmp_path, kind):
+    source = texts.find_text(write(tmp_path, kind, ODD), "")
+    expected = [text.replace("\r\n", "\n") for text in ODD]
+    assert ["".join(document) for document in source.documents()] == expected
+
+
+@pytest.mark.parametrize("name", ["a[1].jsonl", "a*b.csv", "x#1?.parquet", "a::b.jsonl"])
+def test_a_name_is_no_pattern(tmp_path, name):
+    made = Path(write(tmp_path, name.rpartition(".")[2], DOCUMENTS))
+    assert read(str(made.rename(tmp_path / name))).documents == 5
+
+
+@pytest.mark.parametrize("kind", ["txt", *KINDS[:-1]])
+def test_the_plain_function_alone_reads_what_a_run_reads(tmp_path, kind):
+    name = write(tmp_path, kind, [*DOCUMENTS, None, " "])
+    if kind == "txt":
+        Path(name).write_bytes(END_OF_TEXT.join(DOCUMENTS).encode())
+    scope = {}
+    exec(inspect.getsource(texts.read_documents), scope)  # in an exported script there is nothing else
+    rows = [text for _, text in scope["read_documents"](name)]
+    kept = [text.replace("\r\n", "\n") for text in rows if text and text.strip()]
+    own = read(name)
+    assert END_OF_TEXT.join(kept) == own.train + own.held_out == END_OF_TEXT.join(CLEAN)
+
+
+READ = """
+import sys
+from workbench.texts.corpus import load_corpus
+load_corpus("shakespeare")
+for name in sys.argv[1:]:
+    load_corpus(name)
+print(*{"datasets", "pyarrow", "pandas", "torch"} & set(sys.modules))
+"""
+
+
+def test_files_of_lines_are_read_without_datasets_and_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    names = [write(tmp_path, kind, DOCUMENTS) for kind in ("jsonl", "csv", "tsv")]
+    done = subprocess.run([sys.executable, "-c", READ, *names], capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"
+    names = [write(tmp_path, kind, DOCUMENTS) for kind in ("parquet", "saved")]
+    subprocess.run([sys.executable, "-c", READ, *names], check=True)
+    assert not list((tmp_path / "cache").rglob("*"))
+
+
 # ---- long texts ----
 
 
@@ -167,7 +222,7 @@ def small_memory(monkeypatch):
     """What is long, shortened: 20 KB do not fit, and pieces are of 1,000 characters."""
     monkeypatch.setattr(corpus, "IN_MEMORY_CHARACTERS", 20_000)
     monkeypatch.setattr(corpus, "PIECE_CHARACTERS", 1_000)
-    monkeypatch.setattr(texts, "CHUNK_BYTES", 777)
+    monkeypatch.setattr(texts, "CHUNK", 777)
 
 
 @pytest.mark.parametrize("tokenizer", [gpt2_tokenizer, lambda: load_tokenizer(locate("gpt2-tiny"))])
@@ -223,6 +278,15 @@ def test_the_tokens_of_a_long_text_are_made_once_and_again_when_it_changes(tmp_p
     path.write_text("other words " * 4_000)
     corpus.make_blocks(read(str(path)), gpt2_tokenizer(), 32, 4)
     assert len(calls) == 2
+
+
+def test_the_survey_of_a_long_text_is_kept_until_its_file_changes(tmp_path, small_memory):
+    path = tmp_path / "long.txt"
+    path.write_text("some words " * 4_000)
+    first = read(str(path))
+    assert read(str(path)) is first
+    path.write_text("other words " * 4_000)
+    assert read(str(path)).sha256 != first.sha256
 
 
 # ---- a Dataset of the Python API ----

@@ -8,16 +8,17 @@ import hashlib
 import os
 import re
 from array import array
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
+from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from workbench.errors import ConfigurationError, UnavailableError
+from workbench.errors import UnavailableError
 from workbench.models.gpt2 import END_OF_TEXT
 from workbench.paths import CORPORA, runs_folder
 from workbench.texts import readers as texts
@@ -38,16 +39,22 @@ BLOCKS_AT_A_TIME = 1024
 
 @dataclass(frozen=True)
 class Stream:
-    """The first `characters` of a text that is too long to be held: read anew each time it is iterated, in pieces."""
+    """Characters `start` to `end` of a text too long to be held: read anew each time it is iterated, in pieces."""
 
     source: texts.TextSource
-    characters: int
+    start: int
+    end: int
 
     def __iter__(self) -> Iterator[str]:
-        return _slice(_joined(self.source, Tally()), 0, self.characters)
+        position = 0
+        for piece in _joined(self.source, Counter()):
+            if position >= self.end:
+                return
+            yield piece[max(self.start - position, 0) : self.end - position]
+            position += len(piece)
 
     def __len__(self) -> int:
-        return self.characters
+        return self.end - self.start
 
 
 @dataclass(frozen=True)
@@ -68,7 +75,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class TrainingText:
-    """What the token blocks are cut from, for techniques that cut it in another way. The held-out part is not theirs.
+    """The text of the training blocks, without the held-out part, for techniques that cut it in another way.
 
     `tokenizer` is the model's, `sequence_length` T tokens, `batch` B sequences per optimizer step.
     """
@@ -91,15 +98,6 @@ class Blocks:
     text: TrainingText
 
 
-@dataclass
-class Tally:
-    """What was met while reading."""
-
-    documents: int = 0
-    blank: int = 0
-    null: int = 0
-
-
 def embedded() -> list[str]:
     """Names of the texts that come with the workbench."""
     return sorted(folder.name for folder in CORPORA.iterdir() if (folder / "train.txt").exists())
@@ -113,88 +111,60 @@ def load_corpus(name: str) -> Corpus:
         ConfigurationError: no such text, not readable, not in the encoding (with the line), or nothing in it.
     """
     if name in embedded():
-        train, held_out = (_whole(CORPORA / name / f"{part}.txt") for part in ("train", "held_out"))
+        parts = (CORPORA / name / f"{part}.txt" for part in ("train", "held_out"))
+        train, held_out = (path.read_text(encoding="utf-8") for path in parts)
         return Corpus(name, train, held_out, hashlib.sha256(f"{train}\0{held_out}".encode()).hexdigest())
-    source = texts.find_text(
-        name, f"Embedded: {', '.join(embedded())}. Give one of these or the path of a UTF-8 text file."
-    )
+    known = f"Embedded: {', '.join(embedded())}. Give one of these or the path of a UTF-8 text file."
+    source = texts.find_text(name, known)
     signature = source.signature()
     if sum(size for _, size, _ in signature) > IN_MEMORY_CHARACTERS:
-        return _survey_once(source, signature)
+        return _survey_unless_changed(source, signature)
     return _survey(source)
 
 
-def _whole(path: Path) -> str:
-    return "".join(_joined(texts.TextSource(str(path), path), Tally()))
+@lru_cache(maxsize=2)  # reading a long text takes seconds to minutes; the corpus that is kept is small: a stream
+def _survey_unless_changed(source: texts.TextSource, signature: tuple[tuple[str, int, int], ...]) -> Corpus:
+    return _survey(source)
 
 
-def _joined(source: texts.TextSource, tally: Tally) -> Iterator[str]:
+def _joined(source: texts.TextSource, tally: Counter[str]) -> Iterator[str]:
     """All documents in pieces, END_OF_TEXT between them; blank ones and nulls are counted and left out."""
-    for _, document in source.documents():
-        if document is None:
-            tally.null += 1
+    for document in source.documents():
+        pieces = iter(document or ())
+        begin = next((begin for begin in accumulate(pieces) if begin.strip()), None)
+        if begin is None:
+            tally["null texts" if document is None else "blank documents"] += 1
             continue
-        pieces, begin = iter(document), []
-        for piece in pieces:
-            begin.append(piece)
-            if piece.strip():
-                break
-        else:
-            tally.blank += 1
-            continue
-        if tally.documents:
+        if tally["documents"]:
             yield END_OF_TEXT
-        tally.documents += 1
-        yield from begin
+        tally["documents"] += 1
+        yield begin
         yield from pieces
 
 
 def _survey(source: texts.TextSource) -> Corpus:
     """One pass for the hash, the length and the faults; a second one for the held-out part of a long text."""
-    digest, tally, kept, characters = hashlib.sha256(), Tally(), list[str](), 0
+    digest, tally, kept, characters = hashlib.sha256(), Counter[str](), list[str](), 0
     for piece in _joined(source, tally):
         digest.update(piece.encode())
         characters += len(piece)
         kept.append(piece)
         if characters > IN_MEMORY_CHARACTERS:
             kept.clear()
-    if not tally.documents:
-        left_out = "; ".join(_remarks(source, tally)) or "there is no document in it"
-        raise ConfigurationError(f"corpus: {source.path} is empty: {left_out}. Give a file with text in it.")
+    tally["files of other kinds"] = len(source.others())
+    left_out = ("blank documents", "null texts", "files of other kinds")
+    remarks = tuple(f"{tally[what]} {what} left out" for what in left_out if tally[what])
+    if not tally["documents"]:
+        reason = "; ".join(remarks) or "there is no document in it"
+        raise texts.refusal(f"{source.path} is empty: {reason}. Give a file with text in it.")
+    text, is_long = "".join(kept), characters > IN_MEMORY_CHARACTERS
     cut = int(characters * (1 - HELD_OUT_SHARE))
-    train: str | Stream = Stream(source, cut)
-    held_out_end = min(characters, cut + HELD_OUT_CHARACTERS)
-    if characters <= IN_MEMORY_CHARACTERS:
-        text = "".join(kept)
-        train, held_out = text[:cut], text[cut:held_out_end]
-    else:
-        held_out = "".join(_slice(_joined(source, Tally()), cut, held_out_end))
+    end = cut + HELD_OUT_CHARACTERS
+    train = Stream(source, 0, cut) if is_long else text[:cut]
+    held_out = "".join(Stream(source, cut, end)) if is_long else text[cut:end]
     if not held_out.strip():
-        raise ConfigurationError(
-            f"corpus: the last tenth of {source.name}, which is held out, is blank. Trim the file."
-        )
-    return Corpus(source.name, train, held_out, digest.hexdigest(), tally.documents, _remarks(source, tally))
-
-
-@lru_cache(maxsize=2)
-def _survey_once(source: texts.TextSource, signature: Any) -> Corpus:
-    return _survey(source)
-
-
-def _remarks(source: texts.TextSource, tally: Tally) -> tuple[str, ...]:
-    counts = {"blank documents": tally.blank, "null texts": tally.null, "files of other kinds": len(source.others())}
-    return tuple(f"{number} {what} left out" for what, number in counts.items() if number)
-
-
-def _slice(pieces: Iterable[str], start: int, end: int) -> Iterator[str]:
-    """Characters `start` to `end` of a text in pieces."""
-    position = 0
-    for piece in pieces:
-        if position >= end:
-            return
-        if position + len(piece) > start:
-            yield piece[max(start - position, 0) : end - position]
-        position += len(piece)
+        raise texts.refusal(f"the last tenth of {source.name}, which is held out, is blank. Trim the file.")
+    return Corpus(source.name, train, held_out, digest.hexdigest(), tally["documents"], remarks)
 
 
 def keep(dataset: "Dataset", column: str = "text") -> str:
@@ -209,22 +179,20 @@ def keep(dataset: "Dataset", column: str = "text") -> str:
     """
     names = getattr(dataset, "column_names", None)
     if not isinstance(names, list) or not hasattr(dataset, "__len__"):
-        raise ConfigurationError(
-            f"corpus: a datasets.Dataset is needed, got a {type(dataset).__name__}. Of several splits give one, as "
+        raise texts.refusal(
+            f"a datasets.Dataset is needed, got a {type(dataset).__name__}. Of several splits give one, as "
             "dataset['train']; a stream must be read first: Dataset.from_list(list(stream))."
         )
     if column not in names:
-        raise ConfigurationError(f"corpus: the data set has no column {column!r}; it has {', '.join(names)}. Name one.")
+        raise texts.refusal(f"the data set has no column {column!r}; it has {', '.join(names)}. Name one.")
     folder = runs_folder() / "texts"
     folder.mkdir(parents=True, exist_ok=True)
     aside = folder / f"{os.getpid()}-part.parquet"
     try:
         dataset.select_columns([column]).rename_columns({column: "text"} if column != "text" else {}).to_parquet(aside)
-        path = folder / f"{load_corpus(str(aside)).sha256[:16]}.parquet"
-        os.replace(aside, path)
+        return str(aside.replace(folder / f"{load_corpus(str(aside)).sha256[:16]}.parquet"))
     finally:
         aside.unlink(missing_ok=True)
-    return str(path)
 
 
 def prompt(corpus: Corpus) -> str:
@@ -249,49 +217,49 @@ def make_blocks(corpus: Corpus, tokenizer: "PreTrainedTokenizerBase", sequence_l
     from datasets import Dataset
 
     if isinstance(corpus.train, str):
-        ids = _ids(corpus.train, _Tokenizer(_state(tokenizer), tokenizer))
-        starts = range(0, len(ids) - sequence_length + 1, sequence_length)
-        train = Dataset.from_dict({"input_ids": [ids[i : i + sequence_length].tolist() for i in starts]})
+        blocks = cut_into_blocks(_ids(corpus.train, tokenizer), sequence_length)
+        train = Dataset.from_dict({"input_ids": [block.tolist() for block in blocks]})
     else:
         train = Dataset.from_file(str(_tokenised(corpus, corpus.train, tokenizer, sequence_length)))
-    held_out = list(
-        islice(_cut([corpus.held_out], tokenizer, sequence_length), max(1, HELD_OUT_TOKENS // sequence_length))
-    )
+    rows = max(1, HELD_OUT_TOKENS // sequence_length)
+    held_out = list(islice(_cut([corpus.held_out], tokenizer, sequence_length), rows))
     if len(train) < batch:
-        raise ConfigurationError(
-            f"corpus: {corpus.name} gives {len(train)} training blocks of {sequence_length} tokens, but a batch needs "
+        raise texts.refusal(
+            f"{corpus.name} gives {len(train)} training blocks of {sequence_length} tokens, but a batch needs "
             f"{batch}. Use a longer text, a smaller sequence_length or a smaller effective_batch_size."
         )
     if not held_out:
-        raise ConfigurationError(
-            f"corpus: the held-out part of {corpus.name} is shorter than one block of {sequence_length} tokens. "
+        raise texts.refusal(
+            f"the held-out part of {corpus.name} is shorter than one block of {sequence_length} tokens. "
             "Use a longer text or a smaller sequence_length."
         )
-    return Blocks(
-        train.select(range(len(train) // batch * batch)),
-        Dataset.from_dict({"input_ids": held_out}),
-        TrainingText(corpus.train if isinstance(corpus.train, str) else "", tokenizer, sequence_length, batch),
-    )
+    text = TrainingText(corpus.train if isinstance(corpus.train, str) else "", tokenizer, sequence_length, batch)
+    train = train.select(range(len(train) // batch * batch))
+    return Blocks(train, Dataset.from_dict({"input_ids": held_out}), text)
+
+
+def cut_into_blocks(tokens: "Sequence[int]", length: int) -> "list[Any]":
+    """Blocks of `length` tokens; the last, shorter piece is dropped. Exported scripts contain this function."""
+    return [tokens[start : start + length] for start in range(0, len(tokens) - length + 1, length)]
+
+
+_IDS: dict[tuple[str, str], "array[int]"] = {}
+"""The tokens of the last text that was in memory, four bytes each: making them takes 0.9 s per MB, and the runs of a
+notebook share them. The key is the text's hash and the tokenizer's state."""
+
+
+def _ids(text: str, tokenizer: "PreTrainedTokenizerBase") -> "array[int]":
+    key = hashlib.sha256(text.encode()).hexdigest(), _state(tokenizer)
+    if key not in _IDS:
+        ids = array("i", chain.from_iterable(_tokens([text], tokenizer)))
+        _IDS.clear()
+        _IDS[key] = ids
+    return _IDS[key]
 
 
 def _state(tokenizer: "PreTrainedTokenizerBase") -> str:
     """Equal for tokenizers that give a text the same tokens."""
     return f"{tokenizer.backend_tokenizer.to_str()} {tokenizer.eos_token}"
-
-
-@dataclass(frozen=True)
-class _Tokenizer:
-    state: str
-    own: "PreTrainedTokenizerBase" = field(compare=False)
-
-
-@lru_cache(maxsize=1)
-def _ids(text: str, tokenizer: _Tokenizer) -> "array[int]":
-    """The tokens of a whole text, four bytes each; the runs of a notebook share them."""
-    ids = array("i")
-    for some in _tokens([text], tokenizer.own):
-        ids.extend(some)
-    return ids
 
 
 def _tokens(text: Iterable[str], tokenizer: "PreTrainedTokenizerBase") -> Iterator[list[int]]:
@@ -305,9 +273,8 @@ def _cut(text: Iterable[str], tokenizer: "PreTrainedTokenizerBase", length: int)
     rest: list[int] = []
     for some in _tokens(text, tokenizer):
         rest += some
-        whole = len(rest) // length * length
-        yield from (rest[i : i + length] for i in range(0, whole, length))
-        rest = rest[whole:]
+        yield from cut_into_blocks(rest, length)
+        rest = rest[len(rest) // length * length :]
 
 
 BOUNDARY = re.compile(r"(?<=\S)[ \n]")
@@ -343,8 +310,8 @@ def _tokenised(corpus: Corpus, text: Stream, tokenizer: "PreTrainedTokenizerBase
         path.parent.mkdir(parents=True, exist_ok=True)
         _write_blocks(_cut(_shown(text), tokenizer, length), aside)
         if text.source.signature() != before:
-            raise ConfigurationError(f"corpus: {corpus.name} was changed while it was read. Start again.")
-        os.replace(aside, path)
+            raise texts.refusal(f"{corpus.name} was changed while it was read. Start again.")
+        return aside.replace(path)
     except OSError as error:
         raise UnavailableError(
             f"corpus: the tokens of {corpus.name} cannot be written to {path.parent}: {error.strerror or error}. Free "
@@ -352,7 +319,6 @@ def _tokenised(corpus: Corpus, text: Stream, tokenizer: "PreTrainedTokenizerBase
         ) from None
     finally:
         aside.unlink(missing_ok=True)
-    return path
 
 
 def _shown(text: Stream) -> Iterator[str]:

@@ -2,27 +2,78 @@
 
 A name is a path, with options after a colon: `novel.txt`, `old.txt:encoding=latin-1`, `reviews.csv:body` (the column),
 `reviews.csv:column=body,encoding=cp1252`. Every fault names the file, the line or row, and a cure.
+
+`datasets` reads what it saved itself; its loaders of text, JSON, CSV and Parquet (5.2) are not used, because each
+changes texts without a word. Text: a lone carriage return becomes a line end, a long line is held whole. JSON: texts
+that look like dates become dates, a missing key becomes a null, a broken line has no number, UTF-16 is cut inside a
+character. CSV (pandas): a short row is filled up; a row that is too long shifts the columns or, with one column
+asked for, goes unnoticed; a stray quote disappears. All of them take a path for a pattern (`a[1].parquet` is not
+found), and write a lock file to the Hugging Face cache even with `streaming=True`.
 """
 
 import codecs
 import csv
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from workbench.errors import ConfigurationError
 
-CHUNK_BYTES = 1 << 20
-ROWS_AT_A_TIME = 1000
+CHUNK = 1 << 20  # bytes to check, characters to read at a time
 CSV_FIELD_LIMIT = 2**31 - 1  # characters; the csv module's own limit is 131,072
+KINDS = (".txt", ".md", ".jsonl", ".csv", ".tsv", ".parquet")
+PLAIN, TABLES, SEPARATORS = (".txt", ".md", ""), (".parquet", "saved"), {".csv": ",", ".tsv": "\t"}
 MAGIC = {b"%PDF": "PDF", b"PK\3\4": "zip", b"\x1f\x8b": "gzip", b"PAR1": "Parquet", b"\x28\xb5\x2f\xfd": "zstd"}
 
-Document = tuple[str, Iterable[str] | None]
-"""Where it stands, and its text in pieces; None for a null."""
+
+def refusal(words: str) -> ConfigurationError:
+    """The error that says what is wrong with a text, and what to do."""
+    return ConfigurationError(f"corpus: {words}")
+
+
+def read_documents(
+    path: str, column: str = "text", encoding: str = "utf-8-sig", size: int = -1
+) -> "Iterator[tuple[int, Any]]":
+    """The documents of one file that has been checked, each with the line or row where it ends; a null is None.
+
+    A file of plain text is one document, given in pieces of `size` characters (-1: in one piece). A saved data set is
+    a folder. Line ends stay as they are, but none is cut in two. Exported scripts contain this function.
+    """
+    import csv
+    import json
+    from pathlib import Path
+
+    kind = "saved" if Path(path).is_dir() else Path(path).suffix.lower()
+    if kind in ("saved", ".parquet"):
+        if kind == "saved":
+            from datasets import load_from_disk
+
+            batches = load_from_disk(path).with_format(None).select_columns([column]).iter(1000)
+        else:
+            from pyarrow.parquet import ParquetFile
+
+            batches = (batch.to_pydict() for batch in ParquetFile(path).iter_batches(1000, columns=[column]))
+        yield from enumerate((text for batch in batches for text in batch[column]), 1)
+        return
+    with Path(path).open(encoding=encoding, newline="\n") as file:
+        if kind == ".jsonl":
+            yield from ((number, json.loads(line)[column]) for number, line in enumerate(file, 1) if line.strip())
+        elif kind in (".csv", ".tsv"):
+            csv.field_size_limit(2**31 - 1)  # characters; the module's own limit is 131,072
+            rows = csv.reader(file, strict=True, delimiter="\t" if kind == ".tsv" else ",")
+            header = next(rows)
+            for row in filter(None, rows):
+                if len(row) != len(header):
+                    raise ValueError(f"{len(row)} fields, but the header has {len(header)}")
+                yield rows.line_num, row[header.index(column)]
+        else:
+            while piece := file.read(size):
+                while piece.endswith("\r") and (more := file.read(1)):
+                    piece += more
+                yield 1, piece
 
 
 @dataclass(frozen=True)
@@ -34,39 +85,42 @@ class TextSource:
     column: str = "text"
     encoding: str = "utf-8-sig"
 
-    def documents(self) -> Iterator[Document]:
-        """Every document, in the order of the files' names; line ends are `\\n`. Nothing is held in memory.
+    def documents(self) -> Iterator[Iterable[str] | None]:
+        """Every document in pieces, None for a null, in the order of the files' names; line ends are `\\n`.
+
+        Nothing is held in memory but a piece of a plain text, or a row.
 
         Raises:
             ConfigurationError: a file cannot be read as what it claims to be.
         """
         for path in self.files():
-            yield from _reader(path)(path, self)
+            texts = (_checked(where, self.column, text) for where, text in _documents(path, self))
+            if _kind(path) in PLAIN:
+                yield filter(None, texts)
+            else:
+                yield from (None if text is None else (text,) for text in texts)
 
     def files(self) -> list[Path]:
         """The path itself, or what a folder holds of the known kinds, hidden files left out."""
-        if not self.is_folder:
-            return [self.path]
-        return [path for path in _visible(self.path) if path.suffix.lower() in READERS and path.suffix]
+        return [path for path in _visible(self.path) if path.suffix.lower() in KINDS] if self.is_folder else [self.path]
 
     @property
     def is_folder(self) -> bool:
         """A folder of texts; one that a `datasets.Dataset` was saved to counts as a file."""
-        return self.path.is_dir() and not _is_saved_dataset(self.path)
+        saved = (self.path / "dataset_dict.json").exists() or (self.path / "state.json").exists()
+        return self.path.is_dir() and not saved
 
     def others(self) -> list[Path]:
         """Files of a folder that are of no known kind."""
-        read = set(self.files())
-        return [path for path in _visible(self.path) if path not in read] if self.is_folder else []
+        return [path for path in _visible(self.path) if path.suffix.lower() not in KINDS] if self.is_folder else []
 
     def signature(self) -> tuple[tuple[str, int, int], ...]:
         """Names, sizes and times of change of all files: another one means that the text may be another."""
-        found = []
-        for path in self.files():
-            with _readable(path):
-                facts = path.stat()
-                found.append((str(path), facts.st_size, facts.st_mtime_ns))
-        return tuple(found)
+        try:
+            facts = [(str(path), path.stat()) for path in self.files()]
+        except OSError as error:
+            raise _unreadable(error.filename, error) from None
+        return tuple((name, fact.st_size, fact.st_mtime_ns) for name, fact in facts)
 
 
 def find_text(name: str, alternatives: str) -> TextSource:
@@ -78,19 +132,15 @@ def find_text(name: str, alternatives: str) -> TextSource:
     location, options = _split(name)
     path = Path(os.path.expanduser(location))
     if not os.path.exists(path):
-        raise ConfigurationError(
-            f"corpus: there is no file {name!r} (looked in {Path.cwd()}), and no embedded text of that name. "
-            f"{alternatives}"
-        )
+        looked = f"looked in {Path.cwd()}"
+        raise refusal(f"there is no file {name!r} ({looked}), and no embedded text of that name. {alternatives}")
     source = TextSource(name, path, **_options(name, options))
     if source.is_folder and not source.files():
         held = sorted({other.suffix or other.name for other in source.others()})
         words = f"only {', '.join(held[:5])}" if held else "it is empty"
-        raise ConfigurationError(
-            f"corpus: the folder {name!r} has no text in it ({words}). Put {_kinds()} files there."
-        )
+        raise refusal(f"the folder {name!r} has no text in it ({words}). Put {', '.join(KINDS)} files there.")
     for file in source.files():
-        _reader(file)
+        _check_kind(file)
     return source
 
 
@@ -105,23 +155,18 @@ def absolute(name: str) -> str:
 
 def _split(name: str) -> tuple[str, str]:
     """Path and options. A colon may be part of an existing path, and of a drive."""
-    if os.path.exists(os.path.expanduser(name)) or ":" not in name:
-        return name, ""
     location, _, options = name.rpartition(":")
-    return (location, options) if os.path.exists(os.path.expanduser(location)) else (name, "")
+    named, found = (os.path.exists(os.path.expanduser(path)) for path in (name, location))
+    return (location, options) if found and not named else (name, "")
 
 
 def _options(name: str, options: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for option in filter(None, options.split(",")):
-        key, equals, value = option.partition("=")
-        if not equals:
-            key, value = "column", option
+        key, value = option.split("=", 1) if "=" in option else ("column", option)
         if key not in ("column", "encoding"):
-            raise ConfigurationError(f"corpus: {name!r}: there is no option {key!r}. Known: column, encoding.")
-        found[key] = value
-    if "encoding" in found:
-        found["encoding"] = _encoding(found["encoding"])
+            raise refusal(f"{name!r}: there is no option {key!r}. Known: column, encoding.")
+        found[key] = _encoding(value) if key == "encoding" else value
     return found
 
 
@@ -130,9 +175,8 @@ def _encoding(name: str) -> str:
         "".encode(name)  # a codec may be known and be none of text, as base64
         canonical = codecs.lookup(name).name
     except (LookupError, ValueError):
-        raise ConfigurationError(
-            f"corpus: there is no encoding {name!r}. Common ones: utf-8, latin-1, cp1252, utf-16, shift_jis."
-        ) from None
+        common = "utf-8, latin-1, cp1252, utf-16, shift_jis"
+        raise refusal(f"there is no encoding {name!r}. Common ones: {common}.") from None
     return "utf-8-sig" if canonical == "utf-8" else canonical
 
 
@@ -142,123 +186,118 @@ def _visible(folder: Path) -> list[Path]:
     return sorted(shown, key=lambda path: path.relative_to(folder).as_posix())
 
 
-def _kinds() -> str:
-    return ", ".join(filter(None, READERS))
+def _kind(path: Path) -> str:
+    """The ending in small letters; of a folder, "saved": a `datasets.Dataset` was saved there."""
+    return "saved" if path.is_dir() else path.suffix.lower()
 
 
-def _reader(path: Path) -> Callable[[Path, TextSource], Iterator[Document]]:
-    if path.is_dir():
-        return _saved_dataset
-    if not path.is_file():
-        raise ConfigurationError(f"corpus: {path} is not a regular file. Give a file with text in it.")
-    reader = READERS.get(path.suffix.lower())
-    if reader is None:
-        raise ConfigurationError(
-            f"corpus: {path} ends in {path.suffix}, which is not read. Give {_kinds()}, or a folder of these."
+def _check_kind(path: Path) -> None:
+    if not path.is_file() and not path.is_dir():
+        raise refusal(f"{path} is not a regular file. Give a file with text in it.")
+    if _kind(path) not in ("", "saved", *KINDS):
+        raise refusal(
+            f"{path} ends in {path.suffix}, which is not read. Give {', '.join(KINDS)}, or a folder of these."
         )
-    return reader
 
 
-# ---- plain text ----
+def _documents(path: Path, source: TextSource) -> Iterator[tuple[str, Any]]:
+    """What `read_documents` gives, with the place in words, not as a number, and with a cure for every fault."""
+    unit, number = "row" if _kind(path) in TABLES else "line", 0
+    try:
+        if unit == "line":
+            _check_bytes(path, source.encoding)
+        header = number = _check_columns(path, source)
+        for number, text in read_documents(str(path), source.column, source.encoding, CHUNK):
+            yield f"{path}, {unit} {number}", text
+    except ConfigurationError:
+        raise
+    except (OSError, ValueError, LookupError, TypeError, RuntimeError, csv.Error) as error:
+        raise _fault(path, source, number, error) from None
+    if number == header > 0:
+        raise refusal(f"{path} is empty: it has a header, but no rows. Give a file with rows.")
 
 
-def _plain(path: Path, source: TextSource) -> Iterator[Document]:
-    yield str(path), _decoded(path, source.encoding)
+def _check_columns(path: Path, source: TextSource) -> int:
+    """Refuses a file without the column where that is known before its rows; the lines of a CSV header, or 0."""
+    if _kind(path) in (".jsonl", *PLAIN):
+        return 0
+    columns = _columns(path, source)
+    if not columns and _kind(path) in SEPARATORS:
+        raise refusal(f"{path} is empty. Give a file with a header and rows.")
+    if source.column not in columns:
+        raise _no_column(str(path), source, columns)
+    if columns.count(source.column) > 1:
+        raise refusal(f"{path} has two columns {source.column!r}. Rename one of them.")
+    return "".join(["\n", *columns]).count("\n") if _kind(path) in SEPARATORS else 0
 
 
-def _decoded(path: Path, encoding: str) -> Iterator[str]:
-    """The file's text in pieces, without a byte order mark, with `\\n` as line end."""
-    decoder, line, held = codecs.getincrementaldecoder(encoding)(), 1, ""
-    with _readable(path), path.open("rb") as file:
-        data = file.read(CHUNK_BYTES)
-        _refuse_binary(path, data)
-        while True:
+def _columns(path: Path, source: TextSource) -> list[str]:
+    if separator := SEPARATORS.get(_kind(path)):
+        with path.open(encoding=source.encoding, newline="\n") as file:
+            return next(csv.reader(file, strict=True, delimiter=separator), [])
+    if path.is_file():
+        from pyarrow.parquet import read_schema
+
+        return list(read_schema(path).names)
+    from datasets import DatasetDict, load_from_disk
+
+    saved = load_from_disk(str(path))
+    if isinstance(saved, DatasetDict):
+        first = path / next(iter(saved), "train")
+        raise refusal(f"{path} holds the splits {', '.join(saved)}. Give one: {first}")
+    return list(saved.column_names)
+
+
+def _checked(where: str, column: str, text: Any) -> str | None:
+    """The text with plain line ends; None for a null."""
+    if text is None:
+        return None
+    if not isinstance(text, str):
+        kind = type(text).__name__
+        raise refusal(f"{where}: {column!r} holds a {kind}, not a text. Choose another column, or make it a text.")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"character {error.start + 1} is half of a surrogate pair, which no text can have"
+        raise refusal(f"{where}: {half}. Remove it, or write the file again as UTF-8.") from None
+    return text.replace("\r\n", "\n")
+
+
+# ---- what is wrong, and where ----
+
+
+def _check_bytes(path: Path, encoding: str) -> None:
+    """Refuses what is no text in this encoding."""
+    decoder, line, data = codecs.getincrementaldecoder(encoding)(), 1, b"begin"
+    with path.open("rb") as file:
+        begin = file.peek(4)
+        for kind in (kind for magic, kind in MAGIC.items() if begin.startswith(magic)):
+            cure = "Unpack or convert it, or give it its own ending."
+            raise refusal(f"{path} is not a text file: it begins like a {kind} file. {cure}")
+        while data:
+            data = file.read(CHUNK)
             if b"\0" in data and not encoding.startswith(("utf-16", "utf-32")):
-                raise _binary(path, data)
+                wide = begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+                cure = f"It looks like UTF-16: {path}:encoding=utf-16" if wide else "Give a file with text in it."
+                raise refusal(f"{path} is not a text file: it contains zero bytes. {cure}")
             try:
-                piece = held + decoder.decode(data, final=not data)
+                line += decoder.decode(data, final=not data).count("\n")
             except UnicodeDecodeError as error:
                 raise _undecodable(path, encoding, error, line) from None
-            held = "\r" if data and piece.endswith("\r") else ""  # its `\n` may come with the next chunk
-            piece = piece.removesuffix(held).replace("\r\n", "\n")
-            line += piece.count("\n")
-            if piece:
-                yield piece
-            if not data:
-                return
-            data = file.read(CHUNK_BYTES)
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        words = error.strerror or error
-        raise ConfigurationError(f"corpus: {path} cannot be read: {words}. Check its permissions.") from None
-
-
-def _refuse_binary(path: Path, data: bytes) -> None:
-    kind = next((kind for magic, kind in MAGIC.items() if data.startswith(magic)), None)
-    if kind is not None:
-        raise ConfigurationError(
-            f"corpus: {path} is not a text file: it begins like a {kind} file. Unpack or convert it, or give it its "
-            "own ending."
-        )
-
-
-def _binary(path: Path, data: bytes) -> ConfigurationError:
-    wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    cure = f"It looks like UTF-16: {path}:encoding=utf-16" if wide else "Give a file with text in it."
-    return ConfigurationError(f"corpus: {path} is not a text file: it contains zero bytes. {cure}")
 
 
 def _undecodable(path: Path, encoding: str, error: UnicodeDecodeError, line: int) -> ConfigurationError:
+    """`line` is the one where the bytes of the error begin."""
     line += error.object.count(b"\n", 0, error.start)
     name = encoding.removesuffix("-sig").upper()
     what = f"byte {error.object[error.start]:#04x} in line {line}"
     if error.reason.startswith("unexpected end"):
-        return ConfigurationError(
-            f"corpus: {path} ends inside a character ({what}): it was cut off, or it is not {name}. Copy it again, or "
-            f"name its encoding: {path}:encoding=latin-1"
-        )
+        cure = f"Copy it again, or name its encoding: {path}:encoding=latin-1"
+        return refusal(f"{path} ends inside a character ({what}): it was cut off, or it is not {name}. {cure}")
     other = "cp1252" if encoding == "iso8859-1" else "latin-1" if name == "UTF-8" else "utf-8"
-    return ConfigurationError(
-        f"corpus: {path} is not {name}: {what}. Name its encoding, for example {path}:encoding={other}, or convert it: "
-        f"iconv -f {other.replace('latin-1', 'latin1')} -t utf-8 {path.name} > fixed{path.suffix}"
-    )
-
-
-# ---- rows with columns ----
-
-
-def _lines(pieces: Iterable[str]) -> Iterator[str]:
-    """Lines with their ends; only `\\n` ends one."""
-    rest = ""
-    for piece in pieces:
-        *whole, rest = (rest + piece).split("\n")
-        for line in whole:
-            yield line + "\n"
-    if rest:
-        yield rest
-
-
-def _value(where: str, column: str, value: Any) -> Document:
-    if value is None:
-        return where, None
-    if not isinstance(value, str):
-        raise ConfigurationError(
-            f"corpus: {where}: {column!r} holds a {type(value).__name__}, not a text. Choose another column, or make "
-            "it a text."
-        )
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise ConfigurationError(
-            f"corpus: {where}: character {error.start + 1} is half of a surrogate pair, which no text can have. "
-            "Remove it, or write the file again as UTF-8."
-        ) from None
-    return where, (value.replace("\r\n", "\n"),)
+    convert = f"iconv -f {other.replace('latin-1', 'latin1')} -t utf-8 {path.name} > fixed{path.suffix}"
+    cure = f"Name its encoding, for example {path}:encoding={other}, or convert it: {convert}"
+    return refusal(f"{path} is not {name}: {what}. {cure}")
 
 
 def _no_column(where: str, source: TextSource, columns: Iterable[Any]) -> ConfigurationError:
@@ -267,114 +306,41 @@ def _no_column(where: str, source: TextSource, columns: Iterable[Any]) -> Config
     cure = f"Name one: {plain}:{next(iter(found), 'COLUMN')}"
     if len(found) == 1 and any(mark in found[0] for mark in ";\t|"):
         cure = "The fields seem not to be separated by commas: save it with commas, or with tabs as .tsv"
-    return ConfigurationError(f"corpus: {where} has no column {source.column!r}; it has {', '.join(found)}. {cure}")
+    return refusal(f"{where} has no column {source.column!r}; it has {', '.join(found)}. {cure}")
 
 
-def _json_lines(path: Path, source: TextSource) -> Iterator[Document]:
+def _unreadable(path: Path, error: OSError) -> ConfigurationError:
+    return refusal(f"{path} cannot be read: {error.strerror or error}. Check its permissions.")
+
+
+def _fault(path: Path, source: TextSource, after: int, error: Exception) -> ConfigurationError:
+    """What stopped the reading after line `after`; in lines, it was the next one that is not blank."""
+    if path.is_dir():
+        return refusal(f"the data set saved in {path} is empty or damaged ({error}). Save it again.")
+    if _kind(path) in TABLES:
+        words = str(error).partition("\n")[0]
+        return refusal(f"{path} is not a whole Parquet file ({words}). Write or copy it again.")
+    if isinstance(error, OSError):
+        return _unreadable(path, error)
+    blank = "\r\n" if _kind(path) in SEPARATORS else None  # a CSV row may be a space
+    with path.open(encoding=source.encoding, newline="\n") as file:
+        number, line = next((n, line) for n, line in enumerate(file, 1) if n > after and line.strip(blank))
+    where = f"{path}, line {number}"
+    if isinstance(error, csv.Error):
+        return refusal(f"{where} is not CSV ({error}). Close every double quote; double those in a text.")
+    if _kind(path) in SEPARATORS:
+        cure = "Put text with a separator, a quote or a line end in it into double quotes."
+        return refusal(f"{where} has {error}. {cure}")
+    return _faulty_json(where, source, line)
+
+
+def _faulty_json(where: str, source: TextSource, line: str) -> ConfigurationError:
     shape = f'Each line must be one whole object: {{"{source.column}": "…"}}'
-    for number, line in enumerate(_lines(_decoded(path, source.encoding)), 1):
-        where = f"{path}, line {number}"
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            words = getattr(error, "msg", "nested too deeply" if isinstance(error, RecursionError) else str(error))
-            raise ConfigurationError(f"corpus: {where} is not JSON ({words}). {shape}") from None
-        if not isinstance(row, dict):
-            raise ConfigurationError(f"corpus: {where} is a {type(row).__name__}, not an object. {shape}")
-        if source.column not in row:
-            raise _no_column(where, source, row)
-        yield _value(where, source.column, row[source.column])
-
-
-def _csv(path: Path, source: TextSource, separator: str = ",") -> Iterator[Document]:
-    csv.field_size_limit(CSV_FIELD_LIMIT)
-    rows = csv.reader(_lines(_decoded(path, source.encoding)), strict=True, delimiter=separator)
-    line = first = 1
     try:
-        header = next(rows, [])
-        column = _position(path, source, header)
-        line = first = rows.line_num + 1
-        for row in rows:
-            where, line = f"{path}, line {line}", rows.line_num + 1
-            if row and len(row) != len(header):
-                raise ConfigurationError(
-                    f"corpus: {where} has {len(row)} fields, but the header has {len(header)}. Put text with a "
-                    "separator, a quote or a line end in it into double quotes."
-                )
-            if row:
-                yield _value(where, source.column, row[column])
-    except csv.Error as error:
-        raise ConfigurationError(
-            f"corpus: {path}, line {line} is not CSV ({error}). Close every double quote; double those in a text."
-        ) from None
-    if line == first:
-        raise ConfigurationError(f"corpus: {path} is empty: it has a header, but no rows. Give a file with rows.")
-
-
-def _position(path: Path, source: TextSource, header: list[str]) -> int:
-    if not header:
-        raise ConfigurationError(f"corpus: {path} is empty. Give a file with a header and rows.")
-    if source.column not in header:
-        raise _no_column(str(path), source, header)
-    if header.count(source.column) > 1:
-        raise ConfigurationError(f"corpus: {path} has two columns {source.column!r}. Rename one of them.")
-    return header.index(source.column)
-
-
-def _tsv(path: Path, source: TextSource) -> Iterator[Document]:
-    return _csv(path, source, "\t")
-
-
-def _parquet(path: Path, source: TextSource) -> Iterator[Document]:
-    import pyarrow
-    from pyarrow.parquet import ParquetFile
-
-    try:
-        with ParquetFile(path) as file:
-            if source.column not in file.schema_arrow.names:
-                raise _no_column(str(path), source, file.schema_arrow.names)
-            row = 0
-            for batch in file.iter_batches(ROWS_AT_A_TIME, columns=[source.column]):
-                for row, value in enumerate(batch.column(0).to_pylist(), row + 1):  # noqa: B020
-                    yield _value(f"{path}, row {row}", source.column, value)
-    except (pyarrow.ArrowException, OSError) as error:
-        words = str(error).splitlines()[0]
-        raise ConfigurationError(
-            f"corpus: {path} is not a whole Parquet file ({words}). Write or copy it again."
-        ) from None
-
-
-def _is_saved_dataset(path: Path) -> bool:
-    return (path / "dataset_dict.json").exists() or (path / "state.json").exists()
-
-
-def _saved_dataset(path: Path, source: TextSource) -> Iterator[Document]:
-    """What `datasets.Dataset.save_to_disk` wrote, memory-mapped."""
-    import pyarrow
-    from datasets import DatasetDict, load_from_disk
-
-    try:
-        dataset = load_from_disk(str(path))
-    except (OSError, ValueError, LookupError, TypeError, pyarrow.ArrowException) as error:
-        raise ConfigurationError(
-            f"corpus: the data set saved in {path} is empty or damaged ({error}). Save it again."
-        ) from None
-    if isinstance(dataset, DatasetDict):
-        raise ConfigurationError(
-            f"corpus: {path} holds the splits {', '.join(dataset)}. Give one: {path / next(iter(dataset), 'train')}"
-        )
-    if source.column not in dataset.column_names:
-        raise _no_column(str(path), source, dataset.column_names)
-    if not len(dataset):
-        return
-    batches = dataset.with_format(None).select_columns([source.column]).iter(ROWS_AT_A_TIME)
-    values = (value for batch in batches for value in batch[source.column])
-    for row, value in enumerate(values, 1):
-        yield _value(f"{path}, row {row}", source.column, value)
-
-
-READERS: dict[str, Callable[[Path, TextSource], Iterator[Document]]] = {
-    ".txt": _plain, ".md": _plain, "": _plain, ".jsonl": _json_lines, ".csv": _csv, ".tsv": _tsv, ".parquet": _parquet,
-}  # fmt: skip
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        words = getattr(error, "msg", "nested too deeply" if isinstance(error, RecursionError) else str(error))
+        return refusal(f"{where} is not JSON ({words}). {shape}")
+    if isinstance(row, dict):
+        return _no_column(where, source, row)
+    return refusal(f"{where} is a {type(row).__name__}, not an object. {shape}")
