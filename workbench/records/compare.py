@@ -20,9 +20,8 @@ from workbench.techniques import REGISTRY
 if TYPE_CHECKING:
     from pandas.io.formats.style import Styler
 
-WORLD = ["device_kind", "device_name", "threads", "world_size"]
-SHOWN = ["model", "corpus", "effective_batch_size", "sequence_length", "steps", "dropout", "memory_source"]
-SAME = [*SHOWN, *WORLD, "data_sha256"]
+IN_WORDS = ["model", "corpus", "effective_batch_size", "sequence_length", "steps", "dropout", "memory_source"]
+SAME = [*IN_WORDS, "data_sha256", "device_kind", "device_name", "threads", "world_size"]
 BASELINE = "baseline"
 ELSEWHERE = {"peak_host_bytes": "in host memory", "peak_disk_bytes": "on disk"}  # what was moved out of the device
 
@@ -61,7 +60,7 @@ def compare(frame: pd.DataFrame) -> pd.DataFrame:
     table["without_effect"] = [_without_effect(row, base) for _, row in table.iterrows()]
     table = table.iloc[sorted(range(len(table)), key=lambda i: _bargain(table.iloc[i]))]
     table = table.drop(columns=[f"{c}_maximum_bytes" for c in Category])
-    table.attrs = {name: str(group[name].iloc[-1]) for name in (*SHOWN, "device", "world_size")}
+    table.attrs = {name: str(group[name].iloc[-1]) for name in (*IN_WORDS, "device", "world_size")}
     return table
 
 

@@ -78,10 +78,9 @@ def timeline(history: Timeline, start: int = 0, stop: int | None = None) -> Figu
     live = history.live[:, start:stop] / MIB
     events = np.arange(start, start + live.shape[1])
     figure, axes = _axes(8.5, 3.8)
-    shown = [row for row in range(len(Category)) if live[row].any()]
-    categories = list(Category)
-    colours, words = [COLOURS[categories[row]] for row in shown], [_words(categories[row]) for row in shown]
-    axes.stackplot(events, live[shown], colors=colours, labels=words, step="post", linewidth=0)
+    shown = {category: row for category, row in zip(Category, live, strict=True) if row.any()}
+    colours, words = [COLOURS[category] for category in shown], [_words(category) for category in shown]
+    axes.stackplot(events, list(shown.values()), colors=colours, labels=words, step="post", linewidth=0)
     _name_phases(axes, history.phases[start:stop], start, float(live.sum(axis=0).max()))
     axes.set_xlabel("event (a tensor comes or goes)")
     axes.set_ylabel("live bytes, MiB")

@@ -16,14 +16,14 @@ from workbench.records.record import device_text
 if TYPE_CHECKING:
     import torch
 
-# torchrun's, and those of MPI's launchers, as Accelerate reads them to decide how it trains
-SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
-LAUNCHERS_VARIABLES = ("RANK", "LOCAL_RANK", *SIZES)
+# torchrun's and MPI's, as Accelerate reads them to decide how it trains
+SIZE_VARIABLES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+LAUNCHERS_VARIABLES = ("RANK", "LOCAL_RANK", *SIZE_VARIABLES)
 
 
 @dataclass(frozen=True)
 class World:
-    """The facts about a run's surroundings that its record keeps, under the same names."""
+    """Where a run takes place; its record has fields of the same names."""
 
     rank: int
     world_size: int
@@ -48,7 +48,7 @@ class World:
 
         name = torch.cuda.get_device_name() if device.type == "cuda" else _processor()
         threads = torch.get_num_threads() if device.type == "cpu" else None
-        world_size = max(_number(name, 1) for name in SIZES)
+        world_size = max(_number(name, 1) for name in SIZE_VARIABLES)
         return cls(_number("RANK", 0), world_size, device.type, name, threads)
 
     @property
@@ -62,22 +62,21 @@ class World:
 
 
 def refuse_several_ranks() -> None:
-    """Each rank would train a batch of its own and record it as the whole; runs on several ranks are not built yet.
+    """Runs on several ranks are not built yet: each rank would train a batch of its own and record it as the whole.
 
-    One rank under torchrun is refused too: Accelerate would wrap the model for several, which takes memory.
+    A single rank under torchrun is refused too: the Trainer would wrap the model in DistributedDataParallel, whose
+    buckets take as much memory as the gradients.
 
     Raises:
         ConfigurationError: a launcher started this process, or one of its variables is no number.
     """
-    set_to = {name: _number(name, 1) for name in SIZES}
-    found = next((f"{name}={size}" for name, size in set_to.items() if size > 1), None)
-    if found is None and os.environ.get("LOCAL_RANK", "-1") != "-1":
-        found = f"LOCAL_RANK={os.environ['LOCAL_RANK']}"
-    if found is not None:
+    telling = [name for name in SIZE_VARIABLES if _number(name, 1) > 1]
+    telling += ["LOCAL_RANK"] if os.environ.get("LOCAL_RANK", "-1") != "-1" else []
+    if telling:
         raise ConfigurationError(
-            f"run: {found} in the environment says that this process is one of a launcher's, such as torchrun. Runs on "
-            "several ranks cannot be measured yet. Start it once, without the launcher; if there is none, unset "
-            f"{found.partition('=')[0]}."
+            f"run: {telling[0]}={os.environ[telling[0]]} in the environment says that a launcher, such as torchrun, "
+            "started this process as one of its ranks. Runs on several ranks cannot be measured yet. Start it once, "
+            f"without the launcher; if there was none, unset {telling[0]}."
         )
 
 
