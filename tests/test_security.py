@@ -20,7 +20,8 @@ from workbench.measure.categories import Category
 from workbench.paths import ROOT
 from workbench.records import names, plots
 from workbench.records.compare import compare, comparison_text, conclusions, style_comparison
-from workbench.records.record import Record, Status, to_csv, to_frame
+from workbench.records.frame import FORMULA, to_csv, to_frame
+from workbench.records.record import Record, Status
 
 NASTY = [
     "<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "</title></table></style><script>x", "&lt;b&gt;",
@@ -33,7 +34,8 @@ QUICK = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCh
 
 def finished(label: str, number: int, hostile: str) -> Record:
     facts = {
-        "model": hostile, "device": hostile, "memory_source": "cpu-tracker", "learning_rate": 1e-3, "error": hostile,
+        "model": hostile, "device_name": hostile, "error": hostile, "memory_source": "cpu-tracker",
+        "learning_rate": 1e-3,
         "peak_allocated_bytes": 100 + number, "peak_phase": "backward", "held_out_loss": 4.0, "tokens_per_s": 1.0,
         "trainable_parameters": 10, "by_category": {str(c): 0 for c in Category} | {"weights": 100 + number},
     }  # fmt: skip
@@ -86,7 +88,7 @@ def test_a_spreadsheet_calculates_none_of_them(label, hostile, tmp_path):
     for name in ("runs.csv", "comparison.csv"):
         with (tmp_path / name).open(encoding="utf-8", newline="") as file:
             cells = [cell for row in csv.reader(file) for cell in row]
-        assert not [cell for cell in cells if cell.startswith(names.FORMULA) and not re.fullmatch(r"-?[\d.e+-]+", cell)]
+        assert not [cell for cell in cells if cell.startswith(FORMULA) and not re.fullmatch(r"-?[\d.e+-]+", cell)]
         assert {cell.removeprefix("'") for cell in cells} >= {hostile.removeprefix("'"), label.removeprefix("'")}
 
 

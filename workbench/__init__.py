@@ -20,7 +20,7 @@ logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 _HOMES = {
     "Recipe": "recipe",
-    "Record": "records.record", "records": "records.record",
+    "Record": "records.record", "records": "records.frame",
     "run": "run.run",
     "describe_device": "run.world", "pick_device": "run.world",
     "script": "export.script",

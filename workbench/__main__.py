@@ -14,6 +14,7 @@ from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.measure.categories import parse_bytes
 from workbench.models.source import locate, locate_config
 from workbench.recipe import Recipe, flag
+from workbench.run.world import refuse_several_ranks
 from workbench.settings import described, parse_settings
 from workbench.techniques import REGISTRY, parse_technique
 from workbench.texts import readers as texts
@@ -199,6 +200,7 @@ def _recipe(args: argparse.Namespace, *, config_only: bool = False) -> Recipe:
 
 
 def run_recipe(args: argparse.Namespace) -> int:
+    refuse_several_ranks()
     recipe = _recipe(args)
     memory_cap = parse_bytes(args.memory_cap, "memory_cap") if args.memory_cap is not None else None
     from workbench.records.record import Status
@@ -317,7 +319,7 @@ def list_techniques(_: argparse.Namespace) -> None:
 
 
 def show_records(args: argparse.Namespace) -> None:
-    from workbench.records.record import records
+    from workbench.records.frame import records
     from workbench.records.store import mark_killed
 
     mark_killed()
@@ -340,7 +342,7 @@ def show_records(args: argparse.Namespace) -> None:
 
 
 def _export(frame: Any, path: str) -> None:
-    from workbench.records.record import to_csv
+    from workbench.records.frame import to_csv
 
     if path.endswith(".parquet"):
         frame.to_parquet(path, index=False)
@@ -354,9 +356,9 @@ def _export(frame: Any, path: str) -> None:
 def verify_predictions(args: argparse.Namespace) -> int:
     from workbench.paths import DATA
     from workbench.predict.verify import GRID, gpu_of, recipes, summary, verification_text, verify
-    from workbench.run import world as devices
+    from workbench.run.world import World
 
-    gpu = args.gpu or gpu_of(devices.describe_device(devices.pick_device(args.device)))
+    gpu = args.gpu or gpu_of(World.find(args.device))
     output = Path(args.output) if args.output else DATA / "reference" / gpu / "verification.json"
     chosen = recipes(Path(args.grid) if args.grid else GRID)
     done = verify(chosen, gpu=gpu, device=args.device, output=output, fresh=args.fresh)
@@ -377,7 +379,7 @@ def show_pairs(args: argparse.Namespace) -> None:
 
 def show_comparison(args: argparse.Namespace) -> None:
     from workbench.records.compare import compare, comparison_text, conclusions, unranked
-    from workbench.records.record import records
+    from workbench.records.frame import records
     from workbench.records.store import mark_killed
 
     mark_killed()
@@ -395,7 +397,7 @@ def show_comparison(args: argparse.Namespace) -> None:
 
 def _save_comparison(table: Any, folder: Path) -> None:
     from workbench.records import plots
-    from workbench.records.record import to_csv
+    from workbench.records.frame import to_csv
 
     folder.mkdir(parents=True, exist_ok=True)
     to_csv(table.assign(**table.attrs), folder / "comparison.csv", index=True)

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import pytest
 import torch
@@ -20,12 +20,12 @@ from workbench.recipe import Recipe
 from workbench.records.record import Record, Status, find_equal, read_all
 from workbench.run.run import run
 from workbench.run.trainer import SeamTrainer
+from workbench.run.world import World
 from workbench.techniques import Allocator, GradientAccumulation, GradientCheckpointing, Padding, Streaming
 
 MIB, GIB = 2**20, 2**30
 RECIPE = Recipe(model="gpt2-tiny", effective_batch_size=8, steps=10)
-A10 = "NVIDIA A10 (cuda)"
-PROCESSOR = "AMD EPYC (cpu, 2 threads)"
+A10 = {"device_kind": "cuda", "device_name": "NVIDIA A10"}
 CUDA_WORDS = (
     "OutOfMemoryError: CUDA out of memory. Tried to allocate 96.00 MiB. GPU 0 has a total capacity of 21.99 GiB of "
     "which 10.50 MiB is free. Including non-PyTorch memory, this process has 21.97 GiB memory in use. Of the allocated "
@@ -75,8 +75,9 @@ CHANGE_KEYS = {
 }  # fmt: skip
 
 
-def failure(recipe=RECIPE, device=PROCESSOR, **facts):
+def failure(recipe=RECIPE, **facts):
     known = {
+        "device_kind": "cpu",
         "memory_cap_bytes": 500 * MIB,
         "peak_phase": "backward",
         "peak_allocated_bytes": 600 * MIB,
@@ -86,7 +87,7 @@ def failure(recipe=RECIPE, device=PROCESSOR, **facts):
         "allocated_at_failure_bytes": 480 * MIB,
     }
     known["status"] = Status.OOM
-    return replace(Record.start(recipe, model=recipe.model, device=device), **known | facts)
+    return replace(Record.start(recipe, model=recipe.model), **known | facts)
 
 
 def diagnosed(machine=None, among=AMONG, **facts):
@@ -107,13 +108,13 @@ def test_the_cause_names_phase_operation_request_and_the_largest_part():
 @pytest.mark.parametrize(("reserved", "told"), [(600, True), (599, False), (None, False)])
 def test_fragmentation_is_what_a_request_would_have_fitted_into(reserved, told):
     facts = {"reserved_at_failure_bytes": reserved and reserved * MIB}
-    found = diagnosed(device=A10, **facts)
+    found = diagnosed(**A10, **facts)
     assert found.fragmented is ("Fragmentation: 120 MiB more were reserved" in found.cause) is told
     assert diagnosed(**facts).fragmented is False  # nothing caches on a CPU
 
 
 def test_what_was_alive_before_takes_its_part_on_a_gpu_but_not_of_a_cap_on_the_cpu():
-    on_gpu, on_cpu = diagnosed(device=A10, before_bytes=50 * MIB), diagnosed(before_bytes=50 * MIB)
+    on_gpu, on_cpu = diagnosed(**A10, before_bytes=50 * MIB), diagnosed(before_bytes=50 * MIB)
     assert "50.0 MiB of tensors were alive before the run began; they took their part" in on_gpu.cause
     assert "the cap does not count them" in on_cpu.cause
     assert "alive before" not in diagnosed(before_bytes=MIB).cause
@@ -219,37 +220,37 @@ def test_predicted_to_fit_but_did_not_says_so_and_looks_for_less():
 @pytest.mark.parametrize(
     ("device", "total_gib", "name"),
     [
-        ("NVIDIA A10 (cuda)", 22, "a10"),
-        ("NVIDIA A10G (cuda)", 22, "a10"),
-        ("NVIDIA A100-SXM4-40GB (cuda)", 39.4, "a100-40gb"),
-        ("NVIDIA A100-SXM4-80GB (cuda)", 79.2, "a100-80gb"),
-        ("NVIDIA H100 80GB HBM3 (cuda)", 79.1, "h100"),
-        ("NVIDIA L40S (cuda)", 44.4, "l40s"),
-        ("Tesla T4 (cuda)", 14.6, "t4"),
-        ("NVIDIA GeForce RTX 4060 Ti (cuda)", 15.6, "rtx4060ti-16gb"),
-        ("NVIDIA GeForce RTX 4090 (cuda)", None, "rtx4090"),
-        ("Quadro RTX 8000 (cuda)", 44.5, "l40s"),  # unknown: the nearest memory
+        ("NVIDIA A10", 22, "a10"),
+        ("NVIDIA A10G", 22, "a10"),
+        ("NVIDIA A100-SXM4-40GB", 39.4, "a100-40gb"),
+        ("NVIDIA A100-SXM4-80GB", 79.2, "a100-80gb"),
+        ("NVIDIA H100 80GB HBM3", 79.1, "h100"),
+        ("NVIDIA L40S", 44.4, "l40s"),
+        ("Tesla T4", 14.6, "t4"),
+        ("NVIDIA GeForce RTX 4060 Ti", 15.6, "rtx4060ti-16gb"),
+        ("NVIDIA GeForce RTX 4090", None, "rtx4090"),
+        ("Quadro RTX 8000", 44.5, "l40s"),  # unknown: the nearest memory
     ],
 )
 def test_predictions_are_for_the_gpu_of_that_name_or_memory(device, total_gib, name):
     machine = Machine()
-    found = diagnosed(machine, device=device, device_bytes=total_gib and int(total_gib * GIB))
+    found = diagnosed(machine, device_kind="cuda", device_name=device, device_bytes=total_gib and int(total_gib * GIB))
     assert {gpu for _, gpu in machine.asked} == {name}
     assert found.predicted_for == GPUS[name].title
 
 
 def test_a_gpus_room_is_its_own_and_a_cap_leaves_the_context_out():
     context = GPUS["a10"].context_bytes_estimate
-    whole = diagnosed(device=A10, memory_cap_bytes=None, device_bytes=500 * MIB + context)
-    capped = diagnosed(device=A10, memory_cap_bytes=500 * MIB, device_bytes=22 * GIB)
+    whole = diagnosed(**A10, memory_cap_bytes=None, device_bytes=500 * MIB + context)
+    capped = diagnosed(**A10, memory_cap_bytes=500 * MIB, device_bytes=22 * GIB)
     for found in (whole, capped):
         assert found.changes[0].needed_bytes == 500 * MIB + context
-    before = diagnosed(device=A10, memory_cap_bytes=500 * MIB, before_bytes=100 * MIB)
+    before = diagnosed(**A10, memory_cap_bytes=500 * MIB, before_bytes=100 * MIB)
     assert before.changes[0].words == "Turn on gradient_accumulation with steps=4"
 
 
 def test_an_unknown_gpu_of_unknown_memory_is_not_guessed():
-    found = diagnosed(device="Some Card (cuda)", memory_cap_bytes=None)
+    found = diagnosed(device_kind="cuda", device_name="Some Card", memory_cap_bytes=None)
     assert (found.changes, found.plan_command) == ((), "")
     assert found.note.startswith("Nobody knows how much memory there was")
 
@@ -257,7 +258,7 @@ def test_an_unknown_gpu_of_unknown_memory_is_not_guessed():
 def test_fragmented_the_allocators_settings_are_a_change():
     """With 1000 MiB the recipe's 900 fit; what fails is the one piece of 120 MiB among 130 that are free."""
     facts = {"memory_cap_bytes": 1000 * MIB, "reserved_at_failure_bytes": 610 * MIB, "among": (*AMONG, "allocator")}
-    assert RECIPE | Allocator() in [change.recipe for change in diagnosed(device=A10, **facts).changes]
+    assert RECIPE | Allocator() in [change.recipe for change in diagnosed(**A10, **facts).changes]
     assert RECIPE | Allocator() not in [change.recipe for change in diagnosed(**facts).changes]
 
 
@@ -442,7 +443,7 @@ def test_it_says_where_it_changes_nothing(recipe, technique, words):
 def test_it_is_not_mixed_with_other_orders(recipe):
     short = replace(recipe, steps=1)
     record = run(short, device="cpu", longest_first=True)
-    facts = {"device": record.device, "data_sha256": record.data_sha256}
+    facts = {**asdict(World.find("cpu")), "data_sha256": record.data_sha256}
     assert find_equal(short, **facts) is None
     assert find_equal(short, longest_first=True, **facts) == record
     for options in ({"resume": True}, {"checkpoint_every": 1}):

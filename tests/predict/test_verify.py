@@ -9,6 +9,7 @@ from workbench.errors import ConfigurationError
 from workbench.predict import verify as verify_module
 from workbench.predict.verify import Check, gpu_of, recipes, summary, verify
 from workbench.records.record import Record
+from workbench.run.world import World
 
 
 def test_the_grid_is_large_and_varied():
@@ -23,20 +24,23 @@ def test_the_grid_is_large_and_varied():
 @pytest.mark.parametrize(
     ("device", "name"),
     [
-        ("NVIDIA H100 80GB HBM3 (cuda)", "h100"),
-        ("NVIDIA H200 (cuda)", "h200"),
-        ("NVIDIA L4 (cuda)", "l4"),
-        ("Tesla T4 (cuda)", "t4"),
-        ("AMD EPYC (cpu, 2 threads)", "cpu"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA L4", "l4"),
+        ("Tesla T4", "t4"),
     ],
 )
 def test_the_gpu_of_a_device(device, name):
-    assert gpu_of(device) == name
+    assert gpu_of(World(0, 1, "cuda", device, None)) == name
+
+
+def test_a_processor_is_the_cpu_whatever_its_name():
+    assert gpu_of(World(0, 1, "cpu", "a processor beside an A10 (cuda)", 2)) == "cpu"
 
 
 def test_an_unknown_gpu_is_refused_with_the_cure():
     with pytest.raises(ConfigurationError, match="not in the table of GPUs. Name one that is like it: --gpu NAME"):
-        gpu_of("Voodoo 2 (cuda)")
+        gpu_of(World(0, 1, "cuda", "Voodoo 2", None))
 
 
 def check(predicted, measured):

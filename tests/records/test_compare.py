@@ -15,7 +15,8 @@ from workbench.records.compare import (
     style_comparison,
     unranked,
 )
-from workbench.records.record import Record, Status, to_frame
+from workbench.records.frame import to_frame
+from workbench.records.record import Record, Status
 
 COUNT = iter(range(10_000))
 
@@ -23,7 +24,8 @@ COUNT = iter(range(10_000))
 def record(label="baseline", seed=0, peak=100, loss=4.0, speed=1000.0, status=Status.OK, **more) -> Record:
     number = next(COUNT)
     facts = {
-        "model": "gpt2-tiny", "device": "cpu", "memory_source": "cpu-tracker", "learning_rate": 1e-3,
+        "model": "gpt2-tiny", "device_kind": "cpu", "device_name": "Xeon", "threads": 2,
+        "memory_source": "cpu-tracker", "learning_rate": 1e-3,
         "peak_allocated_bytes": peak, "peak_phase": "backward", "held_out_loss": loss, "tokens_per_s": speed,
         "trainable_parameters": 10, "tokens_seen": 1000, "losses": [5.0, loss],
         "by_category": {str(c): 0 for c in Category} | {"weights": peak},
@@ -91,7 +93,7 @@ def test_what_is_not_ranked_is_named_with_its_reason():
     runs = [
         record(), record("x", status=Status.FAILED, error="first"), record("x", status=Status.OOM, error="no memory"),
         record("y", status=Status.KILLED, error="gone"), record("y"),
-        record("elsewhere", device="gpu", status=Status.FAILED, error="other device"),
+        record("elsewhere", device_name="EPYC", status=Status.FAILED, error="other device"),
     ]  # fmt: skip
     rest = unranked(to_frame(runs))
     assert rest.reset_index().values.tolist() == [["x", "oom", "no memory"]]
@@ -160,7 +162,18 @@ def test_the_newest_run_of_a_seed_counts():
 
 
 @pytest.mark.parametrize(
-    "other", [{"device": "gpu"}, {"model": "gpt2"}, {"memory_source": "cuda-allocator"}, {"data_sha256": "another"}]
+    "other",
+    [
+        {"model": "gpt2"},
+        {"memory_source": "cuda-allocator"},
+        {"data_sha256": "another"},
+        {"device_kind": "cuda"},
+        {"device_name": "EPYC"},
+        {"threads": 8},
+        {"threads": None},
+        {"world_size": 2},
+    ],
+    ids=str,
 )
 def test_what_does_not_compare_is_left_out(other):
     table = table_of(record("x", peak=1, **other), record(), record("y", peak=2))
@@ -204,7 +217,14 @@ def test_the_styled_table_escapes_what_users_wrote():
 def test_the_text_names_model_device_and_source():
     table = table_of(record(peak=2**20), record("lora", peak=2**19))
     text = comparison_text(table)
-    for words in ("1.0 MiB", "512 KiB", "50%", "gpt2-tiny on shakespeare", "cpu-tracker on cpu", "1 seed."):
+    for words in (
+        "1.0 MiB",
+        "512 KiB",
+        "50%",
+        "gpt2-tiny on shakespeare",
+        "cpu-tracker on Xeon (cpu, 2 threads)",
+        "1 seed.",
+    ):
         assert words in text
     assert caption(table) in text
 

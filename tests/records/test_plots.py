@@ -9,7 +9,7 @@ from workbench.measure.categories import Category, Phase
 from workbench.measure.timeline import Timeline
 from workbench.records import plots
 from workbench.records.compare import compare
-from workbench.records.record import to_frame
+from workbench.records.frame import to_frame
 
 MIB = 2**20
 

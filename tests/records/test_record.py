@@ -11,10 +11,11 @@ import pytest
 from workbench.errors import ConfigurationError
 from workbench.measure.categories import Category, Phase
 from workbench.recipe import Recipe
-from workbench.records.record import Record, Status, find_equal, read_all, records, versions
+from workbench.records.frame import records
+from workbench.records.record import Record, Status, find_equal, read_all, versions
 from workbench.techniques import Lora
 
-FACTS = {"device": "a processor", "data_sha256": "abc"}
+FACTS = {"device_kind": "cpu", "device_name": "a processor", "threads": 2, "data_sha256": "abc"}
 
 
 def finished(recipe=None, **changes):
@@ -163,7 +164,8 @@ def test_an_empty_table_has_the_same_types(tmp_path):
         ("forward_peak_bytes", "Int64"), ("steps", "Int64"), ("seed", "Int64"), ("trainable_parameters", "Int64"),
         ("held_out_loss", "Float64"), ("tokens_per_s", "Float64"), ("learning_rate", "Float64"),
         ("dropout", "Float64"), ("status", "string"), ("label", "string"), ("techniques", "string"),
-        ("model", "string"), ("corpus", "string"),
+        ("model", "string"), ("corpus", "string"), ("device", "string"), ("device_kind", "string"),
+        ("threads", "Int64"), ("world_size", "Int64"), ("timed_steps", "Int64"), ("longest_first", "boolean"),
     ],
 )  # fmt: skip
 def test_columns_are_typed_also_when_every_value_is_missing(tmp_path, column, kind):
@@ -220,8 +222,8 @@ def test_only_ok_is_reused(tmp_path, status):
     assert find_equal(Recipe(model="gpt2-tiny"), folder=tmp_path, **FACTS) is None
 
 
-@pytest.mark.parametrize("fact", FACTS)
-def test_another_device_or_text_is_not_reused(tmp_path, fact):
+@pytest.mark.parametrize("fact", [*FACTS, "world_size"])
+def test_another_world_or_text_is_not_reused(tmp_path, fact):
     finished().save(tmp_path)
     assert find_equal(Recipe(model="gpt2-tiny"), folder=tmp_path, **{**FACTS, fact: "another"}) is None
 

@@ -14,7 +14,7 @@ from workbench.techniques import Lora
 
 
 def new(**changes):
-    return Record.start(Recipe(**changes), device="cpu", data_sha256="a")
+    return Record.start(Recipe(**changes), device_kind="cpu", threads=2, data_sha256="a")
 
 
 def statuses(folder):
@@ -97,7 +97,7 @@ def unfinished(tmp_path):
 @pytest.fixture
 def resumable(tmp_path):
     def ask(recipe=Recipe(), **facts):  # noqa: B008 - frozen
-        return store.resumable(recipe, tmp_path, **{"device": "cpu", "data_sha256": "a", **facts})
+        return store.resumable(recipe, tmp_path, **{"device_kind": "cpu", "threads": 2, "data_sha256": "a", **facts})
 
     return ask
 
@@ -127,9 +127,10 @@ def test_without_a_checkpoint_there_is_nothing_to_resume(resumable, tmp_path):
         (Recipe(seed=1, learning_rate=1e-3), {}, "learning_rate was None and is now 0.001; seed was 0 and is now 1"),
         (Recipe() | Lora(rank=2), {}, "techniques was {} and is now {'lora': {'rank': 2"),
         (Recipe(), {"data_sha256": "b"}, "data_sha256 was 'a' and is now 'b'"),
-        (Recipe(), {"device": "cuda"}, "device was 'cpu' and is now 'cuda'"),
+        (Recipe(), {"device_kind": "cuda"}, "device_kind was 'cpu' and is now 'cuda'"),
+        (Recipe(), {"threads": 8}, "threads was 2 and is now 8"),
     ],
-    ids=["steps", "two", "technique", "text", "device"],
+    ids=["steps", "two", "technique", "text", "device", "threads"],
 )
 def test_another_recipe_or_text_is_refused_with_the_difference(unfinished, resumable, recipe, facts, words):
     record = unfinished()

@@ -14,10 +14,10 @@ from workbench.measure.allocators import live_tensor_bytes
 from workbench.models.load import load_config, load_model, load_tokenizer
 from workbench.models.source import locate
 from workbench.recipe import Recipe
-from workbench.records.record import Status, read_all, records
-from workbench.run import job
+from workbench.records.frame import records
+from workbench.records.record import Status, read_all
+from workbench.run import job, world
 from workbench.run import job as execution
-from workbench.run import run as training
 from workbench.run.run import OutOfMemoryError, run
 from workbench.techniques import Lora, Technique
 from workbench.techniques.base import Call, Stage
@@ -86,7 +86,9 @@ def test_the_record_has_what_really_happened(recipe, fine_tuned):
     record = fine_tuned(recipe)
     assert record.model == recipe.model
     assert record.dtype == "float32"
-    assert record.device.endswith("threads)")
+    assert (record.rank, record.world_size) == (0, 1)
+    assert (record.device_kind, record.threads) == ("cpu", torch.get_num_threads())
+    assert record.device == f"{record.device_name} (cpu, {record.threads} threads)"
     assert (record.steps_done, record.micro_batch_size, record.gradient_accumulation_steps) == (6, 8, 1)
     assert record.tokens_seen == 6 * 8 * 32
     assert record.learning_rate == recipe.learning_rate
@@ -233,9 +235,12 @@ def test_the_same_name_with_another_text_in_it_is_not_reused(three, tmp_path, te
     assert run(replace(three, corpus=str(path)), device="cpu", reuse=True).id != done.id
 
 
-def test_another_device_is_not_reused(three, monkeypatch):
+@pytest.mark.parametrize(
+    ("module", "name", "value"), [(world, "_processor", "another processor"), (torch, "get_num_threads", 64)]
+)
+def test_another_device_is_not_reused(three, monkeypatch, module, name, value):
     done = run(three, device="cpu")
-    monkeypatch.setattr(training.devices, "describe", lambda device: "another processor (cpu, 64 threads)")
+    monkeypatch.setattr(module, name, lambda: value)
     assert run(three, device="cpu", reuse=True).id != done.id
 
 

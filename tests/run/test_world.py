@@ -1,8 +1,27 @@
+import dataclasses
+import os
+import subprocess
+import sys
+import time
+
 import pytest
 import torch
 
+from workbench import predict, run
+from workbench.__main__ import main
 from workbench.errors import ConfigurationError, UnavailableError
+from workbench.paths import ROOT
+from workbench.predict import worker
+from workbench.recipe import Recipe
+from workbench.records.record import Record
 from workbench.run import world as devices
+from workbench.run.world import World, refuse_several_ranks
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch):
+    for name in devices.LAUNCHERS_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
 
 
 def test_the_cpu_is_always_there_and_named_with_its_threads():
@@ -30,3 +49,103 @@ def test_a_device_that_is_not_there_is_no_reason_to_take_another(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UnavailableError, match=r"PyTorch sees no cuda device on this machine. Use --device cpu"):
         devices.pick_device("cuda")
+
+
+def test_the_world_is_found_as_fields_and_told_in_words():
+    world = World.find("cpu")
+    assert (world.rank, world.world_size, world.device_kind) == (0, 1, "cpu")
+    assert world.threads == torch.get_num_threads()
+    assert world.device == torch.device("cpu")
+    assert str(world) == f"{world.device_name} (cpu, {world.threads} threads)" == devices.describe_device(world.device)
+
+
+def test_a_gpu_has_a_name_and_no_threads(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA A10")
+    world = World.of(torch.device("cuda"))
+    assert world == World(0, 1, "cuda", "NVIDIA A10", None)
+    assert str(world) == "NVIDIA A10 (cuda)"
+
+
+def test_a_record_has_every_field_of_the_world():
+    assert {field.name for field in dataclasses.fields(World)} <= {field.name for field in dataclasses.fields(Record)}
+
+
+def test_the_rank_is_what_the_launcher_says(monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert (World.find("cpu").rank, World.find("cpu").world_size) == (1, 2)
+
+
+# ---- several ranks ----
+
+
+@pytest.mark.parametrize(
+    ("variables", "named"),
+    [
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE"),
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, "OMPI_COMM_WORLD_SIZE"),
+        ({"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}, "LOCAL_RANK"),
+    ],
+)
+def test_several_ranks_are_refused_before_anything_is_loaded_or_recorded(monkeypatch, runs_folder, variables, named):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    words = f"run: {named}={variables[named]} in the environment says .* Start it once, .* unset {named}\\.$"
+    with pytest.raises(ConfigurationError, match=words):
+        run(Recipe(model="no such model"))
+    assert not runs_folder.exists()
+
+
+@pytest.mark.parametrize("value", ["two", "", "1.5", "-2", "0"])
+def test_a_world_size_that_is_no_number_is_named(monkeypatch, value):
+    monkeypatch.setenv("WORLD_SIZE", value)
+    with pytest.raises(ConfigurationError, match=f"WORLD_SIZE is '{value}' in the environment, not a number from 1"):
+        refuse_several_ranks()
+
+
+@pytest.mark.parametrize("variables", [{}, {"WORLD_SIZE": "1", "RANK": "0"}, {"LOCAL_RANK": "-1", "PMI_SIZE": "1"}])
+def test_a_single_process_is_not_refused(monkeypatch, variables):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    refuse_several_ranks()
+
+
+def test_the_command_line_refuses_at_once(monkeypatch, runs_folder):
+    command = [sys.executable, "-X", "importtime", "-m", "workbench", "run", "gpt2-tiny"]
+    environment = {**os.environ, "WORLD_SIZE": "2", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=20)
+    assert done.returncode == 2
+    assert "error: run: WORLD_SIZE=2 in the environment" in done.stderr
+    assert not any(line.endswith(" torch") for line in done.stderr.splitlines()), "torch takes seconds to import"
+    assert not runs_folder.exists()
+
+
+def test_under_torchrun_it_refuses_and_nothing_hangs(runs_folder):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "-m", "workbench"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    begun = time.monotonic()
+    done = subprocess.run(
+        [*command, "run", "gpt2-tiny"], env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 1
+    assert "error: run: WORLD_SIZE=2 in the environment says that a launcher, such as torchrun, started" in done.stderr
+    assert time.monotonic() - begun < 30
+    assert not runs_folder.exists()
+
+
+def test_a_prediction_does_not_care_who_started_it(monkeypatch, model_name):
+    """In its worker nothing is left of a launcher: the Trainer would wait there for the other ranks."""
+    for name in devices.LAUNCHERS_VARIABLES:
+        monkeypatch.setenv(name, "2")
+    assert not set(worker._environment()) & set(devices.LAUNCHERS_VARIABLES)
+    worker.close()  # it was started without them
+    recipe = Recipe(model=model_name, effective_batch_size=3, sequence_length=16, seed=1234)
+    assert predict(recipe, "cpu").peak_allocated_bytes > 0
+
+
+def test_verifying_refuses_too(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    output = tmp_path / "verification.json"
+    assert main(["verify", "--device", "cpu", "--output", str(output)]) == 2
+    assert "run: WORLD_SIZE=2" in capsys.readouterr().err
+    assert not output.exists()

@@ -299,7 +299,7 @@ def test_without_a_live_page_it_shows_words_and_bars(playground, monkeypatch, ca
 
 
 def record(label="<b>x</b>", status=Status.OK, steps=3, **more):
-    made = Record.start(Recipe(), device="cpu")
+    made = Record.start(Recipe(), device_kind="cpu")
     return replace(made, label=label, status=status, losses=[5.0 - i for i in range(steps)], **more)
 
 

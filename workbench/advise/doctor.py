@@ -4,7 +4,6 @@ The cause is read off the record. The changes are found by the planner's search,
 technique that the recipe has already, other settings are tried in its place. No technique is known here by name.
 """
 
-import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -153,10 +152,9 @@ class _Failure:
     def __init__(self, record: Record) -> None:
         self.record = record
         self.recipe = Recipe.from_dict(record.recipe)
-        found = re.search(r"\((\w+)[^()]*\)$", record.device)  # as `describe_device` writes it
-        self.kind = found[1] if found else "cpu"
+        self.kind = record.device_kind or "cpu"
         self.on_gpu = self.kind == "cuda"
-        self.gpu = of_device(record.device, record.device_bytes) if self.on_gpu else None
+        self.gpu = of_device(record.device_name, record.device_bytes) if self.on_gpu else None
 
     @property
     def held_bytes(self) -> int | None:

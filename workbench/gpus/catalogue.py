@@ -117,12 +117,12 @@ def gpu(name: str) -> Gpu:
     return found
 
 
-def of_device(description: str, total_bytes: int | None = None) -> Gpu | None:
-    """The known GPU that a record's device names; of two, or if none is named, that whose memory is nearest."""
+def of_device(name: str, total_bytes: int | None = None) -> Gpu | None:
+    """The known GPU of this product name; of two, or if none is named so, that whose memory is nearest."""
     named: dict[Gpu, int] = {}
-    for name, row in GPUS.items():
-        model = re.findall(r"[a-z]+|\d+", name.split("-")[0])  # "rtx4060ti" is written "RTX 4060 Ti"
-        if re.search(r"\b" + " ?".join(model) + r"(?!\d)", description.lower()):
+    for known, row in GPUS.items():
+        model = re.findall(r"[a-z]+|\d+", known.split("-")[0])  # "rtx4060ti" is written "RTX 4060 Ti"
+        if re.search(r"\b" + " ?".join(model) + r"(?!\d)", name.lower()):
             named[row] = len(model)
     longest = [row for row, length in named.items() if length == max(named.values())]
     if total_bytes is None:

@@ -23,6 +23,7 @@ from workbench.paths import DATA
 from workbench.predict.predict import CPU, predict
 from workbench.recipe import Recipe
 from workbench.records.record import Record, versions
+from workbench.run.world import World, refuse_several_ranks
 from workbench.techniques import parse_technique
 
 GRID = DATA / "reference" / "grid.json"
@@ -72,17 +73,17 @@ def recipes(path: Path = GRID) -> list[Recipe]:
     ]
 
 
-def gpu_of(device: str) -> str:
-    """The name in `GPUS` of a device as a record describes it; `cpu` for the CPU.
+def gpu_of(world: World) -> str:
+    """The name in `GPUS` of a world's device; `cpu` for the CPU.
 
     Raises:
         ConfigurationError: a GPU that is not in the table.
     """
-    if "(cpu" in device:
+    if world.device_kind == "cpu":
         return CPU
-    found = of_device(device)
+    found = of_device(world.device_name)
     if found is None:
-        raise ConfigurationError(f"verify: {device} is not in the table of GPUs. Name one that is like it: --gpu NAME.")
+        raise ConfigurationError(f"verify: {world} is not in the table of GPUs. Name one that is like it: --gpu NAME.")
     return found.name
 
 
@@ -97,7 +98,11 @@ def verify(
         gpu: what to predict for, a name of `GPUS` or `cpu`.
         device: what to measure on, as for `run`.
         fresh: forget what stands in `output`.
+
+    Raises:
+        ConfigurationError: torchrun started this process.
     """
+    refuse_several_ranks()
     chosen = list(chosen)
     known = {} if fresh or not output.exists() else _read(output)
     checks = {recipe.id: known.get(recipe.id) for recipe in chosen}

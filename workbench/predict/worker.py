@@ -16,6 +16,7 @@ import threading
 from typing import IO, Any
 
 from workbench.errors import ConfigurationError, WorkbenchError
+from workbench.run.world import LAUNCHERS_VARIABLES
 
 START = "import sys; sys.path[:] = {path!r}; from workbench.predict.worker import serve; serve()"
 
@@ -115,8 +116,9 @@ class _Worker:
 
 
 def _environment() -> dict[str, str]:
-    """The caller's, without GPUs, and without what accelerate has written into it."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")}
+    """The caller's, without GPUs, and without what a launcher or a trainer in the caller has left there."""
+    others = {name: value for name, value in os.environ.items() if name not in LAUNCHERS_VARIABLES}
+    kept = {name: value for name, value in others.items() if not name.startswith("ACCELERATE_")}
     return {**kept, "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"}
 
 

@@ -1,8 +1,8 @@
 """Records side by side: what each recipe saves against the baseline, what it costs, and which ones are worth it.
 
-Only runs that compare are put into one table: same model, text, batch, length, steps, dropout, device and source of
-the memory figures, and without a memory cap, under which speed may be unknown. Several seeds of a recipe become one
-row; loss differences inside the seed-to-seed spread are ties.
+Only runs that compare are put into one table: same model, text, batch, length, steps, dropout, world (device, threads,
+number of ranks) and source of the memory figures, and without a memory cap, under which speed may be unknown. Several
+seeds of a recipe become one row; loss differences inside the seed-to-seed spread are ties.
 """
 
 import html
@@ -20,10 +20,8 @@ from workbench.techniques import REGISTRY
 if TYPE_CHECKING:
     from pandas.io.formats.style import Styler
 
-SAME = [
-    "model", "corpus", "data_sha256", "effective_batch_size", "sequence_length", "steps", "dropout", "device",
-    "memory_source",
-]  # fmt: skip
+IN_WORDS = ["model", "corpus", "effective_batch_size", "sequence_length", "steps", "dropout", "memory_source"]
+SAME = [*IN_WORDS, "data_sha256", "device_kind", "device_name", "threads", "world_size"]
 BASELINE = "baseline"
 ELSEWHERE = {"peak_host_bytes": "in host memory", "peak_disk_bytes": "on disk"}  # what was moved out of the device
 
@@ -62,15 +60,16 @@ def compare(frame: pd.DataFrame) -> pd.DataFrame:
     table["without_effect"] = [_without_effect(row, base) for _, row in table.iterrows()]
     table = table.iloc[sorted(range(len(table)), key=lambda i: _bargain(table.iloc[i]))]
     table = table.drop(columns=[f"{c}_maximum_bytes" for c in Category])
-    table.attrs = {name: str(group[name].iloc[-1]) for name in SAME if name != "data_sha256"}
+    table.attrs = {name: str(group[name].iloc[-1]) for name in (*IN_WORDS, "device", "world_size")}
     return table
 
 
 def unranked(frame: pd.DataFrame) -> pd.DataFrame:
     """The newest run of each recipe that has no `ok` run in the group that `compare` takes: label, status, reason."""
     group = _newest_group(frame)
-    others = _comparable(frame[frame["status"] != Status.OK], group.iloc[-1], but=("memory_source",))
-    others = others[~others["label"].isin(group["label"])].sort_values("created_at")
+    same = [name for name in SAME if name != "memory_source"]  # a run that failed early has none
+    others = frame[(frame["status"] != Status.OK) & ~frame["label"].isin(group["label"])]
+    others = others.merge(group[same].drop_duplicates()).sort_values("created_at")
     newest = others.drop_duplicates("label", keep="last").set_index("label")
     return newest[["status", "error"]].rename(columns={"error": "reason"})
 
@@ -106,25 +105,12 @@ def _without_effect(row: pd.Series, base: pd.Series) -> str:
 def _newest_group(frame: pd.DataFrame) -> pd.DataFrame:
     """What is comparable with the newest run, or with the newest before it that has a baseline."""
     ok = frame[(frame["status"] == Status.OK) & frame["memory_cap_bytes"].isna()]
-    left = ok.sort_values("created_at")
-    while not left.empty:
-        group = _comparable(ok, left.iloc[-1])
-        if (group["label"] == BASELINE).any():
-            return group
-        left = left.drop(group.index)
+    groups = [group for _, group in ok.groupby(SAME, dropna=False) if (group["label"] == BASELINE).any()]
+    if groups:
+        return max(groups, key=lambda group: group["created_at"].max())
     raise ConfigurationError(
         f"compare: {len(ok)} finished runs, none of them a baseline. Run one first: python -m workbench run MODEL"
     )
-
-
-def _comparable(frame: pd.DataFrame, one: pd.Series, but: Sequence[str] = ()) -> pd.DataFrame:
-    """The rows that agree with one of them in everything that makes runs comparable."""
-    same = pd.Series(True, index=frame.index)
-    for name in SAME:
-        if name not in but:
-            value = one[name]
-            same &= frame[name].isna() if pd.isna(value) else (frame[name] == value).fillna(False)
-    return frame[same]
 
 
 def _summary(label: str, rows: pd.DataFrame) -> dict[str, object]:

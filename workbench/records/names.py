@@ -1,13 +1,11 @@
-"""Names that become part of a path, and texts that a spreadsheet would calculate."""
+"""Names that become part of a path."""
 
 import re
 from pathlib import Path
-from typing import Any
 
 from workbench.errors import ConfigurationError
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # OWASP, "CSV Injection"
 
 
 def valid(name: object) -> bool:
@@ -28,8 +26,3 @@ def inside(root: Path, name: str) -> Path:
     if not path.resolve().is_relative_to(root.resolve()):
         raise ConfigurationError(f"name: {name!r} is a link that leads out of {root}. Remove it.")
     return path
-
-
-def uncalculated(value: Any) -> Any:
-    """A text that a spreadsheet would take for a formula, with an apostrophe in front; anything else as it is."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value

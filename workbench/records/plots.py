@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -48,9 +48,8 @@ def memory_bars(frame: pd.DataFrame, limit_bytes: int | None = None) -> Figure:
     for row, peak in enumerate(peaks):
         axes.text(peak, row, f" {format_bytes(peak * MIB)}", va="center", color=GREY)
     if limit_bytes is not None:
-        axes.axvline(
-            limit_bytes / MIB, color=GREY, linestyle="--", zorder=0, label=f"limit {format_bytes(limit_bytes)}"
-        )
+        words = f"limit {format_bytes(limit_bytes)}"
+        axes.axvline(limit_bytes / MIB, color=GREY, linestyle="--", zorder=0, label=words)
     axes.invert_yaxis()
     axes.set_xlim(0, peaks.max() * 1.16)
     axes.set_xlabel(f"bytes at the peak, MiB ({', '.join(sorted(set(rows['memory_source'])))})")
@@ -79,16 +78,9 @@ def timeline(history: Timeline, start: int = 0, stop: int | None = None) -> Figu
     live = history.live[:, start:stop] / MIB
     events = np.arange(start, start + live.shape[1])
     figure, axes = _axes(8.5, 3.8)
-    shown = [row for row in range(len(Category)) if live[row].any()]
-    categories = list(Category)
-    axes.stackplot(
-        events,
-        [live[row] for row in shown],
-        colors=[COLOURS[categories[row]] for row in shown],
-        labels=[_words(categories[row]) for row in shown],
-        step="post",
-        linewidth=0,
-    )
+    shown = {category: row for category, row in zip(Category, live, strict=True) if row.any()}
+    colours, words = [COLOURS[category] for category in shown], [_words(category) for category in shown]
+    axes.stackplot(events, list(shown.values()), colors=colours, labels=words, step="post", linewidth=0)
     _name_phases(axes, history.phases[start:stop], start, float(live.sum(axis=0).max()))
     axes.set_xlabel("event (a tensor comes or goes)")
     axes.set_ylabel("live bytes, MiB")
@@ -129,17 +121,11 @@ def tradeoffs(table: pd.DataFrame) -> Figure:
 
 def _name_beside(axes: "Axes", x: pd.Series, y: pd.Series) -> None:
     """The names in a column to the right, each with a line to its point: many points are close to each other."""
+    line = {"arrowstyle": "-", "color": GREY, "linewidth": 0.5, "relpos": (0, 0.5), "shrinkB": 5}
+    style: dict[str, Any] = {"va": "center", "fontsize": 9, "color": GREY, "arrowprops": line}
     for place, label in enumerate(y.sort_values().index):
-        axes.annotate(
-            str(label),
-            (x[label], y[label]),
-            xytext=(1.05, (place + 0.5) / len(y)),
-            textcoords="axes fraction",
-            va="center",
-            fontsize=9,
-            color=GREY,
-            arrowprops={"arrowstyle": "-", "color": GREY, "linewidth": 0.5, "relpos": (0, 0.5), "shrinkB": 5},
-        )
+        beside = (1.05, (place + 0.5) / len(y))
+        axes.annotate(str(label), (x[label], y[label]), xytext=beside, textcoords="axes fraction", **style)
 
 
 class Picture(Figure):

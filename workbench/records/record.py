@@ -1,9 +1,9 @@
-"""Records: one JSON file per run, written aside and renamed, and all of them as a pandas DataFrame."""
+"""Records: one JSON file per run, written aside and renamed."""
 
-import csv
 import dataclasses
 import json
 import os
+import re
 import secrets
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from enum import StrEnum
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from workbench.errors import ConfigurationError
 from workbench.measure.categories import Category, Phase
@@ -21,9 +21,7 @@ from workbench.paths import ROOT, runs_folder
 from workbench.recipe import Recipe
 from workbench.records import names
 
-if TYPE_CHECKING:
-    import pandas as pd
-
+SCHEMA_VERSION = 2  # one more whenever a field changes its name or its meaning; `_migrated` then knows the older form
 PACKAGES = ("torch", "transformers", "accelerate", "peft", "datasets")
 
 
@@ -54,9 +52,15 @@ class Record:
     recipe: dict[str, Any]
     recipe_id: str
     label: str
+    schema_version: int = SCHEMA_VERSION
+    # the world it ran in
+    rank: int = 0
+    world_size: int = 1
+    device_kind: str = ""  # cuda, cpu or mps
+    device_name: str = ""
+    threads: int | None = None  # PyTorch's, on a CPU
     # what really happened
     model: str = ""
-    device: str = ""
     dtype: str = ""
     learning_rate: float | None = None
     micro_batch_size: int | None = None
@@ -140,41 +144,68 @@ class Record:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Raises ConfigurationError if the file is not a whole record."""
+        """The record in a file; one of an older schema is brought into today's form.
+
+        Raises:
+            ConfigurationError: the file is not a whole record, or a newer workbench wrote it.
+        """
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-            if not names.valid(data["id"]):  # folders are named by it
-                raise ValueError(f"its id is {data['id']!r:.90}")
-            return cls(**{**data, "status": Status(data["status"])})
+            data = dict(json.loads(path.read_text(encoding="utf-8")))
+            schema = data.setdefault("schema_version", 1)
+            if type(schema) is not int or schema < 1:
+                raise ValueError(f"its schema_version is {schema!r:.90}")
+            if schema <= SCHEMA_VERSION:
+                if not names.valid(data["id"]):  # folders are named by it
+                    raise ValueError(f"its id is {data['id']!r:.90}")
+                return cls(**{**_migrated(data), "status": Status(data["status"])})
         except (ValueError, TypeError, KeyError) as error:
             raise ConfigurationError(f"records: {path} is not a record ({error}). Move it away.") from None
+        raise ConfigurationError(
+            f"records: {path} was written by a newer workbench (schema {schema}; this one reads up to "
+            f"{SCHEMA_VERSION}). Update the workbench."
+        )
+
+    @property
+    def device(self) -> str:
+        """The device in words, for tables and messages."""
+        return device_text(self.device_kind, self.device_name, self.threads)
 
     def row(self) -> dict[str, Any]:
         """One flat row: scalars as they are, `<category>_bytes` at the peak, `<category>_maximum_bytes` whenever
         that was, `<phase>_peak_bytes`."""
-        flat = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in _NESTED}
-        asked = {name: self.recipe.get(name) for name in ("corpus", "effective_batch_size", "sequence_length")}
-        asked |= {name: self.recipe.get(name) for name in ("steps", "seed", "dropout")}
+        flat = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in _NOT_IN_ROWS}
+        asked = {name: self.recipe.get(name) for name in _ASKED}
         categories = {f"{c}_bytes": self.by_category.get(c) for c in Category}
         categories |= {f"{c}_maximum_bytes": self.maximum_by_category.get(c) for c in Category}
         phases = {f"{p}_peak_bytes": self.by_phase.get(p) for p in Phase}
         techniques = "+".join(sorted(self.recipe.get("techniques", {}))) or "baseline"
-        return {**flat, **asked, "techniques": techniques, **categories, **phases}
+        return {**flat, "device": self.device, **asked, "techniques": techniques, **categories, **phases}
 
 
-_NESTED = (
-    "recipe",
-    "versions",
-    "warnings",
-    "owner",
-    "resumed_at_steps",
-    "by_category",
-    "maximum_by_category",
-    "by_phase",
-    "losses",
-    "text_before",
-    "text_after",
-)
+_ASKED = ("corpus", "effective_batch_size", "sequence_length", "steps", "seed", "dropout")
+_NOT_IN_ROWS = (
+    "schema_version", "recipe", "versions", "warnings", "owner", "resumed_at_steps", "by_category",
+    "maximum_by_category", "by_phase", "losses", "text_before", "text_after",
+)  # fmt: skip
+
+
+def device_text(kind: str, name: str, threads: int | None) -> str:
+    """`NVIDIA A10 (cuda)`, `AMD EPYC (cpu, 2 threads)`: to be read by people, and never taken apart again."""
+    return f"{name} ({kind}{f', {threads} threads' if threads else ''})" if kind else name
+
+
+def _migrated(data: dict[str, Any]) -> dict[str, Any]:
+    """A record's data in today's form.
+
+    Schema 1 knew one process only and had the device in one text, `AMD EPYC (cpu, 2 threads)`. This is the one place
+    where such a text is taken apart.
+    """
+    if data["schema_version"] == 1:
+        text = data.pop("device", "")
+        found = re.fullmatch(r"(.*) \((\w+)(?:, (\d+) threads)?\)", text)
+        name, kind, threads = found.groups() if found else (text, "", None)
+        data |= {"device_name": name, "device_kind": kind, "threads": int(threads) if threads else None}
+    return {**data, "schema_version": SCHEMA_VERSION}
 
 
 def read_all(folder: Path | None = None) -> list[Record]:
@@ -188,61 +219,24 @@ def read_all(folder: Path | None = None) -> list[Record]:
     return found
 
 
-def records(folder: Path | None = None) -> "pd.DataFrame":
-    """All records as a tidy DataFrame, one row a run, oldest first, with typed columns.
+def find_equal(recipe: Recipe, *, sampled: bool = False, folder: Path | None = None, **facts: Any) -> Record | None:
+    """The newest `ok` record of the same recipe, library versions, commit and facts; uncapped if no fact says a cap.
 
-    Export it with `records().to_parquet("runs.parquet")`, or for a spreadsheet with `to_csv(records(), "runs.csv")`.
-    """
-    return to_frame(read_all(folder))
+    None for a model in a folder of the user's, whose weights may have changed since.
 
-
-def to_csv(frame: "pd.DataFrame", path: Path | str, *, index: bool = False) -> None:
-    """Write a CSV file in which no text is a formula to a spreadsheet (`=cmd…` gets an apostrophe in front)."""
-    safe = frame.map(names.uncalculated)
-    safe.index = safe.index.map(names.uncalculated)
-    safe.to_csv(path, index=index, quoting=csv.QUOTE_NONNUMERIC)  # else a `\r` in a text would begin a new row
-
-
-def to_frame(found: list[Record]) -> "pd.DataFrame":
-    """Records as rows; numbers become nullable `Int64` and `Float64`, so that a missing one stays missing."""
-    import pandas as pd
-
-    columns = list(Record("", "", Status.OK, {}, "", "").row())
-    frame = pd.DataFrame([record.row() for record in found], columns=columns)
-    kinds = {f.name: _dtype(str(f.type)) for f in dataclasses.fields(Record)}
-    kinds |= {name: "Int64" for name in columns if name.endswith("_bytes")}
-    kinds |= dict.fromkeys(("effective_batch_size", "sequence_length", "steps", "seed"), "Int64")
-    kinds |= {"dropout": "Float64", "corpus": "string", "techniques": "string"}
-    frame = frame.astype({name: kinds[name] for name in columns})
-    return frame.assign(created_at=pd.to_datetime(frame["created_at"], utc=True, format="ISO8601").dt.as_unit("us"))
-
-
-def _dtype(annotation: str) -> str:
-    return "Int64" if "int" in annotation else "Float64" if "float" in annotation else "string"
-
-
-def find_equal(
-    recipe: Recipe,
-    *,
-    device: str,
-    data_sha256: str,
-    memory_cap_bytes: int | None = None,
-    longest_first: bool = False,
-    sampled: bool = False,
-    folder: Path | None = None,
-) -> Record | None:
-    """The newest `ok` record of the same recipe, text and order, device, memory cap, library versions and commit.
-
-    None for a model in a folder of the user's, whose weights may have changed since; `sampled` asks for sample texts.
+    Args:
+        sampled: it must have sample texts.
+        facts: fields of the record that have to be equal too: the world's, `data_sha256`, `memory_cap_bytes`, …
     """
     if os.path.isdir(recipe.model):
         return None
-    wanted = (recipe.id, device, data_sha256, memory_cap_bytes, versions(), git_commit())
+    wanted = {
+        "status": Status.OK, "recipe_id": recipe.id, "versions": versions(), "git_commit": git_commit(),
+        "memory_cap_bytes": None, "longest_first": False, **facts,
+    }  # fmt: skip
     for record in reversed(read_all(folder)):
-        text_and_cap = (record.data_sha256, record.memory_cap_bytes)
-        found = (record.recipe_id, record.device, *text_and_cap, record.versions, record.git_commit)
-        same_order = record.longest_first == longest_first
-        if record.status is Status.OK and found == wanted and same_order and (record.text_after or not sampled):
+        equal = all(getattr(record, name) == value for name, value in wanted.items())
+        if equal and (record.text_after or not sampled):
             return record
     return None
 

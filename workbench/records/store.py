@@ -68,11 +68,11 @@ def checkpoint_folder(record: Record, folder: Path | None) -> Path:
     return (folder or runs_folder()) / record.id / "checkpoints"
 
 
-def resumable(recipe: Recipe, folder: Path | None, **facts: str) -> Record | None:
+def resumable(recipe: Recipe, folder: Path | None, **facts: Any) -> Record | None:
     """The newest unfinished run of this recipe that has a whole checkpoint; None if there is nothing to resume.
 
     Args:
-        facts: fields of the record that have to be equal too, as `data_sha256` and `device`.
+        facts: fields of the record that have to be equal too: the world's and `data_sha256`.
 
     Raises:
         ConfigurationError: there is one, but of another recipe or text; the message names every difference.
@@ -90,19 +90,10 @@ def resumable(recipe: Recipe, folder: Path | None, **facts: str) -> Record | Non
     return same
 
 
-def _differences(record: Record, recipe: Recipe, facts: dict[str, str]) -> list[str]:
-    asked = recipe.to_dict()
-    words = [
-        f"{name} was {record.recipe.get(name)!r} and is now {value!r}"
-        for name, value in asked.items()
-        if record.recipe.get(name) != value
-    ]
-    words += [
-        f"{name} was {getattr(record, name)!r} and is now {value!r}"
-        for name, value in facts.items()
-        if getattr(record, name) != value
-    ]
-    return words
+def _differences(record: Record, recipe: Recipe, facts: dict[str, Any]) -> list[str]:
+    pairs = [(name, record.recipe.get(name), value) for name, value in recipe.to_dict().items()]
+    pairs += [(name, getattr(record, name), value) for name, value in facts.items()]
+    return [f"{name} was {was!r} and is now {now!r}" for name, was, now in pairs if was != now]
 
 
 def _process(pid: int) -> dict[str, Any]:

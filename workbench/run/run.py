@@ -1,6 +1,6 @@
 """`run(recipe)`: fine-tune, measure, and leave a record, whatever happens."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,9 @@ from workbench.paths import runs_folder
 from workbench.recipe import Recipe
 from workbench.records.record import Record, Status, find_equal
 from workbench.records.store import mark_killed, resumable
-from workbench.run import world as devices
 from workbench.run.checks import check_machine, check_outputs, check_resuming, memory_cap_bytes, prepare
 from workbench.run.job import Observer, Options, execute
+from workbench.run.world import World, refuse_several_ranks
 from workbench.techniques import REGISTRY, Numerics
 from workbench.texts import corpus
 
@@ -57,20 +57,19 @@ def run(
         The record, status `ok` or `diverged` (the loss stopped being a finite number; the record says at which step).
 
     Raises:
-        ConfigurationError: something in the recipe cannot be used, or the run to resume is of another recipe or text;
-            nothing was loaded and nothing recorded.
+        ConfigurationError: something in the recipe cannot be used, the run to resume is of another recipe or text, or
+            torchrun started this process; nothing was loaded and nothing recorded.
         UnavailableError: this machine cannot run it; recorded as `unavailable`.
         OutOfMemoryError: recorded as `oom`; it says where, and `diagnose(record)` what to change.
             Other failures are recorded as `failed` or `interrupted` and raised.
     """
+    refuse_several_ranks()
     folder = folder or runs_folder()
     mark_killed(folder)
-    chosen = devices.pick_device(device)
+    world = World.find(device)
+    chosen = world.device
     recipe = replace(recipe, model=resolve_auto(recipe.model, chosen.type))
-    facts: dict[str, Any] = {
-        "device": devices.describe_device(chosen),
-        "data_sha256": corpus.load_corpus(recipe.corpus).sha256,
-    }
+    facts: dict[str, Any] = {**asdict(world), "data_sha256": corpus.load_corpus(recipe.corpus).sha256}
     cap: dict[str, Any] = {"memory_cap_bytes": memory_cap_bytes(memory_cap, chosen), "longest_first": longest_first}
     if (
         reuse

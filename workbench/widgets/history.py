@@ -8,7 +8,8 @@ import ipywidgets as w
 
 from workbench.measure.categories import format_bytes
 from workbench.records import plots
-from workbench.records.record import Record, Status, read_all, to_frame
+from workbench.records.frame import to_frame
+from workbench.records.record import Record, Status, read_all
 from workbench.records.store import mark_killed
 from workbench.widgets.pages import escaped, picture
 

@@ -1,0 +1,49 @@
+"""Records as a pandas DataFrame: one row a run, typed columns, and a CSV file that is safe in a spreadsheet."""
+
+import csv
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pandas as pd
+
+from workbench.recipe import Recipe
+from workbench.records.record import Record, Status, read_all
+
+NULLABLE = {bool: "boolean", int: "Int64", float: "Float64"}  # pandas' own types, in which a value may be missing
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # OWASP, "CSV Injection"
+
+
+def records(folder: Path | None = None) -> pd.DataFrame:
+    """All records as a tidy DataFrame, one row a run, oldest first, with typed columns.
+
+    Export it with `records().to_parquet("runs.parquet")`, or for a spreadsheet with `to_csv(records(), "runs.csv")`.
+    """
+    return to_frame(read_all(folder))
+
+
+def to_frame(found: list[Record]) -> pd.DataFrame:
+    """Records as rows; numbers become nullable `Int64` and `Float64`, so that a missing one stays missing."""
+    columns = list(Record("", "", Status.OK, {}, "", "").row())
+    frame = pd.DataFrame([record.row() for record in found], columns=columns)
+    types = {**get_type_hints(Recipe), **get_type_hints(Record)}
+    # the bytes of each category and phase are keys of a record's dictionaries, not fields
+    kinds = {name: "Int64" if name.endswith("_bytes") else _column_type(types.get(name, str)) for name in columns}
+    frame = frame.astype(kinds)
+    return frame.assign(created_at=pd.to_datetime(frame["created_at"], utc=True, format="ISO8601").dt.as_unit("us"))
+
+
+def _column_type(kind: Any) -> str:
+    """The pandas type for a field of this type, which may be an optional one."""
+    return next((NULLABLE[one] for one in get_args(kind) or (kind,) if one in NULLABLE), "string")
+
+
+def to_csv(frame: pd.DataFrame, path: Path | str, *, index: bool = False) -> None:
+    """Write a CSV file in which no text is a formula to a spreadsheet (`=cmd…` gets an apostrophe in front)."""
+    safe = frame.map(escape_formula)
+    safe.index = safe.index.map(escape_formula)
+    safe.to_csv(path, index=index, quoting=csv.QUOTE_NONNUMERIC)  # else a `\r` in a text would begin a new row
+
+
+def escape_formula(value: Any) -> Any:
+    """A text that a spreadsheet would take for a formula, with an apostrophe in front; anything else as it is."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
