@@ -1,11 +1,11 @@
 """Pretrain the embedded GPT-2 from scratch on public-domain English, on a CPU.
 
-    python data/models/gpt2-tiny/pretrain.py TEXTS OUTPUT [--steps N]
+    python tools/pretrain.py TEXTS OUTPUT [--steps N]
 
-TEXTS is a folder of plain UTF-8 files, one book each (which ones, and where to get them: README.md beside this
-script). The script trains a byte-level BPE tokenizer on them, then a 4-layer GPT-2 with Muon on the weight matrices
-and AdamW on the rest, first on short blocks and at the end on full-length ones, so that all 1,024 positions are
-trained. It writes a `transformers` checkpoint in fp16 and `training.json` with what happened.
+TEXTS is a folder of plain UTF-8 files, one book each (which ones, and where to get them:
+data/models/gpt2-tiny/README.md). The script trains a byte-level BPE tokenizer on them, then a 4-layer GPT-2 with Muon
+on the weight matrices and AdamW on the rest, first on short blocks and at the end on full-length ones, so that all
+1,024 positions are trained. It writes a `transformers` checkpoint in fp16 and `training.json` with what happened.
 """
 
 import argparse
