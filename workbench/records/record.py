@@ -198,13 +198,16 @@ def _migrated(data: dict[str, Any]) -> dict[str, Any]:
     """A record's data in today's form.
 
     Schema 1 knew one process only and had the device in one text, `AMD EPYC (cpu, 2 threads)`. This is the one place
-    where such a text is taken apart.
+    where such a text is taken apart. Its optimizer offloading had two backends; PyTorch's is left.
     """
     if data["schema_version"] == 1:
         text = data.pop("device", "")
         found = re.fullmatch(r"(.*) \((\w+)(?:, (\d+) threads)?\)", text)
         name, kind, threads = found.groups() if found else (text, "", None)
         data |= {"device_name": name, "device_kind": kind, "threads": int(threads) if threads else None}
+        offloading = data["recipe"].get("techniques", {}).get("optimizer_offloading", {})
+        if offloading.get("backend") == "pytorch":
+            del offloading["backend"]
     return {**data, "schema_version": SCHEMA_VERSION}
 
 
