@@ -10,18 +10,23 @@
 On a GPU the peak comes from the allocator and holds for the whole run. Attribution to categories comes from the
 tracker, which costs Python time at every operation; so the training loop switches it on for the untimed warm-up steps
 and for evaluation only (`attribute`). On the CPU the tracker is also the source of the peak.
+
+What belongs to whom is looked up whenever a phase begins or ends. A gradient may be used and freed before the backward
+phase ends, so gradients are also labelled one by one as they arrive, by a hook on every parameter.
 """
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from types import ModuleType
 from typing import Any, Self
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
-from workbench.measure.allocators import DeviceAllocator, allocator_for
+from workbench.measure.allocators import DeviceAllocator, allocator_for, storage_bytes
 from workbench.measure.categories import Category, Phase
 from workbench.measure.offloaded import DISK, HOST
 from workbench.measure.out_of_memory import Refusal
@@ -90,19 +95,27 @@ class Meter:
         self._owned_on_host = 0
         self._phase: Phase | None = None
         self._attributing = False
+        self._hooks: list[RemovableHandle] = []
 
     def __enter__(self) -> Self:
         self._allocator.prepare()
         for account in (HOST, DISK):
             account.reset()
         if self._given_before is None:
-            self._before = max(self._allocator.in_use() - sum(_storage_sizes(self._owned()).values()), 0)
+            owned = chain.from_iterable(self._owned().values())
+            self._before = max(self._allocator.in_use() - storage_bytes(owned, self._device_type), 0)
+        trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+        # hooks run in the order in which they came: one that a technique's optimizer brings, and that frees the
+        # gradient, comes later
+        self._hooks = [parameter.register_post_accumulate_grad_hook(self._label_gradient) for parameter in trained]
         self.attribute(True)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.enter_phase(None)
         self.attribute(False)
+        while self._hooks:
+            self._hooks.pop().remove()
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
@@ -136,27 +149,26 @@ class Meter:
         finally:
             self.enter_phase(None)
 
-    def _owned_by_category(self) -> dict[Category, list[torch.Tensor]]:
+    def _owned(self) -> dict[Category, list[torch.Tensor]]:
+        """What the model and the optimizer hold now, on any device."""
+        attached = [tensor for reference in self._attached if (tensor := reference()) is not None]
         return {
-            Category.WEIGHTS: [*self._model.parameters(), *self._model.buffers(), *self._still_attached()],
+            Category.WEIGHTS: [*self._model.parameters(), *self._model.buffers(), *attached],
             Category.GRADIENTS: [p.grad for p in self._model.parameters() if p.grad is not None],
             Category.OPTIMIZER_STATES: _states(self._optimizer) if self._optimizer is not None else [],
         }
 
-    def _still_attached(self) -> list[torch.Tensor]:
-        return [tensor for reference in self._attached if (tensor := reference()) is not None]
-
-    def _owned(self) -> list[torch.Tensor]:
-        tensors = [tensor for group in self._owned_by_category().values() for tensor in group]
-        return [tensor for tensor in tensors if tensor.device.type == self._device_type]
-
     def _label_owned(self) -> None:
-        owned = self._owned_by_category()
+        owned = self._owned()
         for category, tensors in owned.items():
             self._tracker.label(tensors, category)
         if self._device_type != "cpu":
-            on_host = [t for tensors in owned.values() for t in tensors if t.device.type == "cpu" and t.ndim]
-            self._owned_on_host = max(self._owned_on_host, sum(_storage_sizes(on_host).values()))
+            tensors = [tensor for tensors in owned.values() for tensor in tensors if tensor.ndim]
+            self._owned_on_host = max(self._owned_on_host, storage_bytes(tensors, "cpu"))
+
+    def _label_gradient(self, parameter: torch.Tensor) -> None:
+        if self._attributing and parameter.grad is not None:
+            self._tracker.label([parameter.grad], Category.GRADIENTS)
 
     @property
     def failed_operation(self) -> str:
@@ -233,7 +245,3 @@ def attached_tensors(model: torch.nn.Module) -> list[torch.Tensor]:
 
 def _states(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
-
-
-def _storage_sizes(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
-    return {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}

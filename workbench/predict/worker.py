@@ -6,7 +6,6 @@ with the caller's import path, which works the same from a Jupyter kernel, from 
 """
 
 import atexit
-import gc
 import os
 import pickle
 import subprocess
@@ -16,6 +15,7 @@ import threading
 from typing import IO, Any
 
 from workbench.errors import ConfigurationError, WorkbenchError
+from workbench.measure.garbage import freeze_living_objects, pause_collector
 
 START = "import sys; sys.path[:] = {path!r}; from workbench.predict.worker import serve; serve()"
 
@@ -154,18 +154,15 @@ def _answer(function: str, args: tuple[Any, ...]) -> tuple[str, Any]:
 
 
 def _load() -> None:
-    gc.disable()  # the libraries are half a million objects, and none of them is thrown away
-    import workbench.predict.prediction
-    import workbench.predict.shadow.step  # noqa: F401
-
-    gc.enable()
+    with pause_collector():
+        import workbench.predict.prediction
+        import workbench.predict.shadow.step  # noqa: F401
 
 
 def _predict(*args: Any) -> Any:
-    from workbench.measure.allocators import collecting_only_what_is_new
     from workbench.predict.prediction import compute
 
-    with collecting_only_what_is_new():
+    with freeze_living_objects():
         return compute(*args)
 
 

@@ -16,7 +16,8 @@ from safetensors import SafetensorError
 from tqdm import tqdm
 from transformers import PreTrainedModel, TrainerCallback, TrainingArguments, set_seed
 
-from workbench.measure.allocators import allocator_for, capped, collecting_only_what_is_new
+from workbench.measure.allocators import allocator_for, capped
+from workbench.measure.garbage import freeze_living_objects
 from workbench.measure.leaks import clear_frames
 from workbench.measure.meter import Meter
 from workbench.measure.out_of_memory import Refusal, read
@@ -94,7 +95,7 @@ class _Run:
         plan, allocator = self.plan, allocator_for(self.plan.device)
         allocator.prepare()
         before = allocator.in_use()
-        with collecting_only_what_is_new(), quiet():
+        with freeze_living_objects(), quiet():
             data = prepare_data(plan.recipe, plan.blocks)
             model = self._load()
             text_before = self._sample(model)

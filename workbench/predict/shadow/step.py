@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.gpus.catalogue import Gpu
+from workbench.measure.allocators import DeviceAllocator
 from workbench.measure.meter import Meter
 from workbench.models.load import count_parameters, load_config, load_tokenizer, quiet, skeleton
 from workbench.models.source import check_length, locate_config
@@ -92,19 +93,15 @@ def refuse_precision(gpu: Gpu, uses_bf16: bool) -> None:
         )
 
 
-class _NoDevice:
-    """An allocator for the meter that has nothing to say: the replay knows the peaks."""
+class _NoDevice(DeviceAllocator):
+    """The meter's allocator in a prediction: it counts nothing, for the peaks come from the replay."""
 
     source = "predicted"
-    enforces_caps = False
 
     def prepare(self) -> None: ...
 
     def in_use(self) -> int:
         return 0
-
-    def take_peaks(self) -> tuple[int, int | None]:
-        return 0, None
 
 
 @dataclass

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from workbench.measure.allocators import collecting_only_what_is_new
+from workbench.measure.garbage import freeze_living_objects
 
 
 @pytest.fixture
@@ -19,19 +19,19 @@ def unfrozen():
 
 
 def test_what_lives_is_left_out_and_comes_back(unfrozen):
-    with collecting_only_what_is_new():
+    with freeze_living_objects():
         assert gc.get_freeze_count() > 0
     assert gc.get_freeze_count() == 0
 
 
 def test_it_comes_back_after_a_failure_too(unfrozen):
-    with pytest.raises(ValueError, match="on purpose"), collecting_only_what_is_new():
+    with pytest.raises(ValueError, match="on purpose"), freeze_living_objects():
         raise ValueError("on purpose")
     assert gc.get_freeze_count() == 0
 
 
 def test_what_the_caller_has_frozen_stays_frozen(unfrozen):
     gc.freeze()
-    with collecting_only_what_is_new():
+    with freeze_living_objects():
         pass
     assert gc.get_freeze_count() > 0
