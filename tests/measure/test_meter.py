@@ -226,7 +226,7 @@ def rows(meter):
 
 def booked(meter):
     """Every allocation in its order; when each ends is not always the same (autocast's cache is emptied in none)."""
-    return [(s.nbytes, s.phase, meter._tracker.category(s)) for s in meter._tracker.storages]
+    return [(s.nbytes, s.phase, meter.tracker.category(s)) for s in meter.tracker.storages]
 
 
 def test_a_gradient_that_the_backward_pass_frees_is_a_gradient():
@@ -278,7 +278,7 @@ def test_gradients_are_not_labelled_while_attribution_is_off(monkeypatch):
     asked = []
     model, optimizer, ids = prepared(None)
     with Meter(model, optimizer) as meter:
-        monkeypatch.setattr(meter._tracker, "label", lambda *asked_for: asked.append(asked_for))
+        monkeypatch.setattr(meter.tracker, "label", lambda *asked_for: asked.append(asked_for))
         meter.attribute(False)
         step(model, optimizer, ids, None, meter.phase)
     assert asked == []

@@ -35,8 +35,7 @@ def release() -> int:
     kind = torch.accelerator.current_accelerator(check_available=True)
     device_type = kind.type if kind is not None else "cpu"
     before = live_tensor_bytes(device_type)
-    _forget_exceptions()
-    _forget_results()
+    _forget()
     collect_garbage()
     if kind is not None:
         torch.get_device_module(kind).empty_cache()
@@ -96,21 +95,15 @@ def clear_frames(error: BaseException | None) -> None:
         error = error.__context__
 
 
-def _forget_exceptions() -> None:
+def _forget() -> None:
+    """Drop the last exception with what its frames hold, and the results of cells."""
     for name in ("last_exc", "last_type", "last_value", "last_traceback"):
         kept = vars(sys).pop(name, None)
         if isinstance(kept, BaseException):
             clear_frames(kept)
-    shell = _shell()
-    if shell is not None and getattr(shell, "last_execution_result", None) is not None:
-        shell.last_execution_result.error_in_exec = None
-
-
-def _forget_results() -> None:
-    shell = _shell()
-    if shell is not None:
+    if shell := _shell():
         shell.displayhook.flush()  # Out, _, __ and ___
-        shell.last_execution_result = None
+        shell.last_execution_result = None  # which holds the exception too
         for name in ("_", "__", "___"):
             shell.user_ns.pop(name, None)
             shell.user_ns_hidden.pop(name, None)  # IPython notes here, with the value, what it put there itself

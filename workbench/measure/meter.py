@@ -26,10 +26,9 @@ from typing import Any, Self
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from workbench.measure.allocators import DeviceAllocator, allocator_for, storage_bytes
+from workbench.measure.allocators import allocator_for, storage_bytes
 from workbench.measure.categories import Category, Phase
 from workbench.measure.offloaded import DISK, HOST
-from workbench.measure.out_of_memory import Refusal
 from workbench.measure.timeline import Timeline
 from workbench.measure.tracker import StorageTracker
 
@@ -62,13 +61,14 @@ class Meter:
         model: its parameters and buffers, and tensors that hang on them when it comes, such as the scales of quantized
             weights, are the weights; `model.config.vocab_size`, if any, tells logits apart.
         optimizer: its state tensors are the optimizer states. `Trainer` makes its optimizer late: pass it to `watch`.
-        tracker, allocator: others than those of the model's device, as a prediction has them.
+        tracker: another than that of the model's device, as a prediction has it.
 
     The peak is that of the run itself: what was in use before the model came is `before_bytes`, not part of it. Pass
     `before_bytes` when the model was loaded after that reading was taken, as the training loop does.
 
     `cap_bytes` is a limit for the bytes of tensors, watched by the tracker while it is switched on; on CUDA, where the
-    allocator keeps to a limit by itself (`workbench.measure.allocators.capped`), it is ignored here.
+    allocator keeps to a limit by itself (`workbench.measure.allocators.capped`), it is ignored here. What failed or was
+    refused, the `tracker` says.
     """
 
     def __init__(
@@ -79,14 +79,13 @@ class Meter:
         before_bytes: int | None = None,
         cap_bytes: int | None = None,
         tracker: StorageTracker | None = None,
-        allocator: DeviceAllocator | None = None,
     ) -> None:
         device = next(model.parameters()).device
-        self._allocator = allocator or allocator_for(device)
+        self._allocator = allocator_for(device)
         self.enforces_cap = cap_bytes is not None and not self._allocator.enforces_caps
         vocabulary_size = getattr(getattr(model, "config", None), "vocab_size", None)
         watched = cap_bytes if self.enforces_cap else None
-        self._tracker = tracker or StorageTracker(device.type, vocabulary_size, cap_bytes=watched)
+        self.tracker = tracker or StorageTracker(device.type, vocabulary_size, cap_bytes=watched)
         self._model, self._optimizer, self._device_type = model, optimizer, device.type
         self._attached = [weakref.ref(tensor) for tensor in attached_tensors(model)]
         self._before, self._given_before = before_bytes or 0, before_bytes
@@ -124,9 +123,9 @@ class Meter:
         """Switch the tracker on or off. Calls must nest with other dispatch modes."""
         if on and not self._attributing:
             self._label_owned()
-            self._tracker.__enter__()  # type: ignore[no-untyped-call]
+            self.tracker.__enter__()  # type: ignore[no-untyped-call]
         elif not on and self._attributing:
-            self._tracker.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self.tracker.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self._attributing = on
 
     def enter_phase(self, phase: Phase | None) -> None:
@@ -138,7 +137,7 @@ class Meter:
             self._reserved = max(self._reserved or 0, reserved)
         if self._attributing:
             self._label_owned()
-            self._tracker.enter_phase(phase)
+            self.tracker.enter_phase(phase)
         self._phase = phase
 
     @contextmanager
@@ -152,37 +151,29 @@ class Meter:
     def _owned(self) -> dict[Category, list[torch.Tensor]]:
         """What the model and the optimizer hold now, on any device."""
         attached = [tensor for reference in self._attached if (tensor := reference()) is not None]
+        by_parameter = self._optimizer.state.values() if self._optimizer is not None else ()
+        states = chain.from_iterable(state.values() for state in by_parameter)
         return {
             Category.WEIGHTS: [*self._model.parameters(), *self._model.buffers(), *attached],
             Category.GRADIENTS: [p.grad for p in self._model.parameters() if p.grad is not None],
-            Category.OPTIMIZER_STATES: _states(self._optimizer) if self._optimizer is not None else [],
+            Category.OPTIMIZER_STATES: [value for value in states if isinstance(value, torch.Tensor)],
         }
 
     def _label_owned(self) -> None:
         owned = self._owned()
         for category, tensors in owned.items():
-            self._tracker.label(tensors, category)
+            self.tracker.label(tensors, category)
         if self._device_type != "cpu":
             tensors = [tensor for tensors in owned.values() for tensor in tensors if tensor.ndim]
             self._owned_on_host = max(self._owned_on_host, storage_bytes(tensors, "cpu"))
 
     def _label_gradient(self, parameter: torch.Tensor) -> None:
         if self._attributing and parameter.grad is not None:
-            self._tracker.label([parameter.grad], Category.GRADIENTS)
-
-    @property
-    def failed_operation(self) -> str:
-        """What ran out of memory while the tracker was on; empty otherwise."""
-        return self._tracker.failed_operation
-
-    @property
-    def refusal(self) -> Refusal:
-        """What a cap that the tracker keeps has refused."""
-        return self._tracker.refusal
+            self.tracker.label([parameter.grad], Category.GRADIENTS)
 
     def timeline(self) -> Timeline:
         """Live bytes by category after every attributed event."""
-        return self._tracker.timeline()
+        return self.tracker.timeline()
 
     def report(self) -> MemoryReport:
         """The peak and its parts.
@@ -190,19 +181,22 @@ class Meter:
         Raises:
             ValueError: nothing was measured inside a phase.
         """
-        timeline = self._tracker.timeline()
-        by_phase = self._peak_by_phase(timeline)
+        timeline = self.tracker.timeline()
+        events = {phase: timeline.peak(phase) for phase in Phase if phase in self._peaks}
+        nothing = dict.fromkeys(Category, 0)
+        tracked = {phase: timeline.by_category(event) if event >= 0 else nothing for phase, event in events.items()}
+        # the allocator's peak of each phase, or the tracker's where that is all there is
+        by_phase = {phase: max(self._peaks[phase], sum(parts.values())) for phase, parts in tracked.items()}
         if not any(by_phase.values()):
             raise ValueError("nothing was measured: put the training step inside `with meter.phase(...)` blocks")
         peak_phase = max(by_phase, key=lambda phase: by_phase[phase])
-        event = timeline.peak(peak_phase)
-        by_category = timeline.by_category(event) if event >= 0 else dict.fromkeys(Category, 0)
-        by_category[Category.UNATTRIBUTED] = by_phase[peak_phase] - sum(by_category.values())
+        peak, by_category = by_phase[peak_phase], tracked[peak_phase]
+        by_category = by_category | {Category.UNATTRIBUTED: peak - sum(by_category.values())}
         maximum = {category: int(timeline.live[row].max()) for row, category in enumerate(Category)}
         return MemoryReport(
             source=self._allocator.source,
             before_bytes=self._before,
-            peak_allocated_bytes=by_phase[peak_phase],
+            peak_allocated_bytes=peak,
             peak_reserved_bytes=self._reserved,
             peak_phase=peak_phase,
             by_category=by_category,
@@ -212,12 +206,6 @@ class Meter:
             peak_disk_bytes=DISK.peak_bytes,
             moved_bytes=HOST.moved_bytes + DISK.moved_bytes,
         )
-
-    def _peak_by_phase(self, timeline: Timeline) -> dict[Phase, int]:
-        """The allocator's peak of each phase, or the tracker's where that is all there is."""
-        events = {phase: timeline.peak(phase) for phase in self._peaks}
-        tracked = {phase: int(timeline.total[event]) if event >= 0 else 0 for phase, event in events.items()}
-        return {phase: max(tracked[phase], self._peaks[phase]) for phase in Phase if phase in self._peaks}
 
 
 def attached_tensors(model: torch.nn.Module) -> list[torch.Tensor]:
@@ -236,12 +224,6 @@ def attached_tensors(model: torch.nn.Module) -> list[torch.Tensor]:
         seen.add(id(thing))
         if isinstance(thing, torch.Tensor):
             found.append(thing)
-        if isinstance(thing, (list, tuple)):
-            waiting.extend(thing)
-        else:
-            waiting.extend((thing if isinstance(thing, dict) else getattr(thing, "__dict__", {})).values())
+        held = thing if isinstance(thing, (list, tuple, dict)) else getattr(thing, "__dict__", {})
+        waiting.extend(held.values() if isinstance(held, dict) else held)
     return found
-
-
-def _states(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)]

@@ -133,10 +133,10 @@ class _Run:
 
     def refusal(self, message: str) -> dict[str, Any]:
         """What was refused, from the cap's keeper or, where the device refused, from its own words."""
-        watched = self.meter.refusal if self.meter else Refusal()
+        watched = self.meter.tracker.refusal if self.meter else Refusal()
         refused = read(message) if watched.requested_bytes is None else watched
         return {
-            "failed_operation": self.meter.failed_operation if self.meter else "",
+            "failed_operation": self.meter.tracker.failed_operation if self.meter else "",
             "requested_bytes": refused.requested_bytes,
             "allocated_at_failure_bytes": refused.allocated_bytes,
             "reserved_at_failure_bytes": refused.reserved_bytes,

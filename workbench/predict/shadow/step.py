@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.gpus.catalogue import Gpu
-from workbench.measure.allocators import DeviceAllocator
 from workbench.measure.meter import Meter
 from workbench.models.load import count_parameters, load_config, load_tokenizer, quiet, skeleton
 from workbench.models.source import check_length, locate_config
@@ -93,17 +92,6 @@ def refuse_precision(gpu: Gpu, uses_bf16: bool) -> None:
         )
 
 
-class _NoDevice(DeviceAllocator):
-    """The meter's allocator in a prediction: it counts nothing, for the peaks come from the replay."""
-
-    source = "predicted"
-
-    def prepare(self) -> None: ...
-
-    def in_use(self) -> int:
-        return 0
-
-
 @dataclass
 class _Shadow:
     recipe: Recipe
@@ -118,7 +106,7 @@ class _Shadow:
         _fake(self.model, mode)
         # fake parameters cannot be moved, and need not be
         self.model.to = lambda *_, **__: self.model  # type: ignore[assignment]
-        meter = Meter(self.model, before_bytes=0, tracker=self.tracker, allocator=_NoDevice())
+        meter = Meter(self.model, before_bytes=0, tracker=self.tracker)
         trainer = self._trainer(meter)
         uses_bf16 = trainer.args.bf16 or any(p.dtype is torch.bfloat16 for p in self.model.parameters())
         if gpu:
