@@ -8,10 +8,11 @@
 Importing the package is light: torch and transformers come with the first name that needs them.
 """
 
-import gc
 import logging
 from importlib import import_module
 from typing import Any
+
+from workbench.measure.garbage import pause_collector
 
 __version__ = "0.1.0"
 
@@ -54,14 +55,8 @@ def __getattr__(name: str) -> Any:
 
 
 def _imported(module: str) -> Any:
-    """Without garbage collections: the libraries are half a million objects, and none of them is thrown away."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
+    with pause_collector():
         return import_module(f"workbench.{module}")
-    finally:
-        if collects:
-            gc.enable()
 
 
 def __dir__() -> list[str]:

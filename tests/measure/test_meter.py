@@ -196,6 +196,94 @@ def test_two_steps_have_the_peak_of_two_steps_not_their_sum():
     assert peaks[1] == peaks[2] == peaks[3]
 
 
+class FreeingAdamW(torch.optim.AdamW):
+    """Has no step of its own: each parameter's gradient is used and freed as soon as the backward pass has made it."""
+
+    def __init__(self, parameters, **options):
+        super().__init__(parameters, **options)
+        self.freed_bytes = []
+        for parameter in self.param_groups[0]["params"]:
+            parameter.register_post_accumulate_grad_hook(self.use)
+
+    def use(self, parameter):
+        parameter.data.add_(parameter.grad, alpha=-1e-3)
+        self.freed_bytes.append(parameter.grad.nbytes)
+        parameter.grad = None
+
+
+def metered_in_backward(dtype=None):
+    model, _, ids = prepared(None)
+    with Meter(model) as meter:
+        optimizer = FreeingAdamW(model.parameters())
+        meter.watch(optimizer)
+        step(model, optimizer, ids, dtype, meter.phase)
+    return meter, model, optimizer
+
+
+def rows(meter):
+    return dict(zip(Category, meter.timeline().live, strict=True))
+
+
+def booked(meter):
+    """Every allocation in its order; when each ends is not always the same (autocast's cache is emptied in none)."""
+    return [(s.nbytes, s.phase, meter.tracker.category(s)) for s in meter.tracker.storages]
+
+
+def test_a_gradient_that_the_backward_pass_frees_is_a_gradient():
+    meter, model, optimizer = metered_in_backward()
+    assert len(optimizer.freed_bytes) == len(list(model.parameters()))
+    report = meter.report()
+    # the embedding's is the largest and comes last and alone
+    assert report.maximum_by_category[Category.GRADIENTS] == max(optimizer.freed_bytes) == 4 * V * 64
+    assert sum(report.by_category.values()) == report.peak_allocated_bytes
+    assert report.by_category[Category.UNATTRIBUTED] == 0
+
+
+def test_what_was_booked_as_temporary_until_now_is_all_that_moves(monkeypatch):
+    new, total = rows(metered_in_backward()[0]), metered_in_backward()[0].timeline().total
+    monkeypatch.setattr(Meter, "_label_gradient", lambda self, parameter: None)
+    old = rows(metered_in_backward()[0])
+    assert old[Category.GRADIENTS].max() == 0 < new[Category.GRADIENTS].max()
+    assert (old[Category.TEMPORARIES] == new[Category.TEMPORARIES] + new[Category.GRADIENTS]).all()
+    assert all((old[kind] == new[kind]).all() for kind in set(Category) - {Category.TEMPORARIES, Category.GRADIENTS})
+    assert (sum(old.values()) == total).all()
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_where_gradients_stay_until_the_end_nothing_moves(name, monkeypatch):
+    new = booked(metered(*CONFIGURATIONS[name]))
+    monkeypatch.setattr(Meter, "_label_gradient", lambda self, parameter: None)
+    assert booked(metered(*CONFIGURATIONS[name])) == new
+
+
+def test_labels_in_the_backward_pass_change_no_number():
+    model, _, ids = prepared(None)
+    model(input_ids=ids, labels=ids).loss.backward()
+    again, _, ids = prepared(None)
+    with Meter(again) as meter:
+        step(again, torch.optim.SGD(again.parameters(), lr=0), ids, None, meter.phase)
+    for plain, labelled in zip(model.parameters(), again.parameters(), strict=True):
+        assert torch.equal(plain.grad, labelled.grad)
+
+
+def test_only_what_trains_has_a_hook_and_only_while_the_meter_is_entered():
+    model, _, _ = prepared(Lora())
+    hooked = lambda: [bool(p._post_accumulate_grad_hooks) for p in model.parameters()]  # noqa: E731
+    with Meter(model):
+        assert hooked() == [p.requires_grad for p in model.parameters()]
+    assert not any(hooked())
+
+
+def test_gradients_are_not_labelled_while_attribution_is_off(monkeypatch):
+    asked = []
+    model, optimizer, ids = prepared(None)
+    with Meter(model, optimizer) as meter:
+        monkeypatch.setattr(meter.tracker, "label", lambda *asked_for: asked.append(asked_for))
+        meter.attribute(False)
+        step(model, optimizer, ids, None, meter.phase)
+    assert asked == []
+
+
 def test_live_tensor_bytes_counts_a_storage_once():
     gc.collect()
     before = live_tensor_bytes("cpu")

@@ -153,7 +153,7 @@ def test_activations_recomputed_under_checkpointing_are_activations(use_reentran
 
 
 def test_without_checkpointing_no_activation_is_made_in_the_backward_pass(model):
-    tracker = one_step(model, torch.optim.AdamW(model.parameters()))._tracker
+    tracker = one_step(model, torch.optim.AdamW(model.parameters())).tracker
     born_late = [
         s for s in tracker.storages if s.phase is Phase.BACKWARD and tracker.category(s) is Category.ACTIVATIONS
     ]
@@ -193,11 +193,11 @@ def test_a_copy_of_the_embedding_in_lower_precision_is_no_logits():
 def test_the_gradient_of_the_tied_embedding_is_a_gradient_from_birth(model):
     meter = one_step(model, torch.optim.AdamW(model.parameters()))
     assert model.lm_head.weight.grad is model.transformer.wte.weight.grad
-    tied = meter._tracker._alive[model.lm_head.weight.grad.untyped_storage()._cdata]
+    tied = meter.tracker._alive[model.lm_head.weight.grad.untyped_storage()._cdata]
     assert tied.label is Category.GRADIENTS
     assert tied.phase is Phase.BACKWARD
     assert meter.timeline().by_category(tied.born)[Category.GRADIENTS] >= V * 32 * FLOAT
-    assert now(meter._tracker)[Category.GRADIENTS] == parameter_bytes(model)
+    assert now(meter.tracker)[Category.GRADIENTS] == parameter_bytes(model)
 
 
 @pytest.mark.parametrize(
@@ -209,18 +209,18 @@ def test_optimizer_states_are_labelled(model, kind, tensors_per_parameter):
     meter = one_step(model, optimizer)
     counters = sum("step" in state for state in optimizer.state.values()) * FLOAT
     expected = tensors_per_parameter * parameter_bytes(model) + counters
-    assert now(meter._tracker).get(Category.OPTIMIZER_STATES, 0) == expected
+    assert now(meter.tracker).get(Category.OPTIMIZER_STATES, 0) == expected
 
 
 def test_a_state_made_in_the_step_was_a_state_from_birth(model):
     meter = one_step(model, torch.optim.AdamW(model.parameters()))
-    born = [s.phase for s in meter._tracker.storages if meter._tracker.category(s) is Category.OPTIMIZER_STATES]
+    born = [s.phase for s in meter.tracker.storages if meter.tracker.category(s) is Category.OPTIMIZER_STATES]
     assert set(born) == {Phase.OPTIMIZER_STEP}
 
 
 def test_categories_sum_to_the_live_bytes_at_every_event(model):
     meter = one_step(model, torch.optim.AdamW(model.parameters()))
-    timeline, storages = meter.timeline(), meter._tracker.storages
+    timeline, storages = meter.timeline(), meter.tracker.storages
     assert timeline.live.min() == 0
     assert timeline.live.dtype == np.int64
     events = len(timeline.total)

@@ -111,15 +111,18 @@ def test_an_unclear_cap_is_refused_with_nothing_recorded(short, cap, runs_folder
     assert read_all(runs_folder) == []
 
 
-def test_on_cuda_the_fraction_is_set_and_set_back(monkeypatch):
-    """Without a GPU: which calls are made, in which order."""
+@pytest.mark.parametrize(("device", "index"), [("cuda", 2), ("cuda:1", 1)])
+def test_on_cuda_the_fraction_is_set_and_set_back(monkeypatch, device, index):
+    """Without a GPU: PyTorch's own functions, and below them, what the library would be told of which GPU."""
     calls = []
     monkeypatch.setattr(allocators, "total_bytes", lambda device: 1000)
-    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 0.9, raising=False)
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda value, device: calls.append(value))
-    with capped(torch.device("cuda"), None):
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
+    monkeypatch.setattr(torch.cuda.memory, "_lazy_init", lambda: None)
+    monkeypatch.setattr(torch._C, "_cuda_getMemoryFraction", lambda index: 0.9, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_setMemoryFraction", lambda *call: calls.append(call), raising=False)
+    with capped(torch.device(device), None):
         assert calls == []
-    with suppress(ZeroDivisionError), capped(torch.device("cuda"), 250):
-        assert calls == [0.25]
+    with suppress(ZeroDivisionError), capped(torch.device(device), 250):
+        assert calls == [(0.25, index)]
         raise ZeroDivisionError
-    assert calls == [0.25, 0.9]
+    assert calls == [(0.25, index), (0.9, index)]

@@ -6,31 +6,45 @@ peak, a lower bound. The CPU has no allocator statistics at all: there the track
 """
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any
 
 import torch
 
+from workbench.measure.garbage import collect_garbage
 
-class DeviceAllocator(Protocol):
-    """Byte counters of one device."""
 
-    source: str
-    enforces_caps: bool  # or else the tracker must
+class DeviceAllocator:
+    """Byte counters of one device. As they stand here, those of the CPU, which has no counters: in use is the sum of
+    the living tensors that Python can reach.
 
-    def prepare(self) -> None: ...
-    def in_use(self) -> int: ...
+    Attributes:
+        source: the name that a record gives to these numbers.
+        enforces_caps: PyTorch's allocator keeps to a memory cap by itself; else the tracker must.
+    """
+
+    source = "cpu-tracker"
+    enforces_caps = False
+
+    def prepare(self) -> None:
+        """Free what nobody uses any more, and begin new peaks."""
+        collect_garbage()
+
+    def in_use(self) -> int:
+        return live_tensor_bytes("cpu")
+
     def take_peaks(self) -> tuple[int, int | None]:
         """(allocated, reserved) peaks since the last call, in bytes; reserved is None where there is no such number."""
+        return 0, None
 
 
-class CudaAllocator:
+class CudaAllocator(DeviceAllocator):
     source = "cuda-allocator"
     enforces_caps = True
 
     def prepare(self) -> None:
-        gc.collect()
+        collect_garbage()
         torch._C._cuda_clearCublasWorkspaces()  # else the first run of a process alone would count them in its peak
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -44,12 +58,11 @@ class CudaAllocator:
         return peaks
 
 
-class MpsAllocator:
-    source = "mps-allocator+tracker"
-    enforces_caps = False  # PyTorch can set a limit there, but not say what it was before
+class MpsAllocator(DeviceAllocator):
+    source = "mps-allocator+tracker"  # PyTorch can set a limit there, but not say what it was before: enforces no caps
 
     def prepare(self) -> None:
-        gc.collect()
+        collect_garbage()
         torch.mps.empty_cache()
 
     def in_use(self) -> int:
@@ -59,46 +72,25 @@ class MpsAllocator:
         return torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory()
 
 
-class CpuTensors:
-    """No allocator to ask: what is in use is the sum of the living tensors that Python can reach."""
-
-    source = "cpu-tracker"
-    enforces_caps = False
-
-    def prepare(self) -> None:
-        gc.collect()
-
-    def in_use(self) -> int:
-        return live_tensor_bytes("cpu")
-
-    def take_peaks(self) -> tuple[int, int | None]:
-        return 0, None
+def allocator_for(device: torch.device) -> DeviceAllocator:
+    kinds = {"cuda": CudaAllocator, "mps": MpsAllocator}
+    return kinds.get(device.type, DeviceAllocator)()
 
 
-@contextmanager
-def collecting_only_what_is_new() -> Iterator[None]:
-    """Garbage collections meanwhile leave out what lives now, unless the caller has frozen objects already.
-
-    The libraries bring half a million objects, and the `Trainer` and accelerate collect several times in a run.
-    """
-    if gc.get_freeze_count():
-        yield
-        return
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
-def live_tensor_bytes(device_type: str) -> int:
-    """Bytes of all distinct tensor storages on a device type that the garbage collector knows of."""
+def storage_bytes(things: Iterable[Any], device_type: str) -> int:
+    """Bytes of the distinct storages on a device type that the tensors among these things have."""
     sizes: dict[int, int] = {}
-    for thing in gc.get_objects():
+    for thing in things:
+        # by `type`, because `isinstance` would make lazy objects load what they stand for
         if issubclass(type(thing), torch.Tensor) and thing.device.type == device_type and thing.layout is torch.strided:
             storage = thing.untyped_storage()
             sizes[storage._cdata] = storage.nbytes()
     return sum(sizes.values())
+
+
+def live_tensor_bytes(device_type: str) -> int:
+    """Bytes of all distinct tensor storages on a device type that the garbage collector knows of."""
+    return storage_bytes(gc.get_objects(), device_type)
 
 
 def total_bytes(device: torch.device) -> int | None:
@@ -111,20 +103,16 @@ def capped(device: torch.device, cap_bytes: int | None) -> Iterator[None]:
     """Let PyTorch's own allocator refuse to reserve more than `cap_bytes`, where it can: on CUDA.
 
     The cap counts what is reserved, with the blocks that are cached, and not the CUDA context. The fraction that was
-    set before comes back afterwards (1, where PyTorch is too old to say).
+    set before comes back afterwards.
     """
     total = total_bytes(device)
     if cap_bytes is None or total is None:
         yield
         return
-    before = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(device)
-    torch.cuda.set_per_process_memory_fraction(min(cap_bytes / total, 1.0), device)
+    index = torch.cuda.current_device() if device.index is None else device.index  # the fractions are kept by index
+    before = torch.cuda.get_per_process_memory_fraction(index)
+    torch.cuda.set_per_process_memory_fraction(min(cap_bytes / total, 1.0), index)
     try:
         yield
     finally:
-        torch.cuda.set_per_process_memory_fraction(before, device)
-
-
-def allocator_for(device: torch.device) -> DeviceAllocator:
-    kinds: dict[str, type[DeviceAllocator]] = {"cuda": CudaAllocator, "mps": MpsAllocator}
-    return kinds.get(device.type, CpuTensors)()
+        torch.cuda.set_per_process_memory_fraction(before, index)

@@ -37,9 +37,9 @@ def format_bytes(number: float) -> str:
     return f"{number:.{digits}f} {units[power]}"
 
 
-_UNITS = {name: 2 ** (10 * power) for power, name in enumerate(("KiB", "MiB", "GiB", "TiB"), start=1)}
-_UNITS |= {name: 10 ** (3 * power) for power, name in enumerate(("KB", "MB", "GB", "TB"), start=1)}
-_UNITS |= {name.lower(): size for name, size in _UNITS.items()} | {"B": 1, "bytes": 1}
+UNITS = {name: 2 ** (10 * power) for power, name in enumerate(("KiB", "MiB", "GiB", "TiB"), start=1)}
+UNITS |= {name: 10 ** (3 * power) for power, name in enumerate(("KB", "MB", "GB", "TB"), start=1)}
+UNITS |= {name.lower(): size for name, size in UNITS.items()} | {"B": 1, "bytes": 1}
 
 
 def parse_bytes(text: str | int, owner: str) -> int:
@@ -49,7 +49,7 @@ def parse_bytes(text: str | int, owner: str) -> int:
         ConfigurationError: no unit, a unit that may mean either, or not more than zero; `owner` is named.
     """
     number, unit = (str(text), "B") if isinstance(text, int) and not isinstance(text, bool) else _amount(str(text))
-    nbytes = int(float(number) * _UNITS[unit]) if number and unit in _UNITS else 0
+    nbytes = int(float(number) * UNITS[unit]) if number and unit in UNITS else 0
     if nbytes < 1:
         raise ConfigurationError(
             f"{owner}: {text!r} is not an amount of memory. Write a number above zero and its unit: 8GiB (2^30 bytes "

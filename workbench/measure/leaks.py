@@ -1,4 +1,4 @@
-"""Why memory is still in use after a run: who holds the tensors, and how to let go of them.
+"""Why memory is still in use after a run: who holds the tensors, and how to free them.
 
 After a failed cell IPython keeps the traceback, whose frames keep every local variable, and it keeps the result of
 every cell in `Out`. So `del trainer` alone often frees nothing.
@@ -8,11 +8,13 @@ import gc
 import sys
 import traceback
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from workbench.measure.allocators import live_tensor_bytes
+from workbench.measure.allocators import live_tensor_bytes, storage_bytes
+from workbench.measure.garbage import collect_garbage
 
 
 def holders(device_type: str = "cpu", limit: int = 10) -> list[tuple[str, int]]:
@@ -21,25 +23,22 @@ def holders(device_type: str = "cpu", limit: int = 10) -> list[tuple[str, int]]:
     Looked at are the variables and the `Out` of the main module (in Jupyter the user's own), and the frames of the
     last exception. One tensor may count under several names: all of them have to go.
     """
-    found = {name: _reachable(thing, device_type) for name, thing in _roots().items()}
+    found = {name: storage_bytes(_reachable(thing), device_type) for name, thing in _roots().items()}
     return sorted(((name, n) for name, n in found.items() if n), key=lambda item: -item[1])[:limit]
 
 
 def release() -> int:
-    """Let go of what IPython and the last exception keep, and give cached memory back; returns the bytes freed.
+    """Drop what IPython and the last exception keep, and give cached memory back; returns the bytes freed.
 
     The results of cells (`Out`, `_`, `__`, `___`) are dropped. Variables of your own stay: `holders()` names them.
     """
-    kind = torch.accelerator.current_accelerator()
+    kind = torch.accelerator.current_accelerator(check_available=True)
     device_type = kind.type if kind is not None else "cpu"
     before = live_tensor_bytes(device_type)
-    _forget_exceptions()
-    _forget_results()
-    gc.collect()
-    if device_type == "cuda":
-        torch.cuda.empty_cache()
-    elif device_type == "mps":
-        torch.mps.empty_cache()
+    _forget()
+    collect_garbage()
+    if kind is not None:
+        torch.get_device_module(kind).empty_cache()
     return before - live_tensor_bytes(device_type)
 
 
@@ -50,48 +49,45 @@ def _shell() -> Any:
 
 
 def _roots() -> dict[str, Any]:
+    """By name, what the user's variables, the results of cells and the frames of the last exception hold."""
     main, shell = vars(sys.modules["__main__"]), _shell()
     hidden = {"In", "Out"} | set(shell.user_ns_hidden if shell else ())
     roots = {name: value for name, value in main.items() if not name.startswith("_") and name not in hidden}
     roots |= {f"Out[{number}]": value for number, value in main.get("Out", {}).items()}
     for name in ("last_exc", "last_value"):
-        error = getattr(sys, name, None)
-        if error is not None:
-            roots |= {f"{words}, in the last exception": frame for words, frame in _frames(error)}
-    return {name: root for name, root in roots.items() if not isinstance(root, _CLOSED)}
+        frames = _frames(getattr(sys, name, None))
+        roots |= {f"{words}, in the last exception": variables for words, variables in frames}
+    return {name: root for name, root in roots.items() if not isinstance(root, _NOT_FOLLOWED)}
 
 
-def _frames(error: BaseException) -> list[tuple[str, dict[str, Any]]]:
+def _frames(error: BaseException | None) -> list[tuple[str, dict[str, Any]]]:
+    """The local variables of every frame of an exception and of those that led to it."""
     frames = []
     while error is not None:
         for frame, _ in traceback.walk_tb(error.__traceback__):
             if frame.f_code.co_name != "<module>":  # whose variables are those of the main module
                 frames.append((f"local variables of {frame.f_code.co_name}()", dict(frame.f_locals)))
-        error = error.__context__  # type: ignore[assignment]
+        error = error.__context__
     return frames
 
 
-def _reachable(root: Any, device_type: str) -> int:
-    """Bytes of the distinct storages to be reached from an object, other modules and functions not entered."""
-    sizes: dict[int, int] = {}
+def _reachable(root: Any) -> Iterator[Any]:
+    """An object and all that it refers to, directly or through others; modules, classes and functions are left out."""
     seen, waiting = {id(root)}, [root]
     while waiting:
         thing = waiting.pop()
-        if isinstance(thing, torch.Tensor) and thing.device.type == device_type and thing.layout is torch.strided:
-            storage = thing.untyped_storage()
-            sizes[storage._cdata] = storage.nbytes()
+        yield thing
         for other in gc.get_referents(thing):
-            if id(other) not in seen and not isinstance(other, _CLOSED):
+            if id(other) not in seen and not isinstance(other, _NOT_FOLLOWED):
                 seen.add(id(other))
                 waiting.append(other)
-    return sum(sizes.values())
 
 
-_CLOSED = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, str, bytes, int, float)
+_NOT_FOLLOWED = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, str, bytes, int, float)
 
 
 def clear_frames(error: BaseException | None) -> None:
-    """Empty the frames that an exception, and those that led to it, keep: their local variables are let go of."""
+    """Delete the local variables in the frames that an exception, and those that led to it, keep."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         for frame, _ in traceback.walk_tb(error.__traceback__):
@@ -99,22 +95,15 @@ def clear_frames(error: BaseException | None) -> None:
         error = error.__context__
 
 
-def _forget_exceptions() -> None:
-    for name in ("last_exc", "last_value"):
-        clear_frames(getattr(sys, name, None))
+def _forget() -> None:
+    """Drop the last exception with what its frames hold, and the results of cells."""
     for name in ("last_exc", "last_type", "last_value", "last_traceback"):
-        if hasattr(sys, name):
-            delattr(sys, name)
-    shell = _shell()
-    if shell is not None and getattr(shell, "last_execution_result", None) is not None:
-        shell.last_execution_result.error_in_exec = None
-
-
-def _forget_results() -> None:
-    shell = _shell()
-    if shell is not None:
+        kept = vars(sys).pop(name, None)
+        if isinstance(kept, BaseException):
+            clear_frames(kept)
+    if shell := _shell():
         shell.displayhook.flush()  # Out, _, __ and ___
-        shell.last_execution_result = None
+        shell.last_execution_result = None  # which holds the exception too
         for name in ("_", "__", "___"):
             shell.user_ns.pop(name, None)
             shell.user_ns_hidden.pop(name, None)  # IPython notes here, with the value, what it put there itself

@@ -10,21 +10,25 @@
 On a GPU the peak comes from the allocator and holds for the whole run. Attribution to categories comes from the
 tracker, which costs Python time at every operation; so the training loop switches it on for the untimed warm-up steps
 and for evaluation only (`attribute`). On the CPU the tracker is also the source of the peak.
+
+What belongs to whom is looked up whenever a phase begins or ends. A gradient may be used and freed before the backward
+phase ends, so gradients are also labelled one by one as they arrive, by a hook on every parameter.
 """
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from types import ModuleType
 from typing import Any, Self
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
-from workbench.measure.allocators import DeviceAllocator, allocator_for
+from workbench.measure.allocators import allocator_for, storage_bytes
 from workbench.measure.categories import Category, Phase
 from workbench.measure.offloaded import DISK, HOST
-from workbench.measure.out_of_memory import Refusal
 from workbench.measure.timeline import Timeline
 from workbench.measure.tracker import StorageTracker
 
@@ -57,13 +61,14 @@ class Meter:
         model: its parameters and buffers, and tensors that hang on them when it comes, such as the scales of quantized
             weights, are the weights; `model.config.vocab_size`, if any, tells logits apart.
         optimizer: its state tensors are the optimizer states. `Trainer` makes its optimizer late: pass it to `watch`.
-        tracker, allocator: others than those of the model's device, as a prediction has them.
+        tracker: another than that of the model's device, as a prediction has it.
 
     The peak is that of the run itself: what was in use before the model came is `before_bytes`, not part of it. Pass
     `before_bytes` when the model was loaded after that reading was taken, as the training loop does.
 
     `cap_bytes` is a limit for the bytes of tensors, watched by the tracker while it is switched on; on CUDA, where the
-    allocator keeps to a limit by itself (`workbench.measure.allocators.capped`), it is ignored here.
+    allocator keeps to a limit by itself (`workbench.measure.allocators.capped`), it is ignored here. What failed or was
+    refused, the `tracker` says.
     """
 
     def __init__(
@@ -74,14 +79,13 @@ class Meter:
         before_bytes: int | None = None,
         cap_bytes: int | None = None,
         tracker: StorageTracker | None = None,
-        allocator: DeviceAllocator | None = None,
     ) -> None:
         device = next(model.parameters()).device
-        self._allocator = allocator or allocator_for(device)
+        self._allocator = allocator_for(device)
         self.enforces_cap = cap_bytes is not None and not self._allocator.enforces_caps
         vocabulary_size = getattr(getattr(model, "config", None), "vocab_size", None)
         watched = cap_bytes if self.enforces_cap else None
-        self._tracker = tracker or StorageTracker(device.type, vocabulary_size, cap_bytes=watched)
+        self.tracker = tracker or StorageTracker(device.type, vocabulary_size, cap_bytes=watched)
         self._model, self._optimizer, self._device_type = model, optimizer, device.type
         self._attached = [weakref.ref(tensor) for tensor in attached_tensors(model)]
         self._before, self._given_before = before_bytes or 0, before_bytes
@@ -90,19 +94,27 @@ class Meter:
         self._owned_on_host = 0
         self._phase: Phase | None = None
         self._attributing = False
+        self._hooks: list[RemovableHandle] = []
 
     def __enter__(self) -> Self:
         self._allocator.prepare()
         for account in (HOST, DISK):
             account.reset()
         if self._given_before is None:
-            self._before = max(self._allocator.in_use() - sum(_storage_sizes(self._owned()).values()), 0)
+            owned = chain.from_iterable(self._owned().values())
+            self._before = max(self._allocator.in_use() - storage_bytes(owned, self._device_type), 0)
+        trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+        # hooks run in the order in which they came: one that a technique's optimizer brings, and that frees the
+        # gradient, comes later
+        self._hooks = [parameter.register_post_accumulate_grad_hook(self._label_gradient) for parameter in trained]
         self.attribute(True)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.enter_phase(None)
         self.attribute(False)
+        while self._hooks:
+            self._hooks.pop().remove()
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
@@ -111,9 +123,9 @@ class Meter:
         """Switch the tracker on or off. Calls must nest with other dispatch modes."""
         if on and not self._attributing:
             self._label_owned()
-            self._tracker.__enter__()  # type: ignore[no-untyped-call]
+            self.tracker.__enter__()  # type: ignore[no-untyped-call]
         elif not on and self._attributing:
-            self._tracker.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self.tracker.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self._attributing = on
 
     def enter_phase(self, phase: Phase | None) -> None:
@@ -125,7 +137,7 @@ class Meter:
             self._reserved = max(self._reserved or 0, reserved)
         if self._attributing:
             self._label_owned()
-            self._tracker.enter_phase(phase)
+            self.tracker.enter_phase(phase)
         self._phase = phase
 
     @contextmanager
@@ -136,41 +148,32 @@ class Meter:
         finally:
             self.enter_phase(None)
 
-    def _owned_by_category(self) -> dict[Category, list[torch.Tensor]]:
+    def _owned(self) -> dict[Category, list[torch.Tensor]]:
+        """What the model and the optimizer hold now, on any device."""
+        attached = [tensor for reference in self._attached if (tensor := reference()) is not None]
+        by_parameter = self._optimizer.state.values() if self._optimizer is not None else ()
+        states = chain.from_iterable(state.values() for state in by_parameter)
         return {
-            Category.WEIGHTS: [*self._model.parameters(), *self._model.buffers(), *self._still_attached()],
+            Category.WEIGHTS: [*self._model.parameters(), *self._model.buffers(), *attached],
             Category.GRADIENTS: [p.grad for p in self._model.parameters() if p.grad is not None],
-            Category.OPTIMIZER_STATES: _states(self._optimizer) if self._optimizer is not None else [],
+            Category.OPTIMIZER_STATES: [value for value in states if isinstance(value, torch.Tensor)],
         }
 
-    def _still_attached(self) -> list[torch.Tensor]:
-        return [tensor for reference in self._attached if (tensor := reference()) is not None]
-
-    def _owned(self) -> list[torch.Tensor]:
-        tensors = [tensor for group in self._owned_by_category().values() for tensor in group]
-        return [tensor for tensor in tensors if tensor.device.type == self._device_type]
-
     def _label_owned(self) -> None:
-        owned = self._owned_by_category()
+        owned = self._owned()
         for category, tensors in owned.items():
-            self._tracker.label(tensors, category)
+            self.tracker.label(tensors, category)
         if self._device_type != "cpu":
-            on_host = [t for tensors in owned.values() for t in tensors if t.device.type == "cpu" and t.ndim]
-            self._owned_on_host = max(self._owned_on_host, sum(_storage_sizes(on_host).values()))
+            tensors = [tensor for tensors in owned.values() for tensor in tensors if tensor.ndim]
+            self._owned_on_host = max(self._owned_on_host, storage_bytes(tensors, "cpu"))
 
-    @property
-    def failed_operation(self) -> str:
-        """What ran out of memory while the tracker was on; empty otherwise."""
-        return self._tracker.failed_operation
-
-    @property
-    def refusal(self) -> Refusal:
-        """What a cap that the tracker keeps has refused."""
-        return self._tracker.refusal
+    def _label_gradient(self, parameter: torch.Tensor) -> None:
+        if self._attributing and parameter.grad is not None:
+            self.tracker.label([parameter.grad], Category.GRADIENTS)
 
     def timeline(self) -> Timeline:
         """Live bytes by category after every attributed event."""
-        return self._tracker.timeline()
+        return self.tracker.timeline()
 
     def report(self) -> MemoryReport:
         """The peak and its parts.
@@ -178,19 +181,22 @@ class Meter:
         Raises:
             ValueError: nothing was measured inside a phase.
         """
-        timeline = self._tracker.timeline()
-        by_phase = self._peak_by_phase(timeline)
+        timeline = self.tracker.timeline()
+        events = {phase: timeline.peak(phase) for phase in Phase if phase in self._peaks}
+        nothing = dict.fromkeys(Category, 0)
+        tracked = {phase: timeline.by_category(event) if event >= 0 else nothing for phase, event in events.items()}
+        # the allocator's peak of each phase, or the tracker's where that is all there is
+        by_phase = {phase: max(self._peaks[phase], sum(parts.values())) for phase, parts in tracked.items()}
         if not any(by_phase.values()):
             raise ValueError("nothing was measured: put the training step inside `with meter.phase(...)` blocks")
         peak_phase = max(by_phase, key=lambda phase: by_phase[phase])
-        event = timeline.peak(peak_phase)
-        by_category = timeline.by_category(event) if event >= 0 else dict.fromkeys(Category, 0)
-        by_category[Category.UNATTRIBUTED] = by_phase[peak_phase] - sum(by_category.values())
+        peak, by_category = by_phase[peak_phase], tracked[peak_phase]
+        by_category = by_category | {Category.UNATTRIBUTED: peak - sum(by_category.values())}
         maximum = {category: int(timeline.live[row].max()) for row, category in enumerate(Category)}
         return MemoryReport(
             source=self._allocator.source,
             before_bytes=self._before,
-            peak_allocated_bytes=by_phase[peak_phase],
+            peak_allocated_bytes=peak,
             peak_reserved_bytes=self._reserved,
             peak_phase=peak_phase,
             by_category=by_category,
@@ -200,12 +206,6 @@ class Meter:
             peak_disk_bytes=DISK.peak_bytes,
             moved_bytes=HOST.moved_bytes + DISK.moved_bytes,
         )
-
-    def _peak_by_phase(self, timeline: Timeline) -> dict[Phase, int]:
-        """The allocator's peak of each phase, or the tracker's where that is all there is."""
-        events = {phase: timeline.peak(phase) for phase in self._peaks}
-        tracked = {phase: int(timeline.total[event]) if event >= 0 else 0 for phase, event in events.items()}
-        return {phase: max(tracked[phase], self._peaks[phase]) for phase in Phase if phase in self._peaks}
 
 
 def attached_tensors(model: torch.nn.Module) -> list[torch.Tensor]:
@@ -224,16 +224,6 @@ def attached_tensors(model: torch.nn.Module) -> list[torch.Tensor]:
         seen.add(id(thing))
         if isinstance(thing, torch.Tensor):
             found.append(thing)
-        if isinstance(thing, (list, tuple)):
-            waiting.extend(thing)
-        else:
-            waiting.extend((thing if isinstance(thing, dict) else getattr(thing, "__dict__", {})).values())
+        held = thing if isinstance(thing, (list, tuple, dict)) else getattr(thing, "__dict__", {})
+        waiting.extend(held.values() if isinstance(held, dict) else held)
     return found
-
-
-def _states(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
-
-
-def _storage_sizes(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
-    return {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}

@@ -8,7 +8,8 @@ rounds to two digits, and so do these numbers. What a message does not say is No
 import re
 from dataclasses import dataclass
 
-_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+from workbench.measure.categories import UNITS
+
 _SIZE = r"([\d.]+) (bytes|KiB|MiB|GiB)"
 
 
@@ -35,4 +36,4 @@ def read(message: str) -> Refusal:
 
 def _size(pattern: str, message: str) -> int | None:
     found = re.search(pattern, message)
-    return int(float(found[1]) * _UNITS[found[2]]) if found else None
+    return int(float(found[1]) * UNITS[found[2]]) if found else None

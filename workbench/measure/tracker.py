@@ -5,8 +5,9 @@ and learns of its end through a weak reference. What a storage was *for* is deci
 known: a tensor that outlives the forward pass it was born in was an activation, one that became `parameter.grad` was
 a gradient from birth. Nothing is kept alive and no arithmetic changes.
 
-A gradient is what becomes `parameter.grad`. The gradient of GPT-2's tied embedding arrives in two parts, from the
-logits and from the input; until they are added, the parts are temporaries.
+A gradient is what becomes `parameter.grad`, also if the backward pass itself uses and frees it: the meter labels it
+as it arrives there. The gradient of GPT-2's tied embedding arrives once, as the sum of two parts, from the logits and
+from the input; the sum is a gradient, and the parts are temporaries until it is made.
 
 Scratch memory that a kernel takes and returns inside one operation is invisible here; on a GPU the allocator's own
 peak shows it, and the meter reports the difference as `unattributed`.

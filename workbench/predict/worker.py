@@ -6,7 +6,6 @@ import the caller's main module in it, which runs a script that has no `if __nam
 """
 
 import atexit
-import gc
 import os
 import pickle
 import subprocess
@@ -16,6 +15,7 @@ import threading
 from typing import IO, Any
 
 from workbench.errors import ConfigurationError, WorkbenchError
+from workbench.measure.garbage import freeze_living_objects, pause_collector
 from workbench.run.world import LAUNCHERS_VARIABLES
 
 START = "import sys; sys.path[:] = {path!r}; from workbench.predict.worker import serve; serve()"
@@ -147,11 +147,10 @@ def serve() -> None:
 def _answer(request: tuple[Any, ...]) -> tuple[str, Any]:
     import traceback
 
-    from workbench.measure.allocators import collecting_only_what_is_new
     from workbench.predict.prediction import compute
 
     try:
-        with collecting_only_what_is_new():
+        with freeze_living_objects():
             return "answer", compute(*request)
     except WorkbenchError as error:
         return "error", error
@@ -160,8 +159,6 @@ def _answer(request: tuple[Any, ...]) -> tuple[str, Any]:
 
 
 def _load() -> None:
-    gc.disable()  # the libraries are half a million objects, and none of them is thrown away
-    import workbench.predict.prediction
-    import workbench.predict.shadow.step  # noqa: F401
-
-    gc.enable()
+    with pause_collector():
+        import workbench.predict.prediction
+        import workbench.predict.shadow.step  # noqa: F401

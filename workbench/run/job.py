@@ -16,7 +16,8 @@ from safetensors import SafetensorError
 from tqdm import tqdm
 from transformers import PreTrainedModel, TrainerCallback, TrainingArguments, set_seed
 
-from workbench.measure.allocators import allocator_for, capped, collecting_only_what_is_new
+from workbench.measure.allocators import allocator_for, capped
+from workbench.measure.garbage import freeze_living_objects
 from workbench.measure.leaks import clear_frames
 from workbench.measure.meter import Meter
 from workbench.measure.out_of_memory import Refusal, read
@@ -102,7 +103,7 @@ class _Run:
         plan, allocator = self.plan, allocator_for(self.plan.device)
         allocator.prepare()
         before = allocator.in_use()
-        with collecting_only_what_is_new(), quiet():
+        with freeze_living_objects(), quiet():
             data = prepare_data(plan.recipe, plan.blocks)
             model = self._load()
             text_before = self._sample(model)
@@ -140,10 +141,10 @@ class _Run:
 
     def refusal(self, message: str) -> dict[str, Any]:
         """What was refused, from the cap's keeper or, where the device refused, from its own words."""
-        watched = self.meter.refusal if self.meter else Refusal()
+        watched = self.meter.tracker.refusal if self.meter else Refusal()
         refused = read(message) if watched.requested_bytes is None else watched
         return {
-            "failed_operation": self.meter.failed_operation if self.meter else "",
+            "failed_operation": self.meter.tracker.failed_operation if self.meter else "",
             "requested_bytes": refused.requested_bytes,
             "allocated_at_failure_bytes": refused.allocated_bytes,
             "reserved_at_failure_bytes": refused.reserved_bytes,

@@ -112,21 +112,6 @@ def refuse_precision(gpu: Gpu, uses_bf16: bool) -> None:
         )
 
 
-class _NoDevice:
-    """The meter's allocator where there is no device to ask: the peaks come from the replay."""
-
-    source = "predicted"
-    enforces_caps = False
-
-    def prepare(self) -> None: ...
-
-    def in_use(self) -> int:
-        return 0
-
-    def take_peaks(self) -> tuple[int, int | None]:
-        return 0, None
-
-
 @dataclass
 class _Shadow:
     """One recipe on its way from a model without memory to a trace."""
@@ -141,7 +126,7 @@ class _Shadow:
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         counted = count_parameters(self.model)
         make_fake(self.model, mode, DEVICE)
-        meter = Meter(self.model, before_bytes=0, tracker=self.tracker, allocator=_NoDevice())
+        meter = Meter(self.model, before_bytes=0, tracker=self.tracker)
         trainer = self._trainer(meter)
         uses_bf16 = trainer.args.bf16 or any(p.dtype is torch.bfloat16 for p in self.model.parameters())
         if gpu:

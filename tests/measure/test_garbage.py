@@ -1,0 +1,56 @@
+"""What the garbage collector is told around a run and around imports."""
+
+import gc
+import re
+from pathlib import Path
+
+import pytest
+
+import workbench
+from workbench.measure.garbage import freeze_living_objects, pause_collector
+
+
+@pytest.fixture
+def unfrozen():
+    """The tests freeze the libraries' objects; here they are thawed meanwhile."""
+    frozen = gc.get_freeze_count()
+    gc.unfreeze()
+    yield
+    gc.unfreeze()
+    if frozen:
+        gc.freeze()
+
+
+def test_what_lives_is_left_out_and_comes_back(unfrozen):
+    with freeze_living_objects():
+        assert gc.get_freeze_count() > 0
+    assert gc.get_freeze_count() == 0
+
+
+def test_it_comes_back_after_a_failure_too(unfrozen):
+    with pytest.raises(ValueError, match="on purpose"), freeze_living_objects():
+        raise ValueError("on purpose")
+    assert gc.get_freeze_count() == 0
+
+
+def test_what_the_caller_has_frozen_stays_frozen(unfrozen):
+    gc.freeze()
+    with freeze_living_objects():
+        pass
+    assert gc.get_freeze_count() > 0
+
+
+def test_the_collector_is_as_it_was_after_a_pause_and_after_a_failure_in_it():
+    with pause_collector():
+        assert not gc.isenabled()
+        with pytest.raises(ValueError, match="on purpose"), pause_collector():
+            raise ValueError("on purpose")
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_nobody_else_touches_the_collector():
+    """Looking at objects is allowed: `gc.get_objects` and `gc.get_referents`."""
+    touching = re.compile(r"\bgc\.(?!get_objects|get_referents)\w+\(")
+    files = Path(workbench.__file__).parent.rglob("*.py")
+    assert {path.name for path in files if touching.search(path.read_text(encoding="utf-8"))} == {"garbage.py"}

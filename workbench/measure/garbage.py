@@ -1,0 +1,40 @@
+"""What the workbench asks of Python's garbage collector, all in one place.
+
+The libraries bring half a million objects that live as long as the process. A collection walks all of them, and the
+`Trainer` and accelerate ask for several in a run.
+"""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+def collect_garbage() -> None:
+    """`gc.collect()`: tensors in reference cycles are freed now, and not some time later."""
+    gc.collect()
+
+
+@contextmanager
+def pause_collector() -> Iterator[None]:
+    """`gc.disable()` for the duration, for imports: they make many objects and throw none of them away."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@contextmanager
+def freeze_living_objects() -> Iterator[None]:
+    """`gc.freeze()` for the duration: collections leave out what lives now. Nothing if the caller has frozen objects
+    already, because `gc.unfreeze()` would thaw those too."""
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
