@@ -21,6 +21,7 @@ from pathlib import Path
 from zipfile import ZipFile
 
 from lock import PINS, ROOT
+from packaging.requirements import Requirement
 
 RECIPE = ("gpt2", "--gpu", "t4", "--batch-size", "4", "--sequence-length", "256")
 # each with the exit code that it should have and words that its output should contain
@@ -53,17 +54,18 @@ def build_wheel(folder: Path) -> Path:
     return wheel
 
 
-def wheel_requirements(wheel: Path) -> list[str]:
-    """`Requires-Dist` of its metadata, extras included."""
+def wheel_requirements(wheel: Path) -> list[Requirement]:
+    """`Requires-Dist` of its metadata, of all its extras too."""
     with ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        return HeaderParser().parsestr(archive.read(name).decode()).get_all("Requires-Dist") or []
+        lines = HeaderParser().parsestr(archive.read(name).decode()).get_all("Requires-Dist") or []
+    return [Requirement(line) for line in lines]
 
 
-def lower_bounds(requirements: list[str]) -> dict[str, str]:
-    """`name>=version` as name and version."""
-    found = (re.match(r"([\w.-]+)>=([\w.]+)", requirement) for requirement in requirements)
-    return {match[1]: match[2] for match in found if match}
+def lower_bounds(requirements: list[Requirement], extra: str) -> dict[str, str]:
+    """Name and version of `name>=version`, for what the wheel brings by itself and with that extra."""
+    wanted = [r for r in requirements if r.marker is None or r.marker.evaluate({"extra": extra})]
+    return {r.name: bound.version for r in wanted for bound in r.specifier if bound.operator == ">="}
 
 
 def pinned(name: str) -> str:
@@ -118,7 +120,8 @@ def main() -> int:
         folder = Path(name)
         wheel = build_wheel(folder)
         versions = {"torch": args.torch, "transformers": args.transformers}
-        versions |= lower_bounds(wheel_requirements(wheel)) if args.oldest else {}
+        if args.oldest:
+            versions = lower_bounds(wheel_requirements(wheel), "lessons" if args.lessons else "")
         print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB; {versions}", flush=True)
         start = time.monotonic()
         programs = install(wheel, folder, args.python, versions, "[lessons]" if args.lessons else "")
