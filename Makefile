@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help run test test-long bench lock lint lab format clean
+.PHONY: help run test test-long bench lock wheel lint lab format clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-10s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,7 +22,10 @@ bench: .venv/ready  ## how fast predictions are, on a quiet machine
 
 lock: .venv/ready  ## write the hashed lock files anew, after a change of requirements.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check uv==0.13.9
-	$(BIN)/python tests/lock.py
+	$(BIN)/python tools/lock.py
+
+wheel: .venv/ready  ## build the wheel, install it into an empty environment and use it there (minutes, downloads)
+	$(BIN)/python tools/try_wheel.py
 
 lint: .venv/ready  ## ruff, mypy, import layers, notebooks without outputs
 	$(BIN)/ruff check .

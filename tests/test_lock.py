@@ -9,7 +9,7 @@ LOCKS = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("requireme
 
 
 def test_the_lock_has_the_pins_of_the_requirements_and_no_others():
-    assert set(entries(LOCKS["requirements.lock"])) == pins(PINS.read_text(encoding="utf-8")), "run tests/lock.py"
+    assert set(entries(LOCKS["requirements.lock"])) == pins(PINS.read_text(encoding="utf-8")), "run tools/lock.py"
 
 
 @pytest.mark.parametrize("lock", LOCKS.values(), ids=LOCKS)

@@ -1,6 +1,6 @@
 """Write requirements.lock and requirements-cuda.lock: the pins of requirements.txt with the hashes of their wheels.
 
-    pip install uv==0.13.9 && python tests/lock.py
+    pip install uv==0.13.9 && python tools/lock.py
 
 Run it after a change of requirements.txt, which stays the only place of the versions; tests/test_lock.py compares. The
 hashes are those of every file of a version on the package index, so one lock serves all platforms and Pythons.
@@ -52,7 +52,7 @@ def write(path: Path, locked: dict[str, set[str]], title: str) -> None:
         " \\\n".join([pin, *(f"    --hash=sha256:{digest}" for digest in sorted(digests))])
         for pin, digests in sorted(locked.items())
     ]
-    path.write_text("\n".join([f"# {title} Written by tests/lock.py.", *blocks]) + "\n", encoding="utf-8")
+    path.write_text("\n".join([f"# {title} Written by tools/lock.py.", *blocks]) + "\n", encoding="utf-8")
 
 
 def main() -> None:

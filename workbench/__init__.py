@@ -8,10 +8,13 @@
 Importing the package is light: torch and transformers come with the first name that needs them.
 """
 
+import ast
 import logging
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
+from workbench.errors import needed_extra
 from workbench.measure.garbage import pause_collector
 
 __version__ = "0.1.0"
@@ -19,23 +22,13 @@ __version__ = "0.1.0"
 # bitsandbytes, which PEFT imports, remarks on a faster kernel that only another package has
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
+# The names stand once, as imports in the stub: type checkers follow them there, here each waits for its first use.
 _HOMES = {
-    "Recipe": "recipe",
-    "Record": "records.record", "records": "records.frame",
-    "run": "run.run",
-    "describe_device": "run.world", "pick_device": "run.world",
-    "script": "export.script",
-    "Meter": "measure.meter",
-    "Category": "measure.categories", "Phase": "measure.categories", "format_bytes": "measure.categories",
-    "compare": "records.compare",
-    "holders": "measure.leaks", "release": "measure.leaks",
-    "predict": "predict.predict", "Prediction": "predict.prediction",
-    "predictions_beside": "predict.beside", "style_predictions": "predict.beside",
-    "plan": "advise.plan",
-    "diagnose": "advise.doctor",
-    "Playground": "widgets.playground",
-}  # fmt: skip
-_MODULES = {"plots": "records.plots"}
+    name.name: str(line.module)
+    for line in ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")).body
+    if isinstance(line, ast.ImportFrom)
+    for name in line.names
+}
 
 __all__ = list(_HOMES)
 
@@ -46,18 +39,21 @@ for _room in ("predict", "records", "run"):
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return _imported(_MODULES[name])
+    """Raises UnavailableError if the name needs a package of an extra that is not installed."""
     if name not in _HOMES:
         raise AttributeError(f"module 'workbench' has no attribute {name!r}")
-    globals()[name] = getattr(_imported(_HOMES[name]), name)
+    home = _imported(_HOMES[name])
+    globals()[name] = getattr(home, name) if hasattr(home, name) else _imported(f"{_HOMES[name]}.{name}")
     return globals()[name]
 
 
 def _imported(module: str) -> Any:
-    with pause_collector():
-        return import_module(f"workbench.{module}")
+    try:
+        with pause_collector():
+            return import_module(module)
+    except ModuleNotFoundError as error:
+        raise needed_extra(error) or error from None
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES, *_MODULES])
+    return sorted([*globals(), *_HOMES])

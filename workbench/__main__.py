@@ -1,16 +1,18 @@
-"""The command line: `python -m workbench COMMAND`. One thin function per command."""
+"""The command line: `workbench COMMAND` or `python -m workbench COMMAND`. One thin function per command."""
 
 import argparse
 import dataclasses
 import io
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from workbench.errors import ConfigurationError, WorkbenchError
+from workbench.errors import DISTRIBUTION, ConfigurationError, WorkbenchError, needed_extra
 from workbench.measure.categories import parse_bytes
 from workbench.models.source import locate, locate_config
 from workbench.recipe import Recipe, flag
@@ -27,6 +29,7 @@ EXIT_CODES = """exit codes:
   4  out of memory
   130  interrupted"""
 
+MODULE = "python -m workbench"
 EXAMPLES = """examples:
   python -m workbench run gpt2-tiny
   python -m workbench run gpt2-tiny --technique lora=rank:8,alpha:16 --technique gradient_checkpointing
@@ -47,6 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except WorkbenchError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except ModuleNotFoundError as error:
+        if (unavailable := needed_extra(error)) is None:
+            raise
+        print(f"error: {unavailable}", file=sys.stderr)
+        return unavailable.exit_code
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -57,14 +65,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
+    program = "workbench" if Path(sys.argv[0]).stem == "workbench" else MODULE
+    examples = EXAMPLES.replace(MODULE, program)
     parser = argparse.ArgumentParser(
-        prog="python -m workbench",
+        prog=program,
         description="Fine-tune GPT-2 with memory-saving techniques and see what each one really saves.",
-        epilog=f"{EXAMPLES}\n\n{EXIT_CODES}",
+        epilog=f"{examples}\n\n{EXIT_CODES}",
         formatter_class=raw,
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_run(commands.add_parser("run", help="fine-tune, measure, record", epilog=EXAMPLES, formatter_class=raw))
+    _add_run(commands.add_parser("run", help="fine-tune, measure, record", epilog=examples, formatter_class=raw))
     _add_predict(commands.add_parser("predict", help="the memory a GPU will need, without a GPU", formatter_class=raw))
     _add_plan(commands.add_parser("plan", help="what to change so that it fits a budget", formatter_class=raw))
     _add_doctor(commands.add_parser("doctor", help="why a run ran out of memory, and what to change"))
@@ -72,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_verify(commands.add_parser("verify", help="predictions against measurements on this device"))
     _add_pairs(commands.add_parser("pairs", help="every pair of techniques, measured or refused", formatter_class=raw))
     _add_notebooks(commands.add_parser("notebooks", help="execute the notebooks and build the gallery"))
+    _add_lessons(commands.add_parser("lessons", help="copy the notebooks into a folder, to open and change"))
     lister = commands.add_parser("list", help="the techniques: what they attack, what they cost, same loss?")
     lister.set_defaults(function=list_techniques)
     recorder = commands.add_parser("records", help="the runs so far, newest last; export them")
@@ -182,6 +193,13 @@ def _add_notebooks(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="execute even what is up to date")
     parser.add_argument("--timeout", type=int, metavar="S", help="give a cell up after S seconds (default: never)")
     parser.set_defaults(function=run_notebooks)
+
+
+def _add_lessons(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Copy the notebooks into a folder of yours. A notebook there that differs is not overwritten."
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="is made if it is not there")
+    parser.add_argument("--force", action="store_true", help="overwrite notebooks that differ")
+    parser.set_defaults(function=take_lessons)
 
 
 def _recipe(args: argparse.Namespace, *, config_only: bool = False) -> Recipe:
@@ -308,6 +326,17 @@ def _value(text: str) -> Any:
         return text
 
 
+def take_lessons(args: argparse.Namespace) -> None:
+    from workbench.lessons.copies import copy_lessons
+
+    copies = copy_lessons(args.folder, force=args.force)
+    print(
+        f"{len(copies)} notebooks copied to {args.folder}. Open them with: jupyter lab {shlex.quote(str(args.folder))}"
+    )
+    if find_spec("jupyterlab") is None:
+        print(f'JupyterLab is not installed yet: pip install "{DISTRIBUTION}[lessons]"')
+
+
 def list_techniques(_: argparse.Namespace) -> None:
     for name, technique in sorted(REGISTRY.items()):
         print(f"{name}: {technique.title}")
@@ -354,12 +383,13 @@ def _export(frame: Any, path: str) -> None:
 
 
 def verify_predictions(args: argparse.Namespace) -> int:
-    from workbench.paths import DATA
+    from workbench.paths import DATA, INSTALLED, runs_folder
     from workbench.predict.verify import GRID, gpu_of, recipes, summary, verification_text, verify
     from workbench.run.world import World
 
     gpu = args.gpu or gpu_of(World.find(args.device))
-    output = Path(args.output) if args.output else DATA / "reference" / gpu / "verification.json"
+    reference = runs_folder() / "reference" if INSTALLED else DATA / "reference"
+    output = Path(args.output) if args.output else reference / gpu / "verification.json"
     chosen = recipes(Path(args.grid) if args.grid else GRID)
     done = verify(chosen, gpu=gpu, device=args.device, output=output, fresh=args.fresh)
     print(f"{verification_text(done)}\n{output}")
@@ -396,7 +426,7 @@ def show_comparison(args: argparse.Namespace) -> None:
 
 
 def _save_comparison(table: Any, folder: Path) -> None:
-    from workbench.records import plots
+    from workbench.lessons import plots
     from workbench.records.frame import to_csv
 
     folder.mkdir(parents=True, exist_ok=True)

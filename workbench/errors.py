@@ -1,7 +1,10 @@
 """The errors a user meets. Every message names the value that is wrong and what to do about it."""
 
+import re
 from collections.abc import Mapping
 from typing import ClassVar
+
+DISTRIBUTION = "gpt2-memory-workbench"
 
 
 class WorkbenchError(Exception):
@@ -20,6 +23,25 @@ class UnavailableError(WorkbenchError, RuntimeError):
     """The recipe is right, but this machine cannot run it: a device, a package or the network is missing."""
 
     exit_code: ClassVar[int] = 3
+
+
+def needed_extra(error: ModuleNotFoundError) -> UnavailableError | None:
+    """What to install, if the package that was not found belongs to an extra of pyproject.toml; else None."""
+    from importlib.metadata import PackageNotFoundError, requires
+
+    missing = str(error.name).partition(".")[0]
+    try:
+        declared = requires(DISTRIBUTION) or []
+    except PackageNotFoundError:  # the package is imported from where it lies and was never installed
+        return None
+    for requirement in declared:
+        extra = re.fullmatch(rf"{missing}\b(?!-).*extra == ['\"]([\w-]+)['\"]", requirement, flags=re.IGNORECASE)
+        if extra:
+            return UnavailableError(
+                f"workbench: this needs the package {missing}, which is not installed. "
+                f'Install it with: pip install "{DISTRIBUTION}[{extra[1]}]"'
+            )
+    return None
 
 
 class OutOfMemoryError(WorkbenchError, RuntimeError):

@@ -72,6 +72,13 @@ def test_the_kernel_works_in_the_notebooks_folder(notebook, tmp_path):
     assert f"at {tmp_path}" in str(nbformat.read(str(output), as_version=4).cells)
 
 
+def test_from_a_wheel_the_kernel_works_beside_the_output(notebook, tmp_path, monkeypatch):
+    monkeypatch.setattr("workbench.lessons.notebooks.INSTALLED", True)
+    path = notebook("import os; print('at', os.getcwd())")
+    output = execute_notebook(path, tmp_path / "elsewhere" / "out.ipynb")
+    assert f"at {tmp_path / 'elsewhere'}" in str(nbformat.read(str(output), as_version=4).cells)
+
+
 def test_a_failing_cell_is_reported_and_what_ran_is_kept(notebook, tmp_path):
     path = notebook("print('so far')", "1 / 0")
     with pytest.raises(NotebookError, match=r"lesson.ipynb, cell \d: ZeroDivisionError: division by zero"):

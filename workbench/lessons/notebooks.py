@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.lessons import parameters
-from workbench.paths import BUILD, NOTEBOOKS, ROOT
+from workbench.paths import BUILD, DATA, INSTALLED, NOTEBOOKS, PACKAGE, ROOT
 
 # nbconvert's page without what it would fetch from the network, and with both themes, the reader's system choosing
 OFFLINE_PAGE = """{% extends 'lab/index.html.j2' %}
@@ -64,7 +64,7 @@ def execute_notebook(
     progress: bool = False,
     timeout_s: int | None = None,
 ) -> Path:
-    """Run one notebook in its own folder, as JupyterLab does, into `output`.
+    """Run one notebook in its own folder, as JupyterLab does, into `output`; from a wheel in the folder of `output`.
 
     Args:
         given: parameters; names that this notebook does not have are left out.
@@ -84,7 +84,7 @@ def execute_notebook(
                 str(path),
                 str(output),
                 parameters=accepted,
-                cwd=str(path.parent),
+                cwd=str(output.parent if INSTALLED else path.parent),
                 progress_bar=progress,
                 kernel_name="python3",
                 execution_timeout=timeout_s,
@@ -218,8 +218,8 @@ def _up_to_date(page: Path, notebook: Path) -> bool:
     """Newer than the notebook, the package, the pins, and the embedded models and texts?"""
     if not page.exists():
         return False
-    sources = [notebook, ROOT / "requirements.txt", *(ROOT / "workbench").rglob("*.py")]
-    sources += [path for part in ("models", "corpora") for path in (ROOT / "data" / part).rglob("*") if path.is_file()]
+    sources = [notebook, *PACKAGE.rglob("*.py"), *([] if INSTALLED else [ROOT / "requirements.txt"])]
+    sources += [path for part in ("models", "corpora") for path in (DATA / part).rglob("*") if path.is_file()]
     return all(page.stat().st_mtime > source.stat().st_mtime for source in sources)
 
 

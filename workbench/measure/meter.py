@@ -94,7 +94,12 @@ class Meter:
         self._owned_on_host = 0
         self._phase: Phase | None = None
         self._attributing = False
-        self._hooks: list[RemovableHandle] = []
+        # hooks run in the order in which they came: one that an optimizer brings, and that frees the gradient, is later
+        self._hooks: list[RemovableHandle] = [
+            parameter.register_post_accumulate_grad_hook(self._label_gradient)
+            for parameter in model.parameters()
+            if parameter.requires_grad
+        ]
 
     def __enter__(self) -> Self:
         self._allocator.prepare()
@@ -103,10 +108,6 @@ class Meter:
         if self._given_before is None:
             owned = chain.from_iterable(self._owned().values())
             self._before = max(self._allocator.in_use() - storage_bytes(owned, self._device_type), 0)
-        trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
-        # hooks run in the order in which they came: one that a technique's optimizer brings, and that frees the
-        # gradient, comes later
-        self._hooks = [parameter.register_post_accumulate_grad_hook(self._label_gradient) for parameter in trained]
         self.attribute(True)
         return self
 

@@ -17,7 +17,7 @@ from workbench.errors import WorkbenchError
 from workbench.gpus.catalogue import GPUS
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.models.source import EMBEDDED, RANDOM
-from workbench.paths import ROOT
+from workbench.paths import PACKAGE
 from workbench.predict import cache as prediction_cache
 from workbench.predict.prediction import CPU, Prediction
 from workbench.predict.worker import ask
@@ -77,7 +77,7 @@ def _key(recipe: Recipe, gpu: str, padding: bool) -> str:
 @cache
 def _own_code() -> str:
     digest = hashlib.sha256()
-    for path in sorted((ROOT / "workbench").rglob("*.py")):
+    for path in sorted(PACKAGE.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

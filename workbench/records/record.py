@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from workbench.errors import ConfigurationError
 from workbench.measure.categories import Category, Phase
-from workbench.paths import ROOT, runs_folder
+from workbench.paths import INSTALLED, ROOT, runs_folder
 from workbench.recipe import Recipe
 from workbench.records import names
 
@@ -260,7 +260,9 @@ def versions() -> dict[str, str]:
 
 @cache
 def git_commit() -> str:
-    """The commit of the workbench's checkout, `-dirty` with local changes, empty outside of git."""
+    """The commit of the workbench's checkout, `-dirty` with local changes, empty outside of git and from a wheel."""
+    if INSTALLED:  # else the repository that the environment happens to lie in would be taken
+        return ""
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()

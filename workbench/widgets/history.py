@@ -6,8 +6,8 @@ from pathlib import Path
 
 import ipywidgets as w
 
+from workbench.lessons import plots
 from workbench.measure.categories import format_bytes
-from workbench.records import plots
 from workbench.records.frame import to_frame
 from workbench.records.record import Record, Status, read_all
 from workbench.records.store import mark_killed

@@ -6,8 +6,8 @@ import io
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from workbench.lessons.plots import COLOURS
 from workbench.measure.categories import Category, format_bytes
-from workbench.records.plots import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,9 +10,9 @@ from IPython.display import HTML, display
 from workbench.advise.candidate import Candidate
 from workbench.advise.doctor import diagnose
 from workbench.errors import ConfigurationError
+from workbench.lessons import plots
 from workbench.measure.categories import format_bytes
 from workbench.recipe import Recipe
-from workbench.records import plots
 from workbench.records.record import Record, Status
 from workbench.widgets.controls import RecipeForm
 from workbench.widgets.gauge import Gauge

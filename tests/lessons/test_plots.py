@@ -3,11 +3,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex
-from test_compare import record
 
+from tests.records.test_compare import record
+from workbench.lessons import plots
 from workbench.measure.categories import Category, Phase
 from workbench.measure.timeline import Timeline
-from workbench.records import plots
 from workbench.records.compare import compare
 from workbench.records.frame import to_frame
 

@@ -1,0 +1,177 @@
+"""The wheel: what it requires, what lies in it, and that it works where there is no checkout."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+from lock import PINS, canonical, pins
+from try_wheel import build_wheel, lower_bounds, wheel_requirements
+
+from workbench.__main__ import main
+from workbench.errors import needed_extra
+from workbench.paths import NOTEBOOKS, PACKAGE
+
+PINNED = dict(pin.split("==") for pin in pins(PINS.read_text(encoding="utf-8")))
+FOUND_AT_RUN_TIME = {"deepspeed"}  # a technique says what is missing
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def requirements(wheel):
+    """Of what the wheel brings alone (under ""), and of each extra: canonical names with their ranges."""
+    found = {}
+    for requirement in wheel_requirements(wheel):
+        extra = str(requirement.marker or "").partition('extra == "')[2].rstrip('"')
+        found.setdefault(extra, {})[canonical(requirement.name)] = requirement.specifier
+    return found
+
+
+@pytest.fixture(scope="module")
+def unpacked(wheel, tmp_path_factory):
+    """As pip lays it out, inside of somebody's git repository."""
+    folder = tmp_path_factory.mktemp("project")
+    subprocess.run(["git", "init", "--quiet", str(folder)], check=True)
+    with ZipFile(wheel) as archive:
+        archive.extractall(folder / "site-packages")
+    return folder / "site-packages"
+
+
+def from_wheel(unpacked, *arguments):
+    """Python in the parent of the unpacked wheel, with its `workbench` before that of the checkout."""
+    environment = {name: text for name, text in os.environ.items() if name != "WORKBENCH_RUNS"}
+    environment |= {"PYTHONPATH": str(unpacked), "XDG_DATA_HOME": str(unpacked.parent / "data-of-user")}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=unpacked.parent, env=environment, capture_output=True, text=True, check=True)
+
+
+def imports(path):
+    """Names of the packages that a file imports, at its top or in its functions."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (name.name.partition(".")[0] for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield str(node.module).partition(".")[0]
+
+
+def test_the_wheel_brings_ranges_and_no_checks(requirements):
+    runtime = requirements[""]
+    assert {"torch", "transformers", "datasets", "peft", "pandas"} <= runtime.keys()
+    assert not runtime.keys() & requirements["dev"].keys()
+    assert not runtime.keys() & requirements["lessons"].keys()
+    for name, specifier in runtime.items():
+        assert [part.operator for part in specifier] == [">="], name
+    assert str(runtime["torch"]) == ">=2.11"
+    assert str(runtime["transformers"]) == ">=5.15"
+
+
+def test_what_is_imported_is_required(requirements):
+    optional = [*(PACKAGE / "widgets").glob("*.py"), *(PACKAGE / "lessons").glob("*.py"), PACKAGE / "records/plots.py"]
+    ours = set(sys.stdlib_module_names) | {"workbench"} | FOUND_AT_RUN_TIME
+    for path in PACKAGE.rglob("*.py"):
+        allowed = requirements[""].keys() | (requirements["lessons"].keys() if path in optional else set())
+        assert {canonical(name) for name in set(imports(path)) - ours} <= allowed, path
+
+
+def test_the_pins_of_the_checkout_lie_in_the_ranges(requirements):
+    for extra in ("", "lessons", "quantized", "dev"):
+        for name, specifier in requirements[extra].items():
+            assert PINNED[name] in specifier, name
+
+
+def test_every_range_has_a_lower_bound_that_can_be_tried(wheel, requirements):
+    for extra in ("", "lessons"):
+        tried = {canonical(name) for name in lower_bounds(wheel_requirements(wheel), extra)}
+        assert tried == requirements[""].keys() | requirements[extra].keys()
+
+
+def test_models_texts_tables_and_notebooks_are_in_the_wheel(wheel):
+    names = set(ZipFile(wheel).namelist())
+    assert {f"workbench/_data/notebooks/{path.name}" for path in NOTEBOOKS.glob("*.ipynb")} <= names
+    for file in (
+        "models/gpt2-tiny/model.safetensors",
+        "models/gpt2/merges.txt",
+        "corpora/shakespeare/train.txt",
+        "reference/grid.json",
+    ):
+        assert f"workbench/_data/{file}" in names
+    assert {"workbench/py.typed", "workbench/__init__.pyi"} <= names
+    tops = {name.split("/")[0] for name in names if ".dist-info" not in name}
+    assert tops == {"workbench"}
+    assert {name.split("/")[2] for name in names if "/_data/" in name} == {
+        "models",
+        "corpora",
+        "reference",
+        "notebooks",
+    }
+    assert wheel.stat().st_size < 10_000_000
+
+
+def test_an_installed_package_finds_its_data_and_writes_elsewhere(unpacked):
+    program = (
+        "from workbench import paths; from workbench.records.record import git_commit; from workbench.models import "
+        "source; print(paths.PACKAGE, paths.runs_folder(), paths.BUILD, repr(git_commit()), sep='\\n'); "
+        "print(paths.DATA.is_dir(), source.locate('gpt2-tiny').location)"
+    )
+    package, runs, build, commit, data = from_wheel(unpacked, "-c", program).stdout.splitlines()
+    assert Path(package) == unpacked / "workbench"
+    if sys.platform == "linux":
+        assert Path(runs) == unpacked.parent / "data-of-user" / "gpt2-memory-workbench" / "runs"
+    assert unpacked not in Path(runs).parents
+    assert Path(build) == unpacked.parent / "build"
+    assert commit == "''"
+    assert data == f"True {unpacked / 'workbench' / '_data' / 'models' / 'gpt2-tiny'}"
+
+
+def test_the_lessons_come_out_of_an_installed_package(unpacked):
+    done = from_wheel(unpacked, "-m", "workbench", "lessons", "out")
+    copied = {path.name: path.read_bytes() for path in (unpacked.parent / "out").iterdir()}
+    assert copied == {path.name: path.read_bytes() for path in NOTEBOOKS.glob("*.ipynb")}
+    assert "jupyter lab out" in done.stdout
+
+
+@pytest.mark.parametrize(("called", "shown"), [("/bin/workbench", "workbench"), ("/x/__main__.py", "python -m")])
+def test_the_help_shows_the_command_as_it_was_called(called, shown, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [called])
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    out = capsys.readouterr().out
+    assert out.startswith(f"usage: {shown}")
+    assert ("python -m workbench" in out) == (shown != "workbench")
+
+
+WITHOUT_LESSONS = (
+    "import sys; sys.modules.update(dict.fromkeys(['nbformat', 'papermill', 'ipywidgets', 'matplotlib'])); "
+    "from workbench.__main__ import main; import workbench; "
+)
+
+
+def test_a_command_names_the_extra_that_it_needs(unpacked):
+    done = from_wheel(unpacked, "-c", WITHOUT_LESSONS + "print(main(['notebooks', 'lora']))")
+    assert done.stdout == "3\n"
+    assert done.stderr == (
+        "error: workbench: this needs the package nbformat, which is not installed. "
+        'Install it with: pip install "gpt2-memory-workbench[lessons]"\n'
+    )
+
+
+@pytest.mark.parametrize(("name", "package"), [("plots", "matplotlib"), ("Playground", "ipywidgets")])
+def test_a_name_of_the_front_door_names_the_extra_that_it_needs(unpacked, name, package):
+    program = f"try: workbench.{name}\nexcept workbench.errors.UnavailableError as error: print(error)"
+    done = from_wheel(unpacked, "-c", f"{WITHOUT_LESSONS}\n{program}")
+    assert f"needs the package {package}, which" in done.stdout
+    assert "[lessons]" in done.stdout
+
+
+def test_another_missing_package_stays_an_import_error(monkeypatch):
+    monkeypatch.setattr("importlib.metadata.requires", lambda _: ["torch>=2.11", 'nbformat>=5; extra == "lessons"'])
+    assert needed_extra(ModuleNotFoundError(name="nbformat.v4"))
+    for name in ("torch", "nb", "workbench.nothing", None):
+        assert needed_extra(ModuleNotFoundError(name=name)) is None

@@ -1,0 +1,26 @@
+"""The front door, name by name: read by type checkers and editors, and by `__init__.py`, which imports on first use."""
+
+from workbench.advise.doctor import diagnose as diagnose
+from workbench.advise.plan import plan as plan
+from workbench.export.script import script as script
+from workbench.lessons import plots as plots
+from workbench.measure.categories import Category as Category
+from workbench.measure.categories import Phase as Phase
+from workbench.measure.categories import format_bytes as format_bytes
+from workbench.measure.leaks import holders as holders
+from workbench.measure.leaks import release as release
+from workbench.measure.meter import Meter as Meter
+from workbench.predict.beside import predictions_beside as predictions_beside
+from workbench.predict.beside import style_predictions as style_predictions
+from workbench.predict.predict import predict as predict
+from workbench.predict.prediction import Prediction as Prediction
+from workbench.recipe import Recipe as Recipe
+from workbench.records.compare import compare as compare
+from workbench.records.frame import records as records
+from workbench.records.record import Record as Record
+from workbench.run.run import run as run
+from workbench.run.world import describe_device as describe_device
+from workbench.run.world import pick_device as pick_device
+from workbench.widgets.playground import Playground as Playground
+
+__version__: str
