@@ -85,7 +85,7 @@ def recipe(model_name: str, text_file: Path) -> Recipe:
 @pytest.fixture(scope="session")
 def fine_tuned(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Recipe], Record]:
     """`run`, with the model kept, merged if it can be. The same recipe is run once, however many tests look at it."""
-    from workbench.run.checks import UNMERGEABLE
+    from workbench.run.job import UNMERGEABLE
     from workbench.run.run import run
 
     folder, done = tmp_path_factory.mktemp("shared-runs"), dict[Recipe, Record]()

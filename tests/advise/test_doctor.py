@@ -444,8 +444,8 @@ def test_it_is_not_mixed_with_other_orders(recipe):
     short = replace(recipe, steps=1)
     record = run(short, device="cpu", longest_first=True)
     facts = {**asdict(World.find("cpu")), "data_sha256": record.data_sha256}
-    assert find_equal(short, **facts) is None
-    assert find_equal(short, longest_first=True, **facts) == record
+    assert find_equal(Record.start(short, model=short.model, **facts)) is None
+    assert find_equal(Record.start(short, model=short.model, longest_first=True, **facts)) == record
     for options in ({"resume": True}, {"checkpoint_every": 1}):
         with pytest.raises(ConfigurationError, match="longest_first: it changes the order"):
             run(short, device="cpu", longest_first=True, **options)

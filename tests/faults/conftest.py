@@ -8,7 +8,7 @@ from workbench.__main__ import main
 from workbench.errors import WorkbenchError
 from workbench.recipe import Recipe
 from workbench.records.record import Record, Status, read_all
-from workbench.run import job
+from workbench.run import run as training
 from workbench.run.run import run
 
 
@@ -27,7 +27,7 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     def loaded(*_: object, **__: object) -> None:
         raise AssertionError("weights were loaded before the fault was found")
 
-    monkeypatch.setattr(job, "load_model", loaded)
+    monkeypatch.setattr(training, "load_model", loaded)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from dataclasses import replace
 from workbench import Recipe, holders, release
 from workbench.measure.allocators import live_tensor_bytes
 from workbench.run.run import run
-from workbench.run.job import _Watch
+from workbench.run.run import _Watch
 from pathlib import Path
 torch.set_num_threads(1)
 recipe = Recipe(model={model!r}, corpus={corpus!r}, steps=3, effective_batch_size=4, sequence_length=32)

@@ -14,9 +14,8 @@ from workbench.errors import ConfigurationError
 from workbench.records import checkpoints
 from workbench.records.record import Status, read_all
 from workbench.records.store import checkpoint_folder
-from workbench.run import job
-from workbench.run.job import _Watch
-from workbench.run.run import run
+from workbench.run import run as training
+from workbench.run.run import _Watch, run
 from workbench.techniques import GradientAccumulation, GradientCheckpointing, Lora, OptimizerOffloading
 
 STEPS, EVERY = 7, 2
@@ -102,7 +101,7 @@ def test_nothing_is_left_of_the_checkpoints_of_a_run_that_ended_well(dropping, r
 
 def test_another_recipe_is_refused_before_the_model_loads(dropping, stopped_after, monkeypatch):
     stopped_after(dropping, 5)
-    monkeypatch.setattr(job, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(training, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
     with pytest.raises(ConfigurationError, match="seed was 0 and is now 1"):
         run(replace(dropping, seed=1), device="cpu", resume=True)
 
@@ -117,7 +116,7 @@ def test_an_impossible_interval_is_refused(dropping, every):
     "options", [{"resume": True}, {"checkpoint_every": EVERY}], ids=lambda options: next(iter(options))
 )
 def test_states_that_a_checkpoint_does_not_reach_are_refused_before_the_model_loads(dropping, monkeypatch, options):
-    monkeypatch.setattr(job, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(training, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
     with pytest.raises(ConfigurationError, match="optimizer_offloading keeps what training needs where a checkpoint"):
         run(dropping | OptimizerOffloading(to="disk"), device="cpu", **options)
     assert read_all() == []

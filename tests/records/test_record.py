@@ -207,48 +207,52 @@ def test_csv_and_back(tmp_path):
 # ---- reuse ----
 
 
+def equal_to(recipe, folder, **facts):
+    return find_equal(Record.start(recipe, model=recipe.model, **facts), folder=folder)
+
+
 def test_the_newest_good_record_is_found(tmp_path):
     recipe = Recipe(model="gpt2-tiny")
     older, newer = finished(recipe), finished(recipe)
     failed = finished(recipe, status=Status.FAILED)
     for record in (failed, newer, older):
         record.save(tmp_path)
-    assert find_equal(recipe, folder=tmp_path, **FACTS) == newer
+    assert equal_to(recipe, tmp_path, **FACTS) == newer
 
 
 @pytest.mark.parametrize("status", [status for status in Status if status is not Status.OK])
 def test_only_ok_is_reused(tmp_path, status):
     finished(status=status).save(tmp_path)
-    assert find_equal(Recipe(model="gpt2-tiny"), folder=tmp_path, **FACTS) is None
+    assert equal_to(Recipe(model="gpt2-tiny"), tmp_path, **FACTS) is None
 
 
 @pytest.mark.parametrize("fact", [*FACTS, "world_size"])
 def test_another_world_or_text_is_not_reused(tmp_path, fact):
     finished().save(tmp_path)
-    assert find_equal(Recipe(model="gpt2-tiny"), folder=tmp_path, **{**FACTS, fact: "another"}) is None
+    assert equal_to(Recipe(model="gpt2-tiny"), tmp_path, **{**FACTS, fact: "another"}) is None
 
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"steps": 41}, {"techniques": (Lora(),)}])
 def test_another_recipe_is_not_reused(tmp_path, change):
     finished().save(tmp_path)
-    assert find_equal(Recipe(model="gpt2-tiny", **change), folder=tmp_path, **FACTS) is None
+    assert equal_to(Recipe(model="gpt2-tiny", **change), tmp_path, **FACTS) is None
 
 
 def test_capped_and_uncapped_runs_do_not_stand_for_each_other(tmp_path):
     recipe, capped = Recipe(model="gpt2-tiny"), finished(memory_cap_bytes=1000)
     capped.save(tmp_path)
-    assert find_equal(recipe, folder=tmp_path, **FACTS) is None
-    assert find_equal(recipe, folder=tmp_path, memory_cap_bytes=999, **FACTS) is None
-    assert find_equal(recipe, folder=tmp_path, memory_cap_bytes=1000, **FACTS) == capped
+    assert equal_to(recipe, tmp_path, **FACTS) is None
+    assert equal_to(recipe, tmp_path, memory_cap_bytes=999, **FACTS) is None
+    assert equal_to(recipe, tmp_path, memory_cap_bytes=1000, **FACTS) == capped
     plain = finished()
     plain.save(tmp_path)
-    assert find_equal(recipe, folder=tmp_path, **FACTS) == plain
-    assert find_equal(recipe, folder=tmp_path, memory_cap_bytes=1000, **FACTS) == capped
+    assert equal_to(recipe, tmp_path, **FACTS) == plain
+    assert equal_to(recipe, tmp_path, memory_cap_bytes=1000, **FACTS) == capped
 
 
 def test_another_version_is_not_reused(tmp_path):
     finished(versions={**versions(), "torch": "1.13.0"}).save(tmp_path)
-    assert find_equal(Recipe(model="gpt2-tiny"), folder=tmp_path, **FACTS) is None
+    assert equal_to(Recipe(model="gpt2-tiny"), tmp_path, **FACTS) is None
 
 
 def test_the_file_is_plain_json_with_every_field(tmp_path):

@@ -97,7 +97,8 @@ def unfinished(tmp_path):
 @pytest.fixture
 def resumable(tmp_path):
     def ask(recipe=Recipe(), **facts):  # noqa: B008 - frozen
-        return store.resumable(recipe, tmp_path, **{"device_kind": "cpu", "threads": 2, "data_sha256": "a", **facts})
+        known = {"device_kind": "cpu", "threads": 2, "data_sha256": "a", **facts}
+        return store.resumable(Record.start(recipe, model=recipe.model, **known), tmp_path)
 
     return ask
 

@@ -16,8 +16,8 @@ from workbench.models.source import locate
 from workbench.recipe import Recipe
 from workbench.records.frame import records
 from workbench.records.record import Status, read_all
-from workbench.run import job, world
-from workbench.run import job as execution
+from workbench.run import run as training
+from workbench.run import world
 from workbench.run.run import OutOfMemoryError, run
 from workbench.techniques import Lora, Technique
 from workbench.techniques.base import Call, Stage
@@ -137,7 +137,7 @@ def test_memory_adds_up(recipe, fine_tuned):
 
 def test_speed_leaves_the_warm_up_out(recipe, fine_tuned, three):
     record = fine_tuned(recipe)
-    assert record.timed_steps == recipe.steps - execution.WARM_UP_STEPS
+    assert record.timed_steps == recipe.steps - training.WARM_UP_STEPS
     assert record.tokens_per_s == pytest.approx(8 * 32 / record.step_time_s)
     short = fine_tuned(three)
     assert (short.timed_steps, short.step_time_s, short.tokens_per_s) == (0, None, None)
@@ -355,7 +355,7 @@ def test_a_failed_run_is_not_reused_and_harms_no_later_one(three, fine_tuned, ru
 
 @pytest.fixture
 def no_loading(monkeypatch):
-    monkeypatch.setattr(job, "load_model", lambda *_, **__: pytest.fail("the weights were loaded"))
+    monkeypatch.setattr(training, "load_model", lambda *_, **__: pytest.fail("the weights were loaded"))
 
 
 @pytest.mark.parametrize(

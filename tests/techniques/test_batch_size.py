@@ -6,7 +6,7 @@ import torch
 from workbench.errors import ConfigurationError
 from workbench.measure.categories import Category
 from workbench.recipe import Recipe
-from workbench.run.checks import prepare
+from workbench.run.job import prepare
 from workbench.techniques import BatchSize, GradientAccumulation
 
 SIZES = pytest.mark.parametrize("size", [2, 4])

@@ -8,7 +8,7 @@ from workbench.measure.categories import Category
 from workbench.models.generate import generate
 from workbench.models.load import load_config, load_model, load_tokenizer
 from workbench.models.source import locate
-from workbench.run.checks import prepare
+from workbench.run.job import prepare
 from workbench.run.run import run
 from workbench.run.trainer import collate, prepare_data, prepare_model
 from workbench.techniques import GradientCheckpointing, PromptTuning

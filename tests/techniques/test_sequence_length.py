@@ -7,7 +7,7 @@ import torch
 from workbench.errors import ConfigurationError
 from workbench.measure.categories import Category, Phase
 from workbench.recipe import Recipe
-from workbench.run.checks import prepare
+from workbench.run.job import prepare
 from workbench.run.trainer import argument_values, prepare_data
 from workbench.techniques import BatchSize, GradientAccumulation, SequenceLength
 

@@ -14,7 +14,7 @@ from workbench.errors import ConfigurationError
 from workbench.measure.categories import Category
 from workbench.recipe import Recipe
 from workbench.records.record import Record, Status, read_all
-from workbench.run import job
+from workbench.run import run as training
 from workbench.techniques import REGISTRY, GradientCheckpointing, Lora
 from workbench.widgets.controls import RecipeForm
 from workbench.widgets.gauge import Gauge, page_of, verdict
@@ -239,7 +239,7 @@ def test_a_failure_is_an_alarm_with_its_reason(playground, monkeypatch, tmp_path
     def fail(*_, **__):
         raise ValueError("<script>boom</script>")
 
-    monkeypatch.setattr(job, "assemble", fail)
+    monkeypatch.setattr(training, "assemble", fail)
     playground.start.click()
     finish(playground)
     assert "failed after 0 steps. &lt;script&gt;boom" in playground.words.value

@@ -7,17 +7,16 @@ losses. What a technique does is a plain function: the script contains its sourc
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import Any
 
 from workbench.errors import ConfigurationError
 from workbench.export.sources import Sources
 from workbench.models.family import ModelFamily, family_of
 from workbench.models.gpt2 import END_OF_TEXT, SIZES
-from workbench.models.source import ModelSource, resolve_auto
+from workbench.models.source import ModelSource
 from workbench.paths import CORPORA
 from workbench.recipe import Recipe
-from workbench.run.checks import Prepared, prepare
+from workbench.run.job import Job, prepare
 from workbench.run.trainer import argument_values, collate, model_arguments
 from workbench.run.world import pick_device
 from workbench.techniques.base import Arguments, Call
@@ -88,28 +87,28 @@ def script(recipe: Recipe) -> str:
     Raises:
         ConfigurationError, UnavailableError: as `run` does before it loads a model; or the model is an adapter.
     """
-    recipe = replace(recipe, model=resolve_auto(recipe.model, pick_device().type))
-    prepared = prepare(recipe, pick_device())
-    if prepared.source.adapter:
+    job = prepare(recipe, pick_device())
+    recipe = job.recipe
+    if job.source.adapter:
         raise ConfigurationError(f"script: {recipe.model!r} is an adapter. Save the model as 'merged' and use that.")
     sources = Sources()
     parts = {
         "data": _block(_data(recipe, sources)),
-        "model": "\n".join(_model(prepared, sources)),
+        "model": "\n".join(_model(job, sources)),
         "trainer": _block(_calls("", "trainer", (t.trainer() for t in recipe.techniques), sources)),
         "collator": sources.add(collate),
     }
     return TEMPLATE.format(
         title=f"{recipe.model} on {recipe.corpus}: {recipe.label}".replace('"', "'").replace("\\", "/"),
-        imports=_imports(prepared, sources),
+        imports=_imports(job, sources),
         sequence_length=recipe.sequence_length,
         batch=recipe.effective_batch_size,
         seed=recipe.seed,
-        text=_text(recipe.corpus, prepared.tokenizer.eos_token),
-        tokenizer=_literal(_tokenizer(prepared.source)),
+        text=_text(recipe.corpus, job.tokenizer.eos_token),
+        tokenizer=_literal(_tokenizer(job.source)),
         held_out_tokens=corpus.HELD_OUT_TOKENS,
         definitions="\n\n\n".join(sources.definitions.values()),
-        arguments=_lines(_arguments(prepared), indent=8),
+        arguments=_lines(_arguments(job), indent=8),
         **parts,
     )
 
@@ -150,13 +149,13 @@ def _wrapped(function: str, arguments: list[str]) -> str:
     return line if len(line) <= 100 else "\n".join([f"{function}(", *(f"    {each}," for each in arguments), ")"])
 
 
-def _imports(prepared: Prepared, sources: Sources) -> str:
-    family = family_of(prepared.config)
+def _imports(job: Job, sources: Sources) -> str:
+    family = family_of(job.config)
     names = ["AutoTokenizer", family.model_class, "Trainer", "TrainingArguments", "set_seed"]
-    names += [family.config_class] if prepared.source.random else []
+    names += [family.config_class] if job.source.random else []
     needed = {("torch", ""), ("pathlib", "Path"), ("datasets", "Dataset")} | {("transformers", name) for name in names}
-    needed |= sources.imports | _document_imports(prepared.recipe.corpus)
-    return "\n".join([*_environment(prepared.recipe), *_sorted_imports(needed)])
+    needed |= sources.imports | _document_imports(job.recipe.corpus)
+    return "\n".join([*_environment(job.recipe), *_sorted_imports(needed)])
 
 
 def _environment(recipe: Recipe) -> list[str]:
@@ -242,27 +241,27 @@ def _tokenizer(source: ModelSource) -> str:
     return "gpt2" if source.random and source.location in SIZES else source.location
 
 
-def _model(prepared: Prepared, sources: Sources) -> Iterator[str]:
-    recipe, family = prepared.recipe, family_of(prepared.config)
+def _model(job: Job, sources: Sources) -> Iterator[str]:
+    recipe, family = job.recipe, family_of(job.config)
     arguments = {"dtype": "float32", **model_arguments(recipe, family)}
     for name, value in arguments.items():
         if isinstance(value, Call):
             yield f"{name} = {_written(value, sources)}"
     expressions = {name: name if isinstance(value, Call) else _literal(value) for name, value in arguments.items()}
-    load = _from_config if prepared.source.random else _from_weights
-    yield from load(prepared, family, expressions)
+    load = _from_config if job.source.random else _from_weights
+    yield from load(job, family, expressions)
     yield from LOSS_TYPE
     yield "set_seed(SEED)"
     yield from _calls("model = ", "model", (t.model(family) for t in recipe.techniques), sources)
 
 
-def _dropout(prepared: Prepared, family: ModelFamily) -> dict[str, str]:
-    rate = prepared.recipe.dropout
+def _dropout(job: Job, family: ModelFamily) -> dict[str, str]:
+    rate = job.recipe.dropout
     return {} if rate is None else dict.fromkeys(family.dropout_fields, _literal(rate))
 
 
-def _from_weights(prepared: Prepared, family: ModelFamily, expressions: dict[str, str]) -> list[str]:
-    return _from_pretrained(family, prepared.source.location, {**expressions, **_dropout(prepared, family)})
+def _from_weights(job: Job, family: ModelFamily, expressions: dict[str, str]) -> list[str]:
+    return _from_pretrained(family, job.source.location, {**expressions, **_dropout(job, family)})
 
 
 def _from_pretrained(family: ModelFamily, location: str, expressions: dict[str, str]) -> list[str]:
@@ -270,12 +269,12 @@ def _from_pretrained(family: ModelFamily, location: str, expressions: dict[str, 
     return ["model = " + _wrapped(f"{family.model_class}.from_pretrained", values)]
 
 
-def _from_config(prepared: Prepared, family: ModelFamily, expressions: dict[str, str]) -> list[str]:
-    known = {name: _literal(value) for name, value in SIZES.get(prepared.source.location, {}).items()}
-    settings = {name: source for name, source in expressions.items() if _is_setting(prepared.config, name)}
-    values = _assigned({**known, **settings, **_dropout(prepared, family)})
+def _from_config(job: Job, family: ModelFamily, expressions: dict[str, str]) -> list[str]:
+    known = {name: _literal(value) for name, value in SIZES.get(job.source.location, {}).items()}
+    settings = {name: source for name, source in expressions.items() if _is_setting(job.config, name)}
+    values = _assigned({**known, **settings, **_dropout(job, family)})
     made = family.config_class if known else f"{family.config_class}.from_pretrained"
-    values = values if known else [_literal(prepared.source.location), *values]
+    values = values if known else [_literal(job.source.location), *values]
     dtype = expressions["dtype"].strip('"')
     lines = [
         "torch.manual_seed(0)",
@@ -292,8 +291,8 @@ def _is_setting(config: Any, name: str) -> bool:
     return name == "attn_implementation" or (name != "dtype" and hasattr(config, name))
 
 
-def _arguments(prepared: Prepared) -> Arguments:
-    return {"output_dir": "fine-tuned", **argument_values(prepared.recipe, prepared.learning_rate)}
+def _arguments(job: Job) -> Arguments:
+    return {"output_dir": "fine-tuned", **argument_values(job.recipe, job.learning_rate)}
 
 
 def _assigned(expressions: dict[str, str]) -> list[str]:

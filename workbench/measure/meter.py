@@ -38,10 +38,10 @@ class MemoryReport:
     """The memory of one run, in bytes. `by_category` is read at the instant of the peak and sums to it exactly.
 
     Beside the device: what a technique held in host memory or on a disk (its peak) and moved there and back, and what
-    of the model, the gradients and the optimizer states lay in host memory while the device was another.
+    of the model, the gradients and the optimizer states lay in host memory while the device was another; None: nothing.
     """
 
-    source: str
+    memory_source: str
     before_bytes: int
     peak_allocated_bytes: int
     peak_reserved_bytes: int | None
@@ -49,9 +49,9 @@ class MemoryReport:
     by_category: dict[Category, int]
     maximum_by_category: dict[Category, int] = field(default_factory=dict)
     by_phase: dict[Phase, int] = field(default_factory=dict)
-    peak_host_bytes: int = 0
-    peak_disk_bytes: int = 0
-    moved_bytes: int = 0
+    peak_host_bytes: int | None = None
+    peak_disk_bytes: int | None = None
+    moved_bytes: int | None = None
 
 
 class Meter:
@@ -195,7 +195,7 @@ class Meter:
         by_category = by_category | {Category.UNATTRIBUTED: peak - sum(by_category.values())}
         maximum = {category: int(timeline.live[row].max()) for row, category in enumerate(Category)}
         return MemoryReport(
-            source=self._allocator.source,
+            memory_source=self._allocator.source,
             before_bytes=self._before,
             peak_allocated_bytes=peak,
             peak_reserved_bytes=self._reserved,
@@ -203,9 +203,9 @@ class Meter:
             by_category=by_category,
             maximum_by_category=maximum | {Category.UNATTRIBUTED: by_category[Category.UNATTRIBUTED]},
             by_phase=by_phase,
-            peak_host_bytes=HOST.peak_bytes + self._owned_on_host,
-            peak_disk_bytes=DISK.peak_bytes,
-            moved_bytes=HOST.moved_bytes + DISK.moved_bytes,
+            peak_host_bytes=HOST.peak_bytes + self._owned_on_host or None,
+            peak_disk_bytes=DISK.peak_bytes or None,
+            moved_bytes=HOST.moved_bytes + DISK.moved_bytes or None,
         )
 
 

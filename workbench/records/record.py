@@ -15,13 +15,17 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
 
-from workbench.errors import ConfigurationError
+from workbench.errors import DISTRIBUTION, ConfigurationError
 from workbench.measure.categories import Category, Phase
 from workbench.paths import INSTALLED, ROOT, runs_folder
 from workbench.recipe import Recipe
 from workbench.records import names
 
 SCHEMA_VERSION = 2  # one more whenever a field changes its name or its meaning; `_migrated` then knows the older form
+WORLD = ("rank", "world_size", "device_kind", "device_name", "threads")
+DECIDING = (
+    "recipe_id", "data_sha256", "memory_cap_bytes", "longest_first", "versions", "git_commit", *WORLD,
+)  # fmt: skip
 PACKAGES = ("torch", "transformers", "accelerate", "peft", "datasets")
 
 
@@ -222,39 +226,30 @@ def read_all(folder: Path | None = None) -> list[Record]:
     return found
 
 
-def find_equal(recipe: Recipe, *, sampled: bool = False, folder: Path | None = None, **facts: Any) -> Record | None:
-    """The newest `ok` record of the same recipe, library versions, commit and facts; uncapped if no fact says a cap.
+def find_equal(record: Record, *, sampled: bool = False, folder: Path | None = None) -> Record | None:
+    """The newest `ok` record that a run of this one would repeat: all that decides a result is equal.
 
-    None for a model in a folder of the user's, whose weights may have changed since.
-
-    Args:
-        sampled: it must have sample texts.
-        facts: fields of the record that have to be equal too: the world's, `data_sha256`, `memory_cap_bytes`, …
+    None for a model in a folder of the user's, whose weights may have changed since. `sampled`: it must have sample
+    texts.
     """
-    if os.path.isdir(recipe.model):
+    if os.path.isdir(record.model):
         return None
-    wanted = {
-        "status": Status.OK, "recipe_id": recipe.id, "versions": versions(), "git_commit": git_commit(),
-        "memory_cap_bytes": None, "longest_first": False, **facts,
-    }  # fmt: skip
-    for record in reversed(read_all(folder)):
-        equal = all(getattr(record, name) == value for name, value in wanted.items())
-        if equal and (record.text_after or not sampled):
-            return record
+    for other in reversed(read_all(folder)):
+        equal = all(getattr(other, name) == getattr(record, name) for name in DECIDING)
+        if other.status is Status.OK and equal and (other.text_after or not sampled):
+            return other
     return None
 
 
 @cache
 def versions() -> dict[str, str]:
     """Versions of Python, the workbench and the libraries that decide a result."""
-    import workbench
-
-    found = {"python": sys.version.split()[0], "workbench": workbench.__version__}
-    for package in PACKAGES:
+    found = {"python": sys.version.split()[0]}
+    for name, package in (("workbench", DISTRIBUTION), *zip(PACKAGES, PACKAGES, strict=True)):
         try:
-            found[package] = version(package)
+            found[name] = version(package)
         except PackageNotFoundError:
-            found[package] = "missing"
+            found[name] = "missing"
     return found
 
 

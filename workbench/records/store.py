@@ -5,7 +5,9 @@ One JSON file per run, so there is nothing to lock. A run is alive as long as th
 
 import os
 import platform
+import shutil
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,8 @@ import psutil
 
 from workbench.errors import ConfigurationError
 from workbench.paths import runs_folder
-from workbench.recipe import Recipe
 from workbench.records import checkpoints
-from workbench.records.record import Record, Status, read_all
+from workbench.records.record import WORLD, Record, Status, read_all
 
 UNFINISHED = (Status.KILLED, Status.INTERRUPTED, Status.FAILED, Status.OOM)
 _running_here: set[str] = set()  # ids of the runs that this process is executing
@@ -41,8 +42,17 @@ def begin(record: Record, folder: Path | None) -> Record:
 
 
 def end(record: Record, folder: Path | None) -> Record:
-    """Write how the run ended. If the disk refuses, the record is printed on standard error, so nothing is lost."""
+    """Write how the run ended. If the disk refuses, the record is printed on standard error, so nothing is lost.
+
+    The checkpoints of a run that ended well are of no use any more.
+    """
     _running_here.discard(record.id)
+    checkpointed = checkpoint_folder(record, folder)
+    if record.status is Status.OK:
+        shutil.rmtree(checkpointed, ignore_errors=True)
+    for empty in (checkpointed, checkpointed.parent):
+        with suppress(OSError):
+            empty.rmdir()  # the Trainer makes it in any case; only if nothing is in it
     try:
         record.save(folder)
     except OSError as error:
@@ -68,31 +78,32 @@ def checkpoint_folder(record: Record, folder: Path | None) -> Path:
     return (folder or runs_folder()) / record.id / "checkpoints"
 
 
-def resumable(recipe: Recipe, folder: Path | None, **facts: Any) -> Record | None:
-    """The newest unfinished run of this recipe that has a whole checkpoint; None if there is nothing to resume.
+def model_folder(record: Record, folder: Path | None) -> Path:
+    return (folder or runs_folder()) / record.id / "model"
 
-    Args:
-        facts: fields of the record that have to be equal too: the world's and `data_sha256`.
+
+def resumable(record: Record, folder: Path | None) -> Record | None:
+    """The newest unfinished run with a whole checkpoint that a new one would repeat; None if there is none to resume.
 
     Raises:
-        ConfigurationError: there is one, but of another recipe or text; the message names every difference.
+        ConfigurationError: there is one, but of another recipe, text or device; the message names every difference.
     """
-    found = [record for record in read_all(folder) if record.status in UNFINISHED]
-    found = [record for record in found if checkpoints.newest_checkpoint(checkpoint_folder(record, folder))]
-    differences = [(record, _differences(record, recipe, facts)) for record in reversed(found)]
-    same = next((record for record, different in differences if not different), None)
+    found = [other for other in read_all(folder) if other.status in UNFINISHED]
+    found = [other for other in found if checkpoints.newest_checkpoint(checkpoint_folder(other, folder))]
+    differences = [(other, _differences(other, record)) for other in reversed(found)]
+    same = next((other for other, different in differences if not different), None)
     if same is None and differences:
-        record, different = differences[0]
+        other, different = differences[0]
         raise ConfigurationError(
-            f"resume: the unfinished run {record.id} is another one: {'; '.join(different)}. "
+            f"resume: the unfinished run {other.id} is another one: {'; '.join(different)}. "
             "Give the same recipe and text, or run without resume."
         )
     return same
 
 
-def _differences(record: Record, recipe: Recipe, facts: dict[str, Any]) -> list[str]:
-    pairs = [(name, record.recipe.get(name), value) for name, value in recipe.to_dict().items()]
-    pairs += [(name, getattr(record, name), value) for name, value in facts.items()]
+def _differences(one: Record, other: Record) -> list[str]:
+    pairs = [(name, one.recipe.get(name), value) for name, value in other.recipe.items()]
+    pairs += [(name, getattr(one, name), getattr(other, name)) for name in (*WORLD, "data_sha256")]
     return [f"{name} was {was!r} and is now {now!r}" for name, was, now in pairs if was != now]
 
 

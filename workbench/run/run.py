@@ -1,22 +1,70 @@
-"""`run(recipe)`: fine-tune, measure, and leave a record, whatever happens."""
+"""`run(recipe)`: fine-tune, measure, and leave a record, whatever happens.
 
-from dataclasses import asdict, replace
+First every check (`workbench.run.job`), then one execution: load, train, measure, save.
+"""
+
+import math
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import SafetensorError
+from tqdm import tqdm
+from transformers import PreTrainedModel, TrainerCallback, TrainingArguments, set_seed
+
 from workbench.errors import OutOfMemoryError, UnavailableError
-from workbench.measure.allocators import allocator_for, total_bytes
+from workbench.measure.allocators import allocator_for, capped, total_bytes
 from workbench.measure.categories import format_bytes
-from workbench.models.source import resolve_auto
-from workbench.paths import runs_folder
+from workbench.measure.garbage import freeze_living_objects
+from workbench.measure.leaks import clear_frames
+from workbench.measure.meter import Meter
+from workbench.measure.out_of_memory import Refusal, read
+from workbench.models.family import family_of
+from workbench.models.generate import generate
+from workbench.models.load import count_parameters, load_model, quiet, save_model, storage_type
 from workbench.recipe import Recipe
+from workbench.records import checkpoints
 from workbench.records.record import Record, Status, find_equal
-from workbench.records.store import mark_killed, resumable
-from workbench.run.checks import check_machine, check_outputs, check_resuming, memory_cap_bytes, prepare
-from workbench.run.job import Observer, Options, execute
+from workbench.records.store import begin, checkpoint_folder, end, mark_killed, model_folder, resumable
+from workbench.run.job import Job, check_resuming, check_saving, memory_cap_bytes, prepare, why_not_here
+from workbench.run.trainer import (
+    SeamTrainer,
+    assemble,
+    model_arguments,
+    prepare_data,
+    prepare_model,
+    training_arguments,
+)
 from workbench.run.world import World, refuse_several_ranks
 from workbench.techniques import REGISTRY, Numerics
+from workbench.techniques.base import Call
 from workbench.texts import corpus
+
+WARM_UP_STEPS = 3
+OOM_WORDS = (  # of cuBLAS, the driver, MPS, and the CPU on Linux and Windows, which raise no torch.OutOfMemoryError
+    "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory", "MPS backend out of memory", "can't allocate memory",
+    "not enough memory: you tried to allocate",
+)  # fmt: skip
+
+Observer = Callable[[Callable[[], Record]], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `run` was asked for beside the recipe."""
+
+    folder: Path | None
+    save: str | None = None
+    sample_tokens: int = 0
+    checkpoint_every: int | None = None
+    observe: Observer | None = None
 
 
 def run(
@@ -64,35 +112,32 @@ def run(
             Other failures are recorded as `failed` or `interrupted` and raised.
     """
     refuse_several_ranks()
-    folder = folder or runs_folder()
     mark_killed(folder)
     world = World.find(device)
-    chosen = world.device
-    recipe = replace(recipe, model=resolve_auto(recipe.model, chosen.type))
-    facts: dict[str, Any] = {**asdict(world), "data_sha256": corpus.load_corpus(recipe.corpus).sha256}
-    cap: dict[str, Any] = {"memory_cap_bytes": memory_cap_bytes(memory_cap, chosen), "longest_first": longest_first}
-    if (
-        reuse
-        and save is None
-        and (known := find_equal(recipe, sampled=bool(sample_tokens), folder=folder, **facts, **cap))
-    ):
-        return known
+    limits = {"memory_cap_bytes": memory_cap_bytes(memory_cap, world.device), "device_bytes": total_bytes(world.device)}
+    check_saving(recipe, save)
     check_resuming(recipe, checkpoint_every, resume, longest_first)
-    plan = prepare(recipe, chosen)
-    check_outputs(plan, save, sample_tokens)
-    record = resumable(recipe, folder, **facts) if resume else None
-    record = record or Record.start(recipe, model=recipe.model, learning_rate=plan.learning_rate, **facts)
-    record = replace(record, **cap, device_bytes=total_bytes(chosen))
-    try:
-        check_machine(plan)
-    except UnavailableError as error:
-        replace(record, status=Status.UNAVAILABLE, error=str(error)).save(folder)
-        raise
-    record = execute(plan, record, Options(folder, save, sample_tokens, checkpoint_every, observe))
+    lacking = why_not_here(recipe, world.device)
+    job = prepare(recipe, world.device, sample_tokens)
+    asked: dict[str, Any] = {**limits, "longest_first": longest_first}
+    facts = {**asdict(world), "data_sha256": job.text.sha256, "learning_rate": job.learning_rate}
+    record = Record.start(job.recipe, model=job.recipe.model, **facts, **asked)
+    if reuse and save is None and (known := find_equal(record, sampled=bool(sample_tokens), folder=folder)):
+        return known
+    if resume and (unfinished := resumable(record, folder)):
+        record = replace(unfinished, **asked)
+    if lacking:
+        replace(record, status=Status.UNAVAILABLE, error=lacking).save(folder)
+        raise UnavailableError(lacking)
+    options = Options(folder, save, sample_tokens, checkpoint_every, observe)
+    record, error = execute(job, begin(record, folder), options)
+    record = end(record, folder)
+    # raised here, where no handler is active: a chained traceback would keep the run's tensors alive
     if record.status is Status.OOM:
-        # raised here, where no handler is active: a chained traceback would keep the run's tensors alive
-        allocator_for(chosen).prepare()  # collects what the run's reference cycles still hold
+        allocator_for(world.device).prepare()  # collects what the run's reference cycles still hold
         raise _out_of_memory(record)
+    if error is not None:
+        raise error
     return record
 
 
@@ -112,3 +157,249 @@ def _out_of_memory(record: Record) -> OutOfMemoryError:
         allocated_bytes=record.allocated_at_failure_bytes,
         reserved_bytes=record.reserved_at_failure_bytes,
     )
+
+
+def execute(job: Job, record: Record, options: Options) -> tuple[Record, BaseException | None]:
+    """The finished record, with what was measured until then if the run failed; and what ended it, if
+    anything did but a want of memory, which the record tells."""
+    execution = _Execution(job, record, options)
+    facts: dict[str, Any]
+    failure: BaseException
+    try:
+        with ExitStack() as contexts:
+            for technique in job.recipe.techniques:
+                contexts.enter_context(technique.run_context())
+            contexts.enter_context(capped(job.device, record.memory_cap_bytes))
+            return execution.complete(), None
+    except (KeyboardInterrupt, SystemExit) as error:
+        failure, facts = error, {"status": Status.INTERRUPTED, "error": "interrupted by the user"}
+    except Exception as error:
+        failure, words = error, f"{type(error).__name__}: {error}"
+        facts = {"status": Status.FAILED, "error": words}
+        if isinstance(error, torch.OutOfMemoryError) or any(known in words for known in OOM_WORDS):
+            facts = {"status": Status.OOM, "error": words.splitlines()[0], **execution.refusal(words)}
+    record = replace(execution.so_far(), **facts)
+    execution.let_go(failure)
+    return record, None if record.status is Status.OOM else failure
+
+
+def _show_progress() -> bool:
+    """In a terminal and in JupyterLab; not where output is collected, as under papermill or in a pipe."""
+    return sys.stderr.isatty() or "JPY_SESSION_NAME" in os.environ
+
+
+class _Execution:
+    """One execution of a job: load, train, measure, save."""
+
+    def __init__(self, job: Job, record: Record, options: Options) -> None:
+        self.job, self.record, self.options = job, record, options
+        self.trainer: SeamTrainer | None = None
+        self.meter: Meter | None = None
+
+    def complete(self) -> Record:
+        """The record of a run that came to its end."""
+        job, allocator = self.job, allocator_for(self.job.device)
+        allocator.prepare()
+        before = allocator.in_use()
+        with freeze_living_objects(), quiet():
+            data = prepare_data(job.recipe, job.blocks)
+            model = self._load()
+            text_before = self._sample(model)
+            with Meter(model, before_bytes=before, cap_bytes=self.record.memory_cap_bytes) as meter:
+                self.meter = meter
+                watch = _Watch(meter, job, self)
+                trainer = self.trainer = assemble(job.recipe, model, data, self._arguments(), meter, [watch])
+                if self.record.longest_first:
+                    trainer.put_longest_first()
+                set_seed(job.recipe.seed)
+                trainer.resume(self._checkpoint())
+                held_out_loss = trainer.evaluate()["eval_loss"] if watch.finite else math.nan
+            self._note_actual(trainer, watch, model)
+            text_after = self._sample(model)
+            model_path = self._keep(model)
+        finite = math.isfinite(held_out_loss)
+        return replace(
+            self.so_far(),
+            status=Status.OK if finite else Status.DIVERGED,
+            error="" if finite else f"the loss was not a finite number after {len(self.so_far().losses)} good steps",
+            held_out_loss=held_out_loss if finite else None,
+            text_before=text_before,
+            text_after=text_after,
+            model_path=model_path,
+        )
+
+    def refusal(self, message: str) -> dict[str, Any]:
+        """What was refused, from the cap's keeper or, where the device refused, from its own words."""
+        watched = self.meter.tracker.refusal if self.meter else Refusal()
+        refused = read(message) if watched.requested_bytes is None else watched
+        return {
+            "failed_operation": self.meter.tracker.failed_operation if self.meter else "",
+            "requested_bytes": refused.requested_bytes,
+            "allocated_at_failure_bytes": refused.allocated_bytes,
+            "reserved_at_failure_bytes": refused.reserved_bytes,
+        }
+
+    def let_go(self, error: BaseException) -> None:
+        """IPython keeps the traceback of a failed cell, and its frames would keep the model and the optimizer."""
+        self.trainer = self.meter = None
+        clear_frames(error)
+
+    def keep_progress(self) -> None:
+        """Beside each checkpoint, what was measured until then: a kill leaves that."""
+        with suppress(OSError):
+            self.so_far().save(self.options.folder)
+
+    @property
+    def _checkpoints(self) -> Path:
+        return checkpoint_folder(self.record, self.options.folder)
+
+    def _arguments(self) -> TrainingArguments:
+        job = self.job
+        return training_arguments(
+            job.recipe, job.learning_rate, job.device, self._checkpoints, self.options.checkpoint_every
+        )
+
+    def _checkpoint(self) -> Path | None:
+        """Where to go on, noted in the record; None at the beginning of a run that is new."""
+        found = checkpoints.newest_checkpoint(self._checkpoints)
+        if found is not None:
+            step = int(found.name.rpartition("-")[2])
+            self.record = replace(self.record, resumed_at_steps=[*self.record.resumed_at_steps, step])
+        return found
+
+    def so_far(self) -> Record:
+        """The record with what the Trainer and the meter have seen until now."""
+        if self.trainer is None or self.meter is None:
+            return self.record
+        history = self.trainer.state.log_history
+        return replace(
+            self.record,
+            **_memory(self.meter, self.record.peak_allocated_bytes or 0),
+            warnings=[*(f"corpus: {remark}" for remark in self.job.text.remarks), *self.trainer.warnings],
+            micro_batch_size=self.trainer.micro_batch_size,
+            gradient_accumulation_steps=self.trainer.args.gradient_accumulation_steps,
+            steps_done=self.trainer.state.global_step,
+            tokens_seen=self.trainer.tokens_seen,
+            padding_tokens=self.trainer.padding_tokens,
+            losses=[entry["loss"] for entry in history if math.isfinite(entry.get("loss", math.nan))],
+            held_out_loss_before=next((entry["eval_loss"] for entry in history if "eval_loss" in entry), None),
+        )
+
+    def tokens_seen(self) -> int:
+        return self.trainer.tokens_seen if self.trainer else 0
+
+    def _load(self) -> PreTrainedModel:
+        job = self.job
+        arguments = model_arguments(job.recipe, family_of(job.config))
+        made = {name: value() if isinstance(value, Call) else value for name, value in arguments.items()}
+        model = load_model(job.source, job.config, **made)
+        set_seed(job.recipe.seed)
+        model = prepare_model(job.recipe, model)
+        model.to(job.device)  # type: ignore[arg-type]  # the stub takes no device
+        return model
+
+    def _sample(self, model: PreTrainedModel) -> str:
+        prompt, tokens = corpus.prompt(self.job.text), self.options.sample_tokens
+        return generate(model, self.job.tokenizer, prompt, tokens) if tokens else ""
+
+    def _note_actual(self, trainer: SeamTrainer, watch: "_Watch", model: PreTrainedModel) -> None:
+        autocast = trainer.accelerator.mixed_precision
+        parameters, trainable = count_parameters(model)
+        self.record = replace(
+            self.record,
+            dtype=f"autocast {autocast}" if autocast != "no" else storage_type(model),
+            parameters=parameters,
+            trainable_parameters=trainable,
+            skipped_steps=watch.skipped_steps,
+            **watch.speed(),
+        )
+
+    def _keep(self, model: PreTrainedModel) -> str:
+        """The folder of the fine-tuned model. If the disk refuses, the measurements are kept all the same."""
+        if self.options.save is None:
+            return ""
+        path = model_folder(self.record, self.options.folder)
+        try:
+            save_model(model, self.job.tokenizer, self.job.source, self.options.save, path)
+        except (OSError, SafetensorError) as error:
+            shutil.rmtree(path, ignore_errors=True)
+            self.trainer.warnings.append(f"the model was not saved: {error}")  # type: ignore[union-attr]
+            return ""
+        return str(path)
+
+
+def _memory(meter: Meter, earlier_peak_bytes: int) -> dict[str, Any]:
+    """The meter's report as fields of a record; none if the run ended before the first phase did, or if the part of
+    the run before an interruption peaked higher."""
+    try:
+        report = meter.report()
+    except ValueError:
+        return {}
+    if report.peak_allocated_bytes < earlier_peak_bytes:
+        return {}
+    return vars(report)
+
+
+class _Watch(TrainerCallback):
+    """Looks on at every step: attributes the warm-up steps, times the others, stops at a loss that is not finite.
+
+    A cap that the meter enforces keeps the tracker on in every step; then none is timed.
+    """
+
+    def __init__(self, meter: Meter, job: Job, execution: "_Execution") -> None:
+        self.meter, self.device, self.execution = meter, job.device, execution
+        self.finite, self.skipped_steps = True, 0
+        self.step_ends: list[tuple[float, int]] = []  # time, and tokens seen until then
+        self.bar = tqdm(
+            total=job.recipe.training_arguments()["max_steps"],
+            desc=job.recipe.label,
+            unit="step",
+            disable=not _show_progress(),
+            leave=False,
+        )
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
+        self.meter.watch(optimizer)  # as it is now: a library may have put another in its place
+        # a step that loss scaling skipped has not made optimizer states yet
+        warming_up = len(self.step_ends) - self.skipped_steps < WARM_UP_STEPS
+        self.meter.attribute(warming_up or self.meter.enforces_cap)
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
+        self.skipped_steps += bool(getattr(optimizer, "step_was_skipped", False))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.meter.enter_phase(None)
+        self.meter.attribute(False)
+        last = state.global_step == state.max_steps
+        control.should_save &= not last  # resumed there, the Trainer would take one step too many
+        if self.device.type != "cpu" and (last or len(self.step_ends) == WARM_UP_STEPS - 1):
+            torch.accelerator.synchronize()
+        self.step_ends.append((time.perf_counter(), self.execution.tokens_seen()))
+        self.bar.update()
+        if self.execution.options.observe is not None:
+            self.execution.options.observe(self.execution.so_far)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        if "loss" in logs:
+            self.bar.set_postfix(loss=f"{logs['loss']:.3f}")
+            if not math.isfinite(logs["loss"]):
+                self.finite, control.should_training_stop = False, True
+
+    def on_save(self, *_: Any, **__: Any) -> None:
+        self.execution.keep_progress()
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        self.bar.close()
+
+    def speed(self) -> dict[str, Any]:
+        """Over the steps after the warm-up, padding not counted; unknown (None) if there are none, or if the tracker
+        slowed them."""
+        timed = len(self.step_ends) - WARM_UP_STEPS
+        if timed < 1 or self.meter.enforces_cap:
+            return {"timed_steps": 0}
+        (start, before), (end, after) = self.step_ends[WARM_UP_STEPS - 1], self.step_ends[-1]
+        return {
+            "timed_steps": timed,
+            "step_time_s": (end - start) / timed,
+            "tokens_per_s": (after - before) / (end - start),
+        }

@@ -204,6 +204,15 @@ def prompt(corpus: Corpus) -> str:
     return passage[:PROMPT_CHARACTERS].rsplit(maxsplit=1)[0]
 
 
+def check_in_memory(text: Corpus, owners: list[str]) -> None:
+    """Raises ConfigurationError if a technique, one of `owners`, needs all of a text that is too long to be held."""
+    if owners and not isinstance(text.train, str):
+        raise texts.refusal(
+            f"{owners[0]} cuts the text into examples of its own and needs all of it in memory, but "
+            f"{text.name} has more than {IN_MEMORY_CHARACTERS:,} characters. Use a part of it, or drop {owners[0]}."
+        )
+
+
 def make_blocks(corpus: Corpus, tokenizer: "PreTrainedTokenizerBase", sequence_length: int, batch: int) -> Blocks:
     """Tokenise both parts and cut them into blocks of T = `sequence_length` tokens.
 

@@ -30,7 +30,7 @@ from workbench.predict.shadow.stand_ins import (
 from workbench.predict.shadow.trace import Trace
 from workbench.predict.shadow.tracker import ShadowTracker
 from workbench.recipe import Recipe
-from workbench.run.checks import check_in_memory
+from workbench.run.job import own_examples
 from workbench.run.trainer import (
     SeamTrainer,
     assemble,
@@ -219,11 +219,11 @@ def _blocks(recipe: Recipe) -> Blocks:
 def _text(recipe: Recipe) -> TrainingText:
     """The text itself, if a technique cuts it in its own way: then its lengths do matter."""
     shape = {"sequence_length": recipe.sequence_length, "batch": recipe.effective_batch_size}
-    if all(technique.examples() is None for technique in recipe.techniques):
+    if not own_examples(recipe):
         return TrainingText(text="", tokenizer=cast("Any", None), **shape)
     tokenizer = load_tokenizer(locate_config(recipe.model))
     text = corpus.load_corpus(recipe.corpus)
-    check_in_memory(text, recipe.techniques)
+    corpus.check_in_memory(text, own_examples(recipe))
     return TrainingText(text=str(text.train), tokenizer=tokenizer, **shape)
 
 
