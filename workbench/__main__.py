@@ -15,10 +15,9 @@ from typing import Any
 from workbench.errors import DISTRIBUTION, ConfigurationError, WorkbenchError, needed_extra
 from workbench.measure.categories import parse_bytes
 from workbench.models.source import locate, locate_config
-from workbench.recipe import Recipe, flag
+from workbench.recipe import Recipe, recipe_options
 from workbench.run.world import refuse_several_ranks
-from workbench.settings import described, parse_settings
-from workbench.techniques import REGISTRY, parse_technique
+from workbench.techniques import REGISTRY
 from workbench.texts import readers as texts
 
 EXIT_CODES = """exit codes:
@@ -96,12 +95,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_recipe(parser: argparse.ArgumentParser) -> None:
-    for field in dataclasses.fields(Recipe):
-        if field.name == "model":
-            parser.add_argument("model", nargs="?", default="auto", help=f"{field.metadata['help']} (default auto)")
-        elif "help" in field.metadata:
-            help_text = f"{field.metadata['help']} ({described(field)}; default {str(field.default).lower()})"
-            parser.add_argument(flag(field.name), dest=field.name, metavar="X", help=help_text)
+    for name, (option, help_text) in recipe_options().items():
+        if name == "model":
+            parser.add_argument("model", nargs="?", default="auto", help=help_text)
+        else:
+            parser.add_argument(option, dest=name, metavar="X", help=help_text)
     parser.add_argument(
         "--technique", action="append", default=[], metavar="NAME[=SETTING:VALUE,…]",
         help=f"switch a technique on; may be repeated. Known: {', '.join(REGISTRY)} (see `list`)",
@@ -124,14 +122,14 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_predict(parser: argparse.ArgumentParser) -> None:
-    from workbench.gpus.catalogue import GPUS
+    from workbench.predict.predict import GPU_NAMES
 
     parser.description = (
         "Predict the peak of a recipe's training step on a GPU. Needs neither the GPU nor weights: gpt2 … gpt2-xl are\n"
         "known by their configs, a folder or a hub model by its config.json."
     )
     _add_recipe(parser)
-    parser.add_argument("--gpu", default="h100", metavar="NAME", help=f"one of {', '.join(GPUS)} (default h100)")
+    parser.add_argument("--gpu", default="h100", metavar="NAME", help=f"one of {', '.join(GPU_NAMES)} (default h100)")
     parser.add_argument("--padding", action="store_true", help="batches contain padding, whatever the techniques say")
     parser.add_argument("--json", action="store_true", help="print the prediction as one JSON object")
     parser.set_defaults(function=predict_recipe)
@@ -203,13 +201,9 @@ def _add_lessons(parser: argparse.ArgumentParser) -> None:
 
 
 def _recipe(args: argparse.Namespace, *, config_only: bool = False) -> Recipe:
-    given = {f.name: getattr(args, f.name, None) for f in dataclasses.fields(Recipe) if "help" in f.metadata}
-    texts = {name: text for name, text in given.items() if text is not None}
-    techniques = tuple(parse_technique(text) for text in args.technique)
-    recipe = Recipe(**parse_settings(Recipe, texts, "run"), techniques=techniques)
+    given = {name: getattr(args, name, None) for name in recipe_options()}
+    recipe = Recipe.parse({name: text for name, text in given.items() if text is not None}, args.technique)
     from workbench.texts import corpus
-
-    pass
 
     corpus.load_corpus(recipe.corpus)  # these two say what is wrong before torch is imported, which takes seconds
     if recipe.model != "auto":
@@ -236,7 +230,6 @@ def run_recipe(args: argparse.Namespace) -> int:
 
 def _summary(record: Any) -> str:
     from workbench.measure.categories import format_bytes
-    from workbench.paths import runs_folder
 
     parts = ", ".join(f"{k.replace('_', ' ')} {format_bytes(v)}" for k, v in record.by_category.items() if v)
     speed = (
@@ -249,7 +242,7 @@ def _summary(record: Any) -> str:
         f"  loss    {_from_to(record.losses[:1], record.losses[-1:])} in training; held out "
         f"{_from_to([record.held_out_loss_before], [record.held_out_loss])}",
         f"  speed   {speed}; {record.trainable_parameters:,} of {record.parameters:,} parameters trained",
-        f"  record  {runs_folder() / (record.id + '.json')}",
+        f"  record  {record.path()}",
     ]
     lines += [f"  model   {record.model_path}"] if record.model_path else []
     lines += [f"  warning {warning}" for warning in record.warnings]
@@ -262,21 +255,19 @@ def _from_to(first: list[float | None], last: list[float | None]) -> str:
 
 
 def predict_recipe(args: argparse.Namespace) -> None:
-    from workbench.gpus.catalogue import GPUS, gpu
-    from workbench.predict.predict import CPU, predict, predict_all
+    from workbench.predict.predict import CPU, GPU_NAMES, predict, predict_all
     from workbench.predict.report import fitting, prediction_text
 
-    name = CPU if args.gpu == CPU else gpu(args.gpu).name
     with redirect_stdout(sys.stderr):  # standard output is for the result alone
         recipe = _recipe(args, config_only=True)
-        prediction = predict(recipe, name, padding=args.padding)
+        prediction = predict(recipe, args.gpu, padding=args.padding)
     if args.json:
         print(json.dumps(prediction.to_dict()))
         return
     print(prediction_text(prediction))
-    if name != CPU:
+    if prediction.gpu != CPU:
         print()
-        print(fitting(dict(zip(GPUS, predict_all(recipe, padding=args.padding), strict=True))))
+        print(fitting(dict(zip(GPU_NAMES, predict_all(recipe, padding=args.padding), strict=True))))
 
 
 def show_plan(args: argparse.Namespace) -> int:
@@ -338,13 +329,8 @@ def take_lessons(args: argparse.Namespace) -> None:
 
 
 def list_techniques(_: argparse.Namespace) -> None:
-    for name, technique in sorted(REGISTRY.items()):
-        print(f"{name}: {technique.title}")
-        print(f"  attacks    {', '.join(c.replace('_', ' ') for c in technique.attacks)}")
-        print(f"  costs      {technique.costs}")
-        print(f"  same loss  {technique.numerics}")
-        for field in dataclasses.fields(technique):  # type: ignore[arg-type]
-            print(f"  {name}={field.name}:{field.default}  {field.metadata['help']} ({described(field)})")
+    for name in sorted(REGISTRY):
+        print(REGISTRY[name].about())
 
 
 def show_records(args: argparse.Namespace) -> None:
@@ -383,13 +369,11 @@ def _export(frame: Any, path: str) -> None:
 
 
 def verify_predictions(args: argparse.Namespace) -> int:
-    from workbench.paths import DATA, INSTALLED, runs_folder
-    from workbench.predict.verify import GRID, gpu_of, recipes, summary, verification_text, verify
+    from workbench.predict.verify import GRID, default_output, gpu_of, recipes, summary, verification_text, verify
     from workbench.run.world import World
 
     gpu = args.gpu or gpu_of(World.find(args.device))
-    reference = runs_folder() / "reference" if INSTALLED else DATA / "reference"
-    output = Path(args.output) if args.output else reference / gpu / "verification.json"
+    output = Path(args.output) if args.output else default_output(gpu)
     chosen = recipes(Path(args.grid) if args.grid else GRID)
     done = verify(chosen, gpu=gpu, device=args.device, output=output, fresh=args.fresh)
     print(f"{verification_text(done)}\n{output}")

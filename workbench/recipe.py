@@ -3,13 +3,13 @@
 import hashlib
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 from workbench.errors import ConfigurationError
-from workbench.settings import check_settings, setting
-from workbench.techniques import Technique, technique
+from workbench.settings import check_settings, described, parse_settings, setting
+from workbench.techniques import Technique, parse_technique, technique
 from workbench.techniques.base import Arguments, Shape
 
 
@@ -122,11 +122,29 @@ class Recipe:
         chosen = tuple(technique(name, **settings) for name, settings in data.get("techniques", {}).items())
         return cls(**{**data, "techniques": chosen})
 
+    @classmethod
+    def parse(cls, values: Mapping[str, str], techniques: Iterable[str] = ()) -> Self:
+        """A recipe from texts, as typed on a command line: fields by name, techniques as `lora=rank:8`.
+
+        Raises ConfigurationError for a text that cannot be read, and as the recipe itself does.
+        """
+        return cls(**parse_settings(cls, values, "run"), techniques=tuple(map(parse_technique, techniques)))
+
     @property
     def id(self) -> str:
         """Twelve hexadecimal digits, equal for equal recipes."""
         canonical = json.dumps(self.to_dict(), sort_keys=True)
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+
+def recipe_options() -> dict[str, tuple[str, str]]:
+    """Of each field that a command line has an option for: the option, and its help."""
+    found = {}
+    for field in fields(Recipe):
+        if "help" in field.metadata:
+            default = str(field.default).lower()
+            found[field.name] = flag(field.name), f"{field.metadata['help']} ({described(field)}; default {default})"
+    return found
 
 
 def flag(field_name: str) -> str:

@@ -13,13 +13,14 @@ import pytest
 
 from workbench.errors import ConfigurationError
 from workbench.export.script import script
-from workbench.models.gpt2 import END_OF_TEXT, gpt2_tokenizer
+from workbench.models.gpt2 import gpt2_tokenizer
 from workbench.models.load import load_tokenizer, quiet
 from workbench.models.source import locate
 from workbench.paths import CORPORA
 from workbench.run.run import run
 from workbench.texts import corpus
 from workbench.texts import readers as texts
+from workbench.texts.corpus import END_OF_TEXT
 
 DOCUMENTS = [
     "One, with a comma\nand a line",
@@ -186,8 +187,8 @@ def test_the_plain_function_alone_reads_what_a_run_reads(tmp_path, kind):
     name = write(tmp_path, kind, [*DOCUMENTS, None, " "])
     if kind == "txt":
         Path(name).write_bytes(END_OF_TEXT.join(DOCUMENTS).encode())
-    scope = {}
-    exec(inspect.getsource(texts.read_documents), scope)  # in an exported script there is nothing else
+    scope = {"csv": csv, "json": json, "Path": Path}  # which an exported script imports
+    exec(inspect.getsource(texts.read_documents), scope)
     rows = [text for _, text in scope["read_documents"](name)]
     kept = [text.replace("\r\n", "\n") for text in rows if text and text.strip()]
     own = read(name)

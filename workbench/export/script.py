@@ -7,14 +7,15 @@ losses. What a technique does is a plain function: the script contains its sourc
 import json
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from typing import Any
 
 from workbench.errors import ConfigurationError
 from workbench.export.sources import Sources
-from workbench.models.family import ModelFamily, family_of
-from workbench.models.gpt2 import END_OF_TEXT, SIZES
+from workbench.models.family import ModelFamily
+from workbench.models.gpt2 import SIZES
+from workbench.models.known import family_of
 from workbench.models.source import ModelSource
-from workbench.paths import CORPORA
 from workbench.recipe import Recipe
 from workbench.run.job import Job, prepare
 from workbench.run.trainer import argument_values, collate, model_arguments
@@ -38,25 +39,15 @@ BATCH = {batch}  # sequences; the text is cut to whole batches of so many
 SEED = {seed}
 
 
-def read(path, encoding="utf-8-sig"):
-    return Path(path).read_bytes().decode(encoding).replace("\\r\\n", "\\n")
-
-
-def make_blocks(text):
-    """Blocks of SEQUENCE_LENGTH tokens; the last, shorter piece is dropped."""
-    tokens = tokenizer(text, verbose=False)["input_ids"]
-    starts = range(0, len(tokens) - SEQUENCE_LENGTH + 1, SEQUENCE_LENGTH)
-    return [tokens[start : start + SEQUENCE_LENGTH] for start in starts]
-
-
 {definitions}
 
 
 {text}
 tokenizer = AutoTokenizer.from_pretrained({tokenizer}, trust_remote_code=False)
-train_blocks = make_blocks(train_text)
+train_blocks = {cut}(tokenizer(train_text, verbose=False)["input_ids"], SEQUENCE_LENGTH)
 train_blocks = train_blocks[: len(train_blocks) // BATCH * BATCH]  # whole batches only
-held_out_blocks = make_blocks(held_out_text)[: max(1, {held_out_tokens} // SEQUENCE_LENGTH)]
+held_out_blocks = {cut}(tokenizer(held_out_text, verbose=False)["input_ids"], SEQUENCE_LENGTH)
+held_out_blocks = held_out_blocks[: max(1, {held_out_tokens} // SEQUENCE_LENGTH)]
 train_dataset = Dataset.from_dict({{"input_ids": train_blocks}})
 eval_dataset = Dataset.from_dict({{"input_ids": held_out_blocks}})
 data_collator = {collator}
@@ -97,6 +88,8 @@ def script(recipe: Recipe) -> str:
         "model": "\n".join(_model(job, sources)),
         "trainer": _block(_calls("", "trainer", (t.trainer() for t in recipe.techniques), sources)),
         "collator": sources.add(collate),
+        "cut": sources.add(corpus.cut_into_blocks),
+        "text": "\n".join(_text(recipe.corpus, job.tokenizer.eos_token, sources)),
     }
     return TEMPLATE.format(
         title=f"{recipe.model} on {recipe.corpus}: {recipe.label}".replace('"', "'").replace("\\", "/"),
@@ -104,7 +97,6 @@ def script(recipe: Recipe) -> str:
         sequence_length=recipe.sequence_length,
         batch=recipe.effective_batch_size,
         seed=recipe.seed,
-        text=_text(recipe.corpus, job.tokenizer.eos_token),
         tokenizer=_literal(_tokenizer(job.source)),
         held_out_tokens=corpus.HELD_OUT_TOKENS,
         definitions="\n\n\n".join(sources.definitions.values()),
@@ -153,8 +145,8 @@ def _imports(job: Job, sources: Sources) -> str:
     family = family_of(job.config)
     names = ["AutoTokenizer", family.model_class, "Trainer", "TrainingArguments", "set_seed"]
     names += [family.config_class] if job.source.random else []
-    needed = {("torch", ""), ("pathlib", "Path"), ("datasets", "Dataset")} | {("transformers", name) for name in names}
-    needed |= sources.imports | _document_imports(job.recipe.corpus)
+    needed = {("torch", ""), ("datasets", "Dataset")} | {("transformers", name) for name in names}
+    needed |= sources.imports
     return "\n".join([*_environment(job.recipe), *_sorted_imports(needed)])
 
 
@@ -186,55 +178,25 @@ def _import_order(name: str) -> tuple[bool, str]:
     return name.islower(), name
 
 
-def _text(name: str, end_of_text: str | None) -> str:
+def _text(name: str, end_of_text: str | None, sources: Sources) -> list[str]:
+    """Lines that make `train_text` and `held_out_text`, with the function that reads a file in a run too."""
+    read = sources.add(readers.read_documents)
     if name in corpus.embedded():
-        paths = (str(CORPORA / name / f"{part}.txt") for part in ("train", "held_out"))
-        return "\n".join(
-            f"{part}_text = read({_literal(path)})" for part, path in zip(("train", "held_out"), paths, strict=True)
-        )
+        parts = zip(("train", "held_out"), corpus.embedded_files(name), strict=True)
+        return [f'{part}_text = "".join(text for _, text in {read}({_literal(str(path))}))' for part, path in parts]
     source = readers.find_text(name, "")
     if source.is_folder:
         raise ConfigurationError(f"script: {name!r} is a folder. Put its documents into one file: .jsonl or .parquet.")
-    lines = (
-        *_documents(source, end_of_text or END_OF_TEXT),
+    given = {"column": source.column, "encoding": source.encoding}
+    defaults = {f.name: f.default for f in fields(source)}
+    settings = [f"{key}={_literal(value)}" for key, value in given.items() if value != defaults[key]]
+    return [
+        "documents = " + _wrapped(read, [_literal(str(source.path)), *settings]),
+        'documents = [text.replace("\\r\\n", "\\n") for _, text in documents if text and text.strip()]',
+        f"text = {_literal(end_of_text or corpus.END_OF_TEXT)}.join(documents)",
         f"cut = int(len(text) * (1 - {corpus.HELD_OUT_SHARE}))  # the rest is held out",
         "train_text, held_out_text = text[:cut], text[cut:]",
-    )
-    return "\n".join(lines)
-
-
-def _documents(source: readers.TextSource, end_of_text: str) -> list[str]:
-    """Lines that read one file, as `workbench.texts.readers` does after all its checks."""
-    path, column, encoding = _literal(str(source.path)), _literal(source.column), _literal(source.encoding)
-    if _kind(source) in (".txt", ".md", ""):
-        arguments = path if source.encoding == "utf-8-sig" else f"{path}, {encoding}"
-        return [f"text = read({arguments})"]
-    rows = {
-        ".jsonl": f'[json.loads(line) for line in read({path}, {encoding}).split("\\n") if line.strip()]',
-        ".csv": f'csv.DictReader(io.StringIO(read({path}, {encoding}), newline=""))',
-        ".tsv": f'csv.DictReader(io.StringIO(read({path}, {encoding}), newline=""), delimiter="\\t")',
-        ".parquet": f"Dataset.from_parquet({path})",
-        "saved": f"load_from_disk({path})",
-    }[_kind(source)]
-    limit = [f"csv.field_size_limit({readers.CSV_FIELD_LIMIT})"] if _kind(source) in (".csv", ".tsv") else []
-    return [
-        *limit,
-        f"rows = [row[{column}] for row in {rows}]",
-        'documents = [row.replace("\\r\\n", "\\n") for row in rows if row and row.strip()]',
-        f"text = {_literal(end_of_text)}.join(documents)",
     ]
-
-
-def _kind(source: readers.TextSource) -> str:
-    return "saved" if source.path.is_dir() else source.path.suffix.lower()
-
-
-def _document_imports(name: str) -> set[tuple[str, str]]:
-    """What reading the text needs."""
-    if name in corpus.embedded():
-        return set()
-    standard = {".jsonl": {("json", "")}, ".csv": {("csv", ""), ("io", "")}, ".tsv": {("csv", ""), ("io", "")}}
-    return {**standard, "saved": {("datasets", "load_from_disk")}}.get(_kind(readers.find_text(name, "")), set())
 
 
 def _tokenizer(source: ModelSource) -> str:

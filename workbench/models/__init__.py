@@ -1,8 +1,9 @@
 """What is trained: model families, where their weights come from, loading and saving."""
 
-from workbench.models.family import ModelFamily, family_of
+from workbench.models.family import ModelFamily
 from workbench.models.generate import generate
 from workbench.models.gpt2 import GPT2, SIZES, gpt2_tokenizer, learning_rate
+from workbench.models.known import family_of
 from workbench.models.load import (
     count_parameters,
     load_config,

@@ -3,8 +3,6 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from workbench.errors import ConfigurationError
-
 
 @dataclass(frozen=True)
 class ModelFamily:
@@ -34,16 +32,3 @@ class ModelFamily:
 
     def width(self, config: Any) -> int:
         return int(getattr(config, self.width_field))
-
-
-def family_of(config: Any, name: str = "") -> ModelFamily:
-    """The family of a model, by its config. Raises ConfigurationError for a kind that is not known."""
-    from workbench.models.gpt2 import GPT2
-
-    known = {family.model_type: family for family in (GPT2,)}
-    if config.model_type not in known:
-        raise ConfigurationError(
-            f"model: {name or config.name_or_path!r} is a {config.model_type!r}; the workbench trains "
-            f"{' and '.join(family.title for family in known.values())} only."
-        )
-    return known[config.model_type]

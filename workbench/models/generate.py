@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any, cast
 
 from workbench.errors import ConfigurationError
-from workbench.models.family import family_of
+from workbench.models.known import family_of
 from workbench.models.load import quiet
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from workbench.paths import MODELS
 if TYPE_CHECKING:
     from transformers import GPT2Config, PreTrainedTokenizerBase
 
-END_OF_TEXT = "<|endoftext|>"
 
 GPT2 = ModelFamily(
     model_type="gpt2",
@@ -57,11 +56,12 @@ def gpt2_tokenizer() -> "PreTrainedTokenizerBase":
     merges = [(left, right) for left, right in (line.split(" ") for line in lines if not line.startswith("#version"))]
     # the alphabet in the order of GPT-2's `bytes_to_unicode`: printable bytes first, then the others as U+0100…
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokens = [*alphabet, *(left + right for left, right in merges), END_OF_TEXT]
+    end = "<|endoftext|>"
+    tokens = [*alphabet, *(left + right for left, right in merges), end]
     bpe = ByteLevelBPETokenizer({token: i for i, token in enumerate(tokens)}, merges)
-    bpe.add_special_tokens([END_OF_TEXT])
+    bpe.add_special_tokens([end])
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=bpe._tokenizer, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT, unk_token=END_OF_TEXT,
+        tokenizer_object=bpe._tokenizer, bos_token=end, eos_token=end, unk_token=end,
         model_max_length=1024,
     )  # fmt: skip
     if len(tokenizer) != 50257:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from workbench.errors import ConfigurationError
-from workbench.models.family import family_of
 from workbench.models.gpt2 import SIZES, gpt2_tokenizer
+from workbench.models.known import family_of
 from workbench.models.source import ModelSource, base_of, virtual_tokens
 
 if TYPE_CHECKING:

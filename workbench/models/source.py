@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.errors import ConfigurationError
-from workbench.models.family import family_of
 from workbench.models.gpt2 import SIZES
 from workbench.models.hub import require
+from workbench.models.known import family_of
 from workbench.paths import MODELS
 
 if TYPE_CHECKING:

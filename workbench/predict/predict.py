@@ -27,6 +27,9 @@ from workbench.records.record import versions
 __all__ = ["CPU", "Prediction", "predict", "predict_all"]
 
 
+GPU_NAMES = tuple(GPUS)
+
+
 def predict(recipe: Recipe, gpu: str = "h100", *, padding: bool = False) -> Prediction:
     """Predict the memory of a recipe's training step.
 
@@ -46,7 +49,7 @@ def predict(recipe: Recipe, gpu: str = "h100", *, padding: bool = False) -> Pred
 
 
 def predict_all(
-    recipe: Recipe, gpus: Iterable[str] = tuple(GPUS), *, padding: bool = False
+    recipe: Recipe, gpus: Iterable[str] = GPU_NAMES, *, padding: bool = False
 ) -> list[Prediction | WorkbenchError]:
     """As `predict`, for several GPUs in their order; in place of one that cannot run the recipe stands the error."""
     names = [name if name == CPU else find_gpu(name).name for name in gpus]

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.gpus.catalogue import of_device
-from workbench.paths import DATA
+from workbench.paths import DATA, INSTALLED, runs_folder
 from workbench.predict.predict import CPU, predict
 from workbench.recipe import Recipe
 from workbench.records.record import Record, versions
@@ -85,6 +85,12 @@ def gpu_of(world: World) -> str:
     if found is None:
         raise ConfigurationError(f"verify: {world} is not in the table of GPUs. Name one that is like it: --gpu NAME.")
     return found.name
+
+
+def default_output(gpu: str) -> Path:
+    """Among the reference measurements of a checkout; beside the user's runs where the package is installed."""
+    reference = runs_folder() / "reference" if INSTALLED else DATA / "reference"
+    return reference / gpu / "verification.json"
 
 
 def verify(

@@ -127,12 +127,15 @@ class Record:
             versions=versions(), git_commit=git_commit(), **facts,
         )  # fmt: skip
 
+    def path(self, folder: Path | None = None) -> Path:
+        """Where the record is kept. Raises ConfigurationError for an id that cannot be a file's name."""
+        return names.inside(folder or runs_folder(), f"{self.id}.json")
+
     def save(self, folder: Path | None = None) -> Path:
         """Write `<id>.json`: complete or not at all, whatever happens meanwhile."""
-        folder = folder or runs_folder()
-        folder.mkdir(parents=True, exist_ok=True)
-        path = names.inside(folder, f"{self.id}.json")
-        aside = folder / f".{self.id}.part"
+        path = self.path(folder)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.parent / f".{self.id}.part"
         try:
             with aside.open("w", encoding="utf-8") as file:
                 file.write(self.to_json())

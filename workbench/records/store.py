@@ -14,10 +14,12 @@ from typing import Any
 
 import psutil
 
-from workbench.errors import ConfigurationError
+from workbench.errors import ConfigurationError, OutOfMemoryError
+from workbench.measure.categories import format_bytes
 from workbench.paths import runs_folder
 from workbench.records import checkpoints
 from workbench.records.record import WORLD, Record, Status, read_all
+from workbench.techniques import REGISTRY, Numerics
 
 UNFINISHED = (Status.KILLED, Status.INTERRUPTED, Status.FAILED, Status.OOM)
 _running_here: set[str] = set()  # ids of the runs that this process is executing
@@ -60,6 +62,24 @@ def end(record: Record, folder: Path | None) -> Record:
         record = replace(record, warnings=[*record.warnings, warning])
         print(f"warning: {warning}. Keep these lines as {record.id}.json:\n{record.to_json()}", file=sys.stderr)
     return record
+
+
+def out_of_memory_error(record: Record) -> OutOfMemoryError:
+    """What an `oom` record says, with the cure in its words, and beside them where it happened."""
+    exact = ", ".join(name for name, t in REGISTRY.items() if t.numerics is Numerics.EXACT and t.attacks)
+    cure = f"Use a smaller effective_batch_size or sequence_length, or a technique with the same loss: {exact}."
+    room = f"memory cap of {format_bytes(record.memory_cap_bytes)}" if record.memory_cap_bytes else "memory"
+    return OutOfMemoryError(
+        f"{record.label} did not fit into the {room} of {record.device}: {record.error} {cure} "
+        "For a diagnosis: python -m workbench doctor",
+        record_id=record.id,
+        phase=record.peak_phase,
+        operation=record.failed_operation,
+        by_category=record.by_category,
+        requested_bytes=record.requested_bytes,
+        allocated_bytes=record.allocated_at_failure_bytes,
+        reserved_bytes=record.reserved_at_failure_bytes,
+    )
 
 
 def mark_killed(folder: Path | None = None) -> list[Record]:

@@ -66,6 +66,7 @@ def prepare(recipe: Recipe, device: torch.device, sample_tokens: int = 0) -> Job
         ConfigurationError: text, model, length or batch cannot be used, or the sample would be too long.
         UnavailableError: the hub cannot be reached.
     """
+    own = own_examples(recipe)
     recipe = replace(recipe, model=resolve_auto(recipe.model, device.type))
     text = corpus.load_corpus(recipe.corpus)
     source = locate(recipe.model)
@@ -77,7 +78,7 @@ def prepare(recipe: Recipe, device: torch.device, sample_tokens: int = 0) -> Job
     check_vocabulary(source, config, tokenizer)
     prompt = tokenizer(corpus.prompt(text))["input_ids"] if sample_tokens else []
     check_sample(source, config, len(prompt) + sum(taken.values()), sample_tokens)
-    corpus.check_in_memory(text, own_examples(recipe))
+    corpus.check_in_memory(text, own)
     blocks = corpus.make_blocks(text, tokenizer, recipe.sequence_length, recipe.effective_batch_size)
     return Job(recipe, device, source, config, tokenizer, text, blocks)
 

@@ -19,20 +19,27 @@ from safetensors import SafetensorError
 from tqdm import tqdm
 from transformers import PreTrainedModel, TrainerCallback, TrainingArguments, set_seed
 
-from workbench.errors import OutOfMemoryError, UnavailableError
+from workbench.errors import UnavailableError
 from workbench.measure.allocators import allocator_for, capped, total_bytes
-from workbench.measure.categories import format_bytes
 from workbench.measure.garbage import freeze_living_objects
 from workbench.measure.leaks import clear_frames
 from workbench.measure.meter import Meter
 from workbench.measure.out_of_memory import Refusal, read
-from workbench.models.family import family_of
 from workbench.models.generate import generate
+from workbench.models.known import family_of
 from workbench.models.load import count_parameters, load_model, quiet, save_model, storage_type
 from workbench.recipe import Recipe
 from workbench.records import checkpoints
 from workbench.records.record import Record, Status, find_equal
-from workbench.records.store import begin, checkpoint_folder, end, mark_killed, model_folder, resumable
+from workbench.records.store import (
+    begin,
+    checkpoint_folder,
+    end,
+    mark_killed,
+    model_folder,
+    out_of_memory_error,
+    resumable,
+)
 from workbench.run.job import Job, check_resuming, check_saving, memory_cap_bytes, prepare, why_not_here
 from workbench.run.trainer import (
     SeamTrainer,
@@ -43,7 +50,6 @@ from workbench.run.trainer import (
     training_arguments,
 )
 from workbench.run.world import World, refuse_several_ranks
-from workbench.techniques import REGISTRY, Numerics
 from workbench.techniques.base import Call
 from workbench.texts import corpus
 
@@ -130,33 +136,16 @@ def run(
         replace(record, status=Status.UNAVAILABLE, error=lacking).save(folder)
         raise UnavailableError(lacking)
     options = Options(folder, save, sample_tokens, checkpoint_every, observe)
-    record, error = execute(job, begin(record, folder), options)
+    record = begin(record, folder)
+    record, error = execute(job, record, options)
     record = end(record, folder)
     # raised here, where no handler is active: a chained traceback would keep the run's tensors alive
     if record.status is Status.OOM:
         allocator_for(world.device).prepare()  # collects what the run's reference cycles still hold
-        raise _out_of_memory(record)
+        raise out_of_memory_error(record)
     if error is not None:
         raise error
     return record
-
-
-def _out_of_memory(record: Record) -> OutOfMemoryError:
-    """The error with the cure in its words, and beside them where it happened."""
-    exact = ", ".join(name for name, t in REGISTRY.items() if t.numerics is Numerics.EXACT and t.attacks)
-    cure = f"Use a smaller effective_batch_size or sequence_length, or a technique with the same loss: {exact}."
-    room = f"memory cap of {format_bytes(record.memory_cap_bytes)}" if record.memory_cap_bytes else "memory"
-    return OutOfMemoryError(
-        f"{record.label} did not fit into the {room} of {record.device}: {record.error} {cure} "
-        "For a diagnosis: python -m workbench doctor",
-        record_id=record.id,
-        phase=record.peak_phase,
-        operation=record.failed_operation,
-        by_category=record.by_category,
-        requested_bytes=record.requested_bytes,
-        allocated_bytes=record.allocated_at_failure_bytes,
-        reserved_bytes=record.reserved_at_failure_bytes,
-    )
 
 
 def execute(job: Job, record: Record, options: Options) -> tuple[Record, BaseException | None]:

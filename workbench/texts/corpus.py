@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from workbench.errors import UnavailableError
-from workbench.models.gpt2 import END_OF_TEXT
 from workbench.paths import CORPORA, runs_folder
 from workbench.texts import readers as texts
 
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
+END_OF_TEXT = "<|endoftext|>"  # between documents: GPT-2's token, which another tokenizer's own replaces
 HELD_OUT_SHARE = 0.1
 HELD_OUT_TOKENS = 4096
 HELD_OUT_CHARACTERS = 1 << 20  # far more than HELD_OUT_TOKENS need
@@ -103,6 +103,11 @@ def embedded() -> list[str]:
     return sorted(folder.name for folder in CORPORA.iterdir() if (folder / "train.txt").exists())
 
 
+def embedded_files(name: str) -> tuple[Path, Path]:
+    """The training and the held-out part of an embedded text."""
+    return CORPORA / name / "train.txt", CORPORA / name / "held_out.txt"
+
+
 def load_corpus(name: str) -> Corpus:
     """Read an embedded text by name, or texts of the user's by path (`workbench.texts.readers` says which); of
     these the last tenth is held out.
@@ -111,8 +116,7 @@ def load_corpus(name: str) -> Corpus:
         ConfigurationError: no such text, not readable, not in the encoding (with the line), or nothing in it.
     """
     if name in embedded():
-        parts = (CORPORA / name / f"{part}.txt" for part in ("train", "held_out"))
-        train, held_out = (path.read_text(encoding="utf-8") for path in parts)
+        train, held_out = (path.read_text(encoding="utf-8") for path in embedded_files(name))
         return Corpus(name, train, held_out, hashlib.sha256(f"{train}\0{held_out}".encode()).hexdigest())
     known = f"Embedded: {', '.join(embedded())}. Give one of these or the path of a UTF-8 text file."
     source = texts.find_text(name, known)
@@ -248,7 +252,7 @@ def make_blocks(corpus: Corpus, tokenizer: "PreTrainedTokenizerBase", sequence_l
 
 
 def cut_into_blocks(tokens: "Sequence[int]", length: int) -> "list[Any]":
-    """Blocks of `length` tokens; the last, shorter piece is dropped. Exported scripts contain this function."""
+    """Blocks of `length` tokens; the last, shorter piece is dropped."""
     return [tokens[start : start + length] for start in range(0, len(tokens) - length + 1, length)]
 
 

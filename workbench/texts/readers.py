@@ -23,7 +23,6 @@ from typing import Any
 from workbench.errors import ConfigurationError
 
 CHUNK = 1 << 20  # bytes to check, characters to read at a time
-CSV_FIELD_LIMIT = 2**31 - 1  # characters; the csv module's own limit is 131,072
 KINDS = (".txt", ".md", ".jsonl", ".csv", ".tsv", ".parquet")
 PLAIN, TABLES, SEPARATORS = (".txt", ".md", ""), (".parquet", "saved"), {".csv": ",", ".tsv": "\t"}
 MAGIC = {b"%PDF": "PDF", b"PK\3\4": "zip", b"\x1f\x8b": "gzip", b"PAR1": "Parquet", b"\x28\xb5\x2f\xfd": "zstd"}
@@ -40,12 +39,8 @@ def read_documents(
     """The documents of one file that has been checked, each with the line or row where it ends; a null is None.
 
     A file of plain text is one document, given in pieces of `size` characters (-1: in one piece). A saved data set is
-    a folder. Line ends stay as they are, but none is cut in two. Exported scripts contain this function.
+    a folder. Line ends stay as they are, but none is cut in two.
     """
-    import csv
-    import json
-    from pathlib import Path
-
     kind = "saved" if Path(path).is_dir() else Path(path).suffix.lower()
     if kind in ("saved", ".parquet"):
         if kind == "saved":

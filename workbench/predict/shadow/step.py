@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.gpus.catalogue import Gpu
 from workbench.measure.meter import Meter
-from workbench.models.family import family_of
+from workbench.models.known import family_of
 from workbench.models.load import count_parameters, load_config, load_tokenizer, quiet, skeleton
 from workbench.models.source import check_length, locate_config
 from workbench.predict.shadow.patches import cuda_choices, make_fake, scale_losses, synchronize_gradients, traceable
