@@ -133,7 +133,7 @@ def test_a_disk_that_fills_up_during_the_run_gets_the_record_printed(quick, smal
         fill(small_disk, leave=0)
         return whole_end(record, folder)
 
-    monkeypatch.setattr(training, "end", full_end)
+    monkeypatch.setattr(store, "end", full_end)
     record = run(replace(quick, seed=1), device="cpu", folder=small_disk)
     assert record.status is Status.OK
     assert record.warnings == ["the record could not be written (No space left on device) and was printed instead"]

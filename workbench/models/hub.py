@@ -42,8 +42,6 @@ def _ask_hub(repository: str) -> int | None:
     """HTTP status of the repository's config, or None without an answer in time. A thread bounds name look-up too."""
     from huggingface_hub import constants, hf_hub_url
 
-    if constants.HF_HUB_OFFLINE:
-        return None
     answers: list[int] = []
 
     def ask() -> None:
@@ -51,12 +49,11 @@ def _ask_hub(repository: str) -> int | None:
         try:
             with urllib.request.urlopen(request, timeout=HUB_PATIENCE_S) as response:
                 answers.append(response.status)
-        except urllib.error.HTTPError as error:
-            answers.append(error.code)
-        except (OSError, http.client.HTTPException):
-            pass
+        except (OSError, http.client.HTTPException) as error:  # an answer that says no is an error too, with its code
+            answers.extend([error.code] if isinstance(error, urllib.error.HTTPError) else [])
 
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(HUB_PATIENCE_S)
-    return answers[0] if answers else None
+    if not constants.HF_HUB_OFFLINE:
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        thread.join(HUB_PATIENCE_S)
+    return next(iter(answers), None)

@@ -187,8 +187,8 @@ FORMATS: dict[str, Callable[[Any], str]] = {
 }
 
 
-def _shown(table: pd.DataFrame) -> pd.DataFrame:
-    """The columns that people read, in their order."""
+def _shown(table: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, Callable[[Any], str]]]:
+    """The columns that people read, in their order, and how those with numbers are written."""
     columns = {
         "peak": table["peak_allocated_bytes"],
         "saves": table["saved_fraction"],
@@ -202,7 +202,8 @@ def _shown(table: pd.DataFrame) -> pd.DataFrame:
         "learning rate": table["learning_rate"],
         "peak is in": table["peak_phase"].str.replace("_", " "),
     }
-    return pd.DataFrame(columns, index=table.index.rename(None))
+    shown = pd.DataFrame(columns, index=table.index.rename(None))
+    return shown, {name: FORMATS[name] for name in shown if name in FORMATS}
 
 
 def _with_spread(row: pd.Series, column: str, digits: str) -> str:
@@ -212,8 +213,7 @@ def _with_spread(row: pd.Series, column: str, digits: str) -> str:
 
 def style_comparison(table: pd.DataFrame) -> "Styler":
     """The table as people read it, with bars behind the peaks; all text is escaped."""
-    shown = _shown(table)
-    formats = {name: FORMATS[name] for name in shown if name in FORMATS}
+    shown, formats = _shown(table)
     styler = shown.style.format(formats, escape="html").format_index(escape="html", axis=0)
     narrow = [{"selector": "td", "props": "white-space: nowrap; padding: 0.3em 0.5em"}]
     styler = styler.set_table_styles([*narrow, {"selector": "th", "props": "padding: 0.3em 0.5em"}])
@@ -222,8 +222,7 @@ def style_comparison(table: pd.DataFrame) -> "Styler":
 
 def comparison_text(table: pd.DataFrame) -> str:
     """The same table for a terminal."""
-    shown = _shown(table)
-    formats = {name: FORMATS[name] for name in shown if name in FORMATS}
+    shown, formats = _shown(table)
     return f"{shown.to_string(formatters=formats)}\n\n{caption(table)}"
 
 

@@ -29,17 +29,8 @@ from workbench.models.generate import generate
 from workbench.models.known import family_of
 from workbench.models.load import count_parameters, load_model, quiet, save_model, storage_type
 from workbench.recipe import Recipe
-from workbench.records import checkpoints
+from workbench.records import checkpoints, store
 from workbench.records.record import Record, Status, find_equal
-from workbench.records.store import (
-    begin,
-    checkpoint_folder,
-    end,
-    mark_killed,
-    model_folder,
-    out_of_memory_error,
-    resumable,
-)
 from workbench.run.job import Job, check_resuming, check_saving, memory_cap_bytes, prepare, why_not_here
 from workbench.run.trainer import (
     SeamTrainer,
@@ -118,7 +109,7 @@ def run(
             Other failures are recorded as `failed` or `interrupted` and raised.
     """
     refuse_several_ranks()
-    mark_killed(folder)
+    store.mark_killed(folder)
     world = World.find(device)
     limits = {"memory_cap_bytes": memory_cap_bytes(memory_cap, world.device), "device_bytes": total_bytes(world.device)}
     check_saving(recipe, save)
@@ -130,19 +121,19 @@ def run(
     record = Record.start(job.recipe, model=job.recipe.model, **facts, **asked)
     if reuse and save is None and (known := find_equal(record, sampled=bool(sample_tokens), folder=folder)):
         return known
-    if resume and (unfinished := resumable(record, folder)):
+    if resume and (unfinished := store.resumable(record, folder)):
         record = replace(unfinished, **asked)
     if lacking:
         replace(record, status=Status.UNAVAILABLE, error=lacking).save(folder)
         raise UnavailableError(lacking)
     options = Options(folder, save, sample_tokens, checkpoint_every, observe)
-    record = begin(record, folder)
+    record = store.begin(record, folder)
     record, error = execute(job, record, options)
-    record = end(record, folder)
+    record = store.end(record, folder)
     # raised here, where no handler is active: a chained traceback would keep the run's tensors alive
     if record.status is Status.OOM:
         allocator_for(world.device).prepare()  # collects what the run's reference cycles still hold
-        raise out_of_memory_error(record)
+        raise store.out_of_memory_error(record)
     if error is not None:
         raise error
     return record
@@ -240,7 +231,7 @@ class _Execution:
 
     @property
     def _checkpoints(self) -> Path:
-        return checkpoint_folder(self.record, self.options.folder)
+        return store.checkpoint_folder(self.record, self.options.folder)
 
     def _arguments(self) -> TrainingArguments:
         job = self.job
@@ -307,7 +298,7 @@ class _Execution:
         """The folder of the fine-tuned model. If the disk refuses, the measurements are kept all the same."""
         if self.options.save is None:
             return ""
-        path = model_folder(self.record, self.options.folder)
+        path = store.model_folder(self.record, self.options.folder)
         try:
             save_model(model, self.job.tokenizer, self.job.source, self.options.save, path)
         except (OSError, SafetensorError) as error:
@@ -339,13 +330,8 @@ class _Watch(TrainerCallback):
         self.meter, self.device, self.execution = meter, job.device, execution
         self.finite, self.skipped_steps = True, 0
         self.step_ends: list[tuple[float, int]] = []  # time, and tokens seen until then
-        self.bar = tqdm(
-            total=job.recipe.training_arguments()["max_steps"],
-            desc=job.recipe.label,
-            unit="step",
-            disable=not _show_progress(),
-            leave=False,
-        )
+        steps, hidden = job.recipe.training_arguments()["max_steps"], not _show_progress()
+        self.bar = tqdm(total=steps, desc=job.recipe.label, unit="step", disable=hidden, leave=False)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
         self.meter.watch(optimizer)  # as it is now: a library may have put another in its place

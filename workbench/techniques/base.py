@@ -235,3 +235,27 @@ class Technique:
     def environment(self) -> dict[str, str]:
         """Environment variables that do in a script, set before torch is imported, what `run_context` does in a run."""
         return {}
+
+
+def lacks_bf16(device_type: str) -> bool:
+    """Whether this is a GPU on which PyTorch would only emulate bf16."""
+    import torch
+
+    return device_type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+class Adapter(Technique):
+    """Base of the techniques that freeze the model and train something small beside it: never two of them together."""
+
+    stage: ClassVar[Stage] = Stage.ADAPT
+    family: ClassVar[str] = "adapters"
+    attacks: ClassVar[tuple[Category, ...]] = (Category.GRADIENTS, Category.OPTIMIZER_STATES)
+    numerics: ClassVar[Numerics] = Numerics.DIFFERENT
+    brings: ClassVar[frozenset[Capability]] = frozenset({Capability.ADAPTER})
+    forbids: ClassVar[frozenset[Capability]] = frozenset({Capability.ADAPTER})
+
+    @property
+    def learning_rate_factor(self) -> float:
+        """What is so small needs larger steps: the best of 10, 30, 100 and 300 on the embedded model for all of them
+        but the low-rank ones."""
+        return 100.0

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from workbench.measure.categories import Category
 from workbench.models.family import ModelFamily
 from workbench.techniques.low_rank import LowRank
 
@@ -20,8 +19,6 @@ class Dora(LowRank):
 
     name: ClassVar[str] = "dora"
     title: ClassVar[str] = "DoRA"
-    family: ClassVar[str] = "adapters"
-    attacks: ClassVar[tuple[Category, ...]] = (Category.GRADIENTS, Category.OPTIMIZER_STATES)
     costs: ClassVar[str] = "capacity; a copy of each adapted matrix at every step, and more activations than LoRA"
 
     def update(self, family: ModelFamily) -> dict[str, Any]:

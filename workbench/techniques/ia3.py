@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from workbench.measure.categories import Category
 from workbench.models.family import ModelFamily
 from workbench.settings import setting
-from workbench.techniques.base import Call, Capability, Numerics, Stage, Technique
+from workbench.techniques.base import Adapter, Call
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -26,7 +25,7 @@ def add_factors(model: "PreTrainedModel", outputs: list[str], inputs: list[str],
 
 
 @dataclass(frozen=True)
-class Ia3(Technique):
+class Ia3(Adapter):
     """In every block, the 3 C outputs of `c_attn` and the 4 C inputs of the MLP's `c_proj` are multiplied by factors.
 
     Liu et al., "Few-Shot Parameter-Efficient Fine-Tuning is Better and Cheaper than In-Context Learning", arXiv
@@ -42,17 +41,7 @@ class Ia3(Technique):
 
     name: ClassVar[str] = "ia3"
     title: ClassVar[str] = "(IA)³"
-    family: ClassVar[str] = "adapters"
-    stage: ClassVar[Stage] = Stage.ADAPT
-    attacks: ClassVar[tuple[Category, ...]] = (Category.GRADIENTS, Category.OPTIMIZER_STATES)
     costs: ClassVar[str] = "capacity; the activations that are multiplied are kept"
-    numerics: ClassVar[Numerics] = Numerics.DIFFERENT
-    brings: ClassVar[frozenset[Capability]] = frozenset({Capability.ADAPTER})
-    forbids: ClassVar[frozenset[Capability]] = frozenset({Capability.ADAPTER})
-
-    @property
-    def learning_rate_factor(self) -> float:
-        return 100.0
 
     def model(self, family: ModelFamily) -> Call:
         inputs = list(family.scaled_inputs) if self.feedforward else []

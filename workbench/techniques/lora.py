@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from workbench.measure.categories import Category
 from workbench.techniques.low_rank import LowRank
 
 
@@ -17,5 +16,5 @@ class Lora(LowRank):
 
     name: ClassVar[str] = "lora"
     title: ClassVar[str] = "LoRA"
-    attacks: ClassVar[tuple[Category, ...]] = (Category.GRADIENTS, Category.OPTIMIZER_STATES)
+    family: ClassVar[str] = ""  # a lesson of its own
     costs: ClassVar[str] = "capacity: only a low-rank change of the chosen matrices can be learned"

@@ -1,13 +1,13 @@
 """What LoRA and its relatives share: the settings of a low-rank update, and how PEFT is asked for it."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from workbench.errors import ConfigurationError
 from workbench.models.family import ModelFamily
 from workbench.models.gpt2 import GPT2
 from workbench.settings import setting
-from workbench.techniques.base import Call, Capability, Numerics, Stage, Technique
+from workbench.techniques.base import Adapter, Call
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -30,7 +30,7 @@ def add_low_rank(
 
 
 @dataclass(frozen=True)
-class LowRank(Technique):
+class LowRank(Adapter):
     """Base of the techniques that add (alpha / rank) · A·B to frozen matrices, A (C, rank) and B (rank, D).
 
     Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", arXiv 2106.09685. The customary learning rate is
@@ -41,11 +41,6 @@ class LowRank(Technique):
     alpha: float = setting(16.0, "scale: the update is multiplied by alpha / rank", minimum=0.001)
     dropout: float = setting(0.0, "dropout before A", minimum=0.0, maximum=0.9)
     targets: str = setting(GPT2.matrices[0], f"matrices to adapt, joined by +, out of {', '.join(GPT2.matrices)}")
-
-    stage: ClassVar[Stage] = Stage.ADAPT
-    numerics: ClassVar[Numerics] = Numerics.DIFFERENT
-    brings: ClassVar[frozenset[Capability]] = frozenset({Capability.ADAPTER})
-    forbids: ClassVar[frozenset[Capability]] = frozenset({Capability.ADAPTER})
 
     def __post_init__(self) -> None:
         super().__post_init__()

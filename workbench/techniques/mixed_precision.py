@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from workbench.measure.categories import Category
 from workbench.settings import setting
-from workbench.techniques.base import Arguments, Capability, Numerics, Stage, Technique
+from workbench.techniques.base import Arguments, Capability, Numerics, Stage, Technique, lacks_bf16
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,12 @@ class MixedPrecision(Technique):
     forbids: ClassVar[frozenset[Capability]] = frozenset({Capability.SIXTEEN_BIT_WEIGHTS})
 
     def missing(self, device_type: str) -> str | None:
-        import torch
-
         if self.dtype == "fp16" and device_type == "cpu":
             return (
                 "mixed_precision=dtype:fp16 needs a GPU, and this run is on the cpu: loss scaling is not done there, "
                 "and the Trainer would silently train in fp32. Use dtype:bf16."
             )
-        if self.dtype == "bf16" and device_type == "cuda" and not torch.cuda.is_bf16_supported(False):
+        if self.dtype == "bf16" and lacks_bf16(device_type):
             return "mixed_precision=dtype:bf16 needs compute capability 8.0 or newer. Use dtype:fp16 on this GPU."
         return None
 

@@ -47,22 +47,11 @@ def streaming_adamw(parameters: Iterable[Any], states: Any, chunk: int, fused: b
 
         def update_piece(self, weights: Any, gradient: Any, moments: list[Any], step: Any, group: Any) -> None:
             """PyTorch's own kernel, on a part of a parameter."""
-            (beta1, beta2), numbers = group["betas"], {name: group[name] for name in ("lr", "weight_decay", "eps")}
-            adamw(
-                [weights],
-                [gradient],
-                [moments[0]],
-                [moments[1]],
-                [],
-                [step.clone()],
-                foreach=False,
-                fused=fused,
-                amsgrad=False,
-                maximize=False,
-                beta1=beta1,
-                beta2=beta2,
-                **numbers,
-            )
+            numbers = {name: group[name] for name in ("lr", "weight_decay", "eps")}
+            numbers |= {"beta1": group["betas"][0], "beta2": group["betas"][1]}
+            tensors = [[weights], [gradient], *([moment] for moment in moments), [], [step.clone()]]
+            update: Any = adamw
+            update(*tensors, foreach=False, fused=fused, amsgrad=False, maximize=False, **numbers)
 
         def state_dict(self) -> Any:
             if self.state:

@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from workbench.measure.categories import Category
 from workbench.models.family import ModelFamily
 from workbench.settings import setting
-from workbench.techniques.base import Call, Capability, Numerics, Stage, Technique
+from workbench.techniques.base import Adapter, Call, Capability
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -20,7 +19,7 @@ def add_prefix(model: "PreTrainedModel", virtual_tokens: int) -> Any:
 
 
 @dataclass(frozen=True)
-class PrefixTuning(Technique):
+class PrefixTuning(Adapter):
     """In each of L layers, `virtual_tokens` learned keys and values (C each) stand before those of the text.
 
     Li and Liang, "Prefix-Tuning: Optimizing Continuous Prompts for Generation", arXiv 2101.00190. The keys and values
@@ -36,18 +35,11 @@ class PrefixTuning(Technique):
 
     name: ClassVar[str] = "prefix_tuning"
     title: ClassVar[str] = "Prefix tuning"
-    stage: ClassVar[Stage] = Stage.ADAPT
-    attacks: ClassVar[tuple[Category, ...]] = (Category.GRADIENTS, Category.OPTIMIZER_STATES)
+    family: ClassVar[str] = ""  # a lesson of its own
     costs: ClassVar[str] = "capacity; positions of the model; longer keys and values in every layer"
-    numerics: ClassVar[Numerics] = Numerics.DIFFERENT
     brings: ClassVar[frozenset[Capability]] = frozenset(
         {Capability.ADAPTER, Capability.KEY_VALUE_CACHE, Capability.VIRTUAL_TOKENS}
     )
-    forbids: ClassVar[frozenset[Capability]] = frozenset({Capability.ADAPTER})
-
-    @property
-    def learning_rate_factor(self) -> float:
-        return 100.0
 
     @property
     def positions(self) -> int:

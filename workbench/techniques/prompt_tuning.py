@@ -4,10 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from workbench.measure.categories import Category
 from workbench.models.family import ModelFamily
 from workbench.settings import setting
-from workbench.techniques.base import Call, Capability, Numerics, Stage, Technique
+from workbench.techniques.base import Adapter, Call, Capability
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -35,7 +34,7 @@ def without_first_label(collator: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @dataclass(frozen=True)
-class PromptTuning(Technique):
+class PromptTuning(Adapter):
     """The text, embedded as (B, T, C), gets `virtual_tokens` learned rows in front: (B, virtual_tokens + T, C).
 
     Lester et al., "The Power of Scale for Parameter-Efficient Prompt Tuning", arXiv 2104.08691. The rows start as the
@@ -50,17 +49,8 @@ class PromptTuning(Technique):
 
     name: ClassVar[str] = "prompt_tuning"
     title: ClassVar[str] = "Prompt tuning"
-    stage: ClassVar[Stage] = Stage.ADAPT
-    family: ClassVar[str] = "adapters"
-    attacks: ClassVar[tuple[Category, ...]] = (Category.GRADIENTS, Category.OPTIMIZER_STATES)
     costs: ClassVar[str] = "capacity, more than any other; longer sequences"
-    numerics: ClassVar[Numerics] = Numerics.DIFFERENT
     brings: ClassVar[frozenset[Capability]] = frozenset({Capability.ADAPTER, Capability.VIRTUAL_TOKENS})
-    forbids: ClassVar[frozenset[Capability]] = frozenset({Capability.ADAPTER})
-
-    @property
-    def learning_rate_factor(self) -> float:
-        return 100.0
 
     @property
     def positions(self) -> int:

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from workbench.measure.categories import Category
 from workbench.models.family import ModelFamily
-from workbench.techniques.base import Arguments, Capability, Numerics, Stage, Technique
+from workbench.techniques.base import Arguments, Capability, Numerics, Stage, Technique, lacks_bf16
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,7 @@ class PureBf16(Technique):
     brings: ClassVar[frozenset[Capability]] = frozenset({Capability.SIXTEEN_BIT_WEIGHTS})
 
     def missing(self, device_type: str) -> str | None:
-        import torch
-
-        if device_type == "cuda" and not torch.cuda.is_bf16_supported(False):
+        if lacks_bf16(device_type):
             return "pure_bf16 needs compute capability 8.0 or newer; PyTorch would emulate bf16 on this GPU. Drop it."
         return None
 

@@ -30,7 +30,6 @@ class Qlora(LowRank):
 
     name: ClassVar[str] = "qlora"
     title: ClassVar[str] = "QLoRA"
-    family: ClassVar[str] = "adapters"
     attacks: ClassVar[tuple[Category, ...]] = (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER_STATES)
     costs: ClassVar[str] = "capacity; weights rounded to 4 bits, and turned back at every use"
     brings: ClassVar[frozenset[Capability]] = frozenset({Capability.ADAPTER, Capability.QUANTIZED_WEIGHTS})
