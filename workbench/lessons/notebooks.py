@@ -34,7 +34,7 @@ OFFLINE_PAGE = """{% extends 'lab/index.html.j2' %}
 {% endblock %}"""
 
 # predictions come from a process of their own, which can load its libraries while the kernel loads the same
-PREPARE = "__import__('workbench.predict.worker', fromlist=['start']).start()"
+PREPARE = "from workbench.predict.worker import start as _start; _start(); del _start"
 
 
 class NotebookError(WorkbenchError):

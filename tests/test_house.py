@@ -1,0 +1,66 @@
+"""The plan of the house: what a folder listing promises. The layers themselves are import-linter's (`make lint`)."""
+
+import ast
+import io
+import tokenize
+from collections import defaultdict
+
+import pytest
+
+from workbench.paths import PACKAGE
+
+CORE = ("recipe.py", "models", "texts", "techniques", "measure", "run", "records")
+ROOMS = {
+    "models", "texts", "techniques", "measure", "run", "records", "gpus", "predict", "advise", "export", "lessons",
+    "widgets",
+}  # fmt: skip
+SILENT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+
+
+def files(*names):
+    paths = [PACKAGE / name for name in names]
+    return [file for path in paths for file in ([path] if path.is_file() else sorted(path.rglob("*.py")))]
+
+
+def code_lines(path):
+    """Lines with code on them: no blank ones, comments or docstrings."""
+    source, lines = path.read_text(encoding="utf-8"), set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in SILENT:
+            lines |= set(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            lines -= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    return len(lines)
+
+
+def test_the_core_stays_thin():
+    assert sum(map(code_lines, files(*CORE))) <= 4000
+
+
+def test_the_whole_package_can_be_held_in_mind():
+    assert sum(map(code_lines, files(""))) <= 10_000
+
+
+def test_the_rooms_are_those_of_the_plan():
+    found = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert found == ROOMS
+    assert {path.stem for path in PACKAGE.glob("*.py")} == {
+        "__init__", "__main__", "errors", "settings", "recipe", "paths",
+    }  # fmt: skip
+
+
+def test_a_public_name_occurs_once():
+    homes = defaultdict(list)
+    for path in files(""):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+                homes[node.name].append(path.name)
+    assert {name: found for name, found in homes.items() if len(found) > 1} == {}
+
+
+@pytest.mark.parametrize("path", files(""), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_import_hides_in_a_string(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            assert "__import__" not in node.value
