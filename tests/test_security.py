@@ -15,10 +15,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from workbench.errors import ConfigurationError
+from workbench.lessons import plots
 from workbench.lessons.notebooks import to_html, write_index
 from workbench.measure.categories import Category
 from workbench.paths import ROOT
-from workbench.records import names, plots
+from workbench.records import names
 from workbench.records.compare import compare, comparison_text, conclusions, style_comparison
 from workbench.records.frame import FORMULA, to_csv, to_frame
 from workbench.records.record import Record, Status

@@ -12,13 +12,13 @@ import pytest
 from workbench.__main__ import main
 from workbench.advise import plan as planner
 from workbench.advise.plan import families, plan, plan_text, search
-from workbench.errors import ConfigurationError
+from workbench.errors import ConfigurationError, OutOfMemoryError
 from workbench.gpus.catalogue import gpu
 from workbench.measure.categories import Category
 from workbench.predict.predict import predict
 from workbench.recipe import Recipe
 from workbench.records.record import Status
-from workbench.run.run import OutOfMemoryError, run
+from workbench.run.run import run
 from workbench.techniques import REGISTRY, Capability, GradientAccumulation, GradientCheckpointing, Numerics, Technique
 
 MIB = 2**20

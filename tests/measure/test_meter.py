@@ -152,7 +152,7 @@ def test_a_reading_taken_before_the_model_was_loaded_is_kept():
 
 def test_the_source_on_a_machine_without_gpu_is_the_tracker():
     report = reported()
-    assert report.source == "cpu-tracker"
+    assert report.memory_source == "cpu-tracker"
     assert report.peak_reserved_bytes is None
 
 

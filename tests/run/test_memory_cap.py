@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from workbench.errors import ConfigurationError
+from workbench.errors import ConfigurationError, OutOfMemoryError
 from workbench.measure import allocators
 from workbench.measure.allocators import capped, live_tensor_bytes
 from workbench.measure.categories import Category, Phase
 from workbench.records.record import Status, read_all
-from workbench.run.run import OutOfMemoryError, run
+from workbench.run.run import run
 from workbench.techniques import GradientAccumulation
 
 

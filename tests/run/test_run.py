@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from workbench.errors import ConfigurationError, UnavailableError
+from workbench.errors import ConfigurationError, OutOfMemoryError, UnavailableError
 from workbench.measure.allocators import live_tensor_bytes
 from workbench.models.load import load_config, load_model, load_tokenizer
 from workbench.models.source import locate
@@ -18,7 +18,7 @@ from workbench.records.frame import records
 from workbench.records.record import Status, read_all
 from workbench.run import run as training
 from workbench.run import world
-from workbench.run.run import OutOfMemoryError, run
+from workbench.run.run import run
 from workbench.techniques import Lora, Technique
 from workbench.techniques.base import Call, Stage
 from workbench.texts import corpus

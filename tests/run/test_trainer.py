@@ -139,8 +139,10 @@ def probed(recipe, tmp_path_factory):
 
 NO_SEAMS = (  # asked outside of a run
     "settings", "missing", "variants", "stand_in", "allocator_settings", "environment", "applied_to", "replacing",
+    "about",
 )  # fmt: skip
 ON_CONSTRUCTION = ("shape", "training_arguments")  # asked whenever a recipe is made, which a run does first
+IN_CHECKS = ("examples",)  # whether there are any
 
 
 def test_the_probe_overrides_every_seam():
@@ -157,7 +159,7 @@ def test_every_seam_is_called(probed):
 
 
 def test_the_context_around_the_run_is_the_first_to_begin_and_the_last_to_end(probed):
-    during = [call for call in probed[1] if call not in ON_CONSTRUCTION]
+    during = [call for call in probed[1] if call not in (*ON_CONSTRUCTION, *IN_CHECKS)]
     assert during[0] == "run_context"
     assert during[-1] == "the run context ends"
 

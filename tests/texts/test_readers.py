@@ -323,7 +323,7 @@ def test_the_script_reads_the_same_text(recipe, tmp_path, kind):
     name = write(tmp_path, kind, [*DOCUMENTS * 90, "  "], "body")
     source = script(replace(recipe, corpus=name, sequence_length=8))
     assert "workbench" not in source
-    code = source[: source.index("\ntokenizer = ")].replace("import torch\n", "")
+    code = source[: source.index("\ntokenizer = ")]
     scope = {}
     exec(compile(code, "script", "exec"), scope)  # its reading part alone
     own = read(name)
