@@ -1,1 +1,1 @@
-"""The notebooks: executed with papermill, checked parameters, and the pages made of them."""
+"""The notebooks: executed with papermill, checked parameters, the pages made of them, copies, and their pictures."""
