@@ -241,7 +241,7 @@ def lacks_bf16(device_type: str) -> bool:
     """Whether this is a GPU on which PyTorch would only emulate bf16."""
     import torch
 
-    return device_type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
+    return device_type == "cuda" and not torch.cuda.is_bf16_supported(False)
 
 
 class Adapter(Technique):
