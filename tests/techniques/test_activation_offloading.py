@@ -1,5 +1,3 @@
-import os
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,10 +6,7 @@ import torch
 from safetensors.torch import load_file
 from torch.autograd.graph import saved_tensors_hooks
 
-from workbench.errors import ConfigurationError, UnavailableError
 from workbench.measure.categories import Category
-from workbench.measure.offloaded import DISK
-from workbench.records.record import Status, read_all
 from workbench.run.run import run
 from workbench.techniques import (
     ActivationOffloading,
@@ -19,7 +14,6 @@ from workbench.techniques import (
     GradientCheckpointing,
     Lora,
     MixedPrecision,
-    offloading,
 )
 from workbench.techniques.activation_offloading import SavedTensors
 from workbench.techniques.offloading import DiskFile
@@ -34,17 +28,10 @@ PARTNERS = {
     "accumulation": (GradientAccumulation(steps=2),),
     "all": (GradientAccumulation(steps=2), GradientCheckpointing(), MixedPrecision(), Lora(dropout=0.1)),
 }
-LINUX = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks into Linux's /proc")
 
 
 def weights(record):
     return load_file(Path(record.model_path) / "model.safetensors")
-
-
-def nameless_files():
-    links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
-    found = [os.readlink(link) for link in links if os.path.lexists(link)]
-    return [name for name in found if name.startswith(tempfile.gettempdir()) and name.endswith("(deleted)")]
 
 
 def test_losses_and_weights_are_the_same_to_the_last_bit(recipe, fine_tuned):
@@ -173,73 +160,6 @@ def test_every_type_and_layout_comes_back_as_it_was(hooks, dtype):
     assert torch.equal(back, tensor)
     assert back.stride() == tensor.stride()
     assert back.dtype == dtype
-
-
-@LINUX
-def test_nothing_is_left_on_the_disk(recipe, tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    before = nameless_files()
-    run(recipe | DISK_, device="cpu")
-    assert [path for path in tmp_path.iterdir() if path.name != "runs"] == []
-    assert nameless_files() == before == []
-    assert DISK.held_bytes == 0
-
-
-@LINUX
-def test_nothing_is_left_after_a_failure_in_the_middle_of_a_forward_pass(recipe, monkeypatch):
-    from transformers.models.gpt2.modeling_gpt2 import GPT2MLP
-
-    plain, calls, before = GPT2MLP.forward, [], set(nameless_files())
-
-    def fails(self, x):
-        calls.append(set(nameless_files()) - before)
-        if len(calls) > 1 and torch.is_grad_enabled():
-            raise RuntimeError("broken")
-        return plain(self, x)
-
-    monkeypatch.setattr(GPT2MLP, "forward", fails)
-    with pytest.raises(RuntimeError, match="broken"):
-        run(recipe | DISK_, device="cpu")
-    assert len(calls[-1]) == 1
-    assert set(nameless_files()) == before
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
-def test_a_full_disk_is_named_with_the_cure(recipe, monkeypatch, runs_folder):
-    def full(*_, **__):
-        return open("/dev/full", "r+b", buffering=0)  # noqa: SIM115
-
-    monkeypatch.setattr(offloading.tempfile, "TemporaryFile", full)
-    with pytest.raises(UnavailableError, match=r"cannot take .* more \(No space left on device\)\. .*TMPDIR"):
-        run(recipe | DISK_, device="cpu")
-    (record,) = read_all(runs_folder)
-    assert record.status is Status.FAILED
-    assert "No space left" in record.error
-
-
-@pytest.mark.parametrize("device_type", ["cpu", "mps"])
-def test_where_host_memory_is_the_devices_own_it_is_refused(device_type):
-    assert "nothing would move. Use to:disk" in ActivationOffloading().missing(device_type)
-    assert ActivationOffloading().missing("cuda") is None
-
-
-def test_the_refusal_is_on_record(recipe, runs_folder):
-    with pytest.raises(UnavailableError, match="nothing would move"):
-        run(recipe | ActivationOffloading(), device="cpu")
-    (record,) = read_all(runs_folder)
-    assert record.status is Status.UNAVAILABLE
-
-
-@pytest.mark.skipif(not Path("/dev/shm").exists(), reason="needs a folder in memory, as Linux has one")
-def test_a_folder_that_is_itself_in_memory_is_refused(monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", "/dev/shm")
-    assert "/dev/shm is itself held in memory" in DISK_.missing("cpu")
-    assert "held in memory" in DISK_.missing("cuda")
-
-
-def test_another_place_is_refused():
-    with pytest.raises(ConfigurationError, match="to must be one of cpu, disk, got 'nvme'"):
-        ActivationOffloading(to="nvme")
 
 
 @pytest.mark.gpu

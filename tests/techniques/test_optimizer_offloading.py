@@ -1,15 +1,10 @@
-import gc
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
-from workbench.errors import ConfigurationError, UnavailableError
+from workbench.errors import ConfigurationError
 from workbench.measure.categories import Category
-from workbench.measure.offloaded import DISK
-from workbench.records.record import Status, read_all
 from workbench.run.run import run
 from workbench.techniques import (
     ActivationOffloading,
@@ -104,44 +99,6 @@ def test_a_checkpoint_without_its_states_is_refused():
     optimizer.step()
     with pytest.raises(NotImplementedError, match="cannot be saved in a checkpoint"):
         optimizer.state_dict()
-
-
-def test_nothing_is_left_on_the_disk(recipe, tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    run(recipe | ON_DISK, device="cpu")
-    assert [path for path in tmp_path.iterdir() if path.name != "runs"] == []
-    gc.collect()  # the Trainer is a cycle
-    assert DISK.held_bytes == 0
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
-def test_a_full_disk_is_named_with_the_cure(recipe, monkeypatch):
-    def write(*_):
-        with open("/dev/full", "wb", buffering=0) as full:
-            full.write(b"x")
-
-    monkeypatch.setattr(DiskFile, "store", write)
-    with pytest.raises(
-        UnavailableError, match=r"of optimizer states and cannot take .* more \(No space left on device\)\. .*TMPDIR"
-    ):
-        run(recipe | ON_DISK, device="cpu")
-
-
-@pytest.mark.parametrize("device_type", ["cpu", "mps"])
-def test_where_host_memory_is_the_devices_own_it_is_refused(device_type):
-    assert "nothing would move" in OptimizerOffloading().missing(device_type)
-
-
-def test_the_refusal_is_on_record(recipe, runs_folder):
-    with pytest.raises(UnavailableError, match="nothing would move"):
-        run(recipe | OptimizerOffloading(), device="cpu")
-    assert [record.status for record in read_all(runs_folder)] == [Status.UNAVAILABLE]
-
-
-@pytest.mark.skipif(not Path("/dev/shm").exists(), reason="needs a folder in memory, as Linux has one")
-def test_a_folder_that_is_itself_in_memory_is_refused(monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", "/dev/shm")
-    assert "/dev/shm is itself held in memory" in ON_DISK.missing("cpu")
 
 
 def test_another_optimizer_beside_it_is_refused(recipe):

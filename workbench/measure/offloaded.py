@@ -1,7 +1,8 @@
 """Bytes that were moved out of device memory. Who moves them keeps the account, and a record reports its peak.
 
-    HOST.take(nbytes)     # written to host memory
-    HOST.release(nbytes)  # no longer held there
+    HOST.take(nbytes)     # room in host memory, held from now on
+    HOST.move(nbytes)     # written there, or read back
+    HOST.release(nbytes)  # no longer held
 
 There is one account a place and process, as there is one allocator. What is counted are the bytes held on purpose, not
 the process's resident memory, which also holds libraries and caches and never says what grew.
@@ -22,10 +23,8 @@ class Account:
     def take(self, nbytes: int) -> None:
         self.held_bytes += nbytes
         self.peak_bytes = max(self.peak_bytes, self.held_bytes)
-        self.moved_bytes += nbytes
 
-    def fetch(self, nbytes: int) -> None:
-        """Read back; still held."""
+    def move(self, nbytes: int) -> None:
         self.moved_bytes += nbytes
 
     def release(self, nbytes: int) -> None:

@@ -104,7 +104,6 @@ class Counted:
     def allocate(self, like: "torch.Tensor") -> Room:
         room, nbytes = Room(self.place.allocate(like)), _nbytes(like)
         self.account.take(nbytes)
-        self.account.moved_bytes -= nbytes  # room alone: nothing has moved yet
         weakref.finalize(room, self.account.release, nbytes).atexit = False
         return room
 
@@ -117,11 +116,11 @@ class Counted:
                 f"and cannot take {format_bytes(_nbytes(data))} more ({error.strerror}). Free space there, or let the "
                 "environment variable TMPDIR name a folder on a larger disk."
             ) from error
-        self.account.fetch(_nbytes(data))
+        self.account.move(_nbytes(data))
 
     def load(self, room: Room, start: int, buffer: "torch.Tensor") -> None:
         self.place.load(room.room, start, buffer)
-        self.account.fetch(_nbytes(buffer))
+        self.account.move(_nbytes(buffer))
 
     def close(self) -> None:
         self.place.close()

@@ -5,14 +5,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from workbench.measure.categories import Category
 from workbench.settings import setting
 from workbench.techniques.base import Arguments, Call, Capability, Numerics, Stage, Technique
-
-if TYPE_CHECKING:
-    pass
 
 # the Trainer's own names for them (transformers, `OptimizerNames`)
 TRAINER: dict[str, Arguments] = {
