@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 import ipywidgets as w
 import pytest
 
+from workbench.advise.doctor import diagnose
 from workbench.errors import ConfigurationError
 from workbench.measure.categories import Category
 from workbench.recipe import Recipe
@@ -263,6 +264,31 @@ def test_a_cap_that_is_too_small_ends_as_out_of_memory(playground, tmp_path):
     assert [record.status for record in read_all(tmp_path)] == [Status.OOM]
     assert "oom after" in playground.words.value
     assert "#D55E00" in playground.words.value
+
+
+def test_the_next_run_may_begin_while_advice_on_the_last_is_looked_for(playground, recipe, tmp_path, monkeypatch):
+    looking, proceed = threading.Event(), threading.Event()
+
+    def slow(record):
+        looking.set()
+        assert proceed.wait(60)
+        return diagnose(record, among=["gradient_checkpointing"])
+
+    monkeypatch.setattr("workbench.widgets.playground.diagnose", slow)
+    playground.cap.value = "3MiB"
+    playground.start.click()
+    assert looking.wait(60)
+    last = playground.runner._thread
+    playground.cap.value = ""
+    playground.form.show(recipe | GradientCheckpointing())
+    assert not playground.start.disabled
+    playground.start.click()
+    proceed.set()
+    last.join(60)
+    finish(playground)
+    assert [record.status for record in read_all(tmp_path)] == [Status.OOM, Status.OK]
+    assert playground.advice.children == ()  # it was about the last run
+    assert not playground.start.disabled
 
 
 def test_start_is_off_while_the_recipe_cannot_be_used(playground):

@@ -135,18 +135,20 @@ class Playground:
         if record is not None:
             self.progress.value = record.steps_done
             self.live.value = _live(record) + (texts(record) if record.text_after else "")
-            self._advise(record)
         if self._kept is not None:
             kept = f"<p>{escaped(_summary(record, words))}</p>{self.live.value}"
             self._kept.update(HTML(kept + (table_of([record]) if record else "")))
         self.history.refresh()
+        if record is not None and status is Status.OOM:
+            self._advise(record)
 
     def _advise(self, record: Record) -> None:
         """After an out-of-memory, a button for each change that is predicted to fit, which sets the controls to it."""
-        if record.status is not Status.OOM:
-            return
-        self.advice.children = (w.HTML("<p>Looking for changes that would fit …</p>"),)
+        looking = w.HTML("<p>Looking for changes that would fit …</p>")
+        self.advice.children = (looking,)
         diagnosis = diagnose(record)
+        if looking not in self.advice.children:
+            return  # the next training has begun
         cause = w.HTML(f"<p>{escaped(diagnosis.cause)}</p>")
         offers = diagnosis.changes or ((diagnosis.closest,) if diagnosis.closest else ())
         self.advice.children = (cause, *(self._offer(change) for change in offers))

@@ -20,7 +20,8 @@ class Runner:
 
     Args:
         progressed: told of the record so far, at most every REFRESH_S seconds. Called in the training's thread.
-        ended: told of the finished record and, if the run failed, of the error's words. Called in that thread too.
+        ended: told of the finished record and, if the run failed, of the error's words. Called in that thread too, when
+            the next training may already begin.
     """
 
     def __init__(
@@ -31,13 +32,14 @@ class Runner:
     ) -> None:
         self.progressed, self.ended, self.folder = progressed, ended, folder
         self._thread: threading.Thread | None = None
+        self._training = False
         self._stop = threading.Event()
         self._shown_at, self._began = 0.0, ""
         self._first_at, self._steps = 0.0, 0
 
     @property
     def running(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
+        return self._training and self._thread is not None and self._thread.is_alive()
 
     @property
     def seconds_per_step(self) -> float:
@@ -47,6 +49,7 @@ class Runner:
     def start(self, recipe: Recipe, memory_cap: str | None = None, sample_tokens: int = 0) -> None:
         """Does nothing if a training is running."""
         if not self.running:
+            self._training = True
             self._stop.clear()
             self._steps = -1
             self._began = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -55,7 +58,7 @@ class Runner:
             self._thread.start()
 
     def stop(self) -> None:
-        """End the run after its present step, or in the middle of a step that takes longer than PATIENCE_S."""
+        """End the run after its present step, or in the middle of a step that takes longer than STOP_PATIENCE_S."""
         self._stop.set()
         threading.Timer(STOP_PATIENCE_S, self._insist).start()
 
@@ -92,8 +95,10 @@ class Runner:
             words = "stopped"
         except Exception as error:
             words = str(error) or type(error).__name__
+        left = record or self._last_of(recipe)
         self._stop.clear()
-        self.ended(record or self._last_of(recipe), words)
+        self._training = False
+        self.ended(left, words)
 
     def _last_of(self, recipe: Recipe) -> Record | None:
         """What the failed run has left; None if it was refused before it began."""
