@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help run test test-long bench lock wheel lint lab format clean
+.PHONY: help run test emulator test-long bench lock wheel lint lab format clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-10s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -13,6 +13,10 @@ run: .venv/ready  ## execute all notebooks, print the comparison, build build/ga
 
 test: .venv/ready lint  ## everything that CI runs: linters, types, import layers, tests
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+emulator: .venv/ready  ## set up the GPU in software: fetch PyTorch's CUDA build (527 MB), build the stubs
+	@command -v cc >/dev/null || command -v gcc >/dev/null || command -v clang >/dev/null || $(BIN)/pip install --quiet --disable-pip-version-check ziglang==0.17.1
+	$(BIN)/python -m workbench emulate --set-up
 
 test-long: .venv/ready  ## kills, soak and texts of 1 GB, with their figures printed (about 25 minutes)
 	$(BIN)/python -m pytest -m long -s --durations=0

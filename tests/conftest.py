@@ -1,6 +1,7 @@
 """What the tests share: a GPT-2 of 0.4 M parameters made from a config, a short text, and runs that are made once."""
 
 import gc
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from workbench.measure.emulated import EMULATED
 from workbench.paths import CORPORA, MODELS
 from workbench.recipe import Recipe
 from workbench.records.record import Record
@@ -15,6 +17,13 @@ from workbench.records.record import Record
 VOCABULARY, LAYERS, EMBEDDING, HEADS, POSITIONS = 4096, 2, 64, 4, 128
 END_OF_TEXT_ID = 0
 
+
+os.environ["WORKBENCH_ENGINE"] = "shadow"  # the same predictions wherever the tests run; the emulator has its own tests
+SKIPPED_HERE = {}  # marker: why
+if not torch.cuda.is_available():
+    SKIPPED_HERE["gpu"] = "needs a CUDA device, and PyTorch sees none on this machine"
+if EMULATED:
+    SKIPPED_HERE["values"] = "looks at losses, texts or speed, and an emulated GPU computes nothing"
 
 torch.set_num_threads(1)  # the models are so small that threads wait for each other, above all on a busy machine
 
@@ -24,11 +33,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:  # a file shares its fixtures, so it stays in one process; a notebook is a group of its own
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
-    if torch.cuda.is_available():
-        return
     for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and PyTorch sees none on this machine"))
+        for marker in filter(item.get_closest_marker, SKIPPED_HERE):
+            item.add_marker(pytest.mark.skip(reason=SKIPPED_HERE[marker]))
 
 
 @pytest.fixture(autouse=True)

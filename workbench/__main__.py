@@ -78,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_plan(commands.add_parser("plan", help="what to change so that it fits a budget", formatter_class=raw))
     _add_doctor(commands.add_parser("doctor", help="why a run ran out of memory, and what to change"))
     _add_script(commands.add_parser("script", help="the recipe as a plain Hugging Face script", formatter_class=raw))
+    _add_emulate(commands.add_parser("emulate", help="any PyTorch program on a GPU in software", formatter_class=raw))
     _add_verify(commands.add_parser("verify", help="predictions against measurements on this device"))
     _add_pairs(commands.add_parser("pairs", help="every pair of techniques, measured or refused", formatter_class=raw))
     _add_notebooks(commands.add_parser("notebooks", help="execute the notebooks and build the gallery"))
@@ -109,7 +110,7 @@ def _add_recipe(parser: argparse.ArgumentParser) -> None:
 def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.description = "Fine-tune one recipe. Without --technique it is the baseline that others are compared with."
     _add_recipe(parser)
-    parser.add_argument("--device", help="cpu, cuda or mps (default: the fastest there is)")
+    parser.add_argument("--device", help="cpu, cuda, mps or emulated:GPU (default: the fastest there is)")
     parser.add_argument("--save", choices=("merged", "adapter"), help="keep the fine-tuned model beside the record")
     parser.add_argument("--sample-tokens", type=int, default=40, metavar="N", help="tokens of sample text (default 40)")
     parser.add_argument("--checkpoint-every", type=int, metavar="N", help="write a checkpoint every N steps")
@@ -131,6 +132,7 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
     _add_recipe(parser)
     parser.add_argument("--gpu", default="h100", metavar="NAME", help=f"one of {', '.join(GPU_NAMES)} (default h100)")
     parser.add_argument("--padding", action="store_true", help="batches contain padding, whatever the techniques say")
+    parser.add_argument("--engine", help="emulator or shadow (default: the emulator where it is set up)")
     parser.add_argument("--json", action="store_true", help="print the prediction as one JSON object")
     parser.set_defaults(function=predict_recipe)
 
@@ -164,6 +166,34 @@ def _add_script(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(function=write_script)
 
 
+def _add_emulate(parser: argparse.ArgumentParser) -> None:
+    from workbench.gpus.catalogue import GPUS
+
+    parser.usage = "%(prog)s --gpu NAME [options] -- PROGRAM [ARGUMENT …]"
+    parser.description = (
+        "Run a PyTorch program, unchanged, on an emulated GPU: PyTorch's own CUDA allocator and choice of kernels on\n"
+        "libraries that keep the books of memory and compute nothing. It says the exact peak, who holds it, and where\n"
+        "it fits; out of memory comes as on the card. Values are not computed. The program's exit status is kept."
+    )
+    parser.add_argument("--gpu", default="h100", metavar="NAME", help=f"one of {', '.join(GPUS)} (default h100)")
+    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="N cards, and N processes by torchrun")
+    parser.add_argument("--memory", metavar="X", help="give the card this much memory, as in 12GiB")
+    parser.add_argument("--padding", action="store_true", help="batches hold padding: `mask.all()` is answered no")
+    parser.add_argument("--snapshot", type=Path, metavar="FILE", help="write PyTorch's memory snapshot (a pickle)")
+    parser.add_argument("--no-history", action="store_true", help="do not note who allocates: faster, no lines")
+    parser.add_argument(
+        "--timeout", type=float, default=600, metavar="S", help="end it after S seconds (default 600; 0: never)"
+    )
+    parser.add_argument(
+        "--set-up", action="store_true", help="fetch PyTorch's CUDA build and build the stubs; no program"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print the findings as JSON; the program's output goes to stderr"
+    )
+    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM", help="as typed in a shell")
+    parser.set_defaults(function=emulate_program)
+
+
 def _add_pairs(parser: argparse.ArgumentParser) -> None:
     parser.description = "Run every pair of techniques on one recipe, or say why they do not go together."
     _add_recipe(parser)
@@ -173,8 +203,9 @@ def _add_pairs(parser: argparse.ArgumentParser) -> None:
 
 def _add_verify(parser: argparse.ArgumentParser) -> None:
     parser.description = "Measure the configurations of data/reference/grid.json here and compare with predictions."
-    parser.add_argument("--device", help="cpu, cuda or mps (default: the fastest there is)")
+    parser.add_argument("--device", help="cpu, cuda, mps or emulated:GPU (default: the fastest there is)")
     parser.add_argument("--gpu", help="what to predict for (default: the GPU that is here)")
+    parser.add_argument("--engine", help="emulator or shadow: what predicts (default: as `predict`)")
     parser.add_argument("--grid", metavar="FILE", help="other configurations, in the form of grid.json")
     parser.add_argument("--output", metavar="FILE", help="default: data/reference/GPU/verification.json")
     parser.add_argument("--fresh", action="store_true", help="measure again what is in the output already")
@@ -255,19 +286,20 @@ def _from_to(first: list[float | None], last: list[float | None]) -> str:
 
 
 def predict_recipe(args: argparse.Namespace) -> None:
-    from workbench.predict.predict import CPU, GPU_NAMES, predict, predict_all
+    from workbench.predict.predict import CPU, GPU_NAMES, SHADOW, predict, predict_all
     from workbench.predict.report import fitting, prediction_text
 
     with redirect_stdout(sys.stderr):  # standard output is for the result alone
         recipe = _recipe(args, config_only=True)
-        prediction = predict(recipe, args.gpu, padding=args.padding)
+        prediction = predict(recipe, args.gpu, padding=args.padding, engine=args.engine)
     if args.json:
         print(json.dumps(prediction.to_dict()))
         return
     print(prediction_text(prediction))
     if prediction.gpu != CPU:
         print()
-        print(fitting(dict(zip(GPU_NAMES, predict_all(recipe, padding=args.padding), strict=True))))
+        others = predict_all(recipe, padding=args.padding, engine=SHADOW)  # one process, where the emulator needs 21
+        print(fitting(dict(zip(GPU_NAMES, others, strict=True)) | {prediction.gpu: prediction}))
 
 
 def show_plan(args: argparse.Namespace) -> int:
@@ -369,15 +401,44 @@ def _export(frame: Any, path: str) -> None:
 
 
 def verify_predictions(args: argparse.Namespace) -> int:
-    from workbench.predict.verify import GRID, default_output, gpu_of, recipes, summary, verification_text, verify
-    from workbench.run.world import World
+    from workbench.predict.verify import (
+        GRID,
+        default_output,
+        gpu_of_device,
+        recipes,
+        summary,
+        verification_text,
+        verify,
+    )
 
-    gpu = args.gpu or gpu_of(World.find(args.device))
-    output = Path(args.output) if args.output else default_output(gpu)
+    gpu = args.gpu or gpu_of_device(args.device)
+    output = Path(args.output) if args.output else default_output(gpu, args.device)
     chosen = recipes(Path(args.grid) if args.grid else GRID)
-    done = verify(chosen, gpu=gpu, device=args.device, output=output, fresh=args.fresh)
+    done = verify(chosen, gpu=gpu, device=args.device, output=output, fresh=args.fresh, engine=args.engine)
     print(f"{verification_text(done)}\n{output}")
     return 0 if summary(done)["measured"] == len(done) else 1
+
+
+def emulate_program(args: argparse.Namespace) -> int:
+    from workbench.gpus.catalogue import gpu as find_gpu
+    from workbench.gpus.emulator.card import with_memory
+    from workbench.gpus.emulator.launch import emulate
+    from workbench.gpus.emulator.place import set_up
+    from workbench.gpus.emulator.report import banner, emulation_json, emulation_text
+
+    if args.set_up:
+        print(f"The emulated GPU is set up: {set_up()}")
+        return 0
+    gpu = find_gpu(args.gpu)
+    gpu = with_memory(gpu, parse_bytes(args.memory, "memory")) if args.memory is not None else gpu
+    print(banner(gpu), file=sys.stderr, flush=True)
+    found = emulate(
+        args.program[args.program[:1] == ["--"] :], gpu, ranks=args.ranks, padding=args.padding,
+        timeout_s=args.timeout or None, history=not args.no_history, snapshot=args.snapshot,
+        output=sys.stderr if args.json else None,
+    )  # fmt: skip
+    print(json.dumps(emulation_json(found)) if args.json else emulation_text(found))
+    return found.exit_status
 
 
 def show_pairs(args: argparse.Namespace) -> None:

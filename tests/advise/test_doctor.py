@@ -120,6 +120,12 @@ def test_what_was_alive_before_takes_its_part_on_a_gpu_but_not_of_a_cap_on_the_c
     assert "alive before" not in diagnosed(before_bytes=MIB).cause
 
 
+def test_of_an_emulated_gpu_the_commands_run_on_it_too():
+    found = diagnosed(device_kind="cuda", device_name="NVIDIA A10 (emulated)", among=("gradient_checkpointing",))
+    assert found.changes[0].command.endswith(f" --device emulated:a10 --memory-cap {500 * MIB}B")
+    assert found.checklist == ("An emulated GPU is the run's own: nothing else takes its memory.",)
+
+
 def test_before_anything_was_measured_the_devices_own_words_stand():
     nothing = {"peak_phase": "", "peak_allocated_bytes": None, "by_category": {}, "failed_operation": ""}
     found = diagnosed(**nothing, requested_bytes=None, allocated_at_failure_bytes=None, error="CUDA error: no memory")

@@ -14,7 +14,7 @@ import torch
 from workbench.errors import ConfigurationError, UnavailableError
 from workbench.models.generate import generate
 from workbench.models.gpt2 import gpt2_tokenizer, learning_rate
-from workbench.models.load import load_config, load_model, load_tokenizer, save_model, skeleton
+from workbench.models.load import load_config, load_model, load_tokenizer, save_model
 from workbench.models.source import ModelSource, check_length, check_vocabulary, locate, locate_config, resolve_auto
 from workbench.techniques import Lora
 
@@ -428,22 +428,6 @@ def test_models_have_their_customary_learning_rate():
     names = ("gpt2-tiny", "random:gpt2-tiny", "random:gpt2")
     rates = {name: learning_rate(load_config(locate(name))) for name in names}
     assert rates == {"gpt2-tiny": 1e-3, "random:gpt2-tiny": 1e-3, "random:gpt2": 5e-5}
-
-
-def test_a_skeleton_has_shapes_and_no_memory():
-    config = load_config(locate_config("gpt2"))
-    model = skeleton(config, dtype="bfloat16", attn_implementation="eager", activation_function="relu")
-    assert sum(p.numel() for p in model.parameters()) == 124_439_808
-    assert {(p.device.type, str(p.dtype)) for p in model.parameters()} == {("meta", "torch.bfloat16")}
-    assert model.config._attn_implementation == "eager"
-    assert type(model.transformer.h[0].mlp.act).__name__ == "ReLU"
-    assert config.activation_function == "gelu_new"
-
-
-def test_a_skeleton_refuses_what_acts_on_loading():
-    config = load_config(locate_config("gpt2-tiny"))
-    with pytest.raises(ConfigurationError, match="quantization_config acts while weights are loaded"):
-        skeleton(config, quantization_config=object())
 
 
 def test_only_the_config_is_needed_where_nothing_is_loaded(tmp_path):

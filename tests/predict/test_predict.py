@@ -15,6 +15,7 @@ import torch
 
 from workbench import Recipe, predict
 from workbench.errors import ConfigurationError
+from workbench.gpus import process
 from workbench.gpus.catalogue import GPUS
 from workbench.measure.categories import Category, Phase
 from workbench.predict import cache as prediction_cache
@@ -188,13 +189,13 @@ def test_padding_gpu_recipe_and_versions_are_told_apart(small, monkeypatch):
     from workbench.predict import predict as prediction
 
     keys = {
-        prediction._key(small, "h100", False),
-        prediction._key(small, "h100", True),
-        prediction._key(small, "a10", False),
-        prediction._key(small | Lora(), "h100", False),
+        prediction._key(small, "h100", False, "shadow"),
+        prediction._key(small, "h100", True, "shadow"),
+        prediction._key(small, "a10", False, "shadow"),
+        prediction._key(small | Lora(), "h100", False, "shadow"),
     }
     monkeypatch.setattr(prediction, "versions", lambda: {"torch": "99"})
-    assert len(keys | {prediction._key(small, "h100", False)}) == 5
+    assert len(keys | {prediction._key(small, "h100", False, "shadow")}) == 5
 
 
 def test_a_folder_that_cannot_be_written_to_is_no_failure(small, tmp_path, monkeypatch):
@@ -230,6 +231,7 @@ print("same")
 def test_the_worker_stays_warm_and_ends_with_its_caller(small):
     program = f"""
 from workbench import Recipe, predict
+from workbench.gpus import process
 from workbench.predict import worker as prediction_worker
 recipe = Recipe(model={small.model!r}, effective_batch_size=2, sequence_length=16)
 predict(recipe); first = prediction_worker._worker.process.pid
@@ -251,7 +253,7 @@ def test_a_worker_that_died_is_replaced(small):
 
 
 def test_a_worker_that_dies_while_it_works_says_so(monkeypatch):
-    monkeypatch.setattr(prediction_worker, "START", "import sys; sys.stderr.write('no room'); sys.exit(1)  # {path}")
+    monkeypatch.setattr(process, "START", "import sys; sys.stderr.write('no room'); sys.exit(1)  # {path} {modules}")
     prediction_worker.close()
     with pytest.raises(RuntimeError, match="no room"):
         prediction_worker.ask(None, [], False)

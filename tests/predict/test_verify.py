@@ -97,7 +97,7 @@ def measuring(monkeypatch):
 
     asked, failing = [], []
     predicted = SimpleNamespace(micro_batch_size=4, peak_allocated_bytes=100, peak_reserved_bytes=None)
-    monkeypatch.setattr(verify_module, "predict", lambda recipe, gpu: predicted)
+    monkeypatch.setattr(verify_module, "predict", lambda recipe, gpu, engine: predicted)
     monkeypatch.setattr(verify_module, "_measured", measured)
     return asked, failing
 

@@ -1,3 +1,5 @@
+import gc
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -146,6 +148,18 @@ def test_a_storage_changed_in_place_between_two_savings_is_written_twice(hooks, 
     assert saved.unpack(second).tolist() == [2, 2, 2]
 
 
+def test_a_result_that_stays_does_not_keep_its_operation(hooks):
+    """Of which it would be a part for ever where no backward pass comes, as with DoRA's norm, a constant."""
+    _, saved = hooks
+    saved.minimum_bytes = 2**20
+    with saved_tensors_hooks(saved.pack, saved.unpack):
+        norm = torch.randn(3, 3, requires_grad=True).norm(dim=1)  # saves its own result
+    result = weakref.ref(norm)
+    del norm
+    gc.collect()
+    assert result() is None
+
+
 def test_an_address_used_again_is_not_mistaken_for_the_old_storage(hooks):
     _, saved = hooks
     packed = [saved.pack(torch.full((1000,), float(i))) for i in range(50)]  # each is freed before the next is made
@@ -162,9 +176,22 @@ def test_every_type_and_layout_comes_back_as_it_was(hooks, dtype):
     assert back.dtype == dtype
 
 
+@pytest.fixture(scope="module")
+def on_gpu(recipe, tmp_path_factory):
+    """Without, and with the activations in pinned memory."""
+    folder = tmp_path_factory.mktemp("gpu-runs")
+    return [run(each, device="cuda", folder=folder) for each in (recipe, recipe | ActivationOffloading())]
+
+
 @pytest.mark.gpu
-def test_to_pinned_memory_it_is_exact_too(recipe, fine_tuned):
-    plain, moved = (run(replace(recipe, techniques=t), device="cuda") for t in ((), (ActivationOffloading(),)))
+@pytest.mark.values
+def test_to_pinned_memory_it_is_exact_too(on_gpu):
+    plain, moved = on_gpu
     assert moved.losses == plain.losses
+
+
+@pytest.mark.gpu
+def test_in_pinned_memory_activations_take_none_of_the_device(on_gpu):
+    plain, moved = on_gpu
     assert moved.peak_host_bytes > 0
     assert moved.maximum_by_category[Category.ACTIVATIONS] < 0.5 * plain.maximum_by_category[Category.ACTIVATIONS]

@@ -74,8 +74,19 @@ def test_the_script_sets_the_variable_before_it_imports_torch(recipe):
 
 
 @pytest.mark.gpu
-def test_reserved_changes_and_the_loss_does_not(recipe):
-    plain, set_ = run(recipe, device="cuda"), run(recipe | Allocator(), device="cuda")
-    assert set_.losses == plain.losses
-    assert set_.peak_allocated_bytes == pytest.approx(plain.peak_allocated_bytes, rel=0.02)
-    assert set_.peak_reserved_bytes != plain.peak_reserved_bytes
+def test_segments_can_be_expanded_in_that_run_alone(recipe):
+    kinds = []
+
+    def look(_):
+        kinds.append({segment["is_expandable"] for segment in torch.cuda.memory_snapshot()})
+
+    plain, expanded, after = (run(r, device="cuda", observe=look) for r in (recipe, recipe | Allocator(), recipe))
+    assert kinds == [{False}] * recipe.steps + [{True}] * recipe.steps + [{False}] * recipe.steps
+    assert expanded.peak_allocated_bytes == pytest.approx(plain.peak_allocated_bytes, rel=0.02)
+    assert after.peak_reserved_bytes == plain.peak_reserved_bytes
+
+
+@pytest.mark.gpu
+@pytest.mark.values
+def test_the_loss_does_not_change(recipe):
+    assert run(recipe, device="cuda").losses == run(recipe | Allocator(), device="cuda").losses

@@ -14,6 +14,7 @@ from workbench.advise.candidate import Candidate, PredictedMemory, Predictor, en
 from workbench.advise.plan import THIS_CPU, families, search
 from workbench.errors import ConfigurationError, UnavailableError
 from workbench.gpus.catalogue import of_device
+from workbench.gpus.emulator.card import DEVICE
 from workbench.measure.categories import format_bytes
 from workbench.measure.leaks import holders
 from workbench.predict import predict as prediction
@@ -22,6 +23,7 @@ from workbench.records.record import Record, Status, read_all
 from workbench.techniques import REGISTRY
 
 MARGIN = 0.1  # asked of a change where the prediction says that the recipe fits as it is, but the run has not
+EMULATED = "(emulated)"  # ends the name that such a card gives itself (workbench/gpus/emulator/card.py)
 NOTEWORTHY = 0.01  # part of the room: less than this, alive before the run, is not mentioned
 
 
@@ -157,6 +159,16 @@ class _Failure:
         self.gpu = of_device(record.device_name, record.device_bytes) if self.on_gpu else None
 
     @property
+    def device(self) -> str:
+        """As `run` is told of it."""
+        return f"{DEVICE}{self.gpu.name}" if self.gpu and self.emulated else self.kind
+
+    @property
+    def emulated(self) -> bool:
+        """An early failure has no memory source, but every record has the name of the device."""
+        return self.record.device_name.endswith(EMULATED)
+
+    @property
     def held_bytes(self) -> int | None:
         """What was alive when the request came."""
         if self.record.allocated_at_failure_bytes is not None:
@@ -223,6 +235,8 @@ class _Failure:
 
     def checklist(self) -> tuple[str, ...]:
         """What holds tensors in this process, and how to let go of them."""
+        if self.emulated:
+            return ("An emulated GPU is the run's own: nothing else takes its memory.",)
         lines = [f"{name} holds {format_bytes(size)} now" for name, size in holders(self.kind)]
         lines = lines or ["Nothing holds tensors in this process. In a notebook, look there: workbench.holders()."]
         return (
@@ -267,7 +281,7 @@ class _ChangeSearch:
             self.note = f"No prediction helps: {error}"
             return []
         cap = self.failure.record.memory_cap_bytes  # what runs must run on the same kind of device, under the same cap
-        options = f"--device {self.failure.kind}" + (f" --memory-cap {cap}B" if cap else "")
+        options = f"--device {self.failure.device}" + (f" --memory-cap {cap}B" if cap else "")
         return [replace(candidate, options=options) for candidate in sorted(found, key=rank)]
 
     def _search(self, budget: int) -> list[Candidate]:

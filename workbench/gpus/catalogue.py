@@ -6,7 +6,10 @@ somebody has posted such a message it is taken from there, and `measured` is Tru
 safe side: what NVML reports less 3 %, more than any measured row lacks against NVML (at most 2.9 %, the T4), or, where
 only the data sheet is known, that less 5 %. On a machine that has the GPU, ask PyTorch instead.
 
-Compute capabilities: https://developer.nvidia.com/cuda-gpus. Data sheets: the vendor's page of each GPU, as named.
+Compute capabilities: https://developer.nvidia.com/cuda-gpus. Data sheets: the vendor's page of each GPU, as named;
+multiprocessors: the same, and NVIDIA's architecture white papers (of two forms of one card, the one with more memory
+bandwidth: SXM). What follows from the capability: table "Technical Specifications per Compute Capability" of the CUDA
+C++ Programming Guide.
 """
 
 import re
@@ -14,11 +17,32 @@ from dataclasses import dataclass
 
 from workbench.errors import ConfigurationError
 
-GIB, MIB = 2**30, 2**20
+GIB, MIB, KIB = 2**30, 2**20, 2**10
 PAGES = "https://www.nvidia.com/en-us"
 NVML = "NVML's total as listed on https://thundergolfer.com/blog/nvidia-gpu-memory-capacity, less 3 %"
 SHEET = "data sheet, less 5 %"
 CONTEXT_BYTES_ESTIMATE = 512 * MIB
+
+
+@dataclass(frozen=True)
+class Multiprocessor:
+    """What one of a GPU's multiprocessors has; kernels and their scratch are chosen by it."""
+
+    threads: int
+    blocks: int  # at once
+    shared_bytes: int
+    shared_bytes_of_a_block: int  # at most
+
+
+MULTIPROCESSORS = {  # by compute capability
+    (7, 5): Multiprocessor(1024, 16, 64 * KIB, 64 * KIB),
+    (8, 0): Multiprocessor(2048, 32, 164 * KIB, 163 * KIB),
+    (8, 6): Multiprocessor(1536, 16, 100 * KIB, 99 * KIB),
+    (8, 9): Multiprocessor(1536, 24, 100 * KIB, 99 * KIB),
+    (9, 0): Multiprocessor(2048, 32, 228 * KIB, 227 * KIB),
+    (10, 0): Multiprocessor(2048, 32, 228 * KIB, 227 * KIB),
+    (12, 0): Multiprocessor(1536, 24, 100 * KIB, 99 * KIB),
+}
 
 
 @dataclass(frozen=True)
@@ -32,9 +56,14 @@ class Gpu:
     title: str
     data_sheet: str
     compute_capability: tuple[int, int]
+    multiprocessors: int
     memory_bytes: int
     measured: bool
     source: str
+
+    @property
+    def multiprocessor(self) -> Multiprocessor:
+        return MULTIPROCESSORS[self.compute_capability]
 
     @property
     def native_bf16(self) -> bool:
@@ -74,32 +103,35 @@ def _sheet(gib: float, page: str) -> tuple[int, bool, str]:
 
 
 _GEFORCE = "geforce/graphics-cards"
-_4060 = f"{_GEFORCE}/40-series/rtx-4060-4060ti/"
+_40, _50 = f"{_GEFORCE}/40-series", f"{_GEFORCE}/50-series"
+_4060 = f"{_40}/rtx-4060-4060ti/"
 
 GPUS: dict[str, Gpu] = {
     gpu.name: gpu
     for gpu in (
-        Gpu("t4", "NVIDIA T4", "16 GB", (7, 5), *_measured(14.56, "Zheng-Chong/CatVTON/issues/133")),
-        Gpu("l4", "NVIDIA L4", "24 GB", (8, 9), *_nvml(23034)),
-        Gpu("a10", "NVIDIA A10", "24 GB", (8, 6), *_nvml(23028)),
-        Gpu("a100-40gb", "NVIDIA A100 40 GB", "40 GB", (8, 0), *_measured(39.50, "TianheWu/CoSeR/issues/10")),
-        Gpu("a100-80gb", "NVIDIA A100 80 GB", "80 GB", (8, 0), *_measured(79.14, "lianqi1008/Control-GIC/issues/6")),
-        Gpu("l40s", "NVIDIA L40S", "48 GB", (8, 9), *_measured(44.53, "Wan-Video/Wan2.1/issues/205")),
-        Gpu("rtx3060", "GeForce RTX 3060", "12 GB", (8, 6), *_measured(11.76, "TencentARC/PhotoMaker/issues/47")),
-        Gpu("rtx3070", "GeForce RTX 3070", "8 GB", (8, 6), *_measured(7.76, "sshan-zhao/GASDA/issues/19")),
-        Gpu("rtx3080", "GeForce RTX 3080", "10 GB", (8, 6), *_measured(9.78, "zai-org/CogVideo/issues/34")),
-        Gpu("rtx3090", "GeForce RTX 3090", "24 GB", (8, 6), *_measured(23.70, "GaoLii/DSP/issues/10")),
-        Gpu("rtx4060", "GeForce RTX 4060", "8 GB", (8, 9), *_sheet(8, _4060)),
-        Gpu("rtx4060ti-16gb", "GeForce RTX 4060 Ti 16 GB", "16 GB", (8, 9), *_sheet(16, _4060)),
-        Gpu("rtx4070", "GeForce RTX 4070", "12 GB", (8, 9), *_sheet(12, f"{_GEFORCE}/40-series/rtx-4070-family/")),
-        Gpu("rtx4080", "GeForce RTX 4080", "16 GB", (8, 9), *_sheet(16, f"{_GEFORCE}/40-series/rtx-4080-family/")),
-        Gpu("rtx4090", "GeForce RTX 4090", "24 GB", (8, 9), *_measured(23.64, "3DTopia/Phidias-Diffusion/issues/8")),
-        Gpu("rtx5070", "GeForce RTX 5070", "12 GB", (12, 0), *_sheet(12, f"{_GEFORCE}/50-series/rtx-5070-family/")),
-        Gpu("rtx5080", "GeForce RTX 5080", "16 GB", (12, 0), *_sheet(16, f"{_GEFORCE}/50-series/rtx-5080/")),
-        Gpu("rtx5090", "GeForce RTX 5090", "32 GB", (12, 0), *_measured(31.37, "Wan-Video/Wan2.1/issues/465")),
-        Gpu("h100", "NVIDIA H100 80 GB", "80 GB", (9, 0), *_nvml(81559)),
-        Gpu("h200", "NVIDIA H200", "141 GB", (9, 0), *_nvml(143771)),
-        Gpu("b200", "NVIDIA B200", "180 GB", (10, 0), *_sheet(180e9 / GIB, "data-center/dgx-b200/")),
+        Gpu("t4", "NVIDIA T4", "16 GB", (7, 5), 40, *_measured(14.56, "Zheng-Chong/CatVTON/issues/133")),
+        Gpu("l4", "NVIDIA L4", "24 GB", (8, 9), 58, *_nvml(23034)),
+        Gpu("a10", "NVIDIA A10", "24 GB", (8, 6), 72, *_nvml(23028)),
+        Gpu("a100-40gb", "NVIDIA A100 40 GB", "40 GB", (8, 0), 108, *_measured(39.50, "TianheWu/CoSeR/issues/10")),
+        Gpu("a100-80gb", "NVIDIA A100 80 GB", "80 GB", (8, 0), 108,
+            *_measured(79.14, "lianqi1008/Control-GIC/issues/6")),
+        Gpu("l40s", "NVIDIA L40S", "48 GB", (8, 9), 142, *_measured(44.53, "Wan-Video/Wan2.1/issues/205")),
+        Gpu("rtx3060", "GeForce RTX 3060", "12 GB", (8, 6), 28, *_measured(11.76, "TencentARC/PhotoMaker/issues/47")),
+        Gpu("rtx3070", "GeForce RTX 3070", "8 GB", (8, 6), 46, *_measured(7.76, "sshan-zhao/GASDA/issues/19")),
+        Gpu("rtx3080", "GeForce RTX 3080", "10 GB", (8, 6), 68, *_measured(9.78, "zai-org/CogVideo/issues/34")),
+        Gpu("rtx3090", "GeForce RTX 3090", "24 GB", (8, 6), 82, *_measured(23.70, "GaoLii/DSP/issues/10")),
+        Gpu("rtx4060", "GeForce RTX 4060", "8 GB", (8, 9), 24, *_sheet(8, _4060)),
+        Gpu("rtx4060ti-16gb", "GeForce RTX 4060 Ti 16 GB", "16 GB", (8, 9), 34, *_sheet(16, _4060)),
+        Gpu("rtx4070", "GeForce RTX 4070", "12 GB", (8, 9), 46, *_sheet(12, f"{_40}/rtx-4070-family/")),
+        Gpu("rtx4080", "GeForce RTX 4080", "16 GB", (8, 9), 76, *_sheet(16, f"{_40}/rtx-4080-family/")),
+        Gpu("rtx4090", "GeForce RTX 4090", "24 GB", (8, 9), 128,
+            *_measured(23.64, "3DTopia/Phidias-Diffusion/issues/8")),
+        Gpu("rtx5070", "GeForce RTX 5070", "12 GB", (12, 0), 48, *_sheet(12, f"{_50}/rtx-5070-family/")),
+        Gpu("rtx5080", "GeForce RTX 5080", "16 GB", (12, 0), 84, *_sheet(16, f"{_50}/rtx-5080/")),
+        Gpu("rtx5090", "GeForce RTX 5090", "32 GB", (12, 0), 170, *_measured(31.37, "Wan-Video/Wan2.1/issues/465")),
+        Gpu("h100", "NVIDIA H100 80 GB", "80 GB", (9, 0), 132, *_nvml(81559)),
+        Gpu("h200", "NVIDIA H200", "141 GB", (9, 0), 132, *_nvml(143771)),
+        Gpu("b200", "NVIDIA B200", "180 GB", (10, 0), 148, *_sheet(180e9 / GIB, "data-center/dgx-b200/")),
     )
 }  # fmt: skip
 

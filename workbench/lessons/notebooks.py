@@ -20,6 +20,9 @@ from papermill.exceptions import PapermillExecutionError
 from tqdm import tqdm
 
 from workbench.errors import ConfigurationError, WorkbenchError
+from workbench.gpus.emulator.card import DEVICE, emulated_card
+from workbench.gpus.emulator.launch import environment
+from workbench.gpus.emulator.place import stub_folder
 from workbench.lessons import parameters
 from workbench.paths import BUILD, DATA, INSTALLED, NOTEBOOKS, PACKAGE, ROOT
 
@@ -32,6 +35,8 @@ OFFLINE_PAGE = """{% extends 'lab/index.html.j2' %}
    | replace('<style type="text/css">', '<style media="(prefers-color-scheme: dark)">') }}
 <style>body { max-width: 1100px; margin: 0 auto } math { font-size: 1.05em }</style>
 {% endblock %}"""
+
+DEVICE_PARAMETER = "device"
 
 # predictions come from a process of their own, which can load its libraries while the kernel loads the same
 PREPARE = "from workbench.predict.worker import start as _start; _start(); del _start"
@@ -67,7 +72,8 @@ def execute_notebook(
     """Run one notebook in its own folder, as JupyterLab does, into `output`; from a wheel in the folder of `output`.
 
     Args:
-        given: parameters; names that this notebook does not have are left out.
+        given: parameters; names that this notebook does not have are left out. `device="emulated:t4"` is none of the
+            notebook's: its kernel then runs on a GPU in software.
         timeout_s: for each cell; none by default.
 
     Raises:
@@ -79,7 +85,7 @@ def execute_notebook(
     accepted = {name: value for name, value in parameters.plain(given or {}).items() if name in known}
     parameters.check_parameters([path], accepted)
     try:
-        with _own_temporary_folder():
+        with _own_temporary_folder(), _on_device((given or {}).get(DEVICE_PARAMETER)):
             papermill.execute_notebook(
                 str(path),
                 str(output),
@@ -121,6 +127,19 @@ def _own_temporary_folder() -> Iterator[None]:
             os.environ.pop("TMPDIR")
             if before is not None:
                 os.environ["TMPDIR"] = before
+
+
+@contextmanager
+def _on_device(device: Any) -> Iterator[None]:
+    """Kernels that begin here see an emulated GPU, if that is the device."""
+    card = emulated_card(device or "")
+    before = dict(os.environ)
+    os.environ.update(environment(card) if card else {})
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def _cells(executed: Path) -> list[Any]:
@@ -197,7 +216,8 @@ def build(
         NotebookError: a notebook failed; the pages of those before it are there.
     """
     paths, given = find_notebooks(names), parameters.plain(given or {})
-    parameters.check_parameters(paths, given)
+    _refuse_device(given.get(DEVICE_PARAMETER))
+    parameters.check_parameters(paths, {name: value for name, value in given.items() if name != DEVICE_PARAMETER})
     gallery = folder / ("gallery-own" if given else "gallery")
     pages = {path: gallery / f"{path.stem}.html" for path in paths}
     with ThreadPoolExecutor(max_workers=1) as converter:  # a page is made while the next kernel starts
@@ -212,6 +232,17 @@ def build(
         page.result()
     write_index(gallery)
     return list(pages.values())
+
+
+def _refuse_device(device: Any) -> None:
+    """Raises ConfigurationError for a device that cannot be chosen, UnavailableError for one that is not set up."""
+    if device is not None and (not isinstance(device, str) or emulated_card(device) is None):
+        raise ConfigurationError(
+            f"notebooks: device {device!r} cannot be chosen; a notebook takes the fastest that is there. Only a GPU in "
+            f"software can, as in -p device {DEVICE}t4."
+        )
+    if device is not None:
+        stub_folder()
 
 
 def _up_to_date(page: Path, notebook: Path) -> bool:

@@ -9,8 +9,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from workbench.measure.categories import Category, Phase, format_bytes
+from workbench.measure.emulated import EMULATED
 from workbench.measure.timeline import Timeline
-from workbench.records.compare import pareto
+from workbench.records.compare import WITHOUT_VALUES, pareto
 from workbench.records.record import Record
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 GREY = "#808080"
 MIB = 2**20
+NO_VALUES = EMULATED and WITHOUT_VALUES  # what a lesson says in place of a value; empty on every other device
 # Okabe and Ito, "Color Universal Design" (2008): told apart with every kind of colour vision
 COLOURS: dict[Category, str] = {
     Category.WEIGHTS: "#0072B2",
@@ -60,6 +62,8 @@ def loss_curves(records: Sequence[Record]) -> Figure:
     """Training loss over steps, or over tokens where the runs took different numbers of steps: the mean over seeds as
     a line, their range as a band."""
     figure, axes = _axes(8.0, 3.4)
+    if not any(record.losses for record in records):
+        return _say_none(figure, axes, "losses", {record.memory_source for record in records})
     alike = len({len(record.losses) for record in records}) == 1
     labels = list(dict.fromkeys(record.label for record in records))
     for index, label in enumerate(labels):
@@ -104,6 +108,8 @@ def tradeoffs(table: pd.DataFrame) -> Figure:
     """Memory against speed, the loss as the colour, of what was timed; those on the Pareto front have a ring."""
     timed = table.dropna(subset=["tokens_per_s"])
     figure, axes = _axes(10.0, max(4.2, 0.27 * len(timed) + 1.6))
+    if timed.empty:
+        return _say_none(figure, axes, "speed", set(table["memory_source"]))
     peaks, speeds = timed["peak_allocated_bytes"] / MIB, timed["tokens_per_s"]
     points = axes.scatter(peaks, speeds, c=timed["held_out_loss"], cmap="viridis_r", s=90, zorder=3)
     front = timed.index.isin(pareto(table))
@@ -126,6 +132,15 @@ def _name_beside(axes: "Axes", x: pd.Series, y: pd.Series) -> None:
     for place, label in enumerate(y.sort_values().index):
         beside = (1.05, (place + 0.5) / len(y))
         axes.annotate(str(label), (x[label], y[label]), xytext=beside, textcoords="axes fraction", **style)
+
+
+def _say_none(figure: Figure, axes: "Axes", what: str, sources: set[str]) -> Figure:
+    """In place of a picture: there is nothing to draw, and why."""
+    why = f": {WITHOUT_VALUES}" if any(source.startswith("emulated") for source in sources) else ""
+    axes.text(0.5, 0.5, f"no {what} on record{why}", transform=axes.transAxes, ha="center", color=GREY)
+    figure.set_size_inches(8.0, 1.2)
+    axes.set_axis_off()
+    return figure
 
 
 class Picture(Figure):

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from workbench.measure.emulated import EMULATED
 from workbench.measure.garbage import collect_garbage
 
 
@@ -40,7 +41,7 @@ class DeviceAllocator:
 
 
 class CudaAllocator(DeviceAllocator):
-    source = "cuda-allocator"
+    source = f"emulated:{EMULATED}" if EMULATED else "cuda-allocator"
     enforces_caps = True
 
     def prepare(self) -> None:

@@ -85,7 +85,7 @@ def load_model(source: ModelSource, config: "PreTrainedConfig", **arguments: Any
     an argument that is a setting of the config, for example `activation_function`, changes it; the config given stays
     as it is.
     """
-    config, arguments = _settled(config, {"dtype": "float32", **arguments})
+    config, arguments = settled(config, {"dtype": "float32", **arguments})
     built = {name: value for name, value in arguments.items() if name in BUILT}
     with quiet():
         if not (source.random or source.adapter):
@@ -100,7 +100,7 @@ def load_model(source: ModelSource, config: "PreTrainedConfig", **arguments: Any
     return model
 
 
-def _settled(config: "PreTrainedConfig", arguments: dict[str, Any]) -> tuple["PreTrainedConfig", dict[str, Any]]:
+def settled(config: "PreTrainedConfig", arguments: dict[str, Any]) -> tuple["PreTrainedConfig", dict[str, Any]]:
     """A copy of the config with those arguments that are settings of it, and the other arguments."""
     settings = {name: value for name, value in arguments.items() if name not in BUILT and hasattr(config, name)}
     config = copy.deepcopy(config)
@@ -146,30 +146,6 @@ def _new(config: "PreTrainedConfig", arguments: dict[str, Any]) -> "PreTrainedMo
         torch.manual_seed(0)
         made = cast("Any", AutoModelForCausalLM).from_config(config, **{**arguments, "dtype": "float32"})
         model: PreTrainedModel = made.to(getattr(torch, arguments["dtype"]))
-    return model
-
-
-def skeleton(config: "PreTrainedConfig", **arguments: Any) -> "PreTrainedModel":
-    """The model on the meta device: shapes and types, no memory.
-
-    Args:
-        arguments: of `from_pretrained`: `dtype`, `attn_implementation` and settings of the config.
-
-    Raises:
-        ConfigurationError: another argument, whose effect on loading would be missed.
-    """
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    config, arguments = _settled(config, {"dtype": "float32", **arguments})
-    if missed := sorted(set(arguments) - set(BUILT)):
-        raise ConfigurationError(
-            f"predict: {missed[0]} acts while weights are loaded, which a prediction does not do. "
-            "Measure this recipe with `run`, or give the technique that asks for it a `stand_in`."
-        )
-    with quiet(), torch.device("meta"):
-        model: PreTrainedModel = cast("Any", AutoModelForCausalLM).from_config(config, **arguments)
-    model.loss_type = "ForCausalLM"  # as `load` sets it
     return model
 
 

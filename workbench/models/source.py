@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.errors import ConfigurationError
+from workbench.measure.emulated import EMULATED
 from workbench.models.gpt2 import SIZES
 from workbench.models.hub import require
 from workbench.models.known import family_of
@@ -35,9 +36,10 @@ def resolve_auto(name: str, device_type: str) -> str:
     """`auto` becomes the name of a model, and a printed sentence says which and why."""
     if name != "auto":
         return name
-    chosen, why = {
-        "cpu": (EMBEDDED, "embedded, 2.8 M parameters, because this machine has no GPU"),
-    }.get(device_type, ("gpt2", f"from the hub, 124 M parameters, because this machine has {device_type}"))
+    embedded = (EMBEDDED, "embedded, 2.8 M parameters, because this machine has no GPU")
+    new = (f"{RANDOM}gpt2", "124 M new parameters: an emulated GPU computes nothing with weights")
+    hub = ("gpt2", f"from the hub, 124 M parameters, because this machine has {device_type}")
+    chosen, why = embedded if device_type == "cpu" else new if EMULATED else hub
     print(f"model: auto is {chosen} ({why})")
     return chosen
 

@@ -1,26 +1,28 @@
 """`predict(recipe, gpu="h100")`: the memory that a training step will need on a GPU, without that GPU or the weights.
 
-The recipe's own step runs on fake tensors (`predict.shadow`) in a worker process, with the kernels that the GPU would
-choose, and every allocation goes through a model of PyTorch's caching allocator. The peak is that of training steps: an
-evaluation of the same batch keeps no activations and stays below it.
+Two engines make it, each in a process of its own. The *emulator* runs a few steps on PyTorch's CUDA build and its own
+allocator, on a GPU in software (`gpus.emulator`): exact, where it is set up. The *shadow* runs the recipe's own step on
+fake tensors (`predict.shadow`) with the kernels that the GPU would choose, and every allocation goes through a model of
+that allocator: everywhere, and for this machine's CPU. The environment variable WORKBENCH_ENGINE chooses for all calls.
 """
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from workbench.errors import WorkbenchError
+from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.gpus.catalogue import GPUS
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.models.source import EMBEDDED, RANDOM
 from workbench.paths import PACKAGE
 from workbench.predict import cache as prediction_cache
 from workbench.predict.prediction import CPU, Prediction
-from workbench.predict.worker import ask
+from workbench.predict.worker import ask, ask_emulator
 from workbench.recipe import Recipe
 from workbench.records.record import versions
 
@@ -28,40 +30,64 @@ __all__ = ["CPU", "Prediction", "predict", "predict_all"]
 
 
 GPU_NAMES = tuple(GPUS)
+EMULATOR, SHADOW = ENGINES = ("emulator", "shadow")
 
 
-def predict(recipe: Recipe, gpu: str = "h100", *, padding: bool = False) -> Prediction:
+def predict(recipe: Recipe, gpu: str = "h100", *, padding: bool = False, engine: str | None = None) -> Prediction:
     """Predict the memory of a recipe's training step.
 
     Args:
         gpu: a name of `workbench.gpus.catalogue.GPUS`, or `"cpu"` for this machine's own kernels.
         padding: batches contain padding, although no technique of the recipe brings any.
+        engine: `"emulator"` or `"shadow"`; by default the emulator where it is set up.
 
     Raises:
-        ConfigurationError: unknown GPU; a model, a length or a precision that cannot be used; or an operation that
-            cannot be traced, with its name and its module.
-        UnavailableError: the config of a hub model cannot be had.
+        ConfigurationError: unknown GPU or engine; a model, a length or a precision that cannot be used; or an operation
+            that cannot be traced, with its name and its module.
+        UnavailableError: the config of a hub model cannot be had, or the emulator asked for is not set up.
     """
-    found = predict_all(recipe, [gpu], padding=padding)[0]
+    found = predict_all(recipe, [gpu], padding=padding, engine=engine)[0]
     if isinstance(found, WorkbenchError):
         raise found
     return found
 
 
 def predict_all(
-    recipe: Recipe, gpus: Iterable[str] = GPU_NAMES, *, padding: bool = False
+    recipe: Recipe, gpus: Iterable[str] = GPU_NAMES, *, padding: bool = False, engine: str | None = None
 ) -> list[Prediction | WorkbenchError]:
     """As `predict`, for several GPUs in their order; in place of one that cannot run the recipe stands the error."""
     names = [name if name == CPU else find_gpu(name).name for name in gpus]
     recipe = resolved(recipe, names)
-    keys = {name: _key(recipe, name, padding) for name in names}
+    engines = {name: engine_for(name, engine) for name in names}
+    keys = {name: _key(recipe, name, padding, engines[name]) for name in names}
     known: dict[str, Any] = {name: prediction_cache.get(key) for name, key in keys.items()}
-    if missing := [name for name in names if known[name] is None]:
-        for name, found in zip(missing, ask(recipe, missing, padding), strict=True):
-            known[name] = found
-            if isinstance(found, Prediction):
-                prediction_cache.put(keys[name], found)
-    return [known[name] for name in names]
+    missing = [name for name in names if known[name] is None]
+    made = {name: ask_emulator(recipe, find_gpu(name), padding) for name in missing if engines[name] == EMULATOR}
+    if shadowed := [name for name in missing if engines[name] == SHADOW]:
+        made |= dict(zip(shadowed, ask(recipe, shadowed, padding), strict=True))
+    for name, found in made.items():
+        if isinstance(found, Prediction):
+            prediction_cache.put(keys[name], found)
+    return [{**known, **made}[name] for name in names]
+
+
+def engine_for(gpu: str, asked: str | None = None) -> str:
+    """`"emulator"` or `"shadow"`: as asked, as the environment says, or the emulator where it is set up.
+
+    Raises:
+        ConfigurationError: no such engine, or the emulator for the CPU.
+        UnavailableError: the emulator was asked for and is not set up.
+    """
+    from workbench.gpus.emulator import place
+
+    if asked == EMULATOR and gpu == CPU:
+        raise ConfigurationError("predict: the emulator plays GPUs. Leave out the engine, or name a GPU.")
+    chosen = asked or (SHADOW if gpu == CPU else os.environ.get("WORKBENCH_ENGINE"))
+    if chosen not in (None, "", *ENGINES):
+        raise ConfigurationError(f"predict: engine {chosen!r} is not one of {', '.join(ENGINES)}.")
+    if chosen == EMULATOR:
+        place.stub_folder()
+    return chosen or (EMULATOR if place.is_set_up() else SHADOW)
 
 
 def resolved(recipe: Recipe, gpus: list[str]) -> Recipe:
@@ -71,9 +97,9 @@ def resolved(recipe: Recipe, gpus: list[str]) -> Recipe:
     return replace(recipe, model=EMBEDDED if gpus == [CPU] else "gpt2")
 
 
-def _key(recipe: Recipe, gpu: str, padding: bool) -> str:
+def _key(recipe: Recipe, gpu: str, padding: bool, engine: str) -> str:
     """Cache key: changes with recipe, GPU, versions of the libraries, the workbench's own code, the model's config."""
-    facts = [recipe.to_dict(), gpu, padding, versions(), _own_code(), _config(recipe.model)]
+    facts = [recipe.to_dict(), gpu, padding, engine, versions(), _own_code(), _config(recipe.model)]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
 
 

@@ -5,7 +5,9 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from workbench.errors import WorkbenchError
+from workbench.gpus.catalogue import Gpu
 from workbench.gpus.catalogue import gpu as find_gpu
+from workbench.measure.garbage import freeze_living_objects
 from workbench.recipe import Recipe
 from workbench.records.record import versions
 
@@ -62,12 +64,20 @@ class Prediction:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "timeline"} | {"fits": self.fits}
 
 
+def compute_emulated(recipe: Recipe, gpu: Gpu, padding: bool) -> Prediction:
+    """As `compute`, for the card that this process sees: to be called under the emulator only."""
+    from workbench.predict.emulated import predict_here
+
+    return predict_here(recipe, gpu, padding)
+
+
 def compute(recipe: Recipe, gpus: list[str], padding: bool) -> list[Prediction | WorkbenchError]:
     """Make the predictions. It patches libraries while it runs, so call it in the worker process only."""
     found: list[Prediction | WorkbenchError] = []
     for name in gpus:
         try:
-            found.append(_compute(recipe, name, padding))
+            with freeze_living_objects():
+                found.append(_compute(recipe, name, padding))
         except WorkbenchError as error:
             found.append(error)
     return found
@@ -97,12 +107,12 @@ def _compute(recipe: Recipe, name: str, padding: bool) -> Prediction:
         capacity_bytes=gpu.memory_bytes if gpu else None,
         versions=versions(),
         timeline=result.timeline,
-        by_category=_plain(result.by_category),
-        maximum_by_category=_plain(result.maximum_by_category),
-        by_phase=_plain(result.by_phase),
+        by_category=plain_numbers(result.by_category),
+        maximum_by_category=plain_numbers(result.maximum_by_category),
+        by_phase=plain_numbers(result.by_phase),
         **trace.facts,
     )
 
 
-def _plain(numbers: Mapping[Any, int]) -> dict[str, int]:
+def plain_numbers(numbers: Mapping[Any, int]) -> dict[str, int]:
     return {str(key): value for key, value in numbers.items()}

@@ -19,8 +19,9 @@ from tqdm import tqdm
 
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.gpus.catalogue import of_device
+from workbench.gpus.emulator.card import DEVICE, emulated_card
 from workbench.paths import DATA, INSTALLED, runs_folder
-from workbench.predict.predict import CPU, predict
+from workbench.predict.predict import CPU, SHADOW, predict
 from workbench.recipe import Recipe
 from workbench.records.record import Record, versions
 from workbench.run.world import World, refuse_several_ranks
@@ -73,6 +74,12 @@ def recipes(path: Path = GRID) -> list[Recipe]:
     ]
 
 
+def gpu_of_device(device: str | None) -> str:
+    """The name in `GPUS` of a device that `run` takes. Raises as `gpu_of` and `World.find` do."""
+    card = emulated_card(device or "")
+    return card.name if card else gpu_of(World.find(device))
+
+
 def gpu_of(world: World) -> str:
     """The name in `GPUS` of a world's device; `cpu` for the CPU.
 
@@ -87,14 +94,20 @@ def gpu_of(world: World) -> str:
     return found.name
 
 
-def default_output(gpu: str) -> Path:
+def default_output(gpu: str, device: str | None = None) -> Path:
     """Among the reference measurements of a checkout; beside the user's runs where the package is installed."""
     reference = runs_folder() / "reference" if INSTALLED else DATA / "reference"
-    return reference / gpu / "verification.json"
+    return reference / ("emulated" if (device or "").startswith(DEVICE) else "") / gpu / "verification.json"
 
 
 def verify(
-    chosen: Iterable[Recipe], *, gpu: str, device: str | None = None, output: Path, fresh: bool = False
+    chosen: Iterable[Recipe],
+    *,
+    gpu: str,
+    device: str | None = None,
+    output: Path,
+    fresh: bool = False,
+    engine: str | None = None,
 ) -> list[Check]:
     """Predict and measure each recipe; `output` (JSON) grows with each, and what was measured there is not done again.
 
@@ -104,22 +117,24 @@ def verify(
         gpu: what to predict for, a name of `GPUS` or `cpu`.
         device: what to measure on, as for `run`.
         fresh: forget what stands in `output`.
+        engine: of the predictions; on an emulated GPU the shadow, since the emulator would be compared with itself.
 
     Raises:
         ConfigurationError: torchrun started this process.
     """
     refuse_several_ranks()
+    engine = engine or (SHADOW if emulated_card(device or "") else None)
     chosen = list(chosen)
     known = {} if fresh or not output.exists() else _read(output)
     checks = {recipe.id: known.get(recipe.id) for recipe in chosen}
     for recipe in tqdm(chosen, desc="verify", unit="run"):
-        checks[recipe.id] = checks[recipe.id] or _check(recipe, gpu, device)
+        checks[recipe.id] = checks[recipe.id] or _check(recipe, gpu, device, engine)
         _write(output, [check for check in checks.values() if check], gpu)
     return [check for check in checks.values() if check]
 
 
-def _check(recipe: Recipe, gpu: str, device: str | None) -> Check:
-    predicted = predict(recipe, gpu)
+def _check(recipe: Recipe, gpu: str, device: str | None, engine: str | None) -> Check:
+    predicted = predict(recipe, gpu, engine=engine)
     check = Check(
         label=recipe.label,
         model=recipe.model,
@@ -147,13 +162,20 @@ def _measured(recipe: Recipe, device: str | None) -> Record | str:
     """
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
+        if emulated_card(device or ""):  # which is another process anyway
+            _run(recipe, device, folder)
+            return _answer(folder, 0)
         process = context.Process(target=_run, args=(recipe, device, folder))
         process.start()
         process.join()
-        answer = Path(folder, "answer.json")
-        if not answer.exists():
-            return f"the process ended with exit code {process.exitcode}"
-        found = json.loads(answer.read_text(encoding="utf-8"))
+        return _answer(folder, process.exitcode)
+
+
+def _answer(folder: str, exit_code: int | None) -> Record | str:
+    answer = Path(folder, "answer.json")
+    if not answer.exists():
+        return f"the process ended with exit code {exit_code}"
+    found = json.loads(answer.read_text(encoding="utf-8"))
     return str(found["remark"]) if "remark" in found else Record(**found)
 
 

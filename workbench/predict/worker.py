@@ -1,27 +1,39 @@
-"""The process in which predictions are made: started at the first, kept for the next, ended with its caller.
+"""The processes in which predictions are made: started at the first, kept for the next, ended with their caller.
 
-A shadow patches torch and transformers for the whole process, every thread of it, so it has one of its own. Requests
-and answers are pickles on pipes. The worker is a plain child with the caller's import path: `multiprocessing` would
-import the caller's main module in it, which runs a script that has no `if __name__ == "__main__"`.
+A shadow patches torch and transformers for the whole process, every thread of it, so it has one of its own. An emulated
+card has another (`workbench.gpus.emulator.call`).
 """
 
 import atexit
 import os
-import pickle
-import subprocess
-import sys
-import tempfile
 import threading
-from typing import IO, Any
+from typing import TYPE_CHECKING, Any
 
-from workbench.errors import ConfigurationError, WorkbenchError
-from workbench.measure.garbage import freeze_living_objects, pause_collector
+from workbench.errors import WorkbenchError
+from workbench.gpus.catalogue import Gpu
+from workbench.gpus.process import Worker
+from workbench.recipe import Recipe
 from workbench.run.world import LAUNCHERS_VARIABLES
 
-START = "import sys; sys.path[:] = {path!r}; from workbench.predict.worker import serve; serve()"
+if TYPE_CHECKING:
+    from workbench.predict.prediction import Prediction
+
+MODULES = ("workbench.predict.prediction", "workbench.predict.shadow.step")
+ON_CARD = ("workbench.predict.emulated",)
 
 _lock = threading.Lock()
-_worker: "_Worker | None" = None
+_worker: Worker | None = None
+
+
+def ask_emulator(recipe: Recipe, gpu: Gpu, padding: bool) -> "Prediction | WorkbenchError":
+    """The prediction of PyTorch's own allocator, in the process of this card. Raises RuntimeError: it failed."""
+    from workbench.gpus.emulator.call import call_on
+    from workbench.predict.prediction import compute_emulated
+
+    try:
+        return call_on(gpu, compute_emulated, recipe, gpu, padding, modules=ON_CARD)
+    except WorkbenchError as error:
+        return error
 
 
 def ask(*request: Any) -> Any:
@@ -31,10 +43,12 @@ def ask(*request: Any) -> Any:
         WorkbenchError: as raised there.
         RuntimeError: the worker failed; the end of what it wrote to standard error is in the message.
     """
+    from workbench.predict.prediction import compute
+
     with _lock:
         worker = _living()
         try:
-            return worker.ask(request)
+            return worker.call(compute, *request)
         except WorkbenchError:
             raise
         except BaseException:
@@ -42,16 +56,23 @@ def ask(*request: Any) -> Any:
             raise
 
 
-def start() -> None:
-    """Start the worker if there is none: it loads its libraries while the caller does something else."""
+def start(gpu: str = "h100") -> None:
+    """Start the process that predictions for this GPU will come from: it loads its libraries meanwhile."""
+    from workbench.gpus.catalogue import gpu as find_gpu
+    from workbench.gpus.emulator import call
+    from workbench.predict.predict import EMULATOR, engine_for
+
+    if engine_for(gpu) == EMULATOR:
+        call.start_process(find_gpu(gpu), ON_CARD)
+        return
     with _lock:
         _living()
 
 
-def _living() -> "_Worker":
+def _living() -> Worker:
     global _worker
     if _worker is None or not _worker.alive():
-        _worker = _Worker()
+        _worker = Worker(_environment(), MODULES, name="prediction worker")
     return _worker
 
 
@@ -59,106 +80,15 @@ def close() -> None:
     """End the worker if there is one; the next request starts another."""
     global _worker
     worker, _worker = _worker, None
-    if worker is not None and worker.owner == os.getpid():
+    if worker is not None:
         worker.close()
 
 
 atexit.register(close)
 
 
-class _Worker:
-    def __init__(self) -> None:
-        self.owner = os.getpid()
-        self.words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the worker lives
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", START.format(path=sys.path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.words,
-            env=_environment(),
-            start_new_session=True,  # Ctrl-C is the caller's, who then ends the worker
-        )
-
-    def alive(self) -> bool:
-        """False in a fork of the owner too: the pipes are the owner's."""
-        return self.owner == os.getpid() and self.process.poll() is None
-
-    def ask(self, request: tuple[Any, ...]) -> Any:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        try:
-            written = pickle.dumps(request)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise ConfigurationError(
-                f"predict: this recipe cannot be sent to another process ({error}). "
-                "Define your own techniques at the top of an importable module."
-            ) from None
-        try:
-            self.process.stdin.write(written)
-            self.process.stdin.flush()
-            kind, answer = pickle.load(self.process.stdout)
-        except (EOFError, OSError, pickle.UnpicklingError):
-            raise RuntimeError(f"The prediction worker ended unexpectedly. Its last words:\n{self._tail()}") from None
-        if kind == "answer":
-            return answer
-        raise answer
-
-    def _tail(self) -> str:
-        self.words.seek(0)
-        return self.words.read()[-2000:].decode(errors="replace")
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout, self.words):
-            if stream is not None:
-                stream.close()
-
-
 def _environment() -> dict[str, str]:
     """The caller's, without GPUs, and without what a launcher or a trainer in the caller has left there."""
     others = {name: value for name, value in os.environ.items() if name not in LAUNCHERS_VARIABLES}
     kept = {name: value for name, value in others.items() if not name.startswith("ACCELERATE_")}
-    return {**kept, "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"}
-
-
-# ---- in the worker ----
-
-
-def serve() -> None:
-    """Answer requests until the caller closes the pipe. Whatever a library prints goes to standard error."""
-    requests = sys.stdin.buffer
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    _load()
-    while True:
-        try:
-            request = pickle.load(requests)
-        except EOFError:
-            return
-        except Exception as error:  # a class that cannot be imported here
-            reply: tuple[str, Any] = ("error", ConfigurationError(f"predict: the worker cannot read this: {error}"))
-        else:
-            reply = _answer(request)
-        pickle.dump(reply, answers)
-        answers.flush()
-
-
-def _answer(request: tuple[Any, ...]) -> tuple[str, Any]:
-    import traceback
-
-    from workbench.predict.prediction import compute
-
-    try:
-        with freeze_living_objects():
-            return "answer", compute(*request)
-    except WorkbenchError as error:
-        return "error", error
-    except Exception:
-        return "error", RuntimeError(traceback.format_exc())
-
-
-def _load() -> None:
-    with pause_collector():
-        import workbench.predict.prediction
-        import workbench.predict.shadow.step  # noqa: F401
+    return {**kept, "CUDA_VISIBLE_DEVICES": "", "EMULATED_CARD": "", "TOKENIZERS_PARALLELISM": "false"}

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 IN_WORDS = ["model", "corpus", "effective_batch_size", "sequence_length", "steps", "dropout", "memory_source"]
 SAME = [*IN_WORDS, "data_sha256", "device_kind", "device_name", "threads", "world_size"]
 BASELINE = "baseline"
+WITHOUT_VALUES = "an emulated GPU computes no values"
 ELSEWHERE = {"peak_host_bytes": "in host memory", "peak_disk_bytes": "on disk"}  # what was moved out of the device
 
 
@@ -117,7 +118,7 @@ def _summary(label: str, rows: pd.DataFrame) -> dict[str, object]:
     """One recipe over its seeds. The memory figures are of the seed with the largest peak."""
     rows = rows[rows["learning_rate"] == rows["learning_rate"].iloc[-1]]
     worst = rows.loc[rows["peak_allocated_bytes"].idxmax()]
-    losses, speeds = rows["held_out_loss"], rows["tokens_per_s"].astype(float)
+    losses, speeds = rows["held_out_loss"].astype(float), rows["tokens_per_s"].astype(float)
     return {
         "label": label,
         "peak_allocated_bytes": int(worst["peak_allocated_bytes"]),
@@ -141,7 +142,7 @@ def _summary(label: str, rows: pd.DataFrame) -> dict[str, object]:
 def _verdict(row: pd.Series, base: pd.Series) -> str:
     """`same` to six digits, `tie` within the larger of the two spreads, else `better` or `worse`; `?` with one seed."""
     difference, spread = row["loss_difference"], _spread(row, base, "held_out_loss")
-    if row.name == BASELINE:
+    if row.name == BASELINE or pd.isna(difference):
         return ""
     if abs(difference) < 1e-6 * base["held_out_loss"]:
         return "same"
@@ -172,14 +173,13 @@ def _beats(table: pd.DataFrame, one: object, other: object) -> bool:
 
 def _beyond(difference: float, spread: float) -> float:
     """The difference, or zero where it is inside the spread or unknown."""
-    known = 0.0 if pd.isna(spread) else spread
-    return difference if abs(difference) > known else 0.0
+    return difference if abs(difference) > np.nan_to_num(spread) else 0.0
 
 
 FORMATS: dict[str, Callable[[Any], str]] = {
     "peak": format_bytes,
     "saves": lambda fraction: f"{round(fraction, 2) + 0:.0%}",  # no minus before a zero
-    "speed": "{:.2f}×".format,
+    "speed": lambda ratio: "–" if pd.isna(ratio) else f"{ratio:.2f}×",
     "saved per second lost": lambda rate: "" if not rate else "free" if rate == np.inf else format_bytes(rate),
     "trainable": "{:,}".format,
     "learning rate": "{:.0e}".format,
@@ -207,8 +207,9 @@ def _shown(table: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, Callable[[Any],
 
 
 def _with_spread(row: pd.Series, column: str, digits: str) -> str:
-    spread = row[f"{column}_spread"]
-    return f"{row[column]:{digits}}" + ("" if pd.isna(spread) else f" ± {spread / 2:{digits}}")
+    value, spread = row[column], row[f"{column}_spread"]
+    words = f"{value:{digits}}" + ("" if pd.isna(spread) else f" ± {spread / 2:{digits}}")
+    return "–" if pd.isna(value) else words
 
 
 def style_comparison(table: pd.DataFrame) -> "Styler":
@@ -227,17 +228,21 @@ def comparison_text(table: pd.DataFrame) -> str:
 
 
 def largest_loss_difference(ones: Sequence[Record], others: Sequence[Record]) -> float:
-    """The largest difference between the training losses of two series of runs, seed by seed and step by step."""
+    """The largest difference between the training losses of two series of runs, seed by seed and step by step.
+
+    Not a number if they have none, as on an emulated GPU.
+    """
     pairs = [zip(one.losses, other.losses, strict=True) for one, other in zip(ones, others, strict=True)]
-    return max(abs(a - b) for pair in pairs for a, b in pair)
+    return max((abs(a - b) for pair in pairs for a, b in pair), default=float("nan"))
 
 
 def caption(table: pd.DataFrame) -> str:
     """What the rows have in common, in one line."""
-    a, seeds = table.attrs, table["seeds"].max()
+    a, seeds, source = table.attrs, table["seeds"].max(), table.attrs["memory_source"]
+    unknown = f"; {WITHOUT_VALUES}, so no loss and no speed" if source.startswith("emulated") else ""
     return (
         f"{a['model']} on {a['corpus']}: {a['effective_batch_size']} × {a['sequence_length']} tokens a step, "
-        f"{a['steps']} steps, {seeds} seed{'s' if seeds > 1 else ''}. Memory: {a['memory_source']} on {a['device']}."
+        f"{a['steps']} steps, {seeds} seed{'s' if seeds > 1 else ''}. Memory: {source} on {a['device']}{unknown}."
     )
 
 
@@ -247,13 +252,10 @@ def conclusions(table: pd.DataFrame) -> list[str]:
     base = table.loc[BASELINE]
     if others.empty:
         return ["There is only the baseline so far."]
-    return [
-        _smallest(others, base),
-        _unharmed(others),
-        _fastest(others),
-        *_idle(others),
-        f"Not beaten in memory, speed and loss at once: {', '.join(pareto(table))}.",
-    ]
+    if table.attrs["memory_source"].startswith("emulated"):
+        return [_smallest(others, base), *_idle(others), f"Of loss and speed nothing is known: {WITHOUT_VALUES}."]
+    unbeaten = f"Not beaten in memory, speed and loss at once: {', '.join(pareto(table))}."
+    return [_smallest(others, base), _unharmed(others), _fastest(others), *_idle(others), unbeaten]
 
 
 def _idle(others: pd.DataFrame) -> list[str]:

@@ -20,7 +20,10 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, TrainerCallback, TrainingArguments, set_seed
 
 from workbench.errors import UnavailableError
+from workbench.gpus.emulator.call import also_on_emulated_devices
+from workbench.gpus.emulator.padding import announce_padding
 from workbench.measure.allocators import allocator_for, capped, total_bytes
+from workbench.measure.emulated import EMULATED, NOT_COMPUTED
 from workbench.measure.garbage import freeze_living_objects
 from workbench.measure.leaks import clear_frames
 from workbench.measure.meter import Meter
@@ -64,6 +67,7 @@ class Options:
     observe: Observer | None = None
 
 
+@also_on_emulated_devices
 def run(
     recipe: Recipe,
     *,
@@ -81,7 +85,8 @@ def run(
     """Fine-tune a recipe and measure memory, loss and speed.
 
     Args:
-        device: `"cpu"`, `"cuda"` or `"mps"`; by default the fastest that is there.
+        device: `"cpu"`, `"cuda"` or `"mps"`; by default the fastest that is there. `"emulated:t4"`: a GPU in software,
+            of `workbench.gpus.catalogue`; such a record has memory, and neither loss nor speed.
         reuse: return the newest `ok` record of the same recipe, text, device and versions, if there is one.
         save: `"merged"` or `"adapter"`, to keep the fine-tuned model in the folder `record.model_path`.
         sample_tokens: continue the beginning of the held-out text by so many tokens, before and after.
@@ -173,6 +178,7 @@ class _Execution:
 
     def __init__(self, job: Job, record: Record, options: Options) -> None:
         self.job, self.record, self.options = job, record, options
+        self.emulated = EMULATED if job.device.type == "cuda" else ""  # this process may be told to use its CPU
         self.trainer: SeamTrainer | None = None
         self.meter: Meter | None = None
 
@@ -183,6 +189,8 @@ class _Execution:
         before = allocator.in_use()
         with freeze_living_objects(), quiet():
             data = prepare_data(job.recipe, job.blocks)
+            if self.emulated:
+                announce_padding(data, job.recipe.effective_batch_size)
             model = self._load()
             text_before = self._sample(model)
             with Meter(model, before_bytes=before, cap_bytes=self.record.memory_cap_bytes) as meter:
@@ -202,7 +210,7 @@ class _Execution:
             self.so_far(),
             status=Status.OK if finite else Status.DIVERGED,
             error="" if finite else f"the loss was not a finite number after {len(self.so_far().losses)} good steps",
-            held_out_loss=held_out_loss if finite else None,
+            held_out_loss=held_out_loss if finite and not self.emulated else None,
             text_before=text_before,
             text_after=text_after,
             model_path=model_path,
@@ -251,11 +259,15 @@ class _Execution:
         """The record with what the Trainer and the meter have seen until now."""
         if self.trainer is None or self.meter is None:
             return self.record
-        history = self.trainer.state.log_history
+        history = [] if self.emulated else self.trainer.state.log_history
         return replace(
             self.record,
             **_memory(self.meter, self.record.peak_allocated_bytes or 0),
-            warnings=[*(f"corpus: {remark}" for remark in self.job.text.remarks), *self.trainer.warnings],
+            warnings=[
+                *([NOT_COMPUTED] if self.emulated else []),
+                *(f"corpus: {r}" for r in self.job.text.remarks),
+                *self.trainer.warnings,
+            ],
             micro_batch_size=self.trainer.micro_batch_size,
             gradient_accumulation_steps=self.trainer.args.gradient_accumulation_steps,
             steps_done=self.trainer.state.global_step,
@@ -280,7 +292,7 @@ class _Execution:
 
     def _sample(self, model: PreTrainedModel) -> str:
         prompt, tokens = corpus.prompt(self.job.text), self.options.sample_tokens
-        return generate(model, self.job.tokenizer, prompt, tokens) if tokens else ""
+        return generate(model, self.job.tokenizer, prompt, tokens) if tokens and not self.emulated else ""
 
     def _note_actual(self, trainer: SeamTrainer, watch: "_Watch", model: PreTrainedModel) -> None:
         autocast = trainer.accelerator.mixed_precision
@@ -370,7 +382,7 @@ class _Watch(TrainerCallback):
         """Over the steps after the warm-up, padding not counted; unknown (None) if there are none, or if the tracker
         slowed them."""
         timed = len(self.step_ends) - WARM_UP_STEPS
-        if timed < 1 or self.meter.enforces_cap:
+        if timed < 1 or self.meter.enforces_cap or self.execution.emulated:
             return {"timed_steps": 0}
         (start, before), (end, after) = self.step_ends[WARM_UP_STEPS - 1], self.step_ends[-1]
         return {

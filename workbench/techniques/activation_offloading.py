@@ -77,7 +77,9 @@ class SavedTensors:
 
     def pack(self, tensor: Any) -> Any:
         if self.stays(tensor):
-            return tensor
+            # kept whole, the result of an operation would keep the operation, which keeps what is packed: for ever, if
+            # no backward pass comes to free it, as with DoRA's norm
+            return tensor if tensor.grad_fn is None else tensor.detach()
         storage = tensor.untyped_storage()
         copy = self.copies.get(storage._cdata)
         if copy is None or copy.of() is not storage or copy.version != tensor._version:

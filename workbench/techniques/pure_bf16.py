@@ -32,9 +32,7 @@ class PureBf16(Technique):
     brings: ClassVar[frozenset[Capability]] = frozenset({Capability.SIXTEEN_BIT_WEIGHTS})
 
     def missing(self, device_type: str) -> str | None:
-        if lacks_bf16(device_type):
-            return "pure_bf16 needs compute capability 8.0 or newer; PyTorch would emulate bf16 on this GPU. Drop it."
-        return None
+        return "pure_bf16 needs compute capability 8.0 or newer. Drop it." if lacks_bf16(device_type) else None
 
     @classmethod
     def variants(cls, compute_capability: tuple[int, int] | None) -> tuple[Technique, ...]:

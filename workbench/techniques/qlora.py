@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from workbench.measure.categories import Category
 from workbench.models.family import ModelFamily
 from workbench.settings import setting
-from workbench.techniques.base import Arguments, Call, Capability
+from workbench.techniques.base import Arguments, Call, Capability, lacks_bf16
 from workbench.techniques.low_rank import LowRank, add_low_rank
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ class Qlora(LowRank):
             return "qlora needs the package bitsandbytes, which is not installed: pip install bitsandbytes==0.50.2"
         if device_type not in ("cpu", "cuda"):
             return f"qlora: bitsandbytes has no 4-bit kernels for {device_type}. Use --device cpu."
+        if self.compute == "bfloat16" and lacks_bf16(device_type):
+            return "qlora=compute:bfloat16 needs compute capability 8.0 or newer. Use compute:float32 on this GPU."
         return None
 
     def model_arguments(self, family: ModelFamily) -> Arguments:

@@ -4,9 +4,12 @@ No number is fitted; each is read from the source that allocates it.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from workbench.predict.shadow.reductions import Reduction
 
 aten: Any = torch.ops.aten
 
@@ -14,42 +17,119 @@ aten: Any = torch.ops.aten
 # (`ATen/cuda/CublasHandlePool.cpp`), and cuBLASLt shares it. The workspace is never given back.
 MATRIX_PRODUCTS = frozenset({aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.addmv, aten.mv, aten._scaled_mm})
 
-FP32_BYTES = 4
+FP32_BYTES = INT32_BYTES = 4
+INT64_BYTES = 8
+
+Block = int | Reduction  # bytes, or what they depend on; a reduction takes two
 
 
-def scratch_bytes(operation: Any, args: tuple[Any, ...]) -> tuple[int, ...]:
-    """What a kernel takes besides its results, and gives back when it returns."""
-    rule = _RULES.get(operation.overloadpacket) if hasattr(operation, "overloadpacket") else None
-    return rule(args) if rule else ()
+@dataclass(frozen=True)
+class Scratch:
+    """What a kernel takes besides its results, and gives back, the last one first, when it returns.
+
+    Args:
+        before: taken before the results.
+        after: taken after them. Groups that follow each other: each has gone before the next one comes.
+    """
+
+    before: tuple[int, ...] = ()
+    after: tuple[tuple[Block, ...], ...] = ()
+
+
+NO_SCRATCH = Scratch()
+
+
+def scratch_of(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Scratch:
+    """For an operation of the dispatcher and its arguments."""
+    rule = _RULES.get(getattr(operation, "overloadpacket", None))
+    return rule(*args, **kwargs) if rule else NO_SCRATCH
 
 
 def _multiple(number: int, of: int) -> int:
     return -(-number // of) * of
 
 
-def _flash_backward(args: tuple[Any, ...]) -> tuple[int, ...]:
+def _sum(tensor: torch.Tensor, dims: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Scratch:
+    """`make_reduction` in `ReduceOpsUtils.h`: a copy in the type of the result, but where the kernel converts."""
+    if not tensor.is_floating_point():
+        return Scratch(after=((tensor.numel() * INT64_BYTES,),))
+    cast = dtype is not None and dtype is not tensor.dtype and dtype is not torch.float32
+    return Scratch(after=((*((tensor.numel() * dtype.itemsize,) if cast else ()), _reduction(tensor, dims)),))
+
+
+def _mean(tensor: torch.Tensor, dims: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Scratch:
+    return Scratch(after=((_reduction(tensor, dims),),))
+
+
+def _reduction(tensor: torch.Tensor, dims: Any) -> Reduction:
+    return Reduction.of(tensor, (dims,) if isinstance(dims, int) else tuple(dims or ()))
+
+
+def _cumsum(tensor: torch.Tensor, dim: int, *, dtype: Any = None) -> Scratch:
+    return NO_SCRATCH if tensor.is_floating_point() else Scratch(after=((tensor.numel() * INT64_BYTES,),))
+
+
+def _softmax_backward(gradient: torch.Tensor, *_: Any) -> Scratch:
+    """`softmax_backward_cuda_out` in `SoftMax.cu`: the product of gradient and output."""
+    return Scratch(after=((gradient.numel() * gradient.element_size(),),))
+
+
+def _foreach_norm(tensors: list[torch.Tensor], *_: Any, **__: Any) -> Scratch:
+    """`foreach_tensor_norm_cuda` in `ForeachReduceOp.cu`: a number for each chunk (`kChunkSize`) that a tensor has, or
+    would have if it were the largest."""
+    chunks = max(-(-tensor.numel() // 65536) for tensor in tensors)
+    return Scratch(before=(len(tensors) * chunks * FP32_BYTES,))
+
+
+def _embedding_backward(gradient: torch.Tensor, indices: torch.Tensor, *_: Any) -> Scratch:
+    """`embedding_dense_backward_cuda` in `Embedding.cu` and `embedding_backward_cuda_kernel` in
+    `EmbeddingBackwardKernel.cu`: more than 3,072 indices are sorted; then come the segments of equal ones, each cut
+    into pieces of 10 (`NROWS_PER_THREAD`), and a row for each piece that there may be. Without what CUB sorts in."""
+    count, width = indices.numel(), gradient.shape[-1]
+    if count <= 3072:
+        return NO_SCRATCH
+    each, pieces = count * INT64_BYTES, count // 10 + count
+    segments = (each, INT64_BYTES, each, each, INT64_BYTES, pieces * INT64_BYTES, pieces * width * FP32_BYTES)
+    return Scratch(before=(each, each), after=(segments,))
+
+
+def _flash_backward(gradient: torch.Tensor, query: torch.Tensor, *_: Any, **__: Any) -> Scratch:
     """`mha_bwd` in `flash_attn/flash_api.cpp`: row sums of the softmax's gradient, (B, H, T'), and an fp32 accumulator
     of the query's gradient, (B, T', H, D'), with T' a multiple of 128 and D' of 32."""
-    batch, heads, tokens, width = args[1].shape
+    batch, heads, tokens, width = query.shape
     rows = batch * heads * _multiple(tokens, 128)
-    return rows * FP32_BYTES, rows * _multiple(width, 32) * FP32_BYTES
+    return Scratch(after=((rows * FP32_BYTES, rows * _multiple(width, 32) * FP32_BYTES),))
 
 
-def _efficient_backward(args: tuple[Any, ...]) -> tuple[int, ...]:
-    """`_efficient_attention_backward` in `attention_backward.cu`: delta, (B, H, T) in fp32; in half precision also
-    the kernel's fp32 accumulator of the query's gradient (`kernel_backward.h`, `workspace_size`)."""
-    query = args[1]
+def _efficient_backward(gradient: torch.Tensor, query: torch.Tensor, *_: Any, **__: Any) -> Scratch:
+    """`_efficient_attention_backward` in `attention_backward.cu`: delta, (B, H, T) in fp32, which kernels for fp32 have
+    computed for them (`kKernelComputesDelta` in `mem_eff_attention/kernel_backward.h`), and the accumulators of the
+    query's gradient (`workspace_size`, `GradQTempStorage`): 64 × 64 numbers and 16 bytes for each block of queries."""
     batch, heads, tokens, width = query.shape
     delta = batch * heads * tokens * FP32_BYTES
-    if query.dtype is torch.float32:
-        return (delta,)
-    # workspace_elements_gq: blocks of 64 queries, of the width rounded up to the 64, 128 … that the kernel is made for
-    return delta, batch * heads * _multiple(tokens, 64) * _multiple(width, 64) * FP32_BYTES
+    blocks = batch * heads * -(-tokens // 64) * -(-width // 64)
+    kernel = delta, blocks * (64 * 64 * FP32_BYTES + 4 * INT32_BYTES)
+    if query.dtype is not torch.float32:
+        return Scratch(after=(kernel,))
+    return Scratch(after=((query.numel() * FP32_BYTES, delta), kernel))
 
 
-_RULES: dict[Any, Callable[[tuple[Any, ...]], tuple[int, ...]]] = {
+_RULES: dict[Any, Callable[..., Scratch]] = {
+    aten.sum: _sum,
+    aten.mean: _mean,
+    aten.cumsum: _cumsum,
+    aten._softmax_backward_data: _softmax_backward,
+    aten._foreach_norm: _foreach_norm,
+    aten.embedding_dense_backward: _embedding_backward,
     aten._scaled_dot_product_flash_attention_backward: _flash_backward,
     # cuDNN does not publish its workspace; its algorithm is that of flash attention, and so is taken its scratch
     aten._scaled_dot_product_cudnn_attention_backward: _flash_backward,
     aten._scaled_dot_product_efficient_attention_backward: _efficient_backward,
+}
+
+# Operations that take their results in another order than they return them (`Dropout.cu`: the mask comes first), or
+# return some that are not on the GPU: the state of the random numbers of efficient attention (`attention.cu`).
+ORDERS: dict[Any, tuple[int, ...]] = {
+    aten.native_dropout: (1, 0),
+    aten._scaled_dot_product_efficient_attention: (0, 1),
 }

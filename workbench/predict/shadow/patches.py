@@ -72,13 +72,14 @@ def synchronize_gradients(trainer: Any, last: bool) -> None:
 
 
 @contextmanager
-def traceable(padding: bool) -> Iterator[None]:
+def traceable(padding: Callable[[], bool]) -> Iterator[None]:
     """What fake tensors need: they have no values to look at, and are not `torch.Tensor` by type.
 
     Args:
-        padding: batches contain padding.
+        padding: whether the batch that the model sees now contains padding.
     """
     from transformers import masking_utils
+    from transformers.trainer_pt_utils import EvalLoopContainer
 
     from workbench.run import trainer
 
@@ -86,7 +87,7 @@ def traceable(padding: bool) -> Iterator[None]:
     packed: Callable[..., Any] = masking_utils.find_packed_sequence_indices
 
     def ignore_mask(padding_mask: torch.Tensor | None, *args: Any, **kwargs: Any) -> bool:
-        return False if padding_mask is not None and padding else known(None, *args, **kwargs)
+        return False if padding_mask is not None and padding() else known(None, *args, **kwargs)
 
     def not_packed(position_ids: torch.Tensor) -> None:
         packed(position_ids)  # allocates what it allocates
@@ -102,6 +103,7 @@ def traceable(padding: bool) -> Iterator[None]:
             replaced(module, "_foreach_supported_types", [*module._foreach_supported_types, FakeTensor])
         for module in COUNTING_MODULES:  # reads how many steps were taken, which changes no allocation
             replaced(module, "_get_value", lambda step: 1.0)
+        replaced(EvalLoopContainer, "get_arrays", lambda losses: losses.__init__())  # reads the losses
         replaced(trainer, "count_padding", lambda inputs: 0)  # ours; reads the mask, for the record only
         yield
 

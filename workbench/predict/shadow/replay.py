@@ -40,7 +40,7 @@ def replay(trace: Trace, gpu: Gpu | None) -> Replayed:
     Args:
         gpu: whose memory, workspaces and rules; None counts bytes alone, as a CPU does.
     """
-    sizes = trace.with_workspaces(gpu.cublas_workspace_bytes if gpu else 0)
+    sizes = trace.sizes(gpu)
     timeline = trace.timeline(sizes)
     if gpu is None:
         allocated, reserved = timeline.total, 0
@@ -85,7 +85,7 @@ def _read(
         peak_allocated_bytes=int(allocated[event]),
         peak_reserved_bytes=reserved,
         peak_phase=peak_phase,
-        peak_operation=_maker(trace, sizes, event),
+        peak_operation=maker_at(trace, sizes, event),
         by_category=by_category,
         maximum_by_category=maximum,
         by_phase=by_phase,
@@ -94,7 +94,7 @@ def _read(
     )
 
 
-def _maker(trace: Trace, sizes: NDArray[np.int64], event: int) -> str:
+def maker_at(trace: Trace, sizes: NDArray[np.int64], event: int) -> str:
     """Who made the youngest allocation that matters: of those alive at the peak, one of at least a hundredth of it."""
     alive = (trace.born <= event) & ((trace.died < 0) | (trace.died > event))
     large = alive & (sizes >= sizes[alive].sum() // 100)

@@ -2,22 +2,26 @@
 
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+import pyarrow.compute as pc
 import torch
+from datasets import Dataset
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedModel
 
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.gpus.catalogue import Gpu
+from workbench.measure.categories import Phase
 from workbench.measure.meter import Meter
 from workbench.models.known import family_of
-from workbench.models.load import count_parameters, load_config, load_tokenizer, quiet, skeleton
+from workbench.models.load import count_parameters, load_config, load_tokenizer, quiet
 from workbench.models.source import check_length, locate_config
 from workbench.predict.shadow.patches import cuda_choices, make_fake, scale_losses, synchronize_gradients, traceable
 from workbench.predict.shadow.stand_ins import (
@@ -29,6 +33,7 @@ from workbench.predict.shadow.stand_ins import (
 )
 from workbench.predict.shadow.trace import Trace
 from workbench.predict.shadow.tracker import ShadowTracker
+from workbench.predict.skeleton import skeleton
 from workbench.recipe import Recipe
 from workbench.run.job import own_examples
 from workbench.run.trainer import (
@@ -44,7 +49,6 @@ from workbench.texts.corpus import Blocks, TrainingText
 
 DEVICE = torch.device("cpu")  # plays the GPU
 TRACED_STEPS = 2  # the optimizer makes its states in the first; the second is like all that follow
-LOOKED_AT = 4  # effective batches, for the longest example
 
 Batch = dict[str, torch.Tensor]
 
@@ -131,14 +135,15 @@ class _Shadow:
         uses_bf16 = trainer.args.bf16 or any(p.dtype is torch.bfloat16 for p in self.model.parameters())
         if gpu:
             refuse_precision(gpu, uses_bf16)
-        batches = self._batches(trainer)
+        batches, held_out = self._batches(trainer), _held_out(trainer)
         padded = self.padding or any(_padded(batch) for batch in batches)
         with ExitStack() as stack:
-            stack.enter_context(traceable(padded))
+            stack.enter_context(traceable(lambda: padded and self.model.training))
             attention = stack.enter_context(cuda_choices(gpu)) if gpu else stack.enter_context(nullcontext())
             stack.enter_context(mode)
+            fakes, evaluated = ([_fake_batch(batch, mode) for batch in some] for some in (batches, held_out))
             stack.enter_context(meter)
-            train(trainer, meter, [_fake_batch(batch, mode) for batch in batches], self._begin_step)
+            train(trainer, meter, fakes, self._begin_step, evaluated)
         asked = dict(attention.asked) if attention else {}
         allocator = {k: v for technique in self.recipe.techniques for k, v in technique.allocator_settings().items()}
         return self.tracker.trace(
@@ -150,7 +155,7 @@ class _Shadow:
 
     def _trainer(self, meter: Meter) -> SeamTrainer:
         arguments = training_arguments(self.recipe, 1e-4, DEVICE, self.scratch)
-        data = prepare_data(self.recipe, _blocks(self.recipe))
+        data = prepare_data(self.recipe, blocks_for(self.recipe))
         trainer = assemble(self.recipe, self.model, data, arguments, meter, [])
         if needs_eight_bit_states(arguments):
             trainer.optimizer = EightBitAdamW(self.model)
@@ -164,9 +169,9 @@ class _Shadow:
         Where examples have unequal lengths, each batch has the longest: the peak of a run is that of such a batch.
         """
         size, count = trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps
-        rows = list(islice(cast("Iterable[Any]", trainer.train_dataset), LOOKED_AT * size * count))
-        longest = max(rows, key=lambda row: len(row["input_ids"]))
-        others = cycle(row for row in rows if row is not longest or len(rows) == 1)
+        dataset: Any = trainer.train_dataset
+        others = cycle(list(islice(cast("Iterable[Any]", dataset), size * count)))
+        longest = dataset[_longest(dataset)] if isinstance(dataset, Dataset) else next(others)
         collator = cast("Callable[..., Batch]", trainer.data_collator)
         made = [collator([longest, *islice(others, size - 1)]) for _ in range(count)]
         if self.padding:
@@ -184,7 +189,13 @@ class _Shadow:
         }
 
 
-def train(trainer: SeamTrainer, meter: Meter, batches: list[Batch], begin_step: Callable[[], None]) -> None:
+def train(
+    trainer: SeamTrainer,
+    meter: Meter,
+    batches: list[Batch],
+    begin_step: Callable[[], None],
+    held_out: Sequence[Batch] = (),
+) -> None:
     """The calls of `Trainer.train` that have to do with memory, in its order (`tests/predict/test_order_of_calls.py`).
 
     Its own loop needs a device, values to log and a data loader.
@@ -192,7 +203,9 @@ def train(trainer: SeamTrainer, meter: Meter, batches: list[Batch], begin_step: 
     trainer.create_optimizer()
     model, trainer.optimizer = trainer.accelerator.prepare(trainer.model, trainer.optimizer)
     trainer.model_wrapped = model
+    total = torch.zeros((), device=DEVICE)  # of the losses since the last log
     model.zero_grad()
+    evaluate(trainer, meter, held_out)
     for _ in range(TRACED_STEPS):
         begin_step()
         moved = ({name: tensor.clone() for name, tensor in batch.items()} for batch in batches)
@@ -200,20 +213,52 @@ def train(trainer: SeamTrainer, meter: Meter, batches: list[Batch], begin_step: 
         trainer.current_gradient_accumulation_steps = len(samples)
         for index, inputs in enumerate(samples):
             synchronize_gradients(trainer, last=index == len(samples) - 1)
-            trainer.training_step(model, inputs, items)
+            total += trainer.training_step(model, inputs, items)
         limit = trainer.args.max_grad_norm if trainer.args.max_grad_norm > 0 else math.inf  # then for the log only
         trainer.accelerator.clip_grad_norm_(model.parameters(), limit)
         trainer.optimizer.step()
         model.zero_grad()
         meter.enter_phase(None)
+    evaluate(trainer, meter, held_out)
 
 
-def _blocks(recipe: Recipe) -> Blocks:
-    """One effective batch of blocks; which tokens they hold does not matter."""
-    from datasets import Dataset
+def evaluate(trainer: SeamTrainer, meter: Meter, batches: Sequence[Batch]) -> None:
+    """The Trainer's own loop. What it frees stays reserved, in segments that the steps after it have to live with."""
+    if batches:
+        with meter.phase(Phase.EVALUATION):
+            trainer.evaluation_loop(cast("Any", _Loader(batches)), "Evaluation", prediction_loss_only=True)
 
-    rows = Dataset.from_dict({"input_ids": [list(range(recipe.sequence_length))] * recipe.effective_batch_size})
-    return Blocks(rows, rows, _text(recipe))
+
+class _Loader:
+    """Each batch is there until the next one is, as with accelerate's loader."""
+
+    def __init__(self, batches: Sequence[Batch]) -> None:
+        self.dataset = batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self.dataset:
+            yield {name: tensor.clone() for name, tensor in batch.items()}
+
+
+def blocks_for(recipe: Recipe) -> Blocks:
+    """One effective batch of blocks, and as many held out as `make_blocks` cuts; which tokens does not matter."""
+    row = list(range(recipe.sequence_length))
+    held_out = max(1, corpus.HELD_OUT_TOKENS // recipe.sequence_length)
+    train, rest = (Dataset.from_dict({"input_ids": [row] * n}) for n in (recipe.effective_batch_size, held_out))
+    return Blocks(train, rest, _text(recipe))
+
+
+def _held_out(trainer: SeamTrainer) -> list[Batch]:
+    """The batches of an evaluation; the last one may be smaller."""
+    size, rows = trainer.args.per_device_eval_batch_size, list(cast("Iterable[Any]", trainer.eval_dataset))
+    collator = cast("Callable[..., Batch]", trainer.data_collator)
+    return [collator(rows[start : start + size]) for start in range(0, len(rows), size)]
+
+
+def _longest(dataset: Dataset) -> int:
+    """Of all rows, the first of the longest."""
+    rows = dataset.with_format("arrow")[:]["input_ids"]
+    return int(np.argmax(pc.list_value_length(rows).to_numpy()))
 
 
 def _text(recipe: Recipe) -> TrainingText:

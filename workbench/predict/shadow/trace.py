@@ -6,8 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from workbench.gpus.catalogue import Gpu
 from workbench.measure.categories import Category, Phase
 from workbench.measure.timeline import Timeline
+from workbench.predict.shadow.reductions import Reduction
 
 CATEGORIES = tuple(Category)
 
@@ -17,7 +19,8 @@ class Trace:
     """Every allocation and free of a step, independent of any GPU's allocator.
 
     Arrays have one entry per storage; `born` and `died` are readings of the event clock, one event a reading, and
-    `died` is -1 for what outlives the trace. `workspaces` are the storages whose size only the GPU knows: 0 here.
+    `died` is -1 for what outlives the trace. Some sizes only the GPU knows, 0 here: `workspaces` are such storages, and
+    `reductions` name the first of two.
     `allocator` holds the allocator's settings that techniques change, `attention` each question that was asked in the
     choice of a kernel and its answer, `facts` the fields of a `Prediction` that are known from the assembled trainer.
     """
@@ -31,6 +34,7 @@ class Trace:
     phase_starts: tuple[tuple[int, Phase | None], ...]
     workspaces: tuple[int, ...]
     flops: int
+    reductions: dict[int, Reduction] = field(default_factory=dict)
     uses_bf16: bool = False
     allocator: dict[str, Any] = field(default_factory=dict)
     attention: dict[Any, Any] = field(default_factory=dict)
@@ -40,10 +44,14 @@ class Trace:
     def events(self) -> int:
         return len(self.born) + int((self.died >= 0).sum())
 
-    def with_workspaces(self, nbytes: int) -> NDArray[np.int64]:
-        """The sizes, where each workspace has so many bytes."""
+    def sizes(self, gpu: Gpu | None) -> NDArray[np.int64]:
+        """The bytes of every storage on this GPU; without one, of tensors alone."""
         sizes = self.nbytes.copy()
-        sizes[list(self.workspaces)] = nbytes
+        if gpu is not None:
+            sizes[list(self.workspaces)] = gpu.cublas_workspace_bytes
+            known = {reduction: reduction.bytes_on(gpu) for reduction in set(self.reductions.values())}
+            for first, reduction in self.reductions.items():
+                sizes[first : first + 2] = known[reduction]
         return sizes
 
     def phases(self) -> tuple[Phase | None, ...]:

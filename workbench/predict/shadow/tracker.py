@@ -1,7 +1,9 @@
 """The tracker of real runs, on fake tensors: it also notes who made what, kernels' scratch, workspaces and flops."""
 
+from collections.abc import MutableMapping, Sequence
 from types import TracebackType
 from typing import Any, Self
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -11,7 +13,8 @@ from torch.utils.flop_counter import flop_registry
 
 from workbench.measure.categories import Category, Phase
 from workbench.measure.tracker import Storage, StorageTracker
-from workbench.predict.shadow.kernels import MATRIX_PRODUCTS, scratch_bytes
+from workbench.predict.shadow.kernels import MATRIX_PRODUCTS, NO_SCRATCH, ORDERS, Block, scratch_of
+from workbench.predict.shadow.reductions import Reduction
 from workbench.predict.shadow.trace import CATEGORIES, Trace
 
 DEVICE_OF: Any = torch.ops.prim.device.default
@@ -34,13 +37,14 @@ class ShadowTracker(StorageTracker):
         self.cuda, self.flops = cuda, 0
         self.failed = ("", "")
         self.workspaces: dict[bool, int] = {}  # by whether it is the backward's
+        self.reductions: dict[int, Reduction] = {}  # by the storage of their buffer; the next one are the semaphores
         self._makers: list[tuple[Any, str]] = []
-        self._names: dict[torch.nn.Module, str] = {}
+        self._names: MutableMapping[torch.nn.Module, str] = {}
         self._open: list[str] = []
         self._handles: list[Any] = []
 
     def name_modules(self, model: torch.nn.Module) -> None:
-        self._names = {module: name for name, module in model.named_modules()}
+        self._names = WeakKeyDictionary((module, name) for name, module in model.named_modules())
 
     def __enter__(self) -> Self:
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -68,19 +72,25 @@ class ShadowTracker(StorageTracker):
         if func is DEVICE_OF:  # two thirds of all calls, answered here without a detour
             return args[0].fake_device
         self._fill_makers(GIVEN, "")
-        if self._phase is not Phase.FORWARD and not torch.is_grad_enabled():
+        if self._phase is Phase.BACKWARD and not torch.is_grad_enabled():
             self._open.clear()  # a recomputation stops in the middle of a module, as soon as it has what it needs
         module = self._open[-1] if self._open else ""
+        packet = getattr(func, "overloadpacket", None)
+        scratch = scratch_of(func, args, kwargs or {}) if self.cuda else NO_SCRATCH
+        before, first = self._book_blocks(scratch.before), len(self.storages)
         try:
             out = super().__torch_dispatch__(func, types, args, kwargs)
         except Exception:
             self.failed = str(func), module  # others may follow while contexts are left
             raise
-        packet = getattr(func, "overloadpacket", None)
-        if packet in flop_registry:
+        if packet in flop_registry and self._phase is not Phase.EVALUATION:
             self.flops += flop_registry[packet](*args, **(kwargs or {}), out_val=out)
         if self.cuda:
-            self._book_unseen(func, packet, args)
+            self._reorder(ORDERS.get(packet), self.storages[first:])
+            self._book_workspace(packet)
+            for group in scratch.after:
+                self._bury_blocks(self._book_blocks(group))
+        self._bury_blocks(before)
         self._fill_makers(func, module)
         return out
 
@@ -93,13 +103,34 @@ class ShadowTracker(StorageTracker):
         if len(self.storages) > len(self._makers):
             self._makers.extend([(operation, module)] * (len(self.storages) - len(self._makers)))
 
-    def _book_unseen(self, func: Any, packet: Any, args: Any) -> None:
+    def _reorder(self, order: tuple[int, ...] | None, made: list[Storage]) -> None:
+        """The results in the order in which CUDA takes them; those that it has elsewhere take nothing."""
+        if order is None or len(made) < len(order):
+            return
+        clock = [storage.born for storage in made]
+        for place, storage in enumerate(made):
+            if place in order:
+                storage.born = clock[order.index(place)]
+            else:
+                storage.nbytes = 0
+
+    def _book_workspace(self, packet: Any) -> None:
         in_backward = self._phase is Phase.BACKWARD  # where autograd's own thread multiplies, with a handle of its own
         if packet in MATRIX_PRODUCTS and in_backward not in self.workspaces:
             self.workspaces[in_backward] = len(self.storages)
             self._book_block(0)
-        scratch = [self._book_block(nbytes) for nbytes in scratch_bytes(func, args)]
-        for storage in scratch:
+
+    def _book_blocks(self, blocks: Sequence[Block]) -> list[Storage]:
+        found = []
+        for block in blocks:
+            if isinstance(block, Reduction):
+                self.reductions[len(self.storages)] = block
+                found.append(self._book_block(0))
+            found.append(self._book_block(0 if isinstance(block, Reduction) else block))
+        return found
+
+    def _bury_blocks(self, blocks: list[Storage]) -> None:
+        for storage in reversed(blocks):
             storage.died = self._tick()
 
     def _book_block(self, nbytes: int) -> Storage:
@@ -122,6 +153,7 @@ class ShadowTracker(StorageTracker):
             operations=tuple(f"{func} in {module}" if module else str(func) for func, module in operations),
             phase_starts=tuple(self._phase_starts),
             workspaces=tuple(self.workspaces.values()),
+            reductions=self.reductions,
             flops=self.flops,
             **more,
         )

@@ -1,0 +1,254 @@
+"""The stubs themselves: what is read of PyTorch's libraries, what is generated, what the C does."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from workbench.errors import UnavailableError
+from workbench.gpus.catalogue import GPUS, gpu
+from workbench.gpus.emulator import build, card, place
+from workbench.gpus.emulator.elf import imports
+
+COMPILER = shutil.which("cc") or shutil.which("gcc")
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C compiler on this machine")
+
+
+# ---- reading libraries ----
+
+
+@needs_compiler
+def test_what_a_library_imports(tmp_path):
+    source, library = tmp_path / "one.c", tmp_path / "libone.so"
+    source.write_text("double nowhere(double), cos(double);\ndouble one(double x) { return cos(x) + nowhere(x); }")
+    subprocess.run([COMPILER, "-shared", "-fPIC", source, "-o", library, "-lm"], check=True)
+    found = imports(library)
+    assert "libm.so.6" in found.needed
+    assert ("nowhere", "", "") in found.symbols
+    assert any(name == "cos" and owner == "libm.so.6" for name, owner, _ in found.symbols)
+    assert "one" not in {name for name, _, _ in found.symbols}
+
+
+def test_what_is_no_library_is_refused(tmp_path):
+    path = tmp_path / "lib.so"
+    path.write_bytes(b"not an ELF file")
+    with pytest.raises(ValueError, match="is not a 64-bit ELF library"):
+        imports(path)
+
+
+# ---- what is written by hand ----
+
+
+@needs_compiler
+@pytest.mark.parametrize("path", sorted(build.SOURCES.glob("*.c")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("major", [12, 13])
+def test_the_sources_compile_without_a_warning(path, major, tmp_path):
+    strict = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fno-builtin", f"-DCUDA_MAJOR={major}"]
+    subprocess.run([COMPILER, *strict, "-c", path, "-o", tmp_path / "out.o"], check=True)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("major", "size", "multiprocessors", "opt_in"), [(12, 1032, 388, 696), (13, 1008, 384, 672)])
+def test_the_declared_types_are_laid_out_as_nvidias(major, size, multiprocessors, opt_in, tmp_path):
+    """Sizes and offsets as NVIDIA's headers 12.8 and 13.0 give them to the same compiler."""
+    expected = {
+        "sizeof(struct cudaDeviceProp)": size,
+        "sizeof(struct cudaFuncAttributes)": 144,
+        "offsetof(struct cudaDeviceProp, totalGlobalMem)": 288,
+        "offsetof(struct cudaDeviceProp, multiProcessorCount)": multiprocessors,
+        "offsetof(struct cudaDeviceProp, sharedMemPerBlockOptin)": opt_in,
+        "offsetof(struct cudaFuncAttributes, maxDynamicSharedSizeBytes)": 44,
+    }
+    source = tmp_path / "layout.c"
+    asserts = [f'_Static_assert({what} == {value}, "{what}");' for what, value in expected.items()]
+    source.write_text("\n".join(['#include "cuda.h"', *asserts]))
+    command = [COMPILER, "-std=gnu11", f"-DCUDA_MAJOR={major}", f"-I{build.SOURCES}", "-c", source]
+    done = subprocess.run([*command, "-o", tmp_path / "layout.o"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_function_of_a_source_is_found():
+    """Else a generated stub of the same name would stand beside it."""
+    found = build._defined(build.SOURCES / "memory.c")
+    assert {"cudaMalloc", "cudaFree", "cudaMemcpyAsync", "cudaHostAlloc", "cudaPointerGetAttributes"} <= found
+    assert not {"map_host", "remember", "type_of"} & found  # static
+    assert "cudaGetErrorString" in build._defined(build.SOURCES / "device.c")  # returns a pointer
+    assert "__cudaRegisterFatBinary" in build._defined(build.SOURCES / "launch.c")
+
+
+def test_functions_that_owe_a_size_are_refused_and_the_others_say_nothing():
+    text = build._functions(["cusolverDnSgeqrf_bufferSize", "cufftXtMakePlanMany", "cublasSgemm_v2", "cuMemExportX"])
+    refused = set(re.findall(r"long (\w+)\(void\) { return stub_refused", text))
+    assert refused == {"cusolverDnSgeqrf_bufferSize", "cufftXtMakePlanMany", "cuMemExportX"}
+    assert 'stub_called("cublasSgemm_v2"); return 0;' in text
+
+
+# ---- what is missing on a machine ----
+
+
+def test_without_a_compiler_there_is_a_cure(monkeypatch):
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(build.shutil, "which", lambda name: None)
+    monkeypatch.setattr(build, "find_spec", lambda name: None)
+    with pytest.raises(UnavailableError, match=r"emulator: no C compiler .* pip install ziglang"):
+        build.compiler()
+
+
+def test_the_compiler_of_the_ziglang_package_is_taken(monkeypatch):
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(build.shutil, "which", lambda name: None)
+    monkeypatch.setattr(build, "find_spec", lambda name: object())
+    assert build.compiler() == [sys.executable, "-m", "ziglang", "cc"]
+    monkeypatch.setenv("CC", "my cc")
+    assert build.compiler() == ["my", "cc"]
+
+
+def test_a_compiler_that_fails_says_so(monkeypatch, tmp_path):
+    monkeypatch.setenv("CC", "false")
+    monkeypatch.setattr(build, "wanted", lambda files: [build.Library("libcudart.so.13")])
+    with pytest.raises(UnavailableError, match=r"emulator: false could not build a stub library \(libemulator.so\)"):
+        build.stubs([], tmp_path)
+    assert not list(tmp_path.glob("stubs-*"))
+
+
+@pytest.mark.parametrize("name", ["libcudart.so.11.0", "libcudart.so.14"])
+def test_another_cuda_is_refused(name):
+    with pytest.raises(UnavailableError, match=rf"emulator: this PyTorch wants {name}, and only CUDA 12 and 13"):
+        build.cuda_major([build.Library(name)])
+
+
+@pytest.mark.parametrize(("system", "machine"), [("darwin", "arm64"), ("win32", "AMD64"), ("linux", "aarch64")])
+def test_another_machine_is_refused(system, machine, monkeypatch):
+    monkeypatch.setattr(place.sys, "platform", system)
+    monkeypatch.setattr(place.platform, "machine", lambda: machine)
+    with pytest.raises(UnavailableError, match=r"emulated GPU needs Linux on x86-64.*`predict` works here"):
+        place.torch_folder()
+
+
+def test_a_pytorch_without_cuda_says_how_to_set_it_up(monkeypatch, tmp_path):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "version.py").write_text("__version__ = '2.13.0+cpu'\n")
+    monkeypatch.setattr(place, "_installed", lambda: tmp_path / "torch")
+    monkeypatch.setattr(place, "cache_folder", lambda: tmp_path / "cache")
+    with pytest.raises(UnavailableError, match=r"\(2.13.0\+cpu\) has no CUDA inside.*make emulator"):
+        place.torch_folder()
+
+
+def fake_pip(monkeypatch, tmp_path, fetches):
+    """`place` with nothing installed and a pip that fetches what it is told to."""
+
+    def run(command, check):
+        target = Path(command[command.index("--target") + 1])
+        assert command[-1] == "torch===2.13.0"
+        if fetches is None:
+            return subprocess.CompletedProcess(command, 1)
+        (target / "torch" / "lib").mkdir(parents=True)
+        if fetches:
+            (target / "torch" / place.CUDA_LIBRARY).write_text("")
+        return subprocess.CompletedProcess(command, 0)
+
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "version.py").write_text("__version__ = '2.13.0+cpu'\n")
+    monkeypatch.setattr(place, "_installed", lambda: tmp_path / "torch")
+    monkeypatch.setattr(place, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(place.subprocess, "run", run)
+    monkeypatch.setattr(place, "stub_folder", lambda: tmp_path / "stubs")
+
+
+@pytest.mark.parametrize(
+    ("fetches", "message"),
+    [(None, r"pip could not fetch torch 2.13.0 \(exit code 1"), (False, "gave a torch 2.13.0 without CUDA")],
+)
+def test_a_download_that_fails_leaves_nothing(fetches, message, monkeypatch, tmp_path):
+    fake_pip(monkeypatch, tmp_path, fetches)
+    with pytest.raises(UnavailableError, match=message):
+        place.set_up()
+    assert not [path for path in (tmp_path / "cache").iterdir() if not path.name.startswith(".")]
+
+
+def test_a_download_is_put_in_its_place_whole(monkeypatch, tmp_path):
+    fake_pip(monkeypatch, tmp_path, True)
+    assert place.set_up() == tmp_path / "stubs"
+    assert (place.torch_folder() / place.CUDA_LIBRARY).exists()
+    assert place.python_path() == [str(place.torch_folder().parent)]
+
+
+# ---- built ----
+
+
+def test_every_import_of_pytorch_is_there(stubs):
+    files = place._libraries(place.torch_folder())
+    for library in build.wanted(files):
+        assert set(library.symbols) == _defined_in(stubs / library.name, library.symbols), library.name
+
+
+def _defined_in(path, names):
+    """Which of the names a library has, asked of the dynamic linker in another process."""
+    asked = f"""
+import ctypes, json, sys
+library = ctypes.CDLL({str(path)!r}, mode=ctypes.RTLD_GLOBAL)
+print(json.dumps([name for name in json.load(sys.stdin) if hasattr(library, name)]))
+"""
+    command = [sys.executable, "-c", asked]
+    done = subprocess.run(command, input=json.dumps(sorted(names)), capture_output=True, text=True, check=True)
+    return set(json.loads(done.stdout))
+
+
+def test_a_second_call_builds_nothing(stubs, monkeypatch):
+    monkeypatch.setattr(build, "_build", lambda *_: pytest.fail("built again"))
+    assert build.stubs(place._libraries(place.torch_folder()), place.cache_folder()) == stubs
+
+
+MEMORY = """
+import ctypes, os
+os.environ["EMULATED_GPU"] = "memory=104857600 context=20971520 count=2 name=A card"  # 80 MiB to have
+gpu = ctypes.CDLL({path!r})
+gpu.device_left.restype = ctypes.c_size_t
+gpu.device_of.argtypes = [ctypes.c_void_p]
+gpu.device_free.argtypes = [ctypes.c_void_p]
+gpu.device_allocate.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+MIB = 2**20
+def take(mib, device=0):
+    address = ctypes.c_void_p()
+    status = gpu.device_allocate(ctypes.byref(address), int(mib * MIB), device)
+    return status, address.value or 0
+"""
+
+
+def test_device_memory_is_first_fit_in_whole_pages_with_an_end(stubs):
+    source = (
+        MEMORY.format(path=str(stubs / build.OURS))
+        + """
+(_, first), (_, second), (_, third) = take(1), take(3), take(20)
+assert gpu.device_left(0) == (80 - 2 - 4 - 20) * MIB, gpu.device_left(0)
+assert second - first == 2 * MIB and third - second == 4 * MIB
+assert gpu.device_of(second) == 0 and gpu.device_of(second + 4 * MIB - 1) == 0
+assert gpu.device_of(id(take)) == -1
+assert take(55)[0] == 2 and take(54)[0] == 0 and take(0.1)[0] == 2   # out of memory; just room; none left
+assert gpu.device_left(1) == 80 * MIB and take(80, 1)[0] == 0        # another card has its own
+assert gpu.device_free(second) == 0 and gpu.device_left(0) == 4 * MIB
+assert take(4) == (0, second)                                        # the hole is taken first
+assert gpu.device_free(first + 1) == 1                               # no allocation begins there
+print("done")
+"""
+    )
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=False)
+    assert done.stdout == "done\n", done.stderr
+
+
+# ---- the card ----
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_every_card_of_the_catalogue_can_be_played(name):
+    row = gpu(name)
+    text = card.variable(row, 3)
+    fields = dict(part.split("=", 1) for part in text.split(" name=")[0].split())
+    assert {int(fields[key]) for key in ("memory", "count")} == {row.memory_bytes, 3}
+    assert text.endswith(f"name={row.title} (emulated)")
+    assert int(fields["threads"]) in (1024, 1536, 2048)
+    assert int(fields["shared_of_a_block"]) <= int(fields["shared"])

@@ -1,0 +1,73 @@
+"""Lessons on a GPU in software: they run from top to bottom, and claim nothing of values, which do not exist there."""
+
+import re
+from dataclasses import replace
+
+import nbformat
+import pytest
+
+from tests.records.test_compare import record
+from workbench.gpus.emulator import place
+from workbench.lessons import plots
+from workbench.lessons.notebooks import execute_notebook, find_notebooks
+from workbench.records.compare import WITHOUT_VALUES, caption, compare, comparison_text, conclusions
+from workbench.records.compare import largest_loss_difference as difference
+from workbench.records.frame import to_frame
+from workbench.records.record import Status, read_all
+
+CARD = "emulated:t4"
+QUICK = {"device": CARD, "model": "gpt2-tiny", "steps": 3, "seeds": 1, "sequence_length": 64, "longest": 256}
+
+
+@pytest.mark.skipif(
+    not place.is_set_up(), reason="the emulated GPU is not set up here: python -m workbench emulate --set-up"
+)
+@pytest.mark.parametrize("name", ["03_gradient_checkpointing", "12_kernels"])
+def test_a_lesson_runs_there_and_says_that_no_values_are_computed(name, tmp_path, runs_folder):
+    (path,) = find_notebooks([name])
+    executed = nbformat.read(str(execute_notebook(path, tmp_path / path.name, QUICK)), as_version=4)
+    outputs = [output for cell in executed.cells if cell.cell_type == "code" for output in cell.outputs]
+    words = "".join(output.get("text", "") or output.get("data", {}).get("text/html", "") for output in outputs)
+    assert "T4 (emulated)" in words
+    assert f"{WITHOUT_VALUES}, so no loss and no speed" in words
+    assert not re.search(r"\bnan\b|loss 0\.0", words)
+    for made in read_all(runs_folder):
+        assert (made.status, made.memory_source, made.losses) == (Status.OK, CARD, [])
+
+
+def without_values(*arguments, **more):
+    made = record(*arguments, **more, loss=None, speed=None, memory_source=CARD)
+    return replace(made, losses=[])
+
+
+@pytest.fixture
+def runs():
+    return [without_values(seed=seed) for seed in range(2)] + [without_values("lora", peak=60, seed=0)]
+
+
+def test_a_comparison_has_the_memory_and_says_why_nothing_else(runs):
+    table = compare(to_frame(runs))
+    assert table.loc["lora", "saved_bytes"] == 40
+    assert WITHOUT_VALUES in caption(table)
+    assert "nan" not in comparison_text(table)
+    sentences = conclusions(table)
+    assert "lora has the smallest peak" in sentences[0]
+    assert WITHOUT_VALUES in sentences[-1]
+    for claim in ("fastest", "no worse", "Not beaten", "seed", "steps"):
+        assert claim not in " ".join(sentences)
+
+
+def test_losses_that_are_not_there_do_not_agree(runs):
+    assert difference(runs[:1], runs[1:2]) != 0
+
+
+@pytest.mark.parametrize("picture", [plots.loss_curves, lambda runs: plots.tradeoffs(compare(to_frame(runs)))])
+def test_a_picture_of_values_says_why_it_is_empty(runs, picture):
+    axes = picture(runs).axes[0]
+    assert [text.get_text() for text in axes.texts if WITHOUT_VALUES in text.get_text()]
+    assert not axes.lines
+
+
+def test_on_other_devices_an_empty_picture_does_not_speak_of_emulation():
+    (text,) = plots.loss_curves([record(losses=[])]).axes[0].texts
+    assert text.get_text() == "no losses on record"

@@ -1,0 +1,173 @@
+"""The engine that is no model: a prediction by PyTorch's own allocator, on an emulated GPU."""
+
+from dataclasses import replace
+
+import pytest
+
+from workbench import Recipe
+from workbench.errors import ConfigurationError, UnavailableError
+from workbench.gpus.catalogue import gpu
+from workbench.gpus.emulator import call, place
+from workbench.measure.categories import Category
+from workbench.predict import predict as module
+from workbench.predict.predict import EMULATOR, SHADOW, engine_for, predict
+from workbench.predict.report import prediction_text
+from workbench.run.run import run
+from workbench.techniques import GradientCheckpointing, Lora, MixedPrecision, Optimizer, Padding, Qlora
+
+pytestmark = pytest.mark.xdist_group("emulated")  # one warm process for all
+
+SMALL = Recipe(model="gpt2-tiny", effective_batch_size=4, sequence_length=64, steps=4)
+LARGE = Recipe(model="random:gpt2", effective_batch_size=8, sequence_length=1024, steps=4)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _set_up():
+    if not place.is_set_up():
+        pytest.skip("the emulated GPU is not set up: make emulator")
+    yield
+    call.end_processes()
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        LARGE,
+        LARGE | GradientCheckpointing(),
+        LARGE | MixedPrecision(dtype="fp16") | Lora(),
+    ],
+    ids=lambda recipe: recipe.label,
+)
+def test_it_is_what_a_run_on_the_same_card_needs(recipe, tmp_path):
+    """The prediction has no weights and no text; a run on the emulated card has both. Bytes are the same."""
+    predicted = predict(recipe, "h100", engine=EMULATOR)
+    record = run(recipe, device="emulated:h100", folder=tmp_path)
+    assert predicted.peak_reserved_bytes == record.peak_reserved_bytes
+    assert predicted.peak_allocated_bytes == pytest.approx(record.peak_allocated_bytes, rel=1e-4)
+    assert predicted.peak_phase == record.peak_phase
+    assert predicted.source == record.memory_source == "emulated:h100"
+
+
+def test_where_lengths_differ_the_longest_example_sets_the_peak(tmp_path):
+    """A run meets it in some step; the prediction puts it first, so that cached segments may lie otherwise."""
+    recipe = replace(SMALL, sequence_length=128, steps=30) | Padding()
+    predicted = predict(recipe, "h100", engine=EMULATOR)
+    record = run(recipe, device="emulated:h100", folder=tmp_path)
+    assert predicted.padding
+    assert predicted.peak_allocated_bytes >= 0.999 * record.peak_allocated_bytes
+    assert predicted.peak_reserved_bytes == pytest.approx(record.peak_reserved_bytes, rel=0.1)
+
+
+def test_the_parts_sum_to_the_peak_and_say_what_they_are():
+    found = predict(LARGE, "h100", engine=EMULATOR)
+    assert sum(found.by_category.values()) == found.peak_allocated_bytes == max(found.by_phase.values())
+    assert found.by_category[Category.WEIGHTS] == 4 * 124_439_808
+    assert (
+        found.workspace_bytes == 2 * gpu("h100").cublas_workspace_bytes
+    )  # of the forward pass and of autograd's thread
+    assert found.peak_operation == "aten._log_softmax_backward_data.default"
+    assert found.flops == predict(LARGE, "h100", engine=SHADOW).flops
+    assert found.parameters == found.trainable_parameters == 124_439_808
+    assert found.timeline.total.max() <= found.peak_allocated_bytes
+    assert "PyTorch's allocator on an emulated GPU, not measured" in prediction_text(found)
+
+
+def test_a_recipe_that_does_not_fit_has_its_numbers_all_the_same():
+    """And leaves nothing behind: the next one is as before."""
+    roomy, tight = (predict(LARGE, name, engine=EMULATOR) for name in ("rtx3090", "rtx3070"))
+    assert roomy.fits
+    assert not tight.fits
+    assert tight.peak_reserved_bytes > gpu("rtx3070").memory_bytes
+    assert tight.peak_allocated_bytes == roomy.peak_allocated_bytes
+    small = predict(SMALL, "rtx3070", engine=EMULATOR)
+    assert small.fits
+    assert small.peak_reserved_bytes < 200 * 2**20
+
+
+def test_quantized_weights_are_those_of_the_library():
+    plain, packed = (predict(recipe, "h100", engine=EMULATOR) for recipe in (SMALL | Lora(), SMALL | Qlora()))
+    assert packed.by_category[Category.WEIGHTS] < plain.by_category[Category.WEIGHTS]
+
+
+def test_eight_bit_states_are_those_of_the_library():
+    plain, small = (
+        predict(recipe, "h100", engine=EMULATOR) for recipe in (LARGE, LARGE | Optimizer(kind="adamw_8bit"))
+    )
+    states = Category.OPTIMIZER_STATES
+    # the embeddings' states stay in 32 bits, as the Trainer asks
+    assert 0.3 < small.maximum_by_category[states] / plain.maximum_by_category[states] < 0.55
+
+
+def test_padding_is_an_input_too():
+    plain, padded = predict(LARGE, engine=EMULATOR), predict(LARGE, padding=True, engine=EMULATOR)
+    mask = 8 * 1024 * 1024 * 4
+    assert not plain.padding
+    assert padded.padding
+    assert padded.peak_allocated_bytes - plain.peak_allocated_bytes > 0.9 * mask
+
+
+def test_what_the_card_cannot_do_is_refused_as_a_run_refuses_it():
+    with pytest.raises(ConfigurationError, match="predict: mixed_precision=dtype:bf16 needs compute capability 8.0"):
+        predict(SMALL | MixedPrecision(dtype="bf16"), "t4", engine=EMULATOR)
+
+
+def test_a_length_beyond_the_model_is_refused():
+    with pytest.raises(ConfigurationError, match="sequence_length"):
+        predict(replace(SMALL, sequence_length=4096), "t4", engine=EMULATOR)
+
+
+def test_the_engines_agree_on_what_fits():
+    shadow, exact = (predict(LARGE | GradientCheckpointing(), "t4", engine=engine) for engine in (SHADOW, EMULATOR))
+    assert shadow.source == "predicted:t4"
+    assert exact.peak_allocated_bytes == pytest.approx(shadow.peak_allocated_bytes, rel=0.01)
+    assert exact.fits == shadow.fits
+
+
+# ---- which engine ----
+
+
+def test_the_emulator_is_taken_where_it_is_set_up(monkeypatch):
+    monkeypatch.delenv("WORKBENCH_ENGINE", raising=False)
+    assert engine_for("t4") == EMULATOR
+    assert engine_for("cpu") == SHADOW
+    monkeypatch.setattr(place, "is_set_up", lambda: False)
+    assert engine_for("t4") == SHADOW
+
+
+def test_the_engine_can_be_named(monkeypatch):
+    monkeypatch.setenv("WORKBENCH_ENGINE", SHADOW)
+    assert engine_for("t4") == SHADOW
+    assert engine_for("t4", EMULATOR) == EMULATOR
+    monkeypatch.setenv("WORKBENCH_ENGINE", EMULATOR)
+    assert engine_for("cpu") == SHADOW
+    with pytest.raises(ConfigurationError, match="predict: engine 'oracle' is not one of emulator, shadow"):
+        engine_for("t4", "oracle")
+    with pytest.raises(ConfigurationError, match="predict: the emulator plays GPUs"):
+        engine_for("cpu", EMULATOR)
+
+
+def test_asked_for_and_not_set_up_it_says_how(monkeypatch):
+    def missing():
+        raise UnavailableError("emulator: not here. make emulator")
+
+    monkeypatch.setattr(place, "stub_folder", missing)
+    with pytest.raises(UnavailableError, match="make emulator"):
+        predict(SMALL, "t4", engine=EMULATOR)
+
+
+def test_each_engine_has_predictions_of_its_own(monkeypatch):
+    keys = {module._key(SMALL, "t4", False, engine) for engine in module.ENGINES}
+    assert len(keys) == 2
+
+
+def test_the_process_of_a_card_stays_warm_and_few_are_kept(monkeypatch):
+    predict(replace(SMALL, steps=5), "h100", engine=EMULATOR)
+    first = call._workers["h100"].process.pid
+    predict(replace(SMALL, steps=6), "h100", engine=EMULATOR)
+    assert call._workers["h100"].process.pid == first
+    monkeypatch.setattr(call, "MOST_PROCESSES", len(call._workers))
+    call.end_processes("t4")
+    predict(replace(SMALL, steps=7), "t4", engine=EMULATOR)
+    assert list(call._workers)[-1] == "t4"
+    predict(replace(SMALL, steps=7), "a10", engine=EMULATOR)
+    assert len(call._workers) == call.MOST_PROCESSES

@@ -1,0 +1,211 @@
+"""Building the stub libraries for a PyTorch: what is written by hand, and one empty function for each other import.
+
+The next release of PyTorch needs no work: which functions it wants is read from its own libraries. What is built lies
+in the user's cache, under a name that changes with PyTorch's files and with the sources here.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+
+from workbench.errors import UnavailableError
+from workbench.gpus.emulator.elf import imports
+
+SOURCES = Path(__file__).with_name("stubs")
+OURS = "libemulator.so"
+NVIDIA = re.compile(r"lib(cu|nccl|nvrtc|nvshmem|nvJitLink|nvidia-ml)")
+BY_HAND = {  # the beginning of a library's name, and its files
+    "libcudart": ("memory", "device", "launch", "streams"),
+    "libcuda": ("driver",),
+    "libnvidia-ml": ("nvml",),
+    "libnccl": ("nccl",),
+    "libcublas": ("cublas",),
+    "libcublasLt": ("cublas",),
+    "libcudnn": ("cudnn",),
+    "libnvrtc": ("nvrtc",),
+}
+BY_NAME = {  # looked for while a program runs; what PyTorch asks of them stands in its libraries as texts
+    "libcuda.so.1": re.compile(rb"\0(cu(?!da)[A-Z]\w+)(?=\0)"),
+    "libnvidia-ml.so.1": re.compile(rb"\0(nvml[A-Z]\w+)(?=\0)"),
+}
+ASKER = "libc10_cuda.so"
+OF_TRITON = (  # which compiles its launcher against the driver while a program runs (triton/backends/nvidia/driver.c)
+    "cuCtxGetLimit", "cuCtxSetCurrent", "cuCtxSetLimit", "cuFuncSetAttribute", "cuFuncSetCacheConfig",
+    "cuLaunchKernelEx", "cuModuleUnload", "cuTensorMapEncodeIm2col", "cuTensorMapEncodeTiled",
+)  # fmt: skip
+RUNTIME, CALLS_RUNTIME = "libcudart", ("libcuda", "libnvidia-ml", "libnccl")  # these are written on top of it
+UNVERSIONED = {  # whose a symbol is that names no library
+    "libnccl": "p?nccl[A-Z]", "libcusparseLt": "cusparseLt", "libcufile": "cuFile", "libnvshmem_host": "nvshmem",
+    "libcuda": "cu(?!File)[A-Z]",
+}  # fmt: skip
+# A caller waits for a size from these, and would take whatever its memory holds: it is told "not supported".
+REFUSED = re.compile(
+    r"(cusolver|cusparse|cufft|curand)\w*([bB]uffer_?[sS]ize|GetSize|Workspace|MakePlan)\w*$"
+    r"|cuMem(GetAddressRange|Export|Import|RetainAllocationHandle)|cuMulticast"
+)
+REFUSAL = 10  # an error in each of these libraries
+
+
+@dataclass
+class Library:
+    """A library to be made: its name, and the symbols that it must have with their version."""
+
+    name: str
+    symbols: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def stem(self) -> str:
+        return self.name.partition(".so")[0]
+
+    @property
+    def sources(self) -> list[Path]:
+        return [SOURCES / f"{name}.c" for name in BY_HAND.get(self.stem, ())]
+
+
+def stubs(files: Iterable[Path], cache: Path) -> Path:
+    """The folder of stub libraries for these shared libraries; built there if it is not yet.
+
+    Raises:
+        UnavailableError: no C compiler, or one that fails; or the libraries want another CUDA than 12 or 13.
+    """
+    files = sorted(files)
+    folder = cache / f"stubs-{_key(files)}"
+    if not (folder / OURS).is_file():
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache, prefix=".building-") as aside:
+            _build(wanted(files), Path(aside))
+            try:
+                os.rename(aside, folder)
+            except OSError:
+                if not (folder / OURS).is_file():  # else another process was as fast
+                    raise
+            Path(aside).mkdir(exist_ok=True)  # for the context manager to remove
+    return folder
+
+
+def _key(files: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}".encode())
+    for path in (*sorted(SOURCES.iterdir()), Path(__file__)):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def wanted(files: Iterable[Path]) -> list[Library]:
+    """NVIDIA's libraries, as these files import from them."""
+    files = list(files)
+    asked = b"".join(path.read_bytes() for path in files if path.name == ASKER)
+    libraries = {
+        name: Library(name, {found.decode(): "" for found in pattern.findall(asked)})
+        for name, pattern in BY_NAME.items()
+    }
+    libraries["libcuda.so.1"].symbols |= dict.fromkeys(OF_TRITON, "")
+    unversioned: set[str] = set()
+    for found in map(imports, files):
+        for name in filter(NVIDIA.match, found.needed):
+            libraries.setdefault(name, Library(name))
+        for symbol, owner, version in found.symbols:
+            if NVIDIA.match(owner):
+                libraries.setdefault(owner, Library(owner)).symbols[symbol] = version
+            elif not owner:
+                unversioned.add(symbol)
+    for library in libraries.values():
+        if pattern := UNVERSIONED.get(library.stem):
+            library.symbols |= {name: "" for name in unversioned if re.match(pattern, name)}
+    return sorted(libraries.values(), key=lambda library: library.name)
+
+
+def cuda_major(libraries: Iterable[Library]) -> int:
+    """12 or 13. Raises UnavailableError for another CUDA."""
+    names = [library.name for library in libraries if library.stem == "libcudart"]
+    found = re.search(r"\.so\.(\d+)", names[0]) if names else None
+    if found is None or int(found[1]) not in (12, 13):
+        raise UnavailableError(
+            f"emulator: this PyTorch wants {names[0] if names else 'no CUDA runtime'}, and only CUDA 12 and 13 are "
+            "emulated. Install a PyTorch that is built for one of them."
+        )
+    return int(found[1])
+
+
+# ---- compiling ----
+
+
+def compiler() -> list[str]:
+    """The command of a C compiler: `$CC`, what the machine has, or the ziglang package. Raises UnavailableError."""
+    if named := os.environ.get("CC"):
+        return named.split()
+    if found := next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None):
+        return [found]
+    if find_spec("ziglang"):
+        return [sys.executable, "-m", "ziglang", "cc"]
+    raise UnavailableError(
+        "emulator: no C compiler (cc, gcc or clang) is on this machine. Install one, or one from the package index: "
+        "pip install ziglang"
+    )
+
+
+def _build(libraries: list[Library], folder: Path) -> None:
+    command = [*compiler(), "-std=gnu11", "-O1", "-fPIC", "-shared", "-pthread", "-fno-builtin"]
+    command += [f"-DCUDA_MAJOR={cuda_major(libraries)}", f"-I{SOURCES}"]
+    _compile([*command, str(SOURCES / "emulator.c"), f"-Wl,-soname,{OURS}", "-o", str(folder / OURS)])
+    runtime = [library for library in libraries if library.stem == RUNTIME]
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        for some in (runtime, [library for library in libraries if library not in runtime]):
+            list(pool.map(lambda library: _make(library, command, folder), some))
+
+
+def _make(library: Library, command: list[str], folder: Path) -> None:
+    by_hand = set().union(*(_defined(path) for path in library.sources)) if library.sources else set()
+    generated, script = folder / f"{library.name}.c", folder / f"{library.name}.map"
+    generated.write_text(_functions(sorted(set(library.symbols) - by_hand)))
+    script.write_text(_versions(library.symbols))
+    called = [str(path) for path in folder.glob(f"{RUNTIME}.so.*[0-9]") if library.stem in CALLS_RUNTIME]
+    linked = [f"-Wl,-soname,{library.name}", "-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed"]
+    inputs = [*map(str, library.sources), str(generated), str(folder / OURS), *called]
+    versioned = [f"-Wl,--version-script={script}"] if any(library.symbols.values()) else []
+    _compile([*command, *linked, *versioned, *inputs, "-o", str(folder / library.name)])
+
+
+def _defined(path: Path) -> set[str]:
+    """The functions that a file defines and does not keep to itself: its lines begin with the type, then the name."""
+    pattern = re.compile(r"^(?!static|extern|typedef|#|/)[a-z][\w ]*?[ *]+(\w+)\(", flags=re.MULTILINE)
+    return set(pattern.findall(path.read_text()))
+
+
+def _functions(names: Iterable[str]) -> str:
+    lines = ["void stub_called(const char *); int stub_refused(const char *, int);"]
+    for name in names:
+        body = (
+            f'return stub_refused("{name}", {REFUSAL})' if REFUSED.match(name) else f'stub_called("{name}"); return 0'
+        )
+        lines.append(f"long {name}(void) {{ {body}; }}")
+    return "\n".join(lines) + "\n"
+
+
+def _versions(symbols: Mapping[str, str]) -> str:
+    """A linker script: each version that a caller asks for, with its symbols."""
+    by_version = defaultdict(list)
+    for symbol, version in symbols.items():
+        by_version[version].append(symbol)
+    nodes = [f"{name} {{ global: {' '.join(f'{s};' for s in of)} }};" for name, of in by_version.items() if name]
+    return "\n".join(nodes) + "\n"
+
+
+def _compile(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise UnavailableError(
+            f"emulator: {command[0]} could not build a stub library ({Path(command[-1]).name}): "
+            f"{done.stderr.strip()[-600:]} Try another compiler: pip install ziglang, then CC='python -m ziglang cc'."
+        )

@@ -1,0 +1,190 @@
+"""Runs first in every Python process under the emulator: loads the stubs, and leaves a report when the process ends.
+
+Python imports a module of this name at its start (https://docs.python.org/3/library/site.html). It knows nothing of the
+workbench: the program's Python may be another. Everything that it does to the program is here.
+"""
+
+import atexit
+import ctypes
+import faulthandler
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import json
+import os
+import pickle
+import resource
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HISTORY = 100_000  # allocations and frees that PyTorch's memory history keeps
+LINES = 10
+PEAKS: dict[int, tuple[int, int]] = {}  # of each device, before its last reset
+CHANGE = {"free_completed": 1, "alloc": -1}  # of the bytes in use, going back
+
+
+def load_stubs() -> None:
+    """By their paths, before PyTorch: a library that needs one of their names then gets them, wherever it looks."""
+    folder = Path(os.environ["EMULATED_STUBS"])
+    first = [folder / "libemulator.so", *folder.glob("libcudart.so.*[0-9]")]
+    for path in [*first, *sorted(set(folder.glob("*.so*")) - set(first))]:
+        if path.suffix not in (".c", ".map"):
+            ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+
+
+def import_the_next() -> None:
+    """The program's own sitecustomize, which this one hides."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    rest = [place for place in sys.path if os.path.abspath(place) != here]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", rest)
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+class WhenTorchComes(importlib.abc.MetaPathFinder):
+    """Calls a function once torch has been imported."""
+
+    def __init__(self, function: Callable[[Any], None]) -> None:
+        self.function = function
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec: Any = importlib.util.find_spec("torch")
+        if spec is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def execute_and_call(module: Any) -> None:
+            execute(module)
+            self.function(module)
+
+        spec.loader.exec_module = execute_and_call
+        return spec
+
+
+def watch(torch: Any) -> None:
+    """Remember who allocates, from the first use of CUDA on; report at the end."""
+    torch.cuda._lazy_call(Path(os.environ["EMULATED_REPORTS"], f"using-{os.getpid()}").touch)
+    if os.environ.get("EMULATED_HISTORY"):
+        remember = torch.cuda.memory._record_memory_history
+        torch.cuda._lazy_call(lambda: remember(max_entries=HISTORY, stacks="python"))
+    note_peaks_before_resets(torch)
+    atexit.register(report, torch)
+
+
+def note_peaks_before_resets(torch: Any) -> None:
+    """The program may reset PyTorch's peaks, each as often as it likes."""
+    reset = torch._C._cuda_resetPeakMemoryStats
+
+    def noted(index: int) -> None:
+        PEAKS[index] = peaks(torch, index)
+        reset(index)
+
+    torch._C._cuda_resetPeakMemoryStats = noted
+
+
+def peaks(torch: Any, index: int) -> tuple[int, int]:
+    """The most that was allocated and reserved, resets or not."""
+    statistics = torch.cuda.memory_stats(index)
+    now = (statistics.get(f"{kind}_bytes.all.peak", 0) for kind in ("allocated", "reserved"))
+    allocated, reserved = (max(pair) for pair in zip(now, PEAKS.get(index, (0, 0)), strict=True))
+    return allocated, reserved
+
+
+def report(torch: Any) -> None:
+    """One JSON file; a snapshot beside it if it was asked for."""
+    if not torch.cuda.is_initialized():
+        return
+    folder = Path(os.environ["EMULATED_REPORTS"])
+    name = f"{os.environ.get('RANK', '0')}-{os.getpid()}"
+    devices = [used_of_device(torch, index) for index in range(torch.cuda.device_count())]
+    used = [device for device in devices if device["peak_reserved_bytes"] or device["refusals"]]
+    facts = {
+        "process": os.getpid(),
+        "rank": int(os.environ.get("RANK", "0")),
+        "torch": torch.__version__,
+        "devices": used,
+        "peak_host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "argv": sys.argv,
+    }
+    if os.environ.get("EMULATED_HISTORY") and used:
+        snapshot = torch.cuda.memory._snapshot()
+        for device in used:
+            device |= at_the_peak(snapshot["device_traces"][device["index"]], living(snapshot, device["index"]))
+        if os.environ["EMULATED_HISTORY"] == "snapshot":
+            with (folder / f"{name}.pickle").open("wb") as file:
+                pickle.dump(snapshot, file)
+    aside = folder / f".{name}.json"
+    aside.write_text(json.dumps(facts))
+    aside.rename(folder / f"{name}.json")
+
+
+def used_of_device(torch: Any, index: int) -> dict[str, Any]:
+    allocated, reserved = peaks(torch, index)
+    refusals = torch.cuda.memory_stats(index).get("num_ooms", 0)
+    return {
+        "index": index, "peak_allocated_bytes": allocated, "peak_reserved_bytes": reserved, "refusals": refusals,
+    }  # fmt: skip
+
+
+def living(snapshot: Any, index: int) -> dict[int, int]:
+    """The bytes of each block in use at the end, by address."""
+    return {
+        block["address"]: block["requested_size"]
+        for segment in snapshot["segments"]
+        if segment["device"] == index
+        for block in segment["blocks"]
+        if block["state"] == "active_allocated"
+    }
+
+
+def at_the_peak(trace: Any, sizes: dict[int, int]) -> dict[str, Any]:
+    """Back from the end, to find the instant of the peak that the history still holds; then who held it."""
+    now = sum(sizes.values())
+    peak, instant = now, len(trace)
+    for position in range(len(trace) - 1, -1, -1):
+        now += CHANGE.get(trace[position]["action"], 0) * trace[position]["size"]
+        if now > peak:
+            peak, instant = now, position
+    alive = dict(sizes)
+    for event in reversed(trace[instant:]):
+        if event["action"] == "alloc":
+            alive.pop(event["addr"], None)
+        elif event["action"] == "free_completed":
+            alive[event["addr"]] = event["size"]
+    makers = {event["addr"]: event["frames"] for event in trace[:instant] if event["action"] == "alloc"}
+    held: Counter[str] = Counter()
+    for address, size in alive.items():
+        held[line_of(makers[address]) if address in makers else "before the history begins"] += size
+    lines = [{"line": line, "bytes": size} for line, size in held.most_common(LINES)]
+    return {"lines": lines, "peak_in_history_bytes": peak}
+
+
+def line_of(frames: Any) -> str:
+    """The innermost line of the program itself; of a library's, where none is the program's."""
+    libraries = (sys.prefix, sys.base_prefix, "<frozen", *os.environ["PYTHONPATH"].split(os.pathsep))
+    own = [frame for frame in frames if not frame["filename"].startswith(libraries)]
+    if not frames:
+        return "PyTorch's own threads: the backward pass"
+    frame = (own or frames)[0]
+    return f"{frame['filename'].removeprefix(os.getcwd() + os.sep)}:{frame['line']} in {frame['name']}"
+
+
+def answer_the_watchman() -> None:
+    """A signal from outside writes down where the program is: it may wait for a value that never comes."""
+    words = open(Path(os.environ["EMULATED_REPORTS"], f"where-{os.getpid()}"), "w")  # noqa: SIM115
+    faulthandler.register(signal.SIGUSR1, file=words, all_threads=False)
+
+
+if os.environ.get("EMULATED_STUBS"):
+    load_stubs()
+    if os.environ.get("EMULATED_REPORTS"):
+        answer_the_watchman()
+        sys.meta_path.insert(0, WhenTorchComes(watch))
+import_the_next()

@@ -1,0 +1,168 @@
+"""Starting a program under the emulator, and reading what its processes report."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from workbench.errors import ConfigurationError
+from workbench.gpus.catalogue import Gpu
+from workbench.gpus.emulator import card, place
+
+INSIDE = Path(__file__).with_name("inside")
+TIMED_OUT = 124  # the exit status that timeout(1) has
+SECONDS_TO_END = 20.0
+PYTHON = ("python", "python3")
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """What became of a program. `processes` are the reports of those that used a GPU, by rank; bytes are integers."""
+
+    gpu: Gpu
+    command: tuple[str, ...]
+    exit_status: int
+    processes: tuple[dict[str, Any], ...]
+    stuck_at: str = ""  # where it was when its time was over
+    silent: int = 0  # processes that ended without a report, being killed
+    snapshots: tuple[Path, ...] = field(default=())
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        return max((d["peak_reserved_bytes"] for p in self.processes for d in p["devices"]), default=0)
+
+
+def environment(gpu: Gpu, count: int = 1, *, padding: bool = False) -> dict[str, str]:
+    """The environment of a child that shall see this card, so many of them, and no real one.
+
+    Args:
+        padding: the child is told that its batches hold padding, when it asks the device whether all is unmasked.
+
+    Raises:
+        UnavailableError: the emulator is not set up, or cannot be on this machine.
+    """
+    stubs = place.stub_folder()
+    before = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    path = os.pathsep.join([str(INSIDE), *place.python_path(), *before])
+    kept = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    told = {
+        card.VARIABLE: card.variable(gpu, count),
+        "EMULATED_CARD": gpu.name,
+        "EMULATED_STUBS": str(stubs),
+        "TRITON_LIBCUDA_PATH": str(stubs),
+        "EMULATED_PADDING": "1" if padding else "",
+    }
+    return {**kept, "PYTHONPATH": path, **told}
+
+
+def emulate(
+    command: Sequence[str],
+    gpu: Gpu,
+    *,
+    ranks: int = 1,
+    padding: bool = False,
+    timeout_s: float | None = None,
+    history: bool = True,
+    snapshot: Path | None = None,
+    output: IO[str] | None = None,
+) -> Emulation:
+    """Run a program on emulated cards and collect what each of its processes needed.
+
+    Args:
+        command: as typed in a shell; `python` is the Python of this process.
+        ranks: so many cards. Of a Python program so many processes too, started by torchrun.
+        timeout_s: end the program after so many seconds, and say where it was.
+        history: let PyTorch remember which lines allocate.
+        snapshot: write the standard memory snapshot there; with several processes, the rank goes into the name.
+        output: where the program's standard output goes, by default to that of this process.
+
+    Raises:
+        ConfigurationError: no such program, or `ranks` below 1.
+        UnavailableError: the emulator is not set up, or cannot be on this machine.
+    """
+    command = started_by(command, ranks)
+    with tempfile.TemporaryDirectory() as reports:
+        told = {"EMULATED_REPORTS": reports, "EMULATED_HISTORY": ("snapshot" if snapshot else "1") if history else ""}
+        try:
+            process = subprocess.Popen(command, env=environment(gpu, ranks, padding=padding) | told, stdout=output)
+        except OSError as error:
+            raise ConfigurationError(f"emulate: {command[0]!r} cannot be started: {error.strerror}.") from None
+        stuck_at, status = _wait(process, Path(reports), timeout_s)
+        found = sorted(Path(reports).glob("[0-9]*.json"))
+        processes = [json.loads(path.read_text()) for path in found]
+        kept = _keep(found, snapshot) if snapshot else ()
+        silent = len(list(Path(reports).glob("using-*"))) - len(found)
+    processes = sorted((p for p in processes if p["devices"]), key=lambda p: (p["rank"], p["process"]))
+    return Emulation(gpu, tuple(command), status, tuple(processes), stuck_at, max(silent, 0), kept)
+
+
+def started_by(command: Sequence[str], ranks: int) -> list[str]:
+    """The command with this process' Python, and with torchrun in front for several ranks."""
+    if not command:
+        raise ConfigurationError("emulate: name a program after --, as in: emulate --gpu t4 -- python train.py")
+    if ranks < 1:
+        raise ConfigurationError(f"emulate: ranks must be at least 1, got {ranks}.")
+    if Path(command[0]).name not in PYTHON:
+        return [*command]
+    python = sys.executable if command[0] in PYTHON else command[0]
+    if ranks == 1:
+        return [python, *command[1:]]
+    return [python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *command[1:]]
+
+
+def _wait(process: "subprocess.Popen[bytes]", reports: Path, timeout_s: float | None) -> tuple[str, int]:
+    """Where the program was when its time was over, and its exit status; an interruption is the program's too."""
+    try:
+        return "", _status(process.wait(timeout_s))
+    except subprocess.TimeoutExpired:
+        stuck_at = _where(process, reports)
+    except KeyboardInterrupt:
+        _end(process)
+        return "", 130
+    _end(process)
+    return stuck_at, TIMED_OUT
+
+
+def _status(code: int) -> int:
+    return 128 - code if code < 0 else code  # as a shell says it: 128 and the number of the signal
+
+
+def _where(process: "subprocess.Popen[bytes]", reports: Path) -> str:
+    """The stack of the program's main thread, innermost line first."""
+    files = list(reports.glob("where-*"))
+    for path in files:
+        with_pid = int(path.name.partition("-")[2])
+        try:
+            os.kill(with_pid, signal.SIGUSR1)
+        except ProcessLookupError:
+            continue
+    time.sleep(0.5)
+    return next((text for path in files if (text := path.read_text().strip())), "")
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """As Ctrl-C does, so that it reports; then by force."""
+    for way in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        process.send_signal(way)
+        try:
+            process.wait(SECONDS_TO_END)
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _keep(found: Sequence[Path], snapshot: Path) -> tuple[Path, ...]:
+    """Move the snapshots to where they are asked for."""
+    there = [path.with_suffix(".pickle") for path in found if path.with_suffix(".pickle").exists()]
+    named = [snapshot.with_stem(f"{snapshot.stem}-{path.stem}") for path in there] if len(there) > 1 else [snapshot]
+    for path, target in zip(there, named, strict=False):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(path.read_bytes())
+    return tuple(named[: len(there)])

@@ -1,0 +1,132 @@
+"""Where PyTorch's CUDA build is: the one that is installed, or one in a place of its own in the user's cache."""
+
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from platformdirs import user_cache_path
+
+from workbench.errors import DISTRIBUTION, UnavailableError
+from workbench.gpus.emulator import build
+
+CUDA_LIBRARY = Path("lib", "libtorch_cuda.so")
+DOWNLOAD = "527 MB, 1.1 GB unpacked"  # torch 2.13.0
+SET_UP = "make emulator, or python -m workbench emulate --set-up"
+
+
+def cache_folder() -> Path:
+    return user_cache_path(DISTRIBUTION, appauthor=False) / "emulator"
+
+
+@cache
+def stub_folder() -> Path:
+    """The stubs for the PyTorch that `torch_folder` finds, built if they are not yet. Raises as it and `stubs` do."""
+    return build.stubs(_libraries(torch_folder()), cache_folder())
+
+
+def torch_folder() -> Path:
+    """The folder `torch` of a CUDA build of the version that is installed.
+
+    Raises:
+        UnavailableError: there is none yet, or it cannot be used on this machine.
+    """
+    refuse_other_machines()
+    for folder in (_installed(), _place() / "torch"):
+        if (folder / CUDA_LIBRARY).is_file():
+            return folder
+    raise UnavailableError(
+        f"emulator: the PyTorch that is installed ({_version()}) has no CUDA inside, and the emulated GPU runs "
+        f"PyTorch's CUDA build. Set it up once ({DOWNLOAD}; it goes into {cache_folder()}): {SET_UP}"
+    )
+
+
+def is_set_up() -> bool:
+    """Whether the emulator can be used at once: PyTorch's CUDA build is there, and the stubs can be built."""
+    try:
+        return bool(stub_folder())
+    except UnavailableError:
+        return False
+
+
+def set_up() -> Path:
+    """Fetch PyTorch's CUDA build if it is not there, build the stubs, and return their folder.
+
+    Raises:
+        UnavailableError: pip cannot fetch it, or the stubs cannot be built.
+    """
+    refuse_other_machines()
+    if not any((folder / CUDA_LIBRARY).is_file() for folder in (_installed(), _place() / "torch")):
+        _fetch(_place())
+    return stub_folder()
+
+
+def refuse_other_machines() -> None:
+    """Raises UnavailableError where there is no such PyTorch: the stubs are for x86-64 Linux."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        raise UnavailableError(
+            f"emulator: the emulated GPU needs Linux on x86-64; this is {platform.system()} on {platform.machine()}. "
+            "`predict` works here without it (--engine shadow)."
+        )
+
+
+def python_path() -> list[str]:
+    """What a child needs in front of its import path to get this PyTorch."""
+    return [] if torch_folder() == _installed() else [str(_place())]
+
+
+def _installed() -> Path:
+    spec = find_spec("torch")
+    return Path(str(spec.origin)).parent if spec and spec.origin else Path("nowhere")
+
+
+def _version() -> str:
+    return _installed_version(_installed())
+
+
+def _installed_version(folder: Path) -> str:
+    """Without importing it, which takes a second."""
+    text = (folder / "version.py").read_text() if (folder / "version.py").is_file() else ""
+    found = re.search(r"__version__ = '([^']+)'", text)
+    return found[1] if found else "none"
+
+
+def _place() -> Path:
+    release = _version().partition("+")[0]
+    return cache_folder() / f"torch-{release}-python{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def _libraries(torch: Path) -> list[Path]:
+    """Every library that asks NVIDIA's for something: PyTorch's own, and those of bitsandbytes."""
+    ours = [*torch.glob("lib/*.so"), *torch.glob("_C*.so")]
+    spec = find_spec("bitsandbytes")
+    theirs = Path(str(spec.origin)).parent.glob("libbitsandbytes_cuda1[23]*.so") if spec and spec.origin else ()
+    major = build.cuda_major(build.wanted(ours))
+    return ours + [path for path in theirs if path.stem.startswith(f"libbitsandbytes_cuda{major}")]
+
+
+def _fetch(place: Path) -> None:
+    release = _version().partition("+")[0]
+    place.parent.mkdir(parents=True, exist_ok=True)
+    print(f"Fetching PyTorch {release} with CUDA ({DOWNLOAD}) into {place}", file=sys.stderr)
+    with tempfile.TemporaryDirectory(dir=place.parent, prefix=".fetching-") as aside:
+        # three signs: == would also take a build that is called 2.13.0+cpu, where one is at hand
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        done = subprocess.run([*command, "--target", f"{aside}/new", f"torch==={release}"], check=False)
+        if done.returncode:
+            raise UnavailableError(
+                f"emulator: pip could not fetch torch {release} (exit code {done.returncode}, its words stand above). "
+                f"With another installer: put torch=={release}, a CUDA build, without what it depends on, into {place}"
+            )
+        if not Path(aside, "new", "torch", CUDA_LIBRARY).is_file():
+            raise UnavailableError(
+                f"emulator: the package index gave a torch {release} without CUDA. Point PIP_INDEX_URL at one that has "
+                "it (pypi.org), or install a CUDA build of torch."
+            )
+        shutil.rmtree(place, ignore_errors=True)
+        Path(aside, "new").rename(place)

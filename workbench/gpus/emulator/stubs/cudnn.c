@@ -1,0 +1,36 @@
+/* libcudnn: PyTorch describes an operation to the backend, asks for one way to do it and for the workspace of that.
+   cuDNN does not publish its workspaces: the answer is the environment variable EMULATED_CUDNN_WORKSPACE, or none. */
+#include "emulator.h"
+
+/* cudnn_graph.h: the numbers of the attributes and types that matter here */
+enum { HEURISTIC_RESULTS = 202, KNOB_CHOICES = 302, WORKSPACE_SIZE = 402 };
+enum { TYPE_NUMERICAL_NOTE = 11, TYPE_DESCRIPTOR = 15, TYPE_BEHAVIOR_NOTE = 19 };
+
+static const size_t type_bytes[] = {8, 4, 4, 8, 4, 8, 8, 4, 4, 4, 4, 4, 4, 4, 4, 8, 4, 4, 4, 4, 4, 4, 4, 4, 1, 4, 16};
+
+size_t cudnnGetVersion(void) { return 92000; }
+size_t cudnnGetCudartVersion(void) { return 13000; }
+const char *cudnnGetErrorString(int status) { return status ? "error of the emulated cuDNN" : "success"; }
+
+int cudnnCreate(void **handle) {
+    *handle = new_handle();
+    return SUCCESS;
+}
+
+int cudnnBackendCreateDescriptor(int type, void **descriptor) {
+    (void)type;
+    return cudnnCreate(descriptor);
+}
+
+int cudnnBackendGetAttribute(void *descriptor, int attribute, int type, int64_t wanted, int64_t *found, void *out) {
+    (void)descriptor;
+    int64_t count = attribute == HEURISTIC_RESULTS ? 1 : wanted;
+    if (type == TYPE_NUMERICAL_NOTE || type == TYPE_BEHAVIOR_NOTE || attribute == KNOB_CHOICES) count = 0;
+    if (found) *found = count;
+    int known = type >= 0 && (size_t)type < sizeof type_bytes / sizeof *type_bytes;
+    if (out && known && type != TYPE_DESCRIPTOR && count > 0 && wanted > 0)
+        memset(out, 0, type_bytes[type] * (size_t)(count < wanted ? count : wanted));
+    const char *workspace = getenv("EMULATED_CUDNN_WORKSPACE");
+    if (out && attribute == WORKSPACE_SIZE) *(int64_t *)out = workspace ? atoll(workspace) : 0;
+    return SUCCESS;
+}

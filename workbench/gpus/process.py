@@ -1,0 +1,132 @@
+"""A process that answers calls, in an environment of its own: what a shadow patches and what an emulated GPU needs are
+kept out of the caller's.
+
+Calls and answers are pickles on pipes. It is a plain child with the caller's import path: `multiprocessing` would
+import the caller's main module in it, which runs a script that has no `if __name__ == "__main__"`.
+"""
+
+import gc
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import IO, Any
+
+from workbench.errors import ConfigurationError, WorkbenchError
+from workbench.measure.garbage import pause_collector
+
+START = "import sys; sys.path[:] = {path!r}; from workbench.gpus.process import serve; serve({modules!r})"
+
+
+class Worker:
+    """A child, started at once, kept for the next call; whoever made it must `close` it.
+
+    Args:
+        environment: the child's environment variables.
+        modules: what it imports before the first call comes.
+        path: in front of its import path.
+        name: for errors, as in "The prediction worker ended".
+    """
+
+    def __init__(
+        self, environment: Mapping[str, str], modules: Sequence[str], path: Sequence[str] = (), name: str = "worker"
+    ) -> None:
+        self.owner, self.name = os.getpid(), name
+        self.words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the worker lives
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", START.format(path=[*path, *sys.path], modules=tuple(modules))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.words,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is the caller's, who then ends the worker
+        )
+
+    def alive(self) -> bool:
+        """False in a fork of the owner too: the pipes are the owner's."""
+        return self.owner == os.getpid() and self.process.poll() is None
+
+    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What the function, which the child imports by its name, returns there.
+
+        Raises:
+            WorkbenchError: as raised there.
+            RuntimeError: another failure there, or the end of the child; with the last words it wrote.
+        """
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        try:
+            written = pickle.dumps((function, args, kwargs))
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ConfigurationError(
+                f"{self.name}: what it is asked cannot be sent to another process ({error}). Define your own "
+                "techniques at the top of an importable module; a function cannot observe what happens there."
+            ) from None
+        try:
+            self.process.stdin.write(written)
+            self.process.stdin.flush()
+            kind, answer = pickle.load(self.process.stdout)
+        except (EOFError, OSError, pickle.UnpicklingError):
+            raise RuntimeError(f"The {self.name} ended unexpectedly. Its last words:\n{self._tail()}") from None
+        if kind == "answer":
+            return answer
+        raise answer
+
+    def _tail(self) -> str:
+        self.words.seek(0)
+        return self.words.read()[-2000:].decode(errors="replace")
+
+    def close(self) -> None:
+        if self.owner != os.getpid():
+            return
+        self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout, self.words):
+            if stream is not None:
+                stream.close()
+
+
+# ---- in the child ----
+
+
+def serve(modules: Sequence[str]) -> None:
+    """Answer calls until the caller closes the pipe. Whatever a library prints goes to standard error."""
+    calls = sys.stdin.buffer
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    with pause_collector():
+        for name in modules:
+            import_module(name)
+    gc.freeze()  # a collection then leaves half a million objects of the libraries out
+    while True:
+        try:
+            call = pickle.load(calls)
+        except EOFError:
+            return
+        except Exception as error:  # a class that cannot be imported here
+            reply: tuple[str, Any] = (
+                "error",
+                _unreadable(error),
+            )
+        else:
+            reply = _reply(*call)
+        pickle.dump(reply, answers)
+        answers.flush()
+
+
+def _unreadable(error: Exception) -> ConfigurationError:
+    return ConfigurationError(f"What was sent to another process cannot be read there: {error}")
+
+
+def _reply(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, Any]:
+    import traceback
+
+    try:
+        return "answer", function(*args, **kwargs)
+    except WorkbenchError as error:
+        return "error", error
+    except Exception:
+        return "error", RuntimeError(traceback.format_exc())

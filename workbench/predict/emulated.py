@@ -1,0 +1,211 @@
+"""A prediction by the emulated GPU: the recipe's own run, a few steps of it, on PyTorch's own CUDA allocator.
+
+Model, Trainer, evaluation before and after training, loss, clipping and optimizer are those of `run`; weights are
+not: the model comes from its config, and nothing computes with them. Everything here but `compute_emulated` runs in a
+process under the emulator, where torch sees the card as `cuda`.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from transformers import PreTrainedModel, TrainerCallback
+
+from workbench.errors import ConfigurationError
+from workbench.gpus.catalogue import Gpu
+from workbench.gpus.emulator import card
+from workbench.gpus.emulator.padding import announce_padding
+from workbench.measure.allocators import allocator_for
+from workbench.measure.garbage import freeze_living_objects
+from workbench.measure.meter import Meter
+from workbench.models.known import family_of
+from workbench.models.load import count_parameters, load_config, load_model, quiet
+from workbench.models.source import check_length, locate_config
+from workbench.predict.prediction import Prediction, plain_numbers
+from workbench.predict.shadow.replay import maker_at
+from workbench.predict.shadow.step import blocks_for
+from workbench.predict.shadow.tracker import ShadowTracker
+from workbench.predict.skeleton import can_be_skeleton, skeleton
+from workbench.recipe import Recipe
+from workbench.records.record import versions
+from workbench.run.job import why_not_here
+from workbench.run.trainer import (
+    SeamTrainer,
+    assemble,
+    model_arguments,
+    prepare_data,
+    prepare_model,
+    training_arguments,
+)
+
+DEVICE = torch.device("cuda")
+MICRO_BATCHES = 3  # of a step, at most: from the second on, each finds what the one before it found
+STEPS = 3  # the optimizer makes its states in the first; the allocator has found its form after the second
+ENOUGH_BYTES = 2**43  # of a card on which everything fits
+
+
+def predict_here(recipe: Recipe, gpu: Gpu, padding: bool) -> Prediction:
+    """The prediction for the card that this process sees.
+
+    Where its memory is not enough, the numbers are those of a card like it that has enough.
+
+    Raises:
+        ConfigurationError: the model, the length or a precision cannot be used.
+    """
+    try:
+        return _predict(recipe, gpu, padding)
+    except torch.OutOfMemoryError:
+        pass  # outside of the handler, whose traceback would keep the tensors
+    with _memory_of(replace(gpu, memory_bytes=ENOUGH_BYTES), gpu):
+        return _predict(recipe, gpu, padding)
+
+
+@contextmanager
+def _memory_of(larger: Gpu, gpu: Gpu) -> Iterator[None]:
+    """The stubs read the card's memory whenever it is asked for."""
+    os.environ[card.VARIABLE] = card.variable(larger)
+    try:
+        yield
+    finally:
+        os.environ[card.VARIABLE] = card.variable(gpu)
+
+
+def _predict(recipe: Recipe, gpu: Gpu, padding: bool) -> Prediction:
+    short = replace(recipe, steps=STEPS)
+    source = locate_config(recipe.model)
+    config = load_config(source)
+    taken = {technique.name: technique.positions for technique in recipe.techniques if technique.positions}
+    check_length(source, config, recipe.sequence_length, taken)
+    if lacking := why_not_here(recipe, DEVICE):
+        raise ConfigurationError(f"predict: {lacking}")
+    allocator_for(DEVICE).prepare()
+    with ExitStack() as stack:
+        for technique in recipe.techniques:
+            stack.enter_context(technique.run_context())
+        stack.enter_context(quiet())
+        stack.enter_context(freeze_living_objects())
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        return _Emulated(short, gpu, _model(short, config, source), scratch, padding).predict(recipe)
+
+
+def _model(recipe: Recipe, config: Any, source: Any) -> PreTrainedModel:
+    """On the card. Quantization acts while weights are loaded: such a model is made whole, and loaded."""
+    arguments = model_arguments(recipe, family_of(config))
+    if can_be_skeleton(config, arguments):
+        return put_on_card(prepare_model(recipe, skeleton(config, **arguments)))
+    made = {name: value() if callable(value) else value for name, value in arguments.items()}
+    if "device_map" in made:
+        made["device_map"] = {"": DEVICE}  # quantizing costs nothing there, and its traces are swept before the run
+    model = prepare_model(recipe, load_model(replace(source, random=True), config, **made))
+    return cast("PreTrainedModel", model.to(DEVICE))  # type: ignore[arg-type]  # the stub takes no device
+
+
+def put_on_card(model: PreTrainedModel) -> PreTrainedModel:
+    """Memory for every parameter and buffer of a skeleton, in the order in which `model.to` moves them."""
+    made: dict[torch.Tensor, torch.Tensor] = {}
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        new = torch.empty_like(tensor, device=DEVICE)
+        return torch.nn.Parameter(new, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else new
+
+    def visit(module: torch.nn.Module) -> None:
+        for child in module.children():
+            visit(child)
+        for tensors in cast("tuple[dict[str, torch.Tensor | None], ...]", (module._parameters, module._buffers)):
+            for name, tensor in tensors.items():
+                if tensor is not None and tensor.device != DEVICE:
+                    made[tensor] = made[tensor] if tensor in made else move(tensor)
+                    tensors[name] = made[tensor]
+
+    visit(model)
+    return model
+
+
+class CardTracker(ShadowTracker):
+    """The shadow's tracker on true tensors of the card, whose kernels' scratch and workspaces are no guess."""
+
+    def __init__(self, vocabulary_size: int | None) -> None:
+        super().__init__(vocabulary_size, cuda=False)
+        self.device_type = "cuda"
+
+
+class _Watch(TrainerCallback):
+    """As that of a run: every step has its phases and is attributed; here its operations are counted, too."""
+
+    def __init__(self, tracker: ShadowTracker, meter: Meter) -> None:
+        self.tracker, self.meter, self.flops = tracker, meter, 0
+
+    def on_step_begin(self, *_: Any, optimizer: Any = None, **__: Any) -> None:
+        self.tracker.flops = 0
+        self.meter.watch(optimizer)
+        self.meter.attribute(True)
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.flops = self.tracker.flops
+        self.meter.enter_phase(None)
+        self.meter.attribute(False)
+
+
+class _Emulated:
+    """One recipe on the card, trained for a few steps under the meter."""
+
+    def __init__(self, recipe: Recipe, gpu: Gpu, model: PreTrainedModel, scratch: Path, padding: bool) -> None:
+        self.recipe, self.gpu, self.model = recipe, gpu, model
+        self.tracker = CardTracker(getattr(model.config, "vocab_size", None))
+        self.tracker.name_modules(model)
+        self.meter = Meter(model, before_bytes=0, tracker=self.tracker)
+        self.counter = _Watch(self.tracker, self.meter)
+        data = prepare_data(recipe, blocks_for(recipe))
+        if padding:
+            data["data_collator"] = _with_mask(data["data_collator"])
+        self.padded = announce_padding(data, recipe.effective_batch_size, padding)
+        arguments = training_arguments(recipe, 1e-4, DEVICE, scratch)
+        self.accumulated = arguments.gradient_accumulation_steps
+        arguments.gradient_accumulation_steps = min(self.accumulated, MICRO_BATCHES)
+        self.trainer: SeamTrainer = assemble(recipe, model, data, arguments, self.meter, [self.counter])
+
+    def predict(self, asked: Recipe) -> Prediction:
+        counted = count_parameters(self.model)
+        with self.meter:
+            self.trainer.put_longest_first()
+            self.trainer.train()
+            self.trainer.evaluate()
+        workspaces = _workspace_bytes()
+        report, trace = self.meter.report(), self.tracker.trace()
+        timeline = trace.timeline(trace.nbytes)
+        gpu = self.gpu
+        flops = self.counter.flops * self.accumulated // self.trainer.args.gradient_accumulation_steps
+        return Prediction(
+            recipe=asked.to_dict(), recipe_id=asked.id, label=asked.label, model=asked.model,
+            gpu=gpu.name, source=f"emulated:{gpu.name}",
+            peak_allocated_bytes=report.peak_allocated_bytes, peak_reserved_bytes=report.peak_reserved_bytes,
+            peak_phase=str(report.peak_phase), flops=flops,
+            peak_operation=maker_at(trace, trace.nbytes, timeline.peak(report.peak_phase)),
+            context_bytes=gpu.context_bytes_estimate, workspace_bytes=workspaces, capacity_bytes=gpu.memory_bytes,
+            versions=versions(), timeline=timeline, padding=self.padded,
+            by_category=plain_numbers(report.by_category),
+            maximum_by_category=plain_numbers(report.maximum_by_category), by_phase=plain_numbers(report.by_phase),
+            parameters=counted[0], trainable_parameters=counted[1],
+            micro_batch_size=self.trainer.micro_batch_size,
+            gradient_accumulation_steps=self.accumulated,
+        )  # fmt: skip
+
+
+def _workspace_bytes() -> int:
+    """What cuBLAS' handles have of the allocator, given back."""
+    before = torch.cuda.memory_allocated()
+    torch._C._cuda_clearCublasWorkspaces()
+    return before - torch.cuda.memory_allocated()
+
+
+def _with_mask(collator: Callable[..., dict[str, torch.Tensor]]) -> Callable[..., dict[str, torch.Tensor]]:
+    def masked(rows: Any) -> dict[str, torch.Tensor]:
+        batch = collator(rows)
+        return {**batch, "attention_mask": batch.get("attention_mask", torch.ones_like(batch["input_ids"]))}
+
+    return masked

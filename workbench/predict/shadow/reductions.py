@@ -1,0 +1,107 @@
+"""The scratch of CUDA's reductions: what a sum over rows takes to be shared among blocks of threads.
+
+`setReduceConfig` of PyTorch's `aten/src/ATen/native/cuda/Reduce.cuh` decides by the shape and by the GPU whether the
+inputs of one output are divided among several blocks, which then meet in global memory (`global_memory_size`), with one
+semaphore for each column of blocks. The names are those of that file.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from workbench.gpus.catalogue import Gpu
+
+MAX_THREADS, WARP = 512, 32
+VECTOR = 4  # vt0: values that a thread loads at once
+MIN_VALUES, MAX_VALUES = 16, 256  # of a thread
+ACCUMULATOR_BYTES, SEMAPHORE_BYTES = 4, 4
+
+Dimension = tuple[int, int]  # size, stride in elements
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A reduction of floating-point numbers, as `TensorIterator` lays it out.
+
+    Args:
+        reduced: the dimensions that go, the fastest first, neighbours in memory joined.
+        kept: the others, likewise.
+    """
+
+    reduced: tuple[Dimension, ...]
+    kept: tuple[Dimension, ...]
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, dims: tuple[int, ...]) -> "Reduction":
+        """Over `dims`; over all if there are none. Those that stay are in the order of the result, which is dense."""
+        gone = {dim % tensor.ndim for dim in dims} or set(range(tensor.ndim))
+        sizes = list(zip(tensor.shape, tensor.stride(), strict=True))
+        reduced = sorted((sizes[dim] for dim in gone), key=lambda dimension: dimension[1])
+        kept = [sizes[dim] for dim in reversed(range(tensor.ndim)) if dim not in gone]
+        return cls(_joined(reduced), _joined(kept))
+
+    def bytes_on(self, gpu: Gpu) -> tuple[int, int]:
+        """The buffer and the semaphores; zeros where each output has a block of its own."""
+        outputs, inputs = _numel(self.kept), _numel(self.reduced)
+        if not outputs or not inputs:
+            return 0, 0
+        stride, kept_stride = self.reduced[0][1] if self.reduced else 1, self.kept[0][1] if self.kept else 0
+        along = not self.kept or stride < kept_stride  # the fastest dimension is one that goes
+        width, height = (inputs, outputs) if along else (outputs, inputs)
+        vector = 1
+        if along and stride == 1 and width >= 128 and len(self.reduced) == 1:
+            width //= VECTOR
+        elif not along and kept_stride == 1:
+            vector = self._output_vector()
+            width //= vector
+        width, height = _block(width, height, MAX_THREADS // vector)
+        values = _ceil(inputs, width if along else 1)
+        if values < min(height * 16, MAX_VALUES):
+            return 0, 0  # no warps share an output, so no blocks do
+        values = _ceil(inputs, (width if along else 1) * height)
+        columns = _ceil(outputs // vector, 1 if along else width)
+        wanted = gpu.multiprocessors * (gpu.multiprocessor.threads // (width * height))
+        if values < MAX_VALUES or columns > wanted:
+            return 0, 0
+        blocks = max(min(_ceil(wanted, columns), _ceil(values, MIN_VALUES)), _ceil(values, MAX_VALUES))
+        if blocks == 1:
+            return 0, 0
+        buffer = ACCUMULATOR_BYTES * outputs * blocks * (1 if along else width * vector)
+        return buffer, SEMAPHORE_BYTES * columns
+
+    def _output_vector(self) -> int:
+        """`get_output_vec_size`: the largest power of two up to 4 that divides the row and all other strides."""
+        numbers = [self.kept[0][0], *(stride for _, stride in (*self.reduced, *self.kept[1:]))]
+        return next(v for v in (4, 2, 1) if all(number % v == 0 for number in numbers))
+
+
+def _numel(dimensions: tuple[Dimension, ...]) -> int:
+    total = 1
+    for size, _ in dimensions:
+        total *= size
+    return total
+
+
+def _ceil(number: int, by: int) -> int:
+    return -(-number // by)
+
+
+def _joined(dimensions: list[Dimension]) -> tuple[Dimension, ...]:
+    """Dimensions that follow each other in memory are one; those of size 1 are none."""
+    found: list[Dimension] = []
+    for size, stride in dimensions:
+        if size == 1:
+            continue
+        if found and found[-1][0] * found[-1][1] == stride:
+            found[-1] = found[-1][0] * size, found[-1][1]
+        else:
+            found.append((size, stride))
+    return tuple(found)
+
+
+def _block(width: int, height: int, threads: int) -> tuple[int, int]:
+    """`set_block_dimension`: powers of two that make at most so many threads."""
+    columns, rows = (1 << max(min(number, threads), 1).bit_length() - 1 for number in (width, height))
+    block_width = min(columns, WARP)
+    block_height = min(rows, threads // block_width)
+    return min(columns, threads // block_height), block_height
