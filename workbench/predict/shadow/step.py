@@ -48,13 +48,13 @@ from workbench.texts import corpus
 from workbench.texts.corpus import Blocks, TrainingText
 
 DEVICE = torch.device("cpu")  # plays the GPU
-TRACED_STEPS = 2  # the optimizer makes its states in the first; the second is like all that follow
+TRACED_STEPS = 3  # the optimizer makes its states in the first; cached blocks find their places until the third
 
 Batch = dict[str, torch.Tensor]
 
 
 def trace(recipe: Recipe, gpu: Gpu | None, padding: bool = False) -> Trace:
-    """Run two optimizer steps of the recipe in the shadow.
+    """Run a few optimizer steps of the recipe in the shadow, with an evaluation before and after them.
 
     Args:
         gpu: whose choices are made; None for the CPU's own.
