@@ -5,7 +5,6 @@ Calls and answers are pickles on pipes. It is a plain child with the caller's im
 import the caller's main module in it, which runs a script that has no `if __name__ == "__main__"`.
 """
 
-import gc
 import os
 import pickle
 import subprocess
@@ -16,7 +15,7 @@ from importlib import import_module
 from typing import IO, Any
 
 from workbench.errors import ConfigurationError, WorkbenchError
-from workbench.measure.garbage import pause_collector
+from workbench.measure.garbage import freeze_living_objects, pause_collector
 
 START = "import sys; sys.path[:] = {path!r}; from workbench.gpus.process import serve; serve({modules!r})"
 
@@ -100,25 +99,22 @@ def serve(modules: Sequence[str]) -> None:
     with pause_collector():
         for name in modules:
             import_module(name)
-    gc.freeze()  # a collection then leaves half a million objects of the libraries out
-    while True:
-        try:
-            call = pickle.load(calls)
-        except EOFError:
-            return
-        except Exception as error:  # a class that cannot be imported here
-            reply: tuple[str, Any] = (
-                "error",
-                _unreadable(error),
-            )
-        else:
-            reply = _reply(*call)
-        pickle.dump(reply, answers)
-        answers.flush()
+    with freeze_living_objects():  # a collection then leaves half a million objects of the libraries out
+        while _answer_one(calls, answers):
+            pass
 
 
-def _unreadable(error: Exception) -> ConfigurationError:
-    return ConfigurationError(f"What was sent to another process cannot be read there: {error}")
+def _answer_one(calls: IO[bytes], answers: IO[bytes]) -> bool:
+    """False once the caller has closed the pipe."""
+    try:
+        reply = _reply(*pickle.load(calls))
+    except EOFError:
+        return False
+    except Exception as error:  # a class that cannot be imported here
+        reply = "error", ConfigurationError(f"What was sent to another process cannot be read there: {error}")
+    pickle.dump(reply, answers)
+    answers.flush()
+    return True
 
 
 def _reply(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, Any]:
