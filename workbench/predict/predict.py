@@ -8,29 +8,28 @@ that allocator: everywhere, and for this machine's CPU. The environment variable
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from workbench.errors import ConfigurationError, WorkbenchError
+from workbench.errors import WorkbenchError
 from workbench.gpus.catalogue import GPUS
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.models.source import EMBEDDED, RANDOM
 from workbench.paths import PACKAGE
 from workbench.predict import cache as prediction_cache
+from workbench.predict.engine import EMULATOR, ENGINES, SHADOW, engine_for
 from workbench.predict.prediction import CPU, Prediction
 from workbench.predict.worker import ask, ask_emulator
 from workbench.recipe import Recipe
 from workbench.records.record import versions
 
-__all__ = ["CPU", "Prediction", "predict", "predict_all"]
+__all__ = ["CPU", "EMULATOR", "ENGINES", "SHADOW", "Prediction", "engine_for", "predict", "predict_all"]
 
 
 GPU_NAMES = tuple(GPUS)
-EMULATOR, SHADOW = ENGINES = ("emulator", "shadow")
 
 
 def predict(recipe: Recipe, gpu: str = "h100", *, padding: bool = False, engine: str | None = None) -> Prediction:
@@ -69,25 +68,6 @@ def predict_all(
         if isinstance(found, Prediction):
             prediction_cache.put(keys[name], found)
     return [{**known, **made}[name] for name in names]
-
-
-def engine_for(gpu: str, asked: str | None = None) -> str:
-    """`"emulator"` or `"shadow"`: as asked, as the environment says, or the emulator where it is set up.
-
-    Raises:
-        ConfigurationError: no such engine, or the emulator for the CPU.
-        UnavailableError: the emulator was asked for and is not set up.
-    """
-    from workbench.gpus.emulator import place
-
-    if asked == EMULATOR and gpu == CPU:
-        raise ConfigurationError("predict: the emulator plays GPUs. Leave out the engine, or name a GPU.")
-    chosen = asked or (SHADOW if gpu == CPU else os.environ.get("WORKBENCH_ENGINE"))
-    if chosen not in (None, "", *ENGINES):
-        raise ConfigurationError(f"predict: engine {chosen!r} is not one of {', '.join(ENGINES)}.")
-    if chosen == EMULATOR:
-        place.stub_folder()
-    return chosen or (EMULATOR if place.is_set_up() else SHADOW)
 
 
 def resolved(recipe: Recipe, gpus: list[str]) -> Recipe:

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from workbench.errors import WorkbenchError
-from workbench.gpus.catalogue import Gpu
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.measure.garbage import freeze_living_objects
 from workbench.recipe import Recipe
@@ -62,13 +61,6 @@ class Prediction:
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, without the timeline."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "timeline"} | {"fits": self.fits}
-
-
-def compute_emulated(recipe: Recipe, gpu: Gpu, padding: bool) -> Prediction:
-    """As `compute`, for the card that this process sees: to be called under the emulator only."""
-    from workbench.predict.emulated import predict_here
-
-    return predict_here(recipe, gpu, padding)
 
 
 def compute(recipe: Recipe, gpus: list[str], padding: bool) -> list[Prediction | WorkbenchError]:

@@ -28,7 +28,6 @@ _worker: Worker | None = None
 def ask_emulator(recipe: Recipe, gpu: Gpu, padding: bool) -> "Prediction | WorkbenchError":
     """The prediction of PyTorch's own allocator, in the process of this card. Raises RuntimeError: it failed."""
     from workbench.gpus.emulator.call import call_on
-    from workbench.predict.prediction import compute_emulated
 
     try:
         return call_on(gpu, compute_emulated, recipe, gpu, padding, modules=ON_CARD)
@@ -60,7 +59,7 @@ def start(gpu: str = "h100") -> None:
     """Start the process that predictions for this GPU will come from: it loads its libraries meanwhile."""
     from workbench.gpus.catalogue import gpu as find_gpu
     from workbench.gpus.emulator import call
-    from workbench.predict.predict import EMULATOR, engine_for
+    from workbench.predict.engine import EMULATOR, engine_for
 
     if engine_for(gpu) == EMULATOR:
         call.start_process(find_gpu(gpu), ON_CARD)
@@ -92,3 +91,13 @@ def _environment() -> dict[str, str]:
     others = {name: value for name, value in os.environ.items() if name not in LAUNCHERS_VARIABLES}
     kept = {name: value for name, value in others.items() if not name.startswith("ACCELERATE_")}
     return {**kept, "CUDA_VISIBLE_DEVICES": "", "EMULATED_CARD": "", "TOKENIZERS_PARALLELISM": "false"}
+
+
+# ---- in the process of a card ----
+
+
+def compute_emulated(recipe: Recipe, gpu: Gpu, padding: bool) -> "Prediction":
+    """The prediction for the card that this process sees: to be called under the emulator only."""
+    from workbench.predict.emulated import predict_here
+
+    return predict_here(recipe, gpu, padding)
