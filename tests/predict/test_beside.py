@@ -27,7 +27,8 @@ def test_each_recipe_once_with_both_numbers(three):
     assert table.loc["gradient_checkpointing", "predicted_bytes"] < table.loc["baseline", "predicted_bytes"]
     page = style_predictions(table).to_html()
     assert "predicted for t4" in page
-    assert "nothing of it was run" in page
+    assert "Predicted, not measured: " in page
+    assert "by the shadow of its step" in page
     assert "in the backward, at" in page
 
 

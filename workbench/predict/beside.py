@@ -8,6 +8,7 @@ import pandas as pd
 from workbench.errors import WorkbenchError
 from workbench.gpus.catalogue import GPUS
 from workbench.measure.categories import Category, format_bytes
+from workbench.predict.engine import engine_words
 from workbench.predict.predict import predict
 from workbench.recipe import Recipe
 from workbench.records.record import Record
@@ -20,7 +21,8 @@ def predictions_beside(records: Sequence[Record], gpu: str = "h100") -> pd.DataF
     """One row for each label among the records, in their order; of several records with one label, the first.
 
     Columns: `measured_bytes` and `memory_source` of the record; `predicted_bytes`, `reserved_bytes`, `largest`
-    (category at the peak), `peak_phase` and `peak_operation` of the prediction for `gpu`; `remark`: why there is none.
+    (category at the peak), `peak_phase`, `peak_operation` and `prediction_source` of the prediction for `gpu`; `remark`:
+    why there is none.
     """
     firsts: dict[str, Record] = {}
     for record in records:
@@ -46,6 +48,7 @@ def _predicted(record: Record, gpu: str) -> dict[str, Any]:
         "largest": max(Category, key=lambda category: found.by_category[category]),
         "peak_phase": found.peak_phase,
         "peak_operation": found.peak_operation,
+        "prediction_source": found.source,
         "remark": "",
     }
 
@@ -64,7 +67,10 @@ def style_predictions(table: pd.DataFrame) -> "Styler":
     title = GPUS[gpu].title if gpu in GPUS else gpu
     sources = ", ".join(sorted(set(table["memory_source"]) - {""}))
     styler = shown.style.format(escape="html").format_index(escape="html", axis=0)
-    return styler.set_caption(f"Measured: {sources}. Predicted: {title}, nothing of it was run.")
+    engines = " and ".join(sorted({engine_words(source) for source in table.get("prediction_source", ()) if source}))
+    return styler.set_caption(
+        f"Measured: {sources}. Predicted, not measured: {title}{', by ' if engines else ''}{engines}."
+    )
 
 
 def _shown(number: Any) -> str:

@@ -9,6 +9,11 @@ from workbench.predict.prediction import CPU
 EMULATOR, SHADOW = ENGINES = ("emulator", "shadow")
 
 
+def engine_words(source: str) -> str:
+    """Who made a prediction with this `source`, for tables and captions."""
+    return "PyTorch's allocator on an emulated GPU" if source.startswith("emulated") else "the shadow of its step"
+
+
 def engine_for(gpu: str, asked: str | None = None) -> str:
     """`"emulator"` or `"shadow"`: as asked, as the environment says, or the emulator where it is set up.
 

@@ -3,6 +3,7 @@
 from workbench.errors import WorkbenchError
 from workbench.gpus.catalogue import GPUS
 from workbench.measure.categories import format_bytes
+from workbench.predict.engine import engine_words
 from workbench.predict.prediction import Prediction
 
 BAR_WIDTH = 40
@@ -12,11 +13,10 @@ def prediction_text(prediction: Prediction) -> str:
     """Peak, categories and phases of one prediction."""
     p = prediction
     gpu = GPUS[p.gpu].title if p.gpu in GPUS else "this machine's kernels"
-    engine = "PyTorch's allocator on an emulated GPU" if p.source.startswith("emulated") else "the shadow of its step"
     reserved = f", {format_bytes(p.peak_reserved_bytes)} reserved" if p.peak_reserved_bytes is not None else ""
     lines = [
         f"{p.label} on {p.model}, {p.micro_batch_size} × {p.recipe['sequence_length']} tokens at a time"
-        f"{' with padding' if p.padding else ''}: predicted for {gpu} by {engine}, not measured",
+        f"{' with padding' if p.padding else ''}: predicted for {gpu} by {engine_words(p.source)}, not measured",
         f"  peak   {format_bytes(p.peak_allocated_bytes)} allocated{reserved}, in the {p.peak_phase.replace('_', ' ')}",
         f"         at {p.peak_operation}",
         f"  fits   {_fit(p)}",
