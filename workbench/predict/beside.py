@@ -67,10 +67,9 @@ def style_predictions(table: pd.DataFrame) -> "Styler":
     title = GPUS[gpu].title if gpu in GPUS else gpu
     sources = ", ".join(sorted(set(table["memory_source"]) - {""}))
     styler = shown.style.format(escape="html").format_index(escape="html", axis=0)
-    engines = " and ".join(sorted({engine_words(source) for source in table.get("prediction_source", ()) if source}))
-    return styler.set_caption(
-        f"Measured: {sources}. Predicted, not measured: {title}{', by ' if engines else ''}{engines}."
-    )
+    made = table["prediction_source"].dropna() if "prediction_source" in table else ()
+    engines = "".join(f", by {words}" for words in sorted({engine_words(source) for source in made}))
+    return styler.set_caption(f"Measured: {sources}. Predicted, not measured: {title}{engines}.")
 
 
 def _shown(number: Any) -> str:
