@@ -23,7 +23,6 @@ def predictions_beside(records: Sequence[Record], gpu: str = "h100") -> pd.DataF
     Columns: `measured_bytes` and `memory_source` of the record; `predicted_bytes`, `reserved_bytes`, `largest`
     (category at the peak), `peak_phase`, `peak_operation` and `prediction_source` of the prediction for `gpu`;
     `remark`: why there is none.
-    why there is none.
     """
     firsts: dict[str, Record] = {}
     for record in records:
