@@ -64,8 +64,9 @@ def real(made, card, expandable):
     return json.loads(done.stdout)
 
 
-def model(made, capacity, expandable):
-    allocator, blocks, found = CachingAllocator(capacity, expandable_segments=expandable), {}, []
+def model(made, card, expandable):
+    capacity = card.memory_bytes - card.context_bytes_estimate
+    allocator, blocks, found = CachingAllocator(capacity, expandable, card.memory_bytes), {}, []
     for kind, name, nbytes in made:
         refused = False
         if kind == "take":
@@ -87,15 +88,14 @@ def model(made, capacity, expandable):
         pytest.param(False, LARGE_CARD, id="segments"),
         pytest.param(False, SMALL_CARD, id="segments-refusals"),
         pytest.param(True, LARGE_CARD, id="expandable"),
-        # event 2596: the model has given 440 MiB back to the driver that the real one still holds
-        pytest.param(True, SMALL_CARD, id="expandable-refusals", marks=pytest.mark.xfail(strict=True)),
+        pytest.param(True, SMALL_CARD, id="expandable-refusals"),
     ],
 )
 def test_the_same_requests_give_the_same_numbers(expandable, memory):
     card = gpu("h100") if memory is None else replace(gpu("h100"), memory_bytes=memory)
     made = requests(seed=repr((expandable, memory)))
     truth = real(made, card, expandable)
-    said = model(made, card.memory_bytes - card.context_bytes_estimate, expandable)
+    said = model(made, card, expandable)
     assert any(refused for refused, *_ in truth["found"]) is (memory is not None)
     different = [n for n, pair in enumerate(zip(truth["found"], said["found"], strict=True)) if pair[0] != pair[1]]
     assert not different, (made[different[0]], truth["found"][different[0]], said["found"][different[0]])

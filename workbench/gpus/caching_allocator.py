@@ -20,7 +20,7 @@ SMALL_SEGMENT_BYTES = 2 * MIB  # kSmallBuffer
 LARGE_SEGMENT_BYTES = 20 * MIB  # large_segment_size: the segment that requests below the next line share
 OWN_SEGMENT_BYTES = 10 * MIB  # kMinLargeAlloc: from here on, a request gets a segment of its own
 SEGMENT_STEP_BYTES = 2 * MIB  # kRoundLarge: whose size is a multiple of this
-ADDRESS_SPACE_BYTES = 2**26 * LARGE_SEGMENT_BYTES  # of an expandable segment: whole pages, more than it ever maps
+ENOUGH_BYTES = 2**50  # more than any GPU has
 
 
 class OutOfCapacity(Exception):  # noqa: N818  # what happened, in the words of a planner, not a fault
@@ -97,10 +97,15 @@ class CachingAllocator:
     Args:
         capacity_bytes: the driver has no more than this; None: no end.
         expandable_segments: as with `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.
+        device_bytes: the whole memory of the GPU, the CUDA context's included: an expandable segment has addresses for
+            an eighth more.
     """
 
-    def __init__(self, capacity_bytes: int | None = None, expandable_segments: bool = False) -> None:
+    def __init__(
+        self, capacity_bytes: int | None = None, expandable_segments: bool = False, device_bytes: int = ENOUGH_BYTES
+    ) -> None:
         self.capacity_bytes, self.expandable_segments = capacity_bytes, expandable_segments
+        self.device_bytes = device_bytes
         self.allocated_bytes = self.reserved_bytes = 0
         self.peak_allocated_bytes = self.peak_reserved_bytes = 0
         self._small, self._large = _Pool(small=True), _Pool(small=False)
@@ -247,7 +252,8 @@ class CachingAllocator:
             start: _Block = before if before and not before.used else unmapped
             if _free_run(start) >= size:
                 return start
-        whole = _Block(self._take_addresses(ADDRESS_SPACE_BYTES), ADDRESS_SPACE_BYTES, pool, mapped=False)
+        nbytes = -(-self.device_bytes * 9 // 8 // LARGE_SEGMENT_BYTES) * LARGE_SEGMENT_BYTES  # also whole small pages
+        whole = _Block(self._take_addresses(nbytes), nbytes, pool, mapped=False)
         pool.put(whole)
         return whole
 
