@@ -417,23 +417,23 @@ def batches_of(recipe, monkeypatch, **options):
     return seen, record
 
 
-def test_the_first_batch_has_the_longest_examples(recipe, monkeypatch):
+def test_every_early_batch_has_the_longest_example(recipe, monkeypatch):
     padded = replace(recipe, steps=4, sequence_length=120) | Padding() | GradientAccumulation(steps=4)
     usual, one = batches_of(padded, monkeypatch)
     seen, other = batches_of(padded, monkeypatch, longest_first=True)
-    assert seen[:4] == [120] * 4
-    assert usual[:4] != [120] * 4
+    assert seen[:12] == [120] * 12
+    assert usual[:12] != [120] * 12
     assert (one.longest_first, other.longest_first) == (False, True)
     assert (one.warnings, other.warnings) == ([], [])
     assert batches_of(padded, monkeypatch, longest_first=True)[1].losses == other.losses
 
 
-def test_every_example_still_comes_once():
+def test_it_comes_again_and_again_and_then_the_others_follow():
     from workbench.run.trainer import LongestFirst
 
-    order = LongestFirst([3, 1], range(5))
-    assert list(order) == [3, 1, 0, 2, 4]
-    assert len(order) == 5
+    order = LongestFirst(3, range(8), size=2, until=4)
+    assert list(order) == [3, 0, 3, 1, 2, 4, 5, 6]
+    assert len(order) == 8
 
 
 @pytest.mark.parametrize(("technique", "words"), [(None, "all examples have 32 tokens"), (Streaming(), "a stream")])

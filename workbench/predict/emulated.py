@@ -44,7 +44,7 @@ from workbench.run.trainer import (
 )
 
 DEVICE = torch.device("cuda")
-MICRO_BATCHES = 3  # of a step, at most: from the second on, each finds what the one before it found
+MICRO_BATCHES = 3  # of a step, at most
 STEPS = 3  # the optimizer makes its states in the first; the allocator has found its form after the second
 ENOUGH_BYTES = 2**43  # of a card on which everything fits
 
@@ -118,7 +118,7 @@ def put_on_card(model: PreTrainedModel) -> PreTrainedModel:
             visit(child)
         for tensors in cast("tuple[dict[str, torch.Tensor | None], ...]", (module._parameters, module._buffers)):
             for name, tensor in tensors.items():
-                if tensor is not None and tensor.device != DEVICE:
+                if tensor is not None and tensor.device.type != DEVICE.type:
                     made[tensor] = made[tensor] if tensor in made else move(tensor)
                     tensors[name] = made[tensor]
 
@@ -151,6 +151,20 @@ class _Watch(TrainerCallback):
         self.meter.attribute(False)
 
 
+class _FewMicroBatches:
+    """The training step of a Trainer, for the first micro-batches of a step and the last: the others are not trained.
+
+    From the second on, each finds what the one before it found. All of them are on the card, as in a run.
+    """
+
+    def __init__(self, trainer: SeamTrainer) -> None:
+        self.trainer, self.step, self.done = trainer, trainer.training_step, 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        self.done = 0 if self.trainer.accelerator.sync_gradients else self.done + 1
+        return self.step(*args, **kwargs) if self.done < MICRO_BATCHES else torch.zeros((), device=DEVICE)
+
+
 class _Emulated:
     """One recipe on the card, trained for a few steps under the meter."""
 
@@ -163,11 +177,10 @@ class _Emulated:
         data = prepare_data(recipe, blocks_for(recipe))
         if padding:
             data["data_collator"] = _with_mask(data["data_collator"])
-        self.padded = announce_padding(data, recipe.effective_batch_size, padding)
         arguments = training_arguments(recipe, 1e-4, DEVICE, scratch)
-        self.accumulated = arguments.gradient_accumulation_steps
-        arguments.gradient_accumulation_steps = min(self.accumulated, MICRO_BATCHES)
         self.trainer: SeamTrainer = assemble(recipe, model, data, arguments, self.meter, [self.counter])
+        cast("Any", self.trainer).training_step = _FewMicroBatches(self.trainer)
+        self.padded = announce_padding(self.trainer, padding)
 
     def predict(self, asked: Recipe) -> Prediction:
         counted = count_parameters(self.model)
@@ -179,7 +192,8 @@ class _Emulated:
         report, trace = self.meter.report(), self.tracker.trace()
         timeline = trace.timeline(trace.nbytes)
         gpu = self.gpu
-        flops = self.counter.flops * self.accumulated // self.trainer.args.gradient_accumulation_steps
+        accumulated = self.trainer.args.gradient_accumulation_steps
+        flops = self.counter.flops * accumulated // min(accumulated, MICRO_BATCHES)
         return Prediction(
             recipe=asked.to_dict(), recipe_id=asked.id, label=asked.label, model=asked.model,
             gpu=gpu.name, source=f"emulated:{gpu.name}",
@@ -192,7 +206,7 @@ class _Emulated:
             maximum_by_category=plain_numbers(report.maximum_by_category), by_phase=plain_numbers(report.by_phase),
             parameters=counted[0], trainable_parameters=counted[1],
             micro_batch_size=self.trainer.micro_batch_size,
-            gradient_accumulation_steps=self.accumulated,
+            gradient_accumulation_steps=accumulated,
         )  # fmt: skip
 
 

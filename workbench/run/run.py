@@ -96,9 +96,9 @@ def run(
         memory_cap: pretend that the device has no more than this, `"8GiB"` or a number of bytes. On CUDA the allocator
             keeps to it, at no cost. Elsewhere the tracker watches the bytes of tensors in every step, which takes
             time: such a run records no speed.
-        longest_first: put the longest examples into the first batch, so that a run that cannot fit fails at once. The
-            order of the others is as random as before, but not the same: compare such a run's memory, not its loss.
-            Where all examples are equally long, or a stream, it changes nothing, and the record warns of that.
+        longest_first: let every batch of the first three steps begin with the longest example, so that a run that
+            cannot fit fails at once: compare such a run's memory, not its loss. Where all examples are equally long,
+            or a stream, it changes nothing, and the record warns of that.
         observe: called after every step with a function that returns the record so far; a KeyboardInterrupt raised
             in it ends the run, as Ctrl-C does.
         folder: where records go; by default `data/runs`.
@@ -189,8 +189,6 @@ class _Execution:
         before = allocator.in_use()
         with freeze_living_objects(), quiet():
             data = prepare_data(job.recipe, job.blocks)
-            if self.emulated:
-                announce_padding(data, job.recipe.effective_batch_size)
             model = self._load()
             text_before = self._sample(model)
             with Meter(model, before_bytes=before, cap_bytes=self.record.memory_cap_bytes) as meter:
@@ -199,6 +197,8 @@ class _Execution:
                 trainer = self.trainer = assemble(job.recipe, model, data, self._arguments(), meter, [watch])
                 if self.record.longest_first:
                     trainer.put_longest_first()
+                if self.emulated:
+                    announce_padding(trainer)
                 set_seed(job.recipe.seed)
                 trainer.resume(self._checkpoint())
                 held_out_loss = trainer.evaluate()["eval_loss"] if watch.finite else math.nan

@@ -13,6 +13,7 @@ from torch.utils.data import Sampler
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from workbench.errors import ConfigurationError
+from workbench.gpus.emulator.padding import without_padding
 from workbench.measure.categories import Phase
 from workbench.measure.meter import Meter
 from workbench.models.family import ModelFamily
@@ -20,6 +21,8 @@ from workbench.recipe import Recipe
 from workbench.records import checkpoints
 from workbench.techniques.base import Arguments, Call, Technique
 from workbench.texts.corpus import Blocks, TrainingText
+
+EARLY_STEPS = 3  # the first makes the optimizer's states, so the second is the first that needs all memory
 
 
 class SeamTrainer(Trainer):
@@ -34,7 +37,7 @@ class SeamTrainer(Trainer):
         self.tokens_seen, self.padding_tokens, self.micro_batch_size = 0, 0, 0
         self.warnings: list[str] = []
         self._aside: Path | None = None
-        self._longest: list[int] = []
+        self._longest: int | None = None
         super().__init__(**kwargs)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
@@ -62,13 +65,14 @@ class SeamTrainer(Trainer):
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         self._meter.attribute(True)
         try:
-            with self._meter.phase(Phase.EVALUATION):
+            with self._meter.phase(Phase.EVALUATION), without_padding():
                 return super().evaluate(*args, **kwargs)
         finally:
             self._meter.attribute(False)
 
     def put_longest_first(self) -> None:
-        """Let the first step consist of the longest examples. A warning is noted where that changes nothing."""
+        """Let every batch of the first steps begin with the longest example. A warning is noted where that changes
+        nothing."""
         rows: Any = self.train_dataset
         if not isinstance(rows, Dataset):
             self.warnings.append("longest_first: a stream has no order to change; its examples come as they are")
@@ -77,12 +81,14 @@ class SeamTrainer(Trainer):
         if lengths.min() == lengths.max():
             self.warnings.append(f"longest_first: all examples have {lengths.max()} tokens; nothing was changed")
             return
-        step = self.args.per_device_train_batch_size * self.args.gradient_accumulation_steps
-        self._longest = np.argsort(-lengths, kind="stable")[:step].tolist()
+        self._longest = int(lengths.argmax())
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
         sampler = super()._get_train_sampler(*args, **kwargs)
-        return LongestFirst(self._longest, sampler) if self._longest and sampler is not None else sampler
+        if self._longest is None or sampler is None:
+            return sampler
+        size = self.args.per_device_train_batch_size
+        return LongestFirst(self._longest, sampler, size, EARLY_STEPS * size * self.args.gradient_accumulation_steps)
 
     def resume(self, checkpoint: Path | None) -> None:
         """Train from the beginning, or from a whole checkpoint of the same recipe."""
@@ -113,15 +119,16 @@ class SeamTrainer(Trainer):
 
 
 class LongestFirst(Sampler[int]):
-    """The rows of `longest`, then all others in the order of another sampler. So in every epoch."""
+    """The row `longest` at the head of every batch of `size`, up to the place `until`; all others in the order of
+    another sampler. So in every epoch."""
 
-    def __init__(self, longest: list[int], others: Sampler[int]) -> None:
-        self.longest, self.others = longest, others
+    def __init__(self, longest: int, others: Sampler[int], size: int, until: int) -> None:
+        self.longest, self.others, self.size, self.until = longest, others, size, until
 
     def __iter__(self) -> Iterator[int]:
-        first = set(self.longest)
-        yield from self.longest
-        yield from (row for row in self.others if row not in first)
+        others = (row for row in self.others if row != self.longest)
+        for place in range(len(self)):
+            yield self.longest if place < self.until and place % self.size == 0 else next(others)
 
     def __len__(self) -> int:
         return len(self.others)  # type: ignore[arg-type]

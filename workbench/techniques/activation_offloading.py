@@ -30,12 +30,10 @@ class Copy:
 
         alive = self.last()
         if alive is not None:
-            whole = torch.empty(0, dtype=torch.uint8, device=self.device)
-            return alive if isinstance(alive, torch.Tensor) else whole.set_(alive)
+            return torch.empty(0, dtype=torch.uint8, device=self.device).set_(alive)
         buffer = torch.empty(self.nbytes, dtype=torch.uint8, device=self.device)
         self.place.load(self.room, 0, buffer)
-        # of a real tensor autograd keeps the storage alone; a fake one, as in a prediction, cannot be set to a storage
-        self.last = weakref.ref(buffer.untyped_storage() if type(buffer) is torch.Tensor else buffer)
+        self.last = weakref.ref(buffer.untyped_storage())  # which is all of the tensor that autograd keeps
         return buffer
 
 

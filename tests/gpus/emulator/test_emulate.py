@@ -78,9 +78,12 @@ def test_yes_and_no(program):
         "print(bool((x > 0).all()), torch.equal(x, x + 1), bool(finite(x.sum())), bool(finite(x).all()),\n"
         "      bool(torch.isnan(x.sum())), bool((x < 0).any()), x.sum().item(), x.cpu().sum().item())\n"
         "one = torch.zeros(1, 1, dtype=torch.int64, device='cuda')\n"
-        "print(bool((one[:, -1] == 0).all()), bool((one == 0)), bool(torch.isnan(x[:1]).any()))"
+        "print(bool((one[:, -1] == 0).all()), bool((one == 0)), bool(torch.isnan(x[:1]).any()))\n"
+        "mask = torch.ones(2, 8, dtype=torch.int64, device='cuda')\n"
+        "print(bool(mask.sum() == 16), bool(mask.bool().sum() == 16))  # as transformers asks for padding\n"
     )
-    assert program(source, gpu("t4"))[1].out == "True True True True False False 0.0 0.0\nTrue False False\n"
+    words = program(source, gpu("t4"))[1].out
+    assert words == "True True True True False False 0.0 0.0\nTrue False False\nTrue True\n"
     assert program(source, gpu("t4"), padding=True)[1].out.startswith("False False True False False False")
 
 

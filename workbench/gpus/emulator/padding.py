@@ -1,18 +1,29 @@
 """Telling the card whether batches hold padding: it computes no mask, and cannot answer for itself."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
+VARIABLE = "EMULATED_PADDING"
 
-def announce_padding(data: Mapping[str, Any], size: int, padding: bool = False) -> bool:
-    """Whether there is `padding`, or the first `size` examples make a batch that has some; noted for the stubs.
 
-    Args:
-        data: `train_dataset` and `data_collator`, as the Trainer takes them.
-    """
-    mask = data["data_collator"](list(islice(data["train_dataset"], size))).get("attention_mask")
+def announce_padding(trainer: Any, padding: bool = False) -> bool:
+    """Whether there is `padding`, or the first rows of a Trainer's data make a batch that has some; told the stubs."""
+    rows = list(islice(trainer.train_dataset, trainer.args.per_device_train_batch_size))
+    mask = trainer.data_collator(rows).get("attention_mask")
     padded = padding or (mask is not None and bool((mask == 0).any()))
-    os.environ["EMULATED_PADDING"] = "1" if padded else ""
+    os.environ[VARIABLE] = "1" if padded else ""
     return padded
+
+
+@contextmanager
+def without_padding() -> Iterator[None]:
+    """Blocks that are held out have none, whatever is trained on."""
+    told = os.environ.pop(VARIABLE, "")
+    try:
+        yield
+    finally:
+        if told:
+            os.environ[VARIABLE] = told

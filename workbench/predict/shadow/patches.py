@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from workbench.gpus.catalogue import Gpu
 from workbench.predict.shadow.attention import CudaAttention
@@ -105,7 +106,19 @@ def traceable(padding: Callable[[], bool]) -> Iterator[None]:
             replaced(module, "_get_value", lambda step: 1.0)
         replaced(EvalLoopContainer, "get_arrays", lambda losses: losses.__init__())  # reads the losses
         replaced(trainer, "count_padding", lambda inputs: 0)  # ours; reads the mask, for the record only
+        replaced(torch.Tensor, "set_", _on_storage)  # a fake tensor that is set to a storage never lets it go
         yield
+
+
+def _on_storage(tensor: Any, storage: torch.UntypedStorage, *place: Any) -> torch.Tensor:
+    """In place of a fake tensor that is set to a storage, another one on all of it."""
+    if not isinstance(tensor, FakeTensor):
+        return torch._C.TensorBase.set_(tensor, storage, *place)
+    with _disable_current_modes():
+        plain = torch._C.TensorBase.set_(torch.empty(0, dtype=tensor.dtype, device=storage.device), storage)
+    mode = tensor.fake_mode
+    made: torch.Tensor = mode.fake_tensor_converter.from_meta_and_device(mode, plain, tensor.fake_device)
+    return made
 
 
 # ---- this process, for a GPU ----

@@ -31,7 +31,7 @@ extern _Thread_local int current_device;
 void *new_handle(void);
 
 /* What a program is told of a yes/no value on the device, after the last kernel was launched (see launch.c). */
-typedef enum { OTHER, ALL, FINITE, INTEGERS_EQUAL } Question;
+typedef enum { OTHER, ALL, FINITE, SUM, INTEGERS_EQUAL } Question;
 extern _Thread_local Question asked;
 int answer(void);
 void answer_is_passed_on(void); /* by a kernel that fills a byte, or a copy of one on the device */

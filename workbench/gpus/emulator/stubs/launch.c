@@ -9,7 +9,8 @@
  * Where there is padding, the first is read as no. The last kernel that was launched before the byte is copied tells
  * which question it was. Their names: the reduction by `and`; the product of two truths, with which isfinite ends; and
  * filling, which like a copy passes an answer on. torch.all copies the answer where there is only one: if it comes from
- * comparing whole numbers, it was the question whether all are equal (torch.isnan compares too, but not whole numbers). */
+ * comparing whole numbers, it was the question whether all are equal (torch.isnan compares too, but not whole numbers).
+ * transformers asks `mask.sum() == mask.numel()`: a sum that is compared is the question whether all are true. */
 
 enum { PASSES_ON = INTEGERS_EQUAL + 1, SLOTS = 4096 };
 static struct { const void *function; int kind; } kinds[SLOTS]; /* torch has about a hundred of them */
@@ -25,6 +26,7 @@ static void note_kernel(const void *function, const char *name) {
     if (!name) return;
     if (strstr(name, "and_kernel_cuda") && strstr(name, "reduce_kernel")) kind = ALL;
     else if (strstr(name, "MulFunctorIb")) kind = FINITE;
+    else if (strstr(name, "sum_functor") && strstr(name, "reduce_kernel")) kind = SUM;
     else if (strstr(name, "CompareEqFunctorIl")) kind = INTEGERS_EQUAL;
     else if (strstr(name, "FillFunctorIb")) kind = PASSES_ON;
     if (kind == OTHER) return;
@@ -36,7 +38,7 @@ static void note_kernel(const void *function, const char *name) {
 static cudaError_t launched(const void *function) {
     int kind = kinds[slot_of(function)].kind;
     if (kind == PASSES_ON) answer_is_passed_on();
-    else asked = (Question)kind;
+    else asked = asked == SUM && kind == INTEGERS_EQUAL ? ALL : (Question)kind;
     return SUCCESS;
 }
 
