@@ -202,12 +202,15 @@ def _add_pairs(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_verify(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Measure the configurations of data/reference/grid.json here and compare with predictions."
+    parser.description = (
+        "Measure the configurations of data/reference/grid.json (for an emulated GPU: data/reference/emulated/grid.json) "
+        "and compare with predictions."
+    )
     parser.add_argument("--device", help="cpu, cuda, mps or emulated:GPU (default: the fastest there is)")
     parser.add_argument("--gpu", help="what to predict for (default: the GPU that is here)")
     parser.add_argument("--engine", help="emulator or shadow: what predicts (default: as `predict`)")
     parser.add_argument("--grid", metavar="FILE", help="other configurations, in the form of grid.json")
-    parser.add_argument("--output", metavar="FILE", help="default: data/reference/GPU/verification.json")
+    parser.add_argument("--output", metavar="FILE", help="default: verification.json in data/reference")
     parser.add_argument("--fresh", action="store_true", help="measure again what is in the output already")
     parser.set_defaults(function=verify_predictions)
 
@@ -402,7 +405,7 @@ def _export(frame: Any, path: str) -> None:
 
 def verify_predictions(args: argparse.Namespace) -> int:
     from workbench.predict.verify import (
-        GRID,
+        default_grid,
         default_output,
         gpu_of_device,
         recipes,
@@ -413,7 +416,7 @@ def verify_predictions(args: argparse.Namespace) -> int:
 
     gpu = args.gpu or gpu_of_device(args.device)
     output = Path(args.output) if args.output else default_output(gpu, args.device)
-    chosen = recipes(Path(args.grid) if args.grid else GRID)
+    chosen = recipes(Path(args.grid) if args.grid else default_grid(args.device))
     done = verify(chosen, gpu=gpu, device=args.device, output=output, fresh=args.fresh, engine=args.engine)
     print(f"{verification_text(done)}\n{output}")
     return 0 if summary(done)["measured"] == len(done) else 1

@@ -1,8 +1,9 @@
-"""Predictions compared with measurements on this machine's device.
+"""Predictions compared with measurements on this machine's device, or on an emulated GPU.
 
-The configurations stand in `data/reference/grid.json`, chosen before anything was measured. Each is measured in a new
-process, so that no run sees the memory of another. What was measured is kept: the command goes on where it was stopped,
-and tries again what failed.
+The configurations stand in `data/reference/grid.json`, and those for an emulated GPU in `emulated/grid.json`; they were
+chosen before anything was measured. Each is measured in a new process, so that no run sees the memory of another; on an
+emulated GPU in that card's process. What was measured is kept, and predicted again: the command goes on where it was
+stopped, and tries again what failed.
 """
 
 import json
@@ -17,7 +18,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from workbench.errors import ConfigurationError, WorkbenchError
+from workbench.errors import ConfigurationError, OutOfMemoryError, WorkbenchError
 from workbench.gpus.catalogue import of_device
 from workbench.gpus.emulator.card import DEVICE, emulated_card
 from workbench.paths import DATA, INSTALLED, runs_folder
@@ -27,21 +28,28 @@ from workbench.records.record import Record, versions
 from workbench.run.world import World, refuse_several_ranks
 from workbench.techniques import parse_technique
 
-GRID = DATA / "reference" / "grid.json"
+REFERENCE = DATA / "reference"
+GRID, EMULATED_GRID = REFERENCE / "grid.json", REFERENCE / "emulated" / "grid.json"
 VERIFIED_STEPS = 6  # three to warm up, which carry the tracker, and three to time
+EMULATED_STEPS = 3  # where there is nothing to time
+NO_ROOM = "does not fit"
 
 
 @dataclass(frozen=True)
 class Check:
-    """One configuration. `error` is (predicted - measured) / measured; None where there is no measurement."""
+    """One configuration. `error` is (predicted - measured) / measured; None where there is no measurement.
+
+    What was not measured, or not predicted, has the reason in `remark`.
+    """
 
     label: str
     model: str
     micro_batch_size: int
     sequence_length: int
     recipe_id: str
-    predicted_allocated_bytes: int
-    predicted_reserved_bytes: int | None
+    predicted_allocated_bytes: int | None = None
+    predicted_reserved_bytes: int | None = None
+    predicted_fits: bool = True
     measured_allocated_bytes: int | None = None
     measured_reserved_bytes: int | None = None
     tokens_per_s: float | None = None
@@ -58,6 +66,10 @@ class Check:
 
 def _error(predicted: int | None, measured: int | None) -> float | None:
     return None if not measured or predicted is None else (predicted - measured) / measured
+
+
+def default_grid(device: str | None) -> Path:
+    return EMULATED_GRID if emulated_card(device or "") else GRID
 
 
 def recipes(path: Path = GRID) -> list[Recipe]:
@@ -96,7 +108,7 @@ def gpu_of(world: World) -> str:
 
 def default_output(gpu: str, device: str | None = None) -> Path:
     """Among the reference measurements of a checkout; beside the user's runs where the package is installed."""
-    reference = runs_folder() / "reference" if INSTALLED else DATA / "reference"
+    reference = runs_folder() / "reference" if INSTALLED else REFERENCE
     return reference / ("emulated" if (device or "").startswith(DEVICE) else "") / gpu / "verification.json"
 
 
@@ -128,63 +140,71 @@ def verify(
     known = {} if fresh or not output.exists() else _read(output)
     checks = {recipe.id: known.get(recipe.id) for recipe in chosen}
     for recipe in tqdm(chosen, desc="verify", unit="run"):
-        checks[recipe.id] = checks[recipe.id] or _check(recipe, gpu, device, engine)
+        checks[recipe.id] = _predicted(recipe, gpu, engine, checks[recipe.id] or _measured(recipe, device))
         _write(output, [check for check in checks.values() if check], gpu)
     return [check for check in checks.values() if check]
 
 
-def _check(recipe: Recipe, gpu: str, device: str | None, engine: str | None) -> Check:
-    predicted = predict(recipe, gpu, engine=engine)
-    check = Check(
-        label=recipe.label,
-        model=recipe.model,
-        micro_batch_size=predicted.micro_batch_size,
-        sequence_length=recipe.sequence_length,
-        recipe_id=recipe.id,
-        predicted_allocated_bytes=predicted.peak_allocated_bytes,
-        predicted_reserved_bytes=predicted.peak_reserved_bytes,
-    )
-    measured = _measured(recipe, device)
-    if isinstance(measured, str):
-        return replace(check, remark=measured)
+def _predicted(recipe: Recipe, gpu: str, engine: str | None, check: Check) -> Check:
+    """The check with what is predicted today."""
+    try:
+        found = predict(recipe, gpu, engine=engine)
+    except WorkbenchError as error:
+        nothing = {"predicted_allocated_bytes": None, "predicted_reserved_bytes": None, "predicted_fits": True}
+        return replace(check, **nothing, remark=check.remark or str(error))
     return replace(
         check,
-        measured_allocated_bytes=measured.peak_allocated_bytes,
-        measured_reserved_bytes=measured.peak_reserved_bytes,
-        tokens_per_s=measured.tokens_per_s,
+        micro_batch_size=found.micro_batch_size,
+        predicted_allocated_bytes=found.peak_allocated_bytes,
+        predicted_reserved_bytes=found.peak_reserved_bytes,
+        predicted_fits=found.fits,
     )
 
 
-def _measured(recipe: Recipe, device: str | None) -> Record | str:
-    """The record, or why there is none.
+def _measured(recipe: Recipe, device: str | None) -> Check:
+    """A check without a prediction; if it failed, with the reason.
 
     The child is spawned: a forked one cannot use CUDA once an import of its parent (bitsandbytes) has started it.
     """
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         if emulated_card(device or ""):  # which is another process anyway
-            _run(recipe, device, folder)
-            return _answer(folder, 0)
+            _run(replace(recipe, steps=EMULATED_STEPS), device, folder)
+            return _check(recipe, folder, 0)
         process = context.Process(target=_run, args=(recipe, device, folder))
         process.start()
         process.join()
-        return _answer(folder, process.exitcode)
+        return _check(recipe, folder, process.exitcode)
 
 
-def _answer(folder: str, exit_code: int | None) -> Record | str:
+def _check(recipe: Recipe, folder: str, exit_code: int | None) -> Check:
+    facts = {"label": recipe.label, "model": recipe.model, "recipe_id": recipe.id}
+    micro_batch_size = recipe.training_arguments()["per_device_train_batch_size"]
+    check = Check(**facts, micro_batch_size=micro_batch_size, sequence_length=recipe.sequence_length)
     answer = Path(folder, "answer.json")
     if not answer.exists():
-        return f"the process ended with exit code {exit_code}"
+        return replace(check, remark=f"the process ended with exit code {exit_code}")
     found = json.loads(answer.read_text(encoding="utf-8"))
-    return str(found["remark"]) if "remark" in found else Record(**found)
+    if "remark" in found:
+        return replace(check, remark=str(found["remark"]))
+    record = Record(**found)
+    return replace(
+        check,
+        measured_allocated_bytes=record.peak_allocated_bytes,
+        measured_reserved_bytes=record.peak_reserved_bytes,
+        tokens_per_s=record.tokens_per_s,
+    )
 
 
 def _run(recipe: Recipe, device: str | None, folder: str) -> None:
-    """In the child. No evaluation is larger than a training step, so the peak is that of training."""
+    """In the child. No evaluation is larger than a training step, so the peak is that of training; of examples of
+    unequal length the longest come first, as in a prediction."""
     from workbench.run.run import run
 
     try:
-        answer = asdict(run(recipe, device=device, folder=Path(folder)))
+        answer = asdict(run(recipe, device=device, folder=Path(folder), longest_first=True))
+    except OutOfMemoryError:
+        answer = {"remark": NO_ROOM}
     except WorkbenchError as error:
         answer = {"remark": str(error)}
     except Exception:
@@ -202,11 +222,13 @@ def _read(output: Path) -> dict[str, Check]:
 
 
 def _write(output: Path, done: list[Check], gpu: str) -> None:
-    checks = [{**asdict(c), "error": c.error, "reserved_error": c.reserved_error} for c in done]
-    text = json.dumps({"gpu": gpu, "versions": versions(), "summary": summary(done), "checks": checks}, indent=1)
+    """A line for each check."""
+    rows = [{**asdict(c), "error": c.error, "reserved_error": c.reserved_error} for c in done]
+    facts = json.dumps({"gpu": gpu, "versions": versions(), "summary": summary(done)}, indent=1)
+    checks = ",\n".join(f"  {json.dumps(row, ensure_ascii=False)}" for row in rows)
     output.parent.mkdir(parents=True, exist_ok=True)
     aside = output.with_suffix(".part")
-    aside.write_text(text, encoding="utf-8")
+    aside.write_text(f'{facts[:-2]},\n "checks": [\n{checks}\n ]\n}}\n', encoding="utf-8")
     os.replace(aside, output)
 
 
@@ -239,12 +261,20 @@ def verification_text(done: Iterable[Check]) -> str:
     done = list(done)
     lines = [
         f"{_percent(check.error):>8} {_percent(check.reserved_error):>8}  {check.micro_batch_size:>3} × "
-        f"{check.sequence_length:<5} {check.model:20} {check.label} {check.remark}".rstrip()
+        f"{check.sequence_length:<5} {check.model:20} {check.label} {_remark(check)}".rstrip()
         for check in done
     ]
     figures = [f"{k.replace('_', ' ')} {v:.2%}" for k, v in summary(done).items() if isinstance(v, float)]
     head = f"{'allocated':>8} {'reserved':>8}  batch, length, model, techniques (predicted against measured)"
     return "\n".join([head, *lines, "", ", ".join(figures) or "nothing was measured"])
+
+
+def _remark(check: Check) -> str:
+    if check.remark == NO_ROOM:
+        return f"({NO_ROOM}, as predicted)" if not check.predicted_fits else "(DOES NOT FIT, WAS SAID TO FIT)"
+    if check.measured_allocated_bytes is not None and not check.predicted_fits:
+        return "(FITS, WAS SAID NOT TO)"
+    return f"({check.remark})" if check.remark else ""
 
 
 def _percent(error: float | None) -> str:
