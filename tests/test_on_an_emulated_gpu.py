@@ -121,7 +121,8 @@ def test_what_is_offloaded_is_accounted_for(larger, on_card):
 def test_padding_is_seen_in_the_batches_and_the_longest_come_first(larger, runs_folder):
     record = run(larger | Padding(), device="emulated:t4", longest_first=True, folder=runs_folder)
     assert record.status is Status.OK
-    assert record.padding_tokens == 0 < record.tokens_seen  # what is counted is on the card, and reads as zero
+    assert record.tokens_seen > 0
+    assert record.padding_tokens is None  # the masks are on the card, and read as zero
 
 
 @pytest.mark.parametrize("save", ["merged", "adapter"])

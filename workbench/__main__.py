@@ -203,8 +203,8 @@ def _add_pairs(parser: argparse.ArgumentParser) -> None:
 
 def _add_verify(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Measure the configurations of data/reference/grid.json (for an emulated GPU: data/reference/emulated/grid.json) "
-        "and compare with predictions."
+        "Measure the configurations of data/reference/grid.json here, or those of data/reference/emulated/grid.json on "
+        "an emulated GPU, and compare with predictions."
     )
     parser.add_argument("--device", help="cpu, cuda, mps or emulated:GPU (default: the fastest there is)")
     parser.add_argument("--gpu", help="what to predict for (default: the GPU that is here)")

@@ -1,37 +1,42 @@
-"""The shadow against PyTorch's own allocator: peaks of runs on an emulated GPU, as `tools/judge.py` has measured them.
-
-The sizes stand in `data/reference/emulated/golden.json`; no GPU, no emulator and no CUDA build is needed to compare.
+"""The shadow against PyTorch's own allocator: peaks of runs on emulated GPUs, as `verify --device emulated:GPU` has
+written them down. No GPU, no emulator and no CUDA build is needed to compare.
 """
 
 import json
-from typing import Any
 
 import pytest
 
+from workbench.gpus.catalogue import GPUS
 from workbench.paths import DATA
 from workbench.predict.predict import predict_all
-from workbench.recipe import Recipe
-from workbench.techniques import parse_technique
+from workbench.predict.verify import EMULATED_GRID, Check, recipes
 
-GOLDEN = json.loads((DATA / "reference" / "emulated" / "golden.json").read_text(encoding="utf-8"))
 ALLOCATED, RESERVED = 0.005, 0.02
+CARDS = ("t4", "h100")
 QUICK = 8  # of the configurations, spread over all of them
+CHOSEN = recipes(EMULATED_GRID)[:: -(-len(recipes(EMULATED_GRID)) // QUICK)]
 
 
-def chosen() -> list[dict[str, Any]]:
-    step = -(-len(GOLDEN["configurations"]) // QUICK)
-    found: list[dict[str, Any]] = GOLDEN["configurations"][::step]
-    return found
+def measured(gpu):
+    """The checks that have a measurement, by the recipe's id."""
+    path = DATA / "reference" / "emulated" / gpu / "verification.json"
+    rows = json.loads(path.read_text(encoding="utf-8"))["checks"]
+    checks = [Check(**{name: value for name, value in row.items() if "error" not in name}) for row in rows]
+    return {check.recipe_id: check for check in checks if check.measured_allocated_bytes}
 
 
-@pytest.mark.parametrize("entry", chosen(), ids=lambda entry: entry["name"])
-def test_the_prediction_is_what_pytorch_allocates(entry: dict[str, Any]) -> None:
-    recipe = Recipe(
-        model=entry["model"], effective_batch_size=entry["batch"], sequence_length=entry["length"], steps=3,
-        techniques=tuple(parse_technique(text) for text in entry["techniques"]),
-    )  # fmt: skip
-    truth = entry["peaks"]
+@pytest.mark.parametrize("recipe", CHOSEN, ids=lambda recipe: f"{recipe.model} {recipe.label}")
+def test_the_prediction_is_what_pytorch_allocates(recipe):
+    truth = {gpu: checks[recipe.id] for gpu in CARDS if recipe.id in (checks := measured(gpu))}
+    assert truth
     for gpu, found in zip(truth, predict_all(recipe, truth), strict=True):
-        allocated, reserved = truth[gpu]
-        assert found.peak_allocated_bytes == pytest.approx(allocated, rel=ALLOCATED), gpu
-        assert found.peak_reserved_bytes == pytest.approx(reserved, rel=RESERVED), gpu
+        assert found.peak_allocated_bytes == pytest.approx(truth[gpu].measured_allocated_bytes, rel=ALLOCATED), gpu
+        assert found.peak_reserved_bytes == pytest.approx(truth[gpu].measured_reserved_bytes, rel=RESERVED), gpu
+
+
+@pytest.mark.parametrize("path", sorted((DATA / "reference" / "emulated").glob("*/verification.json")), ids=str)
+def test_what_is_written_down_is_the_whole_grid_and_says_so(path):
+    found = json.loads(path.read_text(encoding="utf-8"))
+    assert found["gpu"] == path.parent.name
+    assert found["gpu"] in GPUS
+    assert [row["recipe_id"] for row in found["checks"]] == [recipe.id for recipe in recipes(EMULATED_GRID)]

@@ -7,9 +7,19 @@ import pytest
 from workbench.__main__ import main
 from workbench.errors import ConfigurationError
 from workbench.predict import verify as verify_module
-from workbench.predict.verify import Check, gpu_of, recipes, summary, verify
-from workbench.records.record import Record
+from workbench.predict.verify import (
+    EMULATED_GRID,
+    NO_ROOM,
+    Check,
+    default_grid,
+    gpu_of,
+    recipes,
+    summary,
+    verification_text,
+    verify,
+)
 from workbench.run.world import World
+from workbench.techniques import REGISTRY
 
 
 def test_the_grid_is_large_and_varied():
@@ -72,7 +82,7 @@ def test_on_this_cpu_the_predictions_hold_and_the_command_goes_on_where_it_stopp
     output = tmp_path / "verification.json"
     chosen = recipes(grid)
     first = verify(chosen[:1], gpu="cpu", device="cpu", output=output)
-    monkeypatch.setattr(verify_module, "_check", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(verify_module, "_measured", lambda *_: pytest.fail("measured again"))
     assert verify(chosen[:1], gpu="cpu", device="cpu", output=output) == first
     monkeypatch.undo()
     arguments = ["verify", "--device", "cpu", "--grid", str(grid), "--output", str(output)]
@@ -91,12 +101,13 @@ def measuring(monkeypatch):
 
     def measured(recipe, device):
         asked.append(recipe)
+        check = Check(recipe.label, recipe.model, 4, recipe.sequence_length, recipe.id)
         if recipe in failing:
-            return "CUDA error"
-        return replace(Record.start(recipe), peak_allocated_bytes=100)
+            return replace(check, remark="CUDA error")
+        return replace(check, measured_allocated_bytes=100)
 
     asked, failing = [], []
-    predicted = SimpleNamespace(micro_batch_size=4, peak_allocated_bytes=100, peak_reserved_bytes=None)
+    predicted = SimpleNamespace(micro_batch_size=4, peak_allocated_bytes=100, peak_reserved_bytes=None, fits=True)
     monkeypatch.setattr(verify_module, "predict", lambda recipe, gpu, engine: predicted)
     monkeypatch.setattr(verify_module, "_measured", measured)
     return asked, failing
@@ -127,11 +138,49 @@ def test_what_was_measured_stays_where_a_second_try_is_cut_off(grid, tmp_path, m
     def cut_off(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(verify_module, "_check", cut_off)
+    monkeypatch.setattr(verify_module, "_measured", cut_off)
     with pytest.raises(KeyboardInterrupt):
         verify(chosen, gpu="cpu", output=output)
     kept = [check["recipe_id"] for check in json.loads(output.read_text())["checks"]]
     assert kept == [chosen[0].id, chosen[2].id]
+
+
+def test_what_was_measured_is_predicted_anew(grid, tmp_path, measuring, monkeypatch):
+    output, chosen = tmp_path / "verification.json", recipes(grid)
+    verify(chosen, gpu="cpu", output=output)
+    better = SimpleNamespace(micro_batch_size=4, peak_allocated_bytes=101, peak_reserved_bytes=None, fits=True)
+    monkeypatch.setattr(verify_module, "predict", lambda recipe, gpu, engine: better)
+    assert [check.error for check in verify(chosen, gpu="cpu", output=output)] == [pytest.approx(0.01)] * 3
+
+
+def test_a_prediction_that_is_refused_is_a_row_with_the_reason(grid, tmp_path, measuring, monkeypatch):
+    def refuse(recipe, gpu, engine):
+        raise ConfigurationError("predict: no bf16")
+
+    monkeypatch.setattr(verify_module, "predict", refuse)
+    found = verify(recipes(grid), gpu="t4", output=tmp_path / "verification.json")
+    assert {(check.remark, check.error, check.measured_allocated_bytes) for check in found} == {
+        ("predict: no bf16", None, 100)
+    }
+
+
+def test_whether_it_fits_is_compared_too():
+    room = Check("x", "m", 1, 1, "id", measured_allocated_bytes=100)
+    none = replace(room, measured_allocated_bytes=None, remark=NO_ROOM)
+    cases = [none, replace(none, predicted_fits=False), room, replace(room, predicted_fits=False)]
+    words = [line.rpartition("x ")[2] for line in verification_text(cases).splitlines()[1:5]]
+    assert words[0] == "(DOES NOT FIT, WAS SAID TO FIT)"
+    assert words[1] == "(does not fit, as predicted)"
+    assert words[2].endswith(" x")
+    assert words[3] == "(FITS, WAS SAID NOT TO)"
+
+
+def test_an_emulated_gpu_has_a_grid_of_its_own_with_every_technique():
+    assert default_grid("emulated:t4") == EMULATED_GRID
+    assert default_grid("cuda") == default_grid(None) != EMULATED_GRID
+    grid = recipes(EMULATED_GRID)
+    assert len({recipe.id for recipe in grid}) == len(grid) >= 120
+    assert {technique.name for recipe in grid for technique in recipe.techniques} >= set(REGISTRY)
 
 
 def test_every_run_is_a_new_process_and_none_is_forked(recipe, monkeypatch):

@@ -157,10 +157,6 @@ class CachingAllocator:
                     pool.take(block)
                     self.reserved_bytes -= block.size
 
-    def reset_peaks(self) -> None:
-        """As `torch.cuda.reset_peak_memory_stats`."""
-        self.peak_allocated_bytes, self.peak_reserved_bytes = self.allocated_bytes, self.reserved_bytes
-
     def blocks(self) -> Iterator[tuple[int, int, bool]]:
         """(address, size, used) of every block, used ones first."""
         used = [(block.address, block.size, True) for block in self._blocks.values()]

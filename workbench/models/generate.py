@@ -14,8 +14,7 @@ def generate(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", pro
     """Continue a prompt, sampled at temperature 0.8 from the 50 likeliest tokens under a fixed seed."""
     import torch
 
-    device = next(model.parameters()).device
-    inputs = tokenizer(prompt, return_tensors="pt").to(device)
+    inputs = tokenizer(prompt, return_tensors="pt").to(model.device)
     prompt_tokens, positions = inputs["input_ids"].shape[1], family_of(model.config).positions(model.config)
     if adapter := getattr(model, "active_peft_config", None):
         prompt_tokens += getattr(adapter, "num_virtual_tokens", None) or 0
@@ -23,15 +22,13 @@ def generate(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", pro
         raise ConfigurationError(
             f"generate: {prompt_tokens} + {tokens} tokens are beyond the model's {positions} positions."
         )
-    training, cache_was = model.training, model.config.use_cache
+    training = model.training
     with quiet(), torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(0)
         model.eval()
-        model.config.use_cache = True
         out = cast("Any", model).generate(
             **inputs, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=True, temperature=0.8, top_k=50,
-            pad_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.eos_token_id, use_cache=True,
         )  # fmt: skip
     model.train(training)
-    model.config.use_cache = cache_was
     return str(tokenizer.decode(out[0], skip_special_tokens=True))

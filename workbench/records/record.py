@@ -71,7 +71,7 @@ class Record:
     gradient_accumulation_steps: int | None = None
     steps_done: int = 0
     tokens_seen: int = 0  # without padding
-    padding_tokens: int = 0
+    padding_tokens: int | None = 0  # None where it was not counted
     skipped_steps: int = 0  # by loss scaling, after an overflow in fp16
     parameters: int | None = None
     trainable_parameters: int | None = None

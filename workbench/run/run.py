@@ -273,7 +273,7 @@ class _Execution:
             gradient_accumulation_steps=self.trainer.args.gradient_accumulation_steps,
             steps_done=self.trainer.state.global_step,
             tokens_seen=self.trainer.tokens_seen,
-            padding_tokens=self.trainer.padding_tokens,
+            padding_tokens=None if self.emulated else self.trainer.padding_tokens,
             losses=[entry["loss"] for entry in history if math.isfinite(entry.get("loss", math.nan))],
             held_out_loss_before=next((entry["eval_loss"] for entry in history if "eval_loss" in entry), None),
         )

@@ -74,12 +74,10 @@ class SeamTrainer(Trainer):
         """Let every batch of the first steps begin with the longest example. A warning is noted where that changes
         nothing."""
         rows: Any = self.train_dataset
-        if not isinstance(rows, Dataset):
-            self.warnings.append("longest_first: a stream has no order to change; its examples come as they are")
-            return
-        lengths = np.array([len(ids) for ids in rows["input_ids"]])
+        lengths = np.array([len(ids) for ids in rows["input_ids"]] if isinstance(rows, Dataset) else [0])
         if lengths.min() == lengths.max():
-            self.warnings.append(f"longest_first: all examples have {lengths.max()} tokens; nothing was changed")
+            found = f"all examples have {lengths.max()} tokens" if lengths.any() else "a stream has no order"
+            self.warnings.append(f"longest_first: {found}; nothing was changed")
             return
         self._longest = int(lengths.argmax())
 

@@ -46,15 +46,15 @@ def replay(trace: Trace, gpu: Gpu | None) -> Replayed:
         allocated, reserved = timeline.total, 0
     else:
         try:
-            allocated, reserved = _allocate(trace, sizes, gpu.memory_bytes - gpu.context_bytes_estimate)
+            allocated, reserved = _allocate(trace, sizes, gpu, gpu.memory_bytes - gpu.context_bytes_estimate)
         except OutOfCapacity:
-            allocated, reserved = _allocate(trace, sizes, None)
+            allocated, reserved = _allocate(trace, sizes, gpu, None)
     return _read(trace, sizes, timeline, allocated, reserved)
 
 
-def _allocate(trace: Trace, sizes: NDArray[np.int64], capacity: int | None) -> tuple[NDArray[np.int64], int]:
+def _allocate(trace: Trace, sizes: NDArray[np.int64], gpu: Gpu, capacity: int | None) -> tuple[NDArray[np.int64], int]:
     """Allocated bytes after every event, and the most that was reserved."""
-    allocator = CachingAllocator(capacity, **trace.allocator)
+    allocator = CachingAllocator(capacity, device_bytes=gpu.memory_bytes, **trace.allocator)
     born, died = np.full(trace.events, -1), np.full(trace.events, -1)
     born[trace.born] = np.arange(len(sizes))
     ended = np.flatnonzero(trace.died >= 0)
