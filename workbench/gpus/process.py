@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import IO, Any
 
 from workbench.errors import ConfigurationError, WorkbenchError
-from workbench.measure.garbage import freeze_living_objects, pause_collector
+from workbench.measure.garbage import collect_garbage, freeze_living_objects, pause_collector
 
 START = "import sys; sys.path[:] = {path!r}; from workbench.gpus.process import serve; serve({modules!r})"
 
@@ -99,9 +99,11 @@ def serve(modules: Sequence[str]) -> None:
     with pause_collector():
         for name in modules:
             import_module(name)
-    with freeze_living_objects():  # a collection then leaves half a million objects of the libraries out
-        while _answer_one(calls, answers):
-            pass
+    answered = True
+    while answered:
+        with freeze_living_objects():  # a collection then leaves half a million objects of the libraries out
+            answered = _answer_one(calls, answers)
+            collect_garbage()  # of this call, before it is frozen by the next; the caller has his answer already
 
 
 def _answer_one(calls: IO[bytes], answers: IO[bytes]) -> bool:

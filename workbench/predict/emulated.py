@@ -21,7 +21,6 @@ from workbench.gpus.catalogue import Gpu
 from workbench.gpus.emulator import card
 from workbench.gpus.emulator.padding import announce_padding
 from workbench.measure.allocators import allocator_for
-from workbench.measure.garbage import freeze_living_objects
 from workbench.measure.meter import Meter
 from workbench.models.known import family_of
 from workbench.models.load import count_parameters, load_config, load_model, quiet
@@ -88,7 +87,6 @@ def _predict(recipe: Recipe, gpu: Gpu, padding: bool) -> Prediction:
         for technique in recipe.techniques:
             stack.enter_context(technique.run_context())
         stack.enter_context(quiet())
-        stack.enter_context(freeze_living_objects())
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         return _Emulated(short, gpu, _model(short, config, source), scratch, padding).predict(recipe)
 
@@ -131,7 +129,9 @@ class CardTracker(ShadowTracker):
 
     def __init__(self, vocabulary_size: int | None) -> None:
         super().__init__(vocabulary_size, cuda=False)
-        self.device_type = "cuda"
+
+    def _watches(self, tensor: torch.Tensor) -> bool:
+        return tensor.is_cuda and tensor.layout is torch.strided
 
 
 class _Watch(TrainerCallback):

@@ -231,6 +231,8 @@ def test_a_command_that_cannot_be_used(arguments, message, capsys):
 def test_a_program_that_is_not_there(stubs, capsys):
     assert main(["emulate", "--", "/no/such/program"]) == 2
     assert "emulate: '/no/such/program' cannot be started: No such file" in capsys.readouterr().err
+    assert main(["emulate", "--", "train.py"]) == 2
+    assert "A Python program needs python in front of it." in capsys.readouterr().err
 
 
 def test_json_stands_alone_on_standard_output(stubs, tmp_path, capfd):

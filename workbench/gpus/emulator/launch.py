@@ -93,7 +93,8 @@ def emulate(
         try:
             process = subprocess.Popen(command, env=environment(gpu, ranks, padding=padding) | told, stdout=output)
         except OSError as error:
-            raise ConfigurationError(f"emulate: {command[0]!r} cannot be started: {error.strerror}.") from None
+            cure = " A Python program needs python in front of it." if command[0].endswith(".py") else ""
+            raise ConfigurationError(f"emulate: {command[0]!r} cannot be started: {error.strerror}.{cure}") from None
         stuck_at, status = _wait(process, Path(reports), timeout_s)
         found = sorted(Path(reports).glob("[0-9]*.json"))
         processes = [json.loads(path.read_text()) for path in found]

@@ -43,6 +43,11 @@ class ShadowTracker(StorageTracker):
         self._open: list[str] = []
         self._handles: list[Any] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here, and to shut the compiler out in each operation takes a tenth of the time."""
+        return False
+
     def name_modules(self, model: torch.nn.Module) -> None:
         self._names = WeakKeyDictionary((module, name) for name, module in model.named_modules())
 
