@@ -7,9 +7,10 @@ import json
 import pytest
 
 from workbench.gpus.catalogue import GPUS
+from workbench.gpus.emulator import call, place
 from workbench.paths import DATA
 from workbench.predict.predict import predict_all
-from workbench.predict.verify import EMULATED_GRID, Check, recipes
+from workbench.predict.verify import EMULATED_GRID, Check, recipes, verify
 
 ALLOCATED, RESERVED = 0.005, 0.02
 CARDS = ("t4", "h100")
@@ -32,6 +33,21 @@ def test_the_prediction_is_what_pytorch_allocates(recipe):
     for gpu, found in zip(truth, predict_all(recipe, truth), strict=True):
         assert found.peak_allocated_bytes == pytest.approx(truth[gpu].measured_allocated_bytes, rel=ALLOCATED), gpu
         assert found.peak_reserved_bytes == pytest.approx(truth[gpu].measured_reserved_bytes, rel=RESERVED), gpu
+
+
+@pytest.mark.xdist_group("emulated")
+@pytest.mark.skipif(not place.is_set_up(), reason="the emulated GPU is not set up (make emulator)")
+@pytest.mark.parametrize("gpu", CARDS)
+def test_a_part_of_the_grid_measures_what_is_written_down(gpu, tmp_path):
+    """With the pinned versions to the byte; a newer one may allocate a little otherwise."""
+    found = verify(CHOSEN[::3], gpu=gpu, device=f"emulated:{gpu}", output=tmp_path / "verification.json")
+    written = measured(gpu)
+    for check in found:
+        known = written.get(check.recipe_id, check)
+        assert (check.measured_allocated_bytes is None) is (check.recipe_id not in written)
+        assert check.measured_allocated_bytes == pytest.approx(known.measured_allocated_bytes, rel=1e-3)
+        assert check.measured_reserved_bytes == pytest.approx(known.measured_reserved_bytes, rel=5e-3)
+    call.end_processes()
 
 
 @pytest.mark.parametrize("path", sorted((DATA / "reference" / "emulated").glob("*/verification.json")), ids=str)

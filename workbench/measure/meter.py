@@ -152,11 +152,11 @@ class Meter:
     def _owned(self) -> dict[Category, list[torch.Tensor]]:
         """What the model and the optimizer hold now, on any device."""
         attached = [tensor for reference in self._attached if (tensor := reference()) is not None]
-        by_parameter = self._optimizer.state.values() if self._optimizer is not None else ()
-        states = chain.from_iterable(state.values() for state in by_parameter)
+        states = chain.from_iterable(s.values() for s in self._optimizer.state.values()) if self._optimizer else ()
+        parameters = list(self._model.parameters())
         return {
-            Category.WEIGHTS: [*self._model.parameters(), *self._model.buffers(), *attached],
-            Category.GRADIENTS: [p.grad for p in self._model.parameters() if p.grad is not None],
+            Category.WEIGHTS: [*parameters, *self._model.buffers(), *attached],
+            Category.GRADIENTS: [p.grad for p in parameters if p.grad is not None],
             Category.OPTIMIZER_STATES: [value for value in states if isinstance(value, torch.Tensor)],
         }
 

@@ -7,7 +7,7 @@ process under the emulator, where torch sees the card as `cuda`.
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from workbench.gpus.catalogue import Gpu
 from workbench.gpus.emulator import card
 from workbench.gpus.emulator.padding import announce_padding
 from workbench.measure.allocators import allocator_for
+from workbench.measure.categories import Category
 from workbench.measure.meter import Meter
 from workbench.models.known import family_of
 from workbench.models.load import count_parameters, load_config, load_model, quiet
@@ -125,28 +126,42 @@ def put_on_card(model: PreTrainedModel) -> PreTrainedModel:
 
 
 class CardTracker(ShadowTracker):
-    """The shadow's tracker on true tensors of the card, whose kernels' scratch and workspaces are no guess."""
+    """The shadow's tracker on true tensors of the card, whose kernels' scratch and workspaces are no guess.
+
+    Attributes:
+        books: whether it keeps books now. Without, it only passes operations on, which is quick: their tensors live
+            exactly as long as under the tracker of a run, so that the allocator finds the same.
+    """
 
     def __init__(self, vocabulary_size: int | None) -> None:
         super().__init__(vocabulary_size, cuda=False)
+        self.books = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.books:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        return func(*args, **(kwargs or {}))
+
+    def label(self, tensors: Iterable[torch.Tensor], category: Category) -> None:
+        if self.books:
+            super().label(tensors, category)
 
     def _watches(self, tensor: torch.Tensor) -> bool:
         return tensor.is_cuda and tensor.layout is torch.strided
 
 
 class _Watch(TrainerCallback):
-    """As that of a run: every step has its phases and is attributed; here its operations are counted, too."""
+    """As that of a run: every step has its phases, under the tracker; the books are of the last one, and what follows."""
 
-    def __init__(self, tracker: ShadowTracker, meter: Meter) -> None:
-        self.tracker, self.meter, self.flops = tracker, meter, 0
+    def __init__(self, tracker: CardTracker, meter: Meter) -> None:
+        self.tracker, self.meter = tracker, meter
 
-    def on_step_begin(self, *_: Any, optimizer: Any = None, **__: Any) -> None:
-        self.tracker.flops = 0
+    def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
+        self.tracker.books = state.global_step == state.max_steps - 1
         self.meter.watch(optimizer)
         self.meter.attribute(True)
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.flops = self.tracker.flops
         self.meter.enter_phase(None)
         self.meter.attribute(False)
 
@@ -173,12 +188,12 @@ class _Emulated:
         self.tracker = CardTracker(getattr(model.config, "vocab_size", None))
         self.tracker.name_modules(model)
         self.meter = Meter(model, before_bytes=0, tracker=self.tracker)
-        self.counter = _Watch(self.tracker, self.meter)
         data = prepare_data(recipe, blocks_for(recipe))
         if padding:
             data["data_collator"] = _with_mask(data["data_collator"])
         arguments = training_arguments(recipe, 1e-4, DEVICE, scratch)
-        self.trainer: SeamTrainer = assemble(recipe, model, data, arguments, self.meter, [self.counter])
+        watch = _Watch(self.tracker, self.meter)
+        self.trainer: SeamTrainer = assemble(recipe, model, data, arguments, self.meter, [watch])
         cast("Any", self.trainer).training_step = _FewMicroBatches(self.trainer)
         self.padded = announce_padding(self.trainer, padding)
 
@@ -193,7 +208,7 @@ class _Emulated:
         timeline = trace.timeline(trace.nbytes)
         gpu = self.gpu
         accumulated = self.trainer.args.gradient_accumulation_steps
-        flops = self.counter.flops * accumulated // min(accumulated, MICRO_BATCHES)
+        flops = self.tracker.flops * accumulated // min(accumulated, MICRO_BATCHES)
         return Prediction(
             recipe=asked.to_dict(), recipe_id=asked.id, label=asked.label, model=asked.model,
             gpu=gpu.name, source=f"emulated:{gpu.name}",

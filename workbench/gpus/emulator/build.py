@@ -23,7 +23,7 @@ from workbench.gpus.emulator.elf import imports
 
 SOURCES = Path(__file__).with_name("stubs")
 OURS = "libemulator.so"
-NVIDIA = re.compile(r"lib(cu|nccl|nvrtc|nvshmem|nvJitLink|nvidia-ml)")
+NVIDIA = re.compile(r"lib(cu|nccl|nvrtc|nvshmem|nvJitLink|nvToolsExt|nvidia-ml)")
 BY_HAND = {  # the beginning of a library's name, and its files
     "libcudart": ("memory", "device", "launch", "streams"),
     "libcuda": ("driver",),
@@ -46,7 +46,7 @@ OF_TRITON = (  # which compiles its launcher against the driver while a program 
 RUNTIME, CALLS_RUNTIME = "libcudart", ("libcuda", "libnvidia-ml", "libnccl")  # these are written on top of it
 UNVERSIONED = {  # whose a symbol is that names no library
     "libnccl": "p?nccl[A-Z]", "libcusparseLt": "cusparseLt", "libcufile": "cuFile", "libnvshmem_host": "nvshmem",
-    "libcuda": "cu(?!File)[A-Z]",
+    "libcuda": "cu(?!File)[A-Z]", "libnvToolsExt": "nvtx",
 }  # fmt: skip
 # A caller waits for a size from these, and would take whatever its memory holds: it is told "not supported".
 REFUSED = re.compile(
@@ -65,7 +65,8 @@ class Library:
 
     @property
     def stem(self) -> str:
-        return self.name.partition(".so")[0]
+        """Without the hash that a wheel puts into the name of a library that it brings along."""
+        return re.sub(r"-[0-9a-f]{8}$", "", self.name.partition(".so")[0])
 
     @property
     def sources(self) -> list[Path]:
