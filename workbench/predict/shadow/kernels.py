@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from workbench.predict.shadow.reductions import Reduction
+from workbench.predict.shadow.reductions import Reduction, Splits
 
 aten: Any = torch.ops.aten
 
@@ -20,7 +20,7 @@ MATRIX_PRODUCTS = frozenset({aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.a
 FP32_BYTES = INT32_BYTES = 4
 INT64_BYTES = 8
 
-Block = int | Reduction  # bytes, or what they depend on; a reduction takes two
+Block = int | Reduction | Splits  # bytes, or what the GPU makes of it, which is two blocks
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def _multiple(number: int, of: int) -> int:
 def _sum(tensor: torch.Tensor, dims: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Scratch:
     """`make_reduction` in `ReduceOpsUtils.h`: a copy in the type of the result, but where the kernel converts."""
     if not tensor.is_floating_point():
-        return Scratch(after=((tensor.numel() * INT64_BYTES,),))
+        return _as_int64(tensor)
     cast = dtype is not None and dtype is not tensor.dtype and dtype is not torch.float32
     return Scratch(after=((*((tensor.numel() * dtype.itemsize,) if cast else ()), _reduction(tensor, dims)),))
 
@@ -66,7 +66,12 @@ def _reduction(tensor: torch.Tensor, dims: Any) -> Reduction:
 
 
 def _cumsum(tensor: torch.Tensor, dim: int, *, dtype: Any = None) -> Scratch:
-    return NO_SCRATCH if tensor.is_floating_point() else Scratch(after=((tensor.numel() * INT64_BYTES,),))
+    return NO_SCRATCH if tensor.is_floating_point() else _as_int64(tensor)
+
+
+def _as_int64(tensor: torch.Tensor) -> Scratch:
+    """A copy in the type that whole numbers are summed in."""
+    return NO_SCRATCH if tensor.dtype is torch.int64 else Scratch(after=((tensor.numel() * INT64_BYTES,),))
 
 
 def _softmax_backward(gradient: torch.Tensor, *_: Any) -> Scratch:
@@ -93,12 +98,24 @@ def _embedding_backward(gradient: torch.Tensor, indices: torch.Tensor, *_: Any) 
     return Scratch(before=(each, each), after=(segments,))
 
 
-def _flash_backward(gradient: torch.Tensor, query: torch.Tensor, *_: Any, **__: Any) -> Scratch:
+def _flash_forward(
+    query: torch.Tensor, key: torch.Tensor, value: Any, dropout: float = 0.0, *_: Any, **__: Any
+) -> Scratch:
+    batch, heads, tokens, width = query.shape
+    return NO_SCRATCH if dropout else Scratch(after=((Splits(batch * heads, tokens, key.shape[-2], width),),))
+
+
+def _flash_backward(
+    gradient: torch.Tensor, query: torch.Tensor, key: Any, value: Any, out: torch.Tensor, *_: Any, **__: Any
+) -> Scratch:
     """`mha_bwd` in `flash_attn/flash_api.cpp`: row sums of the softmax's gradient, (B, H, T'), and an fp32 accumulator
-    of the query's gradient, (B, T', H, D'), with T' a multiple of 128 and D' of 32."""
+    of the query's gradient, (B, T', H, D'), with T' a multiple of 128 and D' of 32. What is not (B, T, H, D) in memory
+    is copied first (`_flash_attention_backward` in `attention_backward.cu`)."""
     batch, heads, tokens, width = query.shape
     rows = batch * heads * _multiple(tokens, 128)
-    return Scratch(after=((rows * FP32_BYTES, rows * _multiple(width, 32) * FP32_BYTES),))
+    others = (tensor for tensor in (gradient, out) if not tensor.transpose(1, 2).is_contiguous())
+    copies = tuple(tensor.numel() * tensor.element_size() for tensor in others)
+    return Scratch(before=copies, after=((rows * FP32_BYTES, rows * _multiple(width, 32) * FP32_BYTES),))
 
 
 def _efficient_backward(gradient: torch.Tensor, query: torch.Tensor, *_: Any, **__: Any) -> Scratch:
@@ -111,7 +128,9 @@ def _efficient_backward(gradient: torch.Tensor, query: torch.Tensor, *_: Any, **
     kernel = delta, blocks * (64 * 64 * FP32_BYTES + 4 * INT32_BYTES)
     if query.dtype is not torch.float32:
         return Scratch(after=(kernel,))
-    return Scratch(after=((query.numel() * FP32_BYTES, delta), kernel))
+    return Scratch(
+        after=((query.numel() * FP32_BYTES, delta, delta), kernel)
+    )  # the product, its sum, the sum transposed
 
 
 _RULES: dict[Any, Callable[..., Scratch]] = {
@@ -121,6 +140,7 @@ _RULES: dict[Any, Callable[..., Scratch]] = {
     aten._softmax_backward_data: _softmax_backward,
     aten._foreach_norm: _foreach_norm,
     aten.embedding_dense_backward: _embedding_backward,
+    aten._scaled_dot_product_flash_attention: _flash_forward,
     aten._scaled_dot_product_flash_attention_backward: _flash_backward,
     # cuDNN does not publish its workspace; its algorithm is that of flash attention, and so is taken its scratch
     aten._scaled_dot_product_cudnn_attention_backward: _flash_backward,
@@ -133,3 +153,7 @@ ORDERS: dict[Any, tuple[int, ...]] = {
     aten.native_dropout: (1, 0),
     aten._scaled_dot_product_efficient_attention: (0, 1),
 }
+
+# Of these the results with these numbers are fp32 on CUDA, whatever the inputs are; on a CPU they have the inputs' type
+# (`layer_norm_kernel.cu`, `LayerNormKernelImplInternal`: mean and reciprocal deviation are accumulated in fp32).
+IN_FP32: dict[Any, tuple[int, ...]] = {aten.native_layer_norm: (1, 2)}

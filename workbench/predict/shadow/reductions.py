@@ -1,4 +1,4 @@
-"""The scratch of CUDA's reductions: what a sum over rows takes to be shared among blocks of threads.
+"""Scratch that depends on the GPU: what one result takes to be shared among blocks of threads, in sums and in attention.
 
 `setReduceConfig` of PyTorch's `aten/src/ATen/native/cuda/Reduce.cuh` decides by the shape and by the GPU whether the
 inputs of one output are divided among several blocks, which then meet in global memory (`global_memory_size`), with one
@@ -73,6 +73,41 @@ class Reduction:
         """`get_output_vec_size`: the largest power of two up to 4 that divides the row and all other strides."""
         numbers = [self.kept[0][0], *(stride for _, stride in (*self.reduced, *self.kept[1:]))]
         return next(v for v in (4, 2, 1) if all(number % v == 0 for number in numbers))
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The forward pass of flash attention without dropout, keys and values divided where queries alone leave
+    multiprocessors idle: `set_params_splitkv` and `num_splits_heuristic` in `flash_attn/flash_api.cpp`.
+
+    Args:
+        rows: batch size times heads.
+        queries, keys: their number.
+        width: of a head.
+    """
+
+    rows: int
+    queries: int
+    keys: int
+    width: int
+
+    def bytes_on(self, gpu: Gpu) -> tuple[int, int]:
+        """A log-sum-exp and an output, in fp32, for each split; zeros where there is one."""
+        splits = self._splits(2 * gpu.multiprocessors)
+        if splits == 1:
+            return 0, 0
+        each = splits * self.rows * self.queries * ACCUMULATOR_BYTES
+        return each, each * _ceil(self.width, 32) * 32
+
+    def _splits(self, at_once: int) -> int:
+        blocks = self.rows * _ceil(self.queries, 64)
+        pieces = _ceil(self.keys, 256 if self.width <= 64 else 128 if self.width <= 128 else 64)
+        if blocks >= 0.8 * at_once:
+            return 1
+        most = min(128, at_once, pieces)
+        useful = [n for n in range(1, most + 1) if n == 1 or _ceil(pieces, n) != _ceil(pieces, n - 1)]
+        filled = {n: blocks * n / at_once / _ceil(blocks * n, at_once) for n in useful}
+        return next(n for n in useful if filled[n] >= 0.85 * max(filled.values()))
 
 
 def _numel(dimensions: tuple[Dimension, ...]) -> int:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from workbench.gpus.catalogue import Gpu
 from workbench.measure.categories import Category, Phase
 from workbench.measure.timeline import Timeline
-from workbench.predict.shadow.reductions import Reduction
+from workbench.predict.shadow.reductions import Reduction, Splits
 
 CATEGORIES = tuple(Category)
 
@@ -20,7 +20,7 @@ class Trace:
 
     Arrays have one entry per storage; `born` and `died` are readings of the event clock, one event a reading, and
     `died` is -1 for what outlives the trace. Some sizes only the GPU knows, 0 here: `workspaces` are such storages, and
-    `reductions` name the first of two.
+    `shared` names the first of two.
     `allocator` holds the allocator's settings that techniques change, `attention` each question that was asked in the
     choice of a kernel and its answer, `facts` the fields of a `Prediction` that are known from the assembled trainer.
     """
@@ -34,7 +34,7 @@ class Trace:
     phase_starts: tuple[tuple[int, Phase | None], ...]
     workspaces: tuple[int, ...]
     flops: int
-    reductions: dict[int, Reduction] = field(default_factory=dict)
+    shared: dict[int, Reduction | Splits] = field(default_factory=dict)
     uses_bf16: bool = False
     allocator: dict[str, Any] = field(default_factory=dict)
     attention: dict[Any, Any] = field(default_factory=dict)
@@ -49,9 +49,9 @@ class Trace:
         sizes = self.nbytes.copy()
         if gpu is not None:
             sizes[list(self.workspaces)] = gpu.cublas_workspace_bytes
-            known = {reduction: reduction.bytes_on(gpu) for reduction in set(self.reductions.values())}
-            for first, reduction in self.reductions.items():
-                sizes[first : first + 2] = known[reduction]
+            known = {work: work.bytes_on(gpu) for work in set(self.shared.values())}
+            for first, work in self.shared.items():
+                sizes[first : first + 2] = known[work]
         return sizes
 
     def phases(self) -> tuple[Phase | None, ...]:

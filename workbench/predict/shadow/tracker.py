@@ -13,8 +13,8 @@ from torch.utils.flop_counter import flop_registry
 
 from workbench.measure.categories import Category, Phase
 from workbench.measure.tracker import Storage, StorageTracker
-from workbench.predict.shadow.kernels import MATRIX_PRODUCTS, NO_SCRATCH, ORDERS, Block, scratch_of
-from workbench.predict.shadow.reductions import Reduction
+from workbench.predict.shadow.kernels import IN_FP32, MATRIX_PRODUCTS, NO_SCRATCH, ORDERS, Block, scratch_of
+from workbench.predict.shadow.reductions import Reduction, Splits
 from workbench.predict.shadow.trace import CATEGORIES, Trace
 
 DEVICE_OF: Any = torch.ops.prim.device.default
@@ -37,7 +37,7 @@ class ShadowTracker(StorageTracker):
         self.cuda, self.flops = cuda, 0
         self.failed = ("", "")
         self.workspaces: dict[bool, int] = {}  # by whether it is the backward's
-        self.reductions: dict[int, Reduction] = {}  # by the storage of their buffer; the next one are the semaphores
+        self.shared: dict[int, Reduction | Splits] = {}  # by the first of the two storages that they take
         self._makers: list[tuple[Any, str]] = []
         self._names: MutableMapping[torch.nn.Module, str] = {}
         self._open: list[str] = []
@@ -92,6 +92,8 @@ class ShadowTracker(StorageTracker):
             self.flops += flop_registry[packet](*args, **(kwargs or {}), out_val=out)
         if self.cuda:
             self._reorder(ORDERS.get(packet), self.storages[first:])
+            for place in IN_FP32.get(packet, ()):
+                self.storages[first + place].nbytes *= 4 // out[place].dtype.itemsize
             self._book_workspace(packet)
             for group in scratch.after:
                 self._bury_blocks(self._book_blocks(group))
@@ -128,10 +130,10 @@ class ShadowTracker(StorageTracker):
     def _book_blocks(self, blocks: Sequence[Block]) -> list[Storage]:
         found = []
         for block in blocks:
-            if isinstance(block, Reduction):
-                self.reductions[len(self.storages)] = block
+            if not isinstance(block, int):
+                self.shared[len(self.storages)] = block
                 found.append(self._book_block(0))
-            found.append(self._book_block(0 if isinstance(block, Reduction) else block))
+            found.append(self._book_block(block if isinstance(block, int) else 0))
         return found
 
     def _bury_blocks(self, blocks: list[Storage]) -> None:
@@ -158,7 +160,7 @@ class ShadowTracker(StorageTracker):
             operations=tuple(f"{func} in {module}" if module else str(func) for func, module in operations),
             phase_starts=tuple(self._phase_starts),
             workspaces=tuple(self.workspaces.values()),
-            reductions=self.reductions,
+            shared=self.shared,
             flops=self.flops,
             **more,
         )
