@@ -1,4 +1,4 @@
-"""Scratch that depends on the GPU: what one result takes to be shared among blocks of threads, in sums and in attention.
+"""Scratch that depends on the GPU: what a sum, or attention, takes where blocks of threads share one result.
 
 `setReduceConfig` of PyTorch's `aten/src/ATen/native/cuda/Reduce.cuh` decides by the shape and by the GPU whether the
 inputs of one output are divided among several blocks, which then meet in global memory (`global_memory_size`), with one
