@@ -151,7 +151,7 @@ class CardTracker(ShadowTracker):
 
 
 class _Watch(TrainerCallback):
-    """As that of a run: every step has its phases, under the tracker; the books are of the last one and what follows."""
+    """As that of a run: each step has its phases, under the tracker; the books are of the last and what follows it."""
 
     def __init__(self, tracker: CardTracker, meter: Meter) -> None:
         self.tracker, self.meter = tracker, meter

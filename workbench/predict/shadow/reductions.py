@@ -1,4 +1,4 @@
-"""Scratch that depends on the GPU: what a sum, or attention, takes where blocks of threads share one result.
+"""Scratch that depends on the GPU: what blocks of threads take to share one result, in sums and in attention.
 
 `setReduceConfig` of PyTorch's `aten/src/ATen/native/cuda/Reduce.cuh` decides by the shape and by the GPU whether the
 inputs of one output are divided among several blocks, which then meet in global memory (`global_memory_size`), with one
