@@ -150,8 +150,8 @@ def _predicted(recipe: Recipe, gpu: str, engine: str | None, check: Check) -> Ch
     try:
         found = predict(recipe, gpu, engine=engine)
     except WorkbenchError as error:
-        nothing = {"predicted_allocated_bytes": None, "predicted_reserved_bytes": None, "predicted_fits": True}
-        return replace(check, **nothing, remark=check.remark or str(error))
+        nothing = replace(check, predicted_allocated_bytes=None, predicted_reserved_bytes=None, predicted_fits=True)
+        return replace(nothing, remark=check.remark or str(error))
     return replace(
         check,
         micro_batch_size=found.micro_batch_size,
@@ -178,9 +178,8 @@ def _measured(recipe: Recipe, device: str | None) -> Check:
 
 
 def _check(recipe: Recipe, folder: str, exit_code: int | None) -> Check:
-    facts = {"label": recipe.label, "model": recipe.model, "recipe_id": recipe.id}
     micro_batch_size = recipe.training_arguments()["per_device_train_batch_size"]
-    check = Check(**facts, micro_batch_size=micro_batch_size, sequence_length=recipe.sequence_length)
+    check = Check(recipe.label, recipe.model, micro_batch_size, recipe.sequence_length, recipe.id)
     answer = Path(folder, "answer.json")
     if not answer.exists():
         return replace(check, remark=f"the process ended with exit code {exit_code}")
