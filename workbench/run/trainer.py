@@ -13,7 +13,6 @@ from torch.utils.data import Sampler
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from workbench.errors import ConfigurationError
-from workbench.gpus.emulator.padding import without_padding
 from workbench.measure.categories import Phase
 from workbench.measure.meter import Meter
 from workbench.models.family import ModelFamily
@@ -65,7 +64,7 @@ class SeamTrainer(Trainer):
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         self._meter.attribute(True)
         try:
-            with self._meter.phase(Phase.EVALUATION), without_padding():
+            with self._meter.phase(Phase.EVALUATION):
                 return super().evaluate(*args, **kwargs)
         finally:
             self._meter.attribute(False)

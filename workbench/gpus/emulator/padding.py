@@ -10,17 +10,20 @@ VARIABLE = "EMULATED_PADDING"
 
 
 def announce_padding(trainer: Any, padding: bool = False) -> bool:
-    """Whether there is `padding`, or the first rows of a Trainer's data make a batch that has some; told the stubs."""
+    """Whether there is `padding`, or the first rows of a Trainer's data make a batch that has some; the stubs are told.
+
+    Not while the Trainer evaluates: blocks that are held out have none, whatever is trained on.
+    """
     rows = list(islice(trainer.train_dataset, trainer.args.per_device_train_batch_size))
     mask = trainer.data_collator(rows).get("attention_mask")
     padded = padding or (mask is not None and bool((mask == 0).any()))
     os.environ[VARIABLE] = "1" if padded else ""
+    trainer.evaluate = _without_padding()(trainer.evaluate)
     return padded
 
 
 @contextmanager
-def without_padding() -> Iterator[None]:
-    """Blocks that are held out have none, whatever is trained on."""
+def _without_padding() -> Iterator[None]:
     told = os.environ.pop(VARIABLE, "")
     try:
         yield
