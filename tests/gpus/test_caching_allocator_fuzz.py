@@ -80,7 +80,6 @@ def model(made, card, expandable):
     return {"found": found, "peaks": [allocator.peak_allocated_bytes, allocator.peak_reserved_bytes]}
 
 
-@pytest.mark.long
 @pytest.mark.skipif(not place.is_set_up(), reason="the emulated GPU is not set up (make emulator)")
 @pytest.mark.parametrize(
     ("expandable", "memory"),
