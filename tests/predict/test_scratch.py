@@ -59,6 +59,8 @@ def operations(device):
         (aten.cumsum.default, (row, -1)),
         (aten.cumsum.default, (row.bool(), -1)),
         (aten.mean.dim, (empty(4096, 768), [0])),
+        *((aten.linalg_vector_norm.default, (empty(3072, 1024), 2, dims)) for dims in ([0], [1], None)),
+        (aten.linalg_vector_norm.default, (empty(1024, 3072).T, 2, [1])),  # as DoRA takes them
     ]
     for kind, dtype in (
         (aten._scaled_dot_product_flash_attention, half),

@@ -61,6 +61,10 @@ def _mean(tensor: torch.Tensor, dims: Any = None, keepdim: bool = False, *, dtyp
     return Scratch(after=((_reduction(tensor, dims),),))
 
 
+def _norm(tensor: torch.Tensor, order: Any = 2, dims: Any = None, *_: Any, **__: Any) -> Scratch:
+    return Scratch(after=((_reduction(tensor, dims),),))
+
+
 def _reduction(tensor: torch.Tensor, dims: Any) -> Reduction:
     return Reduction.of(tensor, (dims,) if isinstance(dims, int) else tuple(dims or ()))
 
@@ -136,6 +140,7 @@ def _efficient_backward(gradient: torch.Tensor, query: torch.Tensor, *_: Any, **
 _RULES: dict[Any, Callable[..., Scratch]] = {
     aten.sum: _sum,
     aten.mean: _mean,
+    aten.linalg_vector_norm: _norm,
     aten.cumsum: _cumsum,
     aten._softmax_backward_data: _softmax_backward,
     aten._foreach_norm: _foreach_norm,
