@@ -4,6 +4,7 @@ from typing import Any, cast
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
 
 from workbench.errors import ConfigurationError
 from workbench.models.load import BUILT, quiet, settled
@@ -34,7 +35,8 @@ def skeleton(config: PreTrainedConfig, **arguments: Any) -> PreTrainedModel:
             f"predict: {missed[0]} acts while weights are loaded, which a prediction does not do. "
             "Measure this recipe with `run`, or give the technique that asks for it a `stand_in`."
         )
-    with quiet(), torch.device("meta"):
+    with quiet(), torch.device("meta"), no_init_weights():
         model: PreTrainedModel = cast("Any", AutoModelForCausalLM).from_config(config, **arguments)
+    model.tie_weights()
     model.loss_type = "ForCausalLM"  # as `load_model` sets it
     return model
