@@ -7,7 +7,6 @@ import json
 import pytest
 
 from workbench.gpus.catalogue import GPUS
-from workbench.gpus.emulator import call, place
 from workbench.paths import DATA
 from workbench.predict.predict import predict_all
 from workbench.predict.verify import EMULATED_GRID, Check, recipes, verify
@@ -36,7 +35,7 @@ def test_the_prediction_is_what_pytorch_allocates(recipe):
 
 
 @pytest.mark.xdist_group("emulated")
-@pytest.mark.skipif(not place.is_set_up(), reason="the emulated GPU is not set up (make emulator)")
+@pytest.mark.usefixtures("emulator")
 @pytest.mark.parametrize("gpu", CARDS)
 def test_a_part_of_the_grid_measures_what_is_written_down(gpu, tmp_path):
     """With the pinned versions to the byte; a newer one may allocate a little otherwise."""
@@ -47,7 +46,6 @@ def test_a_part_of_the_grid_measures_what_is_written_down(gpu, tmp_path):
         assert (check.measured_allocated_bytes is None) is (check.recipe_id not in written)
         assert check.measured_allocated_bytes == pytest.approx(known.measured_allocated_bytes, rel=1e-3)
         assert check.measured_reserved_bytes == pytest.approx(known.measured_reserved_bytes, rel=5e-3)
-    call.end_processes()
 
 
 @pytest.mark.parametrize("path", sorted((DATA / "reference" / "emulated").glob("*/verification.json")), ids=str)

@@ -24,18 +24,10 @@ from workbench.techniques import (
     Qlora,
 )
 
-pytestmark = pytest.mark.xdist_group("emulated")  # one warm process for all
+pytestmark = [pytest.mark.xdist_group("emulated"), pytest.mark.usefixtures("emulator")]  # one warm process for all
 
 SMALL = Recipe(model="gpt2-tiny", effective_batch_size=4, sequence_length=64, steps=4)
 LARGE = Recipe(model="random:gpt2", effective_batch_size=8, sequence_length=1024, steps=4)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _set_up():
-    if not place.is_set_up():
-        pytest.skip("the emulated GPU is not set up: make emulator")
-    yield
-    call.end_processes()
 
 
 @pytest.mark.parametrize(

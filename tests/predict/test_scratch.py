@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from workbench.gpus.catalogue import gpu
-from workbench.gpus.emulator import call, place
+from workbench.gpus.emulator import call
 from workbench.predict.shadow.kernels import scratch_of
 from workbench.predict.shadow.reductions import Reduction, Splits
 
-pytestmark = pytest.mark.xdist_group("emulated")
+pytestmark = [pytest.mark.xdist_group("emulated"), pytest.mark.usefixtures("emulator")]
 CARDS = ("t4", "rtx4090", "a100-80gb", "b200")
 aten = torch.ops.aten
 SUMS = [  # shape, dimensions
@@ -98,14 +98,6 @@ def said(scratch, card):
 
     groups = [sum(map(nbytes, group)) for group in scratch.after]
     return sum(map(nbytes, scratch.before)) + max(groups, default=0)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _set_up():
-    if not place.is_set_up():
-        pytest.skip("the emulated GPU is not set up: make emulator")
-    yield
-    call.end_processes()
 
 
 @pytest.mark.parametrize("name", CARDS)

@@ -20,7 +20,7 @@ SMALL_SEGMENT_BYTES = 2 * MIB  # kSmallBuffer
 LARGE_SEGMENT_BYTES = 20 * MIB  # large_segment_size: the segment that requests below the next line share
 OWN_SEGMENT_BYTES = 10 * MIB  # kMinLargeAlloc: from here on, a request gets a segment of its own
 SEGMENT_STEP_BYTES = 2 * MIB  # kRoundLarge: whose size is a multiple of this
-ENOUGH_BYTES = 2**50  # more than any GPU has
+ENOUGH_BYTES = 2**43  # more than any GPU has
 
 
 class OutOfCapacity(Exception):  # noqa: N818  # what happened, in the words of a planner, not a fault

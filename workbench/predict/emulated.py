@@ -17,6 +17,7 @@ import torch
 from transformers import PreTrainedModel, TrainerCallback
 
 from workbench.errors import ConfigurationError
+from workbench.gpus.caching_allocator import ENOUGH_BYTES
 from workbench.gpus.catalogue import Gpu
 from workbench.gpus.emulator import card
 from workbench.gpus.emulator.padding import announce_padding
@@ -46,7 +47,6 @@ from workbench.run.trainer import (
 DEVICE = torch.device("cuda")
 MICRO_BATCHES = 3  # of a step, at most
 STEPS = 3  # the optimizer makes its states in the first; the allocator has found its form after the second
-ENOUGH_BYTES = 2**43  # of a card on which everything fits
 
 
 def predict_here(recipe: Recipe, gpu: Gpu, padding: bool) -> Prediction:

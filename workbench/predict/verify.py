@@ -196,8 +196,7 @@ def _check(recipe: Recipe, folder: str, exit_code: int | None) -> Check:
 
 
 def _run(recipe: Recipe, device: str | None, folder: str) -> None:
-    """In the child. No evaluation is larger than a training step, so the peak is that of training; of examples of
-    unequal length the longest come first, as in a prediction."""
+    """In the child. As in a prediction, evaluation counts, and of examples of unequal length the longest come first."""
     from workbench.run.run import run
 
     try:

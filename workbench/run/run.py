@@ -287,7 +287,8 @@ class _Execution:
         made = {name: value() if isinstance(value, Call) else value for name, value in arguments.items()}
         with no_init_weights() if self.emulated else nullcontext():  # nobody reads the numbers
             model = load_model(job.source, job.config, **made)
-            model.tie_weights()
+        if self.emulated:
+            model.tie_weights()  # which would have been done with the drawing
         set_seed(job.recipe.seed)
         model = prepare_model(job.recipe, model)
         model.to(job.device)  # type: ignore[arg-type]  # the stub takes no device

@@ -15,6 +15,7 @@ from typing import IO, Any
 from workbench.errors import ConfigurationError
 from workbench.gpus.catalogue import Gpu
 from workbench.gpus.emulator import card, place
+from workbench.gpus.emulator.padding import VARIABLE as PADDING
 
 INSIDE = Path(__file__).with_name("inside")
 TIMED_OUT = 124  # the exit status that timeout(1) has
@@ -57,7 +58,7 @@ def environment(gpu: Gpu, count: int = 1, *, padding: bool = False) -> dict[str,
         "EMULATED_CARD": gpu.name,
         "EMULATED_STUBS": str(stubs),
         "TRITON_LIBCUDA_PATH": str(stubs),
-        "EMULATED_PADDING": "1" if padding else "",
+        PADDING: "1" if padding else "",
     }
     return {**kept, "PYTHONPATH": path, **told}
 
