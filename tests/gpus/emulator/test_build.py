@@ -13,6 +13,7 @@ from workbench.errors import UnavailableError
 from workbench.gpus.catalogue import GPUS, gpu
 from workbench.gpus.emulator import build, card, place
 from workbench.gpus.emulator.elf import imports
+from workbench.paths import DATA
 
 COMPILER = shutil.which("cc") or shutil.which("gcc")
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C compiler on this machine")
@@ -219,7 +220,7 @@ def take(mib, device=0):
 """
 
 
-def test_device_memory_is_first_fit_in_whole_pages_with_an_end(stubs):
+def test_device_memory_is_whole_pages_in_chunks_with_an_end(stubs):
     source = (
         MEMORY.format(path=str(stubs / build.OURS))
         + """
@@ -228,16 +229,56 @@ assert gpu.device_left(0) == (80 - 2 - 4 - 20) * MIB, gpu.device_left(0)
 assert second - first == 2 * MIB and third - second == 4 * MIB
 assert gpu.device_of(second) == 0 and gpu.device_of(second + 4 * MIB - 1) == 0
 assert gpu.device_of(id(take)) == -1
-assert take(55)[0] == 2 and take(54)[0] == 0 and take(0.1)[0] == 2   # out of memory; just room; none left
+assert take(55)[0] == 2                                              # out of memory
+status, fourth = take(54)
+assert status == 0 and first - fourth == 64 * MIB                    # just room: in a chunk of its own, below
+assert take(0.1)[0] == 2                                             # none left
 assert gpu.device_left(1) == 80 * MIB and take(80, 1)[0] == 0        # another card has its own
 assert gpu.device_free(second) == 0 and gpu.device_left(0) == 4 * MIB
-assert take(4) == (0, second)                                        # the hole is taken first
+assert take(4) == (0, fourth + 54 * MIB)                             # the newest chunk has room for it
 assert gpu.device_free(first + 1) == 1                               # no allocation begins there
 print("done")
 """
     )
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=False)
     assert done.stdout == "done\n", done.stderr
+
+
+def followers(events, addresses):
+    """Of each request, which living one ends where it begins."""
+    living, found = {}, []
+    for (kind, mib, name), address in zip(events, addresses, strict=True):
+        if kind == "give":
+            del living[name]
+        else:
+            found.append(next((other for other, end in living.items() if end == address), None))
+            living[name] = address + -(-mib // 2) * 2
+    return found
+
+
+@needs_compiler
+def test_requests_lie_behind_each_other_as_on_an_h100(stubs):
+    """Where a new chunk comes to lie also depends on what else a process has mapped, so not all are the same."""
+    recorded = json.loads((DATA / "reference" / "h100" / "addresses.json").read_text(encoding="utf-8"))["events"]
+    source = (
+        MEMORY.format(path=str(stubs / build.OURS)).replace("memory=104857600", "memory=85017493504")
+        + """
+import json, sys
+ours, found = {}, []
+for kind, mib, name in json.load(sys.stdin):
+    if kind == "take":
+        ours[name] = take(mib)[1] // MIB
+    found.append(ours[name])
+    if kind == "give":
+        assert gpu.device_free(ours.pop(name) * MIB) == 0
+json.dump(found, sys.stdout)
+"""
+    )
+    command, text = [sys.executable, "-c", source], json.dumps(recorded)
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
+    real = followers(recorded, [address for *_, address in recorded])
+    emulated = followers(recorded, json.loads(done.stdout))
+    assert sum(one == other for one, other in zip(real, emulated, strict=True)) >= 220  # of 254
 
 
 # ---- the card ----

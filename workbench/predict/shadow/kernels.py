@@ -18,6 +18,7 @@ aten: Any = torch.ops.aten
 MATRIX_PRODUCTS = frozenset({aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.addmv, aten.mv, aten._scaled_mm})
 
 FP32_BYTES = INT32_BYTES = 4
+CUDNN_WORKSPACE = 256  # of attention, besides what it shares with flash attention
 INT64_BYTES = 8
 
 Block = int | Reduction | Splits  # bytes, or what the GPU makes of it, which is two blocks
@@ -115,11 +116,25 @@ def _flash_backward(
     """`mha_bwd` in `flash_attn/flash_api.cpp`: row sums of the softmax's gradient, (B, H, T'), and an fp32 accumulator
     of the query's gradient, (B, T', H, D'), with T' a multiple of 128 and D' of 32. What is not (B, T, H, D) in memory
     is copied first (`_flash_attention_backward` in `attention_backward.cu`)."""
-    batch, heads, tokens, width = query.shape
-    rows = batch * heads * _multiple(tokens, 128)
     others = (tensor for tensor in (gradient, out) if not tensor.transpose(1, 2).is_contiguous())
     copies = tuple(tensor.numel() * tensor.element_size() for tensor in others)
-    return Scratch(before=copies, after=((rows * FP32_BYTES, rows * _multiple(width, 32) * FP32_BYTES),))
+    return Scratch(before=copies, after=(_flash_sums(query),))
+
+
+def _flash_sums(query: torch.Tensor) -> tuple[int, int]:
+    batch, heads, tokens, width = query.shape
+    rows = batch * heads * _multiple(tokens, 128)
+    return rows * FP32_BYTES, rows * _multiple(width, 32) * FP32_BYTES
+
+
+def _cudnn_forward(*_: Any, **__: Any) -> Scratch:
+    """cuDNN does not publish its workspaces; this one was seen on an H100 (cuDNN 9.19)."""
+    return Scratch(after=((CUDNN_WORKSPACE,),))
+
+
+def _cudnn_backward(gradient: torch.Tensor, query: torch.Tensor, *_: Any, **__: Any) -> Scratch:
+    """In one piece what flash attention takes in two, and cuDNN's own."""
+    return Scratch(after=((sum(_flash_sums(query)) + CUDNN_WORKSPACE,),))
 
 
 def _efficient_backward(gradient: torch.Tensor, query: torch.Tensor, *_: Any, **__: Any) -> Scratch:
@@ -147,8 +162,8 @@ _RULES: dict[Any, Callable[..., Scratch]] = {
     aten.embedding_dense_backward: _embedding_backward,
     aten._scaled_dot_product_flash_attention: _flash_forward,
     aten._scaled_dot_product_flash_attention_backward: _flash_backward,
-    # cuDNN does not publish its workspace; its algorithm is that of flash attention, and so is taken its scratch
-    aten._scaled_dot_product_cudnn_attention_backward: _flash_backward,
+    aten._scaled_dot_product_cudnn_attention: _cudnn_forward,
+    aten._scaled_dot_product_cudnn_attention_backward: _cudnn_backward,
     aten._scaled_dot_product_efficient_attention_backward: _efficient_backward,
 }
 

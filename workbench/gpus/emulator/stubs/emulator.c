@@ -25,18 +25,33 @@ const char *card_name(void) {
     return name ? name + strlen("name=") : "emulated GPU";
 }
 
-/* ---- device memory: first fit, in steps of the driver's pages ---- */
+/* ---- device memory: where NVIDIA's driver puts it ----
+ *
+ * Up to 2.12 PyTorch's allocator took the lower address of two free blocks of one size, so the order of addresses
+ * decided which segments stayed in use. Seen on an H100 (driver 580): addresses are set aside in chunks of whole 32 MiB,
+ * each as high as there is room below the first; a request goes into the newest chunk that has room, there into the
+ * smallest gap, the lowest of equal ones; an empty chunk is given back. 254 requests with the driver's answers stand in
+ * data/reference/h100/addresses.json. */
+
+#define CHUNK_BYTES (32 * MIB)
 
 typedef struct Range {
     uintptr_t address;
     size_t bytes;
-    int device;   /* -1: only reserved */
     struct Range *next;
 } Range;
 
+typedef struct Chunk {
+    uintptr_t address;
+    size_t bytes;
+    int device;    /* -1: only reserved */
+    Range *ranges; /* by address */
+    struct Chunk *next;
+} Chunk;
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static uintptr_t space;
-static Range *ranges; /* by address */
+static Chunk *chunks; /* the newest first */
 static size_t used[MAXIMUM_DEVICES];
 _Thread_local int current_device;
 
@@ -49,28 +64,64 @@ static void find_space(void) {
         fputs("emulated GPU: this process may not reserve addresses (ulimit -v). Lift that limit.\n", stderr);
         _exit(3);
     }
-    space = rounded((uintptr_t)found, PAGE_BYTES);
+    space = rounded((uintptr_t)found, CHUNK_BYTES);
 }
 
-static uintptr_t insert(size_t bytes, size_t alignment, int device) {
+static Chunk *new_chunk(size_t bytes, size_t alignment, int device) {
     find_space();
-    uintptr_t address = rounded(space, alignment);
-    Range **place = &ranges;
-    for (; *place && (*place)->address < address + bytes; place = &(*place)->next)
-        address = rounded((*place)->address + (*place)->bytes, alignment);
-    if (address + bytes > space + SPACE_BYTES - PAGE_BYTES) return 0;
+    uintptr_t address = (space + SPACE_BYTES - CHUNK_BYTES - bytes) / alignment * alignment;
+    for (Chunk *other = chunks; other;) {
+        int apart = other->address + other->bytes <= address || address + bytes <= other->address;
+        if (!apart && other->address < space + bytes + alignment) return NULL;
+        if (!apart) address = (other->address - bytes) / alignment * alignment;
+        other = apart ? other->next : chunks;
+    }
+    Chunk *chunk = malloc(sizeof *chunk);
+    *chunk = (Chunk){address, bytes, device, NULL, chunks};
+    return chunks = chunk;
+}
+
+/* Where in the list the range of the smallest sufficient gap belongs; NULL if there is none. */
+static Range **best_gap(Chunk *chunk, size_t bytes, uintptr_t *address) {
+    Range **best = NULL;
+    size_t smallest = SIZE_MAX;
+    uintptr_t start = chunk->address;
+    for (Range **place = &chunk->ranges;; place = &(*place)->next) {
+        size_t gap = (*place ? (*place)->address : chunk->address + chunk->bytes) - start;
+        if (gap >= bytes && gap < smallest) best = place, smallest = gap, *address = start;
+        if (!*place) return best;
+        start = (*place)->address + (*place)->bytes;
+    }
+}
+
+static uintptr_t insert(size_t bytes, int device) {
+    uintptr_t address;
+    Range **place = NULL;
+    for (Chunk *chunk = chunks; chunk && !place; chunk = chunk->next)
+        if (chunk->device == device) place = best_gap(chunk, bytes, &address);
+    if (!place) {
+        Chunk *chunk = new_chunk(rounded(bytes, CHUNK_BYTES), CHUNK_BYTES, device);
+        if (!chunk) return 0;
+        place = best_gap(chunk, bytes, &address);
+    }
     Range *range = malloc(sizeof *range);
-    *range = (Range){address, bytes, device, *place};
+    *range = (Range){address, bytes, *place};
     *place = range;
     return address;
 }
 
-static Range *removed(uintptr_t address) {
-    Range **place = &ranges;
-    while (*place && (*place)->address != address) place = &(*place)->next;
-    Range *range = *place;
-    if (range) *place = range->next;
-    return range;
+static Chunk **chunk_of(uintptr_t address) {
+    Chunk **place = &chunks;
+    while (*place && (address < (*place)->address || address >= (*place)->address + (*place)->bytes))
+        place = &(*place)->next;
+    return place;
+}
+
+static void drop_if_empty(Chunk **place) {
+    Chunk *chunk = *place;
+    if (chunk->ranges) return;
+    *place = chunk->next;
+    free(chunk);
 }
 
 static size_t left(int device) {
@@ -97,30 +148,46 @@ int device_allocate(uintptr_t *address, size_t bytes, int device) {
     *address = 0;
     if (!bytes) return SUCCESS;
     pthread_mutex_lock(&lock);
-    if (whole >= bytes && whole <= left(device)) *address = insert(whole, PAGE_BYTES, device);
+    if (whole >= bytes && whole <= left(device)) *address = insert(whole, device);
     if (*address) used[device] += whole;
     pthread_mutex_unlock(&lock);
     return *address ? SUCCESS : OUT_OF_MEMORY;
 }
 
+static int given_back(uintptr_t address) {
+    Chunk **chunk = chunk_of(address);
+    Range **place = *chunk ? &(*chunk)->ranges : NULL;
+    while (place && *place && (*place)->address != address) place = &(*place)->next;
+    if (!place || !*place) return INVALID_VALUE;
+    Range *range = *place;
+    used[(*chunk)->device] -= range->bytes;
+    *place = range->next;
+    free(range);
+    drop_if_empty(chunk);
+    return SUCCESS;
+}
+
 int device_free(uintptr_t address) {
     pthread_mutex_lock(&lock);
-    Range *range = removed(address);
-    if (range && range->device >= 0) used[range->device] -= range->bytes;
+    int status = address ? given_back(address) : SUCCESS;
     pthread_mutex_unlock(&lock);
-    int status = !range && address ? INVALID_VALUE : SUCCESS;
-    free(range);
     return status;
 }
 
 int device_reserve(uintptr_t *address, size_t bytes, size_t alignment) {
     pthread_mutex_lock(&lock);
-    *address = insert(rounded(bytes, PAGE_BYTES), alignment > PAGE_BYTES ? alignment : PAGE_BYTES, -1);
+    Chunk *chunk = new_chunk(rounded(bytes, PAGE_BYTES), alignment > PAGE_BYTES ? alignment : PAGE_BYTES, -1);
+    *address = chunk ? chunk->address : 0;
     pthread_mutex_unlock(&lock);
-    return *address ? SUCCESS : OUT_OF_MEMORY;
+    return chunk ? SUCCESS : OUT_OF_MEMORY;
 }
 
-void device_unreserve(uintptr_t address) { device_free(address); }
+void device_unreserve(uintptr_t address) {
+    pthread_mutex_lock(&lock);
+    Chunk **chunk = chunk_of(address);
+    if (*chunk) drop_if_empty(chunk);
+    pthread_mutex_unlock(&lock);
+}
 
 size_t device_left(int device) {
     pthread_mutex_lock(&lock);
@@ -132,10 +199,10 @@ size_t device_left(int device) {
 int device_of(const void *pointer) {
     uintptr_t address = (uintptr_t)pointer;
     if (!space || address < space || address >= space + SPACE_BYTES) return -1;
-    int device = 0; /* of a reserved range, which expandable segments fill on the device that is current */
     pthread_mutex_lock(&lock);
-    for (Range *range = ranges; range && range->address <= address; range = range->next)
-        if (address < range->address + range->bytes) device = range->device < 0 ? current_device : range->device;
+    Chunk *chunk = *chunk_of(address);
+    /* expandable segments fill a reserved range on the device that is current */
+    int device = !chunk ? 0 : chunk->device < 0 ? current_device : chunk->device;
     pthread_mutex_unlock(&lock);
     return device;
 }
