@@ -4,9 +4,9 @@
 tensors asked for. The rules are those of PyTorch's source, `c10/cuda/CUDACachingAllocator.cpp` (`malloc`,
 `get_free_block`, `should_split`, `get_allocation_size`, `try_merge_blocks`, `release_cached_blocks`; for expandable
 segments `map_block` and `unmap_block`) with the sizes of `c10/core/AllocatorConfig.h` and all settings at their
-defaults but the one offered here. One stream, no CUDA graphs. Of free blocks of equal size the one in the older segment
-is taken, as PyTorch does from 2.13 on (its pull request 183591): here segments get rising addresses. Before, it took the
-lower address, which only the driver decides.
+defaults but the one offered here. One stream, no CUDA graphs. Of free blocks of equal size the one in the older
+segment is taken, as by PyTorch from 2.13 on (its pull request 183591): here segments get rising addresses. Before, it
+took the lower address, which only the driver decides.
 """
 
 from bisect import bisect_left, insort

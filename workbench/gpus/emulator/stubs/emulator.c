@@ -50,7 +50,7 @@ typedef struct Chunk {
 } Chunk;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static uintptr_t space;
+static uintptr_t space, space_end;
 static Chunk *chunks; /* the newest first */
 static size_t used[MAXIMUM_DEVICES];
 _Thread_local int current_device;
@@ -65,11 +65,12 @@ static void find_space(void) {
         _exit(3);
     }
     space = rounded((uintptr_t)found, CHUNK_BYTES);
+    space_end = ((uintptr_t)found + SPACE_BYTES) / CHUNK_BYTES * CHUNK_BYTES;
 }
 
 static Chunk *new_chunk(size_t bytes, size_t alignment, int device) {
     find_space();
-    uintptr_t address = (space + SPACE_BYTES - CHUNK_BYTES - bytes) / alignment * alignment;
+    uintptr_t address = (space_end - bytes) / alignment * alignment;
     for (Chunk *other = chunks; other;) {
         int apart = other->address + other->bytes <= address || address + bytes <= other->address;
         if (!apart && other->address < space + bytes + alignment) return NULL;
@@ -198,7 +199,7 @@ size_t device_left(int device) {
 
 int device_of(const void *pointer) {
     uintptr_t address = (uintptr_t)pointer;
-    if (!space || address < space || address >= space + SPACE_BYTES) return -1;
+    if (!space || address < space || address >= space_end) return -1;
     pthread_mutex_lock(&lock);
     Chunk *chunk = *chunk_of(address);
     /* expandable segments fill a reserved range on the device that is current */
