@@ -104,7 +104,7 @@ def _without_effect(row: pd.Series, base: pd.Series) -> str:
     chosen = [REGISTRY[name] for name in str(row["techniques"]).split("+") if name in REGISTRY]
     attacked = list(dict.fromkeys(category for technique in chosen for category in technique.attacks))
     columns = [f"{category}_maximum_bytes" for category in attacked]
-    shrank = any(row[column] < 0.999 * base[column] for column in columns)
+    shrank = any(pd.isna(row[c] + base[c]) or row[c] < 0.999 * base[c] for c in columns)  # unknown is not idle
     return "" if shrank else ", ".join(category.replace("_", " ") for category in attacked)
 
 

@@ -224,9 +224,9 @@ def _migrated(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _integer(text: str) -> int:
-    """Refuses NaN, Infinity, and what a column of a table cannot hold."""
-    if abs(number := int(text)) >= 2**63:
-        raise ValueError(f"{text:.30} is not below 2^63")
+    """Refuses what a column of a table cannot hold, and NaN and Infinity."""
+    if not text[-1].isdigit() or abs(number := int(text)) >= 2**63:
+        raise ValueError(f"{text:.30} is no number below 2^63")
     return number
 
 
@@ -263,7 +263,10 @@ def read_all(folder: Path | None = None) -> list[Record]:
     found = []
     for path in sorted((folder or runs_folder()).glob("*.json")):
         try:
-            found.append(Record.read(path))
+            record = Record.read(path)
+            if record.id != path.stem and record.path(path.parent).exists():  # its status may be an earlier one
+                raise ConfigurationError(f"records: {path} is a copy of {record.id}.json. Move it away.")
+            found.append(record)
         except ConfigurationError as error:
             _warn(str(error))
     return found
