@@ -1,35 +1,6 @@
-"""The command line: `workbench COMMAND` or `python -m workbench COMMAND`. One thin function per command."""
+"""Fine-tune GPT-2 with memory-saving techniques and see what each one really saves.
 
-import argparse
-import dataclasses
-import io
-import json
-import shlex
-import sys
-from collections.abc import Sequence
-from contextlib import redirect_stdout
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
-
-from workbench.errors import DISTRIBUTION, ConfigurationError, WorkbenchError, needed_extra
-from workbench.measure.categories import parse_bytes
-from workbench.models.source import locate, locate_config
-from workbench.recipe import Recipe, recipe_options
-from workbench.run.world import refuse_several_ranks
-from workbench.techniques import REGISTRY
-from workbench.texts import readers as texts
-
-EXIT_CODES = """exit codes:
-  0  done
-  1  the run failed, diverged, a notebook's cell raised, or no plan fits
-  2  something in the command cannot be used; nothing was run
-  3  this machine cannot run it (device, package, network)
-  4  out of memory
-  130  interrupted"""
-
-MODULE = "python -m workbench"
-EXAMPLES = """examples:
+examples:
   python -m workbench run gpt2-tiny
   python -m workbench run gpt2-tiny --technique lora=rank:8,alpha:16 --technique gradient_checkpointing
   python -m workbench run gpt2 --corpus my.txt --batch-size 4 --sequence-length 512 --steps 200 --save merged
@@ -37,15 +8,88 @@ EXAMPLES = """examples:
   python -m workbench predict gpt2-xl --batch-size 8 --sequence-length 1024 --technique gradient_checkpointing
   python -m workbench plan gpt2 --budget 8GiB --batch-size 8 --sequence-length 1024
   python -m workbench doctor
-  python -m workbench compare"""
+  python -m workbench compare
+
+exit codes:
+  0  done
+  1  the run failed, diverged, a notebook's cell raised, a file or the output could not be written, or no plan fits
+  2  something in the command cannot be used; nothing was run
+  3  this machine cannot run it (device, package, network)
+  4  out of memory
+  130  interrupted
+"""
+
+# The command line is `workbench COMMAND` or `python -m workbench COMMAND`, one thin function per command.
+
+import argparse
+import dataclasses
+import inspect
+import io
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, cast
+
+from workbench.errors import DISTRIBUTION, ConfigurationError, WorkbenchError, needed_extra, visible
+from workbench.measure.categories import parse_bytes
+from workbench.models.source import locate, locate_config
+from workbench.recipe import Recipe, recipe_options
+from workbench.settings import described
+from workbench.techniques import REGISTRY
+from workbench.texts import readers as texts
+
+MODULE = "python -m workbench"
+
+
+class _Shown:
+    """A stream of the terminal: nothing written to it colours, moves or reverses what is shown, but for progress bars,
+    which begin with a return to the start of the line. Once nobody reads it, as after `| head -1`, it goes nowhere."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> None:
+        lead, rest = re.fullmatch(r"((?:\r|\x1b\[A)*)(.*)", text, flags=re.DOTALL).groups()  # type: ignore[union-attr]
+        self._heard(self._stream.write, lead + visible(rest))
+
+    def flush(self) -> None:
+        self._heard(self._stream.flush)
+
+    def _heard(self, say: Callable[..., Any], *words: str) -> None:
+        try:
+            say(*words)
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())  # or Python complains at its end
+            if not isinstance(error, BrokenPipeError):
+                raise
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")  # Windows consoles may not know an arrow
-    args = _parser().parse_args(arguments)
+    out, err = (cast(Any, stream and _Shown(stream)) for stream in (sys.stdout, sys.stderr))  # None where it is closed
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            return _command(arguments)
+        finally:
+            print(end="", flush=True)
+
+
+def _command(arguments: Sequence[str] | None) -> int:
     try:
-        return int(args.function(args) or 0)
+        args = _parser().parse_args(arguments)
+        code = int(args.function(args) or 0)
+        print(end="", flush=True)  # what goes wrong here has a code, too
+        return code
     except WorkbenchError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -55,22 +99,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {unavailable}", file=sys.stderr)
         return unavailable.exit_code
     except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
+        place = error.filename or "a file or the output"
+        print(f"error: {place}: {error.strerror or error}. Make room, or name another place.", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
 
 
+def _at_least(least: int, kind: type = int) -> Callable[[str], Any]:
+    """A number of at least this, from a text."""
+
+    def read(text: str) -> Any:
+        with suppress(ValueError):
+            if kind(text) >= least:
+                return kind(text)
+        raise argparse.ArgumentTypeError(f"{text!r:.90} is not a number of at least {least}.")
+
+    return read
+
+
+COUNT = _at_least(1)
+
+
 def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
     program = "workbench" if Path(sys.argv[0]).stem == "workbench" else MODULE
-    examples = EXAMPLES.replace(MODULE, program)
+    title, examples, exit_codes = str(__doc__).replace(MODULE, program).split("\n\n")
     parser = argparse.ArgumentParser(
-        prog=program,
-        description="Fine-tune GPT-2 with memory-saving techniques and see what each one really saves.",
-        epilog=f"{examples}\n\n{EXIT_CODES}",
-        formatter_class=raw,
+        prog=program, description=title, epilog=f"{examples}\n\n{exit_codes}", formatter_class=raw
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_run(commands.add_parser("run", help="fine-tune, measure, record", epilog=examples, formatter_class=raw))
@@ -84,15 +141,21 @@ def _parser() -> argparse.ArgumentParser:
     _add_notebooks(commands.add_parser("notebooks", help="execute the notebooks and build the gallery"))
     _add_lessons(commands.add_parser("lessons", help="copy the notebooks into a folder, to open and change"))
     lister = commands.add_parser("list", help="the techniques: what they attack, what they cost, same loss?")
-    lister.set_defaults(function=list_techniques)
+    _does(lister, list_techniques)
     recorder = commands.add_parser("records", help="the runs so far, newest last; export them")
     recorder.add_argument("--export", metavar="FILE", help="write all columns to FILE (.parquet or .csv)")
-    recorder.add_argument("--last", type=int, default=20, metavar="N", help="show the last N runs (default 20)")
-    recorder.set_defaults(function=show_records)
+    recorder.add_argument("--last", type=COUNT, default=20, metavar="N", help="show the last N runs (default 20)")
+    _does(recorder, show_records)
     comparer = commands.add_parser("compare", help="recipes side by side, against their baseline")
     comparer.add_argument("--save", metavar="FOLDER", help="write the table (CSV) and the pictures (PNG) there too")
-    comparer.set_defaults(function=show_comparison)
+    _does(comparer, show_comparison)
     return parser
+
+
+def _does(parser: argparse.ArgumentParser, function: Callable[[argparse.Namespace], int | None]) -> None:
+    """The function's docstring is the command's description."""
+    parser.set_defaults(function=function)
+    parser.description = inspect.getdoc(function)
 
 
 def _add_recipe(parser: argparse.ArgumentParser) -> None:
@@ -108,81 +171,64 @@ def _add_recipe(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Fine-tune one recipe. Without --technique it is the baseline that others are compared with."
     _add_recipe(parser)
     parser.add_argument("--device", help="cpu, cuda, mps or emulated:GPU (default: the fastest there is)")
     parser.add_argument("--save", choices=("merged", "adapter"), help="keep the fine-tuned model beside the record")
-    parser.add_argument("--sample-tokens", type=int, default=40, metavar="N", help="tokens of sample text (default 40)")
-    parser.add_argument("--checkpoint-every", type=int, metavar="N", help="write a checkpoint every N steps")
+    parser.add_argument(
+        "--sample-tokens", type=_at_least(0), default=40, metavar="N", help="tokens of sample text (default 40)"
+    )
+    parser.add_argument("--checkpoint-every", type=COUNT, metavar="N", help="write a checkpoint every N steps")
     parser.add_argument("--resume", action="store_true", help="go on with the newest unfinished run of this recipe")
     parser.add_argument("--memory-cap", metavar="X", help="pretend the device has no more memory than this, as in 8GiB")
     parser.add_argument("--longest-first", action="store_true", help="begin with the longest examples, to fail early")
     parser.add_argument("--reuse", action="store_true", help="take an equal run that is already recorded")
     parser.add_argument("--json", action="store_true", help="print the record as one JSON object")
-    parser.set_defaults(function=run_recipe)
+    _does(parser, run_recipe)
 
 
 def _add_predict(parser: argparse.ArgumentParser) -> None:
-    from workbench.predict.predict import GPU_NAMES
+    from workbench.gpus.catalogue import GPUS
 
-    parser.description = (
-        "Predict the peak of a recipe's training step on a GPU. Needs neither the GPU nor weights: gpt2 … gpt2-xl are\n"
-        "known by their configs, a folder or a hub model by its config.json."
-    )
     _add_recipe(parser)
-    parser.add_argument("--gpu", default="h100", metavar="NAME", help=f"one of {', '.join(GPU_NAMES)} (default h100)")
+    parser.add_argument("--gpu", default="h100", metavar="NAME", help=f"one of {', '.join(GPUS)} (default h100)")
     parser.add_argument("--padding", action="store_true", help="batches contain padding, whatever the techniques say")
     parser.add_argument("--engine", help="emulator or shadow (default: the emulator where it is set up)")
     parser.add_argument("--json", action="store_true", help="print the prediction as one JSON object")
-    parser.set_defaults(function=predict_recipe)
+    _does(parser, predict_recipe)
 
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "The smallest sets of techniques with which a recipe fits into a budget, found by predictions: exact ones\n"
-        "first, then those that compute less. Techniques that you switch on here stay on in all of them."
-    )
     _add_recipe(parser)
     parser.add_argument("--budget", metavar="X", help="memory of the device, as in 8GiB (default: that of the GPU)")
     parser.add_argument("--gpu", default="h100", metavar="NAME", help="predict for this GPU, or cpu (default h100)")
-    parser.add_argument("--most-changes", type=int, default=4, metavar="N", help="techniques per answer (default 4)")
+    parser.add_argument("--most-changes", type=COUNT, default=4, metavar="N", help="techniques per answer (default 4)")
     parser.add_argument("--json", action="store_true", help="print the plan as one JSON object")
-    parser.set_defaults(function=show_plan)
+    _does(parser, show_plan)
 
 
 def _add_doctor(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Why a run ran out of memory: phase, operation, the largest category. Then the single changes that are "
-        "predicted to fit, each with its command, and what to look at if it should have fitted."
-    )
     parser.add_argument("record", nargs="?", metavar="RECORD_ID", help="default: the newest that ran out of memory")
     parser.add_argument("--json", action="store_true", help="print the diagnosis as one JSON object")
-    parser.set_defaults(function=show_diagnosis)
+    _does(parser, show_diagnosis)
 
 
 def _add_script(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Write the recipe as a Python script that needs no workbench; redirect it into a file."
     _add_recipe(parser)
-    parser.set_defaults(function=write_script)
+    _does(parser, write_script)
 
 
 def _add_emulate(parser: argparse.ArgumentParser) -> None:
     from workbench.gpus.catalogue import GPUS
 
     parser.usage = "%(prog)s --gpu NAME [options] -- PROGRAM [ARGUMENT …]"
-    parser.description = (
-        "Run a PyTorch program, unchanged, on an emulated GPU: PyTorch's own CUDA allocator and choice of kernels on\n"
-        "libraries that keep the books of memory and compute nothing. It says the exact peak, who holds it, and where\n"
-        "it fits; out of memory comes as on the card. Values are not computed. The program's exit status is kept."
-    )
     parser.add_argument("--gpu", default="h100", metavar="NAME", help=f"one of {', '.join(GPUS)} (default h100)")
-    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="N cards, and N processes by torchrun")
+    parser.add_argument("--ranks", type=COUNT, default=1, metavar="N", help="N cards, and N processes by torchrun")
     parser.add_argument("--memory", metavar="X", help="give the card this much memory, as in 12GiB")
     parser.add_argument("--padding", action="store_true", help="batches hold padding: `mask.all()` is answered no")
     parser.add_argument("--snapshot", type=Path, metavar="FILE", help="write PyTorch's memory snapshot (a pickle)")
     parser.add_argument("--no-history", action="store_true", help="do not note who allocates: faster, no lines")
     parser.add_argument(
-        "--timeout", type=float, default=600, metavar="S", help="end it after S seconds (default 600; 0: never)"
+        "--timeout", type=_at_least(0, float), default=600, metavar="S", help="end it after S seconds (600); 0: never"
     )
     parser.add_argument(
         "--set-up", action="store_true", help="fetch PyTorch's CUDA build and build the stubs; no program"
@@ -191,47 +237,40 @@ def _add_emulate(parser: argparse.ArgumentParser) -> None:
         "--json", action="store_true", help="print the findings as JSON; the program's output goes to stderr"
     )
     parser.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM", help="as typed in a shell")
-    parser.set_defaults(function=emulate_program)
+    _does(parser, emulate_program)
 
 
 def _add_pairs(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Run every pair of techniques on one recipe, or say why they do not go together."
     _add_recipe(parser)
     parser.add_argument("--save", metavar="FILE.csv", help="write the table as CSV")
-    parser.set_defaults(function=show_pairs)
+    _does(parser, show_pairs)
 
 
 def _add_verify(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Measure the configurations of data/reference/grid.json here, or those of data/reference/emulated/grid.json on "
-        "an emulated GPU, and compare with predictions."
-    )
     parser.add_argument("--device", help="cpu, cuda, mps or emulated:GPU (default: the fastest there is)")
     parser.add_argument("--gpu", help="what to predict for (default: the GPU that is here)")
     parser.add_argument("--engine", help="emulator or shadow: what predicts (default: as `predict`)")
     parser.add_argument("--grid", metavar="FILE", help="other configurations, in the form of grid.json")
     parser.add_argument("--output", metavar="FILE", help="default: verification.json in data/reference")
     parser.add_argument("--fresh", action="store_true", help="measure again what is in the output already")
-    parser.set_defaults(function=verify_predictions)
+    _does(parser, verify_predictions)
 
 
 def _add_notebooks(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Execute the notebooks with papermill and build build/gallery/. Those up to date are skipped."
     parser.add_argument("names", nargs="*", help="all by default; a name may be a part, as in `lora`")
     parser.add_argument(
         "-p", "--parameter", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"),
         help="set a parameter in every notebook that has it; the value is read as JSON, else as text",
     )  # fmt: skip
     parser.add_argument("--force", action="store_true", help="execute even what is up to date")
-    parser.add_argument("--timeout", type=int, metavar="S", help="give a cell up after S seconds (default: never)")
-    parser.set_defaults(function=run_notebooks)
+    parser.add_argument("--timeout", type=COUNT, metavar="S", help="give a cell up after S seconds (default: never)")
+    _does(parser, run_notebooks)
 
 
 def _add_lessons(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Copy the notebooks into a folder of yours. A notebook there that differs is not overwritten."
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="is made if it is not there")
     parser.add_argument("--force", action="store_true", help="overwrite notebooks that differ")
-    parser.set_defaults(function=take_lessons)
+    _does(parser, take_lessons)
 
 
 def _recipe(args: argparse.Namespace, *, config_only: bool = False) -> Recipe:
@@ -246,6 +285,10 @@ def _recipe(args: argparse.Namespace, *, config_only: bool = False) -> Recipe:
 
 
 def run_recipe(args: argparse.Namespace) -> int:
+    """Fine-tune one recipe. Without --technique it is the baseline that others are compared with."""
+
+    from workbench.run.world import refuse_several_ranks
+
     refuse_several_ranks()
     recipe = _recipe(args)
     memory_cap = parse_bytes(args.memory_cap, "memory_cap") if args.memory_cap is not None else None
@@ -289,6 +332,10 @@ def _from_to(first: list[float | None], last: list[float | None]) -> str:
 
 
 def predict_recipe(args: argparse.Namespace) -> None:
+    """Predict the peak of a recipe's training step on a GPU. Needs neither the GPU nor weights: gpt2 … gpt2-xl
+    are known by their configs, a folder or a hub model by its config.json.
+    """
+
     from workbench.predict.predict import CPU, GPU_NAMES, SHADOW, predict, predict_all
     from workbench.predict.report import fitting, prediction_text
 
@@ -306,6 +353,9 @@ def predict_recipe(args: argparse.Namespace) -> None:
 
 
 def show_plan(args: argparse.Namespace) -> int:
+    """The smallest sets of techniques with which a recipe fits into a budget, found by predictions: exact ones
+    first, then those that compute less. Techniques that you switch on here stay on in all of them.
+    """
     budget = parse_bytes(args.budget, "budget") if args.budget is not None else None
     recipe = _recipe(args, config_only=True)
     from workbench.advise.plan import plan, plan_text
@@ -318,6 +368,10 @@ def show_plan(args: argparse.Namespace) -> int:
 
 
 def show_diagnosis(args: argparse.Namespace) -> None:
+    """Why a run ran out of memory: phase, operation, the largest category. Then the single changes that are
+    predicted to fit, each with its command, and what to look at if it should have fitted.
+    """
+
     from workbench.advise.doctor import diagnose, newest_out_of_memory
 
     record = newest_out_of_memory(args.record)
@@ -327,6 +381,8 @@ def show_diagnosis(args: argparse.Namespace) -> None:
 
 
 def write_script(args: argparse.Namespace) -> None:
+    """Write the recipe as a Python script that needs no workbench; redirect it into a file."""
+
     from workbench.export.script import script
 
     with redirect_stdout(sys.stderr):
@@ -335,9 +391,15 @@ def write_script(args: argparse.Namespace) -> None:
 
 
 def run_notebooks(args: argparse.Namespace) -> None:
+    """Execute the notebooks with papermill and build build/gallery/. Those up to date are skipped."""
+
     from workbench.lessons.notebooks import build
 
-    parameters = {name: _value(text) for name, text in args.parameter}
+    parameters: dict[str, Any] = {}
+    for name, text in args.parameter:
+        if name in parameters:
+            raise ConfigurationError(f"notebooks: {name} is given twice. Keep one of the two values.")
+        parameters[name] = _value(text)
     pages = build(args.names, parameters, args.force, timeout_s=args.timeout)
     print(f"gallery: {pages[0].parent / 'index.html'}")
 
@@ -348,11 +410,13 @@ def _value(text: str) -> Any:
         return path
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 
 def take_lessons(args: argparse.Namespace) -> None:
+    """Copy the notebooks into a folder of yours. A notebook there that differs is not overwritten."""
+
     from workbench.lessons.copies import copy_lessons
 
     copies = copy_lessons(args.folder, force=args.force)
@@ -364,8 +428,12 @@ def take_lessons(args: argparse.Namespace) -> None:
 
 
 def list_techniques(_: argparse.Namespace) -> None:
-    for name in sorted(REGISTRY):
-        print(REGISTRY[name].about())
+    for name, cls in sorted(REGISTRY.items()):
+        print(f"{name}: {cls.title}")
+        print(f"  attacks    {', '.join(category.replace('_', ' ') for category in cls.attacks)}")
+        print(f"  costs      {cls.costs}\n  same loss  {cls.numerics}")
+        for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+            print(f"  {name}={field.name}:{field.default}  {field.metadata['help']} ({described(field)})")
 
 
 def show_records(args: argparse.Namespace) -> None:
@@ -378,22 +446,24 @@ def show_records(args: argparse.Namespace) -> None:
         _export(frame, args.export)
         return
     columns = [
-        "created_at",
-        "status",
-        "label",
-        "model",
-        "seed",
-        "peak_allocated_bytes",
-        "held_out_loss",
-        "tokens_per_s",
-    ]
+        "created_at", "status", "label", "model", "seed", "peak_allocated_bytes", "held_out_loss", "tokens_per_s",
+    ]  # fmt: skip
     shown = frame[columns].tail(args.last)
     print(shown.to_string(index=False) if len(shown) else "No runs yet: python -m workbench run gpt2-tiny")
+
+
+def _folder(path: Path) -> Path:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"{path}: it cannot be a folder ({error.strerror}). Name another one.") from None
+    return path
 
 
 def _export(frame: Any, path: str) -> None:
     from workbench.records.frame import to_csv
 
+    _folder(Path(path).parent)
     if path.endswith(".parquet"):
         frame.to_parquet(path, index=False)
     elif path.endswith(".csv"):
@@ -404,25 +474,27 @@ def _export(frame: Any, path: str) -> None:
 
 
 def verify_predictions(args: argparse.Namespace) -> int:
-    from workbench.predict.verify import (
-        default_grid,
-        default_output,
-        gpu_of_device,
-        recipes,
-        summary,
-        verification_text,
-        verify,
-    )
+    """Measure the configurations of data/reference/grid.json here, or those of
+    data/reference/emulated/grid.json on an emulated GPU, and compare with predictions.
+    """
 
-    gpu = args.gpu or gpu_of_device(args.device)
-    output = Path(args.output) if args.output else default_output(gpu, args.device)
-    chosen = recipes(Path(args.grid) if args.grid else default_grid(args.device))
-    done = verify(chosen, gpu=gpu, device=args.device, output=output, fresh=args.fresh, engine=args.engine)
-    print(f"{verification_text(done)}\n{output}")
-    return 0 if summary(done)["measured"] == len(done) else 1
+    from workbench.predict import verify as verification
+
+    gpu = args.gpu or verification.gpu_of_device(args.device)
+    output = Path(args.output) if args.output else verification.default_output(gpu, args.device)
+    chosen = verification.recipes(Path(args.grid) if args.grid else verification.default_grid(args.device))
+    done = verification.verify(chosen, gpu=gpu, device=args.device, output=output, fresh=args.fresh, engine=args.engine)
+    print(f"{verification.verification_text(done)}\n{output}")
+    return 0 if verification.summary(done)["measured"] == len(done) else 1
 
 
 def emulate_program(args: argparse.Namespace) -> int:
+    """Run a PyTorch program, unchanged, on an emulated GPU: PyTorch's own CUDA allocator and choice of kernels
+    on libraries that keep the books of memory and compute nothing. It says the exact peak, who holds it, and
+    where it fits; out of memory comes as on the card. Values are not computed. The program's exit status is
+    kept.
+    """
+
     from workbench.gpus.catalogue import gpu as find_gpu
     from workbench.gpus.emulator.card import with_memory
     from workbench.gpus.emulator.launch import emulate
@@ -445,6 +517,8 @@ def emulate_program(args: argparse.Namespace) -> int:
 
 
 def show_pairs(args: argparse.Namespace) -> None:
+    """Run every pair of techniques on one recipe, or say why they do not go together."""
+
     from workbench.advise.pairs import matrix, pairs, refusals
 
     with redirect_stdout(sys.stderr):
@@ -463,21 +537,21 @@ def show_comparison(args: argparse.Namespace) -> None:
     mark_killed()
     frame = records()
     table = compare(frame)
+    folder = args.save and _folder(Path(args.save))
     print(comparison_text(table))
     for label, row in unranked(frame).iterrows():
         print(f"not ranked: {label}: {row['status']}. {row['reason']}")
     print()
     for sentence in conclusions(table):
         print(f"- {sentence}")
-    if args.save:
-        _save_comparison(table, Path(args.save))
+    if folder:
+        _save_comparison(table, folder)
 
 
 def _save_comparison(table: Any, folder: Path) -> None:
     from workbench.lessons import plots
     from workbench.records.frame import to_csv
 
-    folder.mkdir(parents=True, exist_ok=True)
     to_csv(table.assign(**table.attrs), folder / "comparison.csv", index=True)
     plots.memory_bars(table).savefig(folder / "memory.png", dpi=130)
     plots.tradeoffs(table).savefig(folder / "tradeoffs.png", dpi=130)

@@ -12,6 +12,21 @@ class WorkbenchError(Exception):
 
     exit_code: ClassVar[int] = 1
 
+    def __str__(self) -> str:
+        return visible(super().__str__())
+
+
+def visible(text: str) -> str:
+    """With `\\x1b` for an escape, and so on: what has no shape could colour, move or reverse what a terminal shows."""
+    return SHAPELESS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+# controls but tab and newline, soft hyphens, marks and overrides of direction, separators, surrogates, tags
+SHAPELESS = re.compile(
+    "[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\U000e0000-\U000e007f]"
+)
+
 
 class ConfigurationError(WorkbenchError, ValueError):
     """A recipe, a setting, a text or a parameter cannot be used as given."""

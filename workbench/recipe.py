@@ -5,11 +5,12 @@ import json
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from itertools import permutations
 from typing import Any, Self
 
 from workbench.errors import ConfigurationError
-from workbench.settings import check_settings, described, parse_settings, setting
-from workbench.techniques import Technique, parse_technique, technique
+from workbench.settings import brief, check_settings, described, named, parse_settings, setting
+from workbench.techniques import REGISTRY, Technique, parse_technique
 from workbench.techniques.base import Arguments, Shape
 
 
@@ -37,27 +38,20 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_settings(self, "recipe")
+        if not isinstance(self.techniques, tuple | list):
+            raise ConfigurationError(f"recipe: techniques must be a list of them, got {brief(self.techniques)}.")
         for entry in self.techniques:
             if not isinstance(entry, Technique):
-                raise ConfigurationError(f"recipe: {entry!r} is not a technique. Write for example Lora(rank=8).")
+                raise ConfigurationError(f"recipe: {brief(entry)} is not a technique. Write for example Lora(rank=8).")
         object.__setattr__(self, "techniques", tuple(sorted(self.techniques, key=lambda t: (t.stage, t.name))))
-        self._refuse_doubles()
-        self._refuse_conflicts()
+        for one, other in permutations(self.techniques, 2):
+            if one.name == other.name:
+                raise ConfigurationError(f"recipe: {one.name} is given twice. Keep one of the two settings.")
+            for capability in one.forbids & other.brings:
+                raise ConfigurationError(
+                    f"recipe: {other.name} brings {capability}, which {one.name} forbids. Drop one of the two."
+                )
         self.training_arguments()
-
-    def _refuse_doubles(self) -> None:
-        names = [t.name for t in self.techniques]
-        for name in names:
-            if names.count(name) > 1:
-                raise ConfigurationError(f"recipe: {name} is given twice. Keep one of the two settings.")
-
-    def _refuse_conflicts(self) -> None:
-        for one in self.techniques:
-            for other in self.techniques:
-                for capability in one.forbids & other.brings if one is not other else ():
-                    raise ConfigurationError(
-                        f"recipe: {other.name} brings {capability}, which {one.name} forbids. Drop one of the two."
-                    )
 
     def __or__(self, other: Technique) -> Self:
         if not isinstance(other, Technique):
@@ -113,14 +107,11 @@ class Recipe:
         return {**plain, "techniques": {t.name: t.settings() for t in self.techniques}}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Raises ConfigurationError for an unknown field, technique or setting."""
-        known = {field.name for field in fields(cls)}
-        unknown = sorted(set(data) - known)
-        if unknown:
-            raise ConfigurationError(f"recipe has no field {unknown[0]!r}. Known: {', '.join(sorted(known))}.")
-        chosen = tuple(technique(name, **settings) for name, settings in data.get("techniques", {}).items())
-        return cls(**{**data, "techniques": chosen})
+    def from_dict(cls, data: object) -> Self:
+        """Raises ConfigurationError for an unknown field, technique or setting, and for what is no mapping."""
+        values = named(data, sorted(field.name for field in fields(cls)), "recipe", "field")
+        chosen = named(values.get("techniques", {}), sorted(REGISTRY), "recipe", "technique")
+        return cls(**values | {"techniques": tuple(REGISTRY[name].given(each) for name, each in chosen.items())})
 
     @classmethod
     def parse(cls, values: Mapping[str, str], techniques: Iterable[str] = ()) -> Self:
@@ -159,8 +150,7 @@ def _written(value: Any) -> str:
 
 def _changed(entry: Technique) -> dict[str, Any]:
     """The settings that differ from their defaults."""
-    known = type(entry).__dataclass_fields__  # type: ignore[attr-defined]
-    return {name: value for name, value in entry.settings().items() if value != known[name].default}
+    return {f.name: value for f in fields(entry) if (value := getattr(entry, f.name)) != f.default}  # type: ignore[arg-type]
 
 
 def _label(entry: Technique) -> str:

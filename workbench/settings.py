@@ -6,8 +6,10 @@ One declaration serves the validation, the command line, the notebooks' paramete
 """
 
 import dataclasses
+import difflib
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field
 from typing import Any, get_args
 
@@ -47,7 +49,7 @@ def check_settings(settings: Any, owner: str) -> None:
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         if "help" in field.metadata and not _acceptable(field, value):
-            raise ConfigurationError(f"{owner}: {field.name} must be {described(field)}, got {value!r}.")
+            raise _refusal(field, value, owner)
         if kind(field) == "float" and isinstance(value, int):
             object.__setattr__(settings, field.name, float(value))  # the dataclass is frozen, and still being made
 
@@ -59,11 +61,37 @@ def parse_settings(cls: type[Any], values: Mapping[str, str], owner: str) -> dic
         ConfigurationError: for an unknown name (listing the known ones) or a text that is not of the type.
     """
     fields = {field.name: field for field in dataclasses.fields(cls) if "help" in field.metadata}
-    unknown = [name for name in values if name not in fields]
-    if unknown:
-        known = ", ".join(fields) or "it has no settings"
-        raise ConfigurationError(f"{owner} has no setting {unknown[0]!r}. Known: {known}.")
-    return {name: _convert(fields[name], text, owner) for name, text in values.items()}
+    return {name: _convert(fields[name], text, owner) for name, text in named(values, fields, owner).items()}
+
+
+def named(values: object, known: Iterable[str], owner: str, what: str = "setting") -> dict[str, Any]:
+    """What is given by name, from a JSON file for example.
+
+    Raises:
+        ConfigurationError: it is no mapping, or has a name that is not known; the nearest known one is offered.
+    """
+    if not isinstance(values, Mapping):
+        raise ConfigurationError(f"{owner} takes each {what} by its name, as in {{name: value}}, got {brief(values)}.")
+    for name in values:
+        if name not in known:
+            raise unknown(f"{owner} has no {what}", name, known)
+    return dict(values)
+
+
+def unknown(words: str, name: object, known: Iterable[str]) -> ConfigurationError:
+    """`lora has no setting 'rang'. Known: rank, alpha. Did you mean rank?`"""
+    near = difflib.get_close_matches(str(name), known, n=1)
+    guess = f" Did you mean {near[0]}?" if near else ""
+    listed = ", ".join(known) or "it has no settings"
+    return ConfigurationError(f"{words} {brief(name)}. Known: {listed}.{guess}")
+
+
+def brief(value: object) -> str:
+    """As Python writes it, cut at 90 characters."""
+    try:
+        return f"{value!r:.90}"
+    except (ValueError, RecursionError):  # more digits, or more brackets in each other, than Python writes
+        return f"a {type(value).__name__} that is too long to be written"
 
 
 def _convert(field: Field[Any], text: str, owner: str) -> Any:
@@ -72,13 +100,14 @@ def _convert(field: Field[Any], text: str, owner: str) -> Any:
     try:
         return _READERS.get(kind(field), str)(text)
     except (ValueError, KeyError):
-        raise ConfigurationError(f"{owner}: {field.name} must be {described(field)}, got {text!r}.") from None
+        raise _refusal(field, text, owner) from None
 
 
 def _boolean(text: str) -> bool:
     return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[text.lower()]
 
 
+_UNWRITABLE = re.compile("^\\s*$|[\0\ud800-\udfff]")  # so Python reads the bytes of a name that is not UTF-8
 _READERS: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "bool": _boolean}
 _KINDS: dict[str, type | tuple[type, ...]] = {"int": int, "float": (int, float), "bool": bool, "str": str}
 
@@ -94,14 +123,26 @@ def optional(field: Field[Any]) -> bool:
     return type(None) in get_args(field.type)
 
 
+def _refusal(field: Field[Any], value: Any, owner: str) -> ConfigurationError:
+    beyond = _unwritable(value) if isinstance(value, _KINDS.get(kind(field), object)) else ""
+    return ConfigurationError(f"{owner}: {field.name} must be {described(field)}{beyond}, got {brief(value)}.")
+
+
+def _unwritable(value: Any) -> str:
+    """What keeps a value out of a path, a record, or a column of a table, in words; empty if nothing does."""
+    if isinstance(value, str) and _UNWRITABLE.search(value):
+        return ", not empty and all of it Unicode (rename a file whose name is not)"
+    return " and below 2^63" if isinstance(value, int | float) and 2**63 <= abs(value) < math.inf else ""
+
+
 def _acceptable(field: Field[Any], value: Any) -> bool:
     if value is None:
         return optional(field)
     if not isinstance(value, _KINDS.get(kind(field), object)) or (isinstance(value, bool) and kind(field) != "bool"):
         return False
+    if _unwritable(value) or (isinstance(value, float) and not math.isfinite(value)):
+        return False
     choices, low, high = (field.metadata.get(key) for key in ("choices", "minimum", "maximum"))
     if choices and value not in choices:
-        return False
-    if isinstance(value, float) and not math.isfinite(value):
         return False
     return (low is None or value >= low) and (high is None or value <= high)

@@ -1,9 +1,11 @@
 """What memory is used for, when, and how many bytes that is. Measuring and predicting share these names."""
 
 import re
+from decimal import Decimal
 from enum import StrEnum
 
 from workbench.errors import ConfigurationError
+from workbench.settings import brief
 
 
 class Category(StrEnum):
@@ -48,16 +50,11 @@ def parse_bytes(text: str | int, owner: str) -> int:
     Raises:
         ConfigurationError: no unit, a unit that may mean either, or not more than zero; `owner` is named.
     """
-    number, unit = (str(text), "B") if isinstance(text, int) and not isinstance(text, bool) else _amount(str(text))
-    nbytes = int(float(number) * UNITS[unit]) if number and unit in UNITS else 0
-    if nbytes < 1:
+    found = isinstance(text, str) and re.fullmatch(r"\s*(\d{1,99}(?:\.\d{1,99})?)\s*([A-Za-z]+)\s*", text)
+    nbytes = Decimal(found[1]) * UNITS.get(found[2], 0) if found else text if type(text) is int else 0
+    if not 1 <= nbytes < 2**63:
         raise ConfigurationError(
-            f"{owner}: {text!r} is not an amount of memory. Write a number above zero and its unit: 8GiB (2^30 bytes "
-            "each), 512MiB, or 8GB (10^9 bytes each)."
+            f"{owner}: {brief(text)} is not an amount of memory. Write a number above zero and its unit, less than "
+            "2^63 bytes in all: 8GiB (2^30 bytes each), 512MiB, or 8GB (10^9 bytes each)."
         )
-    return nbytes
-
-
-def _amount(text: str) -> tuple[str, str]:
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
-    return (found[1], found[2]) if found else ("", "")
+    return int(nbytes)

@@ -23,8 +23,13 @@ if TYPE_CHECKING:
 IN_WORDS = ["model", "corpus", "effective_batch_size", "sequence_length", "steps", "dropout", "memory_source"]
 SAME = [*IN_WORDS, "data_sha256", "device_kind", "device_name", "threads", "world_size"]
 BASELINE = "baseline"
+MEASURED = ["peak_allocated_bytes", "trainable_parameters", "learning_rate"]
 WITHOUT_VALUES = "an emulated GPU computes no values"
+BY_CATEGORY = [f"{c}_{what}" for what in ("bytes", "maximum_bytes") for c in Category]
 ELSEWHERE = {"peak_host_bytes": "in host memory", "peak_disk_bytes": "on disk"}  # what was moved out of the device
+
+# of the seed with the largest peak
+KEPT = [*MEASURED, "tokens_seen", "techniques", "peak_phase", "memory_source", *BY_CATEGORY, *ELSEWHERE]
 
 
 def compare(frame: pd.DataFrame) -> pd.DataFrame:
@@ -99,13 +104,13 @@ def _without_effect(row: pd.Series, base: pd.Series) -> str:
     chosen = [REGISTRY[name] for name in str(row["techniques"]).split("+") if name in REGISTRY]
     attacked = list(dict.fromkeys(category for technique in chosen for category in technique.attacks))
     columns = [f"{category}_maximum_bytes" for category in attacked]
-    shrank = any(row[column] < 0.999 * base[column] for column in columns)
+    shrank = any(pd.isna(row[c] + base[c]) or row[c] < 0.999 * base[c] for c in columns)  # unknown is not idle
     return "" if shrank else ", ".join(category.replace("_", " ") for category in attacked)
 
 
 def _newest_group(frame: pd.DataFrame) -> pd.DataFrame:
     """What is comparable with the newest run, or with the newest before it that has a baseline."""
-    ok = frame[(frame["status"] == Status.OK) & frame["memory_cap_bytes"].isna()]
+    ok = frame[(frame["status"] == Status.OK) & frame["memory_cap_bytes"].isna()].dropna(subset=MEASURED)
     groups = [group for _, group in ok.groupby(SAME, dropna=False) if (group["label"] == BASELINE).any()]
     if groups:
         return max(groups, key=lambda group: group["created_at"].max())
@@ -121,21 +126,12 @@ def _summary(label: str, rows: pd.DataFrame) -> dict[str, object]:
     losses, speeds = rows["held_out_loss"].astype(float), rows["tokens_per_s"].astype(float)
     return {
         "label": label,
-        "peak_allocated_bytes": int(worst["peak_allocated_bytes"]),
-        "held_out_loss": float(losses.mean()),
-        "held_out_loss_spread": float(losses.max() - losses.min()) if len(losses) > 1 else float("nan"),
-        "tokens_per_s": float(speeds.median()),
-        "tokens_per_s_spread": float(speeds.max() - speeds.min()) if len(speeds) > 1 else float("nan"),
-        "tokens_seen": int(worst["tokens_seen"]),
-        "techniques": worst["techniques"],
-        "trainable_parameters": int(worst["trainable_parameters"]),
-        "learning_rate": float(worst["learning_rate"]),
+        **worst[KEPT],
+        "held_out_loss": losses.mean(),
+        "held_out_loss_spread": losses.max() - losses.min() if len(losses) > 1 else np.nan,
+        "tokens_per_s": speeds.median(),
+        "tokens_per_s_spread": speeds.max() - speeds.min() if len(speeds) > 1 else np.nan,
         "seeds": len(rows),
-        "peak_phase": worst["peak_phase"],
-        "memory_source": worst["memory_source"],
-        **{f"{c}_bytes": int(worst[f"{c}_bytes"]) for c in Category},
-        **{f"{c}_maximum_bytes": worst[f"{c}_maximum_bytes"] for c in Category},
-        **{column: worst[column] for column in ELSEWHERE},
     }
 
 

@@ -12,8 +12,11 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from math import isfinite
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from workbench.errors import DISTRIBUTION, ConfigurationError
 from workbench.measure.categories import Category, Phase
@@ -23,9 +26,8 @@ from workbench.records import names
 
 SCHEMA_VERSION = 2  # one more whenever a field changes its name or its meaning; `_migrated` then knows the older form
 WORLD = ("rank", "world_size", "device_kind", "device_name", "threads")
-DECIDING = (
-    "recipe_id", "data_sha256", "memory_cap_bytes", "longest_first", "versions", "git_commit", *WORLD,
-)  # fmt: skip
+DECIDING = ("recipe_id", "data_sha256", "memory_cap_bytes", "longest_first", "versions", "git_commit", *WORLD)
+OWNER = {"host": str, "pid": int, "began": float}
 PACKAGES = ("torch", "transformers", "accelerate", "peft", "datasets")
 
 
@@ -49,6 +51,8 @@ class Record:
     Fields are None, or empty, where a run did not get that far. `by_category` is read at the instant of the peak and
     sums to `peak_allocated_bytes`; `maximum_by_category` is each category's own maximum, whenever that was.
     """
+
+    __pydantic_config__: ClassVar = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     id: str
     created_at: str
@@ -147,25 +151,28 @@ class Record:
         return path
 
     def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), indent=1)
+        """Strict JSON: a number that is not finite becomes null, and what is no Unicode in a text `?`."""
+        endless = {name: None for name, value in vars(self).items() if isinstance(value, float) and not isfinite(value)}
+        values = dataclasses.asdict(self) | endless
+        return json.dumps(values, indent=1, allow_nan=False, ensure_ascii=False).encode("utf-8", "replace").decode()
 
     @classmethod
-    def read(cls, path: Path) -> Self:
+    def read(cls, path: Path) -> "Record":
         """The record in a file; one of an older schema is brought into today's form.
 
         Raises:
             ConfigurationError: the file is not a whole record, or a newer workbench wrote it.
         """
         try:
-            data = dict(json.loads(path.read_text(encoding="utf-8")))
+            if not path.is_file():
+                raise ValueError("it is no file")  # to open a pipe would be to wait for somebody who writes into it
+            data = dict(json.loads(path.read_text(encoding="utf-8"), parse_int=_integer, parse_constant=_integer))
             schema = data.setdefault("schema_version", 1)
             if type(schema) is not int or schema < 1:
                 raise ValueError(f"its schema_version is {schema!r:.90}")
             if schema <= SCHEMA_VERSION:
-                if not names.valid(data["id"]):  # folders are named by it
-                    raise ValueError(f"its id is {data['id']!r:.90}")
-                return cls(**{**_migrated(data), "status": Status(data["status"])})
-        except (ValueError, TypeError, KeyError) as error:
+                return _typed(_migrated(data))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ConfigurationError(f"records: {path} is not a record ({error}). Move it away.") from None
         raise ConfigurationError(
             f"records: {path} was written by a newer workbench (schema {schema}; this one reads up to "
@@ -180,20 +187,18 @@ class Record:
     def row(self) -> dict[str, Any]:
         """One flat row: scalars as they are, `<category>_bytes` at the peak, `<category>_maximum_bytes` whenever
         that was, `<phase>_peak_bytes`."""
-        flat = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in _NOT_IN_ROWS}
+        flat = {k: v for k, v in vars(self).items() if k not in _NOT_IN_ROWS and not isinstance(v, dict | list)}
         asked = {name: self.recipe.get(name) for name in _ASKED}
-        categories = {f"{c}_bytes": self.by_category.get(c) for c in Category}
+        categories = {f"{c}_bytes": self.by_category.get(c, 0 if self.by_category else None) for c in Category}
         categories |= {f"{c}_maximum_bytes": self.maximum_by_category.get(c) for c in Category}
         phases = {f"{p}_peak_bytes": self.by_phase.get(p) for p in Phase}
         techniques = "+".join(sorted(self.recipe.get("techniques", {}))) or "baseline"
         return {**flat, "device": self.device, **asked, "techniques": techniques, **categories, **phases}
 
 
+SHAPE = TypeAdapter(Record)
 _ASKED = ("corpus", "effective_batch_size", "sequence_length", "steps", "seed", "dropout")
-_NOT_IN_ROWS = (
-    "schema_version", "recipe", "versions", "warnings", "owner", "resumed_at_steps", "by_category",
-    "maximum_by_category", "by_phase", "losses", "text_before", "text_after",
-)  # fmt: skip
+_NOT_IN_ROWS = ("schema_version", "text_before", "text_after")
 
 
 def device_text(kind: str, name: str, threads: int | None) -> str:
@@ -209,7 +214,7 @@ def _migrated(data: dict[str, Any]) -> dict[str, Any]:
     """
     if data["schema_version"] == 1:
         text = data.pop("device", "")
-        found = re.fullmatch(r"(.*) \((\w+)(?:, (\d+) threads)?\)", text)
+        found = re.fullmatch(r"(.*) \((\w+)(?:, (\d{1,9}) threads)?\)", text)
         name, kind, threads = found.groups() if found else (text, "", None)
         data |= {"device_name": name, "device_kind": kind, "threads": int(threads) if threads else None}
         offloading = data["recipe"].get("techniques", {}).get("optimizer_offloading", {})
@@ -218,14 +223,52 @@ def _migrated(data: dict[str, Any]) -> dict[str, Any]:
     return {**data, "schema_version": SCHEMA_VERSION}
 
 
+def _integer(text: str) -> int:
+    """Refuses what a column of a table cannot hold, and NaN and Infinity."""
+    if not text[-1].isdigit() or abs(number := int(text)) >= 2**63:
+        raise ValueError(f"{text:.30} is no number below 2^63")
+    return number
+
+
+def _typed(data: dict[str, Any]) -> Record:
+    """Raises ValueError for a field that is missing, unknown, not of its type, or no use to a table."""
+    try:
+        record = SHAPE.validate_json(json.dumps(data, allow_nan=False))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    Recipe.from_dict({**record.recipe, "techniques": {}})  # of which a user may have some that are not registered
+    made, owner = record.created_at, record.owner
+    good = {
+        "id": names.valid(record.id),  # folders are named by it
+        "created_at": made == datetime.fromisoformat(made).replace(tzinfo=UTC).isoformat(timespec="milliseconds"),
+        "recipe": isinstance(record.recipe.get("techniques"), dict),
+        "owner": {name: type(value) for name, value in owner.items()} in ({}, OWNER) and owner.get("pid", 1) > 0,
+        "by_category": sum(record.by_category.values()) == (record.peak_allocated_bytes or 0),
+    }
+    for name, fine in good.items():
+        if not fine:
+            raise ValueError(f"its {name} cannot be {getattr(record, name)!r:.90}")
+    return record
+
+
+@cache
+def _warn(words: str) -> None:
+    """Once in a process, however often a folder is read."""
+    print(f"warning: {words}", file=sys.stderr)
+
+
 def read_all(folder: Path | None = None) -> list[Record]:
     """Every record of a folder, oldest first. A file that is not a record is named on standard error and skipped."""
     found = []
     for path in sorted((folder or runs_folder()).glob("*.json")):
         try:
-            found.append(Record.read(path))
+            record = Record.read(path)
+            if record.id != path.stem and record.path(path.parent).exists():  # its status may be an earlier one
+                raise ConfigurationError(f"records: {path} is a copy of {record.id}.json. Move it away.")
+            found.append(record)
         except ConfigurationError as error:
-            print(f"warning: {error}", file=sys.stderr)
+            _warn(str(error))
     return found
 
 

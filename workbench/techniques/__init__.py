@@ -3,7 +3,7 @@
 from typing import Any
 
 from workbench.errors import ConfigurationError
-from workbench.settings import parse_settings
+from workbench.settings import parse_settings, unknown
 from workbench.techniques.activation_offloading import ActivationOffloading
 from workbench.techniques.allocator import Allocator
 from workbench.techniques.attention import Attention
@@ -29,27 +29,18 @@ from workbench.techniques.sequence_length import SequenceLength
 from workbench.techniques.streaming import Streaming
 
 REGISTRY: dict[str, type[Technique]] = {
-    technique.name: technique
-    for technique in (
-        ActivationOffloading, Allocator, Attention, BatchSize, ChunkedCrossEntropy, DataLoading, Dora,
-        FusedGelu, GradientAccumulation, GradientCheckpointing, Ia3, Lora, MixedPrecision, Optimizer,
-        OptimizerOffloading, Padding, PrefixTuning, PromptTuning, PureBf16, Qlora, SequenceLength, Streaming,
-    )
+    one.name: one for one in [*globals().values()]
+    if isinstance(one, type) and issubclass(one, Technique) and one is not Technique
 }  # fmt: skip
 
 
-def technique(name: str, **settings: Any) -> Technique:
+def technique(name: str, /, **settings: Any) -> Technique:
     """Make a technique by its name.
 
     Raises:
         ConfigurationError: unknown name or setting, or a value out of range.
     """
-    cls = _class(name)
-    known = cls.__dataclass_fields__  # type: ignore[attr-defined]
-    unknown = [key for key in settings if key not in known]
-    if unknown:
-        parse_settings(cls, {unknown[0]: ""}, name)
-    return cls(**settings)
+    return _class(name).given(settings)
 
 
 def parse_technique(text: str) -> Technique:
@@ -74,7 +65,7 @@ def parse_technique(text: str) -> Technique:
 
 def _class(name: str) -> type[Technique]:
     if name not in REGISTRY:
-        raise ConfigurationError(f"There is no technique {name!r}. Known: {', '.join(sorted(REGISTRY))}.")
+        raise unknown("There is no technique", name, sorted(REGISTRY))
     return REGISTRY[name]
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from workbench.measure.categories import Category
 from workbench.models.family import ModelFamily
 from workbench.models.known import family_of
-from workbench.settings import check_settings, described
+from workbench.settings import check_settings, named
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -107,6 +107,11 @@ class Technique:
     def __post_init__(self) -> None:
         check_settings(self, self.name)
 
+    @classmethod
+    def given(cls, settings: object) -> Self:
+        """From settings by name, as in a JSON file. Raises ConfigurationError, also for what is no mapping."""
+        return cls(**named(settings, cls().settings(), cls.name))
+
     @property
     def learning_rate_factor(self) -> float:
         """The customary learning rate, relative to that of full fine-tuning with AdamW."""
@@ -190,19 +195,6 @@ class Technique:
         """The model with this technique's work done on it, as a run does it."""
         call = self.model(family_of(model.config))
         return model if call is None else call(model)
-
-    @classmethod
-    def about(cls) -> str:
-        """The technique and its settings in a few lines, for a terminal."""
-        lines = [
-            f"{cls.name}: {cls.title}",
-            f"  attacks    {', '.join(category.replace('_', ' ') for category in cls.attacks)}",
-            f"  costs      {cls.costs}",
-            f"  same loss  {cls.numerics}",
-        ]
-        for each in fields(cls):  # type: ignore[arg-type]
-            lines.append(f"  {cls.name}={each.name}:{each.default}  {each.metadata['help']} ({described(each)})")
-        return "\n".join(lines)
 
     @classmethod
     def variants(cls, compute_capability: tuple[int, int] | None) -> "tuple[Technique, ...]":

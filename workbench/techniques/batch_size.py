@@ -38,7 +38,7 @@ class BatchSize(Technique):
     def shape(self, shape: Shape) -> Shape:
         batch = shape.sequences
         if self.size >= batch or batch % self.size:
-            sizes = ", ".join(str(b) for b in range(1, batch) if batch % b == 0) or "none: use a larger batch"
+            sizes = ", ".join(str(b) for b in range(1, batch)[:4096] if batch % b == 0) or "none: use a larger batch"
             raise ConfigurationError(
                 f"{self.name}: batches of {self.size} are not equal parts of the recipe's batch of {batch}, so the "
                 f"runs could not see the same tokens. Possible sizes for this batch: {sizes}."

@@ -34,10 +34,10 @@ class GradientAccumulation(Technique):
     def training_arguments(self, arguments: Arguments) -> Arguments:
         batch = arguments["per_device_train_batch_size"]
         if batch % self.steps:
-            divisors = ", ".join(str(k) for k in range(2, batch + 1) if batch % k == 0) or "none: use a larger batch"
+            ways = ", ".join(str(k) for k in range(2, batch + 1)[:4096] if batch % k == 0) or "none: use a larger batch"
             raise ConfigurationError(
                 f"{self.name}: a batch of {batch} cannot be split into {self.steps} equal micro-batches. "
-                f"Possible steps for this batch: {divisors}."
+                f"Possible steps for this batch: {ways}."
             )
         return {
             **arguments,

@@ -50,7 +50,7 @@ class SequenceLength(Technique):
     def shape(self, shape: Shape) -> Shape:
         length = shape.tokens
         if self.tokens >= length or length % self.tokens:
-            lengths = ", ".join(str(t) for t in range(2, length) if length % t == 0) or "none: use a longer one"
+            lengths = ", ".join(str(t) for t in range(2, length)[:4096] if length % t == 0) or "none: use a longer one"
             raise ConfigurationError(
                 f"{self.name}: pieces of {self.tokens} tokens are not equal parts of the recipe's sequence_length of "
                 f"{length}, so the runs could not see the same tokens. Possible lengths: {lengths}."

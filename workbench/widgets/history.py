@@ -15,15 +15,8 @@ from workbench.widgets.pages import escaped, picture
 
 SHOWN = 30
 COLUMNS = [
-    "created_at",
-    "status",
-    "label",
-    "model",
-    "steps_done",
-    "peak_allocated_bytes",
-    "held_out_loss",
-    "tokens_per_s",
-]
+    "created_at", "status", "label", "model", "steps_done", "peak_allocated_bytes", "held_out_loss", "tokens_per_s",
+]  # fmt: skip
 
 
 class History:

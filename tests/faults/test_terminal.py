@@ -1,0 +1,183 @@
+"""What a terminal shows is text, whatever a label, a model, an error or an argument holds; and every end has a code."""
+
+import io
+import os
+import subprocess
+import sys
+import unicodedata
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workbench.__main__ import _Shown, main
+from workbench.errors import ConfigurationError, OutOfMemoryError, visible
+from workbench.measure.categories import Category
+from workbench.recipe import Recipe
+from workbench.records.record import Record, Status
+from workbench.techniques import Lora
+
+HOSTILE = "\x1b[31mred\x1b]0;title\x07\x9b2J\r\u202egnp.exe\u2066\x00"
+SHOWN = r"\x1b[31mred\x1b]0;title\x07\x9b2J\r\u202egnp.exe\u2066\x00"
+
+
+@given(st.text(st.characters()))
+def test_no_text_has_a_control_left(text):
+    left = visible(text)
+    assert not {unicodedata.category(c) for c in left if c not in "\n\t"} & {"Cc", "Cs", "Zl", "Zp"}
+    assert not {unicodedata.bidirectional(c) for c in left} & {
+        "LRE",
+        "RLE",
+        "LRO",
+        "RLO",
+        "PDF",
+        "LRI",
+        "RLI",
+        "FSI",
+        "PDI",
+    }
+    assert visible(left) == left
+    left.encode()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a\tb\n", "Zürich → 5 × 3 ± 1", "中文\u3000空格", "👩‍👩‍👧", "می‌خواهم", "שלום", "e\u0301"]
+)
+def test_words_of_any_language_stay(text):
+    assert visible(text) == text
+
+
+@pytest.mark.parametrize("error", [ConfigurationError, OutOfMemoryError])
+def test_an_error_says_what_it_holds_without_doing_it(error):
+    assert str(error(f"corpus: {HOSTILE} is not there.")) == f"corpus: {SHOWN} is not there."
+
+
+@pytest.fixture
+def hostile_records(runs_folder):
+    """A baseline, a run and a failed run, all of whose texts are hostile."""
+    facts = {
+        "status": Status.OK, "model": HOSTILE, "device_name": HOSTILE, "memory_source": "cpu-tracker",
+        "learning_rate": 1e-3, "peak_allocated_bytes": 7, "by_category": dict.fromkeys(map(str, Category), 1),
+        "trainable_parameters": 1, "held_out_loss": 2.0, "tokens_per_s": 5.0, "peak_phase": "backward",
+    }  # fmt: skip
+    base = replace(Record.start(Recipe(model="gpt2-tiny")), **facts)
+    lora = replace(Record.start(Recipe(model="gpt2-tiny") | Lora()), **facts)
+    failed = replace(base, id="failed", status=Status.FAILED, label=f"failed {HOSTILE}", error=HOSTILE)
+    for record in (base, replace(lora, label=HOSTILE), failed):
+        record.save(runs_folder)
+
+
+@pytest.mark.parametrize("command", ["records", "compare"])
+def test_tables_and_sentences_show_them(hostile_records, command, capsys):
+    assert main([command]) == 0
+    shown = capsys.readouterr().out
+    assert visible(shown) == shown
+    assert SHOWN[-20:] in shown
+
+
+def test_a_file_of_a_hostile_name_is_named(runs_folder, capsys):
+    runs_folder.mkdir()
+    (runs_folder / "\x1b[31m\u202e.json").touch()
+    (runs_folder / os.fsdecode(b"\xff.json")).touch()
+    assert main(["records"]) == 0
+    warned = capsys.readouterr().err
+    assert r"\x1b[31m\u202e.json is not a record" in warned
+    assert r"\udcff.json is not a record" in warned
+    assert "\x1b" not in warned
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["run", HOSTILE], ["run", "gpt2-tiny", "--corpus", HOSTILE], ["run", "gpt2-tiny", "--technique", HOSTILE],
+     ["run", "gpt2-tiny", "--technique", f"lora={HOSTILE}:3"], ["run", "gpt2-tiny", "--steps", HOSTILE],
+     ["run", "gpt2-tiny", "--memory-cap", HOSTILE], ["doctor", HOSTILE], ["records", "--export", HOSTILE],
+     ["notebooks", HOSTILE], ["predict", "gpt2", "--gpu", HOSTILE], ["records", "--last", HOSTILE], [HOSTILE],
+     ["run", "gpt2-tiny", f"--{HOSTILE}"]],
+    ids=str,
+)  # fmt: skip
+def test_an_argument_is_quoted_and_refused_with_2(arguments, capsys):
+    try:
+        code = main([text.replace("\x00", "") for text in arguments])
+    except SystemExit as end:  # of argparse
+        code = end.code
+    said = capsys.readouterr()
+    assert code == 2
+    assert visible(said.err) == said.err
+    assert r"\x1b" in said.err
+    assert not said.out
+
+
+def test_progress_bars_still_move_and_nothing_else_does():
+    stream = io.StringIO()
+    shown = _Shown(stream)
+    for text in ("\rstep 1", "\x1b[A\x1b[A", "\n", "\rlabel \x1b[2J\rerror: no"):
+        shown.write(text)
+    assert stream.getvalue() == "\rstep 1\x1b[A\x1b[A\n\rlabel \\x1b[2J\\rerror: no"
+    assert not shown.isatty()
+
+
+# ---- how commands end ----
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["notebooks", "--timeout", "-5"], "argument --timeout: '-5' is not a number of at least 1."),
+        (["notebooks", "--timeout", "0"], "argument --timeout: '0' is not a number of at least 1."),
+        (["emulate", "--timeout", "-5", "--", "x"], "argument --timeout: '-5' is not a number of at least 0."),
+        (["emulate", "--timeout", "nan", "--", "x"], "argument --timeout: 'nan' is not a number of at least 0."),
+        (["emulate", "--ranks", "0", "--", "x"], "argument --ranks: '0' is not a number of at least 1."),
+        (["records", "--last", "-1"], "argument --last: '-1' is not a number of at least 1."),
+        (["run", "--checkpoint-every", "0"], "argument --checkpoint-every: '0' is not a number of at least 1."),
+        (["run", "--sample-tokens", "-1"], "argument --sample-tokens: '-1' is not a number of at least 0."),
+        (["plan", "--most-changes", "9" * 5000], "argument --most-changes: '9999"),
+    ],
+)
+def test_a_number_that_makes_no_sense_is_refused(arguments, words, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["notebooks", "-p", "steps", "1", "-p", "steps", "2"], "notebooks: steps is given twice. Keep one of the two"),
+        (["notebooks", "-p", "x", "[" * 100_000], "notebooks: no parameter is called 'x'."),
+        (["run", "gpt2-tiny", "--corpus", ""], "recipe: corpus must be a text, not empty"),
+        (["run", ""], "recipe: model must be a text, not empty"),
+        (["run", "gpt2-tiny", "--corpus", "caf\udce9.txt"], "(rename a file whose name is not), got 'caf\\udce9.txt'."),
+        (["run", "gpt2-tiny", "--memory-cap", "99999999999GiB"], "its unit, less than 2^63 bytes in all: 8GiB"),
+        (["run", "gpt2-tiny", "--memory-cap", "9" * 400], "is not an amount of memory"),
+        (["run", "gpt2-tiny", "--steps", "9" * 19], "recipe: steps must be an integer of at least 1 and below 2^63"),
+        (["records", "--export", "/dev/null/runs.csv"], "error: /dev/null: it cannot be a folder (File exists)."),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else None,
+)  # fmt: skip
+def test_bad_input_is_refused_with_2_before_anything_is_loaded(arguments, words, capsys, monkeypatch):
+    monkeypatch.setattr("workbench.texts.corpus.load_corpus", lambda _: pytest.fail("the text was read"))
+    if "--memory-cap" in arguments:
+        monkeypatch.setattr("workbench.texts.corpus.load_corpus", lambda _: None)
+    assert main(arguments) == 2
+    said = capsys.readouterr()
+    assert words in said.err
+    assert "Traceback" not in said.err
+    assert not said.out
+
+
+def ended(redirection):
+    """The exit code of `list` and what it says on standard error, with standard output elsewhere."""
+    shell = f'{sys.executable} -m workbench list {redirection}; exit "${{PIPESTATUS[0]}}"'
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("redirection", ["| head -1", "| true", ">&-", "--help | true"])
+def test_nobody_who_reads_on_is_no_error(redirection):
+    assert ended(redirection) == (0, "")
+
+
+def test_an_output_that_is_full_is():
+    words = "error: a file or the output: No space left on device. Make room, or name another place.\n"
+    assert ended(">/dev/full") == (1, words)
