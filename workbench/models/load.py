@@ -51,6 +51,7 @@ def check_trainable(source: ModelSource, config: "PreTrainedConfig") -> None:
         ConfigurationError: they are not; transformers and PEFT would fill what is missing at random, and drop the rest.
             Or the source is an adapter that cannot be merged into weights to go on from.
     """
+    import torch
     from peft import PeftModel
 
     if source.adapter and (tokens := virtual_tokens(source)):
@@ -63,8 +64,10 @@ def check_trainable(source: ModelSource, config: "PreTrainedConfig") -> None:
     with quiet(), explained(f"model: the weights of {source.name!r} do not suit its {of}", cure):
         if source.adapter:
             check_trainable(base_of(source), config)
-            model = PeftModel.from_pretrained(_on_meta(config), source.location, low_cpu_mem_usage=True)
-            _compare(model.load_adapter(source.location, "again", low_cpu_mem_usage=True)._asdict())
+            with torch.device("meta"):
+                model = PeftModel.from_pretrained(_on_meta(config), source.location, low_cpu_mem_usage=True)
+                # again, for its report
+                _compare(model.load_adapter(source.location, "default", low_cpu_mem_usage=True)._asdict())
         elif not source.random:
             more = {"device_map": "meta", "output_loading_info": True, "ignore_mismatched_sizes": True}
             _compare(_from_checkpoint(source, config, more)[1])
