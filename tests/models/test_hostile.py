@@ -419,8 +419,8 @@ def test_an_adapter_of_no_known_kind_is_refused(adapter, peft_type):
 NAMES = {
     "gpt2-", "-a", "gpt2--medium", "a..b", "ünï", "模型", "x.git", "a/x.git", "g" * 97, "a" * 97 + "/b", "a/b/c",
     ".", "..", "", " ", "gpt2 ", "gpt2 large", "gpt2\n", "\n", "a\tb", "a\0b", "x" * 5000, "a/" * 2500, "\udcff",
-    "a/\udcff", "a:b", "https://huggingface.co/gpt2", "~nobody-here", "/", "//", "./", "a/", "/a", "gpt2/", ".git", "a\\b", "%00", "gpt2?",
-    "*", "gpt2@main", "\x1b[31m",
+    "a/\udcff", "a:b", "https://huggingface.co/gpt2", "~nobody-here", "/", "//", "./", "a/", "/a", "gpt2/", ".git",
+    "a\\b", "%00", "gpt2?", "*", "gpt2@main", "\x1b[31m",
 }  # fmt: skip
 
 
