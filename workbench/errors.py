@@ -1,7 +1,8 @@
 """The errors a user meets. Every message names the value that is wrong and what to do about it."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import ClassVar
 
 DISTRIBUTION = "gpt2-memory-workbench"
@@ -38,6 +39,28 @@ class UnavailableError(WorkbenchError, RuntimeError):
     """The recipe is right, but this machine cannot run it: a device, a package or the network is missing."""
 
     exit_code: ClassVar[int] = 3
+
+
+@contextmanager
+def explained(what: str, cure: str, *others: type[Exception]) -> Iterator[None]:
+    """Whatever a library raises over a file that it cannot use becomes a ConfigurationError: `what` (words). `cure`
+
+    Args:
+        others: errors that come from elsewhere, and stay what they are.
+    """
+    try:
+        yield
+    except Exception as error:  # of any kind: nobody knows what is in the file
+        if isinstance(error, (WorkbenchError, *others)):
+            raise
+        raise ConfigurationError(f"{what} ({in_a_line(error)}). {cure}") from None
+
+
+def in_a_line(error: Exception) -> str:
+    """The words of an error without line breaks and not endless; with its kind, if they alone say too little."""
+    words = " ".join(str(error).split())
+    few = isinstance(error, KeyError) or not words
+    return f"{type(error).__name__ + ' ' if few else ''}{words:.300}".strip(" .")
 
 
 def needed_extra(error: ModuleNotFoundError) -> UnavailableError | None:

@@ -1,6 +1,7 @@
 """Models and arguments that cannot be used. More on folders, the hub and weights: tests/test_models.py."""
 
 import json
+import os
 import pickle
 import shutil
 from dataclasses import replace
@@ -56,6 +57,26 @@ def remote_code(folder: Path) -> str:
     return str(model)
 
 
+def configured(**changed):
+    def make(folder: Path) -> str:
+        model = tiny(folder)
+        config = json.loads((model / "config.json").read_text()) | changed
+        (model / "config.json").write_text(json.dumps(config))
+        return str(model)
+
+    return make
+
+
+def piped(name: str):
+    def make(folder: Path) -> str:
+        path = tiny(folder) / name
+        path.unlink()
+        os.mkfifo(path)
+        return str(path.parent)
+
+    return make
+
+
 def adapter(weights: str | None = "adapter_model.safetensors", base: str = "gpt2-tiny", config: str | None = None):
     def make(folder: Path) -> str:
         path = folder / "adapter"
@@ -83,12 +104,26 @@ FAULTS = {
     "cut weights": (cut, ("model.safetensors is damaged or cut off", "save it again")),
     "empty weights": (changed("model.safetensors", b""), ("is damaged or cut off",)),
     "text as weights": (changed("model.safetensors", "hello " * 99), ("is damaged or cut off",)),
-    "broken config": (changed("config.json", "{"), ("the config of", "cannot be read")),
+    "broken config": (changed("config.json", "{"), ("the config of", "cannot be used")),
     "another kind": (changed("config.json", '{"model_type": "bert"}'), ("is a 'bert'; the workbench trains GPT-2",)),
     "broken tokenizer": (changed("tokenizer.json", "{"), ("the tokenizer of", "Save it again", "GPT-2's own")),
     "another tokenizer": (changed("tokenizer.json", None), ("has embeddings for 4096 tokens, but its tokenizer",)),
-    "remote code": (remote_code, ("the config of", "cannot be read")),
-    "adapter without weights": (adapter(None), ("has no adapter_model.safetensors; pickled weights are not read",)),
+    "half the layers": (configured(n_layer=2), ("do not suit its config", "is too much", "again, together")),
+    "heads that do not divide": (
+        configured(n_head=7),
+        ("the config of", "must be divisible by num_heads", "Correct it"),
+    ),
+    "dropout 5": (configured(resid_pdrop=5.0), ("resid_pdrop is 5.0, which is not from 0 to 1", "Correct it")),
+    "layers as text": (configured(n_layer="4"), ("expected int, got str", "Correct it")),
+    "a pipe for a config": (piped("config.json"), ("config.json is not a file that can be read", "Put the files")),
+    "a pipe for weights": (piped("model.safetensors"), ("model.safetensors is not a file that can be read",)),
+    "a name with a dash": (
+        lambda _: "gpt2-",
+        ("'gpt2-' is neither an existing folder nor a hub id (", "Known without a"),
+    ),
+    "a name with two": (lambda _: "gpt2--medium", ("nor a hub id (Cannot have -- or .. in repo_id",)),
+    "remote code": (remote_code, ("the config of", "cannot be used")),
+    "adapter without weights": (adapter(None), ("has no adapter_model.safetensors; pickled ones are not read",)),
     "adapter of itself": (adapter(base=""), ("is for another adapter. Save it as 'merged'",)),
     "broken adapter": (adapter(config="{"), ("the adapter_config.json of", "Save the adapter again")),
     "adapter without base": (adapter(config='{"peft_type": "LORA"}'), ("is neither an existing folder",)),
@@ -150,13 +185,24 @@ TECHNIQUES = {
     "does not divide": ("gradient_accumulation=steps:3", "a batch of 8 cannot be split into 3"),
     "no such type": ("mixed_precision=dtype:fp8", "mixed_precision: dtype must be one of"),
     "no value": ("lora=rank", "lora"),
+    "rank 100000": (
+        "lora=rank:100000",
+        "lora: rank 100000 is more than the width of the smallest matrix that it adapts, 64",
+    ),
+    "rank 2^63": (f"dora=rank:{2**63}", f"dora: rank {2**63} is more than the width of the smallest matrix"),
+    "a long prefix": (
+        "prefix_tuning=virtual_tokens:97",
+        "with the 97 positions that prefix_tuning takes is beyond the 128",
+    ),
+    "a prompt 2^63": (f"prompt_tuning=virtual_tokens:{2**63}", "Take fewer of them."),
 }
 
 
 @pytest.mark.parametrize(("technique", "words"), TECHNIQUES.values(), ids=TECHNIQUES)
 def test_a_technique_is_refused_before_a_model_loads(technique, words, recipe, no_model, earlier, capsys, runs_folder):
     """The Python API's own: tests/test_recipe.py, tests/techniques."""
-    assert main(["run", recipe.model, "--corpus", recipe.corpus, "--technique", technique]) == 2
+    arguments = [recipe.model, "--corpus", recipe.corpus, "--sequence-length", "32", "--technique", technique]
+    assert main(["run", *arguments]) == 2
     told = capsys.readouterr().err
     assert told.startswith("error: ")
     assert words in told.splitlines()[0]

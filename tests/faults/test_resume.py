@@ -1,11 +1,13 @@
 """A run that was stopped, at any point and by any means, goes on from its last whole checkpoint as if nothing was."""
 
+import json
 import multiprocessing
 import os
 import random
 import signal
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -131,6 +133,63 @@ def test_a_truncated_checkpoint_is_passed_over_for_the_one_before(dropping, fine
     resumed = run(dropping, device="cpu", resume=True)
     assert resumed.resumed_at_steps == [4]
     assert_same(resumed, fine_tuned(dropping))
+
+
+def rewritten(checkpoint, name, content):
+    """Another content, and a manifest that vouches for it."""
+    torch.save(content, checkpoint / name)
+    manifest = json.loads((checkpoint / checkpoints.MANIFEST).read_text())
+    manifest["files"][name] = checkpoints._described(checkpoint / name)
+    (checkpoint / checkpoints.MANIFEST).write_text(json.dumps(manifest))
+
+
+class Trap:
+    """Unpickled, it leaves a file behind."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def test_a_hostile_pickle_is_passed_over_for_the_checkpoint_before(
+    dropping, fine_tuned, stopped_after, runs_folder, tmp_path, capsys
+):
+    stopped_after(dropping, 7)
+    (record,) = read_all()
+    checkpoint = checkpoint_folder(record, runs_folder) / "checkpoint-6"
+    rewritten(checkpoint, "rng_state.pth", Trap(tmp_path / "trapped"))
+    resumed = run(dropping, device="cpu", resume=True)
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: "))
+    assert line.startswith(f"warning: resume: 'rng_state.pth' in {checkpoint} cannot be used (Weights only load failed")
+    assert not (tmp_path / "trapped").exists()
+    assert resumed.resumed_at_steps == [4]
+    assert_same(resumed, fine_tuned(dropping))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("optimizer.pt", {}),
+        ("optimizer.pt", {"state": {}, "param_groups": []}),
+        ("scheduler.pt", []),
+        ("rng_state.pth", 7),
+    ],
+    ids=["no states", "no groups", "no scheduler", "no generator"],
+)
+def test_a_state_that_is_not_this_runs_is_named_and_nothing_is_lost(
+    dropping, stopped_after, runs_folder, name, content
+):
+    """It can be read, and only the optimizer finds that it is not its own."""
+    stopped_after(dropping, 3)
+    (record,) = read_all()
+    checkpoint = checkpoint_folder(record, runs_folder) / "checkpoint-2"
+    rewritten(checkpoint, name, content)
+    with pytest.raises(ConfigurationError, match=f"resume: {checkpoint} cannot be used .* Remove the folder of this"):
+        run(dropping, device="cpu", resume=True)
+    (after,) = read_all()
+    assert (after.id, after.status) == (record.id, Status.FAILED)
 
 
 def test_a_checkpoint_that_cannot_be_written_costs_the_checkpoint_alone(dropping, fine_tuned, monkeypatch):

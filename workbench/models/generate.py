@@ -1,21 +1,17 @@
 """Sample texts of a model."""
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from workbench.errors import ConfigurationError
-from workbench.models.known import family_of
 from workbench.models.load import quiet
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-
-def generate(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", prompt: str, tokens: int) -> str:
+def generate(model: Any, tokenizer: Any, prompt: str, tokens: int) -> str:
     """Continue a prompt, sampled at temperature 0.8 from the 50 likeliest tokens under a fixed seed."""
     import torch
 
     inputs = tokenizer(prompt, return_tensors="pt").to(model.device)
-    prompt_tokens, positions = inputs["input_ids"].shape[1], family_of(model.config).positions(model.config)
+    prompt_tokens, positions = inputs["input_ids"].shape[1], model.config.max_position_embeddings
     if adapter := getattr(model, "active_peft_config", None):
         prompt_tokens += getattr(adapter, "num_virtual_tokens", None) or 0
     if prompt_tokens + tokens > positions:
@@ -26,7 +22,7 @@ def generate(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", pro
     with quiet(), torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(0)
         model.eval()
-        out = cast("Any", model).generate(
+        out = model.generate(
             **inputs, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=True, temperature=0.8, top_k=50,
             pad_token_id=tokenizer.eos_token_id, use_cache=True,
         )  # fmt: skip

@@ -1,57 +1,100 @@
 """A located model, its config and its tokenizer, loaded; and saved so that it can be loaded again."""
 
 import copy
-import tempfile
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from workbench.errors import ConfigurationError
+from workbench.errors import ConfigurationError, explained
 from workbench.models.gpt2 import SIZES, gpt2_tokenizer
 from workbench.models.known import family_of
 from workbench.models.source import ModelSource, base_of, virtual_tokens
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 BUILT = ("dtype", "attn_implementation")  # arguments of loading that a new model is made with just as well
 
 
 def load_config(source: ModelSource) -> "PreTrainedConfig":
-    """The model's config. Raises ConfigurationError if it is not a GPT-2."""
+    """The model's config. Raises ConfigurationError if it is not a GPT-2's, or no model can be made with it."""
     from transformers import AutoConfig, GPT2Config
 
     if source.random and source.location in SIZES:
         return GPT2Config(**SIZES[source.location])
     if source.adapter:
         return load_config(base_of(source))
-    try:
+    cure = "Correct it, or save config.json again with save_pretrained()."
+    with explained(f"model: the config of {source.name!r} cannot be used", cure):
         config: PreTrainedConfig = AutoConfig.from_pretrained(source.location, trust_remote_code=False)
-    except (OSError, ValueError, TypeError) as error:
-        raise ConfigurationError(f"model: the config of {source.name!r} cannot be read: {error}") from None
-    family_of(config, source.name)
+        for name, (low, high) in family_of(config, source.name).ranges.items():
+            if not low <= getattr(config, name) <= high:
+                raise ValueError(f"{name} is {getattr(config, name)}, which is not from {low:,} to {high:,}")
+        _on_meta(config)
     return config
 
 
-def load_tokenizer(source: ModelSource) -> "PreTrainedTokenizerBase":
+def _on_meta(config: "PreTrainedConfig") -> Any:
+    """The model without memory: whatever is wrong with a config, this finds."""
+    import torch
+
+    with torch.device("meta"):
+        return _new(config, {"dtype": "float32"})
+
+
+def check_trainable(source: ModelSource, config: "PreTrainedConfig") -> None:
+    """Load the weights where they take no memory: their names and shapes have to be those of the config or base.
+
+    Raises:
+        ConfigurationError: they are not; transformers and PEFT would fill what is missing at random, and drop the rest.
+            Or the source is an adapter that cannot be merged into weights to go on from.
+    """
+    import torch
+    from peft import PeftModel
+
+    if source.adapter and (tokens := virtual_tokens(source)):
+        raise ConfigurationError(
+            f"model: {source.name!r} is an adapter of {tokens} virtual tokens, which cannot be merged into weights to "
+            f"fine-tune. Start from its base, {base_of(source).name!r}."
+        )
+    of = "base" if source.adapter else "config"
+    cure = f"Copy or save weights and {of} again, together, with save_pretrained()."
+    with quiet(), explained(f"model: the weights of {source.name!r} do not suit its {of}", cure):
+        if source.adapter:
+            check_trainable(base_of(source), config)
+            with torch.device("meta"):
+                model = PeftModel.from_pretrained(_on_meta(config), source.location, low_cpu_mem_usage=True)
+                # again, for its report
+                _compare(model.load_adapter(source.location, "default", low_cpu_mem_usage=True)._asdict())
+        elif not source.random:
+            more = {"device_map": "meta", "output_loading_info": True, "ignore_mismatched_sizes": True}
+            _compare(_from_checkpoint(source, config, more)[1])
+
+
+def _compare(report: dict[str, Any]) -> None:
+    """Raises ValueError if weights are missing, too many, or of other shapes."""
+    unexpected = {name for name in report["unexpected_keys"] if not name.endswith(".attn.masked_bias")}  # in old files
+    found = [f"{name!r} is missing" for name in sorted(report["missing_keys"])]
+    found += [f"{name!r} is too much" for name in sorted(unexpected)]
+    for name, has, wanted in sorted(report.get("mismatched_keys", ())):
+        found.append(f"{name!r} has the shape {[*has]}, not {[*wanted]}")
+    if found:
+        raise ValueError(f"{found[0]}; {len(found)} such")
+
+
+def load_tokenizer(source: ModelSource) -> Any:
     """The model's tokenizer; GPT-2's own, embedded, where a model of its vocabulary brings none."""
     from transformers import AutoTokenizer
 
-    if source.random and source.location in SIZES:
+    folder = Path(source.location)
+    own = any((folder / name).exists() for name in ("tokenizer.json", "vocab.json"))
+    if (source.random and source.location in SIZES) or (folder.is_dir() and not own):
         return gpt2_tokenizer()
-    if Path(source.location).is_dir() and not (Path(source.location) / "tokenizer.json").exists():
-        return gpt2_tokenizer()
-    try:
+    cure = "Save it again with save_pretrained(), or delete tokenizer.json to use GPT-2's own."
+    with explained(f"model: the tokenizer of {source.name!r} cannot be read", cure):
         return AutoTokenizer.from_pretrained(source.location, trust_remote_code=False)
-    except Exception as error:  # tokenizers raises plain ones
-        raise ConfigurationError(
-            f"model: the tokenizer of {source.name!r} cannot be read: {str(error).splitlines()[0]}. Save it again with "
-            "save_pretrained(), or delete tokenizer.json to use GPT-2's own."
-        ) from None
 
 
 @contextmanager
@@ -60,22 +103,16 @@ def quiet() -> Iterator[None]:
     import datasets
     from transformers.utils import logging as transformers_logging
 
-    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    data_bars = datasets.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    datasets.disable_progress_bars()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
-            warnings.simplefilter("ignore", UserWarning)
-            yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if bars:  # not where this stands inside another one of its kind
-            transformers_logging.enable_progress_bar()
-        if data_bars:
-            datasets.enable_progress_bars()
+    with ExitStack() as back, warnings.catch_warnings():
+        back.callback(transformers_logging.set_verbosity, transformers_logging.get_verbosity())
+        transformers_logging.set_verbosity_error()
+        for library, bars in ((transformers_logging, "progress_bar"), (datasets, "progress_bars")):
+            if library.is_progress_bar_enabled():  # not where this stands inside another one of its kind
+                back.callback(getattr(library, f"enable_{bars}"))
+                getattr(library, f"disable_{bars}")()
+        warnings.simplefilter("ignore", FutureWarning)
+        warnings.simplefilter("ignore", UserWarning)
+        yield
 
 
 def load_model(source: ModelSource, config: "PreTrainedConfig", **arguments: Any) -> "PreTrainedModel":
@@ -89,11 +126,12 @@ def load_model(source: ModelSource, config: "PreTrainedConfig", **arguments: Any
     built = {name: value for name, value in arguments.items() if name in BUILT}
     with quiet():
         if not (source.random or source.adapter):
-            model = _from_checkpoint(source, config, arguments)
+            model: PreTrainedModel = _from_checkpoint(source, config, arguments)
         else:
             model = _new(config, built) if source.random else _with_adapter(source, config, built)
             if arguments.keys() > built.keys():
-                model = _loaded_again(model, source, config, arguments)
+                # through `from_pretrained`, for arguments that act on loading, as quantization does
+                model = type(model).from_pretrained(None, config=config, state_dict=model.state_dict(), **arguments)
     # GPT-2's class sets none: the Trainer would then count T predictions in a sequence of T tokens, not T - 1, and
     # divide the loss by too much (transformers 5.23, `Trainer._get_num_items_in_batch`)
     model.loss_type = "ForCausalLM"
@@ -108,36 +146,14 @@ def settled(config: "PreTrainedConfig", arguments: dict[str, Any]) -> tuple["Pre
     return config, {name: value for name, value in arguments.items() if name not in settings}
 
 
-def _loaded_again(
-    model: "PreTrainedModel", source: ModelSource, config: "PreTrainedConfig", arguments: dict[str, Any]
-) -> "PreTrainedModel":
-    """The same weights through `from_pretrained`, for arguments that act on loading, as quantization does."""
-    with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
-        return _from_checkpoint(replace(source, location=folder), config, arguments)
-
-
-def _from_checkpoint(source: ModelSource, config: "PreTrainedConfig", arguments: dict[str, Any]) -> "PreTrainedModel":
-    """The saved weights, all of them: transformers would fill a missing layer with random ones."""
+def _from_checkpoint(source: ModelSource, config: "PreTrainedConfig", arguments: dict[str, Any]) -> Any:
     from transformers import AutoModelForCausalLM
 
-    load = cast("Any", AutoModelForCausalLM.from_pretrained)  # its annotation forgets the second result
-    model: PreTrainedModel
-    arguments = {**arguments, "config": config, "use_safetensors": True, "output_loading_info": True}
-    try:
-        model, report = load(source.location, trust_remote_code=False, **arguments)
-    except OSError as error:
-        raise ConfigurationError(f"model: the weights of {source.name!r} cannot be had: {error}") from None
-    missing = sorted(set(report["missing_keys"]) - set(family_of(config).tied_weights))
-    if missing:
-        raise ConfigurationError(
-            f"model: the checkpoint of {source.name!r} has no weights for {missing[0]!r} ({len(missing)} are missing). "
-            "Save it again, whole, with save_pretrained()."
-        )
-    return model
+    arguments = {"dtype": "float32", **arguments, "config": config, "use_safetensors": True}
+    return AutoModelForCausalLM.from_pretrained(source.location, trust_remote_code=False, **arguments)
 
 
-def _new(config: "PreTrainedConfig", arguments: dict[str, Any]) -> "PreTrainedModel":
+def _new(config: "PreTrainedConfig", arguments: dict[str, Any]) -> Any:
     """New weights under a fixed seed, so that `random:gpt2` is one definite model, cast to `dtype` afterwards."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -145,20 +161,18 @@ def _new(config: "PreTrainedConfig", arguments: dict[str, Any]) -> "PreTrainedMo
     with torch.random.fork_rng():
         torch.manual_seed(0)
         made = cast("Any", AutoModelForCausalLM).from_config(config, **{**arguments, "dtype": "float32"})
-        model: PreTrainedModel = made.to(getattr(torch, arguments["dtype"]))
-    return model
+        return made.to(getattr(torch, arguments["dtype"]))
 
 
-def _with_adapter(source: ModelSource, config: "PreTrainedConfig", arguments: dict[str, Any]) -> "PreTrainedModel":
+def _with_adapter(source: ModelSource, config: "PreTrainedConfig", arguments: dict[str, Any]) -> Any:
     """The base model with the adapter merged into its weights, or with its virtual tokens before every text."""
     from peft import PeftModel
 
     base = load_model(base_of(source), config, **arguments)
     adapted = PeftModel.from_pretrained(base, source.location)
     if virtual_tokens(source):
-        return adapted  # type: ignore[no-any-return]
-    merged: PreTrainedModel = adapted.merge_and_unload()
-    return merged.requires_grad_(True)  # PEFT froze the base; the merged model may be trained again
+        return adapted
+    return adapted.merge_and_unload().requires_grad_(True)  # PEFT froze the base; the merged model may be trained again
 
 
 def count_parameters(model: "PreTrainedModel") -> tuple[int, int]:
@@ -167,7 +181,7 @@ def count_parameters(model: "PreTrainedModel") -> tuple[int, int]:
     return sum(count for count, _ in numbers), sum(count for count, trainable in numbers if trainable)
 
 
-def _shape(parameter: "torch.nn.Parameter") -> "torch.Size":
+def _shape(parameter: Any) -> Any:
     state = getattr(parameter, "quant_state", None)
     return parameter.shape if state is None else state.shape
 

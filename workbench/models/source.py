@@ -1,25 +1,23 @@
 """What a model name means: embedded, a folder, the hub, or new weights from a config. Nothing is loaded here."""
 
+import json
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from workbench.errors import ConfigurationError
+from workbench.errors import ConfigurationError, explained
 from workbench.measure.emulated import EMULATED
 from workbench.models.gpt2 import SIZES
 from workbench.models.hub import require
-from workbench.models.known import family_of
 from workbench.paths import MODELS
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 EMBEDDED = "gpt2-tiny"
 
 RANDOM = "random:"
+INDEX = "model.safetensors.index.json"
+READ = (".json", ".jinja", ".safetensors", ".txt")  # the kinds of files that transformers and PEFT look for
 
 
 @dataclass(frozen=True)
@@ -51,51 +49,76 @@ def locate(name: str) -> ModelSource:
         ConfigurationError: a name of no known form, or a folder without a model.
         UnavailableError: a hub model that is not in the cache, while the hub cannot be reached.
     """
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
     random, plain = name.startswith(RANDOM), name.removeprefix(RANDOM)
     if plain == EMBEDDED:
         return ModelSource(name, str(MODELS / EMBEDDED), random)
     if random and plain in SIZES:
         return ModelSource(name, plain, random)
     if plain and os.path.isdir(folder := os.path.expanduser(plain)):  # any text at all may be asked
+        _say_which(plain)
         return _folder(name, Path(folder), random)
-    if not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", plain):
-        raise ConfigurationError(
-            f"model: {name!r} is neither an existing folder nor a hub id. "
-            f"Known without a download: {EMBEDDED}, {', '.join(RANDOM + size for size in SIZES)}."
-        )
+    cure = f"Known without a download: {EMBEDDED}, {', '.join(RANDOM + size for size in SIZES)}."
+    with explained(f"model: {name!r:.90} is neither an existing folder nor a hub id", cure):
+        validate_repo_id(plain)
     require(plain, alternatives=f"{EMBEDDED} (embedded) or {RANDOM}gpt2 (no download)")
     return ModelSource(name, plain, random)
 
 
 def _folder(name: str, folder: Path, random: bool) -> ModelSource:
-    adapter = (folder / "adapter_config.json").exists()
-    if not adapter and not (folder / "config.json").exists():
+    names = _readable(folder)
+    adapter = "adapter_config.json" in names
+    if not adapter and "config.json" not in names:
         raise ConfigurationError(f"model: the folder {name!r} has no config.json. Give the folder of a saved GPT-2.")
-    if not adapter and not random and not list(folder.glob("*.safetensors")):
+    if not adapter and not random and not any(each.endswith(".safetensors") for each in names):
         raise ConfigurationError(
             f"model: the folder {name!r} has no *.safetensors weights. Save them with save_pretrained(), "
             f"or train from new weights with {RANDOM}{name}."
         )
-    if adapter and not (folder / "adapter_model.safetensors").exists():
+    if adapter and "adapter_model.safetensors" not in names:
         raise ConfigurationError(
-            f"model: the adapter {name!r} has no adapter_model.safetensors; pickled weights are not read. Save it "
-            "again with save_pretrained()."
+            f"model: the adapter {name!r} has no adapter_model.safetensors; pickled ones are not read. Save it again."
         )
     if not random:
-        _refuse_damaged(folder)
+        _refuse_damaged(folder, names)
     return ModelSource(name, str(folder.resolve()), random, adapter)
 
 
-def _refuse_damaged(folder: Path) -> None:
-    """Open each file of weights: its header says how long the file has to be."""
-    from safetensors import SafetensorError, safe_open
+def _say_which(name: str) -> None:
+    """A folder whose name may be the hub's too is taken, as `from_pretrained` does, but not for one of GPT-2's sizes:
+    what is known and recorded of those is the hub's."""
+    if name in SIZES:
+        raise ConfigurationError(
+            f"model: {name!r} is GPT-2 on the hub, and a folder here. Write ./{name} for the folder, or "
+            f"openai-community/{name} for the hub's."
+        )
+    if name[0] not in "./~\\" and name.count("/") < 2:
+        print(f"model: {name} is the folder of that name here, not the hub's; ./{name} says so")
 
-    for path in folder.glob("*.safetensors"):
-        try:
-            with safe_open(path, framework="numpy"):
-                pass
-        except SafetensorError as error:
-            raise ConfigurationError(f"model: {path} is damaged or cut off ({error}). Copy or save it again.") from None
+
+def _readable(folder: Path) -> set[str]:
+    """The names of the files that loading looks for. A pipe among them would never end."""
+    cure = "Put the files themselves there, and give yourself the right to read them."
+    with explained(f"model: the folder {folder} cannot be used", cure):
+        found = [path for path in folder.iterdir() if path.suffix in READ]
+        if wrong := [path.name for path in found if not (path.is_file() and os.access(path, os.R_OK))]:
+            raise ValueError(f"{min(wrong)} is not a file that can be read")
+        return {path.name for path in found}
+
+
+def _refuse_damaged(folder: Path, names: set[str]) -> None:
+    """Open each file of weights: its header says how long the file has to be. An index may name its neighbours only."""
+    from safetensors import safe_open
+
+    cure = "Copy or save it again."
+    for path in (folder / name for name in sorted(names) if name.endswith(".safetensors")):
+        with explained(f"model: {path} is damaged or cut off", cure), safe_open(path, framework="numpy"):
+            pass
+    if INDEX in names and "model.safetensors" not in names:
+        with explained(f"model: {folder / INDEX} does not fit its folder", cure):
+            if elsewhere := {*json.loads((folder / INDEX).read_text("utf-8"))["weight_map"].values()} - names:
+                raise ValueError(f"{min(elsewhere)!r} is not a file there")
 
 
 def locate_config(name: str) -> ModelSource:
@@ -104,7 +127,7 @@ def locate_config(name: str) -> ModelSource:
     plain = name.removeprefix(RANDOM)
     if plain in SIZES:
         return ModelSource(name, plain, random=True)
-    if plain and (Path(plain).expanduser() / "adapter_config.json").exists():
+    if plain and os.path.exists(os.path.join(os.path.expanduser(plain), "adapter_config.json")):
         return locate_config(str(base_of(locate(plain)).name))
     return replace(locate(RANDOM + plain), name=name)
 
@@ -112,12 +135,8 @@ def locate_config(name: str) -> ModelSource:
 def _adapter_config(source: ModelSource) -> Any:
     from peft import PeftConfig
 
-    try:
+    with explained(f"model: the adapter_config.json of {source.name!r} cannot be read", "Save the adapter again."):
         return PeftConfig.from_pretrained(source.location)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ConfigurationError(
-            f"model: the adapter_config.json of {source.name!r} cannot be read ({error}). Save the adapter again."
-        ) from None
 
 
 def base_of(source: ModelSource) -> ModelSource:
@@ -131,16 +150,13 @@ def virtual_tokens(source: ModelSource) -> int:
     return getattr(_adapter_config(source), "num_virtual_tokens", None) or 0
 
 
-def check_length(
-    source: ModelSource, config: "PreTrainedConfig", sequence_length: int, taken: Mapping[str, int] | None = None
-) -> None:
+def check_length(source: ModelSource, config: Any, sequence_length: int, taken: Mapping[str, int]) -> None:
     """Raises ConfigurationError if the model has fewer positions than the sequences have tokens.
 
     Args:
         taken: positions that others need before each sequence, by their names.
     """
-    taken = taken or {}
-    positions = family_of(config, source.name).positions(config)
+    positions = config.max_position_embeddings
     room = positions - sum(taken.values())
     if sequence_length > room:
         others = "".join(f" with the {count} positions that {name} takes" for name, count in taken.items())
@@ -151,27 +167,19 @@ def check_length(
         )
 
 
-def check_trainable(source: ModelSource) -> None:
-    """Raises ConfigurationError for an adapter that cannot be merged into weights to go on from."""
-    if source.adapter and (tokens := virtual_tokens(source)):
-        raise ConfigurationError(
-            f"model: {source.name!r} is an adapter of {tokens} virtual tokens, which cannot be merged into weights to "
-            f"fine-tune. Start from its base, {base_of(source).name!r}."
-        )
-
-
-def check_vocabulary(source: ModelSource, config: "PreTrainedConfig", tokenizer: "PreTrainedTokenizerBase") -> None:
+def check_vocabulary(source: ModelSource, config: Any, tokenizer: Any) -> None:
     """Raises ConfigurationError if the tokenizer can produce ids that the model has no embedding for."""
-    if len(tokenizer) > config.vocab_size:
+    largest = max(tokenizer.get_vocab().values(), default=0)
+    if largest >= config.vocab_size:
         raise ConfigurationError(
-            f"model: {source.name} has embeddings for {config.vocab_size} tokens, but its tokenizer knows "
-            f"{len(tokenizer)}. Save the tokenizer that belongs to the model into its folder."
+            f"model: {source.name} has embeddings for {config.vocab_size} tokens, but its tokenizer's ids go up to "
+            f"{largest}. Save the tokenizer that belongs to the model into its folder."
         )
 
 
-def check_sample(source: ModelSource, config: "PreTrainedConfig", prompt_tokens: int, new_tokens: int) -> None:
+def check_sample(source: ModelSource, config: Any, prompt_tokens: int, new_tokens: int) -> None:
     """Raises ConfigurationError if a prompt and its continuation are longer than the model's positions."""
-    positions = family_of(config, source.name).positions(config)
+    positions = config.max_position_embeddings
     if new_tokens < 0 or prompt_tokens + new_tokens > positions:
         raise ConfigurationError(
             f"sample_tokens must be between 0 and {max(positions - prompt_tokens, 0)}, got {new_tokens}: "

@@ -4,11 +4,21 @@ import hashlib
 import json
 import os
 import shutil
+import sys
+from contextlib import AbstractContextManager
+from operator import index
 from pathlib import Path
 from typing import Any
 
+from workbench.errors import ConfigurationError, explained
+from workbench.records import names
+
 MANIFEST = "complete.json"  # the last file to be written: name, size and hash of the others, and the run's counters
 CHECKPOINTS_KEPT = 2
+COUNTERS = ("tokens_seen", "padding_tokens")
+NEEDED = {"optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"}  # beside the weights
+MANIFEST_CHARACTERS = 1_000_000  # of which far fewer are needed
+_told: set[str] = set()
 
 
 def commit(aside: Path, final: Path, counters: dict[str, int]) -> None:
@@ -31,30 +41,75 @@ def commit(aside: Path, final: Path, counters: dict[str, int]) -> None:
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint whose every file is what its manifest says; damaged ones are passed over."""
-    return next((path for path in _by_step(folder) if _whole(path)), None)
+    """The newest checkpoint that is whole and can be read; of the others, each is named once on standard error."""
+    for checkpoint in _by_step(folder):
+        try:
+            _check(checkpoint)
+            return checkpoint
+        except ConfigurationError as error:
+            if str(error) not in _told:
+                print(f"warning: {error} It is passed over.", file=sys.stderr)
+            _told.add(str(error))
+    return None
+
+
+def unusable(what: object, *others: type[Exception]) -> AbstractContextManager[None]:
+    """Whatever goes wrong with a checkpoint, or a file of it, becomes a ConfigurationError that names it."""
+    cure = "Remove the folder of this checkpoint; the one before it will do."
+    return explained(f"resume: {what} cannot be used", cure, *others)
 
 
 def counters(checkpoint: Path) -> dict[str, int]:
     """What `commit` was given."""
-    return dict(_manifest(checkpoint)["counters"])
+    found = _manifest(checkpoint)["counters"]
+    return {name: index(found[name]) for name in COUNTERS}
 
 
 def _by_step(folder: Path) -> list[Path]:
-    found = [path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdigit()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("checkpoint-")), reverse=True)
+    found = [path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdecimal()]
+    return sorted(found, key=_step, reverse=True)
 
 
-def _whole(checkpoint: Path) -> bool:
-    try:
-        files = _manifest(checkpoint)["files"]
-        return all(_described(checkpoint / name) == described for name, described in files.items())
-    except (OSError, ValueError, KeyError):
-        return False
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("checkpoint-"))
+
+
+def _check(checkpoint: Path) -> None:
+    """Raises ConfigurationError unless every file is the folder's own, what the manifest says, and of use."""
+    with unusable(f"{MANIFEST} in {checkpoint}"):
+        files = dict(_manifest(checkpoint)["files"])
+        weights = next((name for name in files if name.endswith(".safetensors")), "model.safetensors")
+        counters(checkpoint)
+    for name in sorted({weights, *NEEDED, *files}):
+        with unusable(f"{name!r:.90} in {checkpoint}"):
+            path = checkpoint / name
+            own = names.valid(name) and path.is_file() and not path.is_symlink()
+            if not own or path.stat().st_size != files[name]["bytes"] or _described(path) != files[name]:
+                raise ValueError("it is missing, or not as it was written")
+            _read(path)
+
+
+def _read(path: Path) -> None:
+    """Raises what comes, if the Trainer could not read it. No code in it is run."""
+    import torch
+    from transformers.trainer_callback import TrainerState
+    from transformers.trainer_pt_utils import safe_globals
+
+    if path.suffix in (".pt", ".pth"):
+        with safe_globals():
+            torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    if path.name == "trainer_state.json":
+        state = TrainerState.load_from_json(str(path))
+        if state.global_step != _step(path.parent):
+            raise ValueError(f"it is of step {state.global_step}")
+        sum(number for entry in state.log_history for number in entry.values())  # or they are no numbers
 
 
 def _manifest(checkpoint: Path) -> Any:
-    return json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
+    if not (path := checkpoint / MANIFEST).is_file():
+        raise ValueError("there is no such file")
+    with path.open(encoding="utf-8") as file:
+        return json.loads(file.read(MANIFEST_CHARACTERS))
 
 
 def _described(path: Path) -> dict[str, Any]:

@@ -10,16 +10,8 @@ from workbench.errors import ConfigurationError
 from workbench.measure.allocators import total_bytes
 from workbench.measure.categories import format_bytes, parse_bytes
 from workbench.models.gpt2 import learning_rate
-from workbench.models.load import load_config, load_tokenizer, quiet
-from workbench.models.source import (
-    ModelSource,
-    check_length,
-    check_sample,
-    check_trainable,
-    check_vocabulary,
-    locate,
-    resolve_auto,
-)
+from workbench.models.load import check_trainable, load_config, load_tokenizer, quiet
+from workbench.models.source import ModelSource, check_length, check_sample, check_vocabulary, locate, resolve_auto
 from workbench.recipe import Recipe
 from workbench.techniques import REGISTRY, Capability
 from workbench.texts import corpus
@@ -73,7 +65,9 @@ def prepare(recipe: Recipe, device: torch.device, sample_tokens: int = 0) -> Job
     with quiet():
         config, tokenizer = load_config(source), load_tokenizer(source)
     taken = {t.name: t.positions for t in recipe.techniques if t.positions}
-    check_trainable(source)
+    check_trainable(source, config)
+    for technique in recipe.techniques:
+        technique.check_config(config)
     check_length(source, config, recipe.sequence_length, taken)
     check_vocabulary(source, config, tokenizer)
     prompt = tokenizer(corpus.prompt(text))["input_ids"] if sample_tokens else []

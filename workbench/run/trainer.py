@@ -94,6 +94,18 @@ class SeamTrainer(Trainer):
             self.tokens_seen, self.padding_tokens = seen["tokens_seen"], seen["padding_tokens"]
         self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
+    def _load_from_checkpoint(self, resume_from_checkpoint: Any, model: Any = None) -> None:
+        with checkpoints.unusable(resume_from_checkpoint, torch.OutOfMemoryError):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:
+        with checkpoints.unusable(checkpoint, torch.OutOfMemoryError):
+            super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_rng_state(self, checkpoint: Any) -> None:
+        with checkpoints.unusable(checkpoint):
+            super()._load_rng_state(checkpoint)
+
     def _get_output_dir(self, trial: Any) -> str:
         return str(self._aside or super()._get_output_dir(trial))
 

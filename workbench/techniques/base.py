@@ -9,15 +9,12 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields
 from enum import IntEnum, StrEnum, auto
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from workbench.measure.categories import Category
 from workbench.models.family import ModelFamily
 from workbench.models.known import family_of
-from workbench.settings import check_settings, named
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from workbench.settings import check_settings, named, setting
 
 Arguments = dict[str, Any]
 
@@ -134,6 +131,9 @@ class Technique:
         """Why this machine cannot run the technique, and the cure; None if it can. Asked by `run` before loading."""
         return None
 
+    def check_config(self, config: Any) -> None:
+        """Raises ConfigurationError if a model of this config does not suit. Asked by `run` before loading."""
+
     # ---- the seams, in the order in which they are applied ----
 
     def run_context(self) -> AbstractContextManager[Any]:
@@ -182,7 +182,7 @@ class Technique:
         """Of (model), loaded: the model, wrapped or changed in place, or None."""
         return None
 
-    def check_model(self, model: "PreTrainedModel") -> None:
+    def check_model(self, model: Any) -> None:
         """Raises ConfigurationError if the model that all techniques have changed does not suit."""
 
     def trainer(self) -> Call | None:
@@ -193,6 +193,7 @@ class Technique:
 
     def applied_to(self, model: Any) -> Any:
         """The model with this technique's work done on it, as a run does it."""
+        self.check_config(model.config)
         call = self.model(family_of(model.config))
         return model if call is None else call(model)
 
@@ -251,3 +252,14 @@ class Adapter(Technique):
         """What is so small needs larger steps: the best of 10, 30, 100 and 300 on the embedded model for all of them
         but the low-rank ones."""
         return 100.0
+
+
+@dataclass(frozen=True)
+class VirtualTokens(Adapter):
+    """Base of the adapters that are put before the text."""
+
+    virtual_tokens: int = setting(20, "learned positions before the text", unit="tokens", minimum=1)
+
+    @property
+    def positions(self) -> int:
+        return self.virtual_tokens

@@ -1,25 +1,20 @@
 """(IA)³: freeze the model, learn one factor for each of some inner activations."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from workbench.models.family import ModelFamily
 from workbench.settings import setting
 from workbench.techniques.base import Adapter, Call
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
-
-def add_factors(model: "PreTrainedModel", outputs: list[str], inputs: list[str], transposed: bool) -> Any:
+def add_factors(model: Any, outputs: list[str], inputs: list[str], transposed: bool) -> Any:
     """The model, frozen, with a trained factor for each output of some matrices and each input of others."""
     from peft import IA3Config, get_peft_model
 
+    # of the feedforward modules the input is scaled, not the output; GPT-2's `Conv1D` is stored (in, out)
     adapter = IA3Config(
-        task_type="CAUSAL_LM",
-        target_modules=[*outputs, *inputs],
-        feedforward_modules=inputs,  # of these the input is scaled, not the output
-        fan_in_fan_out=transposed,  # stored (in, out), as GPT-2's `Conv1D` does
+        task_type="CAUSAL_LM", target_modules=[*outputs, *inputs], feedforward_modules=inputs, fan_in_fan_out=transposed
     )
     return get_peft_model(model, adapter)
 

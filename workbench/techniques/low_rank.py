@@ -1,20 +1,18 @@
 """What LoRA and its relatives share: the settings of a low-rank update, and how PEFT is asked for it."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from workbench.errors import ConfigurationError
 from workbench.models.family import ModelFamily
 from workbench.models.gpt2 import GPT2
+from workbench.models.known import family_of
 from workbench.settings import setting
 from workbench.techniques.base import Adapter, Call
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 
 def add_low_rank(
-    model: "PreTrainedModel", rank: int, alpha: float, dropout: float, targets: list[str], transposed: bool, **more: Any
+    model: Any, rank: int, alpha: float, dropout: float, targets: list[str], transposed: bool, **more: Any
 ) -> Any:
     """The model, frozen, with trained A (C, rank) and B (rank, D) beside its matrices.
 
@@ -44,8 +42,7 @@ class LowRank(Adapter):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        wrong = [target for target in self.targets.split("+") if target not in GPT2.matrices]
-        if wrong:
+        if wrong := [target for target in self.targets.split("+") if target not in GPT2.matrices]:
             raise ConfigurationError(
                 f"{self.name}: GPT-2 has no matrix {wrong[0]!r}. Choose from {', '.join(GPT2.matrices)}, joined by +."
             )
@@ -54,15 +51,18 @@ class LowRank(Adapter):
     def learning_rate_factor(self) -> float:
         return 10.0
 
+    def check_config(self, config: Any) -> None:
+        width = family_of(config).shortest_side(config, self.targets.split("+"))
+        if self.rank > width:
+            raise ConfigurationError(
+                f"{self.name}: rank {self.rank} is more than the width of the smallest matrix that it adapts, {width}. "
+                f"Use at most that; 8 is usual."
+            )
+
     def update(self, family: ModelFamily) -> dict[str, Any]:
         """The settings of `add_low_rank`."""
-        return {
-            "rank": self.rank,
-            "alpha": self.alpha,
-            "dropout": self.dropout,
-            "targets": self.targets.split("+"),
-            "transposed": family.matrices_are_transposed,
-        }
+        numbers = {"rank": self.rank, "alpha": self.alpha, "dropout": self.dropout}
+        return {**numbers, "targets": self.targets.split("+"), "transposed": family.matrices_are_transposed}
 
     def model(self, family: ModelFamily) -> Call:
         return Call(add_low_rank, self.update(family))

@@ -1,17 +1,13 @@
 """Prefix tuning: freeze the model, learn keys and values that every layer attends to before the text."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from workbench.models.family import ModelFamily
-from workbench.settings import setting
-from workbench.techniques.base import Adapter, Call, Capability
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from workbench.techniques.base import Call, Capability, VirtualTokens
 
 
-def add_prefix(model: "PreTrainedModel", virtual_tokens: int) -> Any:
+def add_prefix(model: Any, virtual_tokens: int) -> Any:
     """The model, frozen, with trained keys and values of so many positions before the text in every layer."""
     from peft import PrefixTuningConfig, get_peft_model
 
@@ -19,7 +15,7 @@ def add_prefix(model: "PreTrainedModel", virtual_tokens: int) -> Any:
 
 
 @dataclass(frozen=True)
-class PrefixTuning(Adapter):
+class PrefixTuning(VirtualTokens):
     """In each of L layers, `virtual_tokens` learned keys and values (C each) stand before those of the text.
 
     Li and Liang, "Prefix-Tuning: Optimizing Continuous Prompts for Generation", arXiv 2101.00190. The keys and values
@@ -31,8 +27,6 @@ class PrefixTuning(Adapter):
     5e-3; PEFT's example of prefix tuning uses 1e-2.
     """
 
-    virtual_tokens: int = setting(20, "learned positions before the text", unit="tokens", minimum=1)
-
     name: ClassVar[str] = "prefix_tuning"
     title: ClassVar[str] = "Prefix tuning"
     family: ClassVar[str] = ""  # a lesson of its own
@@ -40,10 +34,6 @@ class PrefixTuning(Adapter):
     brings: ClassVar[frozenset[Capability]] = frozenset(
         {Capability.ADAPTER, Capability.KEY_VALUE_CACHE, Capability.VIRTUAL_TOKENS}
     )
-
-    @property
-    def positions(self) -> int:
-        return self.virtual_tokens
 
     def model(self, family: ModelFamily) -> Call:
         return Call(add_prefix, {"virtual_tokens": self.virtual_tokens})

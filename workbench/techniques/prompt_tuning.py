@@ -2,17 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from workbench.models.family import ModelFamily
-from workbench.settings import setting
-from workbench.techniques.base import Adapter, Call, Capability
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from workbench.techniques.base import Call, Capability, VirtualTokens
 
 
-def add_prompt(model: "PreTrainedModel", virtual_tokens: int) -> Any:
+def add_prompt(model: Any, virtual_tokens: int) -> Any:
     """The model, frozen, with so many trained embeddings before the text, drawn from the vocabulary at first."""
     from peft import PromptTuningConfig, get_peft_model
 
@@ -34,7 +30,7 @@ def without_first_label(collator: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @dataclass(frozen=True)
-class PromptTuning(Adapter):
+class PromptTuning(VirtualTokens):
     """The text, embedded as (B, T, C), gets `virtual_tokens` learned rows in front: (B, virtual_tokens + T, C).
 
     Lester et al., "The Power of Scale for Parameter-Efficient Prompt Tuning", arXiv 2104.08691. The rows start as the
@@ -45,16 +41,10 @@ class PromptTuning(Adapter):
     300 on the embedded model, after 30 steps on Shakespeare.
     """
 
-    virtual_tokens: int = setting(20, "learned tokens before the text", unit="tokens", minimum=1)
-
     name: ClassVar[str] = "prompt_tuning"
     title: ClassVar[str] = "Prompt tuning"
     costs: ClassVar[str] = "capacity, more than any other; longer sequences"
     brings: ClassVar[frozenset[Capability]] = frozenset({Capability.ADAPTER, Capability.VIRTUAL_TOKENS})
-
-    @property
-    def positions(self) -> int:
-        return self.virtual_tokens
 
     def collator(self) -> Call:
         return Call(without_first_label)

@@ -2,16 +2,13 @@
 
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from workbench.measure.categories import Category
 from workbench.models.family import ModelFamily
 from workbench.settings import setting
 from workbench.techniques.base import Arguments, Call, Capability, lacks_bf16
 from workbench.techniques.low_rank import LowRank, add_low_rank
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -47,21 +44,19 @@ class Qlora(LowRank):
         from transformers import BitsAndBytesConfig
 
         quantization = {
-            "load_in_4bit": True,
-            "bnb_4bit_quant_type": self.format,
+            "load_in_4bit": True, "bnb_4bit_quant_type": self.format, "bnb_4bit_compute_dtype": self.compute,
             "bnb_4bit_use_double_quant": self.double_quantization,
-            "bnb_4bit_compute_dtype": self.compute,
-        }
+        }  # fmt: skip
         return {"quantization_config": Call(BitsAndBytesConfig, quantization), "device_map": {"": "cpu"}}
 
     def model(self, family: ModelFamily) -> Call:
         return Call(add_low_rank_to_four_bits, self.update(family))
 
 
-def add_low_rank_to_four_bits(model: "PreTrainedModel", **update: Any) -> Any:
+def add_low_rank_to_four_bits(model: Any, **update: Any) -> Any:
     """A and B beside the matrices of a model that was loaded in 4 bits."""
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             # else an evaluation repacks the weights for a kernel without a backward pass (bitsandbytes 0.50)
-            module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]  # an attribute, no parameter
+            module.support_avx512bf16_for_cpu = False
     return add_low_rank(model, **update)
