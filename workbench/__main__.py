@@ -15,6 +15,7 @@ from typing import Any
 from workbench.errors import DISTRIBUTION, ConfigurationError, WorkbenchError, needed_extra
 from workbench.measure.categories import parse_bytes
 from workbench.models.source import locate, locate_config
+from workbench.paths import check_writable, runs_folder
 from workbench.recipe import Recipe, recipe_options
 from workbench.run.world import refuse_several_ranks
 from workbench.techniques import REGISTRY
@@ -247,6 +248,8 @@ def _recipe(args: argparse.Namespace, *, config_only: bool = False) -> Recipe:
 
 def run_recipe(args: argparse.Namespace) -> int:
     refuse_several_ranks()
+    if not args.reuse:
+        check_writable(runs_folder())
     recipe = _recipe(args)
     memory_cap = parse_bytes(args.memory_cap, "memory_cap") if args.memory_cap is not None else None
     from workbench.records.record import Status
@@ -445,6 +448,7 @@ def emulate_program(args: argparse.Namespace) -> int:
 
 
 def show_pairs(args: argparse.Namespace) -> None:
+    refuse_several_ranks()
     from workbench.advise.pairs import matrix, pairs, refusals
 
     with redirect_stdout(sys.stderr):
