@@ -175,8 +175,6 @@ def execute(job: Job, record: Record, options: Options) -> tuple[Record, BaseExc
                 contexts.enter_context(technique.run_context())
             contexts.enter_context(capped(job.device, record.memory_cap_bytes))
             return execution.complete(), None
-    except (KeyboardInterrupt, SystemExit) as error:
-        failure, facts = error, {"status": Status.INTERRUPTED, "error": "interrupted by the user"}
     except Exception as error:
         failure, words = error, f"{type(error).__name__}: {error}"
         if isinstance(error, OSError) and error.errno in FULL:
@@ -185,6 +183,8 @@ def execute(job: Job, record: Record, options: Options) -> tuple[Record, BaseExc
         facts = {"status": Status.FAILED, "error": words}
         if isinstance(error, torch.OutOfMemoryError) or any(known in words for known in OOM_WORDS):
             facts = {"status": Status.OOM, "error": words.splitlines()[0], **execution.refusal(words)}
+    except BaseException as error:  # Ctrl-C, sys.exit, a generator that is closed
+        failure, facts = error, {"status": Status.INTERRUPTED, "error": "interrupted by the user"}
     record = replace(execution.so_far(), **facts)
     execution.trainer = execution.meter = None  # IPython keeps the traceback of a failed cell, whose frames keep these
     clear_frames(failure)
