@@ -121,10 +121,11 @@ def _around_kernel(device: Any) -> Iterator[None]:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             with suppress(ValueError):  # only the main thread may
                 signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-            # Jupyter writes the ports and the key of the kernel into its runtime folder
+            tempfile.tempdir = folder  # where Jupyter writes the ports and the key of the kernel
             os.environ.update(TMPDIR=folder, JUPYTER_RUNTIME_DIR=folder, **(environment(card) if card else {}))
             yield
     finally:
+        tempfile.tempdir = None  # asked for anew
         os.environ.clear()
         os.environ.update(before)
         with suppress(ValueError):

@@ -14,6 +14,7 @@ import papermill
 
 from workbench.errors import ConfigurationError
 from workbench.gpus.catalogue import gpu
+from workbench.measure.categories import parse_bytes
 from workbench.models.source import locate, locate_config
 from workbench.paths import check_writable, runs_folder
 from workbench.recipe import Recipe
@@ -24,6 +25,7 @@ TYPES: dict[str, tuple[Any, str]] = {
     "int": (int, "an integer"), "float": (int | float, "a number"), "bool": (bool, "true or false"),
     "str": (str, "a text"),
 }  # fmt: skip
+MAY_BE_ZERO = ("sample_tokens", "num_workers", "seed")  # of the counts; no lesson has a negative one
 # how the tokens of Hugging Face, OpenAI, GitHub, GitLab, Slack, AWS, Google, PyPI and npm begin; JSON Web Tokens
 TOKENS = re.compile(
     r"(hf_|sk-|gh[opsur]_|github_pat_|glpat-|xox[abprs]-|AKIA|ASIA|AIza|pypi-|npm_)[\w-]{8,}|eyJ[\w-]+\.[\w-]+\.[\w-]*"
@@ -77,6 +79,8 @@ def _refuse_values(path: Path, known: Mapping[str, str], given: Mapping[str, Any
         made(**{name: values[name] for name in values.keys() & made.__dataclass_fields__})  # type: ignore[union-attr]
     found: dict[str, Callable[[str], Any]] = {"corpus": load_corpus, "large_model": locate_config, "gpu": gpu}
     found["model"] = locate if "steps" in known else locate_config
+    found["budget"] = lambda text: parse_bytes(text, "budget")
+    found["kinds"] = lambda kinds: [technique("optimizer", kind=kind) for kind in kinds.split("+")]
     found["among"] = lambda names: [technique(name) for name in names.split()]
     for name in values.keys() & found.keys():
         if values[name] not in ("auto", "cpu"):  # the lesson's own choice, and no GPU
@@ -87,8 +91,9 @@ def _refuse_type(name: str, value: Any, kind: str) -> None:
     accepted, words = TYPES.get(kind, (object, ""))
     if not isinstance(value, accepted) or (isinstance(value, bool) and kind in ("int", "float")):
         raise ConfigurationError(f"notebooks: {name} must be {words}, got {value!r}.")
-    if kind in ("int", "float") and not (name == "seeds") <= value < math.inf:
-        raise ConfigurationError(f"notebooks: {name} must be a number from {int(name == 'seeds')}, got {value!r}.")
+    least = int(kind == "int" and name not in MAY_BE_ZERO)
+    if kind in ("int", "float") and not least <= value < math.inf:
+        raise ConfigurationError(f"notebooks: {name} must be a number from {least}, got {value!r}.")
 
 
 def _refuse_secret(name: str, value: Any) -> None:
