@@ -221,12 +221,14 @@ def test_afterwards_everything_is_as_it_was():
     ],
 )
 def test_a_disk_that_refuses_is_told_with_folder_and_cure(notebook, tmp_path, monkeypatch, error, words):
-    def refuses(*_, **__):
+    def refuses(path, output, **_):
+        Path(output).write_text("{cut sho")
         raise error
 
     monkeypatch.setattr(papermill, "execute_notebook", refuses)
     with pytest.raises(NotebookError) as caught:
         execute_notebook(notebook("1"), tmp_path / "out" / "lesson.ipynb")
+    assert list((tmp_path / "out").iterdir()) == []
     assert str(caught.value).startswith("notebooks: ")
     assert words in str(caught.value)
 
@@ -245,9 +247,12 @@ def test_a_page_that_is_cut_short_does_not_count_as_made(notebook, tmp_path, mon
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(OSError, match="No space"):
-        to_html(notebook("print(1)"), tmp_path / "page.html")
-    assert not (tmp_path / "page.html").exists()
+    path = notebook("print(1)")
+    with pytest.raises(
+        NotebookError, match=r"pages cannot be written \(No space left on device\). Free some space there"
+    ):
+        to_html(path, tmp_path / "pages" / "page.html")
+    assert list((tmp_path / "pages").iterdir()) == []
 
 
 # ---- what is refused before a kernel starts ----

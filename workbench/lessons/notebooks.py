@@ -85,8 +85,7 @@ def execute_notebook(
     accepted = {name: value for name, value in given.items() if name in known}
     parameters.check_parameters([path], accepted)
     try:
-        with _told_in_words(output.parent), _around_kernel(given.get(DEVICE_PARAMETER)):
-            output.parent.mkdir(parents=True, exist_ok=True)
+        with _writing(output), _around_kernel(given.get(DEVICE_PARAMETER)):
             papermill.execute_notebook(
                 str(path), str(output), parameters=accepted, cwd=str(output.parent if INSTALLED else path.parent),
                 extra_arguments=["--IPKernelApp.log_level=40", f"--IPKernelApp.exec_lines={PREPARE}"],
@@ -133,14 +132,17 @@ def _around_kernel(device: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _told_in_words(folder: Path) -> Iterator[None]:
-    """A disk that refuses while this is open."""
+def _writing(file: Path) -> Iterator[None]:
+    """Makes the folder of the file. If the disk refuses, it is told in words, and what is there of the file removed."""
     try:
+        file.parent.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
         if error.errno is None:  # the time-out of a cell is one too
             raise
-        why = f"{error.filename or folder} cannot be written ({error.strerror})"
+        with suppress(OSError):
+            file.unlink()
+        why = f"{error.filename or file.parent} cannot be written ({error.strerror})"
         raise NotebookError(f"notebooks: {why}. Free some space there, or make it writable.") from None
 
 
@@ -174,10 +176,10 @@ def to_html(executed: Path, output: Path) -> Path:
     exporter = HTMLExporter(raw_template=OFFLINE_PAGE, exclude_input_prompt=True)
     exporter.exclude_output_prompt = True
     page, _ = exporter.from_notebook_node(notebook, resources={"metadata": {"name": title(executed)}})
-    output.parent.mkdir(parents=True, exist_ok=True)
     aside = output.with_suffix(".part")  # a page that was cut short would count as up to date
-    aside.write_text(page, encoding="utf-8")
-    return aside.replace(output)
+    with _writing(aside):
+        aside.write_text(page, encoding="utf-8")
+        return aside.replace(output)
 
 
 def _with_mathml(markdown: str) -> str:
@@ -220,10 +222,7 @@ def build(
     parameters.check_parameters(paths, {name: value for name, value in given.items() if name != DEVICE_PARAMETER})
     gallery = folder / ("gallery-own" if given else "gallery")
     pages = {path: gallery / f"{path.stem}.html" for path in paths}
-    with (
-        _told_in_words(folder),
-        ThreadPoolExecutor(max_workers=1) as converter,
-    ):  # a page is made while the next kernel starts
+    with ThreadPoolExecutor(max_workers=1) as converter:  # a page is made while the next kernel starts
         made = []
         for path in tqdm(paths, desc="notebooks", unit="notebook"):
             if force or given or not _up_to_date(pages[path], path):
@@ -231,9 +230,9 @@ def build(
                 executed = execute_notebook(path, folder / "notebooks" / path.name, given, timeout_s=timeout_s)
                 made.append(converter.submit(to_html, executed, pages[path]))
                 tqdm.write(f"{path.stem}: {time.monotonic() - start:.0f} s")
-        for page in made:
-            page.result()
-        write_index(gallery)
+    for page in made:
+        page.result()
+    write_index(gallery)
     return list(pages.values())
 
 
