@@ -140,7 +140,6 @@ def resumable(tmp_path):
         ([os.getpid()], True),
         ("me", True),
     ],
-    ids=str,
 )
 def test_an_odd_owner_is_no_reason_to_fail_nor_to_call_a_run_dead_that_may_live(tmp_path, owner, alive):
     assert store._alive(replace(new(), owner=owner)) is alive

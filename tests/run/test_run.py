@@ -1,3 +1,4 @@
+import errno
 import gc
 import json
 import math
@@ -10,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from workbench.__main__ import main
-from workbench.errors import ConfigurationError, OutOfMemoryError, UnavailableError
+from workbench.errors import ConfigurationError, OutOfMemoryError, UnavailableError, WorkbenchError
 from workbench.measure.allocators import live_tensor_bytes
 from workbench.models.load import load_config, load_model, load_tokenizer
 from workbench.models.source import locate
@@ -454,3 +455,46 @@ def test_auto_is_recorded_as_what_it_stands_for(text_file):
     asked = Recipe(model="auto", corpus=str(text_file), effective_batch_size=4, sequence_length=128, steps=1)
     record = run(asked, device="cpu")
     assert record.model == record.recipe["model"] == "gpt2-tiny"
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(errno.ENOSPC, "No space left on device"), (errno.EDQUOT, "Disk quota exceeded")]
+)
+def test_a_disk_that_fills_up_in_the_middle_is_told_with_folder_and_cure(three, runs_folder, number, words):
+    def observe(so_far):
+        raise OSError(number, words)
+
+    with pytest.raises(WorkbenchError) as caught:
+        run(three, device="cpu", observe=observe)
+    assert str(caught.value) == (
+        f"run: nothing can be written into {runs_folder} ({words}). Free some space, or set WORKBENCH_RUNS to another "
+        "folder."
+    )
+    assert caught.value.__context__ is None
+    record = only_record(runs_folder)
+    assert (record.status, record.error) == (Status.FAILED, str(caught.value))
+
+
+def test_another_errors_own_words_are_kept(three, runs_folder):
+    def observe(so_far):
+        raise FileNotFoundError(2, "No such file or directory", "/my/file")
+
+    with pytest.raises(FileNotFoundError):
+        run(three, device="cpu", observe=observe)
+    assert only_record(runs_folder).error == "FileNotFoundError: [Errno 2] No such file or directory: '/my/file'"
+
+
+@pytest.mark.parametrize("place", ["/proc/nope", "/dev/null", "/dev/null/runs"])
+def test_a_folder_that_cannot_be_written_to_is_refused_before_the_text_is_read(no_loading, three, place):
+    with pytest.raises(ConfigurationError, match=f"^folder: nothing can be written into {place} .*set WORKBENCH_RUNS"):
+        run(replace(three, corpus="nope.txt"), device="cpu", folder=Path(place))
+
+
+def test_what_lacks_a_package_leaves_the_unfinished_run_as_it_was(three, runs_folder, monkeypatch):
+    """It could not be resumed any more if it were marked as unavailable."""
+    unfinished = replace(Record.start(three), status=Status.INTERRUPTED)
+    unfinished.save(runs_folder)
+    monkeypatch.setattr(training, "why_not_here", lambda *_: "lora needs a package.")
+    with pytest.raises(UnavailableError):
+        run(three, device="cpu", resume=True)
+    assert [record.status for record in read_all(runs_folder)] == [Status.INTERRUPTED, Status.UNAVAILABLE]
