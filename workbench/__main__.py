@@ -39,6 +39,7 @@ from typing import Any, cast
 from workbench.errors import DISTRIBUTION, ConfigurationError, WorkbenchError, needed_extra, visible
 from workbench.measure.categories import parse_bytes
 from workbench.models.source import locate, locate_config
+from workbench.paths import check_writable, runs_folder
 from workbench.recipe import Recipe, recipe_options
 from workbench.settings import described
 from workbench.techniques import REGISTRY
@@ -290,6 +291,8 @@ def run_recipe(args: argparse.Namespace) -> int:
     from workbench.run.world import refuse_several_ranks
 
     refuse_several_ranks()
+    if not args.reuse:
+        check_writable(runs_folder())
     recipe = _recipe(args)
     memory_cap = parse_bytes(args.memory_cap, "memory_cap") if args.memory_cap is not None else None
     from workbench.records.record import Status
@@ -520,7 +523,9 @@ def show_pairs(args: argparse.Namespace) -> None:
     """Run every pair of techniques on one recipe, or say why they do not go together."""
 
     from workbench.advise.pairs import matrix, pairs, refusals
+    from workbench.run.world import refuse_several_ranks
 
+    refuse_several_ranks()
     with redirect_stdout(sys.stderr):
         table = pairs(_recipe(args))
     print(matrix(table).to_string())

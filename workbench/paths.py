@@ -3,8 +3,12 @@
 In a checkout they lie beside the package; a wheel has them in `workbench/_data`, where nothing is ever written.
 """
 
+import errno
 import os
+import tempfile
 from pathlib import Path
+
+from workbench.errors import ConfigurationError
 
 PACKAGE = Path(__file__).resolve().parent
 ROOT = PACKAGE.parent
@@ -14,11 +18,38 @@ MODELS = DATA / "models"
 CORPORA = DATA / "corpora"
 NOTEBOOKS = DATA / "notebooks" if INSTALLED else ROOT / "notebooks"
 BUILD = Path.cwd() / "build" if INSTALLED else ROOT / "build"
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+# for a child: it gets this very package, whatever else is called workbench on its path or where it stands
+PIN = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import workbench; del sys.path[0]"
 
 
 def runs_folder() -> Path:
     """The folder that the environment variable `WORKBENCH_RUNS` names, else `data/runs`; the user's from a wheel."""
     return Path(os.environ.get("WORKBENCH_RUNS") or _own_runs()).expanduser().resolve()
+
+
+def check_writable(folder: Path) -> None:
+    """Whether files can be written there. A folder that is not there yet is not made.
+
+    Raises:
+        ConfigurationError: they cannot, with the reason.
+    """
+    try:
+        there = next(place for place in (folder, *folder.parents) if place.exists())
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(bytes(2**16))  # a record has a few kilobytes
+    except OSError as error:
+        raise ConfigurationError(f"folder: {unwritten(folder, error)}") from None
+
+
+def unwritten(folder: Path, error: Exception) -> str:
+    """What a user is told when the disk refuses: the folder, why, and what to do."""
+    words = str(error).splitlines()[0]
+    if "unexpected pos" in words or "PytorchStreamWriter" in words:  # how torch says that a write was cut short
+        words = "the disk took only a part of a file"
+    reason = getattr(error, "strerror", None) or words
+    return f"nothing can be written into {folder} ({reason}). Free some space, or set WORKBENCH_RUNS to another folder."
 
 
 def _own_runs() -> Path:

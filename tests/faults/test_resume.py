@@ -199,9 +199,9 @@ def test_a_checkpoint_that_cannot_be_written_costs_the_checkpoint_alone(dropping
     monkeypatch.setattr(torch, "save", full)
     record = run(dropping, device="cpu", checkpoint_every=3)
     assert_same(record, fine_tuned(dropping))
-    assert record.warnings == [
-        f"no checkpoint-{step}: PytorchStreamWriter failed writing file data/0: file write failed" for step in (3, 6)
-    ]
+    for step, warning in zip((3, 6), record.warnings, strict=True):
+        assert warning.startswith(f"no checkpoint-{step}: nothing can be written into ")
+        assert "(the disk took only a part of a file). Free some space, or set WORKBENCH_RUNS" in warning
 
 
 # ---- SIGKILL, in processes of their own ----

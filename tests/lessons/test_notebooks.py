@@ -1,12 +1,22 @@
 import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
 
 import nbformat
+import papermill
+import psutil
 import pytest
 
 from workbench.errors import ConfigurationError
+from workbench.gpus.process import Worker
 from workbench.lessons import parameters
 from workbench.lessons.notebooks import (
     NotebookError,
+    _around_kernel,
     build,
     execute_notebook,
     find_notebooks,
@@ -14,6 +24,7 @@ from workbench.lessons.notebooks import (
     to_html,
     write_index,
 )
+from workbench.paths import PACKAGE, runs_folder
 
 
 @pytest.fixture
@@ -126,3 +137,185 @@ def test_pages_with_parameters_of_ones_own_do_not_mix_with_the_gallery(notebook,
 
 def test_title_falls_back_to_the_stem(notebook):
     assert title(notebook("print(1)")) == "lesson"
+
+
+# ---- the kernel imports what the command is ----
+
+
+def test_the_kernel_and_its_children_import_this_very_package(notebook, tmp_path, monkeypatch):
+    """Whatever else is called workbench where the kernel stands, on PYTHONPATH, or in an editable install."""
+    for other in (tmp_path, tmp_path / "on path"):
+        (other / "workbench").mkdir(parents=True)
+        (other / "workbench" / "__init__.py").write_text("raise ImportError('another checkout')")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([".", str(tmp_path / "on path")]))
+    path = notebook(
+        "import workbench\nprint('package', workbench.__file__)",
+        "import workbench.recipe\nprint('room', workbench.recipe.__file__)",
+        "import os\nfrom workbench.gpus.process import Worker\nfrom workbench.paths import runs_folder\n"
+        "worker = Worker(os.environ, ['workbench.paths'])\nprint('child', worker.call(runs_folder))\nworker.close()",
+    )
+    monkeypatch.setenv("WORKBENCH_RUNS", str(tmp_path / "here"))
+    shown = execute_notebook(path, tmp_path / "out.ipynb").read_text()
+    assert f"package {PACKAGE / '__init__.py'}" in shown
+    assert f"room {PACKAGE / 'recipe.py'}" in shown
+    assert f"child {tmp_path / 'here'}" in shown
+    assert "another checkout" not in shown
+
+
+def test_a_worker_imports_this_very_package(tmp_path, monkeypatch):
+    (tmp_path / "workbench").mkdir()
+    (tmp_path / "workbench" / "__init__.py").write_text("raise ImportError('another checkout')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    worker = Worker(os.environ, ["workbench.paths"])
+    try:
+        assert worker.call(runs_folder) == runs_folder()
+    finally:
+        worker.close()
+
+
+# ---- what a run of a notebook leaves ----
+
+
+@pytest.mark.parametrize(("name", "ending"), [("SIGTERM", SystemExit), ("SIGINT", KeyboardInterrupt)])
+def test_a_run_that_is_ended_leaves_no_folder_no_connection_file_and_no_kernel(
+    notebook, tmp_path, monkeypatch, name, ending
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    path, seen = notebook("import os\nopen('begun', 'w').write(str(os.getpid()))\nimport time\ntime.sleep(60)"), []
+
+    def end():
+        while not ((tmp_path / "begun").exists() and (tmp_path / "begun").read_text()):
+            time.sleep(0.02)
+        seen.extend([psutil.Process(int((tmp_path / "begun").read_text())), *(tmp_path / "temporary").rglob("*.json")])
+        os.kill(os.getpid(), getattr(signal, name))
+
+    before = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("SIGTERM would have ended the process at once"))
+    try:
+        threading.Thread(target=end, daemon=True).start()
+        with pytest.raises(ending):
+            execute_notebook(path, tmp_path / "out" / "lesson.ipynb")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert len(seen) == 2, "the connection file is not where it was looked for"
+    assert not seen[0].is_running() or seen[0].status() == psutil.STATUS_ZOMBIE
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_afterwards_everything_is_as_it_was():
+    before, handler, place = dict(os.environ), signal.getsignal(signal.SIGTERM), tempfile.gettempdir()
+    with _around_kernel(None):
+        assert os.environ["TMPDIR"] == tempfile.gettempdir() != place
+        assert signal.getsignal(signal.SIGTERM) != handler
+    assert (dict(os.environ), signal.getsignal(signal.SIGTERM), tempfile.gettempdir()) == (before, handler, place)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(28, "No space left on device"), "out cannot be written (No space left on device). Free some space"),
+        (OSError(27, "File too large"), "out cannot be written (File too large). Free some space"),
+        (PermissionError(13, "Permission denied", "/a/b"), "/a/b cannot be written (Permission denied)"),
+    ],
+)
+def test_a_disk_that_refuses_is_told_with_folder_and_cure(notebook, tmp_path, monkeypatch, error, words):
+    def refuses(path, output, **_):
+        Path(output).write_text("{cut sho")
+        raise error
+
+    monkeypatch.setattr(papermill, "execute_notebook", refuses)
+    with pytest.raises(NotebookError) as caught:
+        execute_notebook(notebook("1"), tmp_path / "out" / "lesson.ipynb")
+    assert list((tmp_path / "out").iterdir()) == []
+    assert str(caught.value).startswith("notebooks: ")
+    assert words in str(caught.value)
+
+
+def test_a_file_where_the_folder_should_be(notebook, tmp_path):
+    (tmp_path / "out").write_text("")
+    with pytest.raises(
+        NotebookError, match=r"out cannot be written \(File exists\). Free some space there, or make it"
+    ):
+        execute_notebook(notebook("1"), tmp_path / "out" / "lesson.ipynb")
+
+
+def test_a_page_that_is_cut_short_does_not_count_as_made(notebook, tmp_path, monkeypatch):
+    def full(self, text, **_):
+        self.write_bytes(text.encode()[:100])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    path = notebook("print(1)")
+    with pytest.raises(
+        NotebookError, match=r"pages cannot be written \(No space left on device\). Free some space there"
+    ):
+        to_html(path, tmp_path / "pages" / "page.html")
+    assert list((tmp_path / "pages").iterdir()) == []
+
+
+# ---- what is refused before a kernel starts ----
+
+
+@pytest.fixture
+def no_kernel(monkeypatch):
+    monkeypatch.setattr(papermill, "execute_notebook", lambda *_, **__: pytest.fail("a kernel was started"))
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "words"),
+    [
+        ("lora", {"model": "./nope"}, "model: './nope' is neither an existing folder nor a hub id"),
+        ("lora", {"model": ""}, "model: "),
+        ("00", {"model": "./nope"}, "model: 'random:./nope' is neither"),
+        ("optimizer", {"large_model": "./nope"}, "model: 'random:./nope' is neither"),
+        ("lora", {"corpus": "nope.txt"}, "corpus: there is no file 'nope.txt'"),
+        ("lora", {"device": "cuda"}, "notebooks: device 'cuda' cannot be chosen"),
+        ("lora", {"device": "emulated:nope"}, "gpu: 'nope' is not known"),
+        ("lora", {"gpu": "nope"}, "gpu: 'nope' is not known"),
+        ("planner", {"among": "lora nope"}, "There is no technique 'nope'"),
+        ("planner", {"budget": "lots"}, "budget: 'lots' is not an amount of memory"),
+        ("optimizer", {"kinds": "sgd+nope"}, "optimizer: kind must be one of"),
+        ("lora", {"rank": 0}, "notebooks: rank must be a number from 1, got 0"),
+        ("lora", {"alpha": -1.0}, "notebooks: alpha must be a number from 0, got -1.0"),
+        ("lora", {"alpha": float("nan")}, "notebooks: alpha must be a number from 0, got nan"),
+        ("lora", {"alpha": float("inf")}, "notebooks: alpha must be a number from 0, got inf"),
+        ("lora", {"seeds": 0}, "notebooks: seeds must be a number from 1, got 0"),
+        ("lora", {"steps": -3}, "notebooks: steps must be a number from 1, got -3"),
+        ("lora", {"sequence_length": 1}, "recipe: sequence_length must be an integer of at least 2, got 1"),
+        ("lora", {"effective_batch_size": 0}, "notebooks: effective_batch_size must be a number from 1"),
+        (
+            "gradient_accumulation",
+            {"accumulation_steps": 0},
+            "notebooks: accumulation_steps must be a number from 1, got 0",
+        ),
+        ("mixed_precision", {"dtype": "fp7"}, "mixed_precision: dtype must be one of bf16, fp16, got 'fp7'"),
+        ("chunked", {"chunk": 0}, "notebooks: chunk must be a number from 1"),
+    ],
+    ids=str,
+)
+def test_what_a_cell_would_refuse(no_kernel, tmp_path, name, given, words):
+    for start in (
+        lambda: build([name], given, folder=tmp_path / "build"),
+        lambda: execute_notebook(find_notebooks([name])[0], tmp_path / "out.ipynb", given),
+    ):
+        with pytest.raises(ConfigurationError) as caught:
+            start()
+        assert str(caught.value).startswith(words)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("timeout", [-5, 0, float("nan"), float("inf"), -0.5])
+def test_a_time_that_is_none(no_kernel, tmp_path, timeout):
+    with pytest.raises(ConfigurationError, match=f"notebooks: timeout {timeout} is no time. Give more than 0 seconds"):
+        build(["lora"], folder=tmp_path, timeout_s=timeout)
+
+
+def test_records_that_could_not_be_written(no_kernel, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("WORKBENCH_RUNS", str(tmp_path / "file" / "runs"))
+    with pytest.raises(
+        ConfigurationError, match=r"folder: nothing can be written into .*\(Not a directory\).*WORKBENCH"
+    ):
+        build(["lora"], folder=tmp_path / "build")

@@ -1,9 +1,15 @@
+import errno
 import json
+import math
+import multiprocessing
 import os
+import platform
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
+import psutil
 import pytest
 
 from workbench.errors import ConfigurationError
@@ -71,7 +77,11 @@ def test_a_record_that_cannot_be_written_in_the_end_is_printed(tmp_path, monkeyp
 
     monkeypatch.setattr(os, "replace", full)
     returned = store.end(record, tmp_path)
-    assert returned.warnings == ["the record could not be written (No space left on device) and was printed instead"]
+    (told,) = returned.warnings
+    assert told.startswith(
+        f"the record was printed instead of written: nothing can be written into {tmp_path} (No space"
+    )
+    assert told.endswith("Free some space, or set WORKBENCH_RUNS to another folder.")
     printed = capsys.readouterr().err
     assert f"Keep these lines as {record.id}.json" in printed
     assert json.loads(printed[printed.index("{") :])["held_out_loss"] == 3.25
@@ -101,6 +111,88 @@ def resumable(tmp_path):
         return store.resumable(Record.start(recipe, model=recipe.model, **known), tmp_path)
 
     return ask
+
+
+@pytest.mark.parametrize(
+    ("owner", "alive"),
+    [
+        ({}, False),  # nobody ever claimed it
+        (None, False),
+        ({"host": platform.node(), "pid": -5, "began": 0.0}, False),
+        ({"host": platform.node(), "pid": 0, "began": 0.0}, False),
+        ({"host": platform.node(), "pid": 2**40, "began": 0.0}, False),
+        ({"host": platform.node(), "pid": 2**70, "began": 0.0}, False),
+        ({"host": platform.node(), "pid": os.getppid(), "began": 12.0}, False),  # its number belongs to another one now
+        ({"host": platform.node(), "pid": os.getppid(), "began": -math.inf}, False),
+        ({"host": platform.node(), "pid": os.getppid()}, True),
+        ({"host": platform.node(), "pid": os.getppid(), "began": "yesterday"}, True),
+        ({"host": platform.node(), "pid": os.getppid(), "began": math.nan}, True),
+        ({"host": platform.node(), "pid": os.getppid(), "began": None}, True),
+        ({"host": platform.node(), "pid": str(os.getppid()), "began": 0.0}, True),
+        ({"host": platform.node(), "pid": True, "began": 0.0}, True),
+        ({"host": platform.node(), "pid": 1.5, "began": 0.0}, True),
+        ({"host": platform.node(), "pid": [1], "began": 0.0}, True),
+        ({"host": platform.node()}, True),
+        ({"pid": 2**30, "began": 0.0}, True),
+        ({"host": None, "pid": 1, "began": 0.0}, True),
+        ({"host": 7, "pid": 1, "began": 0.0}, True),
+        ({"host": "elsewhere", "pid": "many", "began": {}}, True),
+        ([os.getpid()], True),
+        ("me", True),
+    ],
+)
+def test_an_odd_owner_is_no_reason_to_fail_nor_to_call_a_run_dead_that_may_live(tmp_path, owner, alive):
+    assert store._alive(replace(new(), owner=owner)) is alive
+    if isinstance(owner, dict):
+        replace(new(), owner=owner).save(tmp_path)
+        assert len(store.mark_killed(tmp_path)) == (not alive)
+
+
+def test_a_process_that_may_not_be_looked_at_is_alive(monkeypatch):
+    def denied(*_):
+        raise psutil.AccessDenied
+
+    monkeypatch.setattr(psutil.Process, "create_time", denied)
+    assert store._alive(replace(new(), owner={"host": platform.node(), "pid": os.getppid(), "began": 1.0}))
+
+
+def test_a_killed_child_that_nobody_has_waited_for_is_dead():
+    """As in a container, whose first process is seldom an init."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    record = replace(new(), owner=store._process(child.pid))
+    assert store._alive(record)
+    child.kill()
+    while psutil.Process(child.pid).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+    assert not store._alive(record)
+    child.wait()
+
+
+def test_a_folder_that_cannot_be_written_to_is_still_shown(tmp_path, monkeypatch):
+    replace(new(), owner={"host": platform.node(), "pid": 2**40, "began": 0.0}).save(tmp_path)
+
+    def read_only(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Record, "save", read_only)
+    store.mark_killed(tmp_path)
+    assert statuses(tmp_path) == [Status.RUNNING]
+
+
+def test_while_it_ends_another_thread_does_not_call_it_dead(tmp_path, monkeypatch):
+    record = store.begin(new(), tmp_path)
+    removed = store.shutil.rmtree
+
+    def slowly(*args, **kwargs):
+        store.mark_killed(tmp_path)
+        removed(*args, **kwargs)
+
+    monkeypatch.setattr(store.shutil, "rmtree", slowly)
+    store.end(replace(record, status=Status.OK), tmp_path)
+    assert statuses(tmp_path) == [Status.OK]
+
+
+# ---- resuming ----
 
 
 @pytest.mark.parametrize("status", store.UNFINISHED)
@@ -145,3 +237,75 @@ def test_one_of_several_unfinished_runs_fits(unfinished, resumable):
     mine = unfinished()
     unfinished(steps=31)
     assert resumable() == mine
+
+
+def test_when_there_is_nothing_to_resume_it_says_so(tmp_path, capsys):
+    record = store.begin(new(), tmp_path, resume=True)
+    assert record.warnings == [
+        "nothing to resume: no unfinished run of this recipe has a whole checkpoint, so this one starts anew"
+    ]
+    assert capsys.readouterr().err == f"warning: {record.warnings[0]}\n"
+    assert read_all(tmp_path) == [record]
+
+
+def test_what_is_resumed_keeps_what_it_knew_and_takes_todays_cap(unfinished, tmp_path, capsys):
+    old = unfinished()
+    record = store.begin(replace(new(), memory_cap_bytes=7), tmp_path, resume=True)
+    assert (record.id, record.status, record.memory_cap_bytes) == (old.id, Status.RUNNING, 7)
+    assert record.owner["pid"] == os.getpid()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "owner",
+    [{**store._process(os.getppid())}, {"host": "elsewhere", "pid": 17, "began": 0.0}],
+    ids=["of this machine", "of another"],
+)
+def test_a_run_that_goes_on_elsewhere_is_not_resumed(unfinished, resumable, tmp_path, owner):
+    record = unfinished(Status.RUNNING)
+    replace(record, owner=owner).save(tmp_path)
+    with pytest.raises(ConfigurationError) as caught:
+        resumable()
+    words = (
+        f"resume: this run goes on as {record.id}, in process {owner['pid']} on {owner['host']}. Wait for it, or end"
+    )
+    assert str(caught.value).startswith(words)
+    assert str(caught.value).endswith(f"write killed for running in {tmp_path / record.id}.json.")
+    assert resumable(Recipe(steps=999)) is None  # another recipe has nothing to do with it
+
+
+def resume_together(barrier, folder, answers):
+    barrier.wait()
+    try:
+        answers.put(store.begin(new(), folder, resume=True).id)
+    except ConfigurationError as error:
+        answers.put(str(error))
+    barrier.wait()  # it lives as long as the others look
+
+
+@pytest.mark.parametrize("status", [Status.KILLED, Status.RUNNING])
+def test_of_several_that_resume_at_once_one_goes_on(unfinished, tmp_path, status):
+    """Three processes, four times: among those who see a dead `running` record, too, only one gets it."""
+    dead = {"host": platform.node(), "pid": 2**40, "began": 0.0}
+    context = multiprocessing.get_context("fork")
+    barrier, answers = context.Barrier(3), context.SimpleQueue()
+    for attempt in range(4):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        record = replace(unfinished(status), owner=dead)
+        os.rename(tmp_path / record.id, folder / record.id)
+        os.unlink(tmp_path / f"{record.id}.json")
+        record.save(folder)
+
+        def mark_and_resume(folder=folder):
+            store.mark_killed(folder)
+            resume_together(barrier, folder, answers)
+
+        processes = [context.Process(target=mark_and_resume) for _ in range(3)]
+        for process in processes:
+            process.start()
+        found = [answers.get() for _ in processes]
+        for process in processes:
+            process.join()
+        assert found.count(record.id) == 1, found
+        assert sum(f"resume: this run goes on as {record.id}, in process " in answer for answer in found) == 2, found

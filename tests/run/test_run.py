@@ -1,3 +1,4 @@
+import errno
 import gc
 import json
 import math
@@ -9,17 +10,18 @@ import pytest
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from workbench.errors import ConfigurationError, OutOfMemoryError, UnavailableError
+from workbench.__main__ import main
+from workbench.errors import ConfigurationError, OutOfMemoryError, UnavailableError, WorkbenchError
 from workbench.measure.allocators import live_tensor_bytes
 from workbench.models.load import load_config, load_model, load_tokenizer
 from workbench.models.source import locate
 from workbench.recipe import Recipe
 from workbench.records.frame import records
-from workbench.records.record import Status, read_all
+from workbench.records.record import Record, Status, read_all
 from workbench.run import run as training
 from workbench.run import world
 from workbench.run.run import run
-from workbench.techniques import Lora, Technique
+from workbench.techniques import GradientCheckpointing, Lora, Technique
 from workbench.techniques.base import Call, Stage
 from workbench.texts import corpus
 
@@ -278,10 +280,73 @@ def test_a_diverged_record_is_still_json_and_a_row(recipe, runs_folder):
     assert records(runs_folder)["status"].tolist() == ["diverged"]
 
 
-def test_a_learning_rate_that_is_far_too_large_is_never_mistaken_for_a_good_run(recipe):
+@pytest.mark.values
+def test_a_learning_rate_that_is_far_too_large_is_a_divergence_with_its_cure(recipe, runs_folder):
     record = run(replace(recipe, learning_rate=10.0), device="cpu")
+    assert record.status is Status.DIVERGED
+    assert "Lower the learning rate, which was 10." in record.error
+    assert (
+        record.held_out_loss is None
+        or f"the held-out loss rose from {record.held_out_loss_before:.3f} to " in record.error
+    )
     assert all(loss > 0 for loss in record.losses)
-    assert record.status is Status.DIVERGED or record.held_out_loss > record.held_out_loss_before
+    assert records(runs_folder)["status"].tolist() == ["diverged"]
+    assert run(replace(recipe, learning_rate=10.0, steps=1), device="cpu", reuse=True).id != record.id
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "vocabulary", "diverged"),
+    [
+        (5.9, 15_589.0, 4096, True),
+        (5.9, 8.5, 4096, True),  # a blind guess has 8.318
+        (5.9, 8.3, 4096, False),  # bad, and no worse than knowing nothing
+        (5.454, 6.282, 4096, False),  # one step of a trained model at the customary rate
+        (3.4, 11.0, 50_257, True),
+        (10.97, 10.99, 50_257, False),  # new weights begin a little above the 10.825 of a blind guess
+        (10.825, 10.92, 50_257, False),
+        (10.9, 12.0, 50_257, True),
+        (14.0, 14.1, 50_257, False),  # virtual tokens of new weights may begin high
+        (14.0, 9.0, 50_257, False),
+        (14.0, 15.0, 50_257, True),
+        (5.9, math.nan, 4096, True),
+        (5.9, math.inf, 4096, True),
+        (5.9, -math.inf, 4096, True),
+        (None, math.nan, 4096, True),
+        (None, 0.0, 4096, False),  # an emulated GPU computes nothing
+        (None, 99.0, 4096, False),
+        (0.0, 0.0, 1, False),
+        (1e30, 2e30, 4096, True),
+    ],
+)
+def test_the_rule_of_a_divergence(before, after, vocabulary, diverged):
+    record = replace(Record.start(Recipe()), held_out_loss_before=before, learning_rate=3e-3, losses=[6.0, 5.0])
+    told = training.why_diverged(record, after, vocabulary)
+    assert bool(told) is diverged
+    if diverged and math.isfinite(after):
+        assert told == (
+            f"the held-out loss rose from {before:.3f} to {after:,.3f}; blind guessing has {math.log(vocabulary):.3f}. "
+            "Lower the learning rate, which was 0.003."
+        )
+    elif diverged:
+        assert told == "the loss was not a finite number after 2 good steps. Lower the learning rate, which was 0.003."
+
+
+@pytest.mark.values
+@pytest.mark.parametrize("steps", [1, 2, 5])
+@pytest.mark.parametrize("rate", [1e-9, 1e-5, None])
+def test_an_honest_short_run_of_new_weights_has_not_diverged(recipe, steps, rate):
+    assert run(replace(recipe, steps=steps, learning_rate=rate), device="cpu").status is Status.OK
+
+
+@pytest.mark.values
+def test_what_diverged_is_named_and_never_ranked(recipe, runs_folder, capsys):
+    run(replace(recipe, steps=3), device="cpu")
+    run(replace(recipe, steps=3, learning_rate=10.0) | GradientCheckpointing(), device="cpu")
+    assert read_all(runs_folder)[-1].status is Status.DIVERGED
+    assert main(["compare"]) == 0
+    told = capsys.readouterr().out
+    assert "not ranked: gradient_checkpointing: diverged. the " in told
+    assert "gradient_checkpointing" not in told.partition("not ranked")[0]
 
 
 @pytest.mark.parametrize("what", ["oom", "cublas", "cpu"])
@@ -390,3 +455,46 @@ def test_auto_is_recorded_as_what_it_stands_for(text_file):
     asked = Recipe(model="auto", corpus=str(text_file), effective_batch_size=4, sequence_length=128, steps=1)
     record = run(asked, device="cpu")
     assert record.model == record.recipe["model"] == "gpt2-tiny"
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(errno.ENOSPC, "No space left on device"), (errno.EDQUOT, "Disk quota exceeded")]
+)
+def test_a_disk_that_fills_up_in_the_middle_is_told_with_folder_and_cure(three, runs_folder, number, words):
+    def observe(so_far):
+        raise OSError(number, words)
+
+    with pytest.raises(WorkbenchError) as caught:
+        run(three, device="cpu", observe=observe)
+    assert str(caught.value) == (
+        f"run: nothing can be written into {runs_folder} ({words}). Free some space, or set WORKBENCH_RUNS to another "
+        "folder."
+    )
+    assert caught.value.__context__ is None
+    record = only_record(runs_folder)
+    assert (record.status, record.error) == (Status.FAILED, str(caught.value))
+
+
+def test_another_errors_own_words_are_kept(three, runs_folder):
+    def observe(so_far):
+        raise FileNotFoundError(2, "No such file or directory", "/my/file")
+
+    with pytest.raises(FileNotFoundError):
+        run(three, device="cpu", observe=observe)
+    assert only_record(runs_folder).error == "FileNotFoundError: [Errno 2] No such file or directory: '/my/file'"
+
+
+@pytest.mark.parametrize("place", ["/proc/nope", "/dev/null", "/dev/null/runs"])
+def test_a_folder_that_cannot_be_written_to_is_refused_before_the_text_is_read(no_loading, three, place):
+    with pytest.raises(ConfigurationError, match=f"^folder: nothing can be written into {place} .*set WORKBENCH_RUNS"):
+        run(replace(three, corpus="nope.txt"), device="cpu", folder=Path(place))
+
+
+def test_what_lacks_a_package_leaves_the_unfinished_run_as_it_was(three, runs_folder, monkeypatch):
+    """It could not be resumed any more if it were marked as unavailable."""
+    unfinished = replace(Record.start(three), status=Status.INTERRUPTED)
+    unfinished.save(runs_folder)
+    monkeypatch.setattr(training, "why_not_here", lambda *_: "lora needs a package.")
+    with pytest.raises(UnavailableError):
+        run(three, device="cpu", resume=True)
+    assert [record.status for record in read_all(runs_folder)] == [Status.INTERRUPTED, Status.UNAVAILABLE]

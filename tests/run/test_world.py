@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 
+import papermill
 import pytest
 import torch
 
@@ -16,11 +17,12 @@ from workbench.recipe import Recipe
 from workbench.records.record import Record
 from workbench.run import world as devices
 from workbench.run.world import World, refuse_several_ranks
+from workbench.widgets.runner import Runner
 
 
 @pytest.fixture(autouse=True)
 def no_launcher(monkeypatch):
-    for name in devices.LAUNCHERS_VARIABLES:
+    for name in (*devices.LAUNCHERS_VARIABLES, *(name for name in os.environ if name.startswith("ACCELERATE_"))):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -60,8 +62,9 @@ def test_the_world_is_found_as_fields_and_told_in_words():
 
 
 def test_a_gpu_has_a_name_and_no_threads(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA A10")
-    world = World.of(torch.device("cuda"))
+    world = World.find("cuda")
     assert world == World(0, 1, "cuda", "NVIDIA A10", None)
     assert str(world) == "NVIDIA A10 (cuda)"
 
@@ -85,6 +88,20 @@ def test_the_rank_is_what_the_launcher_says(monkeypatch):
         ({"WORLD_SIZE": "2"}, "WORLD_SIZE"),
         ({"OMPI_COMM_WORLD_SIZE": "4"}, "OMPI_COMM_WORLD_SIZE"),
         ({"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}, "LOCAL_RANK"),
+        (
+            {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "::1", "MASTER_PORT": "29500"},
+            "WORLD_SIZE",
+        ),
+        ({"RANK": "1"}, "RANK"),
+        ({"PMI_RANK": "1"}, "PMI_RANK"),
+        ({"PMIX_RANK": "3"}, "PMIX_RANK"),
+        ({"PMI_SIZE": "2", "PMI_RANK": "0"}, "PMI_SIZE"),
+        ({"MV2_COMM_WORLD_SIZE": "2"}, "MV2_COMM_WORLD_SIZE"),
+        ({"SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}, "SLURM_NTASKS"),
+        ({"SLURM_PROCID": "1"}, "SLURM_PROCID"),
+        ({"ACCELERATE_MIXED_PRECISION": "bf16"}, "ACCELERATE_MIXED_PRECISION"),
+        ({"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_USE_FSDP": "true"}, "ACCELERATE_USE_FSDP"),
+        ({"ACCELERATE_USE_DEEPSPEED": "1"}, "ACCELERATE_USE_DEEPSPEED"),
     ],
 )
 def test_several_ranks_are_refused_before_anything_is_loaded_or_recorded(monkeypatch, runs_folder, variables, named):
@@ -96,14 +113,24 @@ def test_several_ranks_are_refused_before_anything_is_loaded_or_recorded(monkeyp
     assert not runs_folder.exists()
 
 
-@pytest.mark.parametrize("value", ["two", "", "1.5", "-2", "0"])
-def test_a_world_size_that_is_no_number_is_named(monkeypatch, value):
-    monkeypatch.setenv("WORLD_SIZE", value)
-    with pytest.raises(ConfigurationError, match=f"WORLD_SIZE is '{value}' in the environment, not a number from 1"):
+@pytest.mark.parametrize("variable", devices.LAUNCHERS_VARIABLES)
+@pytest.mark.parametrize("value", ["two", "", " ", "1.5", "-2", "1" * 5000, "0x1", "１", "1\n2"])
+def test_a_variable_that_is_no_number_is_named_before_anything_is_read(monkeypatch, variable, value):
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigurationError, match=rf"^run: {variable} is '.{{,39}} in the environment, not a number"):
         refuse_several_ranks()
 
 
-@pytest.mark.parametrize("variables", [{}, {"WORLD_SIZE": "1", "RANK": "0"}, {"LOCAL_RANK": "-1", "PMI_SIZE": "1"}])
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {"WORLD_SIZE": "1", "RANK": "0"},
+        {"LOCAL_RANK": "-1", "PMI_SIZE": "1"},
+        {"SLURM_NTASKS": "1", "SLURM_PROCID": "0", "MASTER_ADDR": "localhost"},
+        {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_USE_CPU": "False", "ACCELERATE_DYNAMO_BACKEND": "no"},
+    ],
+)
 def test_a_single_process_is_not_refused(monkeypatch, variables):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -141,6 +168,26 @@ def test_a_prediction_does_not_care_who_started_it(monkeypatch, model_name):
     worker.close()  # it was started without them
     recipe = Recipe(model=model_name, effective_batch_size=3, sequence_length=16, seed=1234)
     assert predict(recipe, "cpu").peak_allocated_bytes > 0
+
+
+@pytest.mark.parametrize("command", [["notebooks", "00"], ["notebooks", "lora", "--force"], ["pairs", "gpt2-tiny"]])
+def test_what_makes_runs_refuses_before_the_first(monkeypatch, capsys, command):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(papermill, "execute_notebook", lambda *_, **__: pytest.fail("a kernel was started"))
+    assert main(command) == 2
+    assert "error: run: WORLD_SIZE=2 in the environment says" in capsys.readouterr().err
+
+
+def test_the_playground_shows_why_it_does_not_train(monkeypatch, runs_folder):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    ended = []
+    runner = Runner(print, lambda *told: ended.append(told))
+    runner.start(Recipe(model="gpt2-tiny"))
+    runner.wait(20)
+    ((record, words),) = ended
+    assert record is None
+    assert words.startswith("run: WORLD_SIZE=2 in the environment says")
+    assert not runs_folder.exists()
 
 
 def test_verifying_refuses_too(monkeypatch, tmp_path, capsys):

@@ -240,7 +240,7 @@ def test_a_failure_is_an_alarm_with_its_reason(playground, monkeypatch, tmp_path
     def fail(*_, **__):
         raise ValueError("<script>boom</script>")
 
-    monkeypatch.setattr(training, "assemble", fail)
+    monkeypatch.setattr(training.seams, "assemble", fail)
     playground.start.click()
     finish(playground)
     assert "failed after 0 steps. &lt;script&gt;boom" in playground.words.value

@@ -16,8 +16,9 @@ from typing import IO, Any
 
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.measure.garbage import collect_garbage, freeze_living_objects, pause_collector
+from workbench.paths import PIN
 
-START = "import sys; sys.path[:] = {path!r}; from workbench.gpus.process import serve; serve({modules!r})"
+START = "import sys; sys.path[:] = {path!r}; {pin}; from workbench.gpus.process import serve; serve({modules!r})"
 
 
 class Worker:
@@ -36,7 +37,7 @@ class Worker:
         self.owner, self.name = os.getpid(), name
         self.words: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the worker lives
         self.process = subprocess.Popen(
-            [sys.executable, "-c", START.format(path=[*path, *sys.path], modules=tuple(modules))],
+            [sys.executable, "-c", START.format(path=[*path, *sys.path], pin=PIN, modules=tuple(modules))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.words,

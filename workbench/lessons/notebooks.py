@@ -1,13 +1,16 @@
 """Run the notebooks headless with papermill and build the gallery: executed, self-contained HTML that opens offline."""
 
 import html
+import math
 import os
 import re
+import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,8 @@ from workbench.gpus.emulator.card import DEVICE, emulated_card
 from workbench.gpus.emulator.launch import environment
 from workbench.gpus.emulator.place import stub_folder
 from workbench.lessons import parameters
-from workbench.paths import BUILD, DATA, INSTALLED, NOTEBOOKS, PACKAGE, ROOT
+from workbench.paths import BUILD, DATA, INSTALLED, NOTEBOOKS, PACKAGE, PIN, ROOT
+from workbench.run.world import refuse_several_ranks
 
 # nbconvert's page without what it would fetch from the network, and with both themes, the reader's system choosing
 OFFLINE_PAGE = """{% extends 'lab/index.html.j2' %}
@@ -39,7 +43,7 @@ OFFLINE_PAGE = """{% extends 'lab/index.html.j2' %}
 DEVICE_PARAMETER = "device"
 
 # predictions come from a process of their own, which can load its libraries while the kernel loads the same
-PREPARE = "from workbench.predict.worker import start as _start; _start(); del _start"
+PREPARE = f"{PIN}; from workbench.predict.worker import start as _start; _start(); del _start"
 
 
 class NotebookError(WorkbenchError):
@@ -63,11 +67,7 @@ def find_notebooks(names: Iterable[str] = ()) -> list[Path]:
 
 
 def execute_notebook(
-    path: Path,
-    output: Path,
-    given: Mapping[str, Any] | None = None,
-    progress: bool = False,
-    timeout_s: int | None = None,
+    path: Path, output: Path, given: Mapping[str, Any] | None = None, timeout_s: int | None = None
 ) -> Path:
     """Run one notebook in its own folder, as JupyterLab does, into `output`; from a wheel in the folder of `output`.
 
@@ -80,66 +80,70 @@ def execute_notebook(
         ConfigurationError: a parameter of the wrong type, or one that looks like a secret.
         NotebookError: with the cell's own error, or what ended the kernel; `output` holds what ran until then.
     """
-    output.parent.mkdir(parents=True, exist_ok=True)
-    known = parameters.of(path)
-    accepted = {name: value for name, value in parameters.plain(given or {}).items() if name in known}
+    given, known = parameters.plain(given or {}), parameters.of(path)
+    _refuse_here(given.get(DEVICE_PARAMETER), timeout_s)
+    accepted = {name: value for name, value in given.items() if name in known}
     parameters.check_parameters([path], accepted)
     try:
-        with _own_temporary_folder(), _on_device((given or {}).get(DEVICE_PARAMETER)):
+        with _writing(output), _around_kernel(given.get(DEVICE_PARAMETER)):
             papermill.execute_notebook(
-                str(path),
-                str(output),
-                parameters=accepted,
-                cwd=str(output.parent if INSTALLED else path.parent),
-                progress_bar=progress,
-                kernel_name="python3",
-                execution_timeout=timeout_s,
+                str(path), str(output), parameters=accepted, cwd=str(output.parent if INSTALLED else path.parent),
                 extra_arguments=["--IPKernelApp.log_level=40", f"--IPKernelApp.exec_lines={PREPARE}"],
+                progress_bar=False, kernel_name="python3", execution_timeout=timeout_s,
                 shutdown_kernel="immediate",  # a kernel takes two seconds to end by itself
-            )
+            )  # fmt: skip
+        cell, why = _last_cell(output), _unfinished(output)
     except PapermillExecutionError as error:
-        raise NotebookError(
-            f"{path.name}, cell {error.exec_count}: {error.ename}: {error.evalue} (see {output})"
-        ) from None
+        cell, why = error.exec_count, f"{error.ename}: {error.evalue}"
     except DeadKernelError:
-        raise NotebookError(
-            f"{path.name}, cell {_last_cell(output)}: its kernel died, often for want of memory: choose a smaller "
-            f"model, batch or length (see {output}, whose marks `completed` are not to be believed)"
-        ) from None
+        cell, why = (
+            _last_cell(output),
+            "its kernel died, often for want of memory: choose a smaller model, batch or length",
+        )
+        why += "; the marks `completed` are not to be believed"
     except CellTimeoutError:
-        raise NotebookError(
-            f"{path.name}, cell {_last_cell(output)}: not done after {timeout_s} s. Allow more, or take fewer steps "
-            f"(see {output})"
-        ) from None
-    _refuse_unfinished(path, output)
+        cell, why = _last_cell(output), f"not done after {timeout_s} s. Allow more, or take fewer steps"
+    if why:
+        raise NotebookError(f"{path.name}, cell {cell}: {why} (see {output})")
     return output
 
 
 @contextmanager
-def _own_temporary_folder() -> Iterator[None]:
-    """A kernel that is ended, or that dies, cannot clear away what it left in its temporary folder."""
-    before = os.environ.get("TMPDIR")
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        os.environ["TMPDIR"] = folder
-        try:
+def _around_kernel(device: Any) -> Iterator[None]:
+    """The environment of a kernel that begins here, with an emulated GPU if that is the device, and its end.
+
+    A kernel that is ended, or that dies, cannot clear away what it left in its temporary folder. SIGTERM raises here,
+    as Ctrl-C does: the kernel is ended and the folder removed.
+    """
+    before, card, handler = dict(os.environ), emulated_card(device or ""), signal.getsignal(signal.SIGTERM)
+    try:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            with suppress(ValueError):  # only the main thread may
+                signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+            tempfile.tempdir = folder  # where Jupyter writes the ports and the key of the kernel
+            os.environ.update(TMPDIR=folder, JUPYTER_RUNTIME_DIR=folder, **(environment(card) if card else {}))
             yield
-        finally:
-            os.environ.pop("TMPDIR")
-            if before is not None:
-                os.environ["TMPDIR"] = before
+    finally:
+        tempfile.tempdir = None  # asked for anew
+        os.environ.clear()
+        os.environ.update(before)
+        with suppress(ValueError):
+            signal.signal(signal.SIGTERM, handler)
 
 
 @contextmanager
-def _on_device(device: Any) -> Iterator[None]:
-    """Kernels that begin here see an emulated GPU, if that is the device."""
-    card = emulated_card(device or "")
-    before = dict(os.environ)
-    os.environ.update(environment(card) if card else {})
+def _writing(file: Path) -> Iterator[None]:
+    """Makes the folder of the file. If the disk refuses, it is told in words, and what is there of the file removed."""
     try:
+        file.parent.mkdir(parents=True, exist_ok=True)
         yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
+    except OSError as error:
+        if error.errno is None:  # the time-out of a cell is one too
+            raise
+        with suppress(OSError):
+            file.unlink()
+        why = f"{error.filename or file.parent} cannot be written ({error.strerror})"
+        raise NotebookError(f"notebooks: {why}. Free some space there, or make it writable.") from None
 
 
 def _cells(executed: Path) -> list[Any]:
@@ -154,15 +158,12 @@ def _last_cell(executed: Path) -> int:
     return max([number for number, start in begun if start], default=0)
 
 
-def _refuse_unfinished(path: Path, executed: Path) -> None:
+def _unfinished(executed: Path) -> str:
     """papermill takes `sys.exit(0)` in a cell for success, and leaves the cells after it alone."""
     waiting = sum(cell.execution_count is None for cell in _cells(executed))
     stopped = any(o.get("ename") == "SystemExit" for cell in _cells(executed) for o in cell.outputs)
-    if waiting or stopped:
-        raise NotebookError(
-            f"{path.name}, cell {_last_cell(executed)}: stopped by sys.exit or the like; {waiting} cells after it did "
-            f"not run. Take it out (see {executed})"
-        )
+    told = f"stopped by sys.exit or the like; {waiting} cells after it did not run. Take it out"
+    return told if waiting or stopped else ""
 
 
 def to_html(executed: Path, output: Path) -> Path:
@@ -175,9 +176,10 @@ def to_html(executed: Path, output: Path) -> Path:
     exporter = HTMLExporter(raw_template=OFFLINE_PAGE, exclude_input_prompt=True)
     exporter.exclude_output_prompt = True
     page, _ = exporter.from_notebook_node(notebook, resources={"metadata": {"name": title(executed)}})
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(page, encoding="utf-8")
-    return output
+    aside = output.with_suffix(".part")  # a page that was cut short would count as up to date
+    with _writing(aside):
+        aside.write_text(page, encoding="utf-8")
+        return aside.replace(output)
 
 
 def _with_mathml(markdown: str) -> str:
@@ -216,7 +218,7 @@ def build(
         NotebookError: a notebook failed; the pages of those before it are there.
     """
     paths, given = find_notebooks(names), parameters.plain(given or {})
-    _refuse_device(given.get(DEVICE_PARAMETER))
+    _refuse_here(given.get(DEVICE_PARAMETER), timeout_s)
     parameters.check_parameters(paths, {name: value for name, value in given.items() if name != DEVICE_PARAMETER})
     gallery = folder / ("gallery-own" if given else "gallery")
     pages = {path: gallery / f"{path.stem}.html" for path in paths}
@@ -234,8 +236,12 @@ def build(
     return list(pages.values())
 
 
-def _refuse_device(device: Any) -> None:
-    """Raises ConfigurationError for a device that cannot be chosen, UnavailableError for one that is not set up."""
+def _refuse_here(device: Any, timeout_s: float | None) -> None:
+    """Raises ConfigurationError for several ranks, a time that is none, and a device that cannot be chosen,
+    UnavailableError for one that is not set up."""
+    refuse_several_ranks()
+    if timeout_s is not None and not 0 < timeout_s < math.inf:
+        raise ConfigurationError(f"notebooks: timeout {timeout_s} is no time. Give more than 0 seconds, or none.")
     if device is not None and (not isinstance(device, str) or emulated_card(device) is None):
         raise ConfigurationError(
             f"notebooks: device {device!r} cannot be chosen; a notebook takes the fastest that is there. Only a GPU in "

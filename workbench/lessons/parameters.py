@@ -3,22 +3,29 @@
 papermill only warns about an unknown name, and it writes every value three times into the executed notebook.
 """
 
+import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import papermill
 
 from workbench.errors import ConfigurationError
+from workbench.gpus.catalogue import gpu
+from workbench.measure.categories import parse_bytes
+from workbench.models.source import locate, locate_config
+from workbench.paths import check_writable, runs_folder
+from workbench.recipe import Recipe
+from workbench.techniques import REGISTRY, technique
+from workbench.texts.corpus import load_corpus
 
-TYPES: dict[str, tuple[tuple[type, ...], str]] = {
-    "int": ((int,), "an integer"),
-    "float": ((int, float), "a number"),
-    "bool": ((bool,), "true or false"),
-    "str": ((str,), "a text"),
-}
+TYPES: dict[str, tuple[Any, str]] = {
+    "int": (int, "an integer"), "float": (int | float, "a number"), "bool": (bool, "true or false"),
+    "str": (str, "a text"),
+}  # fmt: skip
+MAY_BE_ZERO = ("sample_tokens", "num_workers", "seed")  # of the counts; no lesson has a negative one
 # how the tokens of Hugging Face, OpenAI, GitHub, GitLab, Slack, AWS, Google, PyPI and npm begin; JSON Web Tokens
 TOKENS = re.compile(
     r"(hf_|sk-|gh[opsur]_|github_pat_|glpat-|xox[abprs]-|AKIA|ASIA|AIza|pypi-|npm_)[\w-]{8,}|eyJ[\w-]+\.[\w-]+\.[\w-]*"
@@ -41,12 +48,13 @@ def plain(parameters: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def check_parameters(paths: Iterable[Path], parameters: Mapping[str, Any]) -> None:
+def check_parameters(paths: Sequence[Path], parameters: Mapping[str, Any]) -> None:
     """Refuse what papermill would pass on without a word.
 
     Raises:
         ConfigurationError: a name that none of the notebooks has, a value of another type than the notebook declares,
-            a value that looks like a secret.
+            a value that looks like a secret, or one that a cell would refuse.
+        UnavailableError: the model cannot be had.
     """
     declared = [of(path) for path in paths]
     known = sorted({name for names in declared for name in names})
@@ -56,12 +64,36 @@ def check_parameters(paths: Iterable[Path], parameters: Mapping[str, Any]) -> No
         _refuse_secret(name, value)
         for kind in {names[name] for names in declared if name in names}:
             _refuse_type(name, value, kind)
+    for path, names in zip(paths, declared, strict=True):
+        _refuse_values(path, names, parameters)
+
+
+def _refuse_values(path: Path, known: Mapping[str, str], given: Mapping[str, Any]) -> None:
+    """What a cell of this notebook would refuse some ten seconds after its kernel was started: by the recipe, by the
+    technique that is taught, by the text and the model; and records that could not be written."""
+    if "steps" in known:
+        check_writable(runs_folder())
+    values = {name: value for name, value in given.items() if name in known}
+    taught = REGISTRY.get(path.stem.partition("_")[2], Recipe)
+    for made in (Recipe, taught):
+        made(**{name: values[name] for name in values.keys() & made.__dataclass_fields__})  # type: ignore[union-attr]
+    found: dict[str, Callable[[str], Any]] = {"corpus": load_corpus, "large_model": locate_config, "gpu": gpu}
+    found["model"] = locate if "steps" in known else locate_config
+    found["budget"] = lambda text: parse_bytes(text, "budget")
+    found["kinds"] = lambda kinds: [technique("optimizer", kind=kind) for kind in kinds.split("+")]
+    found["among"] = lambda names: [technique(name) for name in names.split()]
+    for name in values.keys() & found.keys():
+        if values[name] not in ("auto", "cpu"):  # the lesson's own choice, and no GPU
+            found[name](values[name])
 
 
 def _refuse_type(name: str, value: Any, kind: str) -> None:
-    accepted, words = TYPES.get(kind, ((object,), ""))
+    accepted, words = TYPES.get(kind, (object, ""))
     if not isinstance(value, accepted) or (isinstance(value, bool) and kind in ("int", "float")):
         raise ConfigurationError(f"notebooks: {name} must be {words}, got {value!r}.")
+    least = int(kind == "int" and name not in MAY_BE_ZERO)
+    if kind in ("int", "float") and not least <= value < math.inf:
+        raise ConfigurationError(f"notebooks: {name} must be a number from {least}, got {value!r}.")
 
 
 def _refuse_secret(name: str, value: Any) -> None:

@@ -1,45 +1,51 @@
 """The folder of records as a whole: which runs are alive, which were killed, which one can be resumed.
 
-One JSON file per run, so there is nothing to lock. A run is alive as long as the process that began it is.
+One JSON file per run, so only who changes the record of another process needs a lock. A run is alive as long as the
+process that began it is.
 """
 
 import os
 import platform
 import shutil
 import sys
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
+from filelock import FileLock
 
 from workbench.errors import ConfigurationError, OutOfMemoryError
 from workbench.measure.categories import format_bytes
-from workbench.paths import runs_folder
+from workbench.paths import runs_folder, unwritten
 from workbench.records import checkpoints
 from workbench.records.record import WORLD, Record, Status, read_all
 from workbench.techniques import REGISTRY, Numerics
 
 UNFINISHED = (Status.KILLED, Status.INTERRUPTED, Status.FAILED, Status.OOM)
+LOCK = ".lock"  # held while the record of another process is changed; a process that ends lets go of it
 _running_here: set[str] = set()  # ids of the runs that this process is executing
 
 
-def begin(record: Record, folder: Path | None) -> Record:
+def begin(record: Record, folder: Path | None, resume: bool = False) -> Record:
     """Write the record as `running`, owned by this process.
 
+    Args:
+        resume: go on with the unfinished run that this one would repeat, if there is one.
+
     Raises:
-        ConfigurationError: the folder cannot be written to; nothing has been loaded yet.
+        ConfigurationError: the folder cannot be written to, or as `resumable` does; nothing has been loaded yet.
     """
-    record = replace(record, status=Status.RUNNING, error="", owner=_process(os.getpid()))
+    folder = folder or runs_folder()
     try:
-        record.save(folder)
+        with FileLock(folder / LOCK) if resume else nullcontext():  # two may want the same one
+            record = _resumed(record, folder) if resume else record
+            record = replace(record, status=Status.RUNNING, error="", owner=_process(os.getpid()))
+            _running_here.add(record.id)  # first: another thread may look for dead runs at any time
+            record.save(folder)
     except OSError as error:
-        raise ConfigurationError(
-            f"records: nothing can be written into {folder or runs_folder()} ({error.strerror}). Free some space, or "
-            "name another folder in the environment variable WORKBENCH_RUNS."
-        ) from None
-    _running_here.add(record.id)
+        raise ConfigurationError(f"folder: {unwritten(folder, error)}") from None
     return record
 
 
@@ -48,7 +54,6 @@ def end(record: Record, folder: Path | None) -> Record:
 
     The checkpoints of a run that ended well are of no use any more.
     """
-    _running_here.discard(record.id)
     checkpointed = checkpoint_folder(record, folder)
     if record.status is Status.OK:
         shutil.rmtree(checkpointed, ignore_errors=True)
@@ -58,9 +63,10 @@ def end(record: Record, folder: Path | None) -> Record:
     try:
         record.save(folder)
     except OSError as error:
-        warning = f"the record could not be written ({error.strerror}) and was printed instead"
-        record = replace(record, warnings=[*record.warnings, warning])
-        print(f"warning: {warning}. Keep these lines as {record.id}.json:\n{record.to_json()}", file=sys.stderr)
+        told = f"the record was printed instead of written: {unwritten(folder or runs_folder(), error)}"
+        record = replace(record, warnings=[*record.warnings, told])
+        print(f"warning: {told} Keep these lines as {record.id}.json:\n{record.to_json()}", file=sys.stderr)
+    _running_here.discard(record.id)
     return record
 
 
@@ -72,14 +78,10 @@ def out_of_memory_error(record: Record) -> OutOfMemoryError:
     return OutOfMemoryError(
         f"{record.label} did not fit into the {room} of {record.device}: {record.error} {cure} "
         "For a diagnosis: python -m workbench doctor",
-        record_id=record.id,
-        phase=record.peak_phase,
-        operation=record.failed_operation,
-        by_category=record.by_category,
-        requested_bytes=record.requested_bytes,
-        allocated_bytes=record.allocated_at_failure_bytes,
+        record_id=record.id, phase=record.peak_phase, operation=record.failed_operation, by_category=record.by_category,
+        requested_bytes=record.requested_bytes, allocated_bytes=record.allocated_at_failure_bytes,
         reserved_bytes=record.reserved_at_failure_bytes,
-    )
+    )  # fmt: skip
 
 
 def mark_killed(folder: Path | None = None) -> list[Record]:
@@ -87,38 +89,56 @@ def mark_killed(folder: Path | None = None) -> list[Record]:
 
     Runs of other living processes, and of other machines that share the folder, are left alone.
     """
-    dead = [record for record in read_all(folder) if record.status is Status.RUNNING and not _alive(record)]
-    marked = [replace(record, status=Status.KILLED, error="the process ended without a word") for record in dead]
-    for record in marked:
-        record.save(folder)
+    folder, marked = folder or runs_folder(), list[Record]()
+    if not _dead(folder):
+        return marked
+    with suppress(OSError), FileLock(folder / LOCK):  # a folder that cannot be written to is still shown
+        for record in _dead(folder):  # anew: another process may have marked one meanwhile, and gone on with it
+            marked.append(replace(record, status=Status.KILLED, error="the process ended without a word"))
+            marked[-1].save(folder)
     return marked
+
+
+def _dead(folder: Path) -> list[Record]:
+    return [record for record in read_all(folder) if record.status is Status.RUNNING and not _alive(record)]
 
 
 def checkpoint_folder(record: Record, folder: Path | None) -> Path:
     return (folder or runs_folder()) / record.id / "checkpoints"
 
 
-def model_folder(record: Record, folder: Path | None) -> Path:
-    return (folder or runs_folder()) / record.id / "model"
-
-
 def resumable(record: Record, folder: Path | None) -> Record | None:
     """The newest unfinished run with a whole checkpoint that a new one would repeat; None if there is none to resume.
 
     Raises:
-        ConfigurationError: there is one, but of another recipe, text or device; the message names every difference.
+        ConfigurationError: there is one, but of another recipe, text or device; the message names every difference. Or
+            the same run is going on in another process, which is named.
     """
-    found = [other for other in read_all(folder) if other.status in UNFINISHED]
-    found = [other for other in found if checkpoints.newest_checkpoint(checkpoint_folder(other, folder))]
-    differences = [(other, _differences(other, record)) for other in reversed(found)]
-    same = next((other for other, different in differences if not different), None)
-    if same is None and differences:
-        other, different = differences[0]
-        raise ConfigurationError(
-            f"resume: the unfinished run {other.id} is another one: {'; '.join(different)}. "
-            "Give the same recipe and text, or run without resume."
-        )
-    return same
+    another = ""
+    for other in reversed(read_all(folder)):
+        different = _differences(other, record)
+        if other.status is Status.RUNNING and not different and _alive(other):
+            raise ConfigurationError(
+                f"resume: this run goes on as {other.id}, in process {other.owner.get('pid')} on "
+                f"{other.owner.get('host')}. Wait for it, or end it. If nobody runs it any more, write killed for "
+                f"running in {other.path(folder)}."
+            )
+        if other.status in UNFINISHED and checkpoints.newest_checkpoint(checkpoint_folder(other, folder)):
+            if not different:
+                return other
+            another = another or f"the unfinished run {other.id} is another one: {'; '.join(different)}"
+    if another:
+        raise ConfigurationError(f"resume: {another}. Give the same recipe and text, or run without resume.")
+    return None
+
+
+def _resumed(record: Record, folder: Path) -> Record:
+    """The run to go on with, under the conditions asked for now; or the new one, which says that there is none."""
+    if (found := resumable(record, folder)) is not None:
+        return replace(found, memory_cap_bytes=record.memory_cap_bytes, device_bytes=record.device_bytes)
+    told = "nothing to resume: no unfinished run of this recipe has a whole checkpoint, so this one starts anew"
+    print(f"warning: {told}", file=sys.stderr)
+    return replace(record, warnings=[*record.warnings, told])
 
 
 def _differences(one: Record, other: Record) -> list[str]:
@@ -133,14 +153,17 @@ def _process(pid: int) -> dict[str, Any]:
 
 
 def _alive(record: Record) -> bool:
-    owner = record.owner
-    if not owner:
-        return False
-    if owner["host"] != platform.node():
-        return True  # nobody here can tell
-    if owner["pid"] == os.getpid():
+    """Where nobody can tell, yes: on another machine, of another user, or of an owner that is no process."""
+    owner = record.owner if isinstance(record.owner, dict) else {}
+    pid, began = owner.get("pid"), owner.get("began")
+    if owner.get("host") != platform.node() or type(pid) is not int:
+        return bool(record.owner)
+    if pid == os.getpid():
         return record.id in _running_here
     try:
-        return bool(abs(_process(owner["pid"])["began"] - owner["began"]) < 1.0)
-    except psutil.Error:
+        process = psutil.Process(pid)
+        return process.status() != psutil.STATUS_ZOMBIE and not abs(process.create_time() - began) >= 1.0
+    except (psutil.NoSuchProcess, ValueError, OverflowError):  # no process can have such a number
         return False
+    except (psutil.Error, TypeError):
+        return True

@@ -9,9 +9,9 @@ import torch
 from workbench.errors import ConfigurationError
 from workbench.measure.allocators import total_bytes
 from workbench.measure.categories import format_bytes, parse_bytes
+from workbench.models import source as models
 from workbench.models.gpt2 import learning_rate
 from workbench.models.load import check_trainable, load_config, load_tokenizer, quiet
-from workbench.models.source import ModelSource, check_length, check_sample, check_vocabulary, locate, resolve_auto
 from workbench.recipe import Recipe
 from workbench.techniques import REGISTRY, Capability
 from workbench.texts import corpus
@@ -32,7 +32,7 @@ class Job:
 
     recipe: Recipe
     device: torch.device
-    source: ModelSource
+    source: models.ModelSource
     config: Any
     tokenizer: "PreTrainedTokenizerBase"
     text: corpus.Corpus
@@ -59,19 +59,19 @@ def prepare(recipe: Recipe, device: torch.device, sample_tokens: int = 0) -> Job
         UnavailableError: the hub cannot be reached.
     """
     own = own_examples(recipe)
-    recipe = replace(recipe, model=resolve_auto(recipe.model, device.type))
+    recipe = replace(recipe, model=models.resolve_auto(recipe.model, device.type))
     text = corpus.load_corpus(recipe.corpus)
-    source = locate(recipe.model)
+    source = models.locate(recipe.model)
     with quiet():
         config, tokenizer = load_config(source), load_tokenizer(source)
     taken = {t.name: t.positions for t in recipe.techniques if t.positions}
     check_trainable(source, config)
     for technique in recipe.techniques:
         technique.check_config(config)
-    check_length(source, config, recipe.sequence_length, taken)
-    check_vocabulary(source, config, tokenizer)
+    models.check_length(source, config, recipe.sequence_length, taken)
+    models.check_vocabulary(source, config, tokenizer)
     prompt = tokenizer(corpus.prompt(text))["input_ids"] if sample_tokens else []
-    check_sample(source, config, len(prompt) + sum(taken.values()), sample_tokens)
+    models.check_sample(source, config, len(prompt) + sum(taken.values()), sample_tokens)
     corpus.check_in_memory(text, own)
     blocks = corpus.make_blocks(text, tokenizer, recipe.sequence_length, recipe.effective_batch_size)
     return Job(recipe, device, source, config, tokenizer, text, blocks)

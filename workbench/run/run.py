@@ -7,9 +7,10 @@ import math
 import os
 import shutil
 import sys
+import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from tqdm import tqdm
-from transformers import PreTrainedModel, TrainerCallback, TrainingArguments, set_seed
+from transformers import PreTrainedModel, TrainerCallback, set_seed
 from transformers.initialization import no_init_weights
 
-from workbench.errors import UnavailableError
+from workbench.errors import ConfigurationError, UnavailableError, WorkbenchError
 from workbench.gpus.emulator.call import also_on_emulated_devices
 from workbench.gpus.emulator.padding import announce_padding
 from workbench.measure.allocators import allocator_for, capped, total_bytes
@@ -32,18 +33,12 @@ from workbench.measure.out_of_memory import Refusal, read
 from workbench.models.generate import generate
 from workbench.models.known import family_of
 from workbench.models.load import count_parameters, load_model, quiet, save_model, storage_type
+from workbench.paths import FULL, check_writable, runs_folder, unwritten
 from workbench.recipe import Recipe
 from workbench.records import checkpoints, store
 from workbench.records.record import Record, Status, find_equal
+from workbench.run import trainer as seams
 from workbench.run.job import Job, check_resuming, check_saving, memory_cap_bytes, prepare, why_not_here
-from workbench.run.trainer import (
-    SeamTrainer,
-    assemble,
-    model_arguments,
-    prepare_data,
-    prepare_model,
-    training_arguments,
-)
 from workbench.run.world import World, refuse_several_ranks
 from workbench.techniques.base import Call
 from workbench.texts import corpus
@@ -53,6 +48,8 @@ OOM_WORDS = (  # of cuBLAS, the driver, MPS, and the CPU on Linux and Windows, w
     "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory", "MPS backend out of memory", "can't allocate memory",
     "not enough memory: you tried to allocate",
 )  # fmt: skip
+
+_going_on: dict[int, str] = {}  # the run of this process, by its number: a fork has another
 
 Observer = Callable[[Callable[[], Record]], None]
 
@@ -115,34 +112,55 @@ def run(
             Other failures are recorded as `failed` or `interrupted` and raised.
     """
     refuse_several_ranks()
-    store.mark_killed(folder)
-    world = World.find(device)
-    limits = {"memory_cap_bytes": memory_cap_bytes(memory_cap, world.device), "device_bytes": total_bytes(world.device)}
-    check_saving(recipe, save)
-    check_resuming(recipe, checkpoint_every, resume, longest_first)
-    lacking = why_not_here(recipe, world.device)
-    job = prepare(recipe, world.device, sample_tokens)
-    asked: dict[str, Any] = {**limits, "longest_first": longest_first}
-    facts = {**asdict(world), "data_sha256": job.text.sha256, "learning_rate": job.learning_rate}
-    record = Record.start(job.recipe, model=job.recipe.model, **facts, **asked)
-    if reuse and save is None and (known := find_equal(record, sampled=bool(sample_tokens), folder=folder)):
-        return known
-    if resume and (unfinished := store.resumable(record, folder)):
-        record = replace(unfinished, **asked)
-    if lacking:
-        replace(record, status=Status.UNAVAILABLE, error=lacking).save(folder)
-        raise UnavailableError(lacking)
-    options = Options(folder, save, sample_tokens, checkpoint_every, observe)
-    record = store.begin(record, folder)
-    record, error = execute(job, record, options)
-    record = store.end(record, folder)
-    # raised here, where no handler is active: a chained traceback would keep the run's tensors alive
-    if record.status is Status.OOM:
-        allocator_for(world.device).prepare()  # collects what the run's reference cycles still hold
-        raise store.out_of_memory_error(record)
-    if error is not None:
-        raise error
-    return record
+    with only_run(recipe):
+        if not reuse:
+            check_writable(folder or runs_folder())
+        store.mark_killed(folder)
+        world = World.find(device)
+        cap, total = memory_cap_bytes(memory_cap, world.device), total_bytes(world.device)
+        check_saving(recipe, save)
+        check_resuming(recipe, checkpoint_every, resume, longest_first)
+        lacking = why_not_here(recipe, world.device)
+        job = prepare(recipe, world.device, sample_tokens)
+        record = Record.start(
+            job.recipe, model=job.recipe.model, data_sha256=job.text.sha256, learning_rate=job.learning_rate,
+            memory_cap_bytes=cap, device_bytes=total, longest_first=longest_first, **asdict(world),
+        )  # fmt: skip
+        if reuse and save is None and (known := find_equal(record, sampled=bool(sample_tokens), folder=folder)):
+            return known
+        if lacking:
+            store.end(replace(record, status=Status.UNAVAILABLE, error=lacking), folder)
+            raise UnavailableError(lacking)
+        record = store.begin(record, folder, resume)
+        record, error = execute(job, record, Options(folder, save, sample_tokens, checkpoint_every, observe))
+        record = store.end(record, folder)
+        # raised here, where no handler is active: a chained traceback would keep the run's tensors alive
+        if record.status is Status.OOM:
+            allocator_for(world.device).prepare()  # collects what the run's reference cycles still hold
+            raise store.out_of_memory_error(record)
+        if error is not None:
+            raise error
+        return record
+
+
+@contextmanager
+def only_run(recipe: Recipe) -> Iterator[None]:
+    """PyTorch's modes, Accelerate's state and the libraries' settings are the whole process's: two runs spoil both.
+
+    Raises:
+        ConfigurationError: another run goes on in this process, in another thread or around this one.
+    """
+    mine = f"{recipe.label} on {recipe.model}, in the thread {threading.current_thread().name}"
+    try:
+        if (other := _going_on.setdefault(os.getpid(), mine)) is not mine:
+            raise ConfigurationError(
+                f"run: another run goes on in this process ({other}), and two would spoil each other. Wait for it, "
+                "stop it with Ctrl-C or the playground's Stop, or start this one in a process of its own."
+            )
+        yield
+    finally:
+        if _going_on.get(os.getpid()) is mine:
+            del _going_on[os.getpid()]
 
 
 def execute(job: Job, record: Record, options: Options) -> tuple[Record, BaseException | None]:
@@ -157,21 +175,20 @@ def execute(job: Job, record: Record, options: Options) -> tuple[Record, BaseExc
                 contexts.enter_context(technique.run_context())
             contexts.enter_context(capped(job.device, record.memory_cap_bytes))
             return execution.complete(), None
-    except (KeyboardInterrupt, SystemExit) as error:
-        failure, facts = error, {"status": Status.INTERRUPTED, "error": "interrupted by the user"}
     except Exception as error:
         failure, words = error, f"{type(error).__name__}: {error}"
+        if isinstance(error, OSError) and error.errno in FULL:
+            place = Path(str(error.filename or options.folder or runs_folder()))
+            failure = WorkbenchError(words := f"run: {unwritten(place, error)}")
         facts = {"status": Status.FAILED, "error": words}
         if isinstance(error, torch.OutOfMemoryError) or any(known in words for known in OOM_WORDS):
             facts = {"status": Status.OOM, "error": words.splitlines()[0], **execution.refusal(words)}
+    except BaseException as error:  # Ctrl-C, sys.exit, a generator that is closed
+        failure, facts = error, {"status": Status.INTERRUPTED, "error": "interrupted by the user"}
     record = replace(execution.so_far(), **facts)
-    execution.let_go(failure)
+    execution.trainer = execution.meter = None  # IPython keeps the traceback of a failed cell, whose frames keep these
+    clear_frames(failure)
     return record, None if record.status is Status.OOM else failure
-
-
-def _show_progress() -> bool:
-    """In a terminal and in JupyterLab; not where output is collected, as under papermill or in a pipe."""
-    return sys.stderr.isatty() or "JPY_SESSION_NAME" in os.environ
 
 
 class _Execution:
@@ -180,7 +197,7 @@ class _Execution:
     def __init__(self, job: Job, record: Record, options: Options) -> None:
         self.job, self.record, self.options = job, record, options
         self.emulated = EMULATED if job.device.type == "cuda" else ""  # this process may be told to use its CPU
-        self.trainer: SeamTrainer | None = None
+        self.trainer: seams.SeamTrainer | None = None
         self.meter: Meter | None = None
 
     def complete(self) -> Record:
@@ -189,13 +206,15 @@ class _Execution:
         allocator.prepare()
         before = allocator.in_use()
         with freeze_living_objects(), quiet():
-            data = prepare_data(job.recipe, job.blocks)
+            data = seams.prepare_data(job.recipe, job.blocks)
             model = self._load()
             text_before = self._sample(model)
             with Meter(model, before_bytes=before, cap_bytes=self.record.memory_cap_bytes) as meter:
                 self.meter = meter
                 watch = _Watch(meter, job, self)
-                trainer = self.trainer = assemble(job.recipe, model, data, self._arguments(), meter, [watch])
+                every, folder = self.options.checkpoint_every, self._checkpoints
+                arguments = seams.training_arguments(job.recipe, job.learning_rate, job.device, folder, every)
+                trainer = self.trainer = seams.assemble(job.recipe, model, data, arguments, meter, [watch])
                 if self.record.longest_first:
                     trainer.put_longest_first()
                 if self.emulated:
@@ -206,16 +225,13 @@ class _Execution:
             self._note_actual(trainer, watch, model)
             text_after = self._sample(model)
             model_path = self._keep(model)
-        finite = math.isfinite(held_out_loss)
+        record = self.so_far()
+        diverged = why_diverged(record, held_out_loss, model.config.vocab_size)
         return replace(
-            self.so_far(),
-            status=Status.OK if finite else Status.DIVERGED,
-            error="" if finite else f"the loss was not a finite number after {len(self.so_far().losses)} good steps",
-            held_out_loss=held_out_loss if finite and not self.emulated else None,
-            text_before=text_before,
-            text_after=text_after,
-            model_path=model_path,
-        )
+            record, status=Status.DIVERGED if diverged else Status.OK, error=diverged,
+            held_out_loss=None if self.emulated or not math.isfinite(held_out_loss) else held_out_loss,
+            text_before=text_before, text_after=text_after, model_path=model_path,
+        )  # fmt: skip
 
     def refusal(self, message: str) -> dict[str, Any]:
         """What was refused, from the cap's keeper or, where the device refused, from its own words."""
@@ -223,30 +239,13 @@ class _Execution:
         refused = read(message) if watched.requested_bytes is None else watched
         return {
             "failed_operation": self.meter.tracker.failed_operation if self.meter else "",
-            "requested_bytes": refused.requested_bytes,
-            "allocated_at_failure_bytes": refused.allocated_bytes,
+            "requested_bytes": refused.requested_bytes, "allocated_at_failure_bytes": refused.allocated_bytes,
             "reserved_at_failure_bytes": refused.reserved_bytes,
-        }
-
-    def let_go(self, error: BaseException) -> None:
-        """IPython keeps the traceback of a failed cell, and its frames would keep the model and the optimizer."""
-        self.trainer = self.meter = None
-        clear_frames(error)
-
-    def keep_progress(self) -> None:
-        """Beside each checkpoint, what was measured until then: a kill leaves that."""
-        with suppress(OSError):
-            self.so_far().save(self.options.folder)
+        }  # fmt: skip
 
     @property
     def _checkpoints(self) -> Path:
         return store.checkpoint_folder(self.record, self.options.folder)
-
-    def _arguments(self) -> TrainingArguments:
-        job = self.job
-        return training_arguments(
-            job.recipe, job.learning_rate, job.device, self._checkpoints, self.options.checkpoint_every
-        )
 
     def _checkpoint(self) -> Path | None:
         """Where to go on, noted in the record; None at the beginning of a run that is new."""
@@ -261,36 +260,31 @@ class _Execution:
         if self.trainer is None or self.meter is None:
             return self.record
         history = [] if self.emulated else self.trainer.state.log_history
+        remarks = [*([NOT_COMPUTED] if self.emulated else []), *(f"corpus: {r}" for r in self.job.text.remarks)]
         return replace(
             self.record,
             **_memory(self.meter, self.record.peak_allocated_bytes or 0),
-            warnings=[
-                *([NOT_COMPUTED] if self.emulated else []),
-                *(f"corpus: {r}" for r in self.job.text.remarks),
-                *self.trainer.warnings,
-            ],
+            warnings=list(dict.fromkeys([*self.record.warnings, *remarks, *self.trainer.warnings])),
             micro_batch_size=self.trainer.micro_batch_size,
             gradient_accumulation_steps=self.trainer.args.gradient_accumulation_steps,
-            steps_done=self.trainer.state.global_step,
-            tokens_seen=self.trainer.tokens_seen,
+            steps_done=self.trainer.state.global_step, tokens_seen=self.trainer.tokens_seen,
             padding_tokens=None if self.emulated else self.trainer.padding_tokens,
-            losses=[entry["loss"] for entry in history if math.isfinite(entry.get("loss", math.nan))],
-            held_out_loss_before=next((entry["eval_loss"] for entry in history if "eval_loss" in entry), None),
-        )
+            losses=_finite(history, "loss"), held_out_loss_before=next(iter(_finite(history, "eval_loss")), None),
+        )  # fmt: skip
 
     def tokens_seen(self) -> int:
         return self.trainer.tokens_seen if self.trainer else 0
 
     def _load(self) -> PreTrainedModel:
         job = self.job
-        arguments = model_arguments(job.recipe, family_of(job.config))
+        arguments = seams.model_arguments(job.recipe, family_of(job.config))
         made = {name: value() if isinstance(value, Call) else value for name, value in arguments.items()}
         with no_init_weights() if self.emulated else nullcontext():  # nobody reads the numbers
             model = load_model(job.source, job.config, **made)
         if self.emulated:
             model.tie_weights()  # which would have been done with the drawing
         set_seed(job.recipe.seed)
-        model = prepare_model(job.recipe, model)
+        model = seams.prepare_model(job.recipe, model)
         model.to(job.device)  # type: ignore[arg-type]  # the stub takes no device
         return model
 
@@ -298,42 +292,56 @@ class _Execution:
         prompt, tokens = corpus.prompt(self.job.text), self.options.sample_tokens
         return generate(model, self.job.tokenizer, prompt, tokens) if tokens and not self.emulated else ""
 
-    def _note_actual(self, trainer: SeamTrainer, watch: "_Watch", model: PreTrainedModel) -> None:
+    def _note_actual(self, trainer: seams.SeamTrainer, watch: "_Watch", model: PreTrainedModel) -> None:
         autocast = trainer.accelerator.mixed_precision
         parameters, trainable = count_parameters(model)
         self.record = replace(
             self.record,
             dtype=f"autocast {autocast}" if autocast != "no" else storage_type(model),
-            parameters=parameters,
-            trainable_parameters=trainable,
-            skipped_steps=watch.skipped_steps,
-            **watch.speed(),
-        )
+            parameters=parameters, trainable_parameters=trainable, skipped_steps=watch.skipped_steps, **watch.speed(),
+        )  # fmt: skip
 
     def _keep(self, model: PreTrainedModel) -> str:
         """The folder of the fine-tuned model. If the disk refuses, the measurements are kept all the same."""
         if self.options.save is None:
             return ""
-        path = store.model_folder(self.record, self.options.folder)
+        path = self._checkpoints.with_name("model")
         try:
             save_model(model, self.job.tokenizer, self.job.source, self.options.save, path)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(path, ignore_errors=True)
-            self.trainer.warnings.append(f"the model was not saved: {error}")  # type: ignore[union-attr]
+            told = f"the model was not saved: {unwritten(path.parent, error)}"
+            self.record = replace(self.record, warnings=[*self.record.warnings, told])
             return ""
         return str(path)
+
+
+def _finite(history: list[dict[str, float]], name: str) -> list[float]:
+    return [entry[name] for entry in history if math.isfinite(entry.get(name, math.nan))]
+
+
+def why_diverged(record: Record, held_out_loss: float, vocabulary: int) -> str:
+    """What went wrong with the loss, and the cure; empty if nothing did.
+
+    Who knows nothing and takes all V tokens for equally likely has the loss ln V. A model with new weights begins
+    there, within one percent. One that ends above it, and above where it began, has lost what it knew.
+    """
+    before, blind = record.held_out_loss_before, math.log(vocabulary)
+    what = f"the loss was not a finite number after {len(record.losses)} good steps"
+    if math.isfinite(held_out_loss):
+        if before is None or held_out_loss <= 1.01 * max(before, blind):
+            return ""
+        what = f"the held-out loss rose from {before:.3f} to {held_out_loss:,.3f}; blind guessing has {blind:.3f}"
+    return f"{what}. Lower the learning rate, which was {record.learning_rate:g}."
 
 
 def _memory(meter: Meter, earlier_peak_bytes: int) -> dict[str, Any]:
     """The meter's report as fields of a record; none if the run ended before the first phase did, or if the part of
     the run before an interruption peaked higher."""
-    try:
-        report = meter.report()
-    except ValueError:
-        return {}
-    if report.peak_allocated_bytes < earlier_peak_bytes:
-        return {}
-    return vars(report)
+    with suppress(ValueError):
+        if (report := meter.report()).peak_allocated_bytes >= earlier_peak_bytes:
+            return vars(report)
+    return {}
 
 
 class _Watch(TrainerCallback):
@@ -346,7 +354,9 @@ class _Watch(TrainerCallback):
         self.meter, self.device, self.execution = meter, job.device, execution
         self.finite, self.skipped_steps = True, 0
         self.step_ends: list[tuple[float, int]] = []  # time, and tokens seen until then
-        steps, hidden = job.recipe.training_arguments()["max_steps"], not _show_progress()
+        # in a terminal and in JupyterLab; not where output is collected, as under papermill or in a pipe
+        hidden = not (sys.stderr.isatty() or "JPY_SESSION_NAME" in os.environ)
+        steps = job.recipe.training_arguments()["max_steps"]
         self.bar = tqdm(total=steps, desc=job.recipe.label, unit="step", disable=hidden, leave=False)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
@@ -377,7 +387,8 @@ class _Watch(TrainerCallback):
                 self.finite, control.should_training_stop = False, True
 
     def on_save(self, *_: Any, **__: Any) -> None:
-        self.execution.keep_progress()
+        with suppress(OSError):  # beside each checkpoint, what was measured until then: a kill leaves that
+            self.execution.so_far().save(self.execution.options.folder)
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         self.bar.close()
@@ -389,8 +400,5 @@ class _Watch(TrainerCallback):
         if timed < 1 or self.meter.enforces_cap or self.execution.emulated:
             return {"timed_steps": 0}
         (start, before), (end, after) = self.step_ends[WARM_UP_STEPS - 1], self.step_ends[-1]
-        return {
-            "timed_steps": timed,
-            "step_time_s": (end - start) / timed,
-            "tokens_per_s": (after - before) / (end - start),
-        }
+        seconds = end - start
+        return {"timed_steps": timed, "step_time_s": seconds / timed, "tokens_per_s": (after - before) / seconds}

@@ -16,6 +16,7 @@ from workbench.errors import ConfigurationError
 from workbench.measure.categories import Phase
 from workbench.measure.meter import Meter
 from workbench.models.family import ModelFamily
+from workbench.paths import unwritten
 from workbench.recipe import Recipe
 from workbench.records import checkpoints
 from workbench.techniques.base import Arguments, Call, Technique
@@ -121,7 +122,7 @@ class SeamTrainer(Trainer):
         except (OSError, RuntimeError, SafetensorError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
-            self.warnings.append(f"no {name}: {str(error).splitlines()[0]}")
+            self.warnings.append(f"no {name}: {unwritten(folder, error)}")
         finally:
             shutil.rmtree(self._aside, ignore_errors=True)
             self._aside = None
@@ -163,10 +164,8 @@ def prepare_data(recipe: Recipe, blocks: Blocks) -> dict[str, Any]:
         if call := technique.examples():
             train = _examples(technique, call, blocks.text, recipe.seed)
     for technique in recipe.techniques:
-        if call := technique.dataset():
-            train = call(train)
-        if call := technique.collator():
-            collator = call(collator)
+        train = call(train) if (call := technique.dataset()) else train
+        collator = call(collator) if (call := technique.collator()) else collator
     return {"train_dataset": train, "eval_dataset": blocks.held_out, "data_collator": collator}
 
 
@@ -184,10 +183,9 @@ def model_arguments(recipe: Recipe, family: ModelFamily) -> Arguments:
 
 def prepare_model(recipe: Recipe, model: PreTrainedModel) -> PreTrainedModel:
     """Apply the recipe's dropout and every technique's model seam."""
-    if recipe.dropout is not None:
-        for module in model.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = recipe.dropout
+    for module in model.modules():
+        if recipe.dropout is not None and isinstance(module, torch.nn.Dropout):
+            module.p = recipe.dropout
     for technique in recipe.techniques:
         model = technique.applied_to(model)
     for technique in recipe.techniques:
@@ -218,22 +216,17 @@ def training_arguments(
     recipe: Recipe, learning_rate: float, device: torch.device, folder: Path, checkpoint_every: int | None = None
 ) -> TrainingArguments:
     """The arguments of a run on one device; `checkpoint_every` so many steps, a checkpoint goes into `folder`."""
-    values = {"dataloader_pin_memory": device.type == "cuda", **argument_values(recipe, learning_rate)}
-    if checkpoint_every:
-        values |= {"save_strategy": "steps", "save_steps": checkpoint_every}
+    saving = {"save_strategy": "steps", "save_steps": checkpoint_every} if checkpoint_every else {}
+    values = {"dataloader_pin_memory": device.type == "cuda", **argument_values(recipe, learning_rate), **saving}
     arguments = TrainingArguments(output_dir=str(folder), use_cpu=device.type == "cpu", disable_tqdm=True, **values)
     arguments._n_gpu = min(arguments.n_gpu, 1)  # with several, DataParallel would multiply the batch
     return arguments
 
 
 def assemble(
-    recipe: Recipe,
-    model: PreTrainedModel,
-    data: dict[str, Any],
-    arguments: TrainingArguments,
-    meter: Meter,
-    callbacks: list[TrainerCallback],
-) -> SeamTrainer:
+    recipe: Recipe, model: PreTrainedModel, data: dict[str, Any], arguments: TrainingArguments,
+    meter: Meter, callbacks: list[TrainerCallback],
+) -> SeamTrainer:  # fmt: skip
     """The Trainer for a recipe whose data and model have been prepared."""
     trainer = SeamTrainer(meter=meter, model=model, args=arguments, callbacks=callbacks, **data)
     trainer.remove_callback(PrinterCallback)

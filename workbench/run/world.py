@@ -6,6 +6,7 @@ and how many there are. PyTorch is imported only where a device is looked at, so
 
 import os
 import platform
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -16,9 +17,11 @@ from workbench.records.record import device_text
 if TYPE_CHECKING:
     import torch
 
-# torchrun's and MPI's, as Accelerate reads them to decide how it trains
-SIZE_VARIABLES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
-LAUNCHERS_VARIABLES = ("RANK", "LOCAL_RANK", *SIZE_VARIABLES)
+# torchrun's, MPI's and Slurm's; Accelerate reads most of them to decide how it trains
+SIZE_VARIABLES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_NTASKS")
+RANK_VARIABLES = ("RANK", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
+LAUNCHERS_VARIABLES = ("LOCAL_RANK", *RANK_VARIABLES, *SIZE_VARIABLES)
+ACCELERATES = ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_USE_")  # how their names begin; the Trainer obeys them
 
 
 @dataclass(frozen=True)
@@ -39,17 +42,12 @@ class World:
             UnavailableError: the device is not there.
             ConfigurationError: no such kind of device, or a launcher's variable that is no number.
         """
-        return cls.of(pick_device(device))
-
-    @classmethod
-    def of(cls, device: "torch.device") -> Self:
-        """This process with that device."""
         import torch
 
-        name = torch.cuda.get_device_name() if device.type == "cuda" else _processor()
-        threads = torch.get_num_threads() if device.type == "cpu" else None
-        world_size = max(_number(name, 1) for name in SIZE_VARIABLES)
-        return cls(_number("RANK", 0), world_size, device.type, name, threads)
+        kind = pick_device(device).type
+        name = torch.cuda.get_device_name() if kind == "cuda" else _processor()
+        world_size = max(_number(variable, 1) for variable in SIZE_VARIABLES)
+        return cls(_number("RANK", 0), world_size, kind, name, torch.get_num_threads() if kind == "cpu" else None)
 
     @property
     def device(self) -> "torch.device":
@@ -65,25 +63,28 @@ def refuse_several_ranks() -> None:
     """Runs on several ranks are not built yet: each rank would train a batch of its own and record it as the whole.
 
     A single rank under torchrun is refused too: the Trainer would wrap the model in DistributedDataParallel, whose
-    buckets take as much memory as the gradients.
+    buckets take as much memory as the gradients. So are settings of `accelerate launch`, which no record would show.
 
     Raises:
         ConfigurationError: a launcher started this process, or one of its variables is no number.
     """
     telling = [name for name in SIZE_VARIABLES if _number(name, 1) > 1]
-    telling += ["LOCAL_RANK"] if os.environ.get("LOCAL_RANK", "-1") != "-1" else []
+    telling += [name for name in RANK_VARIABLES if _number(name, 0) > 0]
+    telling += ["LOCAL_RANK"] if os.environ.get("LOCAL_RANK", "-1") != "-1" and _number("LOCAL_RANK", 0) >= 0 else []
+    known = ((name, os.environ[name].lower()) for name in sorted(os.environ) if name.startswith(ACCELERATES))
+    telling += [name for name, value in known if value not in ("no", "false", "0", "")]
     if telling:
         raise ConfigurationError(
             f"run: {telling[0]}={os.environ[telling[0]]} in the environment says that a launcher, such as torchrun, "
-            "started this process as one of its ranks. Runs on several ranks cannot be measured yet. Start it once, "
-            f"without the launcher; if there was none, unset {telling[0]}."
+            "started this process: it would train otherwise than its record says. Runs on several ranks cannot be "
+            f"measured yet. Start it once, without the launcher; if there was none, unset {telling[0]}."
         )
 
 
 def _number(variable: str, least: int) -> int:
     """A launcher's variable; the least that it can be where it is not set."""
-    text = os.environ.get(variable, str(least))
-    if not text.strip().isdecimal() or int(text) < least:
+    text = os.environ.get(variable, str(least)).strip()
+    if not re.fullmatch("[0-9]{1,9}", text) or int(text) < least:
         raise ConfigurationError(
             f"run: {variable} is {text!r:.40} in the environment, not a number from {least}. Unset it."
         )
@@ -111,7 +112,7 @@ def pick_device(name: str | None = None) -> "torch.device":
 
 def describe_device(device: "torch.device") -> str:
     """`NVIDIA A10 (cuda)`, or the processor with the number of threads PyTorch uses."""
-    return str(World.of(device))
+    return str(World.find(device.type))
 
 
 def _processor() -> str:
