@@ -3,8 +3,17 @@
 In a checkout they lie beside the package; a wheel has them in `workbench/_data`, where nothing is ever written.
 """
 
+import errno
 import os
+import platform
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from psutil import pid_exists
+
+from workbench.errors import UnavailableError
 
 PACKAGE = Path(__file__).resolve().parent
 ROOT = PACKAGE.parent
@@ -27,3 +36,39 @@ def _own_runs() -> Path:
     from platformdirs import user_data_path
 
     return user_data_path("gpt2-memory-workbench", appauthor=False) / "runs"
+
+
+@contextmanager
+def aside(folder: Path, what: str, ending: str = "") -> Iterator[Path]:
+    """A path to write to, until `put` gives the file its name. Nothing stays of it, nor of what killed processes left.
+
+    Raises:
+        UnavailableError: the disk is full, or the folder cannot be written to.
+    """
+    part = folder / f"{os.urandom(4).hex()}@{platform.node()}.{os.getpid()}-part{ending}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob("*-part*"):
+            host, _, pid = left.name.partition("-part")[0].rpartition(".")
+            if host.rpartition("@")[2] in (host, platform.node()) and pid.isdigit() and not pid_exists(int(pid)):
+                remove(left)
+        try:
+            yield part
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        why = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or error
+        cure = "Free some space, or name another place in the environment variable WORKBENCH_RUNS."
+        raise UnavailableError(f"{what} cannot be written to {folder}: {why}. {cure}") from None
+
+
+def put(part: Path, name: str) -> Path:
+    """The file under its name in the same folder, whole on the disk before it is there."""
+    with part.open("rb+") as file:
+        os.fsync(file.fileno())
+    return part.replace(part.with_name(name))
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it."""
+    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)

@@ -3,12 +3,14 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from workbench.errors import ConfigurationError
 from workbench.measure.categories import Category
 from workbench.settings import setting
 from workbench.techniques.base import Arguments, Call, Capability, Numerics, Stage, Technique
+from workbench.texts.corpus import encoded
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -42,9 +44,8 @@ class Padding(Technique):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.group_by_length and not self.dynamic:
-            raise ConfigurationError(
-                f"{self.name}: group_by_length changes nothing if every example is padded to T. Set dynamic to true."
-            )
+            idle = "group_by_length changes nothing if every example is padded to T"
+            raise ConfigurationError(f"{self.name}: {idle}. Set dynamic to true.")
 
     def examples(self) -> Call:
         return Call(paragraph_examples, {"pad_to_length": not self.dynamic})
@@ -63,10 +64,8 @@ def paragraph_examples(text: str, tokenizer: Any, length: int, batch: int, seed:
 
     rows = make_examples(text, tokenizer, length, batch)
     if not rows:
-        raise ValueError(
-            f"the text has fewer than {batch} paragraphs or pieces of {length} tokens, not enough for one batch. "
-            "Use a longer text or a smaller effective_batch_size."
-        )
+        few = f"the text has fewer than {batch} paragraphs or pieces of {length} tokens, not enough for one batch"
+        raise ValueError(f"{few}. Use a longer text or a smaller effective_batch_size.")
     return Dataset.from_list([pad_to(row, length) for row in rows] if pad_to_length else rows)
 
 
@@ -74,8 +73,8 @@ def make_examples(text: str, tokenizer: Any, length: int, batch: int) -> list[di
     """Paragraphs as rows of at most `length` tokens, each paragraph ended by the end-of-text token; whole batches."""
     paragraphs = [paragraph.strip() for paragraph in re.split(r"\n\s*\n", text) if paragraph.strip()]
     pieces = []
-    for tokens in tokenizer(paragraphs, verbose=False)["input_ids"]:
-        tokens = [*tokens, tokenizer.eos_token_id]
+    for paragraph in paragraphs:
+        tokens = [*chain.from_iterable(encoded([paragraph], tokenizer)), tokenizer.eos_token_id]
         pieces += [tokens[start : start + length] for start in range(0, len(tokens), length)]
     pieces = [piece for piece in pieces if len(piece) > 1]  # of a single token nothing is predicted
     pieces = pieces[: len(pieces) // batch * batch]
