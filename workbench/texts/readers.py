@@ -50,18 +50,19 @@ def read_documents(
         if kind == "saved":
             from datasets import load_from_disk
 
-            batches = load_from_disk(path).with_format(None).select_columns([column]).iter(1000)
+            batches = load_from_disk(path).with_format(None).select_columns([column]).iter(64)
         else:
             from pyarrow.parquet import ParquetFile
 
-            batches = (batch.to_pydict() for batch in ParquetFile(path).iter_batches(1000, columns=[column]))
+            file = ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)
+            batches = (batch.to_pydict() for batch in file.iter_batches(64, columns=[column]))
         yield from enumerate((text for batch in batches for text in batch[column]), 1)
         return
     with Path(path).open(encoding=encoding, newline="\n") as file:
         if kind == ".jsonl":
             yield from ((number, json.loads(line)[column]) for number, line in enumerate(file, 1) if line.strip())
         elif kind in (".csv", ".tsv"):
-            csv.field_size_limit(2**31 - 1)  # characters; the module's own limit is 131,072
+            csv.field_size_limit(2**26)  # characters, of four bytes meanwhile; the module's own limit is 131,072
             rows = csv.reader(file, strict=True, delimiter="\t" if kind == ".tsv" else ",")
             header = next(rows)
             for row in filter(None, rows):
@@ -139,13 +140,13 @@ def find_text(name: str, alternatives: str) -> TextSource:
     path = Path(os.path.expanduser(location))
     if not (location and os.path.exists(path)):
         looked = f"looked in {Path.cwd()}"
-        raise refusal(f"there is no file {name!r} ({looked}), and no embedded text of that name. {alternatives}")
+        raise refusal(f"there is no file {name!r:.200} ({looked}), and no embedded text of that name. {alternatives}")
     source = TextSource(name, path)
     files = source.files()
     if not files:
         held = sorted({other.suffix or other.name for other in source.others()})
         words = f"only {', '.join(held[:5])}" if held else "it is empty"
-        raise refusal(f"the folder {name!r} has no text in it ({words}). Put {', '.join(KINDS)} files there.")
+        raise refusal(f"the folder {location!r} has no text in it ({words}). Put {', '.join(KINDS)} files there.")
     for file in files:
         _check_kind(file)
     return replace(source, **_options(name, options, {_kind(file) for file in files}))
@@ -297,16 +298,18 @@ def _check_bytes(path: Path, encoding: str) -> bool:
                 raise refusal(f"{path} is not a text file: it contains zero bytes. {cure}")
             try:
                 text = decoder.decode(data, final=not data)
-            except UnicodeDecodeError as error:
+            except UnicodeError as error:
                 raise _undecodable(path, encoding, error, line) from None
             line, shown = line + text.count("\n"), shown or (bool(text) and not text.isspace())
     return shown
 
 
-def _undecodable(path: Path, encoding: str, error: UnicodeDecodeError, line: int) -> ConfigurationError:
+def _undecodable(path: Path, encoding: str, error: UnicodeError, line: int) -> ConfigurationError:
     """`line` is the one where the bytes of the error begin."""
-    line += error.object.count(b"\n", 0, error.start)
     name = encoding.removesuffix("-sig").upper()
+    if not isinstance(error, UnicodeDecodeError):
+        return refusal(f"{path} is not {name}: {error}. Name its encoding, for example {path}:encoding=utf-8")
+    line += error.object.count(b"\n", 0, error.start)
     what = f"byte {error.object[error.start]:#04x} in line {line}"
     if error.reason.startswith("unexpected end"):
         cure = f"Copy it again, or name its encoding: {path}:encoding=latin-1"
