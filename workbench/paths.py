@@ -6,9 +6,8 @@ In a checkout they lie beside the package; a wheel has them in `workbench/_data`
 import errno
 import os
 import platform
-import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from psutil import pid_exists
@@ -51,11 +50,10 @@ def aside(folder: Path, what: str, ending: str = "") -> Iterator[Path]:
         for left in folder.glob("*-part*"):
             host, _, pid = left.name.partition("-part")[0].rpartition(".")
             if host.rpartition("@")[2] in (host, platform.node()) and pid.isdigit() and not pid_exists(int(pid)):
-                remove(left)
-        try:
+                left.unlink()
+        with ExitStack() as stack:
+            stack.callback(part.unlink, missing_ok=True)
             yield part
-        finally:
-            part.unlink(missing_ok=True)
     except OSError as error:
         why = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or error
         cure = "Free some space, or name another place in the environment variable WORKBENCH_RUNS."
@@ -67,8 +65,3 @@ def put(part: Path, name: str) -> Path:
     with part.open("rb+") as file:
         os.fsync(file.fileno())
     return part.replace(part.with_name(name))
-
-
-def remove(path: Path) -> None:
-    """Remove a file, or a folder with all that is in it."""
-    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)

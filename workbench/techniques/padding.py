@@ -71,12 +71,11 @@ def paragraph_examples(text: str, tokenizer: Any, length: int, batch: int, seed:
 
 def make_examples(text: str, tokenizer: Any, length: int, batch: int) -> list[dict[str, Any]]:
     """Paragraphs as rows of at most `length` tokens, each paragraph ended by the end-of-text token; whole batches."""
-    paragraphs = [paragraph.strip() for paragraph in re.split(r"\n\s*\n", text) if paragraph.strip()]
     pieces = []
-    for paragraph in paragraphs:
-        tokens = [*chain.from_iterable(encoded([paragraph], tokenizer)), tokenizer.eos_token_id]
-        pieces += [tokens[start : start + length] for start in range(0, len(tokens), length)]
-    pieces = [piece for piece in pieces if len(piece) > 1]  # of a single token nothing is predicted
+    for paragraph in filter(str.strip, re.split(r"\n\s*\n", text)):
+        tokens = [*chain.from_iterable(encoded([paragraph.strip()], tokenizer)), tokenizer.eos_token_id]
+        # none begins at the last token: of a single one nothing is predicted
+        pieces += [tokens[start : start + length] for start in range(0, len(tokens) - 1, length)]
     pieces = pieces[: len(pieces) // batch * batch]
     return [{"input_ids": piece, "attention_mask": [1] * len(piece), "length": len(piece)} for piece in pieces]
 
@@ -95,9 +94,8 @@ def pad(rows: list[dict[str, list[int]]]) -> dict[str, Any]:
     import torch
     from torch.nn.utils.rnn import pad_sequence
 
-    ids = [torch.tensor(row["input_ids"]) for row in rows]
     masks = [torch.tensor(row.get("attention_mask", [1] * len(row["input_ids"]))) for row in rows]
-    input_ids = pad_sequence(ids, batch_first=True, padding_value=0)
+    input_ids = pad_sequence([torch.tensor(row["input_ids"]) for row in rows], batch_first=True, padding_value=0)
     attention_mask = pad_sequence(masks, batch_first=True, padding_value=0)
     labels = input_ids.masked_fill(attention_mask == 0, -100)
     return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}

@@ -7,6 +7,7 @@ needed, and its token blocks lie in an Arrow file, memory-mapped.
 import hashlib
 import os
 import re
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from workbench.paths import CORPORA, aside, put, remove, runs_folder
+from workbench.paths import CORPORA, aside, put, runs_folder
 from workbench.texts import readers as texts
 
 if TYPE_CHECKING:
@@ -122,8 +123,7 @@ def load_corpus(name: str) -> Corpus:
         here = f"{name!r} is the embedded text; what has this name in the working folder is ./{name}"
         digest = hashlib.sha256(f"{train}\0{held_out}".encode()).hexdigest()
         return Corpus(name, train, held_out, digest, remarks=(here,) if os.path.lexists(name) else ())
-    known = f"Embedded: {', '.join(embedded())}. Give one of these or the path of a UTF-8 text file."
-    source = texts.find_text(name, known)
+    source = texts.find_text(name, f"Embedded: {', '.join(embedded())}. Give one of these or the path of a UTF-8 text.")
     signature = source.signature()
     is_short = sum(size for _, size, *_ in signature) <= IN_MEMORY_CHARACTERS
     return (_survey if is_short else _survey_unless_changed)(source, signature)
@@ -301,8 +301,7 @@ def _pieces(text: Iterable[str]) -> Iterator[str]:
     """
     size, most, rest = PIECE_CHARACTERS, LONGEST_PIECE, ""
     usual = rf".{{1,{size}}}\Z|.{{{size},{most}}}?(?:{SPACE}|\Z)"
-    scarce = (f".{{1,{most}}}{place}" for place in (SPACE, WORD_END, WHOLE, ""))
-    best = re.compile("|".join((usual, *scarce)), re.DOTALL)
+    best = re.compile("|".join([usual, *(f".{{1,{most}}}{end}" for end in (SPACE, WORD_END, WHOLE, ""))]), re.DOTALL)
     for part in chain(text, [None]):
         rest += part or ""
         start = 0
@@ -319,11 +318,11 @@ def _tokenised(corpus: Corpus, text: Stream, tokenizer: "PreTrainedTokenizerBase
     state = hashlib.sha256(f"{corpus.sha256} {_state(tokenizer)} {length}".encode()).hexdigest()[:24]
     folder = runs_folder() / "tokens"
     with aside(folder, f"corpus: the tokens of {corpus.name}") as part:
-        for path in folder.glob(f"{state}*.arrow"):
-            facts = texts.TextSource(path.name, path).signature()
-            if path.is_file() and os.access(path, os.R_OK) and path.stem.endswith(_digest(path, facts)):
+        for path in folder.glob(f"{state}-*.arrow"):
+            facts = path.is_file() and os.access(path, os.R_OK) and texts.TextSource(path.name, path).signature()
+            if facts and path.stem.endswith(_digest(path, facts)):
                 return path
-            remove(path)
+            shutil.rmtree(path, ignore_errors=True)  # a folder; a file is replaced, which another process may have done
         _write_blocks(_cut(_shown(text), tokenizer, length), part)
         if text.source.signature() != text.signature:
             raise texts.refusal(f"{corpus.name} was changed while it was read. Start again.")
@@ -349,4 +348,3 @@ def _write_blocks(blocks: Iterator[list[int]], path: Path) -> None:
     with ArrowWriter(path=str(path)) as writer:
         while some := list(islice(blocks, BLOCKS_AT_A_TIME)):
             writer.write_batch({"input_ids": some})
-        writer.finalize()

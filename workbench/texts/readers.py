@@ -27,6 +27,7 @@ CHUNK = 1 << 20  # bytes to check, characters to read at a time
 Signature = tuple[tuple[Any, ...], ...]
 KINDS = (".txt", ".md", ".jsonl", ".csv", ".tsv", ".parquet")
 PLAIN, TABLES, SEPARATORS = (".txt", ".md", ""), (".parquet", "saved"), {".csv": ",", ".tsv": "\t"}
+SAVED = ("dataset_dict.json", "state.json")  # what tells a folder that `datasets` wrote
 WITHOUT = {"column": PLAIN, "encoding": TABLES}  # options, and the kinds that have no such thing
 SURROGATE = re.compile(r"[\ud800-\udfff]")
 MAGIC = {b"%PDF": "PDF", b"PK\3\4": "zip", b"\x1f\x8b": "gzip", b"PAR1": "Parquet", b"\x28\xb5\x2f\xfd": "zstd"}
@@ -107,8 +108,7 @@ class TextSource:
     @property
     def is_folder(self) -> bool:
         """A folder of texts; one that a `datasets.Dataset` was saved to counts as a file."""
-        saved = (self.path / "dataset_dict.json").is_file() or (self.path / "state.json").is_file()
-        return self.path.is_dir() and not saved
+        return self.path.is_dir() and not any((self.path / name).is_file() for name in SAVED)
 
     def others(self) -> list[Path]:
         """Files of a folder that are of no known kind."""
@@ -271,8 +271,7 @@ def _checked(where: str, column: str, text: Any) -> str | None:
     if text is None:
         return None
     if not isinstance(text, str):
-        kind = type(text).__name__
-        raise refusal(f"{where}: {column!r} holds a {kind}, not a text. Choose another column, or make it a text.")
+        raise refusal(f"{where}: {column!r} holds a {type(text).__name__}, not a text. Choose another column.")
     if not text.isascii() and (found := SURROGATE.search(text)):
         half = f"character {found.end()} is half of a surrogate pair, which no text can have"
         raise refusal(f"{where}: {half}. Remove it, or write the file again as UTF-8.")
@@ -288,8 +287,7 @@ def _check_bytes(path: Path, encoding: str) -> bool:
     with path.open("rb") as file:
         begin = file.peek(4)
         for kind in (kind for magic, kind in MAGIC.items() if begin.startswith(magic)):
-            cure = "Unpack or convert it, or give it its own ending."
-            raise refusal(f"{path} is not a text file: it begins like a {kind} file. {cure}")
+            raise refusal(f"{path} is not a text file: it begins like a {kind} file. Unpack it, or correct its ending.")
         while data:
             data = file.read(CHUNK)
             if b"\0" in data and not encoding.startswith(("utf-16", "utf-32")):
