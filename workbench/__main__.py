@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
@@ -44,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")  # Windows consoles may not know an arrow
     args = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does, and leaves no temporary files
     try:
         return int(args.function(args) or 0)
     except WorkbenchError as error:

@@ -285,7 +285,7 @@ def _cut(text: Iterable[str], tokenizer: "PreTrainedTokenizerBase", length: int)
 
 SPACE = r"(?<=\S)(?=[ \n])"
 WHOLE = r"(?<!\u200d)(?![\u0300-\u036f\u200d\ufe00-\ufe0f\U0001f3fb-\U0001f3ff])"  # after a character and its marks
-WORD_END = rf"(?:(?=<\|endoftext\|>)|(?<=[^\W_])(?=\W){WHOLE})"
+WORD_END = rf"(?:(?=<\|endoftext\|>)|(?<=[^\W_])(?<!<\|endoftext)(?=\W){WHOLE})"
 
 
 def _pieces(text: Iterable[str]) -> Iterator[str]:
@@ -322,7 +322,8 @@ def _tokenised(corpus: Corpus, text: Stream, tokenizer: "PreTrainedTokenizerBase
             facts = path.is_file() and os.access(path, os.R_OK) and texts.TextSource(path.name, path).signature()
             if facts and path.stem.endswith(_digest(path, facts)):
                 return path
-            shutil.rmtree(path, ignore_errors=True)  # a folder; a file is replaced, which another process may have done
+            if path.is_dir():  # a file is replaced, which another process may have done meanwhile
+                shutil.rmtree(path, ignore_errors=True)
         _write_blocks(_cut(_shown(text), tokenizer, length), part)
         if text.source.signature() != text.signature:
             raise texts.refusal(f"{corpus.name} was changed while it was read. Start again.")

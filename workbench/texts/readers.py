@@ -139,8 +139,7 @@ def find_text(name: str, alternatives: str) -> TextSource:
     location, options = _split(name)
     path = Path(os.path.expanduser(location))
     if not (location and os.path.exists(path)):
-        looked = f"looked in {Path.cwd()}"
-        raise refusal(f"there is no file {name!r:.200} ({looked}), and no embedded text of that name. {alternatives}")
+        raise refusal(f"there is no file {name!r:.200} (looked in {Path.cwd()}), nor an embedded text. {alternatives}")
     source = TextSource(name, path)
     files = source.files()
     if not files:
@@ -212,7 +211,7 @@ def _check_kind(path: Path) -> None:
     if SURROGATE.search(str(path)):
         raise refusal(f"the name {str(path)!r} is not UTF-8, so that no record can hold it. Rename it.")
     if not path.is_file() and not path.is_dir():
-        what = "a link that leads nowhere" if path.is_symlink() else "not a regular file"
+        what = "a link that leads nowhere" if not path.exists() else "not a regular file"
         raise refusal(f"{path} is {what}. Give a file with text in it.")
     if _kind(path) not in ("", "saved", *KINDS):
         raise refusal(f"{path} ends in {path.suffix}, which is not read. Give {', '.join(KINDS)}, or a folder.")
