@@ -29,6 +29,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
@@ -88,6 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _command(arguments: Sequence[str] | None) -> int:
     try:
         args = _parser().parse_args(arguments)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does, and leaves no temporary files
         code = int(args.function(args) or 0)
         print(end="", flush=True)  # what goes wrong here has a code, too
         return code

@@ -5,10 +5,15 @@ In a checkout they lie beside the package; a wheel has them in `workbench/_data`
 
 import errno
 import os
+import platform
 import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from workbench.errors import ConfigurationError
+from psutil import pid_exists
+
+from workbench.errors import ConfigurationError, UnavailableError
 
 PACKAGE = Path(__file__).resolve().parent
 ROOT = PACKAGE.parent
@@ -58,3 +63,33 @@ def _own_runs() -> Path:
     from platformdirs import user_data_path
 
     return user_data_path("gpt2-memory-workbench", appauthor=False) / "runs"
+
+
+@contextmanager
+def aside(folder: Path, what: str, ending: str = "") -> Iterator[Path]:
+    """A path to write to, until `put` gives the file its name. Nothing stays of it, nor of what killed processes left.
+
+    Raises:
+        UnavailableError: the disk is full, or the folder cannot be written to.
+    """
+    part = folder / f"{os.urandom(4).hex()}@{platform.node()}.{os.getpid()}-part{ending}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob("*-part*"):
+            host, _, pid = left.name.partition("-part")[0].rpartition(".")
+            if host.rpartition("@")[2] in (host, platform.node()) and pid.isdigit() and not pid_exists(int(pid)):
+                left.unlink()
+        with ExitStack() as stack:
+            stack.callback(part.unlink, missing_ok=True)
+            yield part
+    except OSError as error:
+        why = "the disk is full" if error.errno in FULL else error.strerror or error
+        cure = "Free some space, or name another place in the environment variable WORKBENCH_RUNS."
+        raise UnavailableError(f"{what} cannot be written to {folder}: {why}. {cure}") from None
+
+
+def put(part: Path, name: str) -> Path:
+    """The file under its name in the same folder, whole on the disk before it is there."""
+    with part.open("rb+") as file:
+        os.fsync(file.fileno())
+    return part.replace(part.with_name(name))

@@ -3,6 +3,7 @@
 import gzip
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,6 +68,22 @@ def folder_of(**files: bytes) -> Callable[[Path], str]:
     return make
 
 
+def inside(make: Callable[[Path], object], name: str = "b.txt") -> Callable[[Path], str]:
+    """A folder with a good text, and beside it what `make` makes of the path of `name`."""
+
+    def made(folder: Path) -> str:
+        (folder / "own").mkdir()
+        (folder / "own" / "a.txt").write_text(LINES)
+        make(folder / "own" / name)
+        return str(folder / "own")
+
+    return made
+
+
+def with_option(make: Callable[[Path], str], option: str) -> Callable[[Path], str]:
+    return lambda folder: f"{make(folder)}:{option}"
+
+
 def other(make: Callable[[Path], object]) -> Callable[[Path], str]:
     def made(folder: Path) -> str:
         make(folder / "own.txt")
@@ -87,6 +104,30 @@ FAULTS: dict[str, tuple[Callable[[Path], str], tuple[str, ...]]] = {
     "a device": (lambda _: "/dev/zero", ("/dev/zero is not a regular file", "Give a file")),
     "a pipe": (other(os.mkfifo), ("own.txt is not a regular file",)),
     "a dangling link": (other(lambda path: path.symlink_to("nowhere")), ("there is no file",)),
+    "a link to itself": (other(lambda path: path.symlink_to("own.txt")), ("there is no file",)),
+    "a file as a folder": (lambda folder: f"{file('a.txt', LINES)(folder)}/b.txt", ("there is no file",)),
+    "a column of a text": (
+        file("a.txt:nosuch", LINES),
+        ("a.txt:nosuch': .txt has no column, only encoding=… can be given. Leave 'nosuch' out.",),
+    ),
+    "a column of Markdown": (file("a.md:column=text", LINES), (".md has no column, only encoding",)),
+    "a column without a kind": (file("README:body", LINES), ("plain text has no column, only encoding",)),
+    "a column of a folder of texts": (
+        with_option(folder_of(a_txt=b"x", b_md=b"x"), "body"),
+        ("own:body': .md has no column",),
+    ),
+    "an encoding of Parquet": (
+        with_option(parquet("text", ["one"]), "encoding=latin-1"),
+        (".parquet has no encoding, only column=… can be given. Leave 'encoding=latin-1' out.",),
+    ),
+    "an encoding of a saved one": (with_option(saved({"text": ["a"]}), "encoding=utf-8"), ("saved has no encoding",)),
+    "an empty column": (file("a.csv:column=", "text\nx\n"), ("a.csv:column=': column is empty. Give one column",)),
+    "an empty option": (file("a.csv:", "text\nx\n"), ("a.csv:': column is empty. Give one column, or none",)),
+    "an option too many": (file("a.csv:text,", "text\nx\n"), ("column is empty",)),
+    "an empty encoding": (file("a.txt:encoding=", LINES), ("encoding is empty. Give one encoding",)),
+    "two columns": (file("a.csv:column=text,column=id", ROWS), ("column is given twice. Give one column",)),
+    "two encodings": (file("a.txt:encoding=utf-8,encoding=utf-8", LINES), ("encoding is given twice",)),
+    "a nameless option": (file("a.txt:=x", LINES), ("there is no option ''. Known: column, encoding",)),
     "unknown option": (file("a.txt:encodign=utf-8", LINES), ("no option 'encodign'. Known: column, encoding",)),
     "unknown encoding": (file("a.txt:encoding=latin-17", LINES), ("no encoding 'latin-17'. Common ones: utf-8",)),
     "no text encoding": (file("a.txt:encoding=base64", LINES), ("no encoding 'base64'",)),
@@ -111,6 +152,10 @@ FAULTS: dict[str, tuple[Callable[[Path], str], tuple[str, ...]]] = {
         ("ends inside a character (byte 0xc3 in line 4)", "Copy it again", "a.txt:encoding=latin-1"),
     ),
     "UTF-16": (file("a.txt", "some text".encode("utf-16")), ("contains zero bytes", "a.txt:encoding=utf-16")),
+    "no mark of UTF-16": (
+        file("a.txt:encoding=utf-16", LINES),
+        ("a.txt is not UTF-16: UTF-16 stream does not start with BOM", "a.txt:encoding=utf-8"),
+    ),
     "UTF-8 read as ASCII": (file("a.txt:encoding=ascii", "café"), ("is not ASCII: byte 0xc3 in line 1",)),
     "binary": (file("a.txt", bytes(range(256))), ("a.txt is not a text file: it contains zero bytes",)),
     "gzip": (file("a.txt", gzip.compress(LINES.encode())), ("a.txt is not a text file: it begins like a gzip",)),
@@ -165,6 +210,17 @@ FAULTS: dict[str, tuple[Callable[[Path], str], tuple[str, ...]]] = {
     "only pictures": (folder_of(a_png=b"x", b_pdf=b"x"), ("has no text in it (only .pdf, .png)",)),
     "one bad of two": (folder_of(a_txt=b"good", b_txt=b"caf\xe9 x"), ("own/b.txt is not UTF-8: byte 0xe9 in line 1",)),
     "all blank": (folder_of(a_txt=b"", b_txt=b" "), ("own is empty: 2 blank documents left out",)),
+    "a dangling link in it": (
+        inside(lambda path: path.symlink_to("nowhere")),
+        ("own/b.txt is a link that leads nowhere. Give a file",),
+    ),
+    "a link to itself in it": (inside(lambda path: path.symlink_to("b.txt")), ("own/b.txt is a link that leads",)),
+    "a link to its own folder": (
+        inside(lambda path: path.symlink_to("."), "sub"),
+        ("own/sub is a link to a folder, which is not followed. Put the folder there, or remove it.",),
+    ),
+    "a pipe in it": (inside(os.mkfifo), ("own/b.txt is not a regular file. Give a file",)),
+    "a device in it": (inside(lambda path: path.symlink_to("/dev/zero")), ("own/b.txt is not a regular file",)),
     # lengths
     "one word": (file("a.txt", "word"), ("Use a longer text",)),
     "blank end": (file("a.txt", "word " * 90 + " " * 500), ("the last tenth of", "is blank. Trim the file")),
@@ -190,6 +246,100 @@ def test_a_file_without_permission_is_refused(tmp_path, recipe, refused, monkeyp
     monkeypatch.setattr(Path, "open", denied)  # the tests may run as root, for whom no file is closed
     with pytest.raises(ConfigurationError, match="cannot be read: Permission denied. Check its permissions"):
         corpus.load_corpus(name)
+
+
+def test_a_folder_in_it_without_permission_is_refused(tmp_path, monkeypatch):
+    name, scandir = inside(Path.mkdir, "sub")(tmp_path), os.scandir
+
+    def denied(path):
+        if str(path).endswith("sub"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", denied)
+    with pytest.raises(ConfigurationError, match=r"own/sub cannot be read: Permission denied. Check its permissions"):
+        corpus.load_corpus(name)
+
+
+@pytest.mark.parametrize("place", ["", "sub/"])
+def test_a_name_that_is_not_utf_8_is_refused(tmp_path, place):
+    """No record could hold it, and a message could not be printed."""
+    own = tmp_path / "own"
+    (own / place).mkdir(parents=True)
+    name = os.fsdecode(os.fsencode(own / place) + b"/caf\xe9.txt")
+    Path(name).write_text(LINES)
+    for given in (name, str(own)):
+        with pytest.raises(ConfigurationError, match=r"the name '.*caf\\udce9.txt' is not UTF-8.*Rename it") as caught:
+            corpus.load_corpus(given)
+        str(caught.value).encode()
+
+
+@pytest.mark.parametrize(
+    "name", ["", " ", "a\0b", "a\0b:text", ":", ":text", "~", "~/no.txt", "\udce9.txt", "x" * 5000, "*.txt"]
+)
+def test_what_names_nothing_is_refused(tmp_path, monkeypatch, name):
+    """Above all, the empty name is not the current folder."""
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "a.txt").write_text(LINES)
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    with pytest.raises(
+        ConfigurationError, match=r"corpus: there is no file .*nor an embedded text. Embedded: "
+    ) as caught:
+        corpus.load_corpus(name)
+    assert len(str(caught.value).encode()) < 500 + len(str(tmp_path))
+
+
+def test_what_is_another_way_to_write_a_path_is_read(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder_of(a_txt=LINES.encode())(tmp_path)
+    for name in ("own", "own/", "./own", "~/own", "~/own/a.txt", "own/a.txt/", "own//a.txt", "own/../own/a.txt"):
+        assert corpus.load_corpus(name).train + corpus.load_corpus(name).held_out == LINES
+
+
+def test_an_embedded_text_says_that_it_is_not_the_folder_of_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert corpus.load_corpus("shakespeare").remarks == ()
+    (tmp_path / "shakespeare").mkdir()
+    (tmp_path / "shakespeare" / "own.txt").write_text(LINES)
+    told = "'shakespeare' is the embedded text; what has this name in the working folder is ./shakespeare"
+    assert corpus.load_corpus("shakespeare").remarks == (told,)
+    assert corpus.load_corpus("./shakespeare").train in LINES
+
+
+def test_a_pipe_that_looks_like_a_saved_data_set_is_none(tmp_path):
+    name = inside(os.mkfifo, "state.json")(tmp_path)
+    assert corpus.load_corpus(name).remarks == ("1 files of other kinds left out",)
+
+
+def test_no_encoding_whatever_gives_a_traceback(tmp_path):
+    """All that Python has, also such as `idna` and `punycode`, of texts that are in none of them."""
+    import encodings
+    import pkgutil
+
+    known = [module.name for module in pkgutil.iter_modules(encodings.__path__)]
+    files = {"a.txt": bytes(range(1, 256)), "b.txt": "café 日本\n".encode(), "c.csv": b'text\n"caf\xe9"\n'}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content * 9)
+        for encoding in known:
+            with suppress(ConfigurationError):
+                corpus.load_corpus(f"{tmp_path / name}:encoding={encoding}")
+
+
+def test_a_field_of_a_csv_that_is_endless_is_refused(tmp_path):
+    name = file("a.csv", 'text\n"' + "an open quote\n" * 5_400_000)(tmp_path)
+    with pytest.raises(
+        ConfigurationError, match="line 2 is not CSV .field larger than field limit.*Close every double"
+    ):
+        corpus.load_corpus(name)
+
+
+def test_a_header_of_many_columns_is_shown_in_part(tmp_path):
+    name = file("a.csv", ",".join(f"column{i}{'x' * 200}" for i in range(500)) + "\n1\n")(tmp_path)
+    with pytest.raises(ConfigurationError, match="has no column 'text'; it has column0x") as caught:
+        corpus.load_corpus(name)
+    assert len(str(caught.value)) < 2500
 
 
 def test_a_dataset_itself_is_no_corpus(recipe):

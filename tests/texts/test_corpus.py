@@ -81,8 +81,8 @@ def test_the_plain_function_cuts_as_a_run_does():
 
 def test_the_tokens_of_a_text_are_made_once_for_all_lengths(tokenizer, monkeypatch):
     made = []
-    tokens = corpus._tokens
-    monkeypatch.setattr(corpus, "_tokens", lambda text, by: made.extend(text) or tokens(text, by))
+    encoded = corpus.encoded
+    monkeypatch.setattr(corpus, "encoded", lambda text, by: made.extend(text) or encoded(text, by))
     monkeypatch.setattr(corpus, "_IDS", {})
     for words, length in (("one two " * 99, 16), ("one two " * 99, 8), ("three four " * 99, 8)):
         corpus.make_blocks(corpus.Corpus("any", words, "word " * 99, ""), tokenizer, length, batch=1)

@@ -1,8 +1,8 @@
 """Data loading: where the token blocks are kept, and which process makes batches of them."""
 
-import shutil
 import tempfile
 import weakref
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 
 
 def map_from_disk(dataset: "Dataset") -> "Dataset":
-    """The same rows from files in TMPDIR that are mapped into memory; the files go with the dataset."""
+    """The same rows from files in TMPDIR that are mapped into memory; the files go with the dataset, or if it fails."""
     from datasets import load_from_disk
 
-    folder = tempfile.mkdtemp(prefix="blocks-")
-    dataset.save_to_disk(folder)
-    mapped = load_from_disk(folder)
-    weakref.finalize(mapped, shutil.rmtree, folder, ignore_errors=True)
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="blocks-", ignore_cleanup_errors=True))
+        dataset.save_to_disk(folder)
+        mapped = load_from_disk(folder)
+        weakref.finalize(mapped, stack.pop_all().close)  # from here on the files go with the dataset, not with an error
     return mapped
 
 
@@ -55,10 +56,8 @@ class DataLoading(Technique):
 
     def missing(self, device_type: str) -> str | None:
         if not self.pin_memory and device_type != "cuda":
-            return (
-                f"{self.name}: memory is pinned for copies to a CUDA device; on this device ({device_type}) it never "
-                "is. Leave pin_memory true, or run it where there is a CUDA device."
-            )
+            never = f"memory is pinned for copies to a CUDA device; on this device ({device_type}) it never is"
+            return f"{self.name}: {never}. Leave pin_memory true, or run it where there is a CUDA device."
         return None
 
     def dataset(self) -> Call | None:

@@ -3,12 +3,14 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from workbench.errors import ConfigurationError
 from workbench.measure.categories import Category
 from workbench.settings import setting
 from workbench.techniques.base import Arguments, Call, Capability, Numerics, Stage, Technique
+from workbench.texts.corpus import encoded
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -42,9 +44,8 @@ class Padding(Technique):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.group_by_length and not self.dynamic:
-            raise ConfigurationError(
-                f"{self.name}: group_by_length changes nothing if every example is padded to T. Set dynamic to true."
-            )
+            idle = "group_by_length changes nothing if every example is padded to T"
+            raise ConfigurationError(f"{self.name}: {idle}. Set dynamic to true.")
 
     def examples(self) -> Call:
         return Call(paragraph_examples, {"pad_to_length": not self.dynamic})
@@ -63,21 +64,18 @@ def paragraph_examples(text: str, tokenizer: Any, length: int, batch: int, seed:
 
     rows = make_examples(text, tokenizer, length, batch)
     if not rows:
-        raise ValueError(
-            f"the text has fewer than {batch} paragraphs or pieces of {length} tokens, not enough for one batch. "
-            "Use a longer text or a smaller effective_batch_size."
-        )
+        few = f"the text has fewer than {batch} paragraphs or pieces of {length} tokens, not enough for one batch"
+        raise ValueError(f"{few}. Use a longer text or a smaller effective_batch_size.")
     return Dataset.from_list([pad_to(row, length) for row in rows] if pad_to_length else rows)
 
 
 def make_examples(text: str, tokenizer: Any, length: int, batch: int) -> list[dict[str, Any]]:
     """Paragraphs as rows of at most `length` tokens, each paragraph ended by the end-of-text token; whole batches."""
-    paragraphs = [paragraph.strip() for paragraph in re.split(r"\n\s*\n", text) if paragraph.strip()]
     pieces = []
-    for tokens in tokenizer(paragraphs, verbose=False)["input_ids"]:
-        tokens = [*tokens, tokenizer.eos_token_id]
-        pieces += [tokens[start : start + length] for start in range(0, len(tokens), length)]
-    pieces = [piece for piece in pieces if len(piece) > 1]  # of a single token nothing is predicted
+    for paragraph in filter(str.strip, re.split(r"\n\s*\n", text)):
+        tokens = [*chain.from_iterable(encoded([paragraph.strip()], tokenizer)), tokenizer.eos_token_id]
+        # none begins at the last token: of a single one nothing is predicted
+        pieces += [tokens[start : start + length] for start in range(0, len(tokens) - 1, length)]
     pieces = pieces[: len(pieces) // batch * batch]
     return [{"input_ids": piece, "attention_mask": [1] * len(piece), "length": len(piece)} for piece in pieces]
 
@@ -96,9 +94,8 @@ def pad(rows: list[dict[str, list[int]]]) -> dict[str, Any]:
     import torch
     from torch.nn.utils.rnn import pad_sequence
 
-    ids = [torch.tensor(row["input_ids"]) for row in rows]
     masks = [torch.tensor(row.get("attention_mask", [1] * len(row["input_ids"]))) for row in rows]
-    input_ids = pad_sequence(ids, batch_first=True, padding_value=0)
+    input_ids = pad_sequence([torch.tensor(row["input_ids"]) for row in rows], batch_first=True, padding_value=0)
     attention_mask = pad_sequence(masks, batch_first=True, padding_value=0)
     labels = input_ids.masked_fill(attention_mask == 0, -100)
     return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}

@@ -1,6 +1,5 @@
 """Streaming: the text is tokenised and packed while training runs; its tokens are never there as a whole."""
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from workbench.measure.categories import Category
 from workbench.settings import setting
 from workbench.techniques.base import Call, Capability, Numerics, Stage, Technique
+from workbench.texts.corpus import encoded
 
 if TYPE_CHECKING:
     from datasets import IterableDataset
@@ -49,14 +49,10 @@ def stream_examples(
 
 
 def stream_blocks(text: str, tokenizer: Any, length: int, batch: int) -> Iterator[dict[str, list[int]]]:
-    """Blocks of `length` tokens, in whole batches.
-
-    Paragraphs are tokenised one at a time. Cut between the two newlines that part them, they give exactly the tokens
-    of the whole text: GPT-2's tokeniser, which takes a newline before a word by itself, cuts there too.
-    """
+    """Blocks of `length` tokens, in whole batches; the text is tokenised in the same pieces as for packed blocks."""
     tokens: list[int] = []
-    for paragraph in re.split(r"(?<=\S\n)(?=\n\S)", text):
-        tokens += tokenizer(paragraph, verbose=False)["input_ids"]
+    for some in encoded([text], tokenizer):
+        tokens += some
         while len(tokens) >= batch * length:
             for start in range(0, batch * length, length):
                 yield {"input_ids": tokens[start : start + length]}

@@ -7,19 +7,18 @@ needed, and its token blocks lie in an Arrow file, memory-mapped.
 import hashlib
 import os
 import re
-from array import array
+import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, chain, islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from workbench.errors import UnavailableError
-from workbench.paths import CORPORA, runs_folder
+from workbench.paths import CORPORA, aside, put, runs_folder
 from workbench.texts import readers as texts
 
 if TYPE_CHECKING:
@@ -33,17 +32,21 @@ HELD_OUT_CHARACTERS = 1 << 20  # far more than HELD_OUT_TOKENS need
 PROMPT_CHARACTERS = 100
 
 IN_MEMORY_CHARACTERS = 1 << 24
-PIECE_CHARACTERS = 1 << 18
+PIECE_CHARACTERS, LONGEST_PIECE = 1 << 16, 1 << 18
 BLOCKS_AT_A_TIME = 1024
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Characters `start` to `end` of a text too long to be held: read anew each time it is iterated, in pieces."""
+    """Characters `start` to `end` of a text too long to be held: read anew each time it is iterated, in pieces.
+
+    `signature` is that of the files when they were surveyed.
+    """
 
     source: texts.TextSource
     start: int
     end: int
+    signature: texts.Signature
 
     def __iter__(self) -> Iterator[str]:
         position = 0
@@ -117,25 +120,20 @@ def load_corpus(name: str) -> Corpus:
     """
     if name in embedded():
         train, held_out = (path.read_text(encoding="utf-8") for path in embedded_files(name))
-        return Corpus(name, train, held_out, hashlib.sha256(f"{train}\0{held_out}".encode()).hexdigest())
-    known = f"Embedded: {', '.join(embedded())}. Give one of these or the path of a UTF-8 text file."
-    source = texts.find_text(name, known)
+        here = f"{name!r} is the embedded text; what has this name in the working folder is ./{name}"
+        digest = hashlib.sha256(f"{train}\0{held_out}".encode()).hexdigest()
+        return Corpus(name, train, held_out, digest, remarks=(here,) if os.path.lexists(name) else ())
+    source = texts.find_text(name, f"Embedded: {', '.join(embedded())}. Give one of these or the path of a UTF-8 text.")
     signature = source.signature()
-    if sum(size for _, size, _ in signature) > IN_MEMORY_CHARACTERS:
-        return _survey_unless_changed(source, signature)
-    return _survey(source)
-
-
-@lru_cache(maxsize=2)  # reading a long text takes seconds to minutes; the corpus that is kept is small: a stream
-def _survey_unless_changed(source: texts.TextSource, signature: tuple[tuple[str, int, int], ...]) -> Corpus:
-    return _survey(source)
+    is_short = sum(size for _, size, *_ in signature) <= IN_MEMORY_CHARACTERS
+    return (_survey if is_short else _survey_unless_changed)(source, signature)
 
 
 def _joined(source: texts.TextSource, tally: Counter[str]) -> Iterator[str]:
     """All documents in pieces, END_OF_TEXT between them; blank ones and nulls are counted and left out."""
     for document in source.documents():
-        pieces = iter(document or ())
-        begin = next((begin for begin in accumulate(pieces) if begin.strip()), None)
+        some = iter(document or ())
+        begin = next(some, None)
         if begin is None:
             tally["null texts" if document is None else "blank documents"] += 1
             continue
@@ -143,32 +141,34 @@ def _joined(source: texts.TextSource, tally: Counter[str]) -> Iterator[str]:
             yield END_OF_TEXT
         tally["documents"] += 1
         yield begin
-        yield from pieces
+        yield from some
 
 
-def _survey(source: texts.TextSource) -> Corpus:
+def _survey(source: texts.TextSource, signature: texts.Signature) -> Corpus:
     """One pass for the hash, the length and the faults; a second one for the held-out part of a long text."""
     digest, tally, kept, characters = hashlib.sha256(), Counter[str](), list[str](), 0
     for piece in _joined(source, tally):
         digest.update(piece.encode())
         characters += len(piece)
-        kept.append(piece)
-        if characters > IN_MEMORY_CHARACTERS:
-            kept.clear()
+        if characters <= IN_MEMORY_CHARACTERS:
+            kept.append(piece)
     tally["files of other kinds"] = len(source.others())
-    left_out = ("blank documents", "null texts", "files of other kinds")
-    remarks = tuple(f"{tally[what]} {what} left out" for what in left_out if tally[what])
+    remarks = tuple(f"{n} {what} left out" for what, n in sorted(tally.items()) if n and what != "documents")
     if not tally["documents"]:
         reason = "; ".join(remarks) or "there is no document in it"
         raise texts.refusal(f"{source.path} is empty: {reason}. Give a file with text in it.")
     text, is_long = "".join(kept), characters > IN_MEMORY_CHARACTERS
     cut = int(characters * (1 - HELD_OUT_SHARE))
     end = cut + HELD_OUT_CHARACTERS
-    train = Stream(source, 0, cut) if is_long else text[:cut]
-    held_out = "".join(Stream(source, cut, end)) if is_long else text[cut:end]
+    train = Stream(source, 0, cut, signature) if is_long else text[:cut]
+    held_out = "".join(Stream(source, cut, end, signature)) if is_long else text[cut:end]
     if not held_out.strip():
         raise texts.refusal(f"the last tenth of {source.name}, which is held out, is blank. Trim the file.")
     return Corpus(source.name, train, held_out, digest.hexdigest(), tally["documents"], remarks)
+
+
+# reading a long text takes seconds to minutes; the corpus that is kept is small: a stream
+_survey_unless_changed = lru_cache(maxsize=2)(_survey)
 
 
 def keep(dataset: "Dataset", column: str = "text") -> str:
@@ -180,23 +180,17 @@ def keep(dataset: "Dataset", column: str = "text") -> str:
 
     Raises:
         ConfigurationError: no such column, not a Dataset, or no text in it.
+        UnavailableError: the disk is full, or the folder cannot be written to.
     """
     names = getattr(dataset, "column_names", None)
     if not isinstance(names, list) or not hasattr(dataset, "__len__"):
-        raise texts.refusal(
-            f"a datasets.Dataset is needed, got a {type(dataset).__name__}. Of several splits give one, as "
-            "dataset['train']; a stream must be read first: Dataset.from_list(list(stream))."
-        )
+        cure = "Of several splits give one, as dataset['train']; read a stream first: Dataset.from_list(list(stream))."
+        raise texts.refusal(f"a datasets.Dataset is needed, got a {type(dataset).__name__}. {cure}")
     if column not in names:
         raise texts.refusal(f"the data set has no column {column!r}; it has {', '.join(names)}. Name one.")
-    folder = runs_folder() / "texts"
-    folder.mkdir(parents=True, exist_ok=True)
-    aside = folder / f"{os.getpid()}-part.parquet"
-    try:
-        dataset.select_columns([column]).rename_columns({column: "text"} if column != "text" else {}).to_parquet(aside)
-        return str(aside.replace(folder / f"{load_corpus(str(aside)).sha256[:16]}.parquet"))
-    finally:
-        aside.unlink(missing_ok=True)
+    with aside(runs_folder() / "texts", "corpus: the data set", ".parquet") as part:
+        dataset.select_columns([column]).rename_columns({column: "text"} if column != "text" else {}).to_parquet(part)
+        return str(put(part, f"{load_corpus(str(part)).sha256[:16]}.parquet"))
 
 
 def prompt(corpus: Corpus) -> str:
@@ -211,10 +205,9 @@ def prompt(corpus: Corpus) -> str:
 def check_in_memory(text: Corpus, owners: list[str]) -> None:
     """Raises ConfigurationError if a technique, one of `owners`, needs all of a text that is too long to be held."""
     if owners and not isinstance(text.train, str):
-        raise texts.refusal(
-            f"{owners[0]} cuts the text into examples of its own and needs all of it in memory, but "
-            f"{text.name} has more than {IN_MEMORY_CHARACTERS:,} characters. Use a part of it, or drop {owners[0]}."
-        )
+        need = f"{owners[0]} cuts the text into examples of its own and needs all of it in memory"
+        long = f"{text.name} has more than {IN_MEMORY_CHARACTERS:,} characters"
+        raise texts.refusal(f"{need}, but {long}. Use a part of it, or drop {owners[0]}.")
 
 
 def make_blocks(corpus: Corpus, tokenizer: "PreTrainedTokenizerBase", sequence_length: int, batch: int) -> Blocks:
@@ -227,44 +220,43 @@ def make_blocks(corpus: Corpus, tokenizer: "PreTrainedTokenizerBase", sequence_l
         ConfigurationError: the text is too short for one batch (B blocks) or for one held-out block.
         UnavailableError: no room for the tokens of a long text.
     """
+    import pyarrow as pa
     from datasets import Dataset
 
     if isinstance(corpus.train, str):
-        blocks = cut_into_blocks(_ids(corpus.train, tokenizer), sequence_length)
-        train = Dataset.from_dict({"input_ids": [block.tolist() for block in blocks]})
+        blocks = pa.array(cut_into_blocks(_ids(corpus.train, tokenizer), sequence_length), pa.list_(pa.int32()))
+        train = Dataset(pa.table({"input_ids": blocks}), fingerprint=os.urandom(8).hex())  # else made from three copies
     else:
         train = Dataset.from_file(str(_tokenised(corpus, corpus.train, tokenizer, sequence_length)))
     rows = max(1, HELD_OUT_TOKENS // sequence_length)
     held_out = list(islice(_cut([corpus.held_out], tokenizer, sequence_length), rows))
     if len(train) < batch:
-        raise texts.refusal(
-            f"{corpus.name} gives {len(train)} training blocks of {sequence_length} tokens, but a batch needs "
-            f"{batch}. Use a longer text, a smaller sequence_length or a smaller effective_batch_size."
-        )
+        few = f"{corpus.name} gives {len(train)} training blocks of {sequence_length} tokens, but a batch needs {batch}"
+        raise texts.refusal(f"{few}. Use a longer text, a smaller sequence_length or a smaller effective_batch_size.")
     if not held_out:
-        raise texts.refusal(
-            f"the held-out part of {corpus.name} is shorter than one block of {sequence_length} tokens. "
-            "Use a longer text or a smaller sequence_length."
-        )
+        short = f"the held-out part of {corpus.name} is shorter than one block of {sequence_length} tokens"
+        raise texts.refusal(f"{short}. Use a longer text or a smaller sequence_length.")
     text = TrainingText(corpus.train if isinstance(corpus.train, str) else "", tokenizer, sequence_length, batch)
     train = train.select(range(len(train) // batch * batch))
     return Blocks(train, Dataset.from_dict({"input_ids": held_out}), text)
 
 
-def cut_into_blocks(tokens: "Sequence[int]", length: int) -> "list[Any]":
+def cut_into_blocks(tokens: "Any", length: int) -> "list[Any]":
     """Blocks of `length` tokens; the last, shorter piece is dropped."""
     return [tokens[start : start + length] for start in range(0, len(tokens) - length + 1, length)]
 
 
-_IDS: dict[tuple[str, str], "array[int]"] = {}
+_IDS: dict[tuple[str, str], Any] = {}
 """The tokens of the last text that was in memory, four bytes each: making them takes 0.9 s per MB, and the runs of a
 notebook share them. The key is the text's hash and the tokenizer's state."""
 
 
-def _ids(text: str, tokenizer: "PreTrainedTokenizerBase") -> "array[int]":
+def _ids(text: str, tokenizer: "PreTrainedTokenizerBase") -> Any:
+    import numpy as np
+
     key = hashlib.sha256(text.encode()).hexdigest(), _state(tokenizer)
     if key not in _IDS:
-        ids = array("i", chain.from_iterable(_tokens([text], tokenizer)))
+        ids = np.fromiter(chain.from_iterable(encoded([text], tokenizer)), dtype=np.int32)
         _IDS.clear()
         _IDS[key] = ids
     return _IDS[key]
@@ -275,7 +267,8 @@ def _state(tokenizer: "PreTrainedTokenizerBase") -> str:
     return f"{tokenizer.backend_tokenizer.to_str()} {tokenizer.eos_token}"
 
 
-def _tokens(text: Iterable[str], tokenizer: "PreTrainedTokenizerBase") -> Iterator[list[int]]:
+def encoded(text: Iterable[str], tokenizer: "PreTrainedTokenizerBase") -> Iterator[list[int]]:
+    """The tokens of a text, piece by piece; between documents stands the tokenizer's own end of text."""
     for piece in _pieces(text):
         if tokenizer.eos_token not in (END_OF_TEXT, None):
             piece = piece.replace(END_OF_TEXT, str(tokenizer.eos_token))
@@ -284,54 +277,63 @@ def _tokens(text: Iterable[str], tokenizer: "PreTrainedTokenizerBase") -> Iterat
 
 def _cut(text: Iterable[str], tokenizer: "PreTrainedTokenizerBase", length: int) -> Iterator[list[int]]:
     rest: list[int] = []
-    for some in _tokens(text, tokenizer):
+    for some in encoded(text, tokenizer):
         rest += some
         yield from cut_into_blocks(rest, length)
         rest = rest[len(rest) // length * length :]
 
 
-BOUNDARY = re.compile(r"(?<=\S)[ \n]")
+SPACE = r"(?<=\S)(?=[ \n])"
+WHOLE = r"(?<!\u200d)(?![\u0300-\u036f\u200d\ufe00-\ufe0f\U0001f3fb-\U0001f3ff])"  # after a character and its marks
+WORD_END = rf"(?:(?=<\|endoftext\|>)|(?<=[^\W_])(?<!<\|endoftext)(?=\W){WHOLE})"
 
 
 def _pieces(text: Iterable[str]) -> Iterator[str]:
     """A long text in pieces that have the same tokens as the whole.
 
-    They begin with the white space after a visible character. There GPT-2's pre-tokenizer cuts in any case: its
+    They end before the white space after a visible character. There GPT-2's pre-tokenizer cuts in any case: its
     pattern (Radford et al. 2019, `encoder.py`) matches white space only at the beginning of a word or in a run of its
-    own, and looks ahead only past white space.
+    own, and looks ahead only past white space. It also cuts before END_OF_TEXT and after the last letter or digit of a
+    word, which serves where LONGEST_PIECE characters have no such space, as in Chinese.
+
+    Where there is no such place either, as in so many spaces, emoji or repetitions of one letter, the cut is made all
+    the same, that memory stays bounded: there, and nowhere else, the tokens may be others than those of the whole.
     """
-    rest = ""
-    for part in text:
-        rest += part
+    size, most, rest = PIECE_CHARACTERS, LONGEST_PIECE, ""
+    usual = rf".{{1,{size}}}\Z|.{{{size},{most}}}?(?:{SPACE}|\Z)"
+    best = re.compile("|".join([usual, *(f".{{1,{most}}}{end}" for end in (SPACE, WORD_END, WHOLE, ""))]), re.DOTALL)
+    for part in chain(text, [None]):
+        rest += part or ""
         start = 0
-        while found := BOUNDARY.search(rest, start + PIECE_CHARACTERS):
-            yield rest[start : found.start()]
-            start = found.start()
+        enough = 0 if part is None else most + len(END_OF_TEXT)  # of the text to see what is the best place
+        while len(rest) - start > enough and (found := best.match(rest, start)):
+            yield found[0]
+            start = found.end()
         rest = rest[start:]
-    if rest:
-        yield rest
 
 
 def _tokenised(corpus: Corpus, text: Stream, tokenizer: "PreTrainedTokenizerBase", length: int) -> Path:
-    """The Arrow file of the blocks, made once for a text, a tokenizer and a length."""
-    state = f"{corpus.sha256} {_state(tokenizer)} {length}"
-    path = runs_folder() / "tokens" / f"{hashlib.sha256(state.encode()).hexdigest()[:24]}.arrow"
-    if path.exists():
-        return path
-    aside, before = path.with_suffix(f".{os.getpid()}-part"), text.source.signature()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _write_blocks(_cut(_shown(text), tokenizer, length), aside)
-        if text.source.signature() != before:
+    """The Arrow file of the blocks, made once for a text, a tokenizer and a length, and again if it is damaged: its
+    name ends with the digest of its content."""
+    state = hashlib.sha256(f"{corpus.sha256} {_state(tokenizer)} {length}".encode()).hexdigest()[:24]
+    folder = runs_folder() / "tokens"
+    with aside(folder, f"corpus: the tokens of {corpus.name}") as part:
+        for path in folder.glob(f"{state}-*.arrow"):
+            facts = path.is_file() and os.access(path, os.R_OK) and texts.TextSource(path.name, path).signature()
+            if facts and path.stem.endswith(_digest(path, facts)):
+                return path
+            if path.is_dir():  # a file is replaced, which another process may have done meanwhile
+                shutil.rmtree(path, ignore_errors=True)
+        _write_blocks(_cut(_shown(text), tokenizer, length), part)
+        if text.source.signature() != text.signature:
             raise texts.refusal(f"{corpus.name} was changed while it was read. Start again.")
-        return aside.replace(path)
-    except OSError as error:
-        raise UnavailableError(
-            f"corpus: the tokens of {corpus.name} cannot be written to {path.parent}: {error.strerror or error}. Free "
-            "some space, or name another place in the environment variable WORKBENCH_RUNS."
-        ) from None
-    finally:
-        aside.unlink(missing_ok=True)
+        return put(part, f"{state}-{_digest(part, ())}.arrow")
+
+
+@lru_cache(maxsize=8)  # reading 2 GB takes a second
+def _digest(path: Path, signature: texts.Signature) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:24]
 
 
 def _shown(text: Stream) -> Iterator[str]:
@@ -342,9 +344,8 @@ def _shown(text: Stream) -> Iterator[str]:
 
 
 def _write_blocks(blocks: Iterator[list[int]], path: Path) -> None:
-    import pyarrow as pa
+    from datasets.arrow_writer import ArrowWriter
 
-    schema = pa.schema({"input_ids": pa.list_(pa.int32())})
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
+    with ArrowWriter(path=str(path)) as writer:
         while some := list(islice(blocks, BLOCKS_AT_A_TIME)):
-            writer.write_batch(pa.record_batch([pa.array(some, schema.field(0).type)], schema=schema))
+            writer.write_batch({"input_ids": some})

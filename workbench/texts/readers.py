@@ -15,16 +15,21 @@ import codecs
 import csv
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from workbench.errors import ConfigurationError
 
 CHUNK = 1 << 20  # bytes to check, characters to read at a time
+Signature = tuple[tuple[Any, ...], ...]
 KINDS = (".txt", ".md", ".jsonl", ".csv", ".tsv", ".parquet")
 PLAIN, TABLES, SEPARATORS = (".txt", ".md", ""), (".parquet", "saved"), {".csv": ",", ".tsv": "\t"}
+SAVED = ("dataset_dict.json", "state.json")  # what tells a folder that `datasets` wrote
+WITHOUT = {"column": PLAIN, "encoding": TABLES}  # options, and the kinds that have no such thing
+SURROGATE = re.compile(r"[\ud800-\udfff]")
 MAGIC = {b"%PDF": "PDF", b"PK\3\4": "zip", b"\x1f\x8b": "gzip", b"PAR1": "Parquet", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
@@ -46,18 +51,19 @@ def read_documents(
         if kind == "saved":
             from datasets import load_from_disk
 
-            batches = load_from_disk(path).with_format(None).select_columns([column]).iter(1000)
+            batches = load_from_disk(path).with_format(None).select_columns([column]).iter(64)
         else:
             from pyarrow.parquet import ParquetFile
 
-            batches = (batch.to_pydict() for batch in ParquetFile(path).iter_batches(1000, columns=[column]))
+            file = ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)
+            batches = (batch.to_pydict() for batch in file.iter_batches(64, columns=[column]))
         yield from enumerate((text for batch in batches for text in batch[column]), 1)
         return
     with Path(path).open(encoding=encoding, newline="\n") as file:
         if kind == ".jsonl":
             yield from ((number, json.loads(line)[column]) for number, line in enumerate(file, 1) if line.strip())
         elif kind in (".csv", ".tsv"):
-            csv.field_size_limit(2**31 - 1)  # characters; the module's own limit is 131,072
+            csv.field_size_limit(2**26)  # characters, of four bytes meanwhile; the module's own limit is 131,072
             rows = csv.reader(file, strict=True, delimiter="\t" if kind == ".tsv" else ",")
             header = next(rows)
             for row in filter(None, rows):
@@ -65,10 +71,13 @@ def read_documents(
                     raise ValueError(f"{len(row)} fields, but the header has {len(header)}")
                 yield rows.line_num, row[header.index(column)]
         else:
-            while piece := file.read(size):
-                while piece.endswith("\r") and (more := file.read(1)):
-                    piece += more
+            piece = file.read(size)
+            while piece:
+                after = file.read(size)
+                if piece.endswith("\r") and after.startswith("\n"):
+                    piece, after = piece + "\n", after[1:] or file.read(size)
                 yield 1, piece
+                piece = after
 
 
 @dataclass(frozen=True)
@@ -89,11 +98,8 @@ class TextSource:
             ConfigurationError: a file cannot be read as what it claims to be.
         """
         for path in self.files():
-            texts = (_checked(where, self.column, text) for where, text in _documents(path, self))
-            if _kind(path) in PLAIN:
-                yield filter(None, texts)
-            else:
-                yield from (None if text is None else (text,) for text in texts)
+            texts = _documents(path, self)
+            yield from [texts] if _kind(path) in PLAIN else (None if text is None else _parts(text) for text in texts)
 
     def files(self) -> list[Path]:
         """The path itself, or what a folder holds of the known kinds, hidden files left out."""
@@ -102,20 +108,26 @@ class TextSource:
     @property
     def is_folder(self) -> bool:
         """A folder of texts; one that a `datasets.Dataset` was saved to counts as a file."""
-        saved = (self.path / "dataset_dict.json").exists() or (self.path / "state.json").exists()
-        return self.path.is_dir() and not saved
+        return self.path.is_dir() and not any((self.path / name).is_file() for name in SAVED)
 
     def others(self) -> list[Path]:
         """Files of a folder that are of no known kind."""
         return [path for path in _visible(self.path) if path.suffix.lower() not in KINDS] if self.is_folder else []
 
-    def signature(self) -> tuple[tuple[str, int, int], ...]:
-        """Names, sizes and times of change of all files: another one means that the text may be another."""
+    def signature(self) -> Signature:
+        """Names, sizes, times of change and inodes of all files: another one means that the text may be another. A time
+        of writing can be set back, one of change cannot."""
+        files = [file for path in self.files() for file in (_visible(path) if path.is_dir() else [path])]
         try:
-            facts = [(str(path), path.stat()) for path in self.files()]
+            facts = [(str(file), file.stat()) for file in files]
         except OSError as error:
-            raise _unreadable(error.filename, error) from None
-        return tuple((name, fact.st_size, fact.st_mtime_ns) for name, fact in facts)
+            _refuse(error)
+        return tuple((name, fact.st_size, fact.st_mtime_ns, fact.st_ctime_ns, fact.st_ino) for name, fact in facts)
+
+
+def _parts(text: str) -> Iterable[str]:
+    """A text in parts of CHUNK characters; none if it is blank."""
+    return () if text.isspace() else (text[start : start + CHUNK] for start in range(0, len(text), CHUNK))
 
 
 def find_text(name: str, alternatives: str) -> TextSource:
@@ -126,17 +138,17 @@ def find_text(name: str, alternatives: str) -> TextSource:
     """
     location, options = _split(name)
     path = Path(os.path.expanduser(location))
-    if not os.path.exists(path):
-        looked = f"looked in {Path.cwd()}"
-        raise refusal(f"there is no file {name!r} ({looked}), and no embedded text of that name. {alternatives}")
-    source = TextSource(name, path, **_options(name, options))
-    if source.is_folder and not source.files():
+    if not (location and os.path.exists(path)):
+        raise refusal(f"there is no file {name!r:.200} (looked in {Path.cwd()}), nor an embedded text. {alternatives}")
+    source = TextSource(name, path)
+    files = source.files()
+    if not files:
         held = sorted({other.suffix or other.name for other in source.others()})
         words = f"only {', '.join(held[:5])}" if held else "it is empty"
-        raise refusal(f"the folder {name!r} has no text in it ({words}). Put {', '.join(KINDS)} files there.")
-    for file in source.files():
+        raise refusal(f"the folder {location!r} has no text in it ({words}). Put {', '.join(KINDS)} files there.")
+    for file in files:
         _check_kind(file)
-    return source
+    return replace(source, **_options(name, options, {_kind(file) for file in files}))
 
 
 def absolute(name: str) -> str:
@@ -144,23 +156,28 @@ def absolute(name: str) -> str:
     location, options = _split(name)
     path = Path(os.path.expanduser(location))
     if os.path.isfile(path) or (os.path.isdir(path) and {os.sep, "/"} & set(location)):
-        return f"{path.resolve()}:{options}" if options else str(path.resolve())
+        return f"{path.resolve()}{options}"
     return name
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Path and options. A colon may be part of an existing path, and of a drive."""
-    location, _, options = name.rpartition(":")
+    """Path, and options with their colon. A colon may be part of an existing path, and of a drive."""
+    location, colon, options = name.rpartition(":")
     named, found = (os.path.exists(os.path.expanduser(path)) for path in (name, location))
-    return (location, options) if found and not named else (name, "")
+    return (location, colon + options) if found and not named else (name, "")
 
 
-def _options(name: str, options: str) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for option in filter(None, options.split(",")):
+def _options(name: str, options: str, kinds: set[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for option in options[1:].split(",") if options else ():
         key, value = option.split("=", 1) if "=" in option else ("column", option)
-        if key not in ("column", "encoding"):
-            raise refusal(f"{name!r}: there is no option {key!r}. Known: column, encoding.")
+        if key not in WITHOUT:
+            raise refusal(f"{name!r}: there is no option {key!r}. Known: {', '.join(WITHOUT)}.")
+        if key in found or not value:
+            raise refusal(f"{name!r}: {key} is {'given twice' if value else 'empty'}. Give one {key}, or none.")
+        if kinds <= set(WITHOUT[key]):
+            other = f"only {'encoding' if key == 'column' else 'column'}=… can be given"
+            raise refusal(f"{name!r}: {min(kinds) or 'plain text'} has no {key}, {other}. Leave {option!r} out.")
         found[key] = _encoding(value) if key == "encoding" else value
     return found
 
@@ -170,15 +187,19 @@ def _encoding(name: str) -> str:
         "".encode(name)  # a codec may be known and be none of text, as base64
         canonical = codecs.lookup(name).name
     except (LookupError, ValueError):
-        common = "utf-8, latin-1, cp1252, utf-16, shift_jis"
-        raise refusal(f"there is no encoding {name!r}. Common ones: {common}.") from None
+        raise refusal(f"there is no encoding {name!r}. Common ones: utf-8, latin-1, cp1252, shift_jis.") from None
     return "utf-8-sig" if canonical == "utf-8" else canonical
 
 
 def _visible(folder: Path) -> list[Path]:
-    inside = (path for path in folder.rglob("*") if path.is_file())
-    shown = [path for path in inside if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
-    return sorted(shown, key=lambda path: path.relative_to(folder).as_posix())
+    """All files in a folder and the folders in it, hidden ones left out."""
+    found: list[Path] = []
+    for place, folders, files in os.walk(folder, onerror=_refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for link in filter(Path.is_symlink, (Path(place, name) for name in folders)):
+            raise refusal(f"{link} is a link to a folder, which is not followed. Put the folder there, or remove it.")
+        found += [Path(place, name) for name in files if not name.startswith(".")]
+    return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
 
 
 def _kind(path: Path) -> str:
@@ -187,23 +208,24 @@ def _kind(path: Path) -> str:
 
 
 def _check_kind(path: Path) -> None:
+    if SURROGATE.search(str(path)):
+        raise refusal(f"the name {str(path)!r} is not UTF-8, so that no record can hold it. Rename it.")
     if not path.is_file() and not path.is_dir():
-        raise refusal(f"{path} is not a regular file. Give a file with text in it.")
+        what = "a link that leads nowhere" if not path.exists() else "not a regular file"
+        raise refusal(f"{path} is {what}. Give a file with text in it.")
     if _kind(path) not in ("", "saved", *KINDS):
-        raise refusal(
-            f"{path} ends in {path.suffix}, which is not read. Give {', '.join(KINDS)}, or a folder of these."
-        )
+        raise refusal(f"{path} ends in {path.suffix}, which is not read. Give {', '.join(KINDS)}, or a folder.")
 
 
-def _documents(path: Path, source: TextSource) -> Iterator[tuple[str, Any]]:
-    """What `read_documents` gives, with the place in words, not as a number, and with a cure for every fault."""
+def _documents(path: Path, source: TextSource) -> Iterator[Any]:
+    """The texts that `read_documents` gives, checked, and with a place and a cure for every fault."""
     unit, number = "row" if _kind(path) in TABLES else "line", 0
     try:
-        if unit == "line":
-            _check_bytes(path, source.encoding)
+        if unit == "line" and not _check_bytes(path, source.encoding) and _kind(path) in PLAIN:
+            return
         header = number = _check_columns(path, source)
         for number, text in read_documents(str(path), source.column, source.encoding, CHUNK):
-            yield f"{path}, {unit} {number}", text
+            yield _checked(f"{path}, {unit} {number}", source.column, text)
     except ConfigurationError:
         raise
     except (OSError, ValueError, LookupError, TypeError, RuntimeError, csv.Error) as error:
@@ -248,27 +270,23 @@ def _checked(where: str, column: str, text: Any) -> str | None:
     if text is None:
         return None
     if not isinstance(text, str):
-        kind = type(text).__name__
-        raise refusal(f"{where}: {column!r} holds a {kind}, not a text. Choose another column, or make it a text.")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        half = f"character {error.start + 1} is half of a surrogate pair, which no text can have"
-        raise refusal(f"{where}: {half}. Remove it, or write the file again as UTF-8.") from None
+        raise refusal(f"{where}: {column!r} holds a {type(text).__name__}, not a text. Choose another column.")
+    if not text.isascii() and (found := SURROGATE.search(text)):
+        half = f"character {found.end()} is half of a surrogate pair, which no text can have"
+        raise refusal(f"{where}: {half}. Remove it, or write the file again as UTF-8.")
     return text.replace("\r\n", "\n")
 
 
 # ---- what is wrong, and where ----
 
 
-def _check_bytes(path: Path, encoding: str) -> None:
-    """Refuses what is no text in this encoding."""
-    decoder, line, data = codecs.getincrementaldecoder(encoding)(), 1, b"begin"
+def _check_bytes(path: Path, encoding: str) -> bool:
+    """Refuses what is no text in this encoding; whether there is more in it than white space."""
+    decoder, line, data, shown = codecs.getincrementaldecoder(encoding)(), 1, b"begin", False
     with path.open("rb") as file:
         begin = file.peek(4)
         for kind in (kind for magic, kind in MAGIC.items() if begin.startswith(magic)):
-            cure = "Unpack or convert it, or give it its own ending."
-            raise refusal(f"{path} is not a text file: it begins like a {kind} file. {cure}")
+            raise refusal(f"{path} is not a text file: it begins like a {kind} file. Unpack it, or correct its ending.")
         while data:
             data = file.read(CHUNK)
             if b"\0" in data and not encoding.startswith(("utf-16", "utf-32")):
@@ -276,15 +294,19 @@ def _check_bytes(path: Path, encoding: str) -> None:
                 cure = f"It looks like UTF-16: {path}:encoding=utf-16" if wide else "Give a file with text in it."
                 raise refusal(f"{path} is not a text file: it contains zero bytes. {cure}")
             try:
-                line += decoder.decode(data, final=not data).count("\n")
-            except UnicodeDecodeError as error:
+                text = decoder.decode(data, final=not data)
+            except UnicodeError as error:
                 raise _undecodable(path, encoding, error, line) from None
+            line, shown = line + text.count("\n"), shown or (bool(text) and not text.isspace())
+    return shown
 
 
-def _undecodable(path: Path, encoding: str, error: UnicodeDecodeError, line: int) -> ConfigurationError:
+def _undecodable(path: Path, encoding: str, error: UnicodeError, line: int) -> ConfigurationError:
     """`line` is the one where the bytes of the error begin."""
-    line += error.object.count(b"\n", 0, error.start)
     name = encoding.removesuffix("-sig").upper()
+    if not isinstance(error, UnicodeDecodeError):
+        return refusal(f"{path} is not {name}: {error}. Name its encoding, for example {path}:encoding=utf-8")
+    line += error.object.count(b"\n", 0, error.start)
     what = f"byte {error.object[error.start]:#04x} in line {line}"
     if error.reason.startswith("unexpected end"):
         cure = f"Copy it again, or name its encoding: {path}:encoding=latin-1"
@@ -296,7 +318,7 @@ def _undecodable(path: Path, encoding: str, error: UnicodeDecodeError, line: int
 
 
 def _no_column(where: str, source: TextSource, columns: Iterable[Any]) -> ConfigurationError:
-    found = [str(column) for column in columns]
+    found = [str(column)[:80] for column in columns][:20]
     plain = source.name.rpartition(":")[0] if source.column != "text" else source.name
     cure = f"Name one: {plain}:{next(iter(found), 'COLUMN')}"
     if len(found) == 1 and any(mark in found[0] for mark in ";\t|"):
@@ -304,8 +326,9 @@ def _no_column(where: str, source: TextSource, columns: Iterable[Any]) -> Config
     return refusal(f"{where} has no column {source.column!r}; it has {', '.join(found)}. {cure}")
 
 
-def _unreadable(path: Path, error: OSError) -> ConfigurationError:
-    return refusal(f"{path} cannot be read: {error.strerror or error}. Check its permissions.")
+def _refuse(error: OSError, path: Path | None = None) -> NoReturn:
+    words = f"{path or error.filename} cannot be read: {error.strerror or error}. Check its permissions."
+    raise refusal(words) from None
 
 
 def _fault(path: Path, source: TextSource, after: int, error: Exception) -> ConfigurationError:
@@ -316,7 +339,7 @@ def _fault(path: Path, source: TextSource, after: int, error: Exception) -> Conf
         words = str(error).partition("\n")[0]
         return refusal(f"{path} is not a whole Parquet file ({words}). Write or copy it again.")
     if isinstance(error, OSError):
-        return _unreadable(path, error)
+        _refuse(error, path)
     blank = "\r\n" if _kind(path) in SEPARATORS else None  # a CSV row may be a space
     with path.open(encoding=source.encoding, newline="\n") as file:
         number, line = next((n, line) for n, line in enumerate(file, 1) if n > after and line.strip(blank))
