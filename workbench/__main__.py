@@ -89,7 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _command(arguments: Sequence[str] | None) -> int:
     try:
         args = _parser().parse_args(arguments)
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does, and leaves no temporary files
+        with suppress(ValueError):  # in another thread than the main one
+            signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does: no temporary files stay
         code = int(args.function(args) or 0)
         print(end="", flush=True)  # what goes wrong here has a code, too
         return code
