@@ -1,10 +1,10 @@
 """GPUs by name: how much memory PyTorch can have of each, and what follows from the compute capability.
 
 `memory_bytes` is what CUDA calls the total (`torch.cuda.mem_get_info()[1]`, "total capacity" in PyTorch's
-out-of-memory message): less than the data sheet says, since error correction and the driver take their part. Where
-somebody has posted such a message it is taken from there, and `measured` is True. Elsewhere it is an estimate on the
-safe side: what NVML reports less 3 %, more than any measured row lacks against NVML (at most 2.9 %, the T4), or, where
-only the data sheet is known, that less 5 %. On a machine that has the GPU, ask PyTorch instead.
+out-of-memory message): less than the data sheet says, since error correction and the driver take their part. Where it
+was read off such a card, or somebody has posted such a message, `measured` is True. Elsewhere it is an estimate on the
+safe side: what NVML reports less 3 %, more than any measured row lacks against NVML (at most 2.9 %, the T4; the H100
+lacks 0.6 %), or, where only the data sheet is known, that less 5 %. On a machine that has the GPU, ask PyTorch instead.
 
 Compute capabilities: https://developer.nvidia.com/cuda-gpus. Data sheets: the vendor's page of each GPU, as named;
 multiprocessors: the same, and NVIDIA's architecture white papers (of two forms of one card, the one with more memory
@@ -22,6 +22,7 @@ PAGES = "https://www.nvidia.com/en-us"
 NVML = "NVML's total as listed on https://thundergolfer.com/blog/nvidia-gpu-memory-capacity, less 3 %"
 SHEET = "data sheet, less 5 %"
 CONTEXT_BYTES_ESTIMATE = 512 * MIB
+CONTEXT_BYTES = {"h100": 787_283_968}  # read off one after a training step: data/reference/h100/card.json
 
 
 @dataclass(frozen=True)
@@ -85,13 +86,18 @@ class Gpu:
 
     @property
     def context_bytes_estimate(self) -> int:
-        """CUDA's context and loaded kernels, outside the allocator: 0.3 to 0.6 GiB are common. A guess, not a sum."""
-        return CONTEXT_BYTES_ESTIMATE
+        """CUDA's context and loaded kernels, outside the allocator: 0.3 to 0.8 GiB are common. A guess, not a sum,
+        but for the H100, where it is a measurement."""
+        return CONTEXT_BYTES.get(self.name, CONTEXT_BYTES_ESTIMATE)
 
 
 def _measured(gib: float, where: str) -> tuple[int, bool, str]:
     """A total that PyTorch printed, in GiB with two digits."""
     return int(gib * GIB), True, f"PyTorch's message in https://github.com/{where}"
+
+
+def _read(nbytes: int, name: str) -> tuple[int, bool, str]:
+    return nbytes, True, f"CUDA's total, read off one: data/reference/{name}/card.json"
 
 
 def _nvml(mib: int) -> tuple[int, bool, str]:
@@ -129,7 +135,7 @@ GPUS: dict[str, Gpu] = {
         Gpu("rtx5070", "GeForce RTX 5070", "12 GB", (12, 0), 48, *_sheet(12, f"{_50}/rtx-5070-family/")),
         Gpu("rtx5080", "GeForce RTX 5080", "16 GB", (12, 0), 84, *_sheet(16, f"{_50}/rtx-5080/")),
         Gpu("rtx5090", "GeForce RTX 5090", "32 GB", (12, 0), 170, *_measured(31.37, "Wan-Video/Wan2.1/issues/465")),
-        Gpu("h100", "NVIDIA H100 80 GB", "80 GB", (9, 0), 132, *_nvml(81559)),
+        Gpu("h100", "NVIDIA H100 80 GB", "80 GB", (9, 0), 132, *_read(85_017_493_504, "h100")),
         Gpu("h200", "NVIDIA H200", "141 GB", (9, 0), 132, *_nvml(143771)),
         Gpu("b200", "NVIDIA B200", "180 GB", (10, 0), 148, *_sheet(180e9 / GIB, "data-center/dgx-b200/")),
     )
