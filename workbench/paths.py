@@ -67,7 +67,8 @@ def _own_runs() -> Path:
 
 @contextmanager
 def aside(folder: Path, what: str, ending: str = "") -> Iterator[Path]:
-    """A path to write to, until `put` gives the file its name. Nothing stays of it, nor of what killed processes left.
+    """A path to write to, until `put_in_place` gives the file its name. Nothing else stays of it, nor of what killed
+    processes left.
 
     Raises:
         UnavailableError: the disk is full, or the folder cannot be written to.
@@ -88,7 +89,7 @@ def aside(folder: Path, what: str, ending: str = "") -> Iterator[Path]:
         raise UnavailableError(f"{what} cannot be written to {folder}: {why}. {cure}") from None
 
 
-def put(part: Path, name: str) -> Path:
+def put_in_place(part: Path, name: str) -> Path:
     """The file under its name in the same folder, whole on the disk before it is there."""
     with part.open("rb+") as file:
         os.fsync(file.fileno())

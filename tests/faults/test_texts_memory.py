@@ -31,7 +31,6 @@ for name in sys.argv[2:]:
 print(json.dumps({"idle": idle, **found}))
 """
 CHINESE = "的一是了我不人在他有这个上们来到时大地为子中你说生国年着就那和要她出也得里后自以会家可下而过天去能对小多"
-SCALED_MIB = 220  # beyond the libraries
 
 
 def chinese_rows(path: Path, size: int) -> None:
@@ -73,15 +72,15 @@ def measured(sizes: dict[str, int], folder: Path, in_memory: int) -> dict[str, t
 
 
 def test_texts_without_spaces_take_little(tmp_path):
-    """Tokenised as a whole, three million letters take more than twice as much."""
+    """Tokenised as a whole, three million letters, or bytes of Chinese, take 200 and 360 MiB beyond the libraries."""
     sizes = {"blank.txt": 60_000_000, "returns.txt": 60_000_000, "letter.txt": 3_000_000, "chinese.jsonl": 3_000_000}
     found = measured(sizes, tmp_path, 500_000)
     for name in ("blank.txt", "returns.txt"):
         assert "is empty: 1 blank documents left out" in found[name][0]
         assert found[name][1] < 50
-    for name in ("letter.txt", "chinese.jsonl"):
+    for name, most in (("letter.txt", 100), ("chinese.jsonl", 220)):
         assert found[name][0] > 500
-        assert found[name][1] < SCALED_MIB
+        assert found[name][1] < most
 
 
 @pytest.mark.long

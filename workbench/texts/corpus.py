@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from workbench.paths import CORPORA, aside, put, runs_folder
+from workbench.paths import CORPORA, aside, put_in_place, runs_folder
 from workbench.texts import readers as texts
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ HELD_OUT_CHARACTERS = 1 << 20  # far more than HELD_OUT_TOKENS need
 PROMPT_CHARACTERS = 100
 
 IN_MEMORY_CHARACTERS = 1 << 24
-PIECE_CHARACTERS, LONGEST_PIECE = 1 << 16, 1 << 18
-BLOCKS_AT_A_TIME = 1024
+PIECE_CHARACTERS = 1 << 16
+LONGEST_PIECE = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def keep(dataset: "Dataset", column: str = "text") -> str:
         raise texts.refusal(f"the data set has no column {column!r}; it has {', '.join(names)}. Name one.")
     with aside(runs_folder() / "texts", "corpus: the data set", ".parquet") as part:
         dataset.select_columns([column]).rename_columns({column: "text"} if column != "text" else {}).to_parquet(part)
-        return str(put(part, f"{load_corpus(str(part)).sha256[:16]}.parquet"))
+        return str(put_in_place(part, f"{load_corpus(str(part)).sha256[:16]}.parquet"))
 
 
 def prompt(corpus: Corpus) -> str:
@@ -327,7 +327,7 @@ def _tokenised(corpus: Corpus, text: Stream, tokenizer: "PreTrainedTokenizerBase
         _write_blocks(_cut(_shown(text), tokenizer, length), part)
         if text.source.signature() != text.signature:
             raise texts.refusal(f"{corpus.name} was changed while it was read. Start again.")
-        return put(part, f"{state}-{_digest(part, ())}.arrow")
+        return put_in_place(part, f"{state}-{_digest(part, ())}.arrow")
 
 
 @lru_cache(maxsize=8)  # reading 2 GB takes a second
@@ -347,5 +347,5 @@ def _write_blocks(blocks: Iterator[list[int]], path: Path) -> None:
     from datasets.arrow_writer import ArrowWriter
 
     with ArrowWriter(path=str(path)) as writer:
-        while some := list(islice(blocks, BLOCKS_AT_A_TIME)):
+        while some := list(islice(blocks, 1024)):
             writer.write_batch({"input_ids": some})
