@@ -91,6 +91,16 @@ def aside(folder: Path, what: str, ending: str = "") -> Iterator[Path]:
 
 def put_in_place(part: Path, name: str) -> Path:
     """The file under its name in the same folder, whole on the disk before it is there."""
-    with part.open("rb+") as file:
-        os.fsync(file.fileno())
+    sync(part)
     return part.replace(part.with_name(name))
+
+
+def sync(path: Path) -> None:
+    """Have the system write a file or a folder out. Windows cannot open folders for this, and does not need to."""
+    if path.is_dir() and os.name == "nt":
+        return
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -145,7 +145,8 @@ def test_an_odd_owner_is_no_reason_to_fail_nor_to_call_a_run_dead_that_may_live(
     assert store._alive(replace(new(), owner=owner)) is alive
     if isinstance(owner, dict):
         replace(new(), owner=owner).save(tmp_path)
-        assert len(store.mark_killed(tmp_path)) == (not alive)
+        read = len(read_all(tmp_path))  # the oddest are named there and skipped
+        assert len(store.mark_killed(tmp_path)) == (read and not alive)
 
 
 def test_a_process_that_may_not_be_looked_at_is_alive(monkeypatch):

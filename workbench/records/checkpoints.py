@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import ConfigurationError, explained
+from workbench.paths import sync
 from workbench.records import names
 
 MANIFEST = "complete.json"  # the last file to be written: name, size and hash of the others, and the run's counters
@@ -31,11 +32,11 @@ def commit(aside: Path, final: Path, counters: dict[str, int]) -> None:
     manifest = {"counters": counters, "files": {str(path.relative_to(aside)): _described(path) for path in files}}
     (aside / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
     for path in (*files, aside / MANIFEST, aside):
-        _sync(path)
+        sync(path)
     final.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(final, ignore_errors=True)  # from an earlier attempt at the same step
     os.replace(aside, final)
-    _sync(final.parent)
+    sync(final.parent)
     for old in _by_step(final.parent)[CHECKPOINTS_KEPT:]:
         shutil.rmtree(old, ignore_errors=True)
 
@@ -115,14 +116,3 @@ def _manifest(checkpoint: Path) -> Any:
 def _described(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-
-
-def _sync(path: Path) -> None:
-    """Have the system write it out. Windows cannot open folders for this, and does not need to."""
-    if path.is_dir() and os.name == "nt":
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -20,7 +20,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from workbench.errors import DISTRIBUTION, ConfigurationError
 from workbench.measure.categories import Category, Phase
-from workbench.paths import INSTALLED, ROOT, runs_folder
+from workbench.paths import INSTALLED, ROOT, put_in_place, runs_folder
 from workbench.recipe import Recipe
 from workbench.records import names
 
@@ -141,14 +141,10 @@ class Record:
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.parent / f".{self.id}.part"
         try:
-            with aside.open("w", encoding="utf-8") as file:
-                file.write(self.to_json())
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(aside, path)
+            aside.write_text(self.to_json(), encoding="utf-8")
+            return put_in_place(aside, path.name)
         finally:
             aside.unlink(missing_ok=True)
-        return path
 
     def to_json(self) -> str:
         """Strict JSON: a number that is not finite becomes null, and what is no Unicode in a text `?`."""
