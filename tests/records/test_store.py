@@ -97,7 +97,9 @@ def unfinished(tmp_path):
         aside = tmp_path / "aside"
         aside.mkdir()
         (aside / "weights").write_text("w")
-        checkpoints.commit(aside, store.checkpoint_folder(record, tmp_path) / "checkpoint-4", {"tokens_seen": 4})
+        checkpoints.commit(
+            aside, store.checkpoint_folder(record, tmp_path) / "checkpoint-4", {"tokens_seen": 4, "padding_tokens": 0}
+        )
         return record
 
     (tmp_path / "x").mkdir()
@@ -143,7 +145,7 @@ def resumable(tmp_path):
 )
 def test_an_odd_owner_is_no_reason_to_fail_nor_to_call_a_run_dead_that_may_live(tmp_path, owner, alive):
     assert store._alive(replace(new(), owner=owner)) is alive
-    if isinstance(owner, dict):
+    if isinstance(owner, dict) and all(map(math.isfinite, (v for v in owner.values() if isinstance(v, float)))):
         replace(new(), owner=owner).save(tmp_path)
         read = len(read_all(tmp_path))  # the oddest are named there and skipped
         assert len(store.mark_killed(tmp_path)) == (read and not alive)
