@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import psutil
 import pytest
+from test_checkpoints import SEEN, contents
 
 from workbench.errors import ConfigurationError
 from workbench.recipe import Recipe
@@ -96,10 +97,9 @@ def unfinished(tmp_path):
         record.save(tmp_path)
         aside = tmp_path / "aside"
         aside.mkdir()
-        (aside / "weights").write_text("w")
-        checkpoints.commit(
-            aside, store.checkpoint_folder(record, tmp_path) / "checkpoint-4", {"tokens_seen": 4, "padding_tokens": 0}
-        )
+        for name, data in contents(4).items():
+            (aside / name).write_bytes(data)
+        checkpoints.commit(aside, store.checkpoint_folder(record, tmp_path) / "checkpoint-4", SEEN)
         return record
 
     (tmp_path / "x").mkdir()
