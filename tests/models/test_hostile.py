@@ -484,7 +484,7 @@ def config(model_name):
 
 
 @pytest.mark.parametrize("technique", [Lora, Dora, Qlora])
-@pytest.mark.parametrize("rank", [65, 100_000, 10**9, 2**63, 2**70])
+@pytest.mark.parametrize("rank", [65, 100_000, 10**9, 2**62])
 def test_a_rank_beyond_the_smallest_matrix_is_refused(config, technique, rank):
     name = technique.name
     with pytest.raises(

@@ -81,7 +81,7 @@ def test_the_models_dropout_leaves_the_adapters_own_alone(gpt2_folder, recipe):
     assert set(rates.values()) == {0.0}
 
 
-@pytest.mark.parametrize("targets", ["q_proj", "c_attn+q_proj", "", "c_attn,c_fc"])
+@pytest.mark.parametrize("targets", ["q_proj", "c_attn+q_proj", "+", "c_attn,c_fc"])
 def test_an_unknown_matrix_is_named_with_the_known_ones(targets):
     with pytest.raises(
         ConfigurationError, match=r"lora: GPT-2 has no matrix .*Choose from c_attn, c_fc, c_proj, joined"

@@ -249,8 +249,7 @@ class _Execution:
 
     def _checkpoint(self) -> Path | None:
         """Where to go on, noted in the record; None at the beginning of a run that is new."""
-        found = checkpoints.newest_checkpoint(self._checkpoints)
-        if found is not None:
+        if (found := checkpoints.newest_checkpoint(self._checkpoints)) is not None:
             step = int(found.name.rpartition("-")[2])
             self.record = replace(self.record, resumed_at_steps=[*self.record.resumed_at_steps, step])
         return found

@@ -28,8 +28,8 @@ const char *card_name(void) {
 /* ---- device memory: where NVIDIA's driver puts it ----
  *
  * Up to 2.12 PyTorch's allocator took the lower address of two free blocks of one size, so the order of addresses
- * decided which segments stayed in use. Seen on an H100 (driver 580): addresses are set aside in chunks of whole 32 MiB,
- * each as high as there is room below the first; a request goes into the newest chunk that has room, there into the
+ * decided which segments stayed in use. Seen on an H100 (driver 580): addresses are set aside in chunks of 32 MiB, each
+ * as high as there is room below the first; a request goes into the newest chunk that has room, there into the
  * smallest gap, the lowest of equal ones; an empty chunk is given back. 254 requests with the driver's answers stand in
  * data/reference/h100/addresses.json. */
 
@@ -68,18 +68,34 @@ static void find_space(void) {
     space_end = ((uintptr_t)found + SPACE_BYTES) / CHUNK_BYTES * CHUNK_BYTES;
 }
 
-static Chunk *new_chunk(size_t bytes, size_t alignment, int device) {
-    find_space();
-    uintptr_t address = (space_end - bytes) / alignment * alignment;
-    for (Chunk *other = chunks; other;) {
-        int apart = other->address + other->bytes <= address || address + bytes <= other->address;
-        if (!apart && other->address < space + bytes + alignment) return NULL;
-        if (!apart) address = (other->address - bytes) / alignment * alignment;
-        other = apart ? other->next : chunks;
-    }
+static Chunk *overlapping(uintptr_t address, size_t bytes) {
+    Chunk *chunk = chunks;
+    while (chunk && (chunk->address + chunk->bytes <= address || address + bytes <= chunk->address))
+        chunk = chunk->next;
+    return chunk;
+}
+
+static Chunk *add_chunk(uintptr_t address, size_t bytes, int device) {
+    if (address < space || address + bytes > space_end) return NULL;
     Chunk *chunk = malloc(sizeof *chunk);
     *chunk = (Chunk){address, bytes, device, NULL, chunks};
     return chunks = chunk;
+}
+
+static Chunk *highest_chunk(size_t bytes, int device) {
+    find_space();
+    uintptr_t address = space_end - bytes;
+    for (Chunk *other; (other = overlapping(address, bytes));) address = other->address - bytes;
+    return add_chunk(address, bytes, device);
+}
+
+/* Ranges for expandable segments, from the bottom up: how the driver orders these is not known. */
+static Chunk *lowest_chunk(size_t bytes, size_t alignment) {
+    find_space();
+    uintptr_t address = rounded(space, alignment);
+    for (Chunk *other; (other = overlapping(address, bytes));)
+        address = rounded(other->address + other->bytes, alignment);
+    return add_chunk(address, bytes, -1);
 }
 
 /* Where in the list the range of the smallest sufficient gap belongs; NULL if there is none. */
@@ -101,7 +117,7 @@ static uintptr_t insert(size_t bytes, int device) {
     for (Chunk *chunk = chunks; chunk && !place; chunk = chunk->next)
         if (chunk->device == device) place = best_gap(chunk, bytes, &address);
     if (!place) {
-        Chunk *chunk = new_chunk(rounded(bytes, CHUNK_BYTES), CHUNK_BYTES, device);
+        Chunk *chunk = highest_chunk(rounded(bytes, CHUNK_BYTES), device);
         if (!chunk) return 0;
         place = best_gap(chunk, bytes, &address);
     }
@@ -177,7 +193,7 @@ int device_free(uintptr_t address) {
 
 int device_reserve(uintptr_t *address, size_t bytes, size_t alignment) {
     pthread_mutex_lock(&lock);
-    Chunk *chunk = new_chunk(rounded(bytes, PAGE_BYTES), alignment > PAGE_BYTES ? alignment : PAGE_BYTES, -1);
+    Chunk *chunk = lowest_chunk(rounded(bytes, PAGE_BYTES), alignment > PAGE_BYTES ? alignment : PAGE_BYTES);
     *address = chunk ? chunk->address : 0;
     pthread_mutex_unlock(&lock);
     return chunk ? SUCCESS : OUT_OF_MEMORY;
