@@ -1,0 +1,48 @@
+"""Both engines against runs on a real H100, `data/reference/h100/runs.csv`.
+
+It had PyTorch 2.11, whose allocator orders free blocks otherwise than that of today (`gpus/caching_allocator.py`), so
+reserved bytes are not compared.
+"""
+
+import csv
+
+import pytest
+
+from workbench.paths import DATA
+from workbench.predict.predict import EMULATOR, SHADOW, predict
+from workbench.predict.verify import EMULATED_GRID, recipes
+
+CLOSE = 0.002
+SOME = 6  # spread over the configurations
+
+
+def measured():
+    """Allocated bytes, by what was run."""
+    with (DATA / "reference" / "h100" / "runs.csv").open(encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if not row["dropout"]]
+    names = ("model", "micro_batch_size", "sequence_length", "techniques")
+    return {tuple(row[name] for name in names): int(row["allocated_bytes"]) for row in rows}
+
+
+def run_as(recipe):
+    size = recipe.training_arguments()["per_device_train_batch_size"]
+    return recipe.model, str(size), str(recipe.sequence_length), recipe.label
+
+
+REAL = measured()
+DONE = [recipe for recipe in recipes(EMULATED_GRID) if run_as(recipe) in REAL and recipe.model == "random:gpt2"]
+CHOSEN = pytest.mark.parametrize("recipe", DONE[:: len(DONE) // SOME], ids=lambda recipe: recipe.label)
+
+
+@CHOSEN
+def test_the_shadow_predicts_what_was_allocated(recipe):
+    found = predict(recipe, "h100", engine=SHADOW)
+    assert found.peak_allocated_bytes == pytest.approx(REAL[run_as(recipe)], rel=CLOSE)
+
+
+@pytest.mark.xdist_group("emulated")
+@pytest.mark.usefixtures("emulator")
+@CHOSEN
+def test_the_emulator_predicts_what_was_allocated(recipe):
+    found = predict(recipe, "h100", engine=EMULATOR)
+    assert found.peak_allocated_bytes == pytest.approx(REAL[run_as(recipe)], rel=CLOSE)
