@@ -46,12 +46,12 @@ typedef struct Chunk {
     size_t bytes;
     int device;    /* -1: only reserved */
     Range *ranges; /* by address */
-    struct Chunk *next;
+    struct Chunk *older, *below;
 } Chunk;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static uintptr_t space, space_end;
-static Chunk *chunks; /* the newest first */
+static Chunk *newest, *highest; /* of all chunks, the beginnings of two lists */
 static size_t used[MAXIMUM_DEVICES];
 _Thread_local int current_device;
 
@@ -68,33 +68,31 @@ static void find_space(void) {
     space_end = ((uintptr_t)found + SPACE_BYTES) / CHUNK_BYTES * CHUNK_BYTES;
 }
 
-static Chunk *overlapping(uintptr_t address, size_t bytes) {
-    Chunk *chunk = chunks;
-    while (chunk && (chunk->address + chunk->bytes <= address || address + bytes <= chunk->address))
-        chunk = chunk->next;
-    return chunk;
-}
-
 static Chunk *add_chunk(uintptr_t address, size_t bytes, int device) {
     if (address < space || address + bytes > space_end) return NULL;
-    Chunk *chunk = malloc(sizeof *chunk);
-    *chunk = (Chunk){address, bytes, device, NULL, chunks};
-    return chunks = chunk;
+    Chunk *chunk = malloc(sizeof *chunk), **place = &highest;
+    while (*place && (*place)->address > address) place = &(*place)->below;
+    *chunk = (Chunk){address, bytes, device, NULL, newest, *place};
+    return newest = *place = chunk;
 }
 
 static Chunk *highest_chunk(size_t bytes, int device) {
     find_space();
-    uintptr_t address = space_end - bytes;
-    for (Chunk *other; (other = overlapping(address, bytes));) address = other->address - bytes;
-    return add_chunk(address, bytes, device);
+    uintptr_t end = space_end;
+    for (Chunk *other = highest; other && end - (other->address + other->bytes) < bytes; other = other->below)
+        end = other->address;
+    return add_chunk(end - bytes, bytes, device);
 }
 
 /* Ranges for expandable segments, from the bottom up: how the driver orders these is not known. */
 static Chunk *lowest_chunk(size_t bytes, size_t alignment) {
     find_space();
     uintptr_t address = rounded(space, alignment);
-    for (Chunk *other; (other = overlapping(address, bytes));)
-        address = rounded(other->address + other->bytes, alignment);
+    for (Chunk *other = highest; other;) {
+        int apart = other->address + other->bytes <= address || address + bytes <= other->address;
+        if (!apart) address = rounded(other->address + other->bytes, alignment);
+        other = apart ? other->below : highest;
+    }
     return add_chunk(address, bytes, -1);
 }
 
@@ -114,7 +112,7 @@ static Range **best_gap(Chunk *chunk, size_t bytes, uintptr_t *address) {
 static uintptr_t insert(size_t bytes, int device) {
     uintptr_t address;
     Range **place = NULL;
-    for (Chunk *chunk = chunks; chunk && !place; chunk = chunk->next)
+    for (Chunk *chunk = newest; chunk && !place; chunk = chunk->older)
         if (chunk->device == device) place = best_gap(chunk, bytes, &address);
     if (!place) {
         Chunk *chunk = highest_chunk(rounded(bytes, CHUNK_BYTES), device);
@@ -127,17 +125,19 @@ static uintptr_t insert(size_t bytes, int device) {
     return address;
 }
 
-static Chunk **chunk_of(uintptr_t address) {
-    Chunk **place = &chunks;
-    while (*place && (address < (*place)->address || address >= (*place)->address + (*place)->bytes))
-        place = &(*place)->next;
-    return place;
+static Chunk *chunk_of(uintptr_t address) {
+    Chunk *chunk = highest;
+    while (chunk && chunk->address > address) chunk = chunk->below;
+    return chunk && address < chunk->address + chunk->bytes ? chunk : NULL;
 }
 
-static void drop_if_empty(Chunk **place) {
-    Chunk *chunk = *place;
+static void drop_if_empty(Chunk *chunk) {
     if (chunk->ranges) return;
-    *place = chunk->next;
+    Chunk **place = &newest;
+    while (*place != chunk) place = &(*place)->older;
+    *place = chunk->older;
+    for (place = &highest; *place != chunk;) place = &(*place)->below;
+    *place = chunk->below;
     free(chunk);
 }
 
@@ -172,12 +172,12 @@ int device_allocate(uintptr_t *address, size_t bytes, int device) {
 }
 
 static int given_back(uintptr_t address) {
-    Chunk **chunk = chunk_of(address);
-    Range **place = *chunk ? &(*chunk)->ranges : NULL;
+    Chunk *chunk = chunk_of(address);
+    Range **place = chunk ? &chunk->ranges : NULL;
     while (place && *place && (*place)->address != address) place = &(*place)->next;
     if (!place || !*place) return INVALID_VALUE;
     Range *range = *place;
-    used[(*chunk)->device] -= range->bytes;
+    used[chunk->device] -= range->bytes;
     *place = range->next;
     free(range);
     drop_if_empty(chunk);
@@ -201,8 +201,8 @@ int device_reserve(uintptr_t *address, size_t bytes, size_t alignment) {
 
 void device_unreserve(uintptr_t address) {
     pthread_mutex_lock(&lock);
-    Chunk **chunk = chunk_of(address);
-    if (*chunk) drop_if_empty(chunk);
+    Chunk *chunk = chunk_of(address);
+    if (chunk) drop_if_empty(chunk);
     pthread_mutex_unlock(&lock);
 }
 
@@ -217,7 +217,7 @@ int device_of(const void *pointer) {
     uintptr_t address = (uintptr_t)pointer;
     if (!space || address < space || address >= space_end) return -1;
     pthread_mutex_lock(&lock);
-    Chunk *chunk = *chunk_of(address);
+    Chunk *chunk = chunk_of(address);
     /* expandable segments fill a reserved range on the device that is current */
     int device = !chunk ? 0 : chunk->device < 0 ? current_device : chunk->device;
     pthread_mutex_unlock(&lock);
