@@ -197,5 +197,5 @@ def test_what_cannot_be_predicted_is_said_in_one_line(model_name, arguments, wor
 
 def test_predict_needs_no_hub_for_the_known_sizes(capsys, monkeypatch):
     monkeypatch.setattr("workbench.models.source.require", lambda *_, **__: pytest.fail("asked the hub"))
-    assert main(["predict", "gpt2", "--batch-size", "1", "--sequence-length", "16", "--json"]) == 0
+    assert main(["predict", "gpt2", "--batch-size", "1", "--sequence-length", "512", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["parameters"] == 124_439_808
