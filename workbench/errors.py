@@ -56,6 +56,14 @@ def explained(what: str, cure: str, *others: type[Exception]) -> Iterator[None]:
         raise ConfigurationError(f"{what} ({in_a_line(error)}). {cure}") from None
 
 
+def brief(value: object) -> str:
+    """As Python writes it, cut at 90 characters."""
+    try:
+        return f"{value!r:.90}"
+    except (ValueError, RecursionError):  # more digits, or more brackets in each other, than Python writes
+        return f"a {type(value).__name__} that is too long to be written"
+
+
 def in_a_line(error: Exception) -> str:
     """The words of an error without line breaks and not endless; with its kind, if they alone say too little."""
     words = " ".join(str(error).split())

@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields, replace
 from itertools import permutations
 from typing import Any, Self
 
-from workbench.errors import ConfigurationError
-from workbench.settings import brief, check_settings, described, named, parse_settings, setting
+from workbench.errors import ConfigurationError, brief
+from workbench.settings import check_settings, described, named, parse_settings, setting
 from workbench.techniques import REGISTRY, Technique, parse_technique
 from workbench.techniques.base import Arguments, Shape
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field
 from typing import Any, get_args
 
-from workbench.errors import ConfigurationError
+from workbench.errors import ConfigurationError, brief
 
 
 def setting(
@@ -84,14 +84,6 @@ def unknown(words: str, name: object, known: Iterable[str]) -> ConfigurationErro
     guess = f" Did you mean {near[0]}?" if near else ""
     listed = ", ".join(known) or "it has no settings"
     return ConfigurationError(f"{words} {brief(name)}. Known: {listed}.{guess}")
-
-
-def brief(value: object) -> str:
-    """As Python writes it, cut at 90 characters."""
-    try:
-        return f"{value!r:.90}"
-    except (ValueError, RecursionError):  # more digits, or more brackets in each other, than Python writes
-        return f"a {type(value).__name__} that is too long to be written"
 
 
 def _convert(field: Field[Any], text: str, owner: str) -> Any:

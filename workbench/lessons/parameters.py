@@ -80,7 +80,7 @@ def _refuse_values(path: Path, known: Mapping[str, str], given: Mapping[str, Any
     found: dict[str, Callable[[str], Any]] = {"corpus": load_corpus, "large_model": locate_config, "gpu": gpu}
     found["model"] = locate if "steps" in known else locate_config
     found["budget"] = lambda text: parse_bytes(text, "budget")
-    found["kinds"] = lambda kinds: [technique("optimizer", kind=kind) for kind in kinds.split("+")]
+    found["kinds"] = lambda kinds: [taught(kind=kind) for kind in kinds.split("+")]  # type: ignore[call-arg]
     found["among"] = lambda names: [technique(name) for name in names.split()]
     for name in values.keys() & found.keys():
         if values[name] not in ("auto", "cpu"):  # the lesson's own choice, and no GPU

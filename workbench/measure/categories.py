@@ -4,8 +4,7 @@ import re
 from decimal import Decimal
 from enum import StrEnum
 
-from workbench.errors import ConfigurationError
-from workbench.settings import brief
+from workbench.errors import ConfigurationError, brief
 
 
 class Category(StrEnum):
