@@ -1,7 +1,6 @@
 """The predicted peak against what a GPU has, or against a budget, within a second of a toggle."""
 
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import ipywidgets as w
@@ -11,6 +10,7 @@ from workbench.gpus.catalogue import GPUS
 from workbench.measure.categories import format_bytes, parse_bytes
 from workbench.predict.predict import CPU, Prediction, predict
 from workbench.recipe import Recipe
+from workbench.widgets.background import Newest
 from workbench.widgets.pages import bar, escaped, legend
 
 NARROW = {"width": "20em", "max_width": "100%"}
@@ -34,8 +34,7 @@ class Gauge:
         self.page = w.HTML("<p>predicting …</p>", layout=w.Layout(min_height="6.5em"))
         self.view = w.VBox([w.HBox([self.gpu, self.budget], layout=w.Layout(flex_flow="row wrap")), self.page])
         self._recipe: Recipe | None = None
-        self._asked, self._news = 0, threading.Condition()
-        self._thread: threading.Thread | None = None
+        self._newest = Newest(self._answers, self._show)
         for made in (self.gpu, self.budget):
             made.observe(lambda _: self._ask(), names="value")
 
@@ -46,27 +45,16 @@ class Gauge:
 
     def wait(self, seconds: float = 60.0) -> None:
         """Until the newest request is answered; for tests and for pages without a live kernel."""
-        with self._news:
-            self._news.wait_for(lambda: self._thread is None, seconds)
+        self._newest.wait(seconds)
 
     def _ask(self) -> None:
-        with self._news:
-            self._asked += 1
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._answer_all, daemon=True)
-                self._thread.start()
+        self._newest.ask((self._recipe, self.gpu.value, self.budget.value))
 
-    def _answer_all(self) -> None:
-        while True:
-            with self._news:
-                number, recipe, gpu, budget = self._asked, self._recipe, self.gpu.value, self.budget.value
-            page = self._answer(recipe, gpu, budget)
-            with self._news:
-                if number == self._asked:
-                    self.page.value = page
-                    self._thread = None
-                    self._news.notify_all()
-                    return
+    def _show(self, page: str) -> None:
+        self.page.value = page
+
+    def _answers(self, question: tuple[Recipe | None, str, str]) -> Iterator[str]:
+        yield self._answer(*question)
 
     def _answer(self, recipe: Recipe | None, gpu: str, budget: str) -> str:
         if recipe is None:
