@@ -84,6 +84,7 @@ class Gauge:
         )
         self.page = w.HTML("<p>predicting …</p>", layout=w.Layout(min_height="6em"))
         self.view = w.VBox([w.HBox([self.gpu, self.budget], layout=w.Layout(flex_flow="row wrap")), self.page])
+        self.view.add_class("workbench-gauge")
         self._recipe: Recipe | None = None
         self.prediction: Prediction | None = None  # the last one; None where there is none
         self._last = ""
