@@ -1,5 +1,6 @@
 """The playground: one panel to put a recipe together, see its memory, train it, compare it and take it home."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +8,17 @@ import ipywidgets as w
 from IPython.display import HTML, display
 
 from workbench.errors import ConfigurationError
+from workbench.lessons.timeline import scrubber
+from workbench.predict.predict import Prediction
 from workbench.recipe import Recipe
+from workbench.widgets.cards import MakeItFit
 from workbench.widgets.controls import RecipeForm
+from workbench.widgets.fits import WhatFits
 from workbench.widgets.gauge import Gauge
 from workbench.widgets.history import History
 from workbench.widgets.pages import escaped, live_page
+from workbench.widgets.part import Part
+from workbench.widgets.pinned import Pinned
 from workbench.widgets.savings import Savings
 from workbench.widgets.takehome import TakeHome
 from workbench.widgets.train import Train
@@ -33,14 +40,20 @@ class Playground:
     def __init__(self, recipe: Recipe | None = None, gpu: str = "t4", folder: Path | None = None) -> None:
         recipe = recipe or Recipe(model="gpt2", effective_batch_size=8, sequence_length=1024)
         self._form: RecipeForm | None = None  # while it is made, its parts ask already
+        self._drawn: Prediction | None = None  # on the timeline
         self._kept: Any = None  # what stays in the notebook when the widgets are gone
-        self.gauge = Gauge(gpu, changed=self._changed, shown=self._keep)
+        self.gauge = Gauge(gpu, changed=self._changed, shown=self._answered)
         self.train = Train(self.recipe, self.choose, folder, changed=self._ended)
         self.form = RecipeForm(recipe, self._changed, between=(self.train.buttons,))
         self.savings = Savings(self.form.toggles)
         self.history, self.take_home = History(folder), TakeHome(self.form.recipe)
-        self._tabs: dict[str, tuple[w.Widget, Any]] = {
+        self.timeline = w.HTML()
+        parts = {"What fits": WhatFits, "Make it fit": MakeItFit, "A and B": Pinned}
+        self.parts: dict[str, Part] = {name: part(self.choose) for name, part in parts.items()}
+        self._tabs: dict[str, tuple[w.Widget, Callable[..., None]]] = {
             "Train": (self.train.view, lambda *_: self.train.show()),
+            "Timeline": (self.timeline, lambda *_: self._draw()),
+            **{name: (part.view, part.show) for name, part in self.parts.items()},
             "History": (self.history.view, lambda *_: self.history.show()),
             "Take home": (self.take_home.view, lambda *_: self.take_home.refresh()),
         }
@@ -73,6 +86,19 @@ class Playground:
         label = f"{recipe.model}, {recipe.label}" if recipe else "no recipe"
         parts = self.gauge.page.value, self.train.words.value, self.train.live.value, self.history.table.value
         return f"<p><b>{escaped(label)}</b></p>{''.join(parts)}"
+
+    def _answered(self) -> None:
+        self._keep()
+        if self._form is not None and list(self._tabs)[self.tab.selected_index or 0] == "Timeline":
+            self._draw()
+
+    def _draw(self) -> None:
+        """The step that the gauge has predicted, if it is another than the one that is shown."""
+        found = self.gauge.prediction
+        if found is None or found is self._drawn:
+            return
+        self._drawn, room = found, self.gauge.room
+        self.timeline.value = scrubber([found], room.have_bytes - (0 if room.budget_bytes else found.context_bytes))
 
     def _keep(self) -> None:
         if self._kept is not None:

@@ -21,6 +21,7 @@ from workbench.records.record import Record, Status
 from workbench.records.store import mark_killed
 from workbench.run.job import why_not_here
 from workbench.run.world import World
+from workbench.widgets.cards import Advice
 from workbench.widgets.gauge import Gauge
 from workbench.widgets.history import texts
 from workbench.widgets.pages import bar, escaped, legend, picture
@@ -59,6 +60,7 @@ class Train:
         self.here = Gauge(here(), changed=self.show, quiet_s=0.3)
         self.here.budget.description, self.here.budget.placeholder = "memory cap", "none, or as 200MiB"
         self.advice = Advice(choose)
+        self.advice.view.layout.display = "none"
         start = w.HBox([self.start, self.stop, self.stands_in], layout=w.Layout(flex_flow="row wrap"))
         self.buttons = w.VBox([start, self.what])
         status = w.HBox([self.progress, self.words])
@@ -110,7 +112,7 @@ class Train:
     # ---- what the training says, mostly in its own thread ----
 
     def began(self, recipe: Recipe) -> None:
-        self.advice.show(None)
+        self._advise(None)
         self.live.value = ""
         self.progress.value, self.progress.max = 0, recipe.training_arguments()["max_steps"]
         self.progress.bar_style = ""
@@ -133,20 +135,17 @@ class Train:
         if record is not None:
             self.progress.value = record.steps_done
             self.live.value = _live(record) + beside(record) + (texts(record) if record.text_after else "")
-            self.advice.show(record if status is Status.OOM else None)
+            self._advise(record if status is Status.OOM else None)
         self.show()
         self.changed()
 
+    def _advise(self, record: Record | None) -> None:
+        """What would have fitted, looked for in a thread of its own; None ends looking."""
+        self.advice.view.layout.display = "none" if record is None else None
+        self.advice.show(record)
+
     def _say(self, words: str, style: str) -> None:
         self.words.value = f'<div role="status" aria-live="polite" style="{style}">{escaped(words)}</div>'
-
-
-class Advice:
-    def __init__(self, choose):
-        self.view = w.VBox()
-
-    def show(self, record):
-        pass
 
 
 @cache
