@@ -48,7 +48,7 @@ class Playground:
         self.words = w.HTML("<p>Nothing is running.</p>")
         self.live = w.HTML(layout=w.Layout(min_height="22em"))
         self.advice = w.VBox()
-        self.history, self.take_home = History(folder), TakeHome(self.form.recipe)
+        self.history, self.take_home = History(folder), TakeHome(self.form.recipe, self.form.show)
         self.view = self._laid_out()
         self._kept: Any = None  # what stays in the notebook when the widgets are gone
         self.start.on_click(lambda _: self.train())
