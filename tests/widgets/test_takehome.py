@@ -74,7 +74,7 @@ def test_what_is_shown_is_what_is_downloaded(panel, form):
     assert page.text == page.file
     assert page.links["download"] == FORMS[form][0]
     assert not re.search(r"[\"'\s=]/(tmp|work|root|home)/", page.file)
-    assert "Put " in panel.tab.page.value  # what to put where: the text and the model are elsewhere
+    assert "Elsewhere it needs " in panel.tab.page.value  # what to put where: the text and the model are elsewhere
     if form == "Hugging Face script":
         compile(page.file, "train.py", "exec")
         assert "trainer.train()" in page.file
@@ -119,9 +119,9 @@ def test_what_is_brought_reaches_the_panel_and_is_explained(panel):
     )  # fmt: skip
     assert panel.chosen == [expected]
     assert "read as settings of axolotl" in answer
-    assert "<code>adapter: lora, lora_r: 4</code>: lora=rank:4" in answer
-    assert "<code>colour: &lt;b&gt;</code>: not known here" in answer
-    assert "meta/&lt;i&gt;llama</code>: GPT-2 is what is predicted here" in answer
+    assert "<code>adapter: lora, lora_r: 4</code> → lora=rank:4" in answer
+    assert "<code>colour: &lt;b&gt;</code> → not known here" in answer
+    assert "meta/&lt;i&gt;llama</code> → GPT-2 is what is predicted here" in answer
     assert "Without effect on the peak: wandb_name." in answer
     assert set(Page(answer).tags) <= TAGS
     assert "lora" in panel.tab.page.value  # and the tab shows the new one

@@ -57,9 +57,9 @@ class TakeHome:
         except WorkbenchError as error:
             self.page.value = f'<p role="alert">⚠ {escaped(error)}</p>'
             return
-        remarks = "<br>".join(f"Put {escaped(path)} there as {escaped(short)}." for path, short in moved.items())
+        needed = sorted(f"Elsewhere it needs {escaped(path)} as {escaped(short)}." for path, short in moved.items())
         data = base64.b64encode(text.encode()).decode()
-        self.page.value = PAGE.substitute(name=name, data=data, text=escaped(text), remarks=remarks)
+        self.page.value = PAGE.substitute(name=name, data=data, text=escaped(text), remarks="<br>".join(needed))
 
     def _open(self, change: Any) -> None:
         for file in change["new"]:
@@ -84,6 +84,6 @@ def _answer(brought: Brought) -> str:
     left_out = [pair for pair in brought.left_out if pair[1]]
     page = f'<p role="status">The panel has it now, read as settings of {escaped(brought.program)}.</p>'
     for title, pairs in (("Understood", brought.understood), ("Left out", left_out)):
-        items = "".join(f"<li><code>{escaped(theirs)}</code>: {escaped(words)}</li>" for theirs, words in pairs)
+        items = "".join(f"<li><code>{escaped(theirs)}</code> → {escaped(words)}</li>" for theirs, words in pairs)
         page += f"<p>{title}:</p><ul>{items}</ul>" if items else ""
     return page + (f"<p>Without effect on the peak: {escaped(idle)}.</p>" if idle else "")

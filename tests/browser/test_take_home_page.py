@@ -24,7 +24,7 @@ class Panel:
         self.recipe, self.words.value = recipe, recipe.label
 panel = Panel()
 tab = TakeHome(lambda: panel.recipe, panel.choose)
-tab.refresh()
+tab.form.value = 'JSON'
 w.VBox([panel.words, tab.view])"""
 
 
