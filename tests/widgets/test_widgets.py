@@ -1,6 +1,5 @@
 """The logic of the widgets, without a browser: values are set and buttons are clicked in Python."""
 
-import json
 import platform
 import subprocess
 import sys
@@ -444,22 +443,6 @@ def test_start_is_off_while_the_recipe_cannot_be_used(playground):
     assert playground.train.start.disabled
     playground.form.form.controls["learning_rate"].value = ""
     assert not playground.train.start.disabled
-
-
-@pytest.mark.parametrize(
-    ("form", "expected"),
-    [
-        ("Hugging Face script", "trainer.train()"),
-        ("JSON", '"effective_batch_size": 8'),
-        ("command", "python -m workbench run"),
-    ],
-)
-def test_the_recipe_is_taken_home(playground, form, expected):
-    playground.take_home.form.value = form
-    playground.take_home.refresh()
-    assert expected in playground.take_home.text.value
-    if form == "JSON":
-        assert Recipe.from_dict(json.loads(playground.take_home.text.value)) == playground.form.recipe()
 
 
 def test_without_a_live_page_it_shows_words_and_bars(playground, monkeypatch, capsys):

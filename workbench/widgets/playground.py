@@ -46,7 +46,7 @@ class Playground:
         self.train = Train(self.recipe, self.choose, folder, changed=self._ended)
         self.form = RecipeForm(recipe, self._changed, between=(self.train.buttons,))
         self.savings = Savings(self.form.toggles)
-        self.history, self.take_home = History(folder), TakeHome(self.form.recipe)
+        self.history, self.take_home = History(folder), TakeHome(self.form.recipe, self.choose)
         self.timeline = w.HTML()
         parts = {"What fits": WhatFits, "Make it fit": MakeItFit, "A and B": Pinned}
         self.parts: dict[str, Part] = {name: part(self.choose) for name, part in parts.items()}
