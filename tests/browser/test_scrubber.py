@@ -115,6 +115,7 @@ def test_the_bytes_of_every_event_are_the_timelines(show):
         assert found.size
         at += int(found[0])
     np.testing.assert_array_equal(live[:, -1], wanted[:, -1])
+    assert frame.evaluate("() => steps[0].born[0]") == -1  # there before
     assert frame.evaluate("() => steps[0].runs.map(run => run.phase)") == [
         "forward", "backward", "optimizer_step", "evaluation",
     ]  # fmt: skip
