@@ -135,6 +135,17 @@ def test_two_recipes_move_together_on_one_scale(show):
     assert frame.locator("h2").all_inner_texts() == ["A: baseline on gpt2", "B: half on gpt2"]
 
 
+def test_behind_a_tab_it_waits_until_it_is_seen(browser):
+    page = browser.new_page()
+    page.set_content(f'<div id="tab" style="display: none">{scrubber([prediction(one_step())])}</div>')
+    frame = page.frames[1]
+    frame.locator("[role=slider][aria-valuetext]").wait_for(state="attached", timeout=20_000)
+    page.evaluate("() => document.getElementById('tab').style.display = 'block'")
+    frame.wait_for_function("() => steps[0].area.wide > 300 && frameElement.offsetHeight >= root.scrollHeight")
+    assert frame.evaluate("() => steps[0].base.getContext('2d').getImageData(100, 200, 1, 1).data[3]") > 0  # drawn
+    page.close()
+
+
 @pytest.mark.parametrize(("style", "dark"), [(LIGHT, False), (DARK, True)])
 def test_it_has_the_theme_of_the_page_around_it(show, style, dark):
     page, frame = show(scrubber([prediction(one_step())]), style, width=400)
