@@ -177,7 +177,7 @@ def test_a_second_question_is_answered_from_memory_and_a_third_from_disk(small, 
     assert again.timeline.phases == first.timeline.phases
     assert again.timeline.operations == first.timeline.operations
     for name in LIVES:
-        np.testing.assert_array_equal(getattr(again.timeline, name), getattr(first.timeline, name))
+        np.testing.assert_array_equal(again.timeline.lives[name], first.timeline.lives[name])
 
 
 @pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 cut off", b"no archive"])

@@ -62,5 +62,9 @@ class Trace:
 
     def timeline(self, sizes: NDArray[np.int64]) -> TensorTimeline:
         """Live bytes by category after every event, and each tensor's part in them."""
+        change = np.zeros((len(CATEGORIES), self.events), dtype=np.int64)
+        change[self.category, self.born] = sizes  # every event is one birth or one end
+        ended = self.died >= 0
+        change[self.category[ended], self.died[ended]] = -sizes[ended]
         lives = {name: getattr(self, name) for name in LIVES} | {"nbytes": sizes}
-        return TensorTimeline.of(self.phases(), self.operations, **lives)
+        return TensorTimeline(change.cumsum(axis=1), self.phases(), lives, self.operations)
