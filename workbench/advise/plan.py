@@ -76,7 +76,7 @@ def plan(
     predict: Predictor | None = None,
     **fields: Any,
 ) -> Plan:
-    """The smallest sets of changes with which a recipe fits, the best first: exact ones, then those that compute less.
+    """The smallest sets of changes with which a recipe fits, the best first: exact ones, then those that are faster.
 
         plan(model="gpt2", budget="8GiB", effective_batch_size=8, sequence_length=1024)
 
@@ -234,7 +234,7 @@ class _Search:
         Alone all are tried, since some act on more than they attack.
         """
         families = [family for name, family in self.families.items() if name not in start.names]
-        families = [family for family in families if NUMERICS.index(family[-1].numerics) < _best(found)]
+        families = [family for family in families if NUMERICS.index(family[0].numerics) < _best(found)]
 
         def attacked(family: tuple[Technique, ...]) -> int:
             categories = {*family[-1].attacks, *ALWAYS_REMOVABLE}
@@ -257,7 +257,7 @@ class _Search:
 
     def _cost_alone(self, change: Technique) -> float:
         alone = self.known.get((change,))
-        return alone.extra_compute if alone else 0.0
+        return alone.extra_time if alone else 0.0
 
     def _gentlest(self, candidate: Candidate, change: Technique) -> Candidate:
         """Bisect one technique's settings; the last of them is known to fit."""
