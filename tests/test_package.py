@@ -102,7 +102,7 @@ def test_models_texts_tables_and_notebooks_are_in_the_wheel(wheel):
         "reference/grid.json",
     ):
         assert f"workbench/_data/{file}" in names
-    assert {"workbench/py.typed", "workbench/__init__.pyi"} <= names
+    assert {"workbench/py.typed", "workbench/__init__.pyi", "workbench/lessons/timeline.html"} <= names
     tops = {name.split("/")[0] for name in names if ".dist-info" not in name}
     assert tops == {"workbench"}
     assert {name.split("/")[2] for name in names if "/_data/" in name} == {

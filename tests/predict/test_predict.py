@@ -23,6 +23,7 @@ from workbench.predict import predict as predict_module
 from workbench.predict import worker as prediction_worker
 from workbench.predict.predict import Prediction, predict_all
 from workbench.predict.report import fitting, prediction_text
+from workbench.predict.tensors import LIVES
 from workbench.techniques import (
     GradientAccumulation,
     GradientCheckpointing,
@@ -174,6 +175,9 @@ def test_a_second_question_is_answered_from_memory_and_a_third_from_disk(small, 
     assert again == first
     np.testing.assert_array_equal(again.timeline.live, first.timeline.live)
     assert again.timeline.phases == first.timeline.phases
+    assert again.timeline.operations == first.timeline.operations
+    for name in LIVES:
+        np.testing.assert_array_equal(getattr(again.timeline, name), getattr(first.timeline, name))
 
 
 @pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 cut off", b"no archive"])

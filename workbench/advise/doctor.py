@@ -144,6 +144,11 @@ def diagnose(record: Record, *, among: Iterable[str] | None = None, predict: Pre
     )
 
 
+def cause(record: Record) -> str:
+    """Why it ran out of memory, as far as the record says it: no prediction is made."""
+    return _Failure(record).cause()
+
+
 def _largest(by_category: Mapping[str, int]) -> tuple[str, int | None]:
     return max(by_category.items(), key=lambda entry: entry[1], default=("", None))
 

@@ -12,7 +12,7 @@ from workbench.recipe import Recipe
 from workbench.records.record import versions
 
 if TYPE_CHECKING:
-    from workbench.measure.timeline import Timeline
+    from workbench.predict.tensors import TensorTimeline
 
 CPU = "cpu"
 
@@ -52,7 +52,7 @@ class Prediction:
     parameters: int
     trainable_parameters: int
     versions: dict[str, str] = field(default_factory=dict)
-    timeline: "Timeline | None" = field(default=None, compare=False, repr=False)
+    timeline: "TensorTimeline | None" = field(default=None, compare=False, repr=False)
 
     @property
     def flops(self) -> int:

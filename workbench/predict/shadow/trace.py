@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from workbench.gpus.catalogue import Gpu
 from workbench.measure.categories import Category, Phase
-from workbench.measure.timeline import Timeline
 from workbench.predict.shadow.reductions import Reduction, Splits
+from workbench.predict.tensors import LIVES, TensorTimeline
 
 CATEGORIES = tuple(Category)
 
@@ -61,10 +61,7 @@ class Trace:
         which = np.searchsorted(starts, np.arange(self.events), side="right") - 1
         return tuple(self.phase_starts[i][1] for i in which)
 
-    def timeline(self, sizes: NDArray[np.int64]) -> Timeline:
-        """Live bytes by category after every event."""
-        change = np.zeros((len(CATEGORIES), self.events), dtype=np.int64)
-        change[self.category, self.born] = sizes  # every event is one birth or one end
-        ended = self.died >= 0
-        change[self.category[ended], self.died[ended]] = -sizes[ended]
-        return Timeline(change.cumsum(axis=1), self.phases())
+    def timeline(self, sizes: NDArray[np.int64]) -> TensorTimeline:
+        """Live bytes by category after every event, and each tensor's part in them."""
+        lives = {name: getattr(self, name) for name in LIVES} | {"nbytes": sizes}
+        return TensorTimeline.of(self.phases(), self.operations, **lives)

@@ -1,0 +1,119 @@
+"""The parts of the panel, each alone in a real JupyterLab: what they say, by keyboard, at both widths, light and dark."""
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+PARTS = ".jp-Cell-outputArea .wb-part"
+NOTEBOOK = """\
+import sys
+sys.path.insert(0, {folder!r})
+from dataclasses import replace
+import ipywidgets as w
+from IPython.display import display
+from parts import MIB, Machine
+from workbench.recipe import Recipe
+from workbench.techniques import GradientAccumulation, GradientCheckpointing, Lora
+from workbench.records.record import Record, Status
+from workbench.widgets.cards import Advice, MakeItFit
+from workbench.widgets.fits import WhatFits
+from workbench.widgets.pinned import Pinned
+
+recipe, machine = Recipe(model="gpt2-tiny", effective_batch_size=16, sequence_length=512), Machine()
+taken = w.HTML()
+def choose(chosen):
+    taken.value = "<p class='taken'>" + chosen.label + " " + str(chosen.effective_batch_size) + "</p>"
+failed = replace(
+    Record.start(recipe, model="gpt2-tiny"), status=Status.OOM, device_kind="cpu", memory_cap_bytes=450 * MIB,
+    peak_phase="backward", peak_allocated_bytes=450 * MIB, by_category={{"activations": 350 * MIB, "weights": 100 * MIB}},
+)
+advice, plan, fits, pinned = Advice(choose, machine), MakeItFit(choose, machine), WhatFits(
+    choose, machine, machine.each), Pinned(choose, machine)
+advice.show(failed)
+plan.show(recipe, "t4", 800 * MIB)
+fits.show(recipe, "t4", 800 * MIB)
+pinned.show(recipe, "t4", 800 * MIB)
+pinned.pin.click()
+pinned.show(replace(recipe, steps=3) | GradientCheckpointing() | Lora(rank=4), "t4", 800 * MIB)
+display(taken, fits.view, pinned.view, plan.view, advice.view)
+"""
+
+
+@pytest.fixture(scope="module")
+def page(lab, browser):
+    """One notebook with all of them, opened once."""
+    address, folder = lab
+    source = NOTEBOOK.format(folder=str(Path(__file__).parents[1] / "widgets"))
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
+    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    notebook.cells[0].metadata = {"jupyter": {"source_hidden": True}}
+    nbformat.write(notebook, folder / "parts.ipynb")
+    page = browser.new_page()
+    page.goto(f"{address}/lab/tree/parts.ipynb?token=t&reset")
+    page.wait_for_selector(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Cell")
+    page.get_by_text("| Idle").first.wait_for()
+    page.get_by_role("menuitem", name="Run", exact=True).click()
+    page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
+    part(page, "All is predicted").wait_for()
+    yield page
+    page.close()
+
+
+def part(page, words):
+    return page.locator(PARTS, has_text=words)
+
+
+def taken(page, words):
+    page.locator(".jp-Cell-outputArea .taken", has_text=words).wait_for()
+
+
+def test_the_table_has_headers_and_a_caption_and_its_button_takes_a_batch(page):
+    fits = part(page, "On every card")
+    table = fits.get_by_role("table", name=re.compile("Batch × length within 800 MiB on NVIDIA T4"))
+    assert table.get_by_role("columnheader").count() == 8
+    assert table.get_by_role("rowheader").count() == 5
+    assert fits.get_by_role("listitem").count() == 21
+    fits.get_by_role("button", name="Set the batch to 8, the largest of these that fits").press("Enter")
+    taken(page, "baseline 8")
+
+
+def test_a_and_b_are_swapped_by_keyboard(page):
+    pinned = part(page, "B − A")
+    assert pinned.get_by_role("row", name=re.compile("^needed in all")).inner_text().split("\t")[3].startswith("−")
+    pinned.get_by_role("button", name="Swap A and B").press("Enter")
+    taken(page, "baseline 16")
+
+
+def test_make_it_fit_and_advice_become_cards_whose_buttons_take_them(page):
+    plan = page.locator(PARTS, has=page.get_by_role("button", name="Make it fit"))
+    plan.get_by_role("button", name="Make it fit").press("Enter")
+    plan.get_by_text("These changes make it fit").wait_for()
+    plan.locator(".wb-card button").first.press("Enter")
+    taken(page, "16")
+    advice = part(page, "ran out of memory in the backward phase")
+    advice.get_by_text("Each of these alone is enough").wait_for()
+    advice.get_by_role("button", name=re.compile("^Turn on gradient_checkpointing")).click()
+    taken(page, "gradient_checkpointing")
+
+
+@pytest.mark.parametrize("theme", ["Light", "Dark"])
+def test_nothing_is_cut_off_in_light_and_dark(page, browser, screenshot, theme):
+    if page.locator("#jp-left-stack").is_visible():
+        page.keyboard.press("Control+b")  # the file browser
+    page.get_by_role("menuitem", name="Settings", exact=True).click()
+    page.locator(".lm-Menu-itemLabel", has_text=re.compile("^Theme$")).hover()
+    page.locator(".lm-Menu-itemLabel", has_text=re.compile(f"^JupyterLab {theme}$")).click()
+    page.wait_for_timeout(500)
+    for width in (1280, 700):
+        page.set_viewport_size({"width": width, "height": 2600})
+        page.wait_for_timeout(300)
+        screenshot(page, f"parts-{width}-{theme.lower()}")
+        cut = page.evaluate(
+            "() => [...document.querySelectorAll('.wb-part, .wb-part .wide, .wb-card, .wb-part button, .wb-part li')]"
+            ".filter(e => e.scrollWidth > e.clientWidth + 2).map(e => e.className + ' ' + e.innerText.slice(0, 60))"
+        )
+        assert cut == []
+    page.set_viewport_size({"width": 1280, "height": 1000})
+    assert browser.strangers == []

@@ -1,0 +1,58 @@
+"""A made-up predictor for the parts of the panel: bytes that follow from batch, length and techniques alone."""
+
+from dataclasses import dataclass, field
+
+from workbench.gpus.catalogue import GPUS
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class MadeUp:
+    """What is read of a prediction."""
+
+    by_category: dict
+    gpu: str = "t4"
+    flops: int = 1000
+    context_bytes: int = 0
+    unused_bytes: int | None = None
+    capacity_bytes: int | None = None
+    work: dict = field(default_factory=lambda: {"f32": 1000})
+
+    @property
+    def peak_allocated_bytes(self):
+        return sum(self.by_category.values())
+
+    @property
+    def peak_reserved_bytes(self):
+        return None if self.unused_bytes is None else self.peak_allocated_bytes + self.unused_bytes
+
+    @property
+    def fits(self):
+        return (self.peak_reserved_bytes or 0) + self.context_bytes <= self.capacity_bytes
+
+
+class Machine:
+    """100 MiB of weights and 1 MiB of activations for 8 tokens at once, a tenth of them with checkpointing; on a GPU
+    28 MiB reserved beside, and 72 MiB of context. `answer` may raise, or wait."""
+
+    def __init__(self, answer=lambda recipe: None):
+        self.asked, self.answer = [], answer
+
+    def __call__(self, recipe, gpu):
+        self.asked.append(recipe)
+        self.answer(recipe)
+        arguments, names = recipe.training_arguments(), {technique.name for technique in recipe.techniques}
+        tokens = arguments["per_device_train_batch_size"] * recipe.sequence_length
+        activations = tokens * MIB // (80 if "gradient_checkpointing" in names else 8)
+        beside = {} if gpu == "cpu" else {"context_bytes": 72 * MIB, "unused_bytes": 28 * MIB}
+        capacity = GPUS[gpu].memory_bytes if gpu in GPUS else None
+        return MadeUp({"weights": 100 * MIB, "activations": activations}, gpu, **beside, capacity_bytes=capacity)
+
+    def each(self, recipe, gpus, engine):
+        return [self(recipe, gpu) for gpu in gpus]
+
+
+def words_of(part):
+    """What the page says, without its style."""
+    return part.page.value.partition("</style>")[2]

@@ -1,0 +1,170 @@
+"""Candidates as cards: advice after an out-of-memory, and plans, with a made-up predictor."""
+
+import time
+from dataclasses import replace
+
+import pytest
+from parts import MIB, Machine, words_of
+
+from workbench.advise.doctor import diagnose
+from workbench.errors import ConfigurationError
+from workbench.recipe import Recipe
+from workbench.records.record import Record, Status
+from workbench.techniques import GradientCheckpointing
+from workbench.widgets.cards import Advice, MakeItFit
+
+RECIPE = Recipe(model="gpt2-tiny", effective_batch_size=16, sequence_length=256)  # 612 MiB, 712 with a GPU's own
+
+
+def record(**facts):
+    known = {
+        "status": Status.OOM, "device_kind": "cpu", "memory_cap_bytes": 400 * MIB, "peak_phase": "backward",
+        "peak_allocated_bytes": 400 * MIB, "by_category": {"activations": 300 * MIB, "weights": 100 * MIB},
+    }  # fmt: skip
+    return replace(Record.start(RECIPE, model="gpt2-tiny"), **{**known, **facts})
+
+
+def shown(part):
+    assert part.newest.wait(30)
+    return part._made[: len(part.cards.children)]
+
+
+# ---- advice ----
+
+
+def test_every_advice_is_a_card_that_says_what_it_needs_and_costs_and_sets_the_recipe():
+    chosen = []
+    advice = Advice(chosen.append, Machine())
+    advice.show(record())
+    cards = shown(advice)
+    assert [card.candidate.words for card in cards] == [c.words for c in diagnose(record(), predict=Machine()).changes]
+    (checkpointing,) = [card for card in cards if "gradient_checkpointing" in card.take.description]
+    assert "✓ Fits" in checkpointing.words.value
+    assert "249 MiB to spare" in checkpointing.words.value
+    assert "461 MiB" in checkpointing.words.value
+    assert "stays the same (exact)" in checkpointing.words.value
+    assert "gives up: about one more forward pass" in checkpointing.words.value
+    assert checkpointing.take.button_style == "primary"
+    checkpointing.take.click()
+    assert chosen == [checkpointing.candidate.recipe]
+    assert "Each of these alone is enough" in words_of(advice)
+
+
+def test_the_cause_is_there_before_anything_is_predicted_and_what_attacks_the_peak_is_tried_first():
+    pages = []
+    machine = Machine(lambda recipe: pages.append(words_of(advice)))
+    advice = Advice(print, machine)
+    advice.show(record())
+    shown(advice)
+    assert "ran out of memory in the backward phase" in pages[0]
+    assert "The largest part of the peak was activations" in pages[0]
+    first = [t.name for recipe in machine.asked[:12] for t in recipe.techniques]
+    assert "gradient_checkpointing" in first
+    assert "lora" not in first
+    assert any("1 so far" in page for page in pages), "a card is shown before all are there"
+
+
+def test_what_does_not_fit_looks_like_no_advice_and_says_so():
+    advice = Advice(print, Machine())
+    advice.show(record(memory_cap_bytes=101 * MIB))
+    (card,) = shown(advice)
+    assert card.take.button_style == ""
+    assert "✗ The closest; does not fit" in card.words.value
+    assert "No single change is enough" in words_of(advice)
+    assert diagnose(record(memory_cap_bytes=101 * MIB), predict=Machine()).plan_command in words_of(advice)
+
+
+def test_advice_says_why_there_is_none():
+    advice = Advice(print, Machine(raising(ConfigurationError("no <b>such</b> model"))))
+    advice.show(record())
+    assert shown(advice) == []
+    assert "No prediction helps: no &lt;b&gt;such" in words_of(advice)
+    advice.show(record(status=Status.OK))
+    shown(advice)
+    assert 'role="alert"' in words_of(advice)
+
+
+def raising(error):
+    def answer(recipe):
+        raise error
+
+    return answer
+
+
+# ---- make it fit ----
+
+
+def plan(limit, machine=None, recipe=RECIPE, gpu="t4"):
+    chosen = []
+    part = MakeItFit(chosen.append, machine or Machine())
+    part.show(recipe, gpu, limit)
+    part.button.click()
+    return part, shown(part), chosen
+
+
+def test_a_plan_is_cards_with_the_best_first_and_the_first_one_taken():
+    part, cards, chosen = plan(500 * MIB)
+    assert 1 <= len(cards) <= 6
+    assert all(card.candidate.fits and card.take.button_style == "primary" for card in cards)
+    assert [card.candidate.numerics for card in cards] == sorted((c.candidate.numerics for c in cards), key=ORDER.index)
+    assert "712 MiB of 500 MiB" in words_of(part)
+    cards[0].take.click()
+    assert chosen == [cards[0].candidate.recipe]
+
+
+ORDER = ["exact", "approximate", "different"]
+
+
+def test_what_fits_already_is_said_without_cards():
+    part, cards, _ = plan(712 * MIB)
+    assert cards == []
+    assert "It fits already" in words_of(part)
+    assert "0 B to spare" in words_of(part)
+
+
+def test_if_nothing_fits_the_closest_is_said_to_be_no_more_than_that():
+    part, (card,), _ = plan(201 * MIB)
+    assert "Nothing was found that fits" in words_of(part)
+    assert card.take.button_style == ""
+    assert "does not fit" in card.words.value
+
+
+def test_below_the_weights_the_planners_words_stand_and_are_escaped():
+    part, cards, _ = plan(5 * MIB)
+    assert cards == []
+    assert "is below the weights of gpt2-tiny alone" in words_of(part)
+    part, _, _ = plan(500 * MIB, Machine(raising(ValueError("<script>"))))
+    assert "a fault here: ValueError &lt;script&gt;" in words_of(part)
+
+
+def test_it_counts_its_predictions_and_is_stopped_by_another_recipe():
+    def slow(recipe):
+        pages.append(words_of(part))
+        time.sleep(0.05)
+
+    pages, machine = [], Machine(slow)
+    part = MakeItFit(print, machine)
+    part.show(RECIPE, "t4", 500 * MIB)
+    assert machine.asked == [], "nothing is looked for before the button is pressed"
+    part.button.click()
+    while len(machine.asked) < 3:
+        time.sleep(0.01)
+    part.show(RECIPE | GradientCheckpointing(), "t4", 500 * MIB)
+    shown(part)
+    assert len(machine.asked) <= 4
+    assert "Stopped" in words_of(part)
+    assert "2 predictions so far" in pages[2]
+
+
+def test_plans_for_the_recipe_before_are_said_to_be_old_and_none_is_made_without_a_recipe():
+    part, _, _ = plan(500 * MIB)
+    part.show(replace(RECIPE, steps=3), "t4", 500 * MIB)
+    assert "before the last change" in words_of(part)
+    part.show(None, "t4", 500 * MIB)
+    assert part.button.disabled
+
+
+@pytest.mark.parametrize("gpu", ["t4", "cpu"])
+def test_a_plan_says_for_what_it_was_predicted(gpu):
+    part, _, _ = plan(500 * MIB, gpu=gpu)
+    assert {"t4": "NVIDIA T4", "cpu": "this machine&#39;s CPU"}[gpu] in words_of(part)

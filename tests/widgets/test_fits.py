@@ -1,0 +1,174 @@
+"""What fits: the table of batch × length, the row of cards, and the button, with a made-up predictor."""
+
+import re
+import threading
+from dataclasses import replace
+
+import pytest
+from parts import MIB, Machine, words_of
+
+from workbench.errors import ConfigurationError
+from workbench.recipe import Recipe
+from workbench.techniques import GradientAccumulation, GradientCheckpointing, PrefixTuning
+from workbench.widgets.fits import Row, WhatFits, rows_of
+
+RECIPE = Recipe(model="gpt2-tiny", effective_batch_size=8, sequence_length=256)  # 456 MiB on a GPU
+LIMIT = 700 * MIB
+
+
+def asked(recipe=RECIPE, limit=LIMIT, machine=None, gpu="t4"):
+    machine, chosen = machine or Machine(), []
+    part = WhatFits(chosen.append, machine, machine.each)
+    part.newest.quiet_s = 0
+    part.show(recipe, gpu, limit)
+    assert part.newest.wait(30)
+    return part, machine, chosen
+
+
+def cells(part):
+    """By length and batch: the sign and the words."""
+    table = words_of(part).partition("<table>")[2]
+    batches = re.findall(r'<th scope="col">(\d+)</th>', table)
+    rows = re.findall(r'<th scope="row">(\d+)</th>(.*?)</tr>', table, re.S)
+    found = {}
+    for length, row in rows:
+        for batch, cell in zip(batches, re.findall(r"<td[^>]*>(.*?)</td>", row, re.S), strict=True):
+            found[int(length), int(batch)] = re.sub(r"<[^>]+>", "", cell).strip()
+    return found
+
+
+# ---- one row ----
+
+
+def filled(bytes_of, limit, batches=(1, 2, 4, 8, 16, 32, 64)):
+    row = Row(replace(RECIPE, sequence_length=128), 128, batches, limit)
+    while (batch := row.next()) is not None:
+        row.known[batch] = bytes_of(batch)
+    return row
+
+
+@pytest.mark.parametrize("limit", [*range(50, 4000, 37)])
+def test_every_verdict_is_that_of_a_prediction_however_the_line_bends(limit):
+    """At first the optimizer's step is the peak, which no batch changes; then the backward pass."""
+
+    def bytes_of(batch):
+        return max(300, 100 + 50 * batch)
+
+    row = filled(bytes_of, limit)
+    assert row.fitting() == [batch for batch in row.recipes if bytes_of(batch) <= limit]
+    assert len(row.known) <= 5
+
+
+def test_few_are_predicted_and_the_line_between_them_is_straight():
+    row = filled(lambda batch: 100 + 10 * batch, 10_000)
+    assert set(row.known) == {1, 8, 64}, "the ends, and the recipe's own"
+    assert row.needed(16) == 260
+    assert row.needed(128) != row.needed(128), "nothing beyond the ends"
+
+
+def test_near_the_limit_a_number_is_predicted():
+    row = filled(lambda batch: 1000 * batch, 32_900, batches=(1, 2, 4, 8, 16, 32, 33))
+    assert 32 in row.known
+
+
+def test_a_batch_that_a_technique_cannot_split_is_left_out():
+    row = Row(RECIPE | GradientAccumulation(steps=4), 256, (1, 2, 4, 8), LIMIT)
+    assert set(row.recipes) == {4, 8}
+
+
+def test_the_rows_go_up_to_the_models_positions_and_hold_the_recipes_own():
+    rows = rows_of(replace(RECIPE, sequence_length=100, effective_batch_size=6), LIMIT)
+    assert [row.length for row in rows] == [64, 100, 128, 256, 512, 1024]
+    assert [row.own for row in rows] == [None, 6, None, None, None, None]
+    assert list(rows[0].recipes) == [1, 2, 4, 6, 8, 16, 32]
+    assert list(rows_of(replace(RECIPE, effective_batch_size=1), LIMIT)[0].recipes) == [1, 2, 4, 8]
+
+
+# ---- the part ----
+
+
+def test_the_table_says_of_each_cell_whether_it_fits_and_how_that_is_known():
+    part, machine, _ = asked()
+    found = cells(part)
+    assert found[256, 8] == "✓ 456 MiB"
+    assert found[1024, 64] == "✗ 8.2 GiB"
+    assert found[64, 2] == "✓ ~216 MiB"
+    for (length, batch), words in found.items():
+        assert ("✓" in words) is (200 + length * batch / 8 <= 700), (length, batch)
+    assert len(set(machine.asked)) < len(found) / 1.5
+    assert 'class="own fits"' in words_of(part)
+    assert "All is predicted" in words_of(part)
+    assert 'scope="row"' in words_of(part)
+    assert "<caption>" in words_of(part)
+
+
+def test_the_button_sets_the_largest_batch_of_this_length_that_fits():
+    part, _, chosen = asked(replace(RECIPE, effective_batch_size=2))
+    assert part.largest.description == "Set the batch to 8, the largest of these that fits"
+    assert part.largest.layout.display is None
+    part.largest.click()
+    assert chosen == [RECIPE]
+    for limit in (LIMIT, 10 * MIB):  # it is the recipe's own; there is none
+        part, _, _ = asked(limit=limit)
+        assert part.largest.layout.display == "none"
+
+
+def test_the_row_of_cards_is_sorted_by_memory_with_a_word_for_each():
+    part, _, _ = asked(replace(RECIPE, effective_batch_size=512, sequence_length=1024))  # 64.2 GiB
+    chips = re.findall(r"<li class[^>]*>(.*?)</li>", words_of(part), re.S)
+    assert len(chips) == 21
+    assert "GeForce RTX 4060 " in chips[0]
+    assert "needs\n64.2 GiB of 7.6 GiB" in chips[0]
+    signs = [chip.strip()[0] for chip in chips]
+    assert signs == sorted(signs, key="✗✓".index)
+    assert "✗" in signs
+    assert "✓" in signs
+    (own,) = [chip for chip in chips if "(chosen)" in chip]
+    assert "NVIDIA T4" in own
+
+
+def test_a_card_that_cannot_run_it_says_so_escaped():
+    machine = Machine()
+
+    def each(recipe, gpus, engine):
+        return [ConfigurationError("no <b>bf16</b>") if gpus == ["t4"] else machine(recipe, gpus[0])]
+
+    machine.each = each
+    part, _, _ = asked(machine=machine)
+    assert "– NVIDIA T4 <small>cannot run it: no &lt;b&gt;bf16" in words_of(part)
+
+
+def test_it_is_alive_while_switches_are_clicked_and_answers_the_newest_only():
+    release, machine = threading.Event(), Machine(lambda recipe: release.wait(20))
+    part = WhatFits(print, machine, machine.each)
+    part.newest.quiet_s = 0
+    part.show(RECIPE, "t4", LIMIT)
+    assert "wb-old" in part.view._dom_classes
+    part.show(RECIPE | GradientCheckpointing(), "t4", LIMIT)
+    release.set()
+    assert part.newest.wait(30)
+    assert cells(part)[256, 8] == "✓ 226 MiB"
+    assert "wb-old" not in part.view._dom_classes
+    assert sum(not recipe.techniques for recipe in machine.asked) <= 1
+
+
+def test_a_length_that_cannot_be_predicted_is_said_and_the_others_are_there():
+    def refuse(recipe):
+        if recipe.sequence_length == 1024:
+            raise ConfigurationError("1024 with 20 <i>virtual</i> tokens is too long")
+
+    part, _, _ = asked(RECIPE | PrefixTuning(), machine=Machine(refuse))
+    assert cells(part)[1024, 1] == "–"
+    assert cells(part)[256, 8] == "✓ 456 MiB"
+    assert "1024 tokens: 1024 with 20 &lt;i&gt;virtual" in words_of(part)
+
+
+def test_bad_input_becomes_words_and_the_next_question_is_answered():
+    part, _, _ = asked(recipe=None)
+    assert "mend what its form says" in words_of(part)
+    part.show(replace(RECIPE, model="random:no/such/model/at all"), "t4", LIMIT)
+    assert part.newest.wait(30)
+    assert 'role="alert"' in words_of(part)
+    part.show(RECIPE, "cpu", LIMIT)
+    assert part.newest.wait(30)
+    assert cells(part)[256, 8] == "✓ 356 MiB"
