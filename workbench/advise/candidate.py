@@ -2,34 +2,18 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol
+from typing import Any
 
 from workbench.gpus.roofline import RATES, flops, seconds
 from workbench.measure.categories import format_bytes
+from workbench.predict.prediction import Prediction
 from workbench.recipe import Recipe
 from workbench.techniques import Numerics, Technique
 
 NUMERICS = tuple(Numerics)  # from the best to the worst
 
 
-class PredictedMemory(Protocol):
-    """What is read of a prediction. `peak_reserved_bytes` is None where nothing caches, on a CPU."""
-
-    @property
-    def peak_allocated_bytes(self) -> int: ...
-    @property
-    def peak_reserved_bytes(self) -> int | None: ...
-    @property
-    def context_bytes(self) -> int: ...
-    @property
-    def by_category(self) -> Mapping[str, int]: ...
-    @property
-    def gpu(self) -> str: ...
-    @property
-    def work(self) -> Mapping[str, int]: ...
-
-
-Predictor = Callable[[Recipe, str], PredictedMemory]  # of a recipe, for a GPU's name or "cpu"
+Predictor = Callable[[Recipe, str], Prediction]  # of a recipe, for a GPU's name or "cpu"
 
 
 @dataclass(frozen=True)
@@ -45,7 +29,7 @@ class Candidate:
 
     recipe: Recipe
     changes: tuple[Technique, ...]
-    predicted: PredictedMemory
+    predicted: Prediction
     budget_bytes: int
     compared_with: "Candidate | None" = None
     options: str = ""

@@ -15,11 +15,12 @@ from typing import Any
 
 from tqdm import tqdm
 
-from workbench.advise.candidate import NUMERICS, Candidate, PredictedMemory, Predictor, entry, rank
+from workbench.advise.candidate import NUMERICS, Candidate, Predictor, entry, rank
 from workbench.errors import ConfigurationError
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.measure.categories import Category, format_bytes, parse_bytes
 from workbench.predict import predict as prediction
+from workbench.predict.prediction import Prediction
 from workbench.recipe import Recipe
 from workbench.techniques import REGISTRY, Technique
 
@@ -126,7 +127,7 @@ def families(
 def search(
     recipe: Recipe,
     budget_bytes: int,
-    predict: Callable[[Recipe], PredictedMemory],
+    predict: Callable[[Recipe], Prediction],
     *,
     families: Mapping[str, tuple[Technique, ...]],
     predicted_for: str = "",
@@ -160,7 +161,7 @@ def search(
 class _Search:
     recipe: Recipe
     budget_bytes: int
-    predict: Callable[[Recipe], PredictedMemory]
+    predict: Callable[[Recipe], Prediction]
     offered: Mapping[str, tuple[Technique, ...]]
     most_changes: int
     compared_with: Candidate | None
