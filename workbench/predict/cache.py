@@ -44,7 +44,7 @@ def _write(path: Path, prediction: Prediction) -> None:
     import numpy as np
 
     plain = prediction.to_dict()
-    del plain["fits"]
+    del plain["fits"], plain["flops"]
     timeline = prediction.timeline
     assert timeline is not None
     phases = np.array([_PHASES.index(phase) for phase in timeline.phases], dtype=np.int8)

@@ -22,7 +22,8 @@ class Trace:
     `died` is -1 for what outlives the trace. Some sizes only the GPU knows, 0 here: `workspaces` are such storages, and
     `shared` names the first of two.
     `allocator` holds the allocator's settings that techniques change, `attention` each question that was asked in the
-    choice of a kernel and its answer, `facts` the fields of a `Prediction` that are known from the assembled trainer.
+    choice of a kernel and its answer, `work` what the last step asked of the device (`ShadowTracker.worked`), `facts`
+    the fields of a `Prediction` that are known from the assembled trainer.
     """
 
     nbytes: NDArray[np.int64]
@@ -33,8 +34,8 @@ class Trace:
     operations: tuple[str, ...]
     phase_starts: tuple[tuple[int, Phase | None], ...]
     workspaces: tuple[int, ...]
-    flops: int
     shared: dict[int, Reduction | Splits] = field(default_factory=dict)
+    work: dict[str, int] = field(default_factory=dict)
     uses_bf16: bool = False
     allocator: dict[str, Any] = field(default_factory=dict)
     attention: dict[Any, Any] = field(default_factory=dict)
