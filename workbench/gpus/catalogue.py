@@ -1,4 +1,4 @@
-"""GPUs by name: how much memory PyTorch can have of each, and what follows from the compute capability.
+"""GPUs by name (`catalogue.json`): the memory that PyTorch can have of each, and what follows from its capability.
 
 `memory_bytes` is what CUDA calls the total (`torch.cuda.mem_get_info()[1]`, "total capacity" in PyTorch's
 out-of-memory message): less than the data sheet says, since error correction and the driver take their part. Where it
@@ -12,17 +12,16 @@ bandwidth: SXM). What follows from the capability: table "Technical Specificatio
 C++ Programming Guide.
 """
 
+import json
 import re
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from workbench.errors import ConfigurationError
 
 GIB, MIB, KIB = 2**30, 2**20, 2**10
-PAGES = "https://www.nvidia.com/en-us"
-NVML = "NVML's total as listed on https://thundergolfer.com/blog/nvidia-gpu-memory-capacity, less 3 %"
-SHEET = "data sheet, less 5 %"
 CONTEXT_BYTES_ESTIMATE = 512 * MIB
-CONTEXT_BYTES = {"h100": 787_283_968}  # read off one after a training step: data/reference/h100/card.json
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,8 @@ MULTIPROCESSORS = {  # by compute capability
 class Gpu:
     """One GPU model.
 
-    `data_sheet` is what the vendor sells it as; `memory_bytes` what PyTorch can have, from `source`.
+    `data_sheet` is what the vendor sells it as; `memory_bytes` what PyTorch can have, from `source`; `context_bytes`
+    what CUDA's context took on such a card after a training step (`data/reference/<name>/card.json`), where known.
     """
 
     name: str
@@ -61,6 +61,7 @@ class Gpu:
     memory_bytes: int
     measured: bool
     source: str
+    context_bytes: int | None = None
 
     @property
     def multiprocessor(self) -> Multiprocessor:
@@ -88,58 +89,15 @@ class Gpu:
     def context_bytes_estimate(self) -> int:
         """CUDA's context and loaded kernels, outside the allocator: 0.3 to 0.8 GiB are common. A guess, not a sum,
         but for the H100, where it is a measurement."""
-        return CONTEXT_BYTES.get(self.name, CONTEXT_BYTES_ESTIMATE)
+        return self.context_bytes or CONTEXT_BYTES_ESTIMATE
 
 
-def _measured(gib: float, where: str) -> tuple[int, bool, str]:
-    """A total that PyTorch printed, in GiB with two digits."""
-    return int(gib * GIB), True, f"PyTorch's message in https://github.com/{where}"
+def _read(name: str, row: dict[str, Any]) -> Gpu:
+    return Gpu(**{**row, "name": name, "compute_capability": tuple(row["compute_capability"])})
 
 
-def _read(nbytes: int, name: str) -> tuple[int, bool, str]:
-    return nbytes, True, f"CUDA's total, read off one: data/reference/{name}/card.json"
-
-
-def _nvml(mib: int) -> tuple[int, bool, str]:
-    return int(mib * MIB * 0.97), False, NVML
-
-
-def _sheet(gib: float, page: str) -> tuple[int, bool, str]:
-    return int(gib * GIB * 0.95), False, f"{SHEET}: {PAGES}/{page}"
-
-
-_GEFORCE = "geforce/graphics-cards"
-_40, _50 = f"{_GEFORCE}/40-series", f"{_GEFORCE}/50-series"
-_4060 = f"{_40}/rtx-4060-4060ti/"
-
-GPUS: dict[str, Gpu] = {
-    gpu.name: gpu
-    for gpu in (
-        Gpu("t4", "NVIDIA T4", "16 GB", (7, 5), 40, *_measured(14.56, "Zheng-Chong/CatVTON/issues/133")),
-        Gpu("l4", "NVIDIA L4", "24 GB", (8, 9), 58, *_nvml(23034)),
-        Gpu("a10", "NVIDIA A10", "24 GB", (8, 6), 72, *_nvml(23028)),
-        Gpu("a100-40gb", "NVIDIA A100 40 GB", "40 GB", (8, 0), 108, *_measured(39.50, "TianheWu/CoSeR/issues/10")),
-        Gpu("a100-80gb", "NVIDIA A100 80 GB", "80 GB", (8, 0), 108,
-            *_measured(79.14, "lianqi1008/Control-GIC/issues/6")),
-        Gpu("l40s", "NVIDIA L40S", "48 GB", (8, 9), 142, *_measured(44.53, "Wan-Video/Wan2.1/issues/205")),
-        Gpu("rtx3060", "GeForce RTX 3060", "12 GB", (8, 6), 28, *_measured(11.76, "TencentARC/PhotoMaker/issues/47")),
-        Gpu("rtx3070", "GeForce RTX 3070", "8 GB", (8, 6), 46, *_measured(7.76, "sshan-zhao/GASDA/issues/19")),
-        Gpu("rtx3080", "GeForce RTX 3080", "10 GB", (8, 6), 68, *_measured(9.78, "zai-org/CogVideo/issues/34")),
-        Gpu("rtx3090", "GeForce RTX 3090", "24 GB", (8, 6), 82, *_measured(23.70, "GaoLii/DSP/issues/10")),
-        Gpu("rtx4060", "GeForce RTX 4060", "8 GB", (8, 9), 24, *_sheet(8, _4060)),
-        Gpu("rtx4060ti-16gb", "GeForce RTX 4060 Ti 16 GB", "16 GB", (8, 9), 34, *_sheet(16, _4060)),
-        Gpu("rtx4070", "GeForce RTX 4070", "12 GB", (8, 9), 46, *_sheet(12, f"{_40}/rtx-4070-family/")),
-        Gpu("rtx4080", "GeForce RTX 4080", "16 GB", (8, 9), 76, *_sheet(16, f"{_40}/rtx-4080-family/")),
-        Gpu("rtx4090", "GeForce RTX 4090", "24 GB", (8, 9), 128,
-            *_measured(23.64, "3DTopia/Phidias-Diffusion/issues/8")),
-        Gpu("rtx5070", "GeForce RTX 5070", "12 GB", (12, 0), 48, *_sheet(12, f"{_50}/rtx-5070-family/")),
-        Gpu("rtx5080", "GeForce RTX 5080", "16 GB", (12, 0), 84, *_sheet(16, f"{_50}/rtx-5080/")),
-        Gpu("rtx5090", "GeForce RTX 5090", "32 GB", (12, 0), 170, *_measured(31.37, "Wan-Video/Wan2.1/issues/465")),
-        Gpu("h100", "NVIDIA H100 80 GB", "80 GB", (9, 0), 132, *_read(85_017_493_504, "h100")),
-        Gpu("h200", "NVIDIA H200", "141 GB", (9, 0), 132, *_nvml(143771)),
-        Gpu("b200", "NVIDIA B200", "180 GB", (10, 0), 148, *_sheet(180e9 / GIB, "data-center/dgx-b200/")),
-    )
-}  # fmt: skip
+_ROWS = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+GPUS: dict[str, Gpu] = {name: _read(name, row) for name, row in _ROWS.items()}
 
 
 def gpu(name: str) -> Gpu:
