@@ -82,6 +82,7 @@ class Worker:
             kind, answer = pickle.load(self.process.stdout)
         except (EOFError, OSError, pickle.UnpicklingError):
             if time_limit is not None and time.monotonic() - began >= time_limit:
+                self.process.wait()  # or it would still look alive
                 raise UnavailableError(
                     f"{self.name}: no answer within {time_limit:g} s, so it was ended; the next call starts another. "
                     "Ask for a smaller model, batch or length, or give it a longer time_limit."

@@ -5,6 +5,7 @@ from typing import Any, cast
 
 from datasets import Dataset
 
+from workbench.errors import ConfigurationError
 from workbench.models.load import load_tokenizer
 from workbench.models.source import ModelSource, locate_config
 from workbench.recipe import Recipe
@@ -16,6 +17,7 @@ from workbench.texts.corpus import Blocks, TrainingText
 MICRO_BATCHES = 3  # of a step are trained, the first ones and the last: each finds what the second found
 LISTED = 256  # micro-batches of a step are listed; the inputs of more are held in one piece
 TOKENS = 2**18  # of a step are made on the host; more are on the device only, where nobody reads them
+AT_ONCE = 65_535  # sequences: what is beside each other in a grid of CUDA's; `attention.cu` refuses more
 TEXTS = 2**14  # whose tokens are kept
 EVALUATED = 3  # batches of an evaluation, and a smaller last one: the third finds what the second left, and so on
 
@@ -43,7 +45,16 @@ def blocks_for(recipe: Recipe) -> Blocks:
 
 
 def shorten(trainer_arguments: Any, recipe: Recipe) -> tuple[int, int]:
-    """Let the Trainer fetch what is `listed`. Returns the true numbers, for `enlarge`."""
+    """Let the Trainer fetch what is `listed`. Returns the true numbers, for `enlarge`.
+
+    Raises ConfigurationError for more sequences at once than kernels take.
+    """
+    if trainer_arguments.per_device_train_batch_size > AT_ONCE:
+        raise ConfigurationError(
+            f"predict: CUDA's attention kernels take {AT_ONCE:,} sequences at once, and this step has "
+            f"{trainer_arguments.per_device_train_batch_size:,}. Lower effective_batch_size, or add "
+            "gradient_accumulation."
+        )
     true = trainer_arguments.per_device_train_batch_size, trainer_arguments.gradient_accumulation_steps
     trainer_arguments.per_device_train_batch_size, trainer_arguments.gradient_accumulation_steps = listed(recipe)
     return true

@@ -4,20 +4,16 @@ PyTorch's key reads seventeen facts of a tensor, most of them of kinds of tensor
 of the time of a trace. What an operation gives is still PyTorch's to say: here stands only which of its entries.
 """
 
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import (
-    FakeTensor,
-    FakeTensorMode,
-    _BypassDispatchCache,
-    _DispatchCacheValidEntry,
-    in_kernel_invocation_manager,
-)
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-_entries: dict[Any, _DispatchCacheValidEntry] = {}
+_Unknown, _Known = fake_tensor._BypassDispatchCache, fake_tensor._DispatchCacheValidEntry
 _state: Any = fake_tensor._CacheKeyState(None)  # type: ignore[attr-defined]
+_entries: dict[Any, Any] = {}  # PyTorch's, by keys of ours
 
 
 class QuickFakeMode(FakeTensorMode):
@@ -37,19 +33,18 @@ class QuickFakeMode(FakeTensorMode):
     def _cached_dispatch_impl(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         try:
             asked = func, _described(args), _described(tuple(kwargs.items()))
-            found = _entries.get(asked)
-        except (_BypassDispatchCache, TypeError):  # TypeError: an argument that cannot be a key
+            found = _entries.get(asked, asked)
+        except (_Unknown, TypeError):  # TypeError: an argument that cannot be a key
             return super()._cached_dispatch_impl(func, types, args, kwargs)
-        if found is not None:
+        if found is None:  # PyTorch does not keep it
+            return super()._cached_dispatch_impl(func, types, args, kwargs)
+        if found is not asked:
             made = [self._made(info, func, args) for info in found.output_infos]
             return tuple(made) if found.is_output_tuple else made[0]
         out = super()._cached_dispatch_impl(func, types, args, kwargs)
-        try:
-            key = self._cache_key(_state, func, args, kwargs)
-        except _BypassDispatchCache:
-            return out
-        if isinstance(entry := FakeTensorMode.cache.get(key), _DispatchCacheValidEntry):
-            _entries[asked] = entry
+        with suppress(_Unknown):
+            entry = FakeTensorMode.cache.get(self._cache_key(_state, func, args, kwargs))
+            _entries[asked] = entry if isinstance(entry, _Known) else None
         return out
 
     def _made(self, info: Any, func: Any, args: Any) -> Any:
@@ -58,7 +53,7 @@ class QuickFakeMode(FakeTensorMode):
             return args[info.inplace_idx]
         if (facts := info.metadata) is None:
             return info.constant_value
-        with in_kernel_invocation_manager(self):
+        with fake_tensor.in_kernel_invocation_manager(self):
             plain = torch.empty_strided(
                 facts.shape, facts.stride, dtype=facts.dtype, device="meta", requires_grad=facts.requires_grad
             )
@@ -76,11 +71,11 @@ def _described(value: Any) -> Any:
     """What of an argument decides the result."""
     if isinstance(value, FakeTensor):
         if value.constant is not None:
-            raise _BypassDispatchCache("constant")
+            raise _Unknown("constant")
         place = value.storage_offset(), value.untyped_storage().nbytes()
         return value.dtype, value.shape, value.stride(), place, value.fake_device, value.requires_grad
     if isinstance(value, (list, tuple)):
         return tuple([_described(one) for one in value])
     if isinstance(value, torch.Tensor):
-        raise _BypassDispatchCache("true tensor")
+        raise _Unknown("true tensor")
     return type(value), value
