@@ -97,8 +97,8 @@ class Playground:
         found = self.gauge.prediction
         if found is None or found is self._drawn:
             return
-        self._drawn, room = found, self.gauge.room
-        self.timeline.value = scrubber([found], room.have_bytes - (0 if room.budget_bytes else found.context_bytes))
+        self._drawn = found
+        self.timeline.value = scrubber([found], self.gauge.room.budget_bytes)
 
     def _keep(self) -> None:
         if self._kept is not None:
