@@ -53,7 +53,7 @@ def same(shortened: Recipe, monkeypatch: pytest.MonkeyPatch, owner: object, name
     monkeypatch.setattr(owner, name, value)
     long = step.trace(shortened, T4)
     assert short.events < long.events  # something was left out
-    assert short.flops == long.flops
+    assert short.work == long.work
     one, other = replay(short, T4), replay(long, T4)
     return all(
         getattr(one, number) == getattr(other, number)
@@ -76,7 +76,7 @@ def test_a_third_step_and_a_second_evaluation_are_foreseen_to_the_byte(small, te
     monkeypatch.setattr(step, "foreseen", lambda *_: None)
     traced = step.trace(recipe, T4)
     assert lives(foreseen, foreseen.events) == lives(traced, foreseen.events)
-    assert foreseen.flops == traced.flops
+    assert foreseen.work == traced.work
     assert foreseen.phases() == traced.phases()[: foreseen.events]
     shared = [{int(trace.born[first]): work for first, work in trace.shared.items()} for trace in (foreseen, traced)]
     assert shared[0] == shared[1]
