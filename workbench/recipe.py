@@ -28,8 +28,9 @@ class Recipe:
 
     model: str = setting("auto", "gpt2-tiny, gpt2 … gpt2-xl, a hub id, a folder, random:NAME, or auto (by device)")
     corpus: str = setting("shakespeare", "an embedded text, or a path: txt, md, jsonl, csv, tsv, parquet, a folder")
-    effective_batch_size: int = setting(8, "sequences per optimizer step", unit="sequences", minimum=1)
-    sequence_length: int = setting(128, "tokens per sequence", unit="tokens", minimum=2)
+    # the largest batches of published trainings are thousands of sequences, and the longest context is a million tokens
+    effective_batch_size: int = setting(8, "sequences per optimizer step", unit="sequences", minimum=1, maximum=2**20)
+    sequence_length: int = setting(128, "tokens per sequence", unit="tokens", minimum=2, maximum=2**20)
     steps: int = setting(12, "optimizer steps", minimum=1)
     learning_rate: float | None = setting(None, "peak learning rate; none: customary", minimum=1e-9, maximum=10.0)
     dropout: float | None = setting(None, "dropout everywhere; none: as the model has it", minimum=0.0, maximum=0.9)

@@ -97,7 +97,7 @@ def test_the_shadow_calls_what_the_trainer_calls(recipe, calls, tmp_path, micro_
     size = short.effective_batch_size // micro_batches
     batch = collate([{"input_ids": list(range(short.sequence_length))}] * size)
     with meter:
-        train(trainer, meter, [batch] * micro_batches, lambda: None)
+        list(train(trainer, meter, [batch] * micro_batches))
     names = [name for name, *_ in real]
     assert names.count("training_step") == micro_batches * TRACED_STEPS  # the notes are complete
     assert names.count("step") == names.count("clip_grad_norm_") == TRACED_STEPS

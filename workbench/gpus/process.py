@@ -10,11 +10,15 @@ import pickle
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from typing import IO, Any
 
-from workbench.errors import ConfigurationError, WorkbenchError
+from workbench.errors import ConfigurationError, UnavailableError, WorkbenchError
 from workbench.measure.garbage import collect_garbage, freeze_living_objects, pause_collector
 from workbench.paths import PIN
 
@@ -49,11 +53,15 @@ class Worker:
         """False in a fork of the owner too: the pipes are the owner's."""
         return self.owner == os.getpid() and self.process.poll() is None
 
-    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def call(self, function: Callable[..., Any], *args: Any, time_limit: float | None = None, **kwargs: Any) -> Any:
         """What the function, which the child imports by its name, returns there.
+
+        Args:
+            time_limit: in seconds; a child that takes longer is ended.
 
         Raises:
             WorkbenchError: as raised there.
+            UnavailableError: it took longer than the limit.
             RuntimeError: another failure there, or the end of the child; with the last words it wrote.
         """
         assert self.process.stdin is not None
@@ -65,12 +73,23 @@ class Worker:
                 f"{self.name}: what it is asked cannot be sent to another process ({error}). Define your own "
                 "techniques at the top of an importable module; a function cannot observe what happens there."
             ) from None
+        clock, began = threading.Timer(time_limit or 0, self.process.kill), time.monotonic()
+        if time_limit is not None:
+            clock.start()
         try:
             self.process.stdin.write(written)
             self.process.stdin.flush()
             kind, answer = pickle.load(self.process.stdout)
         except (EOFError, OSError, pickle.UnpicklingError):
+            if time_limit is not None and time.monotonic() - began >= time_limit:
+                self.process.wait()  # or it would still look alive
+                raise UnavailableError(
+                    f"{self.name}: no answer within {time_limit:g} s, so it was ended; the next call starts another. "
+                    "Ask for a smaller model, batch or length, or give it a longer time_limit."
+                ) from None
             raise RuntimeError(f"The {self.name} ended unexpectedly. Its last words:\n{self._tail()}") from None
+        finally:
+            clock.cancel()
         if kind == "answer":
             return answer
         raise answer
@@ -97,6 +116,8 @@ def serve(modules: Sequence[str]) -> None:
     calls = sys.stdin.buffer
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
+    with suppress(OSError):  # Linux: if the host's memory runs out, this process goes, and not the caller
+        Path("/proc/self/oom_score_adj").write_text("1000")
     with pause_collector():
         for name in modules:
             import_module(name)

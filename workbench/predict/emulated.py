@@ -8,10 +8,11 @@ process under the emulator, where torch sees the card as `cuda`.
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import patch
 
 import torch
 from transformers import PreTrainedModel, TrainerCallback
@@ -22,14 +23,14 @@ from workbench.gpus.catalogue import Gpu
 from workbench.gpus.emulator import card
 from workbench.gpus.emulator.padding import announce_padding
 from workbench.measure.allocators import allocator_for
-from workbench.measure.categories import Category
+from workbench.measure.categories import Category, format_bytes
 from workbench.measure.meter import Meter
 from workbench.models.known import family_of
 from workbench.models.load import count_parameters, load_config, load_model, quiet
 from workbench.models.source import check_length, locate_config
 from workbench.predict.prediction import Prediction, plain_numbers
+from workbench.predict.rows import MICRO_BATCHES, blocks_for, enlarge, shorten
 from workbench.predict.shadow.replay import maker_at
-from workbench.predict.shadow.step import blocks_for
 from workbench.predict.shadow.tracker import ShadowTracker
 from workbench.predict.skeleton import can_be_skeleton, skeleton
 from workbench.recipe import Recipe
@@ -45,7 +46,6 @@ from workbench.run.trainer import (
 )
 
 DEVICE = torch.device("cuda")
-MICRO_BATCHES = 3  # of a step, at most
 STEPS = 3  # the optimizer makes its states in the first; the allocator has found its form after the second
 
 
@@ -55,14 +55,18 @@ def predict_here(recipe: Recipe, gpu: Gpu, padding: bool) -> Prediction:
     Where its memory is not enough, the numbers are those of a card like it that has enough.
 
     Raises:
-        ConfigurationError: the model, the length or a precision cannot be used.
+        ConfigurationError: the model, the length or a precision cannot be used; or no GPU has so much memory.
     """
     try:
         return _predict(recipe, gpu, padding)
     except torch.OutOfMemoryError:
         pass  # outside of the handler, whose traceback would keep the tensors
-    with _memory_of(replace(gpu, memory_bytes=ENOUGH_BYTES), gpu):
+    with _memory_of(replace(gpu, memory_bytes=ENOUGH_BYTES), gpu), suppress(torch.OutOfMemoryError):
         return _predict(recipe, gpu, padding)
+    raise ConfigurationError(
+        f"predict: a step of this recipe needs more than {format_bytes(ENOUGH_BYTES)}, which no GPU has. Lower "
+        "effective_batch_size or sequence_length, or split the batch by gradient_accumulation."
+    )
 
 
 @contextmanager
@@ -76,7 +80,6 @@ def _memory_of(larger: Gpu, gpu: Gpu) -> Iterator[None]:
 
 
 def _predict(recipe: Recipe, gpu: Gpu, padding: bool) -> Prediction:
-    short = replace(recipe, steps=STEPS)
     source = locate_config(recipe.model)
     config = load_config(source)
     taken = {technique.name: technique.positions for technique in recipe.techniques if technique.positions}
@@ -89,7 +92,7 @@ def _predict(recipe: Recipe, gpu: Gpu, padding: bool) -> Prediction:
             stack.enter_context(technique.run_context())
         stack.enter_context(quiet())
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        return _Emulated(short, gpu, _model(short, config, source), scratch, padding).predict(recipe)
+        return _Emulated(recipe, gpu, _model(recipe, config, source), scratch, padding).predict()
 
 
 def _model(recipe: Recipe, config: Any, source: Any) -> PreTrainedModel:
@@ -100,8 +103,14 @@ def _model(recipe: Recipe, config: Any, source: Any) -> PreTrainedModel:
     made = {name: value() if callable(value) else value for name, value in arguments.items()}
     if "device_map" in made:
         made["device_map"] = {"": DEVICE}  # quantizing costs nothing there, and its traces are swept before the run
-    model = prepare_model(recipe, load_model(replace(source, random=True), config, **made))
+    with patch.multiple(torch.Tensor, normal_=_unchanged, uniform_=_unchanged):  # nobody reads the weights
+        model = load_model(replace(source, random=True), config, **made)
+    model = prepare_model(recipe, model)
     return cast("PreTrainedModel", model.to(DEVICE))  # type: ignore[arg-type]  # the stub takes no device
+
+
+def _unchanged(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    return tensor
 
 
 def put_on_card(model: PreTrainedModel) -> PreTrainedModel:
@@ -180,23 +189,15 @@ class _Watch(TrainerCallback):
 class _FewMicroBatches:
     """The training step of a Trainer, for the first micro-batches of a step and the last: the others are not trained.
 
-    From the second on, each finds what the one before it found, and works as much. All of them are on the card, as in a
-    run.
+    From the second on, each finds what the one before it found. All of them are on the card, as in a run.
     """
 
-    def __init__(self, trainer: SeamTrainer, tracker: CardTracker) -> None:
+    def __init__(self, trainer: SeamTrainer) -> None:
         self.trainer, self.step, self.done = trainer, trainer.training_step, 0
-        self.tracker, self.last = tracker, tracker.worked()
 
     def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         self.done = 0 if self.trainer.accelerator.sync_gradients else self.done + 1
-        if self.done >= MICRO_BATCHES:
-            self.tracker.work += self.last
-            return torch.zeros((), device=DEVICE)
-        before = self.tracker.worked()
-        loss = self.step(*args, **kwargs)
-        self.last = self.tracker.worked() - before
-        return loss
+        return self.step(*args, **kwargs) if self.done < MICRO_BATCHES else torch.zeros((), device=DEVICE)
 
 
 class _Emulated:
@@ -211,12 +212,17 @@ class _Emulated:
         if padding:
             data["data_collator"] = _with_mask(data["data_collator"])
         arguments = training_arguments(recipe, 1e-4, DEVICE, scratch)
+        arguments.dataloader_num_workers = 0  # they only fill the host's memory, and start anew at every evaluation
+        arguments.max_steps = STEPS  # a technique may ask for more
+        size, self.micro_batches = shorten(arguments, recipe)
+        self.tracker.untrained = max(self.micro_batches - MICRO_BATCHES, 0)
         watch = _Watch(self.tracker, self.meter)
         self.trainer: SeamTrainer = assemble(recipe, model, data, arguments, self.meter, [watch])
-        cast("Any", self.trainer).training_step = _FewMicroBatches(self.trainer, self.tracker)
+        cast("Any", self.trainer).training_step = _FewMicroBatches(self.trainer)
+        enlarge(self.trainer, size, self.micro_batches)
         self.padded = announce_padding(self.trainer, padding)
 
-    def predict(self, asked: Recipe) -> Prediction:
+    def predict(self) -> Prediction:
         counted = count_parameters(self.model)
         with self.meter:
             self.trainer.put_longest_first()
@@ -225,9 +231,9 @@ class _Emulated:
         workspaces = _workspace_bytes()
         report, trace = self.meter.report(), self.tracker.trace()
         timeline = trace.timeline(trace.nbytes)
-        gpu = self.gpu
+        gpu, recipe = self.gpu, self.recipe
         return Prediction(
-            recipe=asked.to_dict(), recipe_id=asked.id, label=asked.label, model=asked.model,
+            recipe=recipe.to_dict(), recipe_id=recipe.id, label=recipe.label, model=recipe.model,
             gpu=gpu.name, source=f"emulated:{gpu.name}",
             peak_allocated_bytes=report.peak_allocated_bytes, peak_reserved_bytes=report.peak_reserved_bytes,
             peak_phase=str(report.peak_phase), work=trace.work,
@@ -238,7 +244,7 @@ class _Emulated:
             maximum_by_category=plain_numbers(report.maximum_by_category), by_phase=plain_numbers(report.by_phase),
             parameters=counted[0], trainable_parameters=counted[1],
             micro_batch_size=self.trainer.micro_batch_size,
-            gradient_accumulation_steps=self.trainer.args.gradient_accumulation_steps,
+            gradient_accumulation_steps=self.micro_batches,
         )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from workbench.paths import PACKAGE
 from workbench.predict import cache as prediction_cache
 from workbench.predict.engine import EMULATOR, ENGINES, SHADOW, engine_for
 from workbench.predict.prediction import CPU, Prediction
-from workbench.predict.worker import ask, ask_emulator
+from workbench.predict.worker import SECONDS, ask, ask_emulator
 from workbench.recipe import Recipe
 from workbench.records.record import versions
 
@@ -32,38 +32,49 @@ __all__ = ["CPU", "EMULATOR", "ENGINES", "SHADOW", "Prediction", "engine_for", "
 GPU_NAMES = tuple(GPUS)
 
 
-def predict(recipe: Recipe, gpu: str = "h100", *, padding: bool = False, engine: str | None = None) -> Prediction:
+def predict(
+    recipe: Recipe, gpu: str = "h100", *, padding: bool = False, engine: str | None = None, time_limit: float = SECONDS
+) -> Prediction:
     """Predict the memory of a recipe's training step.
 
     Args:
         gpu: a name of `workbench.gpus.catalogue.GPUS`, or `"cpu"` for this machine's own kernels.
         padding: batches contain padding, although no technique of the recipe brings any.
         engine: `"emulator"` or `"shadow"`; by default the emulator where it is set up.
+        time_limit: in seconds, for what was not predicted before.
 
     Raises:
         ConfigurationError: unknown GPU or engine; a model, a length or a precision that cannot be used; or an operation
             that cannot be traced, with its name and its module.
-        UnavailableError: the config of a hub model cannot be had, or the emulator asked for is not set up.
+        UnavailableError: the config of a hub model cannot be had, the emulator asked for is not set up, or the time
+            was up: the process was ended, and the next prediction starts another.
     """
-    found = predict_all(recipe, [gpu], padding=padding, engine=engine)[0]
+    found = predict_all(recipe, [gpu], padding=padding, engine=engine, time_limit=time_limit)[0]
     if isinstance(found, WorkbenchError):
         raise found
     return found
 
 
 def predict_all(
-    recipe: Recipe, gpus: Iterable[str] = GPU_NAMES, *, padding: bool = False, engine: str | None = None
-) -> list[Prediction | WorkbenchError]:
-    """As `predict`, for several GPUs in their order; in place of one that cannot run the recipe stands the error."""
+    recipe: Recipe, gpus: Iterable[str] = GPU_NAMES, *, padding: bool = False, engine: str | None = None,
+    time_limit: float = SECONDS,
+) -> list[Prediction | WorkbenchError]:  # fmt: skip
+    """As `predict`, for several GPUs in their order; in place of one that cannot run the recipe stands the error.
+
+    The limit is for each of them.
+    """
     names = [name if name == CPU else find_gpu(name).name for name in gpus]
     recipe = resolved(recipe, names)
     engines = {name: engine_for(name, engine) for name in names}
     keys = {name: _key(recipe, name, padding, engines[name]) for name in names}
     known: dict[str, Any] = {name: prediction_cache.get(key) for name, key in keys.items()}
     missing = [name for name in names if known[name] is None]
-    made = {name: ask_emulator(recipe, find_gpu(name), padding) for name in missing if engines[name] == EMULATOR}
+    made = {
+        name: ask_emulator(recipe, find_gpu(name), padding, time_limit) for name in missing if engines[name] == EMULATOR
+    }
     if shadowed := [name for name in missing if engines[name] == SHADOW]:
-        made |= dict(zip(shadowed, ask(recipe, shadowed, padding), strict=True))
+        answers = ask(recipe, shadowed, padding, time_limit=time_limit * len(shadowed))
+        made |= dict(zip(shadowed, answers, strict=True))
     for name, found in made.items():
         if isinstance(found, Prediction):
             prediction_cache.put(keys[name], found)

@@ -20,26 +20,28 @@ if TYPE_CHECKING:
 
 MODULES = ("workbench.predict.prediction", "workbench.predict.shadow.step")
 ON_CARD = ("workbench.predict.emulated",)
+SECONDS = 120.0  # seconds for a prediction: fifty times what the largest known model takes
 
 _lock = threading.Lock()
 _worker: Worker | None = None
 
 
-def ask_emulator(recipe: Recipe, gpu: Gpu, padding: bool) -> "Prediction | WorkbenchError":
+def ask_emulator(recipe: Recipe, gpu: Gpu, padding: bool, time_limit: float = SECONDS) -> "Prediction | WorkbenchError":
     """The prediction of PyTorch's own allocator, in the process of this card. Raises RuntimeError: it failed."""
     from workbench.gpus.emulator.call import call_on
 
     try:
-        return call_on(gpu, compute_emulated, recipe, gpu, padding, modules=ON_CARD)
+        return call_on(gpu, compute_emulated, recipe, gpu, padding, modules=ON_CARD, time_limit=time_limit)
     except WorkbenchError as error:
         return error
 
 
-def ask(*request: Any) -> Any:
+def ask(*request: Any, time_limit: float = SECONDS) -> Any:
     """What `predict.prediction.compute` returns in the worker for these arguments.
 
     Raises:
         WorkbenchError: as raised there.
+        UnavailableError: it took longer than so many seconds; the worker was ended.
         RuntimeError: the worker failed; the end of what it wrote to standard error is in the message.
     """
     from workbench.predict.prediction import compute
@@ -47,7 +49,7 @@ def ask(*request: Any) -> Any:
     with _lock:
         worker = _living()
         try:
-            return worker.call(compute, *request)
+            return worker.call(compute, *request, time_limit=time_limit)
         except WorkbenchError:
             raise
         except BaseException:
@@ -71,6 +73,7 @@ def start(gpu: str = "h100") -> None:
 def _living() -> Worker:
     global _worker
     if _worker is None or not _worker.alive():
+        close()
         _worker = Worker(_environment(), MODULES, name="prediction worker")
     return _worker
 

@@ -22,20 +22,24 @@ _lock = threading.Lock()
 _workers: dict[str, Worker] = {}
 
 
-def call_on(gpu: Gpu, function: Callable[..., R], *args: Any, modules: Sequence[str] = (), **kwargs: Any) -> R:
+def call_on(
+    gpu: Gpu, function: Callable[..., R], *args: Any, modules: Sequence[str] = (), time_limit: float | None = None,
+    **kwargs: Any,
+) -> R:  # fmt: skip
     """What the function returns in a process where torch sees this card, under the name `cuda`.
 
     Args:
         modules: what a new process imports before the call; by default the function's own.
+        time_limit: in seconds; a process that takes longer is ended.
 
     Raises:
-        WorkbenchError: as raised there, or because the emulator is not set up.
+        WorkbenchError: as raised there, or because the emulator is not set up, or the time was up.
         RuntimeError: another failure there.
     """
     with _lock:
         worker = _living(gpu, modules or (str(function.__module__),))
         try:
-            return cast("R", worker.call(function, *args, **kwargs))
+            return cast("R", worker.call(function, *args, time_limit=time_limit, **kwargs))
         except WorkbenchError:
             raise
         except BaseException:

@@ -21,9 +21,12 @@ from workbench.gpus.catalogue import Gpu
 from workbench.measure.categories import Phase
 from workbench.measure.meter import Meter
 from workbench.models.known import family_of
-from workbench.models.load import count_parameters, load_config, load_tokenizer, quiet
+from workbench.models.load import count_parameters, load_config, quiet
 from workbench.models.source import check_length, locate_config
+from workbench.predict.rows import MICRO_BATCHES, blocks_for, enlarge, shorten
 from workbench.predict.shadow.patches import cuda_choices, make_fake, scale_losses, synchronize_gradients, traceable
+from workbench.predict.shadow.quick_mode import QuickFakeMode
+from workbench.predict.shadow.repeated import foreseen
 from workbench.predict.shadow.stand_ins import (
     EightBitAdamW,
     copy_adapted,
@@ -35,7 +38,6 @@ from workbench.predict.shadow.trace import Trace
 from workbench.predict.shadow.tracker import ShadowTracker
 from workbench.predict.skeleton import skeleton
 from workbench.recipe import Recipe
-from workbench.run.job import own_examples
 from workbench.run.trainer import (
     SeamTrainer,
     assemble,
@@ -44,11 +46,10 @@ from workbench.run.trainer import (
     prepare_model,
     training_arguments,
 )
-from workbench.texts import corpus
-from workbench.texts.corpus import Blocks, TrainingText
 
 DEVICE = torch.device("cpu")  # plays the GPU
 TRACED_STEPS = 3  # the optimizer makes its states in the first; cached blocks find their places until the third
+FORESEEN = 4  # pauses after which the rest may be foreseen: the second step has been traced
 
 Batch = dict[str, torch.Tensor]
 
@@ -125,9 +126,10 @@ class _Shadow:
     tracker: ShadowTracker
     padding: bool
     scratch: Path
+    micro_batches: int = 1  # of a step
 
     def run(self, gpu: Gpu | None) -> Trace:
-        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        mode = QuickFakeMode(allow_non_fake_inputs=True)
         counted = count_parameters(self.model)
         make_fake(self.model, mode, DEVICE)
         meter = Meter(self.model, before_bytes=0, tracker=self.tracker)
@@ -143,17 +145,34 @@ class _Shadow:
             stack.enter_context(mode)
             fakes, evaluated = ([_fake_batch(batch, mode) for batch in some] for some in (batches, held_out))
             stack.enter_context(meter)
-            train(trainer, meter, fakes, self.tracker.begin_step, evaluated)
+            found = self._traced(train(trainer, meter, fakes, evaluated))
         asked = dict(attention.asked) if attention else {}
         allocator = {k: v for technique in self.recipe.techniques for k, v in technique.allocator_settings().items()}
-        return self.tracker.trace(
-            uses_bf16=uses_bf16, allocator=allocator, attention=asked, facts=self._facts(trainer, counted, padded)
-        )
+        return replace(
+            found, uses_bf16=uses_bf16, allocator=allocator, attention=asked,
+            facts=self._facts(trainer, counted, padded),
+        )  # fmt: skip
+
+    def _traced(self, training: Iterator[None]) -> Trace:
+        """Until what follows can be foreseen."""
+        pauses: list[int] = []
+        for _ in training:
+            pauses.append(self.tracker.events)
+            if len(pauses) == FORESEEN:
+                evaluation, step = (pauses[0], pauses[1]), (pauses[-2], pauses[-1])
+                if whole := foreseen(self.tracker.trace(), evaluation, step):
+                    return whole
+            if len(pauses) <= FORESEEN:
+                self.tracker.begin_step()
+        return self.tracker.trace()
 
     def _trainer(self, meter: Meter) -> SeamTrainer:
         arguments = training_arguments(self.recipe, 1e-4, DEVICE, self.scratch)
+        size, self.micro_batches = shorten(arguments, self.recipe)
+        self.tracker.untrained = max(self.micro_batches - MICRO_BATCHES, 0)
         data = prepare_data(self.recipe, blocks_for(self.recipe))
         trainer = assemble(self.recipe, self.model, data, arguments, meter, [])
+        enlarge(trainer, size, self.micro_batches)
         if needs_eight_bit_states(arguments):
             trainer.optimizer = EightBitAdamW(self.model)
         if arguments.fp16:
@@ -179,44 +198,44 @@ class _Shadow:
     def _facts(self, trainer: SeamTrainer, counted: tuple[int, int], padded: bool) -> dict[str, Any]:
         return {
             "micro_batch_size": trainer.micro_batch_size,
-            "gradient_accumulation_steps": trainer.args.gradient_accumulation_steps,
+            "gradient_accumulation_steps": self.micro_batches,
             "parameters": counted[0],
             "trainable_parameters": counted[1],
             "padding": padded,
         }
 
 
-def train(
-    trainer: SeamTrainer,
-    meter: Meter,
-    batches: list[Batch],
-    begin_step: Callable[[], None],
-    held_out: Sequence[Batch] = (),
-) -> None:
+def train(trainer: SeamTrainer, meter: Meter, batches: list[Batch], held_out: Sequence[Batch] = ()) -> Iterator[None]:
     """The calls of `Trainer.train` that have to do with memory, in its order (`tests/predict/test_order_of_calls.py`).
 
-    Its own loop needs a device, values to log and a data loader.
+    Its own loop needs a device, values to log and a data loader. Pauses at the beginning and after each step and each
+    evaluation.
     """
     trainer.create_optimizer()
     model, trainer.optimizer = trainer.accelerator.prepare(trainer.model, trainer.optimizer)
     trainer.model_wrapped = model
     total = torch.zeros((), device=DEVICE)  # of the losses since the last log
     model.zero_grad()
+    yield
     evaluate(trainer, meter, held_out)
     for _ in range(TRACED_STEPS):
-        begin_step()
+        yield
         moved = ({name: tensor.clone() for name, tensor in batch.items()} for batch in batches)
         samples, items = trainer.get_batch_samples(moved, len(batches), DEVICE)
         trainer.current_gradient_accumulation_steps = len(samples)
         for index, inputs in enumerate(samples):
-            synchronize_gradients(trainer, last=index == len(samples) - 1)
-            total += trainer.training_step(model, inputs, items)
+            last = index == len(samples) - 1
+            if last or index < MICRO_BATCHES - 1:
+                synchronize_gradients(trainer, last)
+                total += trainer.training_step(model, inputs, items)
         limit = trainer.args.max_grad_norm if trainer.args.max_grad_norm > 0 else math.inf  # then for the log only
         trainer.accelerator.clip_grad_norm_(model.parameters(), limit)
         trainer.optimizer.step()
         model.zero_grad()
         meter.enter_phase(None)
+    yield
     evaluate(trainer, meter, held_out)
+    yield
 
 
 def evaluate(trainer: SeamTrainer, meter: Meter, batches: Sequence[Batch]) -> None:
@@ -237,14 +256,6 @@ class _Loader:
             yield {name: tensor.clone() for name, tensor in batch.items()}
 
 
-def blocks_for(recipe: Recipe) -> Blocks:
-    """One effective batch of blocks, and as many held out as `make_blocks` cuts; which tokens does not matter."""
-    row = list(range(recipe.sequence_length))
-    held_out = max(1, corpus.HELD_OUT_TOKENS // recipe.sequence_length)
-    train, rest = (Dataset.from_dict({"input_ids": [row] * n}) for n in (recipe.effective_batch_size, held_out))
-    return Blocks(train, rest, _text(recipe))
-
-
 def _held_out(trainer: SeamTrainer) -> list[Batch]:
     """The batches of an evaluation; the last one may be smaller."""
     size, rows = trainer.args.per_device_eval_batch_size, list(cast("Iterable[Any]", trainer.eval_dataset))
@@ -256,17 +267,6 @@ def _longest(dataset: Dataset) -> int:
     """Of all rows, the first of the longest."""
     rows = dataset.with_format("arrow")[:]["input_ids"]
     return int(np.argmax(pc.list_value_length(rows).to_numpy()))
-
-
-def _text(recipe: Recipe) -> TrainingText:
-    """The text itself, if a technique cuts it in its own way: then its lengths do matter."""
-    shape = {"sequence_length": recipe.sequence_length, "batch": recipe.effective_batch_size}
-    if not own_examples(recipe):
-        return TrainingText(text="", tokenizer=cast("Any", None), **shape)
-    tokenizer = load_tokenizer(locate_config(recipe.model))
-    text = corpus.load_corpus(recipe.corpus)
-    corpus.check_in_memory(text, own_examples(recipe))
-    return TrainingText(text=str(text.train), tokenizer=tokenizer, **shape)
 
 
 def _padded(batch: Batch) -> bool:

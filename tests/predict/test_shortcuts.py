@@ -1,0 +1,207 @@
+"""What a prediction leaves out changes nothing: beside each shortcut stands the long way, and both must agree.
+
+And what takes too long is ended.
+"""
+
+import os
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from workbench import Recipe, predict
+from workbench.errors import ConfigurationError, UnavailableError
+from workbench.gpus.catalogue import gpu
+from workbench.gpus.emulator import call
+from workbench.gpus.process import Worker
+from workbench.predict import rows
+from workbench.predict import worker as prediction_worker
+from workbench.predict.engine import EMULATOR
+from workbench.predict.shadow import step
+from workbench.predict.shadow.replay import replay
+from workbench.techniques import (
+    ActivationOffloading,
+    BatchSize,
+    ChunkedCrossEntropy,
+    GradientAccumulation,
+    GradientCheckpointing,
+    Lora,
+    MixedPrecision,
+    Optimizer,
+    OptimizerOffloading,
+    Qlora,
+    SequenceLength,
+)
+
+T4, MANY = gpu("t4"), 10**9
+STEPS = (
+    (), (Lora(rank=4), GradientCheckpointing()), (ActivationOffloading(),), (OptimizerOffloading(),),
+    (Optimizer(kind="adamw_8bit"),), (Qlora(),), (GradientAccumulation(steps=2), ChunkedCrossEntropy()),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def small(model_name) -> Recipe:
+    return Recipe(model=model_name, effective_batch_size=8, sequence_length=32, dropout=0.1)
+
+
+def same(shortened: Recipe, monkeypatch: pytest.MonkeyPatch, owner: object, name: str, value: object) -> bool:
+    """Whether the recipe's numbers are the same with another value."""
+    short = step.trace(shortened, T4)
+    monkeypatch.setattr(owner, name, value)
+    long = step.trace(shortened, T4)
+    assert short.events < long.events  # something was left out
+    assert short.work == long.work
+    one, other = replay(short, T4), replay(long, T4)
+    return all(
+        getattr(one, number) == getattr(other, number)
+        for number in ("peak_allocated_bytes", "peak_reserved_bytes", "by_category", "by_phase", "peak_operation")
+    )
+
+
+def lives(trace, until: int):
+    """Of every storage, in the order of birth, its bytes, category, maker, birth and end."""
+    order = np.argsort(trace.born)
+    made = [trace.operations[maker] for maker in trace.maker[order]]
+    died = np.where(trace.died < until, trace.died, -1)
+    return [*zip(trace.nbytes[order], trace.category[order], made, trace.born[order], died[order], strict=True)]
+
+
+@pytest.mark.parametrize("techniques", STEPS, ids=lambda some: "+".join(t.name for t in some) or "baseline")
+def test_a_third_step_and_a_second_evaluation_are_foreseen_to_the_byte(small, techniques, monkeypatch):
+    recipe = replace(small, techniques=techniques)
+    foreseen = step.trace(recipe, T4)
+    monkeypatch.setattr(step, "foreseen", lambda *_: None)
+    traced = step.trace(recipe, T4)
+    assert lives(foreseen, foreseen.events) == lives(traced, foreseen.events)
+    assert foreseen.work == traced.work
+    assert foreseen.phases() == traced.phases()[: foreseen.events]
+    shared = [{int(trace.born[first]): work for first, work in trace.shared.items()} for trace in (foreseen, traced)]
+    assert shared[0] == shared[1]
+
+
+def test_so_they_are_where_weights_are_cast(small, monkeypatch):
+    """What autocast has cast goes in no fixed order."""
+    assert same(small | MixedPrecision(dtype="fp16"), monkeypatch, step, "foreseen", lambda *_: None)
+
+
+def test_steps_that_differ_are_not_foreseen(small, monkeypatch):
+    steps = []
+
+    def another(meter, phase):
+        enter(meter, phase)
+        if phase is None:
+            steps.append(step.torch.zeros(1000 * (len(steps) + 1)))
+
+    enter = step.Meter.enter_phase
+    monkeypatch.setattr(step.Meter, "enter_phase", another)
+    found = step.trace(small, T4)
+    kept = found.nbytes[(found.died < 0) & (found.nbytes % 4000 == 0) & (found.nbytes > 0)]
+    assert {4000, 8000, 12000, 16000, 20000} <= set(map(int, kept))
+
+
+def test_quickly_made_results_are_those_of_pytorch(small, monkeypatch):
+    recipe = small | Lora() | GradientCheckpointing()
+    quick = step.trace(recipe, T4)
+    monkeypatch.setattr(step, "QuickFakeMode", FakeTensorMode)
+    slow = step.trace(recipe, T4)
+    assert lives(quick, MANY) == lives(slow, MANY)
+
+
+@pytest.mark.parametrize("extra", [(), (Lora(), GradientCheckpointing())])
+def test_a_few_micro_batches_take_what_all_take(small, extra, monkeypatch):
+    assert same(
+        replace(small, techniques=(GradientAccumulation(steps=8), *extra)), monkeypatch, step, "MICRO_BATCHES", MANY
+    )
+
+
+@pytest.mark.parametrize("extra", [(), (GradientAccumulation(steps=2),)])
+def test_a_few_evaluated_batches_take_what_all_take(small, extra, monkeypatch):
+    assert same(replace(small, techniques=extra), monkeypatch, rows, "EVALUATED", MANY)
+
+
+def test_rows_and_micro_batches_that_are_not_listed_take_what_they_would(small, monkeypatch):
+    recipe = small | GradientAccumulation(steps=8)
+    whole = replay(step.trace(recipe, T4), T4)
+    monkeypatch.setattr(rows, "LISTED", 4)
+    monkeypatch.setattr(rows, "TOKENS", 2 * 4 * 32)
+    assert rows.listed(replace(recipe, effective_batch_size=64)) == (2, 4)
+    few = replay(step.trace(recipe, T4), T4)
+    assert few.peak_allocated_bytes == pytest.approx(whole.peak_allocated_bytes, abs=16 * 512)
+    assert few.peak_reserved_bytes == whole.peak_reserved_bytes
+
+
+def test_a_large_batch_is_predicted_like_a_small_one(small):
+    large, half = (predict(replace(small, effective_batch_size=n), time_limit=60) for n in (65_534, 32_767))
+    assert large.peak_allocated_bytes / half.peak_allocated_bytes == pytest.approx(2, rel=0.01)
+    assert (large.micro_batch_size, large.fits) == (65_534, False)
+    with pytest.raises(ConfigurationError, match="65,535 sequences at once, and this step has 1,048,576. Lower"):
+        predict(replace(small, effective_batch_size=2**20))
+
+
+def test_as_many_micro_batches_are_too(small):
+    recipe = replace(small, effective_batch_size=2**16)
+    found = predict(recipe | GradientAccumulation(steps=2**16), time_limit=60)
+    assert (found.micro_batch_size, found.gradient_accumulation_steps) == (1, 2**16)
+    assert found.flops == 2**16 * predict(replace(small, effective_batch_size=1)).flops
+    inputs = 2 * 2**16 * 32 * 8
+    assert found.maximum_by_category["temporaries"] > inputs
+    assert predict(recipe | BatchSize(size=1)).peak_allocated_bytes < found.peak_allocated_bytes
+
+
+def test_shorter_sequences_of_a_large_batch_too(small):
+    found = predict(replace(small, effective_batch_size=2**15) | SequenceLength(tokens=16), time_limit=60)
+    assert found.micro_batch_size == 2**15
+
+
+# ---- the limit of time ----
+
+
+def test_an_answer_that_takes_too_long_ends_the_process():
+    worker = Worker(dict(os.environ), (), name="prediction worker")
+    with pytest.raises(UnavailableError, match=r"prediction worker: no answer within 0.2 s.*longer time_limit"):
+        worker.call(time.sleep, 60, time_limit=0.2)
+    assert worker.process.wait(timeout=10) < 0
+    worker.close()
+
+
+def test_within_the_limit_the_clock_is_stopped():
+    worker = Worker(dict(os.environ), ())
+    assert worker.call(abs, -1, time_limit=30) == 1
+    assert worker.call(abs, -2) == 2
+    assert worker.alive()
+    worker.close()
+
+
+def test_the_next_prediction_has_a_new_worker(small):
+    with pytest.raises(UnavailableError, match="no answer within"):
+        predict(small | Lora(rank=3), time_limit=0.01)
+    ended = prediction_worker._worker
+    assert predict(small | Lora(rank=3)).peak_allocated_bytes > 0
+    assert prediction_worker._worker is not ended
+
+
+@pytest.mark.xdist_group("emulated")
+@pytest.mark.usefixtures("emulator")
+class TestOnAnEmulatedGpu:
+    def test_a_card_that_takes_too_long_is_replaced(self):
+        with pytest.raises(UnavailableError, match="no answer within"):
+            call.call_on(T4, time.sleep, 60, time_limit=0.2)
+        assert call.call_on(T4, abs, -1) == 1
+
+    def test_a_large_batch_is_quick_or_refused(self, small):
+        many = replace(small, effective_batch_size=2**16) | GradientAccumulation(steps=2**16)
+        found, alone = (
+            predict(recipe, "t4", engine=EMULATOR, time_limit=60)
+            for recipe in (many, replace(small, effective_batch_size=1))
+        )
+        assert (found.micro_batch_size, found.gradient_accumulation_steps) == (1, 2**16)
+        assert found.flops == 2**16 * alone.flops
+        with pytest.raises(ConfigurationError, match="more than 8192 GiB, which no GPU has. Lower effective_batch"):
+            predict(
+                replace(small, effective_batch_size=2**15, sequence_length=1024, model="random:gpt2"),
+                "t4",
+                engine=EMULATOR,
+            )

@@ -1,0 +1,63 @@
+"""What a trace goes on with, foreseen: a third step is the second again, the evaluation after it the one before it."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workbench.measure.categories import Phase
+from workbench.predict.shadow.trace import Trace
+
+Events = tuple[int, int]  # from one reading of the clock up to another
+
+
+def foreseen(trace: Trace, evaluation: Events, step: Events) -> Trace | None:
+    """The trace with a step more, and an evaluation; None where what is there does not tell.
+
+    It does if all that the step leaves alive takes the place of what it freed of the step before, and if nothing that
+    the evaluation made lives on but workspaces.
+    """
+    longer = _again(trace, step, ())
+    return longer and _again(longer, evaluation, trace.workspaces)
+
+
+def _again(trace: Trace, window: Events, once: tuple[int, ...]) -> Trace | None:
+    """With the events of the window once more, at the end. `once`: storages that are not made a second time."""
+    begin, end = window
+    made = (trace.born >= begin) & (trace.born < end)
+    made[list(once)] = False
+    freed = (trace.died >= begin) & (trace.died < end)
+    left, taken = np.flatnonzero(made & ~freed), np.flatnonzero(freed & ~made)
+    if not _alike(trace, left, taken):
+        return None
+    copied, count = np.flatnonzero(made), len(trace.born)
+    times = np.sort(np.concatenate([trace.born[made], trace.died[freed]]))
+
+    def later(events: Any) -> Any:
+        return trace.events + np.searchsorted(times, events)
+
+    died = trace.died.copy()
+    died[left] = later(trace.died[taken])
+    place = {int(index): count + number for number, index in enumerate(copied)}
+    starts = [(begin, _phase_at(trace, begin)), *((at, phase) for at, phase in trace.phase_starts if begin <= at < end)]
+    return replace(
+        trace,
+        nbytes=np.concatenate([trace.nbytes, trace.nbytes[copied]]),
+        born=np.concatenate([trace.born, later(trace.born[copied])]),
+        died=np.concatenate([died, np.where(freed[copied], later(trace.died[copied]), -1)]),
+        category=np.concatenate([trace.category, trace.category[copied]]),
+        maker=np.concatenate([trace.maker, trace.maker[copied]]),
+        phase_starts=(*trace.phase_starts, *((int(later(at)), phase) for at, phase in starts)),
+        shared=trace.shared | {place[first]: work for first, work in trace.shared.items() if first in place},
+    )
+
+
+def _alike(trace: Trace, some: NDArray[np.int64], others: NDArray[np.int64]) -> bool:
+    """The same sizes, for the same, from the same operations, in the same order."""
+    facts = trace.nbytes, trace.category, trace.maker
+    return len(some) == len(others) and all(np.array_equal(fact[some], fact[others]) for fact in facts)
+
+
+def _phase_at(trace: Trace, event: int) -> Phase | None:
+    return [phase for at, phase in trace.phase_starts if at <= event][-1]
