@@ -18,7 +18,7 @@ from workbench.recipe import Recipe
 from workbench.techniques import GradientAccumulation, GradientCheckpointing, Lora
 from workbench.records.record import Record, Status
 from workbench.widgets.cards import Advice, MakeItFit
-from workbench.widgets.fits import WhatFits
+from workbench.widgets import fits as what_fits
 from workbench.widgets.pinned import Pinned
 
 recipe, machine = Recipe(model="gpt2-tiny", effective_batch_size=16, sequence_length=512), Machine()
@@ -30,8 +30,10 @@ failed = replace(
     peak_phase="backward", peak_allocated_bytes=450 * MIB,
     by_category={{"activations": 350 * MIB, "weights": 100 * MIB}},
 )
-advice, plan, fits, pinned = Advice(choose, machine), MakeItFit(choose, machine), WhatFits(
-    choose, machine, machine.each), Pinned(choose, machine)
+what_fits.predict_all = machine.each
+advice, plan, fits, pinned = (
+    kind(choose, machine) for kind in (Advice, MakeItFit, what_fits.WhatFits, Pinned)
+)
 advice.show(failed)
 plan.show(recipe, "t4", 800 * MIB)
 fits.show(recipe, "t4", 800 * MIB)
