@@ -104,3 +104,25 @@ def fine_tuned(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Recipe], R
         return done[recipe]
 
     return once
+
+
+class Onlooker:
+    """Of a training in the background: keeps how it ended, and does something with each step."""
+
+    def __init__(self) -> None:
+        self.each: Callable[[], object] = lambda: None
+        self.ended_as: list[tuple[object, str]] = []
+
+    def began(self, recipe: object) -> None:
+        pass
+
+    def progressed(self, record: object) -> None:
+        self.each()
+
+    def ended(self, record: object, words: str) -> None:
+        self.ended_as.append((record, words))
+
+
+@pytest.fixture
+def onlooker() -> Onlooker:
+    return Onlooker()

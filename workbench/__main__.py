@@ -360,7 +360,7 @@ def predict_recipe(args: argparse.Namespace) -> None:
 
 def show_plan(args: argparse.Namespace) -> int:
     """The smallest sets of techniques with which a recipe fits into a budget, found by predictions: exact ones
-    first, then those that compute less. Techniques that you switch on here stay on in all of them.
+    first, then those that take less time. Techniques that you switch on here stay on in all of them.
     """
     budget = parse_bytes(args.budget, "budget") if args.budget is not None else None
     recipe = _recipe(args, config_only=True)

@@ -40,10 +40,15 @@ class Needed:
     flops: int = 1000
     context_bytes: int = 0
     peak_reserved_bytes: int | None = None
+    gpu: str = "cpu"
 
     @property
     def peak_allocated_bytes(self):
         return sum(self.by_category.values())
+
+    @property
+    def work(self):
+        return {"fp32_flops": self.flops}
 
 
 class Machine:
@@ -59,7 +64,7 @@ class Machine:
         activations = 100 * MIB * sequences // (10 if "gradient_checkpointing" in names else 1)
         flops = 1333 if "gradient_checkpointing" in names else 1000
         context = 0 if gpu == "cpu" else GPUS[gpu].context_bytes_estimate
-        return Needed({Category.WEIGHTS: 100 * MIB, Category.ACTIVATIONS: activations}, flops, context)
+        return Needed({Category.WEIGHTS: 100 * MIB, Category.ACTIVATIONS: activations}, flops, context, gpu=gpu)
 
 
 AMONG = ("gradient_accumulation", "gradient_checkpointing", "lora")
@@ -71,7 +76,8 @@ KEYS = {
     "checklist",
 }  # fmt: skip
 CHANGE_KEYS = {
-    "words", "recipe", "command", "predicted_bytes", "saved_bytes", "fits", "numerics", "extra_compute", "gives_up",
+    "words", "recipe", "command", "predicted_bytes", "saved_bytes", "fits", "numerics", "extra_compute", "extra_time",
+    "gives_up",
 }  # fmt: skip
 
 

@@ -31,10 +31,16 @@ class Needed:
     flops: int
     context_bytes: int = 0
     peak_reserved_bytes: int | None = None
+    gpu: str = "cpu"
+    more: dict = field(default_factory=dict)  # work besides
 
     @property
     def peak_allocated_bytes(self):
         return sum(self.by_category.values())
+
+    @property
+    def work(self):
+        return {"fp32_flops": self.flops, **self.more}
 
 
 @dataclass(frozen=True)
@@ -159,7 +165,7 @@ class Machine:
 
 KEYS = {
     "label", "recipe", "changes", "numerics", "needed_bytes", "headroom_bytes", "fits", "peak_allocated_bytes",
-    "peak_reserved_bytes", "context_bytes", "by_category", "extra_compute", "gives_up", "command",
+    "peak_reserved_bytes", "context_bytes", "by_category", "extra_compute", "extra_time", "gives_up", "command",
 }  # fmt: skip
 
 
@@ -360,7 +366,85 @@ def test_compute_is_that_of_the_whole_run():
         return Needed({Category.ACTIVATIONS: 1000 // half}, 1000 // half)
 
     (candidate,) = search(RECIPE, 600, predict, families={"halves": (Halves(),)})
-    assert candidate.extra_compute == 0
+    assert candidate.extra_compute == candidate.extra_time == 0
+
+
+# ---- time ----
+
+
+@dataclass(frozen=True)
+class Away(Fake):
+    """Exact, no compute: activations wait elsewhere, and 100 GB a step cross the bus."""
+
+    name: ClassVar[str] = "away"
+    attacks: ClassVar[tuple] = (Category.ACTIVATIONS,)
+
+
+def on(card):
+    """As `Machine`, with 10¹³ operations and 10¹¹ bytes a step, in half precision where it rounds."""
+    machine = Machine()
+
+    def predict(recipe):
+        names = {change.name for change in recipe.techniques}
+        found = machine(recipe)
+        found.by_category[Category.ACTIVATIONS] //= 10 if "away" in names else 1
+        operations, moved = found.flops * 10**10, {"bus_bytes": 10**11} if "away" in names else {}
+        more = {"memory_bytes": 10**11, "half_flops": operations if "round" in names else 0, **moved}
+        return replace(found, gpu=card, flops=0 if "round" in names else operations, more=more)
+
+    return predict
+
+
+OFFERED = {name: FAMILIES[name] for name in ("recompute", "round")} | {"away": (Away(),)}
+
+
+def test_a_transfer_costs_time_and_no_operations():
+    """An H100 computes 10¹³ operations in 149 ms, reads 10¹¹ bytes in 30, and moves as many over its bus in 1,587."""
+    found = {candidate.label: candidate for candidate in search(RECIPE, 1200 * MIB, on("h100"), families=OFFERED)}
+    assert found["away"].extra_compute == 0
+    assert found["away"].extra_time == pytest.approx(1587 / (149 + 30), rel=0.01)
+    assert found["recompute"].extra_time == pytest.approx(0.333 * 149 / (149 + 30), rel=0.01)
+    assert found["round"].extra_compute == pytest.approx(-0.1)
+    assert found["round"].extra_time == pytest.approx((9 + 30) / (149 + 30) - 1, rel=0.01)
+    assert found["away"].cost == "+0% operations, about +886% time (estimate), 93.1 GiB moved a step"
+    assert found["recompute"].cost == "+33% operations, about +28% time (estimate)"
+    assert found["away"].to_dict()["extra_time"] == found["away"].extra_time
+
+
+def test_exact_ones_first_and_of_them_the_fastest():
+    assert labels(search(RECIPE, 1200 * MIB, on("h100"), families=OFFERED)) == ["recompute", "away", "round"]
+
+
+def test_the_card_decides_which_is_faster():
+    """A T4 needs 1,235 ms for the operations and 6,349 for the bus; a bus ten times as wide would turn the order."""
+    (recompute, away, _) = search(RECIPE, 1200 * MIB, on("t4"), families=OFFERED)
+    assert away.extra_time == pytest.approx(6349 / (1235 + 312), rel=0.01)
+    assert recompute.extra_time == pytest.approx(0.333 * 1235 / (1235 + 312), rel=0.01)
+
+
+def test_the_rates_of_a_cpu_are_not_known_and_what_moves_bytes_comes_last():
+    found = search(RECIPE, 1200 * MIB, on("cpu"), families=OFFERED)
+    assert labels(found) == ["recompute", "away", "round"]
+    assert [candidate.extra_time for candidate in found] == [candidate.extra_compute for candidate in found]
+    assert found[1].cost == "+0% operations, time not estimated, 93.1 GiB moved a step"
+    assert "needs 880 MiB, 320 MiB to spare; loss exact; +33% operations, time not estimated" in plan_text(found)
+
+
+def test_gentler_settings_that_alter_the_loss_less_are_looked_for():
+    """Another model fits by itself. Of the optimizers the strongest is another one, and the gentlest only rounds."""
+
+    def predict(recipe):
+        states = {"adamw_8bit": 50, "adafactor": 25}
+        kinds = [technique.kind for technique in recipe.techniques if technique.name == "optimizer"]
+        names = {technique.name for technique in recipe.techniques}
+        activations = 10 if "freeze" in names else 100 if "recompute" in names else 300
+        parts = {Category.OPTIMIZER_STATES: states[kinds[0]] if kinds else 180, Category.ACTIVATIONS: activations}
+        return Needed({category: size * MIB for category, size in parts.items()}, 1000)
+
+    offered = {"optimizer": families(None)["optimizer"], **{n: FAMILIES[n] for n in ("freeze", "recompute")}}
+    found = search(RECIPE, 200 * MIB, predict, families=offered)
+    assert labels(found) == ["optimizer + recompute", "freeze"]
+    assert [candidate.numerics for candidate in found] == [Numerics.APPROXIMATE, Numerics.DIFFERENT]
 
 
 # ---- with the registered techniques ----
@@ -384,7 +468,7 @@ def test_on_an_old_gpu_mixed_precision_is_offered_in_the_type_it_has():
 def halving(recipe, gpu_name):
     """A predictor in which the micro-batch is all that matters."""
     micro_batch = recipe.training_arguments()["per_device_train_batch_size"]
-    return Needed({Category.WEIGHTS: 100 * MIB, Category.ACTIVATIONS: 100 * MIB * micro_batch}, 1000)
+    return Needed({Category.WEIGHTS: 100 * MIB, Category.ACTIVATIONS: 100 * MIB * micro_batch}, 1000, gpu=gpu_name)
 
 
 def test_settings_that_do_not_suit_the_batch_are_not_tried():
@@ -451,7 +535,7 @@ def test_the_command_line(with_halving, capsys):
     out = capsys.readouterr().out
     assert "budget 500 MiB, predicted for NVIDIA L4" in out
     assert "1. gradient_accumulation(steps=2)" in out
-    assert "   needs 500 MiB, 0 B to spare; loss exact; +0% compute" in out
+    assert "   needs 500 MiB, 0 B to spare; loss exact; +0% operations, about +0% time (estimate)" in out
     assert "gives up  gradient_accumulation: speed, where" in out
     assert "python -m workbench run gpt2-tiny --technique gradient_accumulation=steps:2" in out
     assert main([*arguments, "--json"]) == 0

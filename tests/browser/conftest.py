@@ -98,7 +98,7 @@ def browser(tmp_path_factory):
         context.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def open_notebook(lab, browser):
     """Open a notebook and run all its cells; the page, whose cells' outputs are in `.jp-Cell-outputArea`."""
     address, _ = lab

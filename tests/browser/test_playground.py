@@ -1,4 +1,7 @@
-"""The playground in a real JupyterLab: what a person clicks, and what the page then says."""
+"""The playground in a real JupyterLab: what a person clicks, and what the page then says.
+
+One page serves all tests here; each begins by running its cell again, which makes a new panel.
+"""
 
 import re
 import time
@@ -6,33 +9,52 @@ import time
 import nbformat
 import pytest
 
+from workbench.measure.categories import UNITS
 from workbench.paths import NOTEBOOKS
 
 OUTPUT = ".jp-Cell-outputArea"
+GAUGE = f"{OUTPUT} .workbench-gauge [role=img]"
+VERDICT = re.compile("Fits.|Does not fit")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def panel(lab, model_name, text_file):
+@pytest.fixture(scope="module")
+def panel(open_notebook, lab, model_name, text_file):
     """A notebook with a playground of the small model, so that a step takes milliseconds."""
-    _, folder = lab
     source = (
-        "import torch\ntorch.set_num_threads(1)\nfrom workbench import Playground, Recipe\n"
+        "import os, torch\ntorch.set_num_threads(1)\nos.environ.pop('JPY_SESSION_NAME', None)  # as in VS Code, Colab\n"
+        "from workbench import Playground, Recipe\n"
         f"Playground(Recipe(model={model_name!r}, corpus={str(text_file)!r}, sequence_length=32, steps=400))"
     )
-    write_panel(folder / "panel.ipynb", source)
+    write_panel(lab[1] / "panel.ipynb", source)
+    return open_notebook("panel.ipynb")
+
+
+@pytest.fixture
+def page(panel):
+    stop_training(panel)
+    run_all(panel)
+    return panel
+
+
+def run_all(page):
+    page.locator(OUTPUT).evaluate_all("areas => areas.forEach(area => area.dataset.old = 1)")
+    page.get_by_role("menuitem", name="Run", exact=True).click()
+    page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
+    page.get_by_text("| Idle").first.wait_for()
+    output(page).get_by_text(VERDICT).first.wait_for()
+    page.wait_for_timeout(300)
+
+
+def stop_training(page):
+    if output(page).get_by_role("button", name="Stop", exact=True).count() and button(page, "Stop").is_enabled():
+        button(page, "Stop").click()
+        wait_for_status(page, "interrupted after", timeout=20_000)
 
 
 def write_panel(path, source):
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
     notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
     nbformat.write(notebook, path)
-
-
-@pytest.fixture
-def page(open_notebook):
-    page = open_notebook("panel.ipynb")
-    output(page).get_by_text("Fits.").wait_for()
-    return page
 
 
 def output(page):
@@ -44,8 +66,21 @@ def button(page, name):
     return output(page).get_by_role("button", name=name, exact=True)
 
 
-def status(page):
-    return output(page).locator('[role="status"]')
+def fill(page, label, text, key="Enter"):
+    output(page).get_by_label(label, exact=True).fill(text)
+    output(page).get_by_label(label, exact=True).press(key)
+
+
+def gauge(page):
+    return page.locator(GAUGE).get_attribute("aria-label")
+
+
+def verdict(page):
+    """The line above the bar, of an answer to the newest question."""
+    page.wait_for_function(
+        "gauge => !document.querySelector(gauge).closest('[style*=opacity]')", arg=GAUGE, timeout=60_000
+    )
+    return page.locator(".workbench-gauge p").nth(0).inner_text()
 
 
 def wait_for_status(page, words, timeout=60_000):
@@ -59,21 +94,133 @@ def choose_theme(page, name):
     page.wait_for_timeout(800)
 
 
-def test_a_toggle_changes_gauge_and_words(page, screenshot):
-    gauge = output(page).locator('[role="img"]').first
-    before = gauge.get_attribute("aria-label")
+def in_sight(page, selector):
+    """Whether the middle of the element is what one would click there."""
+    return page.locator(selector).first.evaluate(
+        "e => { const r = e.getBoundingClientRect();"
+        " const at = document.elementFromPoint(r.x + r.width / 2, r.y + r.height / 2); return e.contains(at); }"
+    )
+
+
+# ---- the gauge ----
+
+
+def test_a_toggle_changes_gauge_and_words(page):
+    before = gauge(page)
     started = time.monotonic()
     output(page).get_by_label("Gradient checkpointing", exact=True).check()
-    page.wait_for_function(
-        "before => document.querySelector('.jp-Cell-outputArea [role=\"img\"]').ariaLabel !== before", arg=before
-    )
+    page.wait_for_function("([g, old]) => document.querySelector(g).ariaLabel !== old", arg=[GAUGE, before])
     print(f"\nthe gauge answered after {time.monotonic() - started:.1f} s")
     assert "activations" in before
     assert output(page).get_by_label("every n layers").is_visible()
-    output(page).get_by_label("budget").fill("1MiB")
-    output(page).get_by_label("budget").press("Enter")
-    output(page).get_by_text(re.compile("Does not fit, over by")).wait_for()
-    screenshot(page, "playground-light")
+    assert output(page).get_by_text("exact loss; costs about one more forward pass per step").is_visible()
+
+
+def test_the_bold_number_is_the_sum_of_the_legend_and_an_overfull_bar_marks_the_end(page):
+    def bytes_of(text):
+        return [float(number) * UNITS.get(unit, 1) for number, unit in re.findall(r"([\d.]+) ([KMG]iB|B)\b", text)]
+
+    for limit, words in (("", "of NVIDIA T4"), ("1MiB", "of the limit")):
+        fill(page, "limit", limit)
+        output(page).get_by_text(words).wait_for()
+        need, *_ = bytes_of(verdict(page).split(".", 1)[1].split("over by")[-1].split("MiB.")[-1])
+        parts = bytes_of(page.locator(".workbench-gauge small").first.inner_text())
+        assert sum(parts) == pytest.approx(need, rel=0.01), (need, parts)
+        assert page.locator('.workbench-gauge [title="the memory ends here"]').count() == bool(limit)
+
+
+def test_a_billion_sequences_are_refused_in_words_and_the_next_answer_is_right(page):
+    before = verdict(page)
+    started = time.monotonic()
+    fill(page, "effective batch size", "1000000000")
+    output(page).get_by_text(re.compile("effective_batch_size must be an integer of at least 1 and at most")).wait_for()
+    fill(page, "effective batch size", "100000")
+    page.wait_for_function(
+        "([g, old]) => document.querySelector(g).ariaLabel !== old", arg=[GAUGE, gauge(page)], timeout=60_000
+    )
+    assert "Does not fit" in verdict(page)
+    print(f"\na billion and a hundred thousand answered after {time.monotonic() - started:.1f} s")
+    fill(page, "effective batch size", "8")
+    page.wait_for_function("([g, words]) => document.querySelector(g).ariaLabel.startsWith(words)", arg=[GAUGE, "✓"])
+    assert verdict(page) == before
+
+
+def test_a_name_counts_when_it_is_finished_and_a_wrong_one_is_told(page):
+    field = output(page).get_by_label("model", exact=True)
+    before = gauge(page)
+    field.fill("")
+    field.press_sequentially("gpt2-")
+    page.wait_for_timeout(500)
+    assert gauge(page) == before, "half a name is nobody's model"
+    field.press("Enter")
+    alarm = page.locator(".workbench-gauge [role=alert]")
+    alarm.wait_for()
+    assert "neither an existing folder nor a hub id" in alarm.inner_text()
+    assert "Traceback" not in output(page).inner_text()
+    fill(page, "model", "gpt2-tiny", key="Tab")  # leaving the field is enough
+    page.wait_for_function("g => document.querySelector(g)", arg=GAUGE)
+    assert VERDICT.search(verdict(page))
+
+
+def test_each_switch_says_what_it_saves(page):
+    saved = page.locator(".workbench-form .widget-html small", has_text=re.compile(r"^[−+±][\d.]+ [KMG]?i?B$"))
+    saved.nth(5).wait_for(timeout=60_000)
+
+
+# ---- settings ----
+
+
+def test_what_a_setting_would_mend_is_not_grey(page):
+    fill(page, "effective batch size", "6")
+    accumulation = output(page).get_by_label("Gradient accumulation", exact=True)
+    accumulation.check()
+    assert output(page).get_by_label("steps", exact=True).nth(1).input_value() == "2"
+    fill(page, "effective batch size", "7")
+    output(page).get_by_text("a batch of 7 cannot be split into 2 equal micro-batches").wait_for()
+    assert button(page, "Start").is_disabled()
+    accumulation.uncheck()
+    page.wait_for_function("() => !document.querySelector('.workbench-form [role=alert]')")
+
+
+def test_a_number_is_not_changed_without_a_word(page):
+    fill_first_steps(page, "1.5")
+    output(page).get_by_text("steps must be an integer of at least 1").wait_for()
+    assert button(page, "Start").is_disabled()
+
+
+def fill_first_steps(page, text):
+    field = output(page).get_by_label("steps", exact=True).first
+    field.fill(text)
+    field.press("Tab")
+
+
+def test_with_the_keyboard_alone(page):
+    output(page).get_by_label("model", exact=True).focus()
+    pressed = 0
+    while page.evaluate("() => document.activeElement.textContent.trim()") != "Start":
+        page.keyboard.press("Tab")
+        pressed += 1
+        assert pressed < 10, "from the model to Start"
+        if page.evaluate("() => document.activeElement.textContent.trim()") == "More settings":
+            page.keyboard.press("Space")
+            output(page).get_by_label("learning rate", exact=True).wait_for()
+            page.keyboard.press("Space")
+    page.keyboard.press("Enter")
+    wait_for_status(page, r"step \d+ of 400|loading")
+    button(page, "Stop").focus()
+    page.keyboard.press("Enter")
+    wait_for_status(page, "interrupted after", timeout=20_000)
+    box = output(page).get_by_label("Gradient checkpointing", exact=True)
+    box.focus()
+    page.keyboard.press("Space")
+    assert box.is_checked()
+    output(page).get_by_role("tab", name="Train").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    assert output(page).get_by_role("tab").nth(1).get_attribute("aria-selected") == "true"
+
+
+# ---- training ----
 
 
 def test_start_curves_move_stop(page, screenshot):
@@ -93,72 +240,82 @@ def test_start_curves_move_stop(page, screenshot):
     assert button(page, "Start").is_enabled()
 
 
-def test_the_page_can_be_reloaded_in_the_middle_of_a_run(page):
-    page.keyboard.press("Control+s")
+def test_a_page_reloaded_before_it_was_saved_finds_the_training_again(page):
     button(page, "Start").click()
     wait_for_status(page, r"step \d+ of 400")
-    page.keyboard.press("Control+s")
-    time.sleep(1.0)
+    page.once("dialog", lambda dialog: dialog.accept())
     page.reload()
+    page.wait_for_selector(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-CodeCell")
+    run_all(page)
     wait_for_status(page, r"step \d+ of 400")
+    assert button(page, "Start").is_disabled()
     button(page, "Stop").click()
     wait_for_status(page, "interrupted after", timeout=10_000)
 
 
 def test_out_of_memory_is_an_alarm_and_its_advice_clicked_works(page, screenshot):
-    output(page).get_by_label("memory cap").fill("12MiB")
-    output(page).get_by_role("spinbutton", name="steps", exact=True).fill("5")
-    output(page).get_by_role("spinbutton", name="steps", exact=True).press("Tab")
+    fill(page, "memory cap", "12MiB")
+    fill_first_steps(page, "5")
     button(page, "Start").click()
     wait_for_status(page, "oom after")
-    assert "213, 94, 0" in status(page).first.evaluate("e => getComputedStyle(e).borderLeftColor")
+    alarm = output(page).locator('[role="status"]', has_text="oom after")
+    assert "213, 94, 0" in alarm.evaluate("e => getComputedStyle(e).borderLeftColor")
+    assert button(page, "Start").is_enabled(), "while advice is looked for"
+    started = time.monotonic()
+    advice = output(page).get_by_role("button", name=re.compile("^Use")).first
+    advice.wait_for()
+    print(f"\nthe first advice after {time.monotonic() - started:.1f} s")
     screenshot(page, "playground-out-of-memory")
-    advice = output(page).get_by_role("button", name=re.compile("^Turn on|^Set")).first
     advice.click()
     button(page, "Start").click()
     wait_for_status(page, "ok. Held-out loss")
+    output(page).get_by_text(re.compile(r"Predicted .* measured .*: [+-]\d+\.\d%")).wait_for()
 
 
-def test_the_script_comes_out_and_the_history_overlays(page):
-    output(page).get_by_role("spinbutton", name="steps", exact=True).fill("5")
-    output(page).get_by_role("spinbutton", name="steps", exact=True).press("Tab")
+def test_the_history_tells_the_shape_of_a_run_and_the_export_keeps_the_prediction(page, lab):
+    fill_first_steps(page, "5")
     button(page, "Start").click()
     wait_for_status(page, "ok. Held-out loss")
-    output(page).get_by_role("tab", name="Take home").click()
-    page.wait_for_function(
-        "() => [...document.querySelectorAll('.jp-Cell-outputArea textarea')]"
-        ".some(t => t.value.includes('trainer.train()'))"
-    )
     output(page).get_by_role("tab", name="History").click()
+    header = output(page).locator("thead", has_text="batch").first.inner_text()
+    assert all(name in header for name in ("length", "cap", "predicted", "measured"))
     output(page).locator("select[multiple] option").first.click()
     output(page).locator('img[alt^="Peak memory"]').wait_for()
+    page.keyboard.press("Control+s")
+    page.wait_for_timeout(1500)
+    exported = as_html(lab[1] / "panel.ipynb")
+    assert "of NVIDIA T4" in exported
+    assert "ok. Held-out loss" in exported
+    assert "Box(children" not in exported
 
 
-def test_it_works_with_the_keyboard_alone(page):
-    box = output(page).get_by_label("Gradient checkpointing", exact=True)
-    box.focus()
-    page.keyboard.press("Space")
-    assert box.is_checked()
-    button(page, "Start").focus()
-    page.keyboard.press("Enter")
-    wait_for_status(page, r"step \d+ of 400|loading")
-    button(page, "Stop").click()
-    wait_for_status(page, "interrupted after", timeout=20_000)
+def as_html(path):
+    from nbconvert import HTMLExporter
+
+    return HTMLExporter().from_filename(str(path))[0]
 
 
-@pytest.mark.parametrize("width", [1280, 640])
-def test_nothing_is_cut_off_in_light_and_dark(page, browser, screenshot, width):
+# ---- how it looks ----
+
+
+@pytest.mark.parametrize("width", [640, 700, 1280, 1920])  # 640 is 1,280 at 200 %
+def test_nothing_is_cut_off_and_the_gauge_stays_in_sight(page, browser, screenshot, width):
     if page.locator("#jp-left-stack").is_visible():
         page.keyboard.press("Control+b")  # the file browser
-    page.set_viewport_size({"width": width, "height": 1000})
+    page.set_viewport_size({"width": width, "height": 1000 if width > 640 else 500})
     page.wait_for_timeout(300)
     wide = page.evaluate(
         "() => [...document.querySelectorAll('.jp-Cell-outputArea .widget-box')]"
         ".filter(e => e.scrollWidth > e.clientWidth + 2).length"
     )
+    page.locator(".workbench-panel").first.scroll_into_view_if_needed()
     screenshot(page, f"playground-{width}")
+    output(page).get_by_label("Streaming", exact=True).check()
+    assert in_sight(page, GAUGE)
     choose_theme(page, "JupyterLab Dark")
     screenshot(page, f"playground-{width}-dark")
+    choose_theme(page, "JupyterLab Light")
+    page.set_viewport_size({"width": 1280, "height": 1000})
     assert wide == 0
     assert browser.strangers == []
 

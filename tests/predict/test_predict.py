@@ -23,6 +23,7 @@ from workbench.predict import predict as predict_module
 from workbench.predict import worker as prediction_worker
 from workbench.predict.predict import Prediction, predict_all
 from workbench.predict.report import fitting, prediction_text
+from workbench.predict.tensors import LIVES
 from workbench.techniques import (
     GradientAccumulation,
     GradientCheckpointing,
@@ -144,7 +145,7 @@ def test_json_has_everything_but_the_timeline(small):
     found = predict(small)
     again = json.loads(json.dumps(found.to_dict()))
     assert again["fits"] is True
-    assert set(again) == {f.name for f in dataclasses.fields(Prediction)} - {"timeline"} | {"fits"}
+    assert set(again) == {f.name for f in dataclasses.fields(Prediction)} - {"timeline"} | {"fits", "flops"}
     assert set(again["by_category"]) == {str(c) for c in Category}
     assert again["recipe_id"] == small.id
 
@@ -174,6 +175,9 @@ def test_a_second_question_is_answered_from_memory_and_a_third_from_disk(small, 
     assert again == first
     np.testing.assert_array_equal(again.timeline.live, first.timeline.live)
     assert again.timeline.phases == first.timeline.phases
+    assert again.timeline.operations == first.timeline.operations
+    for name in LIVES:
+        np.testing.assert_array_equal(again.timeline.lives[name], first.timeline.lives[name])
 
 
 @pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 cut off", b"no archive"])

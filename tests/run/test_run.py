@@ -457,6 +457,16 @@ def test_auto_is_recorded_as_what_it_stands_for(text_file):
     assert record.model == record.recipe["model"] == "gpt2-tiny"
 
 
+def test_what_a_killed_run_has_measured_is_on_disk_by_then(three, tmp_path, monkeypatch):
+    """A kill leaves no word: what is read while the run goes on is all that would be there."""
+    monkeypatch.setattr(training, "WRITE_EVERY_S", 0.0)
+    seen = []
+    run(three, device="cpu", observe=lambda so_far: seen.append(only_record(tmp_path)), folder=tmp_path)
+    assert [(one.status, one.steps_done) for one in seen] == [(Status.RUNNING, steps) for steps in range(3)]
+    assert len(seen[-1].losses) == 1  # that of a step is logged after its end
+    assert seen[-1].peak_allocated_bytes > 0
+
+
 @pytest.mark.parametrize(
     ("number", "words"), [(errno.ENOSPC, "No space left on device"), (errno.EDQUOT, "Disk quota exceeded")]
 )

@@ -96,30 +96,29 @@ def test_many_at_once_let_exactly_one_through(three, alone):
     assert_unharmed(record, alone)
 
 
-def test_the_playgrounds_training_says_that_a_cell_is_training(three, alone):
-    ended = []
+def test_the_playgrounds_training_says_that_a_cell_is_training(three, alone, onlooker):
+    runner = Runner()
+    runner.attach(onlooker)
 
     def second():
-        runner = Runner(print, lambda *told: ended.append(told))
         runner.start(replace(three, seed=2))
         runner.wait(30)
 
     record, _ = during(three, second)
-    ((left, words),) = ended
+    ((left, words),) = onlooker.ended_as
     assert left is None
     assert "another run goes on in this process (baseline on" in words
     assert_unharmed(record, alone)
 
 
-def test_a_cell_is_told_that_the_playground_trains(three, alone):
-    ended, refused = [], []
-    runner = Runner(
-        lambda _: refused.append(caught(lambda: run(three, device="cpu"))), lambda *told: ended.append(told)
-    )
+def test_a_cell_is_told_that_the_playground_trains(three, alone, onlooker):
+    refused, runner = [], Runner()
+    onlooker.each = lambda: refused.append(caught(lambda: run(three, device="cpu")))
+    runner.attach(onlooker)
     runner.start(three)
     runner.wait(60)
-    assert "in the thread Thread-" in str(refused[0])
-    assert_unharmed(ended[0][0], alone)
+    assert "in the thread playground" in str(refused[0])
+    assert_unharmed(onlooker.ended_as[0][0], alone)
 
 
 def test_pairs_are_refused_too(three, alone):

@@ -178,13 +178,13 @@ def test_what_makes_runs_refuses_before_the_first(monkeypatch, capsys, command):
     assert "error: run: WORLD_SIZE=2 in the environment says" in capsys.readouterr().err
 
 
-def test_the_playground_shows_why_it_does_not_train(monkeypatch, runs_folder):
+def test_the_playground_shows_why_it_does_not_train(monkeypatch, runs_folder, onlooker):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    ended = []
-    runner = Runner(print, lambda *told: ended.append(told))
+    runner = Runner()
+    runner.attach(onlooker)
     runner.start(Recipe(model="gpt2-tiny"))
     runner.wait(20)
-    ((record, words),) = ended
+    ((record, words),) = onlooker.ended_as
     assert record is None
     assert words.startswith("run: WORLD_SIZE=2 in the environment says")
     assert not runs_folder.exists()

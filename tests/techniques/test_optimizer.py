@@ -1,6 +1,7 @@
 import gc
 import importlib.util
 import math
+import pickle
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from workbench.models.load import load_config, load_model
 from workbench.models.source import locate
 from workbench.records.record import Status, read_all
 from workbench.run.run import run
-from workbench.techniques import GradientAccumulation, Lora, Optimizer
+from workbench.techniques import GradientAccumulation, Lora, Numerics, Optimizer
 from workbench.techniques.optimizer import FOREACH, TRAINER
 
 HERE = [
@@ -93,6 +94,17 @@ def test_the_others_take_other_steps_and_learn(recipe, fine_tuned, kind):
     assert other.losses[0] == plain.losses[0]
     assert other.losses[2:] != plain.losses[2:]
     assert other.held_out_loss < other.held_out_loss_before - 0.1
+
+
+def test_what_happens_to_the_loss_depends_on_the_kind():
+    said = {kind: Optimizer(kind=kind).numerics for kind in (*TRAINER, *FOREACH)}
+    assert {kind for kind, what in said.items() if what is Numerics.EXACT} == {
+        "adamw_fused", "adamw_foreach", "adamw_loop",
+    }  # fmt: skip
+    assert {kind for kind, what in said.items() if what is Numerics.APPROXIMATE} == {"adamw_8bit"}
+    assert Optimizer.numerics is Optimizer().numerics is Numerics.APPROXIMATE
+    for kind, what in said.items():  # predictions are made in other processes
+        assert pickle.loads(pickle.dumps(Optimizer(kind=kind))).numerics is what
 
 
 @NEEDS_BITSANDBYTES

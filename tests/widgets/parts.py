@@ -17,7 +17,7 @@ class MadeUp:
     context_bytes: int = 0
     unused_bytes: int | None = None
     capacity_bytes: int | None = None
-    work: dict = field(default_factory=lambda: {"f32": 1000})
+    work: dict = field(default_factory=lambda: {"fp32_flops": 1000})
 
     @property
     def peak_allocated_bytes(self):

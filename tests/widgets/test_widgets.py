@@ -1,26 +1,29 @@
 """The logic of the widgets, without a browser: values are set and buttons are clicked in Python."""
 
-import json
+import platform
 import subprocess
 import sys
 import threading
 import time
 from dataclasses import fields, replace
+from importlib import import_module
 
 import ipywidgets as w
 import pytest
 
-from workbench.advise.doctor import diagnose
 from workbench.errors import ConfigurationError
 from workbench.measure.categories import Category
 from workbench.recipe import Recipe
 from workbench.records.record import Record, Status, read_all
 from workbench.run import run as training
 from workbench.techniques import REGISTRY, GradientCheckpointing, Lora
+from workbench.widgets import pages
 from workbench.widgets.controls import RecipeForm
-from workbench.widgets.gauge import Gauge, page_of, verdict
+from workbench.widgets.gauge import Gauge, Room, page_of, verdict
 from workbench.widgets.history import History, overlay, table_of
 from workbench.widgets.playground import Playground
+from workbench.widgets.runner import RUNNER
+from workbench.widgets.savings import Savings
 
 
 class Forecast:
@@ -30,6 +33,7 @@ class Forecast:
         self.gpu, self.context_bytes, self.capacity_bytes = "t4", 2**29, capacity
         self.peak_allocated_bytes = self.peak_reserved_bytes = peak
         self.by_category = {str(c): 0 for c in Category} | {"weights": peak - 100, "activations": 100}
+        self.source, self.timeline = "emulated:t4", None
         self.peak_phase, self.peak_operation = "backward", "aten.<b>mm</b>"
 
 
@@ -38,12 +42,13 @@ def predicted(monkeypatch):
     """No worker: the answers are made up, the questions are kept."""
     asked = []
 
-    def predictor(recipe, gpu):
+    def predictor(recipe, gpu, **_):
         asked.append((recipe, gpu))
         return Forecast()
 
-    monkeypatch.setattr("workbench.widgets.gauge.predict", predictor)
-    monkeypatch.setattr(Gauge.__init__, "__defaults__", ("h100", predictor))
+    for room in ("gauge", "savings"):
+        monkeypatch.setattr(f"workbench.widgets.{room}.predict", predictor)
+    monkeypatch.setattr(import_module("workbench.predict.beside"), "predict", predictor)
     return asked
 
 
@@ -52,6 +57,7 @@ def form():
     changes = []
     made = RecipeForm(Recipe(model="gpt2-tiny"), lambda: changes.append(1))
     made.changes = changes
+    made.suit((8, 0))
     return made
 
 
@@ -90,13 +96,58 @@ def test_switching_a_technique_on_adds_it_and_shows_its_settings(form, name):
 
 
 def test_what_cannot_be_combined_is_greyed_with_the_reason(form):
+    form.toggles["lora"].box.value = True
+    other = form.toggles["qlora"]
+    assert other.box.disabled
+    assert "qlora brings an adapter beside the frozen model, which lora forbids" in other.reason.value
+    form.toggles["lora"].box.value = False
+    assert not other.box.disabled
+    assert other.reason.value == ""
+
+
+def test_a_batch_of_six_is_accumulated_in_two_pieces(form):
     accumulation = form.toggles["gradient_accumulation"]
-    form.form.controls["effective_batch_size"].value = 7
-    assert accumulation.box.disabled
-    assert "a batch of 7 cannot be split into 4 equal micro-batches" in accumulation.reason.value
-    form.form.controls["effective_batch_size"].value = 8
-    assert not accumulation.box.disabled
-    assert accumulation.reason.value == ""
+    form.form.controls["effective_batch_size"].value = "6"
+    assert not accumulation.box.disabled, "the default of 4 does not divide it, but 2 does"
+    accumulation.box.value = True
+    assert form.error.value == ""
+    assert form.recipe().techniques[0].settings() == {"steps": 2}
+
+
+def test_where_a_setting_would_help_its_field_is_there(form):
+    smaller = form.toggles["batch_size"]
+    form.form.controls["effective_batch_size"].value = "7"
+    assert not smaller.box.disabled
+    smaller.box.value = True
+    assert "Possible sizes for this batch: 1." in form.error.value
+    assert smaller.settings.layout.display is None
+    smaller.form.controls["size"].value = "1"
+    assert form.error.value == ""
+
+
+def test_what_a_card_cannot_do_is_not_what_a_switch_offers(form):
+    form.suit((7, 5))  # no bf16
+    form.toggles["mixed_precision"].box.value = True
+    assert form.recipe().techniques[0].settings() == {"dtype": "fp16"}
+
+
+def test_settings_of_a_switch_are_kept_while_it_is_off(form):
+    lora = form.toggles["lora"]
+    lora.box.value = True
+    lora.form.controls["rank"].value = "32"
+    lora.box.value = False
+    form.form.controls["steps"].value = "13"
+    lora.box.value = True
+    assert form.recipe().techniques == (Lora(rank=32),)
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"), [("1.5", "steps must be an integer"), ("0", "at least 1"), ("", "integer")]
+)
+def test_a_number_is_never_changed_without_a_word(form, typed, words):
+    form.form.controls["steps"].value = typed
+    assert words in form.error.value
+    assert form.valid() is None
 
 
 def test_a_setting_out_of_range_is_said_and_the_control_stays_usable(form):
@@ -116,18 +167,57 @@ def test_a_setting_out_of_range_is_said_and_the_control_stays_usable(form):
 
 @pytest.mark.parametrize(
     ("need", "have", "words"),
-    [(1, 1, "Fits."), (2**30 + 2**29, 2**30, "Does not fit, over by 512 MiB."), (1, None, "No limit known.")],
+    [(1, 1, "✓ Fits."), (2**30 + 2**29, 2**30, "✗ Does not fit, over by 512 MiB.")],
 )
 def test_the_verdict_in_words(need, have, words):
     assert verdict(need, have) == words
 
 
 def test_the_page_says_in_words_what_the_bar_shows_and_is_escaped():
-    page = page_of(Forecast())
-    assert "<b>Fits.</b> 3.5 GiB of 4.0 GiB of" in page
-    assert 'role="img" aria-label="Fits. weights 3.0 GiB' in page
+    room = Room("t4")
+    page = page_of(Forecast(capacity=room.have_bytes), room)
+    assert "<b>✓ Fits.</b> 3.5 GiB of the 14.6 GiB of NVIDIA T4" in page
+    assert 'role="img" aria-label="✓ Fits. weights 3.0 GiB' in page
     assert "<b>mm</b>" not in page
-    assert "over by 2.0 GiB" in page_of(Forecast(), budget_bytes=2**30)
+    assert "over by 2.0 GiB" in page_of(Forecast(), Room("t4", 2**30))
+
+
+@pytest.mark.parametrize("room", [Room("t4"), Room("t4", 2**30), Room("cpu")])
+def test_the_bold_number_is_the_sum_of_the_legend(room):
+    found = Forecast()
+    found.peak_reserved_bytes = found.peak_allocated_bytes + 10
+    parts = room.parts_of(found)
+    context = 0 if room.budget_bytes else found.context_bytes
+    assert sum(parts.values()) == found.peak_reserved_bytes + context
+    assert room.limit_bytes - sum(parts.values()) - (found.context_bytes - context) == (
+        room.have_bytes - sum(parts.values()) if room.gpu == "cpu" or not room.budget_bytes else
+        room.budget_bytes - found.peak_reserved_bytes
+    )  # fmt: skip
+
+
+def test_where_a_bar_is_overfull_the_end_of_the_memory_is_marked():
+    assert "the memory ends here" in pages.bar({"weights": 3}, 2, "")
+    assert "left: 66.67%" in pages.bar({"weights": 3}, 2, "")
+    assert "the memory ends here" not in pages.bar({"weights": 2}, 2, "")
+
+
+def test_an_old_verdict_is_dimmed_while_the_next_is_predicted():
+    release = threading.Event()
+
+    def slow(recipe, gpu):
+        assert recipe.steps == 1 or release.wait(10)
+        return Forecast()
+
+    gauge = Gauge(predictor=slow)
+    gauge.show(Recipe(steps=1))
+    gauge.wait(10)
+    gauge.show(Recipe(steps=2) | Lora())
+    assert "predicting lora" in gauge.page.value
+    assert "opacity" in gauge.page.value
+    assert "Fits" in gauge.page.value
+    release.set()
+    gauge.wait(10)
+    assert "opacity" not in gauge.page.value
 
 
 def test_the_gauge_answers_the_newest_question_only():
@@ -156,7 +246,7 @@ def test_a_budget_that_cannot_be_read_is_said(budget):
     gauge.show(Recipe())
     gauge.budget.value = budget
     gauge.wait(10)
-    assert "budget" in gauge.page.value
+    assert "limit" in gauge.page.value
     assert "⚠" in gauge.page.value
 
 
@@ -175,6 +265,28 @@ def test_an_error_of_the_prediction_is_said_and_the_next_one_works():
         assert words in gauge.page.value
 
 
+# ---- what each switch saves ----
+
+
+def test_each_switch_says_what_it_saves(form):
+    def predictor(recipe, gpu):
+        if recipe.techniques and recipe.techniques[0].name == "dora":
+            raise ConfigurationError("not on this <card>")
+        return Forecast(peak=2**30 if recipe.techniques else 3 * 2**30)
+
+    savings = Savings(form.toggles, predictor)
+    form.toggles["gradient_checkpointing"].box.value = True
+    savings.newest.quiet_s = 0.01
+    savings.show(Recipe(), Room("t4"))
+    assert savings.newest.wait(20)
+    assert "−2.0 GiB" in form.toggles["lora"].saving.value
+    assert "not here" in form.toggles["dora"].saving.value
+    assert "not on this &lt;card&gt;" in form.toggles["dora"].saving.value
+    assert "±0 B" in form.toggles["gradient_checkpointing"].saving.value, "it is on in neither, or in both"
+    savings.show(None, Room("t4"))
+    assert "opacity" in form.toggles["lora"].saving.value
+
+
 # ---- playground: real trainings of the small model ----
 
 
@@ -184,38 +296,58 @@ def playground(recipe, predicted, tmp_path):
 
 
 def finish(playground):
-    playground.runner.wait(120)
-    assert not playground.runner.running
+    RUNNER.wait(120)
+    assert not RUNNER.running
 
 
 def test_a_run_ends_with_its_numbers_and_is_in_the_history(playground, tmp_path):
-    playground.start.click()
-    assert playground.start.disabled
-    assert not playground.stop.disabled
+    train = playground.train
+    train.start.click()
+    assert train.start.disabled
+    assert not train.stop.disabled
     finish(playground)
     (record,) = read_all(tmp_path)
     assert record.status is Status.OK
-    assert f"Held-out loss {record.held_out_loss_before:.3f} → {record.held_out_loss:.3f}" in playground.words.value
-    assert playground.progress.value == playground.progress.max == record.steps_done
-    assert "Training loss from" in playground.live.value
+    assert f"Held-out loss {record.held_out_loss_before:.3f} → {record.held_out_loss:.3f}" in train.words.value
+    assert train.progress.value == train.progress.max == record.steps_done
+    assert "Training loss from" in train.live.value
+    assert "Predicted 3.0 GiB, measured " in train.live.value
     assert playground.history.choice.options[0][1] == record.id
-    assert not playground.start.disabled
-    assert playground.stop.disabled
+    assert not train.start.disabled
+    assert train.stop.disabled
 
 
 def test_stop_ends_it_within_a_second_and_leaves_a_record(playground, recipe, tmp_path):
-    playground.form.show(replace(recipe, steps=100_000))
-    playground.start.click()
-    while playground.progress.value == 0:
+    playground.choose(replace(recipe, steps=100_000))
+    playground.train.start.click()
+    while playground.train.progress.value == 0:
         time.sleep(0.02)
     stopped = time.monotonic()
-    playground.stop.click()
-    assert "Stopping" in playground.words.value
-    playground.runner.wait(60)
+    playground.train.stop.click()
+    assert "Stopping" in playground.train.words.value
+    RUNNER.wait(60)
     print(f"stopped after {time.monotonic() - stopped:.2f} s")
     assert [record.status for record in read_all(tmp_path)] == [Status.INTERRUPTED]
-    assert "interrupted after" in playground.words.value
-    assert not playground.start.disabled
+    assert "interrupted after" in playground.train.words.value
+    assert not playground.train.start.disabled
+
+
+def test_another_panel_of_the_kernel_shows_the_same_training_and_can_stop_it(playground, recipe, tmp_path):
+    playground.choose(replace(recipe, steps=100_000))
+    playground.train.start.click()
+    while playground.train.progress.value == 0:
+        time.sleep(0.02)
+    other = Playground(recipe, folder=tmp_path)
+    assert "step" in other.train.words.value, "as in a page that was reloaded, or a cell that ran again"
+    assert other.train.start.disabled
+    with pytest.raises(ConfigurationError, match="is training in this kernel"):
+        RUNNER.start(recipe, folder=tmp_path)
+    other.train.stop.click()
+    RUNNER.wait(60)
+    for panel in (playground, other):
+        assert "interrupted after" in panel.train.words.value
+        assert not panel.train.start.disabled
+    assert len(read_all(tmp_path)) == 1
 
 
 def test_a_step_that_takes_long_is_stopped_in_its_middle(playground, monkeypatch, tmp_path):
@@ -229,10 +361,10 @@ def test_a_step_that_takes_long_is_stopped_in_its_middle(playground, monkeypatch
             time.sleep(0.01)
 
     monkeypatch.setattr(SeamTrainer, "training_step", endless)
-    playground.start.click()
+    playground.train.start.click()
     inside.wait(60)
-    playground.stop.click()
-    playground.runner.wait(20)
+    playground.train.stop.click()
+    RUNNER.wait(20)
     assert [record.status for record in read_all(tmp_path)] == [Status.INTERRUPTED]
 
 
@@ -241,81 +373,80 @@ def test_a_failure_is_an_alarm_with_its_reason(playground, monkeypatch, tmp_path
         raise ValueError("<script>boom</script>")
 
     monkeypatch.setattr(training.seams, "assemble", fail)
-    playground.start.click()
+    playground.train.start.click()
     finish(playground)
-    assert "failed after 0 steps. &lt;script&gt;boom" in playground.words.value
-    assert "#D55E00" in playground.words.value
+    assert "failed after 0 steps. &lt;script&gt;boom" in playground.train.words.value
+    assert "#D55E00" in playground.train.words.value
     assert [record.status for record in read_all(tmp_path)] == [Status.FAILED]
 
 
 def test_what_is_refused_before_it_starts_is_said(playground, recipe, tmp_path):
-    playground.form.show(replace(recipe, corpus="missing.txt"))
-    playground.start.click()
+    playground.choose(replace(recipe, corpus="missing.txt"))
+    playground.train.start.click()
     finish(playground)
-    assert "not started: corpus: there is no file" in playground.words.value
+    assert "not started: corpus: there is no file" in playground.train.words.value
     assert read_all(tmp_path) == []
-    assert not playground.start.disabled
+    assert not playground.train.start.disabled
 
 
-def test_a_cap_that_is_too_small_ends_as_out_of_memory(playground, tmp_path):
-    playground.cap.value = "3MiB"
-    playground.start.click()
-    finish(playground)
+def test_a_cap_that_is_too_small_ends_as_out_of_memory(playground, recipe, tmp_path):
+    playground.train.here.budget.value = "3MiB"
+    playground.train.start.click()
+    RUNNER.wait(60)
     assert [record.status for record in read_all(tmp_path)] == [Status.OOM]
-    assert "oom after" in playground.words.value
-    assert "#D55E00" in playground.words.value
-
-
-def test_the_next_run_may_begin_while_advice_on_the_last_is_looked_for(playground, recipe, tmp_path, monkeypatch):
-    looking, proceed = threading.Event(), threading.Event()
-
-    def slow(record):
-        looking.set()
-        assert proceed.wait(60)
-        return diagnose(record, among=["gradient_checkpointing"])
-
-    monkeypatch.setattr("workbench.widgets.playground.diagnose", slow)
-    playground.cap.value = "3MiB"
-    playground.start.click()
-    assert looking.wait(60)
-    last = playground.runner._thread
-    playground.cap.value = ""
-    playground.form.show(recipe | GradientCheckpointing())
-    assert not playground.start.disabled
-    playground.start.click()
-    proceed.set()
-    last.join(60)
+    assert "oom after" in playground.train.words.value
+    assert "#D55E00" in playground.train.words.value
+    assert not playground.train.start.disabled, "the next may begin while advice on the last is looked for"
+    playground.form.form.controls["effective_batch_size"].value = "4"
+    assert not playground.train.start.disabled
+    playground.train.here.budget.value = ""
+    playground.train.start.click()
     finish(playground)
     assert [record.status for record in read_all(tmp_path)] == [Status.OOM, Status.OK]
-    assert playground.advice.children == ()  # it was about the last run
-    assert not playground.start.disabled
+
+
+@pytest.mark.parametrize("cap", ["lots", "8"])
+def test_a_cap_that_cannot_be_read_keeps_start_off(playground, cap):
+    playground.train.here.budget.value = cap
+    assert playground.train.start.disabled
+    assert "Start is off: limit:" in playground.train.what.value
+    playground.train.here.budget.value = ""
+    assert not playground.train.start.disabled
+
+
+def test_start_is_off_for_what_this_machine_has_not(playground, monkeypatch):
+    monkeypatch.setattr("workbench.techniques.qlora.find_spec", lambda name: None)
+    playground.form.toggles["qlora"].box.value = True
+    assert playground.train.start.disabled
+    assert "pip install bitsandbytes" in playground.train.what.value
+
+
+def test_a_large_model_is_predicted_and_a_small_one_trained_in_its_place(playground):
+    playground.choose(Recipe(model="gpt2-xl", sequence_length=1024))
+    playground.train.suggest(playground.recipe())
+    assert playground.gauge._recipe.model == "gpt2-xl"
+    assert playground.train.trained() == Recipe(model="gpt2-tiny", sequence_length=128)
+    assert "Start trains baseline on gpt2-tiny, 8 × 128 tokens" in playground.train.what.value
+    playground.train.stands_in.value = False
+    assert playground.train.trained().model == "gpt2-xl"
+
+
+def test_a_run_whose_kernel_ended_is_told_of_with_its_steps(recipe, predicted, tmp_path):
+    gone = {"host": platform.node(), "pid": 2**22 + 1, "began": 0.0}
+    record(status=Status.RUNNING, owner=gone, steps_done=13).save(tmp_path)
+    panel = Playground(recipe, folder=tmp_path)
+    assert "killed after 13 steps" in panel.train.words.value
 
 
 def test_start_is_off_while_the_recipe_cannot_be_used(playground):
     playground.form.form.controls["learning_rate"].value = "fast"
-    assert playground.start.disabled
+    assert playground.train.start.disabled
     playground.form.form.controls["learning_rate"].value = ""
-    assert not playground.start.disabled
-
-
-@pytest.mark.parametrize(
-    ("form", "expected"),
-    [
-        ("Hugging Face script", "trainer.train()"),
-        ("JSON", '"effective_batch_size": 8'),
-        ("command", "python -m workbench run"),
-    ],
-)
-def test_the_recipe_is_taken_home(playground, form, expected):
-    playground.take_home.form.value = form
-    playground.take_home.refresh()
-    assert expected in playground.take_home.text.value
-    if form == "JSON":
-        assert Recipe.from_dict(json.loads(playground.take_home.text.value)) == playground.form.recipe()
+    assert not playground.train.start.disabled
 
 
 def test_without_a_live_page_it_shows_words_and_bars(playground, monkeypatch, capsys):
-    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
+    playground.gauge.wait()
     page = playground.as_page()
     assert "Fits." in page
     assert "widget" not in page
@@ -330,7 +461,7 @@ def record(label="<b>x</b>", status=Status.OK, steps=3, **more):
 
 
 def test_the_table_is_escaped():
-    page = table_of([record(error="<script>")])
+    page = table_of([record(error="<script>")], {})
     assert "<b>x" not in page
     assert "&lt;b&gt;x" in page
 

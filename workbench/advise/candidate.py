@@ -2,31 +2,18 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol
+from typing import Any
 
+from workbench.gpus.roofline import RATES, flops, seconds
 from workbench.measure.categories import format_bytes
+from workbench.predict.prediction import Prediction
 from workbench.recipe import Recipe
 from workbench.techniques import Numerics, Technique
 
 NUMERICS = tuple(Numerics)  # from the best to the worst
 
 
-class PredictedMemory(Protocol):
-    """What is read of a prediction. `peak_reserved_bytes` is None where nothing caches, on a CPU."""
-
-    @property
-    def peak_allocated_bytes(self) -> int: ...
-    @property
-    def peak_reserved_bytes(self) -> int | None: ...
-    @property
-    def context_bytes(self) -> int: ...
-    @property
-    def by_category(self) -> Mapping[str, int]: ...
-    @property
-    def flops(self) -> int: ...
-
-
-Predictor = Callable[[Recipe, str], PredictedMemory]  # of a recipe, for a GPU's name or "cpu"
+Predictor = Callable[[Recipe, str], Prediction]  # of a recipe, for a GPU's name or "cpu"
 
 
 @dataclass(frozen=True)
@@ -42,7 +29,7 @@ class Candidate:
 
     recipe: Recipe
     changes: tuple[Technique, ...]
-    predicted: PredictedMemory
+    predicted: Prediction
     budget_bytes: int
     compared_with: "Candidate | None" = None
     options: str = ""
@@ -69,15 +56,35 @@ class Candidate:
         return (self.compared_with or self).needed_bytes - self.needed_bytes
 
     @property
-    def flops(self) -> float:
-        """Floating-point operations of all steps: a technique may change how many there are."""
-        return float(self.predicted.flops) * float(self.recipe.training_arguments()["max_steps"])
+    def extra_compute(self) -> float:
+        """In floating-point operations of all steps: 0.33 is a third more than the recipe without the changes."""
+        return self._extra(flops)
 
     @property
-    def extra_compute(self) -> float:
-        """Relative to the recipe without the changes: 0.33 is a third more."""
-        before = (self.compared_with or self).flops
-        return self.flops / before - 1 if before else 0.0
+    def extra_time(self) -> float:
+        """The same in seconds on this GPU: an estimate, the ratio of two lower bounds (`gpus/roofline.py`).
+
+        Against 33 recipes of GPT-2 124M on an H100 it is off by a factor of 1.24 on average: in fp32 by 1.06, at worst
+        1.40; in half precision by 1.5, at worst 1.9, for the card then waits for launches; and by 5.8 where
+        micro-batches are small too (`data/reference/README.md`). For a CPU, whose rates nobody knows, it is
+        `extra_compute`.
+        """
+        rates = RATES.get(self.predicted.gpu)
+        return self._extra(lambda work: seconds(work, rates)) if rates else self.extra_compute
+
+    def _extra(self, measure: Callable[[Mapping[str, int]], float]) -> float:
+        """Of all steps: a technique may change how many there are."""
+        both = (self, self.compared_with or self)
+        now, before = (measure(c.predicted.work) * c.recipe.training_arguments()["max_steps"] for c in both)
+        return now / before - 1 if before else 0.0
+
+    @property
+    def cost(self) -> str:
+        """Operations, time, and the bytes that wait elsewhere, in words."""
+        size = self.predicted.work.get("bus_bytes", 0)
+        moved = f", {format_bytes(size)} moved a step" if size else ""
+        time = f"about {self.extra_time:+.0%} time (estimate)" if self.predicted.gpu in RATES else "time not estimated"
+        return f"{self.extra_compute:+.0%} operations, {time}{moved}"
 
     @property
     def names(self) -> frozenset[str]:
@@ -135,23 +142,27 @@ class Candidate:
             "context_bytes": self.predicted.context_bytes,
             "by_category": dict(self.predicted.by_category),
             "extra_compute": self.extra_compute,
+            "extra_time": self.extra_time,
             "gives_up": list(self.gives_up),
             "command": self.command,
         }
 
 
-def rank(candidate: Candidate) -> tuple[int, float, int, int]:
-    """Exact before approximate before different; then less compute (to the per mille), fewer changes, less memory."""
-    order = NUMERICS.index(candidate.numerics)
-    return (order, round(candidate.extra_compute, 3), len(candidate.changes), candidate.needed_bytes)
+def rank(candidate: Candidate) -> tuple[int, int, float, int, int]:
+    """Exact before approximate before different; then less time (to the per mille), fewer changes, less memory.
+
+    Where time is not known, on a CPU, what only computes comes before what moves bytes to a disk, and then operations.
+    """
+    order, found = NUMERICS.index(candidate.numerics), candidate.predicted
+    moved = 0 if found.gpu in RATES else found.work.get("bus_bytes", 0)
+    return (order, moved, round(candidate.extra_time, 3), len(candidate.changes), candidate.needed_bytes)
 
 
 def entry(candidate: Candidate, heading: str, compared: str, gives_up: Iterable[str]) -> list[str]:
     """The lines of one candidate in a list of several; `compared` says how much less, or how much to spare."""
-    needs = f"needs {format_bytes(candidate.needed_bytes)}, {compared}"
     return [
         heading,
-        f"   {needs}; loss {candidate.numerics}; {candidate.extra_compute:+.0%} compute",
+        f"   needs {format_bytes(candidate.needed_bytes)}, {compared}; loss {candidate.numerics}; {candidate.cost}",
         *(f"   gives up  {text}" for text in gives_up),
         f"   {candidate.command}",
     ]

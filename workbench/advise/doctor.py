@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from workbench.advise.candidate import Candidate, PredictedMemory, Predictor, entry, rank
+from workbench.advise.candidate import Candidate, Predictor, entry, rank
 from workbench.advise.plan import THIS_CPU, families, search
 from workbench.errors import ConfigurationError, UnavailableError
 from workbench.gpus.catalogue import of_device
@@ -18,6 +18,7 @@ from workbench.gpus.emulator.card import DEVICE
 from workbench.measure.categories import format_bytes
 from workbench.measure.leaks import holders
 from workbench.predict import predict as prediction
+from workbench.predict.prediction import Prediction
 from workbench.recipe import Recipe
 from workbench.records.record import Record, Status, read_all
 from workbench.techniques import REGISTRY
@@ -262,7 +263,7 @@ class _ChangeSearch:
         self.name = self.gpu.name if self.gpu else prediction.CPU
         self.predicted_for = self.gpu.title if self.gpu else THIS_CPU
         self.families = families(self.gpu.compute_capability if self.gpu else None, among)
-        self.predict: Callable[[Recipe], PredictedMemory] = lambda recipe: predict(recipe, self.name)
+        self.predict: Callable[[Recipe], Prediction] = lambda recipe: predict(recipe, self.name)
         self.needed_bytes: int | None = None
         self.note = ""
 

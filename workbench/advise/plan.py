@@ -16,11 +16,12 @@ from typing import Any
 
 from tqdm import tqdm
 
-from workbench.advise.candidate import NUMERICS, Candidate, PredictedMemory, Predictor, entry, rank
+from workbench.advise.candidate import NUMERICS, Candidate, Predictor, entry, rank
 from workbench.errors import ConfigurationError
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.measure.categories import Category, format_bytes, parse_bytes
 from workbench.predict import predict as prediction
+from workbench.predict.prediction import Prediction
 from workbench.recipe import Recipe
 from workbench.techniques import REGISTRY, Technique
 
@@ -77,7 +78,7 @@ def plan(
     predict: Predictor | None = None,
     **fields: Any,
 ) -> Plan:
-    """The smallest sets of changes with which a recipe fits, the best first: exact ones, then those that compute less.
+    """The smallest sets of changes with which a recipe fits, the best first: exact ones, then those that are faster.
 
         plan(model="gpt2", budget="8GiB", effective_batch_size=8, sequence_length=1024)
 
@@ -127,7 +128,7 @@ def families(
 def search(
     recipe: Recipe,
     budget_bytes: int,
-    predict: Callable[[Recipe], PredictedMemory],
+    predict: Callable[[Recipe], Prediction],
     *,
     families: Mapping[str, tuple[Technique, ...]],
     predicted_for: str = "",
@@ -161,7 +162,7 @@ def search(
 class _Search:
     recipe: Recipe
     budget_bytes: int
-    predict: Callable[[Recipe], PredictedMemory]
+    predict: Callable[[Recipe], Prediction]
     offered: Mapping[str, tuple[Technique, ...]]
     most_changes: int
     compared_with: Candidate | None
@@ -236,7 +237,7 @@ class _Search:
         Alone all are tried, since some act on more than they attack.
         """
         families = [family for name, family in self.families.items() if name not in start.names]
-        families = [family for family in families if NUMERICS.index(family[-1].numerics) < _best(found)]
+        families = [family for family in families if NUMERICS.index(family[0].numerics) < _best(found)]
 
         def attacked(family: tuple[Technique, ...]) -> int:
             categories = {*family[-1].attacks, *ALWAYS_REMOVABLE}
@@ -259,7 +260,7 @@ class _Search:
 
     def _cost_alone(self, change: Technique) -> float:
         alone = self.known.get((change,))
-        return alone.extra_compute if alone else 0.0
+        return alone.extra_time if alone else 0.0
 
     def _gentlest(self, candidate: Candidate, change: Technique) -> Candidate:
         """Bisect one technique's settings; the last of them is known to fit."""

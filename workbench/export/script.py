@@ -5,9 +5,11 @@ losses. What a technique does is a plain function: the script contains its sourc
 """
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
+from pathlib import Path, PurePath
 from typing import Any
 
 from workbench.errors import ConfigurationError
@@ -15,7 +17,7 @@ from workbench.export.sources import Sources
 from workbench.models.family import ModelFamily
 from workbench.models.gpt2 import SIZES
 from workbench.models.known import family_of
-from workbench.models.source import ModelSource
+from workbench.models.source import RANDOM, ModelSource
 from workbench.recipe import Recipe
 from workbench.run.job import Job, prepare
 from workbench.run.trainer import argument_values, collate, model_arguments
@@ -103,6 +105,22 @@ def script(recipe: Recipe) -> str:
         arguments=_lines(_arguments(job), indent=8),
         **parts,
     )
+
+
+def portable(recipe: Recipe, text: str) -> tuple[str, dict[str, str]]:
+    """A text about a recipe with relative paths, and what became of each absolute one.
+
+    A path below the working directory is relative to it; of another one only the name stays. What counts as a path is
+    the recipe's own names, and what stands alone between double quotes.
+    """
+    moved, here = {}, Path.cwd()
+    for path in {recipe.model.removeprefix(RANDOM), recipe.corpus, *re.findall(r'"([^"\n]{2,})(?=")', text)}:
+        pure = PurePath(path)
+        short = pure.relative_to(here).as_posix() if pure.is_relative_to(here) else pure.name
+        if pure.is_absolute() and short:
+            before, after = r"(?<![^\s\"':=])", r"(?![\w/.-])"
+            text, moved[path] = re.sub(before + re.escape(path) + after, short.replace("\\", r"\\"), text), short
+    return text, moved
 
 
 def _block(lines: Iterable[str]) -> str:

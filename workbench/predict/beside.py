@@ -1,15 +1,16 @@
 """Predictions beside measurements: what a GPU would need for runs that were measured here."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from workbench.errors import WorkbenchError
-from workbench.gpus.catalogue import GPUS
+from workbench.gpus.catalogue import GPUS, of_device
 from workbench.measure.categories import Category, format_bytes
 from workbench.predict.engine import engine_words
-from workbench.predict.predict import predict
+from workbench.predict.predict import CPU, predict
 from workbench.recipe import Recipe
 from workbench.records.record import Record
 
@@ -51,6 +52,15 @@ def _predicted(record: Record, gpu: str) -> dict[str, Any]:
         "prediction_source": found.source,
         "remark": "",
     }
+
+
+def predicted_peak(record: Record) -> int | None:
+    """Bytes predicted for the device that a run was measured on; None where that cannot be predicted."""
+    card = of_device(record.device_name, record.device_bytes) if record.device_kind == "cuda" else None
+    name = card.name if card else CPU if record.device_kind == CPU else None
+    with suppress(WorkbenchError):
+        return predict(Recipe.from_dict(record.recipe), name).peak_allocated_bytes if name else None
+    return None
 
 
 def style_predictions(table: pd.DataFrame) -> "Styler":

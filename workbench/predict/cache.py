@@ -44,12 +44,14 @@ def _write(path: Path, prediction: Prediction) -> None:
     import numpy as np
 
     plain = prediction.to_dict()
-    del plain["fits"]
+    del plain["fits"], plain["flops"]
     timeline = prediction.timeline
     assert timeline is not None
     phases = np.array([_PHASES.index(phase) for phase in timeline.phases], dtype=np.int8)
+    arrays: dict[str, Any] = {**timeline.lives, "live": timeline.live, "phases": phases}
+    arrays |= {"plain": np.array(json.dumps(plain)), "operations": np.array(timeline.operations, dtype=np.str_)}
     with path.open("wb") as file:
-        np.savez_compressed(file, plain=np.array(json.dumps(plain)), live=timeline.live, phases=phases)
+        np.savez_compressed(file, **arrays)
 
 
 def _read(path: Path) -> Prediction | None:
@@ -57,12 +59,13 @@ def _read(path: Path) -> Prediction | None:
 
     import numpy as np
 
-    from workbench.measure.timeline import Timeline
+    from workbench.predict.tensors import LIVES, TensorTimeline
 
     try:
         with np.load(path, allow_pickle=False) as data:
             plain: dict[str, Any] = json.loads(str(data["plain"]))
-            timeline = Timeline(data["live"], tuple(_PHASES[code] for code in data["phases"]))
+            lives, operations = {name: data[name] for name in LIVES}, tuple(map(str, data["operations"]))
+            timeline = TensorTimeline(data["live"], tuple(_PHASES[code] for code in data["phases"]), lives, operations)
         return Prediction(**plain, timeline=timeline)
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
         return None

@@ -168,6 +168,7 @@ class _Watch(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
         self.tracker.books = state.global_step == state.max_steps - 1
+        self.tracker.begin_step()
         self.meter.watch(optimizer)
         self.meter.attribute(True)
 
@@ -179,15 +180,23 @@ class _Watch(TrainerCallback):
 class _FewMicroBatches:
     """The training step of a Trainer, for the first micro-batches of a step and the last: the others are not trained.
 
-    From the second on, each finds what the one before it found. All of them are on the card, as in a run.
+    From the second on, each finds what the one before it found, and works as much. All of them are on the card, as in a
+    run.
     """
 
-    def __init__(self, trainer: SeamTrainer) -> None:
+    def __init__(self, trainer: SeamTrainer, tracker: CardTracker) -> None:
         self.trainer, self.step, self.done = trainer, trainer.training_step, 0
+        self.tracker, self.last = tracker, tracker.worked()
 
     def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         self.done = 0 if self.trainer.accelerator.sync_gradients else self.done + 1
-        return self.step(*args, **kwargs) if self.done < MICRO_BATCHES else torch.zeros((), device=DEVICE)
+        if self.done >= MICRO_BATCHES:
+            self.tracker.work += self.last
+            return torch.zeros((), device=DEVICE)
+        before = self.tracker.worked()
+        loss = self.step(*args, **kwargs)
+        self.last = self.tracker.worked() - before
+        return loss
 
 
 class _Emulated:
@@ -204,7 +213,7 @@ class _Emulated:
         arguments = training_arguments(recipe, 1e-4, DEVICE, scratch)
         watch = _Watch(self.tracker, self.meter)
         self.trainer: SeamTrainer = assemble(recipe, model, data, arguments, self.meter, [watch])
-        cast("Any", self.trainer).training_step = _FewMicroBatches(self.trainer)
+        cast("Any", self.trainer).training_step = _FewMicroBatches(self.trainer, self.tracker)
         self.padded = announce_padding(self.trainer, padding)
 
     def predict(self, asked: Recipe) -> Prediction:
@@ -217,13 +226,11 @@ class _Emulated:
         report, trace = self.meter.report(), self.tracker.trace()
         timeline = trace.timeline(trace.nbytes)
         gpu = self.gpu
-        accumulated = self.trainer.args.gradient_accumulation_steps
-        flops = self.tracker.flops * accumulated // min(accumulated, MICRO_BATCHES)
         return Prediction(
             recipe=asked.to_dict(), recipe_id=asked.id, label=asked.label, model=asked.model,
             gpu=gpu.name, source=f"emulated:{gpu.name}",
             peak_allocated_bytes=report.peak_allocated_bytes, peak_reserved_bytes=report.peak_reserved_bytes,
-            peak_phase=str(report.peak_phase), flops=flops,
+            peak_phase=str(report.peak_phase), work=trace.work,
             peak_operation=maker_at(trace, trace.nbytes, timeline.peak(report.peak_phase)),
             context_bytes=gpu.context_bytes_estimate, workspace_bytes=workspaces, capacity_bytes=gpu.memory_bytes,
             versions=versions(), timeline=timeline, padding=self.padded,
@@ -231,7 +238,7 @@ class _Emulated:
             maximum_by_category=plain_numbers(report.maximum_by_category), by_phase=plain_numbers(report.by_phase),
             parameters=counted[0], trainable_parameters=counted[1],
             micro_batch_size=self.trainer.micro_batch_size,
-            gradient_accumulation_steps=accumulated,
+            gradient_accumulation_steps=self.trainer.args.gradient_accumulation_steps,
         )  # fmt: skip
 
 

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.errors import WorkbenchError
 from workbench.gpus.catalogue import gpu as find_gpu
+from workbench.gpus.roofline import flops
 from workbench.measure.garbage import freeze_living_objects
 from workbench.recipe import Recipe
 from workbench.records.record import versions
 
 if TYPE_CHECKING:
-    from workbench.measure.timeline import Timeline
+    from workbench.predict.tensors import TensorTimeline
 
 CPU = "cpu"
 
@@ -22,8 +23,10 @@ class Prediction:
 
     `by_category` is read at the instant of the peak and sums to `peak_allocated_bytes`; what no tensor accounts for
     (`workspace_bytes` of cuBLAS, kernels' scratch, rounding to blocks) is `unattributed`, as in a measurement.
-    Outside the allocator stands `context_bytes`, an estimate. `flops` are those of one optimizer step, recomputation
-    included. `gpu="cpu"` predicts what this machine's own kernels would take; there is no allocator and no capacity.
+    Outside the allocator stands `context_bytes`, an estimate. `work` is what one optimizer step asks for, recomputation
+    included: `half_flops` in fp16 and bf16, `fp32_flops` in others, `memory_bytes` that all other operations read and
+    write, `bus_bytes` that are copied to the host or a disk and back. `gpu="cpu"` predicts what this machine's own
+    kernels would take; there is no allocator and no capacity.
     """
 
     recipe: dict[str, Any]
@@ -39,7 +42,7 @@ class Prediction:
     by_phase: dict[str, int]
     peak_phase: str
     peak_operation: str
-    flops: int
+    work: dict[str, int]
     context_bytes: int
     workspace_bytes: int
     capacity_bytes: int | None
@@ -49,7 +52,11 @@ class Prediction:
     parameters: int
     trainable_parameters: int
     versions: dict[str, str] = field(default_factory=dict)
-    timeline: "Timeline | None" = field(default=None, compare=False, repr=False)
+    timeline: "TensorTimeline | None" = field(default=None, compare=False, repr=False)
+
+    @property
+    def flops(self) -> int:
+        return flops(self.work)
 
     @property
     def fits(self) -> bool:
@@ -60,7 +67,8 @@ class Prediction:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, without the timeline."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "timeline"} | {"fits": self.fits}
+        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "timeline"}
+        return plain | {"fits": self.fits, "flops": self.flops}
 
 
 def compute(recipe: Recipe, gpus: list[str], padding: bool) -> list[Prediction | WorkbenchError]:
@@ -93,7 +101,7 @@ def _compute(recipe: Recipe, name: str, padding: bool) -> Prediction:
         peak_reserved_bytes=result.peak_reserved_bytes if gpu else None,
         peak_phase=str(result.peak_phase),
         peak_operation=result.peak_operation,
-        flops=trace.flops,
+        work=trace.work,
         context_bytes=gpu.context_bytes_estimate if gpu else 0,
         workspace_bytes=result.workspace_bytes,
         capacity_bytes=gpu.memory_bytes if gpu else None,

@@ -44,6 +44,7 @@ from workbench.techniques.base import Call
 from workbench.texts import corpus
 
 WARM_UP_STEPS = 3
+WRITE_EVERY_S = 2.0  # what a killed run has measured until then
 OOM_WORDS = (  # of cuBLAS, the driver, MPS, and the CPU on Linux and Windows, which raise no torch.OutOfMemoryError
     "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory", "MPS backend out of memory", "can't allocate memory",
     "not enough memory: you tried to allocate",
@@ -271,9 +272,6 @@ class _Execution:
             losses=_finite(history, "loss"), held_out_loss_before=next(iter(_finite(history, "eval_loss")), None),
         )  # fmt: skip
 
-    def tokens_seen(self) -> int:
-        return self.trainer.tokens_seen if self.trainer else 0
-
     def _load(self) -> PreTrainedModel:
         job = self.job
         arguments = seams.model_arguments(job.recipe, family_of(job.config))
@@ -351,7 +349,7 @@ class _Watch(TrainerCallback):
 
     def __init__(self, meter: Meter, job: Job, execution: "_Execution") -> None:
         self.meter, self.device, self.execution = meter, job.device, execution
-        self.finite, self.skipped_steps = True, 0
+        self.finite, self.skipped_steps, self.written_s = True, 0, time.monotonic()
         self.step_ends: list[tuple[float, int]] = []  # time, and tokens seen until then
         # in a terminal and in JupyterLab; not where output is collected, as under papermill or in a pipe
         hidden = not (sys.stderr.isatty() or "JPY_SESSION_NAME" in os.environ)
@@ -374,10 +372,12 @@ class _Watch(TrainerCallback):
         control.should_save &= not last  # resumed there, the Trainer would take one step too many
         if self.device.type != "cpu" and (last or len(self.step_ends) == WARM_UP_STEPS - 1):
             torch.accelerator.synchronize()
-        self.step_ends.append((time.perf_counter(), self.execution.tokens_seen()))
+        self.step_ends.append((time.perf_counter(), getattr(self.execution.trainer, "tokens_seen", 0)))
         self.bar.update()
         if self.execution.options.observe is not None:
             self.execution.options.observe(self.execution.so_far)
+        if time.monotonic() - self.written_s > WRITE_EVERY_S:
+            self.on_save()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if "loss" in logs:
@@ -386,8 +386,9 @@ class _Watch(TrainerCallback):
                 self.finite, control.should_training_stop = False, True
 
     def on_save(self, *_: Any, **__: Any) -> None:
-        with suppress(OSError):  # beside each checkpoint, what was measured until then: a kill leaves that
+        with suppress(OSError):  # now and then, and beside each checkpoint: a kill leaves that
             self.execution.so_far().save(self.execution.options.folder)
+        self.written_s = time.monotonic()
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         self.bar.close()

@@ -1,7 +1,6 @@
 """Other optimizers: less state per parameter, or the same state with fewer temporaries."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -21,12 +20,14 @@ TRAINER: dict[str, Arguments] = {
 }
 # the Trainer's `adamw_torch` leaves the choice to PyTorch: foreach on a GPU, the loop on a CPU
 FOREACH = {"adamw_foreach": True, "adamw_loop": False}
+NUMERICS = {"adamw_8bit": Numerics.APPROXIMATE} | dict.fromkeys(("adamw_fused", *FOREACH), Numerics.EXACT)
 LEARNING_RATE_FACTORS = {"sgd": 1000.0, "sgd_momentum": 100.0}
 
 
 @dataclass(frozen=True)
 class Optimizer(Technique):
-    """Chooses the optimizer. The three AdamW of PyTorch take the same steps up to rounding; the others do not.
+    """Chooses the optimizer. The three AdamW of PyTorch take the same steps up to rounding, that with 8-bit states the
+    same in lower precision; the others are other optimizers.
 
     Bytes of state for a parameter matrix (C, D) in fp32: AdamW 8·C·D; AdamW with 8-bit states 2·C·D, and 8 for every
     256 parameters (Dettmers et al., "8-bit Optimizers via Block-wise Quantization", arXiv 2110.02861); Adafactor
@@ -41,9 +42,13 @@ class Optimizer(Technique):
     stage: ClassVar[Stage] = Stage.OPTIMIZE
     attacks: ClassVar[tuple[Category, ...]] = (Category.OPTIMIZER_STATES,)
     costs: ClassVar[str] = "what the states were good for: rounded, factored or missing moments"
-    numerics: ClassVar[Numerics] = Numerics.DIFFERENT  # exact for adamw_fused, adamw_foreach and adamw_loop
+    numerics: ClassVar[Numerics] = NUMERICS["adamw_8bit"]  # of the default kind; an instance has that of its own
     brings: ClassVar[frozenset[Capability]] = frozenset({Capability.OPTIMIZER})
     forbids: ClassVar[frozenset[Capability]] = frozenset({Capability.OPTIMIZER})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "numerics", NUMERICS.get(self.kind, Numerics.DIFFERENT))
 
     @property
     def learning_rate_factor(self) -> float:
@@ -61,20 +66,17 @@ class Optimizer(Technique):
     def training_arguments(self, arguments: Arguments) -> Arguments:
         return {**arguments, **TRAINER.get(self.kind, {})}
 
-    @contextmanager
-    def run_context(self) -> Iterator[None]:
+    def run_context(self) -> AbstractContextManager[Any]:
         if self.kind != "adamw_8bit":
-            yield
-            return
+            return super().run_context()
         # The Trainer tells bitsandbytes about embeddings in one object for the whole process, which would hold the
         # embeddings of a model that is gone, and apply its settings, kept by the position of a parameter, to the
         # parameters at these positions in the next model (bitsandbytes 0.50, `GlobalOptimManager.index2config`).
         manager = import_module("bitsandbytes.optim").GlobalOptimManager.get_instance()
         manager.initialize()
-        try:
-            yield
-        finally:
-            manager.initialize()
+        stack = ExitStack()
+        stack.callback(manager.initialize)
+        return stack
 
     def trainer(self) -> Call | None:
         """None where the Trainer makes the optimizer by itself."""

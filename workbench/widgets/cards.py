@@ -6,11 +6,12 @@ from typing import Any
 
 import ipywidgets as w
 
-from workbench.advise.candidate import Candidate, PredictedMemory, Predictor, rank
+from workbench.advise.candidate import Candidate, Predictor, rank
 from workbench.advise.doctor import cause, diagnose
 from workbench.advise.plan import THIS_CPU, families, search
 from workbench.gpus.catalogue import GPUS
 from workbench.predict.predict import predict, resolved
+from workbench.predict.prediction import Prediction
 from workbench.recipe import Recipe
 from workbench.records.record import Record
 from workbench.techniques import REGISTRY
@@ -58,7 +59,7 @@ class MakeItFit(Part):
         question, card, asked = (recipe, gpu, limit_bytes), GPUS.get(gpu), list[Recipe]()
         title, capability = (card.title, card.compute_capability) if card else (THIS_CPU, None)
 
-        def ask(wanted: Recipe) -> PredictedMemory:
+        def ask(wanted: Recipe) -> Prediction:
             if self._wanted != question:
                 raise InterruptedError
             self._put((page("plan", done=len(asked), limit=limit_bytes), ()))

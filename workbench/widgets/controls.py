@@ -1,43 +1,55 @@
 """Dataclass fields as ipywidgets: what a setting means, its range and its choices decide the control."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import Field, fields
 from typing import Any
 
 import ipywidgets as w
 
 from workbench.errors import ConfigurationError
+from workbench.measure.categories import Category
+from workbench.models.gpt2 import SIZES
+from workbench.models.source import EMBEDDED, RANDOM
 from workbench.recipe import Recipe
 from workbench.settings import described, kind, optional, parse_settings
 from workbench.techniques import REGISTRY, Technique
-from workbench.widgets.pages import escaped
+from workbench.texts.corpus import embedded
+from workbench.widgets.pages import alarm, small
 
-WIDE = {"description_width": "11.5em"}
-LARGEST = 2**31 - 1
+WIDE = {"description_width": "11em"}
+OFFERED = {"model": [EMBEDDED, *SIZES, *(RANDOM + size for size in SIZES)], "corpus": embedded()}
+GROUPS = {
+    "Gradients, optimizer states, weights": (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER_STATES),
+    "Activations": (Category.ACTIVATIONS,),
+    "Logits and loss": (Category.LOGITS_AND_LOSS,),
+}
+ELSEWHERE = "Data, kernels, allocator"
 
 
 def control(field: Field[Any]) -> w.Widget:
-    """An input for one setting; its tooltip says what the setting is and what it accepts."""
+    """An input for one setting; its tooltip says what the setting is and what it accepts.
+
+    What is typed counts when Enter is pressed or the field is left. Numbers are texts: an input for numbers would
+    change what it does not like without a word.
+    """
     meta, words = field.metadata, field.name.replace("_", " ")
     common = {
-        "description": words,
-        "tooltip": f"{meta['help']} ({described(field)})",
-        "style": WIDE,
-        "layout": w.Layout(width="20em"),
-    }
+        "description": words, "tooltip": help_of(field), "style": WIDE, "layout": w.Layout(width="20em"),
+    }  # fmt: skip
     if meta["choices"]:
         return w.Dropdown(options=list(meta["choices"]), value=field.default, **common)
     if kind(field) == "bool":
         beside = {"style": {"description_width": "initial"}, "layout": w.Layout(width="auto", margin="0 0 0 6em")}
         return w.Checkbox(value=field.default, indent=False, **{**common, **beside})
-    if kind(field) == "int" and not optional(field):
-        low, high = meta["minimum"], meta["maximum"]
-        return w.BoundedIntText(
-            value=field.default, min=-LARGEST if low is None else int(low),
-            max=LARGEST if high is None else min(int(high), LARGEST), **common,
-        )  # fmt: skip
-    empty = "customary" if optional(field) else ""
-    return w.Text(value="" if field.default is None else str(field.default), placeholder=empty, **common)
+    common |= {"value": "" if field.default is None else str(field.default), "continuous_update": False}
+    if field.name in OFFERED:
+        return w.Combobox(options=OFFERED[field.name], ensure_option=False, **common)
+    return w.Text(placeholder="customary" if optional(field) else "", **common)
+
+
+def help_of(field: Field[Any]) -> str:
+    return f"{field.metadata['help']} ({described(field)})"
 
 
 class Form:
@@ -48,16 +60,20 @@ class Form:
         changed: called without arguments after every change.
     """
 
-    def __init__(self, cls: type[Any], changed: Callable[[], None], names: tuple[str, ...] | None = None) -> None:
+    def __init__(self, cls: type[Any], changed: Callable[[], None]) -> None:
         self.cls = cls
-        chosen = [f for f in fields(cls) if "help" in f.metadata and (names is None or f.name in names)]
-        self.controls = {field.name: control(field) for field in chosen}
+        self.fields = {field.name: field for field in fields(cls) if "help" in field.metadata}
+        self.controls = {name: control(field) for name, field in self.fields.items()}
         for made in self.controls.values():
             made.observe(lambda _: changed(), names="value")
 
+    def explained(self, *names: str) -> list[w.Widget]:
+        """The controls of these fields, each with its help below it."""
+        return [w.VBox([self.controls[n], w.HTML(small(help_of(self.fields[n])))]) for n in names or self.controls]
+
     def values(self) -> dict[str, Any]:
         """As the dataclass takes them. Raises ConfigurationError for a text that is not of the setting's type."""
-        texts = {name: str(made.value) for name, made in self.controls.items()}
+        texts = {name: str(made.value).strip() for name, made in self.controls.items()}
         return parse_settings(self.cls, texts, getattr(self.cls, "name", "recipe"))
 
     def fill(self, values: dict[str, Any]) -> None:
@@ -67,19 +83,21 @@ class Form:
 
 
 class TechniqueToggle:
-    """A checkbox with the technique's settings below it, which show while it is on; greyed with the reason if the
-    technique does not go together with what is chosen."""
+    """A checkbox with what the technique would save, what it costs, and its settings, which show while it is on;
+    greyed with the reason where the technique does not go together with what is chosen."""
 
     def __init__(self, cls: type[Technique], changed: Callable[[], None]) -> None:
         self.cls = cls
+        self._last: Technique | None = None  # as it was when it was on
         self.form = Form(cls, changed)
         self.box = w.Checkbox(
-            description=cls.title, tooltip=f"{cls.title}. Costs: {cls.costs}. Same loss? {cls.numerics}.", indent=False,
-            layout=w.Layout(width="auto"),
+            description=cls.title, indent=False, layout=w.Layout(width="auto"),
+            tooltip=f"{cls.title}. Costs: {cls.costs}. Same loss? {cls.numerics}.",
         )  # fmt: skip
-        self.reason = w.HTML()
-        self.settings = w.VBox(list(self.form.controls.values()), layout=w.Layout(display="none", margin="0 0 0 1.5em"))
-        self.view = w.VBox([self.box, self.reason, self.settings])
+        self.saving, self.reason = w.HTML(), w.HTML()
+        costs = w.HTML(small(f"{cls.numerics} loss; costs {cls.costs}"))
+        self.settings = w.VBox([costs, *self.form.explained()], layout=w.Layout(display="none", margin="0 0 0 1.5em"))
+        self.view = w.VBox([w.HBox([self.box, self.saving]), self.reason, self.settings])
         self.box.observe(self._show_settings, names="value")
         self.box.observe(lambda _: changed(), names="value")
 
@@ -88,12 +106,34 @@ class TechniqueToggle:
 
     def technique(self) -> Technique | None:
         """The technique if it is switched on. Raises ConfigurationError for a setting out of range."""
-        return self.cls(**self.form.values()) if self.box.value else None
+        if not self.box.value:
+            return None
+        self._last = self.cls(**self.form.values())
+        return self._last
+
+    def suit(self, recipe: Recipe, capability: tuple[int, int] | None) -> None:
+        """While it is off: choose the settings that switching it on would add, those of before if the recipe takes
+        them; grey it, with the reason, where no settings help."""
+        reason = ""
+        for one in self._choices(capability):
+            try:
+                if recipe | one:
+                    self.form.fill(one.settings())
+                    return self.allow("")
+            except ConfigurationError as error:
+                reason = reason or str(error).removeprefix("recipe: ")
+        mendable = reason.startswith(f"{self.cls.name}:")  # by its own settings, which show when it is on
+        return self.allow("" if mendable else reason)
+
+    def _choices(self, capability: tuple[int, int] | None) -> list[Technique]:
+        default, others = self.cls(), self.cls.variants(capability)
+        usual = [default, *others] if default in others or not others else [*others]
+        return usual if self._last in (None, default) else [self._last, *usual]
 
     def allow(self, reason: str) -> None:
         """Let it be switched on, or grey it and say why not."""
         self.box.disabled = bool(reason) and not self.box.value
-        self.reason.value = f'<small style="margin-left: 1.5em">{escaped(reason)}</small>' if reason else ""
+        self.reason.value = f'<div style="margin-left: 1.5em">{small(reason)}</div>' if reason else ""
 
     def show(self, technique: Technique | None) -> None:
         if technique is not None:
@@ -102,27 +142,59 @@ class TechniqueToggle:
 
 
 class RecipeForm:
-    """A whole recipe: its own settings, and a toggle for every technique there is."""
+    """A whole recipe: its own settings, and a toggle for every technique there is, grouped by what they shrink.
+
+    Args:
+        recipe: what the controls are set to at first.
+        changed: called without arguments after every change.
+        techniques: the names of those that can be switched; by default all.
+        between: widgets between the recipe's settings and the techniques.
+    """
 
     MAIN = ("model", "corpus", "effective_batch_size", "sequence_length", "steps")
 
-    def __init__(self, recipe: Recipe, changed: Callable[[], None], techniques: tuple[str, ...] | None = None) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        changed: Callable[[], None],
+        techniques: tuple[str, ...] | None = None,
+        between: Sequence[w.Widget] = (),
+    ) -> None:
         self._changed, self._filling = changed, False
+        self.capability: tuple[int, int] | None = None
         self.form = Form(Recipe, self._react)
         known = REGISTRY if techniques is None else {name: REGISTRY[name] for name in techniques}
         self.toggles = {name: TechniqueToggle(cls, self._react) for name, cls in sorted(known.items())}
-        rest = [made for name, made in self.form.controls.items() if name not in self.MAIN]
-        more = w.Accordion([w.VBox(rest)], titles=("More settings",), selected_index=None)
         main = [self.form.controls[name] for name in self.MAIN]
         self.error = w.HTML()
-        toggles = w.VBox([toggle.view for toggle in self.toggles.values()])
-        self.view = w.VBox([*main, more, w.HTML("<b>Techniques</b>"), toggles, self.error])
+        self.view = w.VBox([*main, *self._more(), self.error, *between, *self._grouped()])
         self.show(recipe)
+
+    def _more(self) -> list[w.Widget]:
+        """The other settings, behind a button: an accordion cannot be opened with the keyboard."""
+        rest = w.VBox(self.form.explained(*(name for name in self.form.controls if name not in self.MAIN)))
+        opened = w.ToggleButton(description="More settings", layout=w.Layout(width="20em"))
+        rest.layout.display = "none"
+        opened.observe(lambda change: setattr(rest.layout, "display", None if change["new"] else "none"), names="value")
+        return [opened, rest]
+
+    def _grouped(self) -> list[w.Widget]:
+        found: list[w.Widget] = []
+        for title in (*GROUPS, ELSEWHERE):
+            ones = [t.view for t in self.toggles.values() if _group(t.cls) == title]
+            found += [w.HTML(f"<b>{title}</b>"), *ones] if ones else []
+        return found
 
     def recipe(self) -> Recipe:
         """Raises ConfigurationError if the settings cannot be used, or the techniques not together."""
         chosen = (toggle.technique() for toggle in self.toggles.values())
         return Recipe(**self.form.values(), techniques=tuple(t for t in chosen if t is not None))
+
+    def valid(self) -> Recipe | None:
+        """None while the recipe cannot be used; the form says why."""
+        with suppress(ConfigurationError):
+            return self.recipe()
+        return None
 
     def show(self, recipe: Recipe) -> None:
         """Set every control to a recipe."""
@@ -134,28 +206,29 @@ class RecipeForm:
         self._filling = False
         self._react()
 
-    def _react(self) -> None:
-        if self._filling:
-            return
+    def suit(self, capability: tuple[int, int] | None) -> None:
+        """Offer what such a GPU can do from now on; None is a CPU."""
+        self.capability = capability
         self._explain()
-        self._changed()
+
+    def _react(self) -> None:
+        if not self._filling:
+            self._explain()
+            self._changed()
 
     def _explain(self) -> None:
         """Grey what cannot be added to the recipe, and say what is wrong with the recipe as it is."""
         try:
             recipe = self.recipe()
         except ConfigurationError as error:
-            self.error.value = f'<p role="alert">⚠ {escaped(str(error))}</p>'
+            self.error.value = alarm(error)
             return
-        self.error.value = ""
+        self.error.value, self._filling = "", True
         for toggle in self.toggles.values():
-            toggle.allow("" if toggle.box.value else _objection(recipe, toggle.cls))
+            toggle.allow("") if toggle.box.value else toggle.suit(recipe, self.capability)
+        self._filling = False
 
 
-def _objection(recipe: Recipe, cls: type[Technique]) -> str:
-    """Why a technique with its default settings cannot be added."""
-    try:
-        recipe | cls()
-    except ConfigurationError as error:
-        return str(error).removeprefix("recipe: ")
-    return ""
+def _group(cls: type[Technique]) -> str:
+    first = cls.attacks[0] if cls.attacks else None
+    return next((title for title, categories in GROUPS.items() if first in categories), ELSEWHERE)

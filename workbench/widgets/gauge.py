@@ -1,9 +1,10 @@
 """The predicted peak against what a GPU has, or against a budget, within a second of a toggle."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import dataclass
 
 import ipywidgets as w
+import psutil
 
 from workbench.errors import WorkbenchError
 from workbench.gpus.catalogue import GPUS
@@ -11,87 +12,157 @@ from workbench.measure.categories import format_bytes, parse_bytes
 from workbench.predict.predict import CPU, Prediction, predict
 from workbench.recipe import Recipe
 from workbench.widgets.background import Newest
-from workbench.widgets.pages import bar, escaped, legend
+from workbench.widgets.pages import CONTEXT, UNUSED, alarm, bar, escaped, legend
 
-NARROW = {"width": "20em", "max_width": "100%"}
+NARROW = {"width": "19em", "max_width": "100%"}
+LABEL = {"description_width": "initial"}
+DIMMED = "opacity: 0.45"
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a recipe may need.
+
+    Args:
+        gpu: a name of the catalogue, or `"cpu"` for this machine.
+        budget_bytes: for the allocator alone, as a memory cap is; None: all that the device has.
+    """
+
+    gpu: str
+    budget_bytes: int | None = None
+
+    @property
+    def title(self) -> str:
+        return "the limit" if self.budget_bytes else GPUS[self.gpu].title if self.gpu in GPUS else "this machine"
+
+    @property
+    def have_bytes(self) -> int:
+        """For the parts of a prediction together, as `parts_of` names them."""
+        device = GPUS[self.gpu].memory_bytes if self.gpu in GPUS else psutil.virtual_memory().total
+        return self.budget_bytes or device
+
+    @property
+    def limit_bytes(self) -> int:
+        """As `have_bytes`, for what is reserved and the context together."""
+        beside = GPUS[self.gpu].context_bytes_estimate if self.budget_bytes and self.gpu in GPUS else 0
+        return self.have_bytes + beside
+
+    def parts_of(self, p: Prediction) -> dict[str, int]:
+        """All that the prediction needs, by name: the tensors by category, and what is around them."""
+        beside = {UNUSED: (p.peak_reserved_bytes or p.peak_allocated_bytes) - p.peak_allocated_bytes}
+        return {**p.by_category, **beside, CONTEXT: 0 if self.budget_bytes else p.context_bytes}
 
 
 class Gauge:
     """Asks the prediction's worker in a thread of its own: neither the page nor a training waits for it.
 
-    Of requests that come faster than answers, only the newest is asked.
-
     Args:
         gpu: what to predict for, at first.
         predictor: `predict`, or something that answers like it.
+        changed: called without arguments when another GPU or another limit is chosen.
+        shown: called without arguments after every answer, in the thread.
+        quiet_s: how long it waits for another change before it predicts.
     """
 
-    def __init__(self, gpu: str = "h100", predictor: Callable[..., Prediction] = predict) -> None:
-        self.predictor = predictor
+    def __init__(
+        self,
+        gpu: str = "t4",
+        predictor: Callable[..., Prediction] | None = None,
+        changed: Callable[[], None] = lambda: None,
+        shown: Callable[[], None] = lambda: None,
+        quiet_s: float = 0.0,
+    ) -> None:
+        self.predictor, self.changed, self.shown = predictor or predict, changed, shown
         options = [(g.title, g.name) for g in GPUS.values()] + [("this machine's CPU", CPU)]
-        self.gpu = w.Dropdown(options=options, value=gpu, description="for", layout=NARROW)
-        self.budget = w.Text(description="budget", placeholder="all it has, or as 8GiB", layout=NARROW)
-        self.page = w.HTML("<p>predicting …</p>", layout=w.Layout(min_height="6.5em"))
+        self.gpu = w.Dropdown(options=options, value=gpu, description="predict for", style=LABEL, layout=NARROW)
+        self.budget = w.Text(
+            description="limit",
+            placeholder="all it has, or as 8GiB",
+            continuous_update=False,
+            style=LABEL,
+            layout=NARROW,
+        )
+        self.page = w.HTML("<p>predicting …</p>", layout=w.Layout(min_height="6em"))
         self.view = w.VBox([w.HBox([self.gpu, self.budget], layout=w.Layout(flex_flow="row wrap")), self.page])
+        self.view.add_class("workbench-gauge")
         self._recipe: Recipe | None = None
-        self._newest = Newest(self._answers, self._show)
+        self.prediction: Prediction | None = None  # the last one; None where there is none
+        self._last = ""
+        self._newest = Newest(self._answers, self._show, quiet_s)
         for made in (self.gpu, self.budget):
             made.observe(lambda _: self._ask(), names="value")
+
+    @property
+    def room(self) -> Room:
+        """Raises ConfigurationError for a limit that cannot be read."""
+        text = self.budget.value.strip()
+        return Room(self.gpu.value, parse_bytes(text, "limit") if text else None)
+
+    @property
+    def capability(self) -> tuple[int, int] | None:
+        """The compute capability of the chosen card; None for a CPU."""
+        return GPUS[self.gpu.value].compute_capability if self.gpu.value in GPUS else None
 
     def show(self, recipe: Recipe | None) -> None:
         """Predict this recipe from now on; None while there is no valid one."""
         self._recipe = recipe
-        self._ask()
+        self._predict()
 
     def wait(self, seconds: float = 60.0) -> None:
         """Until the newest request is answered; for tests and for pages without a live kernel."""
         self._newest.wait(seconds)
 
     def _ask(self) -> None:
-        self._newest.ask((self._recipe, self.gpu.value, self.budget.value))
+        self._predict()
+        self.changed()
 
-    def _show(self, page: str) -> None:
-        self.page.value = page
-
-    def _answers(self, question: tuple[Recipe | None, str, str]) -> Iterator[str]:
-        yield self._answer(*question)
-
-    def _answer(self, recipe: Recipe | None, gpu: str, budget: str) -> str:
-        if recipe is None:
-            return "<p>The recipe cannot be used as it is: see the remark below the techniques.</p>"
+    def _predict(self) -> None:
+        asked = f"predicting {self._recipe.label} …" if self._recipe else ""
+        self.page.value = f"<p><small>{escaped(asked)}</small></p><div style='{DIMMED}'>{self._last}</div>"
         try:
-            limit = parse_bytes(budget, "budget") if budget.strip() else None
-            return page_of(self.predictor(recipe, gpu), limit)
+            self._newest.ask((self._recipe, self.room))
         except WorkbenchError as error:
-            return f'<p role="alert">⚠ {escaped(error)}</p>'
+            self._newest.ask((None, error))
+
+    def _show(self, answer: tuple[str, Prediction | None]) -> None:
+        self.page.value, self.prediction = answer
+        self._last = self.page.value
+        self.shown()
+
+    def _answers(
+        self, question: tuple[Recipe | None, Room | WorkbenchError]
+    ) -> Iterator[tuple[str, Prediction | None]]:
+        recipe, room = question
+        if isinstance(room, WorkbenchError):
+            yield alarm(room), None
+        elif recipe is None:
+            yield alarm("The recipe cannot be used as it is: see the remark beside its settings."), None
+        else:
+            yield self._answer(recipe, room)
+
+    def _answer(self, recipe: Recipe, room: Room) -> tuple[str, Prediction | None]:
+        try:
+            found = self.predictor(recipe, room.gpu)
+            return page_of(found, room), found
+        except WorkbenchError as error:
+            return alarm(error), None
         except Exception as error:
-            return f'<p role="alert">⚠ no prediction: {escaped(error)}</p>'
+            return alarm(f"no prediction: {error}"), None
 
 
-def page_of(p: Prediction, budget_bytes: int | None = None) -> str:
+def page_of(p: Prediction, room: Room) -> str:
     """The verdict in words, the bar, the parts and the moment of the peak."""
-    need = (p.peak_reserved_bytes or p.peak_allocated_bytes) + (p.context_bytes if budget_bytes is None else 0)
-    have = budget_bytes or p.capacity_bytes
-    words = verdict(need, have)
-    where = "the budget" if budget_bytes else GPUS[p.gpu].title if p.gpu in GPUS else "this machine"
+    parts, have = room.parts_of(p), room.have_bytes
+    words = verdict(sum(parts.values()), have)
     moment = f"{p.peak_phase.replace('_', ' ')}, at {p.peak_operation}"
-    lines = [
-        f"<p aria-live='polite'><b>{escaped(words)}</b> {escaped(_against(need, have, where))}</p>",
-        bar(
-            p.by_category, have or 0, f"{words} {', '.join(f'{n} {format_bytes(b)}' for n, b in p.by_category.items())}"
-        ),
-        legend(p.by_category),
-        f"<p><small>Predicted for {escaped(p.gpu)}, not measured: {format_bytes(p.peak_allocated_bytes)} of tensors at "
-        f"the peak, in the {escaped(moment)}.</small></p>",
-    ]
-    return "".join(lines)
+    told = ", ".join(f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in parts.items() if size)
+    against = f"{format_bytes(sum(parts.values()))} of the {format_bytes(have)} of {room.title}"
+    return (
+        f"<p aria-live='polite'><b>{escaped(words)}</b> {escaped(against)}</p>{bar(parts, have, f'{words} {told}')}"
+        f"{legend(parts)}<p><small>Predicted for {escaped(p.gpu)}, not measured ({escaped(p.source)}): "
+        f"{format_bytes(p.peak_allocated_bytes)} of tensors at the peak, in the {escaped(moment)}.</small></p>"
+    )
 
 
-def verdict(need: int, have: int | None) -> str:
-    if have is None:
-        return "No limit known."
-    return "Fits." if need <= have else f"Does not fit, over by {format_bytes(need - have)}."
-
-
-def _against(need: int, have: int | None, where: Any) -> str:
-    return f"{format_bytes(need)} of {format_bytes(have)} of {where}" if have else f"{format_bytes(need)} on {where}"
+def verdict(need: int, have: int) -> str:
+    return "✓ Fits." if need <= have else f"✗ Does not fit, over by {format_bytes(need - have)}."

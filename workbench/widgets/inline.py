@@ -1,5 +1,6 @@
 """A small panel for a lesson: one technique's toggle and settings above the predicted memory."""
 
+from contextlib import suppress
 from typing import Any
 
 import ipywidgets as w
@@ -9,7 +10,8 @@ from workbench.errors import ConfigurationError
 from workbench.recipe import Recipe
 from workbench.widgets.controls import RecipeForm
 from workbench.widgets.gauge import Gauge
-from workbench.widgets.playground import live_page
+from workbench.widgets.pages import live_page
+from workbench.widgets.savings import Savings
 
 
 class toggle:  # noqa: N801 - read as a verb in a notebook: toggle(recipe, "lora")
@@ -22,19 +24,21 @@ class toggle:  # noqa: N801 - read as a verb in a notebook: toggle(recipe, "lora
     """
 
     def __init__(self, recipe: Recipe, *names: str, gpu: str = "h100") -> None:
-        self.recipe, self.gauge = recipe, Gauge(gpu)
-        self.form = RecipeForm(recipe, self._changed, names)
-        switches = [self.form.toggles[name].view for name in sorted(names)]
-        self.view = w.VBox([*switches, self.form.error, self.gauge.view])
+        self.form: RecipeForm | None = None  # while it is made, its parts ask already
+        self.gauge = Gauge(gpu, changed=self._changed)
+        form = RecipeForm(recipe, self._changed, names)
+        switches = [form.toggles[name].view for name in sorted(names)]
+        self.savings = Savings(form.toggles)
+        self.view = w.VBox([*switches, form.error, self.gauge.view])
+        self.form = form
         self._changed()
 
     def _changed(self) -> None:
-        if not hasattr(self, "form"):
-            return  # the form calls while it is being made
-        try:
-            self.gauge.show(self.form.recipe())
-        except ConfigurationError:
-            self.gauge.show(None)
+        if self.form is not None:
+            self.form.suit(self.gauge.capability)
+            self.gauge.show(recipe := self.form.valid())
+            with suppress(ConfigurationError):  # the gauge says so
+                self.savings.show(recipe, self.gauge.room)
 
     def _ipython_display_(self) -> Any:
         if live_page():

@@ -6,7 +6,10 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Protocol
+from weakref import WeakSet
 
+from workbench.errors import ConfigurationError
 from workbench.recipe import Recipe
 from workbench.records.record import Record, read_all
 from workbench.run.run import run
@@ -15,47 +18,63 @@ REFRESH_S = 0.5
 STOP_PATIENCE_S = 0.6
 
 
+class Watcher(Protocol):
+    """Who looks on. All but the first `began` are called in the training's thread."""
+
+    def began(self, recipe: Recipe) -> None:
+        """A training of this recipe goes on."""
+
+    def progressed(self, record: Record) -> None:
+        """Its record so far, at most every REFRESH_S seconds."""
+
+    def ended(self, record: Record | None, words: str) -> None:
+        """Its finished record, None if it was refused before it began; and, if it failed, the error's words."""
+
+
 class Runner:
-    """Starts, watches and stops `run`.
+    """Starts, watches and stops `run`. A process has one, `RUNNER`, to which every panel attaches."""
 
-    Args:
-        progressed: told of the record so far, at most every REFRESH_S seconds. Called in the training's thread.
-        ended: told of the finished record and, if the run failed, of the error's words. Called in that thread too, when
-            the next training may already begin.
-    """
-
-    def __init__(
-        self,
-        progressed: Callable[[Record], None],
-        ended: Callable[[Record | None, str], None],
-        folder: Path | None = None,
-    ) -> None:
-        self.progressed, self.ended, self.folder = progressed, ended, folder
+    def __init__(self) -> None:
+        self.recipe: Recipe | None = None  # of the training that goes on
+        self._watchers: WeakSet[Watcher] = WeakSet()
         self._thread: threading.Thread | None = None
-        self._training = False
-        self._stop = threading.Event()
+        self._stop, self._lock = threading.Event(), threading.Lock()
+        self._last: Record | None = None
         self._shown_at, self._began = 0.0, ""
         self._first_at, self._steps = 0.0, 0
 
     @property
     def running(self) -> bool:
-        return self._training and self._thread is not None and self._thread.is_alive()
+        return self.recipe is not None
 
     @property
     def seconds_per_step(self) -> float:
         """Of the present run, from its first step on; 0 while nothing is known."""
         return (time.monotonic() - self._first_at) / self._steps if self._steps > 0 else 0.0
 
-    def start(self, recipe: Recipe, memory_cap: str | None = None, sample_tokens: int = 0) -> None:
-        """Does nothing if a training is running."""
-        if not self.running:
-            self._training = True
-            self._stop.clear()
-            self._steps = -1
-            self._began = datetime.now(UTC).isoformat(timespec="milliseconds")
-            arguments = (recipe, memory_cap, sample_tokens)
-            self._thread = threading.Thread(target=self._train, args=arguments, daemon=True)
-            self._thread.start()
+    def attach(self, watcher: Watcher) -> None:
+        """Tell it from now on, and at once what goes on."""
+        self._watchers.add(watcher)
+        if self.recipe is not None:
+            watcher.began(self.recipe)
+            if self._last is not None:
+                watcher.progressed(self._last)
+
+    def start(
+        self, recipe: Recipe, memory_cap: str | None = None, sample_tokens: int = 0, folder: Path | None = None
+    ) -> None:
+        """Raises ConfigurationError if a training is running."""
+        with self._lock:
+            if self.recipe is not None:
+                raise ConfigurationError(f"start: {self.recipe.label} is training in this kernel. Wait, or stop it.")
+            self.recipe, self._last = recipe, None
+        self._stop.clear()
+        self._steps = -1
+        self._began = datetime.now(UTC).isoformat(timespec="milliseconds")
+        self._tell(lambda watcher: watcher.began(recipe))
+        arguments = (recipe, memory_cap, sample_tokens, folder)
+        self._thread = threading.Thread(target=self._train, args=arguments, name="playground", daemon=True)
+        self._thread.start()
 
     def stop(self) -> None:
         """End the run after its present step, or in the middle of a step that takes longer than STOP_PATIENCE_S."""
@@ -82,26 +101,34 @@ class Runner:
         self._steps += 1
         self._first_at = self._first_at if self._steps else time.monotonic()
         if time.monotonic() - self._shown_at >= REFRESH_S:
-            self.progressed(so_far())
+            self._last = record = so_far()
+            self._tell(lambda watcher: watcher.progressed(record))
             self._shown_at = time.monotonic()
 
-    def _train(self, recipe: Recipe, memory_cap: str | None, sample_tokens: int) -> None:
+    def _train(self, recipe: Recipe, memory_cap: str | None, sample_tokens: int, folder: Path | None) -> None:
         record, words = None, ""
         try:
             record = run(
-                recipe, memory_cap=memory_cap, sample_tokens=sample_tokens, observe=self._observe, folder=self.folder
+                recipe, memory_cap=memory_cap, sample_tokens=sample_tokens, observe=self._observe, folder=folder
             )
         except KeyboardInterrupt:
             words = "stopped"
         except Exception as error:
             words = str(error) or type(error).__name__
-        left = record or self._last_of(recipe)
+        left = record or self._last_of(recipe, folder)
         self._stop.clear()
-        self._training = False
-        self.ended(left, words)
+        self.recipe = None
+        self._tell(lambda watcher: watcher.ended(left, words))
 
-    def _last_of(self, recipe: Recipe) -> Record | None:
+    def _tell(self, tell: Callable[[Watcher], None]) -> None:
+        for watcher in list(self._watchers):
+            tell(watcher)
+
+    def _last_of(self, recipe: Recipe, folder: Path | None) -> Record | None:
         """What the failed run has left; None if it was refused before it began."""
         techniques = recipe.to_dict()["techniques"]  # the model may have been `auto`
-        mine = (r for r in reversed(read_all(self.folder)) if r.recipe["techniques"] == techniques)
+        mine = (r for r in reversed(read_all(folder)) if r.recipe["techniques"] == techniques)
         return next((record for record in mine if record.created_at >= self._began), None)
+
+
+RUNNER = Runner()

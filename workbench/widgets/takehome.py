@@ -1,40 +1,89 @@
-"""The chosen recipe to take along: a plain script, JSON, or the command that runs it."""
+"""The chosen recipe to take along, as a script, a file or a command; and recipes from elsewhere, brought here."""
 
+import base64
 import json
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from string import Template
+from typing import Any
 
 import ipywidgets as w
 
 from workbench.errors import WorkbenchError
-from workbench.export.script import script
+from workbench.export.bring import LIMIT, Brought, read_settings, recipe_file
+from workbench.export.script import portable, script
 from workbench.recipe import Recipe
+from workbench.widgets.pages import escaped
+
+PAGE = Template(Path(__file__).with_suffix(".html").read_text(encoding="utf-8"))
+FORMS: dict[str, tuple[str, Callable[[Recipe], str]]] = {  # the name of the file, and what is in it
+    "Hugging Face script": ("train.py", script),
+    "recipe file (TOML)": ("recipe.toml", recipe_file),
+    "JSON": ("recipe.json", lambda recipe: json.dumps(recipe.to_dict(), indent=1, ensure_ascii=False)),
+    "command": ("train.sh", Recipe.command),
+}
 
 
 class TakeHome:
-    """Shows one of three forms of the recipe, to be copied.
+    """Shows the recipe in one of several forms, to be copied or downloaded, and reads recipes and others' settings.
 
     Args:
         recipe: gives the recipe of the moment; may raise ConfigurationError.
+        choose: called with a recipe that was brought.
     """
 
-    FORMS = ("Hugging Face script", "JSON", "command")
-
-    def __init__(self, recipe: Callable[[], Recipe]) -> None:
-        self.recipe = recipe
-        self.form = w.Dropdown(options=self.FORMS, description="as")
-        self.text = w.Textarea(
-            description="copy", layout=w.Layout(width="100%", height="32em"), tooltip="the recipe, to be copied"
-        )
-        self.view = w.VBox([self.form, self.text])
+    def __init__(self, recipe: Callable[[], Recipe], choose: Callable[[Recipe], None]) -> None:
+        self.recipe, self.choose = recipe, choose
+        self.last: Recipe | None = None  # that could be used
+        what = "a recipe or a record of the workbench, TrainingArguments as JSON, YAML of LLaMA-Factory or axolotl"
+        self.form = w.Dropdown(options=list(FORMS), description="as")
+        self.pasted = w.Textarea(placeholder=what, tooltip=what, rows=12, layout=w.Layout(width="auto"))
+        self.upload = w.FileUpload(description="File", tooltip=what, accept=".toml,.json,.yaml,.yml")
+        self.use = w.Button(description="Use it", tooltip="set the panel to what the text says")
+        self.page, self.answer = w.HTML(), w.HTML()
+        bring = w.VBox([w.HTML("<b>Bring</b>"), self.pasted, w.HBox([self.upload, self.use]), self.answer])
+        self.view = w.VBox([self.form, self.page, bring])
         self.form.observe(lambda _: self.refresh(), names="value")
+        self.upload.observe(self._open, names="value")
+        self.use.on_click(lambda _: self._bring())
 
     def refresh(self) -> None:
+        """Write the recipe of the moment."""
+        name, write = FORMS[self.form.value]
         try:
-            self.text.value = self._written(self.recipe())
+            recipe = self.recipe()
+            text, moved = portable(recipe, write(recipe))
         except WorkbenchError as error:
-            self.text.value = f"# {error}"
+            self.page.value = f'<p role="alert">⚠ {escaped(error)}</p>'
+            return
+        needed = sorted(f"Elsewhere it needs {escaped(path)} as {escaped(short)}." for path, short in moved.items())
+        data = base64.b64encode(text.encode()).decode()
+        self.page.value = PAGE.substitute(name=name, data=data, text=escaped(text), remarks="<br>".join(needed))
 
-    def _written(self, recipe: Recipe) -> str:
-        if self.form.value == "JSON":
-            return json.dumps(recipe.to_dict(), indent=1)
-        return recipe.command() if self.form.value == "command" else script(recipe)
+    def _open(self, change: Any) -> None:
+        for file in change["new"]:
+            self.pasted.value = bytes(file["content"][: LIMIT + 1]).decode("utf-8-sig", errors="replace")
+
+    def _bring(self) -> None:
+        with suppress(WorkbenchError):
+            self.last = self.recipe()
+        try:
+            brought = read_settings(self.pasted.value, self.last)
+            self.choose(brought.recipe)
+        except WorkbenchError as error:
+            self.answer.value = f'<p role="alert">⚠ {escaped(error)} Nothing was changed.</p>'
+        else:
+            self.answer.value = _answer(brought)
+            self.refresh()
+
+
+def _answer(brought: Brought) -> str:
+    """What became of each setting, as lists; of what has no effect the names alone."""
+    idle = ", ".join(theirs.partition(":")[0] for theirs, why in brought.left_out if not why)
+    left_out = [pair for pair in brought.left_out if pair[1]]
+    page = f'<p role="status">The panel has it now, read as settings of {escaped(brought.program)}.</p>'
+    for title, pairs in (("Understood", brought.understood), ("Left out", left_out)):
+        items = "".join(f"<li><code>{escaped(theirs)}</code> → {escaped(words)}</li>" for theirs, words in pairs)
+        page += f"<p>{title}:</p><ul>{items}</ul>" if items else ""
+    return page + (f"<p>Without effect on the peak: {escaped(idle)}.</p>" if idle else "")

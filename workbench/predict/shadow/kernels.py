@@ -17,6 +17,9 @@ aten: Any = torch.ops.aten
 # (`ATen/cuda/CublasHandlePool.cpp`), and cuBLASLt shares it. The workspace is never given back.
 MATRIX_PRODUCTS = frozenset({aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.addmv, aten.mv, aten._scaled_mm})
 
+# Operations that are no views and still launch nothing.
+NO_KERNEL = frozenset({aten._unsafe_view, aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty})
+
 FP32_BYTES = INT32_BYTES = 4
 CUDNN_WORKSPACE = 256  # of attention, besides what it shares with flash attention
 INT64_BYTES = 8

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from workbench.gpus.caching_allocator import CachingAllocator, OutOfCapacity
 from workbench.gpus.catalogue import Gpu
 from workbench.measure.categories import Category, Phase
-from workbench.measure.timeline import Timeline
 from workbench.predict.shadow.trace import CATEGORIES, Trace
+from workbench.predict.tensors import TensorTimeline
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Replayed:
     maximum_by_category: dict[Category, int]
     by_phase: dict[Phase, int]
     workspace_bytes: int
-    timeline: Timeline
+    timeline: TensorTimeline
 
 
 def replay(trace: Trace, gpu: Gpu | None) -> Replayed:
@@ -71,7 +71,7 @@ def _allocate(trace: Trace, sizes: NDArray[np.int64], gpu: Gpu, capacity: int | 
 
 
 def _read(
-    trace: Trace, sizes: NDArray[np.int64], timeline: Timeline, allocated: NDArray[np.int64], reserved: int
+    trace: Trace, sizes: NDArray[np.int64], timeline: TensorTimeline, allocated: NDArray[np.int64], reserved: int
 ) -> Replayed:
     inside = {phase: np.array([p is phase for p in timeline.phases], dtype=bool) for phase in Phase}
     by_phase = {phase: int(allocated[events].max()) for phase, events in inside.items() if events.any()}

@@ -143,15 +143,12 @@ class _Shadow:
             stack.enter_context(mode)
             fakes, evaluated = ([_fake_batch(batch, mode) for batch in some] for some in (batches, held_out))
             stack.enter_context(meter)
-            train(trainer, meter, fakes, self._begin_step, evaluated)
+            train(trainer, meter, fakes, self.tracker.begin_step, evaluated)
         asked = dict(attention.asked) if attention else {}
         allocator = {k: v for technique in self.recipe.techniques for k, v in technique.allocator_settings().items()}
         return self.tracker.trace(
             uses_bf16=uses_bf16, allocator=allocator, attention=asked, facts=self._facts(trainer, counted, padded)
         )
-
-    def _begin_step(self) -> None:
-        self.tracker.flops = 0
 
     def _trainer(self, meter: Meter) -> SeamTrainer:
         arguments = training_arguments(self.recipe, 1e-4, DEVICE, self.scratch)

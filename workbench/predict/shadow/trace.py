@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from workbench.gpus.catalogue import Gpu
 from workbench.measure.categories import Category, Phase
-from workbench.measure.timeline import Timeline
 from workbench.predict.shadow.reductions import Reduction, Splits
+from workbench.predict.tensors import LIVES, TensorTimeline
 
 CATEGORIES = tuple(Category)
 
@@ -22,7 +22,8 @@ class Trace:
     `died` is -1 for what outlives the trace. Some sizes only the GPU knows, 0 here: `workspaces` are such storages, and
     `shared` names the first of two.
     `allocator` holds the allocator's settings that techniques change, `attention` each question that was asked in the
-    choice of a kernel and its answer, `facts` the fields of a `Prediction` that are known from the assembled trainer.
+    choice of a kernel and its answer, `work` what the last step asked of the device (`ShadowTracker.worked`), `facts`
+    the fields of a `Prediction` that are known from the assembled trainer.
     """
 
     nbytes: NDArray[np.int64]
@@ -33,8 +34,8 @@ class Trace:
     operations: tuple[str, ...]
     phase_starts: tuple[tuple[int, Phase | None], ...]
     workspaces: tuple[int, ...]
-    flops: int
     shared: dict[int, Reduction | Splits] = field(default_factory=dict)
+    work: dict[str, int] = field(default_factory=dict)
     uses_bf16: bool = False
     allocator: dict[str, Any] = field(default_factory=dict)
     attention: dict[Any, Any] = field(default_factory=dict)
@@ -60,10 +61,11 @@ class Trace:
         which = np.searchsorted(starts, np.arange(self.events), side="right") - 1
         return tuple(self.phase_starts[i][1] for i in which)
 
-    def timeline(self, sizes: NDArray[np.int64]) -> Timeline:
-        """Live bytes by category after every event."""
+    def timeline(self, sizes: NDArray[np.int64]) -> TensorTimeline:
+        """Live bytes by category after every event, and each tensor's part in them."""
         change = np.zeros((len(CATEGORIES), self.events), dtype=np.int64)
         change[self.category, self.born] = sizes  # every event is one birth or one end
         ended = self.died >= 0
         change[self.category[ended], self.died[ended]] = -sizes[ended]
-        return Timeline(change.cumsum(axis=1), self.phases())
+        lives = {name: getattr(self, name) for name in LIVES} | {"nbytes": sizes}
+        return TensorTimeline(change.cumsum(axis=1), self.phases(), lives, self.operations)

@@ -1,5 +1,6 @@
 """The tracker of real runs, on fake tensors: it also notes who made what, kernels' scratch, workspaces and flops."""
 
+from collections import Counter
 from collections.abc import MutableMapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -9,11 +10,13 @@ import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as hooks
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from workbench.measure.categories import Category, Phase
+from workbench.measure.offloaded import DISK, HOST
 from workbench.measure.tracker import Storage, StorageTracker
-from workbench.predict.shadow.kernels import IN_FP32, MATRIX_PRODUCTS, NO_SCRATCH, ORDERS, Block, scratch_of
+from workbench.predict.shadow.kernels import IN_FP32, MATRIX_PRODUCTS, NO_KERNEL, NO_SCRATCH, ORDERS, Block, scratch_of
 from workbench.predict.shadow.reductions import Reduction, Splits
 from workbench.predict.shadow.trace import CATEGORIES, Trace
 
@@ -28,13 +31,15 @@ class ShadowTracker(StorageTracker):
         cuda: also book what CUDA's kernels and libraries take unseen.
 
     Attributes:
-        flops: floating-point operations since the last reset, recomputation included.
+        work: what training has asked of the device in this step, recomputation included: `half_flops` in 16 bits,
+            `fp32_flops` in more, and `memory_bytes`, read and written by all operations that have no flops.
         failed: the operation that could not be traced, and the module it ran in.
     """
 
     def __init__(self, vocabulary_size: int | None, cuda: bool) -> None:
         super().__init__("cpu", vocabulary_size)
-        self.cuda, self.flops = cuda, 0
+        self.cuda = cuda
+        self.work: Counter[str] = Counter()
         self.failed = ("", "")
         self.workspaces: dict[bool, int] = {}  # by whether it is the backward's
         self.shared: dict[int, Reduction | Splits] = {}  # by the first of the two storages that they take
@@ -88,8 +93,8 @@ class ShadowTracker(StorageTracker):
         except Exception:
             self.failed = str(func), module  # others may follow while contexts are left
             raise
-        if packet in flop_registry and self._phase is not Phase.EVALUATION:
-            self.flops += flop_registry[packet](*args, **(kwargs or {}), out_val=out)
+        if self._phase is not Phase.EVALUATION:
+            self._count(func, packet, args, kwargs or {}, out)
         if self.cuda:
             self._reorder(ORDERS.get(packet), self.storages[first:])
             for place in IN_FP32.get(packet, ()):
@@ -100,6 +105,24 @@ class ShadowTracker(StorageTracker):
         self._bury_blocks(before)
         self._fill_makers(func, module)
         return out
+
+    def begin_step(self) -> None:
+        """What was done before does not count."""
+        self.work = Counter(bus_bytes=-HOST.moved_bytes - DISK.moved_bytes)
+
+    def worked(self) -> "Counter[str]":
+        """`work`, and `bus_bytes`: what was moved to the host or a disk, and back."""
+        return self.work + Counter(bus_bytes=HOST.moved_bytes + DISK.moved_bytes)
+
+    def _count(self, func: Any, packet: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Nothing comes out of what changes a list in place: there, what goes in is also written."""
+        if packet in flop_registry:
+            kind = "half_flops" if args[0].dtype.itemsize == 2 else "fp32_flops"
+            self.work[kind] += flop_registry[packet](*args, **kwargs, out_val=out)
+        elif not func.is_view and packet not in NO_KERNEL:
+            leaves = tree_leaves((args, kwargs, args if out is None else out))
+            tensors = (leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and self._watches(leaf))
+            self.work["memory_bytes"] += sum(tensor.nbytes for tensor in tensors)
 
     def _watches(self, tensor: torch.Tensor) -> bool:
         """`tensor.device` of a fake tensor is an operation, and a slow one."""
@@ -161,6 +184,6 @@ class ShadowTracker(StorageTracker):
             phase_starts=tuple(self._phase_starts),
             workspaces=tuple(self.workspaces.values()),
             shared=self.shared,
-            flops=self.flops,
+            work=dict(self.worked()),
             **more,
         )

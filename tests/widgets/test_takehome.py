@@ -1,0 +1,173 @@
+"""Taking a recipe home and bringing one, without a browser: what the page says, and what reaches the panel."""
+
+import base64
+import json
+import re
+import tomllib
+from datetime import datetime
+from html.parser import HTMLParser
+
+import pytest
+
+from workbench.errors import ConfigurationError
+from workbench.export.bring import LIMIT
+from workbench.recipe import Recipe
+from workbench.techniques import GradientCheckpointing, Lora
+from workbench.widgets.takehome import FORMS, TakeHome
+
+NASTY = "</textarea><img src=x onerror='alert(1)'>\"&amp; ${name}.txt"
+TAGS = {"div", "p", "textarea", "button", "a", "span", "b", "br", "ul", "li", "code"}
+
+
+class Page(HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.inside, self.text, self.links = [], "", "", {}
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.inside = tag
+        if tag == "a":
+            self.links |= dict(attributes)
+
+    def handle_data(self, data):
+        self.text += data if self.inside == "textarea" else ""
+
+    def handle_endtag(self, tag):
+        self.inside = ""
+
+    @property
+    def file(self):
+        return base64.b64decode(self.links["href"].partition("base64,")[2]).decode()
+
+
+class Panel:
+    """What the playground is to the tab."""
+
+    def __init__(self, recipe):
+        self.recipe, self.chosen = recipe, []
+        self.tab = TakeHome(lambda: self.recipe, self.choose)
+
+    def choose(self, recipe):
+        self.chosen.append(recipe)
+        self.recipe = recipe
+
+    def bring(self, text):
+        self.tab.pasted.value = text
+        self.tab.use.click()
+        return self.tab.answer.value
+
+
+@pytest.fixture
+def panel(recipe):
+    made = Panel(recipe | Lora(rank=2))
+    made.tab.form.value = "command"
+    return made
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_shown_is_what_is_downloaded(panel, form):
+    panel.tab.form.value = form
+    panel.tab.refresh()
+    page = Page(panel.tab.page.value)
+    assert page.text == page.file
+    assert page.links["download"] == FORMS[form][0]
+    assert not re.search(r"[\"'\s=]/(tmp|work|root|home)/", page.file)
+    assert "Elsewhere it needs " in panel.tab.page.value  # what to put where: the text and the model are elsewhere
+    if form == "Hugging Face script":
+        compile(page.file, "train.py", "exec")
+        assert "trainer.train()" in page.file
+    elif form == "command":
+        assert page.file.startswith("python -m workbench run")
+    else:
+        read = json.loads if form == "JSON" else tomllib.loads
+        assert Recipe.from_dict(read(page.file)).techniques == panel.recipe.techniques
+
+
+def test_nothing_in_a_recipe_breaks_out_of_the_page():
+    panel = Panel(Recipe(corpus=NASTY))
+    panel.tab.form.value = "command"
+    page = Page(panel.tab.page.value)
+    assert set(page.tags) <= TAGS
+    assert page.file == panel.recipe.command()
+    assert page.text == page.file
+
+
+def test_an_impossible_recipe_is_said(panel):
+    def refuse():
+        raise ConfigurationError("recipe: <b>no</b>.")
+
+    panel.tab.recipe = refuse
+    panel.tab.refresh()
+    assert "⚠ recipe: &lt;b&gt;no&lt;/b&gt;." in panel.tab.page.value
+    panel.bring("micro_batch_size: 3")  # the way out
+    assert panel.chosen[0].effective_batch_size == 3
+    assert panel.chosen[0].corpus == panel.recipe.corpus
+
+
+def test_what_is_brought_reaches_the_panel_and_is_explained(panel):
+    corpus = panel.recipe.corpus
+    answer = panel.bring(
+        "base_model: meta/<i>llama\nadapter: lora\nlora_r: 4\nmicro_batch_size: 6\nwandb_name: <script>\nbf16: false\n"
+        "colour: <b>\ngradient_checkpointing: true\n"
+    )
+    expected = Recipe(
+        model=panel.recipe.model, corpus=corpus, effective_batch_size=6, sequence_length=512, steps=panel.recipe.steps,
+        seed=panel.recipe.seed, dropout=panel.recipe.dropout,
+        techniques=(Lora(rank=4), GradientCheckpointing(use_reentrant=True)),
+    )  # fmt: skip
+    assert panel.chosen == [expected]
+    assert "read as settings of axolotl" in answer
+    assert "<code>adapter: lora, lora_r: 4</code> → lora=rank:4" in answer
+    assert "<code>colour: &lt;b&gt;</code> → not known here" in answer
+    assert "meta/&lt;i&gt;llama</code> → GPT-2 is what is predicted here" in answer
+    assert "Without effect on the peak: wandb_name." in answer
+    assert set(Page(answer).tags) <= TAGS
+    assert "lora" in panel.tab.page.value  # and the tab shows the new one
+
+
+@pytest.mark.parametrize("form", ["recipe file (TOML)", "JSON"])
+def test_what_went_comes_back(form):
+    panel = Panel(Recipe(steps=3) | Lora(rank=5))
+    panel.tab.form.value = form
+    panel.bring(Page(panel.tab.page.value).file)
+    assert panel.chosen == [Recipe(steps=3) | Lora(rank=5)]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[1]", "<b>", "lora_r: !!python/object:x {}", "sequence_len: <b>", '{"steps": 0}']
+)
+def test_what_cannot_be_used_changes_nothing(panel, text):
+    before = panel.recipe
+    answer = panel.bring(text)
+    assert panel.chosen == []
+    assert panel.recipe is before
+    assert 'role="alert"' in answer
+    assert "Nothing was changed." in answer
+    assert set(Page(answer).tags) <= TAGS
+    assert panel.tab.pasted.value == text
+
+
+def uploaded(content):
+    file = {"name": "a.yaml", "type": "", "size": len(content), "last_modified": datetime(2026, 1, 1)}
+    return ({**file, "content": memoryview(content)},)
+
+
+def test_a_file_is_put_where_it_can_be_read_first(panel):
+    panel.tab.upload.set_trait("value", uploaded("\ufeffseed: 4  # Tëxt\n".encode()))
+    assert panel.tab.pasted.value == "seed: 4  # Tëxt\n"
+    assert panel.chosen == []
+    panel.tab.use.click()
+    assert panel.chosen[0].seed == 4
+
+
+@pytest.mark.parametrize(
+    "content", [b"a: 1\n" * 2_000_000, bytes(range(256)) * 10, "seed: 4".encode("utf-16")], ids=len
+)
+def test_a_file_of_something_else_is_refused(panel, content):
+    panel.tab.upload.set_trait("value", uploaded(content))
+    assert len(panel.tab.pasted.value) <= LIMIT + 1
+    panel.tab.use.click()
+    assert panel.chosen == []
+    assert "⚠ recipe" in panel.tab.answer.value

@@ -1,0 +1,157 @@
+"""Recipe files, written and read; and other programs' settings, with what was understood of them and what not.
+
+What other programs' settings mean here is written in `foreign.toml`, and nowhere else.
+"""
+
+import json
+import math
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from fnmatch import fnmatchcase
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from workbench.errors import ConfigurationError, explained
+from workbench.recipe import Recipe
+from workbench.settings import named, parse_settings
+from workbench.techniques import parse_technique
+
+LIMIT = 100_000  # characters
+CURE = "Paste a recipe of the workbench, TrainingArguments as JSON, or the YAML of LLaMA-Factory or axolotl."
+FOREIGN = tomllib.loads(Path(__file__).with_name("foreign.toml").read_text(encoding="utf-8"))
+OWN = {field.name for field in fields(Recipe)} - {"learning_rate", "seed"}  # which others name too
+
+
+class Brought(NamedTuple):
+    """A recipe, and what became of each setting of the text. What is switched off there is not mentioned.
+
+    Attributes:
+        program: whose settings they were.
+        understood: their settings, and what that is here.
+        left_out: their setting, and why it has no part in the recipe; "" for what does not change the peak.
+    """
+
+    recipe: Recipe
+    program: str
+    understood: list[tuple[str, str]]
+    left_out: list[tuple[str, str]]
+
+
+def recipe_file(recipe: Recipe) -> str:
+    """TOML: the recipe's fields, then `[techniques.NAME]` with the settings of each. None is left out.
+
+    `Recipe.from_dict(tomllib.loads(text))` is the recipe again.
+    """
+    plain = recipe.to_dict()
+    lines = []
+    for head, settings in [("", plain), *plain.pop("techniques").items()]:
+        lines += ["", f"[techniques.{head}]"] if head else []
+        lines += [
+            f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in settings.items() if value is not None
+        ]
+    return "\n".join([*lines, ""]).replace("\x7f", "\\u007f")  # which JSON leaves as it is
+
+
+def read_settings(text: str, base: Recipe | None = None) -> Brought:
+    """Read a recipe (TOML, JSON), a record, or other programs' settings (JSON, YAML).
+
+    Args:
+        base: gives what others' settings do not say: the text, and the model if theirs is no GPT-2.
+
+    Raises:
+        ConfigurationError: it cannot be read, names nothing that is known, or has a value that a recipe refuses.
+    """
+    data, given = _read(text)
+    if isinstance(data.get("recipe"), dict) or data.keys() & OWN:
+        return Brought(Recipe.from_dict(data.get("recipe", data)), "the workbench", [], [])
+    known = [len(given.keys() & set(chain(*map(_keys, program["rule"])))) for program in FOREIGN["program"]]
+    if not any(known):
+        raise ConfigurationError(f"recipe: no setting is known, of {', '.join(given)[:90]!r}. {CURE}")
+    program = FOREIGN["program"][known.index(max(known))]
+    return _translated(program, given, replace(base or Recipe(), techniques=(), learning_rate=None))
+
+
+class _NoAliases(yaml.SafeLoader):  # type: ignore[misc]
+    """A few aliases, each of several others, can fill the memory."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise ValueError("it has aliases (*name): write out what they stand for")
+        return super().compose_node(parent, index)
+
+
+def _read(text: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """The settings as they are, and their texts."""
+    text, tables = text.strip("\ufeff \r\n"), re.search(r"(?m)^[\w.\"-]+\s*=", text[:LIMIT])
+    form = "JSON" if text.startswith("{") else "TOML" if tables else "YAML"
+    with explained(f"recipe: this cannot be read as {form}", CURE):
+        if len(text) > LIMIT:
+            raise ValueError(f"it has more than {LIMIT:,} characters")
+        read = json.loads(text) if form == "JSON" else tomllib.loads(text) if tables else yaml.load(text, _NoAliases)
+        data = named(read, read or (), "recipe")
+        return data, _texts(data)
+
+
+def _texts(data: Mapping[Any, Any], outer: str = "") -> dict[str, str]:
+    """By name, `outer.inner` for what is inside of another; "" for none. To YAML `1e-4` is a text anyway."""
+    found: dict[str, str] = {}
+    for name, value in data.items():
+        plain = value if isinstance(value, str) else json.dumps(value, default=str).removesuffix(".0")
+        found |= _texts(value, f"{outer}{name}.") if isinstance(value, dict) else {f"{outer}{name}": plain}
+    return {name: "" if text == "null" else text.strip() for name, text in found.items()}
+
+
+def _keys(rule: Mapping[str, Any]) -> list[str]:
+    """The settings that a rule is about."""
+    when = (key for key, texts in rule.get("when", {}).items() if not texts.startswith("!"))
+    return list(dict.fromkeys(chain(when, *rule.get("set", {}).values())))
+
+
+def _translated(program: Mapping[str, Any], given: Mapping[str, str], recipe: Recipe) -> Brought:
+    texts, understood, used = {**program["defaults"], **given}, [], set()
+    for rule in program["rule"]:
+        keys = [key for key in _keys(rule) if texts.get(key)]
+        if keys and all(_like(texts.get(key, "").lower(), pattern) for key, pattern in rule.get("when", {}).items()):
+            theirs = ", ".join(f"{key}: {texts[key]:.90}" + ("" if key in given else " (its default)") for key in keys)
+            try:
+                recipe, words = _applied(rule, texts, recipe)
+            except ValueError as error:
+                raise ConfigurationError(f"{program['title']}: {theirs}: {error}") from None
+            understood.append((theirs, words))
+            used.update(keys)
+    rest = [key for key, text in given.items() if key not in used and not _like(text.lower(), FOREIGN["off"])]
+    reasons = {**program["reasons"], **FOREIGN["reasons"], "*": "not known here"}
+    why = {key: next(words for names, words in reasons.items() if _like(key, names)) for key in rest}
+    return Brought(recipe, program["title"], understood, [(f"{key}: {given[key]:.90}", why[key]) for key in rest])
+
+
+def _applied(rule: Mapping[str, Any], texts: Mapping[str, str], recipe: Recipe) -> tuple[Recipe, str]:
+    """The recipe with what a rule sets, and that in words."""
+    found = {name: _value(name, [texts.get(key, "") for key in keys]) for name, keys in rule.get("set", {}).items()}
+    values = {name: text for name, text in found.items() if text} | rule.get("fixed", {})
+    words = ",".join(f"{name}:{text}" for name, text in values.items())
+    if "technique" in rule:
+        words = f"{rule['technique']}={words}".rstrip("=")
+        recipe |= parse_technique(words)
+    else:
+        recipe = replace(recipe, **parse_settings(Recipe, values, "recipe"))
+    return recipe, "; ".join(filter(None, (words, rule.get("says"))))
+
+
+def _value(name: str, texts: list[str]) -> str:
+    """The text of a setting: in our words; of several numbers the product. Raises ValueError for no number."""
+    texts = [*filter(None, texts)]
+    if words := FOREIGN["words"].get(name):
+        ours = "+".join(words.get(part, part) for part in re.findall(r"[\w.-]+", " ".join(texts)))
+        return "+".join(sorted({*re.findall(r"[^+]+", ours)}))
+    return str(math.prod(map(int, texts))) if len(texts) > 1 else "".join(texts)
+
+
+def _like(text: str, patterns: str) -> bool:
+    """Whether it matches one of the patterns, or, after a !, none."""
+    return any(fnmatchcase(text, one) for one in patterns.removeprefix("!").split("|")) != patterns.startswith("!")

@@ -1,0 +1,66 @@
+"""Beside each switch, what it saves: the difference of two predictions, made while nobody waits for the gauge."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+from workbench.errors import ConfigurationError, WorkbenchError
+from workbench.measure.categories import format_bytes
+from workbench.predict.predict import Prediction, predict
+from workbench.recipe import Recipe
+from workbench.widgets.background import Newest
+from workbench.widgets.controls import TechniqueToggle
+from workbench.widgets.gauge import DIMMED, Room
+from workbench.widgets.pages import small
+
+QUIET_S = 0.7
+
+
+class Savings:
+    """Asks for the recipe with and without each technique, one after the other.
+
+    Args:
+        toggles: whose `saving` shows it.
+        predictor: `predict`, or something that answers like it.
+    """
+
+    def __init__(
+        self, toggles: Mapping[str, TechniqueToggle], predictor: Callable[..., Prediction] | None = None
+    ) -> None:
+        self.toggles, self.predictor = toggles, predictor or predict
+        self.newest = Newest(self._answers, self._show, QUIET_S)
+
+    def show(self, recipe: Recipe | None, room: Room) -> None:
+        for toggle in self.toggles.values():
+            toggle.saving.value = f'<span style="{DIMMED}">{toggle.saving.value}</span>' if toggle.saving.value else ""
+        self.newest.ask((recipe, room))
+
+    def _show(self, found: tuple[str, str]) -> None:
+        name, words = found
+        self.toggles[name].saving.value = words
+
+    def _answers(self, question: tuple[Recipe | None, Room]) -> Iterator[tuple[str, str]]:
+        recipe, room = question
+        for name, toggle in self.toggles.items():
+            if recipe is None:
+                return
+            try:
+                yield name, self._words(*_pair(recipe, toggle), room)
+            except WorkbenchError as error:
+                yield name, f"<details><summary>{small('not here')}</summary>{small(error)}</details>"
+            except Exception:
+                yield name, ""  # the gauge says what is wrong with the worker
+
+    def _words(self, without: Recipe, having: Recipe, room: Room) -> str:
+        before, after = (sum(room.parts_of(self.predictor(one, room.gpu)).values()) for one in (without, having))
+        sign = "−" if after < before else "+" if after > before else "±"
+        return small(f"{sign}{format_bytes(abs(after - before))}")
+
+
+def _pair(recipe: Recipe, toggle: TechniqueToggle) -> tuple[Recipe, Recipe]:
+    """The recipe without the technique, and with it. Raises ConfigurationError where they do not go together."""
+    if toggle.box.value:
+        others = tuple(t for t in recipe.techniques if t.name != toggle.cls.name)
+        return replace(recipe, techniques=others), recipe
+    if toggle.box.disabled:
+        raise ConfigurationError(f"{toggle.cls.name}: it does not go with this recipe.")
+    return recipe, recipe | toggle.cls(**toggle.form.values())

@@ -1,0 +1,195 @@
+"""The tab that trains: what Start would train on this machine, what it needs here, and how it goes."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import ipywidgets as w
+
+from workbench.errors import WorkbenchError
+from workbench.gpus.catalogue import GPUS, of_device
+from workbench.lessons import plots
+from workbench.measure.allocators import total_bytes
+from workbench.measure.categories import format_bytes
+from workbench.models.gpt2 import SIZES
+from workbench.models.source import EMBEDDED, RANDOM
+from workbench.predict.beside import predicted_peak
+from workbench.predict.predict import CPU
+from workbench.recipe import Recipe
+from workbench.records.record import Record, Status
+from workbench.records.store import mark_killed
+from workbench.run.job import why_not_here
+from workbench.run.world import World
+from workbench.widgets.cards import Advice
+from workbench.widgets.gauge import Gauge
+from workbench.widgets.history import texts
+from workbench.widgets.pages import bar, escaped, legend, picture
+from workbench.widgets.runner import RUNNER
+
+SAMPLE_TOKENS = 40
+STAND_IN_TOKENS = 128
+ALARM = "border-left: 6px solid #D55E00; padding-left: 0.8em"
+QUIET = "border-left: 6px solid #009E73; padding-left: 0.8em"
+KILLED = "Its kernel ended; the steps until then are in the history."
+
+
+class Train:
+    """Start, Stop and what they show, alike in every panel of this kernel: there is one training at a time.
+
+    Args:
+        recipe: gives the chosen recipe; None while there is none.
+        choose: sets the panel to another recipe.
+        folder: where records go.
+        changed: called when a run has begun or ended.
+    """
+
+    def __init__(
+        self,
+        recipe: Callable[[], Recipe | None],
+        choose: Callable[[Recipe], None],
+        folder: Path | None,
+        changed: Callable[[], None],
+    ) -> None:
+        self.recipe, self.choose, self.folder, self.changed = recipe, choose, folder, changed
+        self.start = w.Button(description="Start", button_style="primary", tooltip="train here")
+        self.stop = w.Button(description="Stop", disabled=True, tooltip="end the training")
+        self.stands_in = w.Checkbox(description=f"with {EMBEDDED} in its place", indent=False)
+        self.what, self.words, self.live = w.HTML(), w.HTML("<p>Nothing is running.</p>"), w.HTML()
+        self.progress = w.IntProgress(min=0, max=1, layout=w.Layout(width="12em", flex="0 0 12em"))
+        self.here = Gauge(here(), changed=self.show, quiet_s=0.3)
+        self.here.budget.description, self.here.budget.placeholder = "memory cap", "none, or as 200MiB"
+        self.advice = Advice(choose)
+        self.advice.view.layout.display = "none"
+        start = w.HBox([self.start, self.stop, self.stands_in], layout=w.Layout(flex_flow="row wrap"))
+        self.buttons = w.VBox([start, self.what])
+        status = w.HBox([self.progress, self.words])
+        self.view = w.VBox([status, self.advice.view, self.live, self.here.budget, self.here.page])
+        self.start.on_click(lambda _: self.begin())
+        self.stop.on_click(lambda _: self.end())
+        self.stands_in.observe(lambda _: self.show(), names="value")
+        for killed in mark_killed(folder)[-1:]:
+            self._say(_summary(killed, KILLED), ALARM)
+        RUNNER.attach(self)
+
+    def suggest(self, recipe: Recipe) -> None:
+        """Whether a small model takes the place of the chosen one, as long as nobody has said otherwise."""
+        self.stands_in.value = here() == CPU and recipe.model.removeprefix(RANDOM) in SIZES
+
+    def trained(self) -> Recipe | None:
+        """What Start trains. Raises ConfigurationError where the stand-in does not go with the techniques."""
+        recipe = self.recipe()
+        if recipe is None or not self.stands_in.value:
+            return recipe
+        return replace(recipe, model=EMBEDDED, sequence_length=min(recipe.sequence_length, STAND_IN_TOKENS))
+
+    def show(self) -> None:
+        """What would be trained, and what it needs here; or why it cannot be."""
+        reason, recipe = "", None
+        try:
+            recipe = self.trained()
+            _ = self.here.room
+            reason = why_not_here(recipe, World.find(None).device) if recipe else "The recipe cannot be used as it is."
+        except WorkbenchError as error:
+            reason = str(error)
+        self.start.disabled = bool(reason) or RUNNER.running
+        self.what.value = f"<small>{escaped(f'Start is off: {reason}' if reason else _told(recipe))}</small>"
+        self.here.show(recipe)
+
+    def begin(self) -> None:
+        """Start training what is chosen."""
+        try:
+            if recipe := self.trained():
+                RUNNER.start(recipe, self.here.budget.value.strip() or None, SAMPLE_TOKENS, self.folder)
+        except WorkbenchError as error:
+            self._say(f"⚠ {error}", ALARM)
+
+    def end(self) -> None:
+        self.stop.disabled = True
+        self._say("Stopping …", QUIET)
+        RUNNER.stop()
+
+    # ---- what the training says, mostly in its own thread ----
+
+    def began(self, recipe: Recipe) -> None:
+        self._advise(None)
+        self.live.value = ""
+        self.progress.value, self.progress.max = 0, recipe.training_arguments()["max_steps"]
+        self.progress.bar_style = ""
+        self.start.disabled, self.stop.disabled = True, False
+        self._say(f"{recipe.label} on {recipe.model}: loading …", QUIET)
+
+    def progressed(self, record: Record) -> None:
+        self.progress.value = record.steps_done
+        seconds = RUNNER.seconds_per_step * (self.progress.max - record.steps_done)
+        left = f", about {seconds:.0f} s left" if seconds else ""
+        self._say(f"{record.label}: step {record.steps_done} of {self.progress.max}{left}", QUIET)
+        self.live.value = _live(record)
+
+    def ended(self, record: Record | None, words: str) -> None:
+        status = record.status if record is not None else Status.FAILED
+        good = status in (Status.OK, Status.INTERRUPTED)
+        self.progress.bar_style = "success" if status is Status.OK else "" if good else "danger"
+        self.stop.disabled = True
+        self._say(_summary(record, words), QUIET if good else ALARM)
+        if record is not None:
+            self.progress.value = record.steps_done
+            self.live.value = _live(record) + beside(record) + (texts(record) if record.text_after else "")
+            self._advise(record if status is Status.OOM else None)
+        self.show()
+        self.changed()
+
+    def _advise(self, record: Record | None) -> None:
+        """What would have fitted, looked for in a thread of its own; None ends looking."""
+        self.advice.view.layout.display = "none" if record is None else None
+        self.advice.show(record)
+
+    def _say(self, words: str, style: str) -> None:
+        self.words.value = f'<div role="status" aria-live="polite" style="{style}">{escaped(words)}</div>'
+
+
+@cache
+def here() -> str:
+    """What predictions for this machine are made for: its GPU, or its CPU."""
+    world = World.find(None)
+    card = of_device(world.device_name, total_bytes(world.device)) if world.device_kind == "cuda" else None
+    return card.name if card else CPU
+
+
+def _told(recipe: Recipe | None) -> str:
+    if recipe is None:
+        return ""
+    shape, where = recipe.shape, "this machine's CPU" if here() == CPU else GPUS[here()].title
+    return f"Start trains {recipe.label} on {recipe.model}, {shape.sequences} × {shape.tokens} tokens, on {where}."
+
+
+def _live(record: Record) -> str:
+    """The loss so far, and the categories at the peak so far."""
+    parts = []
+    if len(record.losses) > 1:
+        words = f"Training loss from {record.losses[0]:.3f} to {record.losses[-1]:.3f} in {len(record.losses)} steps"
+        parts.append(picture(plots.loss_curves([record]), words))
+    if record.peak_allocated_bytes:
+        words = f"Peak so far {format_bytes(record.peak_allocated_bytes)}, in the {record.peak_phase.replace('_', ' ')}"
+        parts.append(f"<p>{escaped(words)} ({escaped(record.memory_source)}, measured)</p>")
+        parts += [bar(record.by_category, record.memory_cap_bytes or 0, words), legend(record.by_category)]
+    return "".join(parts)
+
+
+def beside(record: Record) -> str:
+    """The prediction for the device it ran on, and how far it is from the measurement."""
+    predicted, measured = predicted_peak(record), record.peak_allocated_bytes
+    if predicted is None or not measured:
+        return ""
+    told = f"Predicted {format_bytes(predicted)}, measured {format_bytes(measured)}"
+    return f"<p>{escaped(f'{told}: {predicted / measured - 1:+.1%}.')}</p>"
+
+
+def _summary(record: Record | None, words: str) -> str:
+    if record is None:
+        return f"⚠ not started: {words}"
+    if record.status is Status.OK:
+        loss = f"{record.held_out_loss_before:.3f} → {record.held_out_loss:.3f}"
+        return f"✓ {record.label}: ok. Held-out loss {loss}, peak {format_bytes(record.peak_allocated_bytes or 0)}."
+    sign = "■" if record.status is Status.INTERRUPTED else "⚠"
+    return f"{sign} {record.label}: {record.status} after {record.steps_done} steps. {words or record.error}"
