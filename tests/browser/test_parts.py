@@ -1,4 +1,4 @@
-"""The parts of the panel, each alone in a real JupyterLab: what they say, by keyboard, at both widths, light and dark."""
+"""The parts of the panel, each alone in a real JupyterLab: by keyboard, at two widths, in light and dark."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ from workbench.recipe import Recipe
 from workbench.techniques import GradientAccumulation, GradientCheckpointing, Lora
 from workbench.records.record import Record, Status
 from workbench.widgets.cards import Advice, MakeItFit
-from workbench.widgets.fits import WhatFits
+from workbench.widgets import fits as what_fits
 from workbench.widgets.pinned import Pinned
 
 recipe, machine = Recipe(model="gpt2-tiny", effective_batch_size=16, sequence_length=512), Machine()
@@ -27,10 +27,13 @@ def choose(chosen):
     taken.value = "<p class='taken'>" + chosen.label + " " + str(chosen.effective_batch_size) + "</p>"
 failed = replace(
     Record.start(recipe, model="gpt2-tiny"), status=Status.OOM, device_kind="cpu", memory_cap_bytes=450 * MIB,
-    peak_phase="backward", peak_allocated_bytes=450 * MIB, by_category={{"activations": 350 * MIB, "weights": 100 * MIB}},
+    peak_phase="backward", peak_allocated_bytes=450 * MIB,
+    by_category={{"activations": 350 * MIB, "weights": 100 * MIB}},
 )
-advice, plan, fits, pinned = Advice(choose, machine), MakeItFit(choose, machine), WhatFits(
-    choose, machine, machine.each), Pinned(choose, machine)
+what_fits.predict_all = machine.each
+advice, plan, fits, pinned = (
+    kind(choose, machine) for kind in (Advice, MakeItFit, what_fits.WhatFits, Pinned)
+)
 advice.show(failed)
 plan.show(recipe, "t4", 800 * MIB)
 fits.show(recipe, "t4", 800 * MIB)
@@ -108,6 +111,7 @@ def test_nothing_is_cut_off_in_light_and_dark(page, browser, screenshot, theme):
     page.wait_for_timeout(500)
     for width in (1280, 700):
         page.set_viewport_size({"width": width, "height": 2600})
+        page.locator(".jp-WindowedPanel-outer").first.evaluate("e => { e.scrollTop = 0 }")
         page.wait_for_timeout(300)
         screenshot(page, f"parts-{width}-{theme.lower()}")
         cut = page.evaluate(
@@ -117,3 +121,4 @@ def test_nothing_is_cut_off_in_light_and_dark(page, browser, screenshot, theme):
         assert cut == []
     page.set_viewport_size({"width": 1280, "height": 1000})
     assert browser.strangers == []
+    assert page.locator('[data-mime-type$="stderr"]').count() == 0, "no progress bar beside the panel"

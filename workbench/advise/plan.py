@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from threading import current_thread, main_thread
 from typing import Any
 
 from tqdm import tqdm
@@ -172,7 +173,8 @@ class _Search:
         self.baseline = Candidate(self.recipe, (), self.predict(self.recipe), self.budget_bytes, self.compared_with)
         self.known: dict[tuple[Technique, ...], Candidate | None] = {(): self.baseline}
         self.skipped: dict[str, str] = {}
-        quiet = not (sys.stderr.isatty() or "JPY_SESSION_NAME" in os.environ)
+        aside = current_thread() is not main_thread()  # of a panel, which has words of its own
+        quiet = aside or not (sys.stderr.isatty() or "JPY_SESSION_NAME" in os.environ)
         self.bar = tqdm(desc="predicting", unit=" recipes", disable=quiet, leave=False)
 
     def _possible(self, change: Technique) -> bool:

@@ -28,7 +28,8 @@ class Advice(Part):
     def answers(self, record: Record) -> Iterator[Answer]:
         ask, found = cache(self.predictor), list[Candidate]()
         attacked = {n: sum(record.by_category.get(c, 0) for c in each.attacks) for n, each in REGISTRY.items()}
-        for name in sorted(REGISTRY, key=lambda name: -attacked[name]):  # what can help most comes first
+        worth = {n: attacked[n] / (len(each.variants(None)) or 1) for n, each in REGISTRY.items()}
+        for name in sorted(REGISTRY, key=lambda name: -worth[name]):  # first what may help most for few predictions
             yield page("advice", cause=cause(record), looking=name, found=found), sorted(found, key=rank)[:MOST]
             found += diagnose(record, among=[name], predict=ask).changes
         whole = diagnose(record, predict=ask)

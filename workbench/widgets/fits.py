@@ -1,6 +1,6 @@
 """What fits: the recipe on every card there is, and other batches and lengths on the chosen one."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, pairwise
@@ -74,17 +74,11 @@ def rows_of(recipe: Recipe, limit_bytes: int) -> list[Row]:
 
 
 class WhatFits(Part):
-    """A row of all cards, a table of batch × length, and a button for the largest batch that fits.
+    """A row of all cards, a table of batch × length, and a button for the largest batch that fits."""
 
-    Args:
-        predict_each: `predict_all`, or something that answers like it.
-    """
-
-    def __init__(
-        self, choose: Choose, predictor: Predictor = predict, predict_each: Callable[..., list[Any]] = predict_all
-    ) -> None:
+    def __init__(self, choose: Choose, predictor: Predictor = predict) -> None:
         super().__init__(choose, predictor)
-        self.predict_each, self.largest = predict_each, w.Button(_dom_classes=("wb-wide",))
+        self.largest = w.Button(_dom_classes=("wb-wide",))
         self.largest.on_click(lambda _: choose(self._largest))
         self.view.children = (self.page, self.largest)
 
@@ -100,7 +94,7 @@ class WhatFits(Part):
         """Says before each card what is looked for; what is found goes to `found`. Those of one kind share a trace."""
         for card in GPUS.values():
             yield card.title
-            (found[card.name],) = self.predict_each(recipe, [card.name], engine=SHADOW)
+            (found[card.name],) = predict_all(recipe, [card.name], engine=SHADOW)
 
     def _filled(self, row: Row, gpu: str) -> Iterator[str]:
         """Says before each prediction what is looked for."""
