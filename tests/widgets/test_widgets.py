@@ -19,7 +19,7 @@ from workbench.run import run as training
 from workbench.techniques import REGISTRY, GradientCheckpointing, Lora
 from workbench.widgets import pages
 from workbench.widgets.controls import RecipeForm
-from workbench.widgets.gauge import Gauge, Room, page_of, verdict
+from workbench.widgets.gauge import Gauge, Limit, page_of, verdict
 from workbench.widgets.history import History, overlay, table_of
 from workbench.widgets.playground import Playground
 from workbench.widgets.runner import RUNNER
@@ -46,8 +46,8 @@ def predicted(monkeypatch):
         asked.append((recipe, gpu))
         return Forecast()
 
-    for room in ("gauge", "savings"):
-        monkeypatch.setattr(f"workbench.widgets.{room}.predict", predictor)
+    for limit in ("gauge", "savings"):
+        monkeypatch.setattr(f"workbench.widgets.{limit}.predict", predictor)
     monkeypatch.setattr(import_module("workbench.predict.beside"), "predict", predictor)
     return asked
 
@@ -174,24 +174,24 @@ def test_the_verdict_in_words(need, have, words):
 
 
 def test_the_page_says_in_words_what_the_bar_shows_and_is_escaped():
-    room = Room("t4")
-    page = page_of(Forecast(capacity=room.have_bytes), room)
+    limit = Limit("t4")
+    page = page_of(Forecast(capacity=limit.have_bytes), limit)
     assert "<b>✓ Fits.</b> 3.5 GiB of the 14.6 GiB of NVIDIA T4" in page
     assert 'role="img" aria-label="✓ Fits. weights 3.0 GiB' in page
     assert "<b>mm</b>" not in page
-    assert "over by 2.0 GiB" in page_of(Forecast(), Room("t4", 2**30))
+    assert "over by 2.0 GiB" in page_of(Forecast(), Limit("t4", 2**30))
 
 
-@pytest.mark.parametrize("room", [Room("t4"), Room("t4", 2**30), Room("cpu")])
-def test_the_bold_number_is_the_sum_of_the_legend(room):
+@pytest.mark.parametrize("limit", [Limit("t4"), Limit("t4", 2**30), Limit("cpu")])
+def test_the_bold_number_is_the_sum_of_the_legend(limit):
     found = Forecast()
     found.peak_reserved_bytes = found.peak_allocated_bytes + 10
-    parts = room.parts_of(found)
-    context = 0 if room.budget_bytes else found.context_bytes
+    parts = limit.parts_of(found)
+    context = 0 if limit.budget_bytes else found.context_bytes
     assert sum(parts.values()) == found.peak_reserved_bytes + context
-    assert room.limit_bytes - sum(parts.values()) - (found.context_bytes - context) == (
-        room.have_bytes - sum(parts.values()) if room.gpu == "cpu" or not room.budget_bytes else
-        room.budget_bytes - found.peak_reserved_bytes
+    assert limit.limit_bytes - sum(parts.values()) - (found.context_bytes - context) == (
+        limit.have_bytes - sum(parts.values()) if limit.gpu == "cpu" or not limit.budget_bytes else
+        limit.budget_bytes - found.peak_reserved_bytes
     )  # fmt: skip
 
 
@@ -277,13 +277,13 @@ def test_each_switch_says_what_it_saves(form):
     savings = Savings(form.toggles, predictor)
     form.toggles["gradient_checkpointing"].box.value = True
     savings.newest.quiet_s = 0.01
-    savings.show(Recipe(), Room("t4"))
+    savings.show(Recipe(), Limit("t4"))
     assert savings.newest.wait(20)
     assert "−2.0 GiB" in form.toggles["lora"].saving.value
     assert "not here" in form.toggles["dora"].saving.value
     assert "not on this &lt;card&gt;" in form.toggles["dora"].saving.value
     assert "±0 B" in form.toggles["gradient_checkpointing"].saving.value, "it is on in neither, or in both"
-    savings.show(None, Room("t4"))
+    savings.show(None, Limit("t4"))
     assert "opacity" in form.toggles["lora"].saving.value
 
 

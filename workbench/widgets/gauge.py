@@ -20,7 +20,7 @@ DIMMED = "opacity: 0.45"
 
 
 @dataclass(frozen=True)
-class Room:
+class Limit:
     """What a recipe may need.
 
     Args:
@@ -93,10 +93,10 @@ class Gauge:
             made.observe(lambda _: self._ask(), names="value")
 
     @property
-    def room(self) -> Room:
+    def limit(self) -> Limit:
         """Raises ConfigurationError for a limit that cannot be read."""
         text = self.budget.value.strip()
-        return Room(self.gpu.value, parse_bytes(text, "limit") if text else None)
+        return Limit(self.gpu.value, parse_bytes(text, "limit") if text else None)
 
     @property
     def capability(self) -> tuple[int, int] | None:
@@ -120,7 +120,7 @@ class Gauge:
         asked = f"predicting {self._recipe.label} …" if self._recipe else ""
         self.page.value = f"<p><small>{escaped(asked)}</small></p><div style='{DIMMED}'>{self._last}</div>"
         try:
-            self._newest.ask((self._recipe, self.room))
+            self._newest.ask((self._recipe, self.limit))
         except WorkbenchError as error:
             self._newest.ask((None, error))
 
@@ -130,33 +130,33 @@ class Gauge:
         self.shown()
 
     def _answers(
-        self, question: tuple[Recipe | None, Room | WorkbenchError]
+        self, question: tuple[Recipe | None, Limit | WorkbenchError]
     ) -> Iterator[tuple[str, Prediction | None]]:
-        recipe, room = question
-        if isinstance(room, WorkbenchError):
-            yield alarm(room), None
+        recipe, limit = question
+        if isinstance(limit, WorkbenchError):
+            yield alarm(limit), None
         elif recipe is None:
             yield alarm("The recipe cannot be used as it is: see the remark beside its settings."), None
         else:
-            yield self._answer(recipe, room)
+            yield self._answer(recipe, limit)
 
-    def _answer(self, recipe: Recipe, room: Room) -> tuple[str, Prediction | None]:
+    def _answer(self, recipe: Recipe, limit: Limit) -> tuple[str, Prediction | None]:
         try:
-            found = self.predictor(recipe, room.gpu)
-            return page_of(found, room), found
+            found = self.predictor(recipe, limit.gpu)
+            return page_of(found, limit), found
         except WorkbenchError as error:
             return alarm(error), None
         except Exception as error:
             return alarm(f"no prediction: {error}"), None
 
 
-def page_of(p: Prediction, room: Room) -> str:
+def page_of(p: Prediction, limit: Limit) -> str:
     """The verdict in words, the bar, the parts and the moment of the peak."""
-    parts, have = room.parts_of(p), room.have_bytes
+    parts, have = limit.parts_of(p), limit.have_bytes
     words = verdict(sum(parts.values()), have)
     moment = f"{p.peak_phase.replace('_', ' ')}, at {p.peak_operation}"
     told = ", ".join(f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in parts.items() if size)
-    against = f"{format_bytes(sum(parts.values()))} of the {format_bytes(have)} of {room.title}"
+    against = f"{format_bytes(sum(parts.values()))} of the {format_bytes(have)} of {limit.title}"
     return (
         f"<p aria-live='polite'><b>{escaped(words)}</b> {escaped(against)}</p>{bar(parts, have, f'{words} {told}')}"
         f"{legend(parts)}<p><small>Predicted for {escaped(p.gpu)}, not measured ({escaped(p.source)}): "

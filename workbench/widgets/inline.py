@@ -38,7 +38,7 @@ class toggle:  # noqa: N801 - read as a verb in a notebook: toggle(recipe, "lora
             self.form.suit(self.gauge.capability)
             self.gauge.show(recipe := self.form.valid())
             with suppress(ConfigurationError):  # the gauge says so
-                self.savings.show(recipe, self.gauge.room)
+                self.savings.show(recipe, self.gauge.limit)
 
     def _ipython_display_(self) -> Any:
         if live_page():

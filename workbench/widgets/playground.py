@@ -98,7 +98,7 @@ class Playground:
         if found is None or found is self._drawn:
             return
         self._drawn = found
-        self.timeline.value = scrubber([found], self.gauge.room.budget_bytes)
+        self.timeline.value = scrubber([found], self.gauge.limit.budget_bytes)
 
     def _keep(self) -> None:
         if self._kept is not None:
@@ -119,10 +119,10 @@ class Playground:
         self.form.suit(self.gauge.capability)
         self.gauge.show(recipe := self.recipe())
         try:
-            room = self.gauge.room
+            limit = self.gauge.limit
         except ConfigurationError:
             return  # the gauge says so
-        self.savings.show(recipe, room)
+        self.savings.show(recipe, limit)
         self.train.show()
         self._show_tab()
 
@@ -130,10 +130,10 @@ class Playground:
         """Only what is looked at is worked out."""
         _, show = list(self._tabs.values())[self.tab.selected_index or 0]
         try:
-            room = self.gauge.room
+            limit = self.gauge.limit
         except ConfigurationError:
             return  # the gauge says so
-        show(self.recipe(), room.gpu, room.limit_bytes)
+        show(self.recipe(), limit.gpu, limit.limit_bytes)
 
     def _ended(self) -> None:
         self.history.refresh()

@@ -9,7 +9,7 @@ from workbench.predict.predict import Prediction, predict
 from workbench.recipe import Recipe
 from workbench.widgets.background import Newest
 from workbench.widgets.controls import TechniqueToggle
-from workbench.widgets.gauge import DIMMED, Room
+from workbench.widgets.gauge import DIMMED, Limit
 from workbench.widgets.pages import small
 
 QUIET_S = 0.7
@@ -29,29 +29,29 @@ class Savings:
         self.toggles, self.predictor = toggles, predictor or predict
         self.newest = Newest(self._answers, self._show, QUIET_S)
 
-    def show(self, recipe: Recipe | None, room: Room) -> None:
+    def show(self, recipe: Recipe | None, limit: Limit) -> None:
         for toggle in self.toggles.values():
             toggle.saving.value = f'<span style="{DIMMED}">{toggle.saving.value}</span>' if toggle.saving.value else ""
-        self.newest.ask((recipe, room))
+        self.newest.ask((recipe, limit))
 
     def _show(self, found: tuple[str, str]) -> None:
         name, words = found
         self.toggles[name].saving.value = words
 
-    def _answers(self, question: tuple[Recipe | None, Room]) -> Iterator[tuple[str, str]]:
-        recipe, room = question
+    def _answers(self, question: tuple[Recipe | None, Limit]) -> Iterator[tuple[str, str]]:
+        recipe, limit = question
         for name, toggle in self.toggles.items():
             if recipe is None:
                 return
             try:
-                yield name, self._words(*_pair(recipe, toggle), room)
+                yield name, self._words(*_pair(recipe, toggle), limit)
             except WorkbenchError as error:
                 yield name, f"<details><summary>{small('not here')}</summary>{small(error)}</details>"
             except Exception:
                 yield name, ""  # the gauge says what is wrong with the worker
 
-    def _words(self, without: Recipe, having: Recipe, room: Room) -> str:
-        before, after = (sum(room.parts_of(self.predictor(one, room.gpu)).values()) for one in (without, having))
+    def _words(self, without: Recipe, having: Recipe, limit: Limit) -> str:
+        before, after = (sum(limit.parts_of(self.predictor(one, limit.gpu)).values()) for one in (without, having))
         sign = "−" if after < before else "+" if after > before else "±"
         return small(f"{sign}{format_bytes(abs(after - before))}")
 

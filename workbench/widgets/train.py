@@ -88,7 +88,7 @@ class Train:
         reason, recipe = "", None
         try:
             recipe = self.trained()
-            _ = self.here.room
+            _ = self.here.limit
             reason = why_not_here(recipe, World.find(None).device) if recipe else "The recipe cannot be used as it is."
         except WorkbenchError as error:
             reason = str(error)
