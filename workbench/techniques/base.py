@@ -94,7 +94,7 @@ class Technique:
     name: ClassVar[str]
     title: ClassVar[str]
     stage: ClassVar[Stage] = Stage.WRAP
-    attacks: ClassVar[tuple[Category, ...]]
+    attacks: ClassVar[tuple[Category, ...]] = ()
     costs: ClassVar[str]
     numerics: ClassVar[Numerics]
     family: ClassVar[str] = ""
