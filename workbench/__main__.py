@@ -212,23 +212,18 @@ def _add_doctor(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_emulate(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     parser.usage = "%(prog)s --gpu NAME [options] -- PROGRAM [ARGUMENT …]"
-    parser.add_argument("--gpu", default="h100", metavar="NAME", help=f"one of {', '.join(GPUS)} (default h100)")
-    parser.add_argument("--ranks", type=COUNT, default=1, metavar="N", help="N cards, and N processes by torchrun")
-    parser.add_argument("--memory", metavar="X", help="give the card this much memory, as in 12GiB")
-    parser.add_argument("--padding", action="store_true", help="batches hold padding: `mask.all()` is answered no")
-    parser.add_argument("--snapshot", type=Path, metavar="FILE", help="write PyTorch's memory snapshot (a pickle)")
-    parser.add_argument("--no-history", action="store_true", help="do not note who allocates: faster, no lines")
-    parser.add_argument(
-        "--timeout", type=_at_least(0, float), default=600, metavar="S", help="end it after S seconds (600); 0: never"
-    )
-    parser.add_argument(
-        "--set-up", action="store_true", help="fetch PyTorch's CUDA build and build the stubs; no program"
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print the findings as JSON; the program's output goes to stderr"
-    )
-    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM", help="as typed in a shell")
+    add("--gpu", default="h100", metavar="NAME", help=f"one of {', '.join(GPUS)} (default h100)")
+    add("--ranks", type=COUNT, default=1, metavar="N", help="N cards, and N processes by torchrun")
+    add("--memory", metavar="X", help="give the card this much memory, as in 12GiB")
+    add("--padding", action="store_true", help="batches hold padding: `mask.all()` is answered no")
+    add("--snapshot", type=Path, metavar="FILE", help="write PyTorch's memory snapshot (a pickle)")
+    add("--no-history", action="store_true", help="do not note who allocates: faster, no lines")
+    add("--timeout", type=_at_least(0, float), default=600, metavar="S", help="end it after S seconds (600); 0: never")
+    add("--set-up", action="store_true", help="fetch PyTorch's CUDA build and build the stubs; no program")
+    add("--json", action="store_true", help="print the findings as JSON; the program's output goes to stderr")
+    add("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM", help="as typed in a shell")
 
 
 def _add_pairs(parser: argparse.ArgumentParser) -> None:

@@ -171,9 +171,8 @@ class _Failure:
     @property
     def held_bytes(self) -> int | None:
         """What was alive when the request came."""
-        if self.record.allocated_at_failure_bytes is not None:
-            return self.record.allocated_at_failure_bytes
-        return self.record.peak_allocated_bytes
+        allocated = self.record.allocated_at_failure_bytes
+        return self.record.peak_allocated_bytes if allocated is None else allocated
 
     @property
     def room_bytes(self) -> int | None:

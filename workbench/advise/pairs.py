@@ -4,7 +4,7 @@ import html
 from collections.abc import Iterable
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
@@ -12,9 +12,6 @@ from workbench.errors import ConfigurationError, OutOfMemoryError, UnavailableEr
 from workbench.recipe import Recipe
 from workbench.run.run import run
 from workbench.techniques import REGISTRY
-
-if TYPE_CHECKING:
-    from pandas.io.formats.style import Styler
 
 MEASURED = "measured"
 
@@ -68,7 +65,7 @@ def matrix(table: pd.DataFrame) -> pd.DataFrame:
     return both.pivot(index="one", columns="other", values="words").rename_axis(index=None, columns=None)
 
 
-def style_pairs(table: pd.DataFrame) -> "Styler":
+def style_pairs(table: pd.DataFrame) -> "pd.io.formats.style.Styler":
     """The matrix as people read it: names of columns upright, what does not go together grey; text escaped."""
     upright = {"selector": "th.col_heading", "props": "writing-mode: vertical-rl; text-align: left; max-height: 14em"}
     styler = matrix(table).style.format(escape="html").format_index(html.escape, axis=0)
