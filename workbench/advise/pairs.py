@@ -4,7 +4,6 @@ import html
 from collections.abc import Iterable
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -28,17 +27,10 @@ def pairs(
     chosen = sorted(REGISTRY if names is None else names)
     base = run(recipe.baseline, device=device, reuse=True, folder=folder).peak_allocated_bytes or 0
     combined = [(name, name) for name in chosen] + list(combinations(chosen, 2))
-    rows = [_row(recipe.baseline, one, other, base, device, folder) for one, other in combined]
-    return pd.DataFrame(rows).astype({"peak_allocated_bytes": "Int64", "saved_fraction": "Float64"})
-
-
-def _row(recipe: Recipe, one: str, other: str, base: int, device: str | None, folder: Path | None) -> dict[str, Any]:
-    verdict, reason, peak = _tried(recipe, {one, other}, device, folder)
-    saved = None if peak is None else 1 - peak / base
-    return {
-        "one": one, "other": other, "verdict": verdict, "reason": reason,
-        "peak_allocated_bytes": peak, "saved_fraction": saved,
-    }  # fmt: skip
+    rows = [(one, other, *_tried(recipe.baseline, {one, other}, device, folder)) for one, other in combined]
+    columns = ["one", "other", "verdict", "reason", "peak_allocated_bytes"]
+    table = pd.DataFrame(rows, columns=columns).astype({"peak_allocated_bytes": "Int64"})
+    return table.assign(saved_fraction=1 - table["peak_allocated_bytes"] / base)
 
 
 def _tried(recipe: Recipe, names: set[str], device: str | None, folder: Path | None) -> tuple[str, str, int | None]:

@@ -182,7 +182,8 @@ def _from_pretrained(family: ModelFamily, location: str, expressions: dict[str, 
 
 def _from_config(job: Job, family: ModelFamily, expressions: dict[str, str]) -> list[str]:
     known = {name: _literal(value) for name, value in SIZES.get(job.source.location, {}).items()}
-    settings = {name: source for name, source in expressions.items() if _is_setting(job.config, name)}
+    taken = (vars(job.config).keys() | {"attn_implementation"}) - {"dtype"}
+    settings = {name: source for name, source in expressions.items() if name in taken}
     values = _assigned({**known, **settings})
     made = family.config_class if known else f"{family.config_class}.from_pretrained"
     values = values if known else [_literal(job.source.location), *values]
@@ -195,11 +196,6 @@ def _from_config(job: Job, family: ModelFamily, expressions: dict[str, str]) -> 
     if expressions.keys() > {"dtype", *settings}:  # such as quantization, which acts on loading
         lines += ['model.save_pretrained("new-weights")', *_from_pretrained(family, "new-weights", expressions)]
     return lines
-
-
-def _is_setting(config: Any, name: str) -> bool:
-    """Whether an argument of loading is one that a config takes too."""
-    return name == "attn_implementation" or (name != "dtype" and hasattr(config, name))
 
 
 def _arguments(job: Job) -> str:

@@ -88,10 +88,8 @@ def execute_notebook(
     except PapermillExecutionError as error:
         cell, why = error.exec_count, f"{error.ename}: {error.evalue}"
     except DeadKernelError:
-        cell, why = (
-            _last_cell(output),
-            "its kernel died, often for want of memory: choose a smaller model, batch or length",
-        )
+        cell = _last_cell(output)
+        why = "its kernel died, often for want of memory: choose a smaller model, batch or length"
         why += "; the marks `completed` are not to be believed"
     except CellTimeoutError:
         cell, why = _last_cell(output), f"not done after {timeout_s} s. Allow more, or take fewer steps"

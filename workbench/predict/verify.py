@@ -74,16 +74,12 @@ def default_grid(device: str | None) -> Path:
 
 def recipes(path: Path = GRID) -> list[Recipe]:
     """The configurations of a grid file."""
-    return [
-        Recipe(
-            model=entry["model"],
-            effective_batch_size=entry["batch"],
-            sequence_length=entry["length"],
-            steps=VERIFIED_STEPS,
-            techniques=tuple(parse_technique(text) for text in entry["techniques"]),
-        )
-        for entry in json.loads(path.read_text(encoding="utf-8"))
-    ]
+    names = {"model": "model", "batch": "effective_batch_size", "length": "sequence_length"}
+    found = []
+    for entry in json.loads(path.read_text(encoding="utf-8")):
+        given = {field: entry[name] for name, field in names.items()}
+        found.append(Recipe(**given, steps=VERIFIED_STEPS, techniques=tuple(map(parse_technique, entry["techniques"]))))
+    return found
 
 
 def gpu_of_device(device: str | None) -> str:
