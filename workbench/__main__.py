@@ -38,12 +38,15 @@ from pathlib import Path
 from typing import Any, cast
 
 from workbench.errors import DISTRIBUTION, ConfigurationError, WorkbenchError, needed_extra, visible
-from workbench.measure.categories import parse_bytes
+from workbench.gpus.catalogue import GPUS
+from workbench.gpus.catalogue import gpu as find_gpu
+from workbench.measure.categories import format_bytes, parse_bytes
 from workbench.models.source import locate, locate_config
 from workbench.paths import check_writable, runs_folder
 from workbench.recipe import Recipe, recipe_options
 from workbench.settings import described
 from workbench.techniques import REGISTRY
+from workbench.texts import corpus
 from workbench.texts import readers as texts
 
 MODULE = "python -m workbench"
@@ -134,32 +137,30 @@ def _parser() -> argparse.ArgumentParser:
         prog=program, description=title, epilog=f"{examples}\n\n{exit_codes}", formatter_class=raw
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_run(commands.add_parser("run", help="fine-tune, measure, record", epilog=examples, formatter_class=raw))
-    _add_predict(commands.add_parser("predict", help="the memory a GPU will need, without a GPU", formatter_class=raw))
-    _add_plan(commands.add_parser("plan", help="what to change so that it fits a budget", formatter_class=raw))
-    _add_doctor(commands.add_parser("doctor", help="why a run ran out of memory, and what to change"))
-    _add_script(commands.add_parser("script", help="the recipe as a plain Hugging Face script", formatter_class=raw))
-    _add_emulate(commands.add_parser("emulate", help="any PyTorch program on a GPU in software", formatter_class=raw))
-    _add_verify(commands.add_parser("verify", help="predictions against measurements on this device"))
-    _add_pairs(commands.add_parser("pairs", help="every pair of techniques, measured or refused", formatter_class=raw))
-    _add_notebooks(commands.add_parser("notebooks", help="execute the notebooks and build the gallery"))
-    _add_lessons(commands.add_parser("lessons", help="copy the notebooks into a folder, to open and change"))
-    lister = commands.add_parser("list", help="the techniques: what they attack, what they cost, same loss?")
-    _does(lister, list_techniques)
-    recorder = commands.add_parser("records", help="the runs so far, newest last; export them")
+
+    def command(name: str, function: Callable[[argparse.Namespace], int | None], help: str, **more: Any) -> Any:
+        """The function's docstring is the command's description."""
+        made = commands.add_parser(name, help=help, description=inspect.getdoc(function), **more)
+        made.set_defaults(function=function)
+        return made
+
+    _add_run(command("run", run_recipe, "fine-tune, measure, record", epilog=examples, formatter_class=raw))
+    _add_predict(command("predict", predict_recipe, "the memory a GPU will need, without a GPU", formatter_class=raw))
+    _add_plan(command("plan", show_plan, "what to change so that it fits a budget", formatter_class=raw))
+    _add_doctor(command("doctor", show_diagnosis, "why a run ran out of memory, and what to change"))
+    _add_recipe(command("script", write_script, "the recipe as a plain Hugging Face script", formatter_class=raw))
+    _add_emulate(command("emulate", emulate_program, "any PyTorch program on a GPU in software", formatter_class=raw))
+    _add_verify(command("verify", verify_predictions, "predictions against measurements on this device"))
+    _add_pairs(command("pairs", show_pairs, "every pair of techniques, measured or refused", formatter_class=raw))
+    _add_notebooks(command("notebooks", run_notebooks, "execute the notebooks and build the gallery"))
+    _add_lessons(command("lessons", take_lessons, "copy the notebooks into a folder, to open and change"))
+    command("list", list_techniques, "the techniques: what they attack, what they cost, same loss?")
+    recorder = command("records", show_records, "the runs so far, newest last; export them")
     recorder.add_argument("--export", metavar="FILE", help="write all columns to FILE (.parquet or .csv)")
     recorder.add_argument("--last", type=COUNT, default=20, metavar="N", help="show the last N runs (default 20)")
-    _does(recorder, show_records)
-    comparer = commands.add_parser("compare", help="recipes side by side, against their baseline")
+    comparer = command("compare", show_comparison, "recipes side by side, against their baseline")
     comparer.add_argument("--save", metavar="FOLDER", help="write the table (CSV) and the pictures (PNG) there too")
-    _does(comparer, show_comparison)
     return parser
-
-
-def _does(parser: argparse.ArgumentParser, function: Callable[[argparse.Namespace], int | None]) -> None:
-    """The function's docstring is the command's description."""
-    parser.set_defaults(function=function)
-    parser.description = inspect.getdoc(function)
 
 
 def _add_recipe(parser: argparse.ArgumentParser) -> None:
@@ -187,18 +188,14 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--longest-first", action="store_true", help="begin with the longest examples, to fail early")
     parser.add_argument("--reuse", action="store_true", help="take an equal run that is already recorded")
     parser.add_argument("--json", action="store_true", help="print the record as one JSON object")
-    _does(parser, run_recipe)
 
 
 def _add_predict(parser: argparse.ArgumentParser) -> None:
-    from workbench.gpus.catalogue import GPUS
-
     _add_recipe(parser)
     parser.add_argument("--gpu", default="h100", metavar="NAME", help=f"one of {', '.join(GPUS)} (default h100)")
     parser.add_argument("--padding", action="store_true", help="batches contain padding, whatever the techniques say")
     parser.add_argument("--engine", help="emulator or shadow (default: the emulator where it is set up)")
     parser.add_argument("--json", action="store_true", help="print the prediction as one JSON object")
-    _does(parser, predict_recipe)
 
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:
@@ -207,47 +204,31 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpu", default="h100", metavar="NAME", help="predict for this GPU, or cpu (default h100)")
     parser.add_argument("--most-changes", type=COUNT, default=4, metavar="N", help="techniques per answer (default 4)")
     parser.add_argument("--json", action="store_true", help="print the plan as one JSON object")
-    _does(parser, show_plan)
 
 
 def _add_doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("record", nargs="?", metavar="RECORD_ID", help="default: the newest that ran out of memory")
     parser.add_argument("--json", action="store_true", help="print the diagnosis as one JSON object")
-    _does(parser, show_diagnosis)
-
-
-def _add_script(parser: argparse.ArgumentParser) -> None:
-    _add_recipe(parser)
-    _does(parser, write_script)
 
 
 def _add_emulate(parser: argparse.ArgumentParser) -> None:
-    from workbench.gpus.catalogue import GPUS
-
+    add = parser.add_argument
     parser.usage = "%(prog)s --gpu NAME [options] -- PROGRAM [ARGUMENT …]"
-    parser.add_argument("--gpu", default="h100", metavar="NAME", help=f"one of {', '.join(GPUS)} (default h100)")
-    parser.add_argument("--ranks", type=COUNT, default=1, metavar="N", help="N cards, and N processes by torchrun")
-    parser.add_argument("--memory", metavar="X", help="give the card this much memory, as in 12GiB")
-    parser.add_argument("--padding", action="store_true", help="batches hold padding: `mask.all()` is answered no")
-    parser.add_argument("--snapshot", type=Path, metavar="FILE", help="write PyTorch's memory snapshot (a pickle)")
-    parser.add_argument("--no-history", action="store_true", help="do not note who allocates: faster, no lines")
-    parser.add_argument(
-        "--timeout", type=_at_least(0, float), default=600, metavar="S", help="end it after S seconds (600); 0: never"
-    )
-    parser.add_argument(
-        "--set-up", action="store_true", help="fetch PyTorch's CUDA build and build the stubs; no program"
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print the findings as JSON; the program's output goes to stderr"
-    )
-    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM", help="as typed in a shell")
-    _does(parser, emulate_program)
+    add("--gpu", default="h100", metavar="NAME", help=f"one of {', '.join(GPUS)} (default h100)")
+    add("--ranks", type=COUNT, default=1, metavar="N", help="N cards, and N processes by torchrun")
+    add("--memory", metavar="X", help="give the card this much memory, as in 12GiB")
+    add("--padding", action="store_true", help="batches hold padding: `mask.all()` is answered no")
+    add("--snapshot", type=Path, metavar="FILE", help="write PyTorch's memory snapshot (a pickle)")
+    add("--no-history", action="store_true", help="do not note who allocates: faster, no lines")
+    add("--timeout", type=_at_least(0, float), default=600, metavar="S", help="end it after S seconds (600); 0: never")
+    add("--set-up", action="store_true", help="fetch PyTorch's CUDA build and build the stubs; no program")
+    add("--json", action="store_true", help="print the findings as JSON; the program's output goes to stderr")
+    add("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM", help="as typed in a shell")
 
 
 def _add_pairs(parser: argparse.ArgumentParser) -> None:
     _add_recipe(parser)
     parser.add_argument("--save", metavar="FILE.csv", help="write the table as CSV")
-    _does(parser, show_pairs)
 
 
 def _add_verify(parser: argparse.ArgumentParser) -> None:
@@ -257,7 +238,6 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--grid", metavar="FILE", help="other configurations, in the form of grid.json")
     parser.add_argument("--output", metavar="FILE", help="default: verification.json in data/reference")
     parser.add_argument("--fresh", action="store_true", help="measure again what is in the output already")
-    _does(parser, verify_predictions)
 
 
 def _add_notebooks(parser: argparse.ArgumentParser) -> None:
@@ -268,20 +248,16 @@ def _add_notebooks(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--force", action="store_true", help="execute even what is up to date")
     parser.add_argument("--timeout", type=COUNT, metavar="S", help="give a cell up after S seconds (default: never)")
-    _does(parser, run_notebooks)
 
 
 def _add_lessons(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="is made if it is not there")
     parser.add_argument("--force", action="store_true", help="overwrite notebooks that differ")
-    _does(parser, take_lessons)
 
 
 def _recipe(args: argparse.Namespace, *, config_only: bool = False) -> Recipe:
-    given = {name: getattr(args, name, None) for name in recipe_options()}
-    recipe = Recipe.parse({name: text for name, text in given.items() if text is not None}, args.technique)
-    from workbench.texts import corpus
-
+    given = {name: text for name in recipe_options() if (text := getattr(args, name)) is not None}
+    recipe = Recipe.parse(given, args.technique)
     corpus.load_corpus(recipe.corpus)  # these two say what is wrong before torch is imported, which takes seconds
     if recipe.model != "auto":
         (locate_config if config_only else locate)(recipe.model)
@@ -312,8 +288,6 @@ def run_recipe(args: argparse.Namespace) -> int:
 
 
 def _summary(record: Any) -> str:
-    from workbench.measure.categories import format_bytes
-
     parts = ", ".join(f"{k.replace('_', ' ')} {format_bytes(v)}" for k, v in record.by_category.items() if v)
     speed = (
         f"{record.tokens_per_s:,.0f} tokens/s over {record.timed_steps} steps" if record.timed_steps else "not timed"
@@ -362,13 +336,12 @@ def show_plan(args: argparse.Namespace) -> int:
     """The smallest sets of techniques with which a recipe fits into a budget, found by predictions: exact ones
     first, then those that take less time. Techniques that you switch on here stay on in all of them.
     """
-    budget = parse_bytes(args.budget, "budget") if args.budget is not None else None
     recipe = _recipe(args, config_only=True)
     from workbench.advise.plan import plan, plan_text
 
     fields = {f.name: getattr(recipe, f.name) for f in dataclasses.fields(Recipe)}
     with redirect_stdout(sys.stderr):
-        planned = plan(budget=budget, gpu=args.gpu, most_changes=args.most_changes, **fields)
+        planned = plan(budget=args.budget, gpu=args.gpu, most_changes=args.most_changes, **fields)
     print(json.dumps(planned.to_dict()) if args.json else plan_text(planned))
     return 0 if planned.candidates else 1
 
@@ -501,7 +474,6 @@ def emulate_program(args: argparse.Namespace) -> int:
     kept.
     """
 
-    from workbench.gpus.catalogue import gpu as find_gpu
     from workbench.gpus.emulator.card import with_memory
     from workbench.gpus.emulator.launch import emulate
     from workbench.gpus.emulator.place import set_up

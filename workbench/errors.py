@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, field
 from typing import ClassVar
 
 DISTRIBUTION = "gpt2-memory-workbench"
@@ -90,8 +91,9 @@ def needed_extra(error: ModuleNotFoundError) -> UnavailableError | None:
     return None
 
 
+@dataclass(eq=False, repr=False)
 class OutOfMemoryError(WorkbenchError, RuntimeError):
-    """A run did not fit; its record has the status `oom`.
+    """A run did not fit; its record has the status `oom`, and `message` is what it says.
 
     Attributes:
         record_id: of that record; `workbench.diagnose` tells what to change.
@@ -103,20 +105,12 @@ class OutOfMemoryError(WorkbenchError, RuntimeError):
 
     exit_code: ClassVar[int] = 4
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        record_id: str = "",
-        phase: str = "",
-        operation: str = "",
-        by_category: Mapping[str, int] | None = None,
-        requested_bytes: int | None = None,
-        allocated_bytes: int | None = None,
-        reserved_bytes: int | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.record_id, self.phase, self.operation = record_id, phase, operation
-        self.by_category = dict(by_category or {})
-        self.requested_bytes = requested_bytes
-        self.allocated_bytes, self.reserved_bytes = allocated_bytes, reserved_bytes
+    message: str
+    _: KW_ONLY
+    record_id: str = ""
+    phase: str = ""
+    operation: str = ""
+    by_category: Mapping[str, int] = field(default_factory=dict)
+    requested_bytes: int | None = None
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None

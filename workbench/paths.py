@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from platformdirs import user_data_path
 from psutil import pid_exists
 
-from workbench.errors import ConfigurationError, UnavailableError
+from workbench.errors import DISTRIBUTION, ConfigurationError, UnavailableError
 
 PACKAGE = Path(__file__).resolve().parent
 ROOT = PACKAGE.parent
@@ -31,7 +32,8 @@ PIN = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import workbench; del sys
 
 def runs_folder() -> Path:
     """The folder that the environment variable `WORKBENCH_RUNS` names, else `data/runs`; the user's from a wheel."""
-    return Path(os.environ.get("WORKBENCH_RUNS") or _own_runs()).expanduser().resolve()
+    own = user_data_path(DISTRIBUTION, appauthor=False) / "runs" if INSTALLED else DATA / "runs"
+    return Path(os.environ.get("WORKBENCH_RUNS") or own).expanduser().resolve()
 
 
 def check_writable(folder: Path) -> None:
@@ -57,14 +59,6 @@ def unwritten(folder: Path, error: Exception) -> str:
     return f"nothing can be written into {folder} ({reason}). Free some space, or set WORKBENCH_RUNS to another folder."
 
 
-def _own_runs() -> Path:
-    if not INSTALLED:
-        return DATA / "runs"
-    from platformdirs import user_data_path
-
-    return user_data_path("gpt2-memory-workbench", appauthor=False) / "runs"
-
-
 @contextmanager
 def aside(folder: Path, what: str, ending: str = "") -> Iterator[Path]:
     """A path to write to, until `put_in_place` gives the file its name. Nothing else stays of it, nor of what killed
@@ -87,6 +81,17 @@ def aside(folder: Path, what: str, ending: str = "") -> Iterator[Path]:
         why = "the disk is full" if error.errno in FULL else error.strerror or error
         cure = "Free some space, or name another place in the environment variable WORKBENCH_RUNS."
         raise UnavailableError(f"{what} cannot be written to {folder}: {why}. {cure}") from None
+
+
+def write_whole(path: Path, text: str) -> Path:
+    """Write a text file: complete or not at all, whatever happens meanwhile."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.stem}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        return put_in_place(part, path.name)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def put_in_place(part: Path, name: str) -> Path:

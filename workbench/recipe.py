@@ -131,12 +131,11 @@ class Recipe:
 
 def recipe_options() -> dict[str, tuple[str, str]]:
     """Of each field that a command line has an option for: the option, and its help."""
-    found = {}
-    for field in fields(Recipe):
-        if "help" in field.metadata:
-            default = str(field.default).lower()
-            found[field.name] = flag(field.name), f"{field.metadata['help']} ({described(field)}; default {default})"
-    return found
+    return {
+        f.name: (flag(f.name), f"{f.metadata['help']} ({described(f)}; default {_written(f.default)})")
+        for f in fields(Recipe)
+        if "help" in f.metadata
+    }
 
 
 def flag(field_name: str) -> str:

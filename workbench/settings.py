@@ -32,8 +32,8 @@ def setting(
 
 def described(field: Field[Any]) -> str:
     """What the field accepts, in words: `an integer of at least 1`."""
-    plain = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a text"}.get(kind(field), "")
-    words = f"one of {', '.join(field.metadata['choices'])}" if field.metadata.get("choices") else plain
+    choices = ", ".join(field.metadata.get("choices", ()))
+    words = f"one of {choices}" if choices else IN_WORDS.get(kind(field), "")
     low, high = field.metadata.get("minimum"), field.metadata.get("maximum")
     words += f" of at least {low}" if low is not None else ""
     words += f" and at most {high}" if high is not None else ""
@@ -101,7 +101,8 @@ def _boolean(text: str) -> bool:
 
 _UNWRITABLE = re.compile("^\\s*$|[\0\ud800-\udfff]")  # so Python reads the bytes of a name that is not UTF-8
 _READERS: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "bool": _boolean}
-_KINDS: dict[str, type | tuple[type, ...]] = {"int": int, "float": (int, float), "bool": bool, "str": str}
+KINDS: dict[str, type | tuple[type, ...]] = {"int": int, "float": (int, float), "bool": bool, "str": str}
+IN_WORDS = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a text"}
 
 
 def kind(field: Field[Any]) -> str:
@@ -116,7 +117,7 @@ def optional(field: Field[Any]) -> bool:
 
 
 def _refusal(field: Field[Any], value: Any, owner: str) -> ConfigurationError:
-    beyond = _unwritable(value) if isinstance(value, _KINDS.get(kind(field), object)) else ""
+    beyond = _unwritable(value) if isinstance(value, KINDS.get(kind(field), object)) else ""
     return ConfigurationError(f"{owner}: {field.name} must be {described(field)}{beyond}, got {brief(value)}.")
 
 
@@ -130,7 +131,7 @@ def _unwritable(value: Any) -> str:
 def _acceptable(field: Field[Any], value: Any) -> bool:
     if value is None:
         return optional(field)
-    if not isinstance(value, _KINDS.get(kind(field), object)) or (isinstance(value, bool) and kind(field) != "bool"):
+    if not isinstance(value, KINDS.get(kind(field), object)) or (isinstance(value, bool) and kind(field) != "bool"):
         return False
     if _unwritable(value) or (isinstance(value, float) and not math.isfinite(value)):
         return False

@@ -15,6 +15,7 @@ from transformers.trainer_callback import TrainerState
 
 from workbench.errors import ConfigurationError
 from workbench.records import checkpoints
+from workbench.records.record import warn_once
 
 SEEN = {"tokens_seen": 7, "padding_tokens": 0}
 PICKLES = ("optimizer.pt", "scheduler.pt", "rng_state.pth")
@@ -247,7 +248,7 @@ def test_whatever_the_bytes_no_code_runs_and_one_sentence_names_the_file(make, t
     whole, damaged = make(1), make(2)
     for how, data in hostile(trapped).items():
         replaced(damaged, name, data)
-        checkpoints._told.clear()
+        warn_once.cache_clear()
         assert name in passed_over(tmp_path, damaged, whole, capsys), how
         assert not trapped.exists(), how
 

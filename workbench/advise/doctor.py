@@ -7,7 +7,6 @@ technique that the recipe has already, other settings are tried in its place. No
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from workbench.advise.candidate import Candidate, Predictor, entry, rank
@@ -90,13 +89,13 @@ def _plain(candidate: Candidate) -> dict[str, Any]:
     return {**candidate.to_dict(), "gives_up": change.costs}  # of a single change, without its name
 
 
-def newest_out_of_memory(record_id: str | None = None, folder: Path | None = None) -> Record:
+def newest_out_of_memory(record_id: str | None = None) -> Record:
     """The record of that id, or the newest that ran out of memory.
 
     Raises:
         ConfigurationError: there is none.
     """
-    found = [r for r in read_all(folder) if (r.id == record_id if record_id else r.status is Status.OOM)]
+    found = [r for r in read_all() if (r.id == record_id if record_id else r.status is Status.OOM)]
     if not found:
         which = f"no record {record_id!r}" if record_id else "no run that ran out of memory on record"
         raise ConfigurationError(f"doctor: there is {which}. See `python -m workbench records`.")
@@ -177,9 +176,8 @@ class _Failure:
     @property
     def held_bytes(self) -> int | None:
         """What was alive when the request came."""
-        if self.record.allocated_at_failure_bytes is not None:
-            return self.record.allocated_at_failure_bytes
-        return self.record.peak_allocated_bytes
+        allocated = self.record.allocated_at_failure_bytes
+        return self.record.peak_allocated_bytes if allocated is None else allocated
 
     @property
     def room_bytes(self) -> int | None:

@@ -4,7 +4,6 @@ import html
 from collections.abc import Iterable
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -12,9 +11,6 @@ from workbench.errors import ConfigurationError, OutOfMemoryError, UnavailableEr
 from workbench.recipe import Recipe
 from workbench.run.run import run
 from workbench.techniques import REGISTRY
-
-if TYPE_CHECKING:
-    from pandas.io.formats.style import Styler
 
 MEASURED = "measured"
 
@@ -31,17 +27,10 @@ def pairs(
     chosen = sorted(REGISTRY if names is None else names)
     base = run(recipe.baseline, device=device, reuse=True, folder=folder).peak_allocated_bytes or 0
     combined = [(name, name) for name in chosen] + list(combinations(chosen, 2))
-    rows = [_row(recipe.baseline, one, other, base, device, folder) for one, other in combined]
-    return pd.DataFrame(rows).astype({"peak_allocated_bytes": "Int64", "saved_fraction": "Float64"})
-
-
-def _row(recipe: Recipe, one: str, other: str, base: int, device: str | None, folder: Path | None) -> dict[str, Any]:
-    verdict, reason, peak = _tried(recipe, {one, other}, device, folder)
-    saved = None if peak is None else 1 - peak / base
-    return {
-        "one": one, "other": other, "verdict": verdict, "reason": reason,
-        "peak_allocated_bytes": peak, "saved_fraction": saved,
-    }  # fmt: skip
+    rows = [(one, other, *_tried(recipe.baseline, {one, other}, device, folder)) for one, other in combined]
+    columns = ["one", "other", "verdict", "reason", "peak_allocated_bytes"]
+    table = pd.DataFrame(rows, columns=columns).astype({"peak_allocated_bytes": "Int64"})
+    return table.assign(saved_fraction=1 - table["peak_allocated_bytes"] / base)
 
 
 def _tried(recipe: Recipe, names: set[str], device: str | None, folder: Path | None) -> tuple[str, str, int | None]:
@@ -68,7 +57,7 @@ def matrix(table: pd.DataFrame) -> pd.DataFrame:
     return both.pivot(index="one", columns="other", values="words").rename_axis(index=None, columns=None)
 
 
-def style_pairs(table: pd.DataFrame) -> "Styler":
+def style_pairs(table: pd.DataFrame) -> "pd.io.formats.style.Styler":
     """The matrix as people read it: names of columns upright, what does not go together grey; text escaped."""
     upright = {"selector": "th.col_heading", "props": "writing-mode: vertical-rl; text-align: left; max-height: 14em"}
     styler = matrix(table).style.format(escape="html").format_index(html.escape, axis=0)

@@ -17,61 +17,19 @@ from workbench.export.sources import Sources
 from workbench.models.family import ModelFamily
 from workbench.models.gpt2 import SIZES
 from workbench.models.known import family_of
-from workbench.models.source import RANDOM, ModelSource
+from workbench.models.source import RANDOM
 from workbench.recipe import Recipe
 from workbench.run.job import Job, prepare
 from workbench.run.trainer import argument_values, collate, model_arguments
 from workbench.run.world import pick_device
-from workbench.techniques.base import Arguments, Call
+from workbench.techniques.base import Call
 from workbench.texts import corpus, readers
 
 LOSS_TYPE = (
     "# GPT-2 sets none; without it the Trainer divides the loss by B * T instead of B * (T - 1)",
     'model.loss_type = "ForCausalLM"',
 )
-TEMPLATE = '''"""Fine-tune {title}.
-
-Needs the packages imported below, and runs as it is: python THIS_FILE.py
-"""
-
-{imports}
-
-SEQUENCE_LENGTH = {sequence_length}  # tokens
-BATCH = {batch}  # sequences; the text is cut to whole batches of so many
-SEED = {seed}
-
-
-{definitions}
-
-
-{text}
-tokenizer = AutoTokenizer.from_pretrained({tokenizer}, trust_remote_code=False)
-train_blocks = {cut}(tokenizer(train_text, verbose=False)["input_ids"], SEQUENCE_LENGTH)
-train_blocks = train_blocks[: len(train_blocks) // BATCH * BATCH]  # whole batches only
-held_out_blocks = {cut}(tokenizer(held_out_text, verbose=False)["input_ids"], SEQUENCE_LENGTH)
-held_out_blocks = held_out_blocks[: max(1, {held_out_tokens} // SEQUENCE_LENGTH)]
-train_dataset = Dataset.from_dict({{"input_ids": train_blocks}})
-eval_dataset = Dataset.from_dict({{"input_ids": held_out_blocks}})
-data_collator = {collator}
-{data}
-{model}
-
-trainer = Trainer(
-    model=model,
-    args=TrainingArguments(
-{arguments}
-    ),
-    train_dataset=train_dataset,
-    eval_dataset=eval_dataset,
-    data_collator=data_collator,
-)
-{trainer}set_seed(SEED)
-trainer.train()
-print(trainer.evaluate())
-trainer.save_model()
-trainer.save_state()
-tokenizer.save_pretrained(trainer.args.output_dir)
-'''
+TEMPLATE = Path(__file__).with_name("template.txt")  # for `str.format`: a brace of the script stands there twice
 
 
 def script(recipe: Recipe) -> str:
@@ -93,16 +51,16 @@ def script(recipe: Recipe) -> str:
         "cut": sources.add(corpus.cut_into_blocks),
         "text": "\n".join(_text(recipe.corpus, job.tokenizer.eos_token, sources)),
     }
-    return TEMPLATE.format(
+    return TEMPLATE.read_text(encoding="utf-8").format(
         title=f"{recipe.model} on {recipe.corpus}: {recipe.label}".replace('"', "'").replace("\\", "/"),
         imports=_imports(job, sources),
         sequence_length=recipe.sequence_length,
         batch=recipe.effective_batch_size,
         seed=recipe.seed,
-        tokenizer=_literal(_tokenizer(job.source)),
+        tokenizer=_literal("gpt2" if job.source.random and job.source.location in SIZES else job.source.location),
         held_out_tokens=corpus.HELD_OUT_TOKENS,
         definitions="\n\n\n".join(sources.definitions.values()),
-        arguments=_lines(_arguments(job), indent=8),
+        arguments=_arguments(job),
         **parts,
     )
 
@@ -217,10 +175,6 @@ def _text(name: str, end_of_text: str | None, sources: Sources) -> list[str]:
     ]
 
 
-def _tokenizer(source: ModelSource) -> str:
-    return "gpt2" if source.random and source.location in SIZES else source.location
-
-
 def _model(job: Job, sources: Sources) -> Iterator[str]:
     recipe, family = job.recipe, family_of(job.config)
     arguments = {"dtype": "float32", **model_arguments(recipe, family)}
@@ -228,20 +182,15 @@ def _model(job: Job, sources: Sources) -> Iterator[str]:
         if isinstance(value, Call):
             yield f"{name} = {_written(value, sources)}"
     expressions = {name: name if isinstance(value, Call) else _literal(value) for name, value in arguments.items()}
-    load = _from_config if job.source.random else _from_weights
-    yield from load(job, family, expressions)
+    if recipe.dropout is not None:
+        expressions |= dict.fromkeys(family.dropout_fields, _literal(recipe.dropout))
+    if job.source.random:
+        yield from _from_config(job, family, expressions)
+    else:
+        yield from _from_pretrained(family, job.source.location, expressions)
     yield from LOSS_TYPE
     yield "set_seed(SEED)"
     yield from _calls("model = ", "model", (t.model(family) for t in recipe.techniques), sources)
-
-
-def _dropout(job: Job, family: ModelFamily) -> dict[str, str]:
-    rate = job.recipe.dropout
-    return {} if rate is None else dict.fromkeys(family.dropout_fields, _literal(rate))
-
-
-def _from_weights(job: Job, family: ModelFamily, expressions: dict[str, str]) -> list[str]:
-    return _from_pretrained(family, job.source.location, {**expressions, **_dropout(job, family)})
 
 
 def _from_pretrained(family: ModelFamily, location: str, expressions: dict[str, str]) -> list[str]:
@@ -251,8 +200,9 @@ def _from_pretrained(family: ModelFamily, location: str, expressions: dict[str, 
 
 def _from_config(job: Job, family: ModelFamily, expressions: dict[str, str]) -> list[str]:
     known = {name: _literal(value) for name, value in SIZES.get(job.source.location, {}).items()}
-    settings = {name: source for name, source in expressions.items() if _is_setting(job.config, name)}
-    values = _assigned({**known, **settings, **_dropout(job, family)})
+    taken = (vars(job.config).keys() | {"attn_implementation"}) - {"dtype"}
+    settings = {name: source for name, source in expressions.items() if name in taken}
+    values = _assigned({**known, **settings})
     made = family.config_class if known else f"{family.config_class}.from_pretrained"
     values = values if known else [_literal(job.source.location), *values]
     dtype = expressions["dtype"].strip('"')
@@ -266,24 +216,15 @@ def _from_config(job: Job, family: ModelFamily, expressions: dict[str, str]) -> 
     return lines
 
 
-def _is_setting(config: Any, name: str) -> bool:
-    """Whether an argument of loading is one that a config takes too."""
-    return name == "attn_implementation" or (name != "dtype" and hasattr(config, name))
-
-
-def _arguments(job: Job) -> Arguments:
-    return {"output_dir": "fine-tuned", **argument_values(job.recipe, job.learning_rate)}
+def _arguments(job: Job) -> str:
+    values = {"output_dir": "fine-tuned", **argument_values(job.recipe, job.learning_rate)}
+    expressions = {name: _literal(value) for name, value in values.items()}
+    expressions["use_cpu"] = "not torch.accelerator.is_available()"
+    return "\n".join(f"        {line}," for line in _assigned(expressions))
 
 
 def _assigned(expressions: dict[str, str]) -> list[str]:
     return [f"{name}={source}" for name, source in expressions.items()]
-
-
-def _lines(values: dict[str, Any], indent: int) -> str:
-    return "\n".join(
-        [f"{'':{indent}}{name}={_literal(value)}," for name, value in values.items()]
-        + [f"{'':{indent}}use_cpu=not torch.accelerator.is_available(),"]
-    )
 
 
 def _literal(value: Any) -> str:

@@ -179,11 +179,8 @@ class CachingAllocator:
 
     def _split(self, block: _Block, size: int) -> None:
         """Cut the block to `size`, unless so little remains that it stays with the block, and counts as allocated."""
-        rest = block.size - size
-        worthwhile = (
-            rest >= SMALLEST_BLOCK_BYTES if block.pool.small or self.expandable_segments else rest > SMALL_REQUEST_BYTES
-        )
-        if worthwhile:
+        fine = block.pool.small or self.expandable_segments
+        if block.size - size >= (SMALLEST_BLOCK_BYTES if fine else SMALL_REQUEST_BYTES + 1):
             self._cut(block, size)
 
     def _cut(self, block: _Block, size: int) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import nbformat
@@ -30,16 +31,7 @@ from workbench.lessons import parameters
 from workbench.paths import BUILD, DATA, INSTALLED, NOTEBOOKS, PACKAGE, PIN, ROOT
 from workbench.run.world import refuse_several_ranks
 
-# nbconvert's page without what it would fetch from the network, and with both themes, the reader's system choosing
-OFFLINE_PAGE = """{% extends 'lab/index.html.j2' %}
-{% block html_head_js_requirejs %}{% endblock %}
-{% block html_head_js_mermaidjs %}{% endblock %}
-{% block html_head_js_mathjax %}
-{{ resources.include_css("static/theme-dark.css")
-   | replace('<style type="text/css">', '<style media="(prefers-color-scheme: dark)">') }}
-<style>body { max-width: 1100px; margin: 0 auto } math { font-size: 1.05em }</style>
-{% endblock %}"""
-
+OFFLINE_PAGE, INDEX = (Path(__file__).with_name(name) for name in ("page.html.j2", "index.html"))
 DEVICE_PARAMETER = "device"
 
 # predictions come from a process of their own, which can load its libraries while the kernel loads the same
@@ -96,10 +88,8 @@ def execute_notebook(
     except PapermillExecutionError as error:
         cell, why = error.exec_count, f"{error.ename}: {error.evalue}"
     except DeadKernelError:
-        cell, why = (
-            _last_cell(output),
-            "its kernel died, often for want of memory: choose a smaller model, batch or length",
-        )
+        cell = _last_cell(output)
+        why = "its kernel died, often for want of memory: choose a smaller model, batch or length"
         why += "; the marks `completed` are not to be believed"
     except CellTimeoutError:
         cell, why = _last_cell(output), f"not done after {timeout_s} s. Allow more, or take fewer steps"
@@ -173,7 +163,7 @@ def to_html(executed: Path, output: Path) -> Path:
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = _with_mathml(cell.source)
-    exporter = HTMLExporter(raw_template=OFFLINE_PAGE, exclude_input_prompt=True)
+    exporter = HTMLExporter(raw_template=OFFLINE_PAGE.read_text(encoding="utf-8"), exclude_input_prompt=True)
     exporter.exclude_output_prompt = True
     page, _ = exporter.from_notebook_node(notebook, resources={"metadata": {"name": title(executed)}})
     aside = output.with_suffix(".part")  # a page that was cut short would count as up to date
@@ -255,7 +245,7 @@ def _up_to_date(page: Path, notebook: Path) -> bool:
     """Newer than the notebook, the package, the pins, and the embedded models and texts?"""
     if not page.exists():
         return False
-    sources = [notebook, *PACKAGE.rglob("*.py"), *([] if INSTALLED else [ROOT / "requirements.txt"])]
+    sources = [notebook, *PACKAGE.rglob("*.py"), OFFLINE_PAGE, *([] if INSTALLED else [ROOT / "requirements.txt"])]
     sources += [path for part in ("models", "corpora") for path in (DATA / part).rglob("*") if path.is_file()]
     return all(page.stat().st_mtime > source.stat().st_mtime for source in sources)
 
@@ -265,14 +255,8 @@ def write_index(gallery: Path) -> Path:
     pages = [path for path in sorted(gallery.glob("*.html")) if path.stem != "index"]
     items = "\n".join(f'<li><a href="{html.escape(p.name)}">{html.escape(_page_title(p))}</a></li>' for p in pages)
     index = gallery / "index.html"
-    index.write_text(
-        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>GPT-2 memory workbench</title>'
-        "<style>:root { color-scheme: light dark } body { font: 17px/1.6 system-ui, sans-serif; max-width: 44rem; "
-        "margin: 4rem auto; padding: 0 1rem }</style></head><body><h1>GPT-2 memory workbench</h1>"
-        "<p>The notebooks as they ran on this machine. Start at the top.</p>"
-        f"<ul>\n{items}\n</ul></body></html>",
-        encoding="utf-8",
-    )
+    page = Template(INDEX.read_text(encoding="utf-8")).substitute(items=items)
+    index.write_text(page, encoding="utf-8")
     return index
 
 

@@ -18,13 +18,10 @@ from workbench.measure.categories import parse_bytes
 from workbench.models.source import locate, locate_config
 from workbench.paths import check_writable, runs_folder
 from workbench.recipe import Recipe
+from workbench.settings import IN_WORDS, KINDS
 from workbench.techniques import REGISTRY, technique
 from workbench.texts.corpus import load_corpus
 
-TYPES: dict[str, tuple[Any, str]] = {
-    "int": (int, "an integer"), "float": (int | float, "a number"), "bool": (bool, "true or false"),
-    "str": (str, "a text"),
-}  # fmt: skip
 MAY_BE_ZERO = ("sample_tokens", "num_workers", "seed")  # of the counts; no lesson has a negative one
 # how the tokens of Hugging Face, OpenAI, GitHub, GitLab, Slack, AWS, Google, PyPI and npm begin; JSON Web Tokens
 TOKENS = re.compile(
@@ -88,9 +85,9 @@ def _refuse_values(path: Path, known: Mapping[str, str], given: Mapping[str, Any
 
 
 def _refuse_type(name: str, value: Any, kind: str) -> None:
-    accepted, words = TYPES.get(kind, (object, ""))
+    accepted: Any = KINDS.get(kind, object)
     if not isinstance(value, accepted) or (isinstance(value, bool) and kind in ("int", "float")):
-        raise ConfigurationError(f"notebooks: {name} must be {words}, got {value!r}.")
+        raise ConfigurationError(f"notebooks: {name} must be {IN_WORDS[kind]}, got {value!r}.")
     least = int(kind == "int" and name not in MAY_BE_ZERO)
     if kind in ("int", "float") and not least <= value < math.inf:
         raise ConfigurationError(f"notebooks: {name} must be a number from {least}, got {value!r}.")

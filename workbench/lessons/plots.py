@@ -2,10 +2,12 @@
 
 import io
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from itertools import groupby
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from workbench.measure.categories import Category, Phase, format_bytes
@@ -13,9 +15,6 @@ from workbench.measure.emulated import EMULATED
 from workbench.measure.timeline import Timeline
 from workbench.records.compare import WITHOUT_VALUES, pareto
 from workbench.records.record import Record
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 GREY = "#808080"
 MIB = 2**20
@@ -91,16 +90,13 @@ def timeline(history: Timeline, start: int = 0, stop: int | None = None) -> Figu
     return _finish(figure, axes, columns=4)
 
 
-def _name_phases(axes: "Axes", phases: Sequence[Phase | None], start: int, height: float) -> None:
-    begin = 0
-    for index in range(1, len(phases) + 1):
-        if index == len(phases) or phases[index] is not phases[begin]:
-            phase = phases[begin]
-            if phase is not None and index - begin > len(phases) / 60:
-                axes.axvline(start + begin, color=GREY, linewidth=0.8, linestyle=":")
-                middle = start + (begin + index) / 2
-                axes.text(middle, height * 1.04, _words(phase), ha="center", color=GREY, fontsize=9)
-            begin = index
+def _name_phases(axes: Axes, phases: Sequence[Phase | None], start: int, height: float) -> None:
+    for phase, some in groupby(phases):
+        events = len(list(some))
+        if phase is not None and events > len(phases) / 60:
+            axes.axvline(start, color=GREY, linewidth=0.8, linestyle=":")
+            axes.text(start + events / 2, height * 1.04, _words(phase), ha="center", color=GREY, fontsize=9)
+        start += events
     axes.set_ylim(0, height * 1.14)
 
 
@@ -125,7 +121,7 @@ def tradeoffs(table: pd.DataFrame) -> Figure:
     return _finish(figure, axes, columns=0)
 
 
-def _name_beside(axes: "Axes", x: pd.Series, y: pd.Series) -> None:
+def _name_beside(axes: Axes, x: pd.Series, y: pd.Series) -> None:
     """The names in a column to the right, each with a line to its point: many points are close to each other."""
     line = {"arrowstyle": "-", "color": GREY, "linewidth": 0.5, "relpos": (0, 0.5), "shrinkB": 5}
     style: dict[str, Any] = {"va": "center", "fontsize": 9, "color": GREY, "arrowprops": line}
@@ -134,7 +130,7 @@ def _name_beside(axes: "Axes", x: pd.Series, y: pd.Series) -> None:
         axes.annotate(str(label), (x[label], y[label]), xytext=beside, textcoords="axes fraction", **style)
 
 
-def _say_none(figure: Figure, axes: "Axes", what: str, sources: set[str]) -> Figure:
+def _say_none(figure: Figure, axes: Axes, what: str, sources: set[str]) -> Figure:
     """In place of a picture: there is nothing to draw, and why."""
     why = f": {WITHOUT_VALUES}" if any(source.startswith("emulated") for source in sources) else ""
     axes.text(0.5, 0.5, f"no {what} on record{why}", transform=axes.transAxes, ha="center", color=GREY)
@@ -156,7 +152,7 @@ def _words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _axes(width: float, height: float) -> tuple[Figure, "Axes"]:
+def _axes(width: float, height: float) -> tuple[Figure, Axes]:
     figure = Picture(figsize=(width, height), layout="constrained")
     axes = figure.subplots()
     figure.set_facecolor("none")
@@ -170,7 +166,7 @@ def _axes(width: float, height: float) -> tuple[Figure, "Axes"]:
     return figure, axes
 
 
-def _finish(figure: Figure, axes: "Axes", columns: int) -> Figure:
+def _finish(figure: Figure, axes: Axes, columns: int) -> Figure:
     if columns:
         legend = figure.legend(loc="outside lower center", ncols=columns, frameon=False, labelcolor=GREY, fontsize=9)
         legend.set_zorder(5)

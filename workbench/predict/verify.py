@@ -8,12 +8,12 @@ stopped, and tries again what failed.
 
 import json
 import multiprocessing
-import os
 import tempfile
 import traceback
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from tqdm import tqdm
@@ -21,10 +21,10 @@ from tqdm import tqdm
 from workbench.errors import ConfigurationError, OutOfMemoryError, WorkbenchError
 from workbench.gpus.catalogue import of_device
 from workbench.gpus.emulator.card import DEVICE, emulated_card
-from workbench.paths import DATA, INSTALLED, runs_folder
+from workbench.paths import DATA, INSTALLED, runs_folder, write_whole
 from workbench.predict.predict import CPU, SHADOW, predict
 from workbench.recipe import Recipe
-from workbench.records.record import Record, versions
+from workbench.records.record import versions
 from workbench.run.world import World, refuse_several_ranks
 from workbench.techniques import parse_technique
 
@@ -74,16 +74,12 @@ def default_grid(device: str | None) -> Path:
 
 def recipes(path: Path = GRID) -> list[Recipe]:
     """The configurations of a grid file."""
-    return [
-        Recipe(
-            model=entry["model"],
-            effective_batch_size=entry["batch"],
-            sequence_length=entry["length"],
-            steps=VERIFIED_STEPS,
-            techniques=tuple(parse_technique(text) for text in entry["techniques"]),
-        )
-        for entry in json.loads(path.read_text(encoding="utf-8"))
-    ]
+    names = {"model": "model", "batch": "effective_batch_size", "length": "sequence_length"}
+    found = []
+    for entry in json.loads(path.read_text(encoding="utf-8")):
+        given = {field: entry[name] for name, field in names.items()}
+        found.append(Recipe(**given, steps=VERIFIED_STEPS, techniques=tuple(map(parse_technique, entry["techniques"]))))
+    return found
 
 
 def gpu_of_device(device: str | None) -> str:
@@ -113,7 +109,7 @@ def default_output(gpu: str, device: str | None = None) -> Path:
 
 
 def verify(
-    chosen: Iterable[Recipe],
+    chosen: Sequence[Recipe],
     *,
     gpu: str,
     device: str | None = None,
@@ -136,7 +132,6 @@ def verify(
     """
     refuse_several_ranks()
     engine = engine or (SHADOW if emulated_card(device or "") else None)
-    chosen = list(chosen)
     known = {} if fresh or not output.exists() else _read(output)
     checks = {recipe.id: known.get(recipe.id) for recipe in chosen}
     for recipe in tqdm(chosen, desc="verify", unit="run"):
@@ -150,8 +145,7 @@ def _predicted(recipe: Recipe, gpu: str, engine: str | None, check: Check) -> Ch
     try:
         found = predict(recipe, gpu, engine=engine)
     except WorkbenchError as error:
-        nothing = replace(check, predicted_allocated_bytes=None, predicted_reserved_bytes=None, predicted_fits=True)
-        return replace(nothing, remark=check.remark or str(error))
+        return replace(check, remark=check.remark or str(error))
     return replace(
         check,
         micro_batch_size=found.micro_batch_size,
@@ -183,24 +177,23 @@ def _check(recipe: Recipe, folder: str, exit_code: int | None) -> Check:
     answer = Path(folder, "answer.json")
     if not answer.exists():
         return replace(check, remark=f"the process ended with exit code {exit_code}")
-    found = json.loads(answer.read_text(encoding="utf-8"))
-    if "remark" in found:
-        return replace(check, remark=str(found["remark"]))
-    record = Record(**found)
-    return replace(
-        check,
-        measured_allocated_bytes=record.peak_allocated_bytes,
-        measured_reserved_bytes=record.peak_reserved_bytes,
-        tokens_per_s=record.tokens_per_s,
-    )
+    return replace(check, **json.loads(answer.read_text(encoding="utf-8")))
 
 
 def _run(recipe: Recipe, device: str | None, folder: str) -> None:
-    """In the child. As in a prediction, evaluation counts, and of examples of unequal length the longest come first."""
+    """In the child: what it measures goes into a file, as fields of a check.
+
+    As in a prediction, evaluation counts, and of examples of unequal length the longest come first.
+    """
     from workbench.run.run import run
 
     try:
-        answer = asdict(run(recipe, device=device, folder=Path(folder), longest_first=True))
+        record = run(recipe, device=device, folder=Path(folder), longest_first=True)
+        answer: dict[str, Any] = {
+            "measured_allocated_bytes": record.peak_allocated_bytes,
+            "measured_reserved_bytes": record.peak_reserved_bytes,
+            "tokens_per_s": record.tokens_per_s,
+        }
     except OutOfMemoryError:
         answer = {"remark": NO_ROOM}
     except WorkbenchError as error:
@@ -211,11 +204,12 @@ def _run(recipe: Recipe, device: str | None, folder: str) -> None:
 
 
 def _read(output: Path) -> dict[str, Check]:
-    """What was measured under these versions of the libraries, by the id of the recipe."""
+    """What was measured under these versions of the libraries, without predictions, by the id of the recipe."""
     found = json.loads(output.read_text(encoding="utf-8"))
     if found["versions"] != versions():
         return {}
-    checks = [Check(**{k: v for k, v in check.items() if "error" not in k}) for check in found["checks"]]
+    kept = {field.name for field in fields(Check) if not field.name.startswith("predicted")}
+    checks = [Check(**{name: check[name] for name in kept & check.keys()}) for check in found["checks"]]
     return {check.recipe_id: check for check in checks if check.measured_allocated_bytes is not None}
 
 
@@ -224,15 +218,11 @@ def _write(output: Path, done: list[Check], gpu: str) -> None:
     rows = [{**asdict(c), "error": c.error, "reserved_error": c.reserved_error} for c in done]
     facts = json.dumps({"gpu": gpu, "versions": versions(), "summary": summary(done)}, indent=1)
     checks = ",\n".join(f"  {json.dumps(row, ensure_ascii=False)}" for row in rows)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    aside = output.with_suffix(".part")
-    aside.write_text(f'{facts[:-2]},\n "checks": [\n{checks}\n ]\n}}\n', encoding="utf-8")
-    os.replace(aside, output)
+    write_whole(output, f'{facts[:-2]},\n "checks": [\n{checks}\n ]\n}}\n')
 
 
-def summary(done: Iterable[Check]) -> dict[str, Any]:
+def summary(done: Sequence[Check]) -> dict[str, Any]:
     """Mean and worst of the absolute errors, and the largest underestimate, over what was measured."""
-    done = list(done)
     allocated = [check.error for check in done if check.error is not None]
     reserved = [check.reserved_error for check in done if check.reserved_error is not None]
     return {
@@ -246,17 +236,15 @@ def summary(done: Iterable[Check]) -> dict[str, Any]:
 def _figures(name: str, errors: list[float]) -> dict[str, float]:
     if not errors:
         return {}
-    sizes = [abs(error) for error in errors]
     return {
-        f"{name}_mean": sum(sizes) / len(sizes),
-        f"{name}_worst": max(sizes),
+        f"{name}_mean": fmean(map(abs, errors)),
+        f"{name}_worst": max(map(abs, errors)),
         f"{name}_most_under": max(0.0, -min(errors)),
     }
 
 
-def verification_text(done: Iterable[Check]) -> str:
+def verification_text(done: Sequence[Check]) -> str:
     """One line a configuration, then the summary."""
-    done = list(done)
     lines = [
         f"{_percent(check.error):>8} {_percent(check.reserved_error):>8}  {check.micro_batch_size:>3} × "
         f"{check.sequence_length:<5} {check.model:20} {check.label} {_remark(check)}".rstrip()

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 from contextlib import AbstractContextManager
 from operator import index
 from pathlib import Path
@@ -13,13 +12,13 @@ from typing import Any
 from workbench.errors import ConfigurationError, explained
 from workbench.paths import sync
 from workbench.records import names
+from workbench.records.record import warn_once
 
 MANIFEST = "complete.json"  # the last file to be written: name, size and hash of the others, and the run's counters
 CHECKPOINTS_KEPT = 2
 COUNTERS = ("tokens_seen", "padding_tokens")
 NEEDED = {"optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"}  # beside the weights
 MANIFEST_CHARACTERS = 1_000_000  # of which far fewer are needed
-_told: set[str] = set()
 
 
 def commit(aside: Path, final: Path, counters: dict[str, int]) -> None:
@@ -48,9 +47,7 @@ def newest_checkpoint(folder: Path) -> Path | None:
             _check(checkpoint)
             return checkpoint
         except ConfigurationError as error:
-            if str(error) not in _told:
-                print(f"warning: {error} It is passed over.", file=sys.stderr)
-            _told.add(str(error))
+            warn_once(f"{error} It is passed over.")
     return None
 
 

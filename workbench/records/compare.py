@@ -7,7 +7,7 @@ seeds of a recipe become one row; loss differences inside the seed-to-seed sprea
 
 import html
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,9 +16,6 @@ from workbench.errors import ConfigurationError
 from workbench.measure.categories import Category, format_bytes
 from workbench.records.record import Record, Status
 from workbench.techniques import REGISTRY
-
-if TYPE_CHECKING:
-    from pandas.io.formats.style import Styler
 
 IN_WORDS = ["model", "corpus", "effective_batch_size", "sequence_length", "steps", "dropout", "memory_source"]
 SAME = [*IN_WORDS, "data_sha256", "device_kind", "device_name", "threads", "world_size"]
@@ -208,7 +205,7 @@ def _with_spread(row: pd.Series, column: str, digits: str) -> str:
     return "–" if pd.isna(value) else words
 
 
-def style_comparison(table: pd.DataFrame) -> "Styler":
+def style_comparison(table: pd.DataFrame) -> "pd.io.formats.style.Styler":
     """The table as people read it, with bars behind the peaks; all text is escaped."""
     shown, formats = _shown(table)
     styler = shown.style.format(formats, escape="html").format_index(escape="html", axis=0)

@@ -20,7 +20,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from workbench.errors import DISTRIBUTION, ConfigurationError
 from workbench.measure.categories import Category, Phase
-from workbench.paths import INSTALLED, ROOT, put_in_place, runs_folder
+from workbench.paths import INSTALLED, ROOT, runs_folder, write_whole
 from workbench.recipe import Recipe
 from workbench.records import names
 
@@ -137,14 +137,7 @@ class Record:
 
     def save(self, folder: Path | None = None) -> Path:
         """Write `<id>.json`: complete or not at all, whatever happens meanwhile."""
-        path = self.path(folder)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.parent / f".{self.id}.part"
-        try:
-            aside.write_text(self.to_json(), encoding="utf-8")
-            return put_in_place(aside, path.name)
-        finally:
-            aside.unlink(missing_ok=True)
+        return write_whole(self.path(folder), self.to_json())
 
     def to_json(self) -> str:
         """Strict JSON: a number that is not finite becomes null, and what is no Unicode in a text `?`."""
@@ -249,8 +242,8 @@ def _typed(data: dict[str, Any]) -> Record:
 
 
 @cache
-def _warn(words: str) -> None:
-    """Once in a process, however often a folder is read."""
+def warn_once(words: str) -> None:
+    """On standard error, once in a process, however often a folder is read."""
     print(f"warning: {words}", file=sys.stderr)
 
 
@@ -264,7 +257,7 @@ def read_all(folder: Path | None = None) -> list[Record]:
                 raise ConfigurationError(f"records: {path} is a copy of {record.id}.json. Move it away.")
             found.append(record)
         except ConfigurationError as error:
-            _warn(str(error))
+            warn_once(str(error))
     return found
 
 

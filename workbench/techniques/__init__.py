@@ -4,29 +4,31 @@ from typing import Any
 
 from workbench.errors import ConfigurationError
 from workbench.settings import parse_settings, unknown
-from workbench.techniques.activation_offloading import ActivationOffloading
-from workbench.techniques.allocator import Allocator
-from workbench.techniques.attention import Attention
-from workbench.techniques.base import Capability, Numerics, Technique
-from workbench.techniques.batch_size import BatchSize
-from workbench.techniques.chunked_cross_entropy import ChunkedCrossEntropy
-from workbench.techniques.data_loading import DataLoading
-from workbench.techniques.dora import Dora
-from workbench.techniques.fused_gelu import FusedGelu
-from workbench.techniques.gradient_accumulation import GradientAccumulation
-from workbench.techniques.gradient_checkpointing import GradientCheckpointing
-from workbench.techniques.ia3 import Ia3
-from workbench.techniques.lora import Lora
-from workbench.techniques.mixed_precision import MixedPrecision
-from workbench.techniques.optimizer import Optimizer
-from workbench.techniques.optimizer_offloading import OptimizerOffloading
-from workbench.techniques.padding import Padding
-from workbench.techniques.prefix_tuning import PrefixTuning
-from workbench.techniques.prompt_tuning import PromptTuning
-from workbench.techniques.pure_bf16 import PureBf16
-from workbench.techniques.qlora import Qlora
-from workbench.techniques.sequence_length import SequenceLength
-from workbench.techniques.streaming import Streaming
+from workbench.techniques.activation_offloading import ActivationOffloading as ActivationOffloading
+from workbench.techniques.allocator import Allocator as Allocator
+from workbench.techniques.attention import Attention as Attention
+from workbench.techniques.base import Capability as Capability
+from workbench.techniques.base import Numerics as Numerics
+from workbench.techniques.base import Technique as Technique
+from workbench.techniques.batch_size import BatchSize as BatchSize
+from workbench.techniques.chunked_cross_entropy import ChunkedCrossEntropy as ChunkedCrossEntropy
+from workbench.techniques.data_loading import DataLoading as DataLoading
+from workbench.techniques.dora import Dora as Dora
+from workbench.techniques.fused_gelu import FusedGelu as FusedGelu
+from workbench.techniques.gradient_accumulation import GradientAccumulation as GradientAccumulation
+from workbench.techniques.gradient_checkpointing import GradientCheckpointing as GradientCheckpointing
+from workbench.techniques.ia3 import Ia3 as Ia3
+from workbench.techniques.lora import Lora as Lora
+from workbench.techniques.mixed_precision import MixedPrecision as MixedPrecision
+from workbench.techniques.optimizer import Optimizer as Optimizer
+from workbench.techniques.optimizer_offloading import OptimizerOffloading as OptimizerOffloading
+from workbench.techniques.padding import Padding as Padding
+from workbench.techniques.prefix_tuning import PrefixTuning as PrefixTuning
+from workbench.techniques.prompt_tuning import PromptTuning as PromptTuning
+from workbench.techniques.pure_bf16 import PureBf16 as PureBf16
+from workbench.techniques.qlora import Qlora as Qlora
+from workbench.techniques.sequence_length import SequenceLength as SequenceLength
+from workbench.techniques.streaming import Streaming as Streaming
 
 REGISTRY: dict[str, type[Technique]] = {
     one.name: one for one in [*globals().values()]
@@ -67,12 +69,3 @@ def _class(name: str) -> type[Technique]:
     if name not in REGISTRY:
         raise unknown("There is no technique", name, sorted(REGISTRY))
     return REGISTRY[name]
-
-
-__all__ = [
-    "REGISTRY", "ActivationOffloading", "Allocator", "Attention", "BatchSize", "Capability",
-    "ChunkedCrossEntropy", "DataLoading", "Dora", "FusedGelu", "GradientAccumulation", "GradientCheckpointing",
-    "Ia3", "Lora", "MixedPrecision", "Numerics", "Optimizer", "OptimizerOffloading", "Padding", "PrefixTuning",
-    "PromptTuning", "PureBf16", "Qlora", "SequenceLength", "Streaming", "Technique", "parse_technique",
-    "technique",
-]  # fmt: skip

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from workbench.errors import ConfigurationError
-from workbench.measure.categories import Category
 from workbench.settings import setting
 from workbench.techniques.base import Arguments, Numerics, Stage, Technique
 
@@ -34,7 +33,6 @@ class Allocator(Technique):
     name: ClassVar[str] = "allocator"
     title: ClassVar[str] = "Allocator settings"
     stage: ClassVar[Stage] = Stage.PROCESS
-    attacks: ClassVar[tuple[Category, ...]] = ()
     costs: ClassVar[str] = "slower growth of the reserved memory, at the beginning"
     numerics: ClassVar[Numerics] = Numerics.EXACT
     family: ClassVar[str] = "kernels"

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from workbench.measure.categories import Category
 from workbench.models.family import ModelFamily
 from workbench.settings import setting
 from workbench.techniques.base import Arguments, Numerics, Stage, Technique
@@ -24,7 +23,6 @@ class Attention(Technique):
     name: ClassVar[str] = "attention"
     title: ClassVar[str] = "Attention step by step"
     stage: ClassVar[Stage] = Stage.ARCHITECTURE
-    attacks: ClassVar[tuple[Category, ...]] = ()
     costs: ClassVar[str] = "memory: the probabilities of every layer, which grow with the square of the length"
     numerics: ClassVar[Numerics] = Numerics.EXACT
     family: ClassVar[str] = "kernels"

@@ -94,12 +94,13 @@ class Technique:
     name: ClassVar[str]
     title: ClassVar[str]
     stage: ClassVar[Stage] = Stage.WRAP
-    attacks: ClassVar[tuple[Category, ...]]
+    attacks: ClassVar[tuple[Category, ...]] = ()
     costs: ClassVar[str]
     numerics: ClassVar[Numerics]
     family: ClassVar[str] = ""
     brings: ClassVar[frozenset[Capability]] = frozenset()
     forbids: ClassVar[frozenset[Capability]] = frozenset()
+    can_be_resumed: ClassVar[bool] = True  # a checkpoint of the Trainer holds all that training needs to go on
 
     def __post_init__(self) -> None:
         check_settings(self, self.name)
@@ -118,11 +119,6 @@ class Technique:
     def positions(self) -> int:
         """Positions of the model that the technique takes, in each sequence, beside its T tokens."""
         return 0
-
-    @property
-    def can_be_resumed(self) -> bool:
-        """Whether a checkpoint of the Trainer holds all that training needs to go on."""
-        return True
 
     def settings(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]

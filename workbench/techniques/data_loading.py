@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from workbench.errors import ConfigurationError
-from workbench.measure.categories import Category
 from workbench.settings import setting
 from workbench.techniques.base import Arguments, Call, Capability, Numerics, Stage, Technique
 
@@ -43,7 +42,6 @@ class DataLoading(Technique):
     name: ClassVar[str] = "data_loading"
     title: ClassVar[str] = "Mapped blocks, worker processes"
     stage: ClassVar[Stage] = Stage.BATCHES
-    attacks: ClassVar[tuple[Category, ...]] = ()
     costs: ClassVar[str] = "host memory for each worker, and its start, at every epoch and evaluation"
     numerics: ClassVar[Numerics] = Numerics.EXACT
     family: ClassVar[str] = "data_loading"

@@ -45,7 +45,7 @@ class DiskFile:
         self.nbytes = 0
 
     def allocate(self, like: "torch.Tensor") -> Any:
-        room, self.nbytes = self.nbytes, self.nbytes + like.numel() * like.element_size()
+        room, self.nbytes = self.nbytes, self.nbytes + like.nbytes
         return room
 
     def store(self, room: Any, start: int, data: "torch.Tensor") -> None:
@@ -102,9 +102,9 @@ class Counted:
         self.place, self.account, self.owner, self.what = place(), account, owner, what
 
     def allocate(self, like: "torch.Tensor") -> Room:
-        room, nbytes = Room(self.place.allocate(like)), _nbytes(like)
-        self.account.take(nbytes)
-        weakref.finalize(room, self.account.release, nbytes).atexit = False
+        room = Room(self.place.allocate(like))
+        self.account.take(like.nbytes)
+        weakref.finalize(room, self.account.release, like.nbytes).atexit = False
         return room
 
     def store(self, room: Room, start: int, data: "torch.Tensor") -> None:
@@ -113,21 +113,17 @@ class Counted:
         except OSError as error:
             raise UnavailableError(
                 f"{self.owner}: {tempfile.gettempdir()} holds {format_bytes(self.account.held_bytes)} of {self.what} "
-                f"and cannot take {format_bytes(_nbytes(data))} more ({error.strerror}). Free space there, or let the "
+                f"and cannot take {format_bytes(data.nbytes)} more ({error.strerror}). Free space there, or let the "
                 "environment variable TMPDIR name a folder on a larger disk."
             ) from error
-        self.account.move(_nbytes(data))
+        self.account.move(data.nbytes)
 
     def load(self, room: Room, start: int, buffer: "torch.Tensor") -> None:
         self.place.load(room.room, start, buffer)
-        self.account.move(_nbytes(buffer))
+        self.account.move(buffer.nbytes)
 
     def close(self) -> None:
         self.place.close()
-
-
-def _nbytes(tensor: Any) -> int:
-    return int(tensor.numel() * tensor.element_size())
 
 
 @dataclass(frozen=True)

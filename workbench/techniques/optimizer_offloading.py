@@ -96,10 +96,8 @@ class OptimizerOffloading(Offloading):
     what: ClassVar[str] = "optimizer states"
     brings: ClassVar[frozenset[Capability]] = frozenset({Capability.OPTIMIZER})
     forbids: ClassVar[frozenset[Capability]] = frozenset({Capability.OPTIMIZER})
-
-    @property
-    def can_be_resumed(self) -> bool:
-        return False  # the moments are on the host or on a disk, and the optimizer's state holds their places alone
+    # the moments are on the host or on a disk, and the optimizer's state holds their places alone
+    can_be_resumed: ClassVar[bool] = False
 
     def trainer(self) -> Call:
         settings = {"place": self.place, "chunk": self.chunk_elements}

@@ -7,7 +7,6 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from workbench.errors import ConfigurationError
-from workbench.measure.categories import Category
 from workbench.settings import setting
 from workbench.techniques.base import Arguments, Call, Capability, Numerics, Stage, Technique
 from workbench.texts.corpus import encoded
@@ -34,7 +33,6 @@ class Padding(Technique):
     name: ClassVar[str] = "padding"
     title: ClassVar[str] = "Padded examples"
     stage: ClassVar[Stage] = Stage.EXAMPLES
-    attacks: ClassVar[tuple[Category, ...]] = ()
     costs: ClassVar[str] = "computation and memory for tokens that teach nothing"
     numerics: ClassVar[Numerics] = Numerics.DIFFERENT
     family: ClassVar[str] = "data_loading"

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from workbench.measure.categories import Category
 from workbench.settings import setting
 from workbench.techniques.base import Call, Capability, Numerics, Stage, Technique
 from workbench.texts.corpus import encoded
@@ -26,7 +25,6 @@ class Streaming(Technique):
     name: ClassVar[str] = "streaming"
     title: ClassVar[str] = "Streaming"
     stage: ClassVar[Stage] = Stage.EXAMPLES
-    attacks: ClassVar[tuple[Category, ...]] = ()
     costs: ClassVar[str] = "a shuffle that is only local, and the tokeniser's time within every epoch"
     numerics: ClassVar[Numerics] = Numerics.DIFFERENT
     family: ClassVar[str] = "data_loading"

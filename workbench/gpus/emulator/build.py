@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -196,11 +195,10 @@ def _functions(names: Iterable[str]) -> str:
 
 def _versions(symbols: Mapping[str, str]) -> str:
     """A linker script: each version that a caller asks for, with its symbols."""
-    by_version = defaultdict(list)
-    for symbol, version in symbols.items():
-        by_version[version].append(symbol)
-    nodes = [f"{name} {{ global: {' '.join(f'{s};' for s in of)} }};" for name, of in by_version.items() if name]
-    return "\n".join(nodes) + "\n"
+    nodes = {
+        version: [f"{s};" for s, of in symbols.items() if of == version] for version in sorted({*symbols.values()})
+    }
+    return "".join(f"{version} {{ global: {' '.join(of)} }};\n" for version, of in nodes.items() if version)
 
 
 def _compile(command: list[str]) -> None:

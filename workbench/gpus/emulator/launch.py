@@ -2,13 +2,15 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -33,7 +35,7 @@ class Emulation:
     processes: tuple[dict[str, Any], ...]
     stuck_at: str = ""  # where it was when its time was over
     silent: int = 0  # processes that ended without a report, being killed
-    snapshots: tuple[Path, ...] = field(default=())
+    snapshots: tuple[Path, ...] = ()
 
     @property
     def peak_reserved_bytes(self) -> int:
@@ -122,29 +124,22 @@ def started_by(command: Sequence[str], ranks: int) -> list[str]:
 def _wait(process: "subprocess.Popen[bytes]", reports: Path, timeout_s: float | None) -> tuple[str, int]:
     """Where the program was when its time was over, and its exit status; an interruption is the program's too."""
     try:
-        return "", _status(process.wait(timeout_s))
+        code = process.wait(timeout_s)
+        return "", 128 - code if code < 0 else code  # as a shell says it: 128 and the number of the signal
     except subprocess.TimeoutExpired:
-        stuck_at = _where(process, reports)
+        ended = _where(reports), TIMED_OUT
     except KeyboardInterrupt:
-        _end(process)
-        return "", 130
+        ended = "", 130
     _end(process)
-    return stuck_at, TIMED_OUT
+    return ended
 
 
-def _status(code: int) -> int:
-    return 128 - code if code < 0 else code  # as a shell says it: 128 and the number of the signal
-
-
-def _where(process: "subprocess.Popen[bytes]", reports: Path) -> str:
+def _where(reports: Path) -> str:
     """The stack of the program's main thread, innermost line first."""
     files = list(reports.glob("where-*"))
     for path in files:
-        with_pid = int(path.name.partition("-")[2])
-        try:
-            os.kill(with_pid, signal.SIGUSR1)
-        except ProcessLookupError:
-            continue
+        with suppress(ProcessLookupError):
+            os.kill(int(path.name.partition("-")[2]), signal.SIGUSR1)
     time.sleep(0.5)
     return next((text for path in files if (text := path.read_text().strip())), "")
 
@@ -153,18 +148,15 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     """As Ctrl-C does, so that it reports; then by force."""
     for way in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         process.send_signal(way)
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(SECONDS_TO_END)
             return
-        except subprocess.TimeoutExpired:
-            continue
 
 
 def _keep(found: Sequence[Path], snapshot: Path) -> tuple[Path, ...]:
     """Move the snapshots to where they are asked for."""
-    there = [path.with_suffix(".pickle") for path in found if path.with_suffix(".pickle").exists()]
-    named = [snapshot.with_stem(f"{snapshot.stem}-{path.stem}") for path in there] if len(there) > 1 else [snapshot]
-    for path, target in zip(there, named, strict=False):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(path.read_bytes())
-    return tuple(named[: len(there)])
+    there = [pickle for path in found if (pickle := path.with_suffix(".pickle")).exists()]
+    snapshot.parent.mkdir(parents=True, exist_ok=True)
+    if len(there) == 1:
+        return (Path(shutil.move(there[0], snapshot)),)
+    return tuple(Path(shutil.move(p, snapshot.with_stem(f"{snapshot.stem}-{p.stem}"))) for p in there)

@@ -1,12 +1,12 @@
 """Where PyTorch's CUDA build is: the one that is installed, or one in a place of its own in the user's cache."""
 
 import platform
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from functools import cache
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -41,7 +41,7 @@ def torch_folder() -> Path:
         if (folder / CUDA_LIBRARY).is_file():
             return folder
     raise UnavailableError(
-        f"emulator: the PyTorch that is installed ({_version()}) has no CUDA inside, and the emulated GPU runs "
+        f"emulator: the PyTorch that is installed ({version('torch')}) has no CUDA inside, and the emulated GPU runs "
         f"PyTorch's CUDA build. Set it up once ({DOWNLOAD}; it goes into {cache_folder()}): {SET_UP}"
     )
 
@@ -85,20 +85,12 @@ def _installed() -> Path:
     return Path(str(spec.origin)).parent if spec and spec.origin else Path("nowhere")
 
 
-def _version() -> str:
-    return _installed_version(_installed())
-
-
-def _installed_version(folder: Path) -> str:
-    """Without importing it, which takes a second."""
-    text = (folder / "version.py").read_text() if (folder / "version.py").is_file() else ""
-    found = re.search(r"__version__ = '([^']+)'", text)
-    return found[1] if found else "none"
+def _release() -> str:
+    return version("torch").partition("+")[0]
 
 
 def _place() -> Path:
-    release = _version().partition("+")[0]
-    return cache_folder() / f"torch-{release}-python{sys.version_info.major}.{sys.version_info.minor}"
+    return cache_folder() / f"torch-{_release()}-python{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def _libraries(torch: Path) -> list[Path]:
@@ -111,7 +103,7 @@ def _libraries(torch: Path) -> list[Path]:
 
 
 def _fetch(place: Path) -> None:
-    release = _version().partition("+")[0]
+    release = _release()
     place.parent.mkdir(parents=True, exist_ok=True)
     print(f"Fetching PyTorch {release} with CUDA ({DOWNLOAD}) into {place}", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=".fetching-") as aside:

@@ -49,13 +49,9 @@ def _device_line(process: dict[str, Any], device: dict[str, Any], several: bool)
     )
 
 
-def _largest(found: Emulation) -> dict[str, Any]:
-    devices = [device for process in found.processes for device in process["devices"]]
-    return max(devices, key=lambda device: int(device["peak_reserved_bytes"]))
-
-
 def _holders(found: Emulation) -> list[str]:
-    device = _largest(found)
+    devices = [device for process in found.processes for device in process["devices"]]
+    device = max(devices, key=lambda device: int(device["peak_reserved_bytes"]))
     if not device.get("lines"):
         return []
     lines = [f"    {format_bytes(entry['bytes']):>9}  {entry['line']}" for entry in device["lines"]]

@@ -17,7 +17,6 @@ import resource
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +45,7 @@ def import_the_next() -> None:
 
 
 class WhenTorchComes(importlib.abc.MetaPathFinder):
-    """Calls a function once torch has been imported."""
-
-    def __init__(self, function: Callable[[Any], None]) -> None:
-        self.function = function
+    """Watches torch once it has been imported."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         if name != "torch":
@@ -60,11 +56,11 @@ class WhenTorchComes(importlib.abc.MetaPathFinder):
             return None
         execute = spec.loader.exec_module
 
-        def execute_and_call(module: Any) -> None:
+        def execute_and_watch(module: Any) -> None:
             execute(module)
-            self.function(module)
+            watch(module)
 
-        spec.loader.exec_module = execute_and_call
+        spec.loader.exec_module = execute_and_watch
         return spec
 
 
@@ -126,11 +122,8 @@ def report(torch: Any) -> None:
 
 
 def used_of_device(torch: Any, index: int) -> dict[str, Any]:
-    allocated, reserved = peaks(torch, index)
-    refusals = torch.cuda.memory_stats(index).get("num_ooms", 0)
-    return {
-        "index": index, "peak_allocated_bytes": allocated, "peak_reserved_bytes": reserved, "refusals": refusals,
-    }  # fmt: skip
+    most = dict(zip(("peak_allocated_bytes", "peak_reserved_bytes"), peaks(torch, index), strict=True))
+    return {"index": index, **most, "refusals": torch.cuda.memory_stats(index).get("num_ooms", 0)}
 
 
 def living(snapshot: Any, index: int) -> dict[int, int]:
@@ -186,5 +179,5 @@ if os.environ.get("EMULATED_STUBS"):
     load_stubs()
     if os.environ.get("EMULATED_REPORTS"):
         answer_the_watchman()
-        sys.meta_path.insert(0, WhenTorchComes(watch))
+        sys.meta_path.insert(0, WhenTorchComes())
 import_the_next()
