@@ -19,8 +19,8 @@ from workbench.run import run as training
 from workbench.techniques import REGISTRY, GradientCheckpointing, Lora
 from workbench.widgets import pages
 from workbench.widgets.controls import RecipeForm
-from workbench.widgets.gauge import Gauge, Limit, page_of, verdict
-from workbench.widgets.history import History, overlay, table_of
+from workbench.widgets.gauge import Gauge, Limit
+from workbench.widgets.history import History, overlay
 from workbench.widgets.playground import Playground
 from workbench.widgets.runner import RUNNER
 from workbench.widgets.savings import Savings
@@ -46,7 +46,7 @@ def predicted(monkeypatch):
         asked.append((recipe, gpu))
         return Forecast()
 
-    for limit in ("gauge", "savings"):
+    for limit in ("part", "savings"):
         monkeypatch.setattr(f"workbench.widgets.{limit}.predict", predictor)
     monkeypatch.setattr(import_module("workbench.predict.beside"), "predict", predictor)
     return asked
@@ -165,21 +165,21 @@ def test_a_setting_out_of_range_is_said_and_the_control_stays_usable(form):
 # ---- gauge ----
 
 
-@pytest.mark.parametrize(
-    ("need", "have", "words"),
-    [(1, 1, "✓ Fits."), (2**30 + 2**29, 2**30, "✗ Does not fit, over by 512 MiB.")],
-)
-def test_the_verdict_in_words(need, have, words):
-    assert verdict(need, have) == words
+def shown(found, limit):
+    gauge = Gauge(limit.gpu, predictor=lambda recipe, gpu: found)
+    gauge.budget.value = f"{limit.budget_bytes}B" if limit.budget_bytes else ""
+    gauge.show(Recipe())
+    assert gauge.newest.wait(10)
+    return " ".join(gauge.page.value.split())
 
 
 def test_the_page_says_in_words_what_the_bar_shows_and_is_escaped():
-    limit = Limit("t4")
-    page = page_of(Forecast(capacity=limit.have_bytes), limit)
+    page = shown(Forecast(), Limit("t4"))
     assert "<b>✓ Fits.</b> 3.5 GiB of the 14.6 GiB of NVIDIA T4" in page
     assert 'role="img" aria-label="✓ Fits. weights 3.0 GiB' in page
     assert "<b>mm</b>" not in page
-    assert "over by 2.0 GiB" in page_of(Forecast(), Limit("t4", 2**30))
+    assert "✗ Does not fit, over by 2.0 GiB." in shown(Forecast(), Limit("t4", 2**30))
+    assert "✓ Fits." in shown(Forecast(peak=2**30), Limit("t4", 2**30)), "to the byte"
 
 
 @pytest.mark.parametrize("limit", [Limit("t4"), Limit("t4", 2**30), Limit("cpu")])
@@ -196,9 +196,10 @@ def test_the_bold_number_is_the_sum_of_the_legend(limit):
 
 
 def test_where_a_bar_is_overfull_the_end_of_the_memory_is_marked():
-    assert "the memory ends here" in pages.bar({"weights": 3}, 2, "")
-    assert "left: 66.67%" in pages.bar({"weights": 3}, 2, "")
-    assert "the memory ends here" not in pages.bar({"weights": 2}, 2, "")
+    overfull = shown(Forecast(), Limit("t4", 2**31))
+    assert "the memory ends here" in overfull
+    assert "left: 66.67%" in overfull
+    assert "the memory ends here" not in shown(Forecast(), Limit("t4", 3 * 2**30))
 
 
 def test_an_old_verdict_is_dimmed_while_the_next_is_predicted():
@@ -210,14 +211,15 @@ def test_an_old_verdict_is_dimmed_while_the_next_is_predicted():
 
     gauge = Gauge(predictor=slow)
     gauge.show(Recipe(steps=1))
-    gauge.wait(10)
+    gauge.newest.wait(10)
     gauge.show(Recipe(steps=2) | Lora())
-    assert "predicting lora" in gauge.page.value
-    assert "opacity" in gauge.page.value
+    assert "predicting lora" in gauge.asked.value
+    assert "wb-old" in gauge.view._dom_classes
     assert "Fits" in gauge.page.value
     release.set()
-    gauge.wait(10)
-    assert "opacity" not in gauge.page.value
+    gauge.newest.wait(10)
+    assert "wb-old" not in gauge.view._dom_classes
+    assert gauge.asked.value == ""
 
 
 def test_the_gauge_answers_the_newest_question_only():
@@ -234,7 +236,7 @@ def test_the_gauge_answers_the_newest_question_only():
         while not asked:
             time.sleep(0.01)
     release.set()
-    gauge.wait(10)
+    gauge.newest.wait(10)
     assert asked[0] == 1
     assert asked[-1] == 4
     assert len(asked) <= 3, "those in between were never asked"
@@ -245,7 +247,7 @@ def test_a_budget_that_cannot_be_read_is_said(budget):
     gauge = Gauge(predictor=lambda recipe, gpu: Forecast())
     gauge.show(Recipe())
     gauge.budget.value = budget
-    gauge.wait(10)
+    gauge.newest.wait(10)
     assert "limit" in gauge.page.value
     assert "⚠" in gauge.page.value
 
@@ -259,9 +261,9 @@ def test_an_error_of_the_prediction_is_said_and_the_next_one_works():
         return Forecast()
 
     gauge = Gauge(predictor=failing)
-    for words in ("no &lt;i&gt;such", "no prediction: broken", "Fits."):
+    for words in ("no &lt;i&gt;such", "ValueError broken", "Fits."):
         gauge.show(Recipe())
-        gauge.wait(10)
+        gauge.newest.wait(10)
         assert words in gauge.page.value
 
 
@@ -284,7 +286,7 @@ def test_each_switch_says_what_it_saves(form):
     assert "not on this &lt;card&gt;" in form.toggles["dora"].saving.value
     assert "±0 B" in form.toggles["gradient_checkpointing"].saving.value, "it is on in neither, or in both"
     savings.show(None, Limit("t4"))
-    assert "opacity" in form.toggles["lora"].saving.value
+    assert "wb-old" in form.toggles["lora"].saving._dom_classes
 
 
 # ---- playground: real trainings of the small model ----
@@ -424,7 +426,7 @@ def test_start_is_off_for_what_this_machine_has_not(playground, monkeypatch):
 def test_a_large_model_is_predicted_and_a_small_one_trained_in_its_place(playground):
     playground.choose(Recipe(model="gpt2-xl", sequence_length=1024))
     playground.train.suggest(playground.recipe())
-    assert playground.gauge._recipe.model == "gpt2-xl"
+    assert playground.gauge.recipe.model == "gpt2-xl"
     assert playground.train.trained() == Recipe(model="gpt2-tiny", sequence_length=128)
     assert "Start trains baseline on gpt2-tiny, 8 × 128 tokens" in playground.train.what.value
     playground.train.stands_in.value = False
@@ -446,7 +448,7 @@ def test_start_is_off_while_the_recipe_cannot_be_used(playground):
 
 
 def test_without_a_live_page_it_shows_words_and_bars(playground, monkeypatch, capsys):
-    playground.gauge.wait()
+    playground.gauge.newest.wait()
     page = playground.as_page()
     assert "Fits." in page
     assert "widget" not in page
@@ -461,7 +463,7 @@ def record(label="<b>x</b>", status=Status.OK, steps=3, **more):
 
 
 def test_the_table_is_escaped():
-    page = table_of([record(error="<script>")], {})
+    page = pages.page("history", records=[record(error="<script>")], predicted={})
     assert "<b>x" not in page
     assert "&lt;b&gt;x" in page
 

@@ -10,12 +10,13 @@ from workbench.advise.candidate import Candidate, Predictor, rank
 from workbench.advise.doctor import cause, diagnose
 from workbench.advise.plan import THIS_CPU, families, search
 from workbench.gpus.catalogue import GPUS
-from workbench.predict.predict import predict, resolved
+from workbench.predict.predict import resolved
 from workbench.predict.prediction import Prediction
 from workbench.recipe import Recipe
 from workbench.records.record import Record
 from workbench.techniques import REGISTRY
-from workbench.widgets.part import Answer, Choose, Part, page
+from workbench.widgets.pages import page
+from workbench.widgets.part import Answer, Choose, Part
 
 MOST = 6  # cards of one search
 
@@ -41,7 +42,7 @@ class MakeItFit(Part):
 
     quiet_s = 0.0
 
-    def __init__(self, choose: Choose, predictor: Predictor = predict) -> None:
+    def __init__(self, choose: Choose, predictor: Predictor | None = None) -> None:
         super().__init__(choose, predictor)
         self._wanted: tuple[Any, ...] = (None,)
         self.button = w.Button(description="Make it fit", button_style="primary", tooltip="look for changes that fit")

@@ -15,9 +15,10 @@ from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.gpus.catalogue import GPUS
 from workbench.models.load import load_config
 from workbench.models.source import locate_config
-from workbench.predict.predict import SHADOW, predict, predict_all, resolved
+from workbench.predict.predict import SHADOW, predict_all, resolved
 from workbench.recipe import Recipe
-from workbench.widgets.part import Answer, Choose, Part, page
+from workbench.widgets.pages import page
+from workbench.widgets.part import Answer, Choose, Part
 
 ROWS, AROUND = 5, 3  # powers of two: of the length, up to the model's positions; of the batch, on either side
 NEAR = 0.03  # of the limit: nearer to it a number is predicted, not interpolated
@@ -76,7 +77,7 @@ def rows_of(recipe: Recipe, limit_bytes: int) -> list[Row]:
 class WhatFits(Part):
     """A row of all cards, a table of batch × length, and a button for the largest batch that fits."""
 
-    def __init__(self, choose: Choose, predictor: Predictor = predict) -> None:
+    def __init__(self, choose: Choose, predictor: Predictor | None = None) -> None:
         super().__init__(choose, predictor)
         self.largest = w.Button(_dom_classes=("wb-wide",))
         self.largest.on_click(lambda _: choose(self._largest))

@@ -44,5 +44,5 @@ class toggle:  # noqa: N801 - read as a verb in a notebook: toggle(recipe, "lora
         if live_page():
             display(self.view)
             return
-        self.gauge.wait()
+        self.gauge.newest.wait()
         display(HTML(self.gauge.page.value))

@@ -1,25 +1,27 @@
-"""Pieces of HTML: escaped, with words beside every picture, in the page's own colours so that both themes read well."""
+"""Pages of the panel: templates that escape every text, with words beside each picture, readable in both themes."""
 
 import base64
 import html
 import io
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, PackageLoader
+from markupsafe import Markup
 
 from workbench.lessons.plots import COLOURS
 from workbench.measure.categories import format_bytes
+from workbench.records.record import Record
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 UNUSED, CONTEXT = "reserved, unused", "CUDA context"
 SHADES: dict[str, str] = {
-    **{str(name): colour for name, colour in COLOURS.items()},
+    **{str(name): shade for name, shade in COLOURS.items()},
     UNUSED: "#c8c8c8",
     CONTEXT: "#5c5c5c",
 }
-TRACK = "height: 1.1em; display: flex; border: 1px solid #808080; border-radius: 3px; overflow: hidden; flex: 1"
-END = "position: absolute; top: -3px; bottom: -3px; border-left: 3px solid #D55E00"
 
 
 def live_page() -> bool:
@@ -30,6 +32,11 @@ def live_page() -> bool:
     kernel = getattr(get_ipython(), "kernel", None)
     request = kernel.get_parent() if kernel else None
     return bool((request or {}).get("content", {}).get("allow_stdin"))
+
+
+def page(template: str, **names: Any) -> str:
+    """A template of `templates/` filled in; every text is escaped."""
+    return TEMPLATES.get_template(f"{template}.html").render(names)
 
 
 def escaped(text: object) -> str:
@@ -44,42 +51,19 @@ def alarm(words: object) -> str:
     return f'<p role="alert">⚠ {escaped(words)}</p>'
 
 
-def picture(figure: "Figure", words: str) -> str:
+def picture(figure: "Figure", words: str) -> Markup:
     """An image with its text equivalent; no file and no network."""
     data = io.BytesIO()
     figure.savefig(data, format="png", dpi=100)
     source = base64.b64encode(data.getvalue()).decode()
-    return f'<img alt="{escaped(words)}" src="data:image/png;base64,{source}" style="max-width: 100%">'
+    return Markup('<img alt="{}" src="data:image/png;base64,{}" style="max-width: 100%">').format(words, source)
 
 
-def bar(parts: Mapping[str, int], whole_bytes: int, words: str) -> str:
-    """Bytes by name as a bar whose full width is `whole_bytes`; if their sum is more, a line marks where that ends."""
-    total = sum(parts.values())
-    width = max(whole_bytes, total, 1)
-    spans = "".join(
-        f'<span title="{escaped(_words(name, size))}" style="width: {100 * size / width:.2f}%; '
-        f'background: {SHADES[name]}"></span>'
-        for name, size in parts.items()
-        if size > 0
-    )
-    beyond = 0 < whole_bytes < total
-    end = f'<span title="the memory ends here" style="{END}; left: {100 * whole_bytes / width:.2f}%"></span>'
-    return (
-        f'<div role="img" aria-label="{escaped(words)}" style="display: flex; position: relative">'
-        f'<span style="{TRACK}">{spans}</span>{end if beyond else ""}</div>'
-    )
+def begun(record: Record) -> str:
+    """When, in this machine's time zone."""
+    return f"{datetime.fromisoformat(record.created_at).astimezone():%d %b %H:%M}"
 
 
-def legend(parts: Mapping[str, int]) -> str:
-    """The parts in words, with the colour of their part of the bar."""
-    items = (
-        f'<span style="white-space: nowrap; margin-right: 1em"><span style="color: {SHADES[name]}">■</span> '
-        f"{escaped(_words(name, size))}</span>"
-        for name, size in parts.items()
-        if size > 0
-    )
-    return f"<small>{' '.join(items)}</small>"
-
-
-def _words(name: str, size: int) -> str:
-    return f"{name.replace('_', ' ')} {format_bytes(size)}"
+TEMPLATES = Environment(loader=PackageLoader("workbench.widgets"), autoescape=True, trim_blocks=True)
+TEMPLATES.filters |= {"bytes": format_bytes, "begun": begun}
+TEMPLATES.globals["shades"] = SHADES

@@ -1,28 +1,19 @@
 """What the parts of the panel share: each is asked after every change and answers as a page, and perhaps with cards."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import ipywidgets as w
-from jinja2 import Environment, PackageLoader
 
 from workbench.advise.candidate import Candidate, Predictor
 from workbench.errors import ConfigurationError, WorkbenchError
-from workbench.measure.categories import format_bytes
 from workbench.predict.predict import predict
 from workbench.recipe import Recipe
 from workbench.widgets.background import Newest
+from workbench.widgets.pages import page
 
 Answer = tuple[str, Sequence[Candidate]]  # a page, and what becomes cards below it
 Choose = Callable[[Recipe], None]
-
-TEMPLATES = Environment(loader=PackageLoader("workbench.widgets"), autoescape=True, trim_blocks=True)
-TEMPLATES.filters["bytes"] = format_bytes
-
-
-def page(template: str, **names: Any) -> str:
-    """A template of `templates/` filled in; every text is escaped."""
-    return TEMPLATES.get_template(f"{template}.html").render(names)
 
 
 class Part:
@@ -33,11 +24,11 @@ class Part:
         predictor: `predict`, or something that answers like it.
     """
 
-    quiet_s: ClassVar[float] = 0.7  # the gauge's own prediction comes first
+    quiet_s: float = 0.7  # the gauge's own prediction comes first
     answers: Callable[..., Iterator[Answer]]
 
-    def __init__(self, choose: Choose, predictor: Predictor = predict) -> None:
-        self.choose, self.predictor, self.page = choose, predictor, w.HTML()
+    def __init__(self, choose: Choose, predictor: Predictor | None = None) -> None:
+        self.choose, self.predictor, self.page = choose, predictor or predict, w.HTML()
         self.cards, self._made = w.Box(_dom_classes=("wb-cards",)), list[Card]()
         self.view = w.VBox([self.page, self.cards], _dom_classes=("wb-part",))
         self.newest = Newest(self._told, self._put, self.quiet_s)

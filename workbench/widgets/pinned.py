@@ -6,15 +6,16 @@ from typing import Any
 import ipywidgets as w
 
 from workbench.advise.candidate import Candidate, Predictor
-from workbench.predict.predict import predict, resolved
+from workbench.predict.predict import resolved
 from workbench.recipe import Recipe
-from workbench.widgets.part import Answer, Choose, Part, page
+from workbench.widgets.pages import page
+from workbench.widgets.part import Answer, Choose, Part
 
 
 class Pinned(Part):
     """What a change saves and costs, category by category, before anything is trained."""
 
-    def __init__(self, choose: Choose, predictor: Predictor = predict) -> None:
+    def __init__(self, choose: Choose, predictor: Predictor | None = None) -> None:
         super().__init__(choose, predictor)
         self.pinned: Recipe | None = None
         self.pin, self.swap, self.clear = (w.Button(description=d) for d in ("Pin as A", "Swap A and B", "Clear A"))

@@ -73,7 +73,7 @@ class Playground:
 
     def _ipython_display_(self) -> None:
         if not live_page():
-            self.gauge.wait()
+            self.gauge.newest.wait()
             display(HTML(self.as_page()))
             return
         display({**self.view._repr_mimebundle_(), "text/plain": WITHOUT_KERNEL}, raw=True)

@@ -9,7 +9,7 @@ from workbench.predict.predict import Prediction, predict
 from workbench.recipe import Recipe
 from workbench.widgets.background import Newest
 from workbench.widgets.controls import TechniqueToggle
-from workbench.widgets.gauge import DIMMED, Limit
+from workbench.widgets.gauge import Limit
 from workbench.widgets.pages import small
 
 QUIET_S = 0.7
@@ -31,12 +31,13 @@ class Savings:
 
     def show(self, recipe: Recipe | None, limit: Limit) -> None:
         for toggle in self.toggles.values():
-            toggle.saving.value = f'<span style="{DIMMED}">{toggle.saving.value}</span>' if toggle.saving.value else ""
+            toggle.saving.add_class("wb-old")
         self.newest.ask((recipe, limit))
 
     def _show(self, found: tuple[str, str]) -> None:
         name, words = found
         self.toggles[name].saving.value = words
+        self.toggles[name].saving.remove_class("wb-old")
 
     def _answers(self, question: tuple[Recipe | None, Limit]) -> Iterator[tuple[str, str]]:
         recipe, limit = question

@@ -4,19 +4,16 @@ import base64
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-from string import Template
 from typing import Any
 
 import ipywidgets as w
 
 from workbench.errors import WorkbenchError
-from workbench.export.bring import LIMIT, Brought, read_settings, recipe_file
+from workbench.export.bring import LIMIT, read_settings, recipe_file
 from workbench.export.script import portable, script
 from workbench.recipe import Recipe
-from workbench.widgets.pages import escaped
+from workbench.widgets.pages import alarm, page
 
-PAGE = Template(Path(__file__).with_suffix(".html").read_text(encoding="utf-8"))
 FORMS: dict[str, tuple[str, Callable[[Recipe], str]]] = {  # the name of the file, and what is in it
     "Hugging Face script": ("train.py", script),
     "recipe file (TOML)": ("recipe.toml", recipe_file),
@@ -55,11 +52,10 @@ class TakeHome:
             recipe = self.recipe()
             text, moved = portable(recipe, write(recipe))
         except WorkbenchError as error:
-            self.page.value = f'<p role="alert">⚠ {escaped(error)}</p>'
+            self.page.value = alarm(error)
             return
-        needed = sorted(f"Elsewhere it needs {escaped(path)} as {escaped(short)}." for path, short in moved.items())
         data = base64.b64encode(text.encode()).decode()
-        self.page.value = PAGE.substitute(name=name, data=data, text=escaped(text), remarks="<br>".join(needed))
+        self.page.value = page("takehome", name=name, data=data, text=text, moved=moved)
 
     def _open(self, change: Any) -> None:
         for file in change["new"]:
@@ -72,18 +68,7 @@ class TakeHome:
             brought = read_settings(self.pasted.value, self.last)
             self.choose(brought.recipe)
         except WorkbenchError as error:
-            self.answer.value = f'<p role="alert">⚠ {escaped(error)} Nothing was changed.</p>'
+            self.answer.value = alarm(f"{error} Nothing was changed.")
         else:
-            self.answer.value = _answer(brought)
+            self.answer.value = page("brought", brought=brought)
             self.refresh()
-
-
-def _answer(brought: Brought) -> str:
-    """What became of each setting, as lists; of what has no effect the names alone."""
-    idle = ", ".join(theirs.partition(":")[0] for theirs, why in brought.left_out if not why)
-    left_out = [pair for pair in brought.left_out if pair[1]]
-    page = f'<p role="status">The panel has it now, read as settings of {escaped(brought.program)}.</p>'
-    for title, pairs in (("Understood", brought.understood), ("Left out", left_out)):
-        items = "".join(f"<li><code>{escaped(theirs)}</code> → {escaped(words)}</li>" for theirs, words in pairs)
-        page += f"<p>{title}:</p><ul>{items}</ul>" if items else ""
-    return page + (f"<p>Without effect on the peak: {escaped(idle)}.</p>" if idle else "")

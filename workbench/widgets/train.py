@@ -23,8 +23,8 @@ from workbench.run.job import why_not_here
 from workbench.run.world import World
 from workbench.widgets.cards import Advice
 from workbench.widgets.gauge import Gauge
-from workbench.widgets.history import texts
-from workbench.widgets.pages import bar, escaped, legend, picture
+from workbench.widgets.history import loss_words
+from workbench.widgets.pages import escaped, page, picture, small
 from workbench.widgets.runner import RUNNER
 
 SAMPLE_TOKENS = 40
@@ -93,7 +93,7 @@ class Train:
         except WorkbenchError as error:
             reason = str(error)
         self.start.disabled = bool(reason) or RUNNER.running
-        self.what.value = f"<small>{escaped(f'Start is off: {reason}' if reason else _told(recipe))}</small>"
+        self.what.value = small(f"Start is off: {reason}" if reason else _told(recipe))
         self.here.show(recipe)
 
     def begin(self) -> None:
@@ -134,7 +134,7 @@ class Train:
         self._say(_summary(record, words), QUIET if good else ALARM)
         if record is not None:
             self.progress.value = record.steps_done
-            self.live.value = _live(record) + beside(record) + (texts(record) if record.text_after else "")
+            self.live.value = _live(record, predicted_peak(record))
             self._advise(record if status is Status.OOM else None)
         self.show()
         self.changed()
@@ -163,26 +163,10 @@ def _told(recipe: Recipe | None) -> str:
     return f"Start trains {recipe.label} on {recipe.model}, {shape.sequences} × {shape.tokens} tokens, on {where}."
 
 
-def _live(record: Record) -> str:
-    """The loss so far, and the categories at the peak so far."""
-    parts = []
-    if len(record.losses) > 1:
-        words = f"Training loss from {record.losses[0]:.3f} to {record.losses[-1]:.3f} in {len(record.losses)} steps"
-        parts.append(picture(plots.loss_curves([record]), words))
-    if record.peak_allocated_bytes:
-        words = f"Peak so far {format_bytes(record.peak_allocated_bytes)}, in the {record.peak_phase.replace('_', ' ')}"
-        parts.append(f"<p>{escaped(words)} ({escaped(record.memory_source)}, measured)</p>")
-        parts += [bar(record.by_category, record.memory_cap_bytes or 0, words), legend(record.by_category)]
-    return "".join(parts)
-
-
-def beside(record: Record) -> str:
-    """The prediction for the device it ran on, and how far it is from the measurement."""
-    predicted, measured = predicted_peak(record), record.peak_allocated_bytes
-    if predicted is None or not measured:
-        return ""
-    told = f"Predicted {format_bytes(predicted)}, measured {format_bytes(measured)}"
-    return f"<p>{escaped(f'{told}: {predicted / measured - 1:+.1%}.')}</p>"
+def _live(record: Record, predicted: int | None = None) -> str:
+    """The loss and the categories at the peak so far; at the end the prediction for this device, and the texts."""
+    curves = picture(plots.loss_curves([record]), loss_words([record])) if len(record.losses) > 1 else ""
+    return page("run", record=record, curves=curves, predicted=predicted)
 
 
 def _summary(record: Record | None, words: str) -> str:
