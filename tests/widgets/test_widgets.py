@@ -312,7 +312,7 @@ def test_a_run_ends_with_its_numbers_and_is_in_the_history(playground, tmp_path)
     assert record.status is Status.OK
     assert f"Held-out loss {record.held_out_loss_before:.3f} → {record.held_out_loss:.3f}" in train.words.value
     assert train.progress.value == train.progress.max == record.steps_done
-    assert "Training loss from" in train.live.value
+    assert "Training loss: baseline from" in train.live.value
     assert "Predicted 3.0 GiB, measured " in train.live.value
     assert playground.history.choice.options[0][1] == record.id
     assert not train.start.disabled
@@ -451,7 +451,8 @@ def test_without_a_live_page_it_shows_words_and_bars(playground, monkeypatch, ca
     playground.gauge.newest.wait()
     page = playground.as_page()
     assert "Fits." in page
-    assert "widget" not in page
+    assert "jupyter.widget" not in page
+    assert "<script" not in page
 
 
 # ---- history ----

@@ -17,11 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 UNUSED, CONTEXT = "reserved, unused", "CUDA context"
-SHADES: dict[str, str] = {
-    **{str(name): shade for name, shade in COLOURS.items()},
-    UNUSED: "#c8c8c8",
-    CONTEXT: "#5c5c5c",
-}
+SHADES: dict[str, str] = {**{str(n): shade for n, shade in COLOURS.items()}, UNUSED: "#c8c8c8", CONTEXT: "#5c5c5c"}
 
 
 def live_page() -> bool:

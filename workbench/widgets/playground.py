@@ -1,6 +1,7 @@
 """The playground: one panel to put a recipe together, see its memory, train it, compare it and take it home."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -118,22 +119,17 @@ class Playground:
             return
         self.form.suit(self.gauge.capability)
         self.gauge.show(recipe := self.recipe())
-        try:
-            limit = self.gauge.limit
-        except ConfigurationError:
-            return  # the gauge says so
-        self.savings.show(recipe, limit)
         self.train.show()
+        with suppress(ConfigurationError):  # the gauge says so
+            self.savings.show(recipe, self.gauge.limit)
         self._show_tab()
 
     def _show_tab(self) -> None:
         """Only what is looked at is worked out."""
         _, show = list(self._tabs.values())[self.tab.selected_index or 0]
-        try:
+        with suppress(ConfigurationError):
             limit = self.gauge.limit
-        except ConfigurationError:
-            return  # the gauge says so
-        show(self.recipe(), limit.gpu, limit.limit_bytes)
+            show(self.recipe(), limit.gpu, limit.limit_bytes)
 
     def _ended(self) -> None:
         self.history.refresh()
