@@ -85,7 +85,8 @@ class Playground:
         """The chosen recipe, its predicted memory, the last run and the history, as HTML that needs no kernel."""
         recipe = self.recipe()
         label = f"{recipe.model}, {recipe.label}" if recipe else "no recipe"
-        parts = self.gauge.page.value, self.train.words.value, self.train.live.value, self.history.table.value
+        said = f"<p>{escaped(self.train.said)}</p>"
+        parts = self.gauge.page.value, said, self.train.live.value, self.history.table.value
         return f"<p><b>{escaped(label)}</b></p>{''.join(parts)}"
 
     def _answered(self) -> None:

@@ -59,7 +59,7 @@ class Train:
         self.progress = w.IntProgress(min=0, max=1, layout=w.Layout(width="12em", flex="0 0 12em"))
         self.here = Gauge(here(), changed=self.show, quiet_s=0.3)
         self.here.budget.description, self.here.budget.placeholder = "memory cap", "none, or as 200MiB"
-        self.advice = Advice(choose)
+        self.said, self.advice = "", Advice(choose)
         self.advice.view.layout.display = "none"
         start = w.HBox([self.start, self.stop, self.stands_in], layout=w.Layout(flex_flow="row wrap"))
         self.buttons = w.VBox([start, self.what])
@@ -145,6 +145,7 @@ class Train:
         self.advice.show(record)
 
     def _say(self, words: str, style: str) -> None:
+        self.said = words
         self.words.value = f'<div role="status" aria-live="polite" style="{style}">{escaped(words)}</div>'
 
 
