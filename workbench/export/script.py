@@ -194,7 +194,8 @@ def _from_config(job: Job, family: ModelFamily, expressions: dict[str, str]) -> 
         f"model = {family.model_class}(config).to(torch.{dtype})",
     ]
     if expressions.keys() > {"dtype", *settings}:  # such as quantization, which acts on loading
-        lines += ['model.save_pretrained("new-weights")', *_from_pretrained(family, "new-weights", expressions)]
+        again = {name: source for name, source in expressions.items() if name not in family.dropout_fields}  # is saved
+        lines += ['model.save_pretrained("new-weights")', *_from_pretrained(family, "new-weights", again)]
     return lines
 
 
