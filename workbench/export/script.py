@@ -41,25 +41,22 @@ def script(recipe: Recipe) -> str:
     if job.source.adapter:
         raise ConfigurationError(f"script: {recipe.model!r} is an adapter. Save the model as 'merged' and use that.")
     sources = Sources()
-    parts = {
-        "data": _block(_data(recipe, sources)),
-        "model": "\n".join(_model(job, sources)),
-        "trainer": _block(_calls("", "trainer", (t.trainer() for t in recipe.techniques), sources)),
-        "collator": sources.add(collate),
-        "cut": sources.add(corpus.cut_into_blocks),
-        "text": "\n".join(_text(recipe.corpus, job.tokenizer.eos_token, sources)),
-    }
     return TEMPLATE.read_text(encoding="utf-8").format(
         title=f"{recipe.model} on {recipe.corpus}: {recipe.label}".replace('"', "'").replace("\\", "/"),
-        imports=_imports(job, sources),
+        data=_block(_data(recipe, sources)),
+        model="\n".join(_model(job, sources)),
+        trainer=_block(_calls("", "trainer", (t.trainer() for t in recipe.techniques), sources)),
+        collator=sources.add(collate),
+        cut=sources.add(corpus.cut_into_blocks),
+        text="\n".join(_text(recipe.corpus, job.tokenizer.eos_token, sources)),
         sequence_length=recipe.sequence_length,
         batch=recipe.effective_batch_size,
         seed=recipe.seed,
         tokenizer=_literal("gpt2" if job.source.random and job.source.location in SIZES else job.source.location),
         held_out_tokens=corpus.HELD_OUT_TOKENS,
-        definitions="\n\n\n".join(sources.definitions.values()),
         arguments=_arguments(job),
-        **parts,
+        imports=_imports(job, sources),  # these two last: of all that the others have needed
+        definitions="\n\n\n".join(sources.definitions.values()),
     )
 
 
