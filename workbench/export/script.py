@@ -115,7 +115,7 @@ def _sorted_imports(needed: set[tuple[str, str]]) -> list[str]:
     """As isort has them: the standard library first, plain imports before those of names."""
     lines: dict[bool, list[str]] = {True: [], False: []}
     for module in sorted({module for module, _ in needed}, key=lambda m: ((m, "") not in needed, m)):
-        names = sorted({name for m, name in needed if m == module and name}, key=_import_order)
+        names = sorted({name for m, name in needed if m == module and name}, key=lambda name: (name.islower(), name))
         standard = lines[module.split(".")[0] in sys.stdlib_module_names]
         standard += [f"import {module}"] if (module, "") in needed else []
         standard += [_import_line(module, names)] if names else []
@@ -127,10 +127,6 @@ def _import_line(module: str, names: list[str]) -> str:
     return (
         line if len(line) <= 120 else "\n".join([f"from {module} import (", *(f"    {name}," for name in names), ")"])
     )
-
-
-def _import_order(name: str) -> tuple[bool, str]:
-    return name.islower(), name
 
 
 def _text(name: str, end_of_text: str | None, sources: Sources) -> list[str]:
