@@ -336,12 +336,13 @@ def show_plan(args: argparse.Namespace) -> int:
     """The smallest sets of techniques with which a recipe fits into a budget, found by predictions: exact ones
     first, then those that take less time. Techniques that you switch on here stay on in all of them.
     """
+    budget = parse_bytes(args.budget, "budget") if args.budget is not None else None
     recipe = _recipe(args, config_only=True)
     from workbench.advise.plan import plan, plan_text
 
     fields = {f.name: getattr(recipe, f.name) for f in dataclasses.fields(Recipe)}
     with redirect_stdout(sys.stderr):
-        planned = plan(budget=args.budget, gpu=args.gpu, most_changes=args.most_changes, **fields)
+        planned = plan(budget=budget, gpu=args.gpu, most_changes=args.most_changes, **fields)
     print(json.dumps(planned.to_dict()) if args.json else plan_text(planned))
     return 0 if planned.candidates else 1
 

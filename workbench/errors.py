@@ -82,8 +82,7 @@ def needed_extra(error: ModuleNotFoundError) -> UnavailableError | None:
     except PackageNotFoundError:  # the package is imported from where it lies and was never installed
         return None
     for requirement in declared:
-        extra = re.fullmatch(rf"{missing}\b(?!-).*extra == ['\"]([\w-]+)['\"]", requirement, flags=re.IGNORECASE)
-        if extra:
+        if extra := re.fullmatch(rf"{missing}\b(?!-).*extra == ['\"]([\w-]+)['\"]", requirement, flags=re.IGNORECASE):
             return UnavailableError(
                 f"workbench: this needs the package {missing}, which is not installed. "
                 f'Install it with: pip install "{DISTRIBUTION}[{extra[1]}]"'

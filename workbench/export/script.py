@@ -43,25 +43,22 @@ def script(recipe: Recipe) -> str:
     if job.source.adapter:
         raise ConfigurationError(f"script: {recipe.model!r} is an adapter. Save the model as 'merged' and use that.")
     sources = Sources()
-    parts = {
-        "data": _block(_data(recipe, sources)),
-        "model": "\n".join(_model(job, sources)),
-        "trainer": _block(_calls("", "trainer", (t.trainer() for t in recipe.techniques), sources)),
-        "collator": sources.add(collate),
-        "cut": sources.add(corpus.cut_into_blocks),
-        "text": "\n".join(_text(recipe.corpus, job.tokenizer.eos_token, sources)),
-    }
     return TEMPLATE.read_text(encoding="utf-8").format(
         title=f"{recipe.model} on {recipe.corpus}: {recipe.label}".replace('"', "'").replace("\\", "/"),
-        imports=_imports(job, sources),
+        data=_block(_data(recipe, sources)),
+        model="\n".join(_model(job, sources)),
+        trainer=_block(_calls("", "trainer", (t.trainer() for t in recipe.techniques), sources)),
+        collator=sources.add(collate),
+        cut=sources.add(corpus.cut_into_blocks),
+        text="\n".join(_text(recipe.corpus, job.tokenizer.eos_token, sources)),
         sequence_length=recipe.sequence_length,
         batch=recipe.effective_batch_size,
         seed=recipe.seed,
         tokenizer=_literal("gpt2" if job.source.random and job.source.location in SIZES else job.source.location),
         held_out_tokens=corpus.HELD_OUT_TOKENS,
-        definitions="\n\n\n".join(sources.definitions.values()),
         arguments=_arguments(job),
-        **parts,
+        imports=_imports(job, sources),  # these two last: of all that the others have needed
+        definitions="\n\n\n".join(sources.definitions.values()),
     )
 
 
@@ -136,7 +133,7 @@ def _sorted_imports(needed: set[tuple[str, str]]) -> list[str]:
     """As isort has them: the standard library first, plain imports before those of names."""
     lines: dict[bool, list[str]] = {True: [], False: []}
     for module in sorted({module for module, _ in needed}, key=lambda m: ((m, "") not in needed, m)):
-        names = sorted({name for m, name in needed if m == module and name}, key=_import_order)
+        names = sorted({name for m, name in needed if m == module and name}, key=lambda name: (name.islower(), name))
         standard = lines[module.split(".")[0] in sys.stdlib_module_names]
         standard += [f"import {module}"] if (module, "") in needed else []
         standard += [_import_line(module, names)] if names else []
@@ -148,10 +145,6 @@ def _import_line(module: str, names: list[str]) -> str:
     return (
         line if len(line) <= 120 else "\n".join([f"from {module} import (", *(f"    {name}," for name in names), ")"])
     )
-
-
-def _import_order(name: str) -> tuple[bool, str]:
-    return name.islower(), name
 
 
 def _text(name: str, end_of_text: str | None, sources: Sources) -> list[str]:
@@ -212,7 +205,8 @@ def _from_config(job: Job, family: ModelFamily, expressions: dict[str, str]) -> 
         f"model = {family.model_class}(config).to(torch.{dtype})",
     ]
     if expressions.keys() > {"dtype", *settings}:  # such as quantization, which acts on loading
-        lines += ['model.save_pretrained("new-weights")', *_from_pretrained(family, "new-weights", expressions)]
+        again = {name: source for name, source in expressions.items() if name not in family.dropout_fields}  # is saved
+        lines += ['model.save_pretrained("new-weights")', *_from_pretrained(family, "new-weights", again)]
     return lines
 
 

@@ -178,9 +178,7 @@ def _with_mathml(markdown: str) -> str:
 
     def replacement(found: re.Match[str]) -> str:
         code, display, inline = found.groups()
-        if code:
-            return code
-        return str(to_mathml(display or inline, display="block" if display else "inline"))
+        return code or str(to_mathml(display or inline, display="block" if display else "inline"))
 
     return re.sub(pattern, replacement, markdown, flags=re.DOTALL)
 

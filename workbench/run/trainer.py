@@ -91,8 +91,7 @@ class SeamTrainer(Trainer):
     def resume(self, checkpoint: Path | None) -> None:
         """Train from the beginning, or from a whole checkpoint of the same recipe."""
         if checkpoint is not None:
-            seen = checkpoints.counters(checkpoint)
-            self.tokens_seen, self.padding_tokens = seen["tokens_seen"], seen["padding_tokens"]
+            vars(self).update(checkpoints.counters(checkpoint))
         self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: Any, model: Any = None) -> None:
@@ -117,7 +116,7 @@ class SeamTrainer(Trainer):
         shutil.rmtree(self._aside, ignore_errors=True)
         try:
             super()._save_checkpoint(model, trial)
-            seen = {"tokens_seen": self.tokens_seen, "padding_tokens": self.padding_tokens}
+            seen = {name: getattr(self, name) for name in checkpoints.COUNTERS}
             checkpoints.commit(self._aside / name, folder / name, seen)
         except (OSError, RuntimeError, SafetensorError) as error:
             if isinstance(error, torch.OutOfMemoryError):

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -23,30 +24,13 @@ from workbench.gpus.emulator.elf import imports
 SOURCES = Path(__file__).with_name("stubs")
 OURS = "libemulator.so"
 NVIDIA = re.compile(r"lib(cu|nccl|nvrtc|nvshmem|nvJitLink|nvToolsExt|nvidia-ml)")
-BY_HAND = {  # the beginning of a library's name, and its files
-    "libcudart": ("memory", "device", "launch", "streams"),
-    "libcuda": ("driver",),
-    "libnvidia-ml": ("nvml",),
-    "libnccl": ("nccl",),
-    "libcublas": ("cublas",),
-    "libcublasLt": ("cublas",),
-    "libcudnn": ("cudnn",),
-    "libnvrtc": ("nvrtc",),
-}
+LIBRARIES = tomllib.loads((SOURCES / "libraries.toml").read_text(encoding="utf-8"))
 BY_NAME = {  # looked for while a program runs; what PyTorch asks of them stands in its libraries as texts
     "libcuda.so.1": re.compile(rb"\0(cu(?!da)[A-Z]\w+)(?=\0)"),
     "libnvidia-ml.so.1": re.compile(rb"\0(nvml[A-Z]\w+)(?=\0)"),
 }
 ASKER = "libc10_cuda.so"
-OF_TRITON = (  # which compiles its launcher against the driver while a program runs (triton/backends/nvidia/driver.c)
-    "cuCtxGetLimit", "cuCtxSetCurrent", "cuCtxSetLimit", "cuFuncSetAttribute", "cuFuncSetCacheConfig",
-    "cuLaunchKernelEx", "cuModuleUnload", "cuTensorMapEncodeIm2col", "cuTensorMapEncodeTiled",
-)  # fmt: skip
 RUNTIME, CALLS_RUNTIME = "libcudart", ("libcuda", "libnvidia-ml", "libnccl")  # these are written on top of it
-UNVERSIONED = {  # whose a symbol is that names no library
-    "libnccl": "p?nccl[A-Z]", "libcusparseLt": "cusparseLt", "libcufile": "cuFile", "libnvshmem_host": "nvshmem",
-    "libcuda": "cu(?!File)[A-Z]", "libnvToolsExt": "nvtx",
-}  # fmt: skip
 # A caller waits for a size from these, and would take whatever its memory holds: it is told "not supported".
 REFUSED = re.compile(
     r"(cusolver|cusparse|cufft|curand)\w*([bB]uffer_?[sS]ize|GetSize|Workspace|MakePlan)\w*$"
@@ -69,7 +53,7 @@ class Library:
 
     @property
     def sources(self) -> list[Path]:
-        return [SOURCES / f"{name}.c" for name in BY_HAND.get(self.stem, ())]
+        return [SOURCES / f"{name}.c" for name in LIBRARIES["by_hand"].get(self.stem, ())]
 
 
 def stubs(files: Iterable[Path], cache: Path) -> Path:
@@ -110,7 +94,7 @@ def wanted(files: Iterable[Path]) -> list[Library]:
         name: Library(name, {found.decode(): "" for found in pattern.findall(asked)})
         for name, pattern in BY_NAME.items()
     }
-    libraries["libcuda.so.1"].symbols |= dict.fromkeys(OF_TRITON, "")
+    libraries["libcuda.so.1"].symbols |= dict.fromkeys(LIBRARIES["of_triton"], "")
     unversioned: set[str] = set()
     for found in map(imports, files):
         for name in filter(NVIDIA.match, found.needed):
@@ -121,7 +105,7 @@ def wanted(files: Iterable[Path]) -> list[Library]:
             elif not owner:
                 unversioned.add(symbol)
     for library in libraries.values():
-        if pattern := UNVERSIONED.get(library.stem):
+        if pattern := LIBRARIES["unversioned"].get(library.stem):
             library.symbols |= {name: "" for name in unversioned if re.match(pattern, name)}
     return sorted(libraries.values(), key=lambda library: library.name)
 

@@ -31,18 +31,9 @@ def with_memory(gpu: Gpu, memory_bytes: int) -> Gpu:
 
 def variable(gpu: Gpu, count: int = 1) -> str:
     """The text of `EMULATED_GPU`, which `stubs/emulator.c` reads: so many cards of this kind."""
-    of = gpu.multiprocessor
-    fields = {
-        "memory": gpu.memory_bytes,
-        "context": gpu.context_bytes_estimate,
-        "count": count,
-        "major": gpu.compute_capability[0],
-        "minor": gpu.compute_capability[1],
-        "sms": gpu.multiprocessors,
-        "threads": of.threads,
-        "blocks": of.blocks,
-        "shared": of.shared_bytes,
-        "shared_of_a_block": of.shared_bytes_of_a_block,
-        "name": f"{gpu.title} (emulated)",  # the last one: it has blanks
-    }
-    return " ".join(f"{name}={value}" for name, value in fields.items())
+    of, (major, minor) = gpu.multiprocessor, gpu.compute_capability
+    return (
+        f"memory={gpu.memory_bytes} context={gpu.context_bytes_estimate} count={count} major={major} minor={minor} "
+        f"sms={gpu.multiprocessors} threads={of.threads} blocks={of.blocks} shared={of.shared_bytes} "
+        f"shared_of_a_block={of.shared_bytes_of_a_block} name={gpu.title} (emulated)"  # the name last: it has blanks
+    )
