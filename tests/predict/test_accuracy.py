@@ -80,6 +80,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> list[Case]:
     folder = tmp_path_factory.mktemp("accuracy")
     names = {"gpt2-tiny": "random:gpt2-tiny"} | {name: f"random:{_folder(folder / name, name)}" for name in SHAPES}
     found = []
+    gc.freeze()  # or every run would walk the half million objects of the libraries several times
     for model, batch, length, techniques in GRID:
         recipe = Recipe(
             model=names[model], effective_batch_size=batch, sequence_length=length, steps=2,
@@ -89,6 +90,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> list[Case]:
         case = Case(recipe, predict(recipe, "cpu"), profiled, measured)
         print(f"{case.error:+9.4%}  {profiled / 2**20:8.1f} MiB  {model} B={batch} T={length} {recipe.label}")
         found.append(case)
+    gc.unfreeze()
     return found
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from workbench.errors import WorkbenchError
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.gpus.roofline import flops
-from workbench.measure.garbage import freeze_living_objects
 from workbench.recipe import Recipe
 from workbench.records.record import versions
 
@@ -76,8 +75,7 @@ def compute(recipe: Recipe, gpus: list[str], padding: bool) -> list[Prediction |
     found: list[Prediction | WorkbenchError] = []
     for name in gpus:
         try:
-            with freeze_living_objects():
-                found.append(_compute(recipe, name, padding))
+            found.append(_compute(recipe, name, padding))
         except WorkbenchError as error:
             found.append(error)
     return found
