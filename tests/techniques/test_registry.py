@@ -15,6 +15,7 @@ EVERY = pytest.mark.parametrize("cls", REGISTRY.values(), ids=REGISTRY)
 def test_one_stem_everywhere(cls):
     assert REGISTRY[cls.name] is cls
     assert cls.__module__ == f"workbench.techniques.{cls.name}"
+    assert cls.__name__ == cls.name.title().replace("_", "")
 
 
 @EVERY

@@ -1,4 +1,4 @@
-"""The techniques: one file each, registered here by their name."""
+"""The techniques: one file each, registered here by its name."""
 
 from typing import Any
 
@@ -30,10 +30,11 @@ from workbench.techniques.qlora import Qlora as Qlora
 from workbench.techniques.sequence_length import SequenceLength as SequenceLength
 from workbench.techniques.streaming import Streaming as Streaming
 
-REGISTRY: dict[str, type[Technique]] = {
-    one.name: one for one in [*globals().values()]
-    if isinstance(one, type) and issubclass(one, Technique) and one is not Technique
-}  # fmt: skip
+REGISTRY: dict[str, type[Technique]] = {}
+for _one in [*globals().values()]:
+    if isinstance(_one, type) and issubclass(_one, Technique) and _one is not Technique:
+        _one.name = _one.__module__.rpartition(".")[2]
+        REGISTRY[_one.name] = _one
 
 
 def technique(name: str, /, **settings: Any) -> Technique:

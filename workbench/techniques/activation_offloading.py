@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from workbench.measure.categories import Category
 from workbench.settings import setting
@@ -119,11 +119,10 @@ class ActivationOffloading(Offloading):
 
     minimum_bytes: int = setting(65536, "smaller tensors stay", unit="bytes", minimum=0)
 
-    name: ClassVar[str] = "activation_offloading"
-    title: ClassVar[str] = "Activation offloading"
-    attacks: ClassVar[tuple[Category, ...]] = (Category.ACTIVATIONS,)
-    costs: ClassVar[str] = "two transfers of every activation per step, over PCIe or to a disk"
-    what: ClassVar[str] = "activations"
+    title = "Activation offloading"
+    attacks = (Category.ACTIVATIONS,)
+    costs = "two transfers of every activation per step, over PCIe or to a disk"
+    what = "activations"
 
     def trainer(self) -> Call:
         settings = {"place": self.place, "minimum_bytes": self.minimum_bytes}

@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar
 
 from workbench.errors import ConfigurationError
 from workbench.settings import setting
@@ -30,12 +29,11 @@ class Allocator(Technique):
         None, "free blocks larger than this are not split; none: all may be", unit="MiB", minimum=21
     )
 
-    name: ClassVar[str] = "allocator"
-    title: ClassVar[str] = "Allocator settings"
-    stage: ClassVar[Stage] = Stage.PROCESS
-    costs: ClassVar[str] = "slower growth of the reserved memory, at the beginning"
-    numerics: ClassVar[Numerics] = Numerics.EXACT
-    family: ClassVar[str] = "kernels"
+    title = "Allocator settings"
+    stage = Stage.PROCESS
+    costs = "slower growth of the reserved memory, at the beginning"
+    numerics = Numerics.EXACT
+    family = "kernels"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,7 +1,6 @@
 """Attention: whether the scores of every token against every other are kept, or computed again block by block."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from workbench.models.family import ModelFamily
 from workbench.settings import setting
@@ -20,12 +19,11 @@ class Attention(Technique):
 
     implementation: str = setting("eager", "how attention is computed; sdpa is the default", choices=("eager", "sdpa"))
 
-    name: ClassVar[str] = "attention"
-    title: ClassVar[str] = "Attention step by step"
-    stage: ClassVar[Stage] = Stage.ARCHITECTURE
-    costs: ClassVar[str] = "memory: the probabilities of every layer, which grow with the square of the length"
-    numerics: ClassVar[Numerics] = Numerics.EXACT
-    family: ClassVar[str] = "kernels"
+    title = "Attention step by step"
+    stage = Stage.ARCHITECTURE
+    costs = "memory: the probabilities of every layer, which grow with the square of the length"
+    numerics = Numerics.EXACT
+    family = "kernels"
 
     def model_arguments(self, family: ModelFamily) -> Arguments:
         return {"attn_implementation": self.implementation}

@@ -88,7 +88,8 @@ class Call:
 class Technique:
     """Base of all techniques. Subclasses are frozen dataclasses, one file each, and are listed in the registry.
 
-    `attacks` is empty where no category of device memory shrinks; `family` names the lesson that several share.
+    `name` is that of the file. `attacks` is empty where no category of device memory shrinks; `family` names the lesson
+    that several share.
     """
 
     name: ClassVar[str]
@@ -100,6 +101,8 @@ class Technique:
     family: ClassVar[str] = ""
     brings: ClassVar[frozenset[Capability]] = frozenset()
     forbids: ClassVar[frozenset[Capability]] = frozenset()
+    learning_rate_factor: ClassVar[float] = 1.0  # the customary rate, relative to that of full fine-tuning with AdamW
+    worth_trying: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)  # settings, as `variants` orders them
     can_be_resumed: ClassVar[bool] = True  # a checkpoint of the Trainer holds all that training needs to go on
 
     def __post_init__(self) -> None:
@@ -109,11 +112,6 @@ class Technique:
     def given(cls, settings: object) -> Self:
         """From settings by name, as in a JSON file. Raises ConfigurationError, also for what is no mapping."""
         return cls(**named(settings, cls().settings(), cls.name))
-
-    @property
-    def learning_rate_factor(self) -> float:
-        """The customary learning rate, relative to that of full fine-tuning with AdamW."""
-        return 1.0
 
     @property
     def positions(self) -> int:
@@ -200,7 +198,7 @@ class Technique:
         On a GPU of this compute capability; None is a CPU. Empty where the technique cannot be used there, and where
         it saves no memory of the device. Settings that do not suit a recipe may be among them: the recipe refuses them.
         """
-        return (cls(),) if cls.attacks else ()
+        return tuple(cls(**settings) for settings in cls.worth_trying) if cls.attacks else ()
 
     def stand_in(self) -> "Technique":
         """What a prediction drives in this technique's place; itself, unless its kernels cannot be traced.
@@ -236,18 +234,15 @@ def lacks_bf16(device_type: str) -> bool:
 class Adapter(Technique):
     """Base of the techniques that freeze the model and train something small beside it: never two of them together."""
 
-    stage: ClassVar[Stage] = Stage.ADAPT
-    family: ClassVar[str] = "adapters"
+    stage = Stage.ADAPT
+    family = "adapters"
     attacks: ClassVar[tuple[Category, ...]] = (Category.GRADIENTS, Category.OPTIMIZER_STATES)
-    numerics: ClassVar[Numerics] = Numerics.DIFFERENT
-    brings: ClassVar[frozenset[Capability]] = frozenset({Capability.ADAPTER})
-    forbids: ClassVar[frozenset[Capability]] = frozenset({Capability.ADAPTER})
-
-    @property
-    def learning_rate_factor(self) -> float:
-        """What is so small needs larger steps: the best of 10, 30, 100 and 300 on the embedded model for all of them
-        but the low-rank ones."""
-        return 100.0
+    numerics = Numerics.DIFFERENT
+    brings = frozenset({Capability.ADAPTER})
+    forbids = frozenset({Capability.ADAPTER})
+    # what is so small needs larger steps: the best of 10, 30, 100 and 300 on the embedded model for all of them but the
+    # low-rank ones
+    learning_rate_factor = 100.0
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Batch size: fewer sequences in each optimizer step, and more steps, so that as many tokens are seen."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from workbench.errors import ConfigurationError
 from workbench.measure.categories import Category
@@ -21,19 +20,15 @@ class BatchSize(Technique):
 
     size: int = setting(4, "sequences per optimizer step, instead of the recipe's", unit="sequences", minimum=1)
 
-    name: ClassVar[str] = "batch_size"
-    title: ClassVar[str] = "Smaller batch"
-    stage: ClassVar[Stage] = Stage.EXAMPLES
-    attacks: ClassVar[tuple[Category, ...]] = (Category.ACTIVATIONS, Category.LOGITS_AND_LOSS)
-    costs: ClassVar[str] = "more optimizer steps for the same text; noisier gradients"
-    numerics: ClassVar[Numerics] = Numerics.DIFFERENT
-    family: ClassVar[str] = "batch_and_length"
-
-    @classmethod
-    def variants(cls, compute_capability: tuple[int, int] | None) -> tuple[Technique, ...]:
-        """None: a planner fits the training that was asked for. Accumulation gives the memory of any smaller batch, and
-        leaves the loss as it is."""
-        return ()
+    title = "Smaller batch"
+    stage = Stage.EXAMPLES
+    attacks = (Category.ACTIVATIONS, Category.LOGITS_AND_LOSS)
+    costs = "more optimizer steps for the same text; noisier gradients"
+    numerics = Numerics.DIFFERENT
+    family = "batch_and_length"
+    # a planner fits the training that was asked for; accumulation gives the memory of any smaller batch, and leaves the
+    # loss as it is
+    worth_trying = ()
 
     def shape(self, shape: Shape) -> Shape:
         batch = shape.sequences

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any
 
 from workbench.errors import ConfigurationError
 from workbench.measure.categories import Category
@@ -114,12 +114,11 @@ class ChunkedCrossEntropy(Technique):
 
     chunk: int = setting(256, "rows of logits that exist at a time", unit="tokens", minimum=1)
 
-    name: ClassVar[str] = "chunked_cross_entropy"
-    title: ClassVar[str] = "Chunked cross-entropy"
-    stage: ClassVar[Stage] = Stage.WRAP
-    attacks: ClassVar[tuple[Category, ...]] = (Category.LOGITS_AND_LOSS,)
-    costs: ClassVar[str] = "one more product with the head per step"
-    numerics: ClassVar[Numerics] = Numerics.EXACT
+    title = "Chunked cross-entropy"
+    stage = Stage.WRAP
+    attacks = (Category.LOGITS_AND_LOSS,)
+    costs = "one more product with the head per step"
+    numerics = Numerics.EXACT
 
     def check_model(self, model: Any) -> None:
         import torch

@@ -4,7 +4,7 @@ import tempfile
 import weakref
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from workbench.errors import ConfigurationError
 from workbench.settings import setting
@@ -39,13 +39,12 @@ class DataLoading(Technique):
     num_workers: int = setting(2, "processes that make batches; 0: the training process itself", minimum=0, maximum=64)
     pin_memory: bool = setting(True, "on CUDA: batches wait in page-locked host memory, as they do by default")
 
-    name: ClassVar[str] = "data_loading"
-    title: ClassVar[str] = "Mapped blocks, worker processes"
-    stage: ClassVar[Stage] = Stage.BATCHES
-    costs: ClassVar[str] = "host memory for each worker, and its start, at every epoch and evaluation"
-    numerics: ClassVar[Numerics] = Numerics.EXACT
-    family: ClassVar[str] = "data_loading"
-    forbids: ClassVar[frozenset[Capability]] = frozenset({Capability.STREAM})
+    title = "Mapped blocks, worker processes"
+    stage = Stage.BATCHES
+    costs = "host memory for each worker, and its start, at every epoch and evaluation"
+    numerics = Numerics.EXACT
+    family = "data_loading"
+    forbids = frozenset({Capability.STREAM})
 
     def __post_init__(self) -> None:
         super().__post_init__()

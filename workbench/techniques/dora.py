@@ -1,7 +1,7 @@
 """DoRA: LoRA for the direction of a matrix's columns, and a learned length for each of them."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from workbench.models.family import ModelFamily
 from workbench.techniques.low_rank import LowRank
@@ -17,9 +17,8 @@ class Dora(LowRank):
     LoRA's or a little less.
     """
 
-    name: ClassVar[str] = "dora"
-    title: ClassVar[str] = "DoRA"
-    costs: ClassVar[str] = "capacity; a copy of each adapted matrix at every step, and more activations than LoRA"
+    title = "DoRA"
+    costs = "capacity; a copy of each adapted matrix at every step, and more activations than LoRA"
 
     def update(self, family: ModelFamily) -> dict[str, Any]:
         return {**super().update(family), "use_dora": True}

@@ -1,7 +1,6 @@
 """Fused GELU: the same activation function as one operation, which keeps its input and nothing else."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from workbench.measure.categories import Category
 from workbench.models.family import ModelFamily
@@ -17,13 +16,12 @@ class FusedGelu(Technique):
     Hendrycks and Gimpel, "Gaussian Error Linear Units (GELUs)", arXiv 1606.08415.
     """
 
-    name: ClassVar[str] = "fused_gelu"
-    title: ClassVar[str] = "Fused GELU"
-    stage: ClassVar[Stage] = Stage.ARCHITECTURE
-    attacks: ClassVar[tuple[Category, ...]] = (Category.ACTIVATIONS,)
-    costs: ClassVar[str] = "nothing but another rounding"
-    numerics: ClassVar[Numerics] = Numerics.EXACT
-    family: ClassVar[str] = "kernels"
+    title = "Fused GELU"
+    stage = Stage.ARCHITECTURE
+    attacks = (Category.ACTIVATIONS,)
+    costs = "nothing but another rounding"
+    numerics = Numerics.EXACT
+    family = "kernels"
 
     def model_arguments(self, family: ModelFamily) -> Arguments:
         return {**family.fused_activation}

@@ -1,7 +1,6 @@
 """Gradient accumulation: the effective batch in k micro-batches, one optimizer step for all of them."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from workbench.errors import ConfigurationError
 from workbench.measure.categories import Category
@@ -19,17 +18,13 @@ class GradientAccumulation(Technique):
 
     steps: int = setting(4, "micro-batches per optimizer step", minimum=2)
 
-    name: ClassVar[str] = "gradient_accumulation"
-    title: ClassVar[str] = "Gradient accumulation"
-    stage: ClassVar[Stage] = Stage.BATCHES
-    attacks: ClassVar[tuple[Category, ...]] = (Category.ACTIVATIONS, Category.LOGITS_AND_LOSS)
-    costs: ClassVar[str] = "speed, where the micro-batch no longer fills the device"
-    numerics: ClassVar[Numerics] = Numerics.EXACT
-    brings: ClassVar[frozenset[Capability]] = frozenset({Capability.ACCUMULATION})
-
-    @classmethod
-    def variants(cls, compute_capability: tuple[int, int] | None) -> tuple[Technique, ...]:
-        return tuple(cls(steps=2**power) for power in range(1, 9))
+    title = "Gradient accumulation"
+    stage = Stage.BATCHES
+    attacks = (Category.ACTIVATIONS, Category.LOGITS_AND_LOSS)
+    costs = "speed, where the micro-batch no longer fills the device"
+    numerics = Numerics.EXACT
+    brings = frozenset({Capability.ACCUMULATION})
+    worth_trying = tuple({"steps": 2**power} for power in range(1, 9))
 
     def training_arguments(self, arguments: Arguments) -> Arguments:
         batch = arguments["per_device_train_batch_size"]

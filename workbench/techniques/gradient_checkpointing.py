@@ -1,18 +1,15 @@
 """Gradient checkpointing (PyTorch: activation checkpointing): recompute activations instead of keeping them."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 from workbench.measure.categories import Category
 from workbench.models.family import ModelFamily
 from workbench.settings import setting
 from workbench.techniques.base import Call, Capability, Numerics, Stage, Technique
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
-
-def checkpoint_blocks(model: "PreTrainedModel", every_n_layers: int, use_reentrant: bool) -> Any:
+def checkpoint_blocks(model: Any, every_n_layers: int, use_reentrant: bool) -> Any:
     """The model, which keeps only the inputs of every n-th transformer block, and runs these blocks again."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -39,17 +36,13 @@ class GradientCheckpointing(Technique):
     every_n_layers: int = setting(1, "checkpoint every n-th transformer block; 1 is all of them", minimum=1)
     use_reentrant: bool = setting(False, "PyTorch's older implementation, which recomputes under a fresh graph")
 
-    name: ClassVar[str] = "gradient_checkpointing"
-    title: ClassVar[str] = "Gradient checkpointing"
-    stage: ClassVar[Stage] = Stage.WRAP
-    attacks: ClassVar[tuple[Category, ...]] = (Category.ACTIVATIONS,)
-    costs: ClassVar[str] = "about one more forward pass per step"
-    numerics: ClassVar[Numerics] = Numerics.EXACT
-    forbids: ClassVar[frozenset[Capability]] = frozenset({Capability.KEY_VALUE_CACHE})
-
-    @classmethod
-    def variants(cls, compute_capability: tuple[int, int] | None) -> tuple[Technique, ...]:
-        return tuple(cls(every_n_layers=n) for n in (4, 2, 1))
+    title = "Gradient checkpointing"
+    stage = Stage.WRAP
+    attacks = (Category.ACTIVATIONS,)
+    costs = "about one more forward pass per step"
+    numerics = Numerics.EXACT
+    forbids = frozenset({Capability.KEY_VALUE_CACHE})
+    worth_trying = tuple({"every_n_layers": n} for n in (4, 2, 1))
 
     def model(self, family: ModelFamily) -> Call:
         return Call(checkpoint_blocks, self.settings())

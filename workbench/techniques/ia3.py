@@ -1,7 +1,7 @@
 """(IA)³: freeze the model, learn one factor for each of some inner activations."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from workbench.models.family import ModelFamily
 from workbench.settings import setting
@@ -34,9 +34,8 @@ class Ia3(Adapter):
 
     feedforward: bool = setting(True, "scale the inputs of the MLP's c_proj too")
 
-    name: ClassVar[str] = "ia3"
-    title: ClassVar[str] = "(IA)³"
-    costs: ClassVar[str] = "capacity; the activations that are multiplied are kept"
+    title = "(IA)³"
+    costs = "capacity; the activations that are multiplied are kept"
 
     def model(self, family: ModelFamily) -> Call:
         inputs = list(family.scaled_inputs) if self.feedforward else []

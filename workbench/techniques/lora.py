@@ -1,7 +1,6 @@
 """LoRA: freeze the model, learn a low-rank update of some of its matrices."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from workbench.techniques.low_rank import LowRank
 
@@ -14,7 +13,6 @@ class Lora(LowRank):
     every layer.
     """
 
-    name: ClassVar[str] = "lora"
-    title: ClassVar[str] = "LoRA"
-    family: ClassVar[str] = ""  # a lesson of its own
-    costs: ClassVar[str] = "capacity: only a low-rank change of the chosen matrices can be learned"
+    title = "LoRA"
+    family = ""  # a lesson of its own
+    costs = "capacity: only a low-rank change of the chosen matrices can be learned"

@@ -40,16 +40,14 @@ class LowRank(Adapter):
     dropout: float = setting(0.0, "dropout before A", minimum=0.0, maximum=0.9)
     targets: str = setting(GPT2.matrices[0], f"matrices to adapt, joined by +, out of {', '.join(GPT2.matrices)}")
 
+    learning_rate_factor = 10.0
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if wrong := [target for target in self.targets.split("+") if target not in GPT2.matrices]:
             raise ConfigurationError(
                 f"{self.name}: GPT-2 has no matrix {wrong[0]!r}. Choose from {', '.join(GPT2.matrices)}, joined by +."
             )
-
-    @property
-    def learning_rate_factor(self) -> float:
-        return 10.0
 
     def check_config(self, config: Any) -> None:
         width = family_of(config).shortest_side(config, self.targets.split("+"))

@@ -1,7 +1,6 @@
 """Mixed precision: matrix products in bf16 or fp16, weights, gradients and optimizer states in fp32."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from workbench.measure.categories import Category
 from workbench.settings import setting
@@ -18,13 +17,12 @@ class MixedPrecision(Technique):
 
     dtype: str = setting("bf16", "type of the matrix products", choices=("bf16", "fp16"))
 
-    name: ClassVar[str] = "mixed_precision"
-    title: ClassVar[str] = "Mixed precision"
-    stage: ClassVar[Stage] = Stage.WRAP
-    attacks: ClassVar[tuple[Category, ...]] = (Category.ACTIVATIONS,)
-    costs: ClassVar[str] = "rounding: 8 significant bits (bf16) or 11 (fp16) instead of 24"
-    numerics: ClassVar[Numerics] = Numerics.APPROXIMATE
-    forbids: ClassVar[frozenset[Capability]] = frozenset({Capability.SIXTEEN_BIT_WEIGHTS})
+    title = "Mixed precision"
+    stage = Stage.WRAP
+    attacks = (Category.ACTIVATIONS,)
+    costs = "rounding: 8 significant bits (bf16) or 11 (fp16) instead of 24"
+    numerics = Numerics.APPROXIMATE
+    forbids = frozenset({Capability.SIXTEEN_BIT_WEIGHTS})
 
     def missing(self, device_type: str) -> str | None:
         if self.dtype == "fp16" and device_type == "cpu":

@@ -132,9 +132,9 @@ class Offloading(Technique):
 
     to: str = setting("cpu", "where they wait: host memory, or a file in TMPDIR", choices=("cpu", "disk"))
 
-    family: ClassVar[str] = "offloading"
-    numerics: ClassVar[Numerics] = Numerics.EXACT
-    stage: ClassVar[Stage] = Stage.WRAP
+    family = "offloading"
+    numerics = Numerics.EXACT
+    stage = Stage.WRAP
     what: ClassVar[str]  # waits there, in words
 
     @property

@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, ClassVar
+from typing import Any
 
 from workbench.measure.categories import Category
 from workbench.settings import setting
@@ -21,6 +21,8 @@ TRAINER: dict[str, Arguments] = {
 # the Trainer's `adamw_torch` leaves the choice to PyTorch: foreach on a GPU, the loop on a CPU
 FOREACH = {"adamw_foreach": True, "adamw_loop": False}
 NUMERICS = {"adamw_8bit": Numerics.APPROXIMATE} | dict.fromkeys(("adamw_fused", *FOREACH), Numerics.EXACT)
+# SGD does not divide by the size of the gradient, and needs a far larger rate: the best of 100, 300, 1,000 and 2,000
+# times Adam's, with momentum of 30 and 100, for the embedded model after 30 steps on Shakespeare
 LEARNING_RATE_FACTORS = {"sgd": 1000.0, "sgd_momentum": 100.0}
 
 
@@ -37,24 +39,21 @@ class Optimizer(Technique):
 
     kind: str = setting("adamw_8bit", "which optimizer", choices=(*TRAINER, *FOREACH))
 
-    name: ClassVar[str] = "optimizer"
-    title: ClassVar[str] = "Optimizer"
-    stage: ClassVar[Stage] = Stage.OPTIMIZE
-    attacks: ClassVar[tuple[Category, ...]] = (Category.OPTIMIZER_STATES,)
-    costs: ClassVar[str] = "what the states were good for: rounded, factored or missing moments"
-    numerics: ClassVar[Numerics] = NUMERICS["adamw_8bit"]  # of the default kind; an instance has that of its own
-    brings: ClassVar[frozenset[Capability]] = frozenset({Capability.OPTIMIZER})
-    forbids: ClassVar[frozenset[Capability]] = frozenset({Capability.OPTIMIZER})
+    title = "Optimizer"
+    stage = Stage.OPTIMIZE
+    attacks = (Category.OPTIMIZER_STATES,)
+    costs = "what the states were good for: rounded, factored or missing moments"
+    numerics = NUMERICS["adamw_8bit"]  # of the default kind; an instance has that of its own
+    brings = frozenset({Capability.OPTIMIZER})
+    forbids = frozenset({Capability.OPTIMIZER})
+    # those that save: momentum alone keeps more than 8-bit states and adapts less, and plain SGD saves no more than
+    # Adafactor's rows and columns, at a learning rate that has to be searched for
+    worth_trying = ({"kind": "adamw_8bit"}, {"kind": "adafactor"})
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "numerics", NUMERICS.get(self.kind, Numerics.DIFFERENT))
-
-    @property
-    def learning_rate_factor(self) -> float:
-        """SGD does not divide by the size of the gradient, and needs a far larger rate: the best of 100, 300, 1,000
-        and 2,000 times Adam's, with momentum of 30 and 100, for the embedded model after 30 steps on Shakespeare."""
-        return LEARNING_RATE_FACTORS.get(self.kind, 1.0)
+        object.__setattr__(self, "learning_rate_factor", LEARNING_RATE_FACTORS.get(self.kind, 1.0))
 
     def missing(self, device_type: str) -> str | None:
         if self.kind == "adamw_8bit" and find_spec("bitsandbytes") is None:
@@ -82,23 +81,11 @@ class Optimizer(Technique):
         """None where the Trainer makes the optimizer by itself."""
         return Call(use_adamw, {"foreach": FOREACH[self.kind]}) if self.kind in FOREACH else None
 
-    @classmethod
-    def variants(cls, compute_capability: tuple[int, int] | None) -> tuple[Technique, ...]:
-        """Those that save: momentum alone keeps more than 8-bit states and adapts less, and plain SGD saves no more
-        than Adafactor's rows and columns, at a learning rate that has to be searched for."""
-        return tuple(cls(kind=kind) for kind in ("adamw_8bit", "adafactor"))
-
 
 def use_adamw(trainer: Any, foreach: bool) -> None:
     """PyTorch's AdamW: `foreach` updates many parameters at once, the loop one after the other."""
     import torch
 
-    arguments = trainer.args
-    trainer.optimizer = torch.optim.AdamW(
-        [p for p in trainer.model.parameters() if p.requires_grad],
-        lr=arguments.learning_rate,
-        betas=(arguments.adam_beta1, arguments.adam_beta2),
-        eps=arguments.adam_epsilon,
-        weight_decay=arguments.weight_decay,
-        foreach=foreach,
-    )
+    _, options = trainer.get_optimizer_cls_and_kwargs(trainer.args)
+    options |= {"weight_decay": trainer.args.weight_decay, "fused": False, "foreach": foreach}
+    trainer.optimizer = torch.optim.AdamW([p for p in trainer.model.parameters() if p.requires_grad], **options)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from workbench.measure.categories import Category
 from workbench.settings import setting
@@ -10,7 +10,7 @@ from workbench.techniques.base import Call, Capability, Stage
 from workbench.techniques.offloading import Offloading
 
 
-def streaming_adamw(parameters: Iterable[Any], states: Any, chunk: int, fused: bool, **options: Any) -> Any:
+def streaming_adamw(parameters: Iterable[Any], states: Any, chunk: int, fused: bool = False, **options: Any) -> Any:
     """AdamW whose moments are in `states`. A step brings them to the device `chunk` elements at a time."""
     import torch
     from torch.optim.adamw import adamw
@@ -65,17 +65,10 @@ def streaming_adamw(parameters: Iterable[Any], states: Any, chunk: int, fused: b
 
 def offload_optimizer(trainer: Any, place: Callable[[], Any], chunk: int) -> None:
     """The trainer steps with AdamW, whose moments are at a place outside of the device's memory."""
-    arguments = trainer.args
-    trainer.optimizer = streaming_adamw(
-        [p for p in trainer.model.parameters() if p.requires_grad],
-        place(),
-        chunk,
-        fused="fused" in arguments.optim,  # the kernel that the Trainer would take: the same rounding
-        lr=arguments.learning_rate,
-        betas=(arguments.adam_beta1, arguments.adam_beta2),
-        eps=arguments.adam_epsilon,
-        weight_decay=arguments.weight_decay,
-    )
+    _, options = trainer.get_optimizer_cls_and_kwargs(trainer.args)  # its kernel too, `fused`: the same rounding
+    options["weight_decay"] = trainer.args.weight_decay
+    trained = [p for p in trainer.model.parameters() if p.requires_grad]
+    trainer.optimizer = streaming_adamw(trained, place(), chunk, **options)
 
 
 @dataclass(frozen=True)
@@ -88,16 +81,15 @@ class OptimizerOffloading(Offloading):
 
     chunk_elements: int = setting(2**20, "elements on the device at a time", minimum=1024)
 
-    name: ClassVar[str] = "optimizer_offloading"
-    title: ClassVar[str] = "Optimizer offloading"
-    stage: ClassVar[Stage] = Stage.OPTIMIZE
-    attacks: ClassVar[tuple[Category, ...]] = (Category.OPTIMIZER_STATES,)
-    costs: ClassVar[str] = "16 bytes of every trained parameter cross the bus in each step"
-    what: ClassVar[str] = "optimizer states"
-    brings: ClassVar[frozenset[Capability]] = frozenset({Capability.OPTIMIZER})
-    forbids: ClassVar[frozenset[Capability]] = frozenset({Capability.OPTIMIZER})
+    title = "Optimizer offloading"
+    stage = Stage.OPTIMIZE
+    attacks = (Category.OPTIMIZER_STATES,)
+    costs = "16 bytes of every trained parameter cross the bus in each step"
+    what = "optimizer states"
+    brings = frozenset({Capability.OPTIMIZER})
+    forbids = frozenset({Capability.OPTIMIZER})
     # the moments are on the host or on a disk, and the optimizer's state holds their places alone
-    can_be_resumed: ClassVar[bool] = False
+    can_be_resumed = False
 
     def trainer(self) -> Call:
         settings = {"place": self.place, "chunk": self.chunk_elements}

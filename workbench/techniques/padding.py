@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from workbench.errors import ConfigurationError
 from workbench.settings import setting
@@ -30,14 +30,13 @@ class Padding(Technique):
     dynamic: bool = setting(True, "pad to the longest example of the batch; false: always to T tokens")
     group_by_length: bool = setting(False, "batches of examples of about equal length; needs dynamic padding")
 
-    name: ClassVar[str] = "padding"
-    title: ClassVar[str] = "Padded examples"
-    stage: ClassVar[Stage] = Stage.EXAMPLES
-    costs: ClassVar[str] = "computation and memory for tokens that teach nothing"
-    numerics: ClassVar[Numerics] = Numerics.DIFFERENT
-    family: ClassVar[str] = "data_loading"
-    brings: ClassVar[frozenset[Capability]] = frozenset({Capability.TRAINING_SET})
-    forbids: ClassVar[frozenset[Capability]] = frozenset({Capability.TRAINING_SET})
+    title = "Padded examples"
+    stage = Stage.EXAMPLES
+    costs = "computation and memory for tokens that teach nothing"
+    numerics = Numerics.DIFFERENT
+    family = "data_loading"
+    brings = frozenset({Capability.TRAINING_SET})
+    forbids = frozenset({Capability.TRAINING_SET})
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,7 +1,7 @@
 """Prefix tuning: freeze the model, learn keys and values that every layer attends to before the text."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from workbench.models.family import ModelFamily
 from workbench.techniques.base import Call, Capability, VirtualTokens
@@ -27,13 +27,10 @@ class PrefixTuning(VirtualTokens):
     5e-3; PEFT's example of prefix tuning uses 1e-2.
     """
 
-    name: ClassVar[str] = "prefix_tuning"
-    title: ClassVar[str] = "Prefix tuning"
-    family: ClassVar[str] = ""  # a lesson of its own
-    costs: ClassVar[str] = "capacity; positions of the model; longer keys and values in every layer"
-    brings: ClassVar[frozenset[Capability]] = frozenset(
-        {Capability.ADAPTER, Capability.KEY_VALUE_CACHE, Capability.VIRTUAL_TOKENS}
-    )
+    title = "Prefix tuning"
+    family = ""  # a lesson of its own
+    costs = "capacity; positions of the model; longer keys and values in every layer"
+    brings = frozenset({Capability.ADAPTER, Capability.KEY_VALUE_CACHE, Capability.VIRTUAL_TOKENS})
 
     def model(self, family: ModelFamily) -> Call:
         return Call(add_prefix, {"virtual_tokens": self.virtual_tokens})

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from workbench.models.family import ModelFamily
 from workbench.techniques.base import Call, Capability, VirtualTokens
@@ -41,10 +41,9 @@ class PromptTuning(VirtualTokens):
     300 on the embedded model, after 30 steps on Shakespeare.
     """
 
-    name: ClassVar[str] = "prompt_tuning"
-    title: ClassVar[str] = "Prompt tuning"
-    costs: ClassVar[str] = "capacity, more than any other; longer sequences"
-    brings: ClassVar[frozenset[Capability]] = frozenset({Capability.ADAPTER, Capability.VIRTUAL_TOKENS})
+    title = "Prompt tuning"
+    costs = "capacity, more than any other; longer sequences"
+    brings = frozenset({Capability.ADAPTER, Capability.VIRTUAL_TOKENS})
 
     def collator(self) -> Call:
         return Call(without_first_label)

@@ -1,7 +1,6 @@
 """Pure bf16: weights, gradients and optimizer states of 16 bits; no fp32 copy of anything."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from workbench.measure.categories import Category
 from workbench.models.family import ModelFamily
@@ -17,19 +16,13 @@ class PureBf16(Technique):
     costs accuracy. Autocast would be of no use here: there is no fp32 left to compute less exactly.
     """
 
-    name: ClassVar[str] = "pure_bf16"
-    title: ClassVar[str] = "Pure bf16"
-    stage: ClassVar[Stage] = Stage.QUANTIZE
-    attacks: ClassVar[tuple[Category, ...]] = (
-        Category.WEIGHTS,
-        Category.GRADIENTS,
-        Category.OPTIMIZER_STATES,
-        Category.ACTIVATIONS,
-    )
-    costs: ClassVar[str] = "small updates are lost: a weight has 8 significant bits"
-    numerics: ClassVar[Numerics] = Numerics.APPROXIMATE
-    family: ClassVar[str] = "mixed_precision"
-    brings: ClassVar[frozenset[Capability]] = frozenset({Capability.SIXTEEN_BIT_WEIGHTS})
+    title = "Pure bf16"
+    stage = Stage.QUANTIZE
+    attacks = (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER_STATES, Category.ACTIVATIONS)
+    costs = "small updates are lost: a weight has 8 significant bits"
+    numerics = Numerics.APPROXIMATE
+    family = "mixed_precision"
+    brings = frozenset({Capability.SIXTEEN_BIT_WEIGHTS})
 
     def missing(self, device_type: str) -> str | None:
         return "pure_bf16 needs compute capability 8.0 or newer. Drop it." if lacks_bf16(device_type) else None

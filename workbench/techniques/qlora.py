@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, ClassVar
+from typing import Any
 
 from workbench.measure.categories import Category
 from workbench.models.family import ModelFamily
@@ -25,11 +25,10 @@ class Qlora(LowRank):
     double_quantization: bool = setting(True, "quantize the scales too")
     compute: str = setting("float32", "what the matrices are turned into for use", choices=("float32", "bfloat16"))
 
-    name: ClassVar[str] = "qlora"
-    title: ClassVar[str] = "QLoRA"
-    attacks: ClassVar[tuple[Category, ...]] = (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER_STATES)
-    costs: ClassVar[str] = "capacity; weights rounded to 4 bits, and turned back at every use"
-    brings: ClassVar[frozenset[Capability]] = frozenset({Capability.ADAPTER, Capability.QUANTIZED_WEIGHTS})
+    title = "QLoRA"
+    attacks = (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER_STATES)
+    costs = "capacity; weights rounded to 4 bits, and turned back at every use"
+    brings = frozenset({Capability.ADAPTER, Capability.QUANTIZED_WEIGHTS})
 
     def missing(self, device_type: str) -> str | None:
         if find_spec("bitsandbytes") is None:

@@ -1,7 +1,7 @@
 """Sequence length: the same text in shorter pieces, and more steps, so that as many tokens are seen."""
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from workbench.errors import ConfigurationError
 from workbench.measure.categories import Category
@@ -33,19 +33,14 @@ class SequenceLength(Technique):
 
     tokens: int = setting(64, "tokens per training sequence, instead of the recipe's", unit="tokens", minimum=2)
 
-    name: ClassVar[str] = "sequence_length"
-    title: ClassVar[str] = "Shorter sequences"
-    stage: ClassVar[Stage] = Stage.EXAMPLES
-    attacks: ClassVar[tuple[Category, ...]] = (Category.ACTIVATIONS, Category.LOGITS_AND_LOSS)
-    costs: ClassVar[str] = "context: no token is predicted from further back; more optimizer steps for the same text"
-    numerics: ClassVar[Numerics] = Numerics.DIFFERENT
-    family: ClassVar[str] = "batch_and_length"
-    forbids: ClassVar[frozenset[Capability]] = frozenset({Capability.TRAINING_SET})  # it cuts packed blocks
-
-    @classmethod
-    def variants(cls, compute_capability: tuple[int, int] | None) -> tuple[Technique, ...]:
-        """None: a planner fits the training that was asked for. How far back a model looks is not its choice."""
-        return ()
+    title = "Shorter sequences"
+    stage = Stage.EXAMPLES
+    attacks = (Category.ACTIVATIONS, Category.LOGITS_AND_LOSS)
+    costs = "context: no token is predicted from further back; more optimizer steps for the same text"
+    numerics = Numerics.DIFFERENT
+    family = "batch_and_length"
+    worth_trying = ()  # a planner fits the training that was asked for: how far back a model looks is not its choice
+    forbids = frozenset({Capability.TRAINING_SET})  # it cuts packed blocks
 
     def shape(self, shape: Shape) -> Shape:
         length = shape.tokens

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from workbench.settings import setting
 from workbench.techniques.base import Call, Capability, Numerics, Stage, Technique
@@ -22,14 +22,13 @@ class Streaming(Technique):
 
     shuffle_buffer: int = setting(256, "blocks to choose the next one from; 1: the order of the text", minimum=1)
 
-    name: ClassVar[str] = "streaming"
-    title: ClassVar[str] = "Streaming"
-    stage: ClassVar[Stage] = Stage.EXAMPLES
-    costs: ClassVar[str] = "a shuffle that is only local, and the tokeniser's time within every epoch"
-    numerics: ClassVar[Numerics] = Numerics.DIFFERENT
-    family: ClassVar[str] = "data_loading"
-    brings: ClassVar[frozenset[Capability]] = frozenset({Capability.TRAINING_SET, Capability.STREAM})
-    forbids: ClassVar[frozenset[Capability]] = frozenset({Capability.TRAINING_SET})
+    title = "Streaming"
+    stage = Stage.EXAMPLES
+    costs = "a shuffle that is only local, and the tokeniser's time within every epoch"
+    numerics = Numerics.DIFFERENT
+    family = "data_loading"
+    brings = frozenset({Capability.TRAINING_SET, Capability.STREAM})
+    forbids = frozenset({Capability.TRAINING_SET})
 
     def examples(self) -> Call:
         return Call(stream_examples, {"shuffle_buffer": self.shuffle_buffer})
