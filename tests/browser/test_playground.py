@@ -257,7 +257,7 @@ def test_out_of_memory_is_an_alarm_and_its_advice_clicked_works(page, screenshot
     assert "213, 94, 0" in alarm.evaluate("e => getComputedStyle(e).borderLeftColor")
     assert button(page, "Start").is_enabled(), "while advice is looked for"
     started = time.monotonic()
-    advice = output(page).get_by_role("button", name=re.compile("^Use")).first
+    advice = output(page).get_by_role("button", name=re.compile("^Turn on|^Set")).first
     advice.wait_for()
     print(f"\nthe first advice after {time.monotonic() - started:.1f} s")
     screenshot(page, "playground-out-of-memory")

@@ -46,7 +46,7 @@ def predicted(monkeypatch):
         asked.append((recipe, gpu))
         return Forecast()
 
-    for limit in ("part", "savings"):
+    for limit in ("part", "gauge", "savings"):
         monkeypatch.setattr(f"workbench.widgets.{limit}.predict", predictor)
     monkeypatch.setattr(import_module("workbench.predict.beside"), "predict", predictor)
     return asked
@@ -240,6 +240,27 @@ def test_the_gauge_answers_the_newest_question_only():
     assert asked[0] == 1
     assert asked[-1] == 4
     assert len(asked) <= 3, "those in between were never asked"
+
+
+def test_what_nobody_waits_for_comes_after_the_gauge(form):
+    inside, release, order = threading.Event(), threading.Event(), []
+
+    def slow(recipe, gpu):
+        inside.set()
+        assert release.wait(10)
+        order.append("gauge")
+        return Forecast()
+
+    gauge, savings = Gauge(predictor=slow), Savings(form.toggles, lambda *_: order.append("saving") or Forecast())
+    savings.newest.quiet_s = 0.01
+    gauge.show(Recipe())
+    assert inside.wait(10)
+    savings.show(Recipe(), Limit("t4"))
+    time.sleep(0.1)
+    release.set()
+    assert savings.newest.wait(20)
+    assert order[0] == "gauge"
+    assert "saving" in order
 
 
 @pytest.mark.parametrize("budget", ["lots", "8", "-1GiB"])

@@ -11,8 +11,9 @@ from workbench.advise.candidate import Predictor
 from workbench.errors import WorkbenchError
 from workbench.gpus.catalogue import GPUS
 from workbench.measure.categories import parse_bytes
-from workbench.predict.predict import CPU, Prediction
+from workbench.predict.predict import CPU, Prediction, predict
 from workbench.recipe import Recipe
+from workbench.widgets.background import urgent
 from workbench.widgets.pages import CONTEXT, UNUSED, page, small
 from workbench.widgets.part import Answer, Part
 
@@ -74,7 +75,8 @@ class Gauge(Part):
         quiet_s: float = 0.0,
     ) -> None:
         self.quiet_s = quiet_s
-        super().__init__(lambda _: None, predictor)
+        super().__init__(lambda _: None)
+        self.predictor = predictor or predict
         self.changed, self.shown = changed, shown
         options = [(g.title, g.name) for g in GPUS.values()] + [("this machine's CPU", CPU)]
         self.gpu = w.Dropdown(options=options, value=gpu, description="predict for", style=LABEL, layout=NARROW)
@@ -119,7 +121,8 @@ class Gauge(Part):
         self.prediction = None
         if isinstance(limit, WorkbenchError):
             raise limit
-        self.prediction = found = self.predictor(recipe, limit.gpu)
+        with urgent():
+            self.prediction = found = self.predictor(recipe, limit.gpu)
         yield page("gauge", p=found, parts=limit.parts_of(found), have=limit.have_bytes, title=limit.title), ()
 
     def _put(self, answer: Answer) -> None:

@@ -9,7 +9,7 @@ from workbench.advise.candidate import Candidate, Predictor
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.predict.predict import predict
 from workbench.recipe import Recipe
-from workbench.widgets.background import Newest
+from workbench.widgets.background import Newest, patient
 from workbench.widgets.pages import page
 
 Answer = tuple[str, Sequence[Candidate]]  # a page, and what becomes cards below it
@@ -28,7 +28,7 @@ class Part:
     answers: Callable[..., Iterator[Answer]]
 
     def __init__(self, choose: Choose, predictor: Predictor | None = None) -> None:
-        self.choose, self.predictor, self.page = choose, predictor or predict, w.HTML()
+        self.choose, self.predictor, self.page = choose, patient(predictor or predict), w.HTML()
         self.cards, self._made = w.Box(_dom_classes=("wb-cards",)), list[Card]()
         self.view = w.VBox([self.page, self.cards], _dom_classes=("wb-part",))
         self.newest = Newest(self._told, self._put, self.quiet_s)

@@ -132,11 +132,12 @@ class Train:
         self.progress.bar_style = "success" if status is Status.OK else "" if good else "danger"
         self.stop.disabled = True
         self._say(_summary(record, words), QUIET if good else ALARM)
+        self.show()
         if record is not None:
             self.progress.value = record.steps_done
-            self.live.value = _live(record, predicted_peak(record))
             self._advise(record if status is Status.OOM else None)
-        self.show()
+            self.live.value = _live(record)
+            self.live.value = _live(record, predicted_peak(record))
         self.changed()
 
     def _advise(self, record: Record | None) -> None:
