@@ -98,8 +98,7 @@ class StorageTracker(TorchDispatchMode):
     def label(self, tensors: Iterable[torch.Tensor], category: Category) -> None:
         """Say what living tensors are for; a tensor not seen before is booked as alive from now on."""
         for tensor in tensors:
-            storage = self._book(tensor)
-            if storage is not None:
+            if (storage := self._book(tensor)) is not None:
                 storage.label = category
 
     def _set_in_forward_pass(self, inside: bool) -> None:

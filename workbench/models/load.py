@@ -177,13 +177,9 @@ def _with_adapter(source: ModelSource, config: "PreTrainedConfig", arguments: di
 
 def count_parameters(model: "PreTrainedModel") -> tuple[int, int]:
     """(all, trainable). A weight of bitsandbytes counts as the numbers it stands for, not as the bytes they are in."""
-    numbers = [(_shape(p).numel(), p.requires_grad) for p in model.parameters()]
+    states = ((getattr(p, "quant_state", None) or p, p) for p in model.parameters())
+    numbers = [(state.shape.numel(), p.requires_grad) for state, p in states]
     return sum(count for count, _ in numbers), sum(count for count, trainable in numbers if trainable)
-
-
-def _shape(parameter: Any) -> Any:
-    state = getattr(parameter, "quant_state", None)
-    return parameter.shape if state is None else state.shape
 
 
 def storage_type(model: "PreTrainedModel") -> str:
