@@ -7,7 +7,7 @@ from typing import Any
 
 from workbench.settings import setting
 from workbench.techniques.base import Call, Capability, Numerics, Stage, Technique
-from workbench.texts.corpus import cut
+from workbench.texts.corpus import packed_blocks
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,6 @@ def stream_examples(text: str, tokenizer: Any, length: int, batch: int, seed: in
 
 def stream_blocks(text: str, tokenizer: Any, length: int, batch: int) -> Iterator[dict[str, list[int]]]:
     """Blocks of `length` tokens, in whole batches; the text is tokenised in the same pieces as for packed blocks."""
-    blocks = ({"input_ids": block} for block in cut([text], tokenizer, length))
+    blocks = ({"input_ids": block} for block in packed_blocks([text], tokenizer, length))
     while len(rows := [*islice(blocks, batch)]) == batch:
         yield from rows
