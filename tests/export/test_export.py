@@ -144,7 +144,7 @@ def test_it_needs_no_workbench_and_reads_like_a_script(recipe):
     source = script(recipe | Lora() | GradientCheckpointing())
     assert "workbench" not in source
     assert source.startswith('"""Fine-tune random:')
-    assert "model = add_low_rank(" in source
+    assert "model = add_adapter(" in source
     assert "model = checkpoint_blocks(" in source
     assert max(len(line) for line in source.splitlines() if "/" not in line) <= 120
     compile(source, "script", "exec")
@@ -154,7 +154,7 @@ def test_the_command_prints_nothing_but_the_script(recipe, capsys):
     assert main(["script", recipe.model, "--corpus", recipe.corpus, "--technique", "lora=rank:3"]) == 0
     captured = capsys.readouterr()
     compile(captured.out, "script", "exec")
-    assert "rank=3," in captured.out
+    assert "r=3," in captured.out
     assert main(["script", recipe.model, "--corpus", "missing.txt"]) == 2
 
 

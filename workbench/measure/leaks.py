@@ -9,6 +9,7 @@ import sys
 import traceback
 import types
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -55,20 +56,17 @@ def _roots() -> dict[str, Any]:
     roots = {name: value for name, value in main.items() if not name.startswith("_") and name not in hidden}
     roots |= {f"Out[{number}]": value for number, value in main.get("Out", {}).items()}
     for name in ("last_exc", "last_value"):
-        frames = _frames(getattr(sys, name, None))
-        roots |= {f"{words}, in the last exception": variables for words, variables in frames}
+        for frame in _frames(getattr(sys, name, None)):
+            if frame.f_code.co_name != "<module>":  # whose variables are those of the main module
+                roots[f"local variables of {frame.f_code.co_name}(), in the last exception"] = dict(frame.f_locals)
     return {name: root for name, root in roots.items() if not isinstance(root, _NOT_FOLLOWED)}
 
 
-def _frames(error: BaseException | None) -> list[tuple[str, dict[str, Any]]]:
-    """The local variables of every frame of an exception and of those that led to it."""
-    frames = []
+def _frames(error: BaseException | None) -> Iterator[types.FrameType]:
+    """Every frame of an exception and of those that led to it."""
     while error is not None:
-        for frame, _ in traceback.walk_tb(error.__traceback__):
-            if frame.f_code.co_name != "<module>":  # whose variables are those of the main module
-                frames.append((f"local variables of {frame.f_code.co_name}()", dict(frame.f_locals)))
+        yield from (frame for frame, _ in traceback.walk_tb(error.__traceback__))
         error = error.__context__
-    return frames
 
 
 def _reachable(root: Any) -> Iterator[Any]:
@@ -88,11 +86,10 @@ _NOT_FOLLOWED = (type, types.ModuleType, types.FunctionType, types.BuiltinFuncti
 
 def clear_frames(error: BaseException | None) -> None:
     """Delete the local variables in the frames that an exception, and those that led to it, keep."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        for frame, _ in traceback.walk_tb(error.__traceback__):
-            _ = frame.f_locals  # brings a dictionary up to date that the frame keeps if it was looked at before
-        error = error.__context__
+    for frame in _frames(error):
+        with suppress(RuntimeError):  # it is still executing
+            frame.clear()
+        _ = frame.f_locals  # brings a dictionary up to date that the frame keeps if it was looked at before
 
 
 def _forget() -> None:

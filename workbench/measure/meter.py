@@ -17,14 +17,13 @@ phase ends, so gradients are also labelled one by one as they arrive, by a hook 
 
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from types import ModuleType
 from typing import Any, Self
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
 from workbench.measure.allocators import allocator_for, storage_bytes
 from workbench.measure.categories import Category, Phase
@@ -95,11 +94,10 @@ class Meter:
         self._phase: Phase | None = None
         self._attributing = False
         # hooks run in the order in which they came: one that an optimizer brings, and that frees the gradient, is later
-        self._hooks: list[RemovableHandle] = [
-            parameter.register_post_accumulate_grad_hook(self._label_gradient)
-            for parameter in model.parameters()
-            if parameter.requires_grad
-        ]
+        self._hooks = ExitStack()
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                self._hooks.callback(parameter.register_post_accumulate_grad_hook(self._label_gradient).remove)
 
     def __enter__(self) -> Self:
         self._allocator.prepare()
@@ -114,8 +112,7 @@ class Meter:
     def __exit__(self, *_: object) -> None:
         self.enter_phase(None)
         self.attribute(False)
-        while self._hooks:
-            self._hooks.pop().remove()
+        self._hooks.close()
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer

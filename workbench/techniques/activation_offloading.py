@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from workbench.measure.categories import Category
 from workbench.settings import setting
@@ -35,16 +35,6 @@ class Copy:
         self.place.load(self.room, 0, buffer)
         self.last = weakref.ref(buffer.untyped_storage())  # which is all of the tensor that autograd keeps
         return buffer
-
-
-class Saved(NamedTuple):
-    """A saved tensor: a view of a copied storage."""
-
-    copy: Copy
-    dtype: Any
-    offset: int
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
 
 
 class SavedTensors:
@@ -82,13 +72,12 @@ class SavedTensors:
         copy = self.copies.get(storage._cdata)
         if copy is None or copy.of() is not storage or copy.version != tensor._version:
             copy = self.copies[storage._cdata] = Copy(tensor, self.place)
-        return Saved(copy, tensor.dtype, int(tensor.storage_offset()), tuple(tensor.size()), tensor.stride())
+        dtype, (size, stride, offset) = tensor.dtype, (tensor.size(), tensor.stride(), tensor.storage_offset())
+        return lambda: copy.restored().view(dtype).as_strided(size, stride, offset)
 
     @staticmethod
     def unpack(saved: Any) -> Any:
-        if not isinstance(saved, Saved):
-            return saved
-        return saved.copy.restored().view(saved.dtype).as_strided(saved.size, saved.stride, saved.offset)
+        return saved() if callable(saved) else saved
 
 
 def offload_activations(trainer: Any, place: Callable[[], Any], minimum_bytes: int) -> None:

@@ -123,12 +123,11 @@ class Technique:
 
     def missing(self, device_type: str) -> str | None:
         """Why this machine cannot run the technique, and the cure; None if it can. Asked by `run` before loading."""
-        return None
 
     def check_config(self, config: Any) -> None:
         """Raises ConfigurationError if a model of this config does not suit. Asked by `run` before loading."""
 
-    # ---- the seams, in the order in which they are applied ----
+    # ---- the seams, in the order in which they are applied; None is what those return that are only described ----
 
     def run_context(self) -> AbstractContextManager[Any]:
         """A context around the whole run, entered before anything is loaded: for settings of the process."""
@@ -158,15 +157,12 @@ class Technique:
         Rows with `input_ids` of at most T = `length` tokens, in whole batches of B = `batch`. The function raises
         ValueError, with the cure, if the text does not give a batch.
         """
-        return None
 
     def dataset(self) -> Call | None:
         """Of (dataset), rows with `input_ids`: the dataset that is trained on, or None."""
-        return None
 
     def collator(self) -> Call | None:
         """Of (collator), which makes B rows a batch of `input_ids` and `labels`, (B, T): another one, or None."""
-        return None
 
     def model_arguments(self, family: ModelFamily) -> Arguments:
         """Keyword arguments of `from_pretrained`, for example `dtype`. A value may be a Call that makes it."""
@@ -174,14 +170,12 @@ class Technique:
 
     def model(self, family: ModelFamily) -> Call | None:
         """Of (model), loaded: the model, wrapped or changed in place, or None."""
-        return None
 
     def check_model(self, model: Any) -> None:
         """Raises ConfigurationError if the model that all techniques have changed does not suit."""
 
     def trainer(self) -> Call | None:
         """Of (trainer), assembled: changes its optimizer, its loss or the context of its forward passes, or None."""
-        return None
 
     # ---- not part of a run ----
 
@@ -229,6 +223,13 @@ def lacks_bf16(device_type: str) -> bool:
     import torch
 
     return device_type == "cuda" and not torch.cuda.is_bf16_supported(False)
+
+
+def add_adapter(model: Any, kind: Any, **settings: Any) -> Any:
+    """The model, frozen, with what a config of PEFT's, of this kind and with these settings, adds to be trained."""
+    from peft import get_peft_model
+
+    return get_peft_model(model, kind(task_type="CAUSAL_LM", **settings))
 
 
 class Adapter(Technique):

@@ -4,17 +4,14 @@ import tempfile
 import weakref
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from workbench.errors import ConfigurationError
 from workbench.settings import setting
 from workbench.techniques.base import Arguments, Call, Capability, Numerics, Stage, Technique
 
-if TYPE_CHECKING:
-    from datasets import Dataset
 
-
-def map_from_disk(dataset: "Dataset") -> "Dataset":
+def map_from_disk(dataset: Any) -> Any:
     """The same rows from files in TMPDIR that are mapped into memory; the files go with the dataset, or if it fails."""
     from datasets import load_from_disk
 

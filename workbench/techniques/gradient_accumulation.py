@@ -34,8 +34,6 @@ class GradientAccumulation(Technique):
                 f"{self.name}: a batch of {batch} cannot be split into {self.steps} equal micro-batches. "
                 f"Possible steps for this batch: {ways}."
             )
-        return {
-            **arguments,
-            "per_device_train_batch_size": batch // self.steps,
-            "gradient_accumulation_steps": arguments.get("gradient_accumulation_steps", 1) * self.steps,
-        }
+        summed = arguments.get("gradient_accumulation_steps", 1) * self.steps
+        split = {"per_device_train_batch_size": batch // self.steps, "gradient_accumulation_steps": summed}
+        return {**arguments, **split}

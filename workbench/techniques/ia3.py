@@ -1,22 +1,10 @@
 """(IA)³: freeze the model, learn one factor for each of some inner activations."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from workbench.models.family import ModelFamily
 from workbench.settings import setting
-from workbench.techniques.base import Adapter, Call
-
-
-def add_factors(model: Any, outputs: list[str], inputs: list[str], transposed: bool) -> Any:
-    """The model, frozen, with a trained factor for each output of some matrices and each input of others."""
-    from peft import IA3Config, get_peft_model
-
-    # of the feedforward modules the input is scaled, not the output; GPT-2's `Conv1D` is stored (in, out)
-    adapter = IA3Config(
-        task_type="CAUSAL_LM", target_modules=[*outputs, *inputs], feedforward_modules=inputs, fan_in_fan_out=transposed
-    )
-    return get_peft_model(model, adapter)
+from workbench.techniques.base import Adapter, Call, add_adapter
 
 
 @dataclass(frozen=True)
@@ -38,6 +26,9 @@ class Ia3(Adapter):
     costs = "capacity; the activations that are multiplied are kept"
 
     def model(self, family: ModelFamily) -> Call:
+        from peft import IA3Config
+
+        # of the feedforward modules the input is scaled, not the output; GPT-2's `Conv1D` is stored (in, out)
         inputs = list(family.scaled_inputs) if self.feedforward else []
-        settings = {"outputs": list(family.scaled_outputs), "inputs": inputs}
-        return Call(add_factors, {**settings, "transposed": family.matrices_are_transposed})
+        matrices = {"target_modules": [*family.scaled_outputs, *inputs], "feedforward_modules": inputs}
+        return Call(add_adapter, {"kind": IA3Config, **matrices, "fan_in_fan_out": family.matrices_are_transposed})

@@ -8,23 +8,7 @@ from workbench.models.family import ModelFamily
 from workbench.models.gpt2 import GPT2
 from workbench.models.known import family_of
 from workbench.settings import setting
-from workbench.techniques.base import Adapter, Call
-
-
-def add_low_rank(
-    model: Any, rank: int, alpha: float, dropout: float, targets: list[str], transposed: bool, **more: Any
-) -> Any:
-    """The model, frozen, with trained A (C, rank) and B (rank, D) beside its matrices.
-
-    `transposed`: the matrices are stored (in, out), as GPT-2's `Conv1D` does. `more` are arguments of `LoraConfig`.
-    """
-    from peft import LoraConfig, get_peft_model
-
-    adapter = LoraConfig(
-        task_type="CAUSAL_LM", r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=targets,
-        fan_in_fan_out=transposed, **more,
-    )  # fmt: skip
-    return get_peft_model(model, adapter)
+from workbench.techniques.base import Adapter, Call, add_adapter
 
 
 @dataclass(frozen=True)
@@ -58,9 +42,11 @@ class LowRank(Adapter):
             )
 
     def update(self, family: ModelFamily) -> dict[str, Any]:
-        """The settings of `add_low_rank`."""
-        numbers = {"rank": self.rank, "alpha": self.alpha, "dropout": self.dropout}
-        return {**numbers, "targets": self.targets.split("+"), "transposed": family.matrices_are_transposed}
+        """The settings of `add_adapter`; `fan_in_fan_out`: matrices are stored (in, out), as GPT-2's `Conv1D` does."""
+        from peft import LoraConfig
+
+        numbers = {"kind": LoraConfig, "r": self.rank, "lora_alpha": self.alpha, "lora_dropout": self.dropout}
+        return {**numbers, "target_modules": self.targets.split("+"), "fan_in_fan_out": family.matrices_are_transposed}
 
     def model(self, family: ModelFamily) -> Call:
-        return Call(add_low_rank, self.update(family))
+        return Call(add_adapter, self.update(family))

@@ -4,15 +4,12 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from workbench.errors import ConfigurationError
 from workbench.settings import setting
 from workbench.techniques.base import Arguments, Call, Capability, Numerics, Stage, Technique
 from workbench.texts.corpus import encoded
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 
 @dataclass(frozen=True)
@@ -55,7 +52,7 @@ class Padding(Technique):
         return {**arguments, **(grouped if self.group_by_length else {})}
 
 
-def paragraph_examples(text: str, tokenizer: Any, length: int, batch: int, seed: int, pad_to_length: bool) -> "Dataset":
+def paragraph_examples(text: str, tokenizer: Any, length: int, batch: int, seed: int, pad_to_length: bool) -> Any:
     """A training set of paragraphs. Raises ValueError if they do not fill a batch."""
     from datasets import Dataset
 

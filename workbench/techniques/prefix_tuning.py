@@ -1,17 +1,9 @@
 """Prefix tuning: freeze the model, learn keys and values that every layer attends to before the text."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from workbench.models.family import ModelFamily
-from workbench.techniques.base import Call, Capability, VirtualTokens
-
-
-def add_prefix(model: Any, virtual_tokens: int) -> Any:
-    """The model, frozen, with trained keys and values of so many positions before the text in every layer."""
-    from peft import PrefixTuningConfig, get_peft_model
-
-    return get_peft_model(model, PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=virtual_tokens))
+from workbench.techniques.base import Call, Capability, VirtualTokens, add_adapter
 
 
 @dataclass(frozen=True)
@@ -33,4 +25,6 @@ class PrefixTuning(VirtualTokens):
     brings = frozenset({Capability.ADAPTER, Capability.KEY_VALUE_CACHE, Capability.VIRTUAL_TOKENS})
 
     def model(self, family: ModelFamily) -> Call:
-        return Call(add_prefix, {"virtual_tokens": self.virtual_tokens})
+        from peft import PrefixTuningConfig
+
+        return Call(add_adapter, {"kind": PrefixTuningConfig, "num_virtual_tokens": self.virtual_tokens})

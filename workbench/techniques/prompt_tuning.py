@@ -5,17 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.models.family import ModelFamily
-from workbench.techniques.base import Call, Capability, VirtualTokens
-
-
-def add_prompt(model: Any, virtual_tokens: int) -> Any:
-    """The model, frozen, with so many trained embeddings before the text, drawn from the vocabulary at first."""
-    from peft import PromptTuningConfig, get_peft_model
-
-    adapter = PromptTuningConfig(
-        task_type="CAUSAL_LM", num_virtual_tokens=virtual_tokens, prompt_tuning_init="SAMPLE_VOCAB"
-    )
-    return get_peft_model(model, adapter)
+from workbench.techniques.base import Call, Capability, VirtualTokens, add_adapter
 
 
 def without_first_label(collator: Callable[..., Any]) -> Callable[..., Any]:
@@ -49,4 +39,7 @@ class PromptTuning(VirtualTokens):
         return Call(without_first_label)
 
     def model(self, family: ModelFamily) -> Call:
-        return Call(add_prompt, {"virtual_tokens": self.virtual_tokens})
+        from peft import PromptTuningConfig
+
+        settings = {"num_virtual_tokens": self.virtual_tokens, "prompt_tuning_init": "SAMPLE_VOCAB"}
+        return Call(add_adapter, {"kind": PromptTuningConfig, **settings})

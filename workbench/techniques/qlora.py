@@ -7,8 +7,8 @@ from typing import Any
 from workbench.measure.categories import Category
 from workbench.models.family import ModelFamily
 from workbench.settings import setting
-from workbench.techniques.base import Arguments, Call, Capability, lacks_bf16
-from workbench.techniques.low_rank import LowRank, add_low_rank
+from workbench.techniques.base import Arguments, Call, Capability, add_adapter, lacks_bf16
+from workbench.techniques.low_rank import LowRank
 
 
 @dataclass(frozen=True)
@@ -58,4 +58,4 @@ def add_low_rank_to_four_bits(model: Any, **update: Any) -> Any:
         if hasattr(module, "support_avx512bf16_for_cpu"):
             # else an evaluation repacks the weights for a kernel without a backward pass (bitsandbytes 0.50)
             module.support_avx512bf16_for_cpu = False
-    return add_low_rank(model, **update)
+    return add_adapter(model, **update)

@@ -1,18 +1,15 @@
 """Sequence length: the same text in shorter pieces, and more steps, so that as many tokens are seen."""
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 from workbench.errors import ConfigurationError
 from workbench.measure.categories import Category
 from workbench.settings import setting
 from workbench.techniques.base import Call, Capability, Numerics, Shape, Stage, Technique
 
-if TYPE_CHECKING:
-    from datasets import Dataset
 
-
-def cut_rows(dataset: "Dataset", length: int) -> "Dataset":
+def cut_rows(dataset: Any, length: int) -> Any:
     """Rows of `length` tokens, cut from longer ones in their order."""
     from datasets import Dataset
 

@@ -2,14 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import Any
 
 from workbench.settings import setting
 from workbench.techniques.base import Call, Capability, Numerics, Stage, Technique
-from workbench.texts.corpus import encoded
-
-if TYPE_CHECKING:
-    from datasets import IterableDataset
+from workbench.texts.corpus import packed_blocks
 
 
 @dataclass(frozen=True)
@@ -34,9 +32,7 @@ class Streaming(Technique):
         return Call(stream_examples, {"shuffle_buffer": self.shuffle_buffer})
 
 
-def stream_examples(
-    text: str, tokenizer: Any, length: int, batch: int, seed: int, shuffle_buffer: int
-) -> "IterableDataset":
+def stream_examples(text: str, tokenizer: Any, length: int, batch: int, seed: int, shuffle_buffer: int) -> Any:
     """Blocks that are made while they are read, the next one drawn from `shuffle_buffer` of them."""
     from datasets import IterableDataset
 
@@ -47,10 +43,6 @@ def stream_examples(
 
 def stream_blocks(text: str, tokenizer: Any, length: int, batch: int) -> Iterator[dict[str, list[int]]]:
     """Blocks of `length` tokens, in whole batches; the text is tokenised in the same pieces as for packed blocks."""
-    tokens: list[int] = []
-    for some in encoded([text], tokenizer):
-        tokens += some
-        while len(tokens) >= batch * length:
-            for start in range(0, batch * length, length):
-                yield {"input_ids": tokens[start : start + length]}
-            del tokens[: batch * length]
+    blocks = ({"input_ids": block} for block in packed_blocks([text], tokenizer, length))
+    while len(rows := [*islice(blocks, batch)]) == batch:
+        yield from rows

@@ -229,7 +229,7 @@ def make_blocks(corpus: Corpus, tokenizer: "PreTrainedTokenizerBase", sequence_l
     else:
         train = Dataset.from_file(str(_tokenised(corpus, corpus.train, tokenizer, sequence_length)))
     rows = max(1, HELD_OUT_TOKENS // sequence_length)
-    held_out = list(islice(_cut([corpus.held_out], tokenizer, sequence_length), rows))
+    held_out = list(islice(packed_blocks([corpus.held_out], tokenizer, sequence_length), rows))
     if len(train) < batch:
         few = f"{corpus.name} gives {len(train)} training blocks of {sequence_length} tokens, but a batch needs {batch}"
         raise texts.refusal(f"{few}. Use a longer text, a smaller sequence_length or a smaller effective_batch_size.")
@@ -275,7 +275,8 @@ def encoded(text: Iterable[str], tokenizer: "PreTrainedTokenizerBase") -> Iterat
         yield tokenizer(piece, verbose=False)["input_ids"]
 
 
-def _cut(text: Iterable[str], tokenizer: "PreTrainedTokenizerBase", length: int) -> Iterator[list[int]]:
+def packed_blocks(text: Iterable[str], tokenizer: "PreTrainedTokenizerBase", length: int) -> Iterator[list[int]]:
+    """Blocks of `length` tokens, as they come; the last, shorter piece is dropped."""
     rest: list[int] = []
     for some in encoded(text, tokenizer):
         rest += some
@@ -324,7 +325,7 @@ def _tokenised(corpus: Corpus, text: Stream, tokenizer: "PreTrainedTokenizerBase
                 return path
             if path.is_dir():  # a file is replaced, which another process may have done meanwhile
                 shutil.rmtree(path, ignore_errors=True)
-        _write_blocks(_cut(_shown(text), tokenizer, length), part)
+        _write_blocks(packed_blocks(_shown(text), tokenizer, length), part)
         if text.source.signature() != text.signature:
             raise texts.refusal(f"{corpus.name} was changed while it was read. Start again.")
         return put_in_place(part, f"{state}-{_digest(part, ())}.arrow")
