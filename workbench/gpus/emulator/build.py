@@ -5,6 +5,7 @@ in the user's cache, under a name that changes with PyTorch's files and with the
 """
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -23,30 +24,13 @@ from workbench.gpus.emulator.elf import imports
 SOURCES = Path(__file__).with_name("stubs")
 OURS = "libemulator.so"
 NVIDIA = re.compile(r"lib(cu|nccl|nvrtc|nvshmem|nvJitLink|nvToolsExt|nvidia-ml)")
-BY_HAND = {  # the beginning of a library's name, and its files
-    "libcudart": ("memory", "device", "launch", "streams"),
-    "libcuda": ("driver",),
-    "libnvidia-ml": ("nvml",),
-    "libnccl": ("nccl",),
-    "libcublas": ("cublas",),
-    "libcublasLt": ("cublas",),
-    "libcudnn": ("cudnn",),
-    "libnvrtc": ("nvrtc",),
-}
-BY_NAME = {  # looked for while a program runs; what PyTorch asks of them stands in its libraries as texts
-    "libcuda.so.1": re.compile(rb"\0(cu(?!da)[A-Z]\w+)(?=\0)"),
-    "libnvidia-ml.so.1": re.compile(rb"\0(nvml[A-Z]\w+)(?=\0)"),
-}
-ASKER = "libc10_cuda.so"
-OF_TRITON = (  # which compiles its launcher against the driver while a program runs (triton/backends/nvidia/driver.c)
-    "cuCtxGetLimit", "cuCtxSetCurrent", "cuCtxSetLimit", "cuFuncSetAttribute", "cuFuncSetCacheConfig",
-    "cuLaunchKernelEx", "cuModuleUnload", "cuTensorMapEncodeIm2col", "cuTensorMapEncodeTiled",
-)  # fmt: skip
 RUNTIME, CALLS_RUNTIME = "libcudart", ("libcuda", "libnvidia-ml", "libnccl")  # these are written on top of it
-UNVERSIONED = {  # whose a symbol is that names no library
-    "libnccl": "p?nccl[A-Z]", "libcusparseLt": "cusparseLt", "libcufile": "cuFile", "libnvshmem_host": "nvshmem",
-    "libcuda": "cu(?!File)[A-Z]", "libnvToolsExt": "nvtx",
-}  # fmt: skip
+ASKER = "libc10_cuda.so"
+TABLES = json.loads((SOURCES / "libraries.json").read_text(encoding="utf-8"))
+BY_HAND = TABLES["by_hand"]  # the beginning of a library's name, and its files
+BY_NAME = TABLES["by_name"]  # looked for while a program runs; what PyTorch asks of them is in its libraries as texts
+OF_TRITON = TABLES["of_triton"]  # which compiles its launcher against the driver (triton/backends/nvidia/driver.c)
+UNVERSIONED = TABLES["unversioned"]  # whose a symbol is that names no library
 # A caller waits for a size from these, and would take whatever its memory holds: it is told "not supported".
 REFUSED = re.compile(
     r"(cusolver|cusparse|cufft|curand)\w*([bB]uffer_?[sS]ize|GetSize|Workspace|MakePlan)\w*$"
@@ -106,10 +90,9 @@ def wanted(files: Iterable[Path]) -> list[Library]:
     """NVIDIA's libraries, as these files import from them."""
     files = list(files)
     asked = b"".join(path.read_bytes() for path in files if path.name == ASKER)
-    libraries = {
-        name: Library(name, {found.decode(): "" for found in pattern.findall(asked)})
-        for name, pattern in BY_NAME.items()
-    }
+    libraries = {name: Library(name) for name in BY_NAME}
+    for name, pattern in BY_NAME.items():
+        libraries[name].symbols |= {found.decode(): "" for found in re.findall(pattern.encode(), asked)}
     libraries["libcuda.so.1"].symbols |= dict.fromkeys(OF_TRITON, "")
     unversioned: set[str] = set()
     for found in map(imports, files):
@@ -166,7 +149,7 @@ def _build(libraries: list[Library], folder: Path) -> None:
 
 
 def _make(library: Library, command: list[str], folder: Path) -> None:
-    by_hand = set().union(*(_defined(path) for path in library.sources)) if library.sources else set()
+    by_hand = {name for path in library.sources for name in _defined(path)}
     generated, script = folder / f"{library.name}.c", folder / f"{library.name}.map"
     generated.write_text(_functions(sorted(set(library.symbols) - by_hand)))
     script.write_text(_versions(library.symbols))
@@ -186,19 +169,18 @@ def _defined(path: Path) -> set[str]:
 def _functions(names: Iterable[str]) -> str:
     lines = ["void stub_called(const char *); int stub_refused(const char *, int);"]
     for name in names:
-        body = (
-            f'return stub_refused("{name}", {REFUSAL})' if REFUSED.match(name) else f'stub_called("{name}"); return 0'
-        )
+        body = f'return stub_refused("{name}", {REFUSAL})' if REFUSED.match(name) else f'stub_called("{name}"); return 0'
         lines.append(f"long {name}(void) {{ {body}; }}")
     return "\n".join(lines) + "\n"
 
 
 def _versions(symbols: Mapping[str, str]) -> str:
     """A linker script: each version that a caller asks for, with its symbols."""
-    nodes = {
-        version: [f"{s};" for s, of in symbols.items() if of == version] for version in sorted({*symbols.values()})
-    }
-    return "".join(f"{version} {{ global: {' '.join(of)} }};\n" for version, of in nodes.items() if version)
+    nodes: dict[str, str] = {version: "" for version in sorted({*symbols.values()} - {""})}
+    for symbol, version in symbols.items():
+        if version:
+            nodes[version] += f" {symbol};"
+    return "".join(f"{version} {{ global:{of} }};\n" for version, of in nodes.items())
 
 
 def _compile(command: list[str]) -> None:
