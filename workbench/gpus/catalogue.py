@@ -34,8 +34,6 @@ class Multiprocessor:
     shared_bytes_of_a_block: int  # at most
 
 
-
-
 @dataclass(frozen=True)
 class Gpu:
     """One GPU model.

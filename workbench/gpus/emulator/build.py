@@ -169,18 +169,18 @@ def _defined(path: Path) -> set[str]:
 def _functions(names: Iterable[str]) -> str:
     lines = ["void stub_called(const char *); int stub_refused(const char *, int);"]
     for name in names:
-        body = f'return stub_refused("{name}", {REFUSAL})' if REFUSED.match(name) else f'stub_called("{name}"); return 0'
+        body = (
+            f'return stub_refused("{name}", {REFUSAL})' if REFUSED.match(name) else f'stub_called("{name}"); return 0'
+        )
         lines.append(f"long {name}(void) {{ {body}; }}")
     return "\n".join(lines) + "\n"
 
 
 def _versions(symbols: Mapping[str, str]) -> str:
     """A linker script: each version that a caller asks for, with its symbols."""
-    nodes: dict[str, str] = {version: "" for version in sorted({*symbols.values()} - {""})}
-    for symbol, version in symbols.items():
-        if version:
-            nodes[version] += f" {symbol};"
-    return "".join(f"{version} {{ global:{of} }};\n" for version, of in nodes.items())
+    versions = sorted({*symbols.values()} - {""})
+    nodes = {version: " ".join(f"{s};" for s, of in symbols.items() if of == version) for version in versions}
+    return "".join(f"{version} {{ global: {names} }};\n" for version, names in nodes.items())
 
 
 def _compile(command: list[str]) -> None:

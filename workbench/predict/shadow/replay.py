@@ -21,7 +21,7 @@ class Replayed:
     """
 
     peak_allocated_bytes: int
-    peak_reserved_bytes: int
+    peak_reserved_bytes: int | None
     peak_phase: Phase
     peak_operation: str
     by_category: dict[Category, int]
@@ -43,7 +43,7 @@ def replay(trace: Trace, gpu: Gpu | None) -> Replayed:
     sizes = trace.sizes(gpu)
     timeline = trace.timeline(sizes)
     if gpu is None:
-        allocated, reserved = timeline.total, 0
+        allocated, reserved = timeline.total, None
     else:
         try:
             allocated, reserved = _allocate(trace, sizes, gpu, gpu.memory_bytes - gpu.context_bytes_estimate)
@@ -71,7 +71,7 @@ def _allocate(trace: Trace, sizes: NDArray[np.int64], gpu: Gpu, capacity: int | 
 
 
 def _read(
-    trace: Trace, sizes: NDArray[np.int64], timeline: TensorTimeline, allocated: NDArray[np.int64], reserved: int
+    trace: Trace, sizes: NDArray[np.int64], timeline: TensorTimeline, allocated: NDArray[np.int64], reserved: int | None
 ) -> Replayed:
     inside = {phase: np.array([p is phase for p in timeline.phases], dtype=bool) for phase in Phase}
     by_phase = {phase: int(allocated[events].max()) for phase, events in inside.items() if events.any()}

@@ -24,7 +24,7 @@ def trace_for(recipe: Recipe, gpu: Gpu | None, padding: bool) -> Trace:
         known.append(found)
         if len(_traces) > TRACES_KEPT:
             _traces.popitem(last=False)
-    elif gpu:
+    else:
         refuse_precision(gpu, found.uses_bf16)
     return found
 
