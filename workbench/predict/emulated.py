@@ -7,8 +7,8 @@ process under the emulator, where torch sees the card as `cuda`.
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -51,22 +51,13 @@ def predict_here(recipe: Recipe, gpu: Gpu, padding: bool) -> Prediction:
         return _predict(recipe, gpu, padding)
     except torch.OutOfMemoryError:
         pass  # outside of the handler, whose traceback would keep the tensors
-    with _memory_of(replace(gpu, memory_bytes=ENOUGH_BYTES), gpu), suppress(torch.OutOfMemoryError):
+    enough = {card.VARIABLE: card.variable(replace(gpu, memory_bytes=ENOUGH_BYTES))}  # the stubs read it when asked
+    with patch.dict(os.environ, enough), suppress(torch.OutOfMemoryError):
         return _predict(recipe, gpu, padding)
     raise ConfigurationError(
         f"predict: a step of this recipe needs more than {format_bytes(ENOUGH_BYTES)}, which no GPU has. Lower "
         "effective_batch_size or sequence_length, or split the batch by gradient_accumulation."
     )
-
-
-@contextmanager
-def _memory_of(larger: Gpu, gpu: Gpu) -> Iterator[None]:
-    """The stubs read the card's memory whenever it is asked for."""
-    os.environ[card.VARIABLE] = card.variable(larger)
-    try:
-        yield
-    finally:
-        os.environ[card.VARIABLE] = card.variable(gpu)
 
 
 def _predict(recipe: Recipe, gpu: Gpu, padding: bool) -> Prediction:

@@ -6,8 +6,9 @@ autocast the MLP's inner activations are fp32. Kernels for the dispatch key `Aut
 autocast kernels, they also act on what gradient checkpointing recomputes inside the backward pass, which Python's
 function modes do not see.
 
-The lists (`autocast.json`): `AT_FORALL_FP32` and `AT_FORALL_FP32_SET_OPT_DTYPE` in `ATen/autocast_mode.h`, those that a language model
-and its losses can meet; `rms_norm` is not an operation in every release. Of `softmaxes` the fused operation follows.
+The lists (`autocast.json`): `AT_FORALL_FP32` and `AT_FORALL_FP32_SET_OPT_DTYPE` in `ATen/autocast_mode.h`, those that a
+language model and its losses can meet; `rms_norm` is not an operation in every release. With each softmax stands the
+fused operation behind it.
 """
 
 import json
@@ -27,8 +28,7 @@ _excluded = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 @contextmanager
 def cuda_autocast() -> Iterator[None]:
     """Inside, `torch.autocast("cpu")` casts what CUDA's autocast casts."""
-    library = torch.library.Library("aten", "IMPL")  # lives as long as the context
-    try:
+    with torch.library._scoped_library("aten", "IMPL") as library:
         for name in LISTS["inputs_in_fp32"]:
             if (operation := _operation(name)) is not None:
                 library.impl(name, _in_fp32(operation), _KEY)
@@ -37,8 +37,6 @@ def cuda_autocast() -> Iterator[None]:
         for name, fused in LISTS["softmaxes"].items():
             library.impl(name, _softmax(_operation(name), getattr(torch.ops.aten, fused)), _KEY)
         yield
-    finally:
-        library._destroy()
 
 
 def _operation(name: str) -> Any:

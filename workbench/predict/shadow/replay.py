@@ -55,17 +55,16 @@ def replay(trace: Trace, gpu: Gpu | None) -> Replayed:
 def _allocate(trace: Trace, sizes: NDArray[np.int64], gpu: Gpu, capacity: int | None) -> tuple[NDArray[np.int64], int]:
     """Allocated bytes after every event, and the most that was reserved."""
     allocator = CachingAllocator(capacity, device_bytes=gpu.memory_bytes, **trace.allocator)
-    born, died = np.full(trace.events, -1), np.full(trace.events, -1)
-    born[trace.born] = np.arange(len(sizes))
-    ended = np.flatnonzero(trace.died >= 0)
-    died[trace.died[ended]] = ended
+    moves, ended = np.empty(trace.events, dtype=np.int64), np.flatnonzero(trace.died >= 0)
+    moves[trace.born] = np.arange(len(sizes))
+    moves[trace.died[ended]] = ~ended  # the complement, which is negative, of what goes
     handles, requests = [0] * len(sizes), sizes.tolist()
     allocated = np.empty(trace.events, dtype=np.int64)
-    for event, (comes, goes) in enumerate(zip(born.tolist(), died.tolist(), strict=True)):
-        if comes >= 0:
-            handles[comes] = allocator.malloc(requests[comes])
+    for event, move in enumerate(moves.tolist()):
+        if move >= 0:
+            handles[move] = allocator.malloc(requests[move])
         else:
-            allocator.free(handles[goes])
+            allocator.free(handles[~move])
         allocated[event] = allocator.allocated_bytes
     return allocated, allocator.peak_reserved_bytes
 

@@ -23,7 +23,7 @@ from workbench.measure.meter import Meter
 from workbench.models.known import family_of
 from workbench.models.load import count_parameters, quiet
 from workbench.predict.rows import MICRO_BATCHES, STEPS, assembled, facts
-from workbench.predict.shadow.patches import cuda_choices, make_fake, scale_losses, synchronize_gradients, traceable
+from workbench.predict.shadow.patches import cuda_choices, make_fake, scale_losses, traceable
 from workbench.predict.shadow.quick_mode import QuickFakeMode
 from workbench.predict.shadow.repeated import foreseen
 from workbench.predict.shadow.stand_ins import (
@@ -37,7 +37,7 @@ from workbench.predict.shadow.trace import Trace
 from workbench.predict.shadow.tracker import ShadowTracker
 from workbench.predict.skeleton import config_for, skeleton
 from workbench.recipe import Recipe
-from workbench.run.trainer import SeamTrainer, model_arguments, prepare_model
+from workbench.run.trainer import SeamTrainer, count_padding, model_arguments, prepare_model
 
 DEVICE = torch.device("cpu")  # plays the GPU
 FORESEEN = 4  # pauses after which the rest may be foreseen: the second step has been traced
@@ -61,8 +61,7 @@ def trace(recipe: Recipe, gpu: Gpu | None, padding: bool = False) -> Trace:
     with _naming_failures(tracker), quiet(), tempfile.TemporaryDirectory() as scratch:
         model = _model(recipe, config)
         tracker.name_modules(model)
-        shadow = _Shadow(recipe, model, tracker, padding, Path(scratch))
-        return shadow.run(gpu)
+        return _Shadow(recipe, model, tracker, padding, Path(scratch)).run(gpu)
 
 
 def _model(recipe: Recipe, config: Any) -> PreTrainedModel:
@@ -125,7 +124,7 @@ class _Shadow:
         uses_bf16 = trainer.args.bf16 or any(p.dtype is torch.bfloat16 for p in self.model.parameters())
         refuse_precision(gpu, uses_bf16)
         batches, held_out = self._batches(trainer), _held_out(trainer)
-        padded = self.padding or any(_padded(batch) for batch in batches)
+        padded = self.padding or any(map(count_padding, batches))
         with ExitStack() as stack:
             stack.enter_context(traceable(lambda: padded and self.model.training))
             attention = stack.enter_context(cuda_choices(gpu)) if gpu else None
@@ -198,7 +197,7 @@ def train(trainer: SeamTrainer, meter: Meter, batches: list[Batch], held_out: Se
         for index, inputs in enumerate(samples):
             last = index == len(samples) - 1
             if last or index < MICRO_BATCHES - 1:
-                synchronize_gradients(trainer, last)
+                trainer.accelerator.gradient_state._set_sync_gradients(last)  # as the Trainer tells accelerate
                 total += trainer.training_step(model, inputs, items)
         limit = trainer.args.max_grad_norm if trainer.args.max_grad_norm > 0 else math.inf  # then for the log only
         trainer.accelerator.clip_grad_norm_(model.parameters(), limit)
@@ -239,11 +238,6 @@ def _longest(dataset: Dataset) -> int:
     """Of all rows, the first of the longest."""
     rows = dataset.with_format("arrow")[:]["input_ids"]
     return int(np.argmax(pc.list_value_length(rows).to_numpy()))
-
-
-def _padded(batch: Batch) -> bool:
-    mask = batch.get("attention_mask")
-    return mask is not None and bool((mask == 0).any())
 
 
 def _fake_batch(batch: Batch, mode: FakeTensorMode) -> Batch:

@@ -17,6 +17,7 @@ import resource
 import signal
 import sys
 from collections import Counter
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -139,12 +140,10 @@ def living(snapshot: Any, index: int) -> dict[int, int]:
 
 def at_the_peak(trace: Any, sizes: dict[int, int]) -> dict[str, Any]:
     """Back from the end, to find the instant of the peak that the history still holds; then who held it."""
-    now = sum(sizes.values())
-    peak, instant = now, len(trace)
-    for position in range(len(trace) - 1, -1, -1):
-        now += CHANGE.get(trace[position]["action"], 0) * trace[position]["size"]
-        if now > peak:
-            peak, instant = now, position
+    changes = (CHANGE.get(event["action"], 0) * event["size"] for event in reversed(trace))
+    in_use = list(accumulate(changes, initial=sum(sizes.values())))
+    peak = max(in_use)
+    instant = len(trace) - in_use.index(peak)
     alive = dict(sizes)
     for event in reversed(trace[instant:]):
         if event["action"] == "alloc":
