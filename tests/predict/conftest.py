@@ -9,4 +9,4 @@ def emulator():
     if not place.is_set_up():
         pytest.skip("the emulated GPU is not set up: make emulator")
     yield
-    call.end_processes()
+    call.PROCESSES.end()

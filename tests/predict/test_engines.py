@@ -190,12 +190,12 @@ def test_each_engine_has_predictions_of_its_own(monkeypatch):
 
 def test_the_process_of_a_card_stays_warm_and_few_are_kept(monkeypatch):
     predict(replace(SMALL, steps=5), "h100", engine=EMULATOR)
-    first = call._workers["h100"].process.pid
+    first = call.PROCESSES.workers["h100"].process.pid
     predict(replace(SMALL, steps=6), "h100", engine=EMULATOR)
-    assert call._workers["h100"].process.pid == first
-    monkeypatch.setattr(call, "MOST_PROCESSES", len(call._workers))
-    call.end_processes("t4")
+    assert call.PROCESSES.workers["h100"].process.pid == first
+    monkeypatch.setattr(call.PROCESSES, "at_most", len(call.PROCESSES.workers))
+    call.PROCESSES.end("t4")
     predict(replace(SMALL, steps=7), "t4", engine=EMULATOR)
-    assert list(call._workers)[-1] == "t4"
+    assert list(call.PROCESSES.workers)[-1] == "t4"
     predict(replace(SMALL, steps=7), "a10", engine=EMULATOR)
-    assert len(call._workers) == call.MOST_PROCESSES
+    assert len(call.PROCESSES.workers) == call.PROCESSES.at_most

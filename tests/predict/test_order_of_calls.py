@@ -17,7 +17,8 @@ from transformers import Trainer
 from workbench.measure.meter import Meter
 from workbench.models.load import load_config, load_model, quiet
 from workbench.models.source import locate
-from workbench.predict.shadow.step import TRACED_STEPS, train
+from workbench.predict.rows import STEPS
+from workbench.predict.shadow.step import train
 from workbench.run.trainer import SeamTrainer, assemble, collate, training_arguments
 from workbench.techniques import GradientAccumulation
 
@@ -73,7 +74,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("limit", [1.0, 0.0])
 @pytest.mark.parametrize("micro_batches", [1, 2])
 def test_the_shadow_calls_what_the_trainer_calls(recipe, calls, tmp_path, micro_batches, limit):
-    short = replace(recipe, steps=TRACED_STEPS)
+    short = replace(recipe, steps=STEPS)
     short = short | GradientAccumulation(steps=micro_batches) if micro_batches > 1 else short
 
     def assembled(folder: Path) -> tuple[SeamTrainer, Meter]:
@@ -82,7 +83,7 @@ def test_the_shadow_calls_what_the_trainer_calls(recipe, calls, tmp_path, micro_
             model = load_model(source, load_config(source))
         arguments = training_arguments(short, 1e-4, CPU, folder)
         arguments.eval_on_start, arguments.max_grad_norm = False, limit
-        count = TRACED_STEPS * short.effective_batch_size
+        count = STEPS * short.effective_batch_size
         rows = Dataset.from_dict({"input_ids": [list(range(short.sequence_length))] * count})
         data = {"train_dataset": rows, "eval_dataset": rows, "data_collator": collate}
         meter = Meter(model, before_bytes=0)
@@ -99,6 +100,6 @@ def test_the_shadow_calls_what_the_trainer_calls(recipe, calls, tmp_path, micro_
     with meter:
         list(train(trainer, meter, [batch] * micro_batches))
     names = [name for name, *_ in real]
-    assert names.count("training_step") == micro_batches * TRACED_STEPS  # the notes are complete
-    assert names.count("step") == names.count("clip_grad_norm_") == TRACED_STEPS
+    assert names.count("training_step") == micro_batches * STEPS  # the notes are complete
+    assert names.count("step") == names.count("clip_grad_norm_") == STEPS
     assert calls == real

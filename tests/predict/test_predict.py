@@ -238,8 +238,8 @@ from workbench import Recipe, predict
 from workbench.gpus import process
 from workbench.predict import worker as prediction_worker
 recipe = Recipe(model={small.model!r}, effective_batch_size=2, sequence_length=16)
-predict(recipe); first = prediction_worker._worker.process.pid
-predict(recipe, padding=True); assert prediction_worker._worker.process.pid == first
+predict(recipe); first = prediction_worker.SHADOWS.workers["shadow"].process.pid
+predict(recipe, padding=True); assert prediction_worker.SHADOWS.workers["shadow"].process.pid == first
 print(first)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -249,19 +249,19 @@ print(first)
 
 def test_a_worker_that_died_is_replaced(small):
     predict(small)
-    worker = prediction_worker._worker
+    worker = prediction_worker.SHADOWS.workers["shadow"]
     os.kill(worker.process.pid, signal.SIGKILL)
     worker.process.wait()
     assert predict(small, padding=True).peak_allocated_bytes > 0
-    assert prediction_worker._worker is not worker
+    assert prediction_worker.SHADOWS.workers["shadow"] is not worker
 
 
 def test_a_worker_that_dies_while_it_works_says_so(monkeypatch):
     monkeypatch.setattr(process, "START", "import sys; sys.stderr.write('no room'); sys.exit(1)  # {path} {modules}")
-    prediction_worker.close()
+    prediction_worker.SHADOWS.end()
     with pytest.raises(RuntimeError, match="no room"):
         prediction_worker.ask(None, [], False)
-    assert prediction_worker._worker is None
+    assert prediction_worker.SHADOWS.workers == {}
 
 
 def test_threads_may_ask_at_the_same_time(small):

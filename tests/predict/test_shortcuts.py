@@ -178,9 +178,9 @@ def test_within_the_limit_the_clock_is_stopped():
 def test_the_next_prediction_has_a_new_worker(small):
     with pytest.raises(UnavailableError, match="no answer within"):
         predict(small | Lora(rank=3), time_limit=0.01)
-    ended = prediction_worker._worker
+    ended = prediction_worker.SHADOWS.workers["shadow"]
     assert predict(small | Lora(rank=3)).peak_allocated_bytes > 0
-    assert prediction_worker._worker is not ended
+    assert prediction_worker.SHADOWS.workers["shadow"] is not ended
 
 
 @pytest.mark.xdist_group("emulated")

@@ -165,7 +165,7 @@ def test_a_prediction_does_not_care_who_started_it(monkeypatch, model_name):
     for name in devices.LAUNCHERS_VARIABLES:
         monkeypatch.setenv(name, "2")
     assert not set(worker._environment()) & set(devices.LAUNCHERS_VARIABLES)
-    worker.close()  # it was started without them
+    worker.SHADOWS.end()  # it was started without them
     recipe = Recipe(model=model_name, effective_batch_size=3, sequence_length=16, seed=1234)
     assert predict(recipe, "cpu").peak_allocated_bytes > 0
 

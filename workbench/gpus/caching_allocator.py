@@ -12,6 +12,7 @@ took the lower address, which only the driver decides.
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 KIB, MIB = 2**10, 2**20
@@ -80,16 +81,16 @@ class _Pool:
         return SMALL_SEGMENT_BYTES if self.small else LARGE_SEGMENT_BYTES
 
     def put(self, block: _Block) -> None:
-        if block.mapped:
-            insort(self.free, (block.size, block.address, block))
-        else:
-            insort(self.unmapped, (block.address, block))
+        insort(*self._place(block))
 
     def take(self, block: _Block) -> None:
+        blocks, entry = self._place(block)
+        del blocks[bisect_left(blocks, entry)]
+
+    def _place(self, block: _Block) -> tuple[list[Any], tuple[Any, ...]]:
         if block.mapped:
-            del self.free[bisect_left(self.free, (block.size, block.address))]
-        else:
-            del self.unmapped[bisect_left(self.unmapped, (block.address,))]
+            return self.free, (block.size, block.address, block)
+        return self.unmapped, (block.address, block)
 
 
 class CachingAllocator:
@@ -111,8 +112,7 @@ class CachingAllocator:
         self.peak_allocated_bytes = self.peak_reserved_bytes = 0
         self._small, self._large = _Pool(small=True), _Pool(small=False)
         self._blocks: dict[int, _Block] = {}
-        self._last_handle = 0
-        self._next_address = 0
+        self._handles, self._next_address = count(1), 0
 
     def malloc(self, nbytes: int) -> int:
         """A handle for a new block; 0, as PyTorch's null pointer, for no bytes at all.
@@ -134,9 +134,9 @@ class CachingAllocator:
         block.used = True
         self.allocated_bytes += block.size
         self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
-        self._last_handle += 1
-        self._blocks[self._last_handle] = block
-        return self._last_handle
+        handle = next(self._handles)
+        self._blocks[handle] = block
+        return handle
 
     def free(self, handle: int) -> None:
         """Give a block back to its pool, merged with free neighbours. Raises KeyError for a handle not in use."""

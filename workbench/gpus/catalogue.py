@@ -34,17 +34,6 @@ class Multiprocessor:
     shared_bytes_of_a_block: int  # at most
 
 
-MULTIPROCESSORS = {  # by compute capability
-    (7, 5): Multiprocessor(1024, 16, 64 * KIB, 64 * KIB),
-    (8, 0): Multiprocessor(2048, 32, 164 * KIB, 163 * KIB),
-    (8, 6): Multiprocessor(1536, 16, 100 * KIB, 99 * KIB),
-    (8, 9): Multiprocessor(1536, 24, 100 * KIB, 99 * KIB),
-    (9, 0): Multiprocessor(2048, 32, 228 * KIB, 227 * KIB),
-    (10, 0): Multiprocessor(2048, 32, 228 * KIB, 227 * KIB),
-    (12, 0): Multiprocessor(1536, 24, 100 * KIB, 99 * KIB),
-}
-
-
 @dataclass(frozen=True)
 class Gpu:
     """One GPU model.
@@ -65,7 +54,7 @@ class Gpu:
 
     @property
     def multiprocessor(self) -> Multiprocessor:
-        return MULTIPROCESSORS[self.compute_capability]
+        return Multiprocessor(**_MULTIPROCESSORS["{}.{}".format(*self.compute_capability)])
 
     @property
     def native_bf16(self) -> bool:
@@ -96,6 +85,7 @@ def _read(name: str, row: dict[str, Any]) -> Gpu:
     return Gpu(**{**row, "name": name, "compute_capability": tuple(row["compute_capability"])})
 
 
+_MULTIPROCESSORS = json.loads(Path(__file__).with_name("multiprocessors.json").read_text(encoding="utf-8"))
 _ROWS = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 GPUS: dict[str, Gpu] = {name: _read(name, row) for name, row in _ROWS.items()}
 

@@ -5,6 +5,7 @@ Calls and answers are pickles on pipes. It is a plain child with the caller's im
 import the caller's main module in it, which runs a script that has no `if __name__ == "__main__"`.
 """
 
+import atexit
 import os
 import pickle
 import subprocess
@@ -53,7 +54,9 @@ class Worker:
         """False in a fork of the owner too: the pipes are the owner's."""
         return self.owner == os.getpid() and self.process.poll() is None
 
-    def call(self, function: Callable[..., Any], *args: Any, time_limit: float | None = None, **kwargs: Any) -> Any:
+    def call(
+        self, function: Callable[..., Any], *args: Any, time_limit: float = threading.TIMEOUT_MAX, **kwargs: Any
+    ) -> Any:
         """What the function, which the child imports by its name, returns there.
 
         Args:
@@ -73,15 +76,14 @@ class Worker:
                 f"{self.name}: what it is asked cannot be sent to another process ({error}). Define your own "
                 "techniques at the top of an importable module; a function cannot observe what happens there."
             ) from None
-        clock, began = threading.Timer(time_limit or 0, self.process.kill), time.monotonic()
-        if time_limit is not None:
-            clock.start()
+        clock, began = threading.Timer(time_limit, self.process.kill), time.monotonic()
+        clock.start()
         try:
             self.process.stdin.write(written)
             self.process.stdin.flush()
             kind, answer = pickle.load(self.process.stdout)
         except (EOFError, OSError, pickle.UnpicklingError):
-            if time_limit is not None and time.monotonic() - began >= time_limit:
+            if time.monotonic() - began >= time_limit:
                 self.process.wait()  # or it would still look alive
                 raise UnavailableError(
                     f"{self.name}: no answer within {time_limit:g} s, so it was ended; the next call starts another. "
@@ -106,6 +108,50 @@ class Worker:
         for stream in (self.process.stdin, self.process.stdout, self.words):
             if stream is not None:
                 stream.close()
+
+
+class Kept:
+    """Workers by name, each started at its first call and kept for the next, ended with their caller.
+
+    Args:
+        at_most: so many live at a time; the oldest goes when there are more.
+    """
+
+    def __init__(self, at_most: int = 1) -> None:
+        self.at_most, self.workers, self._lock = at_most, dict[str, Worker](), threading.Lock()
+        atexit.register(self.end)
+
+    def call(
+        self, name: str, made: Callable[[], Worker], function: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """`Worker.call` of the worker with this name; `made` makes it if there is none that lives."""
+        with self._lock:
+            worker = self._living(name, made)
+            try:
+                return worker.call(function, *args, **kwargs)
+            except WorkbenchError:
+                raise
+            except BaseException:
+                self.end(name)  # an answer may still come: the next call must not get it
+                raise
+
+    def start(self, name: str, made: Callable[[], Worker]) -> None:
+        """It loads its libraries while the caller does something else."""
+        with self._lock:
+            self._living(name, made)
+
+    def _living(self, name: str, made: Callable[[], Worker]) -> Worker:
+        if name not in self.workers or not self.workers[name].alive():
+            self.end(name)
+            if len(self.workers) >= self.at_most:
+                self.end(next(iter(self.workers)))
+            self.workers[name] = made()
+        return self.workers[name]
+
+    def end(self, name: str | None = None) -> None:
+        """End the worker of this name, or all."""
+        for one in [one for one in self.workers if name in (None, one)]:
+            self.workers.pop(one).close()
 
 
 # ---- in the child ----

@@ -28,22 +28,20 @@ def predictions_beside(records: Sequence[Record], gpu: str = "h100") -> pd.DataF
     firsts: dict[str, Record] = {}
     for record in records:
         firsts.setdefault(record.label, record)
-    table = pd.DataFrame([_measured(record) | _predicted(record, gpu) for record in firsts.values()], index=[*firsts])
+    table = pd.DataFrame([_row(record, gpu) for record in firsts.values()], index=[*firsts])
     table.index.name = "label"
     table.attrs["gpu"] = gpu
     return table.astype(dict.fromkeys(("measured_bytes", "predicted_bytes", "reserved_bytes"), "Int64"))
 
 
-def _measured(record: Record) -> dict[str, Any]:
-    return {"measured_bytes": record.peak_allocated_bytes, "memory_source": record.memory_source}
-
-
-def _predicted(record: Record, gpu: str) -> dict[str, Any]:
+def _row(record: Record, gpu: str) -> dict[str, Any]:
+    measured = {"measured_bytes": record.peak_allocated_bytes, "memory_source": record.memory_source}
     try:
         found = predict(Recipe.from_dict(record.recipe), gpu)
     except WorkbenchError as error:
-        return {"predicted_bytes": None, "reserved_bytes": None, "remark": str(error)}
+        return {**measured, "predicted_bytes": None, "reserved_bytes": None, "remark": str(error)}
     return {
+        **measured,
         "predicted_bytes": found.peak_allocated_bytes,
         "reserved_bytes": found.peak_reserved_bytes,
         "largest": max(Category, key=lambda category: found.by_category[category]),

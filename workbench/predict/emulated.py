@@ -7,8 +7,8 @@ process under the emulator, where torch sees the card as `cuda`.
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -26,27 +26,17 @@ from workbench.measure.allocators import allocator_for
 from workbench.measure.categories import Category, format_bytes
 from workbench.measure.meter import Meter
 from workbench.models.known import family_of
-from workbench.models.load import count_parameters, load_config, load_model, quiet
-from workbench.models.source import check_length, locate_config
-from workbench.predict.prediction import Prediction, plain_numbers
-from workbench.predict.rows import MICRO_BATCHES, blocks_for, enlarge, shorten
+from workbench.models.load import count_parameters, load_model, quiet
+from workbench.predict.prediction import Prediction, prediction_of
+from workbench.predict.rows import MICRO_BATCHES, STEPS, assembled, facts
 from workbench.predict.shadow.replay import maker_at
 from workbench.predict.shadow.tracker import ShadowTracker
-from workbench.predict.skeleton import can_be_skeleton, skeleton
+from workbench.predict.skeleton import can_be_skeleton, config_for, skeleton
 from workbench.recipe import Recipe
-from workbench.records.record import versions
 from workbench.run.job import why_not_here
-from workbench.run.trainer import (
-    SeamTrainer,
-    assemble,
-    model_arguments,
-    prepare_data,
-    prepare_model,
-    training_arguments,
-)
+from workbench.run.trainer import SeamTrainer, model_arguments, prepare_model
 
 DEVICE = torch.device("cuda")
-STEPS = 3  # the optimizer makes its states in the first; the allocator has found its form after the second
 
 
 def predict_here(recipe: Recipe, gpu: Gpu, padding: bool) -> Prediction:
@@ -61,7 +51,8 @@ def predict_here(recipe: Recipe, gpu: Gpu, padding: bool) -> Prediction:
         return _predict(recipe, gpu, padding)
     except torch.OutOfMemoryError:
         pass  # outside of the handler, whose traceback would keep the tensors
-    with _memory_of(replace(gpu, memory_bytes=ENOUGH_BYTES), gpu), suppress(torch.OutOfMemoryError):
+    enough = {card.VARIABLE: card.variable(replace(gpu, memory_bytes=ENOUGH_BYTES))}  # the stubs read it when asked
+    with patch.dict(os.environ, enough), suppress(torch.OutOfMemoryError):
         return _predict(recipe, gpu, padding)
     raise ConfigurationError(
         f"predict: a step of this recipe needs more than {format_bytes(ENOUGH_BYTES)}, which no GPU has. Lower "
@@ -69,21 +60,8 @@ def predict_here(recipe: Recipe, gpu: Gpu, padding: bool) -> Prediction:
     )
 
 
-@contextmanager
-def _memory_of(larger: Gpu, gpu: Gpu) -> Iterator[None]:
-    """The stubs read the card's memory whenever it is asked for."""
-    os.environ[card.VARIABLE] = card.variable(larger)
-    try:
-        yield
-    finally:
-        os.environ[card.VARIABLE] = card.variable(gpu)
-
-
 def _predict(recipe: Recipe, gpu: Gpu, padding: bool) -> Prediction:
-    source = locate_config(recipe.model)
-    config = load_config(source)
-    taken = {technique.name: technique.positions for technique in recipe.techniques if technique.positions}
-    check_length(source, config, recipe.sequence_length, taken)
+    source, config = config_for(recipe)
     if lacking := why_not_here(recipe, DEVICE):
         raise ConfigurationError(f"predict: {lacking}")
     allocator_for(DEVICE).prepare()
@@ -208,18 +186,14 @@ class _Emulated:
         self.tracker = CardTracker(getattr(model.config, "vocab_size", None))
         self.tracker.name_modules(model)
         self.meter = CardMeter(model, before_bytes=0, tracker=self.tracker)
-        data = prepare_data(recipe, blocks_for(recipe))
-        if padding:
-            data["data_collator"] = _with_mask(data["data_collator"])
-        arguments = training_arguments(recipe, 1e-4, DEVICE, scratch)
-        arguments.dataloader_num_workers = 0  # they only fill the host's memory, and start anew at every evaluation
-        arguments.max_steps = STEPS  # a technique may ask for more
-        size, self.micro_batches = shorten(arguments, recipe)
-        self.tracker.untrained = max(self.micro_batches - MICRO_BATCHES, 0)
         watch = _Watch(self.tracker, self.meter)
-        self.trainer: SeamTrainer = assemble(recipe, model, data, arguments, self.meter, [watch])
+        self.trainer, self.micro_batches = assembled(recipe, model, self.meter, DEVICE, scratch, [watch])
+        self.trainer.args.dataloader_num_workers = 0  # they only fill the host's memory, anew at every evaluation
+        self.trainer.args.max_steps = STEPS  # a technique may ask for more
+        self.tracker.untrained = max(self.micro_batches - MICRO_BATCHES, 0)
+        if padding:
+            self.trainer.data_collator = _with_mask(cast("Any", self.trainer.data_collator))
         cast("Any", self.trainer).training_step = _FewMicroBatches(self.trainer)
-        enlarge(self.trainer, size, self.micro_batches)
         self.padded = announce_padding(self.trainer, padding)
 
     def predict(self) -> Prediction:
@@ -230,22 +204,18 @@ class _Emulated:
             self.trainer.evaluate()
         workspaces = _workspace_bytes()
         report, trace = self.meter.report(), self.tracker.trace()
-        timeline = trace.timeline(trace.nbytes)
-        gpu, recipe = self.gpu, self.recipe
-        return Prediction(
-            recipe=recipe.to_dict(), recipe_id=recipe.id, label=recipe.label, model=recipe.model,
-            gpu=gpu.name, source=f"emulated:{gpu.name}",
-            peak_allocated_bytes=report.peak_allocated_bytes, peak_reserved_bytes=report.peak_reserved_bytes,
-            peak_phase=str(report.peak_phase), work=trace.work,
+        timeline, known = trace.timeline(trace.nbytes), Prediction.__annotations__
+        return prediction_of(
+            self.recipe,
+            self.gpu,
+            "emulated",
+            **{name: value for name, value in vars(report).items() if name in known},
             peak_operation=maker_at(trace, trace.nbytes, timeline.peak(report.peak_phase)),
-            context_bytes=gpu.context_bytes_estimate, workspace_bytes=workspaces, capacity_bytes=gpu.memory_bytes,
-            versions=versions(), timeline=timeline, padding=self.padded,
-            by_category=plain_numbers(report.by_category),
-            maximum_by_category=plain_numbers(report.maximum_by_category), by_phase=plain_numbers(report.by_phase),
-            parameters=counted[0], trainable_parameters=counted[1],
-            micro_batch_size=self.trainer.micro_batch_size,
-            gradient_accumulation_steps=self.micro_batches,
-        )  # fmt: skip
+            work=trace.work,
+            workspace_bytes=workspaces,
+            timeline=timeline,
+            **facts(self.trainer, counted, self.micro_batches, self.padded),
+        )
 
 
 def _workspace_bytes() -> int:

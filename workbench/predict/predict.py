@@ -97,8 +97,9 @@ def _key(recipe: Recipe, gpu: str, padding: bool, engine: str) -> str:
 @cache
 def _own_code() -> str:
     digest = hashlib.sha256()
-    for path in sorted([*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.[ch]")]):  # the emulator's stubs are C
-        digest.update(path.read_bytes())
+    for ending in ("py", "json", "[ch]"):  # the emulator's stubs are C
+        for path in sorted(PACKAGE.rglob(f"*.{ending}")):
+            digest.update(path.read_bytes())
     return digest.hexdigest()
 
 

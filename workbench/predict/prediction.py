@@ -1,12 +1,13 @@
 """`Prediction`, and `compute`, which makes it from a trace. Importing this does not import torch."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from workbench.errors import WorkbenchError
+from workbench.gpus.catalogue import Gpu
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.gpus.roofline import flops
+from workbench.measure.categories import Phase
 from workbench.recipe import Recipe
 from workbench.records.record import versions
 
@@ -87,30 +88,28 @@ def _compute(recipe: Recipe, name: str, padding: bool) -> Prediction:
 
     gpu = None if name == CPU else find_gpu(name)
     trace = trace_for(recipe, gpu, padding)
-    result = replay(trace, gpu)
+    return prediction_of(recipe, gpu, "predicted", **vars(replay(trace, gpu)), work=trace.work, **trace.facts)
+
+
+def prediction_of(recipe: Recipe, gpu: Gpu | None, how: str, **found: Any) -> Prediction:
+    """With what a recipe and a GPU say of themselves, and what an engine `found`: the other fields."""
+    name = gpu.name if gpu else CPU
     return Prediction(
         recipe=recipe.to_dict(),
         recipe_id=recipe.id,
         label=recipe.label,
         model=recipe.model,
         gpu=name,
-        source=f"predicted:{name}",
-        peak_allocated_bytes=result.peak_allocated_bytes,
-        peak_reserved_bytes=result.peak_reserved_bytes if gpu else None,
-        peak_phase=str(result.peak_phase),
-        peak_operation=result.peak_operation,
-        work=trace.work,
+        source=f"{how}:{name}",
         context_bytes=gpu.context_bytes_estimate if gpu else 0,
-        workspace_bytes=result.workspace_bytes,
         capacity_bytes=gpu.memory_bytes if gpu else None,
         versions=versions(),
-        timeline=result.timeline,
-        by_category=plain_numbers(result.by_category),
-        maximum_by_category=plain_numbers(result.maximum_by_category),
-        by_phase=plain_numbers(result.by_phase),
-        **trace.facts,
+        **{field: _plain(value) for field, value in found.items()},
     )
 
 
-def plain_numbers(numbers: Mapping[Any, int]) -> dict[str, int]:
-    return {str(key): value for key, value in numbers.items()}
+def _plain(value: Any) -> Any:
+    """Of categories and phases the names."""
+    if isinstance(value, dict):
+        return {str(key): number for key, number in value.items()}
+    return str(value) if isinstance(value, Phase) else value

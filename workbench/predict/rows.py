@@ -1,19 +1,23 @@
-"""What a prediction trains on: rows of any tokens, and of a large step as few of them as give the same memory."""
+"""What a prediction trains on: rows of any tokens, of a large step as few as give the same memory; and its Trainer."""
 
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, cast
 
+import torch
 from datasets import Dataset
 
 from workbench.errors import ConfigurationError
+from workbench.measure.meter import Meter
 from workbench.models.load import load_tokenizer
 from workbench.models.source import ModelSource, locate_config
 from workbench.recipe import Recipe
 from workbench.run.job import own_examples
-from workbench.run.trainer import argument_values
+from workbench.run.trainer import SeamTrainer, argument_values, assemble, prepare_data, training_arguments
 from workbench.texts import corpus
 from workbench.texts.corpus import Blocks, TrainingText
 
+STEPS = 3  # the optimizer makes its states in the first; the allocator has found its form after the second
 MICRO_BATCHES = 3  # of a step are trained, the first ones and the last: each finds what the second found
 LISTED = 256  # micro-batches of a step are listed; the inputs of more are held in one piece
 TOKENS = 2**18  # of a step are made on the host; more are on the device only, where nobody reads them
@@ -44,32 +48,47 @@ def blocks_for(recipe: Recipe) -> Blocks:
     return Blocks(train, held_out, _text(recipe))
 
 
-def shorten(trainer_arguments: Any, recipe: Recipe) -> tuple[int, int]:
-    """Let the Trainer fetch what is `listed`. Returns the true numbers, for `enlarge`.
+def assembled(
+    recipe: Recipe, model: Any, meter: Meter, device: torch.device, scratch: Path, callbacks: Any = ()
+) -> tuple[SeamTrainer, int]:
+    """A Trainer that fetches what is `listed`, and how many micro-batches a step of the recipe has.
 
     Raises ConfigurationError for more sequences at once than kernels take.
     """
-    if trainer_arguments.per_device_train_batch_size > AT_ONCE:
+    arguments = training_arguments(recipe, 1e-4, device, scratch)
+    size, count = arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps
+    if size > AT_ONCE:
         raise ConfigurationError(
-            f"predict: CUDA's attention kernels take {AT_ONCE:,} sequences at once, and this step has "
-            f"{trainer_arguments.per_device_train_batch_size:,}. Lower effective_batch_size, or add "
-            "gradient_accumulation."
+            f"predict: CUDA's attention kernels take {AT_ONCE:,} sequences at once, and this step has {size:,}. Lower "
+            "effective_batch_size, or add gradient_accumulation."
         )
-    true = trainer_arguments.per_device_train_batch_size, trainer_arguments.gradient_accumulation_steps
-    trainer_arguments.per_device_train_batch_size, trainer_arguments.gradient_accumulation_steps = listed(recipe)
-    return true
+    arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps = listed(recipe)
+    data = prepare_data(recipe, blocks_for(recipe))
+    trainer = assemble(recipe, model, data, arguments, meter, [*callbacks])
+    if (size, count) != listed(recipe):
+        _enlarge(trainer, size, count)
+    return trainer, count
 
 
-def enlarge(trainer: Any, size: int, count: int) -> None:
+def facts(trainer: SeamTrainer, parameters: tuple[int, int], micro_batches: int, padding: bool) -> dict[str, Any]:
+    """The fields of a `Prediction` that a trainer knows when it has trained."""
+    return {
+        "micro_batch_size": trainer.micro_batch_size,
+        "gradient_accumulation_steps": micro_batches,
+        "parameters": parameters[0],
+        "trainable_parameters": parameters[1],
+        "padding": padding,
+    }
+
+
+def _enlarge(trainer: Any, size: int, count: int) -> None:
     """Let every step hold `count` micro-batches of `size` sequences, however few are fetched."""
     fetch, made = trainer.get_batch_samples, trainer.args.gradient_accumulation_steps
-    if (size, count) == (trainer.args.per_device_train_batch_size, made):
-        return
+    rows = [size] * made
+    rows[-2:-1] = [size * (count - made + 1)] * len(rows[-2:-1])
 
     def fetched(*args: Any) -> Any:
         batches, items = fetch(*args)
-        rows = [size] * made
-        rows[-2:-1] = [size * (count - made + 1)] * len(rows[-2:-1])
         large = [
             {name: tensor.new_empty((n, *tensor.shape[1:])) for name, tensor in batch.items()}
             for n, batch in zip(rows, batches, strict=True)

@@ -160,12 +160,11 @@ def _measured(recipe: Recipe, device: str | None) -> Check:
 
     The child is spawned: a forked one cannot use CUDA once an import of its parent (bitsandbytes) has started it.
     """
-    context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         if emulated_card(device or ""):  # which is another process anyway
             _run(replace(recipe, steps=EMULATED_STEPS), device, folder)
             return _check(recipe, folder, 0)
-        process = context.Process(target=_run, args=(recipe, device, folder))
+        process = multiprocessing.get_context("spawn").Process(target=_run, args=(recipe, device, folder))
         process.start()
         process.join()
         return _check(recipe, folder, process.exitcode)
@@ -223,24 +222,14 @@ def _write(output: Path, done: list[Check], gpu: str) -> None:
 
 def summary(done: Sequence[Check]) -> dict[str, Any]:
     """Mean and worst of the absolute errors, and the largest underestimate, over what was measured."""
-    allocated = [check.error for check in done if check.error is not None]
-    reserved = [check.reserved_error for check in done if check.reserved_error is not None]
-    return {
-        "configurations": len(done),
-        "measured": len(allocated),
-        **_figures("allocated", allocated),
-        **_figures("reserved", reserved),
-    }
-
-
-def _figures(name: str, errors: list[float]) -> dict[str, float]:
-    if not errors:
-        return {}
-    return {
-        f"{name}_mean": fmean(map(abs, errors)),
-        f"{name}_worst": max(map(abs, errors)),
-        f"{name}_most_under": max(0.0, -min(errors)),
-    }
+    found: dict[str, Any] = {"configurations": len(done), "measured": sum(check.error is not None for check in done)}
+    for name, attribute in (("allocated", "error"), ("reserved", "reserved_error")):
+        errors = [error for check in done if (error := getattr(check, attribute)) is not None]
+        if errors:
+            found[f"{name}_mean"] = fmean(map(abs, errors))
+            found[f"{name}_worst"] = max(map(abs, errors))
+            found[f"{name}_most_under"] = max(0.0, -min(errors))
+    return found
 
 
 def verification_text(done: Sequence[Check]) -> str:

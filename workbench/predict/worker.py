@@ -4,14 +4,12 @@ A shadow patches torch and transformers for the whole process, every thread of i
 card has another (`workbench.gpus.emulator.call`).
 """
 
-import atexit
 import os
-import threading
 from typing import TYPE_CHECKING, Any
 
 from workbench.errors import WorkbenchError
 from workbench.gpus.catalogue import Gpu
-from workbench.gpus.process import Worker
+from workbench.gpus.process import Kept, Worker
 from workbench.recipe import Recipe
 from workbench.run.world import LAUNCHERS_VARIABLES
 
@@ -22,8 +20,7 @@ MODULES = ("workbench.predict.prediction", "workbench.predict.shadow.step")
 ON_CARD = ("workbench.predict.emulated",)
 SECONDS = 120.0  # seconds for a prediction: fifty times what the largest known model takes
 
-_lock = threading.Lock()
-_worker: Worker | None = None
+SHADOWS = Kept()
 
 
 def ask_emulator(recipe: Recipe, gpu: Gpu, padding: bool, time_limit: float = SECONDS) -> "Prediction | WorkbenchError":
@@ -46,15 +43,7 @@ def ask(*request: Any, time_limit: float = SECONDS) -> Any:
     """
     from workbench.predict.prediction import compute
 
-    with _lock:
-        worker = _living()
-        try:
-            return worker.call(compute, *request, time_limit=time_limit)
-        except WorkbenchError:
-            raise
-        except BaseException:
-            close()  # an answer may still come: the next request must not get it
-            raise
+    return SHADOWS.call("shadow", _started, compute, *request, time_limit=time_limit)
 
 
 def start(gpu: str = "h100") -> None:
@@ -65,28 +54,12 @@ def start(gpu: str = "h100") -> None:
 
     if engine_for(gpu) == EMULATOR:
         call.start_process(find_gpu(gpu), ON_CARD)
-        return
-    with _lock:
-        _living()
+    else:
+        SHADOWS.start("shadow", _started)
 
 
-def _living() -> Worker:
-    global _worker
-    if _worker is None or not _worker.alive():
-        close()
-        _worker = Worker(_environment(), MODULES, name="prediction worker")
-    return _worker
-
-
-def close() -> None:
-    """End the worker if there is one; the next request starts another."""
-    global _worker
-    worker, _worker = _worker, None
-    if worker is not None:
-        worker.close()
-
-
-atexit.register(close)
+def _started() -> Worker:
+    return Worker(_environment(), MODULES, name="prediction worker")
 
 
 def _environment() -> dict[str, str]:

@@ -55,50 +55,42 @@ class _Library:
         if symbols is None:
             return Imports(frozenset(), frozenset())
         table = np.frombuffer(self._content(symbols), SYMBOL)
+        dynamic = np.frombuffer(self._content(self._first(DYNAMIC)), "<u8").reshape(-1, 2)
         names = self._content(self.sections[symbols["link"]])
         versions = self._versions(len(table))
         known = dict(self._needed_versions(names))
         wanted = np.flatnonzero((table["section"] == 0) & (table["name"] > 0))
         found = frozenset((_text(names, table["name"][i]), *known.get(int(versions[i]), ("", ""))) for i in wanted)
-        return Imports(frozenset(self._needed(names)), found)
+        return Imports(frozenset(_text(names, value) for tag, value in dynamic if tag == NEEDED), found)
 
     def _first(self, kind: int) -> np.void | None:
         found: NDArray[np.void] = self.sections[self.sections["type"] == kind]
         return found[0] if len(found) else None
 
-    def _content(self, section: np.void) -> bytes:
-        return self.data[int(section["offset"]) : int(section["offset"]) + int(section["size"])]
-
-    def _needed(self, names: bytes) -> Iterator[str]:
-        section = self._first(DYNAMIC)
-        if section is not None:
-            for tag, value in np.frombuffer(self._content(section), "<u8").reshape(-1, 2):
-                if tag == NEEDED:
-                    yield _text(names, value)
+    def _content(self, section: np.void | None) -> bytes:
+        """Nothing where there is no such section."""
+        return (
+            b""
+            if section is None
+            else self.data[int(section["offset"]) : int(section["offset"]) + int(section["size"])]
+        )
 
     def _versions(self, count: int) -> NDArray[np.uint16]:
         """The number of each symbol's version; its highest bit says something else."""
-        section = self._first(VERSION_OF_SYMBOL)
-        if section is None:
-            return np.zeros(count, dtype=np.uint16)
-        return np.frombuffer(self._content(section), np.uint16) & np.uint16(0x7FFF)
+        content = self._content(self._first(VERSION_OF_SYMBOL)) or bytes(2 * count)
+        return np.frombuffer(content, np.uint16) & np.uint16(0x7FFF)
 
     def _needed_versions(self, names: bytes) -> Iterator[tuple[int, tuple[str, str]]]:
         """(number, (library, version)): a chain of libraries, each with a chain of versions."""
-        section = self._first(VERSIONS_NEEDED)
-        if section is None:
-            return
-        content, at = self._content(section), 0
-        while True:
+        content, at = self._content(self._first(VERSIONS_NEEDED)), 0
+        while at < len(content):
             count, library, first, following = _short(content, at + 2), *_words(content, at + 4, 3)
             entry = at + first
             for _ in range(count):
                 name, step = _words(content, entry + 8, 2)
                 yield _short(content, entry + 6), (_text(names, library), _text(names, name))
                 entry += step
-            if not following:
-                return
-            at += following
+            at += following or len(content)  # the last one says 0
 
 
 def _short(content: bytes, at: int) -> int:

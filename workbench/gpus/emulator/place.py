@@ -37,9 +37,8 @@ def torch_folder() -> Path:
         UnavailableError: there is none yet, or it cannot be used on this machine.
     """
     refuse_other_machines()
-    for folder in (_installed(), _place() / "torch"):
-        if (folder / CUDA_LIBRARY).is_file():
-            return folder
+    if folder := _found():
+        return folder
     raise UnavailableError(
         f"emulator: the PyTorch that is installed ({version('torch')}) has no CUDA inside, and the emulated GPU runs "
         f"PyTorch's CUDA build. Set it up once ({DOWNLOAD}; it goes into {cache_folder()}): {SET_UP}"
@@ -61,7 +60,7 @@ def set_up() -> Path:
         UnavailableError: pip cannot fetch it, or the stubs cannot be built.
     """
     refuse_other_machines()
-    if not any((folder / CUDA_LIBRARY).is_file() for folder in (_installed(), _place() / "torch")):
+    if not _found():
         _fetch(_place())
     return stub_folder()
 
@@ -80,8 +79,14 @@ def python_path() -> list[str]:
     return [] if torch_folder() == _installed() else [str(_place())]
 
 
-def _installed() -> Path:
-    spec = find_spec("torch")
+def _found() -> Path | None:
+    """The first of the folders that has PyTorch's CUDA build."""
+    folders = _installed(), _place() / "torch"
+    return next((folder for folder in folders if (folder / CUDA_LIBRARY).is_file()), None)
+
+
+def _installed(package: str = "torch") -> Path:
+    spec = find_spec(package)
     return Path(str(spec.origin)).parent if spec and spec.origin else Path("nowhere")
 
 
@@ -96,10 +101,8 @@ def _place() -> Path:
 def _libraries(torch: Path) -> list[Path]:
     """Every library that asks NVIDIA's for something: PyTorch's own, and those of bitsandbytes."""
     ours = [*torch.glob("lib/*.so"), *torch.glob("_C*.so")]
-    spec = find_spec("bitsandbytes")
-    theirs = Path(str(spec.origin)).parent.glob("libbitsandbytes_cuda1[23]*.so") if spec and spec.origin else ()
     major = build.cuda_major(build.wanted(ours))
-    return ours + [path for path in theirs if path.stem.startswith(f"libbitsandbytes_cuda{major}")]
+    return [*ours, *_installed("bitsandbytes").glob(f"libbitsandbytes_cuda{major}*.so")]
 
 
 def _fetch(place: Path) -> None:

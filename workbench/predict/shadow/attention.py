@@ -9,6 +9,7 @@ goes to flash attention.
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -20,9 +21,11 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 class Backend(StrEnum):
+    """By the names that `torch.backends.cuda` has for them."""
+
     CUDNN = "cudnn"
     FLASH = "flash"
-    EFFICIENT = "efficient"
+    EFFICIENT = "mem_efficient"
     MATH = "math"
 
 
@@ -110,22 +113,18 @@ class CudaAttention:
         if attn_mask is not None and backend is not Backend.MATH:
             attn_mask = _additive(_autocast(attn_mask), query)
         gradient = question.needs_gradient
+        if backend is Backend.FLASH:
+            return _flash_forward(query, key, value, dropout_p, is_causal, scale)
         if backend is Backend.CUDNN:
-            out = aten._scaled_dot_product_cudnn_attention(
-                query, key, value, attn_mask, gradient, dropout_p, is_causal, False, scale=scale
-            )[0]
-        elif backend is Backend.FLASH:
-            out = _flash_forward(query, key, value, dropout_p, is_causal, scale)
+            attend = aten._scaled_dot_product_cudnn_attention
+            arguments: tuple[Any, ...] = attn_mask, gradient, dropout_p, is_causal, False
         elif backend is Backend.EFFICIENT:
-            mask = _expanded(attn_mask, query, key)
-            out = aten._scaled_dot_product_efficient_attention(
-                query, key, value, mask, gradient, dropout_p, is_causal, scale=scale
-            )[0]
+            attend = aten._scaled_dot_product_efficient_attention
+            arguments = _expanded(attn_mask, query, key), gradient, dropout_p, is_causal
         else:
-            out = aten._scaled_dot_product_attention_math(
-                query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
-            )[0]
-        return cast("torch.Tensor", out)
+            attend = partial(aten._scaled_dot_product_attention_math, enable_gqa=enable_gqa)
+            arguments = attn_mask, dropout_p, is_causal, None
+        return cast("torch.Tensor", attend(query, key, value, *arguments, scale=scale)[0])
 
 
 def _autocast(tensor: torch.Tensor) -> torch.Tensor:
@@ -138,12 +137,7 @@ def _autocast(tensor: torch.Tensor) -> torch.Tensor:
 def _question(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, dropout: float, causal: bool
 ) -> Question:
-    cuda: Any = torch.backends.cuda
-    enabled = {
-        Backend.CUDNN: cuda.cudnn_sdp_enabled(),
-        Backend.FLASH: cuda.flash_sdp_enabled(),
-        Backend.EFFICIENT: cuda.mem_efficient_sdp_enabled(),
-    }
+    cuda = torch.backends.cuda
     return Question(
         dtype=query.dtype,
         masked=mask is not None,
@@ -153,7 +147,7 @@ def _question(
         causal=causal,
         dropout=dropout,
         needs_gradient=torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value)),
-        enabled=frozenset(backend for backend, on in enabled.items() if on),
+        enabled=frozenset(backend for backend in Backend if getattr(cuda, f"{backend}_sdp_enabled")()),
     )
 
 

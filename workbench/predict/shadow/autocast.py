@@ -6,25 +6,20 @@ autocast the MLP's inner activations are fp32. Kernels for the dispatch key `Aut
 autocast kernels, they also act on what gradient checkpointing recomputes inside the backward pass, which Python's
 function modes do not see.
 
-The lists: `AT_FORALL_FP32` and `AT_FORALL_FP32_SET_OPT_DTYPE` in `ATen/autocast_mode.h`, those that a language model
-and its losses can meet.
+The lists (`autocast.json`): `AT_FORALL_FP32` and `AT_FORALL_FP32_SET_OPT_DTYPE` in `ATen/autocast_mode.h`, those that a
+language model and its losses can meet; `rms_norm` is not an operation in every release. With each softmax stands the
+fused operation behind it.
 """
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 
-INPUTS_IN_FP32 = (
-    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt", "sinh",
-    "tan", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "softplus", "layer_norm", "native_layer_norm",
-    "group_norm", "cosine_similarity", "nll_loss", "nll_loss_nd", "kl_div", "l1_loss", "smooth_l1_loss", "huber_loss",
-    "mse_loss", "binary_cross_entropy_with_logits", "dist", "cdist", "renorm", "logsumexp",
-)  # fmt: skip
-INPUTS_IN_FP32_IF_THERE = ("rms_norm",)  # not an operation in every release
-RESULT_IN_FP32 = ("prod", "prod.dim_int", "cumprod", "cumsum", "linalg_vector_norm", "sum", "sum.dim_IntList")
-SOFTMAXES = {"softmax.int": "_softmax", "log_softmax.int": "_log_softmax"}
+LISTS = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 
 _KEY = "AutocastCPU"
 _excluded = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
@@ -33,18 +28,15 @@ _excluded = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 @contextmanager
 def cuda_autocast() -> Iterator[None]:
     """Inside, `torch.autocast("cpu")` casts what CUDA's autocast casts."""
-    library = torch.library.Library("aten", "IMPL")  # lives as long as the context
-    try:
-        for name in (*INPUTS_IN_FP32, *INPUTS_IN_FP32_IF_THERE):
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        for name in LISTS["inputs_in_fp32"]:
             if (operation := _operation(name)) is not None:
                 library.impl(name, _in_fp32(operation), _KEY)
-        for name in RESULT_IN_FP32:
+        for name in LISTS["result_in_fp32"]:
             library.impl(name, _to_fp32(_operation(name)), _KEY)
-        for name, fused in SOFTMAXES.items():
+        for name, fused in LISTS["softmaxes"].items():
             library.impl(name, _softmax(_operation(name), getattr(torch.ops.aten, fused)), _KEY)
         yield
-    finally:
-        library._destroy()
 
 
 def _operation(name: str) -> Any:

@@ -21,7 +21,9 @@ MATRIX_PRODUCTS = frozenset({aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.a
 NO_KERNEL = frozenset({aten._unsafe_view, aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty})
 
 FP32_BYTES = INT32_BYTES = 4
-CUDNN_WORKSPACE = 256  # of attention, besides what it shares with flash attention
+CUDNN_WORKSPACE = (
+    256  # of attention, besides what it shares with flash attention; seen on an H100 (cuDNN 9.19), unpublished
+)
 INT64_BYTES = 8
 
 Block = int | Reduction | Splits  # bytes, or what the GPU makes of it, which is two blocks
@@ -61,11 +63,7 @@ def _sum(tensor: torch.Tensor, dims: Any = None, keepdim: bool = False, *, dtype
     return Scratch(after=((*((tensor.numel() * dtype.itemsize,) if cast else ()), _reduction(tensor, dims)),))
 
 
-def _mean(tensor: torch.Tensor, dims: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Scratch:
-    return Scratch(after=((_reduction(tensor, dims),),))
-
-
-def _norm(tensor: torch.Tensor, order: Any = 2, dims: Any = None, *_: Any, **__: Any) -> Scratch:
+def _over(tensor: torch.Tensor, dims: Any = None, *_: Any, **__: Any) -> Scratch:
     return Scratch(after=((_reduction(tensor, dims),),))
 
 
@@ -73,13 +71,11 @@ def _reduction(tensor: torch.Tensor, dims: Any) -> Reduction:
     return Reduction.of(tensor, (dims,) if isinstance(dims, int) else tuple(dims or ()))
 
 
-def _cumsum(tensor: torch.Tensor, dim: int, *, dtype: Any = None) -> Scratch:
-    return NO_SCRATCH if tensor.is_floating_point() else _as_int64(tensor)
-
-
-def _as_int64(tensor: torch.Tensor) -> Scratch:
-    """A copy in the type that whole numbers are summed in."""
-    return NO_SCRATCH if tensor.dtype is torch.int64 else Scratch(after=((tensor.numel() * INT64_BYTES,),))
+def _as_int64(tensor: torch.Tensor, *_: Any, **__: Any) -> Scratch:
+    """A copy of whole numbers in the type that they are summed in."""
+    if tensor.is_floating_point() or tensor.dtype is torch.int64:
+        return NO_SCRATCH
+    return Scratch(after=((tensor.numel() * INT64_BYTES,),))
 
 
 def _softmax_backward(gradient: torch.Tensor, *_: Any) -> Scratch:
@@ -130,11 +126,6 @@ def _flash_sums(query: torch.Tensor) -> tuple[int, int]:
     return rows * FP32_BYTES, rows * _multiple(width, 32) * FP32_BYTES
 
 
-def _cudnn_forward(*_: Any, **__: Any) -> Scratch:
-    """cuDNN does not publish its workspaces; this one was seen on an H100 (cuDNN 9.19)."""
-    return Scratch(after=((CUDNN_WORKSPACE,),))
-
-
 def _cudnn_backward(gradient: torch.Tensor, query: torch.Tensor, *_: Any, **__: Any) -> Scratch:
     """In one piece what flash attention takes in two, and cuDNN's own."""
     return Scratch(after=((sum(_flash_sums(query)) + CUDNN_WORKSPACE,),))
@@ -150,22 +141,21 @@ def _efficient_backward(gradient: torch.Tensor, query: torch.Tensor, *_: Any, **
     kernel = delta, blocks * (64 * 64 * FP32_BYTES + 4 * INT32_BYTES)
     if query.dtype is not torch.float32:
         return Scratch(after=(kernel,))
-    return Scratch(
-        after=((query.numel() * FP32_BYTES, delta, delta), kernel)
-    )  # the product, its sum, the sum transposed
+    product_and_sums = query.numel() * FP32_BYTES, delta, delta  # the sum comes twice, once transposed
+    return Scratch(after=(product_and_sums, kernel))
 
 
 _RULES: dict[Any, Callable[..., Scratch]] = {
     aten.sum: _sum,
-    aten.mean: _mean,
-    aten.linalg_vector_norm: _norm,
-    aten.cumsum: _cumsum,
+    aten.mean: _over,
+    aten.linalg_vector_norm: lambda tensor, order=2, dims=None, *_, **__: _over(tensor, dims),
+    aten.cumsum: _as_int64,
     aten._softmax_backward_data: _softmax_backward,
     aten._foreach_norm: _foreach_norm,
     aten.embedding_dense_backward: _embedding_backward,
     aten._scaled_dot_product_flash_attention: _flash_forward,
     aten._scaled_dot_product_flash_attention_backward: _flash_backward,
-    aten._scaled_dot_product_cudnn_attention: _cudnn_forward,
+    aten._scaled_dot_product_cudnn_attention: lambda *_, **__: Scratch(after=((CUDNN_WORKSPACE,),)),
     aten._scaled_dot_product_cudnn_attention_backward: _cudnn_backward,
     aten._scaled_dot_product_efficient_attention_backward: _efficient_backward,
 }

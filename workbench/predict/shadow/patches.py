@@ -20,7 +20,6 @@ from workbench.predict.shadow.autocast import cuda_autocast
 
 # torch.optim hides the modules of these names
 FOREACH_MODULES: tuple[Any, ...] = (torch.utils._foreach_utils, import_module("torch.optim.optimizer"))
-COUNTING_MODULES: tuple[Any, ...] = (import_module("torch.optim.adam"),)
 
 
 # ---- one model, one trainer ----
@@ -64,11 +63,6 @@ class _UnreadScaler(torch.amp.GradScaler):
         return optimizer.step(*args, **kwargs)
 
 
-def synchronize_gradients(trainer: Any, last: bool) -> None:
-    """Tells accelerate whether this micro-batch is the last of its step. The Trainer calls the same private method."""
-    trainer.accelerator.gradient_state._set_sync_gradients(last)
-
-
 # ---- this process, for any device ----
 
 
@@ -102,8 +96,7 @@ def traceable(padding: Callable[[], bool]) -> Iterator[None]:
         replaced(masking_utils, "find_packed_sequence_indices", not_packed)  # reads whether a row holds several texts
         for module in FOREACH_MODULES:  # lists the types whose lists of tensors are updated at once
             replaced(module, "_foreach_supported_types", [*module._foreach_supported_types, FakeTensor])
-        for module in COUNTING_MODULES:  # reads how many steps were taken, which changes no allocation
-            replaced(module, "_get_value", lambda step: 1.0)
+        replaced(import_module("torch.optim.adam"), "_get_value", lambda step: 1.0)  # reads how many steps were taken
         replaced(EvalLoopContainer, "get_arrays", lambda losses: losses.__init__())  # reads the losses
         replaced(trainer, "count_padding", lambda inputs: 0)  # ours; reads the mask, for the record only
         replaced(torch.Tensor, "set_", _on_storage)  # a fake tensor that is set to a storage never lets it go
@@ -141,15 +134,12 @@ def cuda_choices(gpu: Gpu) -> Iterator[CudaAttention]:
 @contextmanager
 def _native_dropout() -> Iterator[None]:
     """CUDA's dropout is one kernel with a mask of one byte per element; the CPU's keeps a mask of floats."""
-    library = torch.library.Library("aten", "IMPL")  # lives as long as the context
 
     def dropout(tensor: torch.Tensor, p: float, train: bool) -> torch.Tensor:
         if p == 0 or not train or tensor.numel() == 0:
             return tensor
         return torch.native_dropout(tensor, p, train)[0]
 
-    try:
+    with torch.library._scoped_library("aten", "IMPL") as library:
         library.impl("dropout", dropout, "AutogradCPU")
         yield
-    finally:
-        library._destroy()

@@ -35,7 +35,7 @@ class QuickFakeMode(FakeTensorMode):
             asked = func, _described(args), _described(tuple(kwargs.items()))
             found = _entries.get(asked, asked)
         except (_Unknown, TypeError):  # TypeError: an argument that cannot be a key
-            return super()._cached_dispatch_impl(func, types, args, kwargs)
+            found = None
         if found is None:  # PyTorch does not keep it
             return super()._cached_dispatch_impl(func, types, args, kwargs)
         if found is not asked:

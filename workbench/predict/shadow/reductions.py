@@ -5,6 +5,7 @@ inputs of one output are divided among several blocks, which then meet in global
 semaphore for each column of blocks. The names are those of that file.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -42,7 +43,7 @@ class Reduction:
 
     def bytes_on(self, gpu: Gpu) -> tuple[int, int]:
         """The buffer and the semaphores; zeros where each output has a block of its own."""
-        outputs, inputs = _numel(self.kept), _numel(self.reduced)
+        outputs, inputs = (math.prod(size for size, _ in dimensions) for dimensions in (self.kept, self.reduced))
         if not outputs or not inputs:
             return 0, 0
         stride, kept_stride = self.reduced[0][1] if self.reduced else 1, self.kept[0][1] if self.kept else 0
@@ -110,13 +111,6 @@ class Splits:
         return next(n for n in useful if filled[n] >= 0.85 * max(filled.values()))
 
 
-def _numel(dimensions: tuple[Dimension, ...]) -> int:
-    total = 1
-    for size, _ in dimensions:
-        total *= size
-    return total
-
-
 def _ceil(number: int, by: int) -> int:
     return -(-number // by)
 
@@ -124,10 +118,8 @@ def _ceil(number: int, by: int) -> int:
 def _joined(dimensions: list[Dimension]) -> tuple[Dimension, ...]:
     """Dimensions that follow each other in memory are one; those of size 1 are none."""
     found: list[Dimension] = []
-    for size, stride in dimensions:
-        if size == 1:
-            continue
-        if found and found[-1][0] * found[-1][1] == stride:
+    for size, stride in (dimension for dimension in dimensions if dimension[0] != 1):
+        if found and math.prod(found[-1]) == stride:
             found[-1] = found[-1][0] * size, found[-1][1]
         else:
             found.append((size, stride))

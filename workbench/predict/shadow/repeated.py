@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.measure.categories import Phase
 from workbench.predict.shadow.trace import Trace
 
+ALIKE = ("nbytes", "category", "maker")  # arrays of a trace: what a repeated storage has again
 Events = tuple[int, int]  # from one reading of the clock up to another
 
 
@@ -40,14 +40,14 @@ def _again(trace: Trace, window: Events, once: tuple[int, ...]) -> Trace | None:
     died = trace.died.copy()
     died[left] = later(trace.died[taken])
     place = {int(index): count + number for number, index in enumerate(copied)}
-    starts = [(begin, _phase_at(trace, begin)), *((at, phase) for at, phase in trace.phase_starts if begin <= at < end)]
+    again: dict[str, Any] = {name: np.append(getattr(trace, name), getattr(trace, name)[copied]) for name in ALIKE}
+    before = [phase for at, phase in trace.phase_starts if at <= begin][-1]
+    starts = [(begin, before), *((at, phase) for at, phase in trace.phase_starts if begin <= at < end)]
     return replace(
         trace,
-        nbytes=np.concatenate([trace.nbytes, trace.nbytes[copied]]),
-        born=np.concatenate([trace.born, later(trace.born[copied])]),
-        died=np.concatenate([died, np.where(freed[copied], later(trace.died[copied]), -1)]),
-        category=np.concatenate([trace.category, trace.category[copied]]),
-        maker=np.concatenate([trace.maker, trace.maker[copied]]),
+        **again,
+        born=np.append(trace.born, later(trace.born[copied])),
+        died=np.append(died, np.where(freed[copied], later(trace.died[copied]), -1)),
         phase_starts=(*trace.phase_starts, *((int(later(at)), phase) for at, phase in starts)),
         shared=trace.shared | {place[first]: work for first, work in trace.shared.items() if first in place},
     )
@@ -55,9 +55,4 @@ def _again(trace: Trace, window: Events, once: tuple[int, ...]) -> Trace | None:
 
 def _alike(trace: Trace, some: NDArray[np.int64], others: NDArray[np.int64]) -> bool:
     """The same sizes, for the same, from the same operations, in the same order."""
-    facts = trace.nbytes, trace.category, trace.maker
-    return len(some) == len(others) and all(np.array_equal(fact[some], fact[others]) for fact in facts)
-
-
-def _phase_at(trace: Trace, event: int) -> Phase | None:
-    return [phase for at, phase in trace.phase_starts if at <= event][-1]
+    return all(np.array_equal(getattr(trace, name)[some], getattr(trace, name)[others]) for name in ALIKE)

@@ -21,7 +21,7 @@ class Replayed:
     """
 
     peak_allocated_bytes: int
-    peak_reserved_bytes: int
+    peak_reserved_bytes: int | None
     peak_phase: Phase
     peak_operation: str
     by_category: dict[Category, int]
@@ -43,7 +43,7 @@ def replay(trace: Trace, gpu: Gpu | None) -> Replayed:
     sizes = trace.sizes(gpu)
     timeline = trace.timeline(sizes)
     if gpu is None:
-        allocated, reserved = timeline.total, 0
+        allocated, reserved = timeline.total, None
     else:
         try:
             allocated, reserved = _allocate(trace, sizes, gpu, gpu.memory_bytes - gpu.context_bytes_estimate)
@@ -55,23 +55,22 @@ def replay(trace: Trace, gpu: Gpu | None) -> Replayed:
 def _allocate(trace: Trace, sizes: NDArray[np.int64], gpu: Gpu, capacity: int | None) -> tuple[NDArray[np.int64], int]:
     """Allocated bytes after every event, and the most that was reserved."""
     allocator = CachingAllocator(capacity, device_bytes=gpu.memory_bytes, **trace.allocator)
-    born, died = np.full(trace.events, -1), np.full(trace.events, -1)
-    born[trace.born] = np.arange(len(sizes))
-    ended = np.flatnonzero(trace.died >= 0)
-    died[trace.died[ended]] = ended
+    moves, ended = np.empty(trace.events, dtype=np.int64), np.flatnonzero(trace.died >= 0)
+    moves[trace.born] = np.arange(len(sizes))
+    moves[trace.died[ended]] = ~ended  # the complement, which is negative, of what goes
     handles, requests = [0] * len(sizes), sizes.tolist()
     allocated = np.empty(trace.events, dtype=np.int64)
-    for event, (comes, goes) in enumerate(zip(born.tolist(), died.tolist(), strict=True)):
-        if comes >= 0:
-            handles[comes] = allocator.malloc(requests[comes])
+    for event, move in enumerate(moves.tolist()):
+        if move >= 0:
+            handles[move] = allocator.malloc(requests[move])
         else:
-            allocator.free(handles[goes])
+            allocator.free(handles[~move])
         allocated[event] = allocator.allocated_bytes
     return allocated, allocator.peak_reserved_bytes
 
 
 def _read(
-    trace: Trace, sizes: NDArray[np.int64], timeline: TensorTimeline, allocated: NDArray[np.int64], reserved: int
+    trace: Trace, sizes: NDArray[np.int64], timeline: TensorTimeline, allocated: NDArray[np.int64], reserved: int | None
 ) -> Replayed:
     inside = {phase: np.array([p is phase for p in timeline.phases], dtype=bool) for phase in Phase}
     by_phase = {phase: int(allocated[events].max()) for phase, events in inside.items() if events.any()}

@@ -93,16 +93,12 @@ class FourBitLinear(torch.nn.Linear):
 def _scales(numbers: int, double: bool) -> dict[str, torch.Tensor]:
     """What belongs to so many 4-bit numbers: `QuantState`, as `quantize_4bit` fills it."""
     count = ceil(numbers / SCALED)
-    code = {"code": torch.empty(16)}  # the values that 4 bits stand for
-    if not double:
-        return {**code, "absmax": torch.empty(count)}
-    return {
-        **code,
-        "absmax": torch.empty(count, dtype=torch.uint8),
-        "offset": torch.empty(()),
-        "absmax_absmax": torch.empty(ceil(count / SCALES_SCALED)),
-        "absmax_code": torch.empty(256),
-    }
+    made = {"code": torch.empty(16), "absmax": torch.empty(count)}  # the values that 4 bits stand for, and the scales
+    if double:
+        made["absmax"] = torch.empty(count, dtype=torch.uint8)
+        made |= {"offset": torch.empty(()), "absmax_absmax": torch.empty(ceil(count / SCALES_SCALED))}
+        made["absmax_code"] = torch.empty(256)
+    return made
 
 
 # ---- optimizer states of 8 bits ----

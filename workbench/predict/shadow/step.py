@@ -3,7 +3,7 @@
 import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
@@ -21,10 +21,9 @@ from workbench.gpus.catalogue import Gpu
 from workbench.measure.categories import Phase
 from workbench.measure.meter import Meter
 from workbench.models.known import family_of
-from workbench.models.load import count_parameters, load_config, quiet
-from workbench.models.source import check_length, locate_config
-from workbench.predict.rows import MICRO_BATCHES, blocks_for, enlarge, shorten
-from workbench.predict.shadow.patches import cuda_choices, make_fake, scale_losses, synchronize_gradients, traceable
+from workbench.models.load import count_parameters, quiet
+from workbench.predict.rows import MICRO_BATCHES, STEPS, assembled, facts
+from workbench.predict.shadow.patches import cuda_choices, make_fake, scale_losses, traceable
 from workbench.predict.shadow.quick_mode import QuickFakeMode
 from workbench.predict.shadow.repeated import foreseen
 from workbench.predict.shadow.stand_ins import (
@@ -36,19 +35,11 @@ from workbench.predict.shadow.stand_ins import (
 )
 from workbench.predict.shadow.trace import Trace
 from workbench.predict.shadow.tracker import ShadowTracker
-from workbench.predict.skeleton import skeleton
+from workbench.predict.skeleton import config_for, skeleton
 from workbench.recipe import Recipe
-from workbench.run.trainer import (
-    SeamTrainer,
-    assemble,
-    model_arguments,
-    prepare_data,
-    prepare_model,
-    training_arguments,
-)
+from workbench.run.trainer import SeamTrainer, count_padding, model_arguments, prepare_model
 
 DEVICE = torch.device("cpu")  # plays the GPU
-TRACED_STEPS = 3  # the optimizer makes its states in the first; cached blocks find their places until the third
 FORESEEN = 4  # pauses after which the rest may be foreseen: the second step has been traced
 
 Batch = dict[str, torch.Tensor]
@@ -65,16 +56,12 @@ def trace(recipe: Recipe, gpu: Gpu | None, padding: bool = False) -> Trace:
         ConfigurationError: the model or the length cannot be used, or an operation cannot be traced.
     """
     recipe = replace(recipe, techniques=tuple(technique.stand_in() for technique in recipe.techniques))
-    source = locate_config(recipe.model)
-    config = load_config(source)
-    taken = {technique.name: technique.positions for technique in recipe.techniques if technique.positions}
-    check_length(source, config, recipe.sequence_length, taken)
+    config = config_for(recipe)[1]
     tracker = ShadowTracker(config.vocab_size, cuda=gpu is not None)
     with _naming_failures(tracker), quiet(), tempfile.TemporaryDirectory() as scratch:
         model = _model(recipe, config)
         tracker.name_modules(model)
-        shadow = _Shadow(recipe, model, tracker, padding, Path(scratch))
-        return shadow.run(gpu)
+        return _Shadow(recipe, model, tracker, padding, Path(scratch)).run(gpu)
 
 
 def _model(recipe: Recipe, config: Any) -> PreTrainedModel:
@@ -107,9 +94,9 @@ def _naming_failures(tracker: ShadowTracker) -> Iterator[None]:
         ) from error
 
 
-def refuse_precision(gpu: Gpu, uses_bf16: bool) -> None:
+def refuse_precision(gpu: Gpu | None, uses_bf16: bool) -> None:
     """Raises ConfigurationError for bf16 on a GPU that would only emulate it, as `run` refuses it there."""
-    if uses_bf16 and not gpu.native_bf16:
+    if gpu and uses_bf16 and not gpu.native_bf16:
         capability = ".".join(map(str, gpu.compute_capability))
         raise ConfigurationError(
             f"predict: {gpu.title} (compute capability {capability}) has no bf16 arithmetic. Use fp16 or fp32, or a "
@@ -135,23 +122,20 @@ class _Shadow:
         meter = Meter(self.model, before_bytes=0, tracker=self.tracker)
         trainer = self._trainer(meter)
         uses_bf16 = trainer.args.bf16 or any(p.dtype is torch.bfloat16 for p in self.model.parameters())
-        if gpu:
-            refuse_precision(gpu, uses_bf16)
+        refuse_precision(gpu, uses_bf16)
         batches, held_out = self._batches(trainer), _held_out(trainer)
-        padded = self.padding or any(_padded(batch) for batch in batches)
+        padded = self.padding or any(map(count_padding, batches))
         with ExitStack() as stack:
             stack.enter_context(traceable(lambda: padded and self.model.training))
-            attention = stack.enter_context(cuda_choices(gpu)) if gpu else stack.enter_context(nullcontext())
+            attention = stack.enter_context(cuda_choices(gpu)) if gpu else None
             stack.enter_context(mode)
             fakes, evaluated = ([_fake_batch(batch, mode) for batch in some] for some in (batches, held_out))
             stack.enter_context(meter)
             found = self._traced(train(trainer, meter, fakes, evaluated))
         asked = dict(attention.asked) if attention else {}
         allocator = {k: v for technique in self.recipe.techniques for k, v in technique.allocator_settings().items()}
-        return replace(
-            found, uses_bf16=uses_bf16, allocator=allocator, attention=asked,
-            facts=self._facts(trainer, counted, padded),
-        )  # fmt: skip
+        known = facts(trainer, counted, self.micro_batches, padded)
+        return replace(found, uses_bf16=uses_bf16, allocator=allocator, attention=asked, facts=known)
 
     def _traced(self, training: Iterator[None]) -> Trace:
         """Until what follows can be foreseen."""
@@ -167,15 +151,11 @@ class _Shadow:
         return self.tracker.trace()
 
     def _trainer(self, meter: Meter) -> SeamTrainer:
-        arguments = training_arguments(self.recipe, 1e-4, DEVICE, self.scratch)
-        size, self.micro_batches = shorten(arguments, self.recipe)
+        trainer, self.micro_batches = assembled(self.recipe, self.model, meter, DEVICE, self.scratch)
         self.tracker.untrained = max(self.micro_batches - MICRO_BATCHES, 0)
-        data = prepare_data(self.recipe, blocks_for(self.recipe))
-        trainer = assemble(self.recipe, self.model, data, arguments, meter, [])
-        enlarge(trainer, size, self.micro_batches)
-        if needs_eight_bit_states(arguments):
+        if needs_eight_bit_states(trainer.args):
             trainer.optimizer = EightBitAdamW(self.model)
-        if arguments.fp16:
+        if trainer.args.fp16:
             scale_losses(trainer)
         return trainer
 
@@ -195,15 +175,6 @@ class _Shadow:
                 batch.setdefault("attention_mask", torch.ones_like(batch["input_ids"]))
         return made
 
-    def _facts(self, trainer: SeamTrainer, counted: tuple[int, int], padded: bool) -> dict[str, Any]:
-        return {
-            "micro_batch_size": trainer.micro_batch_size,
-            "gradient_accumulation_steps": self.micro_batches,
-            "parameters": counted[0],
-            "trainable_parameters": counted[1],
-            "padding": padded,
-        }
-
 
 def train(trainer: SeamTrainer, meter: Meter, batches: list[Batch], held_out: Sequence[Batch] = ()) -> Iterator[None]:
     """The calls of `Trainer.train` that have to do with memory, in its order (`tests/predict/test_order_of_calls.py`).
@@ -218,7 +189,7 @@ def train(trainer: SeamTrainer, meter: Meter, batches: list[Batch], held_out: Se
     model.zero_grad()
     yield
     evaluate(trainer, meter, held_out)
-    for _ in range(TRACED_STEPS):
+    for _ in range(STEPS):
         yield
         moved = ({name: tensor.clone() for name, tensor in batch.items()} for batch in batches)
         samples, items = trainer.get_batch_samples(moved, len(batches), DEVICE)
@@ -226,7 +197,7 @@ def train(trainer: SeamTrainer, meter: Meter, batches: list[Batch], held_out: Se
         for index, inputs in enumerate(samples):
             last = index == len(samples) - 1
             if last or index < MICRO_BATCHES - 1:
-                synchronize_gradients(trainer, last)
+                trainer.accelerator.gradient_state._set_sync_gradients(last)  # as the Trainer tells accelerate
                 total += trainer.training_step(model, inputs, items)
         limit = trainer.args.max_grad_norm if trainer.args.max_grad_norm > 0 else math.inf  # then for the log only
         trainer.accelerator.clip_grad_norm_(model.parameters(), limit)
@@ -267,11 +238,6 @@ def _longest(dataset: Dataset) -> int:
     """Of all rows, the first of the longest."""
     rows = dataset.with_format("arrow")[:]["input_ids"]
     return int(np.argmax(pc.list_value_length(rows).to_numpy()))
-
-
-def _padded(batch: Batch) -> bool:
-    mask = batch.get("attention_mask")
-    return mask is not None and bool((mask == 0).any())
 
 
 def _fake_batch(batch: Batch, mode: FakeTensorMode) -> Batch:

@@ -18,16 +18,13 @@ def trace_for(recipe: Recipe, gpu: Gpu | None, padding: bool) -> Trace:
     key = (recipe, padding, gpu is None)
     known = _traces.setdefault(key, [])
     _traces.move_to_end(key)
-    found = next((one for one in known if gpu is None or _same_choices(one, gpu)), None)
+    asked = (one for one in known if all(gpu and choose_backend(gpu, q) is a for q, a in one.attention.items()))
+    found = next(asked, None)
     if found is None:
         found = trace(recipe, gpu, padding)
         known.append(found)
         if len(_traces) > TRACES_KEPT:
             _traces.popitem(last=False)
-    elif gpu:
+    else:
         refuse_precision(gpu, found.uses_bf16)
     return found
-
-
-def _same_choices(known: Trace, gpu: Gpu) -> bool:
-    return all(choose_backend(gpu, question) is answer for question, answer in known.attention.items())

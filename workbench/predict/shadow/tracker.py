@@ -144,8 +144,7 @@ class ShadowTracker(StorageTracker):
         return device.type == self.device_type and tensor.layout is torch.strided
 
     def _fill_makers(self, operation: Any, module: str) -> None:
-        if len(self.storages) > len(self._makers):
-            self._makers.extend([(operation, module)] * (len(self.storages) - len(self._makers)))
+        self._makers.extend([(operation, module)] * (len(self.storages) - len(self._makers)))
 
     def _reorder(self, order: tuple[int, ...] | None, made: list[Storage]) -> None:
         """The results in the order in which CUDA takes them; those that it has elsewhere take nothing."""
