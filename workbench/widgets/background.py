@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
+from itertools import chain
 from typing import Generic, ParamSpec, TypeVar
 
 Q = TypeVar("Q")
@@ -61,6 +62,12 @@ class Newest(Generic[Q, A]):
                 self._thread = threading.Thread(target=self._answer_all, daemon=True)
                 self._thread.start()
 
+    def stop(self) -> None:
+        """Give up the question, if there is one."""
+        with self._news:
+            self._questions, self._asked = [], self._asked + 1
+            self._news.notify_all()
+
     def wait(self, seconds: float = 60.0) -> bool:
         """Until the newest question is answered, for tests and for pages without a live kernel; False: it is not."""
         with self._news:
@@ -75,8 +82,8 @@ class Newest(Generic[Q, A]):
                 number = self._asked
                 if self.quiet_s and self._news.wait_for(partial(self._newer_than, number), self.quiet_s):
                     continue
-                question = self._questions[0]
-            for answer in self.answers(question):
+                questions = self._questions
+            for answer in chain.from_iterable(map(self.answers, questions)):
                 with self._news:
                     if self._newer_than(number):
                         break

@@ -29,13 +29,13 @@ class History:
         self.view = w.VBox([self.table, self.choice, self.page])
         self.choice.observe(lambda _: self._show(), names="value")
         self.predicted: dict[str, int | None] = {}
-        self._newest = Newest(self._predictions, self._tabulate, quiet_s=0.3)
+        self.newest = Newest(self._predictions, self._tabulate, quiet_s=0.3)
         self.refresh()
 
     def show(self) -> None:
         """It is looked at: read the folder again, and predict what has no prediction yet."""
         self.refresh()
-        self._newest.ask([record for record in self._records if record.id not in self.predicted])
+        self.newest.ask([record for record in self._records if record.id not in self.predicted])
 
     def refresh(self) -> None:
         """Read the folder again; what was picked stays picked."""

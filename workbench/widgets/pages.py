@@ -23,11 +23,20 @@ SHADES: dict[str, str] = {**{str(n): shade for n, shade in COLOURS.items()}, UNU
 def live_page() -> bool:
     """Whether somebody looks on: pages of JupyterLab, Notebook, VS Code and Colab let a cell ask for input, papermill
     and nbconvert do not (`allow_stdin` in Jupyter's messaging protocol)."""
+    return bool(_request().get("content", {}).get("allow_stdin"))
+
+
+def cell() -> str:
+    """The cell that is executed, as JupyterLab and VS Code name it; empty where nobody does."""
+    return str(_request().get("metadata", {}).get("cellId", ""))
+
+
+def _request() -> dict[str, Any]:
+    """What the kernel was asked to execute."""
     from IPython.core.getipython import get_ipython
 
     kernel = getattr(get_ipython(), "kernel", None)
-    request = kernel.get_parent() if kernel else None
-    return bool((request or {}).get("content", {}).get("allow_stdin"))
+    return dict(kernel.get_parent() or {}) if kernel else {}
 
 
 def page(template: str, **names: Any) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import ipywidgets as w
 from IPython.display import HTML, display
@@ -17,9 +17,10 @@ from workbench.widgets.controls import RecipeForm
 from workbench.widgets.fits import WhatFits
 from workbench.widgets.gauge import Gauge
 from workbench.widgets.history import History
-from workbench.widgets.pages import escaped, live_page
+from workbench.widgets.pages import cell, escaped, live_page
 from workbench.widgets.part import Part
 from workbench.widgets.pinned import Pinned
+from workbench.widgets.runner import RUNNER
 from workbench.widgets.savings import Savings
 from workbench.widgets.takehome import TakeHome
 from workbench.widgets.train import Train
@@ -37,6 +38,8 @@ class Playground:
         gpu: the GPU that the gauge predicts for at first.
         folder: where records go; by default `data/runs`.
     """
+
+    _in_cell: ClassVar[dict[str, "Playground"]] = {}
 
     def __init__(self, recipe: Recipe | None = None, gpu: str = "t4", folder: Path | None = None) -> None:
         recipe = recipe or Recipe(model="gpt2", effective_batch_size=8, sequence_length=1024)
@@ -77,9 +80,19 @@ class Playground:
             self.gauge.newest.wait()
             display(HTML(self.as_page()))
             return
+        if (before := self._in_cell.get(cell())) is not None:
+            before.close()
+        self._in_cell[cell()] = self
         display({**self.view._repr_mimebundle_(), "text/plain": WITHOUT_KERNEL}, raw=True)
         self._kept = display(HTML(""), display_id=True)
         self._keep()
+
+    def close(self) -> None:
+        """Do no more work: the cell has run again, and shows another panel."""
+        RUNNER.detach(self.train)
+        others: list[Any] = [self.gauge, self.train.here, self.train.advice, self.savings, self.history]
+        for part in (*others, *self.parts.values()):
+            part.newest.stop()
 
     def as_page(self) -> str:
         """The chosen recipe, its predicted memory, the last run and the history, as HTML that needs no kernel."""

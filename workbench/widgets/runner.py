@@ -60,6 +60,9 @@ class Runner:
             if self._last is not None:
                 watcher.progressed(self._last)
 
+    def detach(self, watcher: Watcher) -> None:
+        self._watchers.discard(watcher)
+
     def start(
         self, recipe: Recipe, memory_cap: str | None = None, sample_tokens: int = 0, folder: Path | None = None
     ) -> None:
