@@ -118,7 +118,7 @@ class Kept:
     """
 
     def __init__(self, at_most: int = 1) -> None:
-        self.at_most, self.workers, self._lock = at_most, dict[str, Worker](), threading.Lock()
+        self.at_most, self.workers, self._lock = at_most, dict[str, Worker](), threading.RLock()
         atexit.register(self.end)
 
     def call(
@@ -126,7 +126,7 @@ class Kept:
     ) -> Any:
         """`Worker.call` of the worker with this name; `made` makes it if there is none that lives."""
         with self._lock:
-            worker = self._living(name, made)
+            worker = self.start(name, made)
             try:
                 return worker.call(function, *args, **kwargs)
             except WorkbenchError:
@@ -135,18 +135,15 @@ class Kept:
                 self.end(name)  # an answer may still come: the next call must not get it
                 raise
 
-    def start(self, name: str, made: Callable[[], Worker]) -> None:
-        """It loads its libraries while the caller does something else."""
+    def start(self, name: str, made: Callable[[], Worker]) -> Worker:
+        """The worker; a new one loads its libraries while the caller does something else."""
         with self._lock:
-            self._living(name, made)
-
-    def _living(self, name: str, made: Callable[[], Worker]) -> Worker:
-        if name not in self.workers or not self.workers[name].alive():
-            self.end(name)
-            if len(self.workers) >= self.at_most:
-                self.end(next(iter(self.workers)))
-            self.workers[name] = made()
-        return self.workers[name]
+            if name not in self.workers or not self.workers[name].alive():
+                self.end(name)
+                if len(self.workers) >= self.at_most:
+                    self.end(next(iter(self.workers)))
+                self.workers[name] = made()
+            return self.workers[name]
 
     def end(self, name: str | None = None) -> None:
         """End the worker of this name, or all."""

@@ -1,6 +1,6 @@
 """The card that the stubs play: fields of the catalogue as one environment variable."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from workbench.errors import ConfigurationError
 from workbench.gpus.catalogue import GPUS, MIB, Gpu
@@ -31,7 +31,6 @@ def with_memory(gpu: Gpu, memory_bytes: int) -> Gpu:
 
 def variable(gpu: Gpu, count: int = 1) -> str:
     """The text of `EMULATED_GPU`, which `stubs/emulator.c` reads: so many cards of this kind."""
-    of = gpu.multiprocessor
     fields = {
         "memory": gpu.memory_bytes,
         "context": gpu.context_bytes_estimate,
@@ -39,10 +38,7 @@ def variable(gpu: Gpu, count: int = 1) -> str:
         "major": gpu.compute_capability[0],
         "minor": gpu.compute_capability[1],
         "sms": gpu.multiprocessors,
-        "threads": of.threads,
-        "blocks": of.blocks,
-        "shared": of.shared_bytes,
-        "shared_of_a_block": of.shared_bytes_of_a_block,
+        **asdict(gpu.multiprocessor),
         "name": f"{gpu.title} (emulated)",  # the last one: it has blanks
     }
     return " ".join(f"{name}={value}" for name, value in fields.items())
