@@ -89,16 +89,14 @@ class Worker:
                     f"{self.name}: no answer within {time_limit:g} s, so it was ended; the next call starts another. "
                     "Ask for a smaller model, batch or length, or give it a longer time_limit."
                 ) from None
-            raise RuntimeError(f"The {self.name} ended unexpectedly. Its last words:\n{self._tail()}") from None
+            self.words.seek(0)
+            last = self.words.read()[-2000:].decode(errors="replace")
+            raise RuntimeError(f"The {self.name} ended unexpectedly. Its last words:\n{last}") from None
         finally:
             clock.cancel()
         if kind == "answer":
             return answer
         raise answer
-
-    def _tail(self) -> str:
-        self.words.seek(0)
-        return self.words.read()[-2000:].decode(errors="replace")
 
     def close(self) -> None:
         if self.owner != os.getpid():
