@@ -89,16 +89,14 @@ class Worker:
                     f"{self.name}: no answer within {time_limit:g} s, so it was ended; the next call starts another. "
                     "Ask for a smaller model, batch or length, or give it a longer time_limit."
                 ) from None
-            raise RuntimeError(f"The {self.name} ended unexpectedly. Its last words:\n{self._tail()}") from None
+            self.words.seek(0)
+            last = self.words.read()[-2000:].decode(errors="replace")
+            raise RuntimeError(f"The {self.name} ended unexpectedly. Its last words:\n{last}") from None
         finally:
             clock.cancel()
         if kind == "answer":
             return answer
         raise answer
-
-    def _tail(self) -> str:
-        self.words.seek(0)
-        return self.words.read()[-2000:].decode(errors="replace")
 
     def close(self) -> None:
         if self.owner != os.getpid():
@@ -118,7 +116,7 @@ class Kept:
     """
 
     def __init__(self, at_most: int = 1) -> None:
-        self.at_most, self.workers, self._lock = at_most, dict[str, Worker](), threading.Lock()
+        self.at_most, self.workers, self._lock = at_most, dict[str, Worker](), threading.RLock()
         atexit.register(self.end)
 
     def call(
@@ -126,7 +124,7 @@ class Kept:
     ) -> Any:
         """`Worker.call` of the worker with this name; `made` makes it if there is none that lives."""
         with self._lock:
-            worker = self._living(name, made)
+            worker = self.start(name, made)
             try:
                 return worker.call(function, *args, **kwargs)
             except WorkbenchError:
@@ -135,18 +133,15 @@ class Kept:
                 self.end(name)  # an answer may still come: the next call must not get it
                 raise
 
-    def start(self, name: str, made: Callable[[], Worker]) -> None:
-        """It loads its libraries while the caller does something else."""
+    def start(self, name: str, made: Callable[[], Worker]) -> Worker:
+        """The worker; a new one loads its libraries while the caller does something else."""
         with self._lock:
-            self._living(name, made)
-
-    def _living(self, name: str, made: Callable[[], Worker]) -> Worker:
-        if name not in self.workers or not self.workers[name].alive():
-            self.end(name)
-            if len(self.workers) >= self.at_most:
-                self.end(next(iter(self.workers)))
-            self.workers[name] = made()
-        return self.workers[name]
+            if name not in self.workers or not self.workers[name].alive():
+                self.end(name)
+                if len(self.workers) >= self.at_most:
+                    self.end(next(iter(self.workers)))
+                self.workers[name] = made()
+            return self.workers[name]
 
     def end(self, name: str | None = None) -> None:
         """End the worker of this name, or all."""

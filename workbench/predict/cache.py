@@ -43,9 +43,8 @@ def put(key: str, prediction: Prediction) -> None:
 def _write(path: Path, prediction: Prediction) -> None:
     import numpy as np
 
-    plain = prediction.to_dict()
-    del plain["fits"], plain["flops"]
-    timeline = prediction.timeline
+    plain, timeline = vars(prediction).copy(), prediction.timeline
+    del plain["timeline"]
     assert timeline is not None
     phases = np.array([_PHASES.index(phase) for phase in timeline.phases], dtype=np.int8)
     arrays: dict[str, Any] = {**timeline.lives, "live": timeline.live, "phases": phases}

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
@@ -93,8 +94,8 @@ def _unchanged(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
 
 def put_on_card(model: PreTrainedModel) -> PreTrainedModel:
     """Memory for every parameter and buffer of a skeleton, in the order in which `model.to` moves them."""
-    made: dict[torch.Tensor, torch.Tensor] = {}
 
+    @cache  # tied ones stay tied
     def move(tensor: torch.Tensor) -> torch.Tensor:
         new = torch.empty_like(tensor, device=DEVICE)
         return torch.nn.Parameter(new, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else new
@@ -105,8 +106,7 @@ def put_on_card(model: PreTrainedModel) -> PreTrainedModel:
         for tensors in cast("tuple[dict[str, torch.Tensor | None], ...]", (module._parameters, module._buffers)):
             for name, tensor in tensors.items():
                 if tensor is not None and tensor.device.type != DEVICE.type:
-                    made[tensor] = made[tensor] if tensor in made else move(tensor)
-                    tensors[name] = made[tensor]
+                    tensors[name] = move(tensor)
 
     visit(model)
     return model

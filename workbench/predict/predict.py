@@ -97,9 +97,9 @@ def _key(recipe: Recipe, gpu: str, padding: bool, engine: str) -> str:
 @cache
 def _own_code() -> str:
     digest = hashlib.sha256()
-    for ending in ("py", "json", "[ch]"):  # the emulator's stubs are C
-        for path in sorted(PACKAGE.rglob(f"*.{ending}")):
-            digest.update(path.read_bytes())
+    endings = "py", "json", "[ch]"  # the emulator's stubs are C
+    for path in sorted(path for ending in endings for path in PACKAGE.rglob(f"*.{ending}")):
+        digest.update(path.read_bytes())
     return digest.hexdigest()
 
 

@@ -292,4 +292,4 @@ def test_every_card_of_the_catalogue_can_be_played(name):
     assert {int(fields[key]) for key in ("memory", "count")} == {row.memory_bytes, 3}
     assert text.endswith(f"name={row.title} (emulated)")
     assert int(fields["threads"]) in (1024, 1536, 2048)
-    assert int(fields["shared_of_a_block"]) <= int(fields["shared"])
+    assert int(fields["shared_bytes_of_a_block"]) <= int(fields["shared_bytes"])

@@ -1,6 +1,6 @@
 """The card that the stubs play: fields of the catalogue as one environment variable."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from workbench.errors import ConfigurationError
 from workbench.gpus.catalogue import GPUS, MIB, Gpu
@@ -31,9 +31,14 @@ def with_memory(gpu: Gpu, memory_bytes: int) -> Gpu:
 
 def variable(gpu: Gpu, count: int = 1) -> str:
     """The text of `EMULATED_GPU`, which `stubs/emulator.c` reads: so many cards of this kind."""
-    of, (major, minor) = gpu.multiprocessor, gpu.compute_capability
-    return (
-        f"memory={gpu.memory_bytes} context={gpu.context_bytes_estimate} count={count} major={major} minor={minor} "
-        f"sms={gpu.multiprocessors} threads={of.threads} blocks={of.blocks} shared={of.shared_bytes} "
-        f"shared_of_a_block={of.shared_bytes_of_a_block} name={gpu.title} (emulated)"  # the name last: it has blanks
-    )
+    fields = {
+        "memory": gpu.memory_bytes,
+        "context": gpu.context_bytes_estimate,
+        "count": count,
+        "major": gpu.compute_capability[0],
+        "minor": gpu.compute_capability[1],
+        "sms": gpu.multiprocessors,
+        **asdict(gpu.multiprocessor),
+        "name": f"{gpu.title} (emulated)",  # the last one: it has blanks
+    }
+    return " ".join(f"{name}={value}" for name, value in fields.items())

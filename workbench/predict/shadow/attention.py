@@ -46,17 +46,14 @@ class Question:
 
 def choose_backend(gpu: Gpu, q: Question) -> Backend:
     """The first backend, in CUDA's order of preference, that can run it."""
-    order = [Backend.FLASH, Backend.EFFICIENT]
-    if gpu.compute_capability[0] in (9, 10):
-        order.insert(0, Backend.CUDNN)
-    able = {Backend.CUDNN: _cudnn, Backend.FLASH: _flash, Backend.EFFICIENT: _efficient}
-    return next((backend for backend in order if backend in q.enabled and able[backend](gpu, q)), Backend.MATH)
+    order = {Backend.CUDNN: _cudnn, Backend.FLASH: _flash, Backend.EFFICIENT: _efficient}
+    return next((backend for backend, can in order.items() if backend in q.enabled and can(gpu, q)), Backend.MATH)
 
 
 def _cudnn(gpu: Gpu, q: Question) -> bool:
     return (
         q.dtype in HALF
-        and gpu.compute_capability >= (8, 0)
+        and gpu.compute_capability[0] in (9, 10)  # others could, and prefer not to
         and (q.dropout * 16).is_integer()
         and max(q.head_width, q.value_width) <= 128
         and q.head_width % 8 == q.value_width % 8 == 0

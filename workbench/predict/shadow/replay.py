@@ -49,7 +49,7 @@ def replay(trace: Trace, gpu: Gpu | None) -> Replayed:
             allocated, reserved = _allocate(trace, sizes, gpu, gpu.memory_bytes - gpu.context_bytes_estimate)
         except OutOfCapacity:
             allocated, reserved = _allocate(trace, sizes, gpu, None)
-    return _read(trace, sizes, timeline, allocated, reserved)
+    return _read(trace, timeline, allocated, reserved)
 
 
 def _allocate(trace: Trace, sizes: NDArray[np.int64], gpu: Gpu, capacity: int | None) -> tuple[NDArray[np.int64], int]:
@@ -69,9 +69,8 @@ def _allocate(trace: Trace, sizes: NDArray[np.int64], gpu: Gpu, capacity: int | 
     return allocated, allocator.peak_reserved_bytes
 
 
-def _read(
-    trace: Trace, sizes: NDArray[np.int64], timeline: TensorTimeline, allocated: NDArray[np.int64], reserved: int | None
-) -> Replayed:
+def _read(trace: Trace, timeline: TensorTimeline, allocated: NDArray[np.int64], reserved: int | None) -> Replayed:
+    sizes = timeline.lives["nbytes"]
     inside = {phase: np.array([p is phase for p in timeline.phases], dtype=bool) for phase in Phase}
     by_phase = {phase: int(allocated[events].max()) for phase, events in inside.items() if events.any()}
     peak_phase = max(by_phase, key=lambda phase: by_phase[phase])

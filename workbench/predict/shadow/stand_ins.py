@@ -117,8 +117,7 @@ class EightBitAdamW(torch.optim.Optimizer):
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__([p for p in model.parameters() if p.requires_grad], {})
-        embeddings = (module for module in model.modules() if isinstance(module, torch.nn.Embedding))
-        self.embeddings = {id(module.weight) for module in embeddings}
+        self.embeddings = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
         self.tables: dict[str, torch.Tensor] = {}
 
     @torch.no_grad()

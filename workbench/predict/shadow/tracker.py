@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import MutableMapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
@@ -67,19 +66,16 @@ class ShadowTracker(StorageTracker):
         ]
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         for handle in self._handles:
             handle.remove()
-        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def _open_module(self, module: torch.nn.Module, _: Any) -> None:
         self._open.append(self._names.get(module, type(module).__name__))
 
     def _close_module(self, *_: Any) -> None:
-        if self._open:
-            self._open.pop()
+        del self._open[-1:]  # there may be none
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is DEVICE_OF:  # two thirds of all calls, answered here without a detour

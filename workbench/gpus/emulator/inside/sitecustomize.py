@@ -23,7 +23,7 @@ from typing import Any
 
 HISTORY = 100_000  # allocations and frees that PyTorch's memory history keeps
 LINES = 10
-PEAKS: dict[int, tuple[int, int]] = {}  # of each device, before its last reset
+PEAKS: dict[int, tuple[int, ...]] = {}  # of each device, before its last reset
 CHANGE = {"free_completed": 1, "alloc": -1}  # of the bytes in use, going back
 
 
@@ -86,12 +86,11 @@ def note_peaks_before_resets(torch: Any) -> None:
     torch._C._cuda_resetPeakMemoryStats = noted
 
 
-def peaks(torch: Any, index: int) -> tuple[int, int]:
+def peaks(torch: Any, index: int) -> tuple[int, ...]:
     """The most that was allocated and reserved, resets or not."""
     statistics = torch.cuda.memory_stats(index)
     now = (statistics.get(f"{kind}_bytes.all.peak", 0) for kind in ("allocated", "reserved"))
-    allocated, reserved = (max(pair) for pair in zip(now, PEAKS.get(index, (0, 0)), strict=True))
-    return allocated, reserved
+    return tuple(map(max, now, PEAKS.get(index, (0, 0))))
 
 
 def report(torch: Any) -> None:

@@ -75,8 +75,8 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *out, int device) {
     out->pciBusID = device + 1;
     out->asyncEngineCount = 3;
     out->maxThreadsPerMultiProcessor = (int)card("threads");
-    out->sharedMemPerMultiprocessor = (size_t)card("shared");
-    out->sharedMemPerBlockOptin = (size_t)card("shared_of_a_block");
+    out->sharedMemPerMultiprocessor = (size_t)card("shared_bytes");
+    out->sharedMemPerBlockOptin = (size_t)card("shared_bytes_of_a_block");
     out->reservedSharedMemPerBlock = out->major >= 8 ? 1024 : 0;
     out->maxBlocksPerMultiProcessor = (int)card("blocks");
     return SUCCESS;

@@ -121,7 +121,7 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, 
                                                                    size_t shared, unsigned flags) {
     (void)function, (void)flags;
     long fit = card("threads") / (threads > 0 ? threads : 1), most = card("blocks");
-    if (shared && card("shared") / (long)shared < fit) fit = card("shared") / (long)shared;
+    if (shared && card("shared_bytes") / (long)shared < fit) fit = card("shared_bytes") / (long)shared;
     *blocks = (int)(fit < most ? fit : most);
     return SUCCESS;
 }
