@@ -107,17 +107,6 @@ def test_the_table_says_of_each_cell_whether_it_fits_and_how_that_is_known():
     assert "<caption>" in words_of(part)
 
 
-def test_the_button_sets_the_largest_batch_of_this_length_that_fits():
-    part, _, chosen = asked(replace(RECIPE, effective_batch_size=2))
-    assert part.largest.description == "Set the batch to 8, the largest of these that fits"
-    assert part.largest.layout.display is None
-    part.largest.click()
-    assert chosen == [RECIPE]
-    for limit in (LIMIT, 10 * MIB):  # it is the recipe's own; there is none
-        part, _, _ = asked(limit=limit)
-        assert part.largest.layout.display == "none"
-
-
 def test_the_row_of_cards_is_sorted_by_memory_with_a_word_for_each():
     part, _, _ = asked(replace(RECIPE, effective_batch_size=512, sequence_length=1024))  # 64.2 GiB
     chips = re.findall(r"<li class[^>]*>(.*?)</li>", words_of(part), re.S)

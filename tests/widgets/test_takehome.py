@@ -4,13 +4,11 @@ import base64
 import json
 import re
 import tomllib
-from datetime import datetime
 from html.parser import HTMLParser
 
 import pytest
 
 from workbench.errors import ConfigurationError
-from workbench.export.bring import LIMIT
 from workbench.recipe import Recipe
 from workbench.techniques import GradientCheckpointing, Lora
 from workbench.widgets.takehome import FORMS, TakeHome
@@ -147,27 +145,3 @@ def test_what_cannot_be_used_changes_nothing(panel, text):
     assert "Nothing was changed." in answer
     assert set(Page(answer).tags) <= TAGS
     assert panel.tab.pasted.value == text
-
-
-def uploaded(content):
-    file = {"name": "a.yaml", "type": "", "size": len(content), "last_modified": datetime(2026, 1, 1)}
-    return ({**file, "content": memoryview(content)},)
-
-
-def test_a_file_is_put_where_it_can_be_read_first(panel):
-    panel.tab.upload.set_trait("value", uploaded("\ufeffseed: 4  # Tëxt\n".encode()))
-    assert panel.tab.pasted.value == "seed: 4  # Tëxt\n"
-    assert panel.chosen == []
-    panel.tab.use.click()
-    assert panel.chosen[0].seed == 4
-
-
-@pytest.mark.parametrize(
-    "content", [b"a: 1\n" * 2_000_000, bytes(range(256)) * 10, "seed: 4".encode("utf-16")], ids=len
-)
-def test_a_file_of_something_else_is_refused(panel, content):
-    panel.tab.upload.set_trait("value", uploaded(content))
-    assert len(panel.tab.pasted.value) <= LIMIT + 1
-    panel.tab.use.click()
-    assert panel.chosen == []
-    assert "⚠ recipe" in panel.tab.answer.value

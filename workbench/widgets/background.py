@@ -1,8 +1,7 @@
 """Answers in a thread of their own: neither the page nor a training waits for a prediction."""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from functools import partial, wraps
 from itertools import chain
 from typing import Generic, ParamSpec, TypeVar
@@ -11,29 +10,16 @@ Q = TypeVar("Q")
 A = TypeVar("A")
 P = ParamSpec("P")
 
-_waiting, _change = [0], threading.Condition()  # how many answers somebody waits for
-
-
-@contextmanager
-def urgent() -> Iterator[None]:
-    """Somebody waits for what is done inside: what is `patient` begins after it."""
-    with _change:
-        _waiting[0] += 1
-    try:
-        yield
-    finally:
-        with _change:
-            _waiting[0] -= 1
-            _change.notify_all()
+URGENT = threading.Lock()  # held while somebody waits for a prediction: the worker makes one at a time
 
 
 def patient(function: Callable[P, A]) -> Callable[P, A]:
-    """The function, which begins when nothing urgent is going on: the predictions' worker makes one at a time."""
+    """The function, which begins when nothing urgent is going on."""
 
     @wraps(function)
     def after_all_else(*args: P.args, **kwargs: P.kwargs) -> A:
-        with _change:
-            _change.wait_for(lambda: not _waiting[0])
+        with URGENT:
+            pass
         return function(*args, **kwargs)
 
     return after_all_else

@@ -95,13 +95,13 @@ class TechniqueToggle:
             tooltip=f"{cls.title}. Costs: {cls.costs}. Same loss? {cls.numerics}.",
         )  # fmt: skip
         self.saving, self.reason = w.HTML(), w.HTML()
-        costs = w.HTML(small(f"{cls.numerics} loss; costs {cls.costs}"))
-        self.settings = w.VBox([costs, *self.form.explained()], layout=w.Layout(display="none", margin="0 0 0 1.5em"))
+        told = [w.HTML(small(f"{cls.numerics} loss; costs {cls.costs}")), *self.form.explained()]
+        self.settings = w.VBox(told, layout=w.Layout(display="none", margin="0 0 0 1.5em"))
         self.view = w.VBox([w.HBox([self.box, self.saving]), self.reason, self.settings])
-        self.box.observe(self._show_settings, names="value")
+        self.box.observe(lambda _: self._show_settings(), names="value")
         self.box.observe(lambda _: changed(), names="value")
 
-    def _show_settings(self, _: Any) -> None:
+    def _show_settings(self) -> None:
         self.settings.layout.display = None if self.box.value else "none"
 
     def technique(self) -> Technique | None:

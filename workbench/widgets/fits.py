@@ -7,10 +7,9 @@ from itertools import chain, pairwise
 from math import nan
 from typing import Any
 
-import ipywidgets as w
 import numpy as np
 
-from workbench.advise.candidate import Candidate, Predictor
+from workbench.advise.candidate import Candidate
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.gpus.catalogue import GPUS
 from workbench.models.load import load_config
@@ -18,7 +17,7 @@ from workbench.models.source import locate_config
 from workbench.predict.predict import SHADOW, predict_all, resolved
 from workbench.recipe import Recipe
 from workbench.widgets.pages import page
-from workbench.widgets.part import Answer, Choose, Part
+from workbench.widgets.part import Answer, Part
 
 ROWS, AROUND = 5, 3  # powers of two: of the length, up to the model's positions; of the batch, on either side
 NEAR = 0.03  # of the limit: nearer to it a number is predicted, not interpolated
@@ -75,20 +74,13 @@ def rows_of(recipe: Recipe, limit_bytes: int) -> list[Row]:
 
 
 class WhatFits(Part):
-    """A row of all cards, a table of batch × length, and a button for the largest batch that fits."""
-
-    def __init__(self, choose: Choose, predictor: Predictor | None = None) -> None:
-        super().__init__(choose, predictor)
-        self.largest = w.Button(_dom_classes=("wb-wide",))
-        self.largest.on_click(lambda _: choose(self._largest))
-        self.view.children = (self.page, self.largest)
+    """A row of all cards, and a table of batch × length."""
 
     def answers(self, recipe: Recipe, gpu: str, limit_bytes: int) -> Iterator[Answer]:
         recipe = resolved(recipe, [gpu])
         rows, cards = rows_of(recipe, limit_bytes), dict[str, Any]()
         near = sorted(rows, key=lambda row: abs(row.length - recipe.sequence_length))
         for looking in chain(self._cards(recipe, cards), *(self._filled(row, gpu) for row in near), [""]):
-            self._offer(near[0])
             yield page("fits", rows=rows, cards=cards, gpus=GPUS, chosen=gpu, limit=limit_bytes, looking=looking), ()
 
     def _cards(self, recipe: Recipe, found: dict[str, Any]) -> Iterator[str]:
@@ -106,11 +98,3 @@ class WhatFits(Part):
                 row.known[batch] = Candidate(one, (), self.predictor(one, gpu), row.limit_bytes).needed_bytes
             except WorkbenchError as error:
                 row.refused = str(error)
-
-    def _offer(self, row: Row) -> None:
-        """Of the recipe's own length the largest batch that fits, once that is certain, unless it is the recipe's."""
-        largest = max(row.fitting(), default=row.own) if row.next() is None else row.own
-        self.largest.layout.display = "none" if largest == row.own else None
-        if largest and largest != row.own:
-            self._largest = row.recipes[largest]
-            self.largest.description = f"Set the batch to {largest}, the largest of these that fits"

@@ -13,7 +13,7 @@ from workbench.gpus.catalogue import GPUS
 from workbench.measure.categories import parse_bytes
 from workbench.predict.predict import CPU, Prediction, predict
 from workbench.recipe import Recipe
-from workbench.widgets.background import urgent
+from workbench.widgets.background import URGENT
 from workbench.widgets.pages import CONTEXT, UNUSED, page, small
 from workbench.widgets.part import Answer, Part
 
@@ -121,7 +121,7 @@ class Gauge(Part):
         self.prediction = None
         if isinstance(limit, WorkbenchError):
             raise limit
-        with urgent():
+        with URGENT:
             self.prediction = found = self.predictor(recipe, limit.gpu)
         yield page("gauge", p=found, parts=limit.parts_of(found), have=limit.have_bytes, title=limit.title), ()
 

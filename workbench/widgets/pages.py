@@ -1,13 +1,12 @@
 """Pages of the panel: templates that escape every text, with words beside each picture, readable in both themes."""
 
 import base64
-import html
 import io
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from workbench.lessons.plots import COLOURS
 from workbench.measure.categories import format_bytes
@@ -44,16 +43,12 @@ def page(template: str, **names: Any) -> str:
     return TEMPLATES.get_template(f"{template}.html").render(names)
 
 
-def escaped(text: object) -> str:
-    return html.escape(str(text))
-
-
 def small(text: object) -> str:
-    return f"<small>{escaped(text)}</small>"
+    return f"<small>{escape(text)}</small>"
 
 
 def alarm(words: object) -> str:
-    return f'<p role="alert">⚠ {escaped(words)}</p>'
+    return f'<p role="alert">⚠ {escape(words)}</p>'
 
 
 def picture(figure: "Figure", words: str) -> Markup:

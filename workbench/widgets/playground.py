@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import ipywidgets as w
 from IPython.display import HTML, display
+from markupsafe import escape
 
 from workbench.errors import ConfigurationError
 from workbench.lessons.timeline import scrubber
@@ -17,7 +18,7 @@ from workbench.widgets.controls import RecipeForm
 from workbench.widgets.fits import WhatFits
 from workbench.widgets.gauge import Gauge
 from workbench.widgets.history import History
-from workbench.widgets.pages import cell, escaped, live_page
+from workbench.widgets.pages import cell, live_page
 from workbench.widgets.part import Part
 from workbench.widgets.pinned import Pinned
 from workbench.widgets.runner import RUNNER
@@ -98,9 +99,9 @@ class Playground:
         """The chosen recipe, its predicted memory, the last run and the history, as HTML that needs no kernel."""
         recipe = self.recipe()
         label = f"{recipe.model}, {recipe.label}" if recipe else "no recipe"
-        said = f"<p>{escaped(self.train.said)}</p>"
+        said = f"<p>{escape(self.train.said)}</p>"
         parts = self.gauge.page.value, said, self.train.live.value, self.history.table.value
-        return f"<p><b>{escaped(label)}</b></p>{''.join(parts)}"
+        return f"<p><b>{escape(label)}</b></p>{''.join(parts)}"
 
     def _answered(self) -> None:
         self._keep()

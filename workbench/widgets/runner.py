@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import WeakSet
 
 from workbench.errors import ConfigurationError
@@ -63,10 +63,8 @@ class Runner:
     def detach(self, watcher: Watcher) -> None:
         self._watchers.discard(watcher)
 
-    def start(
-        self, recipe: Recipe, memory_cap: str | None = None, sample_tokens: int = 0, folder: Path | None = None
-    ) -> None:
-        """Raises ConfigurationError if a training is running."""
+    def start(self, recipe: Recipe, **options: Any) -> None:
+        """Options are those of `run`. Raises ConfigurationError if a training is running."""
         with self._lock:
             if self.recipe is not None:
                 raise ConfigurationError(f"start: {self.recipe.label} is training in this kernel. Wait, or stop it.")
@@ -75,8 +73,7 @@ class Runner:
         self._steps = -1
         self._began = datetime.now(UTC).isoformat(timespec="milliseconds")
         self._tell(lambda watcher: watcher.began(recipe))
-        arguments = (recipe, memory_cap, sample_tokens, folder)
-        self._thread = threading.Thread(target=self._train, args=arguments, name="playground", daemon=True)
+        self._thread = threading.Thread(target=self._train, args=(recipe, options), name="playground", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -108,17 +105,15 @@ class Runner:
             self._tell(lambda watcher: watcher.progressed(record))
             self._shown_at = time.monotonic()
 
-    def _train(self, recipe: Recipe, memory_cap: str | None, sample_tokens: int, folder: Path | None) -> None:
+    def _train(self, recipe: Recipe, options: dict[str, Any]) -> None:
         record, words = None, ""
         try:
-            record = run(
-                recipe, memory_cap=memory_cap, sample_tokens=sample_tokens, observe=self._observe, folder=folder
-            )
+            record = run(recipe, observe=self._observe, **options)
         except KeyboardInterrupt:
             words = "stopped"
         except Exception as error:
             words = str(error) or type(error).__name__
-        left = record or self._last_of(recipe, folder)
+        left = record or self._last_of(recipe, options.get("folder"))
         self._stop.clear()
         self.recipe = None
         self._tell(lambda watcher: watcher.ended(left, words))

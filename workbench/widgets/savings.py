@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from workbench.errors import ConfigurationError, WorkbenchError
+from workbench.errors import ConfigurationError
 from workbench.measure.categories import format_bytes
 from workbench.predict.predict import Prediction, predict
 from workbench.recipe import Recipe
@@ -46,10 +46,8 @@ class Savings:
                 return
             try:
                 yield name, self._words(*_pair(recipe, toggle), limit)
-            except WorkbenchError as error:
+            except Exception as error:  # of the recipe, or of the worker: the next switch may have an answer
                 yield name, f"<details><summary>{small('not here')}</summary>{small(error)}</details>"
-            except Exception:
-                yield name, ""  # the gauge says what is wrong with the worker
 
     def _words(self, without: Recipe, having: Recipe, limit: Limit) -> str:
         before, after = (sum(limit.parts_of(self.predictor(one, limit.gpu)).values()) for one in (without, having))

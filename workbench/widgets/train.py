@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import ipywidgets as w
+from markupsafe import escape
 
 from workbench.errors import WorkbenchError
 from workbench.gpus.catalogue import GPUS, of_device
@@ -24,14 +25,16 @@ from workbench.run.world import World
 from workbench.widgets.cards import Advice
 from workbench.widgets.gauge import Gauge
 from workbench.widgets.history import loss_words
-from workbench.widgets.pages import escaped, page, picture, small
+from workbench.widgets.pages import page, picture, small
+from workbench.widgets.part import Choose
 from workbench.widgets.runner import RUNNER
+
+Chosen = Callable[[], Recipe | None]
 
 SAMPLE_TOKENS = 40
 STAND_IN_TOKENS = 128
 ALARM = "border-left: 6px solid #D55E00; padding-left: 0.8em"
 QUIET = "border-left: 6px solid #009E73; padding-left: 0.8em"
-KILLED = "Its kernel ended; the steps until then are in the history."
 
 
 class Train:
@@ -44,13 +47,7 @@ class Train:
         changed: called when a run has begun or ended.
     """
 
-    def __init__(
-        self,
-        recipe: Callable[[], Recipe | None],
-        choose: Callable[[Recipe], None],
-        folder: Path | None,
-        changed: Callable[[], None],
-    ) -> None:
+    def __init__(self, recipe: Chosen, choose: Choose, folder: Path | None, changed: Callable[[], None]) -> None:
         self.recipe, self.choose, self.folder, self.changed = recipe, choose, folder, changed
         self.start = w.Button(description="Start", button_style="primary", tooltip="train here")
         self.stop = w.Button(description="Stop", disabled=True, tooltip="end the training")
@@ -69,7 +66,7 @@ class Train:
         self.stop.on_click(lambda _: self.end())
         self.stands_in.observe(lambda _: self.show(), names="value")
         for killed in mark_killed(folder)[-1:]:
-            self._say(_summary(killed, KILLED), ALARM)
+            self._say(_summary(killed, "Its kernel ended; the history has the steps until then."), ALARM)
         RUNNER.attach(self)
 
     def suggest(self, recipe: Recipe) -> None:
@@ -100,7 +97,8 @@ class Train:
         """Start training what is chosen."""
         try:
             if recipe := self.trained():
-                RUNNER.start(recipe, self.here.budget.value.strip() or None, SAMPLE_TOKENS, self.folder)
+                cap = self.here.budget.value.strip() or None
+                RUNNER.start(recipe, memory_cap=cap, sample_tokens=SAMPLE_TOKENS, folder=self.folder)
         except WorkbenchError as error:
             self._say(f"⚠ {error}", ALARM)
 
@@ -147,7 +145,7 @@ class Train:
 
     def _say(self, words: str, style: str) -> None:
         self.said = words
-        self.words.value = f'<div role="status" aria-live="polite" style="{style}">{escaped(words)}</div>'
+        self.words.value = f'<div role="status" aria-live="polite" style="{style}">{escape(words)}</div>'
 
 
 @cache
