@@ -264,7 +264,7 @@ def test_out_of_memory_is_an_alarm_and_its_advice_clicked_works(page, screenshot
     advice.click()
     button(page, "Start").click()
     wait_for_status(page, "ok. Held-out loss")
-    output(page).get_by_text(re.compile(r"Predicted .* measured .*: [+-]\d+\.\d%")).wait_for()
+    output(page).get_by_text(re.compile(r"Predicted .* measured .*: [+-]\d+\.\d%")).first.wait_for()
 
 
 def test_the_history_tells_the_shape_of_a_run_and_the_export_keeps_the_prediction(page, lab):
