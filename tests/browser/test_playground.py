@@ -342,21 +342,20 @@ def test_every_lessons_widget_renders(open_notebook, lab):
 @pytest.mark.long
 def test_the_pictures_of_the_readme(open_notebook, lab, screenshot):
     """Looked at by eye, then copied to data/pictures: what a T4 needs, and a training of the embedded model."""
-    recipe = "Recipe(model='random:gpt2', effective_batch_size=8, sequence_length=1024)"
-    write_panel(lab[1] / "needs.ipynb", f"from workbench import Playground, Recipe\nPlayground({recipe}, gpu='t4')")
-    write_panel(lab[1] / "trains.ipynb", "from workbench import Playground\nPlayground(gpu='t4')")
+    write_panel(lab[1] / "needs.ipynb", "from workbench import Playground\nPlayground()")
     page = open_notebook("needs.ipynb")
     page.set_viewport_size({"width": 1280, "height": 1000})
     choose_theme(page, "JupyterLab Light")
     if page.locator("#jp-left-stack").is_visible():
         page.keyboard.press("Control+b")  # the file browser
-    output(page).get_by_text(re.compile("Does not fit, over by")).wait_for()
-    output(page).get_by_label("Gradient checkpointing", exact=True).check()
-    output(page).get_by_text(re.compile("Fits.")).wait_for()
+    output(page).get_by_text(re.compile("Does not fit, over by")).first.wait_for()
+    page.locator(".workbench-form small", has_text="GiB").nth(12).wait_for()
+    output(page).get_by_role("tab", name="Timeline").click()
+    page.wait_for_timeout(1500)
     screenshot(page, "readme-needs")
-    page = open_notebook("trains.ipynb")
-    page.set_viewport_size({"width": 1280, "height": 1000})
     choose_theme(page, "JupyterLab Dark")
+    output(page).get_by_role("tab", name="Train").click()
     button(page, "Start").click()
     wait_for_status(page, "ok. Held-out loss")
+    output(page).get_by_text(re.compile("Predicted .* measured")).first.wait_for()
     screenshot(page, "readme-trains")
