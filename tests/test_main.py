@@ -55,7 +55,7 @@ def test_equal_runs_are_reused_on_request(quick):
         (["--technique", "lora=size:3"], "lora has no setting 'size'. Known: rank"),
         (["--technique", "magic"], f"no technique 'magic'. Known: {', '.join(sorted(REGISTRY))}."),
         (["--technique", "gradient_accumulation=steps:3"], "cannot be split into 3"),
-        (["--batch-size", "0"], "effective_batch_size must be an integer of at least 1, got 0"),
+        (["--batch-size", "0"], "effective_batch_size must be an integer of at least 1 and at most 1048576, got 0"),
         (["--steps", "1.5"], "steps must be an integer"),
         (["--sequence-length", "4096"], "beyond the 128 positions"),
         (["--corpus", "missing.txt"], "there is no file 'missing.txt'"),

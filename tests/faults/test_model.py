@@ -165,7 +165,7 @@ ARGUMENTS = {
     "beyond the positions": ({"sequence_length": 129}, ["--sequence-length", "129"], "beyond the 128 positions"),
     "dropout 1": ({"dropout": 1.0}, ["--dropout", "1"], "dropout must be a number of at least 0.0 and at most 0.9"),
     "seed -1": ({"seed": -1}, ["--seed", "-1"], "seed must be an integer of at least 0"),
-    "a huge batch": ({"effective_batch_size": 10**9}, ["--batch-size", str(10**9)], "but a batch needs 1000000000"),
+    "a huge batch": ({"effective_batch_size": 10**6}, ["--batch-size", str(10**6)], "but a batch needs 1000000"),
 }
 
 

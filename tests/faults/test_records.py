@@ -46,7 +46,8 @@ WHOLE = asdict(finished(Recipe(model="gpt2-tiny") | Lora()))
 
 def everything(folder: Path) -> None:
     """What users do with a folder of records. Raises nothing, whatever lies there."""
-    from workbench.widgets.history import overlay, table_of
+    from workbench.widgets.history import overlay
+    from workbench.widgets.pages import page
 
     store.mark_killed(folder)
     frame = records(folder)
@@ -57,7 +58,7 @@ def everything(folder: Path) -> None:
     find_equal(one, folder=folder)
     with suppress(ConfigurationError):  # to resume is refused where the recipes differ
         store.resumable(one, folder)
-    assert table_of(read_all(folder))
+    assert page("history", records=read_all(folder), predicted={})
     for record in read_all(folder)[1:]:
         assert overlay([record]) or not record.losses
     with suppress(ConfigurationError):  # without a baseline

@@ -283,7 +283,11 @@ def no_kernel(monkeypatch):
         ("lora", {"alpha": float("inf")}, "notebooks: alpha must be a number from 0, got inf"),
         ("lora", {"seeds": 0}, "notebooks: seeds must be a number from 1, got 0"),
         ("lora", {"steps": -3}, "notebooks: steps must be a number from 1, got -3"),
-        ("lora", {"sequence_length": 1}, "recipe: sequence_length must be an integer of at least 2, got 1"),
+        (
+            "lora",
+            {"sequence_length": 1},
+            "recipe: sequence_length must be an integer of at least 2 and at most 1048576, got 1",
+        ),
         ("lora", {"effective_batch_size": 0}, "notebooks: effective_batch_size must be a number from 1"),
         (
             "gradient_accumulation",

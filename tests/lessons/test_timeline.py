@@ -69,7 +69,7 @@ def prediction(timeline, **changes) -> Prediction:
     found = Prediction(
         recipe={"sequence_length": 1024}, recipe_id="r", label="baseline", model="gpt2", gpu="t4",
         source="predicted:t4", peak_allocated_bytes=peak + MIB, peak_reserved_bytes=peak + 2 * MIB, by_category={},
-        maximum_by_category={}, by_phase={}, peak_phase="backward", peak_operation="", flops=0,
+        maximum_by_category={}, by_phase={}, peak_phase="backward", peak_operation="", work={},
         context_bytes=gpu.context_bytes_estimate, workspace_bytes=0, capacity_bytes=gpu.memory_bytes, padding=False,
         micro_batch_size=8, gradient_accumulation_steps=1, parameters=0, trainable_parameters=0, timeline=timeline,
     )  # fmt: skip
