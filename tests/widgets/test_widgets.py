@@ -476,6 +476,21 @@ def test_without_a_live_page_it_shows_words_and_bars(playground, monkeypatch, ca
     assert "<script" not in page
 
 
+@pytest.mark.parametrize(("where", "closed"), [("cell-1", True), ("", False)])
+def test_a_cell_that_runs_again_ends_its_panel_and_no_other(recipe, predicted, tmp_path, monkeypatch, where, closed):
+    """Some front ends do not name their cells: there every panel may still be looked at."""
+    monkeypatch.setattr("workbench.widgets.playground.live_page", lambda: True)
+    monkeypatch.setattr("workbench.widgets.playground.cell", lambda: where)
+    monkeypatch.setattr("workbench.widgets.playground.display", lambda *_, **__: None)
+    monkeypatch.setattr(Playground, "_in_cell", {})
+    first, second = Playground(recipe, folder=tmp_path), Playground(recipe, folder=tmp_path)
+    ended = []
+    monkeypatch.setattr(Playground, "close", lambda self: ended.append(self))
+    for panel in (first, first, second):
+        panel._ipython_display_()
+    assert ended == ([first] if closed else [])
+
+
 # ---- history ----
 
 

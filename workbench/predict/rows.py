@@ -60,7 +60,7 @@ def assembled(
     if size > AT_ONCE:
         raise ConfigurationError(
             f"predict: CUDA's attention kernels take {AT_ONCE:,} sequences at once, and this step has {size:,}. Lower "
-            "effective_batch_size, or add gradient_accumulation."
+            "effective_batch_size, or split it into micro-batches."
         )
     arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps = listed(recipe)
     data = prepare_data(recipe, blocks_for(recipe))

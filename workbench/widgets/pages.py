@@ -20,8 +20,8 @@ SHADES: dict[str, str] = {**{str(n): shade for n, shade in COLOURS.items()}, UNU
 
 
 def live_page() -> bool:
-    """Whether somebody looks on: pages of JupyterLab, Notebook, VS Code and Colab let a cell ask for input, papermill
-    and nbconvert do not (`allow_stdin` in Jupyter's messaging protocol)."""
+    """Whether somebody looks on: a page lets its cells ask for input, papermill and nbconvert do not (`allow_stdin` in
+    Jupyter's messaging protocol)."""
     return bool(_request().get("content", {}).get("allow_stdin"))
 
 

@@ -81,7 +81,7 @@ class Playground:
             self.gauge.newest.wait()
             display(HTML(self.as_page()))
             return
-        if (before := self._in_cell.get(cell())) is not None:
+        if cell() and (before := self._in_cell.get(cell(), self)) is not self:
             before.close()
         self._in_cell[cell()] = self
         display({**self.view._repr_mimebundle_(), "text/plain": WITHOUT_KERNEL}, raw=True)

@@ -70,7 +70,7 @@ class Train:
         RUNNER.attach(self)
 
     def suggest(self, recipe: Recipe) -> None:
-        """Whether a small model takes the place of the chosen one, as long as nobody has said otherwise."""
+        """At first, let a small model take the place of one that a CPU would train for hours."""
         self.stands_in.value = here() == CPU and recipe.model.removeprefix(RANDOM) in SIZES
 
     def trained(self) -> Recipe | None:
