@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from workbench.measure.emulated import EMULATED
 from workbench.measure.garbage import collect_garbage
@@ -83,10 +84,18 @@ def storage_bytes(things: Iterable[Any], device_type: str) -> int:
     sizes: dict[int, int] = {}
     for thing in things:
         # by `type`, because `isinstance` would make lazy objects load what they stand for
-        if issubclass(type(thing), torch.Tensor) and thing.device.type == device_type and thing.layout is torch.strided:
-            storage = thing.untyped_storage()
-            sizes[storage._cdata] = storage.nbytes()
+        for part in parts(thing) if issubclass(type(thing), torch.Tensor) else ():
+            if part.device.type == device_type and part.layout is torch.strided:
+                storage = part.untyped_storage()
+                sizes[storage._cdata] = storage.nbytes()
     return sum(sizes.values())
+
+
+def parts(tensor: Any) -> list[Any]:
+    """The tensors that a tensor is made of; itself, unless its class only looks like one, as quantized states do."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return [tensor]
+    return [part for name in tensor.__tensor_flatten__()[0] for part in parts(getattr(tensor, name))]
 
 
 def live_tensor_bytes(device_type: str) -> int:

@@ -23,6 +23,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from workbench.measure.allocators import parts
 from workbench.measure.categories import Category, Phase, format_bytes
 from workbench.measure.out_of_memory import Refusal
 from workbench.measure.timeline import Timeline
@@ -38,6 +39,11 @@ class Storage:
     forward_pass: int | None  # the pass it was born in, None outside of forward passes
     label: Category | None = None
     died: int | None = None
+
+
+def wrapped(types: Iterable[type]) -> bool:
+    """Whether tensors are among these that are made of others: their class says of which operations theirs are made."""
+    return any(hasattr(kind, "__tensor_flatten__") for kind in types)
 
 
 class StorageTracker(TorchDispatchMode):
@@ -69,6 +75,8 @@ class StorageTracker(TorchDispatchMode):
         self._in_forward_pass = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if wrapped(types):
+            return NotImplemented
         before = self.live_bytes
         try:
             out = func(*args, **(kwargs or {}))
@@ -98,8 +106,9 @@ class StorageTracker(TorchDispatchMode):
     def label(self, tensors: Iterable[torch.Tensor], category: Category) -> None:
         """Say what living tensors are for; a tensor not seen before is booked as alive from now on."""
         for tensor in tensors:
-            if (storage := self._book(tensor)) is not None:
-                storage.label = category
+            for part in parts(tensor):
+                if (storage := self._book(part)) is not None:
+                    storage.label = category
 
     def _set_in_forward_pass(self, inside: bool) -> None:
         if self._in_forward_pass and not inside:

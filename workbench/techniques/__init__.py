@@ -28,6 +28,7 @@ from workbench.techniques.prompt_tuning import PromptTuning as PromptTuning
 from workbench.techniques.pure_bf16 import PureBf16 as PureBf16
 from workbench.techniques.qlora import Qlora as Qlora
 from workbench.techniques.sequence_length import SequenceLength as SequenceLength
+from workbench.techniques.step_in_backward import StepInBackward as StepInBackward
 from workbench.techniques.streaming import Streaming as Streaming
 
 REGISTRY: dict[str, type[Technique]] = {}

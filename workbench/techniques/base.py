@@ -41,6 +41,7 @@ class Stage(IntEnum):
     ADAPT = auto()  # trained parts are added to frozen ones
     WRAP = auto()  # what surrounds the model's work: precision, recomputation, offloading, the loss
     OPTIMIZE = auto()  # what turns gradients into steps
+    STEP = auto()  # when these are taken
 
 
 class Capability(StrEnum):
@@ -55,6 +56,7 @@ class Capability(StrEnum):
     TRAINING_SET = "a training set that is not the packed blocks"
     STREAM = "a stream of examples, which has no length"
     ACCUMULATION = "gradients summed over several micro-batches"
+    LOSS_SCALING = "a scaled loss, whose gradients are divided before the step"
 
 
 @dataclass(frozen=True)

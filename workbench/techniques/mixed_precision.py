@@ -24,6 +24,11 @@ class MixedPrecision(Technique):
     numerics = Numerics.APPROXIMATE
     forbids = frozenset({Capability.SIXTEEN_BIT_WEIGHTS})
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dtype == "fp16":
+            object.__setattr__(self, "brings", frozenset({Capability.LOSS_SCALING}))
+
     def missing(self, device_type: str) -> str | None:
         if self.dtype == "fp16" and device_type == "cpu":
             return (

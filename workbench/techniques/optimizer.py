@@ -20,7 +20,16 @@ TRAINER: dict[str, Arguments] = {
 }
 # the Trainer's `adamw_torch` leaves the choice to PyTorch: foreach on a GPU, the loop on a CPU
 FOREACH = {"adamw_foreach": True, "adamw_loop": False}
-NUMERICS = {"adamw_8bit": Numerics.APPROXIMATE} | dict.fromkeys(("adamw_fused", *FOREACH), Numerics.EXACT)
+# AdamW of other libraries: package, class, its settings
+LIBRARIES: dict[str, tuple[str, str, Arguments]] = {
+    "adamw_stochastic": ("torchao.optim", "_AdamW", {"bf16_stochastic_round": True}),
+    "adamw_8bit_stochastic": ("torchao.optim", "AdamW8bit", {"bf16_stochastic_round": True}),
+    "adamw_4bit_stochastic": ("torchao.optim", "AdamW4bit", {"bf16_stochastic_round": True}),
+    "adamw_kahan": ("optimi", "AdamW", {"kahan_sum": True, "triton": False, "foreach": False}),
+}
+NUMERICS = dict.fromkeys(("adamw_8bit", *LIBRARIES), Numerics.APPROXIMATE)
+NUMERICS |= dict.fromkeys(("adamw_fused", *FOREACH), Numerics.EXACT)
+PIECE = 2**22  # elements
 # SGD does not divide by the size of the gradient, and needs a far larger rate: the best of 100, 300, 1,000 and 2,000
 # times Adam's, with momentum of 30 and 100, for the embedded model after 30 steps on Shakespeare
 LEARNING_RATE_FACTORS = {"sgd": 1000.0, "sgd_momentum": 100.0}
@@ -28,16 +37,21 @@ LEARNING_RATE_FACTORS = {"sgd": 1000.0, "sgd_momentum": 100.0}
 
 @dataclass(frozen=True)
 class Optimizer(Technique):
-    """Chooses the optimizer. The three AdamW of PyTorch take the same steps up to rounding, that with 8-bit states the
-    same in lower precision; the others are other optimizers.
+    """Chooses the optimizer. The three AdamW of PyTorch take the same steps up to rounding, those with states of fewer
+    bits or for bf16 weights the same in lower precision; the others are other optimizers.
 
     Bytes of state for a parameter matrix (C, D) in fp32: AdamW 8·C·D; AdamW with 8-bit states 2·C·D, and 8 for every
     256 parameters (Dettmers et al., "8-bit Optimizers via Block-wise Quantization", arXiv 2110.02861); Adafactor
     4·(C + D) (Shazeer and Stern, "Adafactor", arXiv 1804.04235); SGD none, with momentum 4·C·D. bitsandbytes keeps
     32-bit states for tensors of fewer than 4,096 elements, and the Trainer asks it to do so for embeddings too.
+
+    Under bf16 weights (Zamirai et al., arXiv 2010.06192) the stochastic ones of torchao round an updated weight up or
+    down by chance, so that small updates arrive on average; their states are in the weights' type, in 8 bits or in 4
+    (Li et al., arXiv 2309.01507). Kahan's sum, of optimi, keeps what was rounded away, 2 more bytes a parameter. They
+    work in fp32 on `PIECE` elements of a parameter at a time.
     """
 
-    kind: str = setting("adamw_8bit", "which optimizer", choices=(*TRAINER, *FOREACH))
+    kind: str = setting("adamw_8bit", "which optimizer", choices=(*TRAINER, *FOREACH, *LIBRARIES))
 
     title = "Optimizer"
     stage = Stage.OPTIMIZE
@@ -56,8 +70,12 @@ class Optimizer(Technique):
         object.__setattr__(self, "learning_rate_factor", LEARNING_RATE_FACTORS.get(self.kind, 1.0))
 
     def missing(self, device_type: str) -> str | None:
-        if self.kind == "adamw_8bit" and find_spec("bitsandbytes") is None:
-            return "optimizer=kind:adamw_8bit needs bitsandbytes. Install it with: pip install bitsandbytes"
+        package = (
+            "bitsandbytes" if self.kind == "adamw_8bit" else LIBRARIES.get(self.kind, ("torch",))[0].partition(".")[0]
+        )
+        if find_spec(package) is None:
+            named = {"optimi": "torch-optimi"}.get(package, package)
+            return f"optimizer=kind:{self.kind} needs {package}. Install it with: pip install {named}"
         if self.kind == "adamw_8bit" and device_type == "mps":
             return "optimizer=kind:adamw_8bit has no kernels for mps. Use kind:adafactor, or --device cpu."
         return None
@@ -79,7 +97,12 @@ class Optimizer(Technique):
 
     def trainer(self) -> Call | None:
         """None where the Trainer makes the optimizer by itself."""
-        return Call(use_adamw, {"foreach": FOREACH[self.kind]}) if self.kind in FOREACH else None
+        if self.kind in FOREACH:
+            return Call(use_adamw, {"foreach": FOREACH[self.kind]})
+        if self.kind not in LIBRARIES:
+            return None
+        package, name, settings = LIBRARIES[self.kind]
+        return Call(use_library, {"package": package, "name": name, "elements": PIECE, "settings": settings})
 
 
 def use_adamw(trainer: Any, foreach: bool) -> None:
@@ -87,5 +110,38 @@ def use_adamw(trainer: Any, foreach: bool) -> None:
     import torch
 
     _, options = trainer.get_optimizer_cls_and_kwargs(trainer.args)
-    options |= {"weight_decay": trainer.args.weight_decay, "fused": False, "foreach": foreach}
-    trainer.optimizer = torch.optim.AdamW([p for p in trainer.model.parameters() if p.requires_grad], **options)
+    trainer.optimizer_cls_and_kwargs = (torch.optim.AdamW, {**options, "fused": False, "foreach": foreach})
+
+
+def use_library(trainer: Any, package: str, name: str, elements: int, settings: dict[str, Any]) -> None:
+    """An optimizer of another library, piece by piece."""
+    kind = piecewise(getattr(import_module(package), name), elements)
+    options = {"lr": trainer.args.learning_rate, "eps": trainer.args.adam_epsilon, **settings}
+    options["betas"] = (trainer.args.adam_beta1, trainer.args.adam_beta2)
+    trainer.optimizer_cls_and_kwargs = (kind, options)
+
+
+def piecewise(kind: Any, elements: int) -> Any:
+    """An optimizer that looks at each number by itself, with a step that takes so many elements at a time.
+
+    torchao compiles its step where there is Triton; elsewhere its fp32 copies would be several times a parameter.
+    """
+    import torch
+    from torch.utils._triton import has_triton
+
+    class Piecewise(kind):  # type: ignore[misc]
+        def __init__(self, groups: list[dict[str, Any]], **options: Any) -> None:
+            self.pieces = {p: p.detach().view(-1).split(elements) for group in groups for p in group["params"]}
+            split = [[piece for p in group["params"] for piece in self.pieces[p]] for group in groups]
+            super().__init__([{**g, "params": pieces} for g, pieces in zip(groups, split, strict=True)], **options)
+
+        def step(self, closure: Any = None) -> None:
+            for parameter, pieces in self.pieces.items():
+                gradient = [None] * len(pieces) if parameter.grad is None else parameter.grad.view(-1).split(elements)
+                for piece, part in zip(pieces, gradient, strict=True):
+                    piece.grad = part
+            with torch.no_grad(), torch.compiler.set_stance("default" if has_triton() else "force_eager"):
+                super().step()
+            super().zero_grad()  # of the pieces, which would keep the parameters' alive
+
+    return Piecewise

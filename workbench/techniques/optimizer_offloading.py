@@ -1,6 +1,6 @@
 """Optimizer offloading: Adam's two moments live in host memory or on a disk and visit the device in chunks."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +10,15 @@ from workbench.techniques.base import Call, Capability, Stage
 from workbench.techniques.offloading import Offloading
 
 
-def streaming_adamw(parameters: Iterable[Any], states: Any, chunk: int, fused: bool = False, **options: Any) -> Any:
-    """AdamW whose moments are in `states`. A step brings them to the device `chunk` elements at a time."""
+def streaming_adamw(states: Any, chunk: int, fused: bool) -> Any:
+    """An AdamW whose moments are in `states`. A step brings them to the device `chunk` elements at a time."""
     import torch
     from torch.optim.adamw import adamw
 
     class StreamingAdamW(torch.optim.Optimizer):
+        def __init__(self, parameters: Any, **options: Any) -> None:
+            super().__init__(parameters, options)
+
         @torch.no_grad()
         def step(self, closure: Any = None) -> Any:
             loss = None if closure is None else torch.enable_grad()(closure)()
@@ -60,15 +63,14 @@ def streaming_adamw(parameters: Iterable[Any], states: Any, chunk: int, fused: b
                 )
             return super().state_dict()
 
-    return StreamingAdamW(parameters, options)
+    return StreamingAdamW
 
 
 def offload_optimizer(trainer: Any, place: Callable[[], Any], chunk: int) -> None:
     """The trainer steps with AdamW, whose moments are at a place outside of the device's memory."""
     _, options = trainer.get_optimizer_cls_and_kwargs(trainer.args)  # its kernel too, `fused`: the same rounding
-    options["weight_decay"] = trainer.args.weight_decay
-    trained = [p for p in trainer.model.parameters() if p.requires_grad]
-    trainer.optimizer = streaming_adamw(trained, place(), chunk, **options)
+    fused = options.pop("fused", False)
+    trainer.optimizer_cls_and_kwargs = (streaming_adamw(place(), chunk, fused), options)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ What is global is put back at the end of its context: one shadow at a time, in a
 this, `ShadowTracker` registers hooks for all modules, and `step.train` repeats the Trainer's loop call by call.
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
@@ -54,6 +55,13 @@ def scale_losses(trainer: Any) -> None:
     """Switches on fp16 with loss scaling, which accelerate leaves out where the device is a CPU."""
     trainer.accelerator.native_amp = True
     trainer.accelerator.scaler = _UnreadScaler("cpu")
+
+
+def fill_tables() -> None:
+    """torchao reads the values that its codes stand for off tensors, once, which must not be fake ones."""
+    for bits in (4, 8):
+        if module := sys.modules.get(f"torchao.optim.subclass_{bits}bit"):
+            module.get_qmap_signed(), module.get_qmap_unsigned()
 
 
 class _UnreadScaler(torch.amp.GradScaler):

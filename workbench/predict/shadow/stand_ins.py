@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from transformers import Trainer
 
 from workbench.models.family import ModelFamily
 from workbench.techniques.base import Arguments, Call
@@ -104,9 +105,11 @@ def _scales(numbers: int, double: bool) -> dict[str, torch.Tensor]:
 # ---- optimizer states of 8 bits ----
 
 
-def needs_eight_bit_states(arguments: Any) -> bool:
-    """Whether the Trainer would make bitsandbytes' AdamW with states of 8 bits."""
-    return arguments.optim in ("adamw_8bit", "adamw_bnb_8bit")
+def optimizer_kind(arguments: Any, model: Any = None) -> tuple[Any, Any]:
+    """In place of `Trainer.get_optimizer_cls_and_kwargs`, which would bring bitsandbytes' AdamW with 8-bit states."""
+    if arguments.optim in ("adamw_8bit", "adamw_bnb_8bit"):
+        return EightBitAdamW, {}
+    return Trainer.get_optimizer_cls_and_kwargs(arguments, model)
 
 
 class EightBitAdamW(torch.optim.Optimizer):
@@ -115,9 +118,9 @@ class EightBitAdamW(torch.optim.Optimizer):
     The library's kernels change weights and states in place; besides, a gradient is made contiguous.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__([p for p in model.parameters() if p.requires_grad], {})
-        self.embeddings = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
+    def __init__(self, parameters: Any, **_: Any) -> None:
+        super().__init__(parameters, {})
+        self.embeddings: set[int] = set()  # for which the Trainer asks for 32-bit states, of an optimizer it makes
         self.tables: dict[str, torch.Tensor] = {}
 
     @torch.no_grad()
@@ -128,7 +131,6 @@ class EightBitAdamW(torch.optim.Optimizer):
             parameter.grad = parameter.grad.contiguous()
 
     def new_state(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The Trainer asks for 32-bit states of embeddings."""
         both = (1, 2)
         if parameter.numel() < EIGHT_BIT_MINIMUM or id(parameter) in self.embeddings:
             return {f"state{i}": torch.zeros_like(parameter, dtype=torch.float32) for i in both}

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow.compute as pc
@@ -23,13 +24,13 @@ from workbench.measure.meter import Meter
 from workbench.models.known import family_of
 from workbench.models.load import count_parameters, quiet
 from workbench.predict.rows import MICRO_BATCHES, STEPS, assembled, facts
-from workbench.predict.shadow.patches import cuda_choices, make_fake, scale_losses, traceable
+from workbench.predict.shadow.patches import cuda_choices, fill_tables, make_fake, scale_losses, traceable
 from workbench.predict.shadow.quick_mode import QuickFakeMode
 from workbench.predict.shadow.repeated import foreseen
 from workbench.predict.shadow.stand_ins import (
     EightBitAdamW,
     copy_adapted,
-    needs_eight_bit_states,
+    optimizer_kind,
     pack_matrices,
     take_quantization,
 )
@@ -61,7 +62,8 @@ def trace(recipe: Recipe, gpu: Gpu | None, padding: bool = False) -> Trace:
     with _naming_failures(tracker), quiet(), tempfile.TemporaryDirectory() as scratch:
         model = _model(recipe, config)
         tracker.name_modules(model)
-        return _Shadow(recipe, model, tracker, padding, Path(scratch)).run(gpu)
+        with patch.object(SeamTrainer, "get_optimizer_cls_and_kwargs", staticmethod(optimizer_kind)):
+            return _Shadow(recipe, model, tracker, padding, Path(scratch)).run(gpu)
 
 
 def _model(recipe: Recipe, config: Any) -> PreTrainedModel:
@@ -153,8 +155,7 @@ class _Shadow:
     def _trainer(self, meter: Meter) -> SeamTrainer:
         trainer, self.micro_batches = assembled(self.recipe, self.model, meter, DEVICE, self.scratch)
         self.tracker.untrained = max(self.micro_batches - MICRO_BATCHES, 0)
-        if needs_eight_bit_states(trainer.args):
-            trainer.optimizer = EightBitAdamW(self.model)
+        fill_tables()
         if trainer.args.fp16:
             scale_losses(trainer)
         return trainer
@@ -182,8 +183,15 @@ def train(trainer: SeamTrainer, meter: Meter, batches: list[Batch], held_out: Se
     Its own loop needs a device, values to log and a data loader. Pauses at the beginning and after each step and each
     evaluation.
     """
-    trainer.create_optimizer()
-    model, trainer.optimizer = trainer.accelerator.prepare(trainer.model, trainer.optimizer)
+    optimizer = trainer.create_optimizer()
+    if isinstance(optimizer, EightBitAdamW):
+        optimizer.embeddings = {
+            id(m.weight) for m in cast("Any", trainer.model).modules() if isinstance(m, torch.nn.Embedding)
+        }
+    # the optimizer is where it belongs, and a rate that is a fake tensor cannot be copied
+    model, trainer.optimizer = trainer.accelerator.prepare(
+        trainer.model, trainer.optimizer, device_placement=[True, False]
+    )
     trainer.model_wrapped = model
     total = torch.zeros((), device=DEVICE)  # of the losses since the last log
     model.zero_grad()

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import flop_registry
 
 from workbench.measure.categories import Category, Phase
 from workbench.measure.offloaded import DISK, HOST
-from workbench.measure.tracker import Storage, StorageTracker
+from workbench.measure.tracker import Storage, StorageTracker, wrapped
 from workbench.predict.shadow.kernels import IN_FP32, MATRIX_PRODUCTS, NO_KERNEL, NO_SCRATCH, ORDERS, Block, scratch_of
 from workbench.predict.shadow.reductions import Reduction, Splits
 from workbench.predict.shadow.trace import CATEGORIES, Trace
@@ -80,6 +80,8 @@ class ShadowTracker(StorageTracker):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is DEVICE_OF:  # two thirds of all calls, answered here without a detour
             return args[0].fake_device
+        if wrapped(types):
+            return NotImplemented
         self._fill_makers(GIVEN, "")
         if self._phase is Phase.BACKWARD and not torch.is_grad_enabled():
             self._open.clear()  # a recomputation stops in the middle of a module, as soon as it has what it needs
