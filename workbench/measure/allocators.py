@@ -91,11 +91,13 @@ def storage_bytes(things: Iterable[Any], device_type: str) -> int:
     return sum(sizes.values())
 
 
-def parts(tensor: Any) -> list[Any]:
-    """The tensors that a tensor is made of; itself, unless its class only looks like one, as quantized states do."""
-    if not is_traceable_wrapper_subclass(tensor):
-        return [tensor]
-    return [part for name in tensor.__tensor_flatten__()[0] for part in parts(getattr(tensor, name))]
+def parts(thing: Any) -> list[Any]:
+    """The tensors that a thing is made of. Of quantized states the class looks like a tensor, or holds some."""
+    if is_traceable_wrapper_subclass(thing):
+        return [part for name in thing.__tensor_flatten__()[0] for part in parts(getattr(thing, name))]
+    if isinstance(thing, torch.Tensor):
+        return [thing]
+    return [held for held in getattr(thing, "__dict__", {}).values() if isinstance(held, torch.Tensor)]
 
 
 def live_tensor_bytes(device_type: str) -> int:

@@ -25,7 +25,7 @@ from typing import Any, Self
 
 import torch
 
-from workbench.measure.allocators import allocator_for, storage_bytes
+from workbench.measure.allocators import allocator_for, parts, storage_bytes
 from workbench.measure.categories import Category, Phase
 from workbench.measure.offloaded import DISK, HOST
 from workbench.measure.timeline import Timeline
@@ -154,7 +154,7 @@ class Meter:
         return {
             Category.WEIGHTS: [*parameters, *self._model.buffers(), *attached],
             Category.GRADIENTS: [p.grad for p in parameters if p.grad is not None],
-            Category.OPTIMIZER_STATES: [value for value in states if isinstance(value, torch.Tensor)],
+            Category.OPTIMIZER_STATES: [part for value in states for part in parts(value)],
         }
 
     def _label_owned(self) -> None:

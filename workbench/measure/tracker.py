@@ -23,7 +23,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from workbench.measure.allocators import parts
 from workbench.measure.categories import Category, Phase, format_bytes
 from workbench.measure.out_of_memory import Refusal
 from workbench.measure.timeline import Timeline
@@ -106,9 +105,8 @@ class StorageTracker(TorchDispatchMode):
     def label(self, tensors: Iterable[torch.Tensor], category: Category) -> None:
         """Say what living tensors are for; a tensor not seen before is booked as alive from now on."""
         for tensor in tensors:
-            for part in parts(tensor):
-                if (storage := self._book(part)) is not None:
-                    storage.label = category
+            if (storage := self._book(tensor)) is not None:
+                storage.label = category
 
     def _set_in_forward_pass(self, inside: bool) -> None:
         if self._in_forward_pass and not inside:

@@ -63,6 +63,10 @@ def predict_here(recipe: Recipe, gpu: Gpu, padding: bool) -> Prediction:
 
 def _predict(recipe: Recipe, gpu: Gpu, padding: bool) -> Prediction:
     source, config = config_for(recipe)
+    techniques = (
+        technique.stand_in() if technique.missing(DEVICE.type) else technique for technique in recipe.techniques
+    )
+    recipe = replace(recipe, techniques=tuple(techniques))
     if lacking := why_not_here(recipe, DEVICE):
         raise ConfigurationError(f"predict: {lacking}")
     allocator_for(DEVICE).prepare()

@@ -6,6 +6,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+from workbench.errors import ConfigurationError
 from workbench.measure.categories import Category
 from workbench.settings import setting
 from workbench.techniques.base import Arguments, Call, Capability, Numerics, Stage, Technique
@@ -20,16 +21,23 @@ TRAINER: dict[str, Arguments] = {
 }
 # the Trainer's `adamw_torch` leaves the choice to PyTorch: foreach on a GPU, the loop on a CPU
 FOREACH = {"adamw_foreach": True, "adamw_loop": False}
-# AdamW of other libraries: package, class, its settings
-LIBRARIES: dict[str, tuple[str, str, Arguments]] = {
-    "adamw_stochastic": ("torchao.optim", "_AdamW", {"bf16_stochastic_round": True}),
-    "adamw_8bit_stochastic": ("torchao.optim", "AdamW8bit", {"bf16_stochastic_round": True}),
-    "adamw_4bit_stochastic": ("torchao.optim", "AdamW4bit", {"bf16_stochastic_round": True}),
-    "adamw_kahan": ("optimi", "AdamW", {"kahan_sum": True, "triton": False, "foreach": False}),
+# AdamW of other libraries: module, class, its settings, and the elements of a piece if its step is taken in pieces
+PIECE = 2**22
+LIBRARIES: dict[str, tuple[str, str, Arguments, int]] = {
+    "adamw_stochastic": ("torchao.optim", "_AdamW", {"bf16_stochastic_round": True}, PIECE),
+    "adamw_8bit_stochastic": ("torchao.optim", "AdamW8bit", {"bf16_stochastic_round": True}, PIECE),
+    "adamw_4bit_stochastic": ("torchao.optim", "AdamW4bit", {"bf16_stochastic_round": True}, PIECE),
+    "adamw_kahan": ("optimi", "AdamW", {"kahan_sum": True, "triton": False, "foreach": False}, PIECE),
+    "adamw_flash": ("flashoptim", "FlashAdamW", {}, 0),
+}
+# what a kind needs: the module, and the package that brings it
+PACKAGES = {kind: {"torchao": "torchao"} for kind in LIBRARIES if kind.endswith("stochastic")} | {
+    "adamw_8bit": {"bitsandbytes": "bitsandbytes"},
+    "adamw_kahan": {"optimi": "torch-optimi"},
+    "adamw_flash": {"triton": "triton", "flashoptim": "flashoptim"},
 }
 NUMERICS = dict.fromkeys(("adamw_8bit", *LIBRARIES), Numerics.APPROXIMATE)
 NUMERICS |= dict.fromkeys(("adamw_fused", *FOREACH), Numerics.EXACT)
-PIECE = 2**22  # elements
 # SGD does not divide by the size of the gradient, and needs a far larger rate: the best of 100, 300, 1,000 and 2,000
 # times Adam's, with momentum of 30 and 100, for the embedded model after 30 steps on Shakespeare
 LEARNING_RATE_FACTORS = {"sgd": 1000.0, "sgd_momentum": 100.0}
@@ -48,7 +56,8 @@ class Optimizer(Technique):
     Under bf16 weights (Zamirai et al., arXiv 2010.06192) the stochastic ones of torchao round an updated weight up or
     down by chance, so that small updates arrive on average; their states are in the weights' type, in 8 bits or in 4
     (Li et al., arXiv 2309.01507). Kahan's sum, of optimi, keeps what was rounded away, 2 more bytes a parameter. They
-    work in fp32 on `PIECE` elements of a parameter at a time.
+    work in fp32 on `PIECE` elements of a parameter at a time. FlashOptim keeps the next 8 bits of each weight and two
+    states of 8 bits, with a scale of 2 bytes for 32 of them, in one kernel of Triton's.
     """
 
     kind: str = setting("adamw_8bit", "which optimizer", choices=(*TRAINER, *FOREACH, *LIBRARIES))
@@ -70,15 +79,25 @@ class Optimizer(Technique):
         object.__setattr__(self, "learning_rate_factor", LEARNING_RATE_FACTORS.get(self.kind, 1.0))
 
     def missing(self, device_type: str) -> str | None:
-        package = (
-            "bitsandbytes" if self.kind == "adamw_8bit" else LIBRARIES.get(self.kind, ("torch",))[0].partition(".")[0]
-        )
-        if find_spec(package) is None:
-            named = {"optimi": "torch-optimi"}.get(package, package)
-            return f"optimizer=kind:{self.kind} needs {package}. Install it with: pip install {named}"
+        if self.kind == "adamw_flash" and device_type != "cuda":
+            return (
+                f"optimizer=kind:adamw_flash has kernels for CUDA alone, and this run is on the {device_type}. Use "
+                "kind:adamw_8bit_stochastic."
+            )
+        for package, name in PACKAGES.get(self.kind, {}).items():
+            if find_spec(package) is None:
+                return f"optimizer=kind:{self.kind} needs {package}. Install it with: pip install {name}"
         if self.kind == "adamw_8bit" and device_type == "mps":
             return "optimizer=kind:adamw_8bit has no kernels for mps. Use kind:adafactor, or --device cpu."
         return None
+
+    def check_model(self, model: Any) -> None:
+        kinds = {str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.requires_grad}
+        if self.kind == "adamw_flash" and "float32" in kinds:
+            raise ConfigurationError(
+                "optimizer=kind:adamw_flash keeps what 16-bit weights round away, and float32 ones are trained here. "
+                "Add pure_bf16 and no adapter, or use kind:adamw_8bit."
+            )
 
     def training_arguments(self, arguments: Arguments) -> Arguments:
         return {**arguments, **TRAINER.get(self.kind, {})}
@@ -101,8 +120,14 @@ class Optimizer(Technique):
             return Call(use_adamw, {"foreach": FOREACH[self.kind]})
         if self.kind not in LIBRARIES:
             return None
-        package, name, settings = LIBRARIES[self.kind]
-        return Call(use_library, {"package": package, "name": name, "elements": PIECE, "settings": settings})
+        module, name, settings, piece = LIBRARIES[self.kind]
+        return Call(use_library, {"module": module, "name": name, "settings": settings, "piece": piece})
+
+    def stand_in(self) -> Technique:
+        """FlashOptim's kernels are Triton's: the same states, at the same moments, and no arithmetic."""
+        if self.kind != "adamw_flash":
+            return self
+        return self.replacing(trainer=lambda _: Call(use_flash_states), missing=lambda *_: None)
 
 
 def use_adamw(trainer: Any, foreach: bool) -> None:
@@ -113,18 +138,19 @@ def use_adamw(trainer: Any, foreach: bool) -> None:
     trainer.optimizer_cls_and_kwargs = (torch.optim.AdamW, {**options, "fused": False, "foreach": foreach})
 
 
-def use_library(trainer: Any, package: str, name: str, elements: int, settings: dict[str, Any]) -> None:
-    """An optimizer of another library, piece by piece."""
-    kind = piecewise(getattr(import_module(package), name), elements)
+def use_library(trainer: Any, module: str, name: str, settings: dict[str, Any], piece: int) -> None:
+    """An optimizer of another library, whose step takes a piece of a parameter at a time; 0: the whole."""
+    kind = getattr(import_module(module), name)
     options = {"lr": trainer.args.learning_rate, "eps": trainer.args.adam_epsilon, **settings}
     options["betas"] = (trainer.args.adam_beta1, trainer.args.adam_beta2)
-    trainer.optimizer_cls_and_kwargs = (kind, options)
+    trainer.optimizer_cls_and_kwargs = (piecewise(kind, piece) if piece else kind, options)
 
 
 def piecewise(kind: Any, elements: int) -> Any:
     """An optimizer that looks at each number by itself, with a step that takes so many elements at a time.
 
-    torchao compiles its step where there is Triton; elsewhere its fp32 copies would be several times a parameter.
+    torchao compiles its step where there is Triton; elsewhere its fp32 copies would be several times a parameter. Nor
+    can it be compiled while PyTorch's operations are watched, and what was tried then is not tried again.
     """
     import torch
     from torch.utils._triton import has_triton
@@ -140,8 +166,33 @@ def piecewise(kind: Any, elements: int) -> Any:
                 gradient = [None] * len(pieces) if parameter.grad is None else parameter.grad.view(-1).split(elements)
                 for piece, part in zip(pieces, gradient, strict=True):
                     piece.grad = part
-            with torch.no_grad(), torch.compiler.set_stance("default" if has_triton() else "force_eager"):
+            watched = torch._C._len_torch_dispatch_stack() > 0
+            with (
+                torch.no_grad(),
+                torch.compiler.set_stance("force_eager" if watched or not has_triton() else "default"),
+            ):
                 super().step()
             super().zero_grad()  # of the pieces, which would keep the parameters' alive
 
     return Piecewise
+
+
+def use_flash_states(trainer: Any) -> None:
+    """What `flashoptim.FlashAdamW` allocates for bf16 weights (0.1.4, `_ensure_state_initialized`)."""
+    import torch
+
+    class FlashStates(torch.optim.Optimizer):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            for parameter in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
+                if not self.state[parameter]:
+                    self.state[parameter] = dict(self.new_state(parameter))
+
+        def new_state(self, parameter: Any) -> Any:
+            for name in ("exp_avg", "exp_avg_sq"):
+                plain = torch.zeros_like(parameter)
+                yield name, torch.empty_like(plain, dtype=torch.uint8)
+                yield f"{name} scales", plain.new_empty((plain.numel() + 31) // 32, dtype=torch.float16)
+            yield "error_bits", torch.zeros_like(parameter, dtype=torch.int8)
+
+    trainer.optimizer_cls_and_kwargs = (FlashStates, {"defaults": {}})
