@@ -195,4 +195,4 @@ def use_flash_states(trainer: Any) -> None:
                 yield f"{name} scales", plain.new_empty((plain.numel() + 31) // 32, dtype=torch.float16)
             yield "error_bits", torch.zeros_like(parameter, dtype=torch.int8)
 
-    trainer.optimizer_cls_and_kwargs = (FlashStates, {"defaults": {}})
+    trainer.optimizer_cls_and_kwargs = (FlashStates, {"defaults": {"lr": trainer.args.learning_rate}})
