@@ -104,7 +104,8 @@ class Worker:
         self.process.kill()
         self.process.wait()
         for stream in (self.process.stdin, self.process.stdout, self.words):
-            if stream is not None:
+            assert stream is not None
+            with suppress(BrokenPipeError):  # what was not read before the end
                 stream.close()
 
 
