@@ -176,17 +176,18 @@ class CachingAllocator:
 
     def _merge(self, block: _Block) -> None:
         """Swallow free neighbours. The block itself must not be in the pool."""
-        before, after = block.previous, block.following
-        if before and not before.used and before.mapped == block.mapped:
-            block.pool.take(before)
-            block.address, block.size, block.previous = before.address, before.size + block.size, before.previous
-            if block.previous:
-                block.previous.following = block
-        if after and not after.used and after.mapped == block.mapped:
-            block.pool.take(after)
-            block.size, block.following = block.size + after.size, after.following
-            if block.following:
-                block.following.previous = block
+        for other in (block.previous, block.following):
+            if other and not other.used and other.mapped == block.mapped:
+                block.pool.take(other)
+                block.size += other.size
+                if other is block.following:
+                    block.following = other.following
+                else:
+                    block.address, block.previous = other.address, other.previous
+        if block.previous:
+            block.previous.following = block
+        if block.following:
+            block.following.previous = block
 
     def _reserve(self, nbytes: int) -> bool:
         """Ask the driver."""
