@@ -13,15 +13,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-SECTION = np.dtype(
-    [("name", "<u4"), ("type", "<u4"), ("flags", "<u8"), ("address", "<u8"), ("offset", "<u8"), ("size", "<u8"),
-     ("link", "<u4"), ("info", "<u4"), ("alignment", "<u8"), ("entry", "<u8")]
-)  # fmt: skip
-SYMBOL = np.dtype(
-    [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")]
-)
-LIBRARY = np.dtype([("of", "<u2"), ("count", "<u2"), ("name", "<u4"), ("first", "<u4"), ("next", "<u4")])
-VERSION = np.dtype([("hash", "<u4"), ("flags", "<u2"), ("number", "<u2"), ("name", "<u4"), ("next", "<u4")])
+
+def _record(fields: str) -> np.dtype[np.void]:
+    return np.dtype([(name, f"<u{size}") for name, size in (field.split(":") for field in fields.split())])
+
+
+SECTION = _record("name:4 type:4 flags:8 address:8 offset:8 size:8 link:4 info:4 alignment:8 entry:8")
+SYMBOL = _record("name:4 info:1 other:1 section:2 value:8 size:8")
+LIBRARY = _record("of:2 count:2 name:4 first:4 next:4")
+VERSION = _record("hash:4 flags:2 number:2 name:4 next:4")
 DYNAMIC_SYMBOLS, DYNAMIC, VERSIONS_NEEDED, VERSION_OF_SYMBOL = 11, 6, 0x6FFFFFFE, 0x6FFFFFFF
 NEEDED = 1
 
