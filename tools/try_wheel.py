@@ -57,7 +57,7 @@ def build_wheel(folder: Path) -> Path:
 def wheel_requirements(wheel: Path) -> list[Requirement]:
     """`Requires-Dist` of its metadata, of all its extras too."""
     with ZipFile(wheel) as archive:
-        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA") and name.count("/") == 1)
         lines = HeaderParser().parsestr(archive.read(name).decode()).get_all("Requires-Dist") or []
     return [Requirement(line) for line in lines]
 

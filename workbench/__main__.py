@@ -31,6 +31,7 @@ import re
 import shlex
 import signal
 import sys
+import tomllib
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from importlib.util import find_spec
@@ -126,10 +127,19 @@ def _at_least(least: int, kind: type = int) -> Callable[[str], Any]:
     return read
 
 
-COUNT = _at_least(1)
+TYPES: dict[str, Callable[[str], Any]] = {
+    "count": _at_least(1), "number": _at_least(0), "seconds": _at_least(0, float), "path": Path,
+}  # fmt: skip
+COMMANDS = tomllib.loads(Path(__file__).with_name("commands.toml").read_text(encoding="utf-8"))
 
 
 def _parser() -> argparse.ArgumentParser:
+    functions: dict[str, Callable[[argparse.Namespace], int | None]] = {
+        "run": run_recipe, "predict": predict_recipe, "plan": show_plan, "doctor": show_diagnosis,
+        "script": write_script, "emulate": emulate_program, "verify": verify_predictions, "pairs": show_pairs,
+        "notebooks": run_notebooks, "lessons": take_lessons, "list": list_techniques, "records": show_records,
+        "compare": show_comparison,
+    }  # fmt: skip
     raw = argparse.RawDescriptionHelpFormatter
     program = "workbench" if Path(sys.argv[0]).stem == "workbench" else MODULE
     title, examples, exit_codes = str(__doc__).replace(MODULE, program).split("\n\n")
@@ -137,30 +147,26 @@ def _parser() -> argparse.ArgumentParser:
         prog=program, description=title, epilog=f"{examples}\n\n{exit_codes}", formatter_class=raw
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-
-    def command(name: str, function: Callable[[argparse.Namespace], int | None], help: str, **more: Any) -> Any:
-        """The function's docstring is the command's description."""
-        made = commands.add_parser(name, help=help, description=inspect.getdoc(function), **more)
-        made.set_defaults(function=function)
-        return made
-
-    _add_run(command("run", run_recipe, "fine-tune, measure, record", epilog=examples, formatter_class=raw))
-    _add_predict(command("predict", predict_recipe, "the memory a GPU will need, without a GPU", formatter_class=raw))
-    _add_plan(command("plan", show_plan, "what to change so that it fits a budget", formatter_class=raw))
-    _add_doctor(command("doctor", show_diagnosis, "why a run ran out of memory, and what to change"))
-    _add_recipe(command("script", write_script, "the recipe as a plain Hugging Face script", formatter_class=raw))
-    _add_emulate(command("emulate", emulate_program, "any PyTorch program on a GPU in software", formatter_class=raw))
-    _add_verify(command("verify", verify_predictions, "predictions against measurements on this device"))
-    _add_pairs(command("pairs", show_pairs, "every pair of techniques, measured or refused", formatter_class=raw))
-    _add_notebooks(command("notebooks", run_notebooks, "execute the notebooks and build the gallery"))
-    _add_lessons(command("lessons", take_lessons, "copy the notebooks into a folder, to open and change"))
-    command("list", list_techniques, "the techniques: what they attack, what they cost, same loss?")
-    recorder = command("records", show_records, "the runs so far, newest last; export them")
-    recorder.add_argument("--export", metavar="FILE", help="write all columns to FILE (.parquet or .csv)")
-    recorder.add_argument("--last", type=COUNT, default=20, metavar="N", help="show the last N runs (default 20)")
-    comparer = command("compare", show_comparison, "recipes side by side, against their baseline")
-    comparer.add_argument("--save", metavar="FOLDER", help="write the table (CSV) and the pictures (PNG) there too")
+    for name, row in COMMANDS.items():
+        more: dict[str, Any] = {"epilog": examples, "formatter_class": raw} if "examples" in row else {}
+        made = commands.add_parser(
+            name, help=row["help"], usage=row.get("usage"), description=inspect.getdoc(functions[name]), **more
+        )
+        made.set_defaults(function=functions[name])
+        if "recipe" in row:
+            _add_recipe(made)
+        for option, fields in row.get("takes", {}).items():
+            _add(made, option, **fields)
     return parser
+
+
+def _add(parser: argparse.ArgumentParser, option: str, short: str = "", **fields: Any) -> None:
+    fields["help"] = fields["help"].format(gpus=", ".join(GPUS))
+    if "type" in fields:
+        fields["type"] = TYPES[fields["type"]]
+    if isinstance(fields.get("metavar"), list):
+        fields["metavar"] = tuple(fields["metavar"])
+    parser.add_argument(*filter(None, (short, option)), **fields)
 
 
 def _add_recipe(parser: argparse.ArgumentParser) -> None:
@@ -173,86 +179,6 @@ def _add_recipe(parser: argparse.ArgumentParser) -> None:
         "--technique", action="append", default=[], metavar="NAME[=SETTING:VALUE,…]",
         help=f"switch a technique on; may be repeated. Known: {', '.join(REGISTRY)} (see `list`)",
     )  # fmt: skip
-
-
-def _add_run(parser: argparse.ArgumentParser) -> None:
-    _add_recipe(parser)
-    parser.add_argument("--device", help="cpu, cuda, mps or emulated:GPU (default: the fastest there is)")
-    parser.add_argument("--save", choices=("merged", "adapter"), help="keep the fine-tuned model beside the record")
-    parser.add_argument(
-        "--sample-tokens", type=_at_least(0), default=40, metavar="N", help="tokens of sample text (default 40)"
-    )
-    parser.add_argument("--checkpoint-every", type=COUNT, metavar="N", help="write a checkpoint every N steps")
-    parser.add_argument("--resume", action="store_true", help="go on with the newest unfinished run of this recipe")
-    parser.add_argument("--memory-cap", metavar="X", help="pretend the device has no more memory than this, as in 8GiB")
-    parser.add_argument("--longest-first", action="store_true", help="begin with the longest examples, to fail early")
-    parser.add_argument("--reuse", action="store_true", help="take an equal run that is already recorded")
-    parser.add_argument("--json", action="store_true", help="print the record as one JSON object")
-
-
-def _add_predict(parser: argparse.ArgumentParser) -> None:
-    _add_recipe(parser)
-    parser.add_argument("--gpu", default="h100", metavar="NAME", help=f"one of {', '.join(GPUS)} (default h100)")
-    parser.add_argument("--padding", action="store_true", help="batches contain padding, whatever the techniques say")
-    parser.add_argument("--engine", help="emulator or shadow (default: the emulator where it is set up)")
-    parser.add_argument("--json", action="store_true", help="print the prediction as one JSON object")
-
-
-def _add_plan(parser: argparse.ArgumentParser) -> None:
-    _add_recipe(parser)
-    parser.add_argument("--budget", metavar="X", help="memory of the device, as in 8GiB (default: that of the GPU)")
-    parser.add_argument("--gpu", default="h100", metavar="NAME", help="predict for this GPU, or cpu (default h100)")
-    parser.add_argument("--most-changes", type=COUNT, default=4, metavar="N", help="techniques per answer (default 4)")
-    parser.add_argument("--json", action="store_true", help="print the plan as one JSON object")
-
-
-def _add_doctor(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("record", nargs="?", metavar="RECORD_ID", help="default: the newest that ran out of memory")
-    parser.add_argument("--json", action="store_true", help="print the diagnosis as one JSON object")
-
-
-def _add_emulate(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    parser.usage = "%(prog)s --gpu NAME [options] -- PROGRAM [ARGUMENT …]"
-    add("--gpu", default="h100", metavar="NAME", help=f"one of {', '.join(GPUS)} (default h100)")
-    add("--ranks", type=COUNT, default=1, metavar="N", help="N cards, and N processes by torchrun")
-    add("--memory", metavar="X", help="give the card this much memory, as in 12GiB")
-    add("--padding", action="store_true", help="batches hold padding: `mask.all()` is answered no")
-    add("--snapshot", type=Path, metavar="FILE", help="write PyTorch's memory snapshot (a pickle)")
-    add("--no-history", action="store_true", help="do not note who allocates: faster, no lines")
-    add("--timeout", type=_at_least(0, float), default=600, metavar="S", help="end it after S seconds (600); 0: never")
-    add("--set-up", action="store_true", help="fetch PyTorch's CUDA build and build the stubs; no program")
-    add("--json", action="store_true", help="print the findings as JSON; the program's output goes to stderr")
-    add("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM", help="as typed in a shell")
-
-
-def _add_pairs(parser: argparse.ArgumentParser) -> None:
-    _add_recipe(parser)
-    parser.add_argument("--save", metavar="FILE.csv", help="write the table as CSV")
-
-
-def _add_verify(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", help="cpu, cuda, mps or emulated:GPU (default: the fastest there is)")
-    parser.add_argument("--gpu", help="what to predict for (default: the GPU that is here)")
-    parser.add_argument("--engine", help="emulator or shadow: what predicts (default: as `predict`)")
-    parser.add_argument("--grid", metavar="FILE", help="other configurations, in the form of grid.json")
-    parser.add_argument("--output", metavar="FILE", help="default: verification.json in data/reference")
-    parser.add_argument("--fresh", action="store_true", help="measure again what is in the output already")
-
-
-def _add_notebooks(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("names", nargs="*", help="all by default; a name may be a part, as in `lora`")
-    parser.add_argument(
-        "-p", "--parameter", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"),
-        help="set a parameter in every notebook that has it; the value is read as JSON, else as text",
-    )  # fmt: skip
-    parser.add_argument("--force", action="store_true", help="execute even what is up to date")
-    parser.add_argument("--timeout", type=COUNT, metavar="S", help="give a cell up after S seconds (default: never)")
-
-
-def _add_lessons(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="FOLDER", type=Path, help="is made if it is not there")
-    parser.add_argument("--force", action="store_true", help="overwrite notebooks that differ")
 
 
 def _recipe(args: argparse.Namespace, *, config_only: bool = False) -> Recipe:

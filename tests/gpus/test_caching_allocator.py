@@ -9,6 +9,13 @@ from hypothesis import strategies as st
 from workbench.gpus.caching_allocator import KIB, MIB, CachingAllocator, OutOfCapacity, round_size, segment_size
 
 
+def blocks(allocator):
+    """(address, size, used) of every block, used ones first."""
+    used = [(block.address, block.size, True) for block in allocator._blocks.values()]
+    free = [(address, size, False) for pool in (allocator._small, allocator._large) for size, address, _ in pool.free]
+    return used + free
+
+
 def numbers(allocator):
     return allocator.allocated_bytes, allocator.reserved_bytes
 
@@ -112,7 +119,7 @@ def test_free_neighbours_merge_in_whatever_order_they_are_freed(order):
     handles = [allocator.malloc(6 * MIB) for _ in range(3)]
     for which in order:
         allocator.free(handles[which])
-    assert list(allocator.blocks()) == [(0, 20 * MIB, False)]
+    assert blocks(allocator) == [(0, 20 * MIB, False)]
     allocator.malloc(20 * MIB)
     assert numbers(allocator) == (20 * MIB, 20 * MIB)
 
@@ -148,15 +155,9 @@ def test_near_capacity_the_cache_is_given_back_and_the_request_tried_again():
 def test_what_does_not_fit_even_then_is_refused_with_the_numbers_and_changes_nothing():
     allocator = CachingAllocator(capacity_bytes=100 * MIB)
     allocator.malloc(60 * MIB)
-    with pytest.raises(OutOfCapacity) as caught:
+    words = "42,991,616 bytes do not fit: 62,914,560 allocated and 62,914,560 reserved of 104,857,600"
+    with pytest.raises(OutOfCapacity, match=words):
         allocator.malloc(41 * MIB)
-    error = caught.value
-    assert (error.requested_bytes, error.allocated_bytes, error.reserved_bytes, error.capacity_bytes) == (
-        41 * MIB,
-        60 * MIB,
-        60 * MIB,
-        100 * MIB,
-    )
     assert numbers(allocator) == (60 * MIB, 60 * MIB)
     allocator.malloc(40 * MIB)
 
@@ -257,10 +258,10 @@ def test_invariants(events, expandable, capacity):
             handle = sorted(live)[event % len(live)]
             allocator.free(handle)
             del live[handle]
-        blocks = sorted(allocator.blocks())
-        assert all(one + size <= other for (one, size, _), (other, _, _) in pairwise(blocks))
-        assert sum(size for _, size, _ in blocks) == allocator.reserved_bytes
-        assert sum(size for _, size, used in blocks if used) == allocator.allocated_bytes
+        found = sorted(blocks(allocator))
+        assert all(one + size <= other for (one, size, _), (other, _, _) in pairwise(found))
+        assert sum(size for _, size, _ in found) == allocator.reserved_bytes
+        assert sum(size for _, size, used in found if used) == allocator.allocated_bytes
         assert sum(map(round_size, live.values())) <= allocator.allocated_bytes <= allocator.reserved_bytes
         assert allocator.reserved_bytes <= (capacity or allocator.reserved_bytes)
         assert allocator.peak_allocated_bytes >= allocator.allocated_bytes
@@ -270,7 +271,7 @@ def test_invariants(events, expandable, capacity):
     assert allocator.allocated_bytes == 0
     allocator.empty_cache()
     assert numbers(allocator) == (0, 0)
-    assert list(allocator.blocks()) == []
+    assert blocks(allocator) == []
 
 
 @settings(deadline=None)
@@ -282,7 +283,7 @@ def test_everything_freed_merges_into_whole_segments_whatever_the_order(sizes, r
     random.shuffle(handles)
     for handle in handles:
         allocator.free(handle)
-    assert all(size in (2 * MIB, 20 * MIB, segment_size(size)) for _, size, _ in allocator.blocks())
+    assert all(size in (2 * MIB, 20 * MIB, segment_size(size)) for _, size, _ in blocks(allocator))
     assert allocator.reserved_bytes == reserved
     allocator.empty_cache()  # gives back only segments that are one block
     assert numbers(allocator) == (0, 0)

@@ -1,4 +1,5 @@
 import json
+import os
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -6,6 +7,7 @@ import pytest
 
 from workbench.__main__ import main
 from workbench.errors import ConfigurationError
+from workbench.gpus.process import Worker
 from workbench.predict import verify as verify_module
 from workbench.predict.verify import (
     EMULATED_GRID,
@@ -183,15 +185,27 @@ def test_an_emulated_gpu_has_a_grid_of_its_own_with_every_technique():
     assert {technique.name for recipe in grid for technique in recipe.techniques} >= set(REGISTRY)
 
 
-def test_every_run_is_a_new_process_and_none_is_forked(recipe, monkeypatch):
-    """CUDA, once started by an import, cannot be used in a child that is forked."""
-    asked = []
+def test_every_run_is_a_process_of_its_own_that_ends_with_it(recipe, monkeypatch):
+    """CUDA, once started by an import, cannot be used in a child that is forked: these are started anew."""
+    workers = []
 
-    def get_context(method):
-        asked.append(method)
-        raise RuntimeError("far enough")
+    class Watched(Worker):
+        def __init__(self, *arguments, **named):
+            super().__init__(*arguments, **named)
+            workers.append(self)
 
-    monkeypatch.setattr(verify_module.multiprocessing, "get_context", get_context)
-    with pytest.raises(RuntimeError, match="far enough"):
-        verify_module._measured(recipe, "cpu")
-    assert asked == ["spawn"]
+        def call(self, function, *_, **__):
+            return SimpleNamespace(peak_allocated_bytes=super().call(os.getpid), peak_reserved_bytes=1, tokens_per_s=1)
+
+    monkeypatch.setattr(verify_module, "Worker", Watched)
+    asked = [verify_module._measured(recipe, "cpu").measured_allocated_bytes for _ in range(2)]
+    assert asked == [worker.process.pid for worker in workers]
+    assert len({*asked, os.getpid()}) == 3
+    assert not any(worker.alive() for worker in workers)
+
+
+def test_a_process_that_dies_is_a_row_with_its_last_words(recipe, monkeypatch):
+    monkeypatch.setattr(verify_module, "Worker", lambda *_, **named: Worker({"PYTHONHOME": "/nowhere"}, (), **named))
+    found = verify_module._measured(recipe, "cpu")
+    assert found.measured_allocated_bytes is None
+    assert found.remark

@@ -25,10 +25,6 @@ from workbench.run.world import pick_device
 from workbench.techniques.base import Call
 from workbench.texts import corpus, readers
 
-LOSS_TYPE = (
-    "# GPT-2 sets none; without it the Trainer divides the loss by B * T instead of B * (T - 1)",
-    'model.loss_type = "ForCausalLM"',
-)
 TEMPLATE = Path(__file__).with_name("template.txt")  # for `str.format`: a brace of the script stands there twice
 
 
@@ -39,7 +35,7 @@ def script(recipe: Recipe) -> str:
         ConfigurationError, UnavailableError: as `run` does before it loads a model; or the model is an adapter.
     """
     job = prepare(recipe, pick_device())
-    recipe = job.recipe
+    recipe, family = job.recipe, family_of(job.config)
     if job.source.adapter:
         raise ConfigurationError(f"script: {recipe.model!r} is an adapter. Save the model as 'merged' and use that.")
     sources = Sources()
@@ -47,6 +43,7 @@ def script(recipe: Recipe) -> str:
         title=f"{recipe.model} on {recipe.corpus}: {recipe.label}".replace('"', "'").replace("\\", "/"),
         data=_block(_data(recipe, sources)),
         model="\n".join(_model(job, sources)),
+        techniques=_block(_calls("model = ", "model", (t.model(family) for t in recipe.techniques), sources)),
         trainer=_block(_calls("", "trainer", (t.trainer() for t in recipe.techniques), sources)),
         collator=sources.add(collate),
         cut=sources.add(corpus.cut_into_blocks),
@@ -181,9 +178,6 @@ def _model(job: Job, sources: Sources) -> Iterator[str]:
         yield from _from_config(job, family, expressions)
     else:
         yield from _from_pretrained(family, job.source.location, expressions)
-    yield from LOSS_TYPE
-    yield "set_seed(SEED)"
-    yield from _calls("model = ", "model", (t.model(family) for t in recipe.techniques), sources)
 
 
 def _from_pretrained(family: ModelFamily, location: str, expressions: dict[str, str]) -> list[str]:

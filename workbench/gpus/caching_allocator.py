@@ -10,7 +10,6 @@ took the lower address, which only the driver decides.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -26,18 +25,7 @@ ENOUGH_BYTES = 2**43  # more than any GPU has
 
 
 class OutOfCapacity(Exception):  # noqa: N818  # what happened, in the words of a planner, not a fault
-    """A request that does not fit even after the cached segments were given back.
-
-    The attributes are bytes: the request, rounded; what was allocated and reserved at that moment; the capacity.
-    """
-
-    def __init__(self, requested_bytes: int, allocated_bytes: int, reserved_bytes: int, capacity_bytes: int) -> None:
-        self.requested_bytes, self.allocated_bytes = requested_bytes, allocated_bytes
-        self.reserved_bytes, self.capacity_bytes = reserved_bytes, capacity_bytes
-        super().__init__(
-            f"{requested_bytes:,} bytes do not fit: {allocated_bytes:,} allocated and {reserved_bytes:,} reserved "
-            f"of {capacity_bytes:,}"
-        )
+    """A request that does not fit even after the cached segments were given back."""
 
 
 def round_size(nbytes: int) -> int:
@@ -129,7 +117,8 @@ class CachingAllocator:
             self.empty_cache()
             block = self._grow(pool, size)
         if block is None:
-            raise OutOfCapacity(size, self.allocated_bytes, self.reserved_bytes, self.capacity_bytes or 0)
+            used = f"{self.allocated_bytes:,} allocated and {self.reserved_bytes:,} reserved"
+            raise OutOfCapacity(f"{size:,} bytes do not fit: {used} of {self.capacity_bytes:,}")
         self._split(block, size)
         block.used = True
         self.allocated_bytes += block.size
@@ -157,12 +146,6 @@ class CachingAllocator:
                 elif block.previous is None and block.following is None:
                     pool.take(block)
                     self.reserved_bytes -= block.size
-
-    def blocks(self) -> Iterator[tuple[int, int, bool]]:
-        """(address, size, used) of every block, used ones first."""
-        used = [(block.address, block.size, True) for block in self._blocks.values()]
-        free = [(address, size, False) for pool in (self._small, self._large) for size, address, _ in pool.free]
-        return iter(used + free)
 
     def _best_fit(self, pool: _Pool, size: int) -> _Block | None:
         """The smallest free block that is large enough; in an expandable segment one that cannot grow is preferred."""
@@ -193,17 +176,18 @@ class CachingAllocator:
 
     def _merge(self, block: _Block) -> None:
         """Swallow free neighbours. The block itself must not be in the pool."""
-        before, after = block.previous, block.following
-        if before and not before.used and before.mapped == block.mapped:
-            block.pool.take(before)
-            block.address, block.size, block.previous = before.address, before.size + block.size, before.previous
-            if block.previous:
-                block.previous.following = block
-        if after and not after.used and after.mapped == block.mapped:
-            block.pool.take(after)
-            block.size, block.following = block.size + after.size, after.following
-            if block.following:
-                block.following.previous = block
+        for other in (block.previous, block.following):
+            if other and not other.used and other.mapped == block.mapped:
+                block.pool.take(other)
+                block.size += other.size
+                if other is block.following:
+                    block.following = other.following
+                else:
+                    block.address, block.previous = other.address, other.previous
+        if block.previous:
+            block.previous.following = block
+        if block.following:
+            block.following.previous = block
 
     def _reserve(self, nbytes: int) -> bool:
         """Ask the driver."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from workbench.errors import ConfigurationError, UnavailableError, WorkbenchError
 from workbench.measure.garbage import collect_garbage, freeze_living_objects, pause_collector
@@ -49,6 +49,7 @@ class Worker:
             env=environment,
             start_new_session=True,  # Ctrl-C is the caller's, who then ends the worker
         )
+        self.calls, self.answers = cast("tuple[IO[bytes], IO[bytes]]", (self.process.stdin, self.process.stdout))
 
     def alive(self) -> bool:
         """False in a fork of the owner too: the pipes are the owner's."""
@@ -67,8 +68,6 @@ class Worker:
             UnavailableError: it took longer than the limit.
             RuntimeError: another failure there, or the end of the child; with the last words it wrote.
         """
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
         try:
             written = pickle.dumps((function, args, kwargs))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -79,9 +78,9 @@ class Worker:
         clock, began = threading.Timer(time_limit, self.process.kill), time.monotonic()
         clock.start()
         try:
-            self.process.stdin.write(written)
-            self.process.stdin.flush()
-            kind, answer = pickle.load(self.process.stdout)
+            self.calls.write(written)
+            self.calls.flush()
+            kind, answer = pickle.load(self.answers)
         except (EOFError, OSError, pickle.UnpicklingError):
             if time.monotonic() - began >= time_limit:
                 self.process.wait()  # or it would still look alive
@@ -103,8 +102,8 @@ class Worker:
             return
         self.process.kill()
         self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout, self.words):
-            if stream is not None:
+        for stream in (self.calls, self.answers, self.words):
+            with suppress(BrokenPipeError):  # what was not read before the end
                 stream.close()
 
 

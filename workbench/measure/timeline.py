@@ -1,11 +1,31 @@
 """Live bytes over a run, by category: what a tracker has seen, or a prediction."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from workbench.measure.categories import Category, Phase
+
+
+def live_bytes(lives: Mapping[str, NDArray[Any]], events: int) -> NDArray[np.int64]:
+    """Of each category after every event, from storages' `nbytes`, `category`, `born` and `died` (-1: they live).
+
+    Every event is one birth or one end.
+    """
+    change = np.zeros((len(Category), events), dtype=np.int64)
+    sizes, ended = lives["nbytes"], lives["died"] >= 0
+    change[lives["category"], lives["born"]] = sizes
+    change[lives["category"][ended], lives["died"][ended]] = -sizes[ended]
+    return np.asarray(change.cumsum(axis=1))
+
+
+def phases_of(events: int, starts: Sequence[tuple[int, Phase | None]]) -> tuple[Phase | None, ...]:
+    """The phase of every event, from the event that each began with."""
+    which = np.searchsorted([start for start, _ in starts], np.arange(events), side="right") - 1
+    return tuple(starts[i][1] for i in which)
 
 
 @dataclass(frozen=True)

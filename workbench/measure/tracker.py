@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 from workbench.measure.categories import Category, Phase, format_bytes
 from workbench.measure.out_of_memory import Refusal
-from workbench.measure.timeline import Timeline
+from workbench.measure.timeline import Timeline, live_bytes, phases_of
 
 
 @dataclass(slots=True)
@@ -153,15 +153,14 @@ class StorageTracker(TorchDispatchMode):
         outlived = storage.died is None or storage.died >= self._forward_pass_ends[storage.forward_pass]
         return Category.ACTIVATIONS if outlived else Category.TEMPORARIES
 
-    def timeline(self) -> Timeline:
-        """The whole history so far, every storage in the category it turned out to have."""
+    def lives(self) -> dict[str, Any]:
+        """Of every storage its size, birth, end (-1: it lives), and the category that it turned out to have."""
         rows = {category: row for row, category in enumerate(Category)}
-        change = np.zeros((len(rows), max(self._clock, 1)), dtype=np.int64)
-        for storage in self.storages:
-            row = rows[self.category(storage)]
-            change[row, storage.born] += storage.nbytes
-            if storage.died is not None:
-                change[row, storage.died] -= storage.nbytes
-        starts = np.array([start for start, _ in self._phase_starts])
-        which = np.searchsorted(starts, np.arange(change.shape[1]), side="right") - 1
-        return Timeline(change.cumsum(axis=1), tuple(self._phase_starts[i][1] for i in which))
+        found = [(s.nbytes, s.born, -1 if s.died is None else s.died, rows[self.category(s)]) for s in self.storages]
+        columns = np.array(found, dtype=np.int64).reshape(-1, 4).T
+        return dict(zip(("nbytes", "born", "died", "category"), columns, strict=True))
+
+    def timeline(self) -> Timeline:
+        """The whole history so far."""
+        events = max(self._clock, 1)
+        return Timeline(live_bytes(self.lives(), events), phases_of(events, self._phase_starts))

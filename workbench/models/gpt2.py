@@ -1,39 +1,23 @@
 """GPT-2: its facts, the sizes it was published in, its tokenizer, and its customary learning rate."""
 
+import tomllib
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from workbench.errors import ConfigurationError
 from workbench.models.family import ModelFamily
 from workbench.paths import MODELS
 
-COUNT = (1, 10_000_000)
 MLP = {"c_fc", "c_proj"}  # of whose matrices one side is not C; attention has a `c_proj` too
+FACTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
+_facts: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in FACTS["family"].items()}
 GPT2 = ModelFamily(
-    model_type="gpt2", title="GPT-2", config_class="GPT2Config", model_class="GPT2LMHeadModel",
-    dropout_fields=("embd_pdrop", "attn_pdrop", "resid_pdrop"),
-    ranges={
-        "n_layer": (1, 1000), "n_head": COUNT, "n_embd": COUNT, "n_positions": COUNT, "vocab_size": COUNT,
-        "embd_pdrop": (0, 1), "attn_pdrop": (0, 1), "resid_pdrop": (0, 1), "layer_norm_epsilon": (1e-12, 1),
-        "initializer_range": (0, 10),
-    },
+    **_facts,
     shortest_side=lambda c, of: min(c.n_embd, c.n_inner or c.n_embd if {*of} & MLP else c.n_embd),
-    # `gelu_new`, the default, is written out in Python; this is the same formula as one kernel of PyTorch's
-    fused_activation={"activation_function": "gelu_pytorch_tanh"},
-    matrices=("c_attn", "c_fc", "c_proj"),
-    matrices_are_transposed=True,  # transformers' `Conv1D`
-    scaled_outputs=("c_attn",),  # queries, keys and values, computed in one matrix
-    scaled_inputs=("mlp.c_proj",),
-)  # fmt: skip
-
-# Radford et al., "Language Models are Unsupervised Multitask Learners" (2019); 12 heads of 64 in the smallest
-SIZES: dict[str, dict[str, Any]] = {
-    "gpt2": {"n_layer": 12, "n_head": 12, "n_embd": 768},
-    "gpt2-medium": {"n_layer": 24, "n_head": 16, "n_embd": 1024},
-    "gpt2-large": {"n_layer": 36, "n_head": 20, "n_embd": 1280},
-    "gpt2-xl": {"n_layer": 48, "n_head": 25, "n_embd": 1600},
-}
+)
+SIZES: dict[str, dict[str, Any]] = FACTS["sizes"]
 
 
 def learning_rate(config: Any) -> float:

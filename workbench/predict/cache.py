@@ -1,13 +1,13 @@
 """Predictions that were made before, by key: in memory, and one file each in `predictions/` of the runs' folder."""
 
 import json
-import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from workbench.errors import UnavailableError
 from workbench.measure.categories import Phase
-from workbench.paths import runs_folder
+from workbench.paths import aside, put_in_place, runs_folder
 from workbench.predict.prediction import Prediction
 
 _memory: dict[tuple[Path, str], Prediction] = {}
@@ -29,15 +29,9 @@ def get(key: str) -> Prediction | None:
 def put(key: str, prediction: Prediction) -> None:
     """Keep a prediction, in memory only where the folder cannot be written to."""
     _memory[folder(), key] = prediction
-    path = folder() / f"{key}.npz"
-    aside = path.with_suffix(f".{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _write(aside, prediction)
-        os.replace(aside, path)
-    except OSError:
-        with suppress(OSError):
-            aside.unlink()
+    with suppress(UnavailableError), aside(folder(), "predict: a prediction") as part:
+        _write(part, prediction)
+        put_in_place(part, f"{key}.npz")
 
 
 def _write(path: Path, prediction: Prediction) -> None:

@@ -141,16 +141,6 @@ class CardTracker(ShadowTracker):
         return tensor.is_cuda and tensor.layout is torch.strided
 
 
-class CardMeter(Meter):
-    """As in a run, but it looks for what belongs to whom only while the tracker keeps books."""
-
-    tracker: CardTracker
-
-    def _label_owned(self) -> None:
-        if self.tracker.books:
-            super()._label_owned()
-
-
 class _Watch(TrainerCallback):
     """As that of a run: each step has its phases, under the tracker; the books are of the last and what follows it."""
 
@@ -189,7 +179,7 @@ class _Emulated:
         self.recipe, self.gpu, self.model = recipe, gpu, model
         self.tracker = CardTracker(getattr(model.config, "vocab_size", None))
         self.tracker.name_modules(model)
-        self.meter = CardMeter(model, before_bytes=0, tracker=self.tracker)
+        self.meter = Meter(model, before_bytes=0, tracker=self.tracker)
         watch = _Watch(self.tracker, self.meter)
         self.trainer, self.micro_batches = assembled(recipe, model, self.meter, DEVICE, scratch, [watch])
         self.trainer.args.dataloader_num_workers = 0  # they only fill the host's memory, anew at every evaluation

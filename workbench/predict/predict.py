@@ -97,7 +97,7 @@ def _key(recipe: Recipe, gpu: str, padding: bool, engine: str) -> str:
 @cache
 def _own_code() -> str:
     digest = hashlib.sha256()
-    endings = "py", "json", "[ch]"  # the emulator's stubs are C
+    endings = "py", "json", "toml", "[ch]"  # the emulator's stubs are C
     for path in sorted(path for ending in endings for path in PACKAGE.rglob(f"*.{ending}")):
         digest.update(path.read_bytes())
     return digest.hexdigest()

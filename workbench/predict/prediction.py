@@ -88,7 +88,7 @@ def _compute(recipe: Recipe, name: str, padding: bool) -> Prediction:
 
     gpu = None if name == CPU else find_gpu(name)
     trace = trace_for(recipe, gpu, padding)
-    return prediction_of(recipe, gpu, "predicted", **vars(replay(trace, gpu)), work=trace.work, **trace.facts)
+    return prediction_of(recipe, gpu, "predicted", **replay(trace, gpu), work=trace.work, **trace.facts)
 
 
 def prediction_of(recipe: Recipe, gpu: Gpu | None, how: str, **found: Any) -> Prediction:

@@ -7,24 +7,25 @@ stopped, and tries again what failed.
 """
 
 import json
-import multiprocessing
+import os
 import tempfile
-import traceback
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, cast
 
 from tqdm import tqdm
 
 from workbench.errors import ConfigurationError, OutOfMemoryError, WorkbenchError
 from workbench.gpus.catalogue import of_device
 from workbench.gpus.emulator.card import DEVICE, emulated_card
+from workbench.gpus.process import Worker
 from workbench.paths import DATA, INSTALLED, runs_folder, write_whole
 from workbench.predict.predict import CPU, SHADOW, predict
 from workbench.recipe import Recipe
-from workbench.records.record import versions
+from workbench.records.record import Record, versions
 from workbench.run.world import World, refuse_several_ranks
 from workbench.techniques import parse_technique
 
@@ -156,50 +157,35 @@ def _predicted(recipe: Recipe, gpu: str, engine: str | None, check: Check) -> Ch
 
 
 def _measured(recipe: Recipe, device: str | None) -> Check:
-    """A check without a prediction; if it failed, with the reason.
-
-    The child is spawned: a forked one cannot use CUDA once an import of its parent (bitsandbytes) has started it.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        if emulated_card(device or ""):  # which is another process anyway
-            _run(replace(recipe, steps=EMULATED_STEPS), device, folder)
-            return _check(recipe, folder, 0)
-        process = multiprocessing.get_context("spawn").Process(target=_run, args=(recipe, device, folder))
-        process.start()
-        process.join()
-        return _check(recipe, folder, process.exitcode)
-
-
-def _check(recipe: Recipe, folder: str, exit_code: int | None) -> Check:
+    """A check without a prediction; if it failed, with the reason."""
     micro_batch_size = recipe.training_arguments()["per_device_train_batch_size"]
     check = Check(recipe.label, recipe.model, micro_batch_size, recipe.sequence_length, recipe.id)
-    answer = Path(folder, "answer.json")
-    if not answer.exists():
-        return replace(check, remark=f"the process ended with exit code {exit_code}")
-    return replace(check, **json.loads(answer.read_text(encoding="utf-8")))
+    try:
+        record = _run_alone(recipe, device)
+    except OutOfMemoryError:
+        return replace(check, remark=NO_ROOM)
+    except WorkbenchError as error:
+        return replace(check, remark=str(error))
+    except RuntimeError as error:  # of the other process
+        return replace(check, remark=str(error).splitlines()[-1])
+    return replace(
+        check,
+        measured_allocated_bytes=record.peak_allocated_bytes,
+        measured_reserved_bytes=record.peak_reserved_bytes,
+        tokens_per_s=record.tokens_per_s,
+    )
 
 
-def _run(recipe: Recipe, device: str | None, folder: str) -> None:
-    """In the child: what it measures goes into a file, as fields of a check.
-
-    As in a prediction, evaluation counts, and of examples of unequal length the longest come first.
-    """
+def _run_alone(recipe: Recipe, device: str | None) -> Record:
+    """As in a prediction, evaluation counts, and of examples of unequal length the longest come first."""
     from workbench.run.run import run
 
-    try:
-        record = run(recipe, device=device, folder=Path(folder), longest_first=True)
-        answer: dict[str, Any] = {
-            "measured_allocated_bytes": record.peak_allocated_bytes,
-            "measured_reserved_bytes": record.peak_reserved_bytes,
-            "tokens_per_s": record.tokens_per_s,
-        }
-    except OutOfMemoryError:
-        answer = {"remark": NO_ROOM}
-    except WorkbenchError as error:
-        answer = {"remark": str(error)}
-    except Exception:
-        answer = {"remark": traceback.format_exc().splitlines()[-1]}
-    Path(folder, "answer.json").write_text(json.dumps(answer), encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        options: dict[str, Any] = {"device": device, "folder": Path(folder), "longest_first": True}
+        if emulated_card(device or ""):  # which is another process anyway
+            return run(replace(recipe, steps=EMULATED_STEPS), **options)
+        with closing(Worker(os.environ, (), name="run")) as worker:
+            return cast("Record", worker.call(run, recipe, **options))
 
 
 def _read(output: Path) -> dict[str, Check]:

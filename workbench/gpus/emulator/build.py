@@ -25,18 +25,9 @@ SOURCES = Path(__file__).with_name("stubs")
 OURS = "libemulator.so"
 NVIDIA = re.compile(r"lib(cu|nccl|nvrtc|nvshmem|nvJitLink|nvToolsExt|nvidia-ml)")
 LIBRARIES = tomllib.loads((SOURCES / "libraries.toml").read_text(encoding="utf-8"))
-BY_NAME = {  # looked for while a program runs; what PyTorch asks of them stands in its libraries as texts
-    "libcuda.so.1": re.compile(rb"\0(cu(?!da)[A-Z]\w+)(?=\0)"),
-    "libnvidia-ml.so.1": re.compile(rb"\0(nvml[A-Z]\w+)(?=\0)"),
-}
 ASKER = "libc10_cuda.so"
 RUNTIME, CALLS_RUNTIME = "libcudart", ("libcuda", "libnvidia-ml", "libnccl")  # these are written on top of it
-# A caller waits for a size from these, and would take whatever its memory holds: it is told "not supported".
-REFUSED = re.compile(
-    r"(cusolver|cusparse|cufft|curand)\w*([bB]uffer_?[sS]ize|GetSize|Workspace|MakePlan)\w*$"
-    r"|cuMem(GetAddressRange|Export|Import|RetainAllocationHandle)|cuMulticast"
-)
-REFUSAL = 10  # an error in each of these libraries
+REFUSED, REFUSAL = re.compile("|".join(LIBRARIES["refused"])), 10  # an error in each of these libraries
 
 
 @dataclass
@@ -91,8 +82,8 @@ def wanted(files: Iterable[Path]) -> list[Library]:
     files = list(files)
     asked = b"".join(path.read_bytes() for path in files if path.name == ASKER)
     libraries = {
-        name: Library(name, {found.decode(): "" for found in pattern.findall(asked)})
-        for name, pattern in BY_NAME.items()
+        name: Library(name, {found.decode(): "" for found in re.findall(pattern.encode(), asked)})
+        for name, pattern in LIBRARIES["by_name"].items()
     }
     libraries["libcuda.so.1"].symbols |= dict.fromkeys(LIBRARIES["of_triton"], "")
     unversioned: set[str] = set()

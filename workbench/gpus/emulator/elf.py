@@ -13,13 +13,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-SECTION = np.dtype(
-    [("name", "<u4"), ("type", "<u4"), ("flags", "<u8"), ("address", "<u8"), ("offset", "<u8"), ("size", "<u8"),
-     ("link", "<u4"), ("info", "<u4"), ("alignment", "<u8"), ("entry", "<u8")]
-)  # fmt: skip
-SYMBOL = np.dtype(
-    [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")]
-)
+
+def _record(fields: str) -> np.dtype[np.void]:
+    return np.dtype([(name, f"<u{size}") for name, size in (field.split(":") for field in fields.split())])
+
+
+SECTION = _record("name:4 type:4 flags:8 address:8 offset:8 size:8 link:4 info:4 alignment:8 entry:8")
+SYMBOL = _record("name:4 info:1 other:1 section:2 value:8 size:8")
+LIBRARY = _record("of:2 count:2 name:4 first:4 next:4")
+VERSION = _record("hash:4 flags:2 number:2 name:4 next:4")
 DYNAMIC_SYMBOLS, DYNAMIC, VERSIONS_NEEDED, VERSION_OF_SYMBOL = 11, 6, 0x6FFFFFFE, 0x6FFFFFFF
 NEEDED = 1
 
@@ -69,11 +71,10 @@ class _Library:
 
     def _content(self, section: np.void | None) -> bytes:
         """Nothing where there is no such section."""
-        return (
-            b""
-            if section is None
-            else self.data[int(section["offset"]) : int(section["offset"]) + int(section["size"])]
-        )
+        if section is None:
+            return b""
+        start = int(section["offset"])
+        return self.data[start : start + int(section["size"])]
 
     def _versions(self, count: int) -> NDArray[np.uint16]:
         """The number of each symbol's version; its highest bit says something else."""
@@ -84,21 +85,13 @@ class _Library:
         """(number, (library, version)): a chain of libraries, each with a chain of versions."""
         content, at = self._content(self._first(VERSIONS_NEEDED)), 0
         while at < len(content):
-            count, library, first, following = _short(content, at + 2), *_words(content, at + 4, 3)
-            entry = at + first
-            for _ in range(count):
-                name, step = _words(content, entry + 8, 2)
-                yield _short(content, entry + 6), (_text(names, library), _text(names, name))
-                entry += step
-            at += following or len(content)  # the last one says 0
-
-
-def _short(content: bytes, at: int) -> int:
-    return int.from_bytes(content[at : at + 2], "little")
-
-
-def _words(content: bytes, at: int, count: int) -> list[int]:
-    return [int(word) for word in np.frombuffer(content, "<u4", count=count, offset=at)]
+            library = np.frombuffer(content, LIBRARY, count=1, offset=at)[0]
+            place = at + int(library["first"])
+            for _ in range(library["count"]):
+                version = np.frombuffer(content, VERSION, count=1, offset=place)[0]
+                yield int(version["number"]), (_text(names, library["name"]), _text(names, version["name"]))
+                place += int(version["next"])
+            at += int(library["next"]) or len(content)  # the last one says 0
 
 
 def _text(names: bytes, start: int) -> str:

@@ -60,6 +60,7 @@ def environment(gpu: Gpu, count: int = 1, *, padding: bool = False) -> dict[str,
         "EMULATED_CARD": gpu.name,
         "EMULATED_STUBS": str(stubs),
         "TRITON_LIBCUDA_PATH": str(stubs),
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "1",  # calls `watch` of `inside`
         PADDING: "1" if padding else "",
     }
     return {**kept, "PYTHONPATH": path, **told}

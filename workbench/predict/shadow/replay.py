@@ -1,6 +1,6 @@
 """A trace through the model of a GPU's caching allocator."""
 
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,31 +8,16 @@ from numpy.typing import NDArray
 from workbench.gpus.caching_allocator import CachingAllocator, OutOfCapacity
 from workbench.gpus.catalogue import Gpu
 from workbench.measure.categories import Category, Phase
-from workbench.predict.shadow.trace import CATEGORIES, Trace
+from workbench.predict.shadow.trace import Trace
 from workbench.predict.tensors import TensorTimeline
 
 
-@dataclass(frozen=True)
-class Replayed:
-    """Bytes of blocks, as the allocator counts them.
+def replay(trace: Trace, gpu: Gpu | None) -> dict[str, Any]:
+    """Put every allocation and free through the allocator, in order; the fields of a `Prediction` that this gives.
 
-    `peak_operation` made the youngest large tensor that is alive at the peak. `by_category` sums to the peak: what no
-    tensor accounts for (workspaces, scratch, rounding) is `unattributed`, as it is when a GPU is measured.
-    """
-
-    peak_allocated_bytes: int
-    peak_reserved_bytes: int | None
-    peak_phase: Phase
-    peak_operation: str
-    by_category: dict[Category, int]
-    maximum_by_category: dict[Category, int]
-    by_phase: dict[Phase, int]
-    workspace_bytes: int
-    timeline: TensorTimeline
-
-
-def replay(trace: Trace, gpu: Gpu | None) -> Replayed:
-    """Put every allocation and free through the allocator, in order.
+    Bytes are those of blocks, as the allocator counts them. `peak_operation` made the youngest large tensor that is
+    alive at the peak. What no tensor accounts for (workspaces, scratch, rounding) is `unattributed`, as it is when a
+    GPU is measured.
 
     Where memory gets short, the allocator gives cached segments back, as PyTorch's does. If that is not enough, the
     numbers are those of a GPU that has enough.
@@ -69,7 +54,7 @@ def _allocate(trace: Trace, sizes: NDArray[np.int64], gpu: Gpu, capacity: int | 
     return allocated, allocator.peak_reserved_bytes
 
 
-def _read(trace: Trace, timeline: TensorTimeline, allocated: NDArray[np.int64], reserved: int | None) -> Replayed:
+def _read(trace: Trace, timeline: TensorTimeline, allocated: NDArray[np.int64], reserved: int | None) -> dict[str, Any]:
     sizes = timeline.lives["nbytes"]
     inside = {phase: np.array([p is phase for p in timeline.phases], dtype=bool) for phase in Phase}
     by_phase = {phase: int(allocated[events].max()) for phase, events in inside.items() if events.any()}
@@ -77,19 +62,19 @@ def _read(trace: Trace, timeline: TensorTimeline, allocated: NDArray[np.int64], 
     event = int(np.where(inside[peak_phase], allocated, -1).argmax())
     by_category = timeline.by_category(event)
     by_category[Category.UNATTRIBUTED] += int(allocated[event]) - sum(by_category.values())
-    maximum = {category: int(timeline.live[row].max()) for row, category in enumerate(CATEGORIES)}
+    maximum = {category: int(timeline.live[row].max()) for row, category in enumerate(Category)}
     maximum[Category.UNATTRIBUTED] = int((allocated - timeline.total + timeline.live[-1]).max())
-    return Replayed(
-        peak_allocated_bytes=int(allocated[event]),
-        peak_reserved_bytes=reserved,
-        peak_phase=peak_phase,
-        peak_operation=maker_at(trace, sizes, event),
-        by_category=by_category,
-        maximum_by_category=maximum,
-        by_phase=by_phase,
-        workspace_bytes=int(sizes[list(trace.workspaces)].sum()),
-        timeline=timeline,
-    )
+    return {
+        "peak_allocated_bytes": int(allocated[event]),
+        "peak_reserved_bytes": reserved,
+        "peak_phase": peak_phase,
+        "peak_operation": maker_at(trace, sizes, event),
+        "by_category": by_category,
+        "maximum_by_category": maximum,
+        "by_phase": by_phase,
+        "workspace_bytes": int(sizes[list(trace.workspaces)].sum()),
+        "timeline": timeline,
+    }
 
 
 def maker_at(trace: Trace, sizes: NDArray[np.int64], event: int) -> str:

@@ -7,11 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.gpus.catalogue import Gpu
-from workbench.measure.categories import Category, Phase
+from workbench.measure.categories import Phase
+from workbench.measure.timeline import live_bytes, phases_of
 from workbench.predict.shadow.reductions import Reduction, Splits
 from workbench.predict.tensors import LIVES, TensorTimeline
-
-CATEGORIES = tuple(Category)
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Trace:
     nbytes: NDArray[np.int64]
     born: NDArray[np.int64]
     died: NDArray[np.int64]
-    category: NDArray[np.int8]
+    category: NDArray[np.int64]
     maker: NDArray[np.int32]
     operations: tuple[str, ...]
     phase_starts: tuple[tuple[int, Phase | None], ...]
@@ -57,15 +56,9 @@ class Trace:
 
     def phases(self) -> tuple[Phase | None, ...]:
         """The phase of every event."""
-        starts = np.array([start for start, _ in self.phase_starts])
-        which = np.searchsorted(starts, np.arange(self.events), side="right") - 1
-        return tuple(self.phase_starts[i][1] for i in which)
+        return phases_of(self.events, self.phase_starts)
 
     def timeline(self, sizes: NDArray[np.int64]) -> TensorTimeline:
         """Live bytes by category after every event, and each tensor's part in them."""
-        change = np.zeros((len(CATEGORIES), self.events), dtype=np.int64)
-        change[self.category, self.born] = sizes  # every event is one birth or one end
-        ended = self.died >= 0
-        change[self.category[ended], self.died[ended]] = -sizes[ended]
         lives = {name: getattr(self, name) for name in LIVES} | {"nbytes": sizes}
-        return TensorTimeline(change.cumsum(axis=1), self.phases(), lives, self.operations)
+        return TensorTimeline(live_bytes(lives, self.events), self.phases(), lives, self.operations)

@@ -17,7 +17,7 @@ from workbench.measure.offloaded import DISK, HOST
 from workbench.measure.tracker import Storage, StorageTracker, wrapped
 from workbench.predict.shadow.kernels import IN_FP32, MATRIX_PRODUCTS, NO_KERNEL, NO_SCRATCH, ORDERS, Block, scratch_of
 from workbench.predict.shadow.reductions import Reduction, Splits
-from workbench.predict.shadow.trace import CATEGORIES, Trace
+from workbench.predict.shadow.trace import Trace
 
 DEVICE_OF: Any = torch.ops.prim.device.default
 _book_results: Any = StorageTracker.__torch_dispatch__.__wrapped__  # type: ignore[attr-defined]  # compiler shut out no more
@@ -188,12 +188,8 @@ class ShadowTracker(StorageTracker):
         """Everything booked so far."""
         self._fill_makers(GIVEN, "")
         operations = {maker: number for number, maker in enumerate(dict.fromkeys(self._makers))}
-        rows = {category: row for row, category in enumerate(CATEGORIES)}
         return Trace(
-            nbytes=np.array([s.nbytes for s in self.storages], dtype=np.int64),
-            born=np.array([s.born for s in self.storages], dtype=np.int64),
-            died=np.array([-1 if s.died is None else s.died for s in self.storages], dtype=np.int64),
-            category=np.array([rows[self.category(s)] for s in self.storages], dtype=np.int8),
+            **self.lives(),
             maker=np.array([operations[maker] for maker in self._makers], dtype=np.int32),
             operations=tuple(f"{func} in {module}" if module else str(func) for func, module in operations),
             phase_starts=tuple(self._phase_starts),

@@ -7,7 +7,6 @@ workbench: the program's Python may be another. Everything that it does to the p
 import atexit
 import ctypes
 import faulthandler
-import importlib.abc
 import importlib.machinery
 import importlib.util
 import json
@@ -45,28 +44,15 @@ def import_the_next() -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-class WhenTorchComes(importlib.abc.MetaPathFinder):
-    """Watches torch once it has been imported."""
+def watch() -> None:
+    """PyTorch calls it when it has been imported: the entry point `torch.backends` beside this file says so.
 
-    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        if name != "torch":
-            return None
-        sys.meta_path.remove(self)
-        spec: Any = importlib.util.find_spec("torch")
-        if spec is None:
-            return None
-        execute = spec.loader.exec_module
+    Remember who allocates, from the first use of CUDA on; report at the end.
+    """
+    if not os.environ.get("EMULATED_REPORTS"):
+        return
+    import torch
 
-        def execute_and_watch(module: Any) -> None:
-            execute(module)
-            watch(module)
-
-        spec.loader.exec_module = execute_and_watch
-        return spec
-
-
-def watch(torch: Any) -> None:
-    """Remember who allocates, from the first use of CUDA on; report at the end."""
     torch.cuda._lazy_call(Path(os.environ["EMULATED_REPORTS"], f"using-{os.getpid()}").touch)
     if os.environ.get("EMULATED_HISTORY"):
         remember = torch.cuda.memory._record_memory_history
@@ -177,5 +163,4 @@ if os.environ.get("EMULATED_STUBS"):
     load_stubs()
     if os.environ.get("EMULATED_REPORTS"):
         answer_the_watchman()
-        sys.meta_path.insert(0, WhenTorchComes())
 import_the_next()
