@@ -1,16 +1,19 @@
-"""`FakeTensorMode` with shorter keys to its own cache: a step asks the same few hundred questions thousands of times.
+"""`FakeTensorMode` with a shorter way to its own cache: a step asks the same few hundred questions thousands of times.
 
 PyTorch's key reads seventeen facts of a tensor, most of them of kinds of tensors that do not occur here, and takes half
-of the time of a trace. What an operation gives is still PyTorch's to say: here stands only under which key.
+of the time of a trace. What an operation gives is still PyTorch's to say: here stands only which of its entries.
 """
 
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-_Unknown = fake_tensor._BypassDispatchCache
+_Unknown, _Known = fake_tensor._BypassDispatchCache, fake_tensor._DispatchCacheValidEntry
+_state: Any = fake_tensor._CacheKeyState(None)  # type: ignore[attr-defined]
+_entries: dict[Any, Any] = {}  # PyTorch's, by keys of ours
 
 
 class QuickFakeMode(FakeTensorMode):
@@ -23,15 +26,21 @@ class QuickFakeMode(FakeTensorMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.dispatch(func, types, args, kwargs or {})
 
-    def _cache_key(self, state: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    def _cached_dispatch_impl(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         try:
-            key = func, _described(args), _described(tuple(kwargs.items()))
-            known = key in FakeTensorMode.cache
-        except (_Unknown, TypeError):  # TypeError: an argument that cannot be in a key
-            return super()._cache_key(state, func, args, kwargs)
-        if not known:
-            super()._cache_key(state, func, args, kwargs)  # raises for what PyTorch does not keep
-        return key
+            asked = func, _described(args), _described(tuple(kwargs.items()))
+            found = _entries.get(asked, asked)
+        except (_Unknown, TypeError):  # TypeError: an argument that cannot be a key
+            found = None
+        if found is None:  # PyTorch does not keep it
+            return super()._cached_dispatch_impl(func, types, args, kwargs)
+        if found is not asked:
+            return self._output_from_cache_entry(_state, found, asked, func, args)  # type: ignore[arg-type]
+        out = super()._cached_dispatch_impl(func, types, args, kwargs)
+        with suppress(_Unknown):
+            entry = FakeTensorMode.cache.get(self._cache_key(_state, func, args, kwargs))
+            _entries[asked] = entry if isinstance(entry, _Known) else None
+        return out
 
 
 def _described(value: Any) -> Any:
