@@ -23,6 +23,10 @@ class QuickFakeMode(FakeTensorMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # nothing is compiled here
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._common = vars(FakeTensor(self, torch.empty(0, device="meta"), torch.device("cpu")))
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.dispatch(func, types, args, kwargs or {})
 
@@ -35,12 +39,32 @@ class QuickFakeMode(FakeTensorMode):
         if found is None:  # PyTorch does not keep it
             return super()._cached_dispatch_impl(func, types, args, kwargs)
         if found is not asked:
-            return self._output_from_cache_entry(_state, found, asked, func, args)  # type: ignore[arg-type]
+            made = [self._made(info, func, args) for info in found.output_infos]
+            return tuple(made) if found.is_output_tuple else made[0]
         out = super()._cached_dispatch_impl(func, types, args, kwargs)
         with suppress(_Unknown):
             entry = FakeTensorMode.cache.get(self._cache_key(_state, func, args, kwargs))
             _entries[asked] = entry if isinstance(entry, _Known) else None
         return out
+
+    def _made(self, info: Any, func: Any, args: Any) -> Any:
+        """As `_get_output_tensor_from_cache_entry`, for fixed shapes."""
+        if info.inplace_idx is not None:
+            return args[info.inplace_idx]
+        if (facts := info.metadata) is None:
+            return info.constant_value
+        with fake_tensor.in_kernel_invocation_manager(self):
+            plain = torch.empty_strided(
+                facts.shape, facts.stride, dtype=facts.dtype, device="meta", requires_grad=facts.requires_grad
+            )
+            if func.is_view:
+                plain.set_(args[info.view_idx].untyped_storage(), facts.storage_offset, facts.shape, facts.stride)
+        made = torch.Tensor._make_subclass(
+            FakeTensor, plain, facts.requires_grad, dispatch_device=True, device_for_backend_keys=facts.device
+        )
+        torch._C._set_throw_on_mutable_data_ptr(made)
+        made.__dict__.update(self._common, fake_device=facts.device)
+        return made
 
 
 def _described(value: Any) -> Any:
