@@ -64,6 +64,17 @@ def test_the_cause_is_there_before_anything_is_predicted_and_what_attacks_the_pe
     assert any("1 so far" in page for page in pages), "a card is shown before all are there"
 
 
+@pytest.mark.parametrize(("cap", "fitting", "most"), [(140, ["gradient_accumulation"], 12), (101, [], 10)])
+def test_under_a_hard_cap_what_attacks_too_little_is_not_predicted(cap, fitting, most):
+    machine = Machine()
+    advice = Advice(print, machine)
+    advice.show(record(memory_cap_bytes=cap * MIB, by_category={"weights": 100 * MIB}))  # it failed early
+    cards = shown(advice)
+    assert [name for card in cards for name in card.candidate.names if card.candidate.fits] == fitting
+    assert len(machine.asked) <= most
+    assert {"lora", "optimizer"}.isdisjoint(t.name for recipe in machine.asked for t in recipe.techniques)
+
+
 def test_what_does_not_fit_looks_like_no_advice_and_says_so():
     advice = Advice(print, Machine())
     advice.show(record(memory_cap_bytes=101 * MIB))

@@ -6,11 +6,12 @@ technique that the recipe has already, other settings are tried in its place. No
 
 import shlex
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from workbench.advise.candidate import Candidate, Predictor, entry, rank
-from workbench.advise.plan import THIS_CPU, families, search
+from workbench.advise.plan import SETS, THIS_CPU, attacked_bytes, families, search
 from workbench.errors import ConfigurationError, UnavailableError
 from workbench.gpus.catalogue import of_device
 from workbench.gpus.emulator.card import DEVICE
@@ -24,6 +25,7 @@ from workbench.techniques import REGISTRY
 
 MARGIN = 0.1  # asked of a change where the prediction says that the recipe fits as it is, but the run has not
 EMULATED = "(emulated)"  # ends the name that such a card gives itself (workbench/gpus/emulator/card.py)
+BESIDE = 0.25  # part of the need that techniques save beside what they attack; LoRA 0.12, the most of seven recipes
 NOTEWORTHY = 0.01  # part of the room: less than this, alive before the run, is not mentioned
 
 
@@ -142,6 +144,18 @@ def diagnose(record: Record, *, among: Iterable[str] | None = None, predict: Pre
         note=search.note,
         checklist=failure.checklist(),
     )
+
+
+def promising(record: Record, predict: Predictor | None = None) -> list[str]:
+    """Names for `diagnose` to choose among: first those that attack most for few predictions, and of those that attack
+    far less than is missing no more than make SETS names.
+
+    Empty where nothing can be predicted.
+    """
+    searching = _ChangeSearch(_Failure(record), predict or prediction.predict, None)
+    with suppress(ConfigurationError, UnavailableError):
+        return searching.promising()
+    return []
 
 
 def cause(record: Record) -> str:
@@ -288,19 +302,41 @@ class _ChangeSearch:
         options = f"--device {self.failure.device}" + (f" --memory-cap {cap}B" if cap else "")
         return [replace(candidate, options=options) for candidate in sorted(found, key=rank)]
 
-    def _search(self, budget: int) -> list[Candidate]:
-        baseline = Candidate(self.recipe, (), self.predict(self.recipe), budget)
-        self.needed_bytes = baseline.needed_bytes
+    def promising(self) -> list[str]:
+        """As the function `promising`. What the recipe has already, and what attacks no memory, stands at the end."""
+        if self.budget_bytes is None:
+            return []
+        baseline, budget = self._begin(self.budget_bytes)
+        own = {technique.name for technique in self.recipe.techniques}
+        new = {name: family for name, family in self.families.items() if family and name not in own}
+        attacked = {name: attacked_bytes(family[-1], baseline.predicted) for name, family in new.items()}
+        missing = baseline.needed_bytes - budget
+        least = min([missing - BESIDE * baseline.needed_bytes, *sorted(attacked.values())[-SETS:]])
+        tried = [name for name in attacked if attacked[name] >= least]
+        many = (
+            missing < max(attacked.values(), default=0) / 2
+        )  # fit, then: first those whose settings are soon bisected
+        tried.sort(key=lambda name: -attacked[name] / (len(new[name]).bit_length() if many else 1))
+        return [*tried, *(name for name in self.families if name not in new)]
+
+    def _search(self, room: int) -> list[Candidate]:
+        baseline, budget = self._begin(room)
         others = self._allocators(baseline)
-        if baseline.fits:
-            self.note = (
-                f"Predicted to fit as it is, with {format_bytes(baseline.headroom_bytes)} to spare: something else "
-                f"takes memory, see below. The changes need at least {MARGIN:.0%} less than the recipe as it is."
-            )
-            budget = int(baseline.needed_bytes * (1 - MARGIN))
         new = search(self.recipe, budget, self.predict, families=self.families, most_changes=1)
         found = [*new.candidates, *self._other_settings(baseline, budget), *others]
         return [candidate for candidate in found if candidate.fits] or [*new.tried[1:]]  # the first has no change
+
+    def _begin(self, room: int) -> tuple[Candidate, int]:
+        """The recipe as it is, and what it may need after a change."""
+        baseline = Candidate(self.recipe, (), self.predict(self.recipe), room)
+        self.needed_bytes = baseline.needed_bytes
+        if not baseline.fits:
+            return baseline, room
+        self.note = (
+            f"Predicted to fit as it is, with {format_bytes(baseline.headroom_bytes)} to spare: something else "
+            f"takes memory, see below. The changes need at least {MARGIN:.0%} less than the recipe as it is."
+        )
+        return baseline, int(baseline.needed_bytes * (1 - MARGIN))
 
     def _other_settings(self, baseline: Candidate, budget: int) -> list[Candidate]:
         """Of each technique that the recipe has, the gentlest other settings that fit."""
