@@ -126,35 +126,21 @@ def diagnose(record: Record, *, among: Iterable[str] | None = None, predict: Pre
     fitting = tuple(change for change in changes if change.fits)
     largest, size = _largest(record.by_category)
     return Diagnosis(
-        record_id=record.id,
-        cause=failure.cause(),
-        phase=record.peak_phase,
-        operation=record.failed_operation,
-        largest_category=largest,
-        largest_bytes=size,
-        room_bytes=failure.room_bytes,
-        requested_bytes=record.requested_bytes,
-        before_bytes=record.before_bytes,
-        fragmented=failure.fragmented,
-        predicted_for=search.predicted_for,
-        predicted_bytes=search.needed_bytes,
-        changes=fitting,
+        record_id=record.id, cause=failure.cause(), phase=record.peak_phase, operation=record.failed_operation,
+        largest_category=largest, largest_bytes=size, room_bytes=failure.room_bytes,
+        requested_bytes=record.requested_bytes, before_bytes=record.before_bytes, fragmented=failure.fragmented,
+        predicted_for=search.predicted_for, predicted_bytes=search.needed_bytes, changes=fitting,
         closest=None if fitting or not changes else min(changes, key=lambda change: change.needed_bytes),
-        plan_command=search.plan_command(),
-        note=search.note,
-        checklist=failure.checklist(),
-    )
+        plan_command=search.plan_command(), note=search.note, checklist=failure.checklist(),
+    )  # fmt: skip
 
 
-def promising(record: Record, predict: Predictor | None = None) -> list[str]:
-    """Names for `diagnose` to choose among: first those that attack most for few predictions, and of those that attack
-    far less than is missing no more than make SETS names.
-
-    Empty where nothing can be predicted.
+def promising(record: Record, predict: Predictor) -> list[str]:
+    """Names for `diagnose` to choose among: first those that attack most for few predictions; of those that attack far
+    less than is missing no more than make SETS names. Empty where nothing can be predicted.
     """
-    searching = _ChangeSearch(_Failure(record), predict or prediction.predict, None)
     with suppress(ConfigurationError, UnavailableError):
-        return searching.promising()
+        return _ChangeSearch(_Failure(record), predict, None).promising()
     return []
 
 
@@ -303,21 +289,17 @@ class _ChangeSearch:
         return [replace(candidate, options=options) for candidate in sorted(found, key=rank)]
 
     def promising(self) -> list[str]:
-        """As the function `promising`. What the recipe has already, and what attacks no memory, stands at the end."""
+        """As the function of this name; what attacks no memory stands at the end."""
         if self.budget_bytes is None:
             return []
         baseline, budget = self._begin(self.budget_bytes)
-        own = {technique.name for technique in self.recipe.techniques}
-        new = {name: family for name, family in self.families.items() if family and name not in own}
-        attacked = {name: attacked_bytes(family[-1], baseline.predicted) for name, family in new.items()}
+        attacked = {name: attacked_bytes(f[-1], baseline.predicted) for name, f in self.families.items() if f}
         missing = baseline.needed_bytes - budget
         least = min([missing - BESIDE * baseline.needed_bytes, *sorted(attacked.values())[-SETS:]])
-        tried = [name for name in attacked if attacked[name] >= least]
-        many = (
-            missing < max(attacked.values(), default=0) / 2
-        )  # fit, then: first those whose settings are soon bisected
-        tried.sort(key=lambda name: -attacked[name] / (len(new[name]).bit_length() if many else 1))
-        return [*tried, *(name for name in self.families if name not in new)]
+        many = missing < max(attacked.values(), default=0) / 2  # are enough: first those that are soon bisected
+        bisections = {name: len(self.families[name]).bit_length() if many else 1 for name in attacked}
+        worth = {name: size / bisections[name] for name, size in attacked.items() if size >= least}
+        return [*sorted(worth, key=lambda n: -worth[n]), *(n for n in self.families if n not in attacked)]
 
     def _search(self, room: int) -> list[Candidate]:
         baseline, budget = self._begin(room)

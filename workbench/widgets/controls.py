@@ -17,7 +17,7 @@ from workbench.techniques import REGISTRY, Technique
 from workbench.texts.corpus import embedded
 from workbench.widgets.pages import alarm, small
 
-WIDE = {"description_width": "11em"}
+WIDE = {"description_width": "10.5em"}
 OFFERED = {"model": [EMBEDDED, *SIZES, *(RANDOM + size for size in SIZES)], "corpus": embedded()}
 GROUPS = {
     "Gradients, optimizer states, weights": (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER_STATES),
