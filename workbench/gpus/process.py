@@ -83,10 +83,9 @@ class Worker:
             self.process.stdin.flush()
             kind, answer = pickle.load(self.process.stdout)
         except (EOFError, OSError, pickle.UnpicklingError):
-            late = time.monotonic() - began >= time_limit
             with suppress(subprocess.TimeoutExpired):
-                self.process.wait(None if late else 1.0)  # or it would still look alive
-            if late:
+                self.process.wait(1.0)  # or one that was killed would still look alive
+            if time.monotonic() - began >= time_limit:
                 raise UnavailableError(
                     f"{self.name}: no answer within {time_limit:g} s, so it was ended; the next call starts another. "
                     "Ask for a smaller model, batch or length, or give it a longer time_limit."

@@ -14,6 +14,7 @@ from workbench.predict.predict import resolved
 from workbench.predict.prediction import Prediction
 from workbench.recipe import Recipe
 from workbench.records.record import Record
+from workbench.widgets.background import SEARCH
 from workbench.widgets.pages import page
 from workbench.widgets.part import Answer, Choose, Part
 
@@ -27,12 +28,12 @@ class Advice(Part):
 
     def answers(self, record: Record) -> Iterator[Answer]:
         ask, found = cache(self.predictor), list[Candidate]()
-        yield page("advice", cause=cause(record), looking="the recipe as it is", found=found), ()
-        among = promising(record, ask)
-        for name in among:
-            yield page("advice", cause=cause(record), looking=name, found=found), sorted(found, key=rank)[:MOST]
-            found += diagnose(record, among=[name], predict=ask).changes
-        whole = diagnose(record, among=among, predict=ask)
+        with SEARCH:
+            yield page("advice", cause=cause(record), looking="the recipe as it is", found=found), ()
+            for name in (among := promising(record, ask)):
+                yield page("advice", cause=cause(record), looking=name, found=found), sorted(found, key=rank)[:MOST]
+                found += diagnose(record, among=[name], predict=ask).changes
+            whole = diagnose(record, among=among, predict=ask)
         yield page("advice", cause=whole.cause, whole=whole), whole.changes[:MOST] or [c for c in [whole.closest] if c]
 
 
@@ -68,7 +69,8 @@ class MakeItFit(Part):
 
         try:
             recipe, offered = resolved(recipe, [gpu]), families(capability)
-            found = search(recipe, limit_bytes, ask, families=offered, predicted_for=title)
+            with SEARCH:
+                found = search(recipe, limit_bytes, ask, families=offered, predicted_for=title)
         except InterruptedError:
             yield page("words", words="Stopped: the recipe, the card or its limit has changed."), ()
             return

@@ -34,9 +34,7 @@ def control(field: Field[Any]) -> w.Widget:
     change what it does not like without a word.
     """
     meta, words = field.metadata, field.name.replace("_", " ")
-    common = {
-        "description": words, "tooltip": help_of(field), "style": WIDE, "layout": w.Layout(width="20em"),
-    }  # fmt: skip
+    common = {"description": words, "tooltip": help_of(field), "style": WIDE, "layout": w.Layout(width="20em")}
     if meta["choices"]:
         return w.Dropdown(options=list(meta["choices"]), value=field.default, **common)
     if kind(field) == "bool":

@@ -33,7 +33,6 @@ Chosen = Callable[[], Recipe | None]
 
 SAMPLE_TOKENS = 40
 STAND_IN_TOKENS = 128
-HALF = {"width": "9.8em"}  # of the form's controls
 ALARM = "border-left: 6px solid #D55E00; padding-left: 0.8em"
 QUIET = "border-left: 6px solid #009E73; padding-left: 0.8em"
 
@@ -50,8 +49,8 @@ class Train:
 
     def __init__(self, recipe: Chosen, choose: Choose, folder: Path | None, changed: Callable[[], None]) -> None:
         self.recipe, self.choose, self.folder, self.changed = recipe, choose, folder, changed
-        self.start = w.Button(description="Start", button_style="primary", tooltip="train here", layout=HALF)
-        self.stop = w.Button(description="Stop", disabled=True, tooltip="end the training", layout=HALF)
+        self.start = w.Button(description="Start", button_style="primary", tooltip="train here")
+        self.stop = w.Button(description="Stop", disabled=True, tooltip="end the training")
         self.stands_in = w.Checkbox(description=f"with {EMBEDDED} in its place", indent=False)
         self.what, self.words, self.live = w.HTML(), w.HTML("<p>Nothing is running.</p>"), w.HTML()
         self.progress = w.IntProgress(min=0, max=1, layout=w.Layout(width="20em", height="1em"))
