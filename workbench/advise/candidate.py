@@ -126,26 +126,18 @@ class Candidate:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
+        found = self.predicted
         return {
-            "label": self.label,
-            "words": self.words,
-            "recipe": self.recipe.to_dict(),
-            "changes": {change.name: change.settings() for change in self.changes},
-            "numerics": str(self.numerics),
+            "label": self.label, "words": self.words, "recipe": self.recipe.to_dict(),
+            "changes": {change.name: change.settings() for change in self.changes}, "numerics": str(self.numerics),
             "needed_bytes": self.needed_bytes,
             "predicted_bytes": self.needed_bytes,  # what `doctor --json` calls it
-            "headroom_bytes": self.headroom_bytes,
-            "saved_bytes": self.saved_bytes,
-            "fits": self.fits,
-            "peak_allocated_bytes": self.predicted.peak_allocated_bytes,
-            "peak_reserved_bytes": self.predicted.peak_reserved_bytes,
-            "context_bytes": self.predicted.context_bytes,
-            "by_category": dict(self.predicted.by_category),
-            "extra_compute": self.extra_compute,
-            "extra_time": self.extra_time,
-            "gives_up": list(self.gives_up),
+            "headroom_bytes": self.headroom_bytes, "saved_bytes": self.saved_bytes, "fits": self.fits,
+            "peak_allocated_bytes": found.peak_allocated_bytes, "peak_reserved_bytes": found.peak_reserved_bytes,
+            "context_bytes": found.context_bytes, "by_category": dict(found.by_category),
+            "extra_compute": self.extra_compute, "extra_time": self.extra_time, "gives_up": list(self.gives_up),
             "command": self.command,
-        }
+        }  # fmt: skip
 
 
 def rank(candidate: Candidate) -> tuple[int, int, float, int, int]:
