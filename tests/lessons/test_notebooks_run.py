@@ -5,6 +5,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import nbformat
 import pytest
 
 from workbench.lessons import parameters
@@ -20,6 +21,29 @@ QUICK = {
     "steps": 4, "seeds": 1, "sequence_length": 64, "sample_tokens": 8, "longest": 256, "large_length": 64,
 }  # fmt: skip
 
+
+# sentences that a lesson computes about itself, as regular expressions over what its cells print
+CLAIMS = {
+    "03_gradient_checkpointing": [
+        r"with the hook, blocks and last LayerNorm +48 of 48",
+        r"without the hook, blocks +an error: element 0 of tensors does not require grad",
+        r"without the hook, blocks and last LayerNorm +0 of 48",
+        r"full, 1 × +16: peak +(\S+ MiB)(?s:.*)the end of a full backward pass, by hand: \1",
+    ],
+    "10_offloading": [r"activations move in a step .* ratio 1\.00", r"states +move in a step .* ratio 1\.00"],
+    "11_data_loading": [r"streamed +\S+ \S+, of it the \d+ blocks by hand \S+ \S+"],
+    "12_kernels": [
+        r"separate segments +with room .* 520 MiB reserved",
+        r"separate segments +300 MiB .* 300 MiB reserved",
+        r"eager with dropout 0\.1 keeps .*: 3\.\d\d P",
+    ],
+    "15_out_of_memory": [
+        r"losses\.append\(loss\) after backward +16 B",
+        r"losses\.append\(loss\.item\(\)\) +0 B",
+        r"losses\.append\(loss\), no backward +\d+ MiB",
+    ],
+    "99_compare": [r"optimizer\(kind=adamw_8bit\)", r"attention\(implementation=eager\)"],
+}  # fmt: skip
 
 EVERY = [pytest.param(p, id=p.stem, marks=pytest.mark.xdist_group(p.stem)) for p in sorted(NOTEBOOKS.glob("*.ipynb"))]
 
@@ -70,6 +94,14 @@ def test_its_technique_is_on_record_beside_the_baseline(executed):
     if taught:
         labels = {record.label for record in records if record.status in (Status.OK, Status.UNAVAILABLE)}
         assert taught | {"baseline"} <= {label.split("(")[0] for label in labels}
+
+
+def test_what_it_says_of_itself_is_so(executed):
+    path, output, _ = executed
+    outputs = [o for cell in nbformat.read(str(output), as_version=4).cells for o in cell.get("outputs", [])]
+    told = "\n".join(o.get("text", "") or o.get("data", {}).get("text/html", "") for o in outputs)
+    for claim in CLAIMS.get(path.stem, []):
+        assert re.search(claim, told), claim
 
 
 def test_its_page_opens_offline(executed, tmp_path):
