@@ -51,6 +51,10 @@ EVERY = [pytest.param(p, id=p.stem, marks=pytest.mark.xdist_group(p.stem)) for p
 @pytest.fixture(scope="module", params=EVERY)
 def executed(request, tmp_path_factory, text_file, model_name) -> tuple[Path, Path, list[Record]]:
     folder = tmp_path_factory.mktemp(request.param.stem)
+    shared = tmp_path_factory.getbasetemp() / "predictions"  # the lessons predict the same recipes on the same cards
+    (folder / "runs").mkdir()
+    shared.mkdir(exist_ok=True)
+    (folder / "runs" / "predictions").symlink_to(shared)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WORKBENCH_RUNS", str(folder / "runs"))
         patch.setenv("OMP_NUM_THREADS", "1")  # another test process has the other core
@@ -102,6 +106,14 @@ def test_what_it_says_of_itself_is_so(executed):
     told = "\n".join(o.get("text", "") or o.get("data", {}).get("text/html", "") for o in outputs)
     for claim in CLAIMS.get(path.stem, []):
         assert re.search(claim, told), claim
+
+
+def test_it_has_steps_to_drag_through_and_they_are_small(executed):
+    path, output, _ = executed
+    outputs = [o for cell in nbformat.read(str(output), as_version=4).cells for o in cell.get("outputs", [])]
+    frames = [page for o in outputs if "<iframe" in (page := o.get("data", {}).get("text/html", ""))]
+    assert len(frames) == (path.stem not in ("14_planner", "15_out_of_memory", "playground"))
+    assert all(len(frame) < 300_000 for frame in frames)
 
 
 def test_its_page_opens_offline(executed, tmp_path):
