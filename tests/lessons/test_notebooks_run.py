@@ -122,6 +122,7 @@ def test_its_page_opens_offline(executed, tmp_path):
     for fetched in ("<script src", "<link", 'src="http', "url(http", "@import"):
         assert fetched not in page, fetched
     assert "widget-view" not in page, "an output needs a live kernel"
+    assert page.count("<iframe ") == output.read_text(encoding="utf-8").count("<iframe ")
     assert "Warning" not in page
 
 

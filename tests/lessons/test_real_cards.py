@@ -47,7 +47,8 @@ def found(gpu, allocated, reserved, **more):
 def cells(styler):
     """The texts of the table, row by row, without the head."""
     rows = re.findall(r"<tr>(.*?)</tr>", styler.to_html(), flags=re.DOTALL)[1:]
-    return [re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row, flags=re.DOTALL) for row in rows]
+    found = [re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row, flags=re.DOTALL) for row in rows]
+    return [[text.replace("\xa0", " ").strip() for text in row] for row in found]
 
 
 def test_one_prediction_serves_two_cards_that_allocate_the_same(asked):
@@ -110,7 +111,7 @@ def test_the_caption_says_that_nothing_was_measured_and_by_whom(asked):
     answers["t4", "baseline"] = replace(found("t4", 5, 6), source="predicted:t4")
     page = on_real_cards(gpus=("t4",), length=512, **SMALL).to_html()
     assert "8 × 512 tokens a step" in page
-    assert "Predicted, not measured, by the shadow of its step with the kernels of the NVIDIA T4." in page
+    assert "Predicted, not measured, with the NVIDIA T4's kernels by the shadow of its step." in page
 
 
 def test_cards_with_equal_workspaces_do_allocate_the_same():

@@ -36,10 +36,11 @@ def on_real_cards(
     rows = [_row(recipe, cards) for model in models for recipe in _recipes(model, variants, length)]
     words = " and ".join(sorted({row.pop("by", "") for row in rows} - {""}))
     table = pd.DataFrame(rows).set_index(["model", "recipe"]).rename_axis([None, None])
+    table = table.replace(r"(?<=\d) (?=\S*B\b)", "\xa0", regex=True)  # a number stays with its unit
     styler = table.style.format(escape="html", na_rep="–").format_index(escape="html", axis=0)
     return styler.set_caption(
         f"8 × {length:,} tokens a step; fp32 and AdamW where nothing else is said. What is left is free beside CUDA's "
-        f"context and the bytes reserved. Predicted, not measured, {words}."
+        f"context and the bytes reserved. Predicted, not measured, with {words}."
     )
 
 
@@ -88,5 +89,5 @@ def _told(found: Prediction) -> dict[str, str]:
         "unattributed": format_bytes(found.by_category[Category.UNATTRIBUTED]),
         "most of the peak": f"{largest.replace('_', ' ')}, {format_bytes(found.by_category[largest])}",
         "it comes in the": f"{found.peak_phase.replace('_', ' ')} phase: {in_words(found.peak_operation)}",
-        "by": f"by {engine_words(found.source)} with the kernels of the {GPUS[found.gpu].title}",
+        "by": f"the {GPUS[found.gpu].title}'s kernels by {engine_words(found.source)}",
     }
