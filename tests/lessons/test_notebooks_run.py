@@ -24,12 +24,14 @@ QUICK = {
 
 # sentences that a lesson computes about itself, as regular expressions over what its cells print
 CLAIMS = {
+    "00_memory_anatomy": [r"gpt2: unattributed [\d.]+ MiB, of it workspaces 16\.\d MiB"],
     "03_gradient_checkpointing": [
         r"with the hook, blocks and last LayerNorm +48 of 48",
         r"without the hook, blocks +an error: element 0 of tensors does not require grad",
         r"without the hook, blocks and last LayerNorm +0 of 48",
         r"full, 1 × +16: peak +(\S+ MiB)(?s:.*)the end of a full backward pass, by hand: \1",
     ],
+    "04_mixed_precision": [rf"{name} +by hand for cuda .* ratio (0\.99|1\.00)" for name in ("gpt2", "gpt2-xl")],
     "10_offloading": [r"activations move in a step .* ratio 1\.00", r"states +move in a step .* ratio 1\.00"],
     "11_data_loading": [r"streamed +\S+ \S+, of it the \d+ blocks by hand \S+ \S+"],
     "12_kernels": [
