@@ -108,9 +108,7 @@ class ActivationOffloading(Offloading):
 
     minimum_bytes: int = setting(65536, "smaller tensors stay", unit="bytes", minimum=0)
 
-    title = "Activation offloading"
     attacks = (Category.ACTIVATIONS,)
-    costs = "two transfers of every activation per step, over PCIe or to a disk"
     what = "activations"
 
     def trainer(self) -> Call:

@@ -29,11 +29,8 @@ class Allocator(Technique):
         None, "free blocks larger than this are not split; none: all may be", unit="MiB", minimum=21
     )
 
-    title = "Allocator settings"
     stage = Stage.PROCESS
-    costs = "slower growth of the reserved memory, at the beginning"
     numerics = Numerics.EXACT
-    family = "kernels"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -19,11 +19,8 @@ class Attention(Technique):
 
     implementation: str = setting("eager", "how attention is computed; sdpa is the default", choices=("eager", "sdpa"))
 
-    title = "Attention step by step"
     stage = Stage.ARCHITECTURE
-    costs = "memory: the probabilities of every layer, which grow with the square of the length"
     numerics = Numerics.EXACT
-    family = "kernels"
 
     def model_arguments(self, family: ModelFamily) -> Arguments:
         return {"attn_implementation": self.implementation}

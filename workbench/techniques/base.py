@@ -88,10 +88,10 @@ class Call:
 
 
 class Technique:
-    """Base of all techniques. Subclasses are frozen dataclasses, one file each, and are listed in the registry.
+    """Base of all techniques. Subclasses are frozen dataclasses, one file each, and are listed in `cards.toml`.
 
-    `name` is that of the file. `attacks` is empty where no category of device memory shrinks; `family` names the lesson
-    that several share.
+    `name` is that of the file. `title`, `costs` and `family`, the lesson that several share, stand on the card.
+    `attacks` is empty where no category of device memory shrinks.
     """
 
     name: ClassVar[str]
@@ -238,7 +238,6 @@ class Adapter(Technique):
     """Base of the techniques that freeze the model and train something small beside it: never two of them together."""
 
     stage = Stage.ADAPT
-    family = "adapters"
     attacks: ClassVar[tuple[Category, ...]] = (Category.GRADIENTS, Category.OPTIMIZER_STATES)
     numerics = Numerics.DIFFERENT
     brings = frozenset({Capability.ADAPTER})

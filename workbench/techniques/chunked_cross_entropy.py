@@ -114,10 +114,8 @@ class ChunkedCrossEntropy(Technique):
 
     chunk: int = setting(256, "rows of logits that exist at a time", unit="tokens", minimum=1)
 
-    title = "Chunked cross-entropy"
     stage = Stage.WRAP
     attacks = (Category.LOGITS_AND_LOSS,)
-    costs = "one more product with the head per step"
     numerics = Numerics.EXACT
 
     def check_model(self, model: Any) -> None:

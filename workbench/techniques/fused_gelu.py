@@ -16,12 +16,9 @@ class FusedGelu(Technique):
     Hendrycks and Gimpel, "Gaussian Error Linear Units (GELUs)", arXiv 1606.08415.
     """
 
-    title = "Fused GELU"
     stage = Stage.ARCHITECTURE
     attacks = (Category.ACTIVATIONS,)
-    costs = "nothing but another rounding"
     numerics = Numerics.EXACT
-    family = "kernels"
 
     def model_arguments(self, family: ModelFamily) -> Arguments:
         return {**family.fused_activation}

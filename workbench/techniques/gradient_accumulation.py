@@ -18,10 +18,8 @@ class GradientAccumulation(Technique):
 
     steps: int = setting(4, "micro-batches per optimizer step", minimum=2)
 
-    title = "Gradient accumulation"
     stage = Stage.BATCHES
     attacks = (Category.ACTIVATIONS, Category.LOGITS_AND_LOSS)
-    costs = "speed, where the micro-batch no longer fills the device"
     numerics = Numerics.EXACT
     brings = frozenset({Capability.ACCUMULATION})
     worth_trying = tuple({"steps": 2**power} for power in range(1, 9))

@@ -36,10 +36,8 @@ class GradientCheckpointing(Technique):
     every_n_layers: int = setting(1, "checkpoint every n-th transformer block; 1 is all of them", minimum=1)
     use_reentrant: bool = setting(False, "PyTorch's older implementation, which recomputes under a fresh graph")
 
-    title = "Gradient checkpointing"
     stage = Stage.WRAP
     attacks = (Category.ACTIVATIONS,)
-    costs = "about one more forward pass per step"
     numerics = Numerics.EXACT
     forbids = frozenset({Capability.KEY_VALUE_CACHE})
     worth_trying = tuple({"every_n_layers": n} for n in (4, 2, 1))

@@ -17,10 +17,8 @@ class MixedPrecision(Technique):
 
     dtype: str = setting("bf16", "type of the matrix products", choices=("bf16", "fp16"))
 
-    title = "Mixed precision"
     stage = Stage.WRAP
     attacks = (Category.ACTIVATIONS,)
-    costs = "rounding: 8 significant bits (bf16) or 11 (fp16) instead of 24"
     numerics = Numerics.APPROXIMATE
     forbids = frozenset({Capability.SIXTEEN_BIT_WEIGHTS})
 

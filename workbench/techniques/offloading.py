@@ -132,7 +132,6 @@ class Offloading(Technique):
 
     to: str = setting("cpu", "where they wait: host memory, or a file in TMPDIR", choices=("cpu", "disk"))
 
-    family = "offloading"
     numerics = Numerics.EXACT
     stage = Stage.WRAP
     what: ClassVar[str]  # waits there, in words

@@ -83,10 +83,8 @@ class OptimizerOffloading(Offloading):
 
     chunk_elements: int = setting(2**20, "elements on the device at a time", minimum=1024)
 
-    title = "Optimizer offloading"
     stage = Stage.OPTIMIZE
     attacks = (Category.OPTIMIZER_STATES,)
-    costs = "16 bytes of every trained parameter cross the bus in each step"
     what = "optimizer states"
     brings = frozenset({Capability.OPTIMIZER})
     forbids = frozenset({Capability.OPTIMIZER})

@@ -16,12 +16,9 @@ class PureBf16(Technique):
     costs accuracy. Autocast would be of no use here: there is no fp32 left to compute less exactly.
     """
 
-    title = "Pure bf16"
     stage = Stage.QUANTIZE
     attacks = (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER_STATES, Category.ACTIVATIONS)
-    costs = "small updates are lost: a weight has 8 significant bits"
     numerics = Numerics.APPROXIMATE
-    family = "mixed_precision"
     brings = frozenset({Capability.SIXTEEN_BIT_WEIGHTS})
 
     def missing(self, device_type: str) -> str | None:

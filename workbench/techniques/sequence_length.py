@@ -30,12 +30,9 @@ class SequenceLength(Technique):
 
     tokens: int = setting(64, "tokens per training sequence, instead of the recipe's", unit="tokens", minimum=2)
 
-    title = "Shorter sequences"
     stage = Stage.EXAMPLES
     attacks = (Category.ACTIVATIONS, Category.LOGITS_AND_LOSS)
-    costs = "context: no token is predicted from further back; more optimizer steps for the same text"
     numerics = Numerics.DIFFERENT
-    family = "batch_and_length"
     worth_trying = ()  # a planner fits the training that was asked for: how far back a model looks is not its choice
     forbids = frozenset({Capability.TRAINING_SET})  # it cuts packed blocks
 

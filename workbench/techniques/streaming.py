@@ -20,11 +20,8 @@ class Streaming(Technique):
 
     shuffle_buffer: int = setting(256, "blocks to choose the next one from; 1: the order of the text", minimum=1)
 
-    title = "Streaming"
     stage = Stage.EXAMPLES
-    costs = "a shuffle that is only local, and the tokeniser's time within every epoch"
     numerics = Numerics.DIFFERENT
-    family = "data_loading"
     brings = frozenset({Capability.TRAINING_SET, Capability.STREAM})
     forbids = frozenset({Capability.TRAINING_SET})
 
