@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from workbench.advise.candidate import Candidate, Predictor, entry, rank
-from workbench.advise.plan import THIS_CPU, families, search
+from workbench.advise.plan import THIS_CPU, Search, families
 from workbench.errors import ConfigurationError, UnavailableError
 from workbench.gpus.catalogue import of_device
 from workbench.gpus.emulator.card import DEVICE
@@ -298,7 +298,7 @@ class _ChangeSearch:
                 f"takes memory, see below. The changes need at least {MARGIN:.0%} less than the recipe as it is."
             )
             budget = int(baseline.needed_bytes * (1 - MARGIN))
-        new = search(self.recipe, budget, self.predict, families=self.families, most_changes=1)
+        new = Search(self.recipe, budget, self.predict, self.families, most_changes=1).plan()
         found = [*new.candidates, *self._other_settings(baseline, budget), *others]
         return [candidate for candidate in found if candidate.fits] or [*new.tried[1:]]  # the first has no change
 
@@ -309,7 +309,7 @@ class _ChangeSearch:
             others = {now.name: tuple(variant for variant in self.families.get(now.name, ()) if variant != now)}
             without = replace(self.recipe, techniques=tuple(t for t in self.recipe.techniques if t is not now))
             if others[now.name]:
-                tried = search(without, budget, self.predict, families=others, most_changes=1, compared_with=baseline)
+                tried = Search(without, budget, self.predict, others, most_changes=1, compared_with=baseline).plan()
                 found += [candidate for candidate in tried.candidates if candidate.changes]
         return found
 
