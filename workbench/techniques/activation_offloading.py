@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.measure.categories import Category
 from workbench.settings import setting
 from workbench.techniques.base import Call
 from workbench.techniques.offloading import Offloading
@@ -108,7 +107,6 @@ class ActivationOffloading(Offloading):
 
     minimum_bytes: int = setting(65536, "smaller tensors stay", unit="bytes", minimum=0)
 
-    attacks = (Category.ACTIVATIONS,)
     what = "activations"
 
     def trainer(self) -> Call:

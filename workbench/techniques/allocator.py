@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from workbench.errors import ConfigurationError
 from workbench.settings import setting
-from workbench.techniques.base import Arguments, Numerics, Stage, Technique
+from workbench.techniques.base import Arguments, Stage, Technique
 
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # in the order in which PyTorch looks; the first is older
 
@@ -30,7 +30,6 @@ class Allocator(Technique):
     )
 
     stage = Stage.PROCESS
-    numerics = Numerics.EXACT
 
     def __post_init__(self) -> None:
         super().__post_init__()

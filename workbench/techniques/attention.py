@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from workbench.models.family import ModelFamily
 from workbench.settings import setting
-from workbench.techniques.base import Arguments, Numerics, Stage, Technique
+from workbench.techniques.base import Arguments, Stage, Technique
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,6 @@ class Attention(Technique):
     implementation: str = setting("eager", "how attention is computed; sdpa is the default", choices=("eager", "sdpa"))
 
     stage = Stage.ARCHITECTURE
-    numerics = Numerics.EXACT
 
     def model_arguments(self, family: ModelFamily) -> Arguments:
         return {"attn_implementation": self.implementation}

@@ -8,7 +8,7 @@ from typing import Any
 
 from workbench.errors import ConfigurationError
 from workbench.settings import setting
-from workbench.techniques.base import Arguments, Call, Capability, Numerics, Stage, Technique
+from workbench.techniques.base import Arguments, Call, Capability, Stage, Technique
 
 
 def map_from_disk(dataset: Any) -> Any:
@@ -37,7 +37,6 @@ class DataLoading(Technique):
     pin_memory: bool = setting(True, "on CUDA: batches wait in page-locked host memory, as they do by default")
 
     stage = Stage.BATCHES
-    numerics = Numerics.EXACT
     forbids = frozenset({Capability.STREAM})
 
     def __post_init__(self) -> None:

@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-from workbench.measure.categories import Category
 from workbench.models.family import ModelFamily
-from workbench.techniques.base import Arguments, Numerics, Stage, Technique
+from workbench.techniques.base import Arguments, Stage, Technique
 
 
 @dataclass(frozen=True)
@@ -17,8 +16,6 @@ class FusedGelu(Technique):
     """
 
     stage = Stage.ARCHITECTURE
-    attacks = (Category.ACTIVATIONS,)
-    numerics = Numerics.EXACT
 
     def model_arguments(self, family: ModelFamily) -> Arguments:
         return {**family.fused_activation}

@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.measure.categories import Category
 from workbench.models.family import ModelFamily
 from workbench.settings import setting
-from workbench.techniques.base import Call, Capability, Numerics, Stage, Technique
+from workbench.techniques.base import Call, Capability, Stage, Technique
 
 
 def checkpoint_blocks(model: Any, every_n_layers: int, use_reentrant: bool) -> Any:
@@ -37,8 +36,6 @@ class GradientCheckpointing(Technique):
     use_reentrant: bool = setting(False, "PyTorch's older implementation, which recomputes under a fresh graph")
 
     stage = Stage.WRAP
-    attacks = (Category.ACTIVATIONS,)
-    numerics = Numerics.EXACT
     forbids = frozenset({Capability.KEY_VALUE_CACHE})
     worth_trying = tuple({"every_n_layers": n} for n in (4, 2, 1))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from workbench.errors import ConfigurationError
 from workbench.settings import setting
-from workbench.techniques.base import Arguments, Call, Capability, Numerics, Stage, Technique
+from workbench.techniques.base import Arguments, Call, Capability, Stage, Technique
 from workbench.texts.corpus import encoded
 
 
@@ -28,7 +28,6 @@ class Padding(Technique):
     group_by_length: bool = setting(False, "batches of examples of about equal length; needs dynamic padding")
 
     stage = Stage.EXAMPLES
-    numerics = Numerics.DIFFERENT
     brings = frozenset({Capability.TRAINING_SET})
     forbids = frozenset({Capability.TRAINING_SET})
 

@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-from workbench.measure.categories import Category
 from workbench.models.family import ModelFamily
-from workbench.techniques.base import Arguments, Capability, Numerics, Stage, Technique, lacks_bf16
+from workbench.techniques.base import Arguments, Capability, Stage, Technique, lacks_bf16
 
 
 @dataclass(frozen=True)
@@ -17,8 +16,6 @@ class PureBf16(Technique):
     """
 
     stage = Stage.QUANTIZE
-    attacks = (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER_STATES, Category.ACTIVATIONS)
-    numerics = Numerics.APPROXIMATE
     brings = frozenset({Capability.SIXTEEN_BIT_WEIGHTS})
 
     def missing(self, device_type: str) -> str | None:

@@ -1,21 +1,24 @@
 """The techniques by their names: a table in `cards.toml`, and the class of that name in the file of that name."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from workbench.errors import ConfigurationError
+from workbench.measure.categories import Category
 from workbench.settings import parse_settings, unknown
-from workbench.techniques.base import Technique
+from workbench.techniques.base import Numerics, Technique
+
+READ: dict[str, Callable[[Any], Any]] = {"attacks": lambda names: tuple(map(Category, names)), "numerics": Numerics}
 
 
-def _class_of(name: str, card: Mapping[str, str]) -> type[Technique]:
-    """Of `batch_size` the class `BatchSize`, with its name and the words of its card."""
+def _class_of(name: str, card: Mapping[str, Any]) -> type[Technique]:
+    """Of `batch_size` the class `BatchSize`, with its name and what its card says."""
     cls: type[Technique] = getattr(import_module(f"{__package__}.{name}"), name.title().replace("_", ""))
-    for field, words in {"name": name, **card}.items():
-        setattr(cls, field, words)
+    for field, value in {"name": name, **card}.items():
+        setattr(cls, field, READ.get(field, str)(value))
     return cls
 
 

@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Any
 
 from workbench.settings import setting
-from workbench.techniques.base import Call, Capability, Numerics, Stage, Technique
+from workbench.techniques.base import Call, Capability, Stage, Technique
 from workbench.texts.corpus import packed_blocks
 
 
@@ -21,7 +21,6 @@ class Streaming(Technique):
     shuffle_buffer: int = setting(256, "blocks to choose the next one from; 1: the order of the text", minimum=1)
 
     stage = Stage.EXAMPLES
-    numerics = Numerics.DIFFERENT
     brings = frozenset({Capability.TRAINING_SET, Capability.STREAM})
     forbids = frozenset({Capability.TRAINING_SET})
 
