@@ -43,7 +43,7 @@ TECHNIQUES = [
     "ia3",
     "lora", "lora=targets:c_attn+c_fc+c_proj,dropout:0.1",
     "mixed_precision=dtype:bf16", "mixed_precision=dtype:fp16",
-    "optimizer=kind:adamw_8bit", "optimizer=kind:adafactor", "optimizer=kind:sgd_momentum",
+    "optimizer=kind:adamw_8bit", "optimizer=kind:adamw_4bit_stochastic", "optimizer=kind:adafactor", "optimizer=kind:sgd_momentum",
     "optimizer_offloading", "optimizer_offloading=to:disk",
     "padding", "padding=group_by_length:true",
     "prefix_tuning",
@@ -51,6 +51,7 @@ TECHNIQUES = [
     "pure_bf16",
     "qlora", "qlora=format:fp4,double_quantization:false", "qlora=compute:bfloat16",
     "sequence_length=tokens:48",
+    "step_in_backward",
     "streaming",
 ]  # fmt: skip
 NEED_BF16 = ["mixed_precision=dtype:bf16", "pure_bf16", "qlora=compute:bfloat16"]

@@ -10,8 +10,6 @@ from workbench.measure.categories import format_bytes as format_bytes
 from workbench.measure.leaks import holders as holders
 from workbench.measure.leaks import release as release
 from workbench.measure.meter import Meter as Meter
-from workbench.predict.beside import predictions_beside as predictions_beside
-from workbench.predict.beside import style_predictions as style_predictions
 from workbench.predict.predict import predict as predict
 from workbench.predict.prediction import Prediction as Prediction
 from workbench.recipe import Recipe as Recipe

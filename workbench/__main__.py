@@ -138,7 +138,7 @@ def _parser() -> argparse.ArgumentParser:
         "run": run_recipe, "predict": predict_recipe, "plan": show_plan, "doctor": show_diagnosis,
         "script": write_script, "emulate": emulate_program, "verify": verify_predictions, "pairs": show_pairs,
         "notebooks": run_notebooks, "lessons": take_lessons, "list": list_techniques, "records": show_records,
-        "compare": show_comparison,
+        "compare": show_comparison, "headline": show_headline,
     }  # fmt: skip
     raw = argparse.RawDescriptionHelpFormatter
     program = "workbench" if Path(sys.argv[0]).stem == "workbench" else MODULE
@@ -284,6 +284,22 @@ def show_diagnosis(args: argparse.Namespace) -> None:
     with redirect_stdout(sys.stderr):
         diagnosis = diagnose(record)
     print(json.dumps(diagnosis.to_dict()) if args.json else diagnosis.as_text())
+
+
+def show_headline(args: argparse.Namespace) -> None:
+    """How far techniques go together, rung by rung: memory, operations, losses, and what other programs need."""
+
+    from workbench.advise.headline import headline
+
+    tables = headline()
+    with redirect_stdout(sys.stderr):
+        found = dict(tables)
+    for title, table in found.items():
+        shown = table[[name for name in table if name == "peak_allocated_bytes" or not name.endswith("_bytes")]]
+        print(f"{title}\n{shown.to_string(index=False, formatters={'peak_allocated_bytes': format_bytes})}\n")
+    if args.save:
+        for number, (title, table) in enumerate(found.items()):
+            table.assign(table=title).to_csv(_folder(args.save) / f"headline-{number}.csv", index=False)
 
 
 def write_script(args: argparse.Namespace) -> None:

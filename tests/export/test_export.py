@@ -36,6 +36,7 @@ from workbench.techniques import (
     PureBf16,
     Qlora,
     SequenceLength,
+    StepInBackward,
     Streaming,
 )
 
@@ -54,6 +55,8 @@ TECHNIQUES = {
     "chunked_cross_entropy": (ChunkedCrossEntropy(chunk=100), GradientAccumulation(steps=2)),
     "chunked_cross_entropy of an adapter": (ChunkedCrossEntropy(chunk=100), Lora(rank=2), MixedPrecision()),
     "optimizer": (Optimizer(kind="sgd_momentum"),),
+    "step_in_backward": (StepInBackward(), Optimizer(kind="adafactor")),
+    "a library's optimizer": (PureBf16(), Optimizer(kind="adamw_4bit_stochastic")),
     "optimizer made by hand": (Optimizer(kind="adamw_foreach"), Lora(rank=2)),
     "prefix_tuning": (PrefixTuning(virtual_tokens=4),),
     "prompt_tuning": (PromptTuning(virtual_tokens=4),),

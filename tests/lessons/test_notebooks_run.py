@@ -5,6 +5,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import nbformat
 import pytest
 
 from workbench.lessons import parameters
@@ -21,12 +22,41 @@ QUICK = {
 }  # fmt: skip
 
 
+# sentences that a lesson computes about itself, as regular expressions over what its cells print
+CLAIMS = {
+    "00_memory_anatomy": [r"gpt2: unattributed [\d.]+ MiB, of it workspaces 16\.\d MiB"],
+    "03_gradient_checkpointing": [
+        r"with the hook, blocks and last LayerNorm +48 of 48",
+        r"without the hook, blocks +an error: element 0 of tensors does not require grad",
+        r"without the hook, blocks and last LayerNorm +0 of 48",
+        r"full, 1 × +16: peak +(\S+ MiB)(?s:.*)the end of a full backward pass, by hand: \1",
+    ],
+    "04_mixed_precision": [rf"{name} +by hand for cuda .* ratio (0\.99|1\.00)" for name in ("gpt2", "gpt2-xl")],
+    "10_offloading": [r"activations move in a step .* ratio 1\.00", r"states +move in a step .* ratio 1\.00"],
+    "11_data_loading": [r"streamed +\S+ \S+, of it the \d+ blocks by hand \S+ \S+"],
+    "12_kernels": [
+        r"separate segments +with room .* 520 MiB reserved",
+        r"separate segments +300 MiB .* 300 MiB reserved",
+        r"eager with dropout 0\.1 keeps .*: 3\.\d\d P",
+    ],
+    "15_out_of_memory": [
+        r"losses\.append\(loss\) after backward +16 B",
+        r"losses\.append\(loss\.item\(\)\) +0 B",
+        r"losses\.append\(loss\), no backward +\d+ MiB",
+    ],
+    "99_compare": [r"optimizer\(kind=adamw_8bit\)", r"attention\(implementation=eager\)"],
+}  # fmt: skip
+
 EVERY = [pytest.param(p, id=p.stem, marks=pytest.mark.xdist_group(p.stem)) for p in sorted(NOTEBOOKS.glob("*.ipynb"))]
 
 
 @pytest.fixture(scope="module", params=EVERY)
 def executed(request, tmp_path_factory, text_file, model_name) -> tuple[Path, Path, list[Record]]:
     folder = tmp_path_factory.mktemp(request.param.stem)
+    shared = tmp_path_factory.getbasetemp() / "predictions"  # the lessons predict the same recipes on the same cards
+    (folder / "runs").mkdir()
+    shared.mkdir(exist_ok=True)
+    (folder / "runs" / "predictions").symlink_to(shared)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WORKBENCH_RUNS", str(folder / "runs"))
         patch.setenv("OMP_NUM_THREADS", "1")  # another test process has the other core
@@ -72,12 +102,29 @@ def test_its_technique_is_on_record_beside_the_baseline(executed):
         assert taught | {"baseline"} <= {label.split("(")[0] for label in labels}
 
 
+def test_what_it_says_of_itself_is_so(executed):
+    path, output, _ = executed
+    outputs = [o for cell in nbformat.read(str(output), as_version=4).cells for o in cell.get("outputs", [])]
+    told = "\n".join(o.get("text", "") or o.get("data", {}).get("text/html", "") for o in outputs)
+    for claim in CLAIMS.get(path.stem, []):
+        assert re.search(claim, told), claim
+
+
+def test_it_has_steps_to_drag_through_and_they_are_small(executed):
+    path, output, _ = executed
+    outputs = [o for cell in nbformat.read(str(output), as_version=4).cells for o in cell.get("outputs", [])]
+    frames = [page for o in outputs if "<iframe" in (page := o.get("data", {}).get("text/html", ""))]
+    assert len(frames) == (path.stem not in ("14_planner", "15_out_of_memory", "playground"))
+    assert all(len(frame) < 300_000 for frame in frames)
+
+
 def test_its_page_opens_offline(executed, tmp_path):
     _, output, _ = executed
     page = to_html(output, tmp_path / "page.html").read_text(encoding="utf-8")
     for fetched in ("<script src", "<link", 'src="http', "url(http", "@import"):
         assert fetched not in page, fetched
     assert "widget-view" not in page, "an output needs a live kernel"
+    assert page.count("<iframe ") == output.read_text(encoding="utf-8").count("<iframe ")
     assert "Warning" not in page
 
 

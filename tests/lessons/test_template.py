@@ -90,3 +90,12 @@ def test_a_lesson_says_when_not_to_use_it_and_where_it_comes_from(path):
     last = cells(path)[-1].source
     for part in ("**When not to use it.**", "**Exercises.**", "**References.**"):
         assert part in last
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=stem)
+def test_a_lesson_shows_real_cards_and_the_step_to_drag_through(path):
+    (card,) = [i for i, cell in enumerate(cells(path)) if "on_real_cards(" in cell.source]
+    step = next(i for i, cell in enumerate(cells(path)) if cell.source.startswith("step_on_card("))
+    assert cells(path)[card - 1].source.startswith("### On a real card")
+    assert card < step
+    assert all(len(cells(path)[i].source.splitlines()) <= 5 for i in (card, step))

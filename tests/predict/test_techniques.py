@@ -31,6 +31,7 @@ MORE = (
     *(Optimizer(kind=kind) for kind in (*TRAINER, *FOREACH) if Optimizer(kind=kind) != Optimizer()),
     Padding(dynamic=False),
     Qlora(double_quantization=False),
+    *(Optimizer(kind=kind) for kind in ("adamw_4bit_stochastic", "adamw_kahan")),
 )
 DEFAULTS = tuple(technique() for technique in REGISTRY.values())
 

@@ -1,5 +1,6 @@
 """Candidates as cards: advice after an out-of-memory, and plans, with a made-up predictor."""
 
+import threading
 import time
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from workbench.errors import ConfigurationError
 from workbench.recipe import Recipe
 from workbench.records.record import Record, Status
 from workbench.techniques import GradientCheckpointing
+from workbench.widgets.background import SEARCH, patient
 from workbench.widgets.cards import Advice, MakeItFit
 
 RECIPE = Recipe(model="gpt2-tiny", effective_batch_size=16, sequence_length=256)  # 612 MiB, 712 with a GPU's own
@@ -62,6 +64,35 @@ def test_the_cause_is_there_before_anything_is_predicted_and_what_attacks_the_pe
     assert "gradient_checkpointing" in first
     assert "lora" not in first
     assert any("1 so far" in page for page in pages), "a card is shown before all are there"
+
+
+def test_the_switches_wait_until_the_advice_is_there():
+    order, switch = [], patient(lambda: order.append("switch"), SEARCH)
+    beside = threading.Thread(target=switch)
+
+    def slow(recipe):
+        if not beside.is_alive():
+            beside.start()
+        time.sleep(0.01)
+        order.append("advice")
+
+    advice = Advice(print, Machine(slow))
+    advice.show(record(memory_cap_bytes=101 * MIB))
+    shown(advice)
+    beside.join(10)
+    assert order.count("advice") > 3
+    assert order.index("switch") == len(order) - 1
+
+
+@pytest.mark.parametrize(("cap", "fitting", "most"), [(140, ["gradient_accumulation"], 12), (101, [], 10)])
+def test_under_a_hard_cap_what_attacks_too_little_is_not_predicted(cap, fitting, most):
+    machine = Machine()
+    advice = Advice(print, machine)
+    advice.show(record(memory_cap_bytes=cap * MIB, by_category={"weights": 100 * MIB}))  # it failed early
+    cards = shown(advice)
+    assert [name for card in cards for name in card.candidate.names if card.candidate.fits] == fitting
+    assert len(machine.asked) <= most
+    assert {"lora", "optimizer"}.isdisjoint(t.name for recipe in machine.asked for t in recipe.techniques)
 
 
 def test_what_does_not_fit_looks_like_no_advice_and_says_so():

@@ -12,11 +12,6 @@ from workbench.techniques import Numerics, Technique
 
 NUMERICS = tuple(Numerics)  # from the best to the worst
 
-# what a candidate says of itself, and its prediction of it, as JSON
-SAID = (
-    "label", "words", "needed_bytes", "headroom_bytes", "saved_bytes", "fits", "extra_compute", "extra_time", "command",
-)  # fmt: skip
-PREDICTED = ("peak_allocated_bytes", "peak_reserved_bytes", "context_bytes")
 
 Predictor = Callable[[Recipe, str], Prediction]  # of a recipe, for a GPU's name or "cpu"
 
@@ -131,16 +126,18 @@ class Candidate:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
+        found = self.predicted
         return {
-            **{name: getattr(self, name) for name in SAID},
-            **{name: getattr(self.predicted, name) for name in PREDICTED},
-            "recipe": self.recipe.to_dict(),
-            "changes": {change.name: change.settings() for change in self.changes},
-            "numerics": str(self.numerics),
+            "label": self.label, "words": self.words, "recipe": self.recipe.to_dict(),
+            "changes": {change.name: change.settings() for change in self.changes}, "numerics": str(self.numerics),
+            "needed_bytes": self.needed_bytes,
             "predicted_bytes": self.needed_bytes,  # what `doctor --json` calls it
-            "by_category": dict(self.predicted.by_category),
-            "gives_up": list(self.gives_up),
-        }
+            "headroom_bytes": self.headroom_bytes, "saved_bytes": self.saved_bytes, "fits": self.fits,
+            "peak_allocated_bytes": found.peak_allocated_bytes, "peak_reserved_bytes": found.peak_reserved_bytes,
+            "context_bytes": found.context_bytes, "by_category": dict(found.by_category),
+            "extra_compute": self.extra_compute, "extra_time": self.extra_time, "gives_up": list(self.gives_up),
+            "command": self.command,
+        }  # fmt: skip
 
 
 def rank(candidate: Candidate) -> tuple[int, int, float, int, int]:

@@ -6,11 +6,12 @@ technique that the recipe has already, other settings are tried in its place. No
 
 import shlex
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from workbench.advise.candidate import Candidate, Predictor, entry, rank
-from workbench.advise.plan import THIS_CPU, Search, families
+from workbench.advise.plan import SETS, THIS_CPU, Search, attacked_bytes, families
 from workbench.errors import ConfigurationError, UnavailableError
 from workbench.gpus.catalogue import of_device
 from workbench.gpus.emulator.card import DEVICE
@@ -24,6 +25,7 @@ from workbench.techniques import REGISTRY
 
 MARGIN = 0.1  # asked of a change where the prediction says that the recipe fits as it is, but the run has not
 EMULATED = "(emulated)"  # ends the name that such a card gives itself (workbench/gpus/emulator/card.py)
+BESIDE = 0.25  # part of the need that techniques save beside what they attack; LoRA 0.12, the most of seven recipes
 NOTEWORTHY = 0.01  # part of the room: less than this, alive before the run, is not mentioned
 
 
@@ -124,24 +126,22 @@ def diagnose(record: Record, *, among: Iterable[str] | None = None, predict: Pre
     fitting = tuple(change for change in changes if change.fits)
     largest, size = _largest(record.by_category)
     return Diagnosis(
-        record_id=record.id,
-        cause=failure.cause(),
-        phase=record.peak_phase,
-        operation=record.failed_operation,
-        largest_category=largest,
-        largest_bytes=size,
-        room_bytes=failure.room_bytes,
-        requested_bytes=record.requested_bytes,
-        before_bytes=record.before_bytes,
-        fragmented=failure.fragmented,
-        predicted_for=search.predicted_for,
-        predicted_bytes=search.needed_bytes,
-        changes=fitting,
+        record_id=record.id, cause=failure.cause(), phase=record.peak_phase, operation=record.failed_operation,
+        largest_category=largest, largest_bytes=size, room_bytes=failure.room_bytes,
+        requested_bytes=record.requested_bytes, before_bytes=record.before_bytes, fragmented=failure.fragmented,
+        predicted_for=search.predicted_for, predicted_bytes=search.needed_bytes, changes=fitting,
         closest=None if fitting or not changes else min(changes, key=lambda change: change.needed_bytes),
-        plan_command=search.plan_command(),
-        note=search.note,
-        checklist=failure.checklist(),
-    )
+        plan_command=search.plan_command(), note=search.note, checklist=failure.checklist(),
+    )  # fmt: skip
+
+
+def promising(record: Record, predict: Predictor) -> list[str]:
+    """Names for `diagnose` to choose among: first those that attack most for few predictions; of those that attack far
+    less than is missing no more than make SETS names. Empty where nothing can be predicted.
+    """
+    with suppress(ConfigurationError, UnavailableError):
+        return _ChangeSearch(_Failure(record), predict, None).promising()
+    return []
 
 
 def cause(record: Record) -> str:
@@ -267,19 +267,37 @@ class _ChangeSearch:
         options = f"--device {self.failure.device}" + (f" --memory-cap {cap}B" if cap else "")
         return [replace(candidate, options=options) for candidate in sorted(found, key=rank)]
 
-    def _search(self, budget: int) -> list[Candidate]:
-        baseline = Candidate(self.recipe, (), self.predict(self.recipe), budget)
-        self.needed_bytes = baseline.needed_bytes
+    def promising(self) -> list[str]:
+        """As the function of this name; what attacks no memory stands at the end."""
+        if self.budget_bytes is None:
+            return []
+        baseline, budget = self._begin(self.budget_bytes)
+        attacked = {name: attacked_bytes(f[-1], baseline.predicted) for name, f in self.families.items() if f}
+        missing = baseline.needed_bytes - budget
+        least = min([missing - BESIDE * baseline.needed_bytes, *sorted(attacked.values())[-SETS:]])
+        many = missing < max(attacked.values(), default=0) / 2  # are enough: first those that are soon bisected
+        bisections = {name: len(self.families[name]).bit_length() if many else 1 for name in attacked}
+        worth = {name: size / bisections[name] for name, size in attacked.items() if size >= least}
+        return [*sorted(worth, key=lambda n: -worth[n]), *(n for n in self.families if n not in attacked)]
+
+    def _search(self, room: int) -> list[Candidate]:
+        baseline, budget = self._begin(room)
         others = self._allocators(baseline)
-        if baseline.fits:
-            self.note = (
-                f"Predicted to fit as it is, with {format_bytes(baseline.headroom_bytes)} to spare: something else "
-                f"takes memory, see below. The changes need at least {MARGIN:.0%} less than the recipe as it is."
-            )
-            budget = int(baseline.needed_bytes * (1 - MARGIN))
         new = Search(self.recipe, budget, self.predict, self.families, most_changes=1).plan()
         found = [*new.candidates, *self._other_settings(baseline, budget), *others]
         return [candidate for candidate in found if candidate.fits] or [*new.tried[1:]]  # the first has no change
+
+    def _begin(self, room: int) -> tuple[Candidate, int]:
+        """The recipe as it is, and what it may need after a change."""
+        baseline = Candidate(self.recipe, (), self.predict(self.recipe), room)
+        self.needed_bytes = baseline.needed_bytes
+        if not baseline.fits:
+            return baseline, room
+        self.note = (
+            f"Predicted to fit as it is, with {format_bytes(baseline.headroom_bytes)} to spare: something else "
+            f"takes memory, see below. The changes need at least {MARGIN:.0%} less than the recipe as it is."
+        )
+        return baseline, int(baseline.needed_bytes * (1 - MARGIN))
 
     def _other_settings(self, baseline: Candidate, budget: int) -> list[Candidate]:
         """Of each technique that the recipe has, the gentlest other settings that fit."""

@@ -59,14 +59,11 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         return {
-            "budget_bytes": self.budget_bytes,
-            "predicted_for": self.predicted_for,
-            "baseline": self.baseline.to_dict(),
+            "budget_bytes": self.budget_bytes, "predicted_for": self.predicted_for,
+            "baseline": self.baseline.to_dict(), "closest": self.closest.to_dict(),
             "candidates": [candidate.to_dict() for candidate in self.candidates],
-            "closest": self.closest.to_dict(),
-            "predictions": len(self.tried),
-            "skipped": dict(self.skipped),
-        }
+            "predictions": len(self.tried), "skipped": dict(self.skipped),
+        }  # fmt: skip
 
 
 def plan(
@@ -218,14 +215,11 @@ class Search:
         families = [family for name, family in self.families.items() if name not in start.names]
         families = [family for family in families if NUMERICS.index(family[0].numerics) < _best(found)]
 
-        def attacked(family: tuple[Technique, ...]) -> int:
-            categories = {*family[-1].attacks, *ALWAYS_REMOVABLE}
-            return sum(start.predicted.by_category.get(category, 0) for category in categories)
-
         if not start.changes:
             return families
+        attacked = {family: attacked_bytes(family[-1], start.predicted) for family in families}
         least = WORTHWHILE * sum(start.predicted.by_category.values())
-        return sorted((f for f in families if attacked(f) >= least), key=attacked, reverse=True)[:EXTENSIONS]
+        return sorted((f for f in families if attacked[f] >= least), key=lambda f: -attacked[f])[:EXTENSIONS]
 
     def _relaxed(self, candidate: Candidate) -> Candidate:
         """The same techniques, none of them needlessly, each with the gentlest settings that still fit."""
@@ -272,6 +266,11 @@ class Search:
             return None
         self.bar.update()
         return Candidate(recipe, changes, predicted, self.budget_bytes, self.compared_with or self.baseline)
+
+
+def attacked_bytes(change: Technique, predicted: Prediction) -> int:
+    """Of what is there at the peak, that which the technique may make smaller."""
+    return sum(predicted.by_category.get(category, 0) for category in {*change.attacks, *ALWAYS_REMOVABLE})
 
 
 def _best(found: list[Candidate]) -> int:

@@ -82,11 +82,17 @@ class Worker:
             self.calls.flush()
             kind, answer = pickle.load(self.answers)
         except (EOFError, OSError, pickle.UnpicklingError):
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(1.0)  # or one that was killed would still look alive
             if time.monotonic() - began >= time_limit:
-                self.process.wait()  # or it would still look alive
                 raise UnavailableError(
                     f"{self.name}: no answer within {time_limit:g} s, so it was ended; the next call starts another. "
                     "Ask for a smaller model, batch or length, or give it a longer time_limit."
+                ) from None
+            if (self.process.returncode or 0) < 0:
+                raise UnavailableError(
+                    f"{self.name}: it was killed in the middle (signal {-self.process.returncode}), as where the "
+                    "machine's memory runs out; the next call starts another. Ask for less if that is killed too."
                 ) from None
             self.words.seek(0)
             last = self.words.read()[-2000:].decode(errors="replace")

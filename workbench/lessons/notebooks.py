@@ -35,7 +35,7 @@ OFFLINE_PAGE, INDEX = (Path(__file__).with_name(name) for name in ("page.html.j2
 DEVICE_PARAMETER = "device"
 
 # predictions come from a process of their own, which can load its libraries while the kernel loads the same
-PREPARE = f"{PIN}; from workbench.predict.worker import start as _start; _start(); del _start"
+PREPARE = f"{PIN}; from workbench.predict.worker import start as _start; _start('t4'); del _start"
 
 
 class NotebookError(WorkbenchError):

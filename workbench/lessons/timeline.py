@@ -7,6 +7,7 @@ there wherever the frame is put: in a widget, in the output of a cell, in a buil
 import base64
 import html
 import json
+import re
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from workbench.predict.prediction import Prediction
 from workbench.predict.tensors import TensorTimeline
 
 PAGE = Path(__file__).with_name("timeline.html")
+OPERATIONS: dict[str, str] = json.loads(Path(__file__).with_name("operations.json").read_text(encoding="utf-8"))
 FACTS = (
     "label", "model", "capacity_bytes", "context_bytes", "peak_allocated_bytes", "peak_reserved_bytes",
     "micro_batch_size", "gradient_accumulation_steps",
@@ -42,10 +44,20 @@ def scrubber(predictions: Sequence[Prediction], capacity_bytes: int | None = Non
     told = [_facts(p) | lives_of(p.timeline) for p in predictions if p.timeline]
     packed = base64.b64encode(zlib.compress(json.dumps([told, COLOURS, capacity_bytes]).encode())).decode()
     page = PAGE.read_text(encoding="utf-8").replace("{{packed}}", packed)
+    page = page.replace("{{operations}}", json.dumps(OPERATIONS))
     words = f"Memory over the operations of a training step: {', '.join(p.label for p in predictions)}"
     style = f"width: 100%; height: {300 + 380 * len(told)}px; border: 0; color-scheme: light dark"
     # in a div, since IPython warns of HTML that is a frame
     return f'<div><iframe title="{html.escape(words)}" style="{style}" srcdoc="{html.escape(page)}"></iframe></div>'
+
+
+def in_words(operation: str) -> str:
+    """What an operation computes: of `aten.mm.default in transformer.h.3.mlp` "matrix product"."""
+    library, _, rest = operation.partition(" in ")[0].partition(".")
+    name = (rest or library).partition(".")[0].lstrip("_").removeprefix("foreach_")
+    forward = re.sub(r"_backward(_data)?$", "", name)
+    words = OPERATIONS.get(forward, forward.replace("_", " "))
+    return words if forward == name else f"gradient of {words}"
 
 
 def lives_of(timeline: TensorTimeline) -> dict[str, Any]:

@@ -11,15 +11,17 @@ A = TypeVar("A")
 P = ParamSpec("P")
 
 URGENT = threading.Lock()  # held while somebody waits for a prediction: the worker makes one at a time
+SEARCH = threading.Lock()  # held while somebody waits for a search, which is many predictions
 
 
-def patient(function: Callable[P, A]) -> Callable[P, A]:
-    """The function, which begins when nothing urgent is going on."""
+def patient(function: Callable[P, A], *others: threading.Lock) -> Callable[P, A]:
+    """The function, which begins when nothing urgent is going on, and nothing that holds one of the other locks."""
 
     @wraps(function)
     def after_all_else(*args: P.args, **kwargs: P.kwargs) -> A:
-        with URGENT:
-            pass
+        for lock in (URGENT, *others):
+            with lock:
+                pass
         return function(*args, **kwargs)
 
     return after_all_else

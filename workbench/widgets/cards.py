@@ -7,14 +7,14 @@ from typing import Any
 import ipywidgets as w
 
 from workbench.advise.candidate import Candidate, Predictor, rank
-from workbench.advise.doctor import cause, diagnose
+from workbench.advise.doctor import cause, diagnose, promising
 from workbench.advise.plan import THIS_CPU, Search, families
 from workbench.gpus.catalogue import GPUS
 from workbench.predict.predict import resolved
 from workbench.predict.prediction import Prediction
 from workbench.recipe import Recipe
 from workbench.records.record import Record
-from workbench.techniques import REGISTRY
+from workbench.widgets.background import SEARCH
 from workbench.widgets.pages import page
 from workbench.widgets.part import Answer, Choose, Part
 
@@ -28,12 +28,12 @@ class Advice(Part):
 
     def answers(self, record: Record) -> Iterator[Answer]:
         ask, found = cache(self.predictor), list[Candidate]()
-        attacked = {n: sum(record.by_category.get(c, 0) for c in each.attacks) for n, each in REGISTRY.items()}
-        worth = {n: attacked[n] / (len(each.variants(None)) or 1) for n, each in REGISTRY.items()}
-        for name in sorted(REGISTRY, key=lambda name: -worth[name]):  # first what may help most for few predictions
-            yield page("advice", cause=cause(record), looking=name, found=found), sorted(found, key=rank)[:MOST]
-            found += diagnose(record, among=[name], predict=ask).changes
-        whole = diagnose(record, predict=ask)
+        with SEARCH:
+            yield page("advice", cause=cause(record), looking="the recipe as it is", found=found), ()
+            for name in (among := promising(record, ask)):
+                yield page("advice", cause=cause(record), looking=name, found=found), sorted(found, key=rank)[:MOST]
+                found += diagnose(record, among=[name], predict=ask).changes
+            whole = diagnose(record, among=among, predict=ask)
         yield page("advice", cause=whole.cause, whole=whole), whole.changes[:MOST] or [c for c in [whole.closest] if c]
 
 
@@ -69,7 +69,8 @@ class MakeItFit(Part):
 
         try:
             recipe, offered = resolved(recipe, [gpu]), families(capability)
-            found = Search(recipe, limit_bytes, ask, families=offered, predicted_for=title).plan()
+            with SEARCH:
+                found = Search(recipe, limit_bytes, ask, families=offered, predicted_for=title).plan()
         except InterruptedError:
             yield page("words", words="Stopped: the recipe, the card or its limit has changed."), ()
             return

@@ -17,7 +17,7 @@ from workbench.techniques import REGISTRY, Technique
 from workbench.texts.corpus import embedded
 from workbench.widgets.pages import alarm, small
 
-WIDE = {"description_width": "11em"}
+WIDE = {"description_width": "10.5em"}
 OFFERED = {"model": [EMBEDDED, *SIZES, *(RANDOM + size for size in SIZES)], "corpus": embedded()}
 GROUPS = {
     "Gradients, optimizer states, weights": (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER_STATES),
@@ -34,9 +34,7 @@ def control(field: Field[Any]) -> w.Widget:
     change what it does not like without a word.
     """
     meta, words = field.metadata, field.name.replace("_", " ")
-    common = {
-        "description": words, "tooltip": help_of(field), "style": WIDE, "layout": w.Layout(width="20em"),
-    }  # fmt: skip
+    common = {"description": words, "tooltip": help_of(field), "style": WIDE, "layout": w.Layout(width="20em")}
     if meta["choices"]:
         return w.Dropdown(options=list(meta["choices"]), value=field.default, **common)
     if kind(field) == "bool":

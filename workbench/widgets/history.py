@@ -24,7 +24,7 @@ class History:
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder
         self.table = w.HTML()
-        self.choice = w.SelectMultiple(description="compare", rows=8, layout=w.Layout(width="100%"))
+        self.choice = w.SelectMultiple(description="compare", rows=8, layout=w.Layout(width="auto"))
         self.page = w.HTML("<p>Pick one run or several above (Ctrl or Shift for more).</p>")
         self.view = w.VBox([self.table, self.choice, self.page])
         self.choice.observe(lambda _: self._show(), names="value")

@@ -70,6 +70,7 @@ class Playground:
     def _laid_out(self) -> w.Widget:
         self.tab = w.Tab([view for view, _ in self._tabs.values()], titles=tuple(self._tabs))
         self.tab.observe(lambda _: self._show_tab(), names="selected_index")
+        self.train.start.on_click(lambda _: setattr(self.tab, "selected_index", 0))
         body = w.Box([self.form.view, self.tab])
         panel = w.VBox([w.HTML(f"<style>{STYLE.read_text(encoding='utf-8')}</style>"), self.gauge.view, body])
         for part, name in ((panel, "panel"), (body, "body"), (self.form.view, "form"), (self.tab, "tabs")):

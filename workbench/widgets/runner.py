@@ -1,6 +1,7 @@
 """One training at a time, in a thread of its own: the page stays alive, can be reloaded, and can stop the run."""
 
 import ctypes
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -113,7 +114,7 @@ class Runner:
             words = "stopped"
         except Exception as error:
             words = str(error) or type(error).__name__
-        left = record or self._last_of(recipe, options.get("folder"))
+        left = record or self._last_of(options.get("folder"))
         self._stop.clear()
         self.recipe = None
         self._tell(lambda watcher: watcher.ended(left, words))
@@ -122,10 +123,9 @@ class Runner:
         for watcher in list(self._watchers):
             tell(watcher)
 
-    def _last_of(self, recipe: Recipe, folder: Path | None) -> Record | None:
-        """What the failed run has left; None if it was refused before it began."""
-        techniques = recipe.to_dict()["techniques"]  # the model may have been `auto`
-        mine = (r for r in reversed(read_all(folder)) if r.recipe["techniques"] == techniques)
+    def _last_of(self, folder: Path | None) -> Record | None:
+        """What the failed run has left, and not that of another kernel; None if it was refused before it began."""
+        mine = (record for record in reversed(read_all(folder)) if record.owner.get("pid") == os.getpid())
         return next((record for record in mine if record.created_at >= self._began), None)
 
 

@@ -7,7 +7,7 @@ from workbench.errors import ConfigurationError
 from workbench.measure.categories import format_bytes
 from workbench.predict.predict import Prediction, predict
 from workbench.recipe import Recipe
-from workbench.widgets.background import Newest, patient
+from workbench.widgets.background import SEARCH, Newest, patient
 from workbench.widgets.controls import TechniqueToggle
 from workbench.widgets.gauge import Limit
 from workbench.widgets.pages import small
@@ -26,7 +26,7 @@ class Savings:
     def __init__(
         self, toggles: Mapping[str, TechniqueToggle], predictor: Callable[..., Prediction] | None = None
     ) -> None:
-        self.toggles, self.predictor = toggles, patient(predictor or predict)
+        self.toggles, self.predictor = toggles, patient(predictor or predict, SEARCH)
         self.newest = Newest(self._answers, self._show, QUIET_S)
 
     def show(self, recipe: Recipe | None, limit: Limit) -> None:

@@ -53,15 +53,14 @@ class Train:
         self.stop = w.Button(description="Stop", disabled=True, tooltip="end the training")
         self.stands_in = w.Checkbox(description=f"with {EMBEDDED} in its place", indent=False)
         self.what, self.words, self.live = w.HTML(), w.HTML("<p>Nothing is running.</p>"), w.HTML()
-        self.progress = w.IntProgress(min=0, max=1, layout=w.Layout(width="12em", flex="0 0 12em"))
+        self.progress = w.IntProgress(min=0, max=1, layout=w.Layout(width="20em", height="1em"))
         self.here = Gauge(here(), changed=self.show, quiet_s=0.3)
         self.here.budget.description, self.here.budget.placeholder = "memory cap", "none, or as 200MiB"
         self.said, self.advice = "", Advice(choose)
         self.advice.view.layout.display = "none"
         start = w.HBox([self.start, self.stop, self.stands_in], layout=w.Layout(flex_flow="row wrap"))
-        self.buttons = w.VBox([start, self.what])
-        status = w.HBox([self.progress, self.words])
-        self.view = w.VBox([status, self.advice.view, self.live, self.here.budget, self.here.page])
+        self.buttons = w.VBox([start, self.progress, self.words, self.what])
+        self.view = w.VBox([self.here.budget, self.here.page, self.advice.view, self.live])
         self.start.on_click(lambda _: self.begin())
         self.stop.on_click(lambda _: self.end())
         self.stands_in.observe(lambda _: self.show(), names="value")
@@ -176,4 +175,5 @@ def _summary(record: Record | None, words: str) -> str:
         loss = f"{record.held_out_loss_before:.3f} → {record.held_out_loss:.3f}"
         return f"✓ {record.label}: ok. Held-out loss {loss}, peak {format_bytes(record.peak_allocated_bytes or 0)}."
     sign = "■" if record.status is Status.INTERRUPTED else "⚠"
-    return f"{sign} {record.label}: {record.status} after {record.steps_done} steps. {words or record.error}"
+    more = "The tab Train says why, and what would fit." if record.status is Status.OOM else words or record.error
+    return f"{sign} {record.label}: {record.status} after {record.steps_done} steps. {more}"

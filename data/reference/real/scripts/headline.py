@@ -18,22 +18,22 @@ from workbench.run.run import run
 from workbench.techniques import parse_technique
 
 CHECKPOINTED = ("gradient_checkpointing", "chunked_cross_entropy")
-BF16 = (*CHECKPOINTED, "pure_bf16")
-SMALL = (*BF16, "optimizer=kind:adamw_8bit_stochastic", "step_in_backward")
-SMALLER = (*BF16, "optimizer=kind:adamw_4bit_stochastic", "step_in_backward", "fused_gelu")
-SMALLEST = ("chunked_cross_entropy=chunk:64", *(words for words in SMALLER if words != "chunked_cross_entropy"))
+FUSED = (*CHECKPOINTED, "fused_gelu")
+BF16 = (*FUSED, "pure_bf16")
+FLASH = (*BF16, "optimizer=kind:adamw_flash")
 RUNGS_124M = [
-    (), CHECKPOINTED[:1], CHECKPOINTED, BF16, (*BF16, "optimizer=kind:adamw_stochastic"), SMALL[:4], SMALL,
-    (*BF16, "optimizer=kind:adamw_4bit_stochastic", "step_in_backward"), (*BF16, "optimizer=kind:adamw_kahan"),
-    (*SMALL, "fused_gelu"), ("step_in_backward",),
+    (), CHECKPOINTED[:1], CHECKPOINTED, FUSED, BF16, FLASH, (*FLASH, "step_in_backward"),
+    *((*BF16, f"optimizer=kind:adamw_{kind}") for kind in ("stochastic", "8bit_stochastic", "kahan")),
 ]  # fmt: skip
+FOUR_BITS = (*BF16, "optimizer=kind:adamw_4bit_stochastic", "step_in_backward")
+SMALLEST = ("chunked_cross_entropy=chunk:64", *(words for words in FOUR_BITS if words != "chunked_cross_entropy"))
 CONTEXT_MIB = 512  # of CUDA, which a card holds beside what the allocator may take
 RUNGS_XL = [
-    (16, BF16), (12, SMALL[:4]), (12, SMALL), (8, SMALL), (8, SMALLER), (6, (*SMALLER, "allocator")),
-    (6, (*SMALLEST, "allocator", "activation_offloading")),
+    (16, BF16), (12, FLASH), (12, (*FLASH, "step_in_backward")), (8, (*FLASH, "step_in_backward")), (8, FOUR_BITS),
+    (6, (*SMALLEST, "allocator")), (6, (*SMALLEST, "allocator", "activation_offloading")),
 ]  # fmt: skip
 RATES = (1e-4, 3e-4, 1e-3)
-TRAINED = {"plain": (), "bf16": BF16, "stochastic, 8 bits": SMALL[:4], "headline": SMALL}
+TRAINED = [(), FLASH, BF16, (*FLASH, "step_in_backward")]
 
 
 def recipe(model: str, techniques: tuple[str, ...], **settings) -> Recipe:
@@ -48,8 +48,8 @@ def measured(one: Recipe, folder: Path, **options) -> Record:
     except OutOfMemoryError:
         record = read_all(folder)[-1]
     gib = (record.peak_allocated_bytes or 0) / 2**30
-    print(f"{one.model} {one.label} {options}: {record.status}, {gib:.2f} GiB, {record.tokens_per_s or 0:,.0f} tokens/s, "
-          f"{record.held_out_loss}, {time.monotonic() - began:.0f} s", flush=True)  # fmt: skip
+    print(f"{one.model} {one.label} {options}: {record.status}, {gib:.2f} GiB, {record.tokens_per_s or 0:,.0f} "
+          f"tokens/s, {record.held_out_loss}, {time.monotonic() - began:.0f} s", flush=True)  # fmt: skip
     return record
 
 
@@ -61,7 +61,7 @@ def memory(folder: Path) -> None:
 
 
 def losses(folder: Path) -> None:
-    for techniques in TRAINED.values():
+    for techniques in TRAINED:
         first = recipe("gpt2", techniques, steps=120, dropout=0.0)
         tried = {rate: measured(replace(first, learning_rate=rate), folder).held_out_loss for rate in RATES}
         best = min(tried, key=lambda rate: tried[rate] or 1e9)

@@ -1,0 +1,86 @@
+"""AdamW of other libraries, for bf16 weights: `optimizer=kind:…`."""
+
+import pytest
+import torch
+
+from workbench.errors import ConfigurationError
+from workbench.measure.categories import Category
+from workbench.recipe import Recipe
+from workbench.run.run import run
+from workbench.techniques import Lora, Optimizer, PureBf16
+from workbench.techniques.optimizer import LIBRARIES, PACKAGES, piecewise
+
+pytest.importorskip("torchao")
+pytest.importorskip("optimi")
+STATE_BYTES = {"adamw_stochastic": 4, "adamw_8bit_stochastic": 2 + 8 / 256, "adamw_4bit_stochastic": 1 + 8 / 128,
+               "adamw_kahan": 6}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory):
+    """Runs at a rate whose updates bf16 mostly rounds away, long enough for that to show."""
+    folder = tmp_path_factory.mktemp("bf16-runs")
+    recipe = Recipe(model="gpt2-tiny", steps=12, dropout=0.0, learning_rate=3e-4, sequence_length=64)
+    return lambda *techniques: (
+        run(Recipe(**vars(recipe) | {"techniques": techniques}), device="cpu", reuse=True, folder=folder).held_out_loss
+    )
+
+
+@pytest.mark.parametrize("kind", STATE_BYTES)
+def test_what_plain_bf16_rounds_away_is_kept(long, kind):
+    exact, rounded = long(), long(PureBf16())
+    kept = long(PureBf16(), Optimizer(kind=kind))
+    assert rounded - exact > 0.02
+    assert abs(kept - exact) < 0.25 * (rounded - exact)
+
+
+@pytest.mark.parametrize(("kind", "bytes_each"), STATE_BYTES.items())
+def test_the_states_have_the_bytes_of_the_formula(recipe, fine_tuned, kind, bytes_each):
+    record = fine_tuned(recipe | PureBf16() | Optimizer(kind=kind))
+    measured = record.maximum_by_category[Category.OPTIMIZER_STATES]
+    # tensors of fewer than 4,096 elements, and tables of 16 or 256 values for each state, are a few hundredths here
+    assert measured == pytest.approx(bytes_each * record.parameters, rel=0.2)
+    assert measured >= bytes_each * 0.99 * record.parameters
+
+
+def test_a_step_in_pieces_is_the_step():
+    def stepped(elements):
+        torch.manual_seed(0)
+        weights = torch.nn.Parameter(torch.randn(100, 30))
+        optimizer = piecewise(torch.optim.AdamW, elements)([{"params": [weights]}], lr=0.1)
+        for _ in range(3):
+            weights.grad = torch.randn(100, 30)
+            optimizer.step()
+        return weights.detach(), optimizer
+
+    (whole, _), (pieces, optimizer) = stepped(10**6), stepped(256)
+    torch.testing.assert_close(pieces, whole, rtol=0, atol=1e-6)
+    assert len(optimizer.state) == 12
+    assert all(piece.grad is None for parts in optimizer.pieces.values() for piece in parts)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in LIBRARIES if kind != "adamw_flash"])
+def test_without_the_package_it_is_unavailable_with_the_cure(monkeypatch, kind):
+    monkeypatch.setattr("workbench.techniques.optimizer.find_spec", lambda name: None)
+    (package,) = PACKAGES[kind].values()
+    assert Optimizer(kind=kind).missing("cpu") == (
+        f"optimizer=kind:{kind} needs {next(iter(PACKAGES[kind]))}. Install it with: pip install {package}"
+    )
+
+
+def test_flashoptim_is_for_cuda_and_for_bf16_weights(recipe):
+    chosen = Optimizer(kind="adamw_flash")
+    assert "CUDA alone" in chosen.missing("cpu")
+    with pytest.raises(ConfigurationError, match="Add pure_bf16 and no adapter"):
+        chosen.check_model(torch.nn.Linear(2, 2))
+    chosen.check_model(torch.nn.Linear(2, 2).bfloat16())
+
+
+def test_flashoptims_states_are_predicted_without_it(recipe):
+    from workbench.predict.predict import predict
+
+    found = predict(recipe | PureBf16() | Optimizer(kind="adamw_flash"), "h100")
+    each = 3 + 2 * 2 / 32  # what bf16 rounds away, two states, and their scales
+    assert found.maximum_by_category["optimizer_states"] == pytest.approx(each * found.parameters, rel=0.02)
+    with pytest.raises(ConfigurationError, match="adamw_flash keeps what 16-bit weights"):
+        predict(recipe | Lora() | Optimizer(kind="adamw_flash"), "h100")

@@ -1,0 +1,130 @@
+"""The headline: how far techniques go together, rung by rung, what they cost, and what other programs need.
+
+    python -m workbench headline
+
+Memory is the emulated GPU's, where it is set up, or else the shadow's; which cards run out of memory, the emulated ones
+say themselves. Losses are measured on this machine's CPU, on a small model, each set of techniques at the learning rate
+that was best for it among the same few (`headline.toml`).
+"""
+
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from workbench.errors import OutOfMemoryError, UnavailableError
+from workbench.gpus.catalogue import gpu as find_gpu
+from workbench.gpus.emulator.launch import emulate
+from workbench.measure.categories import parse_bytes
+from workbench.paths import DATA
+from workbench.predict.predict import predict
+from workbench.recipe import Recipe
+from workbench.run.run import run
+from workbench.techniques import Technique, parse_technique
+
+PLAN: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+SHAPE: dict[str, Any] = {"effective_batch_size": 8, "sequence_length": 1024, "steps": 3}
+PEERS = DATA / "reference" / "peers"
+
+
+def climbed(ladder: Mapping[str, Any]) -> list[Recipe]:
+    """The recipes of a ladder's rungs."""
+    found: list[Recipe] = []
+    chosen: dict[str, Technique] = {}
+    for rung in ladder["rungs"]:
+        chosen |= {technique.name: technique for technique in map(parse_technique, rung["adds"])}
+        found.append(Recipe(model=f"random:{ladder['model']}", techniques=tuple(chosen.values()), **SHAPE))
+    return found
+
+
+def headline() -> Iterator[tuple[str, pd.DataFrame]]:
+    """Every table, with its title."""
+    sets: dict[str, Recipe] = {}
+    for ladder in PLAN["ladder"]:
+        yield ladder["title"], memory(ladder)
+        if len(judged := verdicts(ladder)):
+            yield f"{ladder['title']}: on smaller and smaller cards", judged
+        sets |= {recipe.label: recipe for recipe in climbed(ladder)}
+    search = PLAN["search"]
+    yield f"Held-out loss of {search['model']} after {search['steps']} steps on this CPU", losses(sets)
+    yield "What other programs need for GPT-2 124M, 8 × 1,024 tokens a step", peers()
+
+
+def memory(ladder: Mapping[str, Any]) -> pd.DataFrame:
+    """What each rung needs: bytes, and floating-point operations of a step beside those of the first rung."""
+    rows = []
+    for rung, recipe in zip(ladder["rungs"], climbed(ladder), strict=True):
+        found = predict(recipe, rung.get("gpu", ladder["gpu"]))
+        parts = {f"{category}_bytes": size for category, size in found.by_category.items()}
+        row = {"label": " + ".join(rung["adds"]) or "plain", "peak_allocated_bytes": found.peak_allocated_bytes}
+        rows.append({**row, "operations": found.flops, "memory_source": found.source, **parts})
+    table = pd.DataFrame(rows)
+    table["operations"] /= table["operations"][0]
+    table.insert(2, "smaller", table["peak_allocated_bytes"][0] / table["peak_allocated_bytes"])
+    return table
+
+
+def verdicts(ladder: Mapping[str, Any]) -> pd.DataFrame:
+    """Of the rungs that name a card: whether a run there ends, and one on the rung before."""
+    recipes, rows = climbed(ladder), []
+    for number, rung in enumerate(ladder["rungs"]):
+        if "gpu" in rung:
+            cap = rung.get("memory")
+            judged = [_judged(recipe, rung["gpu"], cap) for recipe in (recipes[number - 1], recipes[number])]
+            rows.append((rung["gpu"], cap or find_gpu(rung["gpu"]).data_sheet, *judged))
+    return pd.DataFrame(rows, columns=["card", "memory", "the rung before", "this rung"])
+
+
+def _judged(recipe: Recipe, gpu: str, memory: str | None) -> str:
+    """The allocator may have what CUDA's context leaves it."""
+    cap = memory and parse_bytes(memory, "headline") - find_gpu(gpu).context_bytes_estimate
+    try:
+        return str(run(recipe, device=f"emulated:{gpu}", memory_cap=cap or None).status)
+    except OutOfMemoryError:
+        return "out of memory"
+    except UnavailableError:
+        return "not judged: no emulator here"
+
+
+def losses(recipes: Mapping[str, Recipe]) -> pd.DataFrame:
+    """The held-out loss of each set of techniques on the small model, at its best rate; mean and spread over seeds.
+
+    What needs a GPU and changes no loss is left out; a set that needs one is not in the table.
+    """
+    search, rows = PLAN["search"], []
+    for name, recipe in recipes.items():
+        kept = tuple(t for t in recipe.techniques if t.numerics != "exact" or not t.missing("cpu"))
+        if any(technique.missing("cpu") for technique in kept):
+            continue
+        small = Recipe(model=search["model"], steps=search["steps"], dropout=0.0, techniques=kept)
+        tried = {rate: _loss(replace(small, learning_rate=rate)) for rate in search["rates"]}
+        rate = min(tried, key=lambda rate: tried[rate])
+        seeds = pd.Series([_loss(replace(small, learning_rate=rate, seed=seed)) for seed in search["seeds"]])
+        rows.append((name, rate, seeds.mean(), seeds.std()))
+    table = pd.DataFrame(rows, columns=["techniques", "learning_rate", "held_out_loss", "spread"])
+    beyond = (table["held_out_loss"] - table["held_out_loss"][0]) / (table["spread"] + table["spread"][0])
+    return table.assign(verdict=beyond.map(lambda times: "better" if times < -1 else "worse" if times > 1 else "tie"))
+
+
+def _loss(recipe: Recipe) -> float:
+    found = run(recipe, device="cpu", reuse=True).held_out_loss
+    return float("inf") if found is None else found
+
+
+def peers(gpu: str = "rtx3090") -> pd.DataFrame:
+    """What other programs need for a step of the same model and batch: each runs as it is, on the emulated GPU."""
+    rows = []
+    for peer in PLAN["peer"]:
+        if (package := peer.get("needs")) and find_spec(package) is None:
+            rows.append((peer["title"], pd.NA, f"not tried: pip install {package}"))
+            continue
+        script, *words = peer["script"].split()
+        found = emulate(["python", str(PEERS / script), *words], find_gpu(gpu), history=False, output=sys.stderr)
+        peak = max((d["peak_allocated_bytes"] for p in found.processes for d in p["devices"]), default=pd.NA)
+        rows.append((peer["title"], peak, f"emulated:{gpu}"))
+    return pd.DataFrame(rows, columns=["program", "peak_allocated_bytes", "source"])
