@@ -11,7 +11,7 @@ import pytest
 
 from workbench.__main__ import main
 from workbench.advise import plan as planner
-from workbench.advise.plan import families, plan, plan_text, search
+from workbench.advise.plan import Search, families, plan, plan_text
 from workbench.errors import ConfigurationError, OutOfMemoryError
 from workbench.gpus.catalogue import gpu
 from workbench.measure.categories import Category
@@ -171,7 +171,7 @@ KEYS = {
 
 def planned(budget_mib, names=tuple(FAMILIES), machine=None, recipe=RECIPE, **options):
     chosen = {name: FAMILIES[name] for name in names}
-    return search(recipe, int(budget_mib * MIB), machine or Machine(), families=chosen, **options)
+    return Search(recipe, int(budget_mib * MIB), machine or Machine(), families=chosen, **options).plan()
 
 
 def labels(result):
@@ -304,7 +304,7 @@ def test_what_cannot_be_predicted_is_left_out_and_said():
             raise ConfigurationError("predict: cannot be traced")
         return machine(recipe)
 
-    result = search(RECIPE, 1200 * MIB, broken, families=FAMILIES)
+    result = Search(RECIPE, 1200 * MIB, broken, families=FAMILIES).plan()
     assert labels(result) == ["split", "round"]
     assert result.skipped["recompute"] == "predict: cannot be traced"
     assert "not predicted: recompute: predict: cannot be traced" in plan_text(result)
@@ -346,8 +346,8 @@ def test_the_context_and_what_is_cached_count_as_needed():
         reserved = predicted.peak_allocated_bytes + 100 * MIB
         return Needed(predicted.by_category, predicted.flops, context_bytes=50 * MIB, peak_reserved_bytes=reserved)
 
-    assert search(RECIPE, 1750 * MIB, on_gpu, families=FAMILIES).baseline.fits
-    assert not search(RECIPE, 1749 * MIB, on_gpu, families=FAMILIES).baseline.fits
+    assert Search(RECIPE, 1750 * MIB, on_gpu, families=FAMILIES).plan().baseline.fits
+    assert not Search(RECIPE, 1749 * MIB, on_gpu, families=FAMILIES).plan().baseline.fits
 
 
 def test_compute_is_that_of_the_whole_run():
@@ -365,7 +365,7 @@ def test_compute_is_that_of_the_whole_run():
         half = 2 if recipe.techniques else 1
         return Needed({Category.ACTIVATIONS: 1000 // half}, 1000 // half)
 
-    (candidate,) = search(RECIPE, 600, predict, families={"halves": (Halves(),)})
+    (candidate,) = Search(RECIPE, 600, predict, families={"halves": (Halves(),)}).plan()
     assert candidate.extra_compute == candidate.extra_time == 0
 
 
@@ -400,7 +400,9 @@ OFFERED = {name: FAMILIES[name] for name in ("recompute", "round")} | {"away": (
 
 def test_a_transfer_costs_time_and_no_operations():
     """An H100 computes 10¹³ operations in 149 ms, reads 10¹¹ bytes in 30, and moves as many over its bus in 1,587."""
-    found = {candidate.label: candidate for candidate in search(RECIPE, 1200 * MIB, on("h100"), families=OFFERED)}
+    found = {
+        candidate.label: candidate for candidate in Search(RECIPE, 1200 * MIB, on("h100"), families=OFFERED).plan()
+    }
     assert found["away"].extra_compute == 0
     assert found["away"].extra_time == pytest.approx(1587 / (149 + 30), rel=0.01)
     assert found["recompute"].extra_time == pytest.approx(0.333 * 149 / (149 + 30), rel=0.01)
@@ -412,18 +414,18 @@ def test_a_transfer_costs_time_and_no_operations():
 
 
 def test_exact_ones_first_and_of_them_the_fastest():
-    assert labels(search(RECIPE, 1200 * MIB, on("h100"), families=OFFERED)) == ["recompute", "away", "round"]
+    assert labels(Search(RECIPE, 1200 * MIB, on("h100"), families=OFFERED).plan()) == ["recompute", "away", "round"]
 
 
 def test_the_card_decides_which_is_faster():
     """A T4 needs 1,235 ms for the operations and 6,349 for the bus; a bus ten times as wide would turn the order."""
-    (recompute, away, _) = search(RECIPE, 1200 * MIB, on("t4"), families=OFFERED)
+    (recompute, away, _) = Search(RECIPE, 1200 * MIB, on("t4"), families=OFFERED).plan()
     assert away.extra_time == pytest.approx(6349 / (1235 + 312), rel=0.01)
     assert recompute.extra_time == pytest.approx(0.333 * 1235 / (1235 + 312), rel=0.01)
 
 
 def test_the_rates_of_a_cpu_are_not_known_and_what_moves_bytes_comes_last():
-    found = search(RECIPE, 1200 * MIB, on("cpu"), families=OFFERED)
+    found = Search(RECIPE, 1200 * MIB, on("cpu"), families=OFFERED).plan()
     assert labels(found) == ["recompute", "away", "round"]
     assert [candidate.extra_time for candidate in found] == [candidate.extra_compute for candidate in found]
     assert found[1].cost == "+0% operations, time not estimated, 93.1 GiB moved a step"
@@ -442,7 +444,7 @@ def test_gentler_settings_that_alter_the_loss_less_are_looked_for():
         return Needed({category: size * MIB for category, size in parts.items()}, 1000)
 
     offered = {"optimizer": families(None)["optimizer"], **{n: FAMILIES[n] for n in ("freeze", "recompute")}}
-    found = search(RECIPE, 200 * MIB, predict, families=offered)
+    found = Search(RECIPE, 200 * MIB, predict, families=offered).plan()
     assert labels(found) == ["optimizer + recompute", "freeze"]
     assert [candidate.numerics for candidate in found] == [Numerics.APPROXIMATE, Numerics.DIFFERENT]
 

@@ -1,7 +1,10 @@
+import ast
 import dataclasses
+from pathlib import Path
 
 import pytest
 
+from workbench import techniques
 from workbench.errors import ConfigurationError
 from workbench.measure.categories import Category
 from workbench.techniques import REGISTRY, Lora, Numerics, Technique, parse_technique, technique
@@ -16,6 +19,14 @@ def test_one_stem_everywhere(cls):
     assert REGISTRY[cls.name] is cls
     assert cls.__module__ == f"workbench.techniques.{cls.name}"
     assert cls.__name__ == cls.name.title().replace("_", "")
+
+
+def test_type_checkers_and_editors_are_told_of_every_technique():
+    lines = ast.parse(Path(techniques.__file__).with_suffix(".pyi").read_text(encoding="utf-8")).body
+    told = {name.asname: line.module for line in lines if isinstance(line, ast.ImportFrom) for name in line.names}
+    assert told.items() >= {cls.__name__: cls.__module__ for cls in REGISTRY.values()}.items()
+    for name in told:
+        assert hasattr(techniques, name)
 
 
 @EVERY

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from workbench.advise.candidate import Candidate, Predictor, entry, rank
-from workbench.advise.plan import SETS, THIS_CPU, attacked_bytes, families, search
+from workbench.advise.plan import SETS, THIS_CPU, Search, attacked_bytes, families
 from workbench.errors import ConfigurationError, UnavailableError
 from workbench.gpus.catalogue import of_device
 from workbench.gpus.emulator.card import DEVICE
@@ -154,54 +154,33 @@ def _largest(by_category: Mapping[str, int]) -> tuple[str, int | None]:
 
 
 class _Failure:
-    """What the record says about the failure."""
+    """What the record says about the failure. Bytes are those at the moment of it; None: not known.
+
+    Attributes:
+        device: as `run` is told of it.
+        held_bytes: what was alive when the request came.
+        room_bytes: the cap; else the memory of the GPU; else what was in use when the request was refused.
+        alive_before_bytes: what was alive before the run and counted against the room.
+        unused_bytes: reserved by PyTorch's allocator and not in use.
+        fragmented: the request would have fitted into what was unused, had that been in one piece.
+    """
 
     def __init__(self, record: Record) -> None:
-        self.record = record
-        self.recipe = Recipe.from_dict(record.recipe)
+        self.record, self.recipe = record, Recipe.from_dict(record.recipe)
         self.kind = record.device_kind or "cpu"
         self.on_gpu = self.kind == "cuda"
         self.gpu = of_device(record.device_name, record.device_bytes) if self.on_gpu else None
-
-    @property
-    def device(self) -> str:
-        """As `run` is told of it."""
-        return f"{DEVICE}{self.gpu.name}" if self.gpu and self.emulated else self.kind
-
-    @property
-    def emulated(self) -> bool:
-        """An early failure has no memory source, but every record has the name of the device."""
-        return self.record.device_name.endswith(EMULATED)
-
-    @property
-    def held_bytes(self) -> int | None:
-        """What was alive when the request came."""
-        allocated = self.record.allocated_at_failure_bytes
-        return self.record.peak_allocated_bytes if allocated is None else allocated
-
-    @property
-    def room_bytes(self) -> int | None:
-        """The cap; else the memory of the GPU; else what was in use when the request was refused."""
-        known = self.record.memory_cap_bytes or self.record.device_bytes
-        return known or (self.gpu.memory_bytes if self.gpu else self.held_bytes)
-
-    @property
-    def alive_before_bytes(self) -> int:
-        """What was alive before the run and counted against the room: a cap on the CPU counts the run's own only."""
-        counted = self.on_gpu or self.record.memory_cap_bytes is None
-        return (self.record.before_bytes or 0) if counted else 0
-
-    @property
-    def unused_bytes(self) -> int | None:
-        """Reserved by PyTorch's allocator and not in use."""
-        reserved, allocated = self.record.reserved_at_failure_bytes, self.record.allocated_at_failure_bytes
-        return None if reserved is None or allocated is None else reserved - allocated
-
-    @property
-    def fragmented(self) -> bool:
-        """The request would have fitted into what was reserved and unused, had that been in one piece."""
-        unused, requested = self.unused_bytes, self.record.requested_bytes
-        return self.on_gpu and unused is not None and requested is not None and 0 < requested <= unused
+        # an early failure has no memory source, but every record has the name of the device
+        self.emulated = record.device_name.endswith(EMULATED)
+        self.device = f"{DEVICE}{self.gpu.name}" if self.gpu and self.emulated else self.kind
+        allocated, reserved = record.allocated_at_failure_bytes, record.reserved_at_failure_bytes
+        self.held_bytes = record.peak_allocated_bytes if allocated is None else allocated
+        known = record.memory_cap_bytes or record.device_bytes
+        self.room_bytes = known or (self.gpu.memory_bytes if self.gpu else self.held_bytes)
+        counted = self.on_gpu or record.memory_cap_bytes is None  # a cap on the CPU counts the run's own only
+        self.alive_before_bytes = (record.before_bytes or 0) if counted else 0
+        self.unused_bytes = None if reserved is None or allocated is None else reserved - allocated
+        self.fragmented = self.on_gpu and 0 < (record.requested_bytes or 0) <= (self.unused_bytes or 0)
 
     def cause(self) -> str:
         record = self.record
@@ -304,7 +283,7 @@ class _ChangeSearch:
     def _search(self, room: int) -> list[Candidate]:
         baseline, budget = self._begin(room)
         others = self._allocators(baseline)
-        new = search(self.recipe, budget, self.predict, families=self.families, most_changes=1)
+        new = Search(self.recipe, budget, self.predict, self.families, most_changes=1).plan()
         found = [*new.candidates, *self._other_settings(baseline, budget), *others]
         return [candidate for candidate in found if candidate.fits] or [*new.tried[1:]]  # the first has no change
 
@@ -327,7 +306,7 @@ class _ChangeSearch:
             others = {now.name: tuple(variant for variant in self.families.get(now.name, ()) if variant != now)}
             without = replace(self.recipe, techniques=tuple(t for t in self.recipe.techniques if t is not now))
             if others[now.name]:
-                tried = search(without, budget, self.predict, families=others, most_changes=1, compared_with=baseline)
+                tried = Search(without, budget, self.predict, others, most_changes=1, compared_with=baseline).plan()
                 found += [candidate for candidate in tried.candidates if candidate.changes]
         return found
 

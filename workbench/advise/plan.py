@@ -97,14 +97,14 @@ def plan(
     recipe = Recipe.from_dict({**fields, "techniques": {}})
     recipe = replace(recipe, techniques=tuple(fields.get("techniques", ())))
     ask: Predictor = predict or prediction.predict
-    return search(
+    return Search(
         prediction.resolved(recipe, [gpu]),
         budget_bytes,
         lambda wanted: ask(wanted, gpu),
         families=families(found.compute_capability if found else None, among),
         predicted_for=found.title if found else THIS_CPU,
         most_changes=most_changes,
-    )
+    ).plan()
 
 
 def families(
@@ -122,44 +122,26 @@ def families(
     return {name: REGISTRY[name].variants(compute_capability) for name in names}
 
 
-def search(
-    recipe: Recipe,
-    budget_bytes: int,
-    predict: Callable[[Recipe], Prediction],
-    *,
-    families: Mapping[str, tuple[Technique, ...]],
-    predicted_for: str = "",
-    most_changes: int = 4,
-    compared_with: Candidate | None = None,
-) -> Plan:
+@dataclass
+class Search:
     """The search itself, with any predictor.
 
     Args:
         recipe: what to fit; techniques that it has already stay in every candidate.
         families: of each technique the settings to try, from the one that gives up least to the one that saves most.
         compared_with: what the candidates save and cost is against this; by default against `recipe`.
-
-    Raises:
-        ConfigurationError: the budget is below the weights, whatever is tried on them.
     """
-    searching = _Search(recipe, budget_bytes, predict, families, most_changes, compared_with)
-    with searching.bar:
-        candidates = searching.run()
-    tried = tuple(candidate for candidate in searching.known.values() if candidate)
-    return Plan(budget_bytes, predicted_for, searching.baseline, candidates, tried, searching.skipped)
 
-
-@dataclass
-class _Search:
     recipe: Recipe
     budget_bytes: int
     predict: Callable[[Recipe], Prediction]
-    offered: Mapping[str, tuple[Technique, ...]]
-    most_changes: int
-    compared_with: Candidate | None
+    families: Mapping[str, tuple[Technique, ...]]
+    predicted_for: str = ""
+    most_changes: int = 4
+    compared_with: Candidate | None = None
 
     def __post_init__(self) -> None:
-        possible = {name: tuple(filter(self._possible, family)) for name, family in self.offered.items()}
+        possible = {name: tuple(filter(self._possible, family)) for name, family in self.families.items()}
         self.families = {name: family for name, family in possible.items() if family and family[-1].attacks}
         self.baseline = Candidate(self.recipe, (), self.predict(self.recipe), self.budget_bytes, self.compared_with)
         self.known: dict[tuple[Technique, ...], Candidate | None] = {(): self.baseline}
@@ -168,17 +150,20 @@ class _Search:
         quiet = aside or not (sys.stderr.isatty() or "JPY_SESSION_NAME" in os.environ)
         self.bar = tqdm(desc="predicting", unit=" recipes", disable=quiet, leave=False)
 
+    def plan(self) -> Plan:
+        """Raises ConfigurationError: the budget is below the weights, whatever is tried on them."""
+        with self.bar:
+            self._refuse_less_than_the_weights()
+            found = [self.baseline] if self.baseline.fits else sorted(self._levels(), key=rank)
+        tried = tuple(candidate for candidate in self.known.values() if candidate)
+        return Plan(self.budget_bytes, self.predicted_for, self.baseline, tuple(found), tried, self.skipped)
+
     def _possible(self, change: Technique) -> bool:
         """Some settings do not suit the recipe: a batch that cannot be split so often, a technique it has already."""
         try:
             return bool(self.recipe | change)
         except ConfigurationError:
             return False
-
-    def run(self) -> tuple[Candidate, ...]:
-        """What fits, the best first."""
-        self._refuse_less_than_the_weights()
-        return (self.baseline,) if self.baseline.fits else tuple(sorted(self._levels(), key=rank))
 
     def _refuse_less_than_the_weights(self) -> None:
         """A technique may make the weights smaller; only if none makes them small enough is the budget refused."""

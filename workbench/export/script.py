@@ -139,9 +139,7 @@ def _sorted_imports(needed: set[tuple[str, str]]) -> list[str]:
 
 def _import_line(module: str, names: list[str]) -> str:
     line = f"from {module} import {', '.join(names)}"
-    return (
-        line if len(line) <= 120 else "\n".join([f"from {module} import (", *(f"    {name}," for name in names), ")"])
-    )
+    return line if len(line) <= 120 else _wrapped(f"from {module} import ", names)
 
 
 def _text(name: str, end_of_text: str | None, sources: Sources) -> list[str]:

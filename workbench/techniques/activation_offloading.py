@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.measure.categories import Category
 from workbench.settings import setting
 from workbench.techniques.base import Call
 from workbench.techniques.offloading import Offloading
@@ -108,9 +107,6 @@ class ActivationOffloading(Offloading):
 
     minimum_bytes: int = setting(65536, "smaller tensors stay", unit="bytes", minimum=0)
 
-    title = "Activation offloading"
-    attacks = (Category.ACTIVATIONS,)
-    costs = "two transfers of every activation per step, over PCIe or to a disk"
     what = "activations"
 
     def trainer(self) -> Call:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from workbench.errors import ConfigurationError
 from workbench.settings import setting
-from workbench.techniques.base import Arguments, Numerics, Stage, Technique
+from workbench.techniques.base import Arguments, Stage, Technique
 
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # in the order in which PyTorch looks; the first is older
 
@@ -29,11 +29,7 @@ class Allocator(Technique):
         None, "free blocks larger than this are not split; none: all may be", unit="MiB", minimum=21
     )
 
-    title = "Allocator settings"
     stage = Stage.PROCESS
-    costs = "slower growth of the reserved memory, at the beginning"
-    numerics = Numerics.EXACT
-    family = "kernels"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from workbench.models.family import ModelFamily
 from workbench.settings import setting
-from workbench.techniques.base import Arguments, Numerics, Stage, Technique
+from workbench.techniques.base import Arguments, Stage, Technique
 
 
 @dataclass(frozen=True)
@@ -19,11 +19,7 @@ class Attention(Technique):
 
     implementation: str = setting("eager", "how attention is computed; sdpa is the default", choices=("eager", "sdpa"))
 
-    title = "Attention step by step"
     stage = Stage.ARCHITECTURE
-    costs = "memory: the probabilities of every layer, which grow with the square of the length"
-    numerics = Numerics.EXACT
-    family = "kernels"
 
     def model_arguments(self, family: ModelFamily) -> Arguments:
         return {"attn_implementation": self.implementation}

@@ -1,8 +1,9 @@
 """What a memory-saving technique is, and the few seams through which it may act.
 
-A technique is a frozen dataclass: its fields are its settings. It says what it attacks, what it costs, whether the loss
-stays the same and at which stage it acts, and overrides only the seams it needs. `workbench.run` calls the seams of
-every technique of a recipe, stage by stage. It knows no technique by name, and no name decides anything.
+A technique is a frozen dataclass: its fields are its settings. It says at which stage it acts, and overrides only the
+seams it needs. What it attacks, what it costs and whether the loss stays the same stands on its card (`cards.toml`).
+`workbench.run` calls the seams of every technique of a recipe, stage by stage. It knows no technique by name, and no
+name decides anything.
 """
 
 from collections.abc import Callable, Mapping
@@ -88,10 +89,9 @@ class Call:
 
 
 class Technique:
-    """Base of all techniques. Subclasses are frozen dataclasses, one file each, and are listed in the registry.
+    """Base of all techniques. Subclasses are frozen dataclasses, one file each, and are listed in `cards.toml`.
 
-    `name` is that of the file. `attacks` is empty where no category of device memory shrinks; `family` names the lesson
-    that several share.
+    `name` is that of the file. `title`, `attacks`, `costs`, `numerics` and `family` stand on its card there.
     """
 
     name: ClassVar[str]
@@ -238,9 +238,6 @@ class Adapter(Technique):
     """Base of the techniques that freeze the model and train something small beside it: never two of them together."""
 
     stage = Stage.ADAPT
-    family = "adapters"
-    attacks: ClassVar[tuple[Category, ...]] = (Category.GRADIENTS, Category.OPTIMIZER_STATES)
-    numerics = Numerics.DIFFERENT
     brings = frozenset({Capability.ADAPTER})
     forbids = frozenset({Capability.ADAPTER})
     # what is so small needs larger steps: the best of 10, 30, 100 and 300 on the embedded model for all of them but the

@@ -3,9 +3,8 @@
 from dataclasses import dataclass, replace
 
 from workbench.errors import ConfigurationError
-from workbench.measure.categories import Category
 from workbench.settings import setting
-from workbench.techniques.base import Numerics, Shape, Stage, Technique
+from workbench.techniques.base import Shape, Stage, Technique
 
 
 @dataclass(frozen=True)
@@ -20,12 +19,7 @@ class BatchSize(Technique):
 
     size: int = setting(4, "sequences per optimizer step, instead of the recipe's", unit="sequences", minimum=1)
 
-    title = "Smaller batch"
     stage = Stage.EXAMPLES
-    attacks = (Category.ACTIVATIONS, Category.LOGITS_AND_LOSS)
-    costs = "more optimizer steps for the same text; noisier gradients"
-    numerics = Numerics.DIFFERENT
-    family = "batch_and_length"
     # a planner fits the training that was asked for; accumulation gives the memory of any smaller batch, and leaves the
     # loss as it is
     worth_trying = ()

@@ -7,9 +7,8 @@ from functools import cache
 from typing import Any
 
 from workbench.errors import ConfigurationError
-from workbench.measure.categories import Category
 from workbench.settings import setting
-from workbench.techniques.base import Call, Numerics, Stage, Technique
+from workbench.techniques.base import Call, Stage, Technique
 
 
 @cache
@@ -114,11 +113,7 @@ class ChunkedCrossEntropy(Technique):
 
     chunk: int = setting(256, "rows of logits that exist at a time", unit="tokens", minimum=1)
 
-    title = "Chunked cross-entropy"
     stage = Stage.WRAP
-    attacks = (Category.LOGITS_AND_LOSS,)
-    costs = "one more product with the head per step"
-    numerics = Numerics.EXACT
 
     def check_model(self, model: Any) -> None:
         import torch

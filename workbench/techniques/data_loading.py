@@ -8,7 +8,7 @@ from typing import Any
 
 from workbench.errors import ConfigurationError
 from workbench.settings import setting
-from workbench.techniques.base import Arguments, Call, Capability, Numerics, Stage, Technique
+from workbench.techniques.base import Arguments, Call, Capability, Stage, Technique
 
 
 def map_from_disk(dataset: Any) -> Any:
@@ -36,11 +36,7 @@ class DataLoading(Technique):
     num_workers: int = setting(2, "processes that make batches; 0: the training process itself", minimum=0, maximum=64)
     pin_memory: bool = setting(True, "on CUDA: batches wait in page-locked host memory, as they do by default")
 
-    title = "Mapped blocks, worker processes"
     stage = Stage.BATCHES
-    costs = "host memory for each worker, and its start, at every epoch and evaluation"
-    numerics = Numerics.EXACT
-    family = "data_loading"
     forbids = frozenset({Capability.STREAM})
 
     def __post_init__(self) -> None:

@@ -17,8 +17,5 @@ class Dora(LowRank):
     LoRA's or a little less.
     """
 
-    title = "DoRA"
-    costs = "capacity; a copy of each adapted matrix at every step, and more activations than LoRA"
-
     def update(self, family: ModelFamily) -> dict[str, Any]:
         return {**super().update(family), "use_dora": True}

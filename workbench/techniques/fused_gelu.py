@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-from workbench.measure.categories import Category
 from workbench.models.family import ModelFamily
-from workbench.techniques.base import Arguments, Numerics, Stage, Technique
+from workbench.techniques.base import Arguments, Stage, Technique
 
 
 @dataclass(frozen=True)
@@ -16,12 +15,7 @@ class FusedGelu(Technique):
     Hendrycks and Gimpel, "Gaussian Error Linear Units (GELUs)", arXiv 1606.08415.
     """
 
-    title = "Fused GELU"
     stage = Stage.ARCHITECTURE
-    attacks = (Category.ACTIVATIONS,)
-    costs = "nothing but another rounding"
-    numerics = Numerics.EXACT
-    family = "kernels"
 
     def model_arguments(self, family: ModelFamily) -> Arguments:
         return {**family.fused_activation}

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 
 from workbench.errors import ConfigurationError
-from workbench.measure.categories import Category
 from workbench.settings import setting
-from workbench.techniques.base import Arguments, Capability, Numerics, Stage, Technique
+from workbench.techniques.base import Arguments, Capability, Stage, Technique
 
 
 @dataclass(frozen=True)
@@ -18,11 +17,7 @@ class GradientAccumulation(Technique):
 
     steps: int = setting(4, "micro-batches per optimizer step", minimum=2)
 
-    title = "Gradient accumulation"
     stage = Stage.BATCHES
-    attacks = (Category.ACTIVATIONS, Category.LOGITS_AND_LOSS)
-    costs = "speed, where the micro-batch no longer fills the device"
-    numerics = Numerics.EXACT
     brings = frozenset({Capability.ACCUMULATION})
     worth_trying = tuple({"steps": 2**power} for power in range(1, 9))
 

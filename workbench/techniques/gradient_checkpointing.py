@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.measure.categories import Category
 from workbench.models.family import ModelFamily
 from workbench.settings import setting
-from workbench.techniques.base import Call, Capability, Numerics, Stage, Technique
+from workbench.techniques.base import Call, Capability, Stage, Technique
 
 
 def checkpoint_blocks(model: Any, every_n_layers: int, use_reentrant: bool) -> Any:
@@ -36,11 +35,7 @@ class GradientCheckpointing(Technique):
     every_n_layers: int = setting(1, "checkpoint every n-th transformer block; 1 is all of them", minimum=1)
     use_reentrant: bool = setting(False, "PyTorch's older implementation, which recomputes under a fresh graph")
 
-    title = "Gradient checkpointing"
     stage = Stage.WRAP
-    attacks = (Category.ACTIVATIONS,)
-    costs = "about one more forward pass per step"
-    numerics = Numerics.EXACT
     forbids = frozenset({Capability.KEY_VALUE_CACHE})
     worth_trying = tuple({"every_n_layers": n} for n in (4, 2, 1))
 

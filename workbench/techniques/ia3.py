@@ -22,9 +22,6 @@ class Ia3(Adapter):
 
     feedforward: bool = setting(True, "scale the inputs of the MLP's c_proj too")
 
-    title = "(IA)³"
-    costs = "capacity; the activations that are multiplied are kept"
-
     def model(self, family: ModelFamily) -> Call:
         from peft import IA3Config
 

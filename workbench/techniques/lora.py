@@ -12,7 +12,3 @@ class Lora(LowRank):
     Gradients and optimizer states exist for A and B alone. Activations hardly shrink: the gradient still flows through
     every layer.
     """
-
-    title = "LoRA"
-    family = ""  # a lesson of its own
-    costs = "capacity: only a low-rank change of the chosen matrices can be learned"

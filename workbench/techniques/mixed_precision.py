@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-from workbench.measure.categories import Category
 from workbench.settings import setting
-from workbench.techniques.base import Arguments, Capability, Numerics, Stage, Technique, lacks_bf16
+from workbench.techniques.base import Arguments, Capability, Stage, Technique, lacks_bf16
 
 
 @dataclass(frozen=True)
@@ -17,11 +16,7 @@ class MixedPrecision(Technique):
 
     dtype: str = setting("bf16", "type of the matrix products", choices=("bf16", "fp16"))
 
-    title = "Mixed precision"
     stage = Stage.WRAP
-    attacks = (Category.ACTIVATIONS,)
-    costs = "rounding: 8 significant bits (bf16) or 11 (fp16) instead of 24"
-    numerics = Numerics.APPROXIMATE
     forbids = frozenset({Capability.SIXTEEN_BIT_WEIGHTS})
 
     def __post_init__(self) -> None:

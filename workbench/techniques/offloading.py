@@ -11,7 +11,7 @@ from workbench.errors import UnavailableError
 from workbench.measure.categories import format_bytes
 from workbench.measure.offloaded import DISK, HOST, Account, in_memory
 from workbench.settings import setting
-from workbench.techniques.base import Numerics, Stage, Technique
+from workbench.techniques.base import Stage, Technique
 
 if TYPE_CHECKING:
     import torch
@@ -132,8 +132,6 @@ class Offloading(Technique):
 
     to: str = setting("cpu", "where they wait: host memory, or a file in TMPDIR", choices=("cpu", "disk"))
 
-    family = "offloading"
-    numerics = Numerics.EXACT
     stage = Stage.WRAP
     what: ClassVar[str]  # waits there, in words
 

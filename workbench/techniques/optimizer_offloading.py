@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.measure.categories import Category
 from workbench.settings import setting
 from workbench.techniques.base import Call, Capability, Stage
 from workbench.techniques.offloading import Offloading
@@ -83,10 +82,7 @@ class OptimizerOffloading(Offloading):
 
     chunk_elements: int = setting(2**20, "elements on the device at a time", minimum=1024)
 
-    title = "Optimizer offloading"
     stage = Stage.OPTIMIZE
-    attacks = (Category.OPTIMIZER_STATES,)
-    costs = "16 bytes of every trained parameter cross the bus in each step"
     what = "optimizer states"
     brings = frozenset({Capability.OPTIMIZER})
     forbids = frozenset({Capability.OPTIMIZER})

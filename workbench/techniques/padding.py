@@ -8,7 +8,7 @@ from typing import Any
 
 from workbench.errors import ConfigurationError
 from workbench.settings import setting
-from workbench.techniques.base import Arguments, Call, Capability, Numerics, Stage, Technique
+from workbench.techniques.base import Arguments, Call, Capability, Stage, Technique
 from workbench.texts.corpus import encoded
 
 
@@ -27,11 +27,7 @@ class Padding(Technique):
     dynamic: bool = setting(True, "pad to the longest example of the batch; false: always to T tokens")
     group_by_length: bool = setting(False, "batches of examples of about equal length; needs dynamic padding")
 
-    title = "Padded examples"
     stage = Stage.EXAMPLES
-    costs = "computation and memory for tokens that teach nothing"
-    numerics = Numerics.DIFFERENT
-    family = "data_loading"
     brings = frozenset({Capability.TRAINING_SET})
     forbids = frozenset({Capability.TRAINING_SET})
 

@@ -19,9 +19,6 @@ class PrefixTuning(VirtualTokens):
     5e-3; PEFT's example of prefix tuning uses 1e-2.
     """
 
-    title = "Prefix tuning"
-    family = ""  # a lesson of its own
-    costs = "capacity; positions of the model; longer keys and values in every layer"
     brings = frozenset({Capability.ADAPTER, Capability.KEY_VALUE_CACHE, Capability.VIRTUAL_TOKENS})
 
     def model(self, family: ModelFamily) -> Call:

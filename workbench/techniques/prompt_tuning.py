@@ -31,8 +31,6 @@ class PromptTuning(VirtualTokens):
     300 on the embedded model, after 30 steps on Shakespeare.
     """
 
-    title = "Prompt tuning"
-    costs = "capacity, more than any other; longer sequences"
     brings = frozenset({Capability.ADAPTER, Capability.VIRTUAL_TOKENS})
 
     def collator(self) -> Call:

@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-from workbench.measure.categories import Category
 from workbench.models.family import ModelFamily
-from workbench.techniques.base import Arguments, Capability, Numerics, Stage, Technique, lacks_bf16
+from workbench.techniques.base import Arguments, Capability, Stage, Technique, lacks_bf16
 
 
 @dataclass(frozen=True)
@@ -16,12 +15,7 @@ class PureBf16(Technique):
     costs accuracy. Autocast would be of no use here: there is no fp32 left to compute less exactly.
     """
 
-    title = "Pure bf16"
     stage = Stage.QUANTIZE
-    attacks = (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER_STATES, Category.ACTIVATIONS)
-    costs = "small updates are lost: a weight has 8 significant bits"
-    numerics = Numerics.APPROXIMATE
-    family = "mixed_precision"
     brings = frozenset({Capability.SIXTEEN_BIT_WEIGHTS})
 
     def missing(self, device_type: str) -> str | None:

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from workbench.measure.categories import Category
 from workbench.models.family import ModelFamily
 from workbench.settings import setting
 from workbench.techniques.base import Arguments, Call, Capability, add_adapter, lacks_bf16
@@ -25,9 +24,6 @@ class Qlora(LowRank):
     double_quantization: bool = setting(True, "quantize the scales too")
     compute: str = setting("float32", "what the matrices are turned into for use", choices=("float32", "bfloat16"))
 
-    title = "QLoRA"
-    attacks = (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER_STATES)
-    costs = "capacity; weights rounded to 4 bits, and turned back at every use"
     brings = frozenset({Capability.ADAPTER, Capability.QUANTIZED_WEIGHTS})
 
     def missing(self, device_type: str) -> str | None:

@@ -4,9 +4,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from workbench.errors import ConfigurationError
-from workbench.measure.categories import Category
 from workbench.settings import setting
-from workbench.techniques.base import Call, Capability, Numerics, Shape, Stage, Technique
+from workbench.techniques.base import Call, Capability, Shape, Stage, Technique
 
 
 def cut_rows(dataset: Any, length: int) -> Any:
@@ -30,12 +29,7 @@ class SequenceLength(Technique):
 
     tokens: int = setting(64, "tokens per training sequence, instead of the recipe's", unit="tokens", minimum=2)
 
-    title = "Shorter sequences"
     stage = Stage.EXAMPLES
-    attacks = (Category.ACTIVATIONS, Category.LOGITS_AND_LOSS)
-    costs = "context: no token is predicted from further back; more optimizer steps for the same text"
-    numerics = Numerics.DIFFERENT
-    family = "batch_and_length"
     worth_trying = ()  # a planner fits the training that was asked for: how far back a model looks is not its choice
     forbids = frozenset({Capability.TRAINING_SET})  # it cuts packed blocks
 

@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Any
 
 from workbench.settings import setting
-from workbench.techniques.base import Call, Capability, Numerics, Stage, Technique
+from workbench.techniques.base import Call, Capability, Stage, Technique
 from workbench.texts.corpus import packed_blocks
 
 
@@ -20,11 +20,7 @@ class Streaming(Technique):
 
     shuffle_buffer: int = setting(256, "blocks to choose the next one from; 1: the order of the text", minimum=1)
 
-    title = "Streaming"
     stage = Stage.EXAMPLES
-    costs = "a shuffle that is only local, and the tokeniser's time within every epoch"
-    numerics = Numerics.DIFFERENT
-    family = "data_loading"
     brings = frozenset({Capability.TRAINING_SET, Capability.STREAM})
     forbids = frozenset({Capability.TRAINING_SET})
 

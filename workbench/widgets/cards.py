@@ -8,7 +8,7 @@ import ipywidgets as w
 
 from workbench.advise.candidate import Candidate, Predictor, rank
 from workbench.advise.doctor import cause, diagnose, promising
-from workbench.advise.plan import THIS_CPU, families, search
+from workbench.advise.plan import THIS_CPU, Search, families
 from workbench.gpus.catalogue import GPUS
 from workbench.predict.predict import resolved
 from workbench.predict.prediction import Prediction
@@ -70,7 +70,7 @@ class MakeItFit(Part):
         try:
             recipe, offered = resolved(recipe, [gpu]), families(capability)
             with SEARCH:
-                found = search(recipe, limit_bytes, ask, families=offered, predicted_for=title)
+                found = Search(recipe, limit_bytes, ask, families=offered, predicted_for=title).plan()
         except InterruptedError:
             yield page("words", words="Stopped: the recipe, the card or its limit has changed."), ()
             return

@@ -51,23 +51,20 @@ class _Library:
         header = np.frombuffer(data[:64], "<u2")
         start, count = int(np.frombuffer(data[40:48], "<u8")[0]), int(header[30])
         self.sections = np.frombuffer(data[start : start + 64 * count], SECTION)
+        self.first = {int(section["type"]): section for section in self.sections[::-1]}  # of each kind
 
     def imports(self) -> Imports:
-        symbols = self._first(DYNAMIC_SYMBOLS)
+        symbols = self.first.get(DYNAMIC_SYMBOLS)
         if symbols is None:
             return Imports(frozenset(), frozenset())
         table = np.frombuffer(self._content(symbols), SYMBOL)
-        dynamic = np.frombuffer(self._content(self._first(DYNAMIC)), "<u8").reshape(-1, 2)
+        dynamic = np.frombuffer(self._content(self.first.get(DYNAMIC)), "<u8").reshape(-1, 2)
         names = self._content(self.sections[symbols["link"]])
         versions = self._versions(len(table))
         known = dict(self._needed_versions(names))
         wanted = np.flatnonzero((table["section"] == 0) & (table["name"] > 0))
         found = frozenset((_text(names, table["name"][i]), *known.get(int(versions[i]), ("", ""))) for i in wanted)
         return Imports(frozenset(_text(names, value) for tag, value in dynamic if tag == NEEDED), found)
-
-    def _first(self, kind: int) -> np.void | None:
-        found: NDArray[np.void] = self.sections[self.sections["type"] == kind]
-        return found[0] if len(found) else None
 
     def _content(self, section: np.void | None) -> bytes:
         """Nothing where there is no such section."""
@@ -78,12 +75,12 @@ class _Library:
 
     def _versions(self, count: int) -> NDArray[np.uint16]:
         """The number of each symbol's version; its highest bit says something else."""
-        content = self._content(self._first(VERSION_OF_SYMBOL)) or bytes(2 * count)
+        content = self._content(self.first.get(VERSION_OF_SYMBOL)) or bytes(2 * count)
         return np.frombuffer(content, np.uint16) & np.uint16(0x7FFF)
 
     def _needed_versions(self, names: bytes) -> Iterator[tuple[int, tuple[str, str]]]:
         """(number, (library, version)): a chain of libraries, each with a chain of versions."""
-        content, at = self._content(self._first(VERSIONS_NEEDED)), 0
+        content, at = self._content(self.first.get(VERSIONS_NEEDED)), 0
         while at < len(content):
             library = np.frombuffer(content, LIBRARY, count=1, offset=at)[0]
             place = at + int(library["first"])

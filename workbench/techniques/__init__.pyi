@@ -1,0 +1,31 @@
+"""The techniques by their classes' names, for type checkers and editors; `registry.py` finds them in their files."""
+
+from workbench.techniques.activation_offloading import ActivationOffloading as ActivationOffloading
+from workbench.techniques.allocator import Allocator as Allocator
+from workbench.techniques.attention import Attention as Attention
+from workbench.techniques.base import Capability as Capability
+from workbench.techniques.base import Numerics as Numerics
+from workbench.techniques.base import Technique as Technique
+from workbench.techniques.batch_size import BatchSize as BatchSize
+from workbench.techniques.chunked_cross_entropy import ChunkedCrossEntropy as ChunkedCrossEntropy
+from workbench.techniques.data_loading import DataLoading as DataLoading
+from workbench.techniques.dora import Dora as Dora
+from workbench.techniques.fused_gelu import FusedGelu as FusedGelu
+from workbench.techniques.gradient_accumulation import GradientAccumulation as GradientAccumulation
+from workbench.techniques.gradient_checkpointing import GradientCheckpointing as GradientCheckpointing
+from workbench.techniques.ia3 import Ia3 as Ia3
+from workbench.techniques.lora import Lora as Lora
+from workbench.techniques.mixed_precision import MixedPrecision as MixedPrecision
+from workbench.techniques.optimizer import Optimizer as Optimizer
+from workbench.techniques.optimizer_offloading import OptimizerOffloading as OptimizerOffloading
+from workbench.techniques.padding import Padding as Padding
+from workbench.techniques.prefix_tuning import PrefixTuning as PrefixTuning
+from workbench.techniques.prompt_tuning import PromptTuning as PromptTuning
+from workbench.techniques.pure_bf16 import PureBf16 as PureBf16
+from workbench.techniques.qlora import Qlora as Qlora
+from workbench.techniques.registry import REGISTRY as REGISTRY
+from workbench.techniques.registry import parse_technique as parse_technique
+from workbench.techniques.registry import technique as technique
+from workbench.techniques.sequence_length import SequenceLength as SequenceLength
+from workbench.techniques.step_in_backward import StepInBackward as StepInBackward
+from workbench.techniques.streaming import Streaming as Streaming
