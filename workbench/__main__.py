@@ -31,7 +31,6 @@ import re
 import shlex
 import signal
 import sys
-import tomllib
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from importlib.util import find_spec
@@ -43,7 +42,7 @@ from workbench.gpus.catalogue import GPUS
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.measure.categories import format_bytes, parse_bytes
 from workbench.models.source import locate, locate_config
-from workbench.paths import check_writable, runs_folder
+from workbench.paths import beside, check_writable, runs_folder
 from workbench.recipe import Recipe, recipe_options
 from workbench.settings import described
 from workbench.techniques import REGISTRY
@@ -130,7 +129,7 @@ def _at_least(least: int, kind: type = int) -> Callable[[str], Any]:
 TYPES: dict[str, Callable[[str], Any]] = {
     "count": _at_least(1), "number": _at_least(0), "seconds": _at_least(0, float), "path": Path,
 }  # fmt: skip
-COMMANDS = tomllib.loads(Path(__file__).with_name("commands.toml").read_text(encoding="utf-8"))
+COMMANDS = beside(__file__, "commands.toml")
 
 
 def _parser() -> argparse.ArgumentParser:

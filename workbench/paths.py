@@ -4,12 +4,15 @@ In a checkout they lie beside the package; a wheel has them in `workbench/_data`
 """
 
 import errno
+import json
 import os
 import platform
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from platformdirs import user_data_path
 from psutil import pid_exists
@@ -28,6 +31,12 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 # for a child: it gets this very package, whatever else is called workbench on its path or where it stands
 PIN = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import workbench; del sys.path[0]"
+
+
+def beside(module: str, name: str) -> Any:
+    """What a TOML or JSON file holds that lies beside a module, which gives its `__file__`."""
+    text = Path(module).with_name(name).read_text(encoding="utf-8")
+    return tomllib.loads(text) if name.endswith(".toml") else json.loads(text)
 
 
 def runs_folder() -> Path:

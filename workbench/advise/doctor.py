@@ -17,12 +17,14 @@ from workbench.gpus.catalogue import of_device
 from workbench.gpus.emulator.card import DEVICE
 from workbench.measure.categories import format_bytes
 from workbench.measure.leaks import holders
+from workbench.paths import beside
 from workbench.predict import predict as prediction
 from workbench.predict.prediction import Prediction
 from workbench.recipe import Recipe
 from workbench.records.record import Record, Status, read_all
 from workbench.techniques import REGISTRY
 
+WORDS = beside(__file__, "doctor.toml")
 MARGIN = 0.1  # asked of a change where the prediction says that the recipe fits as it is, but the run has not
 EMULATED = "(emulated)"  # ends the name that such a card gives itself (workbench/gpus/emulator/card.py)
 BESIDE = 0.25  # part of the need that techniques save beside what they attack; LoRA 0.12, the most of seven recipes
@@ -190,15 +192,11 @@ class _Failure:
         lines += [self._request()] if record.requested_bytes is not None else [record.error]
         largest, size = _largest(record.by_category)
         if size and record.peak_allocated_bytes:
-            lines.append(
-                f"The largest part of the peak was {largest.replace('_', ' ')}: {format_bytes(size)}, "
-                f"{size / record.peak_allocated_bytes:.0%} of {format_bytes(record.peak_allocated_bytes)}."
-            )
+            sizes = {"size": format_bytes(size), "peak": format_bytes(record.peak_allocated_bytes)}
+            share = size / record.peak_allocated_bytes
+            lines.append(WORDS["largest"].format(category=largest.replace("_", " "), share=share, **sizes))
         if self.fragmented:
-            lines.append(
-                f"Fragmentation: {format_bytes(self.unused_bytes or 0)} more were reserved and unused, enough for the "
-                "request, but not in one piece."
-            )
+            lines.append(WORDS["fragmented"].format(unused=format_bytes(self.unused_bytes or 0)))
         return "\n".join([*lines, *self._alive_before()])
 
     def _request(self) -> str:
@@ -218,18 +216,11 @@ class _Failure:
 
     def checklist(self) -> tuple[str, ...]:
         """What holds tensors in this process, and how to let go of them."""
+        words = WORDS["checklist"]
         if self.emulated:
-            return ("An emulated GPU is the run's own: nothing else takes its memory.",)
+            return (words["emulated"],)
         lines = [f"{name} holds {format_bytes(size)} now" for name, size in holders(self.kind)]
-        lines = lines or ["Nothing holds tensors in this process. In a notebook, look there: workbench.holders()."]
-        return (
-            *lines,
-            "workbench.release() drops the last exception's frames and the results of cells (Out, _); `del` your own "
-            "variables: models, optimizers, trainers, losses that still have their graph.",
-            "Other processes share the device: nvidia-smi lists them."
-            if self.on_gpu
-            else "Restarting the kernel frees all of it.",
-        )
+        return (*(lines or [words["nothing_held"]]), words["release"], words["gpu" if self.on_gpu else "cpu"])
 
 
 class _ChangeSearch:
@@ -256,7 +247,7 @@ class _ChangeSearch:
     def changes(self) -> list[Candidate]:
         """All single changes that fit, the best first; if none does, those that were tried."""
         if self.budget_bytes is None:
-            self.note = "Nobody knows how much memory there was, so nothing can be predicted."
+            self.note = WORDS["unknown_room"]
             return []
         try:
             found = self._search(self.budget_bytes)
@@ -293,10 +284,7 @@ class _ChangeSearch:
         self.needed_bytes = baseline.needed_bytes
         if not baseline.fits:
             return baseline, room
-        self.note = (
-            f"Predicted to fit as it is, with {format_bytes(baseline.headroom_bytes)} to spare: something else "
-            f"takes memory, see below. The changes need at least {MARGIN:.0%} less than the recipe as it is."
-        )
+        self.note = WORDS["fits_as_it_is"].format(spare=format_bytes(baseline.headroom_bytes), margin=MARGIN)
         return baseline, int(baseline.needed_bytes * (1 - MARGIN))
 
     def _other_settings(self, baseline: Candidate, budget: int) -> list[Candidate]:

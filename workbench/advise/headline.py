@@ -8,11 +8,9 @@ that was best for it among the same few (`headline.toml`).
 """
 
 import sys
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -21,13 +19,13 @@ from workbench.errors import OutOfMemoryError, UnavailableError
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.gpus.emulator.launch import emulate
 from workbench.measure.categories import parse_bytes
-from workbench.paths import DATA
+from workbench.paths import DATA, beside
 from workbench.predict.predict import predict
 from workbench.recipe import Recipe
 from workbench.run.run import run
 from workbench.techniques import Technique, parse_technique
 
-PLAN: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+PLAN: dict[str, Any] = beside(__file__, "headline.toml")
 SHAPE: dict[str, Any] = {"effective_batch_size": 8, "sequence_length": 1024, "steps": 3}
 PEERS = DATA / "reference" / "peers"
 

@@ -11,19 +11,19 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from fnmatch import fnmatchcase
 from itertools import chain
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
 from workbench.errors import ConfigurationError, explained
+from workbench.paths import beside
 from workbench.recipe import Recipe
 from workbench.settings import named, parse_settings
 from workbench.techniques import parse_technique
 
 LIMIT = 100_000  # characters
 CURE = "Paste a recipe of the workbench, TrainingArguments as JSON, or the YAML of LLaMA-Factory or axolotl."
-FOREIGN = tomllib.loads(Path(__file__).with_name("foreign.toml").read_text(encoding="utf-8"))
+FOREIGN = beside(__file__, "foreign.toml")
 OWN = {field.name for field in fields(Recipe)} - {"learning_rate", "seed"}  # which others name too
 
 

@@ -25,6 +25,7 @@ from workbench.run.world import pick_device
 from workbench.techniques.base import Call
 from workbench.texts import corpus, readers
 
+DOCUMENTS = Path(__file__).with_name("documents.txt")
 TEMPLATE = Path(__file__).with_name("template.txt")  # for `str.format`: a brace of the script stands there twice
 
 
@@ -97,12 +98,8 @@ def _calls(target: str, given: str, calls: Iterable[Call | None], sources: Sourc
 
 def _written(call: Call, sources: Sources, *given: str) -> str:
     """The call as source; its function, and functions among its settings, are included."""
-    settings = [f"{name}={_expression(value, sources)}" for name, value in call.settings.items()]
-    return _wrapped(sources.add(call.function), [*given, *settings])
-
-
-def _expression(value: Any, sources: Sources) -> str:
-    return sources.add(value) if callable(value) else _literal(value)
+    literals = {name: sources.add(v) if callable(v) else _literal(v) for name, v in call.settings.items()}
+    return _wrapped(sources.add(call.function), [*given, *_assigned(literals)])
 
 
 def _wrapped(function: str, arguments: list[str]) -> str:
@@ -154,13 +151,8 @@ def _text(name: str, end_of_text: str | None, sources: Sources) -> list[str]:
     given = {"column": source.column, "encoding": source.encoding}
     defaults = {f.name: f.default for f in fields(source)}
     settings = [f"{key}={_literal(value)}" for key, value in given.items() if value != defaults[key]]
-    return [
-        "documents = " + _wrapped(read, [_literal(str(source.path)), *settings]),
-        'documents = [text.replace("\\r\\n", "\\n") for _, text in documents if text and text.strip()]',
-        f"text = {_literal(end_of_text or corpus.END_OF_TEXT)}.join(documents)",
-        f"cut = int(len(text) * (1 - {corpus.HELD_OUT_SHARE}))  # the rest is held out",
-        "train_text, held_out_text = text[:cut], text[cut:]",
-    ]
+    call, between = _wrapped(read, [_literal(str(source.path)), *settings]), _literal(end_of_text or corpus.END_OF_TEXT)
+    return [DOCUMENTS.read_text(encoding="utf-8").format(read=call, between=between, held_out=corpus.HELD_OUT_SHARE)]
 
 
 def _model(job: Job, sources: Sources) -> Iterator[str]:

@@ -12,13 +12,12 @@ bandwidth: SXM). What follows from the capability: table "Technical Specificatio
 C++ Programming Guide.
 """
 
-import json
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from workbench.errors import ConfigurationError
+from workbench.paths import beside
 
 GIB, MIB, KIB = 2**30, 2**20, 2**10
 CONTEXT_BYTES_ESTIMATE = 512 * MIB
@@ -85,8 +84,8 @@ def _read(name: str, row: dict[str, Any]) -> Gpu:
     return Gpu(**{**row, "name": name, "compute_capability": tuple(row["compute_capability"])})
 
 
-_MULTIPROCESSORS = json.loads(Path(__file__).with_name("multiprocessors.json").read_text(encoding="utf-8"))
-_ROWS = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+_MULTIPROCESSORS = beside(__file__, "multiprocessors.json")
+_ROWS = beside(__file__, "catalogue.json")
 GPUS: dict[str, Gpu] = {name: _read(name, row) for name, row in _ROWS.items()}
 
 

@@ -14,12 +14,12 @@ No card reaches them: an H100 computed at 0.75 of its peaks, copied at 0.89 in m
 (`data/reference/h100/card.json`). Compare two recipes by this, and believe no seconds.
 """
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-RATES: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("rates.json").read_text(encoding="utf-8"))
+from workbench.paths import beside
+
+RATES: dict[str, dict[str, Any]] = beside(__file__, "rates.json")
 
 
 def seconds(work: Mapping[str, int], rates: Mapping[str, Any]) -> float:

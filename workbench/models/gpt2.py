@@ -1,16 +1,14 @@
 """GPT-2: its facts, the sizes it was published in, its tokenizer, and its customary learning rate."""
 
-import tomllib
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from workbench.errors import ConfigurationError
 from workbench.models.family import ModelFamily
-from workbench.paths import MODELS
+from workbench.paths import MODELS, beside
 
 MLP = {"c_fc", "c_proj"}  # of whose matrices one side is not C; attention has a `c_proj` too
-FACTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+FACTS = beside(__file__, "gpt2.toml")
 
 _facts: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in FACTS["family"].items()}
 GPT2 = ModelFamily(

@@ -16,12 +16,13 @@ from workbench.errors import ConfigurationError
 from workbench.measure.categories import Phase
 from workbench.measure.meter import Meter
 from workbench.models.family import ModelFamily
-from workbench.paths import unwritten
+from workbench.paths import beside, unwritten
 from workbench.recipe import Recipe
 from workbench.records import checkpoints
 from workbench.techniques.base import Arguments, Call, Technique
 from workbench.texts.corpus import Blocks, TrainingText
 
+ALWAYS = beside(__file__, "trainer.toml")  # arguments that are the same for every run, wherever it runs
 EARLY_STEPS = 3  # the first makes the optimizer's states, so the second is the first that needs all memory
 
 
@@ -202,12 +203,7 @@ def argument_values(recipe: Recipe, learning_rate: float) -> Arguments:
         "warmup_steps": decided["max_steps"] // 10,
         # evaluation is on the recipe's own blocks, whatever length is trained on; no more tokens at once than there
         "per_device_eval_batch_size": max(1, tokens // recipe.sequence_length),
-        "eval_on_start": True,
-        "prediction_loss_only": True,
-        "logging_steps": 1,
-        "logging_nan_inf_filter": False,  # the default would log a diverged loss as zero
-        "save_strategy": "no",
-        "report_to": "none",
+        **ALWAYS,
     }
 
 

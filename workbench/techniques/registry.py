@@ -1,13 +1,12 @@
 """The techniques by their names: a table in `cards.toml`, and the class of that name in the file of that name."""
 
-import tomllib
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from workbench.errors import ConfigurationError
 from workbench.measure.categories import Category
+from workbench.paths import beside
 from workbench.settings import parse_settings, unknown
 from workbench.techniques.base import Numerics, Technique
 
@@ -22,7 +21,7 @@ def _class_of(name: str, card: Mapping[str, Any]) -> type[Technique]:
     return cls
 
 
-CARDS = tomllib.loads(Path(__file__).with_name("cards.toml").read_text(encoding="utf-8"))
+CARDS = beside(__file__, "cards.toml")
 REGISTRY = {name: _class_of(name, card) for name, card in CARDS.items()}
 
 

@@ -11,15 +11,15 @@ language model and its losses can meet; `rms_norm` is not an operation in every 
 fused operation behind it.
 """
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 
-LISTS = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+from workbench.paths import beside
+
+LISTS = beside(__file__, "autocast.json")
 
 _KEY = "AutocastCPU"
 _excluded = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
