@@ -76,7 +76,7 @@ def test_the_steps_are_those_of_torchs_adamw(dtype):
     options = {"lr": 1e-2, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1}
     ours = [torch.nn.Parameter(torch.randn(*shape).to(dtype)) for shape in ((64, 33), (7,))]
     theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
-    streaming = streaming_adamw(ours, DiskFile(), 100, fused=False, **options)
+    streaming = streaming_adamw(DiskFile(), 100, fused=False)(ours, **options)
     known = torch.optim.AdamW(theirs, foreach=False, **options)
     for _ in range(5):
         for one, other in zip(ours, theirs, strict=True):
@@ -91,7 +91,7 @@ def test_the_steps_are_those_of_torchs_adamw(dtype):
 def test_a_checkpoint_without_its_states_is_refused():
     weight = torch.nn.Parameter(torch.ones(4))
     options = {"lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0}
-    optimizer = streaming_adamw([weight], DiskFile(), 100, fused=False, **options)
+    optimizer = streaming_adamw(DiskFile(), 100, fused=False)([weight], **options)
     assert optimizer.state_dict()["state"] == {}
     weight.grad = torch.ones(4)
     optimizer.step()

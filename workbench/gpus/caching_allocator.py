@@ -147,6 +147,12 @@ class CachingAllocator:
                     pool.take(block)
                     self.reserved_bytes -= block.size
 
+    def blocks(self) -> list[tuple[int, int, bool]]:
+        """(address, size, used) of every block, used ones first."""
+        used = [(block.address, block.size, True) for block in self._blocks.values()]
+        free = [(address, size, False) for pool in (self._small, self._large) for size, address, _ in pool.free]
+        return used + free
+
     def _best_fit(self, pool: _Pool, size: int) -> _Block | None:
         """The smallest free block that is large enough; in an expandable segment one that cannot grow is preferred."""
         index = bisect_left(pool.free, (size,))
