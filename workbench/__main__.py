@@ -290,9 +290,8 @@ def show_headline(args: argparse.Namespace) -> None:
 
     from workbench.advise.headline import headline
 
-    tables = headline()
     with redirect_stdout(sys.stderr):
-        found = dict(tables)
+        found = dict(headline())
     for title, table in found.items():
         shown = table[[name for name in table if name == "peak_allocated_bytes" or not name.endswith("_bytes")]]
         print(f"{title}\n{shown.to_string(index=False, formatters={'peak_allocated_bytes': format_bytes})}\n")

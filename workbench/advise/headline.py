@@ -8,7 +8,7 @@ that was best for it among the same few (`headline.toml`).
 """
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
@@ -22,8 +22,9 @@ from workbench.measure.categories import parse_bytes
 from workbench.paths import DATA, beside
 from workbench.predict.predict import predict
 from workbench.recipe import Recipe
+from workbench.records.compare import BASELINE, verdict
 from workbench.run.run import run
-from workbench.techniques import Technique, parse_technique
+from workbench.techniques import Numerics, Technique, parse_technique
 
 PLAN: dict[str, Any] = beside(__file__, "headline.toml")
 SHAPE: dict[str, Any] = {"effective_batch_size": 8, "sequence_length": 1024, "steps": 3}
@@ -45,8 +46,8 @@ def headline() -> Iterator[tuple[str, pd.DataFrame]]:
     sets: dict[str, Recipe] = {}
     for ladder in PLAN["ladder"]:
         yield ladder["title"], memory(ladder)
-        if len(judged := verdicts(ladder)):
-            yield f"{ladder['title']}: on smaller and smaller cards", judged
+        if len(ended := on_cards(ladder)):
+            yield f"{ladder['title']}: on smaller and smaller cards", ended
         sets |= {recipe.label: recipe for recipe in climbed(ladder)}
     search = PLAN["search"]
     yield f"Held-out loss of {search['model']} after {search['steps']} steps on this CPU", losses(sets)
@@ -67,18 +68,18 @@ def memory(ladder: Mapping[str, Any]) -> pd.DataFrame:
     return table
 
 
-def verdicts(ladder: Mapping[str, Any]) -> pd.DataFrame:
+def on_cards(ladder: Mapping[str, Any]) -> pd.DataFrame:
     """Of the rungs that name a card: whether a run there ends, and one on the rung before."""
     recipes, rows = climbed(ladder), []
     for number, rung in enumerate(ladder["rungs"]):
         if "gpu" in rung:
             cap = rung.get("memory")
-            judged = [_judged(recipe, rung["gpu"], cap) for recipe in (recipes[number - 1], recipes[number])]
-            rows.append((rung["gpu"], cap or find_gpu(rung["gpu"]).data_sheet, *judged))
+            words = [_ended(recipe, rung["gpu"], cap) for recipe in (recipes[number - 1], recipes[number])]
+            rows.append((rung["gpu"], cap or find_gpu(rung["gpu"]).data_sheet, *words))
     return pd.DataFrame(rows, columns=["card", "memory", "the rung before", "this rung"])
 
 
-def _judged(recipe: Recipe, gpu: str, memory: str | None) -> str:
+def _ended(recipe: Recipe, gpu: str, memory: str | None) -> str:
     """The allocator may have what CUDA's context leaves it."""
     cap = memory and parse_bytes(memory, "headline") - find_gpu(gpu).context_bytes_estimate
     try:
@@ -94,19 +95,27 @@ def losses(recipes: Mapping[str, Recipe]) -> pd.DataFrame:
 
     What needs a GPU and changes no loss is left out; a set that needs one is not in the table.
     """
-    search, rows = PLAN["search"], []
-    for name, recipe in recipes.items():
-        kept = tuple(t for t in recipe.techniques if t.numerics != "exact" or not t.missing("cpu"))
+    search, rows = PLAN["search"], {}
+    for label, recipe in recipes.items():
+        kept = tuple(t for t in recipe.techniques if t.numerics is not Numerics.EXACT or not t.missing("cpu"))
         if any(technique.missing("cpu") for technique in kept):
             continue
         small = Recipe(model=search["model"], steps=search["steps"], dropout=0.0, techniques=kept)
         tried = {rate: _loss(replace(small, learning_rate=rate)) for rate in search["rates"]}
         rate = min(tried, key=lambda rate: tried[rate])
-        seeds = pd.Series([_loss(replace(small, learning_rate=rate, seed=seed)) for seed in search["seeds"]])
-        rows.append((name, rate, seeds.mean(), seeds.std()))
-    table = pd.DataFrame(rows, columns=["techniques", "learning_rate", "held_out_loss", "spread"])
-    beyond = (table["held_out_loss"] - table["held_out_loss"][0]) / (table["spread"] + table["spread"][0])
-    return table.assign(verdict=beyond.map(lambda times: "better" if times < -1 else "worse" if times > 1 else "tie"))
+        rows[label] = rate, [_loss(replace(small, learning_rate=rate, seed=seed)) for seed in search["seeds"]]
+    return judged({label: found for label, (_, found) in rows.items()}).assign(
+        learning_rate=[rate for rate, _ in rows.values()]
+    )
+
+
+def judged(losses: Mapping[str, Sequence[float]]) -> pd.DataFrame:
+    """Mean and spread of held-out losses over seeds, by label, and the verdict on each as in `compare`."""
+    table = pd.DataFrame({label: pd.Series(found) for label, found in losses.items()}).agg(["mean", "max", "min"]).T
+    found = pd.DataFrame({"held_out_loss": table["mean"], "held_out_loss_spread": table["max"] - table["min"]})
+    found["loss_difference"] = found["held_out_loss"] - found["held_out_loss"][BASELINE]
+    found["verdict"] = found.apply(verdict, axis=1, base=found.loc[BASELINE])
+    return found.rename_axis("techniques").reset_index()
 
 
 def _loss(recipe: Recipe) -> float:

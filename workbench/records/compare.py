@@ -57,7 +57,7 @@ def compare(frame: pd.DataFrame) -> pd.DataFrame:
     table["saved_fraction"] = table["saved_bytes"] / base["peak_allocated_bytes"]
     table["speed_ratio"] = table["tokens_per_s"] / base["tokens_per_s"]
     table["loss_difference"] = table["held_out_loss"] - base["held_out_loss"]
-    table["loss_verdict"] = [_verdict(row, base) for _, row in table.iterrows()]
+    table["loss_verdict"] = [verdict(row, base) for _, row in table.iterrows()]
     table["lost_s"] = [_lost(row, base) for _, row in table.iterrows()]
     table["saved_bytes_per_lost_s"] = [_rate(row) for _, row in table.iterrows()]
     table["without_effect"] = [_without_effect(row, base) for _, row in table.iterrows()]
@@ -132,7 +132,7 @@ def _summary(label: str, rows: pd.DataFrame) -> dict[str, object]:
     }
 
 
-def _verdict(row: pd.Series, base: pd.Series) -> str:
+def verdict(row: pd.Series, base: pd.Series) -> str:
     """`same` to six digits, `tie` within the larger of the two spreads, else `better` or `worse`; `?` with one seed."""
     difference, spread = row["loss_difference"], _spread(row, base, "held_out_loss")
     if row.name == BASELINE or pd.isna(difference):

@@ -7,7 +7,6 @@ from importlib.util import find_spec
 from typing import Any
 
 from workbench.errors import ConfigurationError
-from workbench.measure.categories import Category
 from workbench.settings import setting
 from workbench.techniques.base import Arguments, Call, Capability, Numerics, Stage, Technique
 
@@ -62,11 +61,7 @@ class Optimizer(Technique):
 
     kind: str = setting("adamw_8bit", "which optimizer", choices=(*TRAINER, *FOREACH, *LIBRARIES))
 
-    title = "Optimizer"
     stage = Stage.OPTIMIZE
-    attacks = (Category.OPTIMIZER_STATES,)
-    costs = "what the states were good for: rounded, factored or missing moments"
-    numerics = NUMERICS["adamw_8bit"]  # of the default kind; an instance has that of its own
     brings = frozenset({Capability.OPTIMIZER})
     forbids = frozenset({Capability.OPTIMIZER})
     # those that save: momentum alone keeps more than 8-bit states and adapts less, and plain SGD saves no more than
@@ -163,7 +158,9 @@ def piecewise(kind: Any, elements: int) -> Any:
 
         def step(self, closure: Any = None) -> None:
             for parameter, pieces in self.pieces.items():
-                gradient = [None] * len(pieces) if parameter.grad is None else parameter.grad.view(-1).split(elements)
+                gradient = (
+                    [None] * len(pieces) if parameter.grad is None else parameter.grad.reshape(-1).split(elements)
+                )
                 for piece, part in zip(pieces, gradient, strict=True):
                     piece.grad = part
             watched = torch._C._len_torch_dispatch_stack() > 0

@@ -4,9 +4,8 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.measure.categories import Category
 from workbench.settings import setting
-from workbench.techniques.base import Arguments, Call, Capability, Numerics, Stage, Technique
+from workbench.techniques.base import Arguments, Call, Capability, Stage, Technique
 
 
 def one_by_one(kind: Any, max_grad_norm: float) -> Any:
@@ -19,9 +18,8 @@ def one_by_one(kind: Any, max_grad_norm: float) -> Any:
             every = {p: {**group, "params": [p]} for group in groups for p in group["params"]}
             self.each = {parameter: kind([group], **options) for parameter, group in every.items()}
             self.gather()
-            step: Any = weakref.WeakMethod(
-                self.step_one
-            )  # the hooks would hold what they hang on, and no collector looks
+            # hooks that hold the optimizer would hold the parameters they hang on, where no collector looks
+            step: Any = weakref.WeakMethod(self.step_one)
             for parameter in self.each:
                 parameter.register_post_accumulate_grad_hook(lambda p: step()(p) if step() else None)
 
@@ -75,11 +73,7 @@ class StepInBackward(Technique):
 
     max_grad_norm: float = setting(1.0, "each parameter's gradient is clipped to this norm; 0: not at all", minimum=0.0)
 
-    title = "Step in backward"
     stage = Stage.STEP
-    attacks = (Category.GRADIENTS,)
-    costs = "clipping by the norm of all gradients, accumulation and loss scaling"
-    numerics = Numerics.DIFFERENT
     forbids = frozenset({Capability.ACCUMULATION, Capability.LOSS_SCALING})
 
     def training_arguments(self, arguments: Arguments) -> Arguments:
