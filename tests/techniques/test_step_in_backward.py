@@ -1,3 +1,4 @@
+import gc
 from dataclasses import dataclass, replace
 
 import pytest
@@ -95,12 +96,15 @@ def test_a_run_goes_on_where_it_was_interrupted(recipe, tmp_path):
 
 def test_nothing_of_a_run_stays_alive(recipe):
     """A hook that held its optimizer would keep the model, and no collector would find it."""
-    import gc
 
+    def alive():
+        gc.collect()
+        return {id(thing) for thing in gc.get_objects() if type(thing) is torch.nn.Parameter}
+
+    run(recipe, device="cpu")  # what any run leaves: caches of libraries
+    before = alive()
     run(recipe | StepInBackward(), device="cpu")
-    gc.collect()
-    shape = torch.Size((4096, 64))
-    assert not [thing for thing in gc.get_objects() if type(thing) is torch.nn.Parameter and thing.shape == shape]
+    assert alive() <= before
 
 
 @pytest.mark.parametrize(
