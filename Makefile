@@ -2,14 +2,19 @@ PYTHON ?= python3
 BIN := .venv/bin
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help run test emulator test-long bench lock wheel lint lab format clean
+.PHONY: help run site test emulator test-long bench lock wheel lint lab format clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-10s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-run: .venv/ready  ## execute all notebooks, print the comparison, build build/gallery/
+run: .venv/ready  ## execute all notebooks, print the comparison, build build/site/index.html
 	$(BIN)/python -m workbench notebooks
 	$(BIN)/python -m workbench compare
+	$(MAKE) site
+
+site: .venv/ready  ## pages of the notebooks as they were executed, the results and the manual: build/site/index.html
+	$(BIN)/python -m sphinx -q -c docs -d build/doctrees . build/site
+	@echo "site: build/site/index.html"
 
 test: .venv/ready lint  ## everything that CI runs: linters, types, import layers, tests
 	$(BIN)/python -m pytest -n 2 --dist loadgroup

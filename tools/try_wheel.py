@@ -42,7 +42,7 @@ WITHOUT_EXTRA = [
 ]
 WITH_EXTRA = [
     (("compare", "--save", "pictures"), 0, "tradeoffs.png"),
-    (("notebooks", "memory_anatomy"), 0, "build/gallery/index.html"),
+    (("notebooks", "memory_anatomy"), 0, "build/notebooks"),
 ]
 
 

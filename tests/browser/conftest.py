@@ -87,7 +87,7 @@ def browser(tmp_path_factory):
         context.strangers = []
 
         def check(route, request):
-            if request.url.startswith(("http://127.0.0.1", "data:", "blob:")):
+            if request.url.startswith(("http://127.0.0.1", "file:", "data:", "blob:")):
                 route.continue_()
             else:
                 context.strangers.append(request.url)

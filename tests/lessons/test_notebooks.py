@@ -4,6 +4,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import nbformat
@@ -20,9 +21,6 @@ from workbench.lessons.notebooks import (
     build,
     execute_notebook,
     find_notebooks,
-    title,
-    to_html,
-    write_index,
 )
 from workbench.paths import PACKAGE, runs_folder
 
@@ -97,46 +95,52 @@ def test_a_failing_cell_is_reported_and_what_ran_is_kept(notebook, tmp_path):
     assert "so far" in (tmp_path / "out.ipynb").read_text()
 
 
-def test_a_page_shows_formulas_without_a_network(notebook, tmp_path):
-    path = notebook("# A title\n\nFor $x^2$ and\n\n$$\\frac{a}{b}$$\n\nbut not `$HOME`", "1 + 1")
-    page = to_html(path, tmp_path / "page.html").read_text()
-    assert "<msup>" in page
-    assert "<mfrac>" in page
-    assert "<code>$HOME</code>" in page
-    assert "mathjax" not in page.lower()
-    assert "<title>A title</title>" in page
-    assert "prefers-color-scheme: dark" in page
-
-
-def test_the_index_links_every_page_and_escapes_titles(notebook, tmp_path):
-    to_html(notebook("# Bytes & <b>bits</b>", name="a.ipynb"), tmp_path / "gallery" / "a.html")
-    index = write_index(tmp_path / "gallery").read_text()
-    assert 'href="a.html"' in index
-    assert "<b>bits" not in index
-
-
-def test_what_is_up_to_date_is_left_alone(notebook, tmp_path, monkeypatch):
-    path = notebook("print(1)")
+@pytest.fixture
+def chosen_again(tmp_path, monkeypatch):
+    """Builds the notebooks of `tmp_path` once; returns what then says which of them a build would execute again."""
     monkeypatch.setattr("workbench.lessons.notebooks.NOTEBOOKS", tmp_path)
-    (page,) = build(folder=tmp_path / "build")
-    first = page.stat().st_mtime_ns
-    build(folder=tmp_path / "build")
-    assert page.stat().st_mtime_ns == first
-    os.utime(path, (page.stat().st_mtime + 1,) * 2)
-    build(folder=tmp_path / "build")
-    assert page.stat().st_mtime_ns > first
+    with suppress(NotebookError):
+        build(folder=tmp_path / "build")
+    begun = []
+    monkeypatch.setattr("workbench.lessons.notebooks.execute_notebook", lambda path, *_, **__: begun.append(path.stem))
+
+    def chosen(**options):
+        begun.clear()
+        build(folder=tmp_path / "build", **options)
+        return list(begun)
+
+    return chosen
 
 
-def test_pages_with_parameters_of_ones_own_do_not_mix_with_the_gallery(notebook, tmp_path, monkeypatch):
+@pytest.fixture
+def two(notebook):
+    """`a` runs, `b` fails in its last cell."""
+    notebook("print(1)", name="a.ipynb")
+    notebook("1 / 0", name="b.ipynb")
+
+
+def test_what_is_up_to_date_is_left_alone_and_what_failed_is_not(two, chosen_again, tmp_path):
+    executed = tmp_path / "build" / "notebooks" / "a.ipynb"
+    assert chosen_again() == ["b"]
+    assert chosen_again(names=["a"], force=True) == ["a"]
+    whole = executed.read_text()
+    begun = nbformat.reads(whole, as_version=4)
+    begun.cells[-1].execution_count = None
+    for left_by_a_kill in (whole[: len(whole) // 2], "", nbformat.writes(begun)):
+        executed.write_text(left_by_a_kill)
+        assert chosen_again(names=["a"]) == ["a"]
+    executed.write_text(whole)
+    assert chosen_again(names=["a"]) == []
+    os.utime(tmp_path / "a.ipynb", (executed.stat().st_mtime + 1,) * 2)
+    assert chosen_again(names=["a"]) == ["a"]
+
+
+def test_those_with_parameters_of_ones_own_do_not_mix_with_the_others(notebook, tmp_path, monkeypatch):
     notebook("print(steps)")
     monkeypatch.setattr("workbench.lessons.notebooks.NOTEBOOKS", tmp_path)
-    (page,) = build(given={"steps": 5}, folder=tmp_path / "build")
-    assert page.parent.name == "gallery-own"
-    assert not (tmp_path / "build" / "gallery").exists()
-
-
-def test_title_falls_back_to_the_stem(notebook):
-    assert title(notebook("print(1)")) == "lesson"
+    (executed,) = build(given={"steps": 5}, folder=tmp_path / "build")
+    assert executed == tmp_path / "build" / "notebooks-own" / "lesson.ipynb"
+    assert not (tmp_path / "build" / "notebooks").exists()
 
 
 # ---- the kernel imports what the command is ----
@@ -239,20 +243,6 @@ def test_a_file_where_the_folder_should_be(notebook, tmp_path):
         NotebookError, match=r"out cannot be written \(File exists\). Free some space there, or make it"
     ):
         execute_notebook(notebook("1"), tmp_path / "out" / "lesson.ipynb")
-
-
-def test_a_page_that_is_cut_short_does_not_count_as_made(notebook, tmp_path, monkeypatch):
-    def full(self, text, **_):
-        self.write_bytes(text.encode()[:100])
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_text", full)
-    path = notebook("print(1)")
-    with pytest.raises(
-        NotebookError, match=r"pages cannot be written \(No space left on device\). Free some space there"
-    ):
-        to_html(path, tmp_path / "pages" / "page.html")
-    assert list((tmp_path / "pages").iterdir()) == []
 
 
 # ---- what is refused before a kernel starts ----

@@ -1,6 +1,7 @@
 """The notebooks, copied to where a reader can open and change them."""
 
 import shutil
+from filecmp import cmp
 from pathlib import Path
 
 from workbench.errors import ConfigurationError
@@ -17,7 +18,7 @@ def copy_lessons(folder: Path, *, force: bool = False) -> list[Path]:
     if folder.exists() and not folder.is_dir():
         raise ConfigurationError(f"lessons: {folder} is a file. Name a folder, which is made if it is not there.")
     copies = {notebook: folder / notebook.name for notebook in sorted(NOTEBOOKS.glob("*.ipynb"))}
-    differing = [copy.name for notebook, copy in copies.items() if _differs(notebook, copy)]
+    differing = [copy.name for notebook, copy in copies.items() if copy.exists() and not cmp(notebook, copy, False)]
     if differing and not force:
         raise ConfigurationError(
             f"lessons: {folder} has other contents in {', '.join(differing)}, perhaps your own work; nothing was "
@@ -27,7 +28,3 @@ def copy_lessons(folder: Path, *, force: bool = False) -> list[Path]:
     for notebook, copy in copies.items():
         shutil.copyfile(notebook, copy)
     return list(copies.values())
-
-
-def _differs(notebook: Path, copy: Path) -> bool:
-    return copy.exists() and copy.read_bytes() != notebook.read_bytes()

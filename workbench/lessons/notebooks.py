@@ -1,25 +1,20 @@
-"""Run the notebooks headless with papermill and build the gallery: executed, self-contained HTML that opens offline."""
+"""Run the notebooks headless with papermill. What was executed lies in `build/notebooks`; `make site` shows it."""
 
-import html
 import math
 import os
-import re
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from string import Template
 from typing import Any
+from unittest.mock import patch
 
 import nbformat
 import papermill
-from latex2mathml.converter import convert as to_mathml
 from nbclient.exceptions import CellTimeoutError, DeadKernelError
-from nbconvert import HTMLExporter
 from papermill.exceptions import PapermillExecutionError
 from tqdm import tqdm
 
@@ -31,7 +26,6 @@ from workbench.lessons import parameters
 from workbench.paths import BUILD, DATA, INSTALLED, NOTEBOOKS, PACKAGE, PIN, ROOT
 from workbench.run.world import refuse_several_ranks
 
-OFFLINE_PAGE, INDEX = (Path(__file__).with_name(name) for name in ("page.html.j2", "index.html"))
 DEVICE_PARAMETER = "device"
 
 # predictions come from a process of their own, which can load its libraries while the kernel loads the same
@@ -105,9 +99,9 @@ def _around_kernel(device: Any) -> Iterator[None]:
     A kernel that is ended, or that dies, cannot clear away what it left in its temporary folder. SIGTERM raises here,
     as Ctrl-C does: the kernel is ended and the folder removed.
     """
-    before, card, handler = dict(os.environ), emulated_card(device or ""), signal.getsignal(signal.SIGTERM)
+    card, handler = emulated_card(device or ""), signal.getsignal(signal.SIGTERM)
     try:
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        with patch.dict(os.environ), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             with suppress(ValueError):  # only the main thread may
                 signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
             tempfile.tempdir = folder  # where Jupyter writes the ports and the key of the kernel
@@ -115,8 +109,6 @@ def _around_kernel(device: Any) -> Iterator[None]:
             yield
     finally:
         tempfile.tempdir = None  # asked for anew
-        os.environ.clear()
-        os.environ.update(before)
         with suppress(ValueError):
             signal.signal(signal.SIGTERM, handler)
 
@@ -156,40 +148,6 @@ def _unfinished(executed: Path) -> str:
     return told if waiting or stopped else ""
 
 
-def to_html(executed: Path, output: Path) -> Path:
-    """A page that needs no network: pictures inline, formulas as MathML."""
-    notebook = nbformat.read(str(executed), as_version=4)
-    notebook.metadata.pop("widgets", None)  # their state would bring along a script from the network, for no view
-    for cell in notebook.cells:
-        if cell.cell_type == "markdown":
-            cell.source = _with_mathml(cell.source)
-    exporter = HTMLExporter(raw_template=OFFLINE_PAGE.read_text(encoding="utf-8"), exclude_input_prompt=True)
-    exporter.exclude_output_prompt = True
-    page, _ = exporter.from_notebook_node(notebook, resources={"metadata": {"name": title(executed)}})
-    aside = output.with_suffix(".part")  # a page that was cut short would count as up to date
-    with _writing(aside):
-        aside.write_text(page, encoding="utf-8")
-        return aside.replace(output)
-
-
-def _with_mathml(markdown: str) -> str:
-    """Formulas between dollars to MathML, which browsers show by themselves. Code spans keep their dollars."""
-    pattern = r"(```.*?```|`[^`]*`)|\$\$(.+?)\$\$|\$([^$\n]+?)\$"
-
-    def replacement(found: re.Match[str]) -> str:
-        code, display, inline = found.groups()
-        return code or str(to_mathml(display or inline, display="block" if display else "inline"))
-
-    return re.sub(pattern, replacement, markdown, flags=re.DOTALL)
-
-
-def title(path: Path) -> str:
-    """The first heading of a notebook."""
-    notebook = nbformat.read(str(path), as_version=4)
-    lines = (line for cell in notebook.cells if cell.cell_type == "markdown" for line in cell.source.splitlines())
-    return next((line.lstrip("# ").strip() for line in lines if line.startswith("# ")), path.stem)
-
-
 def build(
     names: Iterable[str] = (),
     given: Mapping[str, Any] | None = None,
@@ -197,31 +155,24 @@ def build(
     folder: Path = BUILD,
     timeout_s: int | None = None,
 ) -> list[Path]:
-    """Execute notebooks and put their pages and an index into `<folder>/gallery`. Those up to date are left alone.
+    """Execute notebooks into `<folder>/notebooks`. Those up to date are left alone.
 
-    With parameters of one's own (`given`) the pages go to `<folder>/gallery-own` and are always made anew.
+    With parameters of one's own (`given`) they go to `<folder>/notebooks-own` and are always executed.
 
     Raises:
         ConfigurationError: unknown notebook or parameter, a value of the wrong type, a secret.
-        NotebookError: a notebook failed; the pages of those before it are there.
+        NotebookError: a notebook failed; those before it are there.
     """
     paths, given = find_notebooks(names), parameters.plain(given or {})
     _refuse_here(given.get(DEVICE_PARAMETER), timeout_s)
     parameters.check_parameters(paths, {name: value for name, value in given.items() if name != DEVICE_PARAMETER})
-    gallery = folder / ("gallery-own" if given else "gallery")
-    pages = {path: gallery / f"{path.stem}.html" for path in paths}
-    with ThreadPoolExecutor(max_workers=1) as converter:  # a page is made while the next kernel starts
-        made = []
-        for path in tqdm(paths, desc="notebooks", unit="notebook"):
-            if force or given or not _up_to_date(pages[path], path):
-                start = time.monotonic()
-                executed = execute_notebook(path, folder / "notebooks" / path.name, given, timeout_s=timeout_s)
-                made.append(converter.submit(to_html, executed, pages[path]))
-                tqdm.write(f"{path.stem}: {time.monotonic() - start:.0f} s")
-    for page in made:
-        page.result()
-    write_index(gallery)
-    return list(pages.values())
+    executed = {path: folder / ("notebooks-own" if given else "notebooks") / path.name for path in paths}
+    for path in tqdm(paths, desc="notebooks", unit="notebook"):
+        if force or given or not _up_to_date(executed[path], path):
+            start = time.monotonic()
+            execute_notebook(path, executed[path], given, timeout_s=timeout_s)
+            tqdm.write(f"{path.stem}: {time.monotonic() - start:.0f} s")
+    return list(executed.values())
 
 
 def _refuse_here(device: Any, timeout_s: float | None) -> None:
@@ -239,25 +190,18 @@ def _refuse_here(device: Any, timeout_s: float | None) -> None:
         stub_folder()
 
 
-def _up_to_date(page: Path, notebook: Path) -> bool:
-    """Newer than the notebook, the package, the pins, and the embedded models and texts?"""
-    if not page.exists():
+def _up_to_date(executed: Path, notebook: Path) -> bool:
+    """Executed to its end, and newer than the notebook, the package, the pins, and the embedded models and texts?"""
+    if not _succeeded(executed):
         return False
-    sources = [notebook, *PACKAGE.rglob("*.py"), OFFLINE_PAGE, *([] if INSTALLED else [ROOT / "requirements.txt"])]
+    sources = [notebook, *PACKAGE.rglob("*.py"), *([] if INSTALLED else [ROOT / "requirements.txt"])]
     sources += [path for part in ("models", "corpora") for path in (DATA / part).rglob("*") if path.is_file()]
-    return all(page.stat().st_mtime > source.stat().st_mtime for source in sources)
+    return all(executed.stat().st_mtime > source.stat().st_mtime for source in sources)
 
 
-def write_index(gallery: Path) -> Path:
-    """`index.html` with a link to every page that is there."""
-    pages = [path for path in sorted(gallery.glob("*.html")) if path.stem != "index"]
-    items = "\n".join(f'<li><a href="{html.escape(p.name)}">{html.escape(_page_title(p))}</a></li>' for p in pages)
-    index = gallery / "index.html"
-    page = Template(INDEX.read_text(encoding="utf-8")).substitute(items=items)
-    index.write_text(page, encoding="utf-8")
-    return index
-
-
-def _page_title(page: Path) -> str:
-    found = re.search(r"<title>(.*?)</title>", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    return html.unescape(found.group(1)) if found else page.stem
+def _succeeded(executed: Path) -> bool:
+    """papermill writes after every cell: what a kill or an error left is there, and not to be taken for the whole."""
+    with suppress(OSError, ValueError):  # not there, or cut short
+        told = nbformat.read(str(executed), as_version=4).metadata.get("papermill", {})
+        return not (told.get("exception") or _unfinished(executed))
+    return False

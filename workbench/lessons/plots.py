@@ -13,6 +13,8 @@ from matplotlib.figure import Figure
 from workbench.measure.categories import Category, Phase, format_bytes
 from workbench.measure.emulated import EMULATED
 from workbench.measure.timeline import Timeline
+from workbench.predict.life import life_table
+from workbench.predict.phases import Life
 from workbench.records.compare import WITHOUT_VALUES, pareto
 from workbench.records.record import Record
 
@@ -32,7 +34,16 @@ COLOURS: dict[Category, str] = {
 LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")
 
 
-def memory_bars(frame: pd.DataFrame, limit_bytes: int | None = None) -> Figure:
+class Picture(Figure):
+    """A figure that a notebook shows by itself: pyplot, which usually sees to that, must not be used in threads."""
+
+    def _repr_png_(self) -> bytes:
+        data = io.BytesIO()
+        self.savefig(data, format="png", dpi=100)
+        return data.getvalue()
+
+
+def memory_bars(frame: pd.DataFrame, limit_bytes: int | None = None) -> Picture:
     """The peak of each recipe by category, from a comparison or from `records()` (there, the last run of a label).
 
     `limit_bytes`, a budget or a cap, is drawn as a line.
@@ -57,7 +68,7 @@ def memory_bars(frame: pd.DataFrame, limit_bytes: int | None = None) -> Figure:
     return _finish(figure, axes, columns=4)
 
 
-def loss_curves(records: Sequence[Record]) -> Figure:
+def loss_curves(records: Sequence[Record]) -> Picture:
     """Training loss over steps, or over tokens where the runs took different numbers of steps: the mean over seeds as
     a line, their range as a band."""
     figure, axes = _axes(8.0, 3.4)
@@ -76,7 +87,7 @@ def loss_curves(records: Sequence[Record]) -> Figure:
     return _finish(figure, axes, columns=3)
 
 
-def timeline(history: Timeline, start: int = 0, stop: int | None = None) -> Figure:
+def timeline(history: Timeline, start: int = 0, stop: int | None = None) -> Picture:
     """Live bytes after every event, stacked by category, with the phases named."""
     live = history.live[:, start:stop] / MIB
     events = np.arange(start, start + live.shape[1])
@@ -90,6 +101,18 @@ def timeline(history: Timeline, start: int = 0, stop: int | None = None) -> Figu
     return _finish(figure, axes, columns=4)
 
 
+def life_bars(*lives: Life) -> Figure:
+    """Of each phase of a run the bytes on the device and on the host; a line where the device ends."""
+    table = life_table(*lives).drop(columns="ratio", level=0, errors="ignore").iloc[::-1, ::-1] / 2**30
+    table.columns = [f"{source} {_words(name.removesuffix('_bytes'))}" for source, name in table.columns]
+    figure, axes = _axes(8.0, 6.0)
+    most = 1.1 * table.max(axis=None)
+    table.plot.barh(ax=axes, width=0.8, color=LINES, xlabel="GiB", ylabel="", xlim=(0, most), legend=False)
+    for life in lives:
+        axes.axvline(((life.capacity_bytes or 0) - life.context_bytes) / 2**30, color=GREY, linestyle="--")
+    return _finish(figure, axes, columns=3)
+
+
 def _name_phases(axes: Axes, phases: Sequence[Phase | None], start: int, height: float) -> None:
     for phase, some in groupby(phases):
         events = len(list(some))
@@ -100,7 +123,7 @@ def _name_phases(axes: Axes, phases: Sequence[Phase | None], start: int, height:
     axes.set_ylim(0, height * 1.14)
 
 
-def tradeoffs(table: pd.DataFrame) -> Figure:
+def tradeoffs(table: pd.DataFrame) -> Picture:
     """Memory against speed, the loss as the colour, of what was timed; those on the Pareto front have a ring."""
     timed = table.dropna(subset=["tokens_per_s"])
     figure, axes = _axes(10.0, max(4.2, 0.27 * len(timed) + 1.6))
@@ -130,7 +153,7 @@ def _name_beside(axes: Axes, x: pd.Series, y: pd.Series) -> None:
         axes.annotate(str(label), (x[label], y[label]), xytext=beside, textcoords="axes fraction", **style)
 
 
-def _say_none(figure: Figure, axes: Axes, what: str, sources: set[str]) -> Figure:
+def _say_none(figure: Picture, axes: Axes, what: str, sources: set[str]) -> Picture:
     """In place of a picture: there is nothing to draw, and why."""
     why = f": {WITHOUT_VALUES}" if any(source.startswith("emulated") for source in sources) else ""
     axes.text(0.5, 0.5, f"no {what} on record{why}", transform=axes.transAxes, ha="center", color=GREY)
@@ -139,20 +162,11 @@ def _say_none(figure: Figure, axes: Axes, what: str, sources: set[str]) -> Figur
     return figure
 
 
-class Picture(Figure):
-    """A figure that a notebook shows by itself: pyplot, which usually sees to that, must not be used in threads."""
-
-    def _repr_png_(self) -> bytes:
-        data = io.BytesIO()
-        self.savefig(data, format="png", dpi=100)
-        return data.getvalue()
-
-
 def _words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _axes(width: float, height: float) -> tuple[Figure, Axes]:
+def _axes(width: float, height: float) -> tuple[Picture, Axes]:
     figure = Picture(figsize=(width, height), layout="constrained")
     axes = figure.subplots()
     figure.set_facecolor("none")
@@ -166,7 +180,7 @@ def _axes(width: float, height: float) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _finish(figure: Figure, axes: Axes, columns: int) -> Figure:
+def _finish(figure: Picture, axes: Axes, columns: int) -> Picture:
     if columns:
         legend = figure.legend(loc="outside lower center", ncols=columns, frameon=False, labelcolor=GREY, fontsize=9)
         legend.set_zorder(5)

@@ -1,0 +1,145 @@
+"""The site: built without a warning of what lies in the repository, and opened from the disk, without a network."""
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from urllib.parse import unquote, urldefrag
+
+import nbformat
+import pytest
+
+from workbench.lessons import plots
+from workbench.lessons.notebooks import execute_notebook
+from workbench.paths import ROOT
+
+pytest.importorskip("sphinx_book_theme", reason="needs the extra `site`")
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(1)>"
+CELLS = (
+    "# 05 · Written by a test\n\nFor $x^2$ and\n\n$$\\frac{a}{b}$$\n\nbut not `$HOME`. [Next](17_headline.ipynb)",
+    "steps: int = 1",
+    f"print({HOSTILE!r})",
+    "from IPython.display import HTML\nHTML('<table><tr>' + '<td>one of many columns</td>' * 60 + '</tr></table>')",
+    "HTML('<div><iframe srcdoc=\"<p>six times seven is<script>document.write(6 * 7)</script>\"></iframe></div>')",
+    "import matplotlib.pyplot as plt\ndraw = plt.plot\nfigure = draw([1, 2])  # plots.memory_bars(frame)",
+)
+
+
+class Page(HTMLParser):
+    """What a page refers to, and the alternative texts of its pictures."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.links, self.fetched, self.pictures = set(), set(), []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        if tag == "a":
+            self.links.add(given.get("href", ""))
+        elif tag == "img":
+            self.pictures.append(given.get("alt"))
+        if tag not in ("a", "meta"):
+            self.fetched |= {given[name] for name in ("src", "href", "data") if given.get(name)}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The whole site; lesson 05 is a short one that was executed, the others have no outputs."""
+    folder = tmp_path_factory.mktemp("site")
+    new = [nbformat.v4.new_markdown_cell, *[nbformat.v4.new_code_cell] * 5]
+    book = nbformat.v4.new_notebook(cells=[make(source) for make, source in zip(new, CELLS, strict=True)])
+    book.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    book.cells[1].metadata["tags"] = ["parameters"]
+    nbformat.write(book, folder / "lesson.ipynb")
+    execute_notebook(folder / "lesson.ipynb", folder / "executed" / "05_lora.ipynb")
+    options = ["-q", "-W", "--keep-going", "-D", f"executed_notebooks={folder / 'executed'}"]
+    command = [sys.executable, "-m", "sphinx", *options, "-c", str(ROOT / "docs"), "-d", str(folder / "doctrees")]
+    done = subprocess.run([*command, str(ROOT), str(folder / "html")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder / "html"
+
+
+@pytest.fixture(scope="module")
+def pages(site):
+    return {
+        path: Page(path.read_text(encoding="utf-8")) for path in site.rglob("*.html") if "_static" not in path.parts
+    }
+
+
+def test_every_notebook_has_its_page_and_the_front_page_leads_there(site):
+    made = {path.stem for path in (site / "notebooks").glob("*.html")}
+    assert made == {path.stem for path in (ROOT / "notebooks").glob("*.ipynb")}
+    assert 'url=docs/index.html"' in (site / "index.html").read_text()
+
+
+def test_whatever_a_page_refers_to_is_there(pages):
+    for path, page in pages.items():
+        for link in page.links | page.fetched:
+            place, part = urldefrag(link)
+            if not re.match(r"https?:|data:|mailto:", link) and place:
+                target = path.parent / unquote(place.split("?")[0])
+                assert target.exists(), (path.name, link)
+                assert not part or f'id="{part}"' in target.read_text(encoding="utf-8"), (path.name, link)
+
+
+def test_no_page_fetches_from_a_network(pages):
+    for path, page in pages.items():
+        assert not [one for one in page.fetched if re.match(r"(https?:)?//", one)], path
+
+
+def test_pictures_have_words(pages):
+    for path, page in pages.items():
+        assert all(words and not words.endswith(".png") for words in page.pictures), (path.name, page.pictures)
+    (lesson,) = (page for path, page in pages.items() if path.stem == "05_lora")
+    assert lesson.pictures == [" ".join(plots.memory_bars.__doc__.split(".")[0].split()) + "."]
+
+
+def test_the_executed_notebook_is_shown_and_its_output_stays_text(site):
+    page = (site / "notebooks" / "05_lora.html").read_text(encoding="utf-8")
+    assert "Written by a test" in page
+    assert "&lt;script&gt;alert(1)" in page
+    assert HOSTILE not in page
+    assert 'href="17_headline.html"' in page
+    assert "<msup>" in page
+    assert "<mfrac>" in page
+    assert "$HOME" in page
+    assert "output text_plain" not in (site / "notebooks" / "03_gradient_checkpointing.html").read_text()
+
+
+@pytest.fixture
+def opened(browser, site):
+    page = browser.new_page()
+
+    def open_at(name, width=1280, theme="light"):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(color_scheme=theme)
+        page.goto(f"{site.as_uri()}/{name}")
+        return page
+
+    yield open_at
+    page.close()
+    assert browser.strangers == []
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_narrow_window_scrolls_tables_not_the_page(opened, theme):
+    for name in ("notebooks/05_lora.html", "data/reference/README.html", "docs/index.html", "docs/api.html"):
+        page = opened(name, 400, theme)
+        assert page.evaluate("() => document.documentElement.scrollWidth") == 400, name
+    page = opened("notebooks/05_lora.html", 400, theme)
+    table = page.locator(".text_html", has=page.locator("table")).first
+    assert table.evaluate("box => box.scrollWidth > 5 * box.clientWidth && getComputedStyle(box).overflowX") == "auto"
+    picture = page.locator(".cell_output img")
+    assert picture.evaluate("one => one.complete && one.naturalWidth") > 100
+    assert picture.evaluate("one => getComputedStyle(one).filter") == "none"
+    assert page.frame_locator("iframe").locator("p").inner_text() == "six times seven is42"
+
+
+def test_search_and_next_work_from_the_disk(opened):
+    page = opened("search.html?q=checkpointing")
+    page.locator(".search a", has_text="03 · Gradient checkpointing").first.wait_for()
+    page = opened("index.html")
+    page.wait_for_url("**/docs/index.html")
+    page.locator("a.right-next").click()
+    page.wait_for_url("**/notebooks/00_memory_anatomy.html")
