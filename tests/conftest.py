@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,6 +60,21 @@ def gpt2_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(MODELS / "gpt2-tiny" / name, folder / name)
     return folder
+
+
+@pytest.fixture(scope="session")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of each kind in `models/architectures.toml` a folder: its config and gpt2-tiny's tokenizer, without weights."""
+    from transformers import AutoConfig
+
+    made = tmp_path_factory.mktemp("kinds")
+    written = tomllib.loads(Path(__file__).with_name("models").joinpath("architectures.toml").read_text())
+    for kind, own in written["kinds"].items():
+        settings = {name: value for name, value in {**written["common"], **own}.items() if value != []}
+        AutoConfig.for_model(kind, **settings).save_pretrained(made / kind)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(MODELS / "gpt2-tiny" / name, made / kind / name)
+    return made
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ def quick(model_name, text_file):
 def test_run_prints_a_summary_and_leaves_a_record(quick, capsys):
     assert main(["run", *quick, "--technique", "lora=rank:4,alpha:8"]) == 0
     (record,) = read_all()
-    assert record.recipe["techniques"] == {"lora": {"rank": 4, "alpha": 8.0, "dropout": 0.0, "targets": "c_attn"}}
+    assert record.recipe["techniques"] == {"lora": {"rank": 4, "alpha": 8.0, "dropout": 0.0, "targets": "auto"}}
     out = capsys.readouterr().out
     for words in ("lora(rank=4, alpha=8.0)", "peak", "held out", "tokens/s", record.id):
         assert words in out

@@ -47,10 +47,16 @@ def test_the_order_of_techniques_does_not_matter():
     [
         {"model": "gpt2"}, {"corpus": "other.txt"}, {"effective_batch_size": 16}, {"sequence_length": 64},
         {"steps": 41}, {"learning_rate": 1e-4}, {"dropout": 0.0}, {"seed": 1}, {"techniques": (Lora(),)},
+        {"evaluation_batch_size": 2},
     ],
 )  # fmt: skip
 def test_every_field_changes_the_id(change):
     assert Recipe(**change).id != Recipe().id
+
+
+def test_an_evaluation_as_it_always_was_leaves_the_ids_of_older_records():
+    assert "evaluation_batch_size" not in Recipe().to_dict()
+    assert Recipe.from_dict(Recipe(evaluation_batch_size=4).to_dict()).evaluation_batch_size == 4
 
 
 def test_the_id_is_twelve_hexadecimal_digits_and_stays_the_same():

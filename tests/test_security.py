@@ -9,14 +9,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-import nbformat
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from workbench.errors import ConfigurationError
 from workbench.lessons import plots
-from workbench.lessons.notebooks import to_html, write_index
 from workbench.measure.categories import Category
 from workbench.paths import ROOT
 from workbench.records import names
@@ -99,23 +97,6 @@ def test_pictures_can_be_drawn_of_them(hostile, tmp_path):
     for picture in (plots.memory_bars(table), plots.tradeoffs(table)):
         picture.savefig(tmp_path / "picture.png")
         plt.close(picture)
-
-
-@pytest.mark.parametrize("hostile", NASTY[:4])
-def test_the_page_of_a_notebook_and_the_index_escape_titles_and_outputs(hostile, tmp_path):
-    book = nbformat.v4.new_notebook()
-    output = nbformat.v4.new_output("stream", name="stdout", text=hostile)
-    book.cells = [nbformat.v4.new_markdown_cell(f"# {hostile}"), nbformat.v4.new_code_cell("1", outputs=[output])]
-    nbformat.write(book, tmp_path / "a.ipynb")
-    page = to_html(tmp_path / "a.ipynb", tmp_path / "a.html").read_text(encoding="utf-8")
-    title = page[page.index("<title>") : page.index("</title>")]
-    assert "<script" not in title
-    assert "<img" not in title
-    shown = page[page.rindex("jp-OutputArea-output") :]  # the cell before it is its author's own HTML
-    assert "<script>alert" not in shown
-    assert "<img src=x" not in shown
-    index = Tags(write_index(tmp_path).read_text(encoding="utf-8"))
-    assert not index.tags & {"script", "img"}
 
 
 # ---- names that become paths ----

@@ -1,4 +1,4 @@
-"""Learn, measure and choose memory-saving techniques for fine-tuning GPT-2.
+"""Learn, measure and choose memory-saving techniques for fine-tuning GPT-2::
 
     from workbench import Recipe, run
     from workbench.techniques import Lora

@@ -12,7 +12,8 @@ examples:
 
 exit codes:
   0  done
-  1  the run failed, diverged, a notebook's cell raised, a file or the output could not be written, or no plan fits
+  1  the run failed, diverged, a notebook's cell raised, a file or the output could not be written, no plan fits, or a
+     memory budget is exceeded
   2  something in the command cannot be used; nothing was run
   3  this machine cannot run it (device, package, network)
   4  out of memory
@@ -33,6 +34,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
@@ -43,6 +45,7 @@ from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.measure.categories import format_bytes, parse_bytes
 from workbench.models.source import locate, locate_config
 from workbench.paths import beside, check_writable, runs_folder
+from workbench.predict.phases import Habits
 from workbench.recipe import Recipe, recipe_options
 from workbench.settings import described
 from workbench.techniques import REGISTRY
@@ -137,7 +140,8 @@ def _parser() -> argparse.ArgumentParser:
         "run": run_recipe, "predict": predict_recipe, "plan": show_plan, "doctor": show_diagnosis,
         "script": write_script, "emulate": emulate_program, "verify": verify_predictions, "pairs": show_pairs,
         "notebooks": run_notebooks, "lessons": take_lessons, "list": list_techniques, "records": show_records,
-        "compare": show_comparison, "headline": show_headline,
+        "compare": show_comparison, "headline": show_headline, "check": check_budgets, "frontier": show_frontier,
+        "scan": scan_rows,
     }  # fmt: skip
     raw = argparse.RawDescriptionHelpFormatter
     program = "workbench" if Path(sys.argv[0]).stem == "workbench" else MODULE
@@ -241,6 +245,12 @@ def predict_recipe(args: argparse.Namespace) -> None:
     are known by their configs, a folder or a hub model by its config.json.
     """
 
+    if args.life:
+        return _show_life(args)
+    if args.settings or args.measure or args.save:
+        raise ConfigurationError(
+            "predict: --settings, --measure and --save belong to --life. Add it, or leave them out."
+        )
     from workbench.predict.predict import CPU, GPU_NAMES, SHADOW, predict, predict_all
     from workbench.predict.report import fitting, prediction_text
 
@@ -249,12 +259,49 @@ def predict_recipe(args: argparse.Namespace) -> None:
         prediction = predict(recipe, args.gpu, padding=args.padding, engine=args.engine)
     if args.json:
         print(json.dumps(prediction.to_dict()))
-        return
+        return None
     print(prediction_text(prediction))
     if prediction.gpu != CPU:
         print()
         others = predict_all(recipe, padding=args.padding, engine=SHADOW)  # one process, where the emulator needs 21
         print(fitting(dict(zip(GPU_NAMES, others, strict=True)) | {prediction.gpu: prediction}))
+    return None
+
+
+def _show_life(args: argparse.Namespace) -> None:
+    """Every phase of a run: predicted, and measured on a device of this machine where that is asked for."""
+    if args.padding or args.engine:
+        raise ConfigurationError(
+            "predict: --life has one engine, and pads as the recipe does. Drop --padding, --engine."
+        )
+    from workbench.advise.doctor import cures_text, evaluation_cures
+    from workbench.predict.life import life_table, life_text, predict_life
+
+    habits, lives, cures = Habits.parse(args.settings), {}, {}
+    with redirect_stdout(sys.stderr):
+        recipe = _recipe(args, config_only=not args.measure)
+        try:
+            lives["predicted"] = predict_life(recipe, args.gpu, habits)
+            cures = evaluation_cures(args.gpu, lives["predicted"])
+        except WorkbenchError as error:
+            if not args.measure:
+                raise
+            print(f"not predicted: {error}")
+        if args.measure:
+            from workbench.predict.walk import measure_life
+
+            lives["measured"] = measure_life(recipe, args.measure, habits)
+    found = list(lives.values())
+    if args.json:
+        named = {name: life.to_dict() for name, life in lives.items()}
+        print(json.dumps({**named, "cures": {words: life.to_dict() for words, life in cures.items()}}))
+    else:
+        print(life_text(*found) + cures_text(cures))
+    if args.save:
+        from workbench.lessons.plots import life_bars
+
+        life_table(*found).to_csv(_folder(args.save) / "life.csv")
+        life_bars(*found).savefig(args.save / "life.png", dpi=130)
 
 
 def show_plan(args: argparse.Namespace) -> int:
@@ -264,12 +311,29 @@ def show_plan(args: argparse.Namespace) -> int:
     budget = parse_bytes(args.budget, "budget") if args.budget is not None else None
     recipe = _recipe(args, config_only=True)
     from workbench.advise.plan import plan, plan_text
+    from workbench.predict.life import predict_with_life
 
     fields = {f.name: getattr(recipe, f.name) for f in dataclasses.fields(Recipe)}
+    if args.life:
+        fields["predict"] = partial(predict_with_life, habits=Habits.parse(args.settings))
     with redirect_stdout(sys.stderr):
         planned = plan(budget=budget, gpu=args.gpu, most_changes=args.most_changes, **fields)
     print(json.dumps(planned.to_dict()) if args.json else plan_text(planned))
     return 0 if planned.candidates else 1
+
+
+def check_budgets(args: argparse.Namespace) -> int:
+    """Memory as a test: fail when the predicted peak of a recipe, or that of a program on an emulated GPU, is over its
+    limit in budget.toml, and say by category and operation what has moved since it was stored beside that file.
+    """
+
+    from workbench.advise.budget import judge, read_budgets
+
+    with redirect_stdout(sys.stderr):
+        verdicts = judge(read_budgets(args.file), args.file.with_suffix(".lock.json"), args.update)
+    told = [verdict.to_dict() for verdict in verdicts] if args.json else [verdict.as_text() for verdict in verdicts]
+    print(json.dumps(told) if args.json else "\n".join(map(str, told)))
+    return int(any(verdict.over for verdict in verdicts))
 
 
 def show_diagnosis(args: argparse.Namespace) -> None:
@@ -283,6 +347,34 @@ def show_diagnosis(args: argparse.Namespace) -> None:
     with redirect_stdout(sys.stderr):
         diagnosis = diagnose(record)
     print(json.dumps(diagnosis.to_dict()) if args.json else diagnosis.as_text())
+
+
+def show_frontier(args: argparse.Namespace) -> None:
+    """Which batches and lengths fit on a GPU: the recipe as it is, and with the planner's best change."""
+
+    recipe = _recipe(args, config_only=True)
+    from workbench.advise.frontier import PICTURES, frontier, frontier_text, save_picture
+
+    if args.output and args.output.suffix not in PICTURES:
+        raise ConfigurationError(f"frontier: {str(args.output)!r} must end in {', '.join(PICTURES)}.")
+    with redirect_stdout(sys.stderr):
+        found = frontier(recipe, args.gpu, engine=args.engine)
+    print(json.dumps(found.to_dict()) if args.json else frontier_text(found))
+    if args.output:
+        save_picture(found, args.output)
+
+
+def scan_rows(args: argparse.Namespace) -> None:
+    """Which row of a file will be the longest, in which step it comes under the order that the Trainer's own
+    sampler gives, whether its batch fits on a GPU, and which cap or packing makes it fit.
+    """
+    values = {"model": args.model, "corpus": args.rows, "effective_batch_size": args.batch_size, "seed": args.seed}
+    recipe = Recipe.parse(values, args.technique)
+    from workbench.advise.scan import scan, scan_text
+
+    with redirect_stdout(sys.stderr):
+        found = scan(recipe, args.gpu, longest=args.longest, engine=args.engine)
+    print(json.dumps(found.to_dict()) if args.json else scan_text(found))
 
 
 def show_headline(args: argparse.Namespace) -> None:
@@ -311,7 +403,7 @@ def write_script(args: argparse.Namespace) -> None:
 
 
 def run_notebooks(args: argparse.Namespace) -> None:
-    """Execute the notebooks with papermill and build build/gallery/. Those up to date are skipped."""
+    """Execute the notebooks with papermill into build/notebooks. Those up to date are skipped."""
 
     from workbench.lessons.notebooks import build
 
@@ -320,8 +412,8 @@ def run_notebooks(args: argparse.Namespace) -> None:
         if name in parameters:
             raise ConfigurationError(f"notebooks: {name} is given twice. Keep one of the two values.")
         parameters[name] = _value(text)
-    pages = build(args.names, parameters, args.force, timeout_s=args.timeout)
-    print(f"gallery: {pages[0].parent / 'index.html'}")
+    executed = build(args.names, parameters, args.force, timeout_s=args.timeout)
+    print(f"executed: {executed[0].parent} (to read them in JupyterLab; in a checkout `make site` makes pages of them)")
 
 
 def _value(text: str) -> Any:

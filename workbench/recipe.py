@@ -32,6 +32,9 @@ class Recipe:
     effective_batch_size: int = setting(8, "sequences per optimizer step", unit="sequences", minimum=1, maximum=2**20)
     sequence_length: int = setting(128, "tokens per sequence", unit="tokens", minimum=2, maximum=2**20)
     steps: int = setting(12, "optimizer steps", minimum=1)
+    evaluation_batch_size: int | None = setting(
+        None, "sequences evaluated at once; none: the tokens of a micro-batch", unit="sequences", minimum=1
+    )
     learning_rate: float | None = setting(None, "peak learning rate; none: customary", minimum=1e-9, maximum=10.0)
     dropout: float | None = setting(None, "dropout everywhere; none: as the model has it", minimum=0.0, maximum=0.9)
     seed: int = setting(0, "seed of data order, dropout and new weights", minimum=0, maximum=2**32 - 1)
@@ -105,6 +108,8 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready. Inverse of `from_dict`."""
         plain = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "techniques"}
+        if self.evaluation_batch_size is None:
+            del plain["evaluation_batch_size"]  # the ids of records from before it came stay the same
         return {**plain, "techniques": {t.name: t.settings() for t in self.techniques}}
 
     @classmethod

@@ -132,6 +132,27 @@ def test_of_an_emulated_gpu_the_commands_run_on_it_too():
     assert found.checklist == ("An emulated GPU is the run's own: nothing else takes its memory.",)
 
 
+def test_after_the_last_step_it_failed_in_the_evaluation_wherever_the_peak_was():
+    found = diagnosed(steps_done=10, peak_phase="backward", among=("lora",))
+    assert found.phase == Phase.EVALUATION
+    assert "in the evaluation phase, after 10 whole steps" in found.cause
+
+
+def test_an_evaluation_that_ran_out_is_cured_by_fewer_sequences_at_once(recipe):
+    recipe = replace(recipe, effective_batch_size=1, evaluation_batch_size=32, steps=1)
+    cap = 35 * MIB
+    with pytest.raises(OutOfMemoryError) as failed:
+        run(recipe, device="cpu", memory_cap=cap)
+    found = diagnose(newest_out_of_memory(failed.value.record_id), among=("lora",))
+    assert found.phase == Phase.EVALUATION
+    best = found.changes[0]
+    assert best.words == "Set evaluation_batch_size to 16"
+    assert " --evaluation-batch-size 16 " in best.command
+    assert found.to_dict()["changes"][0]["gives_up"] == "an evaluation takes longer; training stays as it is"
+    assert "an evaluation takes longer" in found.as_text()
+    assert run(best.recipe, device="cpu", memory_cap=cap).status is Status.OK
+
+
 def test_before_anything_was_measured_the_devices_own_words_stand():
     nothing = {"peak_phase": "", "peak_allocated_bytes": None, "by_category": {}, "failed_operation": ""}
     found = diagnosed(**nothing, requested_bytes=None, allocated_at_failure_bytes=None, error="CUDA error: no memory")

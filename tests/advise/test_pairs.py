@@ -42,6 +42,13 @@ def test_what_does_not_go_together_says_why(recipe):
     assert ">refused<" in style_pairs(table).to_html()
 
 
+def test_the_more_a_pair_saves_the_greener_it_is():
+    table = pd.DataFrame({"one": ["a", "a", "b"], "other": ["a", "b", "b"], "verdict": ["measured"] * 2 + ["oom"]})
+    page = style_pairs(table.assign(saved_fraction=[0.61, -0.07, None])).to_html()
+    for style in ("background-color: rgba(0, 158, 115, 0.61)", "background-color: rgba(213, 94, 0, 0.07)", "#808080"):
+        assert style in page
+
+
 def test_the_committed_table_has_every_pair_and_agrees_with_what_recipes_refuse():
     table, count = pd.read_csv(REFERENCE), len(REGISTRY)
     assert set(table["one"]) | set(table["other"]) == set(REGISTRY)

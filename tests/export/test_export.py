@@ -6,12 +6,14 @@ import runpy
 from dataclasses import replace
 
 import pytest
+from transformers import GPT2Config
 
 from workbench.__main__ import main
 from workbench.errors import ConfigurationError
 from workbench.export.script import script
 from workbench.measure.tracker import StorageTracker
-from workbench.models.gpt2 import GPT2
+from workbench.models.family import family_of
+from workbench.paths import MODELS
 from workbench.recipe import Recipe
 from workbench.run.run import run
 from workbench.techniques import (
@@ -39,6 +41,8 @@ from workbench.techniques import (
     StepInBackward,
     Streaming,
 )
+
+GPT2 = family_of(GPT2Config())
 
 TECHNIQUES = {
     "baseline": (),
@@ -161,9 +165,15 @@ def test_the_command_prints_nothing_but_the_script(recipe, capsys):
     assert main(["script", recipe.model, "--corpus", "missing.txt"]) == 2
 
 
+def test_a_small_vocabulary_gets_the_tokenizer_that_a_run_takes():
+    source = script(Recipe(model="random:mistralai/Mistral-7B-v0.1"))  # 32,000 tokens, GPT-2's ids go up to 50,256
+    assert f'from_pretrained("{MODELS / "gpt2-tiny"}"' in source
+    assert "MistralConfig(vocab_size=32000," in source.replace("\n    ", "")
+
+
 def test_sizes_and_dropout_are_spelled_out():
     source = script(Recipe(model="random:gpt2-medium", dropout=0.2))
-    assert "GPT2Config(n_layer=24, n_head=16, n_embd=1024, embd_pdrop=0.2, attn_pdrop=0.2, resid_pdrop=0.2)" in source
+    assert "GPT2Config(n_embd=1024, n_layer=24, n_head=16, resid_pdrop=0.2, embd_pdrop=0.2, attn_pdrop=0.2)" in source
     assert "learning_rate=5e-05," in source
 
 

@@ -108,7 +108,7 @@ def test_auto_says_which_and_why(capsys):
 
 
 def test_a_folder_without_config_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"has no config.json. Give the folder of a saved GPT-2"):
+    with pytest.raises(ConfigurationError, match=r"has no config.json. Give the folder of a saved model"):
         locate(str(tmp_path))
 
 
@@ -225,14 +225,26 @@ def test_a_failing_hub_is_not_taken_for_a_working_one(hub, server):
 # ---- config, length, vocabulary ----
 
 
-def test_another_kind_of_model_is_refused(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        ({"model_type": "bert"}, "is a 'bert', which is not a causal language model.*workbench emulate"),
+        ({"model_type": "t5"}, "is a 't5', which is not a causal"),
+        ({"model_type": "bart"}, "is a 'bart', which is not a causal"),
+        ({"model_type": "vit"}, "is a 'vit', which is not a causal"),
+        ({"model_type": "qwen33"}, "is a 'qwen33', which transformers .* does not know. Did you mean 'qwen3'.*upgrade"),
+        ({"model_type": "own", "auto_map": {"AutoConfig": "x.Y"}}, "brings code of its own, which .* does not run"),
+    ],
+    ids=lambda value: value.get("model_type") if isinstance(value, dict) else "",
+)
+def test_what_is_no_decoder_that_transformers_has_is_refused_with_what_to_do(tmp_path, written, words):
+    (tmp_path / "config.json").write_text(json.dumps(written))
     source = locate(f"random:{tmp_path}")
-    with pytest.raises(ConfigurationError, match="is a 'bert'; the workbench trains GPT-2 only"):
+    with pytest.raises(ConfigurationError, match=words):
         load_config(source)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", json.dumps({"model_type": "no-such-kind"})])
+@pytest.mark.parametrize("text", ["{", "[]", "{}", json.dumps({"model_type": ""})])
 def test_a_config_that_cannot_be_read_is_named(tmp_path, text):
     (tmp_path / "config.json").write_text(text)
     source = locate(f"random:{tmp_path}")

@@ -3,15 +3,18 @@ written them down. No GPU, no emulator and no CUDA build is needed to compare.
 """
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from workbench.gpus.catalogue import GPUS
 from workbench.paths import DATA
-from workbench.predict.predict import predict_all
+from workbench.predict.predict import EMULATOR, SHADOW, predict, predict_all
 from workbench.predict.verify import EMULATED_GRID, Check, recipes, verify
+from workbench.recipe import Recipe
+from workbench.techniques import Lora, MixedPrecision
 
-ALLOCATED, RESERVED = 0.005, 0.02
+ALLOCATED, RESERVED, MIB = 0.005, 0.02, 2**20
 CARDS = ("t4", "h100")
 QUICK = 8  # of the configurations, spread over all of them
 CHOSEN = recipes(EMULATED_GRID)[:: -(-len(recipes(EMULATED_GRID)) // QUICK)]
@@ -46,6 +49,21 @@ def test_a_part_of_the_grid_measures_what_is_written_down(gpu, tmp_path):
         assert (check.measured_allocated_bytes is None) is (check.recipe_id not in written)
         assert check.measured_allocated_bytes == pytest.approx(known.measured_allocated_bytes, rel=1e-3)
         assert check.measured_reserved_bytes == pytest.approx(known.measured_reserved_bytes, rel=5e-3)
+
+
+@pytest.mark.xdist_group("emulated")
+@pytest.mark.usefixtures("emulator")
+def test_the_shadow_of_every_kind_of_model_is_what_pytorch_allocates(kinds):
+    adapted = Recipe(techniques=(MixedPrecision(dtype="bf16"), Lora(targets="all-linear")))
+    chosen = [(folder, Recipe()) for folder in kinds.iterdir()]
+    chosen += [(kinds / kind, adapted) for kind in ("falcon", "gemma2", "llama", "mixtral", "opt")]
+    for folder, recipe in chosen:
+        recipe = replace(recipe, model=f"random:{folder}", sequence_length=16)
+        shadow, emulator = (predict(recipe, "h100", engine=engine) for engine in (SHADOW, EMULATOR))
+        assert shadow.peak_allocated_bytes == pytest.approx(emulator.peak_allocated_bytes, rel=ALLOCATED), folder.name
+        segment = 2 * MIB  # in models so small that one is more than the band
+        reserved = pytest.approx(emulator.peak_reserved_bytes, rel=RESERVED, abs=segment)
+        assert shadow.peak_reserved_bytes == reserved, folder.name
 
 
 @pytest.mark.parametrize("path", sorted((DATA / "reference" / "emulated").glob("*/verification.json")), ids=str)

@@ -7,11 +7,12 @@ import torch
 from datasets import Dataset
 
 from workbench.measure.categories import Phase
+from workbench.models.family import family_of
 from workbench.models.load import load_config, load_model
 from workbench.models.source import locate
 from workbench.records.record import Status
 from workbench.run.run import run
-from workbench.run.trainer import collate, prepare_model, training_arguments
+from workbench.run.trainer import collate, model_arguments, prepare_model, training_arguments
 from workbench.techniques import GradientAccumulation, Technique
 from workbench.techniques.base import Call, Stage
 
@@ -240,7 +241,8 @@ def test_collate_makes_a_batch_whose_labels_are_a_copy():
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_the_recipes_dropout_holds_everywhere(recipe, dropout):
     source = locate("random:gpt2-tiny")
-    model = prepare_model(replace(recipe, dropout=dropout), load_model(source, load_config(source)))
+    config = load_config(source)
+    model = load_model(source, config, **model_arguments(replace(recipe, dropout=dropout), family_of(config)))
     rates = [module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)]
     assert len(rates) > 4
     assert set(rates) == {dropout}

@@ -1,12 +1,15 @@
 from dataclasses import replace
 
 import pytest
+from transformers import GPT2Config
 
 from workbench.measure.categories import Category
-from workbench.models.gpt2 import GPT2
+from workbench.models.family import family_of
 from workbench.models.load import load_config, load_model
 from workbench.models.source import locate
 from workbench.techniques import Attention
+
+GPT2 = family_of(GPT2Config())
 
 LAYERS, HEADS = 2, 4
 B, T = 8, 32

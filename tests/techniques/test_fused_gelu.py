@@ -1,11 +1,14 @@
 import pytest
 import torch
+from transformers import GPT2Config
 
 from workbench.measure.categories import Category
-from workbench.models.gpt2 import GPT2
+from workbench.models.family import family_of
 from workbench.models.load import load_config, load_model
 from workbench.models.source import locate
 from workbench.techniques import FusedGelu, GradientCheckpointing
+
+GPT2 = family_of(GPT2Config())
 
 LAYERS, C = 2, 64
 B, T = 8, 32

@@ -5,9 +5,10 @@ from itertools import combinations
 from typing import ClassVar
 
 import pytest
+from transformers import GPT2Config
 
 from workbench.errors import ConfigurationError
-from workbench.models.gpt2 import GPT2
+from workbench.models.family import family_of
 from workbench.recipe import Recipe
 from workbench.run.run import run
 from workbench.run.trainer import model_arguments
@@ -23,6 +24,8 @@ from workbench.techniques import (
     SequenceLength,
 )
 from workbench.techniques.base import Capability, Stage, Technique
+
+GPT2 = family_of(GPT2Config())
 
 SEAMS = ("examples", "dataset", "collator", "model", "trainer")
 ALONE = {cls.name: (SequenceLength(tokens=64) if cls is SequenceLength else cls()) for cls in REGISTRY.values()}

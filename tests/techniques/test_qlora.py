@@ -4,17 +4,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import GPT2Config
 
 from workbench.errors import ConfigurationError, UnavailableError
 from workbench.measure.categories import Category
 from workbench.measure.meter import attached_tensors
-from workbench.models.gpt2 import GPT2
+from workbench.models.family import family_of
 from workbench.models.load import load_config, load_model
 from workbench.models.source import ModelSource, locate
 from workbench.records.record import Status, read_all
 from workbench.run.run import run
 from workbench.techniques import GradientCheckpointing, Lora, MixedPrecision, Qlora, qlora
 from workbench.techniques.base import Call
+
+GPT2 = family_of(GPT2Config())
 
 pytest.importorskip("bitsandbytes", reason="QLoRA needs bitsandbytes: pip install bitsandbytes")
 
@@ -147,5 +150,5 @@ def test_a_device_without_kernels_is_named():
 
 
 def test_an_unknown_matrix_is_named_with_the_known_ones():
-    with pytest.raises(ConfigurationError, match="qlora: GPT-2 has no matrix 'wte'. Choose from c_attn, c_fc, c_proj"):
-        Qlora(targets="wte")
+    with pytest.raises(ConfigurationError, match="qlora: gpt2 has no matrix 'wte'. Choose from c_attn, c_fc, c_proj"):
+        Qlora(targets="wte").check_config(GPT2Config())

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 from parts import MIB, Machine, words_of
 
+from workbench.advise.frontier import Row, rows_of
 from workbench.errors import ConfigurationError
 from workbench.recipe import Recipe
 from workbench.techniques import GradientAccumulation, GradientCheckpointing, PrefixTuning
-from workbench.widgets.fits import Row, WhatFits, rows_of
+from workbench.widgets.fits import WhatFits
 
 RECIPE = Recipe(model="gpt2-tiny", effective_batch_size=8, sequence_length=256)  # 456 MiB on a GPU
 LIMIT = 700 * MIB
@@ -30,9 +31,9 @@ def all_cards(monkeypatch):
     monkeypatch.setattr("workbench.widgets.fits.predict_all", Machine().each)
 
 
-def cells(part):
-    """By length and batch: the sign and the words."""
-    table = words_of(part).partition("<table")[2]
+def cells(part, number=1):
+    """By length and batch: the sign and the words, of the first table or the second."""
+    table = words_of(part).split("<table")[number]
     batches = re.findall(r'<th scope="col">(\d+)</th>', table)
     rows = re.findall(r'<th scope="row">(\d+)</th>(.*?)</tr>', table, re.S)
     found = {}
@@ -100,11 +101,41 @@ def test_the_table_says_of_each_cell_whether_it_fits_and_how_that_is_known():
     assert found[64, 2] == "✓ ~216 MiB"
     for (length, batch), words in found.items():
         assert ("✓" in words) is (200 + length * batch / 8 <= 700), (length, batch)
-    assert len(set(machine.asked)) < len(found) / 1.5
+    assert len({recipe for recipe in machine.asked if not recipe.techniques}) < len(found) / 1.5
     assert 'class="own fits"' in words_of(part)
     assert "All is predicted" in words_of(part)
     assert 'scope="row"' in words_of(part)
     assert "<caption>" in words_of(part)
+
+
+def test_beside_it_stands_what_fits_with_the_planners_best_change():
+    part, machine, _ = asked(limit=1000 * MIB)
+    found, changed = cells(part), cells(part, 2)
+    assert "With the planner's best change" in words_of(part)
+    assert {cell for cell in found if "✓" in found[cell]} < {cell for cell in changed if "✓" in changed[cell]}
+    assert any(recipe.techniques for recipe in machine.asked)
+    assert "nothing to change" in words_of(asked(limit=2**50)[0])
+
+
+def test_a_search_for_a_change_ends_with_its_present_prediction():
+    began, release = threading.Event(), threading.Event()
+
+    def wait(recipe):
+        if recipe.techniques and not release.is_set():
+            began.set()
+            release.wait(20)
+
+    machine = Machine(wait)
+    part = WhatFits(print, machine)
+    part.newest.quiet_s = 0
+    part.show(RECIPE, "t4", LIMIT)
+    assert began.wait(20)
+    searched = sum(bool(recipe.techniques) for recipe in machine.asked)
+    part.show(RECIPE, "t4", 2**50)
+    release.set()
+    assert part.newest.wait(30)
+    assert searched == 1 == sum(bool(recipe.techniques) for recipe in machine.asked)
+    assert "nothing to change" in words_of(part)
 
 
 def test_the_row_of_cards_is_sorted_by_memory_with_a_word_for_each():

@@ -111,7 +111,7 @@ def test_what_is_brought_reaches_the_panel_and_is_explained(panel):
         "colour: <b>\ngradient_checkpointing: true\n"
     )
     expected = Recipe(
-        model=panel.recipe.model, corpus=corpus, effective_batch_size=6, sequence_length=512, steps=panel.recipe.steps,
+        model="meta/<i>llama", corpus=corpus, effective_batch_size=6, sequence_length=512, steps=panel.recipe.steps,
         seed=panel.recipe.seed, dropout=panel.recipe.dropout,
         techniques=(Lora(rank=4), GradientCheckpointing(use_reentrant=True)),
     )  # fmt: skip
@@ -119,7 +119,7 @@ def test_what_is_brought_reaches_the_panel_and_is_explained(panel):
     assert "read as settings of axolotl" in answer
     assert "<code>adapter: lora, lora_r: 4</code> → lora=rank:4" in answer
     assert "<code>colour: &lt;b&gt;</code> → not known here" in answer
-    assert "meta/&lt;i&gt;llama</code> → GPT-2 is what is predicted here" in answer
+    assert "meta/&lt;i&gt;llama</code> → model:meta/&lt;i&gt;llama" in answer
     assert "Without effect on the peak: wandb_name." in answer
     assert set(Page(answer).tags) <= TAGS
     assert "lora" in panel.tab.page.value  # and the tab shows the new one

@@ -15,10 +15,12 @@ from workbench.advise.plan import SETS, THIS_CPU, Search, attacked_bytes, famili
 from workbench.errors import ConfigurationError, UnavailableError
 from workbench.gpus.catalogue import of_device
 from workbench.gpus.emulator.card import DEVICE
-from workbench.measure.categories import format_bytes
+from workbench.measure.categories import Phase, format_bytes
 from workbench.measure.leaks import holders
 from workbench.paths import beside
 from workbench.predict import predict as prediction
+from workbench.predict.life import predict_life
+from workbench.predict.phases import Life
 from workbench.predict.prediction import Prediction
 from workbench.recipe import Recipe
 from workbench.records.record import Record, Status, read_all
@@ -84,13 +86,28 @@ def _indented(lines: Iterable[str]) -> list[str]:
 
 
 def _told(candidate: Candidate, number: str = "") -> list[str]:
-    less, (change,) = f"{format_bytes(candidate.saved_bytes)} less", candidate.changes
-    return _indented(entry(candidate, number + candidate.words, less, [change.costs]))
+    less = f"{format_bytes(candidate.saved_bytes)} less"
+    return _indented(entry(candidate, number + candidate.words, less, [_costs(candidate)]))
 
 
 def _plain(candidate: Candidate) -> dict[str, Any]:
-    (change,) = candidate.changes
-    return {**candidate.to_dict(), "gives_up": change.costs}  # of a single change, without its name
+    return {**candidate.to_dict(), "gives_up": _costs(candidate)}  # of a single change, without its name
+
+
+def _costs(candidate: Candidate) -> str:
+    return next((change.costs for change in candidate.changes), WORDS["smaller_evaluation"])
+
+
+class SmallerEvaluation(Candidate):
+    """The recipe with fewer sequences evaluated at once: no technique, and the loss stays the same."""
+
+    @property
+    def label(self) -> str:
+        return f"evaluation_batch_size={self.recipe.evaluation_batch_size}"
+
+    @property
+    def words(self) -> str:
+        return f"Set evaluation_batch_size to {self.recipe.evaluation_batch_size}"
 
 
 def newest_out_of_memory(record_id: str | None = None) -> Record:
@@ -128,13 +145,34 @@ def diagnose(record: Record, *, among: Iterable[str] | None = None, predict: Pre
     fitting = tuple(change for change in changes if change.fits)
     largest, size = _largest(record.by_category)
     return Diagnosis(
-        record_id=record.id, cause=failure.cause(), phase=record.peak_phase, operation=record.failed_operation,
+        record_id=record.id, cause=failure.cause(), phase=failure.phase, operation=record.failed_operation,
         largest_category=largest, largest_bytes=size, room_bytes=failure.room_bytes,
         requested_bytes=record.requested_bytes, before_bytes=record.before_bytes, fragmented=failure.fragmented,
         predicted_for=search.predicted_for, predicted_bytes=search.needed_bytes, changes=fitting,
         closest=None if fitting or not changes else min(changes, key=lambda change: change.needed_bytes),
         plan_command=search.plan_command(), note=search.note, checklist=failure.checklist(),
     )  # fmt: skip
+
+
+def evaluation_cures(gpu: str, life: Life) -> dict[str, Life]:
+    """Of a life whose evaluation does not fit: each change with which it does, and the life with that change."""
+    recipe, habits, changed = life.recipe, life.habits, {}
+    if "evaluate" in life.refused and habits.prediction_loss_only:
+        changed["per_device_eval_batch_size=1"] = replace(recipe, evaluation_batch_size=1), habits
+    elif "evaluate" in life.refused:
+        changed["prediction_loss_only=True"] = recipe, replace(habits, prediction_loss_only=True)
+        changed["eval_accumulation_steps=1"] = recipe, replace(habits, eval_accumulation_steps=1)
+    found = {words: predict_life(one, gpu, other) for words, (one, other) in changed.items()}
+    return {words: cured for words, cured in found.items() if "evaluate" not in cured.refused}
+
+
+def cures_text(cures: Mapping[str, Life]) -> str:
+    """What to change in the evaluation, with what it then needs."""
+    lines = ["\n\nWhat to change in the evaluation, as predicted again:"] if cures else []
+    for words, life in cures.items():
+        (peak,) = (peak for peak in life.peaks if peak.phase == "evaluate")
+        lines.append(f"  {words}: {format_bytes(peak.device_bytes)}, and {format_bytes(peak.host_bytes)} on the host")
+    return "\n".join(lines)
 
 
 def promising(record: Record, predict: Predictor) -> list[str]:
@@ -184,9 +222,15 @@ class _Failure:
         self.unused_bytes = None if reserved is None or allocated is None else reserved - allocated
         self.fragmented = self.on_gpu and 0 < (record.requested_bytes or 0) <= (self.unused_bytes or 0)
 
+    @property
+    def phase(self) -> str:
+        """Where it failed, which is not always where the peak was: after the last step, only evaluation is left."""
+        whole = self.record.steps_done >= self.recipe.training_arguments()["max_steps"]
+        return Phase.EVALUATION if whole else self.record.peak_phase
+
     def cause(self) -> str:
         record = self.record
-        phase = f"the {record.peak_phase.replace('_', ' ')} phase" if record.peak_phase else "loading, before training"
+        phase = f"the {self.phase.replace('_', ' ')} phase" if self.phase else "loading, before training"
         done = f"after {record.steps_done} whole steps" if record.steps_done else "before a step was done"
         lines = [f"{record.label} on {record.model} ran out of memory in {phase}, {done}."]
         lines += [self._request()] if record.requested_bytes is not None else [record.error]
@@ -276,6 +320,7 @@ class _ChangeSearch:
         others = self._allocators(baseline)
         new = Search(self.recipe, budget, self.predict, self.families, most_changes=1).plan()
         found = [*new.candidates, *self._other_settings(baseline, budget), *others]
+        found += self._smaller_evaluation(baseline, budget)
         return [candidate for candidate in found if candidate.fits] or [*new.tried[1:]]  # the first has no change
 
     def _begin(self, room: int) -> tuple[Candidate, int]:
@@ -286,6 +331,18 @@ class _ChangeSearch:
             return baseline, room
         self.note = WORDS["fits_as_it_is"].format(spare=format_bytes(baseline.headroom_bytes), margin=MARGIN)
         return baseline, int(baseline.needed_bytes * (1 - MARGIN))
+
+    def _smaller_evaluation(self, baseline: Candidate, budget: int) -> list[Candidate]:
+        """Where the evaluation failed, the most sequences that it may have at once; or none."""
+        from workbench.run.trainer import argument_values
+
+        size = argument_values(self.recipe, 0.0)["per_device_eval_batch_size"]
+        while self.failure.phase == Phase.EVALUATION and (size := size // 2):
+            recipe = replace(self.recipe, evaluation_batch_size=size)
+            tried = SmallerEvaluation(recipe, (), self.predict(recipe), budget, baseline)
+            if tried.fits:
+                return [tried]
+        return []
 
     def _other_settings(self, baseline: Candidate, budget: int) -> list[Candidate]:
         """Of each technique that the recipe has, the gentlest other settings that fit."""

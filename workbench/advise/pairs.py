@@ -58,11 +58,19 @@ def matrix(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def style_pairs(table: pd.DataFrame) -> "pd.io.formats.style.Styler":
-    """The matrix as people read it: names of columns upright, what does not go together grey; text escaped."""
+    """The matrix as people read it: names of columns upright, the greener the more is saved; text escaped."""
     upright = {"selector": "th.col_heading", "props": "writing-mode: vertical-rl; text-align: left; max-height: 14em"}
     styler = matrix(table).style.format(escape="html").format_index(html.escape, axis=0)
     styler = styler.format_index(html.escape, axis=1).set_table_styles([upright])
-    return styler.map(lambda words: "" if words.endswith("%") else "color: #808080; font-size: 80%")
+    return styler.map(_shade)
+
+
+def _shade(words: str) -> str:
+    """CSS of a cell: green for what is saved, orange for what is added, the more the stronger; grey for no number."""
+    if not words.endswith("%"):
+        return "color: #808080; font-size: 80%"
+    saved = int(words[:-1])
+    return f"background-color: rgba({'0, 158, 115' if saved > 0 else '213, 94, 0'}, {min(abs(saved), 100) / 100:.2f})"
 
 
 def refusals(table: pd.DataFrame) -> pd.DataFrame:

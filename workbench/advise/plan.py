@@ -210,9 +210,10 @@ class Search:
     def _promising(self, start: Candidate, found: list[Candidate]) -> list[tuple[Technique, ...]]:
         """The techniques to add, first those that attack most of what is there at the peak.
 
-        Alone all are tried, since some act on more than they attack.
+        Alone all are tried, since some act on more than they attack; what cannot act alone is not tried again.
         """
         families = [family for name, family in self.families.items() if name not in start.names]
+        families = [family for family in families if self.known.get((family[-1],), self.baseline)]
         families = [family for family in families if NUMERICS.index(family[0].numerics) < _best(found)]
 
         if not start.changes:

@@ -61,7 +61,7 @@ def read_settings(text: str, base: Recipe | None = None) -> Brought:
     """Read a recipe (TOML, JSON), a record, or other programs' settings (JSON, YAML).
 
     Args:
-        base: gives what others' settings do not say: the text, and the model if theirs is no GPT-2.
+        base: gives what others' settings do not say: the text, and with TrainingArguments the model.
 
     Raises:
         ConfigurationError: it cannot be read, names nothing that is known, or has a value that a recipe refuses.

@@ -14,9 +14,8 @@ from typing import Any
 
 from workbench.errors import ConfigurationError
 from workbench.export.sources import Sources
-from workbench.models.family import ModelFamily
-from workbench.models.gpt2 import SIZES
-from workbench.models.known import family_of
+from workbench.models.family import ModelFamily, family_of
+from workbench.models.known import PUBLISHED
 from workbench.models.source import RANDOM
 from workbench.recipe import Recipe
 from workbench.run.job import Job, prepare
@@ -52,7 +51,7 @@ def script(recipe: Recipe) -> str:
         sequence_length=recipe.sequence_length,
         batch=recipe.effective_batch_size,
         seed=recipe.seed,
-        tokenizer=_literal("gpt2" if job.source.random and job.source.location in SIZES else job.source.location),
+        tokenizer=_literal(job.tokenizer.name_or_path or "gpt2"),
         held_out_tokens=corpus.HELD_OUT_TOKENS,
         arguments=_arguments(job),
         imports=_imports(job, sources),  # these two last: of all that the others have needed
@@ -162,8 +161,6 @@ def _model(job: Job, sources: Sources) -> Iterator[str]:
         if isinstance(value, Call):
             yield f"{name} = {_written(value, sources)}"
     expressions = {name: name if isinstance(value, Call) else _literal(value) for name, value in arguments.items()}
-    if recipe.dropout is not None:
-        expressions |= dict.fromkeys(family.dropout_fields, _literal(recipe.dropout))
     if job.source.random:
         yield from _from_config(job, family, expressions)
     else:
@@ -176,7 +173,8 @@ def _from_pretrained(family: ModelFamily, location: str, expressions: dict[str, 
 
 
 def _from_config(job: Job, family: ModelFamily, expressions: dict[str, str]) -> list[str]:
-    known = {name: _literal(value) for name, value in SIZES.get(job.source.location, {}).items()}
+    published = PUBLISHED.get(job.source.location, {}).items()
+    known = {name: _literal(value) for name, value in published if name != "model_type"}
     taken = (vars(job.config).keys() | {"attn_implementation"}) - {"dtype"}
     settings = {name: source for name, source in expressions.items() if name in taken}
     values = _assigned({**known, **settings})

@@ -1,27 +1,97 @@
-"""What the program must know of a kind of causal language model, in one place for each kind."""
+"""What techniques must know of a kind of causal language model, read from a model of its config that has no memory."""
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
+
+MOST_POSITIONS = 2**20  # the longest sequence of a recipe: where a model has no limit of its own
+DROPOUT = re.compile(r"(?!classifier|summary|layer).*drop(out)?(_prob)?")
+WRITTEN_OUT = "gelu_new"  # an activation that transformers computes in Python; of the same formula, one kernel:
+FUSED = "gelu_pytorch_tanh"
 
 
 @dataclass(frozen=True)
 class ModelFamily:
-    """The facts about one kind of model; `model_type` is what its config calls it.
+    """The facts about one kind of model.
 
-    Names ending in `_class` are those of transformers, names ending in `_field` and `_fields` are the config's.
+    Attributes:
+        model_type: what its config calls it; `config_class` and `model_class` are the names of transformers' classes.
+        dropout_fields: of the config.
+        fused_activation: settings of the config that take one kernel for the MLP's activation; empty if it is one.
+        matrices: what adapters may change, by the last part of their names, each with the shortest side of all of that
+            name; the head is not among them.
+        matrices_are_transposed: stored (in, out) as transformers' `Conv1D` does, not (out, in) as `torch.nn.Linear`.
     """
 
     model_type: str
-    title: str
     config_class: str
     model_class: str
     dropout_fields: tuple[str, ...]
-    ranges: Mapping[str, tuple[float, float]] = field(hash=False)  # of numbers of the config, ends included
-    # config settings that take one kernel for the MLP's activation
-    fused_activation: dict[str, str] = field(hash=False)
-    shortest_side: Callable[[Any, Iterable[str]], int]  # of the smallest of these matrices of a config
-    matrices: tuple[str, ...] = ()  # what adapters may change, by the last part of their names; the first by default
-    matrices_are_transposed: bool = False  # stored (in, out), not (out, in) as `torch.nn.Linear` does
-    scaled_outputs: tuple[str, ...] = ()  # matrices whose outputs (IA)³ scales
-    scaled_inputs: tuple[str, ...] = ()  # and those whose inputs
+    fused_activation: dict[str, str]
+    matrices: dict[str, int]
+    matrices_are_transposed: bool
+
+
+_known: dict[str, ModelFamily] = {}
+
+
+def family_of(config: Any) -> ModelFamily:
+    """The facts about the models of this config. The first time, one is made without memory, seen by no tracker."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    key = f"{type(config).__name__} {config.to_json_string(use_diff=False)}"
+    if key not in _known:
+        with _disable_current_modes():
+            _known[key] = _read(config, on_meta(config))
+    return _known[key]
+
+
+def on_meta(config: Any) -> Any:
+    """The model without memory: whatever is wrong with a config, this finds."""
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
+
+    with torch.device("meta"), no_init_weights():
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+def positions(config: Any) -> int:
+    """The most tokens that a sequence may have."""
+    text = config.get_text_config()  # MPT has another name
+    return getattr(text, "max_position_embeddings", None) or getattr(text, "max_seq_len", None) or MOST_POSITIONS
+
+
+def dropout_fields(config: Any) -> tuple[str, ...]:
+    """The names of the config's settings that are rates of dropout."""
+    settings = vars(config.get_text_config()).items()
+    return tuple(name for name, value in settings if DROPOUT.fullmatch(name) and isinstance(value, int | float))
+
+
+def _read(config: Any, model: Any) -> ModelFamily:
+    from transformers.pytorch_utils import Conv1D
+
+    matrices: dict[str, int] = {}
+    for name, module in _matrices(model):
+        last = name.rpartition(".")[2]
+        matrices[last] = min(matrices.get(last, MOST_POSITIONS), *module.weight.shape)
+    settings = vars(config.get_text_config())
+    return ModelFamily(
+        model_type=config.model_type,
+        config_class=type(config).__name__,
+        model_class=type(model).__name__,
+        dropout_fields=dropout_fields(config),
+        fused_activation={name: FUSED for name, value in settings.items() if value == WRITTEN_OUT},
+        matrices=dict(sorted(matrices.items())),
+        matrices_are_transposed=any(isinstance(module, Conv1D) for _, module in _matrices(model)),
+    )
+
+
+def _matrices(model: Any) -> Iterator[tuple[str, Any]]:
+    import torch
+    from transformers.pytorch_utils import Conv1D
+
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear | Conv1D) and module is not model.get_output_embeddings():
+            yield name, module

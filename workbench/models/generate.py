@@ -3,6 +3,7 @@
 from typing import Any
 
 from workbench.errors import ConfigurationError
+from workbench.models.family import positions
 from workbench.models.load import quiet
 
 
@@ -11,12 +12,12 @@ def generate(model: Any, tokenizer: Any, prompt: str, tokens: int) -> str:
     import torch
 
     inputs = tokenizer(prompt, return_tensors="pt").to(model.device)
-    prompt_tokens, positions = inputs["input_ids"].shape[1], model.config.max_position_embeddings
+    prompt_tokens, available = inputs["input_ids"].shape[1], positions(model.config)
     if adapter := getattr(model, "active_peft_config", None):
         prompt_tokens += getattr(adapter, "num_virtual_tokens", None) or 0
-    if prompt_tokens + tokens > positions:
+    if prompt_tokens + tokens > available:
         raise ConfigurationError(
-            f"generate: {prompt_tokens} + {tokens} tokens are beyond the model's {positions} positions."
+            f"generate: {prompt_tokens} + {tokens} tokens are beyond the model's {available} positions."
         )
     training = model.training
     with quiet(), torch.random.fork_rng(), torch.no_grad():

@@ -1,27 +1,19 @@
-"""GPT-2: its facts, the sizes it was published in, its tokenizer, and its customary learning rate."""
+"""GPT-2's tokenizer, and the customary learning rate."""
 
 from functools import cache
 from typing import Any
 
 from workbench.errors import ConfigurationError
-from workbench.models.family import ModelFamily
-from workbench.paths import MODELS, beside
+from workbench.paths import MODELS
 
-MLP = {"c_fc", "c_proj"}  # of whose matrices one side is not C; attention has a `c_proj` too
-FACTS = beside(__file__, "gpt2.toml")
-
-_facts: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in FACTS["family"].items()}
-GPT2 = ModelFamily(
-    **_facts,
-    shortest_side=lambda c, of: min(c.n_embd, c.n_inner or c.n_embd if {*of} & MLP else c.n_embd),
-)
-SIZES: dict[str, dict[str, Any]] = FACTS["sizes"]
+NARROW = 768  # the width of the smallest GPT-2
+GPT2_TOKENS = 50257
 
 
 def learning_rate(config: Any) -> float:
     """The customary rate of full fine-tuning: the Trainer's default, and for models narrower than GPT-2 the rate that
     was best for the embedded one (of 0.0005, 0.001 and 0.002, after 30 steps on Shakespeare)."""
-    return 5e-5 if config.n_embd >= SIZES["gpt2"]["n_embd"] else 1e-3
+    return 5e-5 if config.get_text_config().hidden_size >= NARROW else 1e-3
 
 
 @cache
@@ -38,6 +30,6 @@ def gpt2_tokenizer() -> Any:
     # the alphabet in the order of GPT-2's `bytes_to_unicode`: printable bytes first, then the others as U+0100…
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokens = [*alphabet, *(left + right for left, right in merges), "<|endoftext|>"]
-    if len(tokens) != 50257:
+    if len(tokens) != GPT2_TOKENS:
         raise ConfigurationError(f"GPT-2 has 50,257 tokens, and data/models/gpt2/merges.txt {len(tokens)}: restore it.")
     return GPT2Tokenizer({token: i for i, token in enumerate(tokens)}, merges, model_max_length=1024)  # type: ignore[arg-type]

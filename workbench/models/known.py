@@ -1,19 +1,62 @@
-"""The families of models that are known."""
+"""Published models of which the config is known without the hub (`known.toml`), and which kinds can be trained."""
 
+import difflib
 from typing import Any
 
 from workbench.errors import ConfigurationError
-from workbench.models.family import ModelFamily
-from workbench.models.gpt2 import GPT2
+from workbench.models.family import dropout_fields
+from workbench.paths import beside
 
-FAMILIES = {family.model_type: family for family in (GPT2,)}
+PUBLISHED: dict[str, dict[str, Any]] = beside(__file__, "known.toml")
+
+# of numbers that configs have, by their usual names, what can be meant; ends included
+RANGES: dict[str, tuple[float, float]] = {"num_hidden_layers": (1, 1000), "initializer_range": (0, 10)}
+RANGES |= dict.fromkeys(("hidden_size", "num_attention_heads", "vocab_size", "max_position_embeddings"), (1, 10**7))
+RANGES |= dict.fromkeys(("layer_norm_epsilon", "layer_norm_eps", "rms_norm_eps"), (1e-12, 1))
+
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
-def family_of(config: Any, name: str = "") -> ModelFamily:
-    """The family of a model, by its config. Raises ConfigurationError for a kind that is not known."""
-    if config.model_type not in FAMILIES:
+def has_experts(config: Any) -> bool:
+    """A mixture of experts: which of them a token goes to depends on values."""
+    return any(getattr(config.get_text_config(), name, None) for name in EXPERTS)
+
+
+def check_kind(name: str, written: dict[str, Any]) -> None:
+    """Raises ConfigurationError for a config.json, as `written`, that is not of a decoder which transformers has; and
+    ValueError for one that does not say of what it is."""
+    from transformers import CONFIG_MAPPING, __version__
+    from transformers.models.auto import modeling_auto as auto
+
+    kind = written.get("model_type")
+    if not isinstance(kind, str) or not kind:
+        raise ValueError(f"model_type is {kind!r}")
+    if "auto_map" in written and kind not in CONFIG_MAPPING:
         raise ConfigurationError(
-            f"model: {name or config.name_or_path!r} is a {config.model_type!r}; the workbench trains "
-            f"{' and '.join(family.title for family in FAMILIES.values())} only."
+            f"model: {name!r} brings code of its own, which the workbench does not run. Use a model whose architecture "
+            "transformers has, or predict your own script with `workbench emulate`."
         )
-    return FAMILIES[config.model_type]
+    if kind not in CONFIG_MAPPING:
+        near = difflib.get_close_matches(kind, auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, 1)
+        raise ConfigurationError(
+            f"model: {name!r} is a {kind!r}, which transformers {__version__} does not know. "
+            + (f"Did you mean {near[0]!r}? " if near else "")
+            + "A newer one may: pip install --upgrade transformers."
+        )
+    masked = kind in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES and not written.get("is_decoder")
+    if masked or written.get("is_encoder_decoder") or kind not in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise ConfigurationError(
+            f"model: {name!r} is a {kind!r}, which is not a causal language model, and the workbench trains those "
+            "alone: GPT-2, Llama, Qwen and all others of transformers' AutoModelForCausalLM. For other programs there "
+            "is `workbench emulate`."
+        )
+
+
+def check_ranges(config: Any) -> None:
+    """Raises ValueError for a number that no model can have."""
+    text = config.get_text_config()
+    for usual, (low, high) in {**RANGES, **dict.fromkeys(dropout_fields(config), (0, 1))}.items():
+        name = getattr(text, "attribute_map", {}).get(usual, usual)
+        value = getattr(text, name, None)
+        if value is not None and not low <= value <= high:
+            raise ValueError(f"{name} is {value}, which is not from {low:,} to {high:,}")

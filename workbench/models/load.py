@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from workbench.errors import ConfigurationError, explained
-from workbench.models.gpt2 import SIZES, gpt2_tokenizer
-from workbench.models.known import family_of
-from workbench.models.source import ModelSource, base_of, virtual_tokens
+from workbench.models.family import family_of, on_meta
+from workbench.models.gpt2 import GPT2_TOKENS, gpt2_tokenizer
+from workbench.models.known import PUBLISHED, check_kind, check_ranges
+from workbench.models.source import EMBEDDED, ModelSource, base_of, locate, virtual_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -19,29 +20,20 @@ BUILT = ("dtype", "attn_implementation")  # arguments of loading that a new mode
 
 
 def load_config(source: ModelSource) -> "PreTrainedConfig":
-    """The model's config. Raises ConfigurationError if it is not a GPT-2's, or no model can be made with it."""
-    from transformers import AutoConfig, GPT2Config
+    """The model's config. Raises ConfigurationError if it is not a decoder's, or no model can be made with it."""
+    from transformers import AutoConfig, PreTrainedConfig
 
-    if source.random and source.location in SIZES:
-        return GPT2Config(**SIZES[source.location])
     if source.adapter:
         return load_config(base_of(source))
     cure = "Correct it, or save config.json again with save_pretrained()."
     with explained(f"model: the config of {source.name!r} cannot be used", cure):
+        if source.random and source.location in PUBLISHED:
+            return AutoConfig.for_model(**PUBLISHED[source.location])
+        check_kind(source.name, PreTrainedConfig.get_config_dict(source.location)[0])
         config: PreTrainedConfig = AutoConfig.from_pretrained(source.location, trust_remote_code=False)
-        for name, (low, high) in family_of(config, source.name).ranges.items():
-            if not low <= getattr(config, name) <= high:
-                raise ValueError(f"{name} is {getattr(config, name)}, which is not from {low:,} to {high:,}")
-        _on_meta(config)
+        check_ranges(config)
+        family_of(config)  # makes a model of it without memory
     return config
-
-
-def _on_meta(config: "PreTrainedConfig") -> Any:
-    """The model without memory: whatever is wrong with a config, this finds."""
-    import torch
-
-    with torch.device("meta"):
-        return _new(config, {"dtype": "float32"})
 
 
 def check_trainable(source: ModelSource, config: "PreTrainedConfig") -> None:
@@ -65,7 +57,7 @@ def check_trainable(source: ModelSource, config: "PreTrainedConfig") -> None:
         if source.adapter:
             check_trainable(base_of(source), config)
             with torch.device("meta"):
-                model = PeftModel.from_pretrained(_on_meta(config), source.location, low_cpu_mem_usage=True)
+                model = PeftModel.from_pretrained(on_meta(config), source.location, low_cpu_mem_usage=True)
                 # again, for its report
                 _compare(model.load_adapter(source.location, "default", low_cpu_mem_usage=True)._asdict())
         elif not source.random:
@@ -85,13 +77,14 @@ def _compare(report: dict[str, Any]) -> None:
 
 
 def load_tokenizer(source: ModelSource) -> Any:
-    """The model's tokenizer; GPT-2's own, embedded, where a model of its vocabulary brings none."""
+    """The model's tokenizer; where it brings none, an embedded one: GPT-2's, or gpt2-tiny's for a small vocabulary."""
     from transformers import AutoTokenizer
 
     folder = Path(source.location)
     own = any((folder / name).exists() for name in ("tokenizer.json", "vocab.json"))
-    if (source.random and source.location in SIZES) or (folder.is_dir() and not own):
-        return gpt2_tokenizer()
+    if (source.random and source.location in PUBLISHED) or (folder.is_dir() and not own):
+        few = PUBLISHED.get(source.location, {}).get("vocab_size", GPT2_TOKENS) < GPT2_TOKENS
+        return load_tokenizer(locate(EMBEDDED)) if few else gpt2_tokenizer()
     cure = "Save it again with save_pretrained(), or delete tokenizer.json to use GPT-2's own."
     with explained(f"model: the tokenizer of {source.name!r} cannot be read", cure):
         return AutoTokenizer.from_pretrained(source.location, trust_remote_code=False)

@@ -9,8 +9,9 @@ from typing import Any
 
 from workbench.errors import ConfigurationError, explained
 from workbench.measure.emulated import EMULATED
-from workbench.models.gpt2 import SIZES
+from workbench.models.family import positions
 from workbench.models.hub import require
+from workbench.models.known import PUBLISHED
 from workbench.paths import MODELS
 
 EMBEDDED = "gpt2-tiny"
@@ -54,12 +55,12 @@ def locate(name: str) -> ModelSource:
     random, plain = name.startswith(RANDOM), name.removeprefix(RANDOM)
     if plain == EMBEDDED:
         return ModelSource(name, str(MODELS / EMBEDDED), random)
-    if random and plain in SIZES:
+    if random and plain in PUBLISHED:
         return ModelSource(name, plain, random)
     if plain and os.path.isdir(folder := os.path.expanduser(plain)):  # any text at all may be asked
         _say_which(plain)
         return _folder(name, Path(folder), random)
-    cure = f"Known without a download: {EMBEDDED}, {', '.join(RANDOM + size for size in SIZES)}."
+    cure = f"Known without a download: {EMBEDDED}, {', '.join(RANDOM + each for each in PUBLISHED if '/' not in each)}."
     with explained(f"model: {name!r:.90} is neither an existing folder nor a hub id", cure):
         validate_repo_id(plain)
     require(plain, alternatives=f"{EMBEDDED} (embedded) or {RANDOM}gpt2 (no download)")
@@ -70,7 +71,7 @@ def _folder(name: str, folder: Path, random: bool) -> ModelSource:
     names = _readable(folder)
     adapter = "adapter_config.json" in names
     if not adapter and "config.json" not in names:
-        raise ConfigurationError(f"model: the folder {name!r} has no config.json. Give the folder of a saved GPT-2.")
+        raise ConfigurationError(f"model: the folder {name!r} has no config.json. Give the folder of a saved model.")
     if not adapter and not random and not any(each.endswith(".safetensors") for each in names):
         raise ConfigurationError(
             f"model: the folder {name!r} has no *.safetensors weights. Save them with save_pretrained(), "
@@ -88,7 +89,7 @@ def _folder(name: str, folder: Path, random: bool) -> ModelSource:
 def _say_which(name: str) -> None:
     """A folder whose name may be the hub's too is taken, as `from_pretrained` does, but not for one of GPT-2's sizes:
     what is known and recorded of those is the hub's."""
-    if name in SIZES:
+    if name in PUBLISHED and "/" not in name:
         raise ConfigurationError(
             f"model: {name!r} is GPT-2 on the hub, and a folder here. Write ./{name} for the folder, or "
             f"openai-community/{name} for the hub's."
@@ -125,7 +126,7 @@ def locate_config(name: str) -> ModelSource:
     """Like `locate`, for a model of which only the config is needed: no weights, and none of the known sizes asked of
     the hub. Raises as `locate` does."""
     plain = name.removeprefix(RANDOM)
-    if plain in SIZES:
+    if plain in PUBLISHED:
         return ModelSource(name, plain, random=True)
     if plain and os.path.exists(os.path.join(os.path.expanduser(plain), "adapter_config.json")):
         return locate_config(str(base_of(locate(plain)).name))
@@ -156,32 +157,32 @@ def check_length(source: ModelSource, config: Any, sequence_length: int, taken: 
     Args:
         taken: positions that others need before each sequence, by their names.
     """
-    positions = config.max_position_embeddings
-    room = positions - sum(taken.values())
+    available = positions(config)
+    room = available - sum(taken.values())
     if sequence_length > room:
         others = "".join(f" with the {count} positions that {name} takes" for name, count in taken.items())
         cure = f"Use at most {room}." if room > 1 else "Take fewer of them."
         raise ConfigurationError(
-            f"recipe: sequence_length {sequence_length}{others} is beyond the {positions} positions of "
+            f"recipe: sequence_length {sequence_length}{others} is beyond the {available} positions of "
             f"{source.name}. {cure}"
         )
 
 
 def check_vocabulary(source: ModelSource, config: Any, tokenizer: Any) -> None:
     """Raises ConfigurationError if the tokenizer can produce ids that the model has no embedding for."""
-    largest = max(tokenizer.get_vocab().values(), default=0)
-    if largest >= config.vocab_size:
+    largest, embedded = max(tokenizer.get_vocab().values(), default=0), config.get_text_config().vocab_size
+    if largest >= embedded:
         raise ConfigurationError(
-            f"model: {source.name} has embeddings for {config.vocab_size} tokens, but its tokenizer's ids go up to "
+            f"model: {source.name} has embeddings for {embedded} tokens, but its tokenizer's ids go up to "
             f"{largest}. Save the tokenizer that belongs to the model into its folder."
         )
 
 
 def check_sample(source: ModelSource, config: Any, prompt_tokens: int, new_tokens: int) -> None:
     """Raises ConfigurationError if a prompt and its continuation are longer than the model's positions."""
-    positions = config.max_position_embeddings
-    if new_tokens < 0 or prompt_tokens + new_tokens > positions:
+    available = positions(config)
+    if new_tokens < 0 or prompt_tokens + new_tokens > available:
         raise ConfigurationError(
-            f"sample_tokens must be between 0 and {max(positions - prompt_tokens, 0)}, got {new_tokens}: "
-            f"{source.name} has {positions} positions, and the prompt takes {prompt_tokens} of them."
+            f"sample_tokens must be between 0 and {max(available - prompt_tokens, 0)}, got {new_tokens}: "
+            f"{source.name} has {available} positions, and the prompt takes {prompt_tokens} of them."
         )

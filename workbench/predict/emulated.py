@@ -7,8 +7,8 @@ process under the emulator, where torch sees the card as `cuda`.
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -26,7 +26,7 @@ from workbench.gpus.emulator.padding import announce_padding
 from workbench.measure.allocators import allocator_for
 from workbench.measure.categories import Category, format_bytes
 from workbench.measure.meter import Meter
-from workbench.models.known import family_of
+from workbench.models.family import family_of
 from workbench.models.load import count_parameters, load_model, quiet
 from workbench.predict.prediction import Prediction, prediction_of
 from workbench.predict.rows import MICRO_BATCHES, STEPS, assembled, facts
@@ -55,7 +55,12 @@ def predict_here(recipe: Recipe, gpu: Gpu, padding: bool) -> Prediction:
     enough = {card.VARIABLE: card.variable(replace(gpu, memory_bytes=ENOUGH_BYTES))}  # the stubs read it when asked
     with patch.dict(os.environ, enough), suppress(torch.OutOfMemoryError):
         return _predict(recipe, gpu, padding)
-    raise ConfigurationError(
+    raise too_much()
+
+
+def too_much() -> ConfigurationError:
+    """What no GPU has room for."""
+    return ConfigurationError(
         f"predict: a step of this recipe needs more than {format_bytes(ENOUGH_BYTES)}, which no GPU has. Lower "
         "effective_batch_size or sequence_length, or split the batch by gradient_accumulation."
     )
@@ -63,6 +68,13 @@ def predict_here(recipe: Recipe, gpu: Gpu, padding: bool) -> Prediction:
 
 def _predict(recipe: Recipe, gpu: Gpu, padding: bool) -> Prediction:
     source, config = config_for(recipe)
+    with on_card(recipe) as (recipe, scratch):
+        return _Emulated(recipe, gpu, card_model(recipe, config, source), scratch, padding).predict()
+
+
+@contextmanager
+def on_card(recipe: Recipe) -> Iterator[tuple[Recipe, Path]]:
+    """What surrounds a run: the recipe as it can be emulated, and a folder. Raises ConfigurationError: it cannot."""
     techniques = (
         technique.stand_in() if technique.missing(DEVICE.type) else technique for technique in recipe.techniques
     )
@@ -74,11 +86,10 @@ def _predict(recipe: Recipe, gpu: Gpu, padding: bool) -> Prediction:
         for technique in recipe.techniques:
             stack.enter_context(technique.run_context())
         stack.enter_context(quiet())
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        return _Emulated(recipe, gpu, _model(recipe, config, source), scratch, padding).predict()
+        yield recipe, Path(stack.enter_context(tempfile.TemporaryDirectory()))
 
 
-def _model(recipe: Recipe, config: Any, source: Any) -> PreTrainedModel:
+def card_model(recipe: Recipe, config: Any, source: Any) -> PreTrainedModel:
     """On the card. Quantization acts while weights are loaded: such a model is made whole, and loaded."""
     arguments = model_arguments(recipe, family_of(config))
     if can_be_skeleton(config, arguments):
@@ -113,6 +124,7 @@ def put_on_card(model: PreTrainedModel) -> PreTrainedModel:
                     tensors[name] = move(tensor)
 
     visit(model)
+    move.cache_clear()  # or what was on the host would stay until the next collection
     return model
 
 
@@ -158,7 +170,7 @@ class _Watch(TrainerCallback):
         self.meter.attribute(False)
 
 
-class _FewMicroBatches:
+class FewMicroBatches:
     """The training step of a Trainer, for the first micro-batches of a step and the last: the others are not trained.
 
     From the second on, each finds what the one before it found. All of them are on the card, as in a run.
@@ -187,7 +199,7 @@ class _Emulated:
         self.tracker.untrained = max(self.micro_batches - MICRO_BATCHES, 0)
         if padding:
             self.trainer.data_collator = _with_mask(cast("Any", self.trainer.data_collator))
-        cast("Any", self.trainer).training_step = _FewMicroBatches(self.trainer)
+        cast("Any", self.trainer).training_step = FewMicroBatches(self.trainer)
         self.padded = announce_padding(self.trainer, padding)
 
     def predict(self) -> Prediction:

@@ -3,10 +3,14 @@
 from workbench.errors import WorkbenchError
 from workbench.gpus.catalogue import GPUS
 from workbench.measure.categories import format_bytes
+from workbench.models.known import has_experts
+from workbench.models.load import load_config
+from workbench.models.source import locate_config
 from workbench.predict.engine import engine_words
 from workbench.predict.prediction import Prediction
 
 BAR_WIDTH = 40
+ROUTING = "a mixture of experts: which of them a token goes to depends on values, so real peaks differ"
 
 
 def prediction_text(prediction: Prediction) -> str:
@@ -26,6 +30,7 @@ def prediction_text(prediction: Prediction) -> str:
     ]
     most = {name: format_bytes(size) for name, size in p.maximum_by_category.items()}
     lines += [_line(name, size, most[name], p) for name, size in p.by_category.items()]
+    lines += [f"  note   {ROUTING}"] if has_experts(load_config(locate_config(p.model))) else []
     lines += ["", f"  {'':18}{'peak':>12}"]
     return "\n".join([*lines, *(_line(name, size, "", p) for name, size in p.by_phase.items())])
 

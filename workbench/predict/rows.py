@@ -34,23 +34,26 @@ def listed(recipe: Recipe) -> tuple[int, int]:
     return min(size, max(1, TOKENS // (recipe.shape.tokens * count))), count
 
 
-def blocks_for(recipe: Recipe) -> Blocks:
+def blocks_for(recipe: Recipe, held_out: int | None = None, every: bool = False) -> Blocks:
     """A step's blocks, and held-out ones in batches of every size that an evaluation has; which tokens does not matter.
 
-    `make_blocks` cuts as many as HELD_OUT_TOKENS allow.
+    Args:
+        held_out: rows that are evaluated; by default as many as `make_blocks` cuts from HELD_OUT_TOKENS.
+        every: each batch of them, because something is kept of each.
     """
     length, (size, count) = recipe.sequence_length, listed(recipe)
     together: int = argument_values(recipe, 0.0)["per_device_eval_batch_size"]
-    whole, rest = divmod(max(1, corpus.HELD_OUT_TOKENS // length), together)
+    whole, rest = divmod(held_out or max(1, corpus.HELD_OUT_TOKENS // length), together)
     rows = max(size * count, min(recipe.effective_batch_size, TOKENS // length))
-    numbers = rows, min(whole, EVALUATED) * together + rest
+    numbers = rows, (whole if every else min(whole, EVALUATED)) * together + rest
     train, held_out = (Dataset.from_dict({"input_ids": [list(range(length))] * n}) for n in numbers)
     return Blocks(train, held_out, _text(recipe))
 
 
 def assembled(
-    recipe: Recipe, model: Any, meter: Meter, device: torch.device, scratch: Path, callbacks: Any = ()
-) -> tuple[SeamTrainer, int]:
+    recipe: Recipe, model: Any, meter: Meter, device: torch.device, scratch: Path, callbacks: Any = (),
+    blocks: Blocks | None = None,
+) -> tuple[SeamTrainer, int]:  # fmt: skip
     """A Trainer that fetches what is `listed`, and how many micro-batches a step of the recipe has.
 
     Raises ConfigurationError for more sequences at once than kernels take.
@@ -63,7 +66,7 @@ def assembled(
             "effective_batch_size, or split it into micro-batches."
         )
     arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps = listed(recipe)
-    data = prepare_data(recipe, blocks_for(recipe))
+    data = prepare_data(recipe, blocks or blocks_for(recipe))
     trainer = assemble(recipe, model, data, arguments, meter, [*callbacks])
     if (size, count) != listed(recipe):
         _enlarge(trainer, size, count)

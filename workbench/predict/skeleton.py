@@ -14,11 +14,14 @@ from workbench.techniques.base import Arguments
 
 
 def config_for(recipe: Recipe) -> tuple[ModelSource, Any]:
-    """Where the recipe's model is, and its config. Raises ConfigurationError: it cannot be used, or its length."""
+    """Where the recipe's model is, and its config. Raises ConfigurationError: it cannot be used, its length, or with a
+    technique."""
     source = locate_config(recipe.model)
     config = load_config(source)
     taken = {technique.name: technique.positions for technique in recipe.techniques if technique.positions}
     check_length(source, config, recipe.sequence_length, taken)
+    for technique in recipe.techniques:
+        technique.check_config(config)
     return source, config
 
 

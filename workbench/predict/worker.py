@@ -7,17 +7,19 @@ card has another (`workbench.gpus.emulator.call`).
 import os
 from typing import TYPE_CHECKING, Any
 
-from workbench.errors import WorkbenchError
+from workbench.errors import WorkbenchError, explained
 from workbench.gpus.catalogue import Gpu
 from workbench.gpus.process import Kept, Worker
 from workbench.recipe import Recipe
 from workbench.run.world import LAUNCHERS_VARIABLES
 
 if TYPE_CHECKING:
+    from workbench.predict.phases import Habits, Life
     from workbench.predict.prediction import Prediction
 
 MODULES = ("workbench.predict.prediction", "workbench.predict.shadow.step")
 ON_CARD = ("workbench.predict.emulated",)
+CANNOT = "predict: this recipe cannot be run on an emulated GPU"
 SECONDS = 120.0  # seconds for a prediction: fifty times what the largest known model takes
 
 SHADOWS = Kept()
@@ -31,6 +33,13 @@ def ask_emulator(recipe: Recipe, gpu: Gpu, padding: bool, time_limit: float = SE
         return call_on(gpu, compute_emulated, recipe, gpu, padding, modules=ON_CARD, time_limit=time_limit)
     except WorkbenchError as error:
         return error
+
+
+def ask_life(recipe: Recipe, gpu: Gpu, habits: "Habits", time_limit: float = SECONDS) -> "Life":
+    """The life of a run, in the process of this card. Raises as `call_on`."""
+    from workbench.gpus.emulator.call import call_on
+
+    return call_on(gpu, compute_life, recipe, gpu, habits, modules=ON_CARD, time_limit=time_limit)
 
 
 def ask(*request: Any, time_limit: float = SECONDS) -> Any:
@@ -76,4 +85,13 @@ def compute_emulated(recipe: Recipe, gpu: Gpu, padding: bool) -> "Prediction":
     """The prediction for the card that this process sees: to be called under the emulator only."""
     from workbench.predict.emulated import predict_here
 
-    return predict_here(recipe, gpu, padding)
+    with explained(CANNOT, "Measure it with `run`, or leave out what brings this."):
+        return predict_here(recipe, gpu, padding)
+
+
+def compute_life(recipe: Recipe, gpu: Gpu, habits: "Habits") -> "Life":
+    """The same of a run's whole life."""
+    from workbench.predict.emulated_life import life_here
+
+    with explained(CANNOT, "Measure it with --measure, or leave out what brings this."):
+        return life_here(recipe, gpu, habits)

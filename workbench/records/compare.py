@@ -51,7 +51,7 @@ def compare(frame: pd.DataFrame) -> pd.DataFrame:
     """
     group = _newest_group(frame)
     runs = group.sort_values("created_at").drop_duplicates(["label", "learning_rate", "seed"], keep="last")
-    table = pd.DataFrame([_summary(str(label), rows) for label, rows in runs.groupby("label")]).set_index("label")
+    table = _summary(runs)
     base = table.loc[BASELINE]
     table["saved_bytes"] = base["peak_allocated_bytes"] - table["peak_allocated_bytes"]
     table["saved_fraction"] = table["saved_bytes"] / base["peak_allocated_bytes"]
@@ -116,20 +116,16 @@ def _newest_group(frame: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _summary(label: str, rows: pd.DataFrame) -> dict[str, object]:
-    """One recipe over its seeds. The memory figures are of the seed with the largest peak."""
-    rows = rows[rows["learning_rate"] == rows["learning_rate"].iloc[-1]]
-    worst = rows.loc[rows["peak_allocated_bytes"].idxmax()]
-    losses, speeds = rows["held_out_loss"].astype(float), rows["tokens_per_s"].astype(float)
-    return {
-        "label": label,
-        **worst[KEPT],
-        "held_out_loss": losses.mean(),
-        "held_out_loss_spread": losses.max() - losses.min() if len(losses) > 1 else np.nan,
-        "tokens_per_s": speeds.median(),
-        "tokens_per_s_spread": speeds.max() - speeds.min() if len(speeds) > 1 else np.nan,
-        "seeds": len(rows),
-    }
+def _summary(runs: pd.DataFrame) -> pd.DataFrame:
+    """One row a recipe, over its seeds. The memory figures are of the seed with the largest peak."""
+    runs = runs[runs["learning_rate"] == runs.groupby("label")["learning_rate"].transform("last")]
+    recipes = runs.groupby("label")
+    table = runs.loc[recipes["peak_allocated_bytes"].idxmax()].set_index("label")[KEPT].astype(object).infer_objects()
+    for name, middle in (("held_out_loss", "mean"), ("tokens_per_s", "median")):
+        values = recipes[name]
+        table[name] = values.agg(middle).astype(float)
+        table[f"{name}_spread"] = (values.max() - values.min()).where(values.size() > 1).astype(float)
+    return table.assign(seeds=recipes.size())
 
 
 def verdict(row: pd.Series, base: pd.Series) -> str:

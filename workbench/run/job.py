@@ -66,9 +66,9 @@ def prepare(recipe: Recipe, device: torch.device, sample_tokens: int = 0) -> Job
         config, tokenizer = load_config(source), load_tokenizer(source)
     taken = {t.name: t.positions for t in recipe.techniques if t.positions}
     check_trainable(source, config)
+    models.check_length(source, config, recipe.sequence_length, taken)
     for technique in recipe.techniques:
         technique.check_config(config)
-    models.check_length(source, config, recipe.sequence_length, taken)
     models.check_vocabulary(source, config, tokenizer)
     prompt = tokenizer(corpus.prompt(text))["input_ids"] if sample_tokens else []
     models.check_sample(source, config, len(prompt) + sum(taken.values()), sample_tokens)

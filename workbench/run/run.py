@@ -30,8 +30,8 @@ from workbench.measure.garbage import freeze_living_objects
 from workbench.measure.leaks import clear_frames
 from workbench.measure.meter import Meter
 from workbench.measure.out_of_memory import Refusal, read
+from workbench.models.family import family_of
 from workbench.models.generate import generate
-from workbench.models.known import family_of
 from workbench.models.load import count_parameters, load_model, quiet, save_model, storage_type
 from workbench.paths import FULL, check_writable, runs_folder, unwritten
 from workbench.recipe import Recipe
@@ -208,7 +208,7 @@ class _Execution:
         before = allocator.in_use()
         with freeze_living_objects(), quiet():
             data = seams.prepare_data(job.recipe, job.blocks)
-            model = self._load()
+            model = load_for(job, self.emulated)
             text_before = self._sample(model)
             with Meter(model, before_bytes=before, cap_bytes=self.record.memory_cap_bytes) as meter:
                 self.meter = meter
@@ -272,19 +272,6 @@ class _Execution:
             losses=_finite(history, "loss"), held_out_loss_before=next(iter(_finite(history, "eval_loss")), None),
         )  # fmt: skip
 
-    def _load(self) -> PreTrainedModel:
-        job = self.job
-        arguments = seams.model_arguments(job.recipe, family_of(job.config))
-        made = {name: value() if isinstance(value, Call) else value for name, value in arguments.items()}
-        with no_init_weights() if self.emulated else nullcontext():  # nobody reads the numbers
-            model = load_model(job.source, job.config, **made)
-        if self.emulated:
-            model.tie_weights()  # which would have been done with the drawing
-        set_seed(job.recipe.seed)
-        model = seams.prepare_model(job.recipe, model)
-        model.to(job.device)  # type: ignore[arg-type]  # the stub takes no device
-        return model
-
     def _sample(self, model: PreTrainedModel) -> str:
         prompt, tokens = corpus.prompt(self.job.text), self.options.sample_tokens
         return generate(model, self.job.tokenizer, prompt, tokens) if tokens and not self.emulated else ""
@@ -311,6 +298,20 @@ class _Execution:
             self.record = replace(self.record, warnings=[*self.record.warnings, told])
             return ""
         return str(path)
+
+
+def load_for(job: Job, emulated: str = "") -> PreTrainedModel:
+    """The job's model on its device, after every technique's model seam; on an emulated one without values."""
+    arguments = seams.model_arguments(job.recipe, family_of(job.config))
+    made = {name: value() if isinstance(value, Call) else value for name, value in arguments.items()}
+    with no_init_weights() if emulated else nullcontext():  # nobody reads the numbers
+        model = load_model(job.source, job.config, **made)
+    if emulated:
+        model.tie_weights()  # which would have been done with the drawing
+    set_seed(job.recipe.seed)
+    model = seams.prepare_model(job.recipe, model)
+    model.to(job.device)  # type: ignore[arg-type]  # the stub takes no device
+    return model
 
 
 def _finite(history: list[dict[str, float]], name: str) -> list[float]:

@@ -177,15 +177,13 @@ def _examples(technique: Technique, call: Call, source: TrainingText, seed: int)
 
 
 def model_arguments(recipe: Recipe, family: ModelFamily) -> Arguments:
-    """The keyword arguments of `from_pretrained` that the techniques decide; a value may be a Call that makes it."""
-    return {name: value for t in recipe.techniques for name, value in t.model_arguments(family).items()}
+    """The keyword arguments of `from_pretrained` that the recipe decides; a value may be a Call that makes it."""
+    dropout = {} if recipe.dropout is None else dict.fromkeys(family.dropout_fields, recipe.dropout)
+    return dropout | {name: value for t in recipe.techniques for name, value in t.model_arguments(family).items()}
 
 
 def prepare_model(recipe: Recipe, model: PreTrainedModel) -> PreTrainedModel:
-    """Apply the recipe's dropout and every technique's model seam."""
-    for module in model.modules():
-        if recipe.dropout is not None and isinstance(module, torch.nn.Dropout):
-            module.p = recipe.dropout
+    """Apply every technique's model seam."""
     for technique in recipe.techniques:
         model = technique.applied_to(model)
     for technique in recipe.techniques:
@@ -202,7 +200,7 @@ def argument_values(recipe: Recipe, learning_rate: float) -> Arguments:
         "learning_rate": learning_rate,
         "warmup_steps": decided["max_steps"] // 10,
         # evaluation is on the recipe's own blocks, whatever length is trained on; no more tokens at once than there
-        "per_device_eval_batch_size": max(1, tokens // recipe.sequence_length),
+        "per_device_eval_batch_size": recipe.evaluation_batch_size or max(1, tokens // recipe.sequence_length),
         **ALWAYS,
     }
 

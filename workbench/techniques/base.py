@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, fields
 from enum import IntEnum, StrEnum, auto
 from typing import Any, ClassVar, Self
 
+from workbench.errors import explained
 from workbench.measure.categories import Category
-from workbench.models.family import ModelFamily
-from workbench.models.known import family_of
+from workbench.models.family import ModelFamily, family_of, on_meta
 from workbench.settings import check_settings, named, setting
 
 Arguments = dict[str, Any]
@@ -182,10 +182,15 @@ class Technique:
     # ---- not part of a run ----
 
     def applied_to(self, model: Any) -> Any:
-        """The model with this technique's work done on it, as a run does it."""
-        self.check_config(model.config)
+        """The model with this technique's work done on it, as in a run. Raises ConfigurationError: it cannot be."""
+        import torch
+
         call = self.model(family_of(model.config))
-        return model if call is None else call(model)
+        if call is None:
+            return model
+        what = f"{self.name}: it cannot be applied to a model of the kind {model.config.model_type!r}"
+        with explained(what, f"Choose other settings, or leave {self.name} out.", MemoryError, torch.OutOfMemoryError):
+            return call(model)
 
     @classmethod
     def variants(cls, compute_capability: tuple[int, int] | None) -> "tuple[Technique, ...]":
@@ -243,6 +248,13 @@ class Adapter(Technique):
     # what is so small needs larger steps: the best of 10, 30, 100 and 300 on the embedded model for all of them but the
     # low-rank ones
     learning_rate_factor = 100.0
+
+    def check_config(self, config: Any) -> None:
+        """PEFT refuses some kinds of models: on one without memory, before weights are loaded."""
+        from workbench.models.load import quiet
+
+        with quiet():
+            self.applied_to(on_meta(config))
 
 
 @dataclass(frozen=True)

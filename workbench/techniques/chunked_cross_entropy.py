@@ -7,8 +7,11 @@ from functools import cache
 from typing import Any
 
 from workbench.errors import ConfigurationError
+from workbench.models.family import on_meta
 from workbench.settings import setting
 from workbench.techniques.base import Call, Stage, Technique
+
+CHANGES_LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale")  # of Gemma, Granite, Cohere
 
 
 @cache
@@ -71,8 +74,9 @@ def without_logits(model: Any, chunk: int) -> Iterator[None]:
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     head, plain = base.get_output_embeddings(), base.loss_function
 
-    def loss(hidden: Any, labels: Any, vocab_size: int, num_items_in_batch: Any = None, **_: Any) -> Any:
-        # as transformers does: token t predicts t + 1, the last one nothing; the sum is divided by the labels that
+    def loss(logits: Any, labels: Any, vocab_size: int, num_items_in_batch: Any = None, **_: Any) -> Any:
+        hidden = logits  # so transformers calls what comes out of the head
+        # as it does: token t predicts t + 1, the last one nothing; the sum is divided by the labels that
         # count, of this batch or of all that are accumulated for one step
         labels = torch.nn.functional.pad(labels[..., 1:], (0, 1), value=-100).flatten()
         count = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch
@@ -115,14 +119,24 @@ class ChunkedCrossEntropy(Technique):
 
     stage = Stage.WRAP
 
+    def check_config(self, config: Any) -> None:
+        for name in CHANGES_LOGITS:
+            if getattr(config, name, None) not in (None, 1.0):
+                raise ConfigurationError(
+                    f"{self.name}: a {config.model_type!r} changes its logits after the head ({name}), which this loss "
+                    f"does not do. Leave {self.name} out."
+                )
+        self.check_model(on_meta(config))
+
     def check_model(self, model: Any) -> None:
         import torch
 
         head = model.get_output_embeddings()
         if type(head) is not torch.nn.Linear or head.bias is not None:
+            found = "has a bias" if type(head) is torch.nn.Linear else f"is {type(head).__name__}"
             raise ConfigurationError(
-                f"{self.name}: the head must be a plain linear layer without bias, and is {type(head).__name__}. "
-                "Leave lm_head out of what is quantized or adapted."
+                f"{self.name}: the head must be a plain linear layer without bias, and {found}. "
+                f"Leave {self.name} out, or the head out of what is quantized or adapted."
             )
 
     def trainer(self) -> Call:

@@ -1,8 +1,10 @@
 """Fused GELU: the same activation function as one operation, which keeps its input and nothing else."""
 
 from dataclasses import dataclass
+from typing import Any
 
-from workbench.models.family import ModelFamily
+from workbench.errors import ConfigurationError
+from workbench.models.family import ModelFamily, family_of
 from workbench.techniques.base import Arguments, Stage, Technique
 
 
@@ -16,6 +18,13 @@ class FusedGelu(Technique):
     """
 
     stage = Stage.ARCHITECTURE
+
+    def check_config(self, config: Any) -> None:
+        if not family_of(config).fused_activation:
+            raise ConfigurationError(
+                f"{self.name}: no GELU of the kind {config.model_type!r} is written out in Python, so there is none to "
+                f"fuse here. Leave {self.name} out."
+            )
 
     def model_arguments(self, family: ModelFamily) -> Arguments:
         return {**family.fused_activation}

@@ -4,9 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.errors import ConfigurationError
-from workbench.models.family import ModelFamily
-from workbench.models.gpt2 import GPT2
-from workbench.models.known import family_of
+from workbench.models.family import ModelFamily, family_of
 from workbench.settings import setting
 from workbench.techniques.base import Adapter, Call, add_adapter
 
@@ -22,31 +20,40 @@ class LowRank(Adapter):
     rank: int = setting(8, "rank of the update", minimum=1)
     alpha: float = setting(16.0, "scale: the update is multiplied by alpha / rank", minimum=0.001)
     dropout: float = setting(0.0, "dropout before A", minimum=0.0, maximum=0.9)
-    targets: str = setting(GPT2.matrices[0], f"matrices to adapt, joined by +, out of {', '.join(GPT2.matrices)}")
+    targets: str = setting("auto", "matrices to adapt, joined by +, or all-linear; auto: as PEFT does for this kind")
 
     learning_rate_factor = 10.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if wrong := [target for target in self.targets.split("+") if target not in GPT2.matrices]:
-            raise ConfigurationError(
-                f"{self.name}: GPT-2 has no matrix {wrong[0]!r}. Choose from {', '.join(GPT2.matrices)}, joined by +."
-            )
-
     def check_config(self, config: Any) -> None:
-        width = family_of(config).shortest_side(config, self.targets.split("+"))
+        family = family_of(config)
+        if wrong := [name for name in self.matrices(family) if name not in family.matrices]:
+            raise ConfigurationError(
+                f"{self.name}: {family.model_type} has no matrix {wrong[0]!r}. Choose from "
+                f"{', '.join(family.matrices)}, joined by +, or take all-linear."
+            )
+        width = min(family.matrices[name] for name in self.matrices(family))
         if self.rank > width:
             raise ConfigurationError(
                 f"{self.name}: rank {self.rank} is more than the width of the smallest matrix that it adapts, {width}. "
                 f"Use at most that; 8 is usual."
             )
+        super().check_config(config)
+
+    def matrices(self, family: ModelFamily) -> list[str]:
+        """The names of those that are adapted. Of a kind that PEFT says nothing of, `auto` is what it says of most."""
+        from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as USUAL
+
+        if self.targets not in ("auto", "all-linear"):
+            return self.targets.split("+")
+        usual = USUAL.get(family.model_type, ("q_proj", "v_proj")) if self.targets == "auto" else ()
+        return [name for name in usual if name in family.matrices] or list(family.matrices)
 
     def update(self, family: ModelFamily) -> dict[str, Any]:
         """The settings of `add_adapter`; `fan_in_fan_out`: matrices are stored (in, out), as GPT-2's `Conv1D` does."""
         from peft import LoraConfig
 
         numbers = {"kind": LoraConfig, "r": self.rank, "lora_alpha": self.alpha, "lora_dropout": self.dropout}
-        return {**numbers, "target_modules": self.targets.split("+"), "fan_in_fan_out": family.matrices_are_transposed}
+        return {**numbers, "target_modules": self.matrices(family), "fan_in_fan_out": family.matrices_are_transposed}
 
     def model(self, family: ModelFamily) -> Call:
         return Call(add_adapter, self.update(family))

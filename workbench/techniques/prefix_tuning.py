@@ -1,9 +1,13 @@
 """Prefix tuning: freeze the model, learn keys and values that every layer attends to before the text."""
 
 from dataclasses import dataclass
+from typing import Any
 
+from workbench.errors import ConfigurationError
 from workbench.models.family import ModelFamily
 from workbench.techniques.base import Call, Capability, VirtualTokens, add_adapter
+
+ATTENDING = {"full_attention", "sliding_attention", "chunked_attention"}  # kinds of layers, in configs that mix them
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,15 @@ class PrefixTuning(VirtualTokens):
     """
 
     brings = frozenset({Capability.ADAPTER, Capability.KEY_VALUE_CACHE, Capability.VIRTUAL_TOKENS})
+
+    def check_config(self, config: Any) -> None:
+        text = config.get_text_config()
+        others = {*(getattr(text, "layer_types", None) or ())} - ATTENDING
+        if others or not hasattr(text, "num_attention_heads"):
+            raise ConfigurationError(
+                f"{self.name}: a {config.model_type!r} has layers without keys and values. Use lora or prompt_tuning."
+            )
+        super().check_config(config)
 
     def model(self, family: ModelFamily) -> Call:
         from peft import PrefixTuningConfig

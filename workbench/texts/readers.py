@@ -349,16 +349,10 @@ def _fault(path: Path, source: TextSource, after: int, error: Exception) -> Conf
     if _kind(path) in SEPARATORS:
         cure = "Put text with a separator, a quote or a line end in it into double quotes."
         return refusal(f"{where} has {error}. {cure}")
-    return _faulty_json(where, source, line)
-
-
-def _faulty_json(where: str, source: TextSource, line: str) -> ConfigurationError:
+    if isinstance(error, KeyError):
+        return _no_column(where, source, json.loads(line))
     shape = f'Each line must be one whole object: {{"{source.column}": "…"}}'
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        words = getattr(error, "msg", "nested too deeply" if isinstance(error, RecursionError) else str(error))
-        return refusal(f"{where} is not JSON ({words}). {shape}")
-    if isinstance(row, dict):
-        return _no_column(where, source, row)
-    return refusal(f"{where} is a {type(row).__name__}, not an object. {shape}")
+    if isinstance(error, TypeError):
+        return refusal(f"{where} is a {type(json.loads(line)).__name__}, not an object. {shape}")
+    words = getattr(error, "msg", "nested too deeply" if isinstance(error, RecursionError) else str(error))
+    return refusal(f"{where} is not JSON ({words}). {shape}")

@@ -9,7 +9,7 @@ import ipywidgets as w
 
 from workbench.errors import ConfigurationError
 from workbench.measure.categories import Category
-from workbench.models.gpt2 import SIZES
+from workbench.models.known import PUBLISHED
 from workbench.models.source import EMBEDDED, RANDOM
 from workbench.recipe import Recipe
 from workbench.settings import described, kind, optional, parse_settings
@@ -18,7 +18,7 @@ from workbench.texts.corpus import embedded
 from workbench.widgets.pages import alarm, small
 
 WIDE = {"description_width": "10.5em"}
-OFFERED = {"model": [EMBEDDED, *SIZES, *(RANDOM + size for size in SIZES)], "corpus": embedded()}
+OFFERED = {"model": [EMBEDDED, *PUBLISHED, *(RANDOM + size for size in PUBLISHED)], "corpus": embedded()}
 GROUPS = {
     "Gradients, optimizer states, weights": (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER_STATES),
     "Activations": (Category.ACTIVATIONS,),

@@ -1,19 +1,15 @@
 """Pages of the panel: templates that escape every text, with words beside each picture, readable in both themes."""
 
 import base64
-import io
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
 
-from workbench.lessons.plots import COLOURS
+from workbench.lessons.plots import COLOURS, Picture
 from workbench.measure.categories import format_bytes
 from workbench.records.record import Record
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 UNUSED, CONTEXT = "reserved, unused", "CUDA context"
 SHADES: dict[str, str] = {**{str(n): shade for n, shade in COLOURS.items()}, UNUSED: "#c8c8c8", CONTEXT: "#5c5c5c"}
@@ -51,11 +47,9 @@ def alarm(words: object) -> str:
     return f'<p role="alert">⚠ {escape(words)}</p>'
 
 
-def picture(figure: "Figure", words: str) -> Markup:
+def picture(figure: Picture, words: str) -> Markup:
     """An image with its text equivalent; no file and no network."""
-    data = io.BytesIO()
-    figure.savefig(data, format="png", dpi=100)
-    source = base64.b64encode(data.getvalue()).decode()
+    source = base64.b64encode(figure._repr_png_()).decode()
     return Markup('<img alt="{}" src="data:image/png;base64,{}" style="max-width: 100%">').format(words, source)
 
 

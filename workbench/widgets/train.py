@@ -13,7 +13,7 @@ from workbench.gpus.catalogue import GPUS, of_device
 from workbench.lessons import plots
 from workbench.measure.allocators import total_bytes
 from workbench.measure.categories import format_bytes
-from workbench.models.gpt2 import SIZES
+from workbench.models.known import PUBLISHED
 from workbench.models.source import EMBEDDED, RANDOM
 from workbench.predict.beside import predicted_peak
 from workbench.predict.predict import CPU
@@ -70,7 +70,7 @@ class Train:
 
     def suggest(self, recipe: Recipe) -> None:
         """At first, let a small model take the place of one that a CPU would train for hours."""
-        self.stands_in.value = here() == CPU and recipe.model.removeprefix(RANDOM) in SIZES
+        self.stands_in.value = here() == CPU and recipe.model.removeprefix(RANDOM) in PUBLISHED
 
     def trained(self) -> Recipe | None:
         """What Start trains. Raises ConfigurationError where the stand-in does not go with the techniques."""

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
+from filelock import FileLock
+
 from workbench.errors import UnavailableError
 from workbench.gpus.emulator.elf import imports
 
@@ -57,14 +59,11 @@ def stubs(files: Iterable[Path], cache: Path) -> Path:
     folder = cache / f"stubs-{_key(files)}"
     if not (folder / OURS).is_file():
         cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache, prefix=".building-") as aside:
-            _build(wanted(files), Path(aside))
-            try:
-                os.rename(aside, folder)
-            except OSError:
-                if not (folder / OURS).is_file():  # else another process was as fast
-                    raise
-            Path(aside).mkdir(exist_ok=True)  # for the context manager to remove
+        with FileLock(cache / ".lock"), tempfile.TemporaryDirectory(dir=cache, prefix=".building-") as aside:
+            if not (folder / OURS).is_file():  # which another process may have built meanwhile
+                (made := Path(aside, "stubs")).mkdir()
+                _build(wanted(files), made)
+                made.rename(folder)
     return folder
 
 
@@ -141,9 +140,8 @@ def _build(libraries: list[Library], folder: Path) -> None:
 
 
 def _make(library: Library, command: list[str], folder: Path) -> None:
-    by_hand = set().union(*(_defined(path) for path in library.sources)) if library.sources else set()
     generated, script = folder / f"{library.name}.c", folder / f"{library.name}.map"
-    generated.write_text(_functions(sorted(set(library.symbols) - by_hand)))
+    generated.write_text(_functions(sorted(library.symbols)))
     script.write_text(_versions(library.symbols))
     called = [str(path) for path in folder.glob(f"{RUNTIME}.so.*[0-9]") if library.stem in CALLS_RUNTIME]
     linked = [f"-Wl,-soname,{library.name}", "-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed"]
@@ -152,19 +150,14 @@ def _make(library: Library, command: list[str], folder: Path) -> None:
     _compile([*command, *linked, *versioned, *inputs, "-o", str(folder / library.name)])
 
 
-def _defined(path: Path) -> set[str]:
-    """The functions that a file defines and does not keep to itself: its lines begin with the type, then the name."""
-    pattern = re.compile(r"^(?!static|extern|typedef|#|/)[a-z][\w ]*?[ *]+(\w+)\(", flags=re.MULTILINE)
-    return set(pattern.findall(path.read_text()))
-
-
 def _functions(names: Iterable[str]) -> str:
+    """Weak ones: what is written by hand takes the place of the function of that name."""
     lines = ["void stub_called(const char *); int stub_refused(const char *, int);"]
     for name in names:
         body = (
             f'return stub_refused("{name}", {REFUSAL})' if REFUSED.match(name) else f'stub_called("{name}"); return 0'
         )
-        lines.append(f"long {name}(void) {{ {body}; }}")
+        lines.append(f"__attribute__((weak)) long {name}(void) {{ {body}; }}")
     return "\n".join(lines) + "\n"
 
 

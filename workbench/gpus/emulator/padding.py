@@ -1,10 +1,9 @@
 """Telling the card whether batches hold padding: it computes no mask, and cannot answer for itself."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import islice
 from typing import Any
+from unittest.mock import patch
 
 VARIABLE = "EMULATED_PADDING"
 
@@ -18,15 +17,5 @@ def announce_padding(trainer: Any, padding: bool = False) -> bool:
     mask = trainer.data_collator(rows).get("attention_mask")
     padded = padding or (mask is not None and bool((mask == 0).any()))
     os.environ[VARIABLE] = "1" if padded else ""
-    trainer.evaluate = _without_padding()(trainer.evaluate)
+    trainer.evaluate = patch.dict(os.environ, {VARIABLE: ""})(trainer.evaluate)
     return padded
-
-
-@contextmanager
-def _without_padding() -> Iterator[None]:
-    told = os.environ.pop(VARIABLE, "")
-    try:
-        yield
-    finally:
-        if told:
-            os.environ[VARIABLE] = told

@@ -35,6 +35,7 @@ class Question:
 
     dtype: torch.dtype
     masked: bool
+    grouped: bool  # fewer heads of keys and values than of queries
     head_width: int
     value_width: int
     square: bool
@@ -75,7 +76,7 @@ def _flash(gpu: Gpu, q: Question) -> bool:
 
 def _efficient(gpu: Gpu, q: Question) -> bool:
     modern = gpu.compute_capability >= (8, 0)
-    if q.dtype not in ((*HALF, torch.float32) if modern else (torch.float16, torch.float32)):
+    if q.grouped or q.dtype not in ((*HALF, torch.float32) if modern else (torch.float16, torch.float32)):
         return False
     bits = 16 if q.dtype in HALF else 32
     alignment = max(4 if modern else 1, 128 // bits if modern or bits == 16 else 1)
@@ -104,7 +105,7 @@ class CudaAttention:
         enable_gqa: bool = False,
     ) -> torch.Tensor:
         query, key, value = (_autocast(t) for t in (query, key, value))
-        question = _question(query, key, value, attn_mask, dropout_p, is_causal)
+        question = _question(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
         backend = self.asked.setdefault(question, choose_backend(self.gpu, question))
         aten: Any = torch.ops.aten
         if attn_mask is not None and backend is not Backend.MATH:
@@ -132,19 +133,22 @@ def _autocast(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _question(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, dropout: float, causal: bool
-) -> Question:
-    cuda = torch.backends.cuda
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, dropout: float,
+    causal: bool, may_group: bool,
+) -> Question:  # fmt: skip
+    cuda, grouped = torch.backends.cuda, query.shape[-3] != key.shape[-3]
+    enabled = {backend for backend in Backend if getattr(cuda, f"{backend}_sdp_enabled")()}
     return Question(
         dtype=query.dtype,
         masked=mask is not None,
+        grouped=grouped,
         head_width=query.shape[-1],
         value_width=value.shape[-1],
         square=query.shape[-2] == key.shape[-2],
         causal=causal,
-        dropout=dropout,
+        dropout=float(dropout),  # a config may say 0
         needs_gradient=torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value)),
-        enabled=frozenset(backend for backend in Backend if getattr(cuda, f"{backend}_sdp_enabled")()),
+        enabled=frozenset(enabled if may_group or not grouped else {Backend.MATH}),  # which alone expands heads
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any, cast
 from unittest.mock import patch
 
 import torch
+from torch import _meta_registrations as meta
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -107,8 +108,15 @@ def traceable(padding: Callable[[], bool]) -> Iterator[None]:
         replaced(import_module("torch.optim.adam"), "_get_value", lambda step: 1.0)  # reads how many steps were taken
         replaced(EvalLoopContainer, "get_arrays", lambda losses: losses.__init__())  # reads the losses
         replaced(trainer, "count_padding", lambda inputs: 0)  # ours; reads the mask, for the record only
+        replaced(meta, "_meta_grouped_mm_common", _grouped_product)  # refuses fp32, which kernels take
         replaced(torch.Tensor, "set_", _on_storage)  # a fake tensor that is set to a storage never lets it go
         yield
+
+
+def _grouped_product(a: torch.Tensor, b: torch.Tensor, *_: Any, offs: Any = None, **given: Any) -> torch.Tensor:
+    """The product of a mixture of experts: as large for any routing."""
+    made: torch.Tensor = meta._create_grouped_mm_output_tensor(a, b, offs, given.get("out_dtype"))
+    return made
 
 
 def _on_storage(tensor: Any, storage: torch.UntypedStorage, *place: Any) -> torch.Tensor:

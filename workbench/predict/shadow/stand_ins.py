@@ -35,7 +35,7 @@ def pack_matrices(model: Any, family: ModelFamily, settings: Arguments) -> None:
     for name, module in list(model.named_modules()):
         if name.rpartition(".")[2] in family.matrices:
             shape = tuple(module.weight.shape)
-            shape = shape[::-1] if family.matrices_are_transposed else shape
+            shape = shape if isinstance(module, torch.nn.Linear) else shape[::-1]  # transformers' `Conv1D`
             model.set_submodule(name, FourBitLinear(shape, module.weight.dtype, module.bias, settings))
 
 
@@ -69,16 +69,19 @@ class FourBitLinear(torch.nn.Linear):
 
     copies = False  # whether the result is copied
 
-    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, bias: torch.Tensor, settings: Arguments) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], dtype: torch.dtype, bias: torch.Tensor | None, settings: Arguments
+    ) -> None:
         outputs, inputs = shape
         with torch.device("meta"):
-            super().__init__(inputs, outputs)
+            super().__init__(inputs, outputs, bias is not None)
             packed = torch.empty(inputs * outputs // 2, 1, dtype=torch.uint8)
             for name, tensor in _scales(inputs * outputs, settings["bnb_4bit_use_double_quant"]).items():
                 self.register_buffer(name, tensor)
         self.compute, self.matrix_dtype = getattr(torch, settings["bnb_4bit_compute_dtype"]), dtype
         self.weight = torch.nn.Parameter(packed, requires_grad=False)
-        self.bias = torch.nn.Parameter(bias.to(self.compute), requires_grad=False)
+        if bias is not None:
+            self.bias = torch.nn.Parameter(bias.to(self.compute), requires_grad=False)
         self.weight.quant_state = SimpleNamespace(shape=torch.Size(shape))  # type: ignore[attr-defined]  # for who counts
 
     def turned_back(self, like: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.gpus.catalogue import Gpu
 from workbench.measure.categories import Phase
 from workbench.measure.meter import Meter
-from workbench.models.known import family_of
+from workbench.models.family import family_of
 from workbench.models.load import count_parameters, quiet
 from workbench.predict.rows import MICRO_BATCHES, STEPS, assembled, facts
 from workbench.predict.shadow.patches import cuda_choices, fill_tables, make_fake, scale_losses, traceable

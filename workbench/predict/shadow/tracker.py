@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import MutableMapping, Sequence
+from contextlib import suppress
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
@@ -128,9 +129,11 @@ class ShadowTracker(StorageTracker):
 
     def _count(self, func: Any, packet: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Nothing comes out of what changes a list in place: there, what goes in is also written."""
+        packet = torch.ops.aten.addmm if packet is torch.ops.aten.addmm_ else packet  # PyTorch has it without flops
         if packet in flop_registry:
             kind = "half_flops" if args[0].dtype.itemsize == 2 else "fp32_flops"
-            self.work[kind] += flop_registry[packet](*args, **kwargs, out_val=out)
+            with suppress(AssertionError):  # of grouped heads, which PyTorch counts from 2.12 on
+                self.work[kind] += flop_registry[packet](*args, **kwargs, out_val=out)
         elif not func.is_view and packet not in NO_KERNEL:
             leaves = tree_leaves((args, kwargs, args if out is None else out))
             tensors = (leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and self._watches(leaf))

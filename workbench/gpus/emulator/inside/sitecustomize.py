@@ -136,21 +136,36 @@ def at_the_peak(trace: Any, sizes: dict[int, int]) -> dict[str, Any]:
         elif event["action"] == "free_completed":
             alive[event["addr"]] = event["size"]
     makers = {event["addr"]: event["frames"] for event in trace[:instant] if event["action"] == "alloc"}
-    held: Counter[str] = Counter()
+    held, functions = Counter[str](), Counter[str]()
     for address, size in alive.items():
-        held[line_of(makers[address]) if address in makers else "before the history begins"] += size
+        line = line_of(makers[address]) if address in makers else "before the history begins"
+        held[line] += size
+        functions[f"{line}{function_of(makers.get(address))}"] += size
     lines = [{"line": line, "bytes": size} for line, size in held.most_common(LINES)]
-    return {"lines": lines, "peak_in_history_bytes": peak}
+    return {"lines": lines, "functions": functions, "peak_in_history_bytes": peak}
 
 
 def line_of(frames: Any) -> str:
     """The innermost line of the program itself; of a library's, where none is the program's."""
-    libraries = (sys.prefix, sys.base_prefix, "<frozen", *os.environ["PYTHONPATH"].split(os.pathsep))
-    own = [frame for frame in frames if not frame["filename"].startswith(libraries)]
     if not frames:
         return "PyTorch's own threads: the backward pass"
-    frame = (own or frames)[0]
+    frame = next((frame for frame in frames if not of_library(frame)), frames[0])
     return f"{frame['filename'].removeprefix(os.getcwd() + os.sep)}:{frame['line']} in {frame['name']}"
+
+
+def function_of(frames: Any) -> str:
+    """`, by forward in transformers/models/…`: the innermost, if it is a library's. Of another version it has the same
+    name, on another line."""
+    if not frames or not of_library(frames[0]):
+        return ""
+    file = frames[0]["filename"]
+    folder = max((place for place in sys.path if file.startswith(place + os.sep)), key=len, default="")
+    return f", by {frames[0]['name']} in {file.removeprefix(folder + os.sep)}"
+
+
+def of_library(frame: Any) -> bool:
+    libraries = (sys.prefix, sys.base_prefix, "<frozen", *os.environ["PYTHONPATH"].split(os.pathsep))
+    return bool(frame["filename"].startswith(libraries))
 
 
 def answer_the_watchman() -> None:

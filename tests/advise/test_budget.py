@@ -1,0 +1,325 @@
+"""`workbench check` and the fixture `memory_budget`: what is over its limit fails, and what has moved is said."""
+
+import json
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+import yaml
+
+from workbench.__main__ import _parser, main
+from workbench.advise import budget as budgets
+from workbench.advise.budget import Budget, judge, read_budgets
+from workbench.errors import ConfigurationError
+from workbench.gpus.catalogue import gpu
+from workbench.gpus.emulator import place
+from workbench.gpus.emulator.launch import Emulation
+from workbench.measure.categories import Category
+from workbench.paths import ROOT
+from workbench.predict.predict import predict
+from workbench.techniques import Lora, Numerics, Technique
+from workbench.techniques.base import Call
+
+pytest_plugins = ["pytester"]
+MIB = 2**20
+# named here, for an installation that is older than the plugin has no entry point for it; it is imported already
+PLUGIN = ("-p", "workbench.advise.pytest_plugin", "-W", "ignore::pytest.PytestAssertRewriteWarning")
+
+
+def keep_a_copy(model):
+    """As some releases of transformers: one more copy of the logits lives through the backward pass."""
+    loss_function = model.loss_function
+
+    def loss(logits, *arguments, **others):
+        model.copied = None
+        model.copied = logits.detach().clone()
+        return loss_function(logits, *arguments, **others)
+
+    model.loss_function = loss
+    return model
+
+
+@dataclass(frozen=True)
+class KeepsACopy(Technique):
+    name: ClassVar[str] = "keeps_a_copy"
+    title: ClassVar[str] = "Another release of a library"
+    attacks: ClassVar[tuple[Category, ...]] = ()
+    costs: ClassVar[str] = "memory"
+    numerics: ClassVar[Numerics] = Numerics.EXACT
+
+    def model(self, family):
+        return Call(keep_a_copy)
+
+
+@pytest.fixture
+def small(recipe):
+    return replace(recipe, steps=1)
+
+
+@pytest.fixture
+def upgrade(monkeypatch):
+    """From now on the libraries are other ones: the loss keeps a copy."""
+
+    def install():
+        def later(recipe, gpu):
+            found = predict(recipe | KeepsACopy(), gpu)
+            newer = {**found.versions, "transformers": "99.0"}
+            return replace(found, recipe_id=recipe.id, versions=newer)
+
+        monkeypatch.setattr(budgets, "predict", later)
+
+    return install
+
+
+@pytest.fixture
+def toml(tmp_path, small):
+    """A budget.toml for the small recipe with this limit."""
+
+    def write(limit, more=""):
+        settings = {k: v for k, v in small.to_dict().items() if v is not None and k != "techniques"}
+        lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
+        head = f'[small]\nlimit = "{limit}"\ngpu = "t4"\n{more}[small.recipe]\n'
+        (tmp_path / "budget.toml").write_text("\n".join([head, *lines, ""]))
+        return tmp_path / "budget.toml"
+
+    return write
+
+
+def test_growth_is_named_by_category_and_by_operation(toml, upgrade, capsys, small):
+    before = predict(small, "t4")
+    path = toml("1GiB")
+    assert main(["check", str(path)]) == 0
+    assert "small: " in capsys.readouterr().out
+    upgrade()
+    assert main(["check", str(path)]) == 0  # grown, but within its limit
+    grown = capsys.readouterr().out
+    versions = f"transformers {before.versions['transformers']} → 99.0"
+    assert f"since it was stored: {versions}\n" in grown
+    assert "within its limit of 1.0 GiB" in grown
+    logits = 8 * 32 * 4096 * 4 / MIB
+    categories, operations = grown.split("  by category\n")[1].split("  by operation\n")
+    assert f"+{logits:.1f} MiB  logits_and_loss\n" in categories
+    assert f"+{logits:.1f} MiB  logits_and_loss: aten.clone.default (0 → 1 tensors)\n" in operations
+
+
+def test_the_differences_sum_to_the_growth(toml, upgrade, capsys):
+    path = toml("1GiB")
+    main(["check", str(path)])
+    upgrade()
+    capsys.readouterr()
+    assert main(["check", str(path), "--json"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)
+    for need in (told["found"], told["before"]):
+        assert sum(need["by_category"].values()) == need["peak_bytes"]
+        assert sum(need["by_operation"].values()) <= need["peak_bytes"]
+        assert need["tensors"].keys() == need["by_operation"].keys()
+    tensors = [sum(need["by_operation"].values()) for need in (told["before"], told["found"])]
+    assert tensors[1] - tensors[0] == 8 * 32 * 4096 * 4
+    assert told["grown_bytes"] == told["found"]["peak_bytes"] - told["before"]["peak_bytes"] >= 0
+
+
+def test_what_is_over_its_limit_fails_and_says_who_holds_most(toml, upgrade, capsys):
+    path = toml("21MiB")
+    assert main(["check", str(path)]) == 1
+    first = capsys.readouterr().out
+    assert "over its limit of 21.0 MiB" in first
+    assert "who holds most" in first
+    assert "since it was stored" not in first
+    upgrade()
+    assert main(["check", str(path)]) == 1
+    assert "transformers" in capsys.readouterr().out
+
+
+def test_an_update_stores_what_is_found_and_a_check_does_not(toml, upgrade):
+    path = toml("1GiB")
+    lock = path.with_suffix(".lock.json")
+    main(["check", str(path)])
+    first = lock.read_text()
+    upgrade()
+    main(["check", str(path)])
+    assert lock.read_text() == first
+    main(["check", str(path), "--update"])
+    assert json.loads(lock.read_text())["small"]["facts"]["transformers"] == "99.0"
+    (verdict,) = judge(read_budgets(path), lock)
+    assert verdict.before == verdict.found
+    assert "\n" not in verdict.as_text()
+
+
+def test_a_changed_recipe_is_told_from_a_changed_library(small, tmp_path):
+    lock = tmp_path / "a.json"
+    judge([Budget("it", small, "1GiB", "t4")], lock)
+    (verdict,) = judge([Budget("it", small | Lora(), "1GiB", "t4")], lock)
+    assert f"recipe {small.id} → {(small | Lora()).id}" in verdict.as_text()
+    assert verdict.grown_bytes < 0
+    assert verdict.as_text().splitlines()[1].startswith("  −")
+
+
+# ---- what makes no sense is refused before anything is predicted ----
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "has no budget in it. A table has a limit"),
+        ("[a]\n[a]\n", "cannot be read .*twice.* A table has a limit"),
+        ('[a]\nlimit = "1GiB"\ngpu = "t4"\nrecipe = {}\nscript = "python a.py"', "a has limit, gpu, recipe, script. A"),
+        ('[a]\nlimit = "1GiB"\ngpu = "t4"', "a has limit, gpu. A table has a limit"),
+        ("[a]", "a has nothing. A table has a limit"),
+        ("a = 1", "check: a takes each key by its name"),
+        ('[a]\nlimit = "1GiB"\nrecipe = {}', "a has limit, recipe. A table has a limit"),
+        ('[a]\nlimit = "1GiB"\ngpu = "t4"\nscripts = "x"', "check: a has no key 'scripts'. .* Did you mean script?"),
+        (
+            '[a]\nlimit = "16GiB"\ngpu = "t4"\nrecipe = {}',
+            "the limit of a, 16.0 GiB, is more than the NVIDIA T4 has .*",
+        ),
+        ('[a]\nlimit = "much"\ngpu = "t4"\nrecipe = {}', "the limit of a: 'much' is not an amount of memory"),
+        ('[a]\nlimit = "1GiB"\ngpu = "t5"\nrecipe = {}', "gpu: 't5' is not known. Known: "),
+        ('[a]\nlimit = "1GiB"\ngpu = "cpu"\nscript = "python a.py"', "gpu: 'cpu' is not known. Known: "),
+        ('[a]\nlimit = "1GiB"\ngpu = "t4"\nscript = 3', "the script of a must be a command line, got 3"),
+        ('[a]\nlimit = "1GiB"\ngpu = "t4"\nscript = "python \'a"', "the script of a must be a command line, got"),
+        ('[a]\nlimit = "1GiB"\ngpu = "t4"\nrecipe = {sequence_length = 1}', "sequence_length must be an integer of at"),
+    ],
+)
+def test_contradictory_budgets(text, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(budgets, "predict", lambda *_: pytest.fail("predicted"))
+    monkeypatch.setattr(budgets, "emulate", lambda *_, **__: pytest.fail("emulated"))
+    good = '[good]\nlimit = "1GiB"\ngpu = "t4"\nrecipe = {}\n' if text.startswith("[a]\nlimit") else ""
+    (tmp_path / "budget.toml").write_text(good + text)
+    with pytest.raises(ConfigurationError, match=words):
+        read_budgets(tmp_path / "budget.toml")
+    assert main(["check", str(tmp_path / "budget.toml")]) == 2
+
+
+def test_no_file_and_a_damaged_lock(tmp_path, small, monkeypatch):
+    with pytest.raises(ConfigurationError, match=r"budget.toml cannot be read \(.*No such file.*A table has a limit"):
+        read_budgets(tmp_path / "budget.toml")
+    monkeypatch.setattr(budgets, "predict", lambda *_: pytest.fail("predicted"))
+    for damaged in ("{", '{"it": {"peak_bytes": "much"}}', "[]"):
+        (tmp_path / "a.json").write_text(damaged)
+        with pytest.raises(ConfigurationError, match="cannot be read .*Remove it: the next check writes it anew"):
+            judge([Budget("it", small, "1GiB", "t4")], tmp_path / "a.json")
+
+
+# ---- programs ----
+
+PROGRAM = """
+import torch, library
+model = torch.nn.Linear(1024, 1024, device="cuda")
+library.use(model(torch.empty(4096, 1024, device="cuda")))
+"""
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """A program with a library of its own, which can be upgraded."""
+    if not place.is_set_up():
+        pytest.skip("the emulated GPU is not set up: make emulator")
+    (tmp_path / "site").mkdir()
+    (tmp_path / "train.py").write_text(PROGRAM)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    monkeypatch.chdir(tmp_path)
+
+    def library(line):
+        (tmp_path / "site" / "library.py").write_text(f"def use(logits):\n    {line}\n    return logits\n")
+
+    library("pass")
+    return library
+
+
+def test_a_library_that_takes_more_is_named_with_the_programs_line(program, tmp_path):
+    budget, lock = Budget("it", "python train.py", "60MiB", "t4"), tmp_path / "it.json"
+    (first,) = judge([budget], lock)
+    assert not first.over
+    program("copy = logits.double()")
+    (then,) = judge([budget], lock)
+    assert then.over
+    assert then.grown_bytes == 32 * MIB
+    assert "+32.0 MiB  train.py:4 in <module>, by use in library.py" in then.as_text()
+    assert sum(then.found.by_category.values()) == then.found.peak_bytes
+
+
+def test_a_program_that_runs_out_is_over_whatever_its_peak(program, tmp_path):
+    program("logits.new_empty(2**34)")
+    (verdict,) = judge([Budget("it", "python train.py", "14GiB", "t4")], tmp_path / "it.json")
+    assert verdict.over
+    assert verdict.found.peak_bytes < MIB * 100
+    assert "out of the card's memory, over its limit of 14.0 GiB" in verdict.as_text()
+
+
+@pytest.mark.parametrize(
+    ("status", "refusals", "words"),
+    [(3, None, "exit status 3, having not used the GPU"), (3, 0, "exit status 3, having used"), (0, 2, ""), (1, 2, "")],
+)
+def test_a_program_that_fails_is_no_answer_and_one_that_mended_its_refusals_is(status, refusals, words, monkeypatch):
+    device = {"peak_reserved_bytes": 2 * MIB, "peak_allocated_bytes": MIB, "refusals": refusals, "functions": {}}
+    processes = ({"torch": "2.13.0", "devices": [device]},) if refusals is not None else ()
+    found = Emulation(gpu("t4"), ("python",), status, processes)
+    monkeypatch.setattr(budgets, "emulate", lambda *_, **__: found)
+    budget = Budget("it", "python train.py", "14GiB", "t4")
+    if words:
+        with pytest.raises(ConfigurationError, match=f"program of it ended with {words}"):
+            budgets._needed(budget)
+    else:
+        need = budgets._needed(budget)
+        assert (need.refused, need.facts["torch"]) == (status != 0, "2.13.0")
+        assert "transformers" not in need.facts, "it ran under another Python"
+
+
+# ---- in pytest ----
+
+
+def test_the_fixture(pytester, small, monkeypatch):
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    file = pytester.makepyfile(
+        f"from workbench import Recipe\nRECIPE = Recipe.from_dict({small.to_dict()!r})\n"
+        "def test_fits(memory_budget):\n"
+        '    memory_budget(RECIPE, "1GiB", gpu="t4")\n'
+        '    memory_budget(RECIPE, "1GiB", gpu="h100")\n'
+        "def test_does_not(memory_budget):\n"
+        '    memory_budget(RECIPE, "21MiB", gpu="t4")\n'
+    )
+    found = pytester.runpytest_inprocess(*PLUGIN)
+    found.assert_outcomes(passed=1, failed=1)
+    found.stdout.fnmatch_lines(["*test_does_not, 1: * over its limit of 21.0 MiB", "*who holds most*"])
+    lock = file.with_suffix(".memory.json")
+    stored = json.loads(lock.read_text())
+    assert set(stored) == {"test_fits, 1", "test_fits, 2", "test_does_not, 1"}
+    for need in stored.values():
+        need["peak_bytes"] -= MIB
+    lock.write_text(json.dumps(stored))
+    grown = pytester.runpytest_inprocess(*PLUGIN, "-k", "fits")
+    grown.assert_outcomes(passed=1, warnings=2, deselected=1)
+    grown.stdout.fnmatch_lines(["*+1.0 MiB since it was stored*"])
+    pytester.runpytest_inprocess(*PLUGIN, "--update-memory").assert_outcomes(1, failed=1)
+    assert json.loads(lock.read_text())["test_fits, 1"]["peak_bytes"] == stored["test_fits, 1"]["peak_bytes"] + MIB
+
+
+def test_the_plugin_is_found_by_pytest_and_loads_nothing_heavy():
+    entry = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["pytest11"]
+    (module,) = entry.values()
+    heavy = "torch", "transformers", "numpy", "pandas"
+    seen = f"import sys, pytest, {module}; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", seen], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+# ---- the workflow that stands ready ----
+
+
+def test_the_workflow_runs_commands_that_exist_on_budgets_that_can_be_read():
+    folder = ROOT / "data" / "workflows"
+    workflow = yaml.safe_load((folder / "memory.yml").read_text())
+    steps = workflow["jobs"]["check"]["steps"]
+    assert all(("uses" in step) != ("run" in step) for step in steps)
+    lines = [line.strip() for step in steps for line in step.get("run", "").splitlines()]
+    commands = [line.removeprefix("workbench ").split() for line in lines if line.startswith("workbench ")]
+    assert [_parser().parse_args(command).function.__name__ for command in commands] == [
+        "emulate_program",
+        "check_budgets",
+    ]
+    assert workflow[True].keys() == {"pull_request", "push", "schedule"}  # YAML reads `on` as true
+    assert [budget.name for budget in read_budgets(folder / "budget.toml")] == ["lora-on-a-t4"]
+    assert commands[1][1] == "budget.toml"

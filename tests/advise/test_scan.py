@@ -1,0 +1,373 @@
+"""The scan: against the Trainer's own batches, with planted outliers, and what no scan can be made of."""
+
+import json
+import os
+import random
+import tracemalloc
+from dataclasses import dataclass, replace
+from functools import cache
+
+import datasets
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, normalizers, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast, Trainer, TrainingArguments
+
+from workbench.__main__ import main
+from workbench.advise import scan as module
+from workbench.advise.scan import ENDLESS, GAPS, scan, scan_text, tokens_at_most, tokens_by_words, training_order
+from workbench.errors import ConfigurationError
+from workbench.models.gpt2 import gpt2_tokenizer
+from workbench.recipe import Recipe
+from workbench.techniques import Allocator, GradientAccumulation, Padding, PrefixTuning, SequenceLength, Streaming
+
+WORDS = ["when", "shall", "we", "three", "meet", "again", "in", "thunder", "lightning", "or", "in", "rain"]
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from("\U0001d160\u0344ﷺ שּׁ\n"), max_size=60)
+
+
+MADE_ONCE = {bound: cache(bound) for bound in (tokens_at_most, tokens_by_words)}
+
+
+@dataclass(frozen=True)
+class Needed:
+    """A megabyte for a token of a micro-batch."""
+
+    peak_reserved_bytes: int
+    context_bytes: int = 0
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Of every prediction the micro-batch, the length and whether there is padding; none is made."""
+    found = []
+
+    def predict(recipe, gpu, *, padding, engine):
+        size = recipe.training_arguments()["per_device_train_batch_size"]
+        found.append((size, recipe.sequence_length, padding))
+        return Needed(size * recipe.sequence_length * 10**6)
+
+    monkeypatch.setattr(module.prediction, "predict", predict)
+    monkeypatch.setattr(module, "start", lambda gpu: None)
+    for bound in (tokens_at_most, tokens_by_words):  # a fifth of a second for each tokenizer
+        monkeypatch.setattr(module, bound.__name__, MADE_ONCE[bound])
+    return found
+
+
+def written(path, texts):
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    return str(path)
+
+
+def words(count, seed=0):
+    chosen = random.Random(seed)
+    return " ".join(chosen.choice(WORDS) for _ in range(count))
+
+
+def tokens(text):
+    return len(gpt2_tokenizer()(text, verbose=False)["input_ids"])
+
+
+def recipe(corpus, **fields):
+    return Recipe(**{"model": "gpt2", "corpus": str(corpus), "effective_batch_size": 4, "seed": 42, **fields})
+
+
+# ---- the longest ----
+
+
+def test_planted_outliers_are_named_100_of_100(tmp_path, asked):
+    chosen = random.Random(1)
+    planted = sorted(chosen.sample(range(5000), 100))
+    texts = [words(chosen.randrange(5, 60), row) for row in range(5000)]
+    for row in planted:
+        texts[row] = words(chosen.randrange(150, 400), row)
+    found = scan(recipe(written(tmp_path / "rows.jsonl", texts)), "t4", longest=100)
+    assert sorted(int(one["place"].removeprefix("line ")) - 1 for one in found.longest) == planted
+    assert [one["tokens"] for one in found.longest] == sorted((tokens(texts[r]) for r in planted), reverse=True)
+
+
+def test_rows_with_fewer_bytes_than_the_longest_has_tokens_are_not_tokenized(tmp_path, asked, monkeypatch):
+    monkeypatch.setattr(module, "MANY", 16)
+    texts = [words(500), *(words(40, n) for n in range(900)), words(600)]
+    found = scan(recipe(written(tmp_path / "rows.jsonl", texts)), "t4", longest=1)
+    assert found.longest[0]["place"] == "line 902"
+    assert found.counted == 16 + 1
+
+
+def test_the_most_bytes_are_not_the_most_tokens(tmp_path, asked):
+    """Fewer bytes of digits are more tokens than many of spaces and words."""
+    texts = ["in the morning " * 40, "0 1 2 3 4 5 6 7 8 9 " * 15, "short", "also short"]
+    found = scan(recipe(written(tmp_path / "rows.jsonl", texts)), "t4")
+    assert len(texts[0]) > len(texts[1])
+    assert found.longest[0] == {"place": "line 2", "tokens": tokens(texts[1]), "step": 1}
+
+
+def test_lines_are_those_of_the_file_and_rows_those_of_a_table(tmp_path, asked):
+    texts = ["a", "b", words(90), "c", "d"]
+    blank = tmp_path / "blank.jsonl"
+    blank.write_text("\n\n" + "\n\n".join(json.dumps({"text": text}) for text in texts), encoding="utf-8")
+    assert scan(recipe(blank), "t4").longest[0]["place"] == "line 7"
+    table = tmp_path / "rows.csv"
+    table.write_text('id,body\n1,"a\nb"\n2,b\n3,c\n4,"' + texts[2] + '"\n', encoding="utf-8")
+    assert scan(recipe(f"{table}:body"), "t4").longest[0]["place"] == "line 6"
+    parquet = tmp_path / "folder" / "b.parquet"
+    parquet.parent.mkdir()
+    datasets.Dataset.from_dict({"text": texts}).to_parquet(parquet)
+    assert scan(recipe(parquet), "t4").longest[0]["place"] == "row 3"
+    written(parquet.with_name("a.jsonl"), ["x", "y"])
+    assert scan(recipe(parquet.parent), "t4").longest[0]["place"] == "b.parquet, row 3"
+
+
+def changed(**parts):
+    """GPT-2's tokenizer with another normalizer, pre-tokenizer or post-processor."""
+    backend = Tokenizer.from_str(gpt2_tokenizer().backend_tokenizer.to_str())
+    for name, part in parts.items():
+        setattr(backend, name, part)
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+BEGIN = processors.TemplateProcessing("<|endoftext|> $A", special_tokens=[("<|endoftext|>", 50256)])
+SPLIT = pre_tokenizers.Sequence([pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(False)])
+BOUNDED = {}, {"normalizer": normalizers.NFC()}, {"post_processor": BEGIN}, {"pre_tokenizer": SPLIT}
+OTHERS = [
+    {"normalizer": normalizers.NFKC()},
+    {"pre_tokenizer": pre_tokenizers.ByteLevel(add_prefix_space=True)},
+    {"pre_tokenizer": pre_tokenizers.Metaspace()},
+]
+
+
+@pytest.fixture(scope="module")
+def bounded():
+    """Tokenizers with what bounds their tokens, by bytes and by words."""
+    made = [changed(**parts) for parts in BOUNDED]
+    return [(tokenizer, tokens_at_most(tokenizer), tokens_by_words(tokenizer)) for tokenizer in made]
+
+
+@settings(deadline=None)
+@given(text=TEXTS)
+@example("\U0001d160\u0344" * 9)  # which grow most
+def test_no_text_has_more_tokens_than_its_bytes_allow(bounded, text):
+    for tokenizer, at_most, _ in bounded:
+        assert len(tokenizer(text)["input_ids"]) <= at_most(text) < ENDLESS
+
+
+PIECES = st.sampled_from([*WORDS, *" \n\t.,!'\"-01", "  ", "'s", "Ġ", "é", "\r\n", "<|endoftext|>", "the", "Thee"])
+
+
+@settings(deadline=None, max_examples=400)
+@given(text=st.lists(PIECES, max_size=30).map("".join) | st.lists(PIECES, max_size=30).map(" ".join))
+@example("a \n\n\n  b\t c  ,d 's it's don't thunder.\n Thunder!? rain")
+def test_nor_more_than_its_words_allow(bounded, text):
+    for tokenizer, _, by_words in bounded:
+        assert len(tokenizer(text)["input_ids"]) <= by_words(text)
+
+
+def test_the_bound_by_words_is_near_where_it_holds_and_absent_elsewhere(bounded):
+    text = words(1000)
+    near = [by_words(text) for _, _, by_words in bounded]
+    assert max(near[0], near[2]) < 1.1 * tokens(text)
+    assert (near[1], near[3]) == (ENDLESS, ENDLESS)
+
+
+@pytest.mark.parametrize("parts", OTHERS, ids=["nfkc", "prefix", "metaspace"])
+def test_all_is_tokenized_where_bytes_bound_nothing(parts, tmp_path, asked, monkeypatch):
+    tokenizer = changed(**parts)
+    assert tokens_by_words(tokenizer)("a") == ENDLESS
+    monkeypatch.setattr(module, "load_tokenizer", lambda _: tokenizer)
+    found = scan(recipe(written(tmp_path / "rows.jsonl", [words(n % 30) + "." for n in range(60)])), "t4")
+    assert found.counted == found.rows == 60
+
+
+def test_texts_are_not_held(tmp_path, asked):
+    path = written(tmp_path / "rows.jsonl", (words(2000, n % 50) for n in range(2000)))  # 20 MB
+    lengths = module._Lengths(module.row_source(recipe(path)), gpt2_tokenizer())
+    tracemalloc.start()
+    lengths._read(lambda row: False)
+    assert tracemalloc.get_traced_memory()[1] < 3 * 2**20
+    tracemalloc.stop()
+
+
+# ---- the order ----
+
+
+class Counted(torch.nn.Module):
+    """A model that draws random numbers, as dropout does."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, row, labels=None):
+        return {"loss": (self.weight * torch.rand(1)).sum()}
+
+
+@pytest.mark.parametrize(("rows", "size", "together", "seed"), [(37, 4, 1, 42), (64, 8, 2, 0), (10, 3, 3, 7)])
+def test_the_order_is_that_of_a_trainer_that_trains(rows, size, together, seed, tmp_path):
+    taken = []
+
+    def collate(batch):
+        taken.append([one["row"] for one in batch])
+        return {"row": torch.tensor(taken[-1])}
+
+    arguments = TrainingArguments(
+        str(tmp_path), per_device_train_batch_size=size, gradient_accumulation_steps=together, num_train_epochs=2,
+        seed=seed, use_cpu=True, report_to="none", save_strategy="no", disable_tqdm=True,
+    )  # fmt: skip
+    data = datasets.Dataset.from_dict({"row": range(rows)})
+    Trainer(Counted(), arguments, train_dataset=data, data_collator=collate).train()
+    asked = recipe("rows.jsonl", effective_batch_size=size * together, seed=seed)
+    asked = asked | GradientAccumulation(steps=together) if together > 1 else asked
+    orders = [training_order(asked, rows, epoch).tolist() for epoch in (0, 1)]
+    assert [row for batch in taken for row in batch] == orders[0] + orders[1]
+
+
+@pytest.mark.parametrize("together", [1, 2])
+def test_the_step_and_the_batch_are_those_in_which_the_row_comes(together, tmp_path, asked):
+    path = written(tmp_path / "rows.jsonl", [words(80 if n == 29 else 5 + n % 3, n) for n in range(41)])
+    wanted = recipe(path) | GradientAccumulation(steps=together) if together > 1 else recipe(path)
+    order, found, size = training_order(wanted, 41).tolist(), scan(wanted, "t4"), 4 // together
+    batch = next(order[n : n + size] for n in range(0, 41, size) if 29 in order[n : n + size])
+    assert found.batch == [f"line {row + 1}" for row in batch]
+    assert found.longest[0]["step"] == order.index(29) // 4 + 1
+    assert found.steps == 11
+    assert asked[0] == (size, found.longest[0]["tokens"], True)
+
+
+# ---- what fits ----
+
+ROOM = 15_633_680_896  # bytes of a T4
+
+
+def test_the_cap_is_the_longest_that_fits_and_says_what_it_cuts(tmp_path, asked):
+    texts = [words(20 + n, n) for n in range(300)] + [words(900)]
+    path, size = written(tmp_path / "rows.jsonl", texts), 64
+    found = scan(recipe(path, effective_batch_size=size), "t4")
+    lengths, cap = [tokens(text) for text in texts], found.cap["tokens"]
+    assert not found.fits
+    assert cap * size * 10**6 * (1 + GAPS) <= ROOM < (cap + module.MULTIPLE) * size * 10**6 * (1 + GAPS)
+    assert found.cap["cut_rows"] == sum(length > cap for length in lengths) > 1
+    assert found.cap["cut_tokens"] == sum(length - cap for length in lengths if length > cap)
+    assert found.cap["packed_bytes"] == cap * size * 10**6 < found.cap["needed_bytes"]
+    assert asked[-2:] == [(size, cap, True), (size, cap, False)]
+    assert f"cuts {found.cap['cut_tokens']:,} tokens from {found.cap['cut_rows']:,} rows (" in scan_text(found)
+    assert "plan gpt2 --corpus" in scan_text(found)
+
+
+def test_without_gaps_more_fits(tmp_path, asked):
+    path = written(tmp_path / "rows.jsonl", [words(20 + n, n) for n in range(300)])
+    with_gaps = scan(recipe(path, effective_batch_size=64), "t4")
+    without = scan(recipe(path, effective_batch_size=64) | Allocator(), "t4")
+    assert (with_gaps.gaps, without.gaps) == (GAPS, 0)
+    assert with_gaps.needed_bytes == round(without.needed_bytes * (1 + GAPS))
+    assert with_gaps.cap["tokens"] < without.cap["tokens"] == ROOM // 64 // 10**6 // 8 * 8
+    assert "no gaps: this scan with --technique allocator" in scan_text(with_gaps)
+    assert "no gaps" not in scan_text(without)
+
+
+def test_what_fits_is_predicted_once_and_read_once(tmp_path, asked, monkeypatch):
+    path = written(tmp_path / "rows.jsonl", [words(n + 1, n) for n in range(50)])
+    monkeypatch.setattr(module._Lengths, "cut", None)
+    found = scan(recipe(path), "t4")
+    assert found.fits
+    assert found.cap is None
+    assert len(asked) == 1
+    assert "it fits" in scan_text(found)
+    assert "What makes it fit" not in scan_text(found)
+
+
+def test_a_row_beyond_the_positions_is_a_finding(tmp_path, asked):
+    path = written(tmp_path / "rows.jsonl", [words(1300), *(words(9, n) for n in range(9))])
+    found = scan(recipe(path) | PrefixTuning(virtual_tokens=24), "t4")
+    assert found.needed_bytes <= found.limit_bytes
+    assert not found.fits
+    assert (found.positions, found.cap["tokens"], found.cap["cut_rows"]) == (1000, 1000, 1)
+    assert "beyond the 1,000 positions of gpt2" in scan_text(found)
+
+
+def test_where_not_even_the_shortest_fit_the_planner_is_named(tmp_path, asked):
+    path = written(tmp_path / "rows.jsonl", [words(9, n) for n in range(5000)])
+    found = scan(recipe(path, effective_batch_size=4096), "t4")
+    assert (found.fits, found.cap) == (False, None)
+    assert "Not even rows of 8 tokens fit" in scan_text(found)
+
+
+def test_empty_rows_are_said(tmp_path, asked):
+    path = written(tmp_path / "rows.jsonl", ["a b", "", words(9), None, " \n", "c"])
+    found = scan(recipe(path), "t4", longest=20)
+    assert [one["tokens"] for one in found.longest] == sorted((one["tokens"] for one in found.longest), reverse=True)
+    assert (len(found.longest), found.longest[-1]["tokens"]) == (6, 0)
+    assert found.empty == ["line 2", "line 4", "line 5"]
+    assert found.longest[0]["place"] == "line 3"
+    assert "line 2, line 4, line 5" in scan_text(found)
+
+
+# ---- what cannot be scanned ----
+
+
+def refused(corpus, *techniques, **fields):
+    with pytest.raises(ConfigurationError) as error:
+        scan(replace(recipe(corpus, **fields), techniques=techniques), "t4")
+    return str(error.value)
+
+
+def test_a_stream_has_no_order(tmp_path, asked):
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("-", "hf://datasets/allenai/c4", str(tmp_path / "pipe")):
+        assert "is a stream" in refused(name)
+        assert "Write it to a file first" in refused(name)
+
+
+@pytest.mark.parametrize("texts", [[], ["one row"], ["one", "two", "three"], ["", " ", "", None]])
+def test_too_few_rows_and_rows_without_text(texts, tmp_path, asked):
+    words = refused(written(tmp_path / "rows.jsonl", texts))
+    assert "Give" in words
+    assert asked == []
+
+
+def test_a_file_that_cannot_be_read_is_refused_with_its_line(tmp_path, asked):
+    assert "there is no file" in refused(tmp_path / "none.jsonl")
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "a"}\n{"text": 5}\n', encoding="utf-8")
+    assert "line 2: 'text' holds a int" in refused(path)
+    path.write_text('{"text": "a"}\n\n{"text": "b"\n', encoding="utf-8")
+    assert "line 3 is not JSON" in refused(path)
+    path.write_text('{"text": "a"}\n{"text": "\\ud800"}\n', encoding="utf-8")
+    assert "line 2: character 1 is half of a surrogate pair" in refused(path)
+    path.write_text('{"body": "a"}\n', encoding="utf-8")
+    assert "has no column 'text'" in refused(path)
+    plain = tmp_path / "novel.txt"
+    plain.write_text("a novel", encoding="utf-8")
+    assert "plain text, which has no rows" in refused(plain)
+
+
+def test_a_file_that_changes_meanwhile_is_refused(tmp_path, asked, monkeypatch):
+    path = written(tmp_path / "rows.jsonl", [words(900), *(words(20, n) for n in range(80))])
+    tokenize = module._Lengths._tokenize
+
+    def meanwhile(*args):
+        tokenize(*args)
+        written(tmp_path / "rows.jsonl", ["other"] * 90)
+
+    monkeypatch.setattr(module._Lengths, "_tokenize", meanwhile)
+    assert "was changed while it was read" in refused(path, effective_batch_size=64)
+
+
+@pytest.mark.parametrize("technique", [Padding(group_by_length=True), Streaming(), SequenceLength(tokens=64)])
+def test_techniques_that_make_other_examples_are_refused(technique, tmp_path, asked):
+    words = refused(written(tmp_path / "rows.jsonl", ["a"] * 9), technique)
+    assert f"Leave {technique.name} out" in words
+
+
+def test_the_command_says_it_in_words_and_as_json(tmp_path, asked, capsys):
+    path = written(tmp_path / "rows.jsonl", [words(n + 3, n) for n in range(20)])
+    assert main(["scan", path, "--model", "gpt2", "--gpu", "t4", "--batch-size", "4", "--longest", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "line 20" in said
+    assert "seed 42" in said
+    assert main(["scan", path, "--model", "gpt2", "--gpu", "t4", "--seed", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["longest"][0]["place"] == "line 20"
+    assert (found["rows"], found["fits"], found["recipe"]["seed"]) == (20, True, 1)
+    assert main(["scan", path, "--gpu", "t3"]) == 2
+    assert main(["scan", path, "--gpu", "t4", "--batch-size", "many"]) == 2

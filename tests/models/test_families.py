@@ -1,0 +1,123 @@
+"""Any decoder of transformers: what is known of it, and whether run, prediction and techniques hold for it."""
+
+import json
+import shutil
+import tomllib
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from transformers import AutoConfig, GPT2Config, MptConfig
+
+from workbench.errors import ConfigurationError
+from workbench.gpus.emulator import place
+from workbench.models.family import MOST_POSITIONS, family_of, on_meta, positions
+from workbench.models.known import PUBLISHED
+from workbench.models.load import load_config
+from workbench.models.source import locate_config
+from workbench.predict.predict import EMULATOR, SHADOW, Prediction, predict, predict_all
+from workbench.recipe import Recipe
+from workbench.run.run import run
+from workbench.techniques import REGISTRY, ChunkedCrossEntropy, FusedGelu, GradientCheckpointing, Lora
+
+KINDS = sorted(tomllib.loads(Path(__file__).with_name("architectures.toml").read_text())["kinds"])
+CHANGES_LOGITS = {"codegen", "cohere", "gemma2", "gptj", "phi"}
+# parameters, as the models' own pages and papers say, or their files' headers
+PARAMETERS = {
+    "gpt2": 124_439_808, "gpt2-medium": 354_823_168, "gpt2-large": 774_030_080, "gpt2-xl": 1_557_611_200,
+    "HuggingFaceTB/SmolLM2-135M": 134_515_008, "HuggingFaceTB/SmolLM2-1.7B": 1_711_376_384,
+    "EleutherAI/pythia-160m": 162_322_944, "EleutherAI/pythia-1b": 1_011_781_632, "facebook/opt-125m": 125_239_296,
+    "Qwen/Qwen2.5-0.5B": 494_032_768, "Qwen/Qwen2.5-1.5B": 1_543_714_304, "Qwen/Qwen2.5-7B": 7_615_616_512,
+    "Qwen/Qwen3-0.6B": 596_049_920, "Qwen/Qwen3-4B": 4_022_468_096, "Qwen/Qwen3-8B": 8_190_735_360,
+    "meta-llama/Llama-3.2-1B": 1_235_814_400, "meta-llama/Llama-3.2-3B": 3_212_749_824,
+    "meta-llama/Llama-3.1-8B": 8_030_261_248, "mistralai/Mistral-7B-v0.1": 7_241_732_096,
+    "google/gemma-2-2b": 2_614_341_888, "microsoft/phi-2": 2_779_683_840, "state-spaces/mamba-130m-hf": 129_135_360,
+}  # fmt: skip
+
+
+@pytest.fixture
+def recipe_of(kinds, text_file, tmp_path):
+    (tmp_path / "short.txt").write_text(text_file.read_text(encoding="utf-8")[:4000], encoding="utf-8")
+    shape = {"corpus": str(tmp_path / "short.txt"), "sequence_length": 32, "effective_batch_size": 4, "steps": 2}
+    return lambda kind: Recipe(model=f"random:{kinds / kind}", **shape)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_steps_run_are_predicted_and_lose_nothing_to_exact_techniques(kind, recipe_of):
+    recipe = recipe_of(kind)
+    record = run(recipe, device="cpu")
+    assert predict(recipe, "cpu").peak_allocated_bytes == pytest.approx(record.peak_allocated_bytes, rel=0.01)
+    exact = recipe | GradientCheckpointing()
+    exact = exact if kind in CHANGES_LOGITS else exact | ChunkedCrossEntropy(chunk=16)
+    again = run(exact, device="cpu")
+    assert again.losses == pytest.approx(record.losses, rel=1e-5)
+    assert again.held_out_loss == pytest.approx(record.held_out_loss, rel=1e-5)
+    assert again.peak_allocated_bytes <= record.peak_allocated_bytes
+
+
+@pytest.mark.parametrize("kind", ["llama", "opt"])
+def test_each_technique_acts_or_says_why_it_cannot(kind, recipe_of):
+    for name, technique in REGISTRY.items():
+        change = next(iter(technique.variants((9, 0))), technique())
+        found = predict_all(replace(recipe_of(kind), effective_batch_size=8, sequence_length=128) | change, ["h100"])[0]
+        assert isinstance(found, Prediction) or name in str(found)
+
+
+@pytest.mark.parametrize("kind", sorted(CHANGES_LOGITS))
+def test_a_loss_that_would_miss_what_follows_the_head_is_refused_before_weights_are_loaded(kind, recipe_of):
+    words = "changes its logits after the head" if kind in ("cohere", "gemma2") else "has a bias"
+    for use in (partial(run, device="cpu"), predict):
+        with pytest.raises(ConfigurationError, match=f"^chunked_cross_entropy: .*{words}"):
+            use(recipe_of(kind) | ChunkedCrossEntropy())
+
+
+def test_what_does_not_apply_says_why(recipe_of):
+    for technique, kind, words in [
+        (FusedGelu(), "llama", "no GELU of the kind 'llama' is written out"),
+        (REGISTRY["ia3"](), "granite", "PEFT does not say which activations of the kind 'granite' are scaled"),
+        (REGISTRY["prefix_tuning"](), "mamba", "a 'mamba' has layers without keys and values"),
+        (REGISTRY["prefix_tuning"](), "qwen3_5_text", "has layers without keys and values"),
+        (Lora(rank=2), "mamba", "cannot be applied to a model of the kind 'mamba'.*Choose other settings"),
+        (Lora(targets="c_attn"), "llama", "llama has no matrix 'c_attn'. Choose from down_proj, gate_proj"),
+    ]:
+        with pytest.raises(ConfigurationError, match=f"^{technique.name}: .*{words}"):
+            run(recipe_of(kind) | technique, device="cpu")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_known_config_has_the_published_number_of_parameters(name):
+    model = on_meta(load_config(locate_config(name)))
+    model.tie_weights()
+    assert sum(parameter.numel() for parameter in model.parameters()) == PARAMETERS[name]
+
+
+def test_a_family_is_read_from_the_model():
+    family = family_of(GPT2Config(n_embd=64, n_inner=32, n_head=4))
+    assert (family.config_class, family.model_class) == ("GPT2Config", "GPT2LMHeadModel")
+    assert family.matrices == {"c_attn": 64, "c_fc": 32, "c_proj": 32}
+    assert family.matrices_are_transposed
+    assert family.dropout_fields == ("resid_pdrop", "embd_pdrop", "attn_pdrop")
+    assert family.fused_activation == {"activation_function": "gelu_pytorch_tanh"}
+
+
+@pytest.mark.parametrize("engine", [SHADOW, EMULATOR])
+def test_a_config_that_contradicts_itself_is_refused_by_every_engine(kinds, tmp_path, engine):
+    if engine == EMULATOR and not place.is_set_up():
+        pytest.skip("the emulated GPU is not set up: make emulator")
+    shutil.copytree(kinds / "mixtral", tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_experts_per_tok": 9}))
+    with pytest.raises(ConfigurationError, match="predict: this recipe cannot be .*out of range|not in range"):
+        predict(Recipe(model=f"random:{tmp_path / 'model'}"), "h100", engine=engine)
+
+
+def test_dropout_reaches_every_field_of_the_kind(recipe_of):
+    recipe = recipe_of("opt")
+    dropped = run(replace(recipe, dropout=0.5), device="cpu")
+    assert dropped.losses != pytest.approx(run(recipe, device="cpu").losses, rel=1e-3)
+
+
+def test_a_model_without_positions_takes_any_length(kinds):
+    assert positions(AutoConfig.from_pretrained(kinds / "mamba")) == MOST_POSITIONS
+    assert positions(MptConfig(max_seq_len=99)) == 99

@@ -1,0 +1,235 @@
+"""Memory as a test: a line that the peak of a recipe or of a program must not pass, and what moved since it was stored.
+
+Each table of `budget.toml` is a budget. What was found stands in `budget.lock.json` beside it, with the versions of the
+libraries, so that a later check can say what an upgrade has cost:
+
+    [lora-on-a-t4]
+    limit = "6.5GiB"
+    gpu = "t4"
+    recipe = { model = "gpt2", effective_batch_size = 8, sequence_length = 1024, techniques = { lora = { rank = 8 } } }
+
+    [my-script]
+    limit = "13GiB"
+    gpu = "t4"
+    script = "python train.py --epochs 1"
+
+Counted is what the allocator reserves, without CUDA's context: `torch.cuda.max_memory_reserved()` on the card.
+"""
+
+import re
+import shlex
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from pydantic import TypeAdapter
+
+from workbench.errors import ConfigurationError, brief, explained
+from workbench.gpus.catalogue import gpu as find_gpu
+from workbench.gpus.emulator.card import DEVICE
+from workbench.gpus.emulator.launch import Emulation, emulate
+from workbench.measure.categories import Category, Phase, format_bytes, parse_bytes
+from workbench.paths import write_whole
+from workbench.predict.predict import CPU, predict
+from workbench.predict.prediction import Prediction
+from workbench.recipe import Recipe
+from workbench.records.record import versions
+from workbench.settings import named
+
+KEYS = ("limit", "gpu", "recipe", "script")
+EXAMPLE = (
+    'A table has a limit = "6.5GiB", a gpu = "t4", and a recipe = {model = "gpt2"} or a script = "python train.py".'
+)
+UNUSED = "reserved, unused"
+TIME_LIMIT_S = 1800.0  # of a script, which may wait for a value that an emulated GPU never computes
+SHOWN = 5  # differences, the largest first
+NUMBER = re.compile(r"\.\d+\b")  # of a layer
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A recipe, or a program's command line, and what it may need on a card ("cpu": a recipe on this machine).
+
+    Raises:
+        ConfigurationError: an amount that is none, an unknown card, or one that has less than the limit.
+    """
+
+    name: str
+    what: Recipe | str
+    limit: str | int
+    gpu: str
+
+    def __post_init__(self) -> None:
+        with explained(f"check: the script of {self.name} must be a command line, got {brief(self.what)}", EXAMPLE):
+            _ = self.what if isinstance(self.what, Recipe) else shlex.split(self.what)
+        if self.gpu == CPU and isinstance(self.what, Recipe):
+            return
+        card = find_gpu(self.gpu)
+        room = card.memory_bytes - card.context_bytes_estimate
+        if self.limit_bytes > room:
+            raise ConfigurationError(
+                f"check: the limit of {self.name}, {format_bytes(self.limit_bytes)}, is more than the {card.title} has "
+                f"beside CUDA's context, {format_bytes(room)}. Lower it, or name a larger card."
+            )
+
+    @property
+    def limit_bytes(self) -> int:
+        return parse_bytes(self.limit, f"check: the limit of {self.name}")
+
+
+@dataclass(frozen=True)
+class Need:
+    """What was found: the peak by category, which sums to it, and by who made what was alive then.
+
+    `tensors` are the numbers of what each operation made, of a recipe; `facts` what it was found for, how, with which
+    versions; `refused`: the program ran out of memory, and needs more than its peak.
+    """
+
+    peak_bytes: int
+    by_category: dict[str, int]
+    by_operation: dict[str, int]
+    tensors: dict[str, int]
+    facts: dict[str, str]
+    refused: bool = False
+
+
+LOCK = TypeAdapter(dict[str, Need])
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a budget's recipe or program needs now, and what was stored before; None: nothing."""
+
+    budget: Budget
+    found: Need
+    before: Need | None
+
+    @property
+    def over(self) -> bool:
+        return self.found.refused or self.found.peak_bytes > self.budget.limit_bytes
+
+    @property
+    def grown_bytes(self) -> int:
+        return self.found.peak_bytes - self.before.peak_bytes if self.before else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready; bytes are integers."""
+        told = {"name": self.budget.name, "limit_bytes": self.budget.limit_bytes, "over": self.over}
+        before = asdict(self.before) if self.before else None
+        return {**told, "grown_bytes": self.grown_bytes, "found": asdict(self.found), "before": before}
+
+    def as_text(self) -> str:
+        """The verdict; below it what has moved, or of a first one over its limit, what holds most."""
+        found, before = self.found, self.before
+        words = "out of the card's memory, over" if found.refused else "over" if self.over else "within"
+        told = f"{format_bytes(found.peak_bytes)} ({found.facts['source']})"
+        lines = [f"{self.budget.name}: {told}, {words} its limit of {format_bytes(self.budget.limit_bytes)}"]
+        if before and before != found:
+            lines.append(f"  {_signed(self.grown_bytes)} since it was stored: {_moved(before, found)}")
+            lines += _differences("by category", found.by_category, before.by_category)
+            lines += _differences("by operation", found.by_operation, before.by_operation, before, found)
+        elif self.over:
+            lines += _differences("who holds most", found.by_operation, {})
+        return "\n".join(lines)
+
+
+def _signed(nbytes: int) -> str:
+    return f"{'−' if nbytes < 0 else '+'}{format_bytes(abs(nbytes))}"
+
+
+def _moved(before: Need, found: Need) -> str:
+    """What else is not as it was: `transformers 5.17.0 → 5.23.0`."""
+    then, now = before.facts, found.facts
+    moved = [f"{name} {then.get(name)} → {now[name]}" for name in now if then.get(name) != now[name]]
+    return ", ".join(moved) or "in the same environment"
+
+
+def _differences(title: str, now: dict[str, int], then: dict[str, int], *needs: Need) -> list[str]:
+    changes = Counter(now)
+    changes.subtract(then)
+    lines = []
+    for name in sorted(filter(changes.get, changes), key=lambda name: -abs(changes[name]))[:SHOWN]:
+        numbers = [str(need.tensors.get(name, 0)) for need in needs]
+        told = f" ({' → '.join(numbers)} tensors)" if len(set(numbers)) > 1 else ""
+        lines.append(f"    {_signed(changes[name]):>10}  {name}{told}")
+    return [f"  {title}", *lines] if lines else []
+
+
+def read_budgets(path: Path) -> list[Budget]:
+    """The budgets of a file. Raises ConfigurationError: it cannot be read, or a budget in it makes no sense."""
+    with explained(f"check: {path} cannot be read", EXAMPLE):
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    if not tables:
+        raise ConfigurationError(f"check: {path} has no budget in it. {EXAMPLE}")
+    return [_budget(name, table) for name, table in tables.items()]
+
+
+def _budget(name: str, table: object) -> Budget:
+    given = named(table, KEYS, f"check: {name}", "key")
+    if not {"limit", "gpu"} <= given.keys() or ("recipe" in given) == ("script" in given):
+        raise ConfigurationError(f"check: {name} has {', '.join(given) or 'nothing'}. {EXAMPLE}")
+    what = Recipe.from_dict(given["recipe"]) if "recipe" in given else given["script"]
+    return Budget(name, what, given["limit"], given["gpu"])
+
+
+def judge(budgets: Iterable[Budget], lock: Path, update: bool = False) -> list[Verdict]:
+    """Predict or emulate what each budget is for, and compare it with what stands in the file `lock`.
+
+    Args:
+        update: what is found is stored. What was never stored is in any case.
+
+    Raises:
+        ConfigurationError: the file is none of these, or a program failed.
+    """
+    stored: dict[str, Need] = {}
+    if lock.exists():
+        with explained(f"check: {lock} cannot be read", "Remove it: the next check writes it anew."):
+            stored = LOCK.validate_json(lock.read_bytes())
+    found = {budget: _needed(budget) for budget in budgets}
+    now = {budget.name: need for budget, need in found.items()}
+    kept = stored | now if update else now | stored
+    if kept != stored:
+        write_whole(lock, LOCK.dump_json(kept, indent=1).decode() + "\n")
+    return [Verdict(budget, need, stored.get(budget.name)) for budget, need in found.items()]
+
+
+def _needed(budget: Budget) -> Need:
+    if isinstance(budget.what, Recipe):
+        return _of_prediction(predict(budget.what, budget.gpu))
+    program = emulate(shlex.split(budget.what), find_gpu(budget.gpu), timeout_s=TIME_LIMIT_S, output=sys.stderr)
+    return _of_program(budget, program)
+
+
+def _of_prediction(found: Prediction) -> Need:
+    assert found.timeline is not None
+    lives, event = found.timeline.lives, found.timeline.peak(Phase(found.peak_phase))
+    alive = (lives["born"] <= event) & ((lives["died"] < 0) | (lives["died"] > event))
+    makers, categories = [NUMBER.sub(".*", name) for name in found.timeline.operations], list(Category)
+    pairs = zip(lives["category"][alive], lives["maker"][alive], strict=True)
+    held = pd.Series(lives["nbytes"][alive]).groupby([f"{categories[c]}: {makers[m]}" for c, m in pairs])
+    need = found.peak_reserved_bytes or found.peak_allocated_bytes
+    by_category = {**found.by_category, UNUSED: need - found.peak_allocated_bytes}
+    facts = {"recipe": found.recipe_id, "source": found.source, "peak in": found.peak_phase, **found.versions}
+    return Need(need, by_category, held.sum().to_dict(), held.count().to_dict(), facts)
+
+
+def _of_program(budget: Budget, found: Emulation) -> Need:
+    devices = [device for process in found.processes for device in process["devices"]]
+    refused = found.exit_status != 0 and any(device["refusals"] for device in devices)  # else it mended that
+    if not devices or (found.exit_status and not refused):
+        raise ConfigurationError(
+            f"check: the program of {budget.name} ended with exit status {found.exit_status}, having "
+            f"{'used' if devices else 'not used'} the GPU. What it said stands above."
+        )
+    device = max(devices, key=lambda device: int(device["peak_reserved_bytes"]))
+    peak, allocated = device["peak_reserved_bytes"], device["peak_allocated_bytes"]
+    by_category = {"allocated": allocated, UNUSED: peak - allocated}
+    ours = versions() if found.command[0] == sys.executable else {}  # another Python has other libraries
+    known = {**ours, "torch": found.processes[0]["torch"]}
+    facts = {"program": str(budget.what), "source": f"{DEVICE}{found.gpu.name}", **known}
+    return Need(peak, by_category, device["functions"], {}, facts, refused)
