@@ -149,6 +149,7 @@ def test_with_the_keyboard_alone(page):
             page.keyboard.press("Space")
             output(page).get_by_label("learning rate", exact=True).wait_for()
             page.keyboard.press("Space")
+            output(page).get_by_label("learning rate", exact=True).wait_for(state="hidden")
     page.keyboard.press("Enter")
     wait_for_status(page, r"step \d+ of 400|loading")
     button(page, "Stop").focus()
