@@ -26,7 +26,9 @@ if not torch.cuda.is_available():
 if EMULATED:
     SKIPPED_HERE["values"] = "looks at losses, texts or speed, and an emulated GPU computes nothing"
 
-torch.set_num_threads(1)  # the models are so small that threads wait for each other, above all on a busy machine
+# the models are so small that threads wait for each other, above all where another test process has the other core
+os.environ["OMP_NUM_THREADS"] = "1"
+torch.set_num_threads(1)
 
 
 @pytest.hookimpl(tryfirst=True)

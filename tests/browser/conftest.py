@@ -40,7 +40,6 @@ def lab(tmp_path_factory):
         "WORKBENCH_RUNS": "runs",
     }  # fmt: skip
     environment = {**os.environ, **{name: str(home / folder) for name, folder in folders.items()}}
-    environment |= {"OMP_NUM_THREADS": "1"}
     port = _free_port()
     command = [
         sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1", f"--port={port}",

@@ -13,7 +13,6 @@ from workbench.measure.allocators import live_tensor_bytes
 from workbench.run.run import run
 from workbench.run.run import _Watch
 from pathlib import Path
-torch.set_num_threads(1)
 recipe = Recipe(model={model!r}, corpus={corpus!r}, steps=3, effective_batch_size=4, sequence_length=32)
 whole = _Watch.on_step_end
 def live():

@@ -209,7 +209,6 @@ def test_a_checkpoint_that_cannot_be_written_costs_the_checkpoint_alone(dropping
 
 def train_and_die(recipe, folder, event):
     """Train with checkpoints; at the n-th time that a file is opened, renamed or removed in the folder, be killed."""
-    torch.set_num_threads(1)
     seen = [0]
 
     def count(*_):
@@ -285,7 +284,6 @@ def test_killed_at_every_point_of_every_save_it_resumes(dropping, fine_tuned, pr
 
 
 def train(recipe, folder):
-    torch.set_num_threads(1)
     run(recipe, device="cpu", checkpoint_every=1, folder=folder)
 
 

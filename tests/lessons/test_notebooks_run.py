@@ -61,7 +61,6 @@ def executed(request, tmp_path_factory, text_file, model_name) -> tuple[Path, Pa
     (folder / "runs" / "predictions").symlink_to(shared)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WORKBENCH_RUNS", str(folder / "runs"))
-        patch.setenv("OMP_NUM_THREADS", "1")  # another test process has the other core
         quick = {**QUICK, "corpus": str(text_file), "large_model": model_name}
         output = execute_notebook(request.param, folder / request.param.name, quick)
     return request.param, output, read_all(folder / "runs")

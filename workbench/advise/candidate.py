@@ -62,15 +62,13 @@ class Candidate:
 
     @property
     def extra_time(self) -> float:
-        """The same in seconds on this GPU: an estimate, the ratio of two lower bounds (`gpus/roofline.py`).
+        """The same in seconds on this device: an estimate, the ratio of two lower bounds (`gpus/roofline.py`).
 
         Against 33 recipes of GPT-2 124M on an H100 it is off by a factor of 1.24 on average: in fp32 by 1.06, at worst
         1.40; in half precision by 1.5, at worst 1.9, for the card then waits for launches; and by 5.8 where
-        micro-batches are small too (`data/reference/README.md`). For a CPU, whose rates nobody knows, it is
-        `extra_compute`.
+        micro-batches are small too (`data/reference/README.md`, and there too for a CPU).
         """
-        rates = RATES.get(self.predicted.gpu)
-        return self._extra(lambda work: seconds(work, rates)) if rates else self.extra_compute
+        return self._extra(lambda work: seconds(work, RATES[self.predicted.gpu]))
 
     def _extra(self, measure: Callable[[Mapping[str, int]], float]) -> float:
         """Of all steps: a technique may change how many there are."""
@@ -83,8 +81,7 @@ class Candidate:
         """Operations, time, and the bytes that wait elsewhere, in words."""
         size = self.predicted.work.get("bus_bytes", 0)
         moved = f", {format_bytes(size)} moved a step" if size else ""
-        time = f"about {self.extra_time:+.0%} time (estimate)" if self.predicted.gpu in RATES else "time not estimated"
-        return f"{self.extra_compute:+.0%} operations, {time}{moved}"
+        return f"{self.extra_compute:+.0%} operations, about {self.extra_time:+.0%} time (estimate){moved}"
 
     @property
     def names(self) -> frozenset[str]:
@@ -140,14 +137,10 @@ class Candidate:
         }  # fmt: skip
 
 
-def rank(candidate: Candidate) -> tuple[int, int, float, int, int]:
-    """Exact before approximate before different; then less time (to the per mille), fewer changes, less memory.
-
-    Where time is not known, on a CPU, what only computes comes before what moves bytes to a disk, and then operations.
-    """
-    order, found = NUMERICS.index(candidate.numerics), candidate.predicted
-    moved = 0 if found.gpu in RATES else found.work.get("bus_bytes", 0)
-    return (order, moved, round(candidate.extra_time, 3), len(candidate.changes), candidate.needed_bytes)
+def rank(candidate: Candidate) -> tuple[int, float, int, int]:
+    """Exact before approximate before different; then less time (to the per mille), fewer changes, less memory."""
+    order = NUMERICS.index(candidate.numerics)
+    return (order, round(candidate.extra_time, 3), len(candidate.changes), candidate.needed_bytes)
 
 
 def entry(candidate: Candidate, heading: str, compared: str, gives_up: Iterable[str]) -> list[str]:
