@@ -3,13 +3,16 @@
 import dataclasses
 import json
 import os
+import shlex
 import subprocess
 import sys
 
 import pandas as pd
 import pytest
 
-from workbench.__main__ import main
+from workbench import __main__ as main_module
+from workbench import __version__
+from workbench.__main__ import COMMANDS, main
 from workbench.records.record import Status, read_all
 from workbench.techniques import REGISTRY
 
@@ -115,6 +118,30 @@ def test_list_names_every_technique_with_its_settings(capsys):
             assert f"{name}={field.name}:" in out
 
 
+def test_list_takes_names_and_guesses_what_was_meant(capsys):
+    assert main(["list", "lora"]) == 0
+    out = capsys.readouterr().out
+    assert "lora=rank:8" in out
+    assert "dora=" not in out
+    assert main(["list", "lorra"]) == 2
+    assert "Did you mean lora?" in capsys.readouterr().err
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"gpt2-memory-workbench {__version__}\n"
+
+
+def test_a_device_that_there_is_nowhere_is_refused_before_pytorch_is_loaded():
+    code = "import sys; from workbench.__main__ import main; main(['run', '--device', 'gpu']); "
+    code += "print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+    assert "device: 'gpu' is not one of cuda, mps, cpu, emulated:GPU." in done.stderr
+
+
 def test_records_and_compare(quick, capsys, tmp_path):
     assert main(["records"]) == 0
     assert "No runs yet" in capsys.readouterr().out
@@ -122,6 +149,11 @@ def test_records_and_compare(quick, capsys, tmp_path):
     main(["run", *quick])
     main(["run", *quick, "--technique", "gradient_checkpointing"])
     capsys.readouterr()
+    assert main(["records"]) == 0
+    heading, *rows = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["id", "begun", "status", "recipe", "model", "seed", "peak", "loss", "tokens/s"]
+    assert [row.split()[0] for row in rows] == [record.id for record in read_all()]
+    assert all(" MiB " in row for row in rows)
     assert main(["compare"]) == 0
     assert "gradient_checkpointing has the smallest peak" in capsys.readouterr().out
     assert main(["compare", "--save", str(tmp_path / "kept")]) == 0
@@ -145,6 +177,17 @@ def test_help_is_light_and_teaches():
     assert "examples:" in done.stdout
     assert "exit codes:" in done.stdout
     assert " torch\n" not in done.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_each_command_has_an_example_that_can_be_typed(command, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    (example,) = capsys.readouterr().out.split("example: python -m workbench ")[1:]
+    assert example.split() == COMMANDS[command]["example"].split()
+    arguments = shlex.split(COMMANDS[command]["example"].partition(" > ")[0])
+    assert arguments[0] == command
+    main_module._parser().parse_args(arguments)
 
 
 def test_an_interrupt_ends_with_130(quick):
@@ -178,7 +221,7 @@ def test_predict_prints_one_json_object(model_name, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--gpu", "titan"], "gpu: 'titan' is not known. Known: t4"),
+        (["--gpu", "titan"], "gpu: there is no 'titan'. Known: t4"),
         (["--sequence-length", "4096"], "beyond the 128 positions"),
         (
             ["--gpu", "t4", "--technique", "mixed_precision=dtype:bf16"],

@@ -39,20 +39,26 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
+from workbench import __version__
 from workbench.errors import DISTRIBUTION, ConfigurationError, WorkbenchError, needed_extra, visible
 from workbench.gpus.catalogue import GPUS
 from workbench.gpus.catalogue import gpu as find_gpu
+from workbench.gpus.emulator.card import emulated_card
 from workbench.measure.categories import format_bytes, parse_bytes
 from workbench.models.source import locate, locate_config
 from workbench.paths import beside, check_writable, runs_folder
 from workbench.predict.phases import Habits
 from workbench.recipe import Recipe, recipe_options
 from workbench.settings import described
-from workbench.techniques import REGISTRY
+from workbench.techniques import REGISTRY, technique
 from workbench.texts import corpus
 from workbench.texts import readers as texts
 
 MODULE = "python -m workbench"
+SHOWN = {
+    "id": "id", "created_at": "begun", "status": "status", "label": "recipe", "model": "model", "seed": "seed",
+    "peak_allocated_bytes": "peak", "held_out_loss": "loss", "tokens_per_s": "tokens/s",
+}  # fmt: skip
 
 
 class _Shown:
@@ -149,12 +155,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=program, description=title, epilog=f"{examples}\n\n{exit_codes}", formatter_class=raw
     )
+    parser.add_argument("--version", action="version", version=f"{DISTRIBUTION} {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, row in COMMANDS.items():
-        more: dict[str, Any] = {"epilog": examples, "formatter_class": raw} if "examples" in row else {}
         made = commands.add_parser(
-            name, help=row["help"], usage=row.get("usage"), description=inspect.getdoc(functions[name]), **more
-        )
+            name, help=row["help"], usage=row.get("usage"), description=inspect.getdoc(functions[name]),
+            epilog=f"example: {program} {row['example']}",
+        )  # fmt: skip
         made.set_defaults(function=functions[name])
         if "recipe" in row:
             _add_recipe(made)
@@ -177,7 +184,8 @@ def _add_recipe(parser: argparse.ArgumentParser) -> None:
         if name == "model":
             parser.add_argument("model", nargs="?", default="auto", help=help_text)
         else:
-            parser.add_argument(option, dest=name, metavar="X", help=help_text)
+            both = dict.fromkeys((option, f"--{name.replace('_', '-')}"))  # a field's own name is taken, too
+            parser.add_argument(*both, dest=name, metavar="X", help=help_text)
     parser.add_argument(
         "--technique", action="append", default=[], metavar="NAME[=SETTING:VALUE,…]",
         help=f"switch a technique on; may be repeated. Known: {', '.join(REGISTRY)} (see `list`)",
@@ -196,9 +204,11 @@ def _recipe(args: argparse.Namespace, *, config_only: bool = False) -> Recipe:
 def run_recipe(args: argparse.Namespace) -> int:
     """Fine-tune one recipe. Without --technique it is the baseline that others are compared with."""
 
-    from workbench.run.world import refuse_several_ranks
+    from workbench.run.world import check_device, refuse_several_ranks
 
     refuse_several_ranks()
+    if emulated_card(args.device or "") is None:
+        check_device(args.device)
     if not args.reuse:
         check_writable(runs_folder())
     recipe = _recipe(args)
@@ -439,8 +449,9 @@ def take_lessons(args: argparse.Namespace) -> None:
         print(f'JupyterLab is not installed yet: pip install "{DISTRIBUTION}[lessons]"')
 
 
-def list_techniques(_: argparse.Namespace) -> None:
-    for name, cls in sorted(REGISTRY.items()):
+def list_techniques(args: argparse.Namespace) -> None:
+    chosen = {name: type(technique(name)) for name in args.names} or REGISTRY
+    for name, cls in sorted(chosen.items()):
         print(f"{name}: {cls.title}")
         print(f"  attacks    {', '.join(category.replace('_', ' ') for category in cls.attacks)}")
         print(f"  costs      {cls.costs}\n  same loss  {cls.numerics}")
@@ -449,6 +460,8 @@ def list_techniques(_: argparse.Namespace) -> None:
 
 
 def show_records(args: argparse.Namespace) -> None:
+    import pandas as pd
+
     from workbench.records.frame import records
     from workbench.records.store import mark_killed
 
@@ -457,11 +470,10 @@ def show_records(args: argparse.Namespace) -> None:
     if args.export:
         _export(frame, args.export)
         return
-    columns = [
-        "created_at", "status", "label", "model", "seed", "peak_allocated_bytes", "held_out_loss", "tokens_per_s",
-    ]  # fmt: skip
-    shown = frame[columns].tail(args.last)
-    print(shown.to_string(index=False) if len(shown) else "No runs yet: python -m workbench run gpt2-tiny")
+    shown = frame[list(SHOWN)].tail(args.last).rename(columns=SHOWN)
+    written = {"peak": lambda size: "–" if pd.isna(size) else format_bytes(size), "begun": "{:%d %b %H:%M}".format}
+    written |= dict.fromkeys(("loss", "tokens/s"), "{:.4g}".format)
+    print(shown.to_string(index=False, formatters=written) if len(shown) else "No runs yet: workbench run gpt2-tiny")
 
 
 def _folder(path: Path) -> Path:
@@ -528,14 +540,17 @@ def emulate_program(args: argparse.Namespace) -> int:
 
 
 def show_pairs(args: argparse.Namespace) -> None:
-    """Run every pair of techniques on one recipe, or say why they do not go together."""
+    """Run every pair of techniques on one recipe, or of those that are named, at their default settings; or say why
+    they do not go together.
+    """
 
     from workbench.advise.pairs import matrix, pairs, refusals
     from workbench.run.world import refuse_several_ranks
 
     refuse_several_ranks()
+    names, args.technique = [technique(name).name for name in args.technique], []
     with redirect_stdout(sys.stderr):
-        table = pairs(_recipe(args))
+        table = pairs(_recipe(args), names or None)
     print(matrix(table).to_string())
     print(refusals(table).to_string(index=False))
     if args.save:

@@ -5,11 +5,17 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
+from workbench.__main__ import main
 from workbench.advise.pairs import matrix, pairs, refusals, style_pairs
 from workbench.paths import DATA
 from workbench.techniques import REGISTRY
 
 REFERENCE = DATA / "reference" / "cpu" / "gpt2-tiny" / "pairs.csv"
+
+
+@pytest.fixture
+def quick_options(model_name, text_file):
+    return [model_name, "--corpus", str(text_file), "--steps", "1", "--sequence-length", "16"]
 
 
 @pytest.fixture(scope="module")
@@ -55,3 +61,10 @@ def test_the_committed_table_has_every_pair_and_agrees_with_what_recipes_refuse(
     assert len(table) == count * (count + 1) // 2
     assert "failed" not in set(table["verdict"])
     assert table.loc[table["verdict"] != "measured", "reason"].notna().all()
+
+
+def test_the_command_tries_those_that_are_named(quick_options, capsys):
+    assert main(["pairs", *quick_options, "--technique", "gradient_accumulation", "--technique", "lora"]) == 0
+    assert capsys.readouterr().out.splitlines()[0].split() == ["gradient_accumulation", "lora"]
+    assert main(["pairs", *quick_options, "--technique", "lora=rank:4"]) == 2
+    assert "There is no technique 'lora=rank:4'" in capsys.readouterr().err

@@ -68,8 +68,13 @@ def test_a_name_may_be_written_as_people_do(written):
     assert gpu(written).name == "rtx4090"
 
 
-@pytest.mark.parametrize("name", ["a100", "gtx1080", ""])
+def test_the_beginning_of_several_names_is_refused_with_those():
+    with pytest.raises(ConfigurationError, match=r"^gpu: 'A100' may be a100-40gb or a100-80gb\. Name one\.$"):
+        gpu("A100")
+
+
+@pytest.mark.parametrize("name", ["gtx1080", "titan", ""])
 def test_an_unknown_gpu_is_refused_with_the_known_ones(name):
     with pytest.raises(ConfigurationError) as caught:
         gpu(name)
-    assert f"gpu: {name!r} is not known. Known: t4, l4, a10, a100-40gb, a100-80gb" in str(caught.value)
+    assert f"gpu: there is no {name!r}. Known: t4, l4, a10, a100-40gb, a100-80gb" in str(caught.value)

@@ -17,7 +17,7 @@ from workbench import Recipe, predict
 from workbench.errors import ConfigurationError
 from workbench.gpus import process
 from workbench.gpus.catalogue import GPUS
-from workbench.measure.categories import Category, Phase
+from workbench.measure.categories import Category, Phase, format_bytes
 from workbench.predict import cache as prediction_cache
 from workbench.predict import predict as predict_module
 from workbench.predict import worker as prediction_worker
@@ -282,7 +282,7 @@ def test_threads_may_ask_at_the_same_time(small):
 
 
 def test_an_unknown_gpu_lists_the_known_ones(small):
-    with pytest.raises(ConfigurationError, match="'titan' is not known. Known: t4, l4"):
+    with pytest.raises(ConfigurationError, match="there is no 'titan'. Known: t4, l4"):
         predict(small, "titan")
 
 
@@ -366,6 +366,7 @@ def test_the_report_shows_peak_categories_phases_and_gpus(gpt2):
         assert words in text
     gpus = {"h100": found, "rtx3070": predict(gpt2, "rtx3070"), "t4": ConfigurationError("no bf16")}
     lines = fitting(gpus).splitlines()
-    assert lines[0].strip().startswith("fits on          h100")
-    assert lines[1].strip() == "does not fit on  rtx3070"
-    assert lines[2].strip() == "cannot run on    t4: no bf16"
+    assert lines[0].split() == ["fits", "on", "reserves", "has"]
+    assert lines[1].split() == ["h100", *format_bytes(found.peak_reserved_bytes).split(), "79.2", "GiB"]
+    assert lines[2].strip() == "does not fit on  rtx3070"
+    assert lines[3].strip() == "cannot run on    t4: no bf16"

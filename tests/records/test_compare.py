@@ -238,6 +238,7 @@ def test_conclusions_follow_the_numbers():
     assert "baseline's (or a tie): slow. Worse: bad (+1.000)." in sentences[1]
     assert "bad is the fastest at 2.00×" in sentences[2]
     assert conclusions(table_of(*base)) == ["There is only the baseline so far."]
+    assert conclusions(table_of(*base, *slow))[2] == "Here slow runs at 0.50× the baseline's speed."
 
 
 def test_largest_loss_difference_looks_at_every_step_and_seed():

@@ -13,7 +13,7 @@ from typing import Any
 from workbench.advise.candidate import Candidate, Predictor, entry, rank
 from workbench.advise.plan import SETS, THIS_CPU, Search, attacked_bytes, families
 from workbench.errors import ConfigurationError, UnavailableError
-from workbench.gpus.catalogue import of_device
+from workbench.gpus.catalogue import MIB, of_device
 from workbench.gpus.emulator.card import DEVICE
 from workbench.measure.categories import Phase, format_bytes
 from workbench.measure.leaks import holders
@@ -299,7 +299,8 @@ class _ChangeSearch:
             self.note = f"No prediction helps: {error}"
             return []
         cap = self.failure.record.memory_cap_bytes  # what runs must run on the same kind of device, under the same cap
-        options = f"--device {self.failure.device}" + (f" --memory-cap {cap}B" if cap else "")
+        room = f"{cap / MIB:.6g}MiB" if cap and cap > MIB else f"{cap}B"
+        options = f"--device {self.failure.device}" + (f" --memory-cap {room}" if cap else "")
         return [replace(candidate, options=options) for candidate in sorted(found, key=rank)]
 
     def promising(self) -> list[str]:

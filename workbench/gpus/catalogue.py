@@ -18,6 +18,7 @@ from typing import Any
 
 from workbench.errors import ConfigurationError
 from workbench.paths import beside
+from workbench.settings import unknown
 
 GIB, MIB, KIB = 2**30, 2**20, 2**10
 CONTEXT_BYTES_ESTIMATE = 512 * MIB
@@ -93,13 +94,15 @@ def gpu(name: str) -> Gpu:
     """A GPU by its name, `"rtx4090"`; case, blanks, hyphens and underscores do not matter.
 
     Raises:
-        ConfigurationError: unknown; lists the known ones.
+        ConfigurationError: unknown, with the known ones; or the beginning of several names.
     """
     key = "".join(character for character in name.lower() if character.isalnum())
-    found = {"".join(c for c in known if c.isalnum()): row for known, row in GPUS.items()}.get(key)
-    if found is None:
-        raise ConfigurationError(f"gpu: {name!r} is not known. Known: {', '.join(GPUS)}.")
-    return found
+    plain = {"".join(c for c in known if c.isalnum()): row for known, row in GPUS.items()}
+    if key in plain:
+        return plain[key]
+    if key and (several := [row.name for known, row in plain.items() if known.startswith(key)]):
+        raise ConfigurationError(f"gpu: {name!r} may be {' or '.join(several)}. Name one.")
+    raise unknown("gpu: there is no", name, GPUS)
 
 
 def of_device(name: str, total_bytes: int | None = None) -> Gpu | None:

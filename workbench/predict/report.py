@@ -39,12 +39,16 @@ def fitting(found: dict[str, Prediction | WorkbenchError]) -> str:
     """On which of these GPUs it fits, with what each would reserve, and why not on the others."""
     predicted = {name: p for name, p in found.items() if isinstance(p, Prediction)}
     fits = [
-        f"{name} ({format_bytes(p.peak_reserved_bytes or 0)} of {format_bytes(p.capacity_bytes or 0)})"
+        f"    {name:14}{format_bytes(p.peak_reserved_bytes or 0):>12}{format_bytes(p.capacity_bytes or 0):>12}"
         for name, p in predicted.items()
         if p.fits
     ]
     too_small = [name for name, p in predicted.items() if not p.fits]
-    lines = [f"  fits on          {', '.join(fits) or 'none of the known GPUs'}"]
+    lines = (
+        [f"  {'fits on':16}{'reserves':>12}{'has':>12}", *fits]
+        if fits
+        else ["  fits on          none of the known GPUs"]
+    )
     lines += [f"  does not fit on  {', '.join(too_small)}"] if too_small else []
     errors = {name: error for name, error in found.items() if isinstance(error, WorkbenchError)}
     return "\n".join([*lines, *(f"  cannot run on    {name}: {error}" for name, error in errors.items())])

@@ -278,6 +278,8 @@ def _fastest(others: pd.DataFrame) -> str:
     if timed.empty:
         return "There were too few steps to time."
     best, slowest = timed.loc[timed["speed_ratio"].idxmax()], timed.loc[timed["speed_ratio"].idxmin()]
+    if len(timed) == 1:
+        return f"Here {best.name} runs at {best['speed_ratio']:.2f}× the baseline's speed."
     return (
         f"Here {best.name} is the fastest at {best['speed_ratio']:.2f}× the baseline's speed and {slowest.name} the "
         f"slowest at {slowest['speed_ratio']:.2f}×."

@@ -17,6 +17,7 @@ from workbench.records.record import device_text
 if TYPE_CHECKING:
     import torch
 
+KINDS = ("cuda", "mps", "cpu")  # of devices, the fastest first
 # torchrun's, MPI's and Slurm's; Accelerate reads most of them to decide how it trains
 SIZE_VARIABLES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_NTASKS")
 RANK_VARIABLES = ("RANK", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
@@ -91,6 +92,12 @@ def _number(variable: str, least: int) -> int:
     return int(text)
 
 
+def check_device(name: str | None) -> None:
+    """Raises ConfigurationError for a kind of device that there is nowhere; PyTorch is not asked."""
+    if name not in (None, *KINDS):
+        raise ConfigurationError(f"device: {name!r} is not one of {', '.join(KINDS)}, emulated:GPU.")
+
+
 def pick_device(name: str | None = None) -> "torch.device":
     """The device asked for, or the fastest there is.
 
@@ -100,11 +107,10 @@ def pick_device(name: str | None = None) -> "torch.device":
     """
     import torch
 
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    check_device(name)
+    there = dict(zip(KINDS, (torch.cuda.is_available(), torch.backends.mps.is_available(), True), strict=True))
     if name is None:
         return torch.device(next(kind for kind, present in there.items() if present))
-    if name not in there:
-        raise ConfigurationError(f"device: {name!r} is not one of {', '.join(there)}.")
     if not there[name]:
         raise UnavailableError(f"device: PyTorch sees no {name} device on this machine. Use --device cpu.")
     return torch.device(name)

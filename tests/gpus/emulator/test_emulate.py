@@ -217,7 +217,7 @@ def test_python_is_this_python_and_ranks_are_torchruns():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--gpu", "t5", "--", "python"], "gpu: 't5' is not known. Known: t4, "),
+        (["--gpu", "t5", "--", "python"], "gpu: there is no 't5'. Known: t4, "),
         (["--gpu", "t4"], "emulate: name a program after --"),
         (["--memory", "lots", "--", "python"], "memory"),
     ],
