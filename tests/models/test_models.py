@@ -167,6 +167,13 @@ def test_a_model_the_hub_does_not_have_is_a_spelling_mistake(hub, server, status
         locate(NOWHERE)
 
 
+def test_a_name_that_is_nearly_a_known_one_is_guessed(hub, server):
+    hub(server.server_port)
+    server.status = 404
+    with pytest.raises(ConfigurationError, match=r"Check the spelling \(did you mean gpt2-medium\?\)"):
+        locate("gpt2-medum")
+
+
 def test_a_model_the_hub_has_is_located(hub, server):
     hub(server.server_port)
     server.status = 200

@@ -1,6 +1,9 @@
 """Can the Hugging Face hub serve a model? Answered within seconds: loading retries for most of a minute."""
 
+import difflib
+
 from workbench.errors import ConfigurationError, UnavailableError
+from workbench.models.known import PUBLISHED
 
 HUB_PATIENCE_S = 3.0
 
@@ -20,13 +23,14 @@ def require(repository: str, alternatives: str) -> None:
         get_hf_file_metadata(hf_hub_url(repository, "config.json"), timeout=HUB_PATIENCE_S)
     except Exception as error:  # of the hub, the network or the settings; what answered has a status
         answer = getattr(getattr(error, "response", None), "status_code", None)
+        near = "".join(f" (did you mean {known}?)" for known in difflib.get_close_matches(repository, PUBLISHED, 1))
         if answer in (401, 403, 404):
             raise ConfigurationError(
-                f"model: the Hugging Face hub has no public model {repository!r} (HTTP {answer}). Check the spelling; "
-                "for a private one run `hf auth login` first."
+                f"model: the Hugging Face hub has no public model {repository!r} (HTTP {answer}). Check the "
+                f"spelling{near}; for a private one run `hf auth login` first."
             ) from None
         how = f"answers HTTP {answer}" if answer else "cannot be reached"
         raise UnavailableError(
             f"model: {repository!r} is not in the local cache, and the Hugging Face hub {how}. "
-            f"Check the spelling and the network, or use {alternatives}."
+            f"Check the spelling{near} and the network, or use {alternatives}."
         ) from None
