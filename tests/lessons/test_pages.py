@@ -94,7 +94,7 @@ def test_the_numbers_of_the_decision_page_are_those_of_the_file_that_it_names():
     assert len(rows) > 10
     peaks = []
     for row in rows:
-        label, _, *told = (cell.strip() for cell in row.strip("|").split("|"))
+        label, _, *told = (cell.strip() for cell in row.replace("\xa0", " ").strip("|").split("|"))
         found = known[label.strip("`")]
         needs, runs = float(found["peak_allocated_bytes"]), float(found["tokens_per_s"])
         saves = "" if label == "`baseline`" else f"{1 - needs / peak:.0%}".replace("%", " %")
