@@ -6,6 +6,7 @@ is shown without its outputs. Nothing is executed here, and a page fetches nothi
 
 import json
 import re
+from itertools import groupby
 from pathlib import Path
 
 from docutils.nodes import SkipNode
@@ -15,19 +16,21 @@ from workbench import __version__
 from workbench.lessons import plots
 
 ROOT = Path(__file__).resolve().parent.parent
+WORDS_PER_MINUTE = 200  # of prose and code alike
+LESSON = re.compile(r"\(\.\./notebooks/(\w+\.ipynb)\)")
 
 project, author, release = "GPT-2 memory workbench", "", __version__
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "docs/index"
 include_patterns = ["docs/*.md", "notebooks/*.ipynb", "data/reference/*.md", "data/models/*/README.md"]
-include_patterns += ["README.md", "CONTRIBUTING.md"]
+include_patterns += ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
 exclude_patterns = [".*", "build", "data/runs", "tests", "tools", "workbench"]
 suppress_warnings = ["config.cache"]
 
 nb_execution_mode = "off"
 nb_ipywidgets_js = {}  # scripts from the network, for widgets that no page has
 nb_merge_streams = True
-myst_enable_extensions = ["dollarmath", "amsmath"]
+myst_enable_extensions = ["dollarmath", "amsmath", "deflist"]
 myst_heading_anchors = 3
 default_role = "code"  # docstrings are Markdown here
 autodoc_typehints = "none"
@@ -53,6 +56,51 @@ def show_executed(app, docname, source):
         source[0] = json.dumps(notebook)
 
 
+def tell_minutes(app, docname, source):
+    """Behind each lesson of a reading path how long it takes to read and to run, and behind each path the sum."""
+    if docname == "docs/paths":
+        source[0], notebooks = with_minutes(source[0], ROOT / app.config.executed_notebooks)
+        for path in notebooks:
+            app.env.note_dependency(path)
+
+
+def with_minutes(text, executed):
+    """The text, and the notebooks whose words were counted or whose run was timed."""
+    told, asked = [], []
+    for listed, lines in groupby(text.splitlines(), lambda line: bool(re.match(r"\d+\. ", line))):
+        times = []
+        for line in lines:
+            if listed:
+                name = LESSON.search(line)[1]
+                asked += [ROOT / "notebooks" / name, executed / name]
+                times.append((minutes_to_read(asked[-2]), minutes_to_run(asked[-1])))
+                line += f" *({in_minutes(*times[-1])})*"
+            told.append(line)
+        if listed:
+            reading, running = zip(*times, strict=True)
+            told += ["", f"*Together {in_minutes(sum(reading), None if None in running else sum(running))}.*"]
+    return "\n".join(told), [path for path in asked if path.exists()]
+
+
+def minutes_to_read(notebook):
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    return sum(len("".join(cell["source"]).split()) for cell in cells) / WORDS_PER_MINUTE
+
+
+def minutes_to_run(executed):
+    """As papermill noted it; None for what was not executed to its end."""
+    if executed.exists():
+        noted = json.loads(executed.read_text(encoding="utf-8"))["metadata"].get("papermill", {})
+        if noted.get("duration") and not noted.get("exception"):
+            return noted["duration"] / 60
+    return None
+
+
+def in_minutes(reading, running):
+    ran = "" if running is None else f", {running:.1f} to run"
+    return f"{reading:.0f} min to read{ran}"
+
+
 def told_in_words(code):
     """What the picture of a cell shows: the first sentence about the function that draws it."""
     drawn = re.findall(r"plots\.(\w+)\(", code)
@@ -74,3 +122,4 @@ def setup(app):
     app.add_config_value("executed_notebooks", "build/notebooks", "env")
     app.add_html_math_renderer("mathml", (inline_formula, None), (block_formula, None))
     app.connect("source-read", show_executed)
+    app.connect("source-read", tell_minutes)

@@ -124,8 +124,8 @@ def opened(browser, site):
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_a_narrow_window_scrolls_tables_not_the_page(opened, theme):
-    for name in ("notebooks/05_lora.html", "data/reference/README.html", "docs/index.html", "docs/api.html"):
-        page = opened(name, 400, theme)
+    for name in ("notebooks/05_lora", "data/reference/README", "docs/index", "docs/symptoms", "docs/api"):
+        page = opened(f"{name}.html", 400, theme)
         assert page.evaluate("() => document.documentElement.scrollWidth") == 400, name
     page = opened("notebooks/05_lora.html", 400, theme)
     table = page.locator(".text_html", has=page.locator("table")).first
@@ -142,4 +142,6 @@ def test_search_and_next_work_from_the_disk(opened):
     page = opened("index.html")
     page.wait_for_url("**/docs/index.html")
     page.locator("a.right-next").click()
+    page.wait_for_url("**/docs/paths.html")
+    page.locator("article a", has_text="Memory anatomy").first.click()
     page.wait_for_url("**/notebooks/00_memory_anatomy.html")

@@ -1,0 +1,108 @@
+"""The pages of the site that lead to the lessons: their links, their minutes, their numbers."""
+
+import csv
+import json
+import re
+import runpy
+from itertools import chain
+
+import pytest
+
+from workbench.paths import NOTEBOOKS, ROOT
+
+DOCS = ROOT / "docs"
+PAGES = {
+    name: (DOCS / f"{name}.md").read_text(encoding="utf-8") for name in ("symptoms", "paths", "decide", "glossary")
+}
+LINK = re.compile(r"\[[^]]+\]\(([^)\s]+)\)")
+LESSONS = {path.name for path in NOTEBOOKS.glob("*.ipynb")}
+
+
+def linked(name):
+    return [target for target in LINK.findall(PAGES[name]) if not target.startswith("http")]
+
+
+def anchors(text):
+    """Of the headings, as GitHub and MyST make them."""
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.fixture(scope="module")
+def with_minutes():
+    pytest.importorskip("latex2mathml", reason="needs the extra `site`")
+    return runpy.run_path(str(DOCS / "conf.py"))["with_minutes"]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_what_a_page_links_to_is_there(name):
+    assert linked(name)
+    for target in linked(name):
+        path, _, anchor = target.partition("#")
+        file = (DOCS / path).resolve()
+        assert file.is_file(), target
+        assert not anchor or anchor in anchors(file.read_text(encoding="utf-8")), target
+
+
+def test_every_lesson_is_on_a_path_or_cures_a_symptom():
+    found = {target.rpartition("/")[2] for target in chain(linked("paths"), linked("symptoms"))}
+    assert LESSONS - found == set()
+
+
+def test_the_front_pages_lead_to_all_of_them():
+    for front, folder in ((DOCS / "index.md", ""), (ROOT / "README.md", "docs/")):
+        told = front.read_text(encoding="utf-8")
+        for name in PAGES:
+            assert f"]({folder}{name}.md)" in told, (front.name, name)
+
+
+def test_a_symptom_has_its_category_a_check_and_two_switches():
+    rows = [line.split(" | ") for line in PAGES["symptoms"].splitlines() if line.startswith("| ")]
+    assert len(rows) > 10
+    assert {len(row) for row in rows} == {5}
+    for row in rows[1:]:
+        assert LINK.search(row[3]), row[0]
+
+
+def test_minutes_stand_behind_every_lesson_and_are_those_of_the_notebooks(with_minutes, tmp_path):
+    told, asked = with_minutes(PAGES["paths"], tmp_path)
+    lessons = re.findall(r"^\d+\. .*\(\.\./notebooks/([\w.]+)\).* \*\((\d+) min to read\)\*$", told, flags=re.MULTILINE)
+    assert len(lessons) == len(re.findall(r"^\d+\. ", PAGES["paths"], flags=re.MULTILINE))
+    assert {path.name for path in asked} == {name for name, _ in lessons}
+    for name, minutes in lessons:
+        cells = json.loads((NOTEBOOKS / name).read_text(encoding="utf-8"))["cells"]
+        words = " ".join("".join(cell["source"]) for cell in cells).split()
+        assert int(minutes) == round(len(words) / 200) > 0, name
+    assert told.count("*Together ") == PAGES["paths"].count("\n1. ") == 3
+
+
+def test_a_run_that_was_timed_is_told_and_one_that_failed_is_not(with_minutes, tmp_path):
+    text = "1. [One](../notebooks/05_lora.ipynb): why"
+    executed = json.loads((NOTEBOOKS / "05_lora.ipynb").read_text(encoding="utf-8"))
+    for noted, words in (({"duration": 90}, ", 1.5 to run)*"), ({"duration": 9, "exception": True}, "read)*")):
+        executed["metadata"]["papermill"] = noted
+        (tmp_path / "05_lora.ipynb").write_text(json.dumps(executed))
+        assert with_minutes(text, tmp_path)[0].splitlines()[0].endswith(words)
+
+
+def test_the_numbers_of_the_decision_page_are_those_of_the_file_that_it_names():
+    (file,) = {target for target in linked("decide") if target.endswith(".csv")}
+    with (DOCS / file).open(encoding="utf-8") as opened:
+        known = {row["label"]: row for row in csv.DictReader(opened)}
+    peak, speed = (float(known["baseline"][name]) for name in ("peak_allocated_bytes", "tokens_per_s"))
+    rows = [line for line in PAGES["decide"].splitlines() if line.startswith("| `")]
+    assert len(rows) > 10
+    peaks = []
+    for row in rows:
+        label, _, *told = (cell.strip() for cell in row.replace("\xa0", " ").strip("|").split("|"))
+        found = known[label.strip("`")]
+        needs, runs = float(found["peak_allocated_bytes"]), float(found["tokens_per_s"])
+        saves = "" if label == "`baseline`" else f"{1 - needs / peak:.0%}".replace("%", " %")
+        assert told == [f"{needs / 2**30:.1f} GiB", saves, f"{runs / speed:.2f}×"], label
+        peaks.append(needs)
+    assert peaks == sorted(peaks, reverse=True)
+
+
+def test_words_of_the_glossary_are_defined_once():
+    words = re.findall(r"^(\S.*)\n: ", PAGES["glossary"], flags=re.MULTILINE)
+    assert len(words) == len(set(words)) > 40
