@@ -1,11 +1,13 @@
 """Build the wheel, install it into an empty environment, and use it in an empty folder, as somebody else would.
 
     python tools/try_wheel.py                                            # PyTorch and Transformers as pinned here
-    python tools/try_wheel.py --torch 2.11.0 --transformers 5.15.0       # as on Colab
+    python tools/try_wheel.py --platform colab --python python3.13       # with what Colab has, by data/platforms
     python tools/try_wheel.py --oldest                                   # every lower bound of pyproject.toml
     python tools/try_wheel.py --lessons                                  # with the extra, and a notebook executed
 
-What is not named comes in the newest version that the package index has. Prints each command with its time; ends with 1
+What is not named comes in the newest version that the package index has. A platform's list says which Python it has.
+Of PyTorch the build comes that the index has: on Linux with CUDA, where PIP_EXTRA_INDEX_URL does not name PyTorch's
+index of CPU builds. Prints each command with its time; ends with 1
 if one of them does not end as it should, or if anything was written into the installed package.
 """
 
@@ -20,9 +22,11 @@ from email.parser import HeaderParser
 from pathlib import Path
 from zipfile import ZipFile
 
-from lock import PINS, ROOT
+from lock import PINS, ROOT, canonical
 from packaging.requirements import Requirement
+from packaging.version import Version
 
+PLATFORMS = tuple(sorted(path.stem for path in (ROOT / "data" / "platforms").glob("*.txt")))
 RECIPE = ("gpt2", "--gpu", "t4", "--batch-size", "4", "--sequence-length", "256")
 # each with the exit code that it should have and words that its output should contain
 COMMANDS = [
@@ -66,6 +70,13 @@ def lower_bounds(requirements: list[Requirement], extra: str) -> dict[str, str]:
     """Name and version of `name>=version`, for what the wheel brings by itself and with that extra."""
     wanted = [r for r in requirements if r.marker is None or r.marker.evaluate({"extra": extra})]
     return {r.name: bound.version for r in wanted for bound in r.specifier if bound.operator == ">="}
+
+
+def published(platform: str) -> dict[str, Version]:
+    """What Colab or Kaggle has of what concerns us, by canonical name."""
+    lines = (ROOT / "data" / "platforms" / f"{platform}.txt").read_text(encoding="utf-8").splitlines()
+    found = (line.split("==") for line in lines if line and not line.startswith("#"))
+    return {canonical(name): Version(version) for name, version in found}
 
 
 def pinned(name: str) -> str:
@@ -113,15 +124,19 @@ def main() -> int:
     parser.add_argument("--torch", default=pinned("torch"))
     parser.add_argument("--transformers", default=pinned("transformers"))
     parser.add_argument("--oldest", action="store_true", help="everything at its lower bound")
+    parser.add_argument("--platform", choices=PLATFORMS, help="with the versions that it publishes; implies --lessons")
     parser.add_argument("--lessons", action="store_true", help="with the extra `lessons`; executes a notebook")
     parser.add_argument("--python", default=sys.executable, help="the interpreter of the environment")
     args = parser.parse_args()
+    args.lessons |= args.platform is not None
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         wheel = build_wheel(folder)
         versions = {"torch": args.torch, "transformers": args.transformers}
         if args.oldest:
             versions = lower_bounds(wheel_requirements(wheel), "lessons" if args.lessons else "")
+        if args.platform:
+            versions = {name: version.public for name, version in published(args.platform).items()}
         print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB; {versions}", flush=True)
         start = time.monotonic()
         programs = install(wheel, folder, args.python, versions, "[lessons]" if args.lessons else "")
