@@ -19,7 +19,7 @@ from urllib.parse import quote
 ROOT = Path(__file__).resolve().parent.parent
 BRANCH = "anywhere"
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#|/)([^)\s#]+)")
-SET_UP = Path(__file__).with_name("set_up_cell.py")  # REQUIREMENT stands for what pip is asked for
+SET_UP = Path(__file__).with_name("set_up_cell.py")  # with a word in place of what pip is asked for
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,12 @@ class Repository:
         return self.address.removeprefix("https://github.com/")
 
     @property
-    def requirement(self) -> str:
-        """As an archive, so that the platform needs no git."""
+    def requirements(self) -> list[str]:
+        """The workbench, as an archive, so that no git is needed; and its extra `lessons` without JupyterLab, in whose
+        place the platform stands."""
         project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-        (extra,) = (extra for extra in project["optional-dependencies"] if extra == "lessons")
-        return f"{project['name']}[{extra}] @ {self.address}/archive/{self.ref}.zip"
+        lessons = [line for line in project["optional-dependencies"]["lessons"] if not line.startswith("jupyterlab")]
+        return [f"{project['name']} @ {self.address}/archive/{self.ref}.zip", *lessons]
 
     def opened_in(self, notebook: str) -> dict[str, str]:
         """Each platform with the address that opens this copy there."""
@@ -88,7 +89,7 @@ def copy(notebook: Path, repository: Repository) -> str:
     for cell in book["cells"]:
         if cell["cell_type"] == "markdown":
             cell["source"] = repository.linked("".join(cell["source"])).splitlines(keepends=True)
-    set_up = SET_UP.read_text(encoding="utf-8").replace("REQUIREMENT", repository.requirement)
+    set_up = SET_UP.read_text(encoding="utf-8").replace('["REQUIREMENT"]', json.dumps(repository.requirements))
     made = {"metadata": {"tags": ["anywhere"]}}
     book["cells"][:0] = [
         {"cell_type": "markdown", "id": "anywhere-badges", **made, "source": [repository.badges(notebook.name)]},

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -10,9 +11,9 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 if importlib.util.find_spec("workbench") is None:
-    wanted = "REQUIREMENT"
+    wanted = ["REQUIREMENT"]
     if "google.colab" not in sys.modules and "KAGGLE_KERNEL_RUN_TYPE" not in os.environ:
-        raise ModuleNotFoundError(f'The workbench is not installed here. Install it with: pip install "{wanted}"')
+        raise ModuleNotFoundError(f"The workbench is missing here. Install it: pip install {shlex.join(wanted)}")
     # What the platform has stays as it is, PyTorch with its CUDA above all: pip gets a list of what it may not change.
     # Where nothing can be installed beside all of that, the list is PyTorch and its libraries alone.
     every = {str(one.metadata["Name"]): one.version for one in distributions()}
@@ -21,7 +22,7 @@ if importlib.util.find_spec("workbench") is None:
     constraints = Path(tempfile.gettempdir(), "kept.txt")
     for kept in (every, torch):
         constraints.write_text("".join(f"{name}=={v}\n" for name, v in kept.items()))
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--constraint", str(constraints), wanted]
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--constraint", str(constraints), *wanted]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode == 0:
             break

@@ -5,10 +5,10 @@
     python tools/try_wheel.py --oldest                                   # every lower bound of pyproject.toml
     python tools/try_wheel.py --lessons                                  # with the extra, and a notebook executed
 
-What is not named comes in the newest version that the package index has. A platform's list says which Python it has.
-Of PyTorch the build comes that the index has: on Linux with CUDA, where PIP_EXTRA_INDEX_URL does not name PyTorch's
-index of CPU builds. Prints each command with its time; ends with 1
-if one of them does not end as it should, or if anything was written into the installed package.
+What is not named comes in the newest version that the package index has, PyTorch on Linux with its CUDA libraries
+(several GB) unless PIP_EXTRA_INDEX_URL names PyTorch's index of CPU builds. A platform's list says which Python it has.
+Prints each command with its time; ends with 1 if one of them does not end as it should, or if anything was written into
+the installed package.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from zipfile import ZipFile
 
 from lock import PINS, ROOT, canonical
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 PLATFORMS = tuple(sorted(path.stem for path in (ROOT / "data" / "platforms").glob("*.txt")))
@@ -66,10 +67,22 @@ def wheel_requirements(wheel: Path) -> list[Requirement]:
     return [Requirement(line) for line in lines]
 
 
+def wanted(requirements: list[Requirement], extra: str) -> list[Requirement]:
+    """What the wheel brings by itself and with that extra."""
+    return [r for r in requirements if r.marker is None or r.marker.evaluate({"extra": extra})]
+
+
 def lower_bounds(requirements: list[Requirement], extra: str) -> dict[str, str]:
-    """Name and version of `name>=version`, for what the wheel brings by itself and with that extra."""
-    wanted = [r for r in requirements if r.marker is None or r.marker.evaluate({"extra": extra})]
-    return {r.name: bound.version for r in wanted for bound in r.specifier if bound.operator == ">="}
+    """Name and version of each `name>=version` that is wanted."""
+    ranges = wanted(requirements, extra)
+    return {r.name: bound.version for r in ranges for bound in r.specifier if bound.operator == ">="}
+
+
+def kept(platform: str, requirements: list[Requirement]) -> dict[str, str]:
+    """What the platform has, without what lies outside of the wheel's ranges."""
+    ranges = {canonical(r.name): r.specifier for r in wanted(requirements, "lessons")}
+    there = published(platform).items()
+    return {name: version.public for name, version in there if version in ranges.get(name, SpecifierSet())}
 
 
 def published(platform: str) -> dict[str, Version]:
@@ -136,8 +149,9 @@ def main() -> int:
         if args.oldest:
             versions = lower_bounds(wheel_requirements(wheel), "lessons" if args.lessons else "")
         if args.platform:
-            versions = {name: version.public for name, version in published(args.platform).items()}
-        print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB; {versions}", flush=True)
+            versions = kept(args.platform, wheel_requirements(wheel))
+        told = f"{len(versions)} versions of {args.platform}" if args.platform else versions
+        print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB; {told}", flush=True)
         start = time.monotonic()
         programs = install(wheel, folder, args.python, versions, "[lessons]" if args.lessons else "")
         print(f"     {time.monotonic() - start:6.1f} s  pip install", flush=True)
