@@ -1,12 +1,15 @@
 """The site: `make site`. Its pages are the repository's own: links between them are true on GitHub and here.
 
 Notebooks are shown as `python -m workbench notebooks` executed them, from `build/notebooks`; one that was not executed
-is shown without its outputs. Nothing is executed here, and a page fetches nothing from the network.
+is shown without its outputs. Nothing is executed here, and a page fetches nothing from the network. With the address
+of this repository in the environment variable REPOSITORY_URL, a lesson links to its copy for Colab and Kaggle.
 """
 
 import json
+import os
 import re
 from itertools import groupby
+import sys
 from pathlib import Path
 
 from docutils.nodes import SkipNode
@@ -18,6 +21,8 @@ from workbench.lessons import plots
 ROOT = Path(__file__).resolve().parent.parent
 WORDS_PER_MINUTE = 200  # of prose and code alike
 LESSON = re.compile(r"\(\.\./notebooks/(\w+\.ipynb)\)")
+sys.path.insert(0, str(ROOT / "tools"))
+from anywhere import Repository  # noqa: E402
 
 project, author, release = "GPT-2 memory workbench", "", __version__
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
@@ -46,14 +51,22 @@ html_theme_options = {"navbar_persistent": [], "use_fullscreen_button": False, "
 
 
 def show_executed(app, docname, source):
-    """Takes the executed notebook in place of the committed one."""
-    executed = ROOT / app.config.executed_notebooks / f"{Path(docname).name}.ipynb"
-    if docname.startswith("notebooks/") and executed.exists():
+    """Takes the executed notebook in place of the committed one; below its title, where it can be opened."""
+    if not docname.startswith("notebooks/"):
+        return
+    name = f"{Path(docname).name}.ipynb"
+    executed, notebook = ROOT / app.config.executed_notebooks / name, json.loads(source[0])
+    if executed.exists():
         app.env.note_dependency(executed)
         notebook = json.loads(executed.read_text(encoding="utf-8"))
         for cell in notebook["cells"]:
             cell["metadata"]["mystnb"] = {"image": {"alt": told_in_words("".join(cell["source"]))}}
-        source[0] = json.dumps(notebook)
+    if app.config.repository_url:
+        opened = Repository(app.config.repository_url).opened_in(name)
+        title, _, rest = "".join(notebook["cells"][0]["source"]).partition("\n")
+        links = " or ".join(f"[{where}]({address})" for where, address in opened.items())
+        notebook["cells"][0]["source"] = f"{title}\n\nOpen it in {links}.\n{rest}"
+    source[0] = json.dumps(notebook)
 
 
 def tell_minutes(app, docname, source):
@@ -120,6 +133,7 @@ def block_formula(self, node):
 
 def setup(app):
     app.add_config_value("executed_notebooks", "build/notebooks", "env")
+    app.add_config_value("repository_url", os.environ.get("REPOSITORY_URL", ""), "env")
     app.add_html_math_renderer("mathml", (inline_formula, None), (block_formula, None))
     app.connect("source-read", show_executed)
     app.connect("source-read", tell_minutes)

@@ -1,12 +1,14 @@
 """Build the wheel, install it into an empty environment, and use it in an empty folder, as somebody else would.
 
     python tools/try_wheel.py                                            # PyTorch and Transformers as pinned here
-    python tools/try_wheel.py --torch 2.11.0 --transformers 5.15.0       # as on Colab
+    python tools/try_wheel.py --platform colab --python python3.13       # with what Colab has, by data/platforms
     python tools/try_wheel.py --oldest                                   # every lower bound of pyproject.toml
     python tools/try_wheel.py --lessons                                  # with the extra, and a notebook executed
 
-What is not named comes in the newest version that the package index has. Prints each command with its time; ends with 1
-if one of them does not end as it should, or if anything was written into the installed package.
+What is not named comes in the newest version that the package index has, PyTorch on Linux with its CUDA libraries
+(several GB) unless PIP_EXTRA_INDEX_URL names PyTorch's index of CPU builds. A platform's list says which Python it has.
+Prints each command with its time; ends with 1 if one of them does not end as it should, or if anything was written into
+the installed package.
 """
 
 import argparse
@@ -20,9 +22,12 @@ from email.parser import HeaderParser
 from pathlib import Path
 from zipfile import ZipFile
 
-from lock import PINS, ROOT
+from lock import PINS, ROOT, canonical
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
+PLATFORMS = tuple(sorted(path.stem for path in (ROOT / "data" / "platforms").glob("*.txt")))
 RECIPE = ("gpt2", "--gpu", "t4", "--batch-size", "4", "--sequence-length", "256")
 # each with the exit code that it should have and words that its output should contain
 COMMANDS = [
@@ -62,10 +67,29 @@ def wheel_requirements(wheel: Path) -> list[Requirement]:
     return [Requirement(line) for line in lines]
 
 
+def wanted(requirements: list[Requirement], extra: str) -> list[Requirement]:
+    """What the wheel brings by itself and with that extra."""
+    return [r for r in requirements if r.marker is None or r.marker.evaluate({"extra": extra})]
+
+
 def lower_bounds(requirements: list[Requirement], extra: str) -> dict[str, str]:
-    """Name and version of `name>=version`, for what the wheel brings by itself and with that extra."""
-    wanted = [r for r in requirements if r.marker is None or r.marker.evaluate({"extra": extra})]
-    return {r.name: bound.version for r in wanted for bound in r.specifier if bound.operator == ">="}
+    """Name and version of each `name>=version` that is wanted."""
+    ranges = wanted(requirements, extra)
+    return {r.name: bound.version for r in ranges for bound in r.specifier if bound.operator == ">="}
+
+
+def kept(platform: str, requirements: list[Requirement]) -> dict[str, str]:
+    """What the platform has, without what lies outside of the wheel's ranges."""
+    ranges = {canonical(r.name): r.specifier for r in wanted(requirements, "lessons")}
+    there = published(platform).items()
+    return {name: version.public for name, version in there if version in ranges.get(name, SpecifierSet())}
+
+
+def published(platform: str) -> dict[str, Version]:
+    """What Colab or Kaggle has of what concerns us, by canonical name."""
+    lines = (ROOT / "data" / "platforms" / f"{platform}.txt").read_text(encoding="utf-8").splitlines()
+    found = (line.split("==") for line in lines if line and not line.startswith("#"))
+    return {canonical(name): Version(version) for name, version in found}
 
 
 def pinned(name: str) -> str:
@@ -113,16 +137,21 @@ def main() -> int:
     parser.add_argument("--torch", default=pinned("torch"))
     parser.add_argument("--transformers", default=pinned("transformers"))
     parser.add_argument("--oldest", action="store_true", help="everything at its lower bound")
+    parser.add_argument("--platform", choices=PLATFORMS, help="with the versions that it publishes; implies --lessons")
     parser.add_argument("--lessons", action="store_true", help="with the extra `lessons`; executes a notebook")
     parser.add_argument("--python", default=sys.executable, help="the interpreter of the environment")
     args = parser.parse_args()
+    args.lessons |= args.platform is not None
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         wheel = build_wheel(folder)
         versions = {"torch": args.torch, "transformers": args.transformers}
         if args.oldest:
             versions = lower_bounds(wheel_requirements(wheel), "lessons" if args.lessons else "")
-        print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB; {versions}", flush=True)
+        if args.platform:
+            versions = kept(args.platform, wheel_requirements(wheel))
+        told = f"{len(versions)} versions of {args.platform}" if args.platform else versions
+        print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB; {told}", flush=True)
         start = time.monotonic()
         programs = install(wheel, folder, args.python, versions, "[lessons]" if args.lessons else "")
         print(f"     {time.monotonic() - start:6.1f} s  pip install", flush=True)

@@ -18,7 +18,7 @@ from workbench.records.record import Record, Status, read_all
 from workbench.run import run as training
 from workbench.techniques import REGISTRY, GradientCheckpointing, Lora
 from workbench.widgets import pages
-from workbench.widgets.controls import RecipeForm
+from workbench.widgets.controls import TOOLTIP, RecipeForm
 from workbench.widgets.gauge import Gauge, Limit
 from workbench.widgets.history import History, overlay
 from workbench.widgets.playground import Playground
@@ -69,7 +69,7 @@ def test_every_technique_and_every_setting_has_its_control(form):
     for name, toggle in form.toggles.items():
         assert set(toggle.form.controls) == {field.name for field in fields(REGISTRY[name])}
         for field in fields(REGISTRY[name]):
-            assert field.metadata["help"] in toggle.form.controls[field.name].tooltip
+            assert field.metadata["help"] in getattr(toggle.form.controls[field.name], TOOLTIP)
     assert set(form.form.controls) == {f.name for f in fields(Recipe) if "help" in f.metadata}
 
 

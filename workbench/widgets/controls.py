@@ -17,6 +17,7 @@ from workbench.techniques import REGISTRY, Technique
 from workbench.texts.corpus import embedded
 from workbench.widgets.pages import alarm, small
 
+TOOLTIP = "tooltip" if hasattr(w.Text, "tooltip") else "description_tooltip"  # ipywidgets 7, as on Colab
 WIDE = {"description_width": "10.5em"}
 OFFERED = {"model": [EMBEDDED, *PUBLISHED, *(RANDOM + size for size in PUBLISHED)], "corpus": embedded()}
 GROUPS = {
@@ -34,7 +35,7 @@ def control(field: Field[Any]) -> w.Widget:
     change what it does not like without a word.
     """
     meta, words = field.metadata, field.name.replace("_", " ")
-    common = {"description": words, "tooltip": help_of(field), "style": WIDE, "layout": w.Layout(width="20em")}
+    common = {"description": words, TOOLTIP: help_of(field), "style": WIDE, "layout": w.Layout(width="20em")}
     if meta["choices"]:
         return w.Dropdown(options=list(meta["choices"]), value=field.default, **common)
     if kind(field) == "bool":
@@ -90,7 +91,7 @@ class TechniqueToggle:
         self.form = Form(cls, changed)
         self.box = w.Checkbox(
             description=cls.title, indent=False, layout=w.Layout(width="auto"),
-            tooltip=f"{cls.title}. Costs: {cls.costs}. Same loss? {cls.numerics}.",
+            **{TOOLTIP: f"{cls.title}. Costs: {cls.costs}. Same loss? {cls.numerics}."},
         )  # fmt: skip
         self.saving, self.reason = w.HTML(), w.HTML()
         told = [w.HTML(small(f"{cls.numerics} loss; costs {cls.costs}")), *self.form.explained()]

@@ -27,6 +27,7 @@ from workbench.widgets.takehome import TakeHome
 from workbench.widgets.train import Train
 
 STYLE = Path(__file__).with_suffix(".css")
+WIDGET = "application/vnd.jupyter.widget-view+json"
 WITHOUT_KERNEL = "The panel needs a running kernel: run this cell again."
 KEPT = "What stays of this panel when the page is exported, or its kernel is gone"
 
@@ -68,7 +69,9 @@ class Playground:
         self._changed()
 
     def _laid_out(self) -> w.Widget:
-        self.tab = w.Tab([view for view, _ in self._tabs.values()], titles=tuple(self._tabs))
+        self.tab = w.Tab([view for view, _ in self._tabs.values()])
+        for number, title in enumerate(self._tabs):
+            self.tab.set_title(number, title)
         self.tab.observe(lambda _: self._show_tab(), names="selected_index")
         self.train.start.on_click(lambda _: setattr(self.tab, "selected_index", 0))
         body = w.Box([self.form.view, self.tab])
@@ -85,7 +88,7 @@ class Playground:
         if cell() and (before := self._in_cell.get(cell(), self)) is not self:
             before.close()
         self._in_cell[cell()] = self
-        display({**self.view._repr_mimebundle_(), "text/plain": WITHOUT_KERNEL}, raw=True)
+        display({WIDGET: self.view.get_view_spec(), "text/plain": WITHOUT_KERNEL}, raw=True)
         self._kept = display(HTML(""), display_id=True)
         self._keep()
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import MutableMapping, Sequence
 from contextlib import suppress
+from inspect import unwrap
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
@@ -21,7 +22,7 @@ from workbench.predict.shadow.reductions import Reduction, Splits
 from workbench.predict.shadow.trace import Trace
 
 DEVICE_OF: Any = torch.ops.prim.device.default
-_book_results: Any = StorageTracker.__torch_dispatch__.__wrapped__  # type: ignore[attr-defined]  # compiler shut out no more
+_book_results: Any = unwrap(StorageTracker.__torch_dispatch__)  # compiler shut out no more, as PyTorch 2.11 does
 GIVEN = "given"  # the maker of what was there before: weights, and states that an optimizer brought along
 
 

@@ -1,0 +1,139 @@
+"""Write the notebooks as Colab and Kaggle open them: links on top, and one cell that installs the workbench there.
+
+    python tools/anywhere.py FOLDER --repository https://github.com/OWNER/NAME
+
+The committed notebooks stay free of both. The site's workflow publishes these copies as the branch `anywhere`.
+Needs nothing but Python.
+"""
+
+import argparse
+import json
+import posixpath
+import re
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+ROOT = Path(__file__).resolve().parent.parent
+BRANCH = "anywhere"
+LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#|/)([^)\s#]+)")
+SET_UP = Path(__file__).with_name("set_up_cell.py")  # with a word in place of what pip is asked for
+
+
+@dataclass(frozen=True)
+class Repository:
+    """Where the workbench is published: what is installed from `ref`, and the copies made here, on `branch`."""
+
+    address: str
+    ref: str = "main"
+    branch: str = BRANCH
+
+    def __post_init__(self) -> None:
+        address = self.address.removesuffix("/").removesuffix(".git")
+        if not re.fullmatch(r"https://github\.com/[\w-]+/[\w.-]+", address, re.ASCII):
+            raise ValueError(
+                f"repository: {self.address!r} is no address of a repository on GitHub. "
+                "Give it as https://github.com/OWNER/NAME."
+            )
+        for name in (self.ref, self.branch):
+            if not re.fullmatch(r"[\w./-]+", name, re.ASCII) or name.startswith("-") or ".." in name:
+                raise ValueError(f"{name!r} is no branch, tag or commit. Name one that is in the repository.")
+        object.__setattr__(self, "address", address)
+
+    @property
+    def name(self) -> str:
+        return self.address.removeprefix("https://github.com/")
+
+    @property
+    def requirements(self) -> list[str]:
+        """The workbench, as an archive, so that no git is needed; and its extra `lessons` without JupyterLab, in whose
+        place the platform stands."""
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        lessons = [line for line in project["optional-dependencies"]["lessons"] if not line.startswith("jupyterlab")]
+        return [f"{project['name']} @ {self.address}/archive/{self.ref}.zip", *lessons]
+
+    def opened_in(self, notebook: str) -> dict[str, str]:
+        """Each platform with the address that opens this copy there."""
+        place = quote(f"{self.branch}/{notebook}")
+        return {
+            "Colab": f"https://colab.research.google.com/github/{self.name}/blob/{place}",
+            "Kaggle": f"https://kaggle.com/kernels/welcome?src=https://raw.githubusercontent.com/{self.name}/{place}",
+        }
+
+    def badges(self, notebook: str) -> str:
+        pictures = {
+            "Colab": "https://colab.research.google.com/assets/colab-badge.svg",
+            "Kaggle": "https://kaggle.com/static/images/open-in-kaggle.svg",
+        }
+        opened = self.opened_in(notebook)
+        return " ".join(f"[![Open in {where}]({pictures[where]})]({address})" for where, address in opened.items())
+
+    def linked(self, text: str) -> str:
+        """A notebook's Markdown with its relative links made absolute: to another copy, or to the repository's file."""
+
+        def absolute(found: re.Match[str]) -> str:
+            path = posixpath.normpath(f"notebooks/{found[1]}")
+            folder, _, notebook = path.rpartition("/")
+            if folder == "notebooks" and notebook.endswith(".ipynb"):
+                return f"{self.address}/blob/{self.branch}/{notebook}"
+            return f"{self.address}/{'raw' if path.endswith(('.png', '.svg')) else 'blob'}/{self.ref}/{path}"
+
+        return LINK.sub(absolute, text)
+
+
+def copy(notebook: Path, repository: Repository) -> str:
+    """The notebook with its badges, its set-up and links that are true elsewhere, as JSON."""
+    book = json.loads(notebook.read_text(encoding="utf-8"))
+    for cell in book["cells"]:
+        if cell["cell_type"] == "markdown":
+            cell["source"] = repository.linked("".join(cell["source"])).splitlines(keepends=True)
+    set_up = SET_UP.read_text(encoding="utf-8").replace('["REQUIREMENT"]', json.dumps(repository.requirements))
+    made = {"metadata": {"tags": ["anywhere"]}}
+    book["cells"][:0] = [
+        {"cell_type": "markdown", "id": "anywhere-badges", **made, "source": [repository.badges(notebook.name)]},
+        {
+            "cell_type": "code", "id": "anywhere-set-up", **made, "execution_count": None, "outputs": [],
+            "source": set_up.rstrip().splitlines(keepends=True),
+        },
+    ]  # fmt: skip
+    return json.dumps(book, ensure_ascii=False, indent=1) + "\n"
+
+
+def front_page(notebooks: list[Path], repository: Repository) -> str:
+    rows = [f"| [{path.stem}]({path.name}) | {repository.badges(path.name)} |" for path in notebooks]
+    words = f"The notebooks of [{repository.name}]({repository.address}), as Colab and Kaggle open them."
+    made = f"Made by tools/anywhere.py of {repository.ref}; changes belong there."
+    return "\n".join(["# Open a lesson anywhere", "", f"{words} {made}", "", "| notebook | |", "|---|---|", *rows, ""])
+
+
+def write(folder: Path, repository: Repository) -> None:
+    """Raises ValueError if there is something in the folder already."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} is there already, and not an empty folder. Name a new one, or remove it first.")
+    folder.mkdir(parents=True, exist_ok=True)
+    notebooks = sorted((ROOT / "notebooks").glob("*.ipynb"))
+    for path in notebooks:
+        (folder / path.name).write_text(copy(path, repository), encoding="utf-8")
+    (folder / "README.md").write_text(front_page(notebooks, repository), encoding="utf-8")
+    print(f"{len(notebooks)} notebooks in {folder}, to be pushed as the branch {repository.branch}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Write the notebooks as Colab and Kaggle open them.")
+    parser.add_argument("folder", type=Path, help="a new or an empty one")
+    parser.add_argument("--repository", required=True, help="https://github.com/OWNER/NAME")
+    parser.add_argument("--ref", default="main", help="the branch, tag or commit that is installed (%(default)s)")
+    parser.add_argument("--branch", default=BRANCH, help="the branch that the copies will be on (%(default)s)")
+    args = parser.parse_args(arguments)
+    try:
+        write(args.folder, Repository(args.repository, args.ref, args.branch))
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
