@@ -8,8 +8,8 @@ of this repository in the environment variable REPOSITORY_URL, a lesson links to
 import json
 import os
 import re
-from itertools import groupby
 import sys
+from itertools import groupby
 from pathlib import Path
 
 from docutils.nodes import SkipNode
@@ -19,10 +19,11 @@ from workbench import __version__
 from workbench.lessons import plots
 
 ROOT = Path(__file__).resolve().parent.parent
-WORDS_PER_MINUTE = 200  # of prose and code alike
-LESSON = re.compile(r"\(\.\./notebooks/(\w+\.ipynb)\)")
 sys.path.insert(0, str(ROOT / "tools"))
 from anywhere import Repository  # noqa: E402
+
+WORDS_PER_MINUTE = 200  # of prose and code alike
+LESSON = re.compile(r"\(\.\./notebooks/(\w+\.ipynb)\)")
 
 project, author, release = "GPT-2 memory workbench", "", __version__
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
