@@ -43,14 +43,20 @@ html_theme_options = {"navbar_persistent": [], "use_fullscreen_button": False, "
 
 
 def show_executed(app, docname, source):
-    """Takes the executed notebook in place of the committed one."""
+    """Takes the executed notebook in place of the committed one. Where a source is hidden, as that of a guess, which
+    would tell its answer, it is folded."""
+    if not docname.startswith("notebooks/"):
+        return
     executed = ROOT / app.config.executed_notebooks / f"{Path(docname).name}.ipynb"
-    if docname.startswith("notebooks/") and executed.exists():
+    if executed.exists():
         app.env.note_dependency(executed)
-        notebook = json.loads(executed.read_text(encoding="utf-8"))
-        for cell in notebook["cells"]:
-            cell["metadata"]["mystnb"] = {"image": {"alt": told_in_words("".join(cell["source"]))}}
-        source[0] = json.dumps(notebook)
+        source[0] = executed.read_text(encoding="utf-8")
+    notebook = json.loads(source[0])
+    for cell in notebook["cells"]:
+        cell["metadata"]["mystnb"] = {"image": {"alt": told_in_words("".join(cell["source"]))}}
+        if cell["metadata"].get("jupyter", {}).get("source_hidden"):
+            cell["metadata"]["tags"].append("hide-input")
+    source[0] = json.dumps(notebook)
 
 
 def told_in_words(code):
