@@ -18,26 +18,30 @@ PAGE = (
 )
 
 
-def told(form):
-    return json.loads(html.unescape(re.search(r'data-told="([^"]*)"', form)[1]))
+def form(*asked, **options):
+    return exercise(*asked, **options).shown["text/html"]
+
+
+def told(page):
+    return json.loads(html.unescape(re.search(r'data-told="([^"]*)"', page)[1]))
 
 
 def test_numbers_of_numpy_and_large_ones_are_told_and_shown_as_people_write_them():
-    assert told(exercise("How many?", np.int64(24_576), "", unit="parameters").form)["answer"] == 24_576
+    assert told(form("How many?", np.int64(24_576), "", unit="parameters"))["answer"] == 24_576
     for number, shown in ((24_576, "24,576 kg"), (491.43, "491 kg"), (2.0, "2 kg"), (0.0078, "0.0078 kg")):
-        assert f">{shown}. why<" in exercise("How much?", number, "why", unit="kg").form
-    assert ">4.2 MiB. why<" in exercise("How many bytes?", 4.2 * MIB, "why").form
+        assert f">{shown}. why<" in form("How much?", number, "why", unit="kg")
+    assert ">4.2 MiB. why<" in form("How many bytes?", 4.2 * MIB, "why")
 
 
 def test_an_answer_that_nobody_could_give_is_refused():
     with pytest.raises(ConfigurationError, match="'c' is none of the choices: a, b. Add it"):
         exercise("Which?", "c", "", choices=["a", "b"])
-    with pytest.raises(ConfigurationError, match="'weights' is no number. Give `choices`"):
+    with pytest.raises(ConfigurationError, match="'weights' is none of the choices: there are none"):
         exercise("Which?", "weights", "")
 
 
 def test_a_terminal_has_the_question_and_not_the_answer():
-    words = repr(exercise("How many bytes?", 42 * MIB, "Twenty-one times two."))
+    words = exercise("How many bytes?", 42 * MIB, "Twenty-one times two.").shown["text/plain"]
     assert words.startswith("How many bytes?")
     assert "folded" in words
     assert "42" not in words
@@ -45,10 +49,12 @@ def test_a_terminal_has_the_question_and_not_the_answer():
 
 
 def test_without_scripts_the_answer_is_there_and_nothing_to_fill_in():
-    form = exercise("How many?", 3, "why", unit="times").form.split("<script>")[0]
-    assert '<div class="asked" hidden>' in form
-    assert "style" not in re.search("<div class=.asked.[^>]*>", form)[0]  # a display of its own would undo `hidden`
-    assert "<details" in form
+    unscripted = form("How many?", 3, "why", unit="times").split("<script>")[0]
+    assert '<div class="asked" hidden>' in unscripted
+    assert (
+        "style" not in re.search("<div class=.asked.[^>]*>", unscripted)[0]
+    )  # a display of its own would undo `hidden`
+    assert "<details" in unscripted
 
 
 @pytest.fixture
@@ -60,7 +66,7 @@ def page(browser):  # noqa: F811
 
     def show(*exercises, width=1000, style=""):
         opened.set_viewport_size({"width": width, "height": 700})
-        opened.set_content(PAGE.format(style=style, body="".join(one._repr_html_() for one in exercises)))
+        opened.set_content(PAGE.format(style=style, body="".join(one.shown["text/html"] for one in exercises)))
         return opened
 
     yield show

@@ -9,33 +9,27 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 
 from workbench.errors import ConfigurationError
 from workbench.measure.categories import format_bytes
 
 FORM = Path(__file__).with_name("exercise.html")
-BYTES = "bytes"
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Exercise:
     """What a notebook shows of a question: the form where there is a page, else one sentence."""
 
-    question: str
-    form: str
+    shown: dict[str, str]
 
-    def _repr_html_(self) -> str:
-        return self.form
-
-    def __repr__(self) -> str:
-        return f"{self.question} (The answer is folded: see the notebook in a browser.)"
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        return self.shown
 
 
 def exercise(
     question: str, answer: float | str, why: str, *, number: int | None = None, choices: Sequence[str] = (),
-    unit: str = BYTES, within: float = 0.1,
+    unit: str = "bytes", within: float = 0.1,
 ) -> Exercise:  # fmt: skip
     """A form that judges a guess.
 
@@ -49,21 +43,17 @@ def exercise(
         within: a guess is right when it is off by no more than this share of the answer.
 
     Raises:
-        ConfigurationError: the answer is none of the choices, or no number where there are none.
+        ConfigurationError: the answer is none of the choices.
     """
-    if choices and answer not in choices:
-        raise ConfigurationError(f"exercise: {answer!r} is none of the choices: {', '.join(choices)}. Add it to them.")
-    if isinstance(answer, str) and not choices:
-        raise ConfigurationError(f"exercise: {answer!r} is no number. Give `choices` to choose it from.")
-    told = {"answer": answer if choices else float(answer), "choices": [*choices], "unit": unit, "within": within}
-    if isinstance(answer, str) or choices:
-        shown = str(answer)
-    else:
-        digits = f"{answer:,.0f}" if answer == int(answer) or abs(answer) >= 1000 else f"{answer:.3g}"
-        shown = format_bytes(int(answer)) if unit == BYTES else f"{digits} {unit}".strip()
-    texts = {
-        "id": f"exercise-{sha256(question.encode()).hexdigest()[:12]}", "told": json.dumps(told), "question": question,
-        "label": f"Exercise {number}." if number else "Your guess.", "answer": f"{shown}. {why}",
-    }  # fmt: skip
+    if (choices or isinstance(answer, str)) and answer not in choices:
+        words = ", ".join(choices) or "there are none"
+        raise ConfigurationError(f"exercise: {answer!r} is none of the choices: {words}. Add it to them.")
+    told = {"answer": answer, "choices": [*choices], "unit": unit, "within": within}
+    if not isinstance(answer, str):
+        told["answer"] = answer = float(answer)  # numpy's numbers are none of json's
+        digits = f"{answer:,.0f}" if answer.is_integer() or abs(answer) >= 1000 else f"{answer:.3g}"
+        answer = format_bytes(int(answer)) if unit == "bytes" else f"{digits} {unit}".strip()
+    texts = {"label": f"Exercise {number}." if number else "Your guess.", "question": question}
+    texts |= {"answer": f"{answer}. {why}", "told": json.dumps(told)}
     form = re.sub(r"{{(\w+)}}", lambda name: html.escape(texts[name[1]]), FORM.read_text(encoding="utf-8"))
-    return Exercise(question, form)
+    return Exercise({"text/html": form, "text/plain": f"{question} (The answer is folded: see this in a browser.)"})
