@@ -27,6 +27,7 @@ suppress_warnings = ["config.cache"]
 nb_execution_mode = "off"
 nb_ipywidgets_js = {}  # scripts from the network, for widgets that no page has
 nb_merge_streams = True
+nb_code_prompt_show = nb_code_prompt_hide = "How the answer was computed"  # of a guess; no other source is folded
 myst_enable_extensions = ["dollarmath", "amsmath"]
 myst_heading_anchors = 3
 default_role = "code"  # docstrings are Markdown here

@@ -54,6 +54,6 @@ def exercise(
         digits = f"{answer:,.0f}" if answer.is_integer() or abs(answer) >= 1000 else f"{answer:.3g}"
         answer = format_bytes(int(answer)) if unit == "bytes" else f"{digits} {unit}".strip()
     texts = {"label": f"Exercise {number}." if number else "Your guess.", "question": question}
-    texts |= {"answer": f"{answer}. {why}", "told": json.dumps(told)}
+    texts |= {"answer": answer, "why": why, "told": json.dumps(told)}
     form = re.sub(r"{{(\w+)}}", lambda name: html.escape(texts[name[1]]), FORM.read_text(encoding="utf-8"))
     return Exercise({"text/html": form, "text/plain": f"{question} (The answer is folded: see this in a browser.)"})
