@@ -37,6 +37,7 @@ nb_execution_mode = "off"
 nb_ipywidgets_js = {}  # scripts from the network, for widgets that no page has
 nb_merge_streams = True
 myst_enable_extensions = ["dollarmath", "amsmath", "deflist"]
+nb_code_prompt_show = nb_code_prompt_hide = "How the answer was computed"  # of a guess; no other source is folded
 myst_heading_anchors = 3
 default_role = "code"  # docstrings are Markdown here
 autodoc_typehints = "none"
@@ -52,16 +53,20 @@ html_theme_options = {"navbar_persistent": [], "use_fullscreen_button": False, "
 
 
 def show_executed(app, docname, source):
-    """Takes the executed notebook in place of the committed one; below its title, where it can be opened."""
+    """Takes the executed notebook in place of the committed one, and says below its title where it opens. Where a
+    source is hidden, as that of a guess, which would tell its answer, it is folded."""
     if not docname.startswith("notebooks/"):
         return
     name = f"{Path(docname).name}.ipynb"
-    executed, notebook = ROOT / app.config.executed_notebooks / name, json.loads(source[0])
+    executed = ROOT / app.config.executed_notebooks / name
     if executed.exists():
         app.env.note_dependency(executed)
-        notebook = json.loads(executed.read_text(encoding="utf-8"))
-        for cell in notebook["cells"]:
-            cell["metadata"]["mystnb"] = {"image": {"alt": told_in_words("".join(cell["source"]))}}
+        source[0] = executed.read_text(encoding="utf-8")
+    notebook = json.loads(source[0])
+    for cell in notebook["cells"]:
+        cell["metadata"]["mystnb"] = {"image": {"alt": told_in_words("".join(cell["source"]))}}
+        if cell["metadata"].get("jupyter", {}).get("source_hidden"):
+            cell["metadata"]["tags"].append("hide-input")
     if app.config.repository_url:
         opened = Repository(app.config.repository_url).opened_in(name)
         title, _, rest = "".join(notebook["cells"][0]["source"]).partition("\n")

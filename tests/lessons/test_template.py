@@ -1,6 +1,7 @@
 """The notebooks are committed without outputs and follow the template, so that who has read one can skim the rest."""
 
 import ast
+import re
 
 import nbformat
 import pytest
@@ -21,6 +22,7 @@ def stem(path):
 
 LESSON_OF = {name: cls.family or name for name, cls in REGISTRY.items()}
 LESSONS = [path for path in EVERY if stem(path) in LESSON_OF.values()]
+TEACHING = [path for path in EVERY if path.stem[0].isdigit() and stem(path) != "compare"]
 
 
 def cells(path):
@@ -87,7 +89,7 @@ def test_the_kernel_is_everybodys(path):
 
 @pytest.mark.parametrize("path", LESSONS, ids=stem)
 def test_a_lesson_says_when_not_to_use_it_and_where_it_comes_from(path):
-    last = cells(path)[-1].source
+    last = "\n".join(cell.source for cell in cells(path) if "learned" in cell.metadata.tags)
     for part in ("**When not to use it.**", "**Exercises.**", "**References.**"):
         assert part in last
 
@@ -99,3 +101,47 @@ def test_a_lesson_shows_real_cards_and_the_step_to_drag_through(path):
     assert cells(path)[card - 1].source.startswith("### On a real card")
     assert card < step
     assert all(len(cells(path)[i].source.splitlines()) <= 5 for i in (card, step))
+
+
+def called(cell):
+    """The names of the functions that a cell calls."""
+    calls = [node for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Call)]
+    return {call.func.id for call in calls if isinstance(call.func, ast.Name)}
+
+
+def exercises(path):
+    """The cells that ask, each with the number that it has at the end of a lesson, or None."""
+    for index, cell in enumerate(cells(path)):
+        if cell.cell_type == "code" and "exercise" in called(cell):
+            (call,) = (
+                node
+                for node in ast.walk(ast.parse(cell.source))
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "exercise"
+            )
+            yield index, cell, next((word.value.value for word in call.keywords if word.arg == "number"), None)
+
+
+@pytest.mark.parametrize("path", TEACHING, ids=stem)
+def test_the_reader_guesses_before_anything_is_measured(path):
+    code = [(index, cell) for index, cell in enumerate(cells(path)) if cell.cell_type == "code"]
+    measured = next(index for index, cell in code if called(cell) & {"run", "Meter"})
+    assert any(index < measured for index, _, number in exercises(path) if number is None)
+
+
+@pytest.mark.parametrize("path", TEACHING, ids=stem)
+def test_the_source_of_a_guess_is_hidden_for_it_tells_the_answer(path):
+    for _, cell, _ in exercises(path):
+        assert cell.metadata.jupyter.source_hidden, cell.source
+
+
+@pytest.mark.parametrize("path", TEACHING, ids=stem)
+def test_every_exercise_at_the_end_has_its_check(path):
+    last = [cell for cell in cells(path) if "learned" in cell.metadata.tags]
+    words = "\n".join(cell.source for cell in last if cell.cell_type == "markdown")
+    folded = re.findall(r"^\*\*Exercise (\d)\.\*\*[^<]*<details><summary>Answer</summary>\n\n.+", words, re.MULTILINE)
+    assert len(folded) == words.count("<details>")
+    judged = [number for _, cell, number in exercises(path) if "learned" in cell.metadata.tags]
+    numbers = sorted([*map(int, folded), *(number for number in judged if number)])
+    assert numbers == list(range(1, len(numbers) + 1))
+    unchecked = re.findall(r"(?<!\S)\d\. ", words.partition("**Exercises.**")[2].partition("**References.**")[0])
+    assert max(2, len(unchecked)) <= len(judged) + len(folded) <= 4

@@ -6,28 +6,38 @@ pages alike. Run headless, nobody guesses, and the answer lies folded in the out
 
 import html
 import json
+import re
 from collections.abc import Sequence
-from hashlib import sha256
+from dataclasses import dataclass
 from pathlib import Path
-
-from IPython.display import HTML
 
 from workbench.errors import ConfigurationError
 from workbench.measure.categories import format_bytes
 
 FORM = Path(__file__).with_name("exercise.html")
-BYTES = "bytes"
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """What a notebook shows of a question: the form where there is a page, else one sentence."""
+
+    shown: dict[str, str]
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        return self.shown
 
 
 def exercise(
-    question: str, answer: float | str, why: str, *, choices: Sequence[str] = (), unit: str = BYTES, within: float = 0.1
-) -> HTML:
+    question: str, answer: float | str, why: str, *, number: int | None = None, choices: Sequence[str] = (),
+    unit: str = "bytes", within: float = 0.1,
+) -> Exercise:  # fmt: skip
     """A form that judges a guess.
 
     Args:
-        question: one sentence.
+        question: one or two sentences, plain text.
         answer: a number, or one of `choices`.
         why: what the folded answer says besides.
+        number: of an exercise at the end of a lesson; without, it is a guess before a measurement.
         choices: what to choose from; none: a number is asked for.
         unit: of a number: bytes are typed with a unit of their own ("4.2 MiB"), others as they are ("%", "times").
         within: a guess is right when it is off by no more than this share of the answer.
@@ -35,14 +45,15 @@ def exercise(
     Raises:
         ConfigurationError: the answer is none of the choices.
     """
-    if choices and answer not in choices:
-        raise ConfigurationError(f"exercise: {answer!r} is none of the choices: {', '.join(choices)}. Add it to them.")
-    told = {"answer": answer, "choices": list(choices), "unit": unit, "within": within}
-    if isinstance(answer, str):
-        shown = answer
-    else:
-        shown = format_bytes(int(answer)) if unit == BYTES else f"{answer:,.4g} {unit}"
-    page = FORM.read_text(encoding="utf-8").replace("{{id}}", f"exercise-{sha256(question.encode()).hexdigest()[:12]}")
-    for name, text in {"told": json.dumps(told), "question": question, "answer": f"{shown}. {why}"}.items():
-        page = page.replace(f"{{{{{name}}}}}", html.escape(text))
-    return HTML(page)
+    if (choices or isinstance(answer, str)) and answer not in choices:
+        words = ", ".join(choices) or "there are none"
+        raise ConfigurationError(f"exercise: {answer!r} is none of the choices: {words}. Add it to them.")
+    told = {"answer": answer, "choices": [*choices], "unit": unit, "within": within}
+    if not isinstance(answer, str):
+        told["answer"] = answer = float(answer)  # numpy's numbers are none of json's
+        digits = f"{answer:,.0f}" if answer.is_integer() or abs(answer) >= 1000 else f"{answer:.3g}"
+        answer = format_bytes(int(answer)) if unit == "bytes" else f"{digits} {unit}".strip()
+    texts = {"label": f"Exercise {number}." if number else "Your guess.", "question": question}
+    texts |= {"answer": answer, "why": why, "told": json.dumps(told)}
+    form = re.sub(r"{{(\w+)}}", lambda name: html.escape(texts[name[1]]), FORM.read_text(encoding="utf-8"))
+    return Exercise({"text/html": form, "text/plain": f"{question} (The answer is folded: see this in a browser.)"})
