@@ -19,7 +19,7 @@ from workbench.measure.categories import Category, format_bytes
 from workbench.paths import beside
 from workbench.predict.predict import predict
 from workbench.recipe import Recipe
-from workbench.settings import unknown
+from workbench.settings import named
 from workbench.techniques import parse_technique
 
 TEXTS = beside(__file__, "clinic.toml")
@@ -60,8 +60,7 @@ def on_card(recipe: Recipe, gpu: str) -> Trial:
     def trial(switches: Collection[str]) -> Tried:
         found = predict(changed(recipe, switches), gpu)
         needed = (found.peak_reserved_bytes or found.peak_allocated_bytes) + found.context_bytes
-        largest = max(found.by_category.items(), key=lambda entry: entry[1])
-        return Tried(needed, found.capacity_bytes or needed, largest)
+        return Tried(needed, found.capacity_bytes or needed, max(found.by_category.items(), key=lambda part: part[1]))
 
     return trial
 
@@ -98,12 +97,11 @@ class Case:
         Raises:
             ConfigurationError: no such cause or switch, or not two different ones.
         """
-        for name, known in ((cause, CAUSES), *((switch, self.switches) for switch in pair)):
-            if name not in known:
-                raise unknown(f"clinic: {self.name} has no", name, known)
+        named({cause: ""}, CAUSES, f"clinic: {self.name}", "cause")
+        named(dict.fromkeys(pair), self.switches, f"clinic: {self.name}", "switch")
         if len(set(pair)) != 2:
             raise ConfigurationError(f"clinic: {self.name} asks for two different switches. Choose another one.")
-        named = cause == (trial(()).largest[0] if self.cause in list(Category) else self.cause)
+        found = cause == (trial(()).largest[0] if self.cause in list(Category) else self.cause)
         try:
             tried = trial(pair)
             enough, told = tried.fits, WORDS["enough" if tried.fits else "not_enough"].format(" + ".join(pair), tried)
@@ -112,7 +110,7 @@ class Case:
         except UnavailableError as missing:
             enough = set(pair) == set(self.reference)
             told = WORDS["listed" if enough else "not_listed"].format(missing)
-        return named and enough, f"{WORDS['cause_right' if named else 'cause_wrong']} {told}"
+        return found and enough, f"{WORDS['cause_right' if found else 'cause_wrong']} {told}"
 
 
 CASES = {name: Case(name, **texts) for name, texts in TEXTS["cases"].items()}
@@ -138,9 +136,8 @@ class Clinic:
         Raises:
             ConfigurationError: there is no such case.
         """
-        if name not in CASES:
-            raise unknown("clinic: there is no case", name, CASES)
-        case, self.trials[name] = CASES[name], trial
+        self.trials |= named({name: trial}, CASES, "clinic", "case")
+        case = CASES[name]
         cause, pair, told = CAUSES[case.cause], " + ".join(case.reference), ""
         if self.solve:
             right, told = case.judge(case.cause, case.reference, trial)
