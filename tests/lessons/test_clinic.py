@@ -9,7 +9,7 @@ import pytest
 from workbench.errors import ConfigurationError, UnavailableError, WorkbenchError
 from workbench.gpus.emulator import place
 from workbench.lessons import clinic
-from workbench.lessons.clinic import CASES, CAUSES, Clinic, Tried, changed, on_card
+from workbench.lessons.clinic import CASES, CAUSES, Clinic, Tried, changed, predicted_on
 from workbench.measure.categories import Category
 from workbench.paths import NOTEBOOKS
 from workbench.recipe import Recipe
@@ -172,7 +172,7 @@ def test_switches_change_a_recipe():
 
 
 def test_a_prediction_counts_reserved_memory_and_context():
-    tried = on_card(Recipe(model="gpt2-tiny"), "t4")(())
+    tried = predicted_on(Recipe(model="gpt2-tiny"), "t4")(())
     assert 2**29 < tried.needed_bytes < 2**31 < tried.budget_bytes
     assert tried.fits
 

@@ -54,7 +54,7 @@ class Tried:
 Trial = Callable[[Collection[str]], Tried]
 
 
-def on_card(recipe: Recipe, gpu: str) -> Trial:
+def predicted_on(recipe: Recipe, gpu: str) -> Trial:
     """A training step on a GPU, predicted."""
 
     def trial(switches: Collection[str]) -> Tried:
