@@ -194,7 +194,12 @@ def _up_to_date(executed: Path, notebook: Path) -> bool:
     """Executed to its end, and newer than the notebook, the package, the pins, and the embedded models and texts?"""
     if not _succeeded(executed):
         return False
-    sources = [notebook, *PACKAGE.rglob("*.py"), *([] if INSTALLED else [ROOT / "requirements.txt"])]
+    sources = [
+        notebook,
+        *PACKAGE.rglob("*.py"),
+        *PACKAGE.rglob("*.toml"),
+        *([] if INSTALLED else [ROOT / "requirements.txt"]),
+    ]
     sources += [path for part in ("models", "corpora") for path in (DATA / part).rglob("*") if path.is_file()]
     return all(executed.stat().st_mtime > source.stat().st_mtime for source in sources)
 
