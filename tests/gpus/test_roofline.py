@@ -22,11 +22,13 @@ IN_A_CYCLE = {
 }  # fmt: skip
 
 
-def test_every_gpu_has_rates_and_their_source():
-    assert set(RATES) == set(GPUS)
+def test_every_gpu_has_rates_and_their_source_and_so_has_a_cpu():
+    assert set(RATES) == {*GPUS, "cpu"}
     for rates in RATES.values():
         assert set(rates) == {*KINDS, "source"}
+    for rates in map(RATES.__getitem__, GPUS):
         assert "https://www.nvidia.com" in rates["source"] or "white paper" in rates["source"]
+    assert "tools/against_speeds.py" in RATES["cpu"]["source"]
 
 
 @ALL
@@ -67,18 +69,20 @@ def test_each_kind_of_work_at_its_own_rate():
 # ---- against the speeds of an H100 ----
 
 
-def rows():
+def rows(folder, device, measured=("measured_speed",)):
     """Label, estimated and measured speed, relative to the baseline; the estimate from the work that is kept there."""
-    with (H100 / "gpt2-124m" / "time.csv").open(encoding="utf-8") as file:
+    with (folder / "time.csv").open(encoding="utf-8") as file:
         found = list(csv.DictReader(file))
     times = {
-        row["label"]: int(row["steps"]) * seconds({kind: int(row[kind]) for kind in KINDS}, RATES["h100"])
+        row["label"]: int(row["steps"]) * seconds({kind: int(row[kind]) for kind in KINDS}, RATES[device])
         for row in found
     }
-    return {row["label"]: (times["baseline"] / times[row["label"]], float(row["measured_speed"])) for row in found}
+    return {
+        row["label"]: (times["baseline"] / times[row["label"]], *(float(row[m]) for m in measured)) for row in found
+    }
 
 
-ROWS = rows()
+ROWS = rows(H100 / "gpt2-124m", "h100")
 SMALL = ("steps=8", "gradient_accumulation", "size=2", "tokens=256")  # micro-batches that do not fill the card
 HALF = ("mixed_precision", "pure_bf16")
 
@@ -118,3 +122,19 @@ def test_moving_activations_is_slower_than_computing_them_again():
     assert min(estimated, key=estimated.__getitem__) == "activation_offloading"
     assert estimated["gradient_checkpointing"] > 2 * estimated["activation_offloading"]
     assert estimated["gradient_checkpointing + mixed_precision"] > 1 > estimated["optimizer_offloading"]
+
+
+# ---- against the speeds of two cores of a CPU ----
+
+
+@pytest.mark.parametrize(("model", "pairs", "right"), [("gpt2-tiny", 200, 0.94), ("gpt2-124m", 13, 1.0)])
+def test_on_a_cpu_too_the_order_is_mostly_that_of_the_speeds(model, pairs, right):
+    """Of two recipes whose speeds differ by a tenth, and whose three runs do not overlap."""
+    found = rows(DATA / "reference" / "cpu" / model, "cpu", ("measured_speed", "slowest", "fastest"))
+    apart = [
+        (one, other)
+        for one, other in combinations(found.values(), 2)
+        if abs(log(one[1] / other[1])) > 0.1 and (one[2] > other[3] or other[2] > one[3])
+    ]
+    assert len(apart) >= pairs
+    assert sum((one[0] > other[0]) is (one[1] > other[1]) for one, other in apart) / len(apart) >= right
