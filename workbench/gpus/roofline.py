@@ -11,7 +11,8 @@ small products, which are bound by memory, and the disk behind the bus.
 The rates (`rates.json`) are peaks from the vendor's data sheets: dense, without sparsity; fp32 outside of the tensor
 cores, since PyTorch leaves TF32 off; fp16 and bf16 with sums in fp32; the bus (PCIe) in one direction, 128 of 130 bits.
 No card reaches them: an H100 computed at 0.75 of its peaks, copied at 0.89 in memory and at 0.87 over the bus
-(`data/reference/h100/card.json`). Compare two recipes by this, and believe no seconds.
+(`data/reference/h100/card.json`). Those of a CPU are measured ones, of two cores, and its bus is a disk. Compare two
+recipes by this, and believe no seconds.
 """
 
 from collections.abc import Mapping
