@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 from pathlib import Path
 
 import nbformat
@@ -146,7 +145,10 @@ def test_what_it_shows_needs_no_kernel_no_network_and_no_apology(executed):
 
 def test_it_runs_alone_from_its_own_folder(tmp_path, monkeypatch):
     """As in JupyterLab: the kernel's folder is the notebook's, wherever that is."""
-    monkeypatch.setenv("WORKBENCH_RUNS", str(tmp_path / "runs"))
-    copy = shutil.copy(NOTEBOOKS / "00_memory_anatomy.ipynb", tmp_path)
-    execute_notebook(Path(copy), tmp_path / "out" / "executed.ipynb", {"sequence_length": 32})
-    assert (tmp_path / "out" / "executed.ipynb").exists()
+    (tmp_path / "beside.txt").write_text("read from the notebook's folder")
+    lesson = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("print(open('beside.txt').read())")])
+    lesson.metadata["kernelspec"] = {"name": "python3", "language": "python", "display_name": "Python 3"}
+    nbformat.write(lesson, tmp_path / "own.ipynb")
+    execute_notebook(tmp_path / "own.ipynb", tmp_path / "out" / "executed.ipynb")
+    (cell,) = nbformat.read(str(tmp_path / "out" / "executed.ipynb"), as_version=4).cells
+    assert cell.outputs[0].text == "read from the notebook's folder\n"
