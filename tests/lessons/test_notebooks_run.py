@@ -16,7 +16,7 @@ from workbench.records.record import Record, Status, read_all
 from workbench.techniques import REGISTRY
 
 QUICK = {
-    "steps": 4, "seeds": 1, "sequence_length": 64, "sample_tokens": 8, "longest": 256, "large_length": 64,
+    "steps": 4, "seeds": 1, "sequence_length": 64, "sample_tokens": 8, "longest": 256, "large_length": 64, "rungs": 2,
 }  # fmt: skip
 
 

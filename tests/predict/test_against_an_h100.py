@@ -7,7 +7,7 @@ reserved bytes are not compared.
 import csv
 
 import pytest
-from against_speeds import FOLDER, KINDS, candidate
+from against_speeds import KINDS, ON_AN_H100, REFERENCE, applied, candidate
 
 from workbench.paths import DATA
 from workbench.predict.predict import EMULATOR, SHADOW, predict
@@ -52,7 +52,7 @@ def test_the_emulator_predicts_what_was_allocated(recipe):
 @pytest.mark.parametrize("label", ["baseline", "activation_offloading", "optimizer_offloading", "mixed_precision"])
 def test_the_work_of_a_step_is_what_the_estimates_on_record_were_made_of(label):
     """Which are held against the speeds of that card in `tests/gpus/test_roofline.py`."""
-    with (FOLDER / "time.csv").open(encoding="utf-8") as file:
+    with (REFERENCE / "h100" / "gpt2-124m" / "time.csv").open(encoding="utf-8") as file:
         (row,) = (row for row in csv.DictReader(file) if row["label"] == label)
-    work = candidate(label).predicted.work
+    work = candidate(applied(ON_AN_H100, label), "h100").predicted.work
     assert [work.get(kind, 0) for kind in KINDS] == pytest.approx([int(row[kind]) for kind in KINDS], rel=0.02)
