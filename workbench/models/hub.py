@@ -23,7 +23,8 @@ def require(repository: str, alternatives: str) -> None:
         get_hf_file_metadata(hf_hub_url(repository, "config.json"), timeout=HUB_PATIENCE_S)
     except Exception as error:  # of the hub, the network or the settings; what answered has a status
         answer = getattr(getattr(error, "response", None), "status_code", None)
-        near = "".join(f" (did you mean {known}?)" for known in difflib.get_close_matches(repository, PUBLISHED, 1))
+        known = PUBLISHED.keys() - {repository}
+        near = "".join(f" (did you mean {name}?)" for name in difflib.get_close_matches(repository, known, 1))
         if answer in (401, 403, 404):
             raise ConfigurationError(
                 f"model: the Hugging Face hub has no public model {repository!r} (HTTP {answer}). Check the "
