@@ -460,8 +460,6 @@ def list_techniques(args: argparse.Namespace) -> None:
 
 
 def show_records(args: argparse.Namespace) -> None:
-    import pandas as pd
-
     from workbench.records.frame import records
     from workbench.records.store import mark_killed
 
@@ -471,7 +469,7 @@ def show_records(args: argparse.Namespace) -> None:
         _export(frame, args.export)
         return
     shown = frame[list(SHOWN)].tail(args.last).rename(columns=SHOWN)
-    written = {"peak": lambda size: "–" if pd.isna(size) else format_bytes(size), "begun": "{:%d %b %H:%M}".format}
+    written: dict[str, Callable[[Any], str]] = {"peak": format_bytes, "begun": "{:%d %b %H:%M}".format}
     written |= dict.fromkeys(("loss", "tokens/s"), "{:.4g}".format)
     print(shown.to_string(index=False, formatters=written) if len(shown) else "No runs yet: workbench run gpt2-tiny")
 

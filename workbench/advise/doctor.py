@@ -299,8 +299,8 @@ class _ChangeSearch:
             self.note = f"No prediction helps: {error}"
             return []
         cap = self.failure.record.memory_cap_bytes  # what runs must run on the same kind of device, under the same cap
-        room = f"{cap / MIB:.6g}MiB" if cap and cap > MIB else f"{cap}B"
-        options = f"--device {self.failure.device}" + (f" --memory-cap {room}" if cap else "")
+        room = f" --memory-cap {cap / MIB:.6g}MiB" if cap and cap > MIB else f" --memory-cap {cap}B" if cap else ""
+        options = f"--device {self.failure.device}{room}"
         return [replace(candidate, options=options) for candidate in sorted(found, key=rank)]
 
     def promising(self) -> list[str]:

@@ -13,6 +13,7 @@ import ipywidgets as w
 import pandas as pd
 from IPython.display import HTML, display
 
+from workbench.advise.candidate import Candidate
 from workbench.errors import ConfigurationError, UnavailableError, WorkbenchError
 from workbench.lessons.exercise import exercise
 from workbench.measure.categories import Category, format_bytes
@@ -58,9 +59,9 @@ def predicted_on(recipe: Recipe, gpu: str) -> Trial:
     """A training step on a GPU, predicted."""
 
     def trial(switches: Collection[str]) -> Tried:
-        found = predict(changed(recipe, switches), gpu)
-        needed = (found.peak_reserved_bytes or found.peak_allocated_bytes) + found.context_bytes
-        return Tried(needed, found.capacity_bytes or needed, max(found.by_category.items(), key=lambda part: part[1]))
+        now = changed(recipe, switches)
+        one = Candidate(now, (), predict(now, gpu), 0)
+        return Tried(one.needed_bytes, one.predicted.capacity_bytes or 0, one.dominant)
 
     return trial
 
