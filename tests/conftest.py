@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from workbench.measure.emulated import EMULATED
+from workbench.measure.emulated import emulated
 from workbench.paths import CORPORA, MODELS
 from workbench.recipe import Recipe
 from workbench.records.record import Record
@@ -23,7 +23,7 @@ os.environ["WORKBENCH_ENGINE"] = "shadow"  # the same predictions wherever the t
 SKIPPED_HERE = {}  # marker: why
 if not torch.cuda.is_available():
     SKIPPED_HERE["gpu"] = "needs a CUDA device, and PyTorch sees none on this machine"
-if EMULATED:
+if emulated():
     SKIPPED_HERE["values"] = "looks at losses, texts or speed, and an emulated GPU computes nothing"
 
 # the models are so small that threads wait for each other, above all where another test process has the other core

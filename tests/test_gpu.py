@@ -11,14 +11,14 @@ import torch
 
 from workbench.errors import ConfigurationError, OutOfMemoryError
 from workbench.measure.categories import Category
-from workbench.measure.emulated import EMULATED
+from workbench.measure.emulated import emulated
 from workbench.records.record import Status, read_all
 from workbench.run.run import run
 from workbench.techniques import GradientAccumulation, GradientCheckpointing, MixedPrecision
 
 pytestmark = pytest.mark.gpu
 values = pytest.mark.values
-SOURCE = f"emulated:{EMULATED}" if EMULATED else "cuda-allocator"
+SOURCE = f"emulated:{emulated()}" if emulated() else "cuda-allocator"
 
 
 @pytest.fixture(scope="module")

@@ -71,7 +71,8 @@ def prediction(timeline, **changes) -> Prediction:
         source="predicted:t4", peak_allocated_bytes=peak + MIB, peak_reserved_bytes=peak + 2 * MIB, by_category={},
         maximum_by_category={}, by_phase={}, peak_phase="backward", peak_operation="", work={},
         context_bytes=gpu.context_bytes_estimate, workspace_bytes=0, capacity_bytes=gpu.memory_bytes, padding=False,
-        micro_batch_size=8, gradient_accumulation_steps=1, parameters=0, trainable_parameters=0, timeline=timeline,
+        micro_batch_size=8, gradient_accumulation_steps=1, parameters=0, trainable_parameters=0, has_experts=False,
+        timeline=timeline,
     )  # fmt: skip
     return replace(found, **changes)
 

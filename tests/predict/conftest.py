@@ -10,3 +10,4 @@ def emulator():
         pytest.skip("the emulated GPU is not set up: make emulator")
     yield
     call.PROCESSES.end()
+    call.TRUNK.end()

@@ -8,9 +8,11 @@ from workbench import Recipe
 from workbench.errors import ConfigurationError, UnavailableError
 from workbench.gpus.catalogue import gpu
 from workbench.gpus.emulator import call, place
+from workbench.gpus.process import Fork
 from workbench.measure.categories import Category, Phase
 from workbench.predict import predict as module
-from workbench.predict.predict import EMULATOR, SHADOW, engine_for, predict
+from workbench.predict import worker as prediction_worker
+from workbench.predict.predict import CPU, EMULATOR, SHADOW, engine_for, predict
 from workbench.predict.report import prediction_text
 from workbench.run.run import run
 from workbench.techniques import (
@@ -186,6 +188,19 @@ def test_asked_for_and_not_set_up_it_says_how(monkeypatch):
 def test_each_engine_has_predictions_of_its_own(monkeypatch):
     keys = {module._key(SMALL, "t4", False, engine) for engine in module.ENGINES}
     assert len(keys) == 2
+
+
+def test_a_shadow_that_is_a_fork_of_the_emulators_process_casts_the_same():
+    prediction_worker.SHADOWS.end()
+    call.start_process(gpu("t4"), prediction_worker.ON_CARD)
+    asked = SMALL | MixedPrecision("fp16") | Lora(), ["t4", "h100", CPU], False
+    forked = prediction_worker.ask(*asked)
+    assert isinstance(prediction_worker.SHADOWS.workers["shadow"], Fork)
+    prediction_worker.SHADOWS.end()
+    call.TRUNK.end()
+    alone = prediction_worker.ask(*asked)
+    assert [replace(one, versions={}) for one in alone] == [replace(one, versions={}) for one in forked]
+    assert not isinstance(prediction_worker.SHADOWS.workers["shadow"], Fork)
 
 
 def test_the_process_of_a_card_stays_warm_and_few_are_kept(monkeypatch):

@@ -17,6 +17,7 @@ from workbench import Recipe, predict
 from workbench.errors import ConfigurationError
 from workbench.gpus import process
 from workbench.gpus.catalogue import GPUS
+from workbench.gpus.emulator import call
 from workbench.measure.categories import Category, Phase, format_bytes
 from workbench.predict import cache as prediction_cache
 from workbench.predict import predict as predict_module
@@ -259,6 +260,7 @@ def test_a_worker_that_died_is_replaced(small):
 def test_a_worker_that_dies_while_it_works_says_so(monkeypatch):
     monkeypatch.setattr(process, "START", "import sys; sys.stderr.write('no room'); sys.exit(1)  # {path} {modules}")
     prediction_worker.SHADOWS.end()
+    call.TRUNK.end()  # or it would be a fork of this
     with pytest.raises(RuntimeError, match="no room"):
         prediction_worker.ask(None, [], False)
     assert prediction_worker.SHADOWS.workers == {}

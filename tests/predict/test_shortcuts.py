@@ -4,8 +4,12 @@ And what takes too long is ended.
 """
 
 import os
+import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +19,7 @@ from workbench import Recipe, predict
 from workbench.errors import ConfigurationError, UnavailableError
 from workbench.gpus.catalogue import gpu
 from workbench.gpus.emulator import call
-from workbench.gpus.process import Worker
+from workbench.gpus.process import Fork, Worker
 from workbench.predict import rows
 from workbench.predict import worker as prediction_worker
 from workbench.predict.engine import EMULATOR
@@ -205,3 +209,66 @@ class TestOnAnEmulatedGpu:
                 "t4",
                 engine=EMULATOR,
             )
+
+
+# ---- a fork of a process ----
+
+
+@pytest.fixture
+def trunk():
+    made = Worker(dict(os.environ), ("json",), name="trunk")
+    yield made
+    made.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks are for the emulated GPU")
+class TestForks:
+    def test_a_fork_has_an_environment_of_its_own_and_leaves_the_trunk_as_it_was(self, trunk):
+        one, other = (Fork(trunk, {"NAME": name}, name) for name in ("one", "other"))
+        assert [worker.call(os.getenv, "NAME") for worker in (one, other, trunk)] == ["one", "other", None]
+        assert len({worker.call(os.getpid) for worker in (one, other, trunk)}) == 3
+        one.close()
+        assert (one.alive(), other.call(abs, -1), trunk.call(abs, -2)) == (False, 1, 2)
+        other.close()
+
+    def test_what_is_killed_says_so_and_is_gone(self, trunk):
+        fork = Fork(trunk, {}, "the fork")
+        with pytest.raises(UnavailableError, match=r"the fork: it was killed in the middle \(a signal\)"):
+            fork.call(os.kill, fork.process.pid, signal.SIGKILL)
+        assert not fork.alive()
+        assert not Path(f"/proc/{fork.process.pid}").exists()  # not even a zombie
+        fork.close()
+
+    def test_an_error_in_a_fork_is_its_answer(self, trunk):
+        fork = Fork(trunk, {}, "the fork")
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            fork.call(divmod, 1, 0)
+        assert fork.call(os.getpid) == fork.process.pid
+        fork.close()
+
+    def test_one_that_takes_too_long_is_ended(self, trunk):
+        fork = Fork(trunk, {}, "the fork")
+        with pytest.raises(UnavailableError, match="no answer within 0.2 s"):
+            fork.call(time.sleep, 60, time_limit=0.2)
+        assert fork.process.wait(10)
+        fork.close()
+
+    def test_forks_live_without_the_trunk_and_its_end_is_seen(self, trunk):
+        fork = Fork(trunk, {}, "the fork")
+        with pytest.raises(UnavailableError, match=r"trunk: it was killed in the middle \(signal 9\)"):
+            trunk.call(os.kill, trunk.process.pid, signal.SIGKILL)
+        assert fork.call(abs, -1) == 1
+        fork.close()
+
+    def test_they_end_with_their_owner(self):
+        code = (
+            "import os; from workbench.gpus.process import Fork, Worker\n"
+            "trunk = Worker(dict(os.environ), ()); fork = Fork(trunk, dict(os.environ), 'fork')\n"
+            "print(fork.process.pid, trunk.process.pid, flush=True); os._exit(0)"
+        )
+        said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        left = [Path(f"/proc/{pid}/stat") for pid in said.split()]
+        deadline = time.monotonic() + 10
+        while any(path.exists() and path.read_text().split()[2] != "Z" for path in left):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)

@@ -8,6 +8,8 @@ import the caller's main module in it, which runs a script that has no `if __nam
 import atexit
 import os
 import pickle
+import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -55,6 +57,10 @@ class Worker:
         """False in a fork of the owner too: the pipes are the owner's."""
         return self.owner == os.getpid() and self.process.poll() is None
 
+    def killed_by(self) -> str:
+        """What signal ended it, in words; empty if it ended otherwise."""
+        return f"signal {-self.process.returncode}" if (self.process.returncode or 0) < 0 else ""
+
     def call(
         self, function: Callable[..., Any], *args: Any, time_limit: float = threading.TIMEOUT_MAX, **kwargs: Any
     ) -> Any:
@@ -89,9 +95,9 @@ class Worker:
                     f"{self.name}: no answer within {time_limit:g} s, so it was ended; the next call starts another. "
                     "Ask for a smaller model, batch or length, or give it a longer time_limit."
                 ) from None
-            if (self.process.returncode or 0) < 0:
+            if signal_in_words := self.killed_by():
                 raise UnavailableError(
-                    f"{self.name}: it was killed in the middle (signal {-self.process.returncode}), as where the "
+                    f"{self.name}: it was killed in the middle ({signal_in_words}), as where the "
                     "machine's memory runs out; the next call starts another. Ask for less if that is killed too."
                 ) from None
             self.words.seek(0)
@@ -111,6 +117,47 @@ class Worker:
         for stream in (self.calls, self.answers, self.words):
             with suppress(BrokenPipeError):  # what was not read before the end
                 stream.close()
+
+
+class Fork(Worker):
+    """A worker that has at once what another one has imported, as a fork of it. On Linux.
+
+    Args:
+        trunk: the other one. It must not have used a GPU, which a fork could not go on with.
+        environment: the fork's environment variables, for what is asked of them from now on.
+    """
+
+    def __init__(self, trunk: Worker, environment: Mapping[str, str], name: str) -> None:
+        (asked, self_asks), (self_hears, answered) = os.pipe(), os.pipe()
+        self.owner, self.name, self.words = os.getpid(), name, os.fdopen(os.dup(trunk.words.fileno()), "rb")
+        self.calls, self.answers = os.fdopen(self_asks, "wb"), os.fdopen(self_hears, "rb")
+        pipes = [f"/proc/{os.getpid()}/fd/{end}" for end in (asked, answered)]
+        try:
+            self.process: Any = Grandchild(trunk.call(fork, dict(environment), *pipes))
+        finally:
+            os.close(asked)
+            os.close(answered)
+
+    def killed_by(self) -> str:
+        return "a signal"  # whatever else goes wrong in a fork is its answer
+
+
+class Grandchild:
+    """What `Popen` is for a child, as far as a worker asks. Only its parent is told how it ends."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid, self.handle = pid, os.fdopen(os.pidfd_open(pid), "rb", buffering=0)
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.handle.fileno(), signal.SIGKILL)
+
+    def wait(self, timeout: float | None = None) -> list[Any]:
+        """Not empty once it has ended."""
+        return select.select([self.handle], [], [], timeout)[0]
+
+    def poll(self) -> list[Any] | None:
+        return self.wait(0.0) or None
 
 
 class Kept:
@@ -156,6 +203,8 @@ class Kept:
 
 # ---- in the child ----
 
+_pipes: list[IO[bytes]] = []  # that it serves
+
 
 def serve(modules: Sequence[str]) -> None:
     """Answer calls until the caller closes the pipe. Whatever a library prints goes to standard error."""
@@ -167,11 +216,32 @@ def serve(modules: Sequence[str]) -> None:
     with pause_collector():
         for name in modules:
             import_module(name)
-    answered = True
+    _answer(calls, answers)
+
+
+def _answer(*pipes: IO[bytes]) -> None:
+    answered, _pipes[:] = True, pipes
     while answered:
         with freeze_living_objects():  # a collection then leaves half a million objects of the libraries out
-            answered = _answer_one(calls, answers)
+            answered = _answer_one(*pipes)
             collect_garbage()  # of this call, before it is frozen by the next; the caller has his answer already
+
+
+def fork(environment: Mapping[str, str], calls: str, answers: str) -> int:
+    """The number of a fork of this process, which has this environment and serves the pipes of these names."""
+    with open(calls, "rb") as asked, open(answers, "wb") as told:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for it
+        if number := os.fork():
+            return number
+        try:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for pipe in _pipes:
+                pipe.close()  # or nobody would see it when the process that was forked ends
+            os.environ.clear()
+            os.environ.update(environment)
+            _answer(asked, told)
+        finally:
+            os._exit(0)
 
 
 def _answer_one(calls: IO[bytes], answers: IO[bytes]) -> bool:

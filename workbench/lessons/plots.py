@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from workbench.measure.categories import Category, Phase, format_bytes
-from workbench.measure.emulated import EMULATED
+from workbench.measure.emulated import emulated
 from workbench.measure.timeline import Timeline
 from workbench.predict.life import life_table
 from workbench.predict.phases import Life
@@ -20,7 +20,7 @@ from workbench.records.record import Record
 
 GREY = "#808080"
 MIB = 2**20
-NO_VALUES = EMULATED and WITHOUT_VALUES  # what a lesson says in place of a value; empty on every other device
+NO_VALUES = emulated() and WITHOUT_VALUES  # what a lesson says in place of a value; empty on every other device
 # Okabe and Ito, "Color Universal Design" (2008): told apart with every kind of colour vision
 COLOURS: dict[Category, str] = {
     Category.WEIGHTS: "#0072B2",

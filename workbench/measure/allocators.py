@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from workbench.measure.emulated import EMULATED
+from workbench.measure.emulated import emulated
 from workbench.measure.garbage import collect_garbage
 
 
@@ -42,7 +42,7 @@ class DeviceAllocator:
 
 
 class CudaAllocator(DeviceAllocator):
-    source = f"emulated:{EMULATED}" if EMULATED else "cuda-allocator"
+    source = f"emulated:{emulated()}" if emulated() else "cuda-allocator"
     enforces_caps = True
 
     def prepare(self) -> None:

@@ -2,5 +2,9 @@
 
 import os
 
-EMULATED = os.environ.get("EMULATED_CARD", "")  # the card's name
 NOT_COMPUTED = "emulated GPU: nothing was computed, so there is no loss, no text and no speed"
+
+
+def emulated() -> str:
+    """The card's name, or nothing. Asked anew each time: a fork of this process may play another."""
+    return os.environ.get("EMULATED_CARD", "")

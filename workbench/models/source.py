@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import ConfigurationError, explained
-from workbench.measure.emulated import EMULATED
+from workbench.measure.emulated import emulated
 from workbench.models.family import positions
 from workbench.models.hub import require
 from workbench.models.known import PUBLISHED
@@ -38,7 +38,7 @@ def resolve_auto(name: str, device_type: str) -> str:
     embedded = (EMBEDDED, "embedded, 2.8 M parameters, because this machine has no GPU")
     new = (f"{RANDOM}gpt2", "124 M new parameters: an emulated GPU computes nothing with weights")
     hub = ("gpt2", f"from the hub, 124 M parameters, because this machine has {device_type}")
-    chosen, why = embedded if device_type == "cpu" else new if EMULATED else hub
+    chosen, why = embedded if device_type == "cpu" else new if emulated() else hub
     print(f"model: auto is {chosen} ({why})")
     return chosen
 

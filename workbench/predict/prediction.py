@@ -51,6 +51,7 @@ class Prediction:
     gradient_accumulation_steps: int
     parameters: int
     trainable_parameters: int
+    has_experts: bool  # which of them a token goes to depends on values: real peaks differ
     versions: dict[str, str] = field(default_factory=dict)
     timeline: "TensorTimeline | None" = field(default=None, compare=False, repr=False)
 

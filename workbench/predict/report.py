@@ -3,9 +3,6 @@
 from workbench.errors import WorkbenchError
 from workbench.gpus.catalogue import GPUS
 from workbench.measure.categories import format_bytes
-from workbench.models.known import has_experts
-from workbench.models.load import load_config
-from workbench.models.source import locate_config
 from workbench.predict.engine import engine_words
 from workbench.predict.prediction import Prediction
 
@@ -30,7 +27,7 @@ def prediction_text(prediction: Prediction) -> str:
     ]
     most = {name: format_bytes(size) for name, size in p.maximum_by_category.items()}
     lines += [_line(name, size, most[name], p) for name, size in p.by_category.items()]
-    lines += [f"  note   {ROUTING}"] if has_experts(load_config(locate_config(p.model))) else []
+    lines += [f"  note   {ROUTING}"] if p.has_experts else []
     lines += ["", f"  {'':18}{'peak':>12}"]
     return "\n".join([*lines, *(_line(name, size, "", p) for name, size in p.by_phase.items())])
 

@@ -9,6 +9,7 @@ from datasets import Dataset
 
 from workbench.errors import ConfigurationError
 from workbench.measure.meter import Meter
+from workbench.models.known import has_experts
 from workbench.models.load import load_tokenizer
 from workbench.models.source import ModelSource, locate_config
 from workbench.recipe import Recipe
@@ -75,12 +76,14 @@ def assembled(
 
 def facts(trainer: SeamTrainer, parameters: tuple[int, int], micro_batches: int, padding: bool) -> dict[str, Any]:
     """The fields of a `Prediction` that a trainer knows when it has trained."""
+    model: Any = trainer.model
     return {
         "micro_batch_size": trainer.micro_batch_size,
         "gradient_accumulation_steps": micro_batches,
         "parameters": parameters[0],
         "trainable_parameters": parameters[1],
         "padding": padding,
+        "has_experts": has_experts(model.config),
     }
 
 

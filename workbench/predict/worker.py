@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.errors import WorkbenchError, explained
 from workbench.gpus.catalogue import Gpu
-from workbench.gpus.process import Kept, Worker
+from workbench.gpus.process import Fork, Kept, Worker
 from workbench.recipe import Recipe
 from workbench.run.world import LAUNCHERS_VARIABLES
 
@@ -68,14 +68,25 @@ def start(gpu: str = "h100") -> None:
 
 
 def _started() -> Worker:
-    return Worker(_environment(), MODULES, name="prediction worker")
+    """A fork of the emulator's process, if there is one: it has loaded the libraries already."""
+    from workbench.gpus.emulator.call import TRUNK
+
+    name = "prediction worker"
+    trunk = TRUNK.workers.get("trunk")
+    return Fork(trunk, _environment(), name) if trunk and trunk.alive() else Worker(_environment(), MODULES, name=name)
 
 
 def _environment() -> dict[str, str]:
     """The caller's, without GPUs, and without what a launcher or a trainer in the caller has left there."""
     others = {name: value for name, value in os.environ.items() if name not in LAUNCHERS_VARIABLES}
     kept = {name: value for name, value in others.items() if not name.startswith("ACCELERATE_")}
-    return {**kept, "CUDA_VISIBLE_DEVICES": "", "EMULATED_CARD": "", "TOKENIZERS_PARALLELISM": "false"}
+    return {
+        **kept,
+        "CUDA_VISIBLE_DEVICES": "",
+        "EMULATED_GPU": "",
+        "EMULATED_CARD": "",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
 
 
 # ---- in the process of a card ----

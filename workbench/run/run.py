@@ -25,7 +25,7 @@ from workbench.errors import ConfigurationError, UnavailableError, WorkbenchErro
 from workbench.gpus.emulator.call import also_on_emulated_devices
 from workbench.gpus.emulator.padding import announce_padding
 from workbench.measure.allocators import allocator_for, capped, total_bytes
-from workbench.measure.emulated import EMULATED, NOT_COMPUTED
+from workbench.measure.emulated import NOT_COMPUTED, emulated
 from workbench.measure.garbage import freeze_living_objects
 from workbench.measure.leaks import clear_frames
 from workbench.measure.meter import Meter
@@ -197,7 +197,7 @@ class _Execution:
 
     def __init__(self, job: Job, record: Record, options: Options) -> None:
         self.job, self.record, self.options = job, record, options
-        self.emulated = EMULATED if job.device.type == "cuda" else ""  # this process may be told to use its CPU
+        self.emulated = emulated() if job.device.type == "cuda" else ""  # this process may be told to use its CPU
         self.trainer: seams.SeamTrainer | None = None
         self.meter: Meter | None = None
 

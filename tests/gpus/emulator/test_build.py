@@ -95,15 +95,17 @@ def test_the_compiler_of_the_ziglang_package_is_taken(monkeypatch):
 def test_a_compiler_that_fails_says_so(monkeypatch, tmp_path):
     monkeypatch.setenv("CC", "false")
     monkeypatch.setattr(build, "wanted", lambda files: [build.Library("libcudart.so.13")])
+    (asker := tmp_path / build.ASKER).write_bytes(b"libcudart.so.13")
     with pytest.raises(UnavailableError, match=r"emulator: false could not build a stub library \(libemulator.so\)"):
-        build.stubs([], tmp_path)
+        build.stubs([asker], tmp_path)
     assert not list(tmp_path.glob("stubs-*"))
 
 
-@pytest.mark.parametrize("name", ["libcudart.so.11.0", "libcudart.so.14"])
-def test_another_cuda_is_refused(name):
+@pytest.mark.parametrize("name", ["libcudart.so.11", "libcudart.so.14"])
+def test_another_cuda_is_refused(name, tmp_path):
+    (asker := tmp_path / build.ASKER).write_bytes(b"\0cudaFree\0" + name.encode() + b"\0")
     with pytest.raises(UnavailableError, match=rf"emulator: this PyTorch wants {name}, and only CUDA 12 and 13"):
-        build.cuda_major([build.Library(name)])
+        build.cuda_major([asker])
 
 
 @pytest.mark.parametrize(("system", "machine"), [("darwin", "arm64"), ("win32", "AMD64"), ("linux", "aarch64")])

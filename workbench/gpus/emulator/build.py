@@ -62,7 +62,7 @@ def stubs(files: Iterable[Path], cache: Path) -> Path:
         with FileLock(cache / ".lock"), tempfile.TemporaryDirectory(dir=cache, prefix=".building-") as aside:
             if not (folder / OURS).is_file():  # which another process may have built meanwhile
                 (made := Path(aside, "stubs")).mkdir()
-                _build(wanted(files), made)
+                _build(wanted(files), cuda_major(files), made)
                 made.rename(folder)
     return folder
 
@@ -79,7 +79,7 @@ def _key(files: Iterable[Path]) -> str:
 def wanted(files: Iterable[Path]) -> list[Library]:
     """NVIDIA's libraries, as these files import from them."""
     files = list(files)
-    asked = b"".join(path.read_bytes() for path in files if path.name == ASKER)
+    asked = _asker(files)
     libraries = {
         name: Library(name, {found.decode(): "" for found in re.findall(pattern.encode(), asked)})
         for name, pattern in LIBRARIES["by_name"].items()
@@ -100,16 +100,19 @@ def wanted(files: Iterable[Path]) -> list[Library]:
     return sorted(libraries.values(), key=lambda library: library.name)
 
 
-def cuda_major(libraries: Iterable[Library]) -> int:
-    """12 or 13. Raises UnavailableError for another CUDA."""
-    names = [library.name for library in libraries if library.stem == "libcudart"]
-    found = re.search(r"\.so\.(\d+)", names[0]) if names else None
+def cuda_major(files: Iterable[Path]) -> int:
+    """12 or 13, as one of PyTorch's libraries says. Raises UnavailableError for another CUDA."""
+    found = re.search(rb"libcudart\.so\.(\d+)", _asker(files))
     if found is None or int(found[1]) not in (12, 13):
         raise UnavailableError(
-            f"emulator: this PyTorch wants {names[0] if names else 'no CUDA runtime'}, and only CUDA 12 and 13 are "
-            "emulated. Install a PyTorch that is built for one of them."
+            f"emulator: this PyTorch wants {found[0].decode() if found else 'no CUDA runtime'}, and only CUDA 12 and "
+            "13 are emulated. Install a PyTorch that is built for one of them."
         )
     return int(found[1])
+
+
+def _asker(files: Iterable[Path]) -> bytes:
+    return b"".join(path.read_bytes() for path in files if path.name == ASKER)
 
 
 # ---- compiling ----
@@ -129,9 +132,9 @@ def compiler() -> list[str]:
     )
 
 
-def _build(libraries: list[Library], folder: Path) -> None:
+def _build(libraries: list[Library], major: int, folder: Path) -> None:
     command = [*compiler(), "-std=gnu11", "-O1", "-fPIC", "-shared", "-pthread", "-fno-builtin"]
-    command += [f"-DCUDA_MAJOR={cuda_major(libraries)}", f"-I{SOURCES}"]
+    command += [f"-DCUDA_MAJOR={major}", f"-I{SOURCES}"]
     _compile([*command, str(SOURCES / "emulator.c"), f"-Wl,-soname,{OURS}", "-o", str(folder / OURS)])
     runtime = [library for library in libraries if library.stem == RUNTIME]
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:

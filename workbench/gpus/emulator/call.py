@@ -7,20 +7,21 @@ from typing import Any, ParamSpec, TypeVar, cast
 from workbench.gpus.catalogue import Gpu
 from workbench.gpus.emulator import place
 from workbench.gpus.emulator.card import emulated_card
-from workbench.gpus.emulator.launch import environment
-from workbench.gpus.process import Kept, Worker
+from workbench.gpus.emulator.launch import INSIDE, environment
+from workbench.gpus.process import Fork, Kept, Worker
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-PROCESSES = Kept(at_most=4)  # by the card's name; each takes half a gigabyte of the host's memory
+TRUNK = Kept()  # the one process that imports the libraries, and looks at no card
+PROCESSES = Kept(at_most=4)  # forks of it, by the card's name; each takes a few hundred megabytes of the host's memory
 
 
 def call_on(gpu: Gpu, function: Callable[..., R], *args: Any, modules: Sequence[str] = (), **kwargs: Any) -> R:
     """What the function returns in a process where torch sees this card, under the name `cuda`.
 
     Args:
-        modules: what a new process imports before the call; by default the function's own.
+        modules: what the first process of all imports before the call; by default the function's own.
         kwargs: the function's, and `time_limit` in seconds: a process that takes longer is ended.
 
     Raises:
@@ -32,12 +33,14 @@ def call_on(gpu: Gpu, function: Callable[..., R], *args: Any, modules: Sequence[
 
 
 def start_process(gpu: Gpu, modules: Sequence[str]) -> None:
-    """Start the card's process if there is none: it loads its libraries while the caller does something else."""
-    PROCESSES.start(gpu.name, partial(_started, gpu, modules))
+    """Start what the card's process will be a fork of: it loads its libraries while the caller does something else."""
+    told = {**environment(gpu), "EMULATED_TRUNK": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # this asks no driver
+    TRUNK.start("trunk", partial(Worker, told, modules, [str(INSIDE), *place.python_path()], "emulator's process"))
 
 
 def _started(gpu: Gpu, modules: Sequence[str]) -> Worker:
-    return Worker(environment(gpu), modules, place.python_path(), f"process with the emulated {gpu.title}")
+    start_process(gpu, modules)
+    return Fork(TRUNK.workers["trunk"], environment(gpu), f"process with the emulated {gpu.title}")
 
 
 def also_on_emulated_devices(function: Callable[P, R]) -> Callable[P, R]:

@@ -101,8 +101,7 @@ def _place() -> Path:
 def _libraries(torch: Path) -> list[Path]:
     """Every library that asks NVIDIA's for something: PyTorch's own, and those of bitsandbytes."""
     ours = [*torch.glob("lib/*.so"), *torch.glob("_C*.so")]
-    major = build.cuda_major(build.wanted(ours))
-    return [*ours, *_installed("bitsandbytes").glob(f"libbitsandbytes_cuda{major}*.so")]
+    return [*ours, *_installed("bitsandbytes").glob(f"libbitsandbytes_cuda{build.cuda_major(ours)}*.so")]
 
 
 def _fetch(place: Path) -> None:

@@ -49,16 +49,25 @@ def watch() -> None:
 
     Remember who allocates, from the first use of CUDA on; report at the end.
     """
-    if not os.environ.get("EMULATED_REPORTS"):
-        return
     import torch
 
+    if os.environ.get("EMULATED_TRUNK"):
+        torch.cuda.get_device_capability = capability
+    if not os.environ.get("EMULATED_REPORTS"):
+        return
     torch.cuda._lazy_call(Path(os.environ["EMULATED_REPORTS"], f"using-{os.getpid()}").touch)
     if os.environ.get("EMULATED_HISTORY"):
         remember = torch.cuda.memory._record_memory_history
         torch.cuda._lazy_call(lambda: remember(max_entries=HISTORY, stacks="python"))
     note_peaks_before_resets(torch)
     atexit.register(report, torch)
+
+
+def capability(device: Any = None) -> tuple[int, int]:
+    """As PyTorch would answer, but it would look at the card first, and can then be forked no more. torchao asks when
+    it is imported."""
+    told = dict(field.partition("=")[::2] for field in os.environ["EMULATED_GPU"].split(" "))
+    return int(told["major"]), int(told["minor"])
 
 
 def note_peaks_before_resets(torch: Any) -> None:
