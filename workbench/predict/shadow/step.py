@@ -25,7 +25,6 @@ from workbench.models.family import family_of
 from workbench.models.load import count_parameters, quiet
 from workbench.predict.rows import MICRO_BATCHES, STEPS, assembled, facts
 from workbench.predict.shadow.patches import cuda_choices, fill_tables, make_fake, scale_losses, traceable
-from workbench.predict.shadow.quick_mode import QuickFakeMode
 from workbench.predict.shadow.repeated import foreseen
 from workbench.predict.shadow.stand_ins import (
     EightBitAdamW,
@@ -118,7 +117,7 @@ class _Shadow:
     micro_batches: int = 1  # of a step
 
     def run(self, gpu: Gpu | None) -> Trace:
-        mode = QuickFakeMode(allow_non_fake_inputs=True)
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
         counted = count_parameters(self.model)
         make_fake(self.model, mode, DEVICE)
         meter = Meter(self.model, before_bytes=0, tracker=self.tracker)
