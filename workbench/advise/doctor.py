@@ -16,7 +16,6 @@ from workbench.errors import ConfigurationError, UnavailableError
 from workbench.gpus.catalogue import MIB, of_device
 from workbench.gpus.emulator.card import DEVICE
 from workbench.measure.categories import Phase, format_bytes
-from workbench.measure.leaks import holders
 from workbench.paths import beside
 from workbench.predict import predict as prediction
 from workbench.predict.life import predict_life
@@ -260,6 +259,8 @@ class _Failure:
 
     def checklist(self) -> tuple[str, ...]:
         """What holds tensors in this process, and how to let go of them."""
+        from workbench.measure.leaks import holders  # which imports torch
+
         words = WORDS["checklist"]
         if self.emulated:
             return (words["emulated"],)
