@@ -2,7 +2,8 @@
 
     python tools/try_wheel.py                                            # PyTorch and Transformers as pinned here
     python tools/try_wheel.py --platform colab --python python3.13       # with what Colab has, by data/platforms
-    python tools/try_wheel.py --oldest                                   # every lower bound of pyproject.toml
+    python tools/try_wheel.py --libraries oldest                         # every lower bound of pyproject.toml
+    python tools/try_wheel.py --libraries newest                         # whatever the package index has
     python tools/try_wheel.py --lessons                                  # with the extra, and a notebook executed
 
 What is not named comes in the newest version that the package index has, PyTorch on Linux with its CUDA libraries
@@ -136,7 +137,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Build the wheel and use it in an empty environment.")
     parser.add_argument("--torch", default=pinned("torch"))
     parser.add_argument("--transformers", default=pinned("transformers"))
-    parser.add_argument("--oldest", action="store_true", help="everything at its lower bound")
+    parser.add_argument(
+        "--libraries", choices=("pinned", "newest", "oldest"), default="pinned", help="oldest: all at the lower bounds"
+    )
     parser.add_argument("--platform", choices=PLATFORMS, help="with the versions that it publishes; implies --lessons")
     parser.add_argument("--lessons", action="store_true", help="with the extra `lessons`; executes a notebook")
     parser.add_argument("--python", default=sys.executable, help="the interpreter of the environment")
@@ -145,8 +148,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         wheel = build_wheel(folder)
-        versions = {"torch": args.torch, "transformers": args.transformers}
-        if args.oldest:
+        pins = {"torch": args.torch, "transformers": args.transformers}
+        versions = pins if args.libraries == "pinned" else {}
+        if args.libraries == "oldest":
             versions = lower_bounds(wheel_requirements(wheel), "lessons" if args.lessons else "")
         if args.platform:
             versions = kept(args.platform, wheel_requirements(wheel))
