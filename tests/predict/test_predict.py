@@ -248,6 +248,45 @@ print(first)
         os.kill(int(done.stdout), 0)
 
 
+OWN = """
+from dataclasses import dataclass
+from workbench import Recipe, predict
+from workbench.settings import setting
+from workbench.techniques.base import Call, Numerics, Technique
+
+def freeze(model, tensors):
+    for parameter in list(model.parameters())[:tensors]:
+        parameter.requires_grad_(False)
+    return model
+
+@dataclass(frozen=True)
+class FreezeSome(Technique):
+    tensors: int = setting(10, "how many", minimum=1)
+    name, title, costs, numerics = "freeze_some", "Freeze some", "quality", Numerics.DIFFERENT
+
+    def model(self, family):
+        return Call(freeze, self.settings())
+
+small = Recipe(model="gpt2-tiny", effective_batch_size=2, sequence_length=16)
+print(predict(small | FreezeSome(), "t4").trainable_parameters, predict(small, "t4").trainable_parameters)
+"""
+
+
+def test_a_technique_that_a_notebook_defines_is_predicted_and_its_next_definition_too(tmp_path):
+    program = f"""
+from IPython.core.interactiveshell import InteractiveShell
+cell = InteractiveShell.instance().run_cell
+cell({OWN!r}).raise_error()
+cell({OWN.replace("[:tensors]", "[:-tensors]")!r}).raise_error()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False,
+        env={**os.environ, "IPYTHONDIR": str(tmp_path)},
+    )  # fmt: skip
+    (some, whole), (less, same) = (map(int, line.split()) for line in done.stdout.splitlines())
+    assert less < some < whole == same, done.stderr
+
+
 def test_a_worker_that_died_is_replaced(small):
     predict(small)
     worker = prediction_worker.SHADOWS.workers["shadow"]

@@ -74,12 +74,14 @@ class Worker:
             UnavailableError: it took longer than the limit.
             RuntimeError: another failure there, or the end of the child; with the last words it wrote.
         """
+        import dill  # sends what a notebook or a script has defined along, where pickle sends its name
+
         try:
-            written = pickle.dumps((function, args, kwargs))
+            written = dill.dumps((function, args, kwargs), recurse=True)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise ConfigurationError(
-                f"{self.name}: what it is asked cannot be sent to another process ({error}). Define your own "
-                "techniques at the top of an importable module; a function cannot observe what happens there."
+                f"{self.name}: what it is asked cannot be sent to another process ({error}). Let your own technique "
+                "hold plain settings; a function cannot observe what happens there."
             ) from None
         clock, began = threading.Timer(time_limit, self.process.kill), time.monotonic()
         clock.start()

@@ -8,6 +8,7 @@ that allocator: everywhere, and for this machine's CPU. The environment variable
 
 import hashlib
 import json
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
@@ -90,7 +91,8 @@ def resolved(recipe: Recipe, gpus: list[str]) -> Recipe:
 
 def _key(recipe: Recipe, gpu: str, padding: bool, engine: str) -> str:
     """Cache key: changes with recipe, GPU, versions of the libraries, the workbench's own code, the model's config."""
-    facts = [recipe.to_dict(), gpu, padding, engine, versions(), _own_code(), _config(recipe.model)]
+    others = [_definition(type(technique)) for technique in recipe.techniques]
+    facts = [recipe.to_dict(), gpu, padding, engine, versions(), _own_code(), _config(recipe.model), others]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
 
 
@@ -101,6 +103,16 @@ def _own_code() -> str:
     for path in sorted(path for ending in endings for path in PACKAGE.rglob(f"*.{ending}")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def _definition(kind: type) -> str:
+    """Of a technique that is not the workbench's: its file, or what a notebook has defined, may change."""
+    import dill
+
+    if kind.__module__.partition(".")[0] == PACKAGE.name:
+        return ""
+    file = getattr(sys.modules[kind.__module__], "__file__", None)
+    return hashlib.sha256(Path(file).read_bytes() if file else dill.dumps(kind, recurse=True)).hexdigest()
 
 
 def _config(model: str) -> str:
