@@ -44,7 +44,7 @@ TECHNIQUES = [
     "lora", "lora=targets:c_attn+c_fc+c_proj,dropout:0.1",
     "mixed_precision=dtype:bf16", "mixed_precision=dtype:fp16",
     "optimizer=kind:adamw_8bit", "optimizer=kind:adafactor", "optimizer=kind:sgd_momentum",
-    "optimizer=kind:adamw_4bit_stochastic",
+    "optimizer=kind:adamw_4bit_stochastic", "optimizer=kind:adamw_paged", "optimizer=kind:adamw_8bit_paged",
     "optimizer_offloading", "optimizer_offloading=to:disk",
     "padding", "padding=group_by_length:true",
     "prefix_tuning",

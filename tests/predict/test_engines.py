@@ -203,6 +203,19 @@ def test_a_shadow_that_is_a_fork_of_the_emulators_process_casts_the_same():
     assert not isinstance(prediction_worker.SHADOWS.workers["shadow"], Fork)
 
 
+@pytest.mark.parametrize("kind", ["adamw_paged", "adamw_8bit_paged"])
+def test_states_in_unified_memory_are_on_the_host_in_both_engines(kind, tmp_path):
+    recipe = LARGE | GradientCheckpointing() | Optimizer(kind=kind)
+    real, shadow = (predict(recipe, "t4", engine=engine) for engine in (EMULATOR, SHADOW))
+    assert shadow.peak_allocated_bytes == real.peak_allocated_bytes
+    states = [prediction.maximum_by_category["optimizer_states"] for prediction in (real, shadow)]
+    assert states[0] == states[1] < 4_000_000
+    bytes_each = 2 if kind == "adamw_8bit_paged" else 8
+    record = run(recipe, device="emulated:t4", folder=tmp_path)
+    assert record.peak_host_bytes > bytes_each * 0.99 * record.parameters
+    assert record.maximum_by_category["optimizer_states"] < 0.01 * record.peak_host_bytes
+
+
 def test_the_process_of_a_card_stays_warm_and_few_are_kept(monkeypatch):
     predict(replace(SMALL, steps=5), "h100", engine=EMULATOR)
     first = call.PROCESSES.workers["h100"].process.pid

@@ -21,14 +21,18 @@ from workbench.techniques import (
     PromptTuning,
     Qlora,
 )  # fmt: skip
-from workbench.techniques.optimizer import FOREACH, TRAINER
+from workbench.techniques.optimizer import KINDS
 
 BAND = 0.005  # of the measured peak, and of each category; 0.02% were seen
 NEGLIGIBLE = 0.001  # of the peak, in a category that is itself small
 MORE = (
     ActivationOffloading(to="disk"),
     OptimizerOffloading(to="disk"),
-    *(Optimizer(kind=kind) for kind in (*TRAINER, *FOREACH) if Optimizer(kind=kind) != Optimizer()),
+    *(
+        Optimizer(kind=kind)
+        for kind, table in KINDS.items()
+        if "library" not in table and "cpu" in table.get("devices", ["cpu"]) and Optimizer(kind=kind) != Optimizer()
+    ),
     Padding(dynamic=False),
     Qlora(double_quantization=False),
     *(Optimizer(kind=kind) for kind in ("adamw_4bit_stochastic", "adamw_kahan")),

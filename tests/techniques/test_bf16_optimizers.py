@@ -8,7 +8,7 @@ from workbench.measure.categories import Category
 from workbench.recipe import Recipe
 from workbench.run.run import run
 from workbench.techniques import Lora, Optimizer, PureBf16
-from workbench.techniques.optimizer import LIBRARIES, PACKAGES, piecewise
+from workbench.techniques.optimizer import KINDS, piecewise
 
 pytest.importorskip("torchao")
 pytest.importorskip("optimi")
@@ -59,18 +59,21 @@ def test_a_step_in_pieces_is_the_step():
     assert all(piece.grad is None for parts in optimizer.pieces.values() for piece in parts)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in LIBRARIES if kind != "adamw_flash"])
+LIBRARIES = [kind for kind, table in KINDS.items() if "library" in table and "devices" not in table]
+
+
+@pytest.mark.parametrize("kind", LIBRARIES)
 def test_without_the_package_it_is_unavailable_with_the_cure(monkeypatch, kind):
     monkeypatch.setattr("workbench.techniques.optimizer.find_spec", lambda name: None)
-    (package,) = PACKAGES[kind].values()
+    ((module, package),) = KINDS[kind]["packages"].items()
     assert Optimizer(kind=kind).missing("cpu") == (
-        f"optimizer=kind:{kind} needs {next(iter(PACKAGES[kind]))}. Install it with: pip install {package}"
+        f"optimizer=kind:{kind} needs {module}. Install it with: pip install {package}"
     )
 
 
 def test_flashoptim_is_for_cuda_and_for_bf16_weights(recipe):
     chosen = Optimizer(kind="adamw_flash")
-    assert "CUDA alone" in chosen.missing("cpu")
+    assert chosen.missing("cpu").endswith("has no kernels for cpu. Use kind:adamw_8bit_stochastic.")
     with pytest.raises(ConfigurationError, match="Add pure_bf16 and no adapter"):
         chosen.check_model(torch.nn.Linear(2, 2))
     chosen.check_model(torch.nn.Linear(2, 2).bfloat16())

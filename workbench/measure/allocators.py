@@ -42,8 +42,11 @@ class DeviceAllocator:
 
 
 class CudaAllocator(DeviceAllocator):
-    source = f"emulated:{emulated()}" if emulated() else "cuda-allocator"
     enforces_caps = True
+
+    @property
+    def source(self) -> str:  # type: ignore[override]
+        return f"emulated:{emulated()}" if emulated() else "cuda-allocator"
 
     def prepare(self) -> None:
         collect_garbage()

@@ -7,39 +7,11 @@ from importlib.util import find_spec
 from typing import Any
 
 from workbench.errors import ConfigurationError
+from workbench.paths import beside
 from workbench.settings import setting
 from workbench.techniques.base import Arguments, Call, Capability, Numerics, Stage, Technique
 
-# the Trainer's own names for them (transformers, `OptimizerNames`)
-TRAINER: dict[str, Arguments] = {
-    "adamw_fused": {"optim": "adamw_torch_fused"},
-    "sgd": {"optim": "sgd"},
-    "sgd_momentum": {"optim": "sgd", "optim_args": "momentum=0.9"},
-    "adafactor": {"optim": "adafactor"},
-    "adamw_8bit": {"optim": "adamw_8bit"},
-}
-# the Trainer's `adamw_torch` leaves the choice to PyTorch: foreach on a GPU, the loop on a CPU
-FOREACH = {"adamw_foreach": True, "adamw_loop": False}
-# AdamW of other libraries: module, class, its settings, and the elements of a piece if its step is taken in pieces
-PIECE = 2**22
-LIBRARIES: dict[str, tuple[str, str, Arguments, int]] = {
-    "adamw_stochastic": ("torchao.optim", "_AdamW", {"bf16_stochastic_round": True}, PIECE),
-    "adamw_8bit_stochastic": ("torchao.optim", "AdamW8bit", {"bf16_stochastic_round": True}, PIECE),
-    "adamw_4bit_stochastic": ("torchao.optim", "AdamW4bit", {"bf16_stochastic_round": True}, PIECE),
-    "adamw_kahan": ("optimi", "AdamW", {"kahan_sum": True, "triton": False, "foreach": False}, PIECE),
-    "adamw_flash": ("flashoptim", "FlashAdamW", {}, 0),
-}
-# what a kind needs: the module, and the package that brings it
-PACKAGES = {kind: {"torchao": "torchao"} for kind in LIBRARIES if kind.endswith("stochastic")} | {
-    "adamw_8bit": {"bitsandbytes": "bitsandbytes"},
-    "adamw_kahan": {"optimi": "torch-optimi"},
-    "adamw_flash": {"triton": "triton", "flashoptim": "flashoptim"},
-}
-NUMERICS = dict.fromkeys(("adamw_8bit", *LIBRARIES), Numerics.APPROXIMATE)
-NUMERICS |= dict.fromkeys(("adamw_fused", *FOREACH), Numerics.EXACT)
-# SGD does not divide by the size of the gradient, and needs a far larger rate: the best of 100, 300, 1,000 and 2,000
-# times Adam's, with momentum of 30 and 100, for the embedded model after 30 steps on Shakespeare
-LEARNING_RATE_FACTORS = {"sgd": 1000.0, "sgd_momentum": 100.0}
+KINDS: dict[str, Arguments] = beside(__file__, "optimizer.toml")
 
 
 @dataclass(frozen=True)
@@ -50,16 +22,18 @@ class Optimizer(Technique):
     Bytes of state for a parameter matrix (C, D) in fp32: AdamW 8·C·D; AdamW with 8-bit states 2·C·D, and 8 for every
     256 parameters (Dettmers et al., "8-bit Optimizers via Block-wise Quantization", arXiv 2110.02861); Adafactor
     4·(C + D) (Shazeer and Stern, "Adafactor", arXiv 1804.04235); SGD none, with momentum 4·C·D. bitsandbytes keeps
-    32-bit states for tensors of fewer than 4,096 elements, and the Trainer asks it to do so for embeddings too.
+    32-bit states for tensors of fewer than 4,096 elements, and the Trainer asks it to do so for embeddings too. The
+    paged ones have states of 100,000 elements and more in CUDA's unified memory: the host's, from where the driver
+    moves pages to the GPU and back (Dettmers et al., "QLoRA", arXiv 2305.14314).
 
     Under bf16 weights (Zamirai et al., arXiv 2010.06192) the stochastic ones of torchao round an updated weight up or
     down by chance, so that small updates arrive on average; their states are in the weights' type, in 8 bits or in 4
     (Li et al., arXiv 2309.01507). Kahan's sum, of optimi, keeps what was rounded away, 2 more bytes a parameter. They
-    work in fp32 on `PIECE` elements of a parameter at a time. FlashOptim keeps the next 8 bits of each weight and two
+    work in fp32 on 2²² elements of a parameter at a time. FlashOptim keeps the next 8 bits of each weight and two
     states of 8 bits, with a scale of 2 bytes for 32 of them, in one kernel of Triton's.
     """
 
-    kind: str = setting("adamw_8bit", "which optimizer", choices=(*TRAINER, *FOREACH, *LIBRARIES))
+    kind: str = setting("adamw_8bit", "which optimizer", choices=tuple(KINDS))
 
     stage = Stage.OPTIMIZE
     brings = frozenset({Capability.OPTIMIZER})
@@ -70,20 +44,19 @@ class Optimizer(Technique):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "numerics", NUMERICS.get(self.kind, Numerics.DIFFERENT))
-        object.__setattr__(self, "learning_rate_factor", LEARNING_RATE_FACTORS.get(self.kind, 1.0))
+        object.__setattr__(self, "numerics", Numerics(self._of("numerics", Numerics.DIFFERENT)))
+        object.__setattr__(self, "learning_rate_factor", self._of("learning_rate_factor", 1.0))
+
+    def _of(self, name: str, otherwise: Any = None) -> Any:
+        """What the kind's table says."""
+        return KINDS[self.kind].get(name, otherwise)
 
     def missing(self, device_type: str) -> str | None:
-        if self.kind == "adamw_flash" and device_type != "cuda":
-            return (
-                f"optimizer=kind:adamw_flash has kernels for CUDA alone, and this run is on the {device_type}. Use "
-                "kind:adamw_8bit_stochastic."
-            )
-        for package, name in PACKAGES.get(self.kind, {}).items():
+        if device_type not in self._of("devices", [device_type]):
+            return f"optimizer=kind:{self.kind} has no kernels for {device_type}. Use kind:{self._of('instead')}."
+        for package, name in self._of("packages", {}).items():
             if find_spec(package) is None:
                 return f"optimizer=kind:{self.kind} needs {package}. Install it with: pip install {name}"
-        if self.kind == "adamw_8bit" and device_type == "mps":
-            return "optimizer=kind:adamw_8bit has no kernels for mps. Use kind:adafactor, or --device cpu."
         return None
 
     def check_model(self, model: Any) -> None:
@@ -95,10 +68,10 @@ class Optimizer(Technique):
             )
 
     def training_arguments(self, arguments: Arguments) -> Arguments:
-        return {**arguments, **TRAINER.get(self.kind, {})}
+        return {**arguments, **self._of("trainer", {})}
 
     def run_context(self) -> AbstractContextManager[Any]:
-        if self.kind != "adamw_8bit":
+        if "bitsandbytes" not in self._of("packages", {}):
             return super().run_context()
         # The Trainer tells bitsandbytes about embeddings in one object for the whole process, which would hold the
         # embeddings of a model that is gone, and apply its settings, kept by the position of a parameter, to the
@@ -111,12 +84,10 @@ class Optimizer(Technique):
 
     def trainer(self) -> Call | None:
         """None where the Trainer makes the optimizer by itself."""
-        if self.kind in FOREACH:
-            return Call(use_adamw, {"foreach": FOREACH[self.kind]})
-        if self.kind not in LIBRARIES:
-            return None
-        module, name, settings, piece = LIBRARIES[self.kind]
-        return Call(use_library, {"module": module, "name": name, "settings": settings, "piece": piece})
+        if (foreach := self._of("foreach")) is not None:
+            return Call(use_adamw, {"foreach": foreach})
+        library = self._of("library")
+        return Call(use_library, library) if library else None
 
     def stand_in(self) -> Technique:
         """FlashOptim's kernels are Triton's: the same states, at the same moments, and no arithmetic."""

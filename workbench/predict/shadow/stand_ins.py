@@ -4,7 +4,8 @@ One for each kind of storage that the library brings, whichever technique asks f
 bytes are those of its release 0.50, as each docstring names them.
 """
 
-from math import ceil
+import math
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from workbench.techniques.base import Arguments, Call
 
 SCALED, SCALES_SCALED = 64, 256  # 4-bit numbers that share a scale, and scales that do
 EIGHT_BIT_BLOCK, EIGHT_BIT_MINIMUM, EIGHT_BIT_VALUES = 256, 4096, 256  # `Optimizer2State`
+PAGED_MINIMUM = 100_000  # elements: `get_state_buffer`
 
 
 # ---- weights of 4 bits ----
@@ -96,33 +98,36 @@ class FourBitLinear(torch.nn.Linear):
 
 def _scales(numbers: int, double: bool) -> dict[str, torch.Tensor]:
     """What belongs to so many 4-bit numbers: `QuantState`, as `quantize_4bit` fills it."""
-    count = ceil(numbers / SCALED)
+    count = math.ceil(numbers / SCALED)
     made = {"code": torch.empty(16), "absmax": torch.empty(count)}  # the values that 4 bits stand for, and the scales
     if double:
         made["absmax"] = torch.empty(count, dtype=torch.uint8)
-        made |= {"offset": torch.empty(()), "absmax_absmax": torch.empty(ceil(count / SCALES_SCALED))}
+        made |= {"offset": torch.empty(()), "absmax_absmax": torch.empty(math.ceil(count / SCALES_SCALED))}
         made["absmax_code"] = torch.empty(256)
     return made
 
 
-# ---- optimizer states of 8 bits ----
+# ---- optimizer states of 8 bits, or in unified memory ----
 
 
 def optimizer_kind(arguments: Any, model: Any = None) -> tuple[Any, Any]:
-    """In place of `Trainer.get_optimizer_cls_and_kwargs`, which would bring bitsandbytes' AdamW with 8-bit states."""
-    if arguments.optim in ("adamw_8bit", "adamw_bnb_8bit"):
-        return EightBitAdamW, {}
+    """In place of `Trainer.get_optimizer_cls_and_kwargs`, which would bring AdamW from bitsandbytes."""
+    kind = arguments.optim.value
+    if re.fullmatch("adamw_(bnb_)?8bit|paged_adamw_(8|32)bit", kind):
+        return LibrarysAdamW, {"bits": 8 if kind.endswith("_8bit") else 32, "paged": kind.startswith("paged")}
     return Trainer.get_optimizer_cls_and_kwargs(arguments, model)
 
 
-class EightBitAdamW(torch.optim.Optimizer):
+class LibrarysAdamW(torch.optim.Optimizer):
     """The bytes of `Optimizer2State.init_state`, made in the first step, for the parameters that are trained.
 
-    The library's kernels change weights and states in place; besides, a gradient is made contiguous.
+    The library's kernels change weights and states in place; besides, a gradient is made contiguous. Large states that
+    are paged take nothing of what PyTorch's allocator has.
     """
 
-    def __init__(self, parameters: Any, **_: Any) -> None:
+    def __init__(self, parameters: Any, bits: int, paged: bool) -> None:
         super().__init__(parameters, {})
+        self.bits, self.paged_from = bits, PAGED_MINIMUM if paged else math.inf
         self.embeddings: set[int] = set()  # for which the Trainer asks for 32-bit states, of an optimizer it makes
         self.tables: dict[str, torch.Tensor] = {}
 
@@ -135,10 +140,11 @@ class EightBitAdamW(torch.optim.Optimizer):
 
     def new_state(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         both = (1, 2)
-        if parameter.numel() < EIGHT_BIT_MINIMUM or id(parameter) in self.embeddings:
-            return {f"state{i}": torch.zeros_like(parameter, dtype=torch.float32) for i in both}
-        blocks = ceil(parameter.numel() / EIGHT_BIT_BLOCK)
+        here = both if parameter.numel() < self.paged_from else ()
+        if self.bits == 32 or parameter.numel() < EIGHT_BIT_MINIMUM or id(parameter) in self.embeddings:
+            return {f"state{i}": torch.zeros_like(parameter, dtype=torch.float32) for i in here}
+        blocks = math.ceil(parameter.numel() / EIGHT_BIT_BLOCK)
         for i in both:
             self.tables.setdefault(f"qmap{i}", torch.empty(EIGHT_BIT_VALUES, device=parameter.device))
-        made = {f"state{i}": torch.zeros_like(parameter, dtype=torch.uint8) for i in both}
+        made = {f"state{i}": torch.zeros_like(parameter, dtype=torch.uint8) for i in here}
         return {**made, **{f"absmax{i}": torch.zeros(blocks, device=parameter.device) for i in both}, **self.tables}

@@ -27,7 +27,7 @@ from workbench.predict.rows import MICRO_BATCHES, STEPS, assembled, facts
 from workbench.predict.shadow.patches import cuda_choices, fill_tables, make_fake, scale_losses, traceable
 from workbench.predict.shadow.repeated import foreseen
 from workbench.predict.shadow.stand_ins import (
-    EightBitAdamW,
+    LibrarysAdamW,
     copy_adapted,
     optimizer_kind,
     pack_matrices,
@@ -183,7 +183,7 @@ def train(trainer: SeamTrainer, meter: Meter, batches: list[Batch], held_out: Se
     evaluation.
     """
     optimizer = trainer.create_optimizer()
-    if isinstance(optimizer, EightBitAdamW):
+    if isinstance(optimizer, LibrarysAdamW):
         optimizer.embeddings = {
             id(m.weight) for m in cast("Any", trainer.model).modules() if isinstance(m, torch.nn.Embedding)
         }
