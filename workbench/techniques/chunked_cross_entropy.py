@@ -9,7 +9,7 @@ from typing import Any
 from workbench.errors import ConfigurationError
 from workbench.models.family import on_meta
 from workbench.settings import setting
-from workbench.techniques.base import Call, Stage, Technique
+from workbench.techniques.base import Call, Numerics, Stage, Technique
 
 CHANGES_LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale")  # of Gemma, Granite, Cohere
 
@@ -62,8 +62,16 @@ def linear_cross_entropy() -> Any:
     return LinearCrossEntropy
 
 
+def pytorchs(hidden: Any, weight: Any, labels: Any, chunk: int) -> Any:
+    """The same sum as PyTorch computes it: with the gradients, in the forward pass."""
+    import torch
+
+    options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=chunk)
+    return torch.nn.functional.linear_cross_entropy(hidden, weight, labels, reduction="sum", options=options)
+
+
 @contextmanager
-def without_logits(model: Any, chunk: int) -> Iterator[None]:
+def without_logits(model: Any, chunk: int, kernel: str = "recompute") -> Iterator[None]:
     """Inside, the model's head passes hidden states on, and its loss function multiplies by the head, in chunks.
 
     The whole of `model.forward` still runs: its autocast, and what an adapter does to inputs, labels and positions.
@@ -73,6 +81,7 @@ def without_logits(model: Any, chunk: int) -> Iterator[None]:
     model = getattr(model, "module", model)  # DistributedDataParallel wraps it
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     head, plain = base.get_output_embeddings(), base.loss_function
+    summed = pytorchs if kernel == "pytorch" else linear_cross_entropy().apply
 
     def loss(logits: Any, labels: Any, vocab_size: int, num_items_in_batch: Any = None, **_: Any) -> Any:
         hidden = logits  # so transformers calls what comes out of the head
@@ -84,7 +93,7 @@ def without_logits(model: Any, chunk: int) -> Iterator[None]:
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else dtype
         with torch.autocast(kind, enabled=False):
             rows, weight = hidden.flatten(0, 1).to(dtype), head.weight.to(dtype)
-            return linear_cross_entropy().apply(rows, weight, labels.to(rows.device), chunk) / count
+            return summed(rows, weight, labels.to(rows.device), chunk) / count
 
     head.forward, base.loss_function = lambda hidden: hidden, loss
     try:
@@ -94,12 +103,12 @@ def without_logits(model: Any, chunk: int) -> Iterator[None]:
         base.loss_function = plain
 
 
-def chunk_loss(trainer: Any, chunk: int) -> None:
+def chunk_loss(trainer: Any, chunk: int, kernel: str) -> None:
     """The trainer computes its loss without all logits at once, `chunk` rows at a time."""
     whole = trainer.compute_loss
 
     def compute_loss(model: Any, *args: Any, **kwargs: Any) -> Any:
-        with without_logits(model, chunk):
+        with without_logits(model, chunk, kernel):
             return whole(model, *args, **kwargs)
 
     trainer.compute_loss = compute_loss
@@ -110,14 +119,29 @@ class ChunkedCrossEntropy(Technique):
     """The logits (B·T, V) are never whole: a chunk of them is made, used and dropped, and made again in the backward.
 
     It is gradient checkpointing for the head and the loss. Wijmans et al., "Cut Your Losses in Large-Vocabulary
-    Language Models", arXiv 2411.09009; PyTorch 2.13 has `torch.nn.functional.linear_cross_entropy`, which the tests
-    hold this against. It is not used here: older versions lack it, it computes in fp32 under autocast, and by default
-    it keeps the weight's gradient from the forward pass on.
+    Language Models", arXiv 2411.09009. The kernel "pytorch" is `torch.nn.functional.linear_cross_entropy` of PyTorch 2.13:
+    it makes the gradients in the forward pass, so no logits are made twice, and keeps them until the backward pass. With
+    16-bit weights or under autocast it adds the losses in 16 bits.
     """
 
     chunk: int = setting(256, "rows of logits that exist at a time", unit="tokens", minimum=1)
+    kernel: str = setting("recompute", "logits made twice, or PyTorch's own", choices=("recompute", "pytorch"))
 
     stage = Stage.WRAP
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kernel == "pytorch":
+            object.__setattr__(self, "numerics", Numerics.APPROXIMATE)
+
+    def missing(self, device_type: str) -> str | None:
+        import torch
+
+        if self.kernel == "pytorch" and not hasattr(torch.nn.functional, "linear_cross_entropy"):
+            return (
+                f"{self.name}=kernel:pytorch needs PyTorch 2.13, and this is {torch.__version__}. Use kernel:recompute."
+            )
+        return None
 
     def check_config(self, config: Any) -> None:
         for name in CHANGES_LOGITS:
