@@ -119,9 +119,9 @@ class ChunkedCrossEntropy(Technique):
     """The logits (B·T, V) are never whole: a chunk of them is made, used and dropped, and made again in the backward.
 
     It is gradient checkpointing for the head and the loss. Wijmans et al., "Cut Your Losses in Large-Vocabulary
-    Language Models", arXiv 2411.09009. The kernel "pytorch" is `torch.nn.functional.linear_cross_entropy` of PyTorch 2.13:
-    it makes the gradients in the forward pass, so no logits are made twice, and keeps them until the backward pass. With
-    16-bit weights or under autocast it adds the losses in 16 bits.
+    Language Models", arXiv 2411.09009. The kernel "pytorch" is `torch.nn.functional.linear_cross_entropy` of PyTorch
+    2.13: it makes the gradients in the forward pass, so no logits are made twice, and keeps them until the backward
+    pass. With 16-bit weights or under autocast it adds the losses in 16 bits.
     """
 
     chunk: int = setting(256, "rows of logits that exist at a time", unit="tokens", minimum=1)
@@ -138,9 +138,7 @@ class ChunkedCrossEntropy(Technique):
         import torch
 
         if self.kernel == "pytorch" and not hasattr(torch.nn.functional, "linear_cross_entropy"):
-            return (
-                f"{self.name}=kernel:pytorch needs PyTorch 2.13, and this is {torch.__version__}. Use kernel:recompute."
-            )
+            return f"{self.name}=kernel:pytorch needs PyTorch 2.13, not {torch.__version__}. Use kernel:recompute."
         return None
 
     def check_config(self, config: Any) -> None:
