@@ -1,14 +1,14 @@
 """The front door, name by name: read by type checkers and editors, and by `__init__.py`, which imports on first use."""
 
 from workbench.advise.doctor import diagnose as diagnose
+from workbench.advise.leaks import holders as holders
+from workbench.advise.leaks import release as release
 from workbench.advise.plan import plan as plan
 from workbench.export.script import script as script
 from workbench.lessons import plots as plots
 from workbench.measure.categories import Category as Category
 from workbench.measure.categories import Phase as Phase
 from workbench.measure.categories import format_bytes as format_bytes
-from workbench.measure.leaks import holders as holders
-from workbench.measure.leaks import release as release
 from workbench.measure.meter import Meter as Meter
 from workbench.predict.predict import predict as predict
 from workbench.predict.prediction import Prediction as Prediction

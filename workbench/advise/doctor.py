@@ -259,7 +259,7 @@ class _Failure:
 
     def checklist(self) -> tuple[str, ...]:
         """What holds tensors in this process, and how to let go of them."""
-        from workbench.measure.leaks import holders  # which imports torch
+        from workbench.advise.leaks import holders  # which imports torch
 
         words = WORDS["checklist"]
         if self.emulated:

@@ -5,8 +5,10 @@ The libraries bring half a million objects that live as long as the process. A c
 """
 
 import gc
+import traceback
+import types
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 
 def collect_garbage() -> None:
@@ -38,3 +40,18 @@ def freeze_living_objects() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+
+
+def frames_of(error: BaseException | None) -> Iterator[types.FrameType]:
+    """Every frame of an exception and of those that led to it."""
+    while error is not None:
+        yield from (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+        error = error.__context__
+
+
+def clear_frames(error: BaseException | None) -> None:
+    """Delete the local variables in the frames that an exception, and those that led to it, keep."""
+    for frame in frames_of(error):
+        with suppress(RuntimeError):  # it is still executing
+            frame.clear()
+        _ = frame.f_locals  # brings a dictionary up to date that the frame keeps if it was looked at before

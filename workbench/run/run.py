@@ -26,8 +26,7 @@ from workbench.gpus.emulator.call import also_on_emulated_devices
 from workbench.gpus.emulator.padding import announce_padding
 from workbench.measure.allocators import allocator_for, capped, total_bytes
 from workbench.measure.emulated import NOT_COMPUTED, emulated
-from workbench.measure.garbage import freeze_living_objects
-from workbench.measure.leaks import clear_frames
+from workbench.measure.garbage import clear_frames, freeze_living_objects
 from workbench.measure.meter import Meter
 from workbench.measure.out_of_memory import Refusal, read
 from workbench.models.family import family_of

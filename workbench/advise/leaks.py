@@ -6,16 +6,14 @@ every cell in `Out`. So `del trainer` alone often frees nothing.
 
 import gc
 import sys
-import traceback
 import types
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 import torch
 
 from workbench.measure.allocators import live_tensor_bytes, storage_bytes
-from workbench.measure.garbage import collect_garbage
+from workbench.measure.garbage import clear_frames, collect_garbage, frames_of
 
 
 def holders(device_type: str = "cpu", limit: int = 10) -> list[tuple[str, int]]:
@@ -56,17 +54,10 @@ def _roots() -> dict[str, Any]:
     roots = {name: value for name, value in main.items() if not name.startswith("_") and name not in hidden}
     roots |= {f"Out[{number}]": value for number, value in main.get("Out", {}).items()}
     for name in ("last_exc", "last_value"):
-        for frame in _frames(getattr(sys, name, None)):
+        for frame in frames_of(getattr(sys, name, None)):
             if frame.f_code.co_name != "<module>":  # whose variables are those of the main module
                 roots[f"local variables of {frame.f_code.co_name}(), in the last exception"] = dict(frame.f_locals)
     return {name: root for name, root in roots.items() if not isinstance(root, _NOT_FOLLOWED)}
-
-
-def _frames(error: BaseException | None) -> Iterator[types.FrameType]:
-    """Every frame of an exception and of those that led to it."""
-    while error is not None:
-        yield from (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-        error = error.__context__
 
 
 def _reachable(root: Any) -> Iterator[Any]:
@@ -82,14 +73,6 @@ def _reachable(root: Any) -> Iterator[Any]:
 
 
 _NOT_FOLLOWED = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, str, bytes, int, float)
-
-
-def clear_frames(error: BaseException | None) -> None:
-    """Delete the local variables in the frames that an exception, and those that led to it, keep."""
-    for frame in _frames(error):
-        with suppress(RuntimeError):  # it is still executing
-            frame.clear()
-        _ = frame.f_locals  # brings a dictionary up to date that the frame keeps if it was looked at before
 
 
 def _forget() -> None:
