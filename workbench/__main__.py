@@ -408,7 +408,7 @@ def write_script(args: argparse.Namespace) -> None:
     from workbench.export.script import script
 
     with redirect_stdout(sys.stderr):
-        source = script(_recipe(args))
+        source = script(_recipe(args), args.flavour)
     print(source, end="")
 
 

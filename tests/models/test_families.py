@@ -94,7 +94,7 @@ def test_a_known_config_has_the_published_number_of_parameters(name):
 
 def test_a_family_is_read_from_the_model():
     family = family_of(GPT2Config(n_embd=64, n_inner=32, n_head=4))
-    assert (family.config_class, family.model_class) == ("GPT2Config", "GPT2LMHeadModel")
+    assert family.model_type == "gpt2"
     assert family.matrices == {"c_attn": 64, "c_fc": 32, "c_proj": 32}
     assert family.matrices_are_transposed
     assert family.dropout_fields == ("resid_pdrop", "embd_pdrop", "attn_pdrop")

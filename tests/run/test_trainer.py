@@ -85,12 +85,9 @@ def sevens(dataset):
     return dataset.map(lambda row: {"input_ids": [7] * len(row["input_ids"])})
 
 
-def noting_collator(collator, name):
-    def noted(rows):
-        CALLS.append(("a batch is collated", name))
-        return collator(rows)
-
-    return noted
+def noting_collator(collator, rows, name):
+    CALLS.append(("a batch is collated", name))
+    return collator(rows)
 
 
 def train_the_last_norm(model):

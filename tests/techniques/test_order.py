@@ -104,7 +104,7 @@ def test_blocks_are_cut_before_they_are_mapped():
 
 def test_no_collator_is_dropped_by_one_that_replaces_it():
     recipe = Recipe() | PromptTuning() | Padding()
-    assert [f.__name__ for f in acting(recipe)["collator"]] == ["padding_collator", "without_first_label"]
+    assert [f.__name__ for f in acting(recipe)["collator"]] == ["pad", "hide_first_label"]
 
 
 @dataclass(frozen=True)

@@ -48,25 +48,25 @@ def test_every_paragraph_is_there_and_ends_with_the_end_of_text(text_file, token
 def test_padding_has_no_label_and_the_real_end_has_one(tokenizer):
     """The trap: with the end-of-text token as padding, masking every label equal to it masks the real ends too."""
     end = tokenizer.eos_token_id
-    batch = pad([{"input_ids": [5, 6, end]}, {"input_ids": [5, end]}])
+    batch = pad(None, [{"input_ids": [5, 6, end]}, {"input_ids": [5, end]}])
     assert batch["labels"].tolist() == [[5, 6, end], [5, end, -100]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
-    fixed = pad([pad_to(row, 5) for row in rows_of(3, 2)])
+    fixed = pad(None, [pad_to(row, 5) for row in rows_of(3, 2)])
     assert fixed["labels"].tolist() == [[7, 8, 9, -100, -100], [7, 8, -100, -100, -100]]
 
 
 def test_a_padded_token_of_the_text_that_is_the_filler_keeps_its_label():
-    assert pad([{"input_ids": [0, 0, 4]}, {"input_ids": [0, 4]}])["labels"].tolist() == [[0, 0, 4], [0, 4, -100]]
+    assert pad(None, [{"input_ids": [0, 0, 4]}, {"input_ids": [0, 4]}])["labels"].tolist() == [[0, 0, 4], [0, 4, -100]]
 
 
 @pytest.mark.parametrize("length", [6, 9])
 def test_the_loss_is_that_of_the_examples_alone_whatever_the_padding(tiny, length):
     rows = rows_of(6, 4, 2)
-    batch = pad([pad_to(row, length) for row in rows])
+    batch = pad(None, [pad_to(row, length) for row in rows])
     other = dict(batch, input_ids=batch["input_ids"].masked_fill(batch["attention_mask"] == 0, 4095))
     with torch.no_grad():
         together, with_other_filler = tiny(**batch).loss, tiny(**other).loss
-        alone = [(tiny(**pad([row])).loss, len(row["input_ids"]) - 1) for row in rows]
+        alone = [(tiny(**pad(None, [row])).loss, len(row["input_ids"]) - 1) for row in rows]
     mean = sum(loss * predicted for loss, predicted in alone) / sum(predicted for _, predicted in alone)
     assert together.item() == pytest.approx(mean.item(), rel=1e-5)
     assert with_other_filler.item() == pytest.approx(together.item(), rel=1e-6)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -318,25 +319,36 @@ def test_what_cannot_be_kept_is_refused_with_a_cure(runs_folder):
 # ---- the exported script reads them too ----
 
 
+def parts_read_by(source: str) -> tuple[str, str]:
+    """What the script trains on and what it holds out: `main` as far as the tokenizer."""
+    head, main = source[: source.index("\n    tokenizer = ")].split("def main():\n")
+    scope = {}
+    exec(compile(head + dedent(main), "script", "exec"), scope)
+    return scope["text"][: scope["cut"]], scope["text"][scope["cut"] :]
+
+
 @pytest.mark.parametrize("kind", KINDS[:-1])
 def test_the_script_reads_the_same_text(recipe, tmp_path, kind):
     name = write(tmp_path, kind, [*DOCUMENTS * 90, "  "], "body")
     source = script(replace(recipe, corpus=name, sequence_length=8))
     assert "workbench" not in source
-    code = source[: source.index("\ntokenizer = ")]
-    scope = {}
-    exec(compile(code, "script", "exec"), scope)  # its reading part alone
     own = read(name)
-    assert (scope["train_text"], scope["held_out_text"]) == (own.train, own.held_out)
+    assert parts_read_by(source) == (own.train, own.held_out)
 
 
 def test_the_script_reads_another_encoding(recipe, tmp_path):
     path = tmp_path / "old.txt"
     path.write_bytes(("naïve café\r\n" * 900).encode("latin-1"))
-    code = script(replace(recipe, corpus=f"{path}:encoding=latin-1", sequence_length=8))
-    scope = {}
-    exec(compile(code[: code.index("\ntokenizer = ")], "script", "exec"), scope)
-    assert scope["train_text"] == read(f"{path}:encoding=latin-1").train
+    source = script(replace(recipe, corpus=f"{path}:encoding=latin-1", sequence_length=8))
+    assert parts_read_by(source)[0] == read(f"{path}:encoding=latin-1").train
+
+
+def test_the_script_reads_a_plain_text_as_it_is(recipe, tmp_path):
+    """A mark at its beginning, three kinds of line ends, and what looks like other kinds."""
+    path = tmp_path / "own.md"
+    path.write_bytes('\ufeffone\r\ntwo\rthree\n\x1c\u2028{four}"\r\n'.encode() * 200)
+    own = read(str(path))
+    assert parts_read_by(script(replace(recipe, corpus=str(path), sequence_length=8))) == (own.train, own.held_out)
 
 
 def test_the_script_of_a_folder_is_refused_with_the_cure(recipe, tmp_path):

@@ -1,62 +1,76 @@
 """A recipe as a plain Hugging Face script: no import of the workbench, to be read and changed like any other.
 
 The script takes the same steps on the same blocks as `run`, in the same order, so on one machine it finds the same
-losses. What a technique does is a plain function: the script contains its source, and the call that `run` makes too.
+losses. What a technique does is arguments of transformers and PEFT, which the script has too, or a plain function: then
+the script contains its source, and the call that `run` makes.
 """
 
-import json
+import ast
+import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import fields
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePath
+from textwrap import indent
 from typing import Any
+
+from transformers import TrainingArguments
 
 from workbench.errors import ConfigurationError
 from workbench.export.sources import Sources
-from workbench.models.family import ModelFamily, family_of
+from workbench.models.family import family_of, on_meta
 from workbench.models.known import PUBLISHED
+from workbench.models.load import BUILT
 from workbench.models.source import RANDOM
+from workbench.paths import beside
 from workbench.recipe import Recipe
 from workbench.run.job import Job, prepare
-from workbench.run.trainer import argument_values, collate, model_arguments
+from workbench.run.trainer import argument_values, model_arguments
 from workbench.run.world import pick_device
-from workbench.techniques.base import Call
+from workbench.techniques.base import Arguments, Call
 from workbench.texts import corpus, readers
 
-DOCUMENTS = Path(__file__).with_name("documents.txt")
 TEMPLATE = Path(__file__).with_name("template.txt")  # for `str.format`: a brace of the script stands there twice
+WORDS = beside(__file__, "script.toml")
+WIDTH = 88  # of a line, ruff's own; a call that is broken, with a comma at its end, ruff leaves so at any width
+DEFAULTS = {field.name: field.default for field in fields(TrainingArguments)}
+CHECKPOINTING = next(name for name in ("activation_checkpointing", "gradient_checkpointing") if name in DEFAULTS)
+TRL = {"max_length": None, "bf16": False, CHECKPOINTING: False}  # rows are cut there by default, and these two true
+SAID = {"per_device_train_batch_size", "learning_rate", "max_steps", *TRL}  # even where they are the defaults
 
 
-def script(recipe: Recipe) -> str:
+def script(recipe: Recipe, flavour: str = "trainer") -> str:
     """Python source that trains the recipe with transformers, datasets and what the techniques need.
 
+    Args:
+        flavour: `trainer` is transformers' Trainer, `trl` TRL's SFTTrainer, whose losses are the same up to rounding.
+
     Raises:
-        ConfigurationError, UnavailableError: as `run` does before it loads a model; or the model is an adapter.
+        ConfigurationError, UnavailableError: as `run` does before it loads a model; or the model is an adapter, the
+            text a folder, or the flavour has no arguments for what a technique does.
     """
+    if flavour not in WORDS["flavours"]:
+        raise ConfigurationError(f"script: {flavour!r} is no flavour. Choose one of {', '.join(WORDS['flavours'])}.")
     job = prepare(recipe, pick_device())
-    recipe, family = job.recipe, family_of(job.config)
     if job.source.adapter:
         raise ConfigurationError(f"script: {recipe.model!r} is an adapter. Save the model as 'merged' and use that.")
-    sources = Sources()
-    return TEMPLATE.read_text(encoding="utf-8").format(
-        title=f"{recipe.model} on {recipe.corpus}: {recipe.label}".replace('"', "'").replace("\\", "/"),
-        data=_block(_data(recipe, sources)),
-        model="\n".join(_model(job, sources)),
-        techniques=_block(_calls("model = ", "model", (t.model(family) for t in recipe.techniques), sources)),
-        trainer=_block(_calls("", "trainer", (t.trainer() for t in recipe.techniques), sources)),
-        collator=sources.add(collate),
-        cut=sources.add(corpus.cut_into_blocks),
-        text="\n".join(_text(recipe.corpus, job.tokenizer.eos_token, sources)),
+    main = _Main(job, flavour)
+    lines = "\n\n".join("\n".join(part) for part in (main.data(), main.model(), main.trainer()))
+    used = {node.id for node in ast.walk(ast.parse(lines)) if isinstance(node, ast.Name)}
+    known = {(module, name) for module, names in WORDS["imports"].items() for name in names if (name or module) in used}
+    title = f"{recipe.model} on {recipe.corpus}: {recipe.label}".replace(f"{Path.cwd()}{os.sep}", "")
+    text = TEMPLATE.read_text(encoding="utf-8").format(
+        title=title.replace('"', "'").replace("\\", "/"),
+        imports="\n".join([*_environment(recipe), *_sorted_imports(main.sources.imports | known)]),
         sequence_length=recipe.sequence_length,
         batch=recipe.effective_batch_size,
-        seed=recipe.seed,
-        tokenizer=_literal(job.tokenizer.name_or_path or "gpt2"),
-        held_out_tokens=corpus.HELD_OUT_TOKENS,
-        arguments=_arguments(job),
-        imports=_imports(job, sources),  # these two last: of all that the others have needed
-        definitions="\n\n\n".join(sources.definitions.values()),
+        definitions="".join(f"{source}\n\n\n" for source in main.sources.definitions.values()),
+        main=indent(lines, "    "),
     )
+    return f"{_header(text)}\n{text}"
 
 
 def portable(recipe: Recipe, text: str) -> tuple[str, dict[str, str]]:
@@ -65,55 +79,152 @@ def portable(recipe: Recipe, text: str) -> tuple[str, dict[str, str]]:
     A path below the working directory is relative to it; of another one only the name stays. What counts as a path is
     the recipe's own names, and what stands alone between double quotes.
     """
-    moved, here = {}, Path.cwd()
+    moved = {}
     for path in {recipe.model.removeprefix(RANDOM), recipe.corpus, *re.findall(r'"([^"\n]{2,})(?=")', text)}:
-        pure = PurePath(path)
-        short = pure.relative_to(here).as_posix() if pure.is_relative_to(here) else pure.name
-        if pure.is_absolute() and short:
+        near = PurePath(_near(path))
+        short = near.name if near.is_absolute() else near.as_posix()
+        if PurePath(path).is_absolute() and short:
             before, after = r"(?<![^\s\"':=])", r"(?![\w/.-])"
             text, moved[path] = re.sub(before + re.escape(path) + after, short.replace("\\", r"\\"), text), short
     return text, moved
 
 
-def _block(lines: Iterable[str]) -> str:
-    """Whole lines, or nothing at all."""
-    return "".join(f"{line}\n" for line in lines)
+def _near(path: str) -> str:
+    """Relative to the working directory, where the script will be run, if it lies below it."""
+    pure, here = PurePath(path), Path.cwd()
+    return pure.relative_to(here).as_posix() if pure.is_relative_to(here) else path
 
 
-def _data(recipe: Recipe, sources: Sources) -> Iterator[str]:
-    """Lines that change `train_dataset` and `data_collator`, in the order in which a run changes them."""
-    given = "train_text, tokenizer, SEQUENCE_LENGTH, BATCH, SEED"
-    yield from _calls("train_dataset = ", given, (t.examples() for t in recipe.techniques), sources)
-    for technique in recipe.techniques:
-        yield from _calls("train_dataset = ", "train_dataset", [technique.dataset()], sources)
-        yield from _calls("data_collator = ", "data_collator", [technique.collator()], sources)
+class _Main:
+    """The lines of `main`: those of each part, in their order, and what they need.
+
+    Attributes:
+        sources: definitions and imports.
+        switches: arguments of the Trainer's that do what a technique's function does in a run.
+        given: what the trainer is given, beside them and the rows.
+    """
+
+    def __init__(self, job: Job, flavour: str) -> None:
+        self.job, self.recipe, self.flavour = job, job.recipe, flavour
+        self.sources, self.switches, self.given = Sources(), Arguments(), list[str]()
+        self.sources.imports.add(("datasets", "Dataset"))  # which the template uses
+
+    def data(self) -> Iterator[str]:
+        """Lines that make the data sets and `data_collator`, in the order in which a run changes them."""
+        reading, words = self._reading()
+        for opening, *items, closing in reading["calls"]:
+            yield _broken(opening, [item.format(**words) for item in items], closing.format(**words))
+        yield from (line.format(**words) for line in reading["lines"])
+        tokenizer = _literal(_near(self.job.tokenizer.name_or_path or "gpt2"))
+        yield _broken("tokenizer = AutoTokenizer.from_pretrained(", [tokenizer], ")")
+        train, held_out = reading["parts"]
+        given = [train, "tokenizer", "LENGTH", "BATCH", str(self.recipe.seed)]
+        yield from [*self._calls("train_rows = ", given, "examples")] or [
+            f"train_rows = make_rows({train}, tokenizer)",
+            "train_rows = train_rows.select(range(len(train_rows) // BATCH * BATCH))",
+        ]
+        most = max(corpus.HELD_OUT_TOKENS, self.recipe.sequence_length)
+        yield f"eval_rows = make_rows({held_out}, tokenizer, most={most})"
+        yield from self._calls("train_rows = ", ["train_rows"], "dataset")
+        if collators := [*self._calls("data_collator = ", ["data_collator"], "collator")]:
+            yield from ["data_collator = default_data_collator", *collators]
+            self.given.append("data_collator=data_collator")
+
+    def _reading(self) -> tuple[dict[str, Any], dict[str, str]]:
+        """How the text is read, and the words for it as source."""
+        name, readings = self.recipe.corpus, WORDS["reading"]
+        if name in corpus.embedded():
+            train, held_out = (_literal(_near(str(path))) for path in corpus.embedded_files(name))
+            return readings["embedded"], {"train": train, "held_out": held_out}
+        source = readers.find_text(name, "")
+        if source.is_folder:
+            cure = "Put its documents into one file: .jsonl or .parquet."
+            raise ConfigurationError(f"script: {name!r} is a folder. {cure}")
+        kind = "saved" if source.path.is_dir() else source.path.suffix.lower()
+        reading = readings["plain"] if kind in readers.PLAIN else readings.get(kind.strip("."), readings["others"])
+        if reading is readings["others"]:
+            self.sources.add(readers.read_documents)
+        words: dict[str, Any] = {"path": _near(str(source.path)), "column": source.column, "encoding": source.encoding}
+        words |= {"between": self.job.tokenizer.eos_token or corpus.END_OF_TEXT, "share": 1 - corpus.HELD_OUT_SHARE}
+        return reading, {key: _literal(word) for key, word in words.items()}
+
+    def model(self) -> Iterator[str]:
+        """Lines that make `model`, with the weights of a run, and change it as the techniques do."""
+        job, family, place = self.job, family_of(self.job.config), _near(self.job.source.location)
+        arguments = {"dtype": "float32", **model_arguments(self.recipe, family)}
+        if job.source.random:
+            yield from self._new_weights(place, arguments)
+            arguments = {n: value for n, value in arguments.items() if n in BUILT or not hasattr(job.config, n)}
+            place = "new-weights" if arguments.keys() - {*BUILT} else ""  # such as quantization, which acts on loading
+            yield from [f'model.save_pretrained("{place}")'] if place else []
+        if place:
+            yield from self._statement("model = ", "AutoModelForCausalLM.from_pretrained", [_literal(place)], arguments)
+        if getattr(on_meta(job.config), "loss_type", None) != "ForCausalLM":
+            yield 'model.loss_type = "ForCausalLM"  # else T labels are counted, not T - 1'
+        if calls := [*self._calls("model = ", ["model"], "model", family)]:
+            seed = f"torch.manual_seed({self.recipe.seed})"  # which TRL's trainer sets too before it adds an adapter
+            yield from calls if self.flavour == "trl" else [seed, *calls]
+
+    def _new_weights(self, place: str, arguments: Arguments) -> Iterator[str]:
+        sizes = dict(PUBLISHED.get(place, {}))
+        kind = sizes.pop("model_type", None)
+        sizes |= {n: value for n, value in arguments.items() if n not in BUILT and hasattr(self.job.config, n)}
+        made = f"AutoConfig.{'for_model' if kind else 'from_pretrained'}"
+        yield "torch.manual_seed(0)"
+        yield from self._statement("config = ", made, [_literal(kind or place)], sizes)
+        built = {n: value for n, value in arguments.items() if n in BUILT} | {"dtype": "float32"}
+        yield from self._statement("model = ", "AutoModelForCausalLM.from_config", ["config"], built)
+        if arguments["dtype"] != "float32":
+            yield f"model = model.to(torch.{arguments['dtype']})"
+
+    def trainer(self) -> Iterator[str]:
+        flavour, own = WORDS["flavours"][self.flavour], TRL if self.flavour == "trl" else {}
+        values = own | argument_values(self.recipe, self.job.learning_rate) | self.switches
+        said = {name: value for name, value in values.items() if name in SAID or value != DEFAULTS.get(name)}
+        given = ['output_dir="fine-tuned"']
+        given += ["use_cpu=not torch.accelerator.is_available()"] if values.get("bf16") else []  # which it refuses else
+        yield from self._statement("args = ", flavour["arguments"], given, said)
+        yield _broken(f"trainer = {flavour['trainer']}(", [*flavour["given"], *self.given], ")")
+        yield from self._calls("", ["trainer"], "trainer")
+        yield from flavour["end"]
+
+    def _calls(self, target: str, given: list[str], seam: str, *of: Any) -> Iterator[str]:
+        """What the techniques do through a seam; no line of it where arguments of the Trainer's do it."""
+        for technique in self.recipe.techniques:
+            if (call := getattr(technique, seam)(*of)) is None:
+                continue
+            if call.switches and call.switches.keys() <= DEFAULTS.keys():
+                self.switches |= call.switches
+            elif self.flavour == "trainer":
+                function = self.sources.add(call.function)
+                parts = ("partial", [function, *given]) if seam == "collator" else (function, given)
+                yield from self._statement(target, *parts, call.settings)
+            elif call.function.__module__.startswith("peft."):
+                for name, value in call.settings.items():
+                    self.given.append((yield from self._setting(name, value)))
+            else:
+                cure = "Leave it out, or take the flavour trainer."
+                what = f"{technique.name}, set as it is, does what TRL's trainer has no arguments for"
+                raise ConfigurationError(f"script: {what}. {cure}")
+
+    def _statement(self, target: str, function: str, given: list[str], settings: Mapping[str, Any]) -> Iterator[str]:
+        """A call, after the lines that make its settings."""
+        for name, value in settings.items():
+            given = [*given, (yield from self._setting(name, value))]
+        yield _broken(f"{target}{function}(", given, ")")
+
+    def _setting(self, name: str, value: Any) -> Generator[str, None, str]:
+        """The lines that make the value, if it is a call; then it is given by its name."""
+        if not isinstance(value, Call):
+            return f"{name}={self.sources.add(value) if callable(value) else _literal(value)}"
+        yield from self._statement(f"{name} = ", self.sources.add(value.function), [], value.settings)
+        return f"{name}={name}"
 
 
-def _calls(target: str, given: str, calls: Iterable[Call | None], sources: Sources) -> Iterator[str]:
-    for call in calls:
-        if call is not None:
-            yield target + _written(call, sources, given)
-
-
-def _written(call: Call, sources: Sources, *given: str) -> str:
-    """The call as source; its function, and functions among its settings, are included."""
-    literals = {name: sources.add(v) if callable(v) else _literal(v) for name, v in call.settings.items()}
-    return _wrapped(sources.add(call.function), [*given, *_assigned(literals)])
-
-
-def _wrapped(function: str, arguments: list[str]) -> str:
-    """One line, or one line an argument if it would be long."""
-    line = f"{function}({', '.join(arguments)})"
-    return line if len(line) <= 100 else "\n".join([f"{function}(", *(f"    {each}," for each in arguments), ")"])
-
-
-def _imports(job: Job, sources: Sources) -> str:
-    family = family_of(job.config)
-    names = ["AutoTokenizer", family.model_class, "Trainer", "TrainingArguments", "set_seed"]
-    names += [family.config_class] if job.source.random else []
-    needed = {("torch", ""), ("datasets", "Dataset")} | {("transformers", name) for name in names}
-    needed |= sources.imports
-    return "\n".join([*_environment(job.recipe), *_sorted_imports(needed)])
+def _broken(opening: str, items: list[str], closing: str) -> str:
+    """One line, or one line an item if it would be long."""
+    line = f"{opening}{', '.join(items)}{closing}"
+    return line if len(line) <= WIDTH - 4 else "\n".join([opening, *(f"    {each}," for each in items), closing])
 
 
 def _environment(recipe: Recipe) -> list[str]:
@@ -130,83 +241,33 @@ def _sorted_imports(needed: set[tuple[str, str]]) -> list[str]:
         standard = lines[module.split(".")[0] in sys.stdlib_module_names]
         standard += [f"import {module}"] if (module, "") in needed else []
         standard += [_import_line(module, names)] if names else []
-    return [*lines[True], "", *lines[False]]
+    return [*lines[True], *([""] if lines[True] else []), *lines[False]]
 
 
 def _import_line(module: str, names: list[str]) -> str:
     line = f"from {module} import {', '.join(names)}"
-    return line if len(line) <= 120 else _wrapped(f"from {module} import ", names)
+    return line if len(line) <= WIDTH else _broken(f"from {module} import (", names, ")")
 
 
-def _text(name: str, end_of_text: str | None, sources: Sources) -> list[str]:
-    """Lines that make `train_text` and `held_out_text`, with the function that reads a file in a run too."""
-    read = sources.add(readers.read_documents)
-    if name in corpus.embedded():
-        parts = zip(("train", "held_out"), corpus.embedded_files(name), strict=True)
-        return [f'{part}_text = "".join(text for _, text in {read}({_literal(str(path))}))' for part, path in parts]
-    source = readers.find_text(name, "")
-    if source.is_folder:
-        raise ConfigurationError(f"script: {name!r} is a folder. Put its documents into one file: .jsonl or .parquet.")
-    given = {"column": source.column, "encoding": source.encoding}
-    defaults = {f.name: f.default for f in fields(source)}
-    settings = [f"{key}={_literal(value)}" for key, value in given.items() if value != defaults[key]]
-    call, between = _wrapped(read, [_literal(str(source.path)), *settings]), _literal(end_of_text or corpus.END_OF_TEXT)
-    return [DOCUMENTS.read_text(encoding="utf-8").format(read=call, between=between, held_out=corpus.HELD_OUT_SHARE)]
+def _header(text: str) -> str:
+    """As PEP 723 has it, for `uv run`: the packages that the script imports, in the versions that are here."""
+    nodes = [*ast.walk(ast.parse(text))]
+    modules = [str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)]
+    modules += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    needed = {name.partition(".")[0] for name in [*modules, "torch"]} - sys.stdlib_module_names
+    needed |= {package for word, package in WORDS["packages"].items() if word in text}
+    listed = [f'#     "{_pinned(name)}",' for name in sorted(needed)]
+    return "\n".join(["# /// script", '# requires-python = ">=3.11"', "# dependencies = [", *listed, "# ]", "# ///"])
 
 
-def _model(job: Job, sources: Sources) -> Iterator[str]:
-    recipe, family = job.recipe, family_of(job.config)
-    arguments = {"dtype": "float32", **model_arguments(recipe, family)}
-    for name, value in arguments.items():
-        if isinstance(value, Call):
-            yield f"{name} = {_written(value, sources)}"
-    expressions = {name: name if isinstance(value, Call) else _literal(value) for name, value in arguments.items()}
-    if job.source.random:
-        yield from _from_config(job, family, expressions)
-    else:
-        yield from _from_pretrained(family, job.source.location, expressions)
-
-
-def _from_pretrained(family: ModelFamily, location: str, expressions: dict[str, str]) -> list[str]:
-    values = [_literal(location), *_assigned({"use_safetensors": "True", **expressions})]
-    return ["model = " + _wrapped(f"{family.model_class}.from_pretrained", values)]
-
-
-def _from_config(job: Job, family: ModelFamily, expressions: dict[str, str]) -> list[str]:
-    published = PUBLISHED.get(job.source.location, {}).items()
-    known = {name: _literal(value) for name, value in published if name != "model_type"}
-    taken = (vars(job.config).keys() | {"attn_implementation"}) - {"dtype"}
-    settings = {name: source for name, source in expressions.items() if name in taken}
-    values = _assigned({**known, **settings})
-    made = family.config_class if known else f"{family.config_class}.from_pretrained"
-    values = values if known else [_literal(job.source.location), *values]
-    dtype = expressions["dtype"].strip('"')
-    lines = [
-        "torch.manual_seed(0)",
-        f"config = {_wrapped(made, values)}",
-        f"model = {family.model_class}(config).to(torch.{dtype})",
-    ]
-    if expressions.keys() > {"dtype", *settings}:  # such as quantization, which acts on loading
-        again = {name: source for name, source in expressions.items() if name not in family.dropout_fields}  # is saved
-        lines += ['model.save_pretrained("new-weights")', *_from_pretrained(family, "new-weights", again)]
-    return lines
-
-
-def _arguments(job: Job) -> str:
-    values = {"output_dir": "fine-tuned", **argument_values(job.recipe, job.learning_rate)}
-    expressions = {name: _literal(value) for name, value in values.items()}
-    expressions["use_cpu"] = "not torch.accelerator.is_available()"
-    return "\n".join(f"        {line}," for line in _assigned(expressions))
-
-
-def _assigned(expressions: dict[str, str]) -> list[str]:
-    return [f"{name}={source}" for name, source in expressions.items()]
+def _pinned(name: str) -> str:
+    asked = f"{name}[torch]" if name == "transformers" else name  # with what its Trainer needs
+    with suppress(PackageNotFoundError):  # then any
+        asked += f"=={version(name).partition('+')[0]}"
+    return asked
 
 
 def _literal(value: Any) -> str:
-    """Python source of a value; texts in double quotes."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{_literal(key)}: {_literal(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_literal, value))}]"
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+    """Python source of a value; texts in double quotes, if there is none in them."""
+    written = repr(value)
+    return written if '"' in written else written.replace("'", '"')

@@ -3,7 +3,8 @@
 import ast
 import inspect
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from itertools import chain
 from types import ModuleType
 from typing import Any
 
@@ -62,16 +63,9 @@ def _source(node: ast.AST, thing: Any, module: ModuleType) -> str:
 
 def _top_level(module: ModuleType) -> dict[str, ast.stmt]:
     """The statement that makes each name of a module, those for type checkers included."""
-    found: dict[str, ast.stmt] = {}
-    for node in _statements(ast.parse(inspect.getsource(module)).body):
-        for name in _made(node):
-            found[name] = node
-    return found
-
-
-def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    for node in body:
-        yield from _statements(node.body) if isinstance(node, ast.If) else (node,)
+    body = ast.parse(inspect.getsource(module)).body
+    nodes = chain.from_iterable(node.body if isinstance(node, ast.If) else [node] for node in body)
+    return {name: node for node in nodes for name in _made(node)}
 
 
 def _made(node: ast.stmt) -> list[str]:

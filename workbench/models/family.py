@@ -16,7 +16,7 @@ class ModelFamily:
     """The facts about one kind of model.
 
     Attributes:
-        model_type: what its config calls it; `config_class` and `model_class` are the names of transformers' classes.
+        model_type: what its config calls it.
         dropout_fields: of the config.
         fused_activation: settings of the config that take one kernel for the MLP's activation; empty if it is one.
         matrices: what adapters may change, by the last part of their names, each with the shortest side of all of that
@@ -25,8 +25,6 @@ class ModelFamily:
     """
 
     model_type: str
-    config_class: str
-    model_class: str
     dropout_fields: tuple[str, ...]
     fused_activation: dict[str, str]
     matrices: dict[str, int]
@@ -79,8 +77,6 @@ def _read(config: Any, model: Any) -> ModelFamily:
     settings = vars(config.get_text_config())
     return ModelFamily(
         model_type=config.model_type,
-        config_class=type(config).__name__,
-        model_class=type(model).__name__,
         dropout_fields=dropout_fields(config),
         fused_activation={name: FUSED for name, value in settings.items() if value == WRITTEN_OUT},
         matrices=dict(sorted(matrices.items())),

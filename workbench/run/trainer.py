@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -165,7 +166,7 @@ def prepare_data(recipe: Recipe, blocks: Blocks) -> dict[str, Any]:
             train = _examples(technique, call, blocks.text, recipe.seed)
     for technique in recipe.techniques:
         train = call(train) if (call := technique.dataset()) else train
-        collator = call(collator) if (call := technique.collator()) else collator
+        collator = partial(call, collator) if (call := technique.collator()) else collator
     return {"train_dataset": train, "eval_dataset": blocks.held_out, "data_collator": collator}
 
 

@@ -73,19 +73,26 @@ class Shape:
 class Call:
     """A plain function and its settings: what a technique does, once for the run and for the exported script.
 
-    The run calls the function on what its seam names, and the settings. The script contains the function's own source
-    (`inspect.getsource`) and the same call, so the function may use nothing of the workbench but its own file.
+    The run calls the function on what its seam names, and the settings; a setting may be a Call that makes it. The
+    script contains the same call, and of a function of the workbench its own source (`inspect.getsource`): that may use
+    nothing of the workbench but its own file.
 
     Args:
         measured: settings that take another value in a run, which keeps accounts that a script does not need.
+        switches: `TrainingArguments` with which the Trainer does the same when it begins: a script has these instead,
+            if the installed transformers has arguments of these names.
     """
 
     function: Callable[..., Any]
     settings: Mapping[str, Any] = field(default_factory=dict)
     measured: Mapping[str, Any] = field(default_factory=dict)
+    switches: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, *given: Any) -> Any:
-        return self.function(*given, **{**self.settings, **self.measured})
+        settings = {**self.settings, **self.measured}
+        return self.function(
+            *given, **{n: value() if isinstance(value, Call) else value for n, value in settings.items()}
+        )
 
 
 class Technique:
@@ -164,7 +171,7 @@ class Technique:
         """Of (dataset), rows with `input_ids`: the dataset that is trained on, or None."""
 
     def collator(self) -> Call | None:
-        """Of (collator), which makes B rows a batch of `input_ids` and `labels`, (B, T): another one, or None."""
+        """Of (collator, rows): the batch of B rows, `input_ids` and `labels` (B, T), made otherwise, or None."""
 
     def model_arguments(self, family: ModelFamily) -> Arguments:
         """Keyword arguments of `from_pretrained`, for example `dtype`. A value may be a Call that makes it."""
@@ -232,11 +239,11 @@ def lacks_bf16(device_type: str) -> bool:
     return device_type == "cuda" and not torch.cuda.is_bf16_supported(False)
 
 
-def add_adapter(model: Any, kind: Any, **settings: Any) -> Any:
+def add_adapter(kind: Any, **settings: Any) -> Call:
     """The model, frozen, with what a config of PEFT's, of this kind and with these settings, adds to be trained."""
     from peft import get_peft_model
 
-    return get_peft_model(model, kind(task_type="CAUSAL_LM", **settings))
+    return Call(get_peft_model, {"peft_config": Call(kind, {"task_type": "CAUSAL_LM", **settings})})
 
 
 class Adapter(Technique):

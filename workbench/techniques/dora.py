@@ -1,9 +1,9 @@
 """DoRA: LoRA for the direction of a matrix's columns, and a learned length for each of them."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from workbench.models.family import ModelFamily
+from workbench.techniques.base import Arguments
 from workbench.techniques.low_rank import LowRank
 
 
@@ -17,5 +17,5 @@ class Dora(LowRank):
     LoRA's or a little less.
     """
 
-    def update(self, family: ModelFamily) -> dict[str, Any]:
+    def update(self, family: ModelFamily) -> Arguments:
         return {**super().update(family), "use_dora": True}

@@ -16,8 +16,6 @@ def checkpoint_blocks(model: Any, every_n_layers: int, use_reentrant: bool) -> A
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": use_reentrant})
     model.config.use_cache = False
-    # a reentrant block drops its gradient if none of its inputs requires one, as with frozen embeddings
-    model.enable_input_require_grads()
     blocks = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     for index, block in enumerate(blocks):
         block.gradient_checkpointing = index % every_n_layers == 0
@@ -40,4 +38,6 @@ class GradientCheckpointing(Technique):
     worth_trying = tuple({"every_n_layers": n} for n in (4, 2, 1))
 
     def model(self, family: ModelFamily) -> Call:
-        return Call(checkpoint_blocks, self.settings())
+        changed = {name: value for name, value in self.settings().items() if value != getattr(type(self), name)}
+        switches = {"activation_checkpointing": True, "activation_checkpointing_kwargs": changed or None}
+        return Call(checkpoint_blocks, self.settings(), switches=switches)

@@ -43,4 +43,4 @@ class Ia3(Adapter):
         scaled = of_peft.TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING[family.model_type]
         names = scaled if self.feedforward else [name for name in scaled if name not in inputs]
         matrices = {"target_modules": names, "feedforward_modules": inputs if self.feedforward else []}
-        return Call(add_adapter, {"kind": IA3Config, **matrices, "fan_in_fan_out": family.matrices_are_transposed})
+        return add_adapter(IA3Config, **matrices, fan_in_fan_out=family.matrices_are_transposed)

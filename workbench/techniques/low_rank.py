@@ -6,7 +6,7 @@ from typing import Any
 from workbench.errors import ConfigurationError
 from workbench.models.family import ModelFamily, family_of
 from workbench.settings import setting
-from workbench.techniques.base import Adapter, Call, add_adapter
+from workbench.techniques.base import Adapter, Arguments, Call, add_adapter
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,13 @@ class LowRank(Adapter):
         usual = USUAL.get(family.model_type, ("q_proj", "v_proj")) if self.targets == "auto" else ()
         return [name for name in usual if name in family.matrices] or list(family.matrices)
 
-    def update(self, family: ModelFamily) -> dict[str, Any]:
-        """The settings of `add_adapter`; `fan_in_fan_out`: matrices are stored (in, out), as GPT-2's `Conv1D` does."""
-        from peft import LoraConfig
-
-        numbers = {"kind": LoraConfig, "r": self.rank, "lora_alpha": self.alpha, "lora_dropout": self.dropout}
-        return {**numbers, "target_modules": self.matrices(family), "fan_in_fan_out": family.matrices_are_transposed}
+    def update(self, family: ModelFamily) -> Arguments:
+        """The settings of `LoraConfig`; `fan_in_fan_out`: matrices are stored (in, out), as GPT-2's `Conv1D` does."""
+        settings = {"r": self.rank, "lora_alpha": self.alpha, "target_modules": self.matrices(family)}
+        changed = {"lora_dropout": self.dropout, "fan_in_fan_out": family.matrices_are_transposed}
+        return settings | {name: value for name, value in changed.items() if value}
 
     def model(self, family: ModelFamily) -> Call:
-        return Call(add_adapter, self.update(family))
+        from peft import LoraConfig
+
+        return add_adapter(LoraConfig, **self.update(family))

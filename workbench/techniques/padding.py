@@ -1,7 +1,6 @@
 """Padding: examples of unequal length, filled up to equal length, instead of blocks packed from the whole text."""
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -41,7 +40,7 @@ class Padding(Technique):
         return Call(paragraph_examples, {"pad_to_length": not self.dynamic})
 
     def collator(self) -> Call:
-        return Call(padding_collator)
+        return Call(pad)
 
     def training_arguments(self, arguments: Arguments) -> Arguments:
         grouped = {"train_sampling_strategy": "group_by_length", "length_column_name": "length"}
@@ -76,8 +75,9 @@ def pad_to(row: dict[str, Any], length: int) -> dict[str, Any]:
     return {**row, "input_ids": row["input_ids"] + padding, "attention_mask": row["attention_mask"] + padding}
 
 
-def pad(rows: list[dict[str, list[int]]]) -> dict[str, Any]:
-    """B rows to `input_ids`, `attention_mask` and `labels`, all (B, longest); what is padding is not predicted.
+def pad(_: Any, rows: list[dict[str, list[int]]]) -> dict[str, Any]:
+    """B rows to `input_ids`, `attention_mask` and `labels`, all (B, longest); what is padding is not predicted. Takes
+    the place of a collator of rows that are equally long.
 
     The padding token is 0, but any would do: no token attends to it, and its label is -100.
     """
@@ -89,8 +89,3 @@ def pad(rows: list[dict[str, list[int]]]) -> dict[str, Any]:
     attention_mask = pad_sequence(masks, batch_first=True, padding_value=0)
     labels = input_ids.masked_fill(attention_mask == 0, -100)
     return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
-
-
-def padding_collator(collator: Callable[..., Any]) -> Callable[..., Any]:
-    """`pad` in place of a collator of rows that are equally long."""
-    return pad

@@ -37,4 +37,4 @@ class PrefixTuning(VirtualTokens):
     def model(self, family: ModelFamily) -> Call:
         from peft import PrefixTuningConfig
 
-        return Call(add_adapter, {"kind": PrefixTuningConfig, "num_virtual_tokens": self.virtual_tokens})
+        return add_adapter(PrefixTuningConfig, num_virtual_tokens=self.virtual_tokens)

@@ -8,15 +8,11 @@ from workbench.models.family import ModelFamily
 from workbench.techniques.base import Call, Capability, VirtualTokens, add_adapter
 
 
-def without_first_label(collator: Callable[..., Any]) -> Callable[..., Any]:
+def hide_first_label(collator: Callable[..., Any], rows: Any) -> Any:
     """The last virtual token would predict it: T labels, while the Trainer divides the loss by T - 1."""
-
-    def collate_rows(rows: Any) -> Any:
-        batch = collator(rows)
-        batch["labels"][:, 0] = -100
-        return batch
-
-    return collate_rows
+    batch = collator(rows)
+    batch["labels"][:, 0] = -100
+    return batch
 
 
 @dataclass(frozen=True)
@@ -34,10 +30,11 @@ class PromptTuning(VirtualTokens):
     brings = frozenset({Capability.ADAPTER, Capability.VIRTUAL_TOKENS})
 
     def collator(self) -> Call:
-        return Call(without_first_label)
+        return Call(hide_first_label)
 
     def model(self, family: ModelFamily) -> Call:
         from peft import PromptTuningConfig
 
-        settings = {"num_virtual_tokens": self.virtual_tokens, "prompt_tuning_init": "SAMPLE_VOCAB"}
-        return Call(add_adapter, {"kind": PromptTuningConfig, **settings})
+        return add_adapter(
+            PromptTuningConfig, num_virtual_tokens=self.virtual_tokens, prompt_tuning_init="SAMPLE_VOCAB"
+        )

@@ -1,12 +1,12 @@
 """QLoRA: LoRA on a model whose frozen matrices are stored in 4 bits."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
 from workbench.models.family import ModelFamily
 from workbench.settings import setting
-from workbench.techniques.base import Arguments, Call, Capability, add_adapter, lacks_bf16
+from workbench.techniques.base import Arguments, Call, Capability, lacks_bf16
 from workbench.techniques.low_rank import LowRank
 
 
@@ -45,13 +45,15 @@ class Qlora(LowRank):
         return {"quantization_config": Call(BitsAndBytesConfig, quantization), "device_map": {"": "cpu"}}
 
     def model(self, family: ModelFamily) -> Call:
-        return Call(add_low_rank_to_four_bits, self.update(family))
+        return replace(super().model(family), function=add_to_four_bits)
 
 
-def add_low_rank_to_four_bits(model: Any, **update: Any) -> Any:
-    """A and B beside the matrices of a model that was loaded in 4 bits."""
+def add_to_four_bits(model: Any, peft_config: Any) -> Any:
+    """The adapter beside the matrices of a model that was loaded in 4 bits."""
+    from peft import get_peft_model
+
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             # else an evaluation repacks the weights for a kernel without a backward pass (bitsandbytes 0.50)
             module.support_avx512bf16_for_cpu = False
-    return add_adapter(model, **update)
+    return get_peft_model(model, peft_config)

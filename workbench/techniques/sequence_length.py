@@ -9,12 +9,12 @@ from workbench.techniques.base import Call, Capability, Shape, Stage, Technique
 
 
 def cut_rows(dataset: Any, length: int) -> Any:
-    """Rows of `length` tokens, cut from longer ones in their order."""
-    from datasets import Dataset
+    """Rows of `length` tokens, cut from longer ones in their order, in every column."""
 
-    rows = dataset["input_ids"]
-    pieces = [row[start : start + length] for row in rows for start in range(0, len(row), length)]
-    return Dataset.from_dict({"input_ids": pieces})
+    def cut(rows: Any) -> Any:
+        return {name: [r[i : i + length] for r in of for i in range(0, len(r), length)] for name, of in rows.items()}
+
+    return dataset.map(cut, batched=True, keep_in_memory=True)
 
 
 @dataclass(frozen=True)

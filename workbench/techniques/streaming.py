@@ -39,6 +39,6 @@ def stream_examples(text: str, tokenizer: Any, length: int, batch: int, seed: in
 
 def stream_blocks(text: str, tokenizer: Any, length: int, batch: int) -> Iterator[dict[str, list[int]]]:
     """Blocks of `length` tokens, in whole batches; the text is tokenised in the same pieces as for packed blocks."""
-    blocks = ({"input_ids": block} for block in packed_blocks([text], tokenizer, length))
+    blocks = ({"input_ids": block, "labels": block} for block in packed_blocks([text], tokenizer, length))
     while len(rows := [*islice(blocks, batch)]) == batch:
         yield from rows

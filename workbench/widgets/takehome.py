@@ -4,6 +4,7 @@ import base64
 import json
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import ipywidgets as w
 
@@ -15,6 +16,7 @@ from workbench.widgets.pages import alarm, page
 
 FORMS: dict[str, tuple[str, Callable[[Recipe], str]]] = {  # the name of the file, and what is in it
     "Hugging Face script": ("train.py", script),
+    "TRL script": ("train_trl.py", partial(script, flavour="trl")),
     "recipe file (TOML)": ("recipe.toml", recipe_file),
     "JSON": ("recipe.json", lambda recipe: json.dumps(recipe.to_dict(), indent=1, ensure_ascii=False)),
     "command": ("train.sh", Recipe.command),
