@@ -118,7 +118,7 @@ FAULTS: dict[str, tuple[Callable[[Path], str], tuple[str, ...]]] = {
     ),
     "an encoding of Parquet": (
         with_option(parquet("text", ["one"]), "encoding=latin-1"),
-        (".parquet has no encoding, only column=… can be given. Leave 'encoding=latin-1' out.",),
+        (".parquet has no encoding, only column=… and loss=… can be given. Leave 'encoding=latin-1' out.",),
     ),
     "an encoding of a saved one": (with_option(saved({"text": ["a"]}), "encoding=utf-8"), ("saved has no encoding",)),
     "an empty column": (file("a.csv:column=", "text\nx\n"), ("a.csv:column=': column is empty. Give one column",)),
@@ -131,9 +131,8 @@ FAULTS: dict[str, tuple[Callable[[Path], str], tuple[str, ...]]] = {
     "unknown option": (file("a.txt:encodign=utf-8", LINES), ("no option 'encodign'. Known: column, encoding",)),
     "unknown encoding": (file("a.txt:encoding=latin-17", LINES), ("no encoding 'latin-17'. Common ones: utf-8",)),
     "no text encoding": (file("a.txt:encoding=base64", LINES), ("no encoding 'base64'",)),
-    "Word": (file("a.docx", "x"), ("a.docx ends in .docx", "Give .txt, .md, .jsonl, .csv, .tsv, .parquet")),
+    "Word": (file("a.docx", "x"), ("a.docx ends in .docx", "Give .txt, .md, .jsonl, .json, .csv, .tsv, .parquet")),
     "PDF": (file("a.PDF", "x"), ("ends in .PDF, which is not read",)),
-    "a JSON array": (file("a.json", "[]"), ("ends in .json", ".jsonl")),
     # bytes
     "empty": (file("a.txt", ""), ("a.txt is empty", "Give a file with text")),
     "blank": (file("a.txt", "\n \t\r\n\n"), ("a.txt is empty: 1 blank documents left out",)),

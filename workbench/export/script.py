@@ -36,6 +36,13 @@ def script(recipe: Recipe) -> str:
     """
     job = prepare(recipe, pick_device())
     recipe, family = job.recipe, family_of(job.config)
+    if (
+        recipe.corpus not in corpus.embedded()
+        and (source := readers.find_text(recipe.corpus, ""))
+        and (source.loss or source.downloaded)
+    ):
+        words = f"script: {recipe.corpus!r} has conversations, or is a data set of the hub, which no script reads yet"
+        raise ConfigurationError(f"{words}. Save its texts as .jsonl, in a column `text`.")
     if job.source.adapter:
         raise ConfigurationError(f"script: {recipe.model!r} is an adapter. Save the model as 'merged' and use that.")
     sources = Sources()

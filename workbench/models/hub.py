@@ -1,37 +1,83 @@
-"""Can the Hugging Face hub serve a model? Answered within seconds: loading retries for most of a minute."""
+"""Can the Hugging Face hub serve this? Answered within seconds: loading retries for most of a minute."""
 
 import difflib
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from workbench.errors import ConfigurationError, UnavailableError
 from workbench.models.known import PUBLISHED
 
-HUB_PATIENCE_S = 3.0
+CONNECTION_S = 1.0  # to reach the hub at all
+HUB_PATIENCE_S = 3.0  # for its answer
 
 
-def require(repository: str, alternatives: str) -> None:
-    """Return if the repository is in the local cache or can be had from the hub, with the user's token if there is one.
+def require(repository: str, alternatives: str, kind: str = "model", owner: str = "model:") -> bool:
+    """Return if a "model" or a "dataset" is in the local cache or can be had from the hub, with the user's token if
+    there is one; False if it is in the cache alone.
 
     Raises:
-        ConfigurationError: the hub has no such model, or not for this user.
+        ConfigurationError: the hub has no such thing, not for this user, or not before its conditions are accepted.
         UnavailableError: the hub does not answer, or answers with an error; `alternatives` tells what works without.
     """
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub import HfApi, constants
 
-    if isinstance(try_to_load_from_cache(repository, "config.json"), str):
-        return
+    if (cached := is_cached(repository, kind)) and kind == "model":
+        return True
     try:
-        get_hf_file_metadata(hf_hub_url(repository, "config.json"), timeout=HUB_PATIENCE_S)
+        if not (constants.HF_HUB_OFFLINE or getproxies()):
+            _knock(constants.ENDPOINT)
+        if HfApi().repo_info(repository, repo_type=kind, timeout=HUB_PATIENCE_S).gated:
+            HfApi().auth_check(repository, repo_type=kind)
+        return True
     except Exception as error:  # of the hub, the network or the settings; what answered has a status
         answer = getattr(getattr(error, "response", None), "status_code", None)
-        known = PUBLISHED.keys() - {repository}
+        known = PUBLISHED.keys() - {repository} if kind == "model" else ()
         near = "".join(f" (did you mean {name}?)" for name in difflib.get_close_matches(repository, known, 1))
+        login = "log in with `hf auth login`, with a token that may read it"
+        if type(error).__name__ == "GatedRepoError":
+            page = f"{constants.ENDPOINT}/{'datasets/' if kind == 'dataset' else ''}{repository}"
+            words = f"{repository!r} is gated on the Hugging Face hub (HTTP {answer}). Accept its conditions at {page}"
+            raise ConfigurationError(f"{owner} {words} and {login}.") from None
         if answer in (401, 403, 404):
-            raise ConfigurationError(
-                f"model: the Hugging Face hub has no public model {repository!r} (HTTP {answer}). Check the "
-                f"spelling{near}; for a private one run `hf auth login` first."
-            ) from None
+            words = (
+                f"the Hugging Face hub has no public {kind} {repository!r} (HTTP {answer}). Check the spelling{near}"
+            )
+            raise ConfigurationError(f"{owner} {words}; for a private one {login}.") from None
+        if cached:
+            return False
         how = f"answers HTTP {answer}" if answer else "cannot be reached"
+        how += " (HF_HUB_OFFLINE is set)" if constants.HF_HUB_OFFLINE else ""
         raise UnavailableError(
-            f"model: {repository!r} is not in the local cache, and the Hugging Face hub {how}. "
+            f"{owner} {repository!r} is not in the local cache, and the Hugging Face hub {how}. "
             f"Check the spelling{near} and the network, or use {alternatives}."
         ) from None
+
+
+def is_cached(repository: str, kind: str) -> bool:
+    """Whether a model's config is there, or anything of a data set, in a folder that `datasets` names after it."""
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    if kind == "model":
+        return isinstance(try_to_load_from_cache(repository, "config.json"), str)
+    folder = Path(os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME, "datasets"))
+    letters = repository.replace("/", "").replace("_", "").lower()
+    return any(path.name.replace("_", "").lower() == letters for path in folder.glob("*"))
+
+
+def _knock(url: str) -> None:
+    """Raises an error if nothing accepts a connection there. In a thread, as looking a name up knows no timeout."""
+    place, door = urlsplit(url), SimpleQueue[Any]()
+
+    def connect() -> None:
+        with suppress(OSError):
+            door.put(socket.create_connection((place.hostname, place.port or place.scheme), CONNECTION_S / 2))
+
+    Thread(target=connect, daemon=True).start()
+    door.get(timeout=CONNECTION_S).close()
