@@ -18,9 +18,9 @@ CONNECTION_S = 1.0  # to reach the hub at all
 HUB_PATIENCE_S = 3.0  # for its answer
 
 
-def require(repository: str, alternatives: str, kind: str = "model", owner: str = "model:") -> bool:
-    """Return if a "model" or a "dataset" is in the local cache or can be had from the hub, with the user's token if
-    there is one; False if it is in the cache alone.
+def require(repository: str, alternatives: str, kind: str = "model", owner: str = "model:") -> tuple[str, bool]:
+    """The name under which the hub or the local cache has a "model" or a "dataset", as an old one leads to a new one;
+    and whether the hub has said so, asked with the user's token if there is one. A model in the cache is enough.
 
     Raises:
         ConfigurationError: the hub has no such thing, not for this user, or not before its conditions are accepted.
@@ -28,14 +28,15 @@ def require(repository: str, alternatives: str, kind: str = "model", owner: str 
     """
     from huggingface_hub import HfApi, constants
 
-    if (cached := is_cached(repository, kind)) and kind == "model":
-        return True
+    if (cached := _cached(repository, kind)) and kind == "model":
+        return cached, False
     try:
         if not (constants.HF_HUB_OFFLINE or getproxies()):
             _knock(constants.ENDPOINT)
-        if HfApi().repo_info(repository, repo_type=kind, timeout=HUB_PATIENCE_S).gated:
+        found: Any = HfApi().repo_info(repository, repo_type=kind, timeout=HUB_PATIENCE_S)
+        if found.gated:
             HfApi().auth_check(repository, repo_type=kind)
-        return True
+        return str(found.id), True
     except Exception as error:  # of the hub, the network or the settings; what answered has a status
         answer = getattr(getattr(error, "response", None), "status_code", None)
         known = PUBLISHED.keys() - {repository} if kind == "model" else ()
@@ -51,7 +52,7 @@ def require(repository: str, alternatives: str, kind: str = "model", owner: str 
             )
             raise ConfigurationError(f"{owner} {words}; for a private one {login}.") from None
         if cached:
-            return False
+            return cached, False
         how = f"answers HTTP {answer}" if answer else "cannot be reached"
         how += " (HF_HUB_OFFLINE is set)" if constants.HF_HUB_OFFLINE else ""
         raise UnavailableError(
@@ -60,15 +61,17 @@ def require(repository: str, alternatives: str, kind: str = "model", owner: str 
         ) from None
 
 
-def is_cached(repository: str, kind: str) -> bool:
-    """Whether a model's config is there, or anything of a data set, in a folder that `datasets` names after it."""
+def _cached(repository: str, kind: str) -> str:
+    """The name of what is in the cache, if a model's config is there, or anything of one such data set."""
     from huggingface_hub import constants, try_to_load_from_cache
 
     if kind == "model":
-        return isinstance(try_to_load_from_cache(repository, "config.json"), str)
+        return repository if isinstance(try_to_load_from_cache(repository, "config.json"), str) else ""
     folder = Path(os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME, "datasets"))
-    letters = repository.replace("/", "").replace("_", "").lower()
-    return any(path.name.replace("_", "").lower() == letters for path in folder.glob("*"))
+    names = [path.name.replace("___", "/") for path in folder.glob("*")]
+    wanted = repository.replace("_", "").lower()  # `datasets` writes names in small letters, with underlines
+    found = [name for name in names if f"/{name}".replace("_", "").endswith(f"/{wanted}")]
+    return found[0] if len(found) == 1 else ""
 
 
 def _knock(url: str) -> None:

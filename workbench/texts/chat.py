@@ -10,9 +10,9 @@ import json
 import re
 from functools import partial
 from itertools import takewhile
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,10 +29,16 @@ TEMPLATE = (
 
 
 class Message(BaseModel, extra="allow"):
-    """What someone says; the content is null where the assistant calls a tool."""
+    """What someone says; no content where the assistant calls a tool."""
 
     role: str
-    content: str | list[Any] | None
+    content: str | list[Any] | None = None
+
+    @model_validator(mode="after")
+    def _say_something(self) -> Self:
+        if self.content is None and not (self.model_extra or {}).get("tool_calls"):
+            raise ValueError("it has no content")
+        return self
 
 
 class Conversation(BaseModel):
@@ -56,22 +62,17 @@ class Exchange(BaseModel):
 
 
 Messages = Annotated[list[Message], Field(min_length=1)]
-ROWS: dict[str, TypeAdapter[Any]] = {  # by the columns of a row, with commas
-    "messages": TypeAdapter(Conversation),
-    "prompt,completion": TypeAdapter(Texts | Exchange),
-}
+ROWS = ("messages", "prompt,completion")  # the columns of a row, with commas
 
 
 def in_one_line(columns: str, values: Any) -> str | None:
     """A conversation as one line of JSON; None for a null. Raises ValueError if it is none."""
-    names = columns.split(",")
-    row = dict(zip(names, values if len(names) > 1 else [values], strict=True))
-    if None in row.values():
-        return None
+    row = dict(zip(columns.split(","), [values] if columns == "messages" else values, strict=True))
+    kind = Conversation if columns == "messages" else Texts if str in map(type, values or ()) else Exchange
     try:
-        return ROWS[columns].dump_json(ROWS[columns].validate_python(row), exclude_none=True).decode()
+        return None if None in row.values() else kind(**row).model_dump_json(exclude_none=True)
     except ValidationError as error:
-        found = error.errors()[-1]
+        found = error.errors()[0]
         raise ValueError(f"{'.'.join(map(str, found['loc']))}: {found['msg']}") from None
 
 

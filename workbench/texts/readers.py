@@ -65,8 +65,9 @@ def opened(path: Path, encoding: str | None = None) -> Any:
 def objects(file: Any, kind: str) -> "Iterator[tuple[int, Any]]":
     """What a JSON file holds, a line each or all in one list, each with its line or row."""
     if kind == ".jsonl":
-        return ((number, json.loads(line)) for number, line in enumerate(file, 1) if line.strip())
-    data = json.load(file)
+        lines = iter(lambda: file.readline(HELD_WHOLE[kind]), "")
+        return ((number, json.loads(line)) for number, line in enumerate(lines, 1) if line.strip())
+    data = json.loads(file.read(HELD_WHOLE[kind]))
     rows = data.get("data") if isinstance(data, dict) else data
     if not isinstance(rows, list):
         raise ValueError(f"it is a {type(data).__name__}")
@@ -192,11 +193,11 @@ def find_text(name: str, alternatives: str) -> TextSource:
     location, options = _split(name)
     path = Path(os.path.expanduser(location))
     if not (location and os.path.exists(path)):
-        repository, _, options = name.partition(":")
+        repository, colon, options = name.partition(":")
         nothing = f"there is no file {name!r:.200} (looked in {Path.cwd()}), nor an embedded text"
         if not HUB_ID.fullmatch(repository) or {kind_of(Path(repository)), Path(repository).suffix} & {*KINDS, ".gz"}:
             raise refusal(f"{nothing}. {alternatives}")
-        given = _options(name, options and f":{options}", {"hub"})
+        given = _options(name, colon + options, {"hub"})
         files = _download(repository, given.pop("config", None), given.pop("split", "train"), nothing)
         return _resolved(TextSource(name, files[0], downloaded=files), given)
     source = TextSource(name, path)
@@ -235,14 +236,14 @@ def _download(repository: str, config: str | None, split: str, nothing: str) -> 
 
     if "[" in split:
         raise refusal(f"{split!r} is a part of a split. Give a whole one: {repository}:{split.partition('[')[0]}.")
-    online = hub.require(repository, "a file", "dataset", f"corpus: {nothing}; as for the hub:")
+    known_as, online = hub.require(repository, "a file", "dataset", f"corpus: {nothing}, and")
     import datasets
 
     cure = f"Name another split or config: {repository}:split=train,config=…"
     with ExitStack() as stack, explained(f"corpus: the data set {repository!r} cannot be used", cure):
         stack.callback(setattr, datasets.config, "HF_HUB_OFFLINE", datasets.config.HF_HUB_OFFLINE)
         datasets.config.HF_HUB_OFFLINE |= not online
-        files = datasets.load_dataset(repository, config, split=split, keep_in_memory=False).cache_files
+        files = datasets.load_dataset(known_as, config, split=split, keep_in_memory=False).cache_files
         if not files:
             raise ValueError(f"the split {split} has no rows")
         return tuple(Path(file["filename"]) for file in files)
@@ -434,7 +435,8 @@ def _undecodable(path: Path, encoding: str, error: UnicodeError, line: int) -> C
 def _no_column(where: str, source: TextSource, columns: Iterable[Any]) -> ConfigurationError:
     found = [str(column)[:80] for column in columns][:20]
     plain = source.name.rpartition(":")[0] if source.column != "text" else source.name
-    cure = f"Name one: {plain}:{'column=' if source.downloaded else ''}{next(iter(found), 'COLUMN')}"
+    plain += f"{',' if ':' in plain else ':'}column=" if source.downloaded else ":"
+    cure = f"Name one: {plain}{next(iter(found), 'COLUMN')}"
     if len(found) == 1 and any(mark in found[0] for mark in ";\t|"):
         cure = "The fields seem not to be separated by commas: save it with commas, or with tabs as .tsv"
     missing = next(name for name in source.column.split(",") if name not in columns)
