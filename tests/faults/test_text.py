@@ -238,7 +238,7 @@ FAULTS: dict[str, tuple[Callable[[Path], str], tuple[str, ...]]] = {
     ),
     "no content": (
         file("a.jsonl", '{"messages": [{"role": "user"}]}'),
-        ("line 1: messages.0: Value error, it has no content.",),
+        ("line 1: messages.0.content: Field required",),
     ),
     "a role that is a number": (
         file("a.json", '[{"messages": [{"role": 1, "content": "x"}]}]'),
@@ -264,9 +264,9 @@ FAULTS: dict[str, tuple[Callable[[Path], str], tuple[str, ...]]] = {
         file("a.jsonl", r'{"messages": [{"role": "user", "content": "\ud800"}]}'),
         ("line 1: ", "surrogates not allowed"),
     ),
-    "messages in Parquet": (
-        parquet("messages", [[{"role": "user", "content": "x"}], [{"role": "user"}]]),
-        ("row 2: messages.0: Value",),
+    "a message without a word": (
+        parquet("messages", [[{"role": "user", "name": "x"}], [{"role": "assistant", "content": "so many words"}]]),
+        ("own.parquet, row 1: the chat template cannot be used (", "no attribute 'content'"),
     ),
     "another list": (file("a.jsonl", '{"turns": [{"role": "user"}]}'), ("it has turns. Name one: ", "a.jsonl:turns")),
     "another list named": (

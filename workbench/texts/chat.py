@@ -9,10 +9,9 @@ asks for, an answer is what the template adds to the conversation before it.
 import json
 import re
 from functools import partial
-from itertools import takewhile
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,16 +28,10 @@ TEMPLATE = (
 
 
 class Message(BaseModel, extra="allow"):
-    """What someone says; no content where the assistant calls a tool."""
+    """What someone says; the content is null where the assistant calls a tool."""
 
     role: str
-    content: str | list[Any] | None = None
-
-    @model_validator(mode="after")
-    def _say_something(self) -> Self:
-        if self.content is None and not (self.model_extra or {}).get("tool_calls"):
-            raise ValueError("it has no content")
-        return self
+    content: str | list[Any] | None
 
 
 class Conversation(BaseModel):
@@ -109,10 +102,8 @@ def labelled(line: str, tokenizer: "PreTrainedTokenizerBase", loss: str) -> list
     labels = tokens if loss == ALL else [IGNORED] * len(tokens)
     for first, last in turns if loss == ANSWERS else ():
         before = write(parts[:first], add_generation_prompt=True) if first else []
-        after, start = (
-            write(parts[:last]),
-            sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, tokens, strict=False))),
-        )
+        differ = (place for place, pair in enumerate(zip(before, tokens, strict=False)) if len({*pair}) == 2)
+        start, after = next(differ, len(before)), write(parts[:last])
         if not isinstance(parts, str) and (start < len(before) or after != tokens[: len(after)]):
             raise ValueError("it writes the beginning of a conversation otherwise than the whole")
         labels[start : len(after)] = after[start:]

@@ -22,7 +22,7 @@ from tqdm import tqdm
 from workbench.errors import in_a_line
 from workbench.paths import CORPORA, aside, put_in_place, runs_folder
 from workbench.texts import readers as texts
-from workbench.texts.chat import ANSWERS, IGNORED, labelled, template_of
+from workbench.texts.chat import IGNORED, labelled, template_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -253,9 +253,8 @@ def make_blocks(corpus: Corpus, tokenizer: "PreTrainedTokenizerBase", sequence_l
     rows = max(1, HELD_OUT_TOKENS // sequence_length)
     kept = corpus.held_out.split(LINE_END) if corpus.loss else [corpus.held_out]
     held_out = Dataset.from_list([*islice(_rows(corpus, kept, tokenizer, sequence_length), rows)])
-    blocks_of = f"blocks of {sequence_length} tokens{' with an answer' if corpus.loss == ANSWERS else ''}"
     if len(train) < batch:
-        few = f"{corpus.name} gives {len(train)} training {blocks_of}, but a batch needs {batch}"
+        few = f"{corpus.name} gives {len(train)} training blocks of {sequence_length} tokens, but a batch needs {batch}"
         raise texts.refusal(f"{few}. Use a longer text, a smaller sequence_length or a smaller effective_batch_size.")
     if not held_out:
         short = f"the held-out part of {corpus.name} is shorter than one block of {sequence_length} tokens"
