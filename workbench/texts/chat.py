@@ -74,10 +74,6 @@ def template_of(tokenizer: "PreTrainedTokenizerBase") -> str:
     return tokenizer.get_chat_template() if tokenizer.chat_template else TEMPLATE
 
 
-def _ids_of(tokenizer: "PreTrainedTokenizerBase", text: str, **_: Any) -> Any:
-    return tokenizer(text, verbose=False)["input_ids"]
-
-
 def labelled(line: str, tokenizer: "PreTrainedTokenizerBase", loss: str) -> list[tuple[int, int]]:
     """The tokens of a conversation, each with its label: itself, or IGNORED if it does not count.
 
@@ -91,20 +87,26 @@ def labelled(line: str, tokenizer: "PreTrainedTokenizerBase", loss: str) -> list
         turns = [(i, i + 1) for i, message in enumerate(parts) if message["role"] == "assistant"]
     else:
         turns = [(len(row["prompt"]), len(parts) + len(end))]
-    write: Any = partial(tokenizer.apply_chat_template, chat_template=template, return_dict=False)
+    write: Any = partial(tokenizer.apply_chat_template, chat_template=template, tokenize=False)
     if isinstance(parts, str):
-        parts, write = parts.removesuffix(end) + end, partial(_ids_of, tokenizer)
+        parts, write = parts.removesuffix(end) + end, _as_it_is
     if "messages" in row and loss == ANSWERS and GENERATION.search(template):
-        found = write(parts, return_dict=True, return_assistant_tokens_mask=True)
+        marked = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
+        found: Any = write(parts, **marked, tokenizer_kwargs={"verbose": False})
         pairs = zip(found["input_ids"], found["assistant_masks"], strict=True)
         return [(token, token if counts else IGNORED) for token, counts in pairs]
-    tokens = write(parts)
-    labels = tokens if loss == ALL else [IGNORED] * len(tokens)
+    whole = write(parts)
+    counted = bytearray(len(whole))
     for first, last in turns if loss == ANSWERS else ():
-        before = write(parts[:first], add_generation_prompt=True) if first else []
-        differ = (place for place, pair in enumerate(zip(before, tokens, strict=False)) if len({*pair}) == 2)
-        start, after = next(differ, len(before)), write(parts[:last])
-        if not isinstance(parts, str) and (start < len(before) or after != tokens[: len(after)]):
+        start = write(parts[:first], add_generation_prompt=True) if first else ""
+        until = write(parts[:last]) if last < len(parts) else whole
+        if not (whole.startswith(until) and until.startswith(start)):
             raise ValueError("it writes the beginning of a conversation otherwise than the whole")
-        labels[start : len(after)] = after[start:]
-    return [*zip(tokens, labels, strict=True)]
+        counted[len(start) : len(until)] = b"\1" * (len(until) - len(start))
+    found = tokenizer(whole, add_special_tokens=write is _as_it_is, return_offsets_mapping=True, verbose=False)
+    pairs = zip(found["input_ids"], found["offset_mapping"], strict=True)
+    return [(i, i if loss == ALL or any(counted[start:end]) else IGNORED) for i, (start, end) in pairs]
+
+
+def _as_it_is(text: str, **_: Any) -> str:
+    return text
