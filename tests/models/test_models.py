@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import huggingface_hub.constants
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from workbench.errors import ConfigurationError, UnavailableError
+from workbench.models import hub as hub_of_models
 from workbench.models.generate import generate
 from workbench.models.gpt2 import gpt2_tokenizer, learning_rate
 from workbench.models.hub import require
@@ -242,6 +244,27 @@ def test_a_hub_that_never_answers(hub):
         silent.listen()
         hub(silent.getsockname()[1])
         refused_within_five_seconds(NOWHERE)
+
+
+def test_what_is_cached_is_read_without_waiting_for_a_hub_until_there_is_one_again(hub, server, monkeypatch):
+    monkeypatch.setattr(hub_of_models, "_GIVEN_UP", {})
+    hub(server.server_port)
+    server.status = 200
+    folder = Path(huggingface_hub.constants.HF_HUB_CACHE) / "models--nobody--no-such-model-at-all"
+    config = folder / "snapshots" / "abc" / "config.json"
+    config.parent.mkdir(parents=True)
+    config.write_text("{}")
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("abc")
+    for endpoint, offline in (("https://hub.invalid", True), (huggingface_hub.constants.ENDPOINT, False)):
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", endpoint)
+        assert require(NOWHERE, "another") == (NOWHERE, not offline)
+        assert huggingface_hub.constants.HF_HUB_OFFLINE is offline
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)  # by order it stays so
+    for _ in range(2):
+        assert require(NOWHERE, "another") == (NOWHERE, False)
+        assert huggingface_hub.constants.HF_HUB_OFFLINE
+    assert server.tokens == set()
 
 
 def test_a_hub_whose_name_cannot_be_found(monkeypatch, empty_cache):

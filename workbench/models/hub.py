@@ -16,11 +16,13 @@ from workbench.models.known import PUBLISHED
 
 CONNECTION_S = 1.0  # to reach the hub at all
 HUB_PATIENCE_S = 3.0  # for its answer
+_GIVEN_UP: dict[str, Any] = {}  # what is read from the cache, because the hub could not be reached
 
 
 def require(repository: str, alternatives: str, kind: str = "model", owner: str = "model:") -> tuple[str, bool]:
     """The name under which the hub or the local cache has a "model" or a "dataset", as an old one leads to a new one;
-    and whether the hub has said so, asked with the user's token if there is one. A model in the cache is enough.
+    and whether the hub has said so, asked with the user's token if there is one. A model in the cache is enough: the
+    hub is not asked for it, and while it cannot be reached, huggingface_hub is told to work offline.
 
     Raises:
         ConfigurationError: the hub has no such thing, not for this user, or not before its conditions are accepted.
@@ -28,11 +30,15 @@ def require(repository: str, alternatives: str, kind: str = "model", owner: str 
     """
     from huggingface_hub import HfApi, constants
 
-    if (cached := _cached(repository, kind)) and kind == "model":
-        return cached, False
+    if _GIVEN_UP:  # the last time; perhaps there is a network now
+        constants.HF_HUB_OFFLINE = False
+        _GIVEN_UP.clear()
+    cached = _cached(repository, kind)
     try:
         if not (constants.HF_HUB_OFFLINE or getproxies()):
             _knock(constants.ENDPOINT)
+        if cached and kind == "model":
+            return cached, not constants.HF_HUB_OFFLINE
         found: Any = HfApi().repo_info(repository, repo_type=kind, timeout=HUB_PATIENCE_S)
         if found.gated:
             HfApi().auth_check(repository, repo_type=kind)
@@ -51,7 +57,9 @@ def require(repository: str, alternatives: str, kind: str = "model", owner: str 
                 f"the Hugging Face hub has no public {kind} {repository!r} (HTTP {answer}). Check the spelling{near}"
             )
             raise ConfigurationError(f"{owner} {words}; for a private one {login}.") from None
-        if cached:
+        if cached:  # else every file that is read would wait for the hub
+            _GIVEN_UP.update({} if constants.HF_HUB_OFFLINE else {repository: answer})
+            constants.HF_HUB_OFFLINE = True
             return cached, False
         how = f"answers HTTP {answer}" if answer else "cannot be reached"
         how += " (HF_HUB_OFFLINE is set)" if constants.HF_HUB_OFFLINE else ""

@@ -239,10 +239,10 @@ def _download(repository: str, config: str | None, split: str, nothing: str) -> 
     known_as, online = hub.require(repository, "a file", "dataset", f"corpus: {nothing}, and")
     import datasets
 
-    cure = f"Name another split or config: {repository}:split=train,config=…"
+    cure = f"Name split and config, {repository}:split=train,config=…, or check the network and the disk."
     with ExitStack() as stack, explained(f"corpus: the data set {repository!r} cannot be used", cure):
         stack.callback(setattr, datasets.config, "HF_HUB_OFFLINE", datasets.config.HF_HUB_OFFLINE)
-        datasets.config.HF_HUB_OFFLINE |= not online
+        datasets.config.HF_HUB_OFFLINE = not online or "HF_DATASETS_OFFLINE" in os.environ
         files = datasets.load_dataset(known_as, config, split=split, keep_in_memory=False).cache_files
         if not files:
             raise ValueError(f"the split {split} has no rows")
