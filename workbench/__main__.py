@@ -405,10 +405,12 @@ def show_headline(args: argparse.Namespace) -> None:
 def write_script(args: argparse.Namespace) -> None:
     """Write the recipe as a Python script that needs no workbench; redirect it into a file."""
 
-    from workbench.export.script import script
-
     with redirect_stdout(sys.stderr):
-        source = script(_recipe(args), args.flavour)
+        recipe = _recipe(args)
+
+        from workbench.export.script import script
+
+        source = script(recipe, args.flavour)
     print(source, end="")
 
 

@@ -27,7 +27,9 @@ class Recipe:
     """
 
     model: str = setting("auto", "gpt2-tiny, gpt2 … gpt2-xl, a hub id, a folder, random:NAME, or auto (by device)")
-    corpus: str = setting("shakespeare", "an embedded text, or a path: txt, md, jsonl, csv, tsv, parquet, a folder")
+    corpus: str = setting(
+        "shakespeare", "an embedded text, a path (txt, md, json, jsonl, csv, parquet, …), or a hub's user/set:split"
+    )
     # the largest batches of published trainings are thousands of sequences, and the longest context is a million tokens
     effective_batch_size: int = setting(8, "sequences per optimizer step", unit="sequences", minimum=1, maximum=2**20)
     sequence_length: int = setting(128, "tokens per sequence", unit="tokens", minimum=2, maximum=2**20)

@@ -2,6 +2,8 @@
 
 import gzip
 import os
+import shutil
+import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -94,6 +96,7 @@ def other(make: Callable[[Path], object]) -> Callable[[Path], str]:
 
 ROWS = 'text,id\n"one",1\n"two, and more",2\n'
 JSON = '{"text": "one"}\n{"text": "two"}\n'
+CHAT = '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello there."}]}\n'
 FAULTS: dict[str, tuple[Callable[[Path], str], tuple[str, ...]]] = {
     # names
     "missing": (lambda _: "novle.txt", ("there is no file 'novle.txt' (looked in /", "Embedded: shakespeare")),
@@ -118,7 +121,7 @@ FAULTS: dict[str, tuple[Callable[[Path], str], tuple[str, ...]]] = {
     ),
     "an encoding of Parquet": (
         with_option(parquet("text", ["one"]), "encoding=latin-1"),
-        (".parquet has no encoding, only column=… can be given. Leave 'encoding=latin-1' out.",),
+        (".parquet has no encoding, only column=… and loss=… can be given. Leave 'encoding=latin-1' out.",),
     ),
     "an encoding of a saved one": (with_option(saved({"text": ["a"]}), "encoding=utf-8"), ("saved has no encoding",)),
     "an empty column": (file("a.csv:column=", "text\nx\n"), ("a.csv:column=': column is empty. Give one column",)),
@@ -131,9 +134,8 @@ FAULTS: dict[str, tuple[Callable[[Path], str], tuple[str, ...]]] = {
     "unknown option": (file("a.txt:encodign=utf-8", LINES), ("no option 'encodign'. Known: column, encoding",)),
     "unknown encoding": (file("a.txt:encoding=latin-17", LINES), ("no encoding 'latin-17'. Common ones: utf-8",)),
     "no text encoding": (file("a.txt:encoding=base64", LINES), ("no encoding 'base64'",)),
-    "Word": (file("a.docx", "x"), ("a.docx ends in .docx", "Give .txt, .md, .jsonl, .csv, .tsv, .parquet")),
+    "Word": (file("a.docx", "x"), ("a.docx ends in .docx", "Give .txt, .md, .jsonl, .json, .csv, .tsv, .parquet")),
     "PDF": (file("a.PDF", "x"), ("ends in .PDF, which is not read",)),
-    "a JSON array": (file("a.json", "[]"), ("ends in .json", ".jsonl")),
     # bytes
     "empty": (file("a.txt", ""), ("a.txt is empty", "Give a file with text")),
     "blank": (file("a.txt", "\n \t\r\n\n"), ("a.txt is empty: 1 blank documents left out",)),
@@ -176,6 +178,114 @@ FAULTS: dict[str, tuple[Callable[[Path], str], tuple[str, ...]]] = {
     "half a surrogate": (file("a.jsonl", JSON + r'{"text": "a \ud800"}'), ("line 3: character 3 is half of a surr",)),
     "only nulls": (file("a.jsonl", '{"text": null}\n' * 2), ("is empty: 2 null texts left out",)),
     "Latin-1 jsonl": (file("a.jsonl", JSON.encode() + b'{"text": "caf\xe9"}'), ("0xe9 in line 3", "a.jsonl:enc")),
+    # JSON in one piece
+    "empty json": (file("a.json", ""), ("a.json is not JSON of rows (Expecting value: line 1 column 1",)),
+    "a JSON without rows": (file("a.json", "[]"), ("a.json is empty: there is no document in it",)),
+    "an object": (file("a.json", '{"text": "one"}'), ("it is a dict", "It must be one list of objects")),
+    "data is no list": (file("a.json", '{"data": {"text": "one"}}'), ("it is a dict",)),
+    "a broken list": (
+        file("a.json", '[{"text": "one"},\n{"text": }]'),
+        ("not JSON of rows (Expecting value: line 2 col",),
+    ),
+    "a list of lists": (file("a.json", '[{"text": "one"}, ["two"]]'), ("a.json, row 2 is a list, not an object",)),
+    "JSON that is too deep": (file("a.json", "[" * 100_000), ("a.json is not JSON of rows (", "one list of objects")),
+    "other key in a list": (
+        file("a.json", '{"data": [{"text": "one"}, {"body": "x"}]}'),
+        ("a.json, row 2 has no column 'text'; it has body. Name one: ", "a.json:body"),
+    ),
+    "a number in a list": (file("a.json", '[{"text": 3}]'), ("a.json, row 1: 'text' holds a int",)),
+    "Latin-1 json": (file("a.json", b'[{"text": "caf\xe9"}]'), ("0xe9 in line 1", "a.json:encoding=latin-1")),
+    # packed files
+    "a cut gzip": (file("a.jsonl.gz", gzip.compress(JSON.encode() * 99)[:-9]), ("is not a whole gzip file", "again")),
+    "a damaged gzip": (
+        file("a.txt.gz", gzip.compress(LINES.encode() * 99)[:20] + b"\xff" * 20),
+        ("a.txt.gz is not a whole gzip file",),
+    ),
+    "no gzip at all": (file("a.csv.gz", ROWS), ("a.csv.gz is not a whole gzip file (Not a gzipped file",)),
+    "an empty gzip": (file("a.txt.gz", b""), ("a.txt.gz is empty",)),
+    "gzip in gzip": (file("a.txt.gz", gzip.compress(gzip.compress(b"x"))), ("it begins like a gzip file",)),
+    "a packed Parquet": (
+        file("a.parquet.gz", gzip.compress(b"x")),
+        ("a.parquet.gz ends in .parquet.gz, which is not",),
+    ),
+    "an archive": (file("a.tar.gz", gzip.compress(b"x")), ("ends in .tar.gz, which is not read. Give .txt",)),
+    "packed Latin-1": (
+        file("a.txt.gz", gzip.compress(b"one\ncaf\xe9\n")),
+        ("byte 0xe9 in line 2", "a.txt.gz:encoding"),
+    ),
+    "a packed broken line": (
+        file("a.jsonl.gz", gzip.compress(JSON.encode() + b"{")),
+        ("a.jsonl.gz, line 3 is not JSON",),
+    ),
+    "a packed short row": (
+        file("a.csv.gz", gzip.compress(f"{ROWS}three".encode())),
+        ("a.csv.gz, line 4 has 1 fields",),
+    ),
+    "a column of a packed text": (file("a.txt.gz:body", gzip.compress(b"x")), (".txt has no column, only encoding",)),
+    # conversations
+    "messages are a text": (file("a.jsonl", '{"messages": "hi"}'), ("line 1: messages: Input should be a valid list",)),
+    "no messages": (
+        file("a.jsonl", CHAT + '{"messages": []}'),
+        ("line 2: messages: List should have at least 1 item",),
+    ),
+    "no role": (
+        file("a.jsonl", CHAT + '{"messages": [{"content": "x"}]}'),
+        ("a.jsonl, line 2: messages.0.role: Field required. A message is", '{"role": "user", "content": "…"}'),
+    ),
+    "ShareGPT's keys": (
+        file("a.jsonl", '{"messages": [{"from": "human", "value": "x"}]}'),
+        ("line 1: messages.0.role: Field required",),
+    ),
+    "no content": (
+        file("a.jsonl", '{"messages": [{"role": "user"}]}'),
+        ("line 1: messages.0.content: Field required",),
+    ),
+    "a role that is a number": (
+        file("a.json", '[{"messages": [{"role": 1, "content": "x"}]}]'),
+        ("row 1: messages.0.role",),
+    ),
+    "content that is a number": (
+        file("a.jsonl", '{"messages": [{"role": "a", "content": 1}]}'),
+        ("messages.0.content",),
+    ),
+    "a message that is a text": (
+        file("a.jsonl", '{"messages": ["hi"]}'),
+        ("messages.0: Input should be a valid dict",),
+    ),
+    "a text and messages": (
+        file("a.jsonl", '{"prompt": "x", "completion": [{"role": "a", "content": "b"}]}'),
+        ("line 1: completion: Input should be a valid string",),
+    ),
+    "half an exchange": (
+        file("a.jsonl", '{"prompt": "x", "completion": "y"}\n{"prompt": "x"}'),
+        ("line 2 has no column 'completion'; it has prompt",),
+    ),
+    "half a surrogate said": (
+        file("a.jsonl", r'{"messages": [{"role": "user", "content": "\ud800"}]}'),
+        ("line 1: ", "surrogates not allowed"),
+    ),
+    "a message without a word": (
+        parquet("messages", [[{"role": "user", "name": "x"}], [{"role": "assistant", "content": "so many words"}]]),
+        ("own.parquet, row 1: the chat template cannot be used (", "no attribute 'content'"),
+    ),
+    "another list": (file("a.jsonl", '{"turns": [{"role": "user"}]}'), ("it has turns. Name one: ", "a.jsonl:turns")),
+    "another list named": (
+        file("a.jsonl:turns", '{"turns": [{"role": "user"}]}'),
+        ("line 1: 'turns' holds a list, not a text. Choose another column, or for conversations name it messages.",),
+    ),
+    "a loss of texts": (file("a.jsonl:loss=all", JSON), ("has texts, no conversations: of these all counts. Leave",)),
+    "a loss of a text": (file("a.txt:loss=all", LINES), (".txt has no loss, only encoding=… can be given. Leave",)),
+    "another loss": (file("a.jsonl:loss=some", CHAT), ("there is no loss 'some'. Known: answers, all.",)),
+    "a split of a file": (file("a.jsonl:split=test", JSON), (".jsonl has no split, only column=…",)),
+    "no answers": (
+        file("a.jsonl", '{"messages": [{"role": "user", "content": "so many words"}]}\n' * 99),
+        ("the training part of ", "gives no block of 32 tokens in which one counts. Use more conversations"),
+    ),
+    "one conversation": (file("a.jsonl", CHAT), ("the training part of ", "gives no block", "Use more conversations")),
+    "no answer held out": (
+        file("a.jsonl", CHAT * 180 + '{"messages": [{"role": "user", "content": "so many words"}]}\n' * 20),
+        ("the held-out part of ", "gives no block of 32 tokens in which one counts"),
+    ),
     # CSV
     "empty csv": (file("a.csv", ""), ("a.csv is empty", "with a header and rows")),
     "header only": (file("a.csv", "text,id\n"), ("a.csv is empty: it has a header, but no rows",)),
@@ -234,6 +344,40 @@ def test_it_is_refused_before_a_model_loads(make, words, tmp_path, recipe, refus
     name = make(tmp_path)
     flags = ["--sequence-length", "32", "--corpus", name]
     refused(lambda: replace(recipe, corpus=name), [recipe.model, *flags], ("corpus: ", *words))
+
+
+@pytest.mark.parametrize(("template", "words"), [
+    ("{{ raise_exception('Roles must alternate') }}", "Roles must alternate"),
+    ("{% for message in messages %}{{ message.content + 1 }}{% endfor %}", "can only concatenate str"),
+    ("{% for", "the chat template cannot be used ("),
+    ("{{ messages | length }}", "it writes the beginning of a conversation otherwise than the whole"),
+])  # fmt: skip
+def test_a_template_that_fails_is_told_with_the_row(tmp_path, recipe, gpt2_folder, no_model, template, words):
+    folder = shutil.copytree(gpt2_folder, tmp_path / "model")
+    (folder / "chat_template.jinja").write_text(template)
+    name = file("a.jsonl", "\n" + CHAT * 200)(tmp_path)
+    with pytest.raises(ConfigurationError) as caught:
+        run(replace(recipe, model=f"random:{folder}", corpus=name), device="cpu")
+    assert f"corpus: {name}, line 2: the chat template cannot be used (" in str(caught.value)
+    assert words in str(caught.value)
+    assert "let all tokens count: loss=all" in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "line"), [
+    ("a.jsonl.gz", b'{"text": "' + b"a" * 70_000_000), ("a.json.gz", b'[{"text": "' + b"a" * 70_000_000),
+])  # fmt: skip
+def test_what_unpacks_to_more_than_can_be_held_is_refused(tmp_path, monkeypatch, name, line):
+    """Packed it has 70 KB; no more than the limit is ever in memory."""
+    monkeypatch.setattr(texts, "HELD_WHOLE", {".jsonl": 8 << 20, ".json": 8 << 20})
+    (tmp_path / name).write_bytes(gzip.compress(line))
+    assert (tmp_path / name).stat().st_size < 100_000
+    tracemalloc.start()
+    with pytest.raises(
+        ConfigurationError, match="has more than 8,388,608 characters. Write it as .jsonl, in more lines"
+    ):
+        corpus.load_corpus(str(tmp_path / name))
+    assert tracemalloc.get_traced_memory()[1] < 60 << 20
+    tracemalloc.stop()
 
 
 @pytest.mark.parametrize("kind", ["a.txt", "a.csv", "a.jsonl"])

@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import huggingface_hub.constants
 import numpy as np
@@ -12,8 +13,10 @@ import pytest
 import torch
 
 from workbench.errors import ConfigurationError, UnavailableError
+from workbench.models import hub as hub_of_models
 from workbench.models.generate import generate
 from workbench.models.gpt2 import gpt2_tokenizer, learning_rate
+from workbench.models.hub import require
 from workbench.models.load import check_trainable, load_config, load_model, load_tokenizer, save_model
 from workbench.models.source import ModelSource, check_length, check_vocabulary, locate, locate_config, resolve_auto
 from workbench.techniques import Lora
@@ -57,8 +60,6 @@ def hub(monkeypatch, empty_cache):
         endpoint = f"http://127.0.0.1:{port}"
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", endpoint)
-        template = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
 
     return at
 
@@ -140,9 +141,19 @@ def test_what_is_neither_folder_nor_hub_id_is_refused_at_once(name):
 
 
 class Answer(BaseHTTPRequestHandler):
-    def do_HEAD(self):  # noqa: N802
-        self.send_response(self.server.status)
+    """What the hub says of any repository; whether the user may read it is asked at a second address."""
+
+    def do_GET(self):  # noqa: N802
+        self.server.tokens.add(self.headers.get("Authorization"))
+        status, code = self.server.status, ""
+        if status == "gated":
+            status, code = (403, "GatedRepo") if self.path.endswith("/auth-check") else (200, "")
+        body = json.dumps({"id": NOWHERE, "gated": "auto" if self.server.status == "gated" else False}).encode()
+        self.send_response(status)
+        for name, value in {"X-Error-Code": code, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
         self.end_headers()
+        self.wfile.write(body)
 
     def log_message(self, *_):
         pass
@@ -151,6 +162,7 @@ class Answer(BaseHTTPRequestHandler):
 @pytest.fixture
 def server():
     found = HTTPServer(("127.0.0.1", 0), Answer)
+    found.tokens = set()
     threading.Thread(target=found.serve_forever, daemon=True).start()
     yield found
     found.shutdown()
@@ -178,6 +190,25 @@ def test_a_model_the_hub_has_is_located(hub, server):
     hub(server.server_port)
     server.status = 200
     assert locate(NOWHERE) == ModelSource(NOWHERE, NOWHERE, random=False)
+
+
+def test_the_users_token_is_sent(hub, server, monkeypatch):
+    hub(server.server_port)
+    server.status = 200
+    locate(NOWHERE)
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    locate(NOWHERE)
+    assert server.tokens == {None, "Bearer hf_secret"}
+
+
+@pytest.mark.parametrize(("kind", "page"), [("model", ""), ("dataset", "datasets/")])
+def test_of_a_gated_one_the_page_of_its_conditions_is_told(hub, server, kind, page):
+    hub(server.server_port)
+    server.status = "gated"
+    with pytest.raises(ConfigurationError) as caught:
+        require(NOWHERE, "another", kind)
+    words = f"Accept its conditions at http://127.0.0.1:{server.server_port}/{page}{NOWHERE} and log in with `hf auth"
+    assert f"{NOWHERE!r} is gated on the Hugging Face hub (HTTP 403). {words}" in str(caught.value)
 
 
 def refused_within_five_seconds(name):
@@ -215,10 +246,30 @@ def test_a_hub_that_never_answers(hub):
         refused_within_five_seconds(NOWHERE)
 
 
+def test_what_is_cached_is_read_without_waiting_for_a_hub_until_there_is_one_again(hub, server, monkeypatch):
+    monkeypatch.setattr(hub_of_models, "_GIVEN_UP", {})
+    hub(server.server_port)
+    server.status = 200
+    folder = Path(huggingface_hub.constants.HF_HUB_CACHE) / "models--nobody--no-such-model-at-all"
+    config = folder / "snapshots" / "abc" / "config.json"
+    config.parent.mkdir(parents=True)
+    config.write_text("{}")
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("abc")
+    for endpoint, offline in (("https://hub.invalid", True), (huggingface_hub.constants.ENDPOINT, False)):
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", endpoint)
+        assert require(NOWHERE, "another") == (NOWHERE, not offline)
+        assert huggingface_hub.constants.HF_HUB_OFFLINE is offline
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)  # by order it stays so
+    for _ in range(2):
+        assert require(NOWHERE, "another") == (NOWHERE, False)
+        assert huggingface_hub.constants.HF_HUB_OFFLINE
+    assert server.tokens == set()
+
+
 def test_a_hub_whose_name_cannot_be_found(monkeypatch, empty_cache):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    template = "https://hub.invalid/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "https://hub.invalid")
     refused_within_five_seconds(NOWHERE)
 
 

@@ -1,7 +1,6 @@
 """Whatever kind of file the user's texts are in, the same documents come out; what is wrong is in tests/faults."""
 
 import csv
-import inspect
 import io
 import json
 import subprocess
@@ -14,6 +13,7 @@ import pytest
 
 from workbench.errors import ConfigurationError
 from workbench.export.script import script
+from workbench.export.sources import Sources
 from workbench.models.gpt2 import gpt2_tokenizer
 from workbench.models.load import load_tokenizer, quiet
 from workbench.models.source import locate
@@ -188,8 +188,10 @@ def test_the_plain_function_alone_reads_what_a_run_reads(tmp_path, kind):
     name = write(tmp_path, kind, [*DOCUMENTS, None, " "])
     if kind == "txt":
         Path(name).write_bytes(END_OF_TEXT.join(DOCUMENTS).encode())
-    scope = {"csv": csv, "json": json, "Path": Path}  # which an exported script imports
-    exec(inspect.getsource(texts.read_documents), scope)
+    sources, scope = Sources(), {}
+    sources.add(texts.read_documents)
+    imports = [f"from {module} import {what}" if what else f"import {module}" for module, what in sources.imports]
+    exec("\n".join([*imports, *sources.definitions.values()]), scope)  # in an exported script there is nothing else
     rows = [text for _, text in scope["read_documents"](name)]
     kept = [text.replace("\r\n", "\n") for text in rows if text and text.strip()]
     own = read(name)

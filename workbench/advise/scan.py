@@ -132,9 +132,12 @@ def row_source(recipe: Recipe) -> readers.TextSource:
         words = f"scan: {name!r} is a stream, and the order of training is known only for rows that can be counted"
         raise ConfigurationError(f"{words}. Write it to a file first, for example rows.jsonl.")
     source = readers.find_text(name, "Give a file with one example per row.")
-    if plain := [file for file in source.files() if file.is_file() and file.suffix.lower() in readers.PLAIN]:
+    if plain := [file for file in source.files() if file.is_file() and readers.kind_of(file) in readers.PLAIN]:
         words = f"scan: {plain[0]} is plain text, which has no rows and is packed into blocks of equal length"
         raise ConfigurationError(f"{words}. Give {', '.join(sorted({*readers.KINDS} - {*readers.PLAIN}))}.")
+    if source.loss:
+        words = f"scan: the rows of {name!r} are conversations, which are packed into blocks of equal length"
+        raise ConfigurationError(f"{words}. Give rows of text, or predict the recipe.")
     next(source.documents(), None)
     return source
 
@@ -210,7 +213,7 @@ class _Lengths:
 
     def place(self, row: int) -> str:
         path = self.files[self.file[row]]
-        unit = "row" if path.is_dir() or path.suffix.lower() in readers.TABLES else "line"
+        unit = "row" if readers.kind_of(path) in (*readers.TABLES, ".json") else "line"
         return f"{path.name + ', ' if len(self.files) > 1 else ''}{unit} {self.number[row]}"
 
     def _read(self, wanted: Callable[[int], bool]) -> None:

@@ -140,6 +140,9 @@ class _Main:
         if source.is_folder:
             cure = "Put its documents into one file: .jsonl or .parquet."
             raise ConfigurationError(f"script: {name!r} is a folder. {cure}")
+        if source.loss or source.downloaded:
+            told = f"script: {name!r} has conversations, or is a data set of the hub, which no script reads yet"
+            raise ConfigurationError(f"{told}. Save its texts as .jsonl, in a column `text`.")
         kind = "saved" if source.path.is_dir() else source.path.suffix.lower()
         reading = readings["plain"] if kind in readers.PLAIN else readings.get(kind.strip("."), readings["others"])
         if reading is readings["others"]:

@@ -72,6 +72,7 @@ def prepare(recipe: Recipe, device: torch.device, sample_tokens: int = 0) -> Job
     models.check_vocabulary(source, config, tokenizer)
     prompt = tokenizer(corpus.prompt(text))["input_ids"] if sample_tokens else []
     models.check_sample(source, config, len(prompt) + sum(taken.values()), sample_tokens)
+    own += [t.name for t in recipe.techniques if text.loss and Capability.TRAINING_SET in t.forbids]
     corpus.check_in_memory(text, own)
     blocks = corpus.make_blocks(text, tokenizer, recipe.sequence_length, recipe.effective_batch_size)
     return Job(recipe, device, source, config, tokenizer, text, blocks)

@@ -259,7 +259,10 @@ class _Execution:
         if self.trainer is None or self.meter is None:
             return self.record
         history = [] if self.emulated else self.trainer.state.log_history
-        remarks = [*([NOT_COMPUTED] if self.emulated else []), *(f"corpus: {r}" for r in self.job.text.remarks)]
+        remarks = [
+            *([NOT_COMPUTED] if self.emulated else []),
+            *(f"corpus: {r}" for r in (*self.job.text.remarks, *self.job.blocks.remarks)),
+        ]
         return replace(
             self.record,
             **_memory(self.meter, self.record.peak_allocated_bytes or 0),

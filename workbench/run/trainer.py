@@ -152,9 +152,11 @@ def count_padding(inputs: dict[str, torch.Tensor]) -> int:
 
 
 def collate(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
-    """B rows of T tokens to `input_ids` and `labels`, both (B, T); the model shifts the labels itself."""
+    """B rows of T tokens to `input_ids` and `labels`, both (B, T); the model shifts the labels itself. Where the rows
+    have no labels, all tokens count."""
     input_ids = torch.tensor([row["input_ids"] for row in rows])
-    return {"input_ids": input_ids, "labels": input_ids.clone()}
+    labels = torch.tensor([row["labels"] for row in rows]) if "labels" in rows[0] else input_ids.clone()
+    return {"input_ids": input_ids, "labels": labels}
 
 
 def prepare_data(recipe: Recipe, blocks: Blocks) -> dict[str, Any]:

@@ -5,6 +5,7 @@ needed, and its token blocks lie in an Arrow file, memory-mapped.
 """
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -18,13 +19,16 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
+from workbench.errors import in_a_line
 from workbench.paths import CORPORA, aside, put_in_place, runs_folder
 from workbench.texts import readers as texts
+from workbench.texts.chat import IGNORED, labelled, template_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
+LINE_END = "\n"  # between conversations, in whose JSON there is none
 END_OF_TEXT = "<|endoftext|>"  # between documents: GPT-2's token, which another tokenizer's own replaces
 HELD_OUT_SHARE = 0.1
 HELD_OUT_TOKENS = 4096
@@ -38,9 +42,8 @@ LONGEST_PIECE = 1 << 18
 
 @dataclass(frozen=True)
 class Stream:
-    """Characters `start` to `end` of a text too long to be held: read anew each time it is iterated, in pieces.
-
-    `signature` is that of the files when they were surveyed.
+    """Characters `start` to `end` of a text too long to be held, in pieces, or so many conversations, each in one: read
+    anew each time it is iterated. `signature` is that of the files when they were surveyed.
     """
 
     source: texts.TextSource
@@ -49,6 +52,10 @@ class Stream:
     signature: texts.Signature
 
     def __iter__(self) -> Iterator[str]:
+        if self.source.loss:
+            whole = ("".join(parts) for parts in self.source.documents() if parts is not None)
+            yield from islice(whole, self.start, self.end)
+            return
         position = 0
         for piece in _joined(self.source, Counter()):
             if position >= self.end:
@@ -65,7 +72,7 @@ class Corpus:
     """A text in two parts. `sha256` identifies both, whatever kind of file they were read from.
 
     `held_out` is cut after HELD_OUT_CHARACTERS; `documents` counts those that were read, and `remarks` say what was
-    left out.
+    left out. With a `loss`, "answers" or "all" that counts, the lines are conversations in JSON.
     """
 
     name: str
@@ -74,6 +81,7 @@ class Corpus:
     sha256: str
     documents: int = 1
     remarks: tuple[str, ...] = ()
+    loss: str = ""
 
 
 @dataclass(frozen=True)
@@ -93,12 +101,13 @@ class TrainingText:
 class Blocks:
     """Token blocks of T tokens each, rows `input_ids`; the held-out part is capped at HELD_OUT_TOKENS tokens.
 
-    `text` is what `train` was cut from.
+    Those of conversations have `labels` too, IGNORED where a token does not count. `text` is what `train` was cut from.
     """
 
     train: "Dataset"
     held_out: "Dataset"
     text: TrainingText
+    remarks: tuple[str, ...] = ()
 
 
 def embedded() -> list[str]:
@@ -138,7 +147,7 @@ def _joined(source: texts.TextSource, tally: Counter[str]) -> Iterator[str]:
             tally["null texts" if document is None else "blank documents"] += 1
             continue
         if tally["documents"]:
-            yield END_OF_TEXT
+            yield LINE_END if source.loss else END_OF_TEXT
         tally["documents"] += 1
         yield begin
         yield from some
@@ -156,23 +165,25 @@ def _survey(source: texts.TextSource, signature: texts.Signature) -> Corpus:
     remarks = tuple(f"{n} {what} left out" for what, n in sorted(tally.items()) if n and what != "documents")
     if not tally["documents"]:
         reason = "; ".join(remarks) or "there is no document in it"
-        raise texts.refusal(f"{source.path} is empty: {reason}. Give a file with text in it.")
-    text, is_long = "".join(kept), characters > IN_MEMORY_CHARACTERS
-    cut = int(characters * (1 - HELD_OUT_SHARE))
-    end = cut + HELD_OUT_CHARACTERS
+        raise texts.refusal(f"{source.name} is empty: {reason}. Give a file with text in it.")
+    text, is_long = "".join(kept), characters > IN_MEMORY_CHARACTERS or bool(source.loss)
+    size, most = (tally["documents"], HELD_OUT_TOKENS) if source.loss else (characters, HELD_OUT_CHARACTERS)
+    cut = int(size * (1 - HELD_OUT_SHARE))
+    end = cut + most
     train = Stream(source, 0, cut, signature) if is_long else text[:cut]
-    held_out = "".join(Stream(source, cut, end, signature)) if is_long else text[cut:end]
+    between = LINE_END if source.loss else ""
+    held_out = between.join(Stream(source, cut, end, signature)) if is_long else text[cut:end]
     if not held_out.strip():
         raise texts.refusal(f"the last tenth of {source.name}, which is held out, is blank. Trim the file.")
-    return Corpus(source.name, train, held_out, digest.hexdigest(), tally["documents"], remarks)
+    return Corpus(source.name, train, held_out, digest.hexdigest(), tally["documents"], remarks, source.loss)
 
 
 # reading a long text takes seconds to minutes; the corpus that is kept is small: a stream
 _survey_unless_changed = lru_cache(maxsize=2)(_survey)
 
 
-def keep(dataset: "Dataset", column: str = "text") -> str:
-    """Write one column of a `datasets.Dataset` beside the records; returns the name of that corpus for a recipe.
+def keep(dataset: "Dataset", column: str = "") -> str:
+    """Write the texts or conversations of a `datasets.Dataset` beside the records; returns their name for a recipe.
 
         Recipe(corpus=keep(dataset, "review"))
 
@@ -186,16 +197,22 @@ def keep(dataset: "Dataset", column: str = "text") -> str:
     if not isinstance(names, list) or not hasattr(dataset, "__len__"):
         cure = "Of several splits give one, as dataset['train']; read a stream first: Dataset.from_list(list(stream))."
         raise texts.refusal(f"a datasets.Dataset is needed, got a {type(dataset).__name__}. {cure}")
-    if column not in names:
-        raise texts.refusal(f"the data set has no column {column!r}; it has {', '.join(names)}. Name one.")
+    kept = (column or texts.column_of(names)).split(",")
+    if missing := [name for name in kept if name not in names]:
+        raise texts.refusal(f"the data set has no column {missing[0]!r}; it has {', '.join(names)}. Name one.")
     with aside(runs_folder() / "texts", "corpus: the data set", ".parquet") as part:
-        dataset.select_columns([column]).rename_columns({column: "text"} if column != "text" else {}).to_parquet(part)
+        renamed = {} if texts.column_of(kept) == ",".join(kept) else {column: "text"}
+        dataset.select_columns(kept).rename_columns(renamed).to_parquet(part)
         return str(put_in_place(part, f"{load_corpus(str(part)).sha256[:16]}.parquet"))
 
 
 def prompt(corpus: Corpus) -> str:
-    """A few lines from the held-out part, at the beginning of a paragraph, for samples to continue."""
+    """A few lines from the held-out part, at the beginning of a paragraph, for samples to continue; of conversations
+    the beginning of the first."""
     text = corpus.held_out
+    if corpus.loss:
+        first = next(iter(json.loads(text.partition(LINE_END)[0]).values()))
+        text = f"{first if isinstance(first, str) else first[0].get('content')} -"
     paragraph = text.find("\n\n", len(text) // 10)
     documents = f"{text[max(paragraph, 0) :]}{END_OF_TEXT}{text}".split(END_OF_TEXT)
     passage = next(document for document in documents if document.strip()).strip()
@@ -203,7 +220,11 @@ def prompt(corpus: Corpus) -> str:
 
 
 def check_in_memory(text: Corpus, owners: list[str]) -> None:
-    """Raises ConfigurationError if a technique, one of `owners`, needs all of a text that is too long to be held."""
+    """Raises ConfigurationError if a technique, one of `owners`, needs all of a text that is too long to be held, or
+    would cut conversations without regard to what counts in them."""
+    if owners and text.loss:
+        need = f"{owners[0]} cuts a text into examples of its own, but the rows of {text.name} are conversations"
+        raise texts.refusal(f"{need}. Drop {owners[0]}, or write them as rows of text.")
     if owners and not isinstance(text.train, str):
         need = f"{owners[0]} cuts the text into examples of its own and needs all of it in memory"
         long = f"{text.name} has more than {IN_MEMORY_CHARACTERS:,} characters"
@@ -213,11 +234,12 @@ def check_in_memory(text: Corpus, owners: list[str]) -> None:
 def make_blocks(corpus: Corpus, tokenizer: "PreTrainedTokenizerBase", sequence_length: int, batch: int) -> Blocks:
     """Tokenise both parts and cut them into blocks of T = `sequence_length` tokens.
 
-    Dropped are the last, shorter piece, and the training blocks that would not fill a batch of B: every step of every
-    recipe then sees as many tokens, however the batch is divided.
+    Dropped are the last, shorter piece, blocks of conversations in which nothing counts, and the training blocks that
+    would not fill a batch of B: every step of every recipe then sees as many tokens, however the batch is divided.
 
     Raises:
-        ConfigurationError: the text is too short for one batch (B blocks) or for one held-out block.
+        ConfigurationError: the text is too short for one batch (B blocks) or for one held-out block; the chat template
+            cannot be used for a conversation.
         UnavailableError: no room for the tokens of a long text.
     """
     import pyarrow as pa
@@ -229,7 +251,8 @@ def make_blocks(corpus: Corpus, tokenizer: "PreTrainedTokenizerBase", sequence_l
     else:
         train = Dataset.from_file(str(_tokenised(corpus, corpus.train, tokenizer, sequence_length)))
     rows = max(1, HELD_OUT_TOKENS // sequence_length)
-    held_out = list(islice(packed_blocks([corpus.held_out], tokenizer, sequence_length), rows))
+    kept = corpus.held_out.split(LINE_END) if corpus.loss else [corpus.held_out]
+    held_out = Dataset.from_list([*islice(_rows(corpus, kept, tokenizer, sequence_length), rows)])
     if len(train) < batch:
         few = f"{corpus.name} gives {len(train)} training blocks of {sequence_length} tokens, but a batch needs {batch}"
         raise texts.refusal(f"{few}. Use a longer text, a smaller sequence_length or a smaller effective_batch_size.")
@@ -237,8 +260,9 @@ def make_blocks(corpus: Corpus, tokenizer: "PreTrainedTokenizerBase", sequence_l
         short = f"the held-out part of {corpus.name} is shorter than one block of {sequence_length} tokens"
         raise texts.refusal(f"{short}. Use a longer text or a smaller sequence_length.")
     text = TrainingText(corpus.train if isinstance(corpus.train, str) else "", tokenizer, sequence_length, batch)
-    train = train.select(range(len(train) // batch * batch))
-    return Blocks(train, Dataset.from_dict({"input_ids": held_out}), text)
+    simple = "" if tokenizer.chat_template else "; the tokenizer has no chat template, so a simple one writes messages"
+    remarks = (f"the loss counts {corpus.loss} of the conversations{simple}",) if corpus.loss else ()
+    return Blocks(train.select(range(len(train) // batch * batch)), held_out, text, remarks)
 
 
 def cut_into_blocks(tokens: "Any", length: int) -> "list[Any]":
@@ -262,9 +286,10 @@ def _ids(text: str, tokenizer: "PreTrainedTokenizerBase") -> Any:
     return _IDS[key]
 
 
-def _state(tokenizer: "PreTrainedTokenizerBase") -> str:
+def _state(tokenizer: "PreTrainedTokenizerBase", loss: str = "") -> str:
     """Equal for tokenizers that give a text the same tokens."""
-    return f"{tokenizer.backend_tokenizer.to_str()} {tokenizer.eos_token}"
+    chat = f" {loss} {template_of(tokenizer)}" if loss else ""
+    return f"{tokenizer.backend_tokenizer.to_str()} {tokenizer.eos_token}{chat}"
 
 
 def encoded(text: Iterable[str], tokenizer: "PreTrainedTokenizerBase") -> Iterator[list[int]]:
@@ -277,11 +302,42 @@ def encoded(text: Iterable[str], tokenizer: "PreTrainedTokenizerBase") -> Iterat
 
 def packed_blocks(text: Iterable[str], tokenizer: "PreTrainedTokenizerBase", length: int) -> Iterator[list[int]]:
     """Blocks of `length` tokens, as they come; the last, shorter piece is dropped."""
-    rest: list[int] = []
-    for some in encoded(text, tokenizer):
+    return _packed(encoded(text, tokenizer), length)
+
+
+def _packed(tokens: Iterable[list[Any]], length: int) -> Iterator[list[Any]]:
+    rest: list[Any] = []
+    for some in tokens:
         rest += some
         yield from cut_into_blocks(rest, length)
         rest = rest[len(rest) // length * length :]
+
+
+def _rows(corpus: Corpus, text: Iterable[str], tokenizer: Any, length: int) -> Iterator[dict[str, Any]]:
+    """Blocks as rows of a data set; without those of conversations in which no label is predicted."""
+    if not corpus.loss:
+        yield from ({"input_ids": block} for block in packed_blocks(text, tokenizer, length))
+        return
+    blocks = (
+        zip(*pairs, strict=True) for pairs in _packed((_labelled(corpus, line, tokenizer) for line in text), length)
+    )
+    rows = ({"input_ids": ids, "labels": labels} for ids, labels in blocks if {*labels[1:]} != {IGNORED})
+    if not (first := [*islice(rows, 1)]):
+        none = (
+            f"{'the held-out part' if isinstance(text, list) else 'the training part'} of {corpus.name} gives no block"
+        )
+        cure = "Use more conversations, with messages of the role assistant, or a smaller sequence_length."
+        raise texts.refusal(f"{none} of {length} tokens in which one counts. {cure}")
+    yield from chain(first, rows)
+
+
+def _labelled(corpus: Corpus, line: str, tokenizer: Any) -> list[tuple[int, int]]:
+    try:
+        return labelled(line, tokenizer, corpus.loss)
+    except Exception as error:  # a template may raise anything
+        place = texts.find_text(corpus.name, "").place_of(line)
+        cure = "Correct the row, use a model with another template, or let all tokens count: loss=all"
+        raise texts.refusal(f"{place}: the chat template cannot be used ({in_a_line(error)}). {cure}") from None
 
 
 SPACE = r"(?<=\S)(?=[ \n])"
@@ -316,7 +372,7 @@ def _pieces(text: Iterable[str]) -> Iterator[str]:
 def _tokenised(corpus: Corpus, text: Stream, tokenizer: "PreTrainedTokenizerBase", length: int) -> Path:
     """The Arrow file of the blocks, made once for a text, a tokenizer and a length, and again if it is damaged: its
     name ends with the digest of its content."""
-    state = hashlib.sha256(f"{corpus.sha256} {_state(tokenizer)} {length}".encode()).hexdigest()[:24]
+    state = hashlib.sha256(f"{corpus.sha256} {_state(tokenizer, corpus.loss)} {length}".encode()).hexdigest()[:24]
     folder = runs_folder() / "tokens"
     with aside(folder, f"corpus: the tokens of {corpus.name}") as part:
         for path in folder.glob(f"{state}-*.arrow"):
@@ -325,7 +381,7 @@ def _tokenised(corpus: Corpus, text: Stream, tokenizer: "PreTrainedTokenizerBase
                 return path
             if path.is_dir():  # a file is replaced, which another process may have done meanwhile
                 shutil.rmtree(path, ignore_errors=True)
-        _write_blocks(packed_blocks(_shown(text), tokenizer, length), part)
+        _write_blocks(_rows(corpus, _shown(text), tokenizer, length), part)
         if text.source.signature() != text.signature:
             raise texts.refusal(f"{corpus.name} was changed while it was read. Start again.")
         return put_in_place(part, f"{state}-{_digest(part, ())}.arrow")
@@ -341,12 +397,12 @@ def _shown(text: Stream) -> Iterator[str]:
     with tqdm(total=len(text), desc="tokenising", unit="char", unit_scale=True, disable=None, leave=False) as bar:
         for piece in text:
             yield piece
-            bar.update(len(piece))
+            bar.update(1 if text.source.loss else len(piece))
 
 
-def _write_blocks(blocks: Iterator[list[int]], path: Path) -> None:
+def _write_blocks(rows: Iterator[dict[str, Any]], path: Path) -> None:
     from datasets.arrow_writer import ArrowWriter
 
     with ArrowWriter(path=str(path)) as writer:
-        while some := list(islice(blocks, 1024)):
-            writer.write_batch({"input_ids": some})
+        while some := list(islice(rows, 1024)):
+            writer.write_batch({name: [row[name] for row in some] for name in some[0]})

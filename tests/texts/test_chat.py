@@ -1,0 +1,315 @@
+"""Conversations: what is recognised, which tokens count, and how a run learns from them. Faults: tests/faults."""
+
+import gzip
+import hashlib
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from datasets import Dataset
+
+from workbench.errors import ConfigurationError
+from workbench.models.gpt2 import gpt2_tokenizer
+from workbench.models.load import load_config, load_model, load_tokenizer, quiet
+from workbench.models.source import locate
+from workbench.run import run as training
+from workbench.run.run import run
+from workbench.run.trainer import collate
+from workbench.techniques import DataLoading, GradientAccumulation, Lora, Padding, SequenceLength, Streaming
+from workbench.texts import corpus
+from workbench.texts.chat import IGNORED, labelled
+
+CHATML = (
+    "{% for message in messages %}{{ '<|' + message.role + '|>\n' + message.content + '<|end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+)
+MARKED = (
+    "{% for message in messages %}{{ '<|' + message.role + '|>\n' }}{% if message.role == 'assistant' %}"
+    "{% generation %}{{ message.content + '<|end|>' }}{% endgeneration %}{{ '\n' }}"
+    "{% else %}{{ message.content + '<|end|>\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+)
+# as some models of reasoning have it: what was thought is told in the last answer alone
+FORGETFUL = (
+    "{% for message in messages %}{{ message.role + ':' }}"
+    "{{ message.content if loop.last else message.content.split('|')[-1] }}{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+def said(*texts):
+    return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+
+
+CHATS = [said(f"What is {n} and 1?", f"It is {n + 1}.", "Sure?", "Yes, quite 🙂 sure.") for n in range(60)]
+
+
+def tokenizer_with(template):
+    tokenizer = load_tokenizer(locate("gpt2-tiny"))
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def counted(row, tokenizer, loss="answers"):
+    """What counts, with a bar between what does not follow each other; and the whole."""
+    pairs = labelled(json.dumps(row), tokenizer, loss)
+    assert {label for _, label in pairs} <= {IGNORED, *(token for token, _ in pairs)}
+    assert all(label in (token, IGNORED) for token, label in pairs)
+    runs, last = [], IGNORED
+    for token, label in pairs:
+        if label != IGNORED:
+            runs = [*runs, []] if last == IGNORED else runs
+            runs[-1].append(token)
+        last = label
+    return [tokenizer.decode(run) for run in runs], tokenizer.decode([token for token, _ in pairs])
+
+
+def written(folder, kind, rows):
+    path = folder / f"own.{kind}"
+    if kind == "saved":
+        with quiet():
+            Dataset.from_list(rows).save_to_disk(path)
+    elif kind == "parquet":
+        with quiet():
+            Dataset.from_list(rows).to_parquet(path)
+    else:
+        lines = "\n".join(json.dumps(row) for row in rows)
+        lists = {"json": json.dumps(rows), "data.json": json.dumps({"version": 1, "data": rows})}
+        data = lists.get(kind.removesuffix(".gz"), lines).encode()
+        path.write_bytes(gzip.compress(data) if kind.endswith(".gz") else data)
+    return str(path)
+
+
+# ---- what counts ----
+
+
+def test_of_messages_the_assistants_turns_count_with_their_end():
+    answers, whole = counted({"messages": said("Hi", "Hello.", "And?", "Bye.")}, tokenizer_with(CHATML))
+    assert answers == ["Hello.<|end|>\n", "Bye.<|end|>\n"]
+    assert (
+        whole
+        == "<|user|>\nHi<|end|>\n<|assistant|>\nHello.<|end|>\n<|user|>\nAnd?<|end|>\n<|assistant|>\nBye.<|end|>\n"
+    )
+
+
+def test_a_template_that_marks_what_is_generated_is_taken_at_its_word():
+    row = {"messages": [{"role": "system", "content": "Be kind."}, *said("Hi", "Hello.", "And?", "Bye.")]}
+    answers, whole = counted(row, tokenizer_with(MARKED))
+    assert answers == ["Hello.<|end|>", "Bye.<|end|>"]
+    assert whole == counted(row, tokenizer_with(CHATML))[1]
+
+
+def test_the_ids_are_those_that_the_tokenizer_gives_the_conversation():
+    tokenizer = tokenizer_with(CHATML)
+    pairs = labelled(json.dumps({"messages": CHATS[0]}), tokenizer, "answers")
+    assert [token for token, _ in pairs] == tokenizer.apply_chat_template(CHATS[0], return_dict=False)
+
+
+def test_without_a_template_a_simple_one_serves_and_the_end_of_text_ends_an_answer():
+    answers, whole = counted({"messages": said("Hi", "Hello.")}, gpt2_tokenizer())
+    assert whole == "user: Hi\nassistant: Hello.<|endoftext|>\n"
+    assert answers == [" Hello.<|endoftext|>\n"]
+
+
+@pytest.mark.parametrize(("completion", "counts"), [(" blue.", " blue.<|endoftext|>"), ("", "<|endoftext|>")])
+def test_of_two_texts_the_second_counts_and_both_stay_as_they_are(completion, counts):
+    answers, whole = counted({"prompt": "The sky is", "completion": completion}, gpt2_tokenizer())
+    assert (answers, whole) == ([counts], f"The sky is{completion}<|endoftext|>")
+
+
+def test_where_a_token_joins_two_texts_it_counts():
+    """As in TRL: the completion begins where the tokens of both differ from those of the prompt alone."""
+    tokenizer = gpt2_tokenizer()
+    answers, whole = counted({"prompt": "The sky is bl", "completion": "ue."}, tokenizer)
+    assert whole == "The sky is blue.<|endoftext|>"
+    assert answers == [" blue.<|endoftext|>"]
+
+
+def test_of_messages_and_what_answers_them_the_answer_counts():
+    row = {"prompt": said("Hi", "Hello.", "And?"), "completion": [{"role": "assistant", "content": "Bye."}]}
+    assert counted(row, tokenizer_with(CHATML))[0] == ["Bye.<|end|>\n"]
+
+
+def test_everything_counts_if_so_wanted():
+    for template in (CHATML, MARKED, FORGETFUL):
+        answers, whole = counted({"messages": said("Hi", "so|Hello.", "x", "y")}, tokenizer_with(template), "all")
+        assert answers == [whole]
+
+
+def test_a_template_that_rewrites_the_beginning_is_refused():
+    once = said("Hi", "Hm|Hello.")
+    assert counted({"messages": once}, tokenizer_with(FORGETFUL))[0] == ["Hm|Hello.\n"]
+    with pytest.raises(ValueError, match="the beginning of a conversation otherwise than the whole"):
+        counted({"messages": [*once, *said("And?", "Hm|Bye.")]}, tokenizer_with(FORGETFUL))
+
+
+# ---- what is recognised ----
+
+
+@pytest.mark.parametrize("kind", ["json", "data.json", "parquet", "saved", "jsonl.gz", "json.gz"])
+@pytest.mark.parametrize("rows", [
+    [{"id": n, "messages": chat} for n, chat in enumerate(CHATS)],
+    [{"id": n, "prompt": "one, two,", "completion": f" {n}"} for n in range(40)],
+    [{"prompt": chat[:1], "completion": chat[1:2]} for chat in CHATS],
+], ids=["messages", "texts", "exchange"])  # fmt: skip
+def test_every_kind_gives_the_same_conversations(tmp_path, kind, rows):
+    own, lines = corpus.load_corpus(written(tmp_path, kind, rows)), corpus.load_corpus(written(tmp_path, "jsonl", rows))
+    assert own.loss == "answers"
+    assert own.sha256 == lines.sha256
+    assert list(own.train) == list(lines.train)
+    assert own.held_out == lines.held_out
+    assert own.documents == len(rows) == len(list(own.train)) + len(own.held_out.split("\n"))
+    assert len(own.held_out.split("\n")) == len(rows) // 10
+
+
+def test_a_column_text_comes_first_and_messages_can_be_asked_for(tmp_path):
+    name = written(tmp_path, "jsonl", [{"text": f"some words {n}", "messages": CHATS[n]} for n in range(20)])
+    assert corpus.load_corpus(name).loss == ""
+    assert (
+        corpus.load_corpus(f"{name}:messages").loss == corpus.load_corpus(f"{name}:column=messages").loss == "answers"
+    )
+    assert corpus.load_corpus(f"{name}:messages,loss=all").loss == "all"
+
+
+def test_a_csv_has_prompts_and_completions_but_its_messages_are_texts(tmp_path):
+    path = tmp_path / "own.csv"
+    path.write_text("prompt,completion\n" + "one two, three\n" * 20)
+    assert corpus.load_corpus(str(path)).loss == "answers"
+    path.write_text("messages\n" + "hello there\n" * 20)
+    assert corpus.load_corpus(f"{path}:messages").loss == ""
+
+
+def test_nulls_are_left_out_and_what_is_null_in_a_message_too(tmp_path):
+    tool = {"role": "assistant", "content": None, "tool_calls": [{"name": "add"}]}
+    rows = [{"messages": None}, {"messages": [{**said("a")[0], "name": None}, tool]}, *({"messages": c} for c in CHATS)]
+    own = corpus.load_corpus(written(tmp_path, "jsonl", rows))
+    assert own.remarks == ("1 null texts left out",)
+    assert json.loads(next(iter(own.train))) == {
+        "messages": [said("a")[0], {"role": "assistant", "tool_calls": [{"name": "add"}]}]
+    }
+
+
+def test_a_dataset_of_conversations_is_kept_as_such(tmp_path):
+    with quiet():
+        name = corpus.keep(Dataset.from_list([{"id": 1, "messages": chat} for chat in CHATS]))
+        pair = corpus.keep(Dataset.from_list([{"prompt": "a", "completion": "b"}] * 20))
+    lines = written(tmp_path, "jsonl", [{"messages": chat} for chat in CHATS])
+    assert corpus.load_corpus(name).sha256 == corpus.load_corpus(lines).sha256
+    assert corpus.load_corpus(pair).loss == "answers"
+
+
+# ---- blocks ----
+
+
+@pytest.fixture
+def chats(tmp_path):
+    return written(tmp_path, "jsonl", [{"messages": chat} for chat in CHATS * 4])
+
+
+@pytest.mark.parametrize("template", [CHATML, MARKED, None])
+def test_conversations_are_packed_one_after_the_other_with_their_labels(chats, template):
+    tokenizer, own = tokenizer_with(template), corpus.load_corpus(chats)
+    blocks = corpus.make_blocks(own, tokenizer, 24, 4)
+    pairs = [pair for line in own.train for pair in labelled(line, tokenizer, "answers")]
+    expected = [pairs[start : start + 24] for start in range(0, len(pairs) - 23, 24)]
+    expected = [block for block in expected if any(label != IGNORED for _, label in block[1:])]
+    found = [list(zip(row["input_ids"], row["labels"], strict=True)) for row in blocks.train]
+    assert found == expected[: len(expected) // 4 * 4]
+    assert blocks.held_out.column_names == ["input_ids", "labels"]
+    assert all(any(label != IGNORED for label in row["labels"][1:]) for row in blocks.held_out)
+    assert "loss counts answers" in blocks.remarks[0]
+    assert ("no chat template" in blocks.remarks[0]) is (template is None)
+
+
+def test_the_tokens_are_made_once_for_a_template_and_what_counts(chats, runs_folder):
+    for name in (chats, f"{chats}:loss=all"):
+        for template in (CHATML, MARKED, CHATML):
+            corpus.make_blocks(corpus.load_corpus(name), tokenizer_with(template), 24, 4)
+    assert len(list((runs_folder / "tokens").iterdir())) == 4
+
+
+def test_a_text_has_the_tokens_that_it_always_had():
+    """Reckoned before there were conversations."""
+    blocks = corpus.make_blocks(corpus.load_corpus("shakespeare"), gpt2_tokenizer(), 64, 4)
+    assert blocks.train.column_names == blocks.held_out.column_names == ["input_ids"]
+    digests = [
+        hashlib.sha256(str(part["input_ids"][:]).encode()).hexdigest()[:16] for part in (blocks.train, blocks.held_out)
+    ]
+    assert (len(blocks.train), *digests) == (5504, "5a31cdca55070030", "deff883f5c91f5ec")
+    assert blocks.remarks == ()
+
+
+def test_the_collator_takes_labels_where_they_are():
+    rows = [
+        {"input_ids": [1, 2, 3], "labels": [IGNORED, 2, IGNORED]},
+        {"input_ids": [4, 5, 6], "labels": [IGNORED] * 3},
+    ]
+    assert collate(rows)["labels"].tolist() == [row["labels"] for row in rows]
+    plain = collate([{"input_ids": row["input_ids"]} for row in rows])
+    assert torch.equal(plain["labels"], plain["input_ids"])
+
+
+# ---- runs ----
+
+
+@pytest.mark.values
+def test_the_loss_of_a_run_is_that_of_the_answers(recipe, chats):
+    """Of a single batch, reckoned by hand: the mean over the tokens that count, in whatever micro-batches."""
+    recipe = replace(recipe, corpus=chats, steps=1)
+    source = locate(recipe.model)
+    model, tokenizer = load_model(source, load_config(source)).eval(), load_tokenizer(source)
+    own = corpus.load_corpus(chats)
+    size = len(corpus.make_blocks(own, tokenizer, recipe.sequence_length, 1).train)
+    blocks = corpus.make_blocks(own, tokenizer, recipe.sequence_length, size)
+    ids, labels = (torch.tensor(blocks.train[name][:]) for name in ("input_ids", "labels"))
+    with torch.no_grad():
+        logits = model(input_ids=ids).logits[:, :-1].flatten(0, 1)
+    expected = torch.nn.functional.cross_entropy(logits, labels[:, 1:].flatten(), ignore_index=IGNORED).item()
+    for techniques in ((), (GradientAccumulation(steps=size),), (DataLoading(num_workers=0),)):
+        record = run(replace(recipe, effective_batch_size=size, techniques=techniques), device="cpu")
+        assert record.losses == pytest.approx([expected], rel=1e-4)
+    everything = run(replace(recipe, effective_batch_size=size, corpus=f"{chats}:loss=all"), device="cpu")
+    assert everything.losses[0] != pytest.approx(expected, rel=1e-3)
+    assert "the loss counts answers of the conversations" in " ".join(record.warnings)
+    assert record.data_sha256 == everything.data_sha256
+
+
+@pytest.mark.values
+def test_what_does_not_count_is_not_learned(recipe, tmp_path):
+    """Answers are always the same, questions never: with the answers alone the loss falls to nearly nothing."""
+    rows = [
+        {"prompt": f"{n * 7919 % 1000} {n * 104729 % 997} and", "completion": " the end of it all"} for n in range(900)
+    ]
+    recipe = replace(recipe, corpus=written(tmp_path, "jsonl", rows), steps=60, techniques=(Lora(rank=8),))
+    answers = run(replace(recipe, techniques=(), learning_rate=1e-2), device="cpu")
+    everything = run(
+        replace(recipe, techniques=(), learning_rate=1e-2, corpus=f"{recipe.corpus}:loss=all"), device="cpu"
+    )
+    assert answers.held_out_loss < 0.3 < 1 < everything.held_out_loss
+
+
+@pytest.mark.parametrize("technique", [Padding(), Streaming(), SequenceLength(tokens=16)], ids=lambda t: t.name)
+def test_techniques_that_cut_other_examples_are_refused_before_loading(recipe, chats, technique, monkeypatch):
+    monkeypatch.setattr(training, "load_model", lambda *_, **__: pytest.fail("loaded"))
+    words = (
+        rf"corpus: {technique.name} cuts a text .* conversations. Drop {technique.name}, or write them as rows of text"
+    )
+    with pytest.raises(ConfigurationError, match=words):
+        run(replace(recipe, corpus=chats, techniques=(technique,)), device="cpu")
+
+
+def test_a_sample_begins_with_the_first_question_that_is_held_out(chats):
+    assert corpus.prompt(corpus.load_corpus(chats)) == "What is 36 and 1?"
+
+
+@pytest.mark.parametrize("name", ["messages", "texts"])
+def test_the_script_refuses_conversations_for_now(recipe, tmp_path, name):
+    from workbench.export.script import script
+
+    rows = {
+        "messages": [{"messages": chat} for chat in CHATS * 4],
+        "texts": [{"prompt": "a b c", "completion": " d"}] * 900,
+    }
+    with pytest.raises(ConfigurationError, match=r"script: .*has conversations.*Save its texts as .jsonl"):
+        script(replace(recipe, corpus=written(tmp_path, "jsonl", rows[name])))

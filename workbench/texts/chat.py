@@ -1,0 +1,112 @@
+"""Conversations: rows of `messages`, or of `prompt` and `completion`, to tokens of which the answers count.
+
+Tokens and labels are those of TRL's SFTTrainer (1.16, `assistant_only_loss`, `completion_only_loss`): of messages the
+assistant's turns count, of a prompt and its completion the completion. Two texts are joined as they are and ended by
+the tokenizer's end of text; messages are written by its chat template. Where that has no `{% generation %}`, which TRL
+asks for, an answer is what the template adds to the conversation before it.
+"""
+
+import json
+import re
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, Field, ValidationError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+ANSWERS, ALL = LOSSES = ("answers", "all")
+IGNORED = -100  # the label of what does not count
+GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+# for a tokenizer that has none, such as GPT-2's: a line for each message
+TEMPLATE = (
+    "{% for message in messages %}{{ message.role + ': ' + message.content }}"
+    "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+class Message(BaseModel, extra="allow"):
+    """What someone says; the content is null where the assistant calls a tool."""
+
+    role: str
+    content: str | list[Any] | None
+
+
+class Conversation(BaseModel):
+    """Of these messages the assistant's turns count."""
+
+    messages: "Messages"
+
+
+class Texts(BaseModel):
+    """Of these two the completion counts."""
+
+    prompt: str
+    completion: str
+
+
+class Exchange(BaseModel):
+    """Messages, and those that answer them, which count."""
+
+    prompt: "Messages"
+    completion: "Messages"
+
+
+Messages = Annotated[list[Message], Field(min_length=1)]
+ROWS = ("messages", "prompt,completion")  # the columns of a row, with commas
+
+
+def in_one_line(columns: str, values: Any) -> str | None:
+    """A conversation as one line of JSON; None for a null. Raises ValueError if it is none."""
+    row = dict(zip(columns.split(","), [values] if columns == "messages" else values, strict=True))
+    kind = Conversation if columns == "messages" else Texts if str in map(type, values or ()) else Exchange
+    try:
+        return None if None in row.values() else kind(**row).model_dump_json(exclude_none=True)
+    except ValidationError as error:
+        found = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, found['loc']))}: {found['msg']}") from None
+
+
+def template_of(tokenizer: "PreTrainedTokenizerBase") -> str:
+    """The tokenizer's own chat template, or TEMPLATE."""
+    return tokenizer.get_chat_template() if tokenizer.chat_template else TEMPLATE
+
+
+def labelled(line: str, tokenizer: "PreTrainedTokenizerBase", loss: str) -> list[tuple[int, int]]:
+    """The tokens of a conversation, each with its label: itself, or IGNORED if it does not count.
+
+    Raises:
+        ValueError: the template writes the beginning of the conversation otherwise than the whole, so that nothing
+            tells where an answer begins; or whatever the template raises.
+    """
+    row, template, end = json.loads(line), template_of(tokenizer), str(tokenizer.eos_token or "")
+    parts: Any = row["messages"] if "messages" in row else row["prompt"] + row["completion"]
+    if "messages" in row:
+        turns = [(i, i + 1) for i, message in enumerate(parts) if message["role"] == "assistant"]
+    else:
+        turns = [(len(row["prompt"]), len(parts) + len(end))]
+    write: Any = partial(tokenizer.apply_chat_template, chat_template=template, tokenize=False)
+    if isinstance(parts, str):
+        parts, write = parts.removesuffix(end) + end, _as_it_is
+    if "messages" in row and loss == ANSWERS and GENERATION.search(template):
+        marked = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
+        found: Any = write(parts, **marked, tokenizer_kwargs={"verbose": False})
+        pairs = zip(found["input_ids"], found["assistant_masks"], strict=True)
+        return [(token, token if counts else IGNORED) for token, counts in pairs]
+    whole = write(parts)
+    counted = bytearray(len(whole))
+    for first, last in turns if loss == ANSWERS else ():
+        start = write(parts[:first], add_generation_prompt=True) if first else ""
+        until = write(parts[:last]) if last < len(parts) else whole
+        if not (whole.startswith(until) and until.startswith(start)):
+            raise ValueError("it writes the beginning of a conversation otherwise than the whole")
+        counted[len(start) : len(until)] = b"\1" * (len(until) - len(start))
+    found = tokenizer(whole, add_special_tokens=write is _as_it_is, return_offsets_mapping=True, verbose=False)
+    pairs = zip(found["input_ids"], found["offset_mapping"], strict=True)
+    return [(i, i if loss == ALL or any(counted[start:end]) else IGNORED) for i, (start, end) in pairs]
+
+
+def _as_it_is(text: str, **_: Any) -> str:
+    return text
