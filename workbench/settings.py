@@ -7,9 +7,12 @@ One declaration serves the validation, the command line, the notebooks' paramete
 
 import dataclasses
 import difflib
+import json
 import math
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import Field
 from typing import Any, get_args
 
@@ -84,6 +87,41 @@ def unknown(words: str, name: object, known: Iterable[str]) -> ConfigurationErro
     guess = f" Did you mean {near[0]}?" if near else ""
     listed = ", ".join(known) or "it has no settings"
     return ConfigurationError(f"{words} {brief(name)}. Known: {listed}.{guess}")
+
+
+def toml(value: Any) -> str:
+    """A value as TOML has it. Raises ValueError for what TOML or a record cannot hold: none, NaN, no Unicode, 2^63."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{toml(name)} = {toml(each)}' for name, each in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(toml, value))}]"
+    if not isinstance(value, str | int | float) or (value and _unwritable(value)):
+        raise ValueError(f"{brief(value)} cannot be written")
+    return json.dumps(value, allow_nan=False, ensure_ascii=False).replace("\x7f", "\\u007f")  # which JSON leaves
+
+
+def assigned(text: str) -> dict[str, Any]:
+    """`technique.lora.rank=16` as a TOML file has it; what is no value of TOML is a text.
+
+    Raises ConfigurationError for what is no NAME=VALUE.
+    """
+    name, equals, value = text.partition("=")
+    for written in (value, toml(value)) if equals else ():
+        with suppress(ValueError, RecursionError):
+            return tomllib.loads(f"{name} = {written}")
+    raise ConfigurationError(f"--set: {brief(text)} is not NAME=VALUE. Write for example technique.lora.rank=16.")
+
+
+def assignment(name: str, value: Any) -> str:
+    """What `assigned` reads as this value."""
+    plain = isinstance(value, str) and assigned(f"it={value}") == {"it": value}
+    return f"{name}={value if plain else toml(value)}"
+
+
+def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """`other` over `one`, table by table; an empty table empties."""
+    inner = {name: value for name, value in other.items() if value and {type(value), type(one.get(name))} == {dict}}
+    return {**one, **other, **{name: merged(one[name], value) for name, value in inner.items()}}
 
 
 def _convert(field: Field[Any], text: str, owner: str) -> Any:

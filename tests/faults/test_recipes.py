@@ -87,7 +87,7 @@ def test_any_words_of_a_command_line_are_a_recipe_or_refused(values, name, value
     [
         (["lora"], "recipe takes each field by its name, as in {name: value}, got ['lora']."),
         (None, "recipe takes each field by its name, as in {name: value}, got None."),
-        ({1: 2}, "recipe has no field 1. Known: corpus, "),
+        ({1: 2}, "recipe has no field 1. Known: arguments, "),
         ({"learnin_rate": 1e-3}, "Did you mean learning_rate?"),
         ({"techniques": ["lora"]}, "recipe takes each technique by its name, as in {name: value}, got ['lora']."),
         ({"techniques": None}, "recipe takes each technique by its name, as in {name: value}, got None."),

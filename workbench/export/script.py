@@ -44,7 +44,9 @@ def script(recipe: Recipe) -> str:
         data=_block(_data(recipe, sources)),
         model="\n".join(_model(job, sources)),
         techniques=_block(_calls("model = ", "model", (t.model(family) for t in recipe.techniques), sources)),
-        trainer=_block(_calls("", "trainer", (t.trainer() for t in recipe.techniques), sources)),
+        trainer=_block(
+            [*_calls("", "trainer", (t.trainer() for t in recipe.techniques), sources), *_callbacks(recipe, sources)]
+        ),
         collator=sources.add(collate),
         cut=sources.add(corpus.cut_into_blocks),
         text="\n".join(_text(recipe.corpus, job.tokenizer.eos_token, sources)),
@@ -93,6 +95,12 @@ def _calls(target: str, given: str, calls: Iterable[Call | None], sources: Sourc
     for call in calls:
         if call is not None:
             yield target + _written(call, sources, given)
+
+
+def _callbacks(recipe: Recipe, sources: Sources) -> Iterator[str]:
+    for module, _, name in (each.partition(":") for each in recipe.callbacks):
+        sources.imports.add((module, name))
+        yield f"trainer.add_callback({name})"
 
 
 def _written(call: Call, sources: Sources, *given: str) -> str:
