@@ -315,7 +315,7 @@ def test_a_file_is_found_from_the_working_directory_and_so_are_its_paths(tmp_pat
         ("steps = 2026-11-23", "recipe: steps must be an integer of at least 1"),
         ("arguments = 5", "these arguments cannot be kept in a file"),
         ("arguments.weight_decay = 2026-11-23", "these arguments cannot be kept in a file .datetime.date"),
-        ("callbacks = 'a'", "callbacks are named 'package.module:Class', got 'a'"),
+        ("callbacks = 'a'", "callbacks are named 'package.module:Class', got .'a'."),
         ("callbacks = ['a:b', 5]", "callbacks are named 'package.module:Class', got .'a:b', 5."),
         ("callbacks = ['a:b(1)']", "callbacks are named 'package.module:Class'"),
         ("\udcff", "cannot be read as TOML .'utf-8' codec can't decode"),

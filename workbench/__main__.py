@@ -141,6 +141,7 @@ TYPES: dict[str, Callable[[str], Any]] = {
     "count": _at_least(1), "number": _at_least(0), "seconds": _at_least(0, float), "path": Path,
 }  # fmt: skip
 COMMANDS = beside(__file__, "commands.toml")
+RECIPE = COMMANDS.pop("recipe")  # what commands take with a recipe, beside its own settings
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -173,7 +174,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add(parser: argparse.ArgumentParser, option: str, short: str = "", **fields: Any) -> None:
-    fields["help"] = fields["help"].format(gpus=", ".join(GPUS))
+    fields = {**fields, "help": fields["help"].format(gpus=", ".join(GPUS), techniques=", ".join(REGISTRY))}
     if "type" in fields:
         fields["type"] = TYPES[fields["type"]]
     if isinstance(fields.get("metavar"), list):
@@ -188,15 +189,8 @@ def _add_recipe(parser: argparse.ArgumentParser) -> None:
         else:
             both = dict.fromkeys((option, f"--{name.replace('_', '-')}"))  # a field's own name is taken, too
             parser.add_argument(*both, dest=name, metavar="X", help=help_text)
-    parser.add_argument(
-        "--technique", action="append", default=[], metavar="NAME[=SETTING:VALUE,…]",
-        help=f"switch a technique on; may be repeated. Known: {', '.join(REGISTRY)} (see `list`)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE",
-        help="any value of a recipe file, as in technique.lora.rank=16 or arguments.weight_decay=0.1; may be repeated. "
-        "It goes over the file, and the options above go over both",
-    )  # fmt: skip
+    for option, fields in RECIPE["takes"].items():
+        _add(parser, option, **fields)
 
 
 def _recipe(args: argparse.Namespace, *, config_only: bool = False) -> Recipe:

@@ -14,22 +14,14 @@ from typing import Any, Self
 
 from workbench.errors import ConfigurationError, brief, explained
 from workbench.paths import beside, read_toml
-from workbench.settings import (
-    assigned,
-    assignment,
-    check_settings,
-    described,
-    merged,
-    named,
-    parse_settings,
-    setting,
-    toml,
-)
+from workbench.settings import assigned, check_settings, described, merged, named, parse_settings, setting, toml
 from workbench.techniques import REGISTRY, Technique, parse_technique
 from workbench.techniques.base import Arguments, Capability, Shape
 
 FILE = ".toml"  # how the name of a recipe file ends
 EXAMPLE = "Write for example: steps = 50, and below it, a line each, [technique.lora], rank = 16."
+FILES = "technique"  # the word for techniques in files, where each has a table
+NO_OPTION = ("techniques", "arguments", "callbacks")  # of the command line
 LATER = ("evaluation_batch_size", "arguments", "callbacks")  # fields that came later: they are in an id if given
 DECIDED = beside(__file__, "decided.toml")  # arguments that are decided here: by pattern, what to use instead
 
@@ -93,9 +85,7 @@ class Recipe:
                 raise ConfigurationError(f"recipe: arguments cannot have {name}. {words}")
         names = self.callbacks if isinstance(self.callbacks, tuple | list) else [self.callbacks]
         if not all(isinstance(name, str) and re.fullmatch(r"[\w.]+:\w+", name) for name in names):
-            raise ConfigurationError(
-                f"recipe: callbacks are named 'package.module:Class', got {brief(self.callbacks)}."
-            )
+            raise ConfigurationError(f"recipe: callbacks are named 'package.module:Class', got {brief(names)}.")
         object.__setattr__(self, "callbacks", tuple(names))
 
     def __or__(self, other: Technique) -> Self:
@@ -132,36 +122,34 @@ class Recipe:
         }
         for entry in self.techniques:
             arguments = entry.training_arguments(arguments)
-            taken = {*arguments, *(("optim", "optim_args") if Capability.OPTIMIZER in entry.brings else ())}
-            for name in sorted(taken & self.arguments.keys()):
-                raise ConfigurationError(
-                    f"recipe: arguments has {name}, which {entry.name} decides. Drop one of the two."
-                )
+            decided = {*arguments, *(("optim", "optim_args") if Capability.OPTIMIZER in entry.brings else ())}
+            for name in sorted(decided & self.arguments.keys()):
+                raise ConfigurationError(f"recipe: arguments has {name}, which {entry.name} decides. Drop one of them.")
         return arguments
 
     def command(self) -> str:
         """The command line that runs this recipe."""
         words = ["python", "-m", "workbench", "run", self.model]
-        for name, value in _changed(self).items():
-            words += [flag(name), _written(value)] if name != "model" else []
+        for name, value in _changed(self, "model", *NO_OPTION).items():
+            words += [flag(name), _written(value)]
         for entry in sorted(self.techniques, key=lambda t: t.name):
             changed = ",".join(f"{name}:{_written(value)}" for name, value in _changed(entry).items())
             words += ["--technique", f"{entry.name}={changed}" if changed else entry.name]
-        for name, value in self.arguments.items():
-            words += ["--set", assignment(f"arguments.{name}", value)]
-        words += ["--set", assignment("callbacks", self.callbacks)] if self.callbacks else []
+        passed_on = {f"arguments.{name}": value for name, value in self.arguments.items()}
+        passed_on |= {"callbacks": self.callbacks} if self.callbacks else {}
+        for name, value in passed_on.items():
+            words += ["--set", f"{name}={toml(value)}"]
         return shlex.join(words)
 
     def to_toml(self) -> str:
         """A recipe file: the model, and what is not as by default. Inverse of `read`."""
-        own = {"model": self.model, **_changed(self), **({"callbacks": self.callbacks} if self.callbacks else {})}
-        tables: dict[str, Mapping[str, Any]] = {
-            f"[technique.{t.name}]": _changed(t) for t in sorted(self.techniques, key=lambda t: t.name)
-        }
-        tables |= {"[arguments]": self.arguments} if self.arguments else {}
-        lines = [f"{name} = {toml(value)}" for name, value in own.items()]
-        for head, settings in tables.items():
-            lines += ["", head, *(f"{name} = {toml(value)}" for name, value in settings.items())]
+        tables = [("", {"model": self.model, **_changed(self, "techniques", "arguments")})]
+        tables += [(f"technique.{t.name}", _changed(t)) for t in sorted(self.techniques, key=lambda t: t.name)]
+        tables += [("arguments", dict(self.arguments))] if self.arguments else []
+        lines = list[str]()
+        for head, settings in tables:
+            lines += ["", f"[{head}]"] if head else []
+            lines += [f"{name} = {toml(value)}" for name, value in settings.items()]
         return "\n".join([*lines, ""])
 
     @classmethod
@@ -185,11 +173,9 @@ class Recipe:
 
         Raises ConfigurationError for an unknown field, technique or setting, and for what is no mapping.
         """
-        values = named(data, sorted([*(f.name for f in fields(cls)), "technique"]), "recipe", "field")
-        tables = [
-            named(values.pop(key, {}), sorted(REGISTRY), "recipe", "technique") for key in ("techniques", "technique")
-        ]
-        chosen = {name: each for name, each in merged(*tables).items() if name not in {t.name for t in instead}}
+        values = named(data, sorted([*(f.name for f in fields(cls)), FILES]), "recipe", "field")
+        both = [named(values.pop(key, {}), sorted(REGISTRY), "recipe", FILES) for key in ("techniques", FILES)]
+        chosen = {name: each for name, each in merged(*both).items() if name not in {t.name for t in instead}}
         return cls(**values, techniques=(*(REGISTRY[name].given(each) for name, each in chosen.items()), *instead))
 
     @classmethod
@@ -232,10 +218,9 @@ def _written(value: Any) -> str:
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
-def _changed(entry: Any) -> dict[str, Any]:
-    """The settings, of a technique or a recipe, that differ from their defaults."""
-    own = {f.name: (getattr(entry, f.name), f.default) for f in fields(entry) if "help" in f.metadata}
-    return {name: value for name, (value, default) in own.items() if value != default}
+def _changed(entry: Any, *but: str) -> dict[str, Any]:
+    """The settings, of a technique or a recipe, that differ from their defaults; without some."""
+    return {f.name: v for f in fields(entry) if f.name not in but and (v := getattr(entry, f.name)) != f.default}
 
 
 def _label(entry: Technique) -> str:

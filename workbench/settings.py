@@ -112,12 +112,6 @@ def assigned(text: str) -> dict[str, Any]:
     raise ConfigurationError(f"--set: {brief(text)} is not NAME=VALUE. Write for example technique.lora.rank=16.")
 
 
-def assignment(name: str, value: Any) -> str:
-    """What `assigned` reads as this value."""
-    plain = isinstance(value, str) and assigned(f"it={value}") == {"it": value}
-    return f"{name}={value if plain else toml(value)}"
-
-
 def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """`other` over `one`, table by table; an empty table empties."""
     inner = {name: value for name, value in other.items() if value and {type(value), type(one.get(name))} == {dict}}

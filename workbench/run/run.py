@@ -136,19 +136,14 @@ def run(
             job.recipe, model=job.recipe.model, data_sha256=job.text.sha256, learning_rate=job.learning_rate,
             memory_cap_bytes=cap, device_bytes=total, longest_first=longest_first, **asdict(world),
         )  # fmt: skip
-        if (
-            reuse
-            and save is None
-            and not callbacks
-            and (known := find_equal(record, sampled=bool(sample_tokens), folder=folder))
-        ):
+        reuse = reuse and save is None and not callbacks
+        if reuse and (known := find_equal(record, sampled=bool(sample_tokens), folder=folder)):
             return known
         if lacking:
             store.end(replace(record, status=Status.UNAVAILABLE, error=lacking), folder)
             raise UnavailableError(lacking)
         record = store.begin(record, folder, resume)
-        options = Options(folder, save, sample_tokens, checkpoint_every, observe, made)
-        record, error = execute(job, record, options)
+        record, error = execute(job, record, Options(folder, save, sample_tokens, checkpoint_every, observe, made))
         record = store.end(record, folder)
         # raised here, where no handler is active: a chained traceback would keep the run's tensors alive
         if record.status is Status.OOM:
@@ -228,10 +223,8 @@ class _Execution:
             with Meter(model, before_bytes=before, cap_bytes=self.record.memory_cap_bytes) as meter:
                 self.meter = meter
                 watch = _Watch(meter, job, self)
-                every, folder = self.options.checkpoint_every, self._checkpoints.parent
-                arguments = seams.training_arguments(
-                    job.recipe, job.learning_rate, job.device, folder, every, not self.emulated
-                )
+                every, own, told = self.options.checkpoint_every, self._checkpoints.parent, not self.emulated
+                arguments = seams.training_arguments(job.recipe, job.learning_rate, job.device, own, every, told)
                 callbacks = [watch, *self.options.callbacks]
                 trainer = self.trainer = seams.assemble(job.recipe, model, data, arguments, meter, callbacks)
                 if self.record.longest_first:
@@ -392,8 +385,7 @@ class _Watch(TrainerCallback):
         control.should_save &= not last  # resumed there, the Trainer would take one step too many
         if self.device.type != "cpu" and (last or len(self.step_ends) == WARM_UP_STEPS - 1):
             torch.accelerator.synchronize()
-        now = time.perf_counter() - self.paused_s
-        self.step_ends.append((now, getattr(self.execution.trainer, "tokens_seen", 0)))
+        self.step_ends.append((time.perf_counter() - self.paused_s, getattr(self.execution.trainer, "tokens_seen", 0)))
         self.bar.update()
         if self.execution.options.observe is not None:
             self.execution.options.observe(self.execution.so_far)

@@ -124,8 +124,7 @@ class SeamTrainer(Trainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """The Trainer's, but aside first. A disk that is full costs the checkpoint, not the run."""
-        folder = Path(str(self.args.output_dir)) / checkpoints.FOLDER
-        name = f"checkpoint-{self.state.global_step}"
+        folder, name = Path(str(self.args.output_dir), checkpoints.FOLDER), f"checkpoint-{self.state.global_step}"
         self._aside = folder / ".aside"
         shutil.rmtree(self._aside, ignore_errors=True)
         try:
