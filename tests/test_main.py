@@ -260,7 +260,7 @@ def test_check_and_scan_take_it_too(recipe_file, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["run", "missing.toml"], "missing.toml cannot be read as TOML"),
+        (["run", "missing.toml"], "missing.toml cannot be read"),
         (["run", "--set", "steps"], "--set: 'steps' is not NAME=VALUE"),
         (["run", "--set", "stepz=3"], "Did you mean steps?"),
         (["run", "--set", "technique.lora.rank=many"], "lora: rank must be an integer of at least 1, got 'many'"),

@@ -3,13 +3,17 @@ import fnmatch
 import json
 import re
 import shlex
+import tomllib
 from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
+import torch
 
 from workbench.errors import ConfigurationError
+from workbench.paths import ROOT
 from workbench.recipe import DECIDED, Recipe
+from workbench.run.trainer import training_arguments
 from workbench.techniques import (
     REGISTRY,
     GradientAccumulation,
@@ -303,7 +307,7 @@ def test_a_file_is_found_from_the_working_directory_and_so_are_its_paths(tmp_pat
     [
         (
             "steps = 5\nmodel gpt2",
-            r"r.toml cannot be read as TOML .Expected '=' .*at line 2.*Write for example: steps = 50",
+            r"r.toml cannot be read .Expected '=' .*at line 2.*Write for example: steps = 50",
         ),
         ("steps = 5\nsteps = 6", "Cannot overwrite a value"),
         ("stepz = 5", "recipe has no field 'stepz'.*Did you mean steps"),
@@ -318,8 +322,8 @@ def test_a_file_is_found_from_the_working_directory_and_so_are_its_paths(tmp_pat
         ("callbacks = 'a'", "callbacks are named 'package.module:Class', got .'a'."),
         ("callbacks = ['a:b', 5]", "callbacks are named 'package.module:Class', got .'a:b', 5."),
         ("callbacks = ['a:b(1)']", "callbacks are named 'package.module:Class'"),
-        ("\udcff", "cannot be read as TOML .'utf-8' codec can't decode"),
-        (None, "cannot be read as TOML .*No such file"),
+        ("\udcff", "cannot be read .'utf-8' codec can't decode"),
+        (None, "cannot be read .*No such file"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_said(text, words, tmp_path):
@@ -331,7 +335,7 @@ def test_a_file_that_cannot_be_used_is_said(text, words, tmp_path):
 
 
 def test_a_folder_is_no_file(tmp_path):
-    with pytest.raises(ConfigurationError, match="cannot be read as TOML .*Is a directory|Permission"):
+    with pytest.raises(ConfigurationError, match="cannot be read .*Is a directory|Permission"):
         Recipe.read(tmp_path)
 
 
@@ -389,3 +393,20 @@ def test_a_later_change_of_what_was_given_changes_no_recipe():
     given["weight_decay"] = 0.2
     assert recipe.arguments == {"weight_decay": 0.1}
     assert hash(recipe) == hash(Recipe(arguments={"weight_decay": 0.1}))
+
+
+def test_the_file_on_the_front_page_is_one(tmp_path):
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    (text,) = re.findall("```toml\n(.*?)```", page, flags=re.DOTALL)
+    (tmp_path / "recipe.toml").write_text(text, encoding="utf-8")
+    recipe = Recipe.read(tmp_path / "recipe.toml")
+    assert Recipe.from_dict(tomllib.loads(recipe.to_toml())) == recipe
+    assert recipe.label == "gradient_checkpointing + lora(rank=16)"
+    asked = training_arguments(recipe, 1e-3, torch.device("cpu"), tmp_path)
+    assert {
+        name: getattr(asked, name) for name in recipe.arguments if name not in ("report_to", "num_train_epochs")
+    } == {name: value for name, value in recipe.arguments.items() if name not in ("report_to", "num_train_epochs")}
+    for line in re.findall(r"^workbench \w+ recipe.toml (.*?)(?: *#.*)?$", page, flags=re.MULTILINE):
+        words = shlex.split(line)
+        changes = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
+        assert Recipe.parse({"model": str(tmp_path / "recipe.toml")}, [], changes)

@@ -41,7 +41,7 @@ def beside(module: str, name: str) -> Any:
 
 def read_toml(path: Path, owner: str, cure: str) -> dict[str, Any]:
     """What a user's TOML file holds. Raises ConfigurationError: it cannot be read, or is no TOML in the line named."""
-    with explained(f"{owner}: {path} cannot be read as TOML", cure):
+    with explained(f"{owner}: {path} cannot be read", cure):
         return tomllib.loads(path.expanduser().read_text(encoding="utf-8-sig"))
 
 

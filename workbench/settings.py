@@ -86,7 +86,8 @@ def unknown(words: str, name: object, known: Iterable[str]) -> ConfigurationErro
     near = difflib.get_close_matches(str(name), known, n=1)
     guess = f" Did you mean {near[0]}?" if near else ""
     listed = ", ".join(known) or "it has no settings"
-    return ConfigurationError(f"{words} {brief(name)}. Known: {listed}.{guess}")
+    told = f"Known: {listed}." if len(listed) < 1000 else "Its documentation has them all."
+    return ConfigurationError(f"{words} {brief(name)}. {told}{guess}")
 
 
 def toml(value: Any) -> str:

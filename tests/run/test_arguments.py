@@ -77,7 +77,7 @@ def test_an_argument_may_change_the_memory_and_a_prediction_knows(recipe, fine_t
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"wieght_decay": 0.1}, "no field of TrainingArguments 'wieght_decay'.*Did you mean weight_decay"),
+        ({"wieght_decay": 0.1}, "no field of transformers.Tr.* 'wieght_decay'.* Did you mean weight_decay"),
         ({"weight_decay": "much"}, "arguments: weight_decay cannot be 'much' .Input should be a valid number"),
         ({"eval_steps": [2]}, "arguments: eval_steps cannot be .2. .Input should be a valid number"),
         ({"logging_first_step": 1}, "arguments: logging_first_step cannot be 1 .Input should be a valid boolean"),
@@ -217,8 +217,11 @@ def test_what_was_recorded_before_there_were_arguments_is_read_as_ever(recipe, t
 
 def test_a_program_that_is_not_installed_is_named_with_its_package(recipe, nothing_is_loaded, monkeypatch):
     monkeypatch.setattr("transformers.integrations.integration_utils.is_wandb_available", lambda: False)
-    with pytest.raises(UnavailableError, match="requires wandb to be installed.*pip install wandb"):
+    with pytest.raises(UnavailableError, match="report_to: .*requires wandb to be installed.*pip install wandb"):
         run(replace(recipe, arguments={"report_to": "wandb"}), device="cpu")
+    monkeypatch.setattr("transformers.integrations.integration_utils.is_tensorboard_available", lambda: False)
+    with pytest.raises(UnavailableError, match="report_to: .*requires tensorboard.*pip install tensorboard"):
+        run(replace(recipe, arguments={"report_to": ["tensorboard"]}), device="cpu")
     assert read_all() == []
 
 

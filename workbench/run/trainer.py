@@ -223,7 +223,9 @@ def check_reports(arguments: TrainingArguments) -> None:
         try:
             INTEGRATION_TO_CALLBACK[name]()
         except (RuntimeError, ImportError) as error:
-            raise UnavailableError(f"{in_a_line(error)}. Install it with: pip install {name}") from None
+            words = in_a_line(error)
+            cure = "" if "pip install" in words else f" Install it with: pip install {name}"
+            raise UnavailableError(f"report_to: {words}.{cure}") from None
 
 
 def argument_values(recipe: Recipe, learning_rate: float) -> Arguments:
@@ -254,7 +256,7 @@ def training_arguments(
     Raises ConfigurationError: TrainingArguments have no such field, or not of this type, or refuse its value.
     """
     types: dict[str, Any] = {field.name: field.type for field in fields(TrainingArguments)}
-    for name, value in named(recipe.arguments, types, "arguments", "field of TrainingArguments").items():
+    for name, value in named(recipe.arguments, types, "arguments", "field of transformers.TrainingArguments").items():
         with explained(f"arguments: {name} cannot be {brief(value)}", "See transformers.TrainingArguments."):
             TypeAdapter(types[name]).validate_python(value, strict=True)
     saving = {"save_strategy": "steps", "save_steps": checkpoint_every} if checkpoint_every else {}
