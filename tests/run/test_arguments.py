@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,6 +11,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 from transformers import Trainer, TrainerCallback
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from workbench.errors import ConfigurationError, UnavailableError
 from workbench.export.script import script
@@ -254,8 +256,6 @@ def test_trackio_has_the_losses_of_two_runs_of_one_process(recipe, tmp_path):
         "import pickle, sys; from workbench.run.run import run\n"
         "for recipe in pickle.loads(bytes.fromhex(sys.argv[1])): run(recipe, device='cpu')"
     )
-    import pickle
-
     asked = [replace(recipe, seed=seed, arguments={"report_to": ["trackio"], "project": "ours"}) for seed in (0, 1)]
     environment = {**os.environ, "TRACKIO_DIR": str(tmp_path / "store"), "PYTHONPATH": os.pathsep.join(sys.path)}
     words = [sys.executable, "-c", code, pickle.dumps(asked).hex()]
@@ -271,3 +271,33 @@ def test_trackio_has_the_losses_of_two_runs_of_one_process(recipe, tmp_path):
     for record in read_all():
         assert [entry["train/loss"] for entry in logs[record.id] if "train/loss" in entry] == record.losses
         assert [e["eval/loss"] for e in logs[record.id] if "eval/loss" in e][-1] == record.held_out_loss
+
+
+@pytest.mark.skipif(find_spec("wandb") is None, reason="needs wandb")
+def test_wandb_has_two_runs_of_one_process_as_two(recipe, tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    for seed in (0, 1):
+        run(replace(recipe, seed=seed, arguments={"report_to": "wandb"}), device="cpu")
+    assert len(list(tmp_path.glob("wandb/offline-run-*"))) == 2
+
+
+def test_a_program_hears_of_the_last_evaluation_before_it_is_told_of_the_end(recipe, monkeypatch):
+    """A program of transformers' table, in place of one that would have to be installed."""
+    heard = []
+
+    class Program(TrainerCallback):
+        def on_log(self, args, state, control, logs, **_):
+            heard.extend(set(logs) & {"loss", "eval_loss"})
+            assert args.run_name in args.output_dir
+
+        def on_train_end(self, *_, model, **__):
+            heard.append("end")
+
+    monkeypatch.setitem(INTEGRATION_TO_CALLBACK, "neptune", Program)
+    run(replace(recipe, steps=2, arguments={"report_to": ["neptune"]}), device="cpu")
+    assert heard == ["eval_loss", "loss", "loss", "eval_loss", "end"]
+    run(replace(recipe, steps=2), device="cpu")
+    assert len(heard) == 5
+    predict(replace(recipe, steps=2, arguments={"report_to": "neptune"}), "cpu")
+    assert len(heard) == 5

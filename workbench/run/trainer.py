@@ -46,6 +46,9 @@ class SeamTrainer(Trainer):
         self._aside: Path | None = None
         self._longest: int | None = None
         super().__init__(**kwargs)
+        self.trackers = [c for c in self.callback_handler.callbacks if type(c) in INTEGRATION_TO_CALLBACK.values()]
+        for tracker in self.trackers:
+            vars(tracker)["on_train_end"] = lambda *_, **__: None  # `end_reports` does it
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         optimizer = super().create_optimizer(model)
@@ -78,10 +81,11 @@ class SeamTrainer(Trainer):
             self._meter.attribute(False)
 
     def end_reports(self) -> None:
-        """Once more what ends with the training: the evaluation after it was reported as well."""
-        for callback in self.callback_handler.callbacks:
-            if type(callback) in INTEGRATION_TO_CALLBACK.values():
-                callback.on_train_end(self.args, self.state, self.control, model=self.model)
+        """Tell the programs that are reported to that it is over: now, since the last evaluation is reported, too."""
+        for tracker in self.trackers:
+            type(tracker).on_train_end(tracker, self.args, self.state, self.control, model=self.model)
+            if wandb := getattr(tracker, "_wandb", None):
+                wandb.finish()  # or what this process runs next would be reported as the same run
 
     def put_longest_first(self) -> None:
         """Let every batch of the first steps begin with the longest example. A warning is noted where that changes
