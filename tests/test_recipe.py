@@ -295,6 +295,12 @@ def test_changes_need_no_file_and_can_leave_the_techniques_out(tmp_path):
     assert Recipe.parse({"model": str(tmp_path / "r.toml")}, [], ["technique={}"]).label == "baseline"
 
 
+def test_files_of_before_are_read_and_changed_too(tmp_path):
+    (tmp_path / "r.toml").write_text('model = "gpt2"\n[techniques.lora]\nrank = 16\nalpha = 32.0\n', encoding="utf-8")
+    found = Recipe.parse({"model": str(tmp_path / "r.toml")}, [], ["technique.lora.rank=4"])
+    assert found == Recipe("gpt2") | Lora(rank=4, alpha=32)
+
+
 def test_a_file_is_found_from_the_working_directory_and_so_are_its_paths(tmp_path, monkeypatch):
     (tmp_path / "inside").mkdir()
     (tmp_path / "inside" / "r.toml").write_text('corpus = "a.txt"', encoding="utf-8-sig")

@@ -21,7 +21,6 @@ from workbench.techniques.base import Arguments, Capability, Shape
 FILE = ".toml"  # how the name of a recipe file ends
 EXAMPLE = "Write for example: steps = 50, and below it, a line each, [technique.lora], rank = 16."
 FILES = "technique"  # the word for techniques in files, where each has a table
-NO_OPTION = ("techniques", "arguments", "callbacks")  # of the command line
 LATER = ("evaluation_batch_size", "arguments", "callbacks")  # fields that came later: they are in an id if given
 DECIDED = beside(__file__, "decided.toml")  # arguments that are decided here: by pattern, what to use instead
 
@@ -130,15 +129,14 @@ class Recipe:
     def command(self) -> str:
         """The command line that runs this recipe."""
         words = ["python", "-m", "workbench", "run", self.model]
-        for name, value in _changed(self, "model", *NO_OPTION).items():
+        for name, value in _changed(self, "model", "techniques", "arguments", "callbacks").items():
             words += [flag(name), _written(value)]
         for entry in sorted(self.techniques, key=lambda t: t.name):
             changed = ",".join(f"{name}:{_written(value)}" for name, value in _changed(entry).items())
             words += ["--technique", f"{entry.name}={changed}" if changed else entry.name]
-        passed_on = {f"arguments.{name}": value for name, value in self.arguments.items()}
-        passed_on |= {"callbacks": self.callbacks} if self.callbacks else {}
-        for name, value in passed_on.items():
-            words += ["--set", f"{name}={toml(value)}"]
+        for name, value in self.arguments.items():
+            words += ["--set", f"arguments.{name}={toml(value)}"]
+        words += ["--set", f"callbacks={toml(self.callbacks)}"] if self.callbacks else []
         return shlex.join(words)
 
     def to_toml(self) -> str:
