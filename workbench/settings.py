@@ -107,9 +107,9 @@ def assigned(text: str) -> dict[str, Any]:
     Raises ConfigurationError for what is no NAME=VALUE.
     """
     name, equals, value = text.partition("=")
-    for written in (value, toml(value)) if equals else ():
+    for write in (str, toml) if equals else ():
         with suppress(ValueError, RecursionError):
-            return tomllib.loads(f"{name} = {written}")
+            return tomllib.loads(f"{name} = {write(value)}")
     raise ConfigurationError(f"--set: {brief(text)} is not NAME=VALUE. Write for example technique.lora.rank=16.")
 
 

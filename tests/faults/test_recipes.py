@@ -57,6 +57,7 @@ def usable(recipe: Recipe) -> str:
 @QUICK
 @given(st.lists(st.one_of(TEXTS, st.from_regex(r"[a-z_.]{1,20}=.{0,9}"), st.builds("{}={}".format, KEYS, VALUES))))
 @example(["callbacks=[[1]]"])
+@example(["=\0"])
 @example(["arguments.weight_decay=" + "[" * 5000])
 @example(["steps=" + "9" * 5000])
 @example(["arguments.callbacks=none", "technique.lora.rank = 4 "])
