@@ -13,6 +13,7 @@ import pytest
 from workbench import __main__ as main_module
 from workbench import __version__
 from workbench.__main__ import COMMANDS, main
+from workbench.recipe import Recipe
 from workbench.records.record import Status, read_all
 from workbench.techniques import REGISTRY
 
@@ -188,6 +189,91 @@ def test_the_help_of_each_command_has_an_example_that_can_be_typed(command, caps
     arguments = shlex.split(COMMANDS[command]["example"].partition(" > ")[0])
     assert arguments[0] == command
     main_module._parser().parse_args(arguments)
+
+
+@pytest.fixture
+def recipe_file(model_name, text_file, tmp_path):
+    path = tmp_path / "recipe.toml"
+    path.write_text(
+        f'model = "{model_name}"\ncorpus = "{text_file}"\nsteps = 4\nsequence_length = 16\n'
+        "[technique.lora]\nrank = 4\n[arguments]\nweight_decay = 0.1\n",
+        encoding="utf-8",
+    )
+    return str(path)
+
+
+def test_run_takes_a_recipe_file_and_what_is_given_beside_it_goes_over(recipe_file, model_name, capsys):
+    changes = ["--set", "technique.lora.alpha=32", "--set", "arguments.lr_scheduler_type=cosine", "--set", "steps=9"]
+    assert main(["run", recipe_file, *changes, "--steps", "2", "--sample-tokens", "0"]) == 0
+    assert "lora(rank=4, alpha=32.0)" in capsys.readouterr().out
+    (record,) = read_all()
+    assert (record.recipe["model"], record.recipe["steps"], record.steps_done) == (model_name, 2, 2)
+    assert record.recipe["arguments"] == {"weight_decay": 0.1, "lr_scheduler_type": "cosine"}
+
+
+def test_the_command_of_a_record_repeats_it(recipe_file):
+    assert main(["run", recipe_file, "--sample-tokens", "0"]) == 0
+    command = shlex.split(Recipe.from_dict(read_all()[0].recipe).command())
+    assert main([*command[3:], "--sample-tokens", "0", "--reuse"]) == 0
+    assert len(read_all()) == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["predict", "FILE", "--gpu", "t4", "--json"],
+        ["plan", "FILE", "--budget", "1GiB", "--json"],
+        ["frontier", "FILE", "--gpu", "t4", "--json"],
+        ["script", "FILE"],
+        ["pairs", "FILE", "--set", "technique.gradient_checkpointing={}", "--steps", "1"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_every_command_takes_the_file_in_the_place_of_a_model(words, recipe_file, capsys):
+    words = [recipe_file if word == "FILE" else word for word in words]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    told = json.loads(out) if "--json" in words else {}
+    recipe = told.get("recipe") or told.get("baseline", {}).get("recipe") or {}
+    assert recipe.get("arguments", {"weight_decay": 0.1}) == {"weight_decay": 0.1}
+    assert {"predict": "lora", "plan": "lora", "frontier": "gpu", "script": "weight_decay=0.1"}.get(words[0], "") in out
+    if words[0] == "pairs":
+        assert out.split()[:2] == ["gradient_checkpointing", "lora"]
+
+
+def test_check_and_scan_take_it_too(recipe_file, tmp_path, capsys):
+    budget = tmp_path / "budget.toml"
+    budget.write_text(f'[mine]\nlimit = "1GiB"\ngpu = "t4"\nrecipe = "{recipe_file}"\n', encoding="utf-8")
+    assert main(["check", str(budget)]) == 0
+    assert "within its limit" in capsys.readouterr().out
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"text": "word " * n}) + "\n" for n in range(1, 40)), encoding="utf-8")
+    scan = ["scan", str(rows), "--model", recipe_file, "--gpu", "t4", "--json"]
+    assert main([*scan, "--set", "seed=3", "--set", "effective_batch_size=2"]) == 0
+    found = json.loads(capsys.readouterr().out)["recipe"]
+    assert (found["seed"], found["effective_batch_size"], found["corpus"]) == (3, 2, str(rows))
+    assert found["techniques"]["lora"]["rank"] == 4
+    assert main([*scan, "--seed", "5"]) == 0
+    assert json.loads(capsys.readouterr().out)["recipe"]["seed"] == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["run", "missing.toml"], "missing.toml cannot be read"),
+        (["run", "--set", "steps"], "--set: 'steps' is not NAME=VALUE"),
+        (["run", "--set", "stepz=3"], "Did you mean steps?"),
+        (["run", "--set", "technique.lora.rank=many"], "lora: rank must be an integer of at least 1, got 'many'"),
+        (["run", "--set", "arguments.bf16=true"], "arguments cannot have bf16. Use the technique mixed_precision"),
+        (["predict", "--set", "callbacks=x"], "callbacks are named 'package.module:Class'"),
+    ],
+)
+def test_what_is_wrong_in_a_file_or_a_change_is_said_before_torch_loads(words, told):
+    code = "import sys; from workbench.__main__ import main; code = main(sys.argv[1:]); "
+    code += "print(code, 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+    assert done.stdout == "2 False\n"
+    assert told in done.stderr
 
 
 def test_an_interrupt_ends_with_130(quick):

@@ -1,14 +1,28 @@
 import dataclasses
+import fnmatch
 import json
 import re
+import shlex
+import tomllib
 from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
+import torch
 
 from workbench.errors import ConfigurationError
-from workbench.recipe import Recipe
-from workbench.techniques import GradientAccumulation, GradientCheckpointing, Lora, MixedPrecision
+from workbench.paths import ROOT
+from workbench.recipe import DECIDED, Recipe
+from workbench.run.trainer import training_arguments
+from workbench.techniques import (
+    REGISTRY,
+    GradientAccumulation,
+    GradientCheckpointing,
+    Lora,
+    MixedPrecision,
+    Optimizer,
+    StepInBackward,
+)
 from workbench.techniques.base import Capability, Technique
 
 ALL = (GradientAccumulation(steps=2), GradientCheckpointing(), Lora(rank=4), MixedPrecision())
@@ -47,15 +61,16 @@ def test_the_order_of_techniques_does_not_matter():
     [
         {"model": "gpt2"}, {"corpus": "other.txt"}, {"effective_batch_size": 16}, {"sequence_length": 64},
         {"steps": 41}, {"learning_rate": 1e-4}, {"dropout": 0.0}, {"seed": 1}, {"techniques": (Lora(),)},
-        {"evaluation_batch_size": 2},
+        {"evaluation_batch_size": 2}, {"arguments": {"weight_decay": 0.1}}, {"callbacks": ("a.b:C",)},
     ],
 )  # fmt: skip
 def test_every_field_changes_the_id(change):
     assert Recipe(**change).id != Recipe().id
 
 
-def test_an_evaluation_as_it_always_was_leaves_the_ids_of_older_records():
-    assert "evaluation_batch_size" not in Recipe().to_dict()
+def test_fields_that_came_later_leave_the_ids_of_older_records():
+    assert not {"evaluation_batch_size", "arguments", "callbacks"} & Recipe().to_dict().keys()
+    assert (Recipe().id, (Recipe(model="gpt2", seed=3) | Lora(rank=4)).id) == ("88e70bacb504", "9859f20ae289")
     assert Recipe.from_dict(Recipe(evaluation_batch_size=4).to_dict()).evaluation_batch_size == 4
 
 
@@ -198,3 +213,206 @@ def test_a_plain_run_has_one_micro_batch():
     assert arguments == {
         "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "max_steps": 5, "seed": 2,
     }  # fmt: skip
+
+
+WHOLE = Recipe(
+    model="gpt2", corpus='a "b"\\ c\x7f😀.txt', steps=50, learning_rate=1e-5, dropout=0.0, callbacks=["a.b:C"],
+    arguments={
+        "weight_decay": 0.1, "lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {"num_cycles": 2}, "tf": True,
+        "report_to": ("trackio", "tensorboard"), "run_name": "x = 1", "adam_epsilon": 1e-08, "debug": "",
+    },
+    techniques=(Lora(rank=16, alpha=0.5), GradientCheckpointing()),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("recipe", [Recipe(), WHOLE, WHOLE.baseline])
+def test_a_file_and_a_command_give_the_recipe_again(recipe, tmp_path):
+    path = tmp_path / "recipe.toml"
+    path.write_text(recipe.to_toml(), encoding="utf-8")
+    assert Recipe.read(path) == Recipe.parse({"model": str(path)}) == recipe
+    assert Recipe.read(path).id == recipe.id
+    words = shlex.split(recipe.command())[5:]
+    pairs = list(zip(words[::2], words[1::2], strict=True))
+    given = {
+        name.removeprefix("--").replace("-", "_"): value
+        for name, value in pairs
+        if name not in ("--set", "--technique")
+    }
+    told = {name: [value for option, value in pairs if option == name] for name in ("--technique", "--set")}
+    assert Recipe.parse({"model": recipe.model, **given}, told["--technique"], told["--set"]) == recipe
+
+
+def test_a_file_says_what_is_not_as_by_default():
+    assert Recipe(model="gpt2").to_toml() == 'model = "gpt2"\n'
+    assert (Recipe(steps=5, arguments={"weight_decay": 0.1}) | Lora(rank=16) | GradientCheckpointing()).to_toml() == (
+        'model = "auto"\nsteps = 5\n\n[technique.gradient_checkpointing]\n\n[technique.lora]\nrank = 16\n\n'
+        "[arguments]\nweight_decay = 0.1\n"
+    )
+
+
+FILE = """
+model = "gpt2"  # a comment
+steps = 50
+[technique.lora]
+rank = 16
+alpha = 32
+[technique.gradient_checkpointing]
+[arguments]
+weight_decay = 0.1
+"""
+
+
+@pytest.mark.parametrize(
+    ("values", "techniques", "changes", "expected"),
+    [
+        ({}, [], [], {}),
+        ({"steps": "7", "learning_rate": "1e-3"}, [], ["steps=9"], {"steps": 7, "learning_rate": 1e-3}),
+        ({}, [], ["technique.lora.rank=4"], {"lora": Lora(rank=4, alpha=32)}),
+        ({}, ["lora=rank:4"], ["technique.lora.rank=8"], {"lora": Lora(rank=4)}),
+        ({}, [], ["technique.lora={}"], {"lora": Lora()}),
+        ({}, [], ["arguments.lr_scheduler_kwargs.num_cycles=2", "arguments.run_name=mine"],
+         {"arguments": {"weight_decay": 0.1, "lr_scheduler_kwargs": {"num_cycles": 2}, "run_name": "mine"}}),
+        ({}, [], ["arguments={}"], {"arguments": {}}),
+        ({}, [], ["model=gpt2-tiny", "corpus=./a b.txt"], {"model": "gpt2-tiny", "corpus": "./a b.txt"}),
+        ({"learning_rate": "none"}, [], ["learning_rate=0.1"], {}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_options_go_over_changes_and_these_over_the_file(values, techniques, changes, expected, tmp_path):
+    path = tmp_path / "r.toml"
+    path.write_text(FILE, encoding="utf-8")
+    lora = expected.pop("lora", Lora(rank=16, alpha=32))
+    whole = {"model": "gpt2", "steps": 50, "arguments": {"weight_decay": 0.1}, **expected}
+    found = Recipe.parse({"model": str(path), **values}, techniques, changes)
+    assert found == Recipe(**whole, techniques=(lora, GradientCheckpointing()))
+
+
+def test_changes_need_no_file_and_can_leave_the_techniques_out(tmp_path):
+    assert Recipe.parse({"model": "gpt2"}, [], ["technique.lora.rank=4", "steps=3"]) == Recipe("gpt2", steps=3) | Lora(
+        rank=4
+    )
+    (tmp_path / "r.toml").write_text(FILE, encoding="utf-8")
+    assert Recipe.parse({"model": str(tmp_path / "r.toml")}, [], ["technique={}"]).label == "baseline"
+
+
+def test_files_of_before_are_read_and_changed_too(tmp_path):
+    (tmp_path / "r.toml").write_text('model = "gpt2"\n[techniques.lora]\nrank = 16\nalpha = 32.0\n', encoding="utf-8")
+    found = Recipe.parse({"model": str(tmp_path / "r.toml")}, [], ["technique.lora.rank=4"])
+    assert found == Recipe("gpt2") | Lora(rank=4, alpha=32)
+
+
+def test_a_file_is_found_from_the_working_directory_and_so_are_its_paths(tmp_path, monkeypatch):
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "inside" / "r.toml").write_text('corpus = "a.txt"', encoding="utf-8-sig")
+    monkeypatch.chdir(tmp_path)
+    assert Recipe.read("inside/r.toml").corpus == "a.txt"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "steps = 5\nmodel gpt2",
+            r"r.toml cannot be read .Expected '=' .*at line 2.*Write for example: steps = 50",
+        ),
+        ("steps = 5\nsteps = 6", "Cannot overwrite a value"),
+        ("stepz = 5", "recipe has no field 'stepz'.*Did you mean steps"),
+        ("[technique.lorra]", "recipe has no technique 'lorra'.*Did you mean lora"),
+        ("[technique.lora]\nrnk = 5", "lora has no setting 'rnk'.*Did you mean rank"),
+        ("[technique.lora]\nrank = 'x'", "lora: rank must be an integer of at least 1, got 'x'"),
+        ("technique = 5", "recipe takes each technique by its name"),
+        ("steps = '5'", "recipe: steps must be an integer of at least 1, got '5'"),
+        ("steps = 2026-11-23", "recipe: steps must be an integer of at least 1"),
+        ("arguments = 5", "these arguments cannot be kept in a file"),
+        ("arguments.weight_decay = 2026-11-23", "these arguments cannot be kept in a file .datetime.date"),
+        ("callbacks = 'a'", "callbacks are named 'package.module:Class', got .'a'."),
+        ("callbacks = ['a:b', 5]", "callbacks are named 'package.module:Class', got .'a:b', 5."),
+        ("callbacks = ['a:b(1)']", "callbacks are named 'package.module:Class'"),
+        ("\udcff", "cannot be read .'utf-8' codec can't decode"),
+        (None, "cannot be read .*No such file"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_said(text, words, tmp_path):
+    path = tmp_path / "r.toml"
+    if text is not None:
+        path.write_text(text, encoding="utf-8", errors="surrogateescape")
+    with pytest.raises(ConfigurationError, match=f"(?s){words}"):
+        Recipe.read(path)
+
+
+def test_a_folder_is_no_file(tmp_path):
+    with pytest.raises(ConfigurationError, match="cannot be read .*Is a directory|Permission"):
+        Recipe.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"per_device_train_batch_size": 4}, "Use the field effective_batch_size"),
+        ({"max_steps": 4}, "Use the field steps"),
+        ({"bf16": True}, "Use the technique mixed_precision"),
+        ({"gradient_checkpointing": True}, "Use the technique gradient_checkpointing"),
+        ({"activation_checkpointing_kwargs": {"a": 1}}, "Use the technique gradient_checkpointing"),
+        ({"optim": "adafactor"}, "Use the technique optimizer"),
+        ({"output_dir": "x"}, "set WORKBENCH_RUNS"),
+        ({"seed": 4}, "Use the field seed"),
+        ({"hub_token": "secret"}, "push that folder yourself"),
+        ({"weight_decay": None}, "cannot be kept in a file .None cannot be written"),
+        ({"weight_decay": float("nan")}, "cannot be kept in a file"),
+        ({"warmup_steps": 2**63}, "cannot be kept in a file"),
+        ({"a b": 1}, "cannot be kept in a file"),
+        (["weight_decay"], "cannot be kept in a file"),
+    ],
+    ids=str,
+)
+def test_an_argument_that_is_decided_elsewhere_is_refused_with_what_to_use(arguments, words):
+    with pytest.raises(ConfigurationError, match=f"recipe: .*{words}"):
+        Recipe(arguments=arguments)
+
+
+def test_the_table_of_what_is_decided_names_arguments_and_techniques_that_there_are():
+    from transformers import TrainingArguments
+
+    known = [field.name for field in dataclasses.fields(TrainingArguments)]
+    for patterns, words in DECIDED.items():
+        for pattern in patterns.split():
+            assert fnmatch.filter(known, pattern.partition("=")[0]), pattern
+        for name in re.findall(r"techniques? ([a-z_]+)", words):
+            assert name in REGISTRY
+        for name in re.findall(r"field ([a-z_]+)", words):
+            assert name in Recipe.__dataclass_fields__
+
+
+@pytest.mark.parametrize(
+    ("arguments", "technique"), [({"max_grad_norm": 1.0}, StepInBackward()), ({"optim": "rmsprop"}, Optimizer())]
+)
+def test_an_argument_that_a_technique_decides_is_refused_with_its_name(arguments, technique):
+    with pytest.raises(
+        ConfigurationError, match=f"arguments has {next(iter(arguments))}, which {technique.name} decides"
+    ):
+        Recipe(arguments=arguments) | technique
+
+
+def test_a_later_change_of_what_was_given_changes_no_recipe():
+    given = {"weight_decay": 0.1}
+    recipe = Recipe(arguments=given)
+    given["weight_decay"] = 0.2
+    assert recipe.arguments == {"weight_decay": 0.1}
+    assert hash(recipe) == hash(Recipe(arguments={"weight_decay": 0.1}))
+
+
+def test_the_file_on_the_front_page_is_one(tmp_path):
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    (text,) = re.findall("```toml\n(.*?)```", page, flags=re.DOTALL)
+    (tmp_path / "recipe.toml").write_text(text, encoding="utf-8")
+    recipe = Recipe.read(tmp_path / "recipe.toml")
+    assert Recipe.from_dict(tomllib.loads(recipe.to_toml())) == recipe
+    assert recipe.label == "gradient_checkpointing + lora(rank=16)"
+    asked = training_arguments(recipe, 1e-3, torch.device("cpu"), tmp_path)
+    assert {
+        name: getattr(asked, name) for name in recipe.arguments if name not in ("report_to", "num_train_epochs")
+    } == {name: value for name, value in recipe.arguments.items() if name not in ("report_to", "num_train_epochs")}
+    for line in re.findall(r"^workbench \w+ recipe.toml (.*?)(?: *#.*)?$", page, flags=re.MULTILINE):
+        words = shlex.split(line)
+        changes = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
+        assert Recipe.parse({"model": str(tmp_path / "recipe.toml")}, [], changes)

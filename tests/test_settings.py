@@ -1,9 +1,12 @@
+import json
+import math
+import tomllib
 from dataclasses import dataclass, fields
 
 import pytest
 
 from workbench.errors import ConfigurationError
-from workbench.settings import check_settings, described, parse_settings, setting
+from workbench.settings import assigned, check_settings, described, merged, parse_settings, setting, toml
 
 
 @dataclass(frozen=True)
@@ -99,3 +102,57 @@ def test_parse_lists_the_known_names_for_an_unknown_one():
 def test_parse_does_not_take_a_field_that_is_no_setting():
     with pytest.raises(ConfigurationError, match="no setting 'serial'"):
         parse_settings(Oven, {"serial": "17"}, "oven")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (True, "true"), (3, "3"), (1e-8, "1e-08"), (1e16, "1e+16"), ('a "b" \\ \x7f😀\n', None),
+        (["a", ("b", 1.5)], '["a", ["b", 1.5]]'),
+        ({"num cycles": {"a": []}}, '{"num cycles" = {"a" = []}}'), ("", '""'),
+    ],
+)  # fmt: skip
+def test_what_toml_writes_it_reads(value, text):
+    assert text is None or toml(value) == text
+    read = tomllib.loads(f"it = {toml(value)}")["it"]
+    assert read == json.loads(json.dumps(value))
+    assert type(read) is type(value) or isinstance(value, tuple | str)
+
+
+@pytest.mark.parametrize("value", [None, math.nan, math.inf, 2**63, "\ud800", "a\0b", [None], {"a": {1}}, b"x"])
+def test_what_toml_or_a_record_cannot_hold_is_refused(value):
+    with pytest.raises(ValueError, match=r"cannot be written|not JSON compliant"):
+        toml(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("steps=5", {"steps": 5}),
+        ("a.b.c = 1e-4", {"a": {"b": {"c": 1e-4}}}),
+        ("a=true", {"a": True}),
+        ("a=cosine", {"a": "cosine"}),
+        ('a="1984"', {"a": "1984"}),
+        ("a=[1, 'b']", {"a": [1, "b"]}),
+        ("a={b = 1}", {"a": {"b": 1}}),
+        ("corpus=./a b=c.txt", {"corpus": "./a b=c.txt"}),
+        ("a=", {"a": ""}),
+    ],
+)
+def test_a_change_as_it_is_typed(text, read):
+    assert assigned(text) == read
+
+
+@pytest.mark.parametrize("text", ["", "a", "=", "a=\0", "a b=1", ".a=1", "a..b=1", "a\nb=1"])
+def test_what_is_no_change_is_said(text):
+    with pytest.raises(
+        ConfigurationError, match="--set: .* is not NAME=VALUE. Write for example technique.lora.rank=16"
+    ):
+        assigned(text)
+
+
+def test_tables_are_merged_and_an_empty_one_empties():
+    one = {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
+    assert merged(one, {"a": {"c": {"f": 4}}, "e": {"g": 5}}) == {"a": {"b": 1, "c": {"d": 2, "f": 4}}, "e": {"g": 5}}
+    assert merged(one, {"a": {}}) == {"a": {}, "e": 3}
+    assert one == {"a": {"b": 1, "c": {"d": 2}}, "e": 3}

@@ -5,6 +5,7 @@ examples:
   python -m workbench run gpt2-tiny --technique lora=rank:8,alpha:16 --technique gradient_checkpointing
   python -m workbench run gpt2 --corpus my.txt --batch-size 4 --sequence-length 512 --steps 200 --save merged
   python -m workbench run random:gpt2 --batch-size 2 --sequence-length 256 --steps 5   (124 M, no download)
+  python -m workbench run recipe.toml --set technique.lora.rank=16 --set arguments.weight_decay=0.1
   python -m workbench predict gpt2-xl --batch-size 8 --sequence-length 1024 --technique gradient_checkpointing
   python -m workbench plan gpt2 --budget 8GiB --batch-size 8 --sequence-length 1024
   python -m workbench doctor
@@ -48,13 +49,14 @@ from workbench.measure.categories import format_bytes, parse_bytes
 from workbench.models.source import locate, locate_config
 from workbench.paths import beside, check_writable, runs_folder
 from workbench.predict.phases import Habits
-from workbench.recipe import Recipe, recipe_options
+from workbench.recipe import FILE, Recipe, recipe_options
 from workbench.settings import described
 from workbench.techniques import REGISTRY, technique
 from workbench.texts import corpus
 from workbench.texts import readers as texts
 
 MODULE = "python -m workbench"
+TRAINERS_SEED = "42"  # the default of TrainingArguments
 SHOWN = {
     "id": "id", "created_at": "begun", "status": "status", "label": "recipe", "model": "model", "seed": "seed",
     "peak_allocated_bytes": "peak", "held_out_loss": "loss", "tokens_per_s": "tokens/s",
@@ -139,6 +141,7 @@ TYPES: dict[str, Callable[[str], Any]] = {
     "count": _at_least(1), "number": _at_least(0), "seconds": _at_least(0, float), "path": Path,
 }  # fmt: skip
 COMMANDS = beside(__file__, "commands.toml")
+RECIPE = COMMANDS.pop("recipe")  # what commands take with a recipe, beside its own settings
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -171,7 +174,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add(parser: argparse.ArgumentParser, option: str, short: str = "", **fields: Any) -> None:
-    fields["help"] = fields["help"].format(gpus=", ".join(GPUS))
+    fields = {**fields, "help": fields["help"].format(gpus=", ".join(GPUS), techniques=", ".join(REGISTRY))}
     if "type" in fields:
         fields["type"] = TYPES[fields["type"]]
     if isinstance(fields.get("metavar"), list):
@@ -182,19 +185,17 @@ def _add(parser: argparse.ArgumentParser, option: str, short: str = "", **fields
 def _add_recipe(parser: argparse.ArgumentParser) -> None:
     for name, (option, help_text) in recipe_options().items():
         if name == "model":
-            parser.add_argument("model", nargs="?", default="auto", help=help_text)
+            parser.add_argument("model", nargs="?", default="auto", help=f"{help_text}; or a recipe file, RECIPE.toml")
         else:
             both = dict.fromkeys((option, f"--{name.replace('_', '-')}"))  # a field's own name is taken, too
             parser.add_argument(*both, dest=name, metavar="X", help=help_text)
-    parser.add_argument(
-        "--technique", action="append", default=[], metavar="NAME[=SETTING:VALUE,…]",
-        help=f"switch a technique on; may be repeated. Known: {', '.join(REGISTRY)} (see `list`)",
-    )  # fmt: skip
+    for option, fields in RECIPE["takes"].items():
+        _add(parser, option, **fields)
 
 
 def _recipe(args: argparse.Namespace, *, config_only: bool = False) -> Recipe:
     given = {name: text for name in recipe_options() if (text := getattr(args, name)) is not None}
-    recipe = Recipe.parse(given, args.technique)
+    recipe = Recipe.parse(given, args.technique, args.set)
     corpus.load_corpus(recipe.corpus)  # these two say what is wrong before torch is imported, which takes seconds
     if recipe.model != "auto":
         (locate_config if config_only else locate)(recipe.model)
@@ -378,8 +379,9 @@ def scan_rows(args: argparse.Namespace) -> None:
     """Which row of a file will be the longest, in which step it comes under the order that the Trainer's own
     sampler gives, whether its batch fits on a GPU, and which cap or packing makes it fit.
     """
-    values = {"model": args.model, "corpus": args.rows, "effective_batch_size": args.batch_size, "seed": args.seed}
-    recipe = Recipe.parse(values, args.technique)
+    seed = args.seed or (None if args.model.endswith(FILE) else TRAINERS_SEED)
+    values = {"model": args.model, "corpus": args.rows, "effective_batch_size": args.batch_size, "seed": seed}
+    recipe = Recipe.parse({name: text for name, text in values.items() if text is not None}, args.technique, args.set)
     from workbench.advise.scan import scan, scan_text
 
     with redirect_stdout(sys.stderr):
@@ -550,7 +552,8 @@ def show_pairs(args: argparse.Namespace) -> None:
     refuse_several_ranks()
     names, args.technique = [technique(name).name for name in args.technique], []
     with redirect_stdout(sys.stderr):
-        table = pairs(_recipe(args), names or None)
+        recipe = _recipe(args)
+        table = pairs(recipe, names or [each.name for each in recipe.techniques] or None)
     print(matrix(table).to_string())
     print(refusals(table).to_string(index=False))
     if args.save:

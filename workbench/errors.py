@@ -68,6 +68,9 @@ def brief(value: object) -> str:
 def in_a_line(error: Exception) -> str:
     """The words of an error without line breaks and not endless; with its kind, if they alone say too little."""
     words = " ".join(str(error).split())
+    if of_pydantic := getattr(error, "errors", None):
+        wrong = ([*map(str, each["loc"]), each["msg"]] for each in of_pydantic())
+        words = ", or ".join(dict.fromkeys(f"{'.'.join(where)}: {what}".lstrip(": ") for *where, what in wrong))
     few = isinstance(error, KeyError) or not words
     return f"{type(error).__name__ + ' ' if few else ''}{words:.300}".strip(" .")
 

@@ -17,7 +17,7 @@ from typing import Any
 from platformdirs import user_data_path
 from psutil import pid_exists
 
-from workbench.errors import DISTRIBUTION, ConfigurationError, UnavailableError
+from workbench.errors import DISTRIBUTION, ConfigurationError, UnavailableError, explained
 
 PACKAGE = Path(__file__).resolve().parent
 ROOT = PACKAGE.parent
@@ -37,6 +37,12 @@ def beside(module: str, name: str) -> Any:
     """What a TOML or JSON file holds that lies beside a module, which gives its `__file__`."""
     text = Path(module).with_name(name).read_text(encoding="utf-8")
     return tomllib.loads(text) if name.endswith(".toml") else json.loads(text)
+
+
+def read_toml(path: Path, owner: str, cure: str) -> dict[str, Any]:
+    """What a user's TOML file holds. Raises ConfigurationError: it cannot be read, or is no TOML in the line named."""
+    with explained(f"{owner}: {path} cannot be read", cure):
+        return tomllib.loads(path.expanduser().read_text(encoding="utf-8-sig"))
 
 
 def runs_folder() -> Path:

@@ -7,9 +7,12 @@ One declaration serves the validation, the command line, the notebooks' paramete
 
 import dataclasses
 import difflib
+import json
 import math
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import Field
 from typing import Any, get_args
 
@@ -83,7 +86,37 @@ def unknown(words: str, name: object, known: Iterable[str]) -> ConfigurationErro
     near = difflib.get_close_matches(str(name), known, n=1)
     guess = f" Did you mean {near[0]}?" if near else ""
     listed = ", ".join(known) or "it has no settings"
-    return ConfigurationError(f"{words} {brief(name)}. Known: {listed}.{guess}")
+    told = f"Known: {listed}." if len(listed) < 1000 else "Its documentation has them all."
+    return ConfigurationError(f"{words} {brief(name)}. {told}{guess}")
+
+
+def toml(value: Any) -> str:
+    """A value as TOML has it. Raises ValueError for what TOML or a record cannot hold: none, NaN, no Unicode, 2^63."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{toml(name)} = {toml(each)}' for name, each in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(toml, value))}]"
+    if not isinstance(value, str | int | float) or (value and _unwritable(value)):
+        raise ValueError(f"{brief(value)} cannot be written")
+    return json.dumps(value, allow_nan=False, ensure_ascii=False).replace("\x7f", "\\u007f")  # which JSON leaves
+
+
+def assigned(text: str) -> dict[str, Any]:
+    """`technique.lora.rank=16` as a TOML file has it; what is no value of TOML is a text.
+
+    Raises ConfigurationError for what is no NAME=VALUE.
+    """
+    name, equals, value = text.partition("=")
+    for write in (str, toml) if equals else ():
+        with suppress(ValueError, RecursionError):
+            return tomllib.loads(f"{name} = {write(value)}")
+    raise ConfigurationError(f"--set: {brief(text)} is not NAME=VALUE. Write for example technique.lora.rank=16.")
+
+
+def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """`other` over `one`, table by table; an empty table empties."""
+    inner = {name: value for name, value in other.items() if value and {type(value), type(one.get(name))} == {dict}}
+    return {**one, **other, **{name: merged(one[name], value) for name, value in inner.items()}}
 
 
 def _convert(field: Field[Any], text: str, owner: str) -> Any:

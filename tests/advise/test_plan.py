@@ -516,7 +516,7 @@ def test_by_default_the_budget_is_the_memory_of_the_gpu():
         ({"budget": "8GiB", "gpu": "gtx480"}, "gpu: there is no 'gtx480'. Known: t4"),
         ({"gpu": "cpu"}, "budget: a CPU has none of its own"),
         ({"budget": "8GiB", "among": ["magic"]}, "among: there is no technique 'magic'. Known: "),
-        ({"budget": "8GiB", "batch": 3}, "recipe has no field 'batch'. Known: corpus, dropout"),
+        ({"budget": "8GiB", "batch": 3}, "recipe has no field 'batch'. Known: arguments, callbacks, corpus, dropout"),
         ({"budget": "8GiB", "effective_batch_size": 0}, "effective_batch_size must be an integer of at least 1"),
     ],
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from workbench.errors import ConfigurationError
-from workbench.export.bring import FOREIGN, LIMIT, read_settings, recipe_file
+from workbench.export.bring import FOREIGN, LIMIT, read_settings
 from workbench.recipe import Recipe
 from workbench.techniques import (
     REGISTRY,
@@ -149,8 +149,8 @@ RECIPE = Recipe(
 @pytest.mark.parametrize("recipe", [Recipe(), RECIPE])
 def test_our_own_files_come_back_as_they_went(recipe):
     plain = recipe.to_dict()
-    assert Recipe.from_dict(tomllib.loads(recipe_file(recipe))) == recipe
-    for text in (recipe_file(recipe), json.dumps(plain), "\ufeff" + json.dumps(plain, indent=1)):
+    assert Recipe.from_dict(tomllib.loads(recipe.to_toml())) == recipe
+    for text in (recipe.to_toml(), json.dumps(plain), "\ufeff" + json.dumps(plain, indent=1)):
         assert of(text) == recipe
     assert of(json.dumps({"id": "x", "status": "ok", "recipe": plain})) == recipe  # a record
 

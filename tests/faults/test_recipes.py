@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 from contextlib import suppress
 
 import pytest
@@ -49,7 +50,21 @@ def usable(recipe: Recipe) -> str:
     assert Recipe.from_dict(json.loads(plain)) == recipe
     recipe.label.encode()
     recipe.command().encode()
+    assert Recipe.from_dict(tomllib.loads(recipe.to_toml())) == recipe
     return "recipe"
+
+
+@QUICK
+@given(st.lists(st.one_of(TEXTS, st.from_regex(r"[a-z_.]{1,20}=.{0,9}"), st.builds("{}={}".format, KEYS, VALUES))))
+@example(["callbacks=[[1]]"])
+@example(["=\0"])
+@example(["arguments.weight_decay=" + "[" * 5000])
+@example(["steps=" + "9" * 5000])
+@example(["arguments.callbacks=none", "technique.lora.rank = 4 "])
+@example(['technique."lora".rank=4'])
+def test_any_changes_of_a_command_line_are_a_recipe_or_refused(changes):
+    with suppress(ConfigurationError):
+        usable(Recipe.parse({}, [], changes))
 
 
 @QUICK
@@ -87,7 +102,7 @@ def test_any_words_of_a_command_line_are_a_recipe_or_refused(values, name, value
     [
         (["lora"], "recipe takes each field by its name, as in {name: value}, got ['lora']."),
         (None, "recipe takes each field by its name, as in {name: value}, got None."),
-        ({1: 2}, "recipe has no field 1. Known: corpus, "),
+        ({1: 2}, "recipe has no field 1. Known: arguments, "),
         ({"learnin_rate": 1e-3}, "Did you mean learning_rate?"),
         ({"techniques": ["lora"]}, "recipe takes each technique by its name, as in {name: value}, got ['lora']."),
         ({"techniques": None}, "recipe takes each technique by its name, as in {name: value}, got None."),

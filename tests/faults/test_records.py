@@ -165,9 +165,9 @@ ODD = {  # reason: file
     "its created_at cannot be '2026-W01-1'": changed("created_at", to="2026-W01-1"),
     "created_at: Input should be a valid string": changed("created_at", to=3),
     "recipe: Input should be an object": changed("recipe", to=[]),
-    "recipe: steps must be an integer of at least 1, got '2'.": changed("recipe", "steps", to="2"),
+    "recipe: steps must be an integer of at least 1, got '2'). Move it away.": changed("recipe", "steps", to="2"),
     "its recipe cannot be {'model': ": changed("recipe", "techniques", to=None),
-    "recipe: corpus must be a text, got 7.": changed("recipe", "corpus", to=7),
+    "recipe: corpus must be a text, got 7). Move it away.": changed("recipe", "corpus", to=7),
     "its id cannot be '../../x'": changed("id", to="../../x"),
     "colour: Unexpected keyword argument": changed("colour", to=3),
 }

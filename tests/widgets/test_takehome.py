@@ -2,8 +2,10 @@
 
 import base64
 import json
+import os
 import re
 import tomllib
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -81,6 +83,7 @@ def test_what_is_shown_is_what_is_downloaded(panel, form):
     else:
         read = json.loads if form == "JSON" else tomllib.loads
         assert Recipe.from_dict(read(page.file)).techniques == panel.recipe.techniques
+        assert form == "JSON" or "[technique.lora]\nrank = 2" in page.file
 
 
 def test_nothing_in_a_recipe_breaks_out_of_the_page():
@@ -127,10 +130,28 @@ def test_what_is_brought_reaches_the_panel_and_is_explained(panel):
 
 @pytest.mark.parametrize("form", ["recipe file (TOML)", "JSON"])
 def test_what_went_comes_back(form):
-    panel = Panel(Recipe(steps=3) | Lora(rank=5))
+    asked = Recipe(steps=3, arguments={"weight_decay": 0.1}, callbacks=["a.b:C"]) | Lora(rank=5)
+    panel = Panel(asked)
     panel.tab.form.value = form
     panel.bring(Page(panel.tab.page.value).file)
-    assert panel.chosen == [Recipe(steps=3) | Lora(rank=5)]
+    assert panel.chosen == [asked]
+
+
+@pytest.mark.values
+def test_the_file_run_again_gives_the_losses_of_the_recipe(recipe, fine_tuned, tmp_path, monkeypatch):
+    """Text and model where the page says that they have to be."""
+    from workbench.__main__ import main
+    from workbench.records.record import read_all
+
+    asked = replace(recipe | Lora(rank=2), arguments={"lr_scheduler_type": "cosine"})
+    panel = Panel(asked)
+    panel.tab.form.value = "recipe file (TOML)"
+    for path in (asked.corpus, asked.model.removeprefix("random:")):
+        (tmp_path / os.path.basename(path)).symlink_to(path)
+    (tmp_path / "recipe.toml").write_text(Page(panel.tab.page.value).file, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "recipe.toml", "--device", "cpu", "--sample-tokens", "0"]) == 0
+    assert read_all()[0].losses == fine_tuned(asked).losses != fine_tuned(recipe | Lora(rank=2)).losses
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,7 @@ def test_every_technique_and_every_setting_has_its_control(form):
 def test_the_controls_give_the_recipe_they_were_set_to(form):
     recipe = Recipe(
         model="gpt2", effective_batch_size=16, learning_rate=2e-4, dropout=0.0, seed=7,
+        arguments={"weight_decay": 0.1}, callbacks=["a.b:C"],  # have no control, and stay
         techniques=(Lora(rank=3, alpha=5.0), GradientCheckpointing(use_reentrant=True)),
     )  # fmt: skip
     form.show(recipe)

@@ -8,6 +8,11 @@ libraries, so that a later check can say what an upgrade has cost:
     gpu = "t4"
     recipe = { model = "gpt2", effective_batch_size = 8, sequence_length = 1024, techniques = { lora = { rank = 8 } } }
 
+    [the-recipe-of-a-file]
+    limit = "6.5GiB"
+    gpu = "t4"
+    recipe = "recipe.toml"
+
     [my-script]
     limit = "13GiB"
     gpu = "t4"
@@ -19,7 +24,6 @@ Counted is what the allocator reserves, without CUDA's context: `torch.cuda.max_
 import re
 import shlex
 import sys
-import tomllib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -34,7 +38,7 @@ from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.gpus.emulator.card import DEVICE
 from workbench.gpus.emulator.launch import Emulation, emulate
 from workbench.measure.categories import Category, Phase, format_bytes, parse_bytes
-from workbench.paths import write_whole
+from workbench.paths import read_toml, write_whole
 from workbench.predict.predict import CPU, predict
 from workbench.predict.prediction import Prediction
 from workbench.recipe import Recipe
@@ -162,9 +166,7 @@ def _differences(title: str, now: dict[str, int], then: dict[str, int], *needs: 
 
 def read_budgets(path: Path) -> list[Budget]:
     """The budgets of a file. Raises ConfigurationError: it cannot be read, or a budget in it makes no sense."""
-    with explained(f"check: {path} cannot be read", EXAMPLE):
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    if not tables:
+    if not (tables := read_toml(path, "check", EXAMPLE)):
         raise ConfigurationError(f"check: {path} has no budget in it. {EXAMPLE}")
     return [_budget(name, table) for name, table in tables.items()]
 
@@ -173,7 +175,9 @@ def _budget(name: str, table: object) -> Budget:
     given = named(table, KEYS, f"check: {name}", "key")
     if not {"limit", "gpu"} <= given.keys() or ("recipe" in given) == ("script" in given):
         raise ConfigurationError(f"check: {name} has {', '.join(given) or 'nothing'}. {EXAMPLE}")
-    what = Recipe.from_dict(given["recipe"]) if "recipe" in given else given["script"]
+    what = given["recipe" if "recipe" in given else "script"]
+    if "recipe" in given:
+        what = Recipe.read(what) if isinstance(what, str) else Recipe.from_dict(what)
     return Budget(name, what, given["limit"], given["gpu"])
 
 

@@ -1,4 +1,4 @@
-"""Recipe files, written and read; and other programs' settings, with what was understood of them and what not.
+"""Recipes, and other programs' settings: with what was understood of them and what not.
 
 What other programs' settings mean here is written in `foreign.toml`, and nowhere else.
 """
@@ -24,7 +24,7 @@ from workbench.techniques import parse_technique
 LIMIT = 100_000  # characters
 CURE = "Paste a recipe of the workbench, TrainingArguments as JSON, or the YAML of LLaMA-Factory or axolotl."
 FOREIGN = beside(__file__, "foreign.toml")
-OWN = {field.name for field in fields(Recipe)} - {"learning_rate", "seed"}  # which others name too
+OWN = {field.name for field in fields(Recipe)} - {"learning_rate", "seed"} | {"technique"}  # others name these two
 
 
 class Brought(NamedTuple):
@@ -40,21 +40,6 @@ class Brought(NamedTuple):
     program: str
     understood: list[tuple[str, str]]
     left_out: list[tuple[str, str]]
-
-
-def recipe_file(recipe: Recipe) -> str:
-    """TOML: the recipe's fields, then `[techniques.NAME]` with the settings of each. None is left out.
-
-    `Recipe.from_dict(tomllib.loads(text))` is the recipe again.
-    """
-    plain = recipe.to_dict()
-    lines = []
-    for head, settings in [("", plain), *plain.pop("techniques").items()]:
-        lines += ["", f"[techniques.{head}]"] if head else []
-        lines += [
-            f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in settings.items() if value is not None
-        ]
-    return "\n".join([*lines, ""]).replace("\x7f", "\\u007f")  # which JSON leaves as it is
 
 
 def read_settings(text: str, base: Recipe | None = None) -> Brought:

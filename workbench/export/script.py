@@ -189,6 +189,9 @@ class _Main:
         yield from self._statement("args = ", flavour["arguments"], given, said)
         yield _broken(f"trainer = {flavour['trainer']}(", [*flavour["given"], *self.given], ")")
         yield from self._calls("", ["trainer"], "trainer")
+        for module, _, name in (each.partition(":") for each in self.recipe.callbacks):
+            self.sources.imports.add((module, name))
+            yield f"trainer.add_callback({name})"
         yield from flavour["end"]
 
     def _calls(self, target: str, given: list[str], seam: str, *of: Any) -> Iterator[str]:

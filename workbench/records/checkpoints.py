@@ -14,6 +14,7 @@ from workbench.paths import sync
 from workbench.records import names
 from workbench.records.record import warn_once
 
+FOLDER = "checkpoints"  # in that of a run
 MANIFEST = "complete.json"  # the last file to be written: name, size and hash of the others, and the run's counters
 CHECKPOINTS_KEPT = 2
 COUNTERS = ("tokens_seen", "padding_tokens")

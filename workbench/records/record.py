@@ -16,9 +16,9 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter
 
-from workbench.errors import DISTRIBUTION, ConfigurationError
+from workbench.errors import DISTRIBUTION, ConfigurationError, in_a_line
 from workbench.measure.categories import Category, Phase
 from workbench.paths import INSTALLED, ROOT, runs_folder, write_whole
 from workbench.recipe import Recipe
@@ -162,7 +162,7 @@ class Record:
             if schema <= SCHEMA_VERSION:
                 return _typed(_migrated(data))
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise ConfigurationError(f"records: {path} is not a record ({error}). Move it away.") from None
+            raise ConfigurationError(f"records: {path} is not a record ({in_a_line(error)}). Move it away.") from None
         raise ConfigurationError(
             f"records: {path} was written by a newer workbench (schema {schema}; this one reads up to "
             f"{SCHEMA_VERSION}). Update the workbench."
@@ -182,11 +182,15 @@ class Record:
         categories |= {f"{c}_maximum_bytes": self.maximum_by_category.get(c) for c in Category}
         phases = {f"{p}_peak_bytes": self.by_phase.get(p) for p in Phase}
         techniques = "+".join(sorted(self.recipe.get("techniques", {}))) or "baseline"
-        return {**flat, "device": self.device, **asked, "techniques": techniques, **categories, **phases}
+        passed = {name: value for name, value in self.recipe.get("arguments", {}).items() if name not in TOLD}
+        passed |= {"callbacks": self.recipe["callbacks"]} if self.recipe.get("callbacks") else {}
+        also = {"techniques": techniques, "arguments": json.dumps(passed, sort_keys=True) if passed else ""}
+        return {**flat, "device": self.device, **asked, **also, **categories, **phases}
 
 
 SHAPE = TypeAdapter(Record)
 _ASKED = ("corpus", "effective_batch_size", "sequence_length", "steps", "seed", "dropout")
+TOLD = ("report_to", "run_name", "project", "trackio_space_id", "log_level")  # arguments that change no result
 _NOT_IN_ROWS = ("schema_version", "text_before", "text_after")
 
 
@@ -221,11 +225,7 @@ def _integer(text: str) -> int:
 
 def _typed(data: dict[str, Any]) -> Record:
     """Raises ValueError for a field that is missing, unknown, not of its type, or no use to a table."""
-    try:
-        record = SHAPE.validate_json(json.dumps(data, allow_nan=False))
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    record = SHAPE.validate_json(json.dumps(data, allow_nan=False))
     Recipe.from_dict({**record.recipe, "techniques": {}})  # of which a user may have some that are not registered
     made, owner = record.created_at, record.owner
     good = {

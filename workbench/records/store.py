@@ -104,7 +104,7 @@ def _dead(folder: Path) -> list[Record]:
 
 
 def checkpoint_folder(record: Record, folder: Path | None) -> Path:
-    return (folder or runs_folder()) / record.id / "checkpoints"
+    return (folder or runs_folder()) / record.id / checkpoints.FOLDER
 
 
 def resumable(record: Record, folder: Path | None) -> Record | None:
@@ -142,7 +142,7 @@ def _resumed(record: Record, folder: Path) -> Record:
 
 
 def _differences(one: Record, other: Record) -> list[str]:
-    pairs = [(name, one.recipe.get(name), value) for name, value in other.recipe.items()]
+    pairs = [(name, one.recipe.get(name), other.recipe.get(name)) for name in one.recipe | other.recipe]
     pairs += [(name, getattr(one, name), getattr(other, name)) for name in (*WORLD, "data_sha256")]
     return [f"{name} was {was!r} and is now {now!r}" for name, was, now in pairs if was != now]
 

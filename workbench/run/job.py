@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ from workbench.models import source as models
 from workbench.models.gpt2 import learning_rate
 from workbench.models.load import check_trainable, load_config, load_tokenizer, quiet
 from workbench.recipe import Recipe
+from workbench.run.trainer import EPOCHS, prepare_data, training_arguments
 from workbench.techniques import REGISTRY, Capability
 from workbench.texts import corpus
 
@@ -52,13 +54,15 @@ class Job:
 
 
 def prepare(recipe: Recipe, device: torch.device, sample_tokens: int = 0) -> Job:
-    """Read the text, find the model, and cut the text into blocks; `auto` becomes the model for this device.
+    """Read the text, find the model, and cut the text into blocks; `auto` becomes the model for this device, and epochs
+    become steps.
 
     Raises:
-        ConfigurationError: text, model, length or batch cannot be used, or the sample would be too long.
+        ConfigurationError: arguments, text, model, length or batch cannot be used, or the sample would be too long.
         UnavailableError: the hub cannot be reached.
     """
     own = own_examples(recipe)
+    training_arguments(recipe, 1.0, device, Path())  # or they would be refused when the model is there
     recipe = replace(recipe, model=models.resolve_auto(recipe.model, device.type))
     text = corpus.load_corpus(recipe.corpus)
     source = models.locate(recipe.model)
@@ -75,7 +79,17 @@ def prepare(recipe: Recipe, device: torch.device, sample_tokens: int = 0) -> Job
     own += [t.name for t in recipe.techniques if text.loss and Capability.TRAINING_SET in t.forbids]
     corpus.check_in_memory(text, own)
     blocks = corpus.make_blocks(text, tokenizer, recipe.sequence_length, recipe.effective_batch_size)
+    if (epochs := recipe.arguments.get(EPOCHS)) is not None:
+        recipe = replace(recipe, steps=_steps(recipe, blocks, epochs))
     return Job(recipe, device, source, config, tokenizer, text, blocks)
+
+
+def _steps(recipe: Recipe, blocks: corpus.Blocks, epochs: float) -> int:
+    """Of so many epochs. Raises ConfigurationError: nobody knows how many examples there are."""
+    rows, one = prepare_data(recipe, blocks)["train_dataset"], replace(recipe, steps=1).shape
+    if not hasattr(rows, "__len__"):
+        raise ConfigurationError(f"arguments: {EPOCHS} needs examples to be counted, not a stream. Give steps instead.")
+    return math.ceil(epochs * len(rows) / (one.sequences * one.steps))
 
 
 def own_examples(recipe: Recipe) -> list[str]:

@@ -9,7 +9,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -63,6 +63,7 @@ class Options:
     sample_tokens: int = 0
     checkpoint_every: int | None = None
     observe: Observer | None = None
+    callbacks: Sequence[TrainerCallback] = ()
 
 
 @also_on_emulated_devices
@@ -78,6 +79,7 @@ def run(
     memory_cap: str | int | None = None,
     longest_first: bool = False,
     observe: Observer | None = None,
+    callbacks: Sequence[TrainerCallback] = (),
     folder: Path | None = None,
 ) -> Record:
     """Fine-tune a recipe and measure memory, loss and speed.
@@ -99,6 +101,8 @@ def run(
             or a stream, it changes nothing, and the record warns of that.
         observe: called after every step with a function that returns the record so far; a KeyboardInterrupt raised
             in it ends the run, as Ctrl-C does.
+        callbacks: for the Trainer, beside those of the recipe; the record has their names among these, and such a run
+            is not taken for another (`reuse`).
         folder: where records go; by default `data/runs`.
 
     Returns:
@@ -107,7 +111,8 @@ def run(
     Raises:
         ConfigurationError: something in the recipe cannot be used, the run to resume is of another recipe or text, or
             torchrun started this process; nothing was loaded and nothing recorded.
-        UnavailableError: this machine cannot run it; recorded as `unavailable`.
+        UnavailableError: this machine cannot run it; recorded as `unavailable`. Or a program that it reports to is not
+            installed; nothing was recorded.
         OutOfMemoryError: recorded as `oom`; it says where, and `diagnose(record)` what to change.
             Other failures are recorded as `failed` or `interrupted` and raised.
     """
@@ -121,18 +126,23 @@ def run(
         check_saving(recipe, save)
         check_resuming(recipe, checkpoint_every, resume, longest_first)
         lacking = why_not_here(recipe, world.device)
+        seams.check_reports(seams.training_arguments(recipe, 1.0, world.device, Path(), reports=True))
+        made = [*seams.make_callbacks(recipe), *callbacks]
+        given = [f"{type(each).__module__}:{type(each).__name__}" for each in callbacks]
+        recipe = replace(recipe, callbacks=(*recipe.callbacks, *given))
         job = prepare(recipe, world.device, sample_tokens)
         record = Record.start(
             job.recipe, model=job.recipe.model, data_sha256=job.text.sha256, learning_rate=job.learning_rate,
             memory_cap_bytes=cap, device_bytes=total, longest_first=longest_first, **asdict(world),
         )  # fmt: skip
-        if reuse and save is None and (known := find_equal(record, sampled=bool(sample_tokens), folder=folder)):
+        reuse = reuse and save is None and not callbacks
+        if reuse and (known := find_equal(record, sampled=bool(sample_tokens), folder=folder)):
             return known
         if lacking:
             store.end(replace(record, status=Status.UNAVAILABLE, error=lacking), folder)
             raise UnavailableError(lacking)
         record = store.begin(record, folder, resume)
-        record, error = execute(job, record, Options(folder, save, sample_tokens, checkpoint_every, observe))
+        record, error = execute(job, record, Options(folder, save, sample_tokens, checkpoint_every, observe, made))
         record = store.end(record, folder)
         # raised here, where no handler is active: a chained traceback would keep the run's tensors alive
         if record.status is Status.OOM:
@@ -212,9 +222,10 @@ class _Execution:
             with Meter(model, before_bytes=before, cap_bytes=self.record.memory_cap_bytes) as meter:
                 self.meter = meter
                 watch = _Watch(meter, job, self)
-                every, folder = self.options.checkpoint_every, self._checkpoints
-                arguments = seams.training_arguments(job.recipe, job.learning_rate, job.device, folder, every)
-                trainer = self.trainer = seams.assemble(job.recipe, model, data, arguments, meter, [watch])
+                every, own, told = self.options.checkpoint_every, self._checkpoints.parent, not self.emulated
+                arguments = seams.training_arguments(job.recipe, job.learning_rate, job.device, own, every, told)
+                callbacks = [watch, *self.options.callbacks]
+                trainer = self.trainer = seams.assemble(job.recipe, model, data, arguments, meter, callbacks)
                 if self.record.longest_first:
                     trainer.put_longest_first()
                 if self.emulated:
@@ -222,6 +233,7 @@ class _Execution:
                 set_seed(job.recipe.seed)
                 trainer.resume(self._checkpoint())
                 held_out_loss = trainer.evaluate()["eval_loss"] if watch.finite else math.nan
+                trainer.end_reports()
             self._note_actual(trainer, watch, model)
             text_after = self._sample(model)
             model_path = self._keep(model)
@@ -352,8 +364,8 @@ class _Watch(TrainerCallback):
 
     def __init__(self, meter: Meter, job: Job, execution: "_Execution") -> None:
         self.meter, self.device, self.execution = meter, job.device, execution
-        self.finite, self.skipped_steps, self.written_s = True, 0, time.monotonic()
-        self.step_ends: list[tuple[float, int]] = []  # time, and tokens seen until then
+        self.finite, self.skipped_steps, self.written_s, self.paused_s = True, 0, time.monotonic(), 0.0
+        self.step_ends: list[tuple[float, int]] = []  # time without evaluations, and tokens seen until then
         # in a terminal and in JupyterLab; not where output is collected, as under papermill or in a pipe
         hidden = not (sys.stderr.isatty() or "JPY_SESSION_NAME" in os.environ)
         steps = job.recipe.training_arguments()["max_steps"]
@@ -375,12 +387,16 @@ class _Watch(TrainerCallback):
         control.should_save &= not last  # resumed there, the Trainer would take one step too many
         if self.device.type != "cpu" and (last or len(self.step_ends) == WARM_UP_STEPS - 1):
             torch.accelerator.synchronize()
-        self.step_ends.append((time.perf_counter(), getattr(self.execution.trainer, "tokens_seen", 0)))
+        self.step_ends.append((time.perf_counter() - self.paused_s, getattr(self.execution.trainer, "tokens_seen", 0)))
         self.bar.update()
         if self.execution.options.observe is not None:
             self.execution.options.observe(self.execution.so_far)
         if time.monotonic() - self.written_s > WRITE_EVERY_S:
             self.on_save()
+
+    def on_evaluate(self, *_: Any, **__: Any) -> None:
+        if self.step_ends:  # between two steps, of which it is no part
+            self.paused_s = time.perf_counter() - self.step_ends[-1][0]
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if "loss" in logs:

@@ -2,28 +2,34 @@
 
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, cast
 
 import numpy as np
 import torch
 from datasets import Dataset
+from pydantic import TypeAdapter
 from safetensors import SafetensorError
 from torch.utils.data import Sampler
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
-from workbench.errors import ConfigurationError
+from workbench.errors import ConfigurationError, UnavailableError, brief, explained, in_a_line
 from workbench.measure.categories import Phase
 from workbench.measure.meter import Meter
 from workbench.models.family import ModelFamily
 from workbench.paths import beside, unwritten
 from workbench.recipe import Recipe
 from workbench.records import checkpoints
+from workbench.settings import named, unknown
 from workbench.techniques.base import Arguments, Call, Technique
 from workbench.texts.corpus import Blocks, TrainingText
 
 ALWAYS = beside(__file__, "trainer.toml")  # arguments that are the same for every run, wherever it runs
+EPOCHS = "num_train_epochs"
 EARLY_STEPS = 3  # the first makes the optimizer's states, so the second is the first that needs all memory
 
 
@@ -41,6 +47,9 @@ class SeamTrainer(Trainer):
         self._aside: Path | None = None
         self._longest: int | None = None
         super().__init__(**kwargs)
+        self.trackers = [c for c in self.callback_handler.callbacks if type(c) in INTEGRATION_TO_CALLBACK.values()]
+        for tracker in self.trackers:
+            vars(tracker)["on_train_end"] = lambda *_, **__: None  # `end_reports` does it
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         optimizer = super().create_optimizer(model)
@@ -71,6 +80,13 @@ class SeamTrainer(Trainer):
                 return super().evaluate(*args, **kwargs)
         finally:
             self._meter.attribute(False)
+
+    def end_reports(self) -> None:
+        """Tell the programs that are reported to that it is over: now, since the last evaluation is reported, too."""
+        for tracker in self.trackers:
+            type(tracker).on_train_end(tracker, self.args, self.state, self.control, model=self.model)
+            if wandb := getattr(tracker, "_wandb", None):
+                wandb.finish()  # or what this process runs next would be reported as the same run
 
     def put_longest_first(self) -> None:
         """Let every batch of the first steps begin with the longest example. A warning is noted where that changes
@@ -113,7 +129,7 @@ class SeamTrainer(Trainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """The Trainer's, but aside first. A disk that is full costs the checkpoint, not the run."""
-        folder, name = Path(str(self.args.output_dir)), f"checkpoint-{self.state.global_step}"
+        folder, name = Path(str(self.args.output_dir), checkpoints.FOLDER), f"checkpoint-{self.state.global_step}"
         self._aside = folder / ".aside"
         shutil.rmtree(self._aside, ignore_errors=True)
         try:
@@ -194,8 +210,36 @@ def prepare_model(recipe: Recipe, model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
+def make_callbacks(recipe: Recipe) -> list[TrainerCallback]:
+    """Those of the recipe. Raises ConfigurationError: Python finds no such class, or it is no TrainerCallback."""
+    made: list[TrainerCallback] = []
+    for name in recipe.callbacks:
+        with explained(f"callbacks: {name} cannot be used", "Name a TrainerCallback, as package.module:Class."):
+            kind = resolve_name(name)
+            if not issubclass(kind, TrainerCallback):
+                raise TypeError("it is no TrainerCallback")
+            made.append(kind())
+    return made
+
+
+def check_reports(arguments: TrainingArguments) -> None:
+    """Raises ConfigurationError: transformers cannot report to it. UnavailableError: it is not installed."""
+    for name in arguments.report_to or ():
+        if name not in INTEGRATION_TO_CALLBACK:
+            raise unknown("report_to: there is no", name, INTEGRATION_TO_CALLBACK)
+        try:
+            INTEGRATION_TO_CALLBACK[name]()
+        except (RuntimeError, ImportError) as error:
+            words = in_a_line(error)
+            cure = "" if "pip install" in words else f" Install it with: pip install {name}"
+            raise UnavailableError(f"report_to: {words}.{cure}") from None
+
+
 def argument_values(recipe: Recipe, learning_rate: float) -> Arguments:
-    """The recipe's own `TrainingArguments` and those that are the same for every run, wherever it runs."""
+    """The recipe's `TrainingArguments` and those that are the same for every run, wherever it runs.
+
+    Epochs are not among them: `prepare` has made them steps.
+    """
     decided = recipe.training_arguments()
     tokens = decided["per_device_train_batch_size"] * recipe.shape.tokens
     return {
@@ -205,16 +249,28 @@ def argument_values(recipe: Recipe, learning_rate: float) -> Arguments:
         # evaluation is on the recipe's own blocks, whatever length is trained on; no more tokens at once than there
         "per_device_eval_batch_size": recipe.evaluation_batch_size or max(1, tokens // recipe.sequence_length),
         **ALWAYS,
+        **{name: value for name, value in recipe.arguments.items() if name != EPOCHS},
     }
 
 
 def training_arguments(
-    recipe: Recipe, learning_rate: float, device: torch.device, folder: Path, checkpoint_every: int | None = None
-) -> TrainingArguments:
-    """The arguments of a run on one device; `checkpoint_every` so many steps, a checkpoint goes into `folder`."""
+    recipe: Recipe, learning_rate: float, device: torch.device, folder: Path, checkpoint_every: int | None = None,
+    reports: bool = False,
+) -> TrainingArguments:  # fmt: skip
+    """The arguments of a run on one device, named after its folder; `checkpoint_every` so many steps, a checkpoint goes
+    there. Without `reports` no other program is told of it.
+
+    Raises ConfigurationError: TrainingArguments have no such field, or not of this type, or refuse its value.
+    """
+    types: dict[str, Any] = {field.name: field.type for field in fields(TrainingArguments)}
+    for name, value in named(recipe.arguments, types, "arguments", "field of transformers.TrainingArguments").items():
+        with explained(f"arguments: {name} cannot be {brief(value)}", "See transformers.TrainingArguments."):
+            TypeAdapter(types[name]).validate_python(value, strict=True)
     saving = {"save_strategy": "steps", "save_steps": checkpoint_every} if checkpoint_every else {}
-    values = {"dataloader_pin_memory": device.type == "cuda", **argument_values(recipe, learning_rate), **saving}
-    arguments = TrainingArguments(output_dir=str(folder), use_cpu=device.type == "cpu", disable_tqdm=True, **values)
+    values: Arguments = {"dataloader_pin_memory": device.type == "cuda", "run_name": folder.name}
+    values |= argument_values(recipe, learning_rate) | saving | ({} if reports else {"report_to": "none"})
+    with explained("arguments: transformers refuses them", "Change what it names, or leave it out."):
+        arguments = TrainingArguments(output_dir=str(folder), use_cpu=device.type == "cpu", disable_tqdm=True, **values)
     arguments._n_gpu = min(arguments.n_gpu, 1)  # with several, DataParallel would multiply the batch
     return arguments
 

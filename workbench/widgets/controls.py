@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import Field, fields
+from dataclasses import Field, fields, replace
 from typing import Any
 
 import ipywidgets as w
@@ -187,7 +187,7 @@ class RecipeForm:
     def recipe(self) -> Recipe:
         """Raises ConfigurationError if the settings cannot be used, or the techniques not together."""
         chosen = (toggle.technique() for toggle in self.toggles.values())
-        return Recipe(**self.form.values(), techniques=tuple(t for t in chosen if t is not None))
+        return replace(self.beside, **self.form.values(), techniques=tuple(t for t in chosen if t is not None))
 
     def valid(self) -> Recipe | None:
         """None while the recipe cannot be used; the form says why."""
@@ -197,7 +197,7 @@ class RecipeForm:
 
     def show(self, recipe: Recipe) -> None:
         """Set every control to a recipe."""
-        self._filling = True
+        self._filling, self.beside = True, Recipe(arguments=recipe.arguments, callbacks=recipe.callbacks)
         self.form.fill({name: getattr(recipe, name) for name in self.form.controls})
         chosen = {technique.name: technique for technique in recipe.techniques}
         for name, toggle in self.toggles.items():
