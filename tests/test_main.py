@@ -13,6 +13,7 @@ import pytest
 from workbench import __main__ as main_module
 from workbench import __version__
 from workbench.__main__ import COMMANDS, main
+from workbench.export.written import as_command
 from workbench.recipe import Recipe
 from workbench.records.record import Status, read_all
 from workbench.techniques import REGISTRY
@@ -213,7 +214,7 @@ def test_run_takes_a_recipe_file_and_what_is_given_beside_it_goes_over(recipe_fi
 
 def test_the_command_of_a_record_repeats_it(recipe_file):
     assert main(["run", recipe_file, "--sample-tokens", "0"]) == 0
-    command = shlex.split(Recipe.from_dict(read_all()[0].recipe).command())
+    command = shlex.split(as_command(Recipe.from_dict(read_all()[0].recipe)))
     assert main([*command[3:], "--sample-tokens", "0", "--reuse"]) == 0
     assert len(read_all()) == 1
 

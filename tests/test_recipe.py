@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from workbench.errors import ConfigurationError
+from workbench.export.written import as_command, as_toml, parse_recipe, read_recipe
 from workbench.paths import ROOT
 from workbench.recipe import DECIDED, Recipe
 from workbench.run.trainer import training_arguments
@@ -228,10 +229,10 @@ WHOLE = Recipe(
 @pytest.mark.parametrize("recipe", [Recipe(), WHOLE, WHOLE.baseline])
 def test_a_file_and_a_command_give_the_recipe_again(recipe, tmp_path):
     path = tmp_path / "recipe.toml"
-    path.write_text(recipe.to_toml(), encoding="utf-8")
-    assert Recipe.read(path) == Recipe.parse({"model": str(path)}) == recipe
-    assert Recipe.read(path).id == recipe.id
-    words = shlex.split(recipe.command())[5:]
+    path.write_text(as_toml(recipe), encoding="utf-8")
+    assert read_recipe(path) == parse_recipe({"model": str(path)}) == recipe
+    assert read_recipe(path).id == recipe.id
+    words = shlex.split(as_command(recipe))[5:]
     pairs = list(zip(words[::2], words[1::2], strict=True))
     given = {
         name.removeprefix("--").replace("-", "_"): value
@@ -239,12 +240,12 @@ def test_a_file_and_a_command_give_the_recipe_again(recipe, tmp_path):
         if name not in ("--set", "--technique")
     }
     told = {name: [value for option, value in pairs if option == name] for name in ("--technique", "--set")}
-    assert Recipe.parse({"model": recipe.model, **given}, told["--technique"], told["--set"]) == recipe
+    assert parse_recipe({"model": recipe.model, **given}, told["--technique"], told["--set"]) == recipe
 
 
 def test_a_file_says_what_is_not_as_by_default():
-    assert Recipe(model="gpt2").to_toml() == 'model = "gpt2"\n'
-    assert (Recipe(steps=5, arguments={"weight_decay": 0.1}) | Lora(rank=16) | GradientCheckpointing()).to_toml() == (
+    assert as_toml(Recipe(model="gpt2")) == 'model = "gpt2"\n'
+    assert as_toml(Recipe(steps=5, arguments={"weight_decay": 0.1}) | Lora(rank=16) | GradientCheckpointing()) == (
         'model = "auto"\nsteps = 5\n\n[technique.gradient_checkpointing]\n\n[technique.lora]\nrank = 16\n\n'
         "[arguments]\nweight_decay = 0.1\n"
     )
@@ -283,21 +284,21 @@ def test_options_go_over_changes_and_these_over_the_file(values, techniques, cha
     path.write_text(FILE, encoding="utf-8")
     lora = expected.pop("lora", Lora(rank=16, alpha=32))
     whole = {"model": "gpt2", "steps": 50, "arguments": {"weight_decay": 0.1}, **expected}
-    found = Recipe.parse({"model": str(path), **values}, techniques, changes)
+    found = parse_recipe({"model": str(path), **values}, techniques, changes)
     assert found == Recipe(**whole, techniques=(lora, GradientCheckpointing()))
 
 
 def test_changes_need_no_file_and_can_leave_the_techniques_out(tmp_path):
-    assert Recipe.parse({"model": "gpt2"}, [], ["technique.lora.rank=4", "steps=3"]) == Recipe("gpt2", steps=3) | Lora(
+    assert parse_recipe({"model": "gpt2"}, [], ["technique.lora.rank=4", "steps=3"]) == Recipe("gpt2", steps=3) | Lora(
         rank=4
     )
     (tmp_path / "r.toml").write_text(FILE, encoding="utf-8")
-    assert Recipe.parse({"model": str(tmp_path / "r.toml")}, [], ["technique={}"]).label == "baseline"
+    assert parse_recipe({"model": str(tmp_path / "r.toml")}, [], ["technique={}"]).label == "baseline"
 
 
 def test_files_of_before_are_read_and_changed_too(tmp_path):
     (tmp_path / "r.toml").write_text('model = "gpt2"\n[techniques.lora]\nrank = 16\nalpha = 32.0\n', encoding="utf-8")
-    found = Recipe.parse({"model": str(tmp_path / "r.toml")}, [], ["technique.lora.rank=4"])
+    found = parse_recipe({"model": str(tmp_path / "r.toml")}, [], ["technique.lora.rank=4"])
     assert found == Recipe("gpt2") | Lora(rank=4, alpha=32)
 
 
@@ -305,7 +306,7 @@ def test_a_file_is_found_from_the_working_directory_and_so_are_its_paths(tmp_pat
     (tmp_path / "inside").mkdir()
     (tmp_path / "inside" / "r.toml").write_text('corpus = "a.txt"', encoding="utf-8-sig")
     monkeypatch.chdir(tmp_path)
-    assert Recipe.read("inside/r.toml").corpus == "a.txt"
+    assert read_recipe("inside/r.toml").corpus == "a.txt"
 
 
 @pytest.mark.parametrize(
@@ -337,12 +338,12 @@ def test_a_file_that_cannot_be_used_is_said(text, words, tmp_path):
     if text is not None:
         path.write_text(text, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(ConfigurationError, match=f"(?s){words}"):
-        Recipe.read(path)
+        read_recipe(path)
 
 
 def test_a_folder_is_no_file(tmp_path):
     with pytest.raises(ConfigurationError, match="cannot be read .*Is a directory|Permission"):
-        Recipe.read(tmp_path)
+        read_recipe(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -405,8 +406,8 @@ def test_the_file_on_the_front_page_is_one(tmp_path):
     page = (ROOT / "README.md").read_text(encoding="utf-8")
     (text,) = re.findall("```toml\n(.*?)```", page, flags=re.DOTALL)
     (tmp_path / "recipe.toml").write_text(text, encoding="utf-8")
-    recipe = Recipe.read(tmp_path / "recipe.toml")
-    assert Recipe.from_dict(tomllib.loads(recipe.to_toml())) == recipe
+    recipe = read_recipe(tmp_path / "recipe.toml")
+    assert Recipe.from_dict(tomllib.loads(as_toml(recipe))) == recipe
     assert recipe.label == "gradient_checkpointing + lora(rank=16)"
     asked = training_arguments(recipe, 1e-3, torch.device("cpu"), tmp_path)
     assert {
@@ -415,4 +416,4 @@ def test_the_file_on_the_front_page_is_one(tmp_path):
     for line in re.findall(r"^workbench \w+ recipe.toml (.*?)(?: *#.*)?$", page, flags=re.MULTILINE):
         words = shlex.split(line)
         changes = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
-        assert Recipe.parse({"model": str(tmp_path / "recipe.toml")}, [], changes)
+        assert parse_recipe({"model": str(tmp_path / "recipe.toml")}, [], changes)

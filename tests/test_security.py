@@ -13,13 +13,13 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from workbench.advise.compare import compare, comparison_text, conclusions, style_comparison
+from workbench.advise.frame import FORMULA, to_csv, to_frame
 from workbench.errors import ConfigurationError
 from workbench.lessons import plots
 from workbench.measure.categories import Category
 from workbench.paths import ROOT
 from workbench.records import names
-from workbench.records.compare import compare, comparison_text, conclusions, style_comparison
-from workbench.records.frame import FORMULA, to_csv, to_frame
 from workbench.records.record import Record, Status
 
 NASTY = [

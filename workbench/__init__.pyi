@@ -1,10 +1,13 @@
 """The front door, name by name: read by type checkers and editors, and by `__init__.py`, which imports on first use."""
 
+from workbench.advise.compare import compare as compare
 from workbench.advise.doctor import diagnose as diagnose
+from workbench.advise.frame import records as records
 from workbench.advise.leaks import holders as holders
 from workbench.advise.leaks import release as release
 from workbench.advise.plan import plan as plan
 from workbench.export.script import script as script
+from workbench.export.written import read_recipe as read_recipe
 from workbench.lessons import plots as plots
 from workbench.measure.categories import Category as Category
 from workbench.measure.categories import Phase as Phase
@@ -13,8 +16,6 @@ from workbench.measure.meter import Meter as Meter
 from workbench.predict.predict import predict as predict
 from workbench.predict.prediction import Prediction as Prediction
 from workbench.recipe import Recipe as Recipe
-from workbench.records.compare import compare as compare
-from workbench.records.frame import records as records
 from workbench.records.record import Record as Record
 from workbench.run.run import run as run
 from workbench.run.world import describe_device as describe_device

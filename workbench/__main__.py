@@ -42,6 +42,7 @@ from typing import Any, cast
 
 from workbench import __version__
 from workbench.errors import DISTRIBUTION, ConfigurationError, WorkbenchError, needed_extra, visible
+from workbench.export.written import FILE, parse_recipe, recipe_options
 from workbench.gpus.catalogue import GPUS
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.gpus.emulator.card import emulated_card
@@ -49,7 +50,7 @@ from workbench.measure.categories import format_bytes, parse_bytes
 from workbench.models.source import locate, locate_config
 from workbench.paths import beside, check_writable, runs_folder
 from workbench.predict.phases import Habits
-from workbench.recipe import FILE, Recipe, recipe_options
+from workbench.recipe import Recipe
 from workbench.settings import described
 from workbench.techniques import REGISTRY, technique
 from workbench.texts import corpus
@@ -195,7 +196,7 @@ def _add_recipe(parser: argparse.ArgumentParser) -> None:
 
 def _recipe(args: argparse.Namespace, *, config_only: bool = False) -> Recipe:
     given = {name: text for name in recipe_options() if (text := getattr(args, name)) is not None}
-    recipe = Recipe.parse(given, args.technique, args.set)
+    recipe = parse_recipe(given, args.technique, args.set)
     corpus.load_corpus(recipe.corpus)  # these two say what is wrong before torch is imported, which takes seconds
     if recipe.model != "auto":
         (locate_config if config_only else locate)(recipe.model)
@@ -381,7 +382,7 @@ def scan_rows(args: argparse.Namespace) -> None:
     """
     seed = args.seed or (None if args.model.endswith(FILE) else TRAINERS_SEED)
     values = {"model": args.model, "corpus": args.rows, "effective_batch_size": args.batch_size, "seed": seed}
-    recipe = Recipe.parse({name: text for name, text in values.items() if text is not None}, args.technique, args.set)
+    recipe = parse_recipe({name: text for name, text in values.items() if text is not None}, args.technique, args.set)
     from workbench.advise.scan import scan, scan_text
 
     with redirect_stdout(sys.stderr):
@@ -464,7 +465,7 @@ def list_techniques(args: argparse.Namespace) -> None:
 
 
 def show_records(args: argparse.Namespace) -> None:
-    from workbench.records.frame import records
+    from workbench.advise.frame import records
     from workbench.records.store import mark_killed
 
     mark_killed()
@@ -487,7 +488,7 @@ def _folder(path: Path) -> Path:
 
 
 def _export(frame: Any, path: str) -> None:
-    from workbench.records.frame import to_csv
+    from workbench.advise.frame import to_csv
 
     _folder(Path(path).parent)
     if path.endswith(".parquet"):
@@ -561,8 +562,8 @@ def show_pairs(args: argparse.Namespace) -> None:
 
 
 def show_comparison(args: argparse.Namespace) -> None:
-    from workbench.records.compare import compare, comparison_text, conclusions, unranked
-    from workbench.records.frame import records
+    from workbench.advise.compare import compare, comparison_text, conclusions, unranked
+    from workbench.advise.frame import records
     from workbench.records.store import mark_killed
 
     mark_killed()
@@ -580,8 +581,8 @@ def show_comparison(args: argparse.Namespace) -> None:
 
 
 def _save_comparison(table: Any, folder: Path) -> None:
+    from workbench.advise.frame import to_csv
     from workbench.lessons import plots
-    from workbench.records.frame import to_csv
 
     to_csv(table.assign(**table.attrs), folder / "comparison.csv", index=True)
     plots.memory_bars(table).savefig(folder / "memory.png", dpi=130)

@@ -3,23 +3,19 @@
 import hashlib
 import json
 import re
-import shlex
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from itertools import permutations, product
-from pathlib import Path
 from typing import Any, Self
 
 from workbench.errors import ConfigurationError, brief, explained
-from workbench.paths import beside, read_toml
-from workbench.settings import assigned, check_settings, described, merged, named, parse_settings, setting, toml
-from workbench.techniques import REGISTRY, Technique, parse_technique
+from workbench.paths import beside
+from workbench.settings import check_settings, merged, named, setting, toml
+from workbench.techniques import REGISTRY, Technique
 from workbench.techniques.base import Arguments, Capability, Shape
 
-FILE = ".toml"  # how the name of a recipe file ends
-EXAMPLE = "Write for example: steps = 50, and below it, a line each, [technique.lora], rank = 16."
 FILES = "technique"  # the word for techniques in files, where each has a table
 LATER = ("evaluation_batch_size", "arguments", "callbacks")  # fields that came later: they are in an id if given
 DECIDED = beside(__file__, "decided.toml")  # arguments that are decided here: by pattern, what to use instead
@@ -128,38 +124,6 @@ class Recipe:
                 raise ConfigurationError(f"recipe: arguments has {name}, which {entry.name} decides. Drop one of them.")
         return arguments
 
-    def command(self) -> str:
-        """The command line that runs this recipe."""
-        words = ["python", "-m", "workbench", "run", self.model]
-        for name, value in _changed(self, "model", "techniques", "arguments", "callbacks").items():
-            words += [flag(name), _written(value)]
-        for entry in sorted(self.techniques, key=lambda t: t.name):
-            changed = ",".join(f"{name}:{_written(value)}" for name, value in _changed(entry).items())
-            words += ["--technique", f"{entry.name}={changed}" if changed else entry.name]
-        for name, value in self.arguments.items():
-            words += ["--set", f"arguments.{name}={toml(value)}"]
-        words += ["--set", f"callbacks={toml(self.callbacks)}"] if self.callbacks else []
-        return shlex.join(words)
-
-    def to_toml(self) -> str:
-        """A recipe file: the model, and what is not as by default. Inverse of `read`."""
-        tables = [("", {"model": self.model, **_changed(self, "techniques", "arguments")})]
-        tables += [(f"technique.{t.name}", _changed(t)) for t in sorted(self.techniques, key=lambda t: t.name)]
-        tables += [("arguments", dict(self.arguments))] if self.arguments else []
-        lines = list[str]()
-        for head, settings in tables:
-            lines += ["", f"[{head}]"] if head else []
-            lines += [f"{name} = {toml(value)}" for name, value in settings.items()]
-        return "\n".join([*lines, ""])
-
-    @classmethod
-    def read(cls, path: Path | str) -> Self:
-        """The recipe in a file. Its own paths are seen from the working directory, not from that of the file.
-
-        Raises ConfigurationError for a file that is no TOML, and as `from_dict`.
-        """
-        return cls.from_dict(read_toml(Path(path), "recipe", EXAMPLE))
-
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready. Inverse of `from_dict`."""
         plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("techniques", *LATER)}
@@ -178,20 +142,6 @@ class Recipe:
         chosen = {name: each for name, each in merged(*both).items() if name not in {t.name for t in instead}}
         return cls(**values, techniques=(*(REGISTRY[name].given(each) for name, each in chosen.items()), *instead))
 
-    @classmethod
-    def parse(cls, values: Mapping[str, str], techniques: Iterable[str] = (), changes: Iterable[str] = ()) -> Self:
-        """A recipe from texts, as typed on a command line: fields by name, techniques as `lora=rank:8`, and changes as
-        `technique.lora.rank=16`. A model that ends in `.toml` is a recipe file, over which all of them go.
-
-        Raises ConfigurationError for a text that cannot be read, and as the recipe itself does.
-        """
-        given, data = parse_settings(cls, values, "run"), dict[str, Any]()
-        if given.get("model", "").endswith(FILE):
-            data = read_toml(Path(given.pop("model")), "recipe", EXAMPLE)
-        for change in changes:
-            data = merged(data, assigned(change))
-        return cls.from_dict(data | given, [*map(parse_technique, techniques)])
-
     @property
     def id(self) -> str:
         """Twelve hexadecimal digits, equal for equal recipes."""
@@ -199,30 +149,11 @@ class Recipe:
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
 
-def recipe_options() -> dict[str, tuple[str, str]]:
-    """Of each field that a command line has an option for: the option, and its help."""
-    return {
-        f.name: (flag(f.name), f"{f.metadata['help']} ({described(f)}; default {_written(f.default)})")
-        for f in fields(Recipe)
-        if "help" in f.metadata
-    }
-
-
-def flag(field_name: str) -> str:
-    """The command line's name of a field; people know some by a shorter one."""
-    return {"effective_batch_size": "--batch-size"}.get(field_name, "--" + field_name.replace("_", "-"))
-
-
-def _written(value: Any) -> str:
-    """As the command line reads it back."""
-    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
-
-
-def _changed(entry: Any, *but: str) -> dict[str, Any]:
+def changed_settings(entry: Any, *but: str) -> dict[str, Any]:
     """The settings, of a technique or a recipe, that differ from their defaults; without some."""
     return {f.name: v for f in fields(entry) if f.name not in but and (v := getattr(entry, f.name)) != f.default}
 
 
 def _label(entry: Technique) -> str:
-    changed = ", ".join(f"{name}={value}" for name, value in _changed(entry).items())
+    changed = ", ".join(f"{name}={value}" for name, value in changed_settings(entry).items())
     return f"{entry.name}({changed})" if changed else entry.name

@@ -13,6 +13,7 @@ from workbench.__main__ import main
 from workbench.advise import plan as planner
 from workbench.advise.plan import Search, families, plan, plan_text
 from workbench.errors import ConfigurationError, OutOfMemoryError
+from workbench.export.written import as_command
 from workbench.gpus.catalogue import gpu
 from workbench.measure.categories import Category
 from workbench.predict.predict import predict
@@ -494,9 +495,9 @@ def test_a_plan_is_runnable():
         model="gpt2-tiny", budget="300MiB", gpu="l4", effective_batch_size=8, sequence_length=64, dropout=0.0,
         techniques=(GradientCheckpointing(use_reentrant=True),), predict=halving,
     )  # fmt: skip
-    words = shlex.split(result[0].recipe.command())
+    words = shlex.split(as_command(result[0].recipe))
     assert words[:6] == ["python", "-m", "workbench", "run", "gpt2-tiny", "--sequence-length"]
-    assert result[0].recipe.command() == (
+    assert as_command(result[0].recipe) == (
         "python -m workbench run gpt2-tiny --sequence-length 64 --dropout 0.0 --technique gradient_accumulation "
         "--technique gradient_checkpointing=use_reentrant:true"
     )

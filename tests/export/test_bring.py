@@ -11,6 +11,7 @@ import pytest
 
 from workbench.errors import ConfigurationError
 from workbench.export.bring import FOREIGN, LIMIT, read_settings
+from workbench.export.written import as_toml
 from workbench.recipe import Recipe
 from workbench.techniques import (
     REGISTRY,
@@ -149,8 +150,8 @@ RECIPE = Recipe(
 @pytest.mark.parametrize("recipe", [Recipe(), RECIPE])
 def test_our_own_files_come_back_as_they_went(recipe):
     plain = recipe.to_dict()
-    assert Recipe.from_dict(tomllib.loads(recipe.to_toml())) == recipe
-    for text in (recipe.to_toml(), json.dumps(plain), "\ufeff" + json.dumps(plain, indent=1)):
+    assert Recipe.from_dict(tomllib.loads(as_toml(recipe))) == recipe
+    for text in (as_toml(recipe), json.dumps(plain), "\ufeff" + json.dumps(plain, indent=1)):
         assert of(text) == recipe
     assert of(json.dumps({"id": "x", "status": "ok", "recipe": plain})) == recipe  # a record
 

@@ -5,6 +5,7 @@ import os
 import pytest
 
 from workbench.export.script import portable, script
+from workbench.export.written import as_command, as_toml
 from workbench.paths import ROOT
 from workbench.recipe import Recipe
 
@@ -27,7 +28,7 @@ def test_nor_has_one_of_the_embedded_model_and_text(tmp_path, monkeypatch):
     assert moved[str(ROOT / "data/models/gpt2-tiny")] == "gpt2-tiny"
 
 
-@pytest.mark.parametrize("write", [Recipe.to_toml, Recipe.command], ids=["file", "command"])
+@pytest.mark.parametrize("write", [as_toml, as_command], ids=["file", "command"])
 def test_nor_has_a_recipe(write, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     recipe = Recipe(model="random:/srv/models/mine", corpus=str(tmp_path / "texts" / "a b.txt"))
@@ -42,4 +43,4 @@ def test_nor_has_a_recipe(write, tmp_path, monkeypatch):
 def test_what_only_looks_like_a_path_stays():
     recipe = Recipe(model="openai-community/gpt2", corpus="./a.txt")
     text = 'x = "/" + "//" + y / "a/b"'
-    assert portable(recipe, recipe.to_toml() + text) == (recipe.to_toml() + text, {})
+    assert portable(recipe, as_toml(recipe) + text) == (as_toml(recipe) + text, {})

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from workbench.advise.frame import to_frame
 from workbench.errors import ConfigurationError
+from workbench.export.written import as_command, as_toml, parse_recipe
 from workbench.measure.categories import parse_bytes
 from workbench.recipe import Recipe
-from workbench.records.frame import to_frame
 from workbench.records.record import Record
 from workbench.techniques import REGISTRY, Lora, parse_technique, technique
 
@@ -49,8 +50,8 @@ def usable(recipe: Recipe) -> str:
     plain.encode()
     assert Recipe.from_dict(json.loads(plain)) == recipe
     recipe.label.encode()
-    recipe.command().encode()
-    assert Recipe.from_dict(tomllib.loads(recipe.to_toml())) == recipe
+    as_command(recipe).encode()
+    assert Recipe.from_dict(tomllib.loads(as_toml(recipe))) == recipe
     return "recipe"
 
 
@@ -64,7 +65,7 @@ def usable(recipe: Recipe) -> str:
 @example(['technique."lora".rank=4'])
 def test_any_changes_of_a_command_line_are_a_recipe_or_refused(changes):
     with suppress(ConfigurationError):
-        usable(Recipe.parse({}, [], changes))
+        usable(parse_recipe({}, [], changes))
 
 
 @QUICK
@@ -94,7 +95,7 @@ def test_any_json_is_a_recipe_or_refused(data):
 @example({}, "lora=rank", "9" * 5000)
 def test_any_words_of_a_command_line_are_a_recipe_or_refused(values, name, value):
     with suppress(ConfigurationError):
-        usable(Recipe.parse(values, [f"{name}:{value}"]))
+        usable(parse_recipe(values, [f"{name}:{value}"]))
 
 
 @pytest.mark.parametrize(

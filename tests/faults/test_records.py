@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from workbench.__main__ import main
+from workbench.advise.compare import compare, comparison_text, conclusions, pareto, unranked
+from workbench.advise.frame import records, to_csv
 from workbench.errors import ConfigurationError
 from workbench.measure.categories import Category
 from workbench.recipe import Recipe
 from workbench.records import store
-from workbench.records.compare import compare, comparison_text, conclusions, pareto, unranked
-from workbench.records.frame import records, to_csv
 from workbench.records.record import Record, Status, find_equal, read_all
 from workbench.techniques import Lora
 

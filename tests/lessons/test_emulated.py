@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import nbformat
 import pytest
-
 from tests.records.test_compare import record
+
+from workbench.advise.compare import WITHOUT_VALUES, caption, compare, comparison_text, conclusions
+from workbench.advise.compare import largest_loss_difference as difference
+from workbench.advise.frame import to_frame
 from workbench.gpus.emulator import place
 from workbench.lessons import plots
 from workbench.lessons.notebooks import execute_notebook, find_notebooks
-from workbench.records.compare import WITHOUT_VALUES, caption, compare, comparison_text, conclusions
-from workbench.records.compare import largest_loss_difference as difference
-from workbench.records.frame import to_frame
 from workbench.records.record import Status, read_all
 
 CARD = "emulated:t4"

@@ -3,13 +3,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex
-
 from tests.records.test_compare import record
+
+from workbench.advise.compare import compare
+from workbench.advise.frame import to_frame
 from workbench.lessons import plots
 from workbench.measure.categories import Category, Phase
 from workbench.measure.timeline import Timeline
-from workbench.records.compare import compare
-from workbench.records.frame import to_frame
 
 MIB = 2**20
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
+from workbench.advise.frame import records
 from workbench.errors import ConfigurationError
 from workbench.measure.categories import Category, Phase
 from workbench.recipe import Recipe
-from workbench.records.frame import records
 from workbench.records.record import Record, Status, find_equal, read_all, versions
 from workbench.techniques import Lora
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from workbench.advise.compare import caption, compare
+from workbench.advise.frame import records, to_frame
 from workbench.errors import ConfigurationError
-from workbench.records.compare import caption, compare
-from workbench.records.frame import records, to_frame
 from workbench.records.record import SCHEMA_VERSION, Record, Status, device_text, read_all
 from workbench.records.store import mark_killed
 

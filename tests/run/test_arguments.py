@@ -13,12 +13,12 @@ import pytest
 from transformers import Trainer, TrainerCallback
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
+from workbench.advise.compare import caption, compare
+from workbench.advise.frame import records
 from workbench.errors import ConfigurationError, UnavailableError
 from workbench.export.script import script
 from workbench.predict.predict import predict
 from workbench.recipe import Recipe
-from workbench.records.compare import caption, compare
-from workbench.records.frame import records
 from workbench.records.record import Record, Status, read_all
 from workbench.run import run as training
 from workbench.run.run import run

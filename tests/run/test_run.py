@@ -11,12 +11,12 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from workbench.__main__ import main
+from workbench.advise.frame import records
 from workbench.errors import ConfigurationError, OutOfMemoryError, UnavailableError, WorkbenchError
 from workbench.measure.allocators import live_tensor_bytes
 from workbench.models.load import load_config, load_model, load_tokenizer
 from workbench.models.source import locate
 from workbench.recipe import Recipe
-from workbench.records.frame import records
 from workbench.records.record import Record, Status, read_all
 from workbench.run import run as training
 from workbench.run import world

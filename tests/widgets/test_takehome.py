@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 import pytest
 
 from workbench.errors import ConfigurationError
+from workbench.export.written import as_command
 from workbench.recipe import Recipe
 from workbench.techniques import GradientCheckpointing, Lora
 from workbench.widgets.takehome import FORMS, TakeHome
@@ -91,7 +92,7 @@ def test_nothing_in_a_recipe_breaks_out_of_the_page():
     panel.tab.form.value = "command"
     page = Page(panel.tab.page.value)
     assert set(page.tags) <= TAGS
-    assert page.file == panel.recipe.command()
+    assert page.file == as_command(panel.recipe)
     assert page.text == page.file
 
 

@@ -34,6 +34,7 @@ import pandas as pd
 from pydantic import TypeAdapter
 
 from workbench.errors import ConfigurationError, brief, explained
+from workbench.export.written import read_recipe
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.gpus.emulator.card import DEVICE
 from workbench.gpus.emulator.launch import Emulation, emulate
@@ -177,7 +178,7 @@ def _budget(name: str, table: object) -> Budget:
         raise ConfigurationError(f"check: {name} has {', '.join(given) or 'nothing'}. {EXAMPLE}")
     what = given["recipe" if "recipe" in given else "script"]
     if "recipe" in given:
-        what = Recipe.read(what) if isinstance(what, str) else Recipe.from_dict(what)
+        what = read_recipe(what) if isinstance(what, str) else Recipe.from_dict(what)
     return Budget(name, what, given["limit"], given["gpu"])
 
 

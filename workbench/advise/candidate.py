@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from workbench.export.written import as_command
 from workbench.gpus.roofline import RATES, flops, seconds
 from workbench.measure.categories import format_bytes
 from workbench.predict.prediction import Prediction
@@ -108,7 +109,7 @@ class Candidate:
 
     @property
     def command(self) -> str:
-        return f"{self.recipe.command()} {self.options}".rstrip()
+        return f"{as_command(self.recipe)} {self.options}".rstrip()
 
     @property
     def dominant(self) -> tuple[str, int]:

@@ -13,6 +13,7 @@ from typing import Any
 from workbench.advise.candidate import Candidate, Predictor, entry, rank
 from workbench.advise.plan import SETS, THIS_CPU, Search, attacked_bytes, families
 from workbench.errors import ConfigurationError, UnavailableError
+from workbench.export.written import as_command
 from workbench.gpus.catalogue import MIB, of_device
 from workbench.gpus.emulator.card import DEVICE
 from workbench.measure.categories import Phase, format_bytes
@@ -369,6 +370,6 @@ class _ChangeSearch:
         """Looks for sets of changes within the same room. Empty where the room is not known."""
         if self.budget_bytes is None:
             return ""
-        words = shlex.split(self.recipe.command())
+        words = shlex.split(as_command(self.recipe))
         words[words.index("run")] = "plan"
         return shlex.join([*words, "--gpu", self.name, "--budget", f"{self.budget_bytes}B"])

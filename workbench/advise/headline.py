@@ -15,6 +15,7 @@ from typing import Any
 
 import pandas as pd
 
+from workbench.advise.compare import BASELINE, verdict
 from workbench.errors import OutOfMemoryError, UnavailableError
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.gpus.emulator.launch import emulate
@@ -22,7 +23,6 @@ from workbench.measure.categories import parse_bytes
 from workbench.paths import DATA, beside
 from workbench.predict.predict import predict
 from workbench.recipe import Recipe
-from workbench.records.compare import BASELINE, verdict
 from workbench.run.run import run
 from workbench.techniques import Numerics, Technique, parse_technique
 

@@ -19,6 +19,7 @@ from tqdm import tqdm
 from workbench.advise.candidate import Candidate
 from workbench.advise.frontier import positions_of
 from workbench.errors import ConfigurationError
+from workbench.export.written import as_command
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.measure.categories import format_bytes
 from workbench.models.load import load_tokenizer
@@ -302,7 +303,7 @@ def scan_text(found: Scan) -> str:
 
 
 def _cures(found: Scan, tokens: int) -> list[str]:
-    command = replace(found.recipe, sequence_length=tokens).command().replace(" run ", " plan ", 1)
+    command = as_command(replace(found.recipe, sequence_length=tokens)).replace(" run ", " plan ", 1)
     others = [f"  other techniques, with rows of up to {tokens:,} tokens: {command} --gpu {found.gpu}"]
     if found.gaps:
         name = next(name for name, technique in REGISTRY.items() if _leaves_no_gaps(technique()))

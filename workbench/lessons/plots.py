@@ -10,12 +10,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from workbench.advise.compare import WITHOUT_VALUES, pareto
 from workbench.measure.categories import Category, Phase, format_bytes
 from workbench.measure.emulated import emulated
 from workbench.measure.timeline import Timeline
 from workbench.predict.life import life_table
 from workbench.predict.phases import Life
-from workbench.records.compare import WITHOUT_VALUES, pareto
 from workbench.records.record import Record
 
 GREY = "#808080"

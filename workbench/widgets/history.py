@@ -6,10 +6,10 @@ from pathlib import Path
 
 import ipywidgets as w
 
+from workbench.advise.frame import to_frame
 from workbench.lessons import plots
 from workbench.measure.categories import format_bytes
 from workbench.predict.beside import predicted_peak
-from workbench.records.frame import to_frame
 from workbench.records.record import Record, read_all
 from workbench.records.store import mark_killed
 from workbench.widgets.background import Newest

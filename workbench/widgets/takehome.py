@@ -11,15 +11,16 @@ import ipywidgets as w
 from workbench.errors import WorkbenchError
 from workbench.export.bring import read_settings
 from workbench.export.script import portable, script
+from workbench.export.written import as_command, as_toml
 from workbench.recipe import Recipe
 from workbench.widgets.pages import alarm, page
 
 FORMS: dict[str, tuple[str, Callable[[Recipe], str]]] = {  # the name of the file, and what is in it
     "Hugging Face script": ("train.py", script),
     "TRL script": ("train_trl.py", partial(script, flavour="trl")),
-    "recipe file (TOML)": ("recipe.toml", Recipe.to_toml),
+    "recipe file (TOML)": ("recipe.toml", as_toml),
     "JSON": ("recipe.json", lambda recipe: json.dumps(recipe.to_dict(), indent=1, ensure_ascii=False)),
-    "command": ("train.sh", Recipe.command),
+    "command": ("train.sh", as_command),
 }
 
 

@@ -3,9 +3,7 @@ import math
 import pandas as pd
 import pytest
 
-from workbench.errors import ConfigurationError
-from workbench.measure.categories import Category
-from workbench.records.compare import (
+from workbench.advise.compare import (
     caption,
     compare,
     comparison_text,
@@ -15,7 +13,9 @@ from workbench.records.compare import (
     style_comparison,
     unranked,
 )
-from workbench.records.frame import to_frame
+from workbench.advise.frame import to_frame
+from workbench.errors import ConfigurationError
+from workbench.measure.categories import Category
 from workbench.records.record import Record, Status
 
 COUNT = iter(range(10_000))
