@@ -12,6 +12,7 @@ import pytest
 
 from workbench import paths
 from workbench.errors import ConfigurationError, UnavailableError
+from workbench.export.bring import keep
 from workbench.models.gpt2 import gpt2_tokenizer
 from workbench.techniques import data_loading
 from workbench.texts import corpus
@@ -227,7 +228,7 @@ def test_a_data_set_is_not_kept_on_a_full_disk(runs_folder, monkeypatch):
     dataset = Dataset.from_dict({"text": [WORDS]})
     monkeypatch.setattr(Dataset, "to_parquet", lambda self, path: (Path(path).write_bytes(b"PAR1"), full()))
     with pytest.raises(UnavailableError, match="corpus: the data set cannot be written to .*texts: the disk is full"):
-        corpus.keep(dataset)
+        keep(dataset)
     assert not list((runs_folder / "texts").iterdir())
 
 

@@ -10,6 +10,7 @@ import torch
 from datasets import Dataset
 
 from workbench.errors import ConfigurationError
+from workbench.export.bring import keep
 from workbench.models.gpt2 import gpt2_tokenizer
 from workbench.models.load import load_config, load_model, load_tokenizer, quiet
 from workbench.models.source import locate
@@ -192,8 +193,8 @@ def test_nulls_are_left_out_and_what_is_null_in_a_message_too(tmp_path):
 
 def test_a_dataset_of_conversations_is_kept_as_such(tmp_path):
     with quiet():
-        name = corpus.keep(Dataset.from_list([{"id": 1, "messages": chat} for chat in CHATS]))
-        pair = corpus.keep(Dataset.from_list([{"prompt": "a", "completion": "b"}] * 20))
+        name = keep(Dataset.from_list([{"id": 1, "messages": chat} for chat in CHATS]))
+        pair = keep(Dataset.from_list([{"prompt": "a", "completion": "b"}] * 20))
     lines = written(tmp_path, "jsonl", [{"messages": chat} for chat in CHATS])
     assert corpus.load_corpus(name).sha256 == corpus.load_corpus(lines).sha256
     assert corpus.load_corpus(pair).loss == "answers"

@@ -12,6 +12,7 @@ from textwrap import dedent
 import pytest
 
 from workbench.errors import ConfigurationError
+from workbench.export.bring import keep
 from workbench.export.script import script
 from workbench.export.sources import Sources
 from workbench.models.gpt2 import gpt2_tokenizer
@@ -297,10 +298,10 @@ def test_the_survey_of_a_long_text_is_kept_until_its_file_changes(tmp_path, smal
 
 
 def test_a_dataset_is_kept_under_a_name_made_of_its_text(tmp_path, runs_folder):
-    name = corpus.keep(dataset(DOCUMENTS, "body"), "body")
+    name = keep(dataset(DOCUMENTS, "body"), "body")
     assert read(name).sha256 == read(write(tmp_path, "csv", DOCUMENTS)).sha256
-    assert corpus.keep(dataset(DOCUMENTS)) == name
-    assert corpus.keep(dataset(DOCUMENTS[:3])) != name
+    assert keep(dataset(DOCUMENTS)) == name
+    assert keep(dataset(DOCUMENTS[:3])) != name
     assert {path.parent for path in (runs_folder / "texts").iterdir()} == {Path(name).parent}
     assert len(list((runs_folder / "texts").iterdir())) == 2
 
@@ -310,11 +311,11 @@ def test_what_cannot_be_kept_is_refused_with_a_cure(runs_folder):
 
     for wrong in (DatasetDict(train=dataset(["a"])), dataset(["a"]).to_iterable_dataset(), ["a"], None):
         with pytest.raises(ConfigurationError, match=r"a datasets.Dataset is needed, got a .*dataset\['train'\]"):
-            corpus.keep(wrong)
+            keep(wrong)
     with pytest.raises(ConfigurationError, match="no column 'text'; it has id, body. Name one"):
-        corpus.keep(dataset(["a"], "body"))
+        keep(dataset(["a"], "body"))
     with pytest.raises(ConfigurationError, match="is empty"):
-        corpus.keep(dataset(["", None]))
+        keep(dataset(["", None]))
     assert not list((runs_folder / "texts").iterdir())
 
 

@@ -1,4 +1,4 @@
-"""Recipes, and other programs' settings: with what was understood of them and what not.
+"""Recipes, and other programs' settings, with what was understood of them and what not; and data sets in memory.
 
 What other programs' settings mean here is written in `foreign.toml`, and nowhere else.
 """
@@ -11,15 +11,20 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from fnmatch import fnmatchcase
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
 from workbench.errors import ConfigurationError, explained
-from workbench.paths import beside
+from workbench.paths import aside, beside, put_in_place, runs_folder
 from workbench.recipe import Recipe
 from workbench.settings import named, parse_settings
 from workbench.techniques import parse_technique
+from workbench.texts import readers
+from workbench.texts.corpus import load_corpus
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 LIMIT = 100_000  # characters
 CURE = "Paste a recipe of the workbench, TrainingArguments as JSON, or the YAML of LLaMA-Factory or axolotl."
@@ -140,3 +145,27 @@ def _value(name: str, texts: list[str]) -> str:
 def _like(text: str, patterns: str) -> bool:
     """Whether it matches one of the patterns, or, after a !, none."""
     return any(fnmatchcase(text, one) for one in patterns.removeprefix("!").split("|")) != patterns.startswith("!")
+
+
+def keep(dataset: "Dataset", column: str = "") -> str:
+    """Write the texts or conversations of a `datasets.Dataset` beside the records; returns their name for a recipe.
+
+        Recipe(corpus=keep(dataset, "review"))
+
+    The name is made of the text's hash: the same texts give the same recipe.
+
+    Raises:
+        ConfigurationError: no such column, not a Dataset, or no text in it.
+        UnavailableError: the disk is full, or the folder cannot be written to.
+    """
+    names = getattr(dataset, "column_names", None)
+    if not isinstance(names, list) or not hasattr(dataset, "__len__"):
+        cure = "Of several splits give one, as dataset['train']; read a stream first: Dataset.from_list(list(stream))."
+        raise readers.refusal(f"a datasets.Dataset is needed, got a {type(dataset).__name__}. {cure}")
+    kept = (column or readers.column_of(names)).split(",")
+    if missing := [name for name in kept if name not in names]:
+        raise readers.refusal(f"the data set has no column {missing[0]!r}; it has {', '.join(names)}. Name one.")
+    with aside(runs_folder() / "texts", "corpus: the data set", ".parquet") as part:
+        renamed = {} if readers.column_of(kept) == ",".join(kept) else {column: "text"}
+        dataset.select_columns(kept).rename_columns(renamed).to_parquet(part)
+        return str(put_in_place(part, f"{load_corpus(str(part)).sha256[:16]}.parquet"))

@@ -19,7 +19,6 @@ from typing import Any, ClassVar, Self
 from pydantic import ConfigDict, TypeAdapter
 
 from workbench.errors import DISTRIBUTION, ConfigurationError, in_a_line
-from workbench.measure.categories import Category, Phase
 from workbench.paths import INSTALLED, ROOT, runs_folder, write_whole
 from workbench.recipe import Recipe
 from workbench.records import names
@@ -173,25 +172,8 @@ class Record:
         """The device in words, for tables and messages."""
         return device_text(self.device_kind, self.device_name, self.threads)
 
-    def row(self) -> dict[str, Any]:
-        """One flat row: scalars as they are, `<category>_bytes` at the peak, `<category>_maximum_bytes` whenever
-        that was, `<phase>_peak_bytes`."""
-        flat = {k: v for k, v in vars(self).items() if k not in _NOT_IN_ROWS and not isinstance(v, dict | list)}
-        asked = {name: self.recipe.get(name) for name in _ASKED}
-        categories = {f"{c}_bytes": self.by_category.get(c, 0 if self.by_category else None) for c in Category}
-        categories |= {f"{c}_maximum_bytes": self.maximum_by_category.get(c) for c in Category}
-        phases = {f"{p}_peak_bytes": self.by_phase.get(p) for p in Phase}
-        techniques = "+".join(sorted(self.recipe.get("techniques", {}))) or "baseline"
-        passed = {name: value for name, value in self.recipe.get("arguments", {}).items() if name not in TOLD}
-        passed |= {"callbacks": self.recipe["callbacks"]} if self.recipe.get("callbacks") else {}
-        also = {"techniques": techniques, "arguments": json.dumps(passed, sort_keys=True) if passed else ""}
-        return {**flat, "device": self.device, **asked, **also, **categories, **phases}
-
 
 SHAPE = TypeAdapter(Record)
-_ASKED = ("corpus", "effective_batch_size", "sequence_length", "steps", "seed", "dropout")
-TOLD = ("report_to", "run_name", "project", "trackio_space_id", "log_level")  # arguments that change no result
-_NOT_IN_ROWS = ("schema_version", "text_before", "text_after")
 
 
 def device_text(kind: str, name: str, threads: int | None) -> str:

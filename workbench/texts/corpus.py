@@ -182,30 +182,6 @@ def _survey(source: texts.TextSource, signature: texts.Signature) -> Corpus:
 _survey_unless_changed = lru_cache(maxsize=2)(_survey)
 
 
-def keep(dataset: "Dataset", column: str = "") -> str:
-    """Write the texts or conversations of a `datasets.Dataset` beside the records; returns their name for a recipe.
-
-        Recipe(corpus=keep(dataset, "review"))
-
-    The name is made of the text's hash: the same texts give the same recipe.
-
-    Raises:
-        ConfigurationError: no such column, not a Dataset, or no text in it.
-        UnavailableError: the disk is full, or the folder cannot be written to.
-    """
-    names = getattr(dataset, "column_names", None)
-    if not isinstance(names, list) or not hasattr(dataset, "__len__"):
-        cure = "Of several splits give one, as dataset['train']; read a stream first: Dataset.from_list(list(stream))."
-        raise texts.refusal(f"a datasets.Dataset is needed, got a {type(dataset).__name__}. {cure}")
-    kept = (column or texts.column_of(names)).split(",")
-    if missing := [name for name in kept if name not in names]:
-        raise texts.refusal(f"the data set has no column {missing[0]!r}; it has {', '.join(names)}. Name one.")
-    with aside(runs_folder() / "texts", "corpus: the data set", ".parquet") as part:
-        renamed = {} if texts.column_of(kept) == ",".join(kept) else {column: "text"}
-        dataset.select_columns(kept).rename_columns(renamed).to_parquet(part)
-        return str(put_in_place(part, f"{load_corpus(str(part)).sha256[:16]}.parquet"))
-
-
 def prompt(corpus: Corpus) -> str:
     """A few lines from the held-out part, at the beginning of a paragraph, for samples to continue; of conversations
     the beginning of the first."""
