@@ -6,9 +6,11 @@ import os
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 
 from workbench import __main__ as main_module
 from workbench import __version__
@@ -16,6 +18,7 @@ from workbench.__main__ import COMMANDS, main
 from workbench.export.written import as_command
 from workbench.recipe import Recipe
 from workbench.records.record import Status, read_all
+from workbench.run.world import World
 from workbench.techniques import REGISTRY
 
 
@@ -329,3 +332,13 @@ def test_predict_needs_no_hub_for_the_known_sizes(capsys, monkeypatch):
     monkeypatch.setattr("workbench.models.source.require", lambda *_, **__: pytest.fail("asked the hub"))
     assert main(["predict", "gpt2", "--batch-size", "1", "--sequence-length", "512", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["parameters"] == 124_439_808
+
+
+def test_the_environment_is_told_without_the_users_home(capsys):
+    assert main(["env"]) == 0
+    told = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert told["torch"] == torch.__version__
+    assert told["workbench"] == __version__
+    assert told["device"] == str(World.find())
+    assert told["emulator"] in ("set up", "not set up")
+    assert str(Path.home()) not in "".join(told.values())

@@ -17,7 +17,7 @@ from typing import Any
 from workbench.errors import needed_extra
 from workbench.measure.garbage import pause_collector
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # bitsandbytes, which PEFT imports, remarks on a faster kernel that only another package has
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)

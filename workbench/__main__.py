@@ -29,6 +29,7 @@ import inspect
 import io
 import json
 import os
+import platform
 import re
 import shlex
 import signal
@@ -151,7 +152,7 @@ def _parser() -> argparse.ArgumentParser:
         "script": write_script, "emulate": emulate_program, "verify": verify_predictions, "pairs": show_pairs,
         "notebooks": run_notebooks, "lessons": take_lessons, "list": list_techniques, "records": show_records,
         "compare": show_comparison, "headline": show_headline, "check": check_budgets, "frontier": show_frontier,
-        "scan": scan_rows,
+        "scan": scan_rows, "env": show_environment,
     }  # fmt: skip
     raw = argparse.RawDescriptionHelpFormatter
     program = "workbench" if Path(sys.argv[0]).stem == "workbench" else MODULE
@@ -452,6 +453,19 @@ def take_lessons(args: argparse.Namespace) -> None:
     )
     if find_spec("jupyterlab") is None:
         print(f'JupyterLab is not installed yet: pip install "{DISTRIBUTION}[lessons]"')
+
+
+def show_environment(args: argparse.Namespace) -> None:
+    """What an issue should tell: versions, the device, whether the emulator is set up, and where records lie."""
+
+    from workbench.gpus.emulator.place import is_set_up
+    from workbench.records.record import git_commit, versions
+    from workbench.run.world import World
+
+    facts = {**versions(), "commit": git_commit() or "none", "system": platform.platform(), "device": World.find()}
+    facts |= {"emulator": "set up" if is_set_up() else "not set up", "records": runs_folder()}
+    words = "\n".join(f"{name:14}{value}" for name, value in facts.items())
+    print(words.replace(str(Path.home()), "~"))
 
 
 def list_techniques(args: argparse.Namespace) -> None:

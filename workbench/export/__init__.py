@@ -1,1 +1,1 @@
-"""A recipe as a plain Hugging Face script."""
+"""A recipe in other forms: a plain Hugging Face script, a file, a command; and others' settings as a recipe."""

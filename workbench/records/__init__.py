@@ -1,1 +1,1 @@
-"""What runs leave behind: one JSON file each, the folder of them, tables and comparisons."""
+"""What runs leave behind: one JSON file each, the folder of them, checkpoints."""
