@@ -65,7 +65,7 @@ def test_a_recipe_is_brought_copied_and_downloaded(page, browser, screenshot):
     with page.expect_download() as downloaded:
         shown.get_by_text("Download recipe.toml").click()
     assert downloaded.value.suggested_filename == "recipe.toml"
-    assert "[techniques.qlora]" in downloaded.value.path().read_text(encoding="utf-8")
+    assert "[technique.qlora]" in downloaded.value.path().read_text(encoding="utf-8")
 
     shown.locator(".widget-textarea textarea").fill("sequence_len: <b>many")
     shown.get_by_role("button", name="Use it").click()

@@ -245,6 +245,12 @@ def test_it_needs_no_workbench_and_reads_like_a_script(recipe):
 SEVERAL = ["baseline", "lora", "qlora", "all", "both offloaded", "padding", "streaming", "a library's optimizer"]
 
 
+@pytest.mark.parametrize("model", ["gpt2-tiny", "random:gpt2"])
+def test_no_model_of_the_hub_may_bring_code(model):
+    source = script(Recipe(model=model, techniques=(Lora(),)))
+    assert source.count(".from_pretrained(") == source.count("trust_remote_code=False") > 0
+
+
 @pytest.mark.parametrize("name", SEVERAL)
 def test_ruff_finds_nothing_and_formats_nothing(recipe, tmp_path, name):
     """By its defaults; a function of ours is as wide as it is in its file, up to 120 characters."""

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import nbformat
 import pytest
-from tests.records.test_compare import record
 
+from tests.advise.test_compare import record
 from workbench.advise.compare import WITHOUT_VALUES, caption, compare, comparison_text, conclusions
 from workbench.advise.compare import largest_loss_difference as difference
 from workbench.advise.frame import to_frame

@@ -3,8 +3,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex
-from tests.records.test_compare import record
 
+from tests.advise.test_compare import record
 from workbench.advise.compare import compare
 from workbench.advise.frame import to_frame
 from workbench.lessons import plots

@@ -39,6 +39,7 @@ WIDTH = 88  # of a line, ruff's own; a call that is broken, with a comma at its 
 DEFAULTS = {field.name: field.default for field in fields(TrainingArguments)}
 CHECKPOINTING = next(name for name in ("activation_checkpointing", "gradient_checkpointing") if name in DEFAULTS)
 TRL = {"max_length": None, "bf16": False, CHECKPOINTING: False}  # rows are cut there by default, and these two true
+OWN_CODE = "trust_remote_code=False"  # a model of the hub may bring code, which is not run
 SAID = {"per_device_train_batch_size", "learning_rate", "max_steps", *TRL}  # even where they are the defaults
 
 
@@ -116,7 +117,7 @@ class _Main:
             yield _broken(opening, [item.format(**words) for item in items], closing.format(**words))
         yield from (line.format(**words) for line in reading["lines"])
         tokenizer = _literal(_near(self.job.tokenizer.name_or_path or "gpt2"))
-        yield _broken("tokenizer = AutoTokenizer.from_pretrained(", [tokenizer], ")")
+        yield _broken("tokenizer = AutoTokenizer.from_pretrained(", [tokenizer, "trust_remote_code=False"], ")")
         train, held_out = reading["parts"]
         given = [train, "tokenizer", "LENGTH", "BATCH", str(self.recipe.seed)]
         yield from [*self._calls("train_rows = ", given, "examples")] or [
@@ -161,7 +162,8 @@ class _Main:
             place = "new-weights" if arguments.keys() - {*BUILT} else ""  # such as quantization, which acts on loading
             yield from [f'model.save_pretrained("{place}")'] if place else []
         if place:
-            yield from self._statement("model = ", "AutoModelForCausalLM.from_pretrained", [_literal(place)], arguments)
+            given = [_literal(place), OWN_CODE]
+            yield from self._statement("model = ", "AutoModelForCausalLM.from_pretrained", given, arguments)
         if getattr(on_meta(job.config), "loss_type", None) != "ForCausalLM":
             yield 'model.loss_type = "ForCausalLM"  # else T labels are counted, not T - 1'
         if calls := [*self._calls("model = ", ["model"], "model", family)]:
@@ -174,7 +176,7 @@ class _Main:
         sizes |= {n: value for n, value in arguments.items() if n not in BUILT and hasattr(self.job.config, n)}
         made = f"AutoConfig.{'for_model' if kind else 'from_pretrained'}"
         yield "torch.manual_seed(0)"
-        yield from self._statement("config = ", made, [_literal(kind or place)], sizes)
+        yield from self._statement("config = ", made, [_literal(kind)] if kind else [_literal(place), OWN_CODE], sizes)
         built = {n: value for n, value in arguments.items() if n in BUILT} | {"dtype": "float32"}
         yield from self._statement("model = ", "AutoModelForCausalLM.from_config", ["config"], built)
         if arguments["dtype"] != "float32":
