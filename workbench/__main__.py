@@ -464,8 +464,7 @@ def show_environment(args: argparse.Namespace) -> None:
 
     facts = {**versions(), "commit": git_commit() or "none", "system": platform.platform(), "device": World.find()}
     facts |= {"emulator": "set up" if is_set_up() else "not set up", "records": runs_folder()}
-    words = "\n".join(f"{name:14}{value}" for name, value in facts.items())
-    print(words.replace(str(Path.home()), "~"))
+    print("\n".join(f"{name:14}{value}" for name, value in facts.items()).replace(str(Path.home()), "~"))
 
 
 def list_techniques(args: argparse.Namespace) -> None:
