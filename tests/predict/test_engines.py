@@ -6,6 +6,7 @@ import pytest
 
 from workbench import Recipe
 from workbench.errors import ConfigurationError, UnavailableError
+from workbench.gpus import process
 from workbench.gpus.catalogue import gpu
 from workbench.gpus.emulator import call, place
 from workbench.gpus.process import Fork
@@ -201,6 +202,19 @@ def test_a_shadow_that_is_a_fork_of_the_emulators_process_casts_the_same():
     alone = prediction_worker.ask(*asked)
     assert [replace(one, versions={}) for one in alone] == [replace(one, versions={}) for one in forked]
     assert not isinstance(prediction_worker.SHADOWS.workers["shadow"], Fork)
+
+
+def test_where_nothing_can_be_forked_each_card_has_a_process_of_its_own(monkeypatch):
+    def refused(pid):
+        raise OSError(38, "Function not implemented")
+
+    forked = predict(replace(SMALL, steps=8), "t4", engine=EMULATOR)
+    call.PROCESSES.end()
+    monkeypatch.setattr(process.os, "pidfd_open", refused)
+    alone = predict(replace(SMALL, steps=9), "t4", engine=EMULATOR)
+    assert not isinstance(call.PROCESSES.workers["t4"], Fork)
+    assert alone.by_category == forked.by_category
+    call.PROCESSES.end()
 
 
 @pytest.mark.parametrize("kind", ["adamw_paged", "adamw_8bit_paged"])

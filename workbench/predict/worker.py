@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.errors import WorkbenchError, explained
 from workbench.gpus.catalogue import Gpu
-from workbench.gpus.process import Fork, Kept, Worker
+from workbench.gpus.process import Kept, Worker
 from workbench.recipe import Recipe
 from workbench.run.world import LAUNCHERS_VARIABLES
 
@@ -69,11 +69,10 @@ def start(gpu: str = "h100") -> None:
 
 def _started() -> Worker:
     """A fork of the emulator's process, if there is one: it has loaded the libraries already."""
-    from workbench.gpus.emulator.call import TRUNK
+    from workbench.gpus.emulator.call import fork_of_trunk
 
     name = "prediction worker"
-    trunk = TRUNK.workers.get("trunk")
-    return Fork(trunk, _environment(), name) if trunk and trunk.alive() else Worker(_environment(), MODULES, name=name)
+    return fork_of_trunk(_environment(), name) or Worker(_environment(), MODULES, name=name)
 
 
 def _environment() -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Calling a function on an emulated GPU: in a child process, one for each card, kept for the next call."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -40,7 +41,16 @@ def start_process(gpu: Gpu, modules: Sequence[str]) -> None:
 
 def _started(gpu: Gpu, modules: Sequence[str]) -> Worker:
     start_process(gpu, modules)
-    return Fork(TRUNK.workers["trunk"], environment(gpu), f"process with the emulated {gpu.title}")
+    own, name = environment(gpu), f"process with the emulated {gpu.title}"
+    return fork_of_trunk(own, name) or Worker(own, modules, place.python_path(), name)
+
+
+def fork_of_trunk(environment: Mapping[str, str], name: str) -> Worker | None:
+    """A worker that has the libraries already; None if no process has, or none can be forked here."""
+    trunk = TRUNK.workers.get("trunk")
+    with suppress(OSError):  # a kernel before 5.3, or a sandbox, has no handles of processes
+        return Fork(trunk, environment, name) if trunk and trunk.alive() else None
+    return None
 
 
 def also_on_emulated_devices(function: Callable[P, R]) -> Callable[P, R]:
