@@ -253,3 +253,11 @@ def test_the_table_names_what_there_is():
 def test_no_technique_is_named_beside_the_table():
     source = (Path(read_settings.__code__.co_filename)).read_text(encoding="utf-8")
     assert not [name for name in REGISTRY if name in source]
+
+
+def test_what_no_control_shows_is_told():
+    found = read_settings('callbacks = ["transformers:EarlyStoppingCallback"]\n[arguments]\nweight_decay = 0.1\n')
+    assert found.understood == [
+        ("arguments.weight_decay", "0.1"),
+        ("callbacks", "transformers:EarlyStoppingCallback, whose code a run imports"),
+    ]

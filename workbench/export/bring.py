@@ -58,7 +58,10 @@ def read_settings(text: str, base: Recipe | None = None) -> Brought:
     """
     data, given = _read(text)
     if isinstance(data.get("recipe"), dict) or data.keys() & OWN:
-        return Brought(Recipe.from_dict(data.get("recipe", data)), "the workbench", [], [])
+        own = Recipe.from_dict(data.get("recipe", data))
+        unseen = [(f"arguments.{name}", str(value)) for name, value in own.arguments.items()]
+        unseen += [("callbacks", f"{name}, whose code a run imports") for name in own.callbacks]
+        return Brought(own, "the workbench", unseen, [])  # what no control shows
     known = [len(given.keys() & set(chain(*map(_keys, program["rule"])))) for program in FOREIGN["program"]]
     if not any(known):
         raise ConfigurationError(f"recipe: no setting is known, of {', '.join(given)[:90]!r}. {CURE}")
