@@ -44,7 +44,7 @@ def test_the_whole_package_can_be_held_in_mind():
     recipe files, arguments and trackers (130), scripts for TRL (45) and forks of a process (47), less a cache of fake
     tensors (61). The way back is to hand more to libraries, not to write lines closer together; whoever adds says here
     what."""
-    assert sum(map(code_lines, files(""))) <= 11_717
+    assert sum(map(code_lines, files(""))) <= 11_712
 
 
 def test_the_rooms_are_those_of_the_plan():

@@ -79,13 +79,8 @@ def _environment() -> dict[str, str]:
     """The caller's, without GPUs, and without what a launcher or a trainer in the caller has left there."""
     others = {name: value for name, value in os.environ.items() if name not in LAUNCHERS_VARIABLES}
     kept = {name: value for name, value in others.items() if not name.startswith("ACCELERATE_")}
-    return {
-        **kept,
-        "CUDA_VISIBLE_DEVICES": "",
-        "EMULATED_GPU": "",
-        "EMULATED_CARD": "",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
+    no_gpu = dict.fromkeys(("CUDA_VISIBLE_DEVICES", "EMULATED_GPU", "EMULATED_CARD"), "")
+    return {**kept, **no_gpu, "TOKENIZERS_PARALLELISM": "false"}
 
 
 # ---- in the process of a card ----
