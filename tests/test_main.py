@@ -229,7 +229,7 @@ def test_the_command_of_a_record_repeats_it(recipe_file):
         ["plan", "FILE", "--budget", "1GiB", "--json"],
         ["frontier", "FILE", "--gpu", "t4", "--json"],
         ["script", "FILE"],
-        ["pairs", "FILE", "--set", "technique.gradient_checkpointing={}", "--steps", "1"],
+        ["pairs", "FILE", "--set", "technique.gradient_checkpointing={}", "--steps", "2"],
     ],
     ids=lambda words: words[0],
 )

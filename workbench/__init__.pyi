@@ -2,6 +2,7 @@
 
 from workbench.advise.compare import compare as compare
 from workbench.advise.doctor import diagnose as diagnose
+from workbench.advise.fair import side_by_side as side_by_side
 from workbench.advise.frame import records as records
 from workbench.advise.leaks import holders as holders
 from workbench.advise.leaks import release as release

@@ -38,6 +38,7 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from functools import partial
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -53,7 +54,7 @@ from workbench.paths import beside, check_writable, runs_folder
 from workbench.predict.phases import Habits
 from workbench.recipe import Recipe
 from workbench.settings import described
-from workbench.techniques import REGISTRY, technique
+from workbench.techniques import REGISTRY, parse_technique, technique
 from workbench.texts import corpus
 from workbench.texts import readers as texts
 
@@ -152,7 +153,7 @@ def _parser() -> argparse.ArgumentParser:
         "script": write_script, "emulate": emulate_program, "verify": verify_predictions, "pairs": show_pairs,
         "notebooks": run_notebooks, "lessons": take_lessons, "list": list_techniques, "records": show_records,
         "compare": show_comparison, "headline": show_headline, "check": check_budgets, "frontier": show_frontier,
-        "scan": scan_rows, "env": show_environment,
+        "scan": scan_rows, "env": show_environment, "try": try_techniques,
     }  # fmt: skip
     raw = argparse.RawDescriptionHelpFormatter
     program = "workbench" if Path(sys.argv[0]).stem == "workbench" else MODULE
@@ -572,6 +573,28 @@ def show_pairs(args: argparse.Namespace) -> None:
     print(refusals(table).to_string(index=False))
     if args.save:
         table.to_csv(args.save, index=False)
+
+
+def try_techniques(args: argparse.Namespace) -> None:
+    """Each of the named techniques alone beside the recipe without any: learning rates searched alike, and timed in
+    turn.
+    """
+    from workbench.advise.compare import compare, comparison_text, conclusions
+    from workbench.advise.fair import side_by_side
+    from workbench.advise.frame import to_frame
+    from workbench.run.world import refuse_several_ranks
+
+    refuse_several_ranks()
+    named, args.technique = [parse_technique(words) for words in args.technique], []
+    folder = args.save and _folder(Path(args.save))
+    with redirect_stdout(sys.stderr):
+        recipe = _recipe(args)
+        alone = [recipe.baseline | each for each in (*named, *recipe.techniques)]
+        runs = side_by_side(recipe.baseline, *alone, seeds=args.seeds, device=args.device)
+    table = compare(to_frame(list(chain.from_iterable(runs))))
+    print(comparison_text(table), *(f"- {sentence}" for sentence in conclusions(table)), sep="\n")
+    if folder:
+        _save_comparison(table, folder)
 
 
 def show_comparison(args: argparse.Namespace) -> None:

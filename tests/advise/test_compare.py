@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import pandas as pd
@@ -19,6 +20,7 @@ from workbench.measure.categories import Category
 from workbench.records.record import Record, Status
 
 COUNT = iter(range(10_000))
+SEARCHED = {"0.0005": 9.0, "0.001": 1.0, "0.002": None}
 
 
 def record(label="baseline", seed=0, peak=100, loss=4.0, speed=1000.0, status=Status.OK, **more) -> Record:
@@ -27,7 +29,7 @@ def record(label="baseline", seed=0, peak=100, loss=4.0, speed=1000.0, status=St
         "model": "gpt2-tiny", "device_kind": "cpu", "device_name": "Xeon", "threads": 2,
         "memory_source": "cpu-tracker", "learning_rate": 1e-3,
         "peak_allocated_bytes": peak, "peak_phase": "backward", "held_out_loss": loss, "tokens_per_s": speed,
-        "trainable_parameters": 10, "tokens_seen": 1000, "losses": [5.0, loss],
+        "trainable_parameters": 10, "tokens_seen": 1000, "losses": [5.0, loss], "rates_tried": SEARCHED,
         "by_category": {str(c): 0 for c in Category} | {"weights": peak},
     }  # fmt: skip
     recipe = {"corpus": "shakespeare", "effective_batch_size": 8, "sequence_length": 128, "steps": 2, "seed": seed}
@@ -47,14 +49,18 @@ def test_savings_are_against_the_baseline_and_the_smallest_peak_comes_first():
     assert table.loc["baseline", "saved_bytes"] == 0
 
 
+def twice(*given, **more):
+    return [record(*given, seed=seed, **more) for seed in range(2)]
+
+
 def test_the_best_bargain_comes_first():
     runs = [
-        record(speed=1000), record("nothing", peak=100, speed=1500), record("more", peak=120, speed=1500),
-        record("dear", peak=40, speed=100), record("cheap", peak=60, speed=900), record("free", peak=90, speed=1000),
-        record("faster", peak=80, speed=2000),
+        *twice(speed=1000), *twice("nothing", peak=100, speed=1500), *twice("more", peak=120, speed=1500),
+        *twice("dear", peak=40, speed=100), *twice("cheap", peak=60, speed=900), *twice("free", peak=90, speed=1000),
+        *twice("faster", peak=80, speed=2000), record("once", peak=10, speed=2000),
     ]  # fmt: skip
     table = table_of(*runs)
-    assert list(table.index) == ["faster", "free", "cheap", "dear", "baseline", "nothing", "more"]
+    assert list(table.index) == ["faster", "free", "cheap", "dear", "once", "baseline", "nothing", "more"]
     lost = 1000 / 900 - 1
     assert table.loc["cheap", "lost_s"] == pytest.approx(lost)
     assert table.loc["cheap", "saved_bytes_per_lost_s"] == pytest.approx(40 / lost)
@@ -62,15 +68,54 @@ def test_the_best_bargain_comes_first():
     assert comparison_text(table).count("free ") >= 2
 
 
-def test_time_inside_the_spread_is_not_lost():
-    runs = [record(seed=s, speed=1000 + 100 * s) for s in range(2)]
-    runs += [record("x", seed=s, peak=90, speed=990 + 100 * s) for s in range(2)]
-    assert table_of(*runs).loc["x", "saved_bytes_per_lost_s"] == math.inf
+def test_speeds_are_compared_seed_by_seed_so_that_a_machine_which_slows_down_slows_both():
+    runs = [record(seed=s, speed=1000 / (1 + s)) for s in range(2)]
+    runs += [record("x", seed=s, peak=90, speed=500 / (1 + s)) for s in range(2)]
+    row = table_of(*runs).loc["x"]
+    assert (row["speed_ratio"], row["slowest"], row["fastest"], row["pairs"]) == (0.5, 0.5, 0.5, 2)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "rate"),
+    [
+        ((1000, 1000), math.inf),
+        ((985, 1500), math.inf),
+        ((500, 500), 10.0),
+        ((900, 1100), math.nan),
+        ((500,), math.nan),
+    ],
+)
+def test_a_cost_on_which_the_pairs_do_not_agree_is_unknown_not_free(speeds, rate):
+    runs = [record("x", seed=seed, peak=90, speed=speed) for seed, speed in enumerate(speeds)]
+    table = table_of(*twice(), *runs)
+    assert table.loc["x", "saved_bytes_per_lost_s"] == pytest.approx(rate, nan_ok=True)
+    assert style_comparison(table).to_html().count(">?<") == math.isnan(rate)
+
+
+def test_the_baselines_run_nearest_in_time_is_the_one_beside():
+    early, late = record(speed=1000), record(speed=100)
+    far = dataclasses.replace(early, id="far", created_at="2025-12-31T00:00:00.000+00:00", tokens_per_s=7.0)
+    assert table_of(far, early, late, record("x", speed=50)).loc["x", "speed_ratio"] == 0.5
+    table = table_of(far, record("x", peak=1))
+    assert (table.loc["x", "timing"], table.loc["x", "pairs"]) == ("apart", 0)
+    assert any("x (the baseline was not run beside them" in sentence for sentence in conclusions(table))
+    hours = record("x", peak=1, timed_steps=1000, step_time_s=100.0)
+    assert table_of(far, hours).loc["x", "timing"] == "", "a day is not long beside a training of a day"
+
+
+@pytest.mark.parametrize("disturbed", ["baseline", "x"])
+def test_a_disturbed_timing_is_said_to_be_and_not_ranked(disturbed):
+    share = {"baseline": 0.0, "x": 0.0, disturbed: 0.4}
+    table = table_of(*twice(contended_share=share["baseline"]), *twice("x", peak=90, contended_share=share["x"]))
+    assert table.loc["x", "timing"] == "disturbed"
+    assert math.isnan(table.loc["x", "speed_ratio"])
+    assert "disturbed" in comparison_text(table)
+    assert any("x (other programs took" in sentence for sentence in conclusions(table))
 
 
 def test_what_was_not_timed_is_no_bargain():
     table = table_of(record(speed=None), record("x", peak=10, speed=None))
-    assert table.loc["x", "saved_bytes_per_lost_s"] == 0
+    assert math.isnan(table.loc["x", "saved_bytes_per_lost_s"])
 
 
 def with_technique(name, label, **maxima):
@@ -124,6 +169,29 @@ def test_a_difference_inside_the_spread_is_a_tie(loss, verdict):
     assert table_of(*baseline, *others).loc["x", "loss_verdict"] == verdict
 
 
+@pytest.mark.parametrize(
+    "tried",
+    [{}, {"0.001": 1.0}, {"0.0005": 2.0, "0.001": 1.0}, {"0.0001": 3.0, "0.0005": 2.0, "0.001": 1.0}],
+    ids=["nothing", "one", "two", "the best at the edge"],
+)
+@pytest.mark.parametrize("who", ["baseline", "x"])
+def test_without_a_search_there_is_no_verdict(tried, who):
+    evidence = {"baseline": SEARCHED, "x": SEARCHED, who: tried}
+    base, other = ([evidence[label], loss] for label, loss in (("baseline", 4.0), ("x", 3.0)))
+    runs = [*twice(rates_tried=base[0], loss=base[1]), *twice("x", rates_tried=other[0], loss=other[1])]
+    table = table_of(*runs)
+    assert table.loc["x", "loss_verdict"] == "not searched"
+    assert any("for want of a search: x (-1.000)" in sentence for sentence in conclusions(table))
+
+
+def test_of_several_rates_the_searched_one_counts_and_then_the_newest():
+    at = {"rates_tried": {}, "learning_rate": 2e-3}
+    runs = [record(loss=3.0), record(loss=5.0, **at), record("x"), record("y", rates_tried={}), record("y", **at)]
+    table = table_of(*runs)
+    assert table["learning_rate"].to_dict() == {"baseline": 1e-3, "x": 1e-3, "y": 2e-3}
+    assert table.loc["baseline", "held_out_loss"] == 3.0
+
+
 def test_one_seed_cannot_tell_a_difference():
     table = table_of(record(), record("x", loss=4.2))
     assert table.loc["x", "loss_verdict"] == "?"
@@ -153,7 +221,7 @@ def test_speed_is_shown_with_its_spread_and_may_tie():
 
 def test_runs_too_short_to_time_compare_all_the_same():
     table = table_of(record(speed=None), record("x", peak=10, speed=None))
-    assert "There were too few steps to time." in conclusions(table)
+    assert "No speed can be compared." in conclusions(table)
     assert "x" in comparison_text(table)
 
 

@@ -1,8 +1,10 @@
 from itertools import pairwise
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 
+from tests.advise.test_compare import record
 from workbench.__main__ import main
 from workbench.advise import headline
 from workbench.errors import OutOfMemoryError, UnavailableError
@@ -47,30 +49,28 @@ def test_a_card_is_asked_with_the_rung_that_is_for_it_and_with_the_one_before(mo
     assert table["this rung"].tolist() == ["out of memory", "ok", "out of memory", "not judged: no emulator here"]
 
 
-def test_every_set_takes_the_best_of_the_same_rates(monkeypatch):
-    search = headline.PLAN["search"]
-    best = dict(zip(("baseline", "gradient_checkpointing"), search["rates"][1:], strict=False))
-    seen = []
+def test_sets_that_a_cpu_can_judge_are_compared_on_the_small_model(monkeypatch):
+    def side_by_side(base, *others, seeds, device, reuse):
+        asked.extend([base, *others])
+        return [[record(each.label, seed=seed, loss=4.0 + seed / 10) for seed in range(seeds)] for each in asked]
 
-    def loss(recipe):
-        seen.append(recipe)
-        return abs(recipe.learning_rate - best.get(recipe.label, search["rates"][0])) + recipe.seed / 100
-
-    monkeypatch.setattr(headline, "_loss", loss)
-    table = headline.losses({recipe.label: recipe for recipe in headline.climbed(SMALL)}).set_index("techniques")
-    assert table["learning_rate"][list(best)].tolist() == list(best.values())
+    asked = []
+    monkeypatch.setattr(headline, "side_by_side", side_by_side)
+    table = headline.losses([*headline.climbed(SMALL), *headline.climbed(LARGE)]).set_index("techniques")
+    assert asked[0].techniques == ()
+    assert {(recipe.model, recipe.dropout) for recipe in asked} == {("gpt2-tiny", 0.0)}
+    assert len(set(asked)) == len(asked) == len(table)
     assert not [label for label in table.index if "adamw_flash" in label], "it needs CUDA, and changes the loss"
     assert [label for label in table.index if "adamw_8bit_stochastic" in label]
-    for label in best:
-        tried = {recipe.learning_rate for recipe in seen if recipe.label == label}
-        assert tried == set(search["rates"])
+    assert [label for label in table.index if "4bit" in label and "allocator" not in label], "exact, and CUDA's alone"
+    assert set(table["loss_verdict"]) == {"", "same"}
 
 
 def test_a_verdict_is_that_of_the_comparison():
     table = headline.judged(
         {"baseline": [4.0, 4.1], "a": [4.05, 4.12], "b": [4.4, 4.5], "c": [3.0, 3.1], "d": [4.0, 4.1]}
     )
-    assert table["verdict"].tolist() == ["", "tie", "worse", "better", "same"]
+    assert table["loss_verdict"].tolist() == ["", "tie", "worse", "better", "same"]
     assert table["held_out_loss_spread"].tolist() == pytest.approx([0.1, 0.07, 0.1, 0.1, 0.1])
 
 
@@ -86,7 +86,7 @@ def test_a_program_whose_package_is_missing_is_said_not_to_be_tried(monkeypatch)
 
 
 def test_the_command_prints_and_writes_every_table(monkeypatch, tmp_path, capsys):
-    one = headline.judged({"baseline": [4.0, 4.1]})
+    one = pd.DataFrame({"techniques": ["baseline"], "held_out_loss": [4.0]})
     monkeypatch.setattr(headline, "headline", lambda: iter([("losses", one), ("again", one)]))
     assert main(["headline", "--save", str(tmp_path / "tables")]) == 0
     assert capsys.readouterr().out.count("baseline") == 2

@@ -6,22 +6,27 @@ import pandas as pd
 import pytest
 
 from workbench.__main__ import main
+from workbench.advise import pairs as module
 from workbench.advise.pairs import matrix, pairs, refusals, style_pairs
+from workbench.errors import ConfigurationError, UnavailableError
 from workbench.paths import DATA
+from workbench.recipe import Recipe
+from workbench.records.record import Record, Status
 from workbench.techniques import REGISTRY
 
+RECORD = Record("id", "2026", Status.OK, {}, "", "")
 REFERENCE = DATA / "reference" / "cpu" / "gpt2-tiny" / "pairs.csv"
 
 
 @pytest.fixture
 def quick_options(model_name, text_file):
-    return [model_name, "--corpus", str(text_file), "--steps", "1", "--sequence-length", "16"]
+    return [model_name, "--corpus", str(text_file), "--steps", "2", "--sequence-length", "16"]
 
 
 @pytest.fixture(scope="module")
 def few(recipe, tmp_path_factory):
     names = ["gradient_accumulation", "gradient_checkpointing", "lora", "mixed_precision"]
-    return pairs(replace(recipe, steps=1), names, device="cpu", folder=tmp_path_factory.mktemp("pairs"))
+    return pairs(replace(recipe, steps=2), names, device="cpu", folder=tmp_path_factory.mktemp("pairs"))
 
 
 def test_singles_and_pairs_are_measured(few):
@@ -38,7 +43,7 @@ def test_the_matrix_is_symmetric_and_complete(few):
 
 
 def test_what_does_not_go_together_says_why(recipe):
-    odd = replace(recipe, effective_batch_size=7, steps=1)
+    odd = replace(recipe, effective_batch_size=7, steps=2)
     table = pairs(odd, ["gradient_accumulation", "lora"], device="cpu")
     assert table["verdict"].tolist() == ["refused", "measured", "refused"]
     (row,) = refusals(table).to_dict("records")
@@ -48,9 +53,44 @@ def test_what_does_not_go_together_says_why(recipe):
     assert ">refused<" in style_pairs(table).to_html()
 
 
+PEAKS = {"baseline": 100, "lora": 80, "gradient_checkpointing": 60, "gradient_checkpointing + lora": 30}
+
+
+@pytest.mark.parametrize("set_up", [True, False], ids=["emulator", "no emulator"])
+def test_what_needs_a_gpu_is_emulated_and_a_pair_is_held_against_the_better_of_its_two(monkeypatch, set_up):
+    def run(recipe, device, **_):
+        ran.append((recipe.label, device))
+        if "lora" in recipe.label and device == "cpu":
+            raise UnavailableError("no GPU")
+        return replace(RECORD, peak_allocated_bytes=PEAKS[recipe.label], memory_source=device)
+
+    ran = []
+    monkeypatch.setattr(module, "run", run)
+    monkeypatch.setattr(module.place, "is_set_up", lambda: set_up)
+    table = pairs(Recipe(model="gpt2-tiny"), ["lora", "gradient_checkpointing"], device="cpu").set_index(
+        ["one", "other"]
+    )
+    assert table.loc[("gradient_checkpointing", "gradient_checkpointing"), "verdict"] == "measured"
+    pair = table.loc[("gradient_checkpointing", "lora")]
+    assert pair["verdict"] == ("emulated" if set_up else "unavailable")
+    assert ("baseline", "emulated:h100") in ran or not set_up
+    if set_up:
+        assert (pair["saved_fraction"], pair["saved_beyond_fraction"]) == (0.7, 0.3)
+        shown = matrix(table.reset_index(), "saved_beyond_fraction")
+        assert shown.loc["lora", "gradient_checkpointing"] == "30%*"
+        assert shown.loc["lora", "lora"] == "–"
+
+
+def test_one_step_is_not_enough(recipe):
+    with pytest.raises(ConfigurationError, match="steps must be at least 2"):
+        pairs(replace(recipe, steps=1), ["lora"], device="cpu")
+
+
 def test_the_more_a_pair_saves_the_greener_it_is():
-    table = pd.DataFrame({"one": ["a", "a", "b"], "other": ["a", "b", "b"], "verdict": ["measured"] * 2 + ["oom"]})
+    table = pd.DataFrame({"one": ["a", "a", "b"], "other": ["a", "b", "b"], "verdict": ["measured", "emulated", "oom"]})
     page = style_pairs(table.assign(saved_fraction=[0.61, -0.07, None])).to_html()
+    assert ">61%<" in page
+    assert ">-7%*<" in page, "a star for what was emulated"
     for style in ("background-color: rgba(0, 158, 115, 0.61)", "background-color: rgba(213, 94, 0, 0.07)", "#808080"):
         assert style in page
 

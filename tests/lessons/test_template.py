@@ -125,7 +125,7 @@ def exercises(path):
 @pytest.mark.parametrize("path", TEACHING, ids=stem)
 def test_the_reader_guesses_before_anything_is_measured(path):
     code = [(index, cell) for index, cell in enumerate(cells(path)) if cell.cell_type == "code"]
-    measured = next(index for index, cell in code if called(cell) & {"run", "Meter"})
+    measured = next(index for index, cell in code if called(cell) & {"run", "side_by_side", "Meter"})
     assert any(index < measured for index, _, number in exercises(path) if number is None)
 
 

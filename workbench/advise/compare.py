@@ -2,7 +2,9 @@
 
 Only runs that compare are put into one table: same model, text, batch, length, steps, dropout, world (device, threads,
 number of ranks) and source of the memory figures, and without a memory cap, under which speed may be unknown. Several
-seeds of a recipe become one row; loss differences inside the seed-to-seed spread are ties.
+seeds of a recipe become one row; loss differences inside the seed-to-seed spread are ties, and a verdict on them needs
+learning rates that were searched (`workbench.advise.fair`). Speeds are compared run by run, each with the baseline's
+run beside it in time, and not where other programs took processors from one of them.
 """
 
 import html
@@ -25,6 +27,10 @@ WITHOUT_VALUES = "an emulated GPU computes no values"
 BY_CATEGORY = [f"{c}_{what}" for what in ("bytes", "maximum_bytes") for c in Category]
 ELSEWHERE = {"peak_host_bytes": "in host memory", "peak_disk_bytes": "on disk"}  # what was moved out of the device
 
+DISTURBED = 0.1  # of the processors' time, taken by others: 0.03 on two quiet cores, 0.34 beside one busy process
+BESIDE_S = 120.0  # between the beginnings of two runs that are timed beside each other; or twice the time of the steps
+EQUAL = 0.02  # of speed: a loss as small as that is none
+
 # of the seed with the largest peak
 KEPT = [*MEASURED, "tokens_seen", "techniques", "peak_phase", "memory_source", *BY_CATEGORY, *ELSEWHERE]
 
@@ -33,18 +39,20 @@ def compare(frame: pd.DataFrame) -> pd.DataFrame:
     """One row a recipe, from a frame of `records()`, the best bargain first.
 
     First what saves memory and takes no time, the largest saving first; then what takes time, by the bytes saved per
-    second lost; then the baseline; then what saves nothing. A difference in speed inside the seed-to-seed spread takes
-    no time.
+    second lost; then what takes an unknown time; then the baseline; then what saves nothing.
 
     Of several comparable groups, the one with the newest run is taken, of those with a baseline. Of several runs
-    with one seed, the newest counts. Columns: `peak_allocated_bytes`, `saved_bytes`, `saved_fraction`,
-    `held_out_loss` (mean over seeds), `held_out_loss_spread` (largest minus smallest; missing with one seed),
-    `loss_difference`, `loss_verdict`, `tokens_per_s` (median), `tokens_per_s_spread`, `speed_ratio`, `lost_s` (more
-    seconds than the baseline for the tokens of the run), `saved_bytes_per_lost_s` (infinite where it takes no
-    time), `without_effect` (categories that its techniques attack, if none of them shrank), `trainable_parameters`,
-    `learning_rate`, `seeds`, `peak_phase`, `memory_source`, the bytes of each category at the peak, and those of
-    `peak_host_bytes` and `peak_disk_bytes`, missing where nothing was moved out of the device. What the rows have
-    in common is in `.attrs`.
+    with one seed, the newest counts; of several learning rates, the one that was searched. Columns:
+    `peak_allocated_bytes`, `saved_bytes`, `saved_fraction`, `held_out_loss` (mean over seeds), `held_out_loss_spread`
+    (largest minus smallest; missing with one seed), `loss_difference`, `loss_verdict`, `rate_searched`, `tokens_per_s`
+    (median), `speed_ratio` (median over the runs, each against the baseline's run with its seed that is nearest in
+    time), `slowest` and `fastest` of these ratios, `pairs` (how many they are), `timing` (why there are none:
+    `disturbed`, `apart`), `lost_s` (more seconds than the baseline for the tokens of the run; zero where the slowest
+    loses next to nothing; missing with one pair, and where the pairs disagree), `saved_bytes_per_lost_s` (infinite
+    where it takes no time), `without_effect` (categories that its techniques attack, if none of them shrank),
+    `trainable_parameters`, `learning_rate`, `seeds`, `peak_phase`, `memory_source`, the bytes of each category at the
+    peak, and those of `peak_host_bytes` and `peak_disk_bytes`, missing where nothing was moved out of the device. What
+    the rows have in common is in `.attrs`.
 
     Raises:
         ConfigurationError: no finished run, or none of them without techniques.
@@ -52,13 +60,13 @@ def compare(frame: pd.DataFrame) -> pd.DataFrame:
     group = _newest_group(frame)
     runs = group.sort_values("created_at").drop_duplicates(["label", "learning_rate", "seed"], keep="last")
     table = _summary(runs)
+    table = table.join(_beside(runs, group[group["label"] == BASELINE])).fillna({"pairs": 0, "timing": ""})
     base = table.loc[BASELINE]
     table["saved_bytes"] = base["peak_allocated_bytes"] - table["peak_allocated_bytes"]
     table["saved_fraction"] = table["saved_bytes"] / base["peak_allocated_bytes"]
-    table["speed_ratio"] = table["tokens_per_s"] / base["tokens_per_s"]
     table["loss_difference"] = table["held_out_loss"] - base["held_out_loss"]
     table["loss_verdict"] = [verdict(row, base) for _, row in table.iterrows()]
-    table["lost_s"] = [_lost(row, base) for _, row in table.iterrows()]
+    table["lost_s"] = [_lost(row) for _, row in table.iterrows()]
     table["saved_bytes_per_lost_s"] = [_rate(row) for _, row in table.iterrows()]
     table["without_effect"] = [_without_effect(row, base) for _, row in table.iterrows()]
     table = table.iloc[sorted(range(len(table)), key=lambda i: _bargain(table.iloc[i]))]
@@ -77,23 +85,41 @@ def unranked(frame: pd.DataFrame) -> pd.DataFrame:
     return newest[["status", "error"]].rename(columns={"error": "reason"})
 
 
-def _lost(row: pd.Series, base: pd.Series) -> float:
-    """Seconds more than the baseline's for the tokens of the run; zero inside the spread."""
-    if abs(row["tokens_per_s"] - base["tokens_per_s"]) <= np.nan_to_num(_spread(row, base, "tokens_per_s")):
+def _beside(runs: pd.DataFrame, bases: pd.DataFrame) -> pd.DataFrame:
+    """By label: speed ratios of runs to the baseline's beside them, or why there are none."""
+    columns = ["seed", "created_at", "tokens_per_s", "contended_share"]
+    both = runs.dropna(subset=["tokens_per_s"]).merge(bases[columns].dropna(subset=["tokens_per_s"]), on="seed")
+    gap = (both["created_at_x"] - both["created_at_y"]).dt.total_seconds().abs()
+    both = both.assign(gap=gap).sort_values("gap").drop_duplicates("id")
+    disturbed = both[["contended_share_x", "contended_share_y"]].astype(float).max(axis=1) > DISTURBED
+    reach = (2 * both["timed_steps"] * both["step_time_s"]).astype(float).clip(lower=BESIDE_S).fillna(BESIDE_S)
+    both["timing"] = np.select([disturbed, both["gap"] > reach], ["disturbed", "apart"], "")
+    ratios = (both["tokens_per_s_x"] / both["tokens_per_s_y"]).astype(float).where(both["timing"] == "")
+    found = both.assign(ratio=ratios).groupby("label")
+    table = found["ratio"].agg(speed_ratio="median", slowest="min", fastest="max", pairs="count")
+    return table.assign(timing=found["timing"].max().where(table["pairs"] == 0, ""))
+
+
+def _lost(row: pd.Series) -> float:
+    """Seconds more than the baseline's for the tokens of the run; not a number where that is not known."""
+    if row["pairs"] < 2:
+        return float("nan")
+    if row["slowest"] >= 1 - EQUAL:
         return 0.0
-    return float(row["tokens_seen"] / row["tokens_per_s"] - base["tokens_seen"] / base["tokens_per_s"])
+    return float("nan") if row["fastest"] >= 1 else row["tokens_seen"] / row["tokens_per_s"] * (1 - row["speed_ratio"])
 
 
 def _rate(row: pd.Series) -> float:
-    """Bytes saved per second lost; infinite where no second is lost, zero where nothing is saved or was timed."""
-    if row["saved_bytes"] <= 0 or row.name == BASELINE or pd.isna(row["lost_s"]):
+    """Bytes saved per second lost; infinite where no second is lost, zero where nothing is saved, else unknown."""
+    if row["saved_bytes"] <= 0 or row.name == BASELINE:
         return 0.0
-    return float(row["saved_bytes"] / row["lost_s"]) if row["lost_s"] > 0 else float("inf")
+    return float(row["saved_bytes"] / row["lost_s"]) if row["lost_s"] else float("inf")
 
 
 def _bargain(row: pd.Series) -> tuple[bool, float, float, bool]:
-    """Sorts the best first."""
-    return row["saved_bytes"] < 0, -row["saved_bytes_per_lost_s"], -row["saved_bytes"], row.name != BASELINE
+    """Sorts the best first. An unknown rate is less than any that is known, and more than none."""
+    rate = np.nan_to_num(row["saved_bytes_per_lost_s"], nan=np.finfo(float).tiny)
+    return row["saved_bytes"] < 0, -rate, -row["saved_bytes"], row.name != BASELINE
 
 
 def _without_effect(row: pd.Series, base: pd.Series) -> str:
@@ -118,18 +144,20 @@ def _newest_group(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _summary(runs: pd.DataFrame) -> pd.DataFrame:
     """One row a recipe, over its seeds. The memory figures are of the seed with the largest peak."""
-    runs = runs[runs["learning_rate"] == runs.groupby("label")["learning_rate"].transform("last")]
+    rates = runs.sort_values(["rate_searched", "created_at"]).groupby("label")["learning_rate"].last()
+    runs = runs[runs["learning_rate"] == runs["label"].map(rates)]
     recipes = runs.groupby("label")
     table = runs.loc[recipes["peak_allocated_bytes"].idxmax()].set_index("label")[KEPT].astype(object).infer_objects()
     for name, middle in (("held_out_loss", "mean"), ("tokens_per_s", "median")):
         values = recipes[name]
         table[name] = values.agg(middle).astype(float)
         table[f"{name}_spread"] = (values.max() - values.min()).where(values.size() > 1).astype(float)
-    return table.assign(seeds=recipes.size())
+    return table.assign(rate_searched=recipes["rate_searched"].any(), seeds=recipes.size())
 
 
 def verdict(row: pd.Series, base: pd.Series) -> str:
-    """`same` to six digits, `tie` within the larger of the two spreads, else `better` or `worse`; `?` with one seed."""
+    """`same` to six digits; else `not searched` without a search for both learning rates, `?` with one seed, `tie`
+    within the larger of the two spreads, `better` or `worse`."""
     difference, spread = row["loss_difference"], _spread(row, base, "held_out_loss")
     if row.name == BASELINE or pd.isna(difference):
         return ""
@@ -137,6 +165,8 @@ def verdict(row: pd.Series, base: pd.Series) -> str:
         return "same"
     if pd.isna(spread):
         return "?"
+    if not (row["rate_searched"] and base["rate_searched"]):
+        return "not searched"
     return "tie" if abs(difference) <= spread else "better" if difference < 0 else "worse"
 
 
@@ -154,7 +184,7 @@ def _beats(table: pd.DataFrame, one: object, other: object) -> bool:
     a, b = table.loc[one], table.loc[other]
     gains = [
         b["peak_allocated_bytes"] - a["peak_allocated_bytes"],
-        _beyond(a["tokens_per_s"] - b["tokens_per_s"], _spread(a, b, "tokens_per_s")),
+        _beyond(a["speed_ratio"] - b["speed_ratio"], max(EQUAL, *(row["fastest"] - row["slowest"] for row in (a, b)))),
         _beyond(b["held_out_loss"] - a["held_out_loss"], _spread(a, b, "held_out_loss")),
     ]
     return bool(min(gains) >= 0 and max(gains) > 0)
@@ -168,12 +198,15 @@ def _beyond(difference: float, spread: float) -> float:
 FORMATS: dict[str, Callable[[Any], str]] = {
     "peak": format_bytes,
     "saves": lambda fraction: f"{round(fraction, 2) + 0:.0%}",  # no minus before a zero
-    "speed": lambda ratio: "–" if pd.isna(ratio) else f"{ratio:.2f}×",
-    "saved per second lost": lambda rate: "" if not rate else "free" if rate == np.inf else format_bytes(rate),
+    "saved per second lost": lambda rate: "free" if rate == np.inf else _bytes_or(rate, "?") if rate else "",
     "trainable": "{:,}".format,
     "learning rate": "{:.0e}".format,
-    **{words: lambda number: "" if pd.isna(number) else format_bytes(number) for words in ELSEWHERE.values()},
+    **dict.fromkeys(ELSEWHERE.values(), lambda number: _bytes_or(number, "")),
 }
+
+
+def _bytes_or(number: float, unknown: str) -> str:
+    return unknown if pd.isna(number) else format_bytes(number)
 
 
 def _shown(table: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, Callable[[Any], str]]]:
@@ -185,7 +218,7 @@ def _shown(table: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, Callable[[Any],
         "held-out loss": [_with_spread(row, "held_out_loss", ".3f") for _, row in table.iterrows()],
         "against baseline": table["loss_verdict"],
         "tokens/s": [_with_spread(row, "tokens_per_s", ",.0f") for _, row in table.iterrows()],
-        "speed": table["speed_ratio"],
+        "speed": [_speed(row) for _, row in table.iterrows()],
         "saved per second lost": table["saved_bytes_per_lost_s"],
         "trainable": table["trainable_parameters"],
         "learning rate": table["learning_rate"],
@@ -199,6 +232,13 @@ def _with_spread(row: pd.Series, column: str, digits: str) -> str:
     value, spread = row[column], row[f"{column}_spread"]
     words = f"{value:{digits}}" + ("" if pd.isna(spread) else f" ± {spread / 2:{digits}}")
     return "–" if pd.isna(value) else words
+
+
+def _speed(row: pd.Series) -> str:
+    if pd.isna(row["speed_ratio"]):
+        return row["timing"] or "–"
+    half = (row["fastest"] - row["slowest"]) / 2
+    return f"{row['speed_ratio']:.2f}" + (f" ± {half:.2f}" if half else "") + "×"
 
 
 def style_comparison(table: pd.DataFrame) -> "pd.io.formats.style.Styler":
@@ -245,7 +285,7 @@ def conclusions(table: pd.DataFrame) -> list[str]:
     if table.attrs["memory_source"].startswith("emulated"):
         return [_smallest(others, base), *_idle(others), f"Of loss and speed nothing is known: {WITHOUT_VALUES}."]
     unbeaten = f"Not beaten in memory, speed and loss at once: {', '.join(pareto(table))}."
-    return [_smallest(others, base), _unharmed(others), _fastest(others), *_idle(others), unbeaten]
+    return [_smallest(others, base), _unharmed(others), _fastest(others), *_untimed(table), *_idle(others), unbeaten]
 
 
 def _idle(others: pd.DataFrame) -> list[str]:
@@ -267,17 +307,28 @@ def _smallest(others: pd.DataFrame, base: pd.Series) -> str:
 def _unharmed(others: pd.DataFrame) -> str:
     free = others[others["loss_verdict"].isin(["same", "tie", "better"])]
     words = f"Held-out loss no worse than the baseline's (or a tie): {', '.join(free.index) or 'none'}."
-    for verdict, name in (("worse", "Worse"), ("?", "Not to be told with one seed")):
+    told = {"worse": "Worse", "?": "Not to be told with one seed", "not searched": "Not judged, for want of a search"}
+    for verdict, name in told.items():
         rows = others[others["loss_verdict"] == verdict]
         listed = [f"{label} ({row['loss_difference']:+.3f})" for label, row in rows.iterrows()]
         words += f" {name}: {', '.join(listed)}." if listed else ""
     return words
 
 
+def _untimed(table: pd.DataFrame) -> list[str]:
+    why = {
+        "disturbed": f"other programs took more than {DISTURBED:.0%} of the processors' time",
+        "apart": "the baseline was not run beside them, and the machine may have changed since",
+    }
+    named = {word: table.index[table["timing"] == word].drop(BASELINE, errors="ignore") for word in why}
+    found = [f"{', '.join(labels)} ({why[word]})" for word, labels in named.items() if len(labels)]
+    return [f"Speeds that are not compared: {'; '.join(found)}. `workbench try` takes turns."] if found else []
+
+
 def _fastest(others: pd.DataFrame) -> str:
     timed = others.dropna(subset=["speed_ratio"])
     if timed.empty:
-        return "There were too few steps to time."
+        return "No speed can be compared."
     best, slowest = timed.loc[timed["speed_ratio"].idxmax()], timed.loc[timed["speed_ratio"].idxmin()]
     if len(timed) == 1:
         return f"Here {best.name} runs at {best['speed_ratio']:.2f}× the baseline's speed."

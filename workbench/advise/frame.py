@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -33,6 +34,7 @@ def to_frame(found: list[Record]) -> pd.DataFrame:
     types = {**get_type_hints(Recipe), **get_type_hints(Record)}
     # the bytes of each category and phase are keys of a record's dictionaries, not fields
     kinds = {name: "Int64" if name.endswith("_bytes") else _column_type(types.get(name, str)) for name in columns}
+    kinds["rate_searched"] = "boolean"
     frame = frame.astype(kinds)
     return frame.assign(created_at=pd.to_datetime(frame["created_at"], utc=True, format="ISO8601").dt.as_unit("us"))
 
@@ -49,8 +51,16 @@ def _row(record: Record) -> dict[str, Any]:
     techniques = "+".join(sorted(recipe.get("techniques", {}))) or "baseline"
     passed = {name: value for name, value in recipe.get("arguments", {}).items() if name not in TOLD}
     passed |= {"callbacks": recipe["callbacks"]} if recipe.get("callbacks") else {}
-    also = {"techniques": techniques, "arguments": json.dumps(passed, sort_keys=True) if passed else ""}
+    also: dict[str, Any] = {"techniques": techniques, "arguments": json.dumps(passed, sort_keys=True) if passed else ""}
+    also |= {"rate_searched": _searched(record.rates_tried)}
     return {**flat, "device": record.device, **asked, **also, **categories, **phases}
+
+
+def _searched(tried: dict[str, float | None]) -> bool:
+    """Whether the best of the rates was found: one below it and one above it were tried too."""
+    rates = sorted(tried, key=float)
+    losses = [math.inf if (loss := tried[rate]) is None else loss for rate in rates]
+    return len(rates) > 2 and 0 < losses.index(min(losses)) < len(rates) - 1
 
 
 def _column_type(kind: Any) -> str:

@@ -4,18 +4,20 @@
 
 Memory is the emulated GPU's, where it is set up, or else the shadow's; which cards run out of memory, the emulated ones
 say themselves. Losses are measured on this machine's CPU, on a small model, each set of techniques at the learning rate
-that was best for it among the same few (`headline.toml`).
+that is best for it (`workbench.advise.fair`).
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
+from itertools import chain
 from typing import Any
 
 import pandas as pd
 
-from workbench.advise.compare import BASELINE, verdict
+from workbench.advise.compare import BASELINE, compare, verdict
+from workbench.advise.fair import side_by_side
+from workbench.advise.frame import to_frame
 from workbench.errors import OutOfMemoryError, UnavailableError
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.gpus.emulator.launch import emulate
@@ -29,6 +31,7 @@ from workbench.techniques import Numerics, Technique, parse_technique
 PLAN: dict[str, Any] = beside(__file__, "headline.toml")
 SHAPE: dict[str, Any] = {"effective_batch_size": 8, "sequence_length": 1024, "steps": 3}
 PEERS = DATA / "reference" / "peers"
+LOSSES = ["held_out_loss", "held_out_loss_spread", "loss_difference", "loss_verdict", "learning_rate"]
 
 
 def climbed(ladder: Mapping[str, Any]) -> list[Recipe]:
@@ -43,12 +46,12 @@ def climbed(ladder: Mapping[str, Any]) -> list[Recipe]:
 
 def headline() -> Iterator[tuple[str, pd.DataFrame]]:
     """Every table, with its title."""
-    sets: dict[str, Recipe] = {}
+    sets: list[Recipe] = []
     for ladder in PLAN["ladder"]:
         yield ladder["title"], memory(ladder)
         if len(ended := on_cards(ladder)):
             yield f"{ladder['title']}: on smaller and smaller cards", ended
-        sets |= {recipe.label: recipe for recipe in climbed(ladder)}
+        sets += climbed(ladder)
     search = PLAN["search"]
     yield f"Held-out loss of {search['model']} after {search['steps']} steps on this CPU", losses(sets)
     yield "What other programs need for GPT-2 124M, 8 × 1,024 tokens a step", peers()
@@ -90,37 +93,32 @@ def _ended(recipe: Recipe, gpu: str, memory: str | None) -> str:
         return "not judged: no emulator here"
 
 
-def losses(recipes: Mapping[str, Recipe]) -> pd.DataFrame:
-    """The held-out loss of each set of techniques on the small model, at its best rate; mean and spread over seeds.
+def losses(recipes: Iterable[Recipe]) -> pd.DataFrame:
+    """The held-out loss of each set of techniques on the small model, at its best rate, and the verdict on it.
 
     What needs a GPU and changes no loss is left out; a set that needs one is not in the table.
     """
-    search, rows = PLAN["search"], {}
-    for label, recipe in recipes.items():
+    search, sets = PLAN["search"], {}
+    for recipe in recipes:
         kept = tuple(t for t in recipe.techniques if t.numerics is not Numerics.EXACT or not t.missing("cpu"))
-        if any(technique.missing("cpu") for technique in kept):
-            continue
-        small = Recipe(model=search["model"], steps=search["steps"], dropout=0.0, techniques=kept)
-        tried = {rate: _loss(replace(small, learning_rate=rate)) for rate in search["rates"]}
-        rate = min(tried, key=lambda rate: tried[rate])
-        rows[label] = rate, [_loss(replace(small, learning_rate=rate, seed=seed)) for seed in search["seeds"]]
-    return judged({label: found for label, (_, found) in rows.items()}).assign(
-        learning_rate=[rate for rate, _ in rows.values()]
-    )
+        if not any(technique.missing("cpu") for technique in kept):
+            small = Recipe(model=search["model"], steps=search["steps"], dropout=0.0, techniques=kept)
+            sets[small.label] = small
+    base = next(iter(sets.values())).baseline
+    others = [each for each in sets.values() if each != base]
+    found = side_by_side(base, *others, seeds=search["seeds"], device="cpu", reuse=True)
+    table = compare(to_frame(list(chain.from_iterable(found))))
+    return table[LOSSES].rename_axis("techniques").reset_index()
 
 
 def judged(losses: Mapping[str, Sequence[float]]) -> pd.DataFrame:
-    """Mean and spread of held-out losses over seeds, by label, and the verdict on each as in `compare`."""
+    """Held-out losses over seeds by label, at rates that were searched: mean, spread, and the verdict of `compare`."""
     table = pd.DataFrame({label: pd.Series(found) for label, found in losses.items()}).agg(["mean", "max", "min"]).T
     found = pd.DataFrame({"held_out_loss": table["mean"], "held_out_loss_spread": table["max"] - table["min"]})
     found["loss_difference"] = found["held_out_loss"] - found["held_out_loss"][BASELINE]
-    found["verdict"] = found.apply(verdict, axis=1, base=found.loc[BASELINE])
-    return found.rename_axis("techniques").reset_index()
-
-
-def _loss(recipe: Recipe) -> float:
-    found = run(recipe, device="cpu", reuse=True).held_out_loss
-    return float("inf") if found is None else found
+    found = found.assign(rate_searched=True)
+    found["loss_verdict"] = found.apply(verdict, axis=1, base=found.loc[BASELINE])
+    return found.drop(columns="rate_searched").rename_axis("techniques").reset_index()
 
 
 def peers(gpu: str = "rtx3090") -> pd.DataFrame:

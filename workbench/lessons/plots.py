@@ -125,18 +125,18 @@ def _name_phases(axes: Axes, phases: Sequence[Phase | None], start: int, height:
 
 def tradeoffs(table: pd.DataFrame) -> Picture:
     """Memory against speed, the loss as the colour, of what was timed; those on the Pareto front have a ring."""
-    timed = table.dropna(subset=["tokens_per_s"])
+    timed = table.dropna(subset=["speed_ratio"])
     figure, axes = _axes(10.0, max(4.2, 0.27 * len(timed) + 1.6))
     if timed.empty:
         return _say_none(figure, axes, "speed", set(table["memory_source"]))
-    peaks, speeds = timed["peak_allocated_bytes"] / MIB, timed["tokens_per_s"]
+    peaks, speeds = timed["peak_allocated_bytes"] / MIB, timed["speed_ratio"]
     points = axes.scatter(peaks, speeds, c=timed["held_out_loss"], cmap="viridis_r", s=90, zorder=3)
     front = timed.index.isin(pareto(table))
     axes.scatter(peaks[front], speeds[front], s=230, facecolors="none", edgecolors=GREY, linewidths=1.4, zorder=2)
     _name_beside(axes, peaks, speeds)
     axes.margins(0.08)
     axes.set_xlabel("peak memory, MiB (left is better)")
-    axes.set_ylabel("tokens/s (up is better)")
+    axes.set_ylabel("speed, the baseline's is 1 (up is better)")
     bar = figure.colorbar(points, ax=axes, location="bottom", aspect=50, label="held-out loss (yellow is better)")
     bar.ax.tick_params(colors=GREY)
     bar.ax.xaxis.label.set_color(GREY)

@@ -110,10 +110,13 @@ class Record:
     losses: list[float] = field(default_factory=list)
     held_out_loss_before: float | None = None
     held_out_loss: float | None = None
+    rates_tried: dict[str, float | None] = field(default_factory=dict)  # held-out loss by rate, if this was searched
     # speed, warm-up steps left out
     timed_steps: int = 0
     step_time_s: float | None = None
     tokens_per_s: float | None = None
+    step_processor_s: float | None = None  # processor time of this process, of all its threads
+    contended_share: float | None = None  # of the processors' time: what others took while none was idle
     # text and model
     text_before: str = ""
     text_after: str = ""

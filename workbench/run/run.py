@@ -38,11 +38,11 @@ from workbench.records import checkpoints, store
 from workbench.records.record import Record, Status, find_equal
 from workbench.run import trainer as seams
 from workbench.run.job import Job, check_resuming, check_saving, memory_cap_bytes, prepare, why_not_here
+from workbench.run.stopwatch import WARM_UP_STEPS, Stopwatch
 from workbench.run.world import World, refuse_several_ranks
 from workbench.techniques.base import Call
 from workbench.texts import corpus
 
-WARM_UP_STEPS = 3
 WRITE_EVERY_S = 2.0  # what a killed run has measured until then
 OOM_WORDS = (  # of cuBLAS, the driver, MPS, and the CPU on Linux and Windows, which raise no torch.OutOfMemoryError
     "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory", "MPS backend out of memory", "can't allocate memory",
@@ -364,8 +364,8 @@ class _Watch(TrainerCallback):
 
     def __init__(self, meter: Meter, job: Job, execution: "_Execution") -> None:
         self.meter, self.device, self.execution = meter, job.device, execution
-        self.finite, self.skipped_steps, self.written_s, self.paused_s = True, 0, time.monotonic(), 0.0
-        self.step_ends: list[tuple[float, int]] = []  # time without evaluations, and tokens seen until then
+        self.finite, self.skipped_steps, self.written_s = True, 0, time.monotonic()
+        self.stopwatch = Stopwatch()
         # in a terminal and in JupyterLab; not where output is collected, as under papermill or in a pipe
         hidden = not (sys.stderr.isatty() or "JPY_SESSION_NAME" in os.environ)
         steps = job.recipe.training_arguments()["max_steps"]
@@ -374,7 +374,7 @@ class _Watch(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
         self.meter.watch(optimizer)  # as it is now: a library may have put another in its place
         # a step that loss scaling skipped has not made optimizer states yet
-        warming_up = len(self.step_ends) - self.skipped_steps < WARM_UP_STEPS
+        warming_up = len(self.stopwatch.laps) - self.skipped_steps < WARM_UP_STEPS
         self.meter.attribute(warming_up or self.meter.enforces_cap)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
@@ -385,9 +385,9 @@ class _Watch(TrainerCallback):
         self.meter.attribute(False)
         last = state.global_step == state.max_steps
         control.should_save &= not last  # resumed there, the Trainer would take one step too many
-        if self.device.type != "cpu" and (last or len(self.step_ends) == WARM_UP_STEPS - 1):
+        if self.device.type != "cpu" and (last or len(self.stopwatch.laps) == WARM_UP_STEPS - 1):
             torch.accelerator.synchronize()
-        self.step_ends.append((time.perf_counter() - self.paused_s, getattr(self.execution.trainer, "tokens_seen", 0)))
+        self.stopwatch.lap(getattr(self.execution.trainer, "tokens_seen", 0))
         self.bar.update()
         if self.execution.options.observe is not None:
             self.execution.options.observe(self.execution.so_far)
@@ -395,8 +395,7 @@ class _Watch(TrainerCallback):
             self.on_save()
 
     def on_evaluate(self, *_: Any, **__: Any) -> None:
-        if self.step_ends:  # between two steps, of which it is no part
-            self.paused_s = time.perf_counter() - self.step_ends[-1][0]
+        self.stopwatch.pause()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if "loss" in logs:
@@ -415,9 +414,5 @@ class _Watch(TrainerCallback):
     def speed(self) -> dict[str, Any]:
         """Over the steps after the warm-up, padding not counted; unknown (None) if there are none, or if the tracker
         slowed them."""
-        timed = len(self.step_ends) - WARM_UP_STEPS
-        if timed < 1 or self.meter.enforces_cap or self.execution.emulated:
-            return {"timed_steps": 0}
-        (start, before), (end, after) = self.step_ends[WARM_UP_STEPS - 1], self.step_ends[-1]
-        seconds = end - start
-        return {"timed_steps": timed, "step_time_s": seconds / timed, "tokens_per_s": (after - before) / seconds}
+        known = not (self.meter.enforces_cap or self.execution.emulated)
+        return self.stopwatch.speed() if known else {"timed_steps": 0}

@@ -1,0 +1,104 @@
+"""Recipes side by side, fairly: each at a learning rate that was searched in the same way, all timed in turn."""
+
+import math
+from dataclasses import fields, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from workbench.recipe import Recipe
+from workbench.records.record import Record, Status
+from workbench.run.run import run
+from workbench.techniques import Numerics
+
+FACTOR = 2.0  # between the rates that a search tries
+MOST = 8  # rates tried to each side of the first
+LIMITS = next(field.metadata for field in fields(Recipe) if field.name == "learning_rate")
+BETWEEN = 4  # recipes timed between two runs of the first
+
+Tried = dict[str, float | None]
+
+
+def side_by_side(
+    recipe: Recipe, *others: Recipe, seeds: int = 3, reuse: bool = False,
+    device: str | None = None, folder: Path | None = None,
+) -> list[list[Record]]:  # fmt: skip
+    """Runs of a recipe and of others that are compared with it: for each of them a list, with a run of every seed.
+
+    The held-out loss of each is that of its best learning rate (`search`). What differs from the recipe in exact
+    techniques alone has the same losses at every rate, and takes over its search. With one seed no verdict would be
+    possible, and nothing is searched. Then all take turns, seed by seed, so that what slows the machine for a while
+    slows the recipe and the others alike; of the recipe itself there may be several runs of a seed.
+
+    Args:
+        seeds: 0, 1, … so many.
+        reuse: take runs that are on record, and time the recipe again beside those that are not.
+        device, folder: as `run` has them.
+
+    Raises what `run` raises.
+    """
+
+    def rated(each: Recipe) -> tuple[Recipe, Tried]:
+        return search(each, device=device, folder=folder) if seeds > 1 else (each, {})
+
+    first, tried = rated(recipe)
+    chosen = [_taken_over(each, recipe, first, tried) or rated(each) for each in others]
+
+    def timed(each: Recipe, tried: Tried, seed: int, reuse: bool) -> Record:
+        found = run(replace(each, seed=seed), device=device, reuse=reuse, folder=folder)
+        found = replace(found, rates_tried=tried or found.rates_tried)
+        found.save(folder)
+        return found
+
+    began = datetime.now(UTC).isoformat(timespec="milliseconds")
+    found: list[list[Record]] = [[] for _ in (recipe, *others)]
+    for seed in range(seeds):
+        new = 0
+        for place, (each, its) in enumerate(chosen, 1):
+            found[place].append(record := timed(each, its, seed, reuse))
+            new += record.created_at >= began
+            if new == BETWEEN:
+                found[0].append(timed(first, tried, seed, reuse=False))
+                new = 0
+        if new or not any(record.recipe["seed"] == seed for record in found[0]):
+            found[0].append(timed(first, tried, seed, reuse and not new))
+    return found
+
+
+def _taken_over(other: Recipe, recipe: Recipe, rated: Recipe, tried: Tried) -> tuple[Recipe, Tried] | None:
+    """The recipe's rate and search, if the other has the same losses whatever the rate."""
+    alike = replace(other, techniques=recipe.techniques) == recipe and set(recipe.techniques) <= set(other.techniques)
+    more = set(other.techniques) - set(recipe.techniques)
+    if alike and all(technique.numerics is Numerics.EXACT for technique in more):
+        return replace(other, learning_rate=rated.learning_rate), tried
+    return None
+
+
+def search(recipe: Recipe, *, device: str | None = None, folder: Path | None = None) -> tuple[Recipe, Tried]:
+    """The recipe at its best learning rate, and the held-out loss at every rate that was tried; None: it diverged.
+
+    Tried are the rate that it would have, its double and its half, and on from the best of them until a rate to either
+    side of it is worse, with the recipe's own seed. Runs that are on record are taken. On an emulated GPU, which knows
+    no losses, nothing is tried.
+    """
+    first = run(recipe, device=device, reuse=True, folder=folder)
+    if first.learning_rate is None or (first.status is Status.OK and first.held_out_loss is None):
+        return recipe, {}
+    rates = [first.learning_rate * FACTOR**power for power in range(-MOST, MOST + 1)]
+    losses: dict[float, float] = {}
+    while waiting := _next(rates, losses):
+        found = run(replace(recipe, learning_rate=waiting[0]), device=device, reuse=True, folder=folder)
+        losses[waiting[0]] = math.inf if found.held_out_loss is None else found.held_out_loss
+    tried = {f"{rate:g}": losses[rate] if losses[rate] < math.inf else None for rate in sorted(losses)}
+    return replace(recipe, learning_rate=_best(losses)), tried
+
+
+def _best(losses: dict[float, float]) -> float:
+    """The rate with the smallest loss; where all have diverged the smallest, from which to go on."""
+    return min(losses, key=lambda rate: (losses[rate], rate))
+
+
+def _next(rates: list[float], losses: dict[float, float]) -> list[float]:
+    """The rates that are to be tried still: the best so far needs one on either side. First the one in the middle."""
+    best = rates.index(_best(losses)) if losses else MOST
+    around = [rates[place] for place in (best, best - 1, best + 1) if 0 <= place < len(rates)]
+    return [rate for rate in around if rate not in losses and LIMITS["minimum"] <= rate <= LIMITS["maximum"]]
