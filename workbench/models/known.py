@@ -14,14 +14,6 @@ RANGES: dict[str, tuple[float, float]] = {"num_hidden_layers": (1, 1000), "initi
 RANGES |= dict.fromkeys(("hidden_size", "num_attention_heads", "vocab_size", "max_position_embeddings"), (1, 10**7))
 RANGES |= dict.fromkeys(("layer_norm_epsilon", "layer_norm_eps", "rms_norm_eps"), (1e-12, 1))
 
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-
-
-def has_experts(config: Any) -> bool:
-    """A mixture of experts: which of them a token goes to depends on values."""
-    return any(getattr(config.get_text_config(), name, None) for name in EXPERTS)
-
-
 def check_kind(name: str, written: dict[str, Any]) -> None:
     """Raises ConfigurationError for a config.json, as `written`, that is not of a decoder which transformers has; and
     ValueError for one that does not say of what it is."""
