@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
@@ -75,10 +75,8 @@ def _predict(recipe: Recipe, gpu: Gpu, padding: bool) -> Prediction:
 @contextmanager
 def on_card(recipe: Recipe) -> Iterator[tuple[Recipe, Path]]:
     """What surrounds a run: the recipe as it can be emulated, and a folder. Raises ConfigurationError: it cannot."""
-    techniques = (
-        technique.stand_in() if technique.missing(DEVICE.type) else technique for technique in recipe.techniques
-    )
-    recipe = replace(recipe, techniques=tuple(techniques))
+    techniques = tuple(one.stand_in() if one.missing(DEVICE.type) else one for one in recipe.techniques)
+    recipe = replace(recipe, techniques=techniques)
     if lacking := why_not_here(recipe, DEVICE):
         raise ConfigurationError(f"predict: {lacking}")
     allocator_for(DEVICE).prepare()
@@ -198,7 +196,7 @@ class _Emulated:
         self.trainer.args.max_steps = STEPS  # a technique may ask for more
         self.tracker.untrained = max(self.micro_batches - MICRO_BATCHES, 0)
         if padding:
-            self.trainer.data_collator = _with_mask(cast("Any", self.trainer.data_collator))
+            self.trainer.data_collator = partial(_masked, cast("Any", self.trainer.data_collator))
         cast("Any", self.trainer).training_step = FewMicroBatches(self.trainer)
         self.padded = announce_padding(self.trainer, padding)
 
@@ -231,9 +229,6 @@ def _workspace_bytes() -> int:
     return before - torch.cuda.memory_allocated()
 
 
-def _with_mask(collator: Callable[..., dict[str, torch.Tensor]]) -> Callable[..., dict[str, torch.Tensor]]:
-    def masked(rows: Any) -> dict[str, torch.Tensor]:
-        batch = collator(rows)
-        return {**batch, "attention_mask": batch.get("attention_mask", torch.ones_like(batch["input_ids"]))}
-
-    return masked
+def _masked(collator: Callable[..., dict[str, torch.Tensor]], rows: Any) -> dict[str, torch.Tensor]:
+    batch = collator(rows)
+    return {**batch, "attention_mask": batch.get("attention_mask", torch.ones_like(batch["input_ids"]))}
