@@ -34,6 +34,7 @@ class Storage:
 
     nbytes: int
     born: int
+    phase: Phase | None
     forward_pass: int | None  # the pass it was born in, None outside of forward passes
     label: Category | None = None
     died: int | None = None
@@ -121,7 +122,7 @@ class StorageTracker(TorchDispatchMode):
             if memory.nbytes() == 0:
                 return None
             forward_pass = len(self._forward_pass_ends) if self._in_forward_pass else None
-            storage = Storage(memory.nbytes(), self._tick(), forward_pass)
+            storage = Storage(memory.nbytes(), self._tick(), self._phase, forward_pass)
             self.storages.append(storage)
             self.live_bytes += storage.nbytes
             self._alive[memory._cdata] = storage

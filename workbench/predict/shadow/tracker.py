@@ -180,7 +180,7 @@ class ShadowTracker(StorageTracker):
 
     def _book_block(self, nbytes: int) -> Storage:
         """A block that no tensor owns: on a GPU only the allocator's own peak shows it."""
-        storage = Storage(nbytes, self._tick(), None, Category.UNATTRIBUTED)
+        storage = Storage(nbytes, self._tick(), self._phase, None, Category.UNATTRIBUTED)
         self.storages.append(storage)
         return storage
 
