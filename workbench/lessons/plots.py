@@ -158,7 +158,7 @@ def _words(name: str) -> str:
 def _axes(width: float, height: float) -> tuple[Picture, Axes]:
     figure = Picture(figsize=(width, height), layout="constrained", facecolor="none")
     axes = figure.subplots(subplot_kw={"facecolor": "none"})
-    axes.tick_params(colors=GREY, labelcolor=GREY)
+    axes.tick_params(colors=GREY)
     axes.spines[:].set_color(GREY)
     axes.spines[["top", "right"]].set_visible(False)
     for axis in (axes.xaxis, axes.yaxis):

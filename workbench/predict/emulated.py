@@ -17,6 +17,7 @@ from unittest.mock import patch
 
 import torch
 from transformers import PreTrainedModel, TrainerCallback
+from transformers.initialization import no_init_weights
 
 from workbench.errors import ConfigurationError
 from workbench.gpus.caching_allocator import ENOUGH_BYTES
@@ -95,14 +96,10 @@ def card_model(recipe: Recipe, config: Any, source: Any) -> PreTrainedModel:
     made = {name: value() if callable(value) else value for name, value in arguments.items()}
     if "device_map" in made:
         made["device_map"] = {"": DEVICE}  # quantizing costs nothing there, and its traces are swept before the run
-    with patch.multiple(torch.Tensor, normal_=_unchanged, uniform_=_unchanged):  # nobody reads the weights
+    with no_init_weights():  # nobody reads them
         model = load_model(replace(source, random=True), config, **made)
     model = prepare_model(recipe, model)
     return cast("PreTrainedModel", model.to(DEVICE))  # type: ignore[arg-type]  # the stub takes no device
-
-
-def _unchanged(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-    return tensor
 
 
 def put_on_card(model: PreTrainedModel) -> PreTrainedModel:
