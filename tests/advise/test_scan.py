@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast, Trainer, TrainingArguments
 
 from workbench.__main__ import main
 from workbench.advise import scan as module
-from workbench.advise.scan import ENDLESS, GAPS, scan, scan_text, tokens_at_most, tokens_by_words, training_order
+from workbench.advise.scan import ENDLESS, GAPS, scan, scan_text, tokens_at_most, training_order
 from workbench.errors import ConfigurationError
 from workbench.models.gpt2 import gpt2_tokenizer
 from workbench.recipe import Recipe
@@ -27,7 +27,7 @@ WORDS = ["when", "shall", "we", "three", "meet", "again", "in", "thunder", "ligh
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from("\U0001d160\u0344ﷺ שּׁ\n"), max_size=60)
 
 
-MADE_ONCE = {bound: cache(bound) for bound in (tokens_at_most, tokens_by_words)}
+MADE_ONCE = cache(tokens_at_most)
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,7 @@ def asked(monkeypatch):
 
     monkeypatch.setattr(module.prediction, "predict", predict)
     monkeypatch.setattr(module, "start", lambda gpu: None)
-    for bound in (tokens_at_most, tokens_by_words):  # a fifth of a second for each tokenizer
-        monkeypatch.setattr(module, bound.__name__, MADE_ONCE[bound])
+    monkeypatch.setattr(module, "tokens_at_most", MADE_ONCE)
     return found
 
 
@@ -139,41 +138,22 @@ OTHERS = [
 
 @pytest.fixture(scope="module")
 def bounded():
-    """Tokenizers with what bounds their tokens, by bytes and by words."""
-    made = [changed(**parts) for parts in BOUNDED]
-    return [(tokenizer, tokens_at_most(tokenizer), tokens_by_words(tokenizer)) for tokenizer in made]
+    """Tokenizers with what bounds their tokens by bytes."""
+    return [(tokenizer, tokens_at_most(tokenizer)) for tokenizer in (changed(**parts) for parts in BOUNDED)]
 
 
 @settings(deadline=None)
 @given(text=TEXTS)
 @example("\U0001d160\u0344" * 9)  # which grow most
 def test_no_text_has_more_tokens_than_its_bytes_allow(bounded, text):
-    for tokenizer, at_most, _ in bounded:
+    for tokenizer, at_most in bounded:
         assert len(tokenizer(text)["input_ids"]) <= at_most(text) < ENDLESS
-
-
-PIECES = st.sampled_from([*WORDS, *" \n\t.,!'\"-01", "  ", "'s", "Ġ", "é", "\r\n", "<|endoftext|>", "the", "Thee"])
-
-
-@settings(deadline=None, max_examples=400)
-@given(text=st.lists(PIECES, max_size=30).map("".join) | st.lists(PIECES, max_size=30).map(" ".join))
-@example("a \n\n\n  b\t c  ,d 's it's don't thunder.\n Thunder!? rain")
-def test_nor_more_than_its_words_allow(bounded, text):
-    for tokenizer, _, by_words in bounded:
-        assert len(tokenizer(text)["input_ids"]) <= by_words(text)
-
-
-def test_the_bound_by_words_is_near_where_it_holds_and_absent_elsewhere(bounded):
-    text = words(1000)
-    near = [by_words(text) for _, _, by_words in bounded]
-    assert max(near[0], near[2]) < 1.1 * tokens(text)
-    assert (near[1], near[3]) == (ENDLESS, ENDLESS)
 
 
 @pytest.mark.parametrize("parts", OTHERS, ids=["nfkc", "prefix", "metaspace"])
 def test_all_is_tokenized_where_bytes_bound_nothing(parts, tmp_path, asked, monkeypatch):
     tokenizer = changed(**parts)
-    assert tokens_by_words(tokenizer)("a") == ENDLESS
+    assert tokens_at_most(tokenizer)("a") == ENDLESS
     monkeypatch.setattr(module, "load_tokenizer", lambda _: tokenizer)
     found = scan(recipe(written(tmp_path / "rows.jsonl", [words(n % 30) + "." for n in range(60)])), "t4")
     assert found.counted == found.rows == 60

@@ -491,12 +491,6 @@ def test_generating_leaves_the_model_as_it_was(model, tokenizer, training):
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_a_prompt_as_long_as_the_positions_leaves_no_room(model, tokenizer):
-    """128 positions are all there are: a prompt that fills them is an error, not an index out of range."""
-    with pytest.raises(ConfigurationError, match="positions"):
-        generate(model, tokenizer, "word " * 200, 5)
-
-
 def test_models_have_their_customary_learning_rate():
     names = ("gpt2-tiny", "random:gpt2-tiny", "random:gpt2")
     rates = {name: learning_rate(load_config(locate(name))) for name in names}

@@ -40,8 +40,7 @@ from workbench.gpus.emulator.card import DEVICE
 from workbench.gpus.emulator.launch import Emulation, emulate
 from workbench.measure.categories import Category, Phase, format_bytes, parse_bytes
 from workbench.paths import read_toml, write_whole
-from workbench.predict.predict import CPU, predict
-from workbench.predict.prediction import Prediction
+from workbench.predict.predict import CPU, Prediction, predict
 from workbench.recipe import Recipe
 from workbench.records.record import versions
 from workbench.settings import named
@@ -224,17 +223,16 @@ def _of_prediction(found: Prediction) -> Need:
 
 
 def _of_program(budget: Budget, found: Emulation) -> Need:
-    devices = [device for process in found.processes for device in process["devices"]]
+    devices = found.devices
     refused = found.exit_status != 0 and any(device["refusals"] for device in devices)  # else it mended that
     if not devices or (found.exit_status and not refused):
         raise ConfigurationError(
             f"check: the program of {budget.name} ended with exit status {found.exit_status}, having "
             f"{'used' if devices else 'not used'} the GPU. What it said stands above."
         )
-    device = max(devices, key=lambda device: int(device["peak_reserved_bytes"]))
-    peak, allocated = device["peak_reserved_bytes"], device["peak_allocated_bytes"]
+    peak, allocated = devices[0]["peak_reserved_bytes"], devices[0]["peak_allocated_bytes"]
     by_category = {"allocated": allocated, UNUSED: peak - allocated}
     ours = versions() if found.command[0] == sys.executable else {}  # another Python has other libraries
     known = {**ours, "torch": found.processes[0]["torch"]}
     facts = {"program": str(budget.what), "source": f"{DEVICE}{found.gpu.name}", **known}
-    return Need(peak, by_category, device["functions"], {}, facts, refused)
+    return Need(peak, by_category, devices[0]["functions"], {}, facts, refused)

@@ -38,7 +38,6 @@ SHOWN = 8  # rows of a list
 # (batches of 8 and 16, several seeds), a cap with 5 % in one of two.
 GAPS = 0.1
 UNKNOWN, ENDLESS = -1, 1 << 62
-PUNCTUATION = ".,;:!?"
 NFC_GROWTH = 3  # UTF-8 bytes for one, at most (Unicode FAQ, "Normalization"); ASCII stays as it is
 
 
@@ -160,41 +159,12 @@ def tokens_at_most(tokenizer: Any) -> Callable[[str], int]:
     return lambda text: more + (len(text) if text.isascii() else growth * len(text.encode()))
 
 
-def tokens_by_words(tokenizer: Any) -> Callable[[str], int]:
-    """As `tokens_at_most`, nearer to the truth, and much quicker than tokenizing: for texts in ASCII, by GPT-2's rules.
-
-    Its pattern (Radford et al. 2019, `encoder.py`) cuts before a space with a word behind it, and after a word's last
-    letter. So a word of letters has the tokens that it has alone; all else counts a token for each byte.
-    """
-    backend, added = tokenizer.backend_tokenizer, tokenizer.added_tokens_decoder.values()
-    state = json.loads(backend.to_str())
-    split = state["pre_tokenizer"] or {}
-    plain = split.get("type") == "ByteLevel" and split["use_regex"] and not split["add_prefix_space"]
-    if not plain or state["normalizer"] or any(t.lstrip or t.rstrip or " " in t.content for t in added):
-        return lambda text: ENDLESS
-    words = [f" {name[1:]}" for name in state["model"]["vocab"] if name[:1] == "Ġ" and name[1:].isalpha()]
-    counted = backend.encode_batch_fast(words, add_special_tokens=False)
-    tokens = {word[1:]: len(encoding) for word, encoding in zip(words, counted, strict=True) if word.isascii()}
-
-    def of_word(word: str) -> int:
-        letters = word.rstrip(PUNCTUATION)
-        return tokens.get(letters, len(letters) + 1) + len(word) - len(letters)
-
-    def at_most(text: str) -> int:
-        first, *others = text.split(" ")
-        more = backend.num_special_tokens_to_add(False) + len(first)
-        return more + sum(tokens.get(word) or of_word(word) for word in others) if text.isascii() else ENDLESS
-
-    return at_most
-
-
 class _Lengths:
     """Of every row its file, its line or row there, a bound of its tokens, and their number where it was counted."""
 
     def __init__(self, source: readers.TextSource, tokenizer: Any) -> None:
         self.source, self.files, self.signature = source, source.files(), source.signature()
-        self.at_most, self.by_words = tokens_at_most(tokenizer), tokens_by_words(tokenizer)
-        self.backend = tokenizer.backend_tokenizer
+        self.at_most, self.backend = tokens_at_most(tokenizer), tokenizer.backend_tokenizer
         self.backend.no_truncation()
         self.backend.no_padding()
         self.file, self.number, self.bound, self.tokens, self.empty = (array("q") for _ in range(5))
@@ -227,8 +197,6 @@ class _Lengths:
                 self.bound.append(bound)
                 self.tokens.append(UNKNOWN)
                 self.empty.extend([] if text and not text.isspace() else [row])
-            if wanted(row):
-                self.bound[row] = min(bound, self.by_words(text))
             if wanted(row):
                 waiting[row] = text
                 size += len(text)

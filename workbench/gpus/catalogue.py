@@ -14,7 +14,7 @@ C++ Programming Guide.
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
 
 from workbench.errors import ConfigurationError
 from workbench.paths import beside
@@ -22,16 +22,6 @@ from workbench.settings import unknown
 
 GIB, MIB, KIB = 2**30, 2**20, 2**10
 CONTEXT_BYTES_ESTIMATE = 512 * MIB
-
-
-@dataclass(frozen=True)
-class Multiprocessor:
-    """What one of a GPU's multiprocessors has; kernels and their scratch are chosen by it."""
-
-    threads: int
-    blocks: int  # at once
-    shared_bytes: int
-    shared_bytes_of_a_block: int  # at most
 
 
 @dataclass(frozen=True)
@@ -53,8 +43,10 @@ class Gpu:
     context_bytes: int | None = None
 
     @property
-    def multiprocessor(self) -> Multiprocessor:
-        return Multiprocessor(**_MULTIPROCESSORS["{}.{}".format(*self.compute_capability)])
+    def multiprocessor(self) -> SimpleNamespace:
+        """What one of them has: `threads`, `blocks` at once, `shared_bytes`, and at most `shared_bytes_of_a_block`.
+        Kernels and their scratch are chosen by it."""
+        return SimpleNamespace(**_MULTIPROCESSORS["{}.{}".format(*self.compute_capability)])
 
     @property
     def native_bf16(self) -> bool:
@@ -81,13 +73,11 @@ class Gpu:
         return self.context_bytes or CONTEXT_BYTES_ESTIMATE
 
 
-def _read(name: str, row: dict[str, Any]) -> Gpu:
-    return Gpu(**{**row, "name": name, "compute_capability": tuple(row["compute_capability"])})
-
-
 _MULTIPROCESSORS = beside(__file__, "multiprocessors.json")
-_ROWS = beside(__file__, "catalogue.json")
-GPUS: dict[str, Gpu] = {name: _read(name, row) for name, row in _ROWS.items()}
+GPUS: dict[str, Gpu] = {
+    name: Gpu(**{**row, "name": name, "compute_capability": tuple(row["compute_capability"])})
+    for name, row in beside(__file__, "catalogue.json").items()
+}
 
 
 def gpu(name: str) -> Gpu:

@@ -14,24 +14,16 @@ from workbench.advise.compare import WITHOUT_VALUES, pareto
 from workbench.measure.categories import Category, Phase, format_bytes
 from workbench.measure.emulated import emulated
 from workbench.measure.timeline import Timeline
+from workbench.paths import beside
 from workbench.predict.life import life_table
 from workbench.predict.phases import Life
 from workbench.records.record import Record
 
-GREY = "#808080"
 MIB = 2**20
 NO_VALUES = emulated() and WITHOUT_VALUES  # what a lesson says in place of a value; empty on every other device
-# Okabe and Ito, "Color Universal Design" (2008): told apart with every kind of colour vision
-COLOURS: dict[Category, str] = {
-    Category.WEIGHTS: "#0072B2",
-    Category.GRADIENTS: "#56B4E9",
-    Category.OPTIMIZER_STATES: "#009E73",
-    Category.ACTIVATIONS: "#E69F00",
-    Category.LOGITS_AND_LOSS: "#D55E00",
-    Category.TEMPORARIES: "#CC79A7",
-    Category.UNATTRIBUTED: "#999999",
-}
-LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")
+_PALETTE = beside(__file__, "plots.toml")
+GREY, LINES = _PALETTE["grey"], _PALETTE["lines"]
+COLOURS: dict[Category, str] = {Category(name): colour for name, colour in _PALETTE["categories"].items()}
 
 
 class Picture(Figure):
@@ -63,8 +55,8 @@ def memory_bars(frame: pd.DataFrame, limit_bytes: int | None = None) -> Picture:
         words = f"limit {format_bytes(limit_bytes)}"
         axes.axvline(limit_bytes / MIB, color=GREY, linestyle="--", zorder=0, label=words)
     axes.invert_yaxis()
-    axes.set_xlim(0, peaks.max() * 1.16)
-    axes.set_xlabel(f"bytes at the peak, MiB ({', '.join(sorted(set(rows['memory_source'])))})")
+    sources = ", ".join(sorted(set(rows["memory_source"])))
+    axes.set(xlim=(0, peaks.max() * 1.16), xlabel=f"bytes at the peak, MiB ({sources})")
     return _finish(figure, axes, columns=4)
 
 
@@ -82,8 +74,7 @@ def loss_curves(records: Sequence[Record]) -> Picture:
         steps = np.arange(1, runs.shape[1] + 1) * (1 if alike else ones[0].tokens_seen / runs.shape[1])
         axes.plot(steps, runs.mean(axis=0), color=colour, label=label, linestyle=("-", "--", ":", "-.")[index % 4])
         axes.fill_between(steps, runs.min(axis=0), runs.max(axis=0), color=colour, alpha=0.18, linewidth=0)
-    axes.set_xlabel("step (one optimizer update)" if alike else "tokens seen")
-    axes.set_ylabel("training loss")
+    axes.set(xlabel="step (one optimizer update)" if alike else "tokens seen", ylabel="training loss")
     return _finish(figure, axes, columns=3)
 
 
@@ -96,8 +87,7 @@ def timeline(history: Timeline, start: int = 0, stop: int | None = None) -> Pict
     colours, words = [COLOURS[category] for category in shown], [_words(category) for category in shown]
     axes.stackplot(events, list(shown.values()), colors=colours, labels=words, step="post", linewidth=0)
     _name_phases(axes, history.phases[start:stop], start, float(live.sum(axis=0).max()))
-    axes.set_xlabel("event (a tensor comes or goes)")
-    axes.set_ylabel("live bytes, MiB")
+    axes.set(xlabel="event (a tensor comes or goes)", ylabel="live bytes, MiB")
     return _finish(figure, axes, columns=4)
 
 
@@ -135,8 +125,7 @@ def tradeoffs(table: pd.DataFrame) -> Picture:
     axes.scatter(peaks[front], speeds[front], s=230, facecolors="none", edgecolors=GREY, linewidths=1.4, zorder=2)
     _name_beside(axes, peaks, speeds)
     axes.margins(0.08)
-    axes.set_xlabel("peak memory, MiB (left is better)")
-    axes.set_ylabel("speed, the baseline's is 1 (up is better)")
+    axes.set(xlabel="peak memory, MiB (left is better)", ylabel="speed, the baseline's is 1 (up is better)")
     bar = figure.colorbar(points, ax=axes, location="bottom", aspect=50, label="held-out loss (yellow is better)")
     bar.ax.tick_params(colors=GREY)
     bar.ax.xaxis.label.set_color(GREY)
@@ -167,16 +156,13 @@ def _words(name: str) -> str:
 
 
 def _axes(width: float, height: float) -> tuple[Picture, Axes]:
-    figure = Picture(figsize=(width, height), layout="constrained")
-    axes = figure.subplots()
-    figure.set_facecolor("none")
-    axes.set_facecolor("none")
+    figure = Picture(figsize=(width, height), layout="constrained", facecolor="none")
+    axes = figure.subplots(subplot_kw={"facecolor": "none"})
     axes.tick_params(colors=GREY)
-    for name, spine in axes.spines.items():
-        spine.set_visible(name in ("left", "bottom"))
-        spine.set_color(GREY)
-    axes.xaxis.label.set_color(GREY)
-    axes.yaxis.label.set_color(GREY)
+    axes.spines[:].set_color(GREY)
+    axes.spines[["top", "right"]].set_visible(False)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.label.set_color(GREY)
     return figure, axes
 
 

@@ -15,8 +15,7 @@ from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.lessons.timeline import in_words, scrubber
 from workbench.measure.categories import Category, format_bytes
 from workbench.predict.engine import engine_words
-from workbench.predict.predict import predict, predict_all
-from workbench.predict.prediction import Prediction
+from workbench.predict.predict import Prediction, predict, predict_all
 from workbench.recipe import Recipe
 from workbench.techniques.base import Technique
 

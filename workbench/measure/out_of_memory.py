@@ -24,14 +24,11 @@ class Refusal:
 
 def read(message: str) -> Refusal:
     """The numbers of an out-of-memory message; none of them if it is worded otherwise."""
+    requested = _size(rf"[Tt]ried to allocate {_SIZE}", message)
     allocated = _size(rf"{_SIZE} is allocated by PyTorch", message)
     unallocated = _size(rf"{_SIZE} is reserved by PyTorch but unallocated", message)
     known = allocated is not None and unallocated is not None
-    return Refusal(
-        requested_bytes=_size(rf"[Tt]ried to allocate {_SIZE}", message),
-        allocated_bytes=allocated,
-        reserved_bytes=(allocated or 0) + (unallocated or 0) if known else None,
-    )
+    return Refusal(requested, allocated, (allocated or 0) + (unallocated or 0) if known else None)
 
 
 def _size(pattern: str, message: str) -> int | None:

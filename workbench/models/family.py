@@ -1,7 +1,6 @@
 """What techniques must know of a kind of causal language model, read from a model of its config that has no memory."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,10 +67,12 @@ def dropout_fields(config: Any) -> tuple[str, ...]:
 
 
 def _read(config: Any, model: Any) -> ModelFamily:
+    import torch
     from transformers.pytorch_utils import Conv1D
 
-    matrices: dict[str, int] = {}
-    for name, module in _matrices(model):
+    kinds, head, matrices = (torch.nn.Linear, Conv1D), model.get_output_embeddings(), dict[str, int]()
+    found = {name: one for name, one in model.named_modules() if isinstance(one, kinds) and one is not head}
+    for name, module in found.items():
         last = name.rpartition(".")[2]
         matrices[last] = min(matrices.get(last, MOST_POSITIONS), *module.weight.shape)
     settings = vars(config.get_text_config())
@@ -80,14 +81,5 @@ def _read(config: Any, model: Any) -> ModelFamily:
         dropout_fields=dropout_fields(config),
         fused_activation={name: FUSED for name, value in settings.items() if value == WRITTEN_OUT},
         matrices=dict(sorted(matrices.items())),
-        matrices_are_transposed=any(isinstance(module, Conv1D) for _, module in _matrices(model)),
+        matrices_are_transposed=any(isinstance(module, Conv1D) for module in found.values()),
     )
-
-
-def _matrices(model: Any) -> Iterator[tuple[str, Any]]:
-    import torch
-    from transformers.pytorch_utils import Conv1D
-
-    for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Linear | Conv1D) and module is not model.get_output_embeddings():
-            yield name, module

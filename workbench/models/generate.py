@@ -2,24 +2,15 @@
 
 from typing import Any
 
-from workbench.errors import ConfigurationError
-from workbench.models.family import positions
 from workbench.models.load import quiet
 
 
 def generate(model: Any, tokenizer: Any, prompt: str, tokens: int) -> str:
-    """Continue a prompt, sampled at temperature 0.8 from the 50 likeliest tokens under a fixed seed."""
+    """Continue a prompt, sampled at temperature 0.8 from the 50 likeliest tokens under a fixed seed. Whether there are
+    positions for both is known before anything is loaded (`check_sample`)."""
     import torch
 
-    inputs = tokenizer(prompt, return_tensors="pt").to(model.device)
-    prompt_tokens, available = inputs["input_ids"].shape[1], positions(model.config)
-    if adapter := getattr(model, "active_peft_config", None):
-        prompt_tokens += getattr(adapter, "num_virtual_tokens", None) or 0
-    if prompt_tokens + tokens > available:
-        raise ConfigurationError(
-            f"generate: {prompt_tokens} + {tokens} tokens are beyond the model's {available} positions."
-        )
-    training = model.training
+    inputs, training = tokenizer(prompt, return_tensors="pt").to(model.device), model.training
     with quiet(), torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(0)
         model.eval()

@@ -53,10 +53,8 @@ def require(repository: str, alternatives: str, kind: str = "model", owner: str 
             words = f"{repository!r} is gated on the Hugging Face hub (HTTP {answer}). Accept its conditions at {page}"
             raise ConfigurationError(f"{owner} {words} and {login}.") from None
         if answer in (401, 403, 404):
-            words = (
-                f"the Hugging Face hub has no public {kind} {repository!r} (HTTP {answer}). Check the spelling{near}"
-            )
-            raise ConfigurationError(f"{owner} {words}; for a private one {login}.") from None
+            words = f"the Hugging Face hub has no public {kind} {repository!r} (HTTP {answer})"
+            raise ConfigurationError(f"{owner} {words}. Check the spelling{near}; for a private one {login}.") from None
         if cached:  # else every file that is read would wait for the hub
             _GIVEN_UP.update({} if constants.HF_HUB_OFFLINE else {repository: answer})
             constants.HF_HUB_OFFLINE = True

@@ -9,17 +9,7 @@ from workbench.paths import beside
 
 PUBLISHED: dict[str, dict[str, Any]] = beside(__file__, "known.toml")
 
-# of numbers that configs have, by their usual names, what can be meant; ends included
-RANGES: dict[str, tuple[float, float]] = {"num_hidden_layers": (1, 1000), "initializer_range": (0, 10)}
-RANGES |= dict.fromkeys(("hidden_size", "num_attention_heads", "vocab_size", "max_position_embeddings"), (1, 10**7))
-RANGES |= dict.fromkeys(("layer_norm_epsilon", "layer_norm_eps", "rms_norm_eps"), (1e-12, 1))
-
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-
-
-def has_experts(config: Any) -> bool:
-    """A mixture of experts: which of them a token goes to depends on values."""
-    return any(getattr(config.get_text_config(), name, None) for name in EXPERTS)
+RANGES: dict[str, tuple[float, float]] = beside(__file__, "ranges.toml")
 
 
 def check_kind(name: str, written: dict[str, Any]) -> None:

@@ -170,18 +170,14 @@ def _with_adapter(source: ModelSource, config: "PreTrainedConfig", arguments: di
 
 def count_parameters(model: "PreTrainedModel") -> tuple[int, int]:
     """(all, trainable). A weight of bitsandbytes counts as the numbers it stands for, not as the bytes they are in."""
-    numbers = [((_quantized(p) or p).shape.numel(), p.requires_grad) for p in model.parameters()]
+    numbers = [((getattr(p, "quant_state", None) or p).shape.numel(), p.requires_grad) for p in model.parameters()]
     return sum(count for count, _ in numbers), sum(count for count, trainable in numbers if trainable)
-
-
-def _quantized(parameter: Any) -> Any:
-    """What bitsandbytes keeps beside a quantized weight; None for another."""
-    return getattr(parameter, "quant_state", None)
 
 
 def storage_type(model: "PreTrainedModel") -> str:
     """In what the weights are stored: `float32`, or `nf4 + float32` where some are quantized by bitsandbytes."""
-    quantized = sorted({str(state.quant_type) for p in model.parameters() if (state := _quantized(p)) is not None})
+    states = [getattr(parameter, "quant_state", None) for parameter in model.parameters()]
+    quantized = sorted({str(state.quant_type) for state in states if state is not None})
     return " + ".join([*quantized, str(model.dtype).removeprefix("torch.")])
 
 

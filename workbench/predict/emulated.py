@@ -10,13 +10,14 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
 
 import torch
 from transformers import PreTrainedModel, TrainerCallback
+from transformers.initialization import no_init_weights
 
 from workbench.errors import ConfigurationError
 from workbench.gpus.caching_allocator import ENOUGH_BYTES
@@ -75,10 +76,8 @@ def _predict(recipe: Recipe, gpu: Gpu, padding: bool) -> Prediction:
 @contextmanager
 def on_card(recipe: Recipe) -> Iterator[tuple[Recipe, Path]]:
     """What surrounds a run: the recipe as it can be emulated, and a folder. Raises ConfigurationError: it cannot."""
-    techniques = (
-        technique.stand_in() if technique.missing(DEVICE.type) else technique for technique in recipe.techniques
-    )
-    recipe = replace(recipe, techniques=tuple(techniques))
+    techniques = tuple(one.stand_in() if one.missing(DEVICE.type) else one for one in recipe.techniques)
+    recipe = replace(recipe, techniques=techniques)
     if lacking := why_not_here(recipe, DEVICE):
         raise ConfigurationError(f"predict: {lacking}")
     allocator_for(DEVICE).prepare()
@@ -97,14 +96,10 @@ def card_model(recipe: Recipe, config: Any, source: Any) -> PreTrainedModel:
     made = {name: value() if callable(value) else value for name, value in arguments.items()}
     if "device_map" in made:
         made["device_map"] = {"": DEVICE}  # quantizing costs nothing there, and its traces are swept before the run
-    with patch.multiple(torch.Tensor, normal_=_unchanged, uniform_=_unchanged):  # nobody reads the weights
+    with no_init_weights():  # nobody reads them
         model = load_model(replace(source, random=True), config, **made)
     model = prepare_model(recipe, model)
     return cast("PreTrainedModel", model.to(DEVICE))  # type: ignore[arg-type]  # the stub takes no device
-
-
-def _unchanged(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-    return tensor
 
 
 def put_on_card(model: PreTrainedModel) -> PreTrainedModel:
@@ -198,7 +193,7 @@ class _Emulated:
         self.trainer.args.max_steps = STEPS  # a technique may ask for more
         self.tracker.untrained = max(self.micro_batches - MICRO_BATCHES, 0)
         if padding:
-            self.trainer.data_collator = _with_mask(cast("Any", self.trainer.data_collator))
+            self.trainer.data_collator = partial(_masked, cast("Any", self.trainer.data_collator))
         cast("Any", self.trainer).training_step = FewMicroBatches(self.trainer)
         self.padded = announce_padding(self.trainer, padding)
 
@@ -231,9 +226,6 @@ def _workspace_bytes() -> int:
     return before - torch.cuda.memory_allocated()
 
 
-def _with_mask(collator: Callable[..., dict[str, torch.Tensor]]) -> Callable[..., dict[str, torch.Tensor]]:
-    def masked(rows: Any) -> dict[str, torch.Tensor]:
-        batch = collator(rows)
-        return {**batch, "attention_mask": batch.get("attention_mask", torch.ones_like(batch["input_ids"]))}
-
-    return masked
+def _masked(collator: Callable[..., dict[str, torch.Tensor]], rows: Any) -> dict[str, torch.Tensor]:
+    batch = collator(rows)
+    return {**batch, "attention_mask": batch.get("attention_mask", torch.ones_like(batch["input_ids"]))}

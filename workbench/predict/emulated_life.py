@@ -27,7 +27,7 @@ from workbench.predict.emulated import DEVICE, FewMicroBatches, card_model, on_c
 from workbench.predict.phases import Habits, Life
 from workbench.predict.rows import STEPS, assembled, blocks_for
 from workbench.predict.skeleton import config_for
-from workbench.predict.walk import DeafMeter, PeakTracker, Walk
+from workbench.predict.walk import DEAF, PeakTracker, Walk
 from workbench.recipe import Recipe
 from workbench.run.trainer import SeamTrainer
 
@@ -93,7 +93,7 @@ def _walked(recipe: Recipe, gpu: Gpu, habits: Habits, refused: list[str]) -> Car
 
         def assemble(model: Any) -> SeamTrainer:
             blocks = blocks_for(recipe, habits.held_out_rows, every=not habits.prediction_loss_only)
-            trainer, _ = assembled(recipe, model, DeafMeter(), DEVICE, scratch, blocks=blocks)
+            trainer, _ = assembled(recipe, model, DEAF, DEVICE, scratch, blocks=blocks)
             trainer.args.dataloader_num_workers = 0
             # as accelerate finds for a single process, after it has asked the card for the sizes
             cast("Any", trainer.accelerator).pad_across_processes = lambda tensor, **_: tensor

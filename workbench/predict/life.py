@@ -13,8 +13,7 @@ from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.measure.categories import format_bytes
 from workbench.predict.engine import EMULATOR, engine_for
 from workbench.predict.phases import Habits, Life
-from workbench.predict.predict import CPU, predict, resolved
-from workbench.predict.prediction import Prediction
+from workbench.predict.predict import CPU, Prediction, predict, resolved
 from workbench.predict.worker import SECONDS, ask_life
 from workbench.recipe import Recipe
 

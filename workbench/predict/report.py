@@ -41,11 +41,8 @@ def fitting(found: dict[str, Prediction | WorkbenchError]) -> str:
         if p.fits
     ]
     too_small = [name for name, p in predicted.items() if not p.fits]
-    lines = (
-        [f"  {'fits on':16}{'reserves':>12}{'has':>12}", *fits]
-        if fits
-        else ["  fits on          none of the known GPUs"]
-    )
+    head = f"  {'fits on':16}{'reserves':>12}{'has':>12}"
+    lines = [head, *fits] if fits else ["  fits on          none of the known GPUs"]
     lines += [f"  does not fit on  {', '.join(too_small)}"] if too_small else []
     errors = {name: error for name, error in found.items() if isinstance(error, WorkbenchError)}
     return "\n".join([*lines, *(f"  cannot run on    {name}: {error}" for name, error in errors.items())])

@@ -9,7 +9,6 @@ from datasets import Dataset
 
 from workbench.errors import ConfigurationError
 from workbench.measure.meter import Meter
-from workbench.models.known import has_experts
 from workbench.models.load import load_tokenizer
 from workbench.models.source import ModelSource, locate_config
 from workbench.recipe import Recipe
@@ -24,6 +23,7 @@ LISTED = 256  # micro-batches of a step are listed; the inputs of more are held 
 TOKENS = 2**18  # of a step are made on the host; more are on the device only, where nobody reads them
 AT_ONCE = 65_535  # sequences: what is beside each other in a grid of CUDA's; `attention.cu` refuses more
 TEXTS = 2**14  # whose tokens are kept
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # of a config: a mixture of experts
 EVALUATED = 3  # batches of an evaluation, and a smaller last one: the third finds what the second left, and so on
 
 
@@ -76,14 +76,14 @@ def assembled(
 
 def facts(trainer: SeamTrainer, parameters: tuple[int, int], micro_batches: int, padding: bool) -> dict[str, Any]:
     """The fields of a `Prediction` that a trainer knows when it has trained."""
-    model: Any = trainer.model
+    config = cast("Any", trainer.model).config.get_text_config()
     return {
         "micro_batch_size": trainer.micro_batch_size,
         "gradient_accumulation_steps": micro_batches,
         "parameters": parameters[0],
         "trainable_parameters": parameters[1],
         "padding": padding,
-        "has_experts": has_experts(model.config),
+        "has_experts": any(getattr(config, name, None) for name in EXPERTS),
     }
 
 

@@ -3,7 +3,7 @@
 import re
 import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +15,7 @@ from transformers import Trainer, TrainerCallback
 
 from workbench.errors import ConfigurationError, UnavailableError
 from workbench.measure.allocators import allocator_for, total_bytes
-from workbench.measure.categories import Category, Phase
-from workbench.measure.meter import Meter
+from workbench.measure.categories import Category
 from workbench.measure.tracker import Storage, StorageTracker
 from workbench.models.load import quiet, save_model
 from workbench.predict.phases import Habits, Life, Peak
@@ -59,20 +58,8 @@ def resident_peak() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-class DeafMeter(Meter):
-    """For a Trainer whose phases somebody else reads."""
-
-    def __init__(self) -> None:
-        pass
-
-    def watch(self, optimizer: Any) -> None:
-        pass
-
-    def attribute(self, on: bool) -> None:
-        pass
-
-    def enter_phase(self, phase: Phase | None) -> None:
-        pass
+# a meter for a Trainer whose phases somebody else reads
+DEAF: Any = SimpleNamespace(phase=nullcontext, **dict.fromkeys(("watch", "attribute", "enter_phase"), lambda *_: None))
 
 
 class _EnoughError(Exception):
@@ -215,7 +202,7 @@ def measure_life(recipe: Recipe, device: str, habits: Habits) -> Life:
 
         def assembled(model: Any) -> SeamTrainer:
             arguments = training_arguments(job.recipe, job.learning_rate, job.device, scratch)
-            return assemble(job.recipe, model, prepare_data(job.recipe, blocks), arguments, DeafMeter(), [])
+            return assemble(job.recipe, model, prepare_data(job.recipe, blocks), arguments, DEAF, [])
 
         resident_peak()
         before = resident_peak()

@@ -108,12 +108,11 @@ def pick_device(name: str | None = None) -> "torch.device":
     import torch
 
     check_device(name)
-    there = dict(zip(KINDS, (torch.cuda.is_available(), torch.backends.mps.is_available(), True), strict=True))
-    if name is None:
-        return torch.device(next(kind for kind, present in there.items() if present))
-    if not there[name]:
+    known = zip(KINDS, (torch.cuda.is_available(), torch.backends.mps.is_available(), True), strict=True)
+    there = [kind for kind, present in known if present]
+    if name not in (None, *there):
         raise UnavailableError(f"device: PyTorch sees no {name} device on this machine. Use --device cpu.")
-    return torch.device(name)
+    return torch.device(name or there[0])
 
 
 def describe_device(device: "torch.device") -> str:

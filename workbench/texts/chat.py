@@ -13,18 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError
 
+from workbench.paths import beside
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 ANSWERS, ALL = LOSSES = ("answers", "all")
 IGNORED = -100  # the label of what does not count
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
-# for a tokenizer that has none, such as GPT-2's: a line for each message
-TEMPLATE = (
-    "{% for message in messages %}{{ message.role + ': ' + message.content }}"
-    "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{{ '\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}assistant:{% endif %}"
-)
+TEMPLATE: str = beside(__file__, "chat.toml")["template"]  # for a tokenizer that has none, such as GPT-2's
 
 
 class Message(BaseModel, extra="allow"):

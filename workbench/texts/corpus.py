@@ -256,9 +256,8 @@ def _ids(text: str, tokenizer: "PreTrainedTokenizerBase") -> Any:
 
     key = hashlib.sha256(text.encode()).hexdigest(), _state(tokenizer)
     if key not in _IDS:
-        ids = np.fromiter(chain.from_iterable(encoded([text], tokenizer)), dtype=np.int32)
         _IDS.clear()
-        _IDS[key] = ids
+        _IDS[key] = np.fromiter(chain.from_iterable(encoded([text], tokenizer)), dtype=np.int32)
     return _IDS[key]
 
 
@@ -294,16 +293,14 @@ def _rows(corpus: Corpus, text: Iterable[str], tokenizer: Any, length: int) -> I
     if not corpus.loss:
         yield from ({"input_ids": block} for block in packed_blocks(text, tokenizer, length))
         return
-    blocks = (
-        zip(*pairs, strict=True) for pairs in _packed((_labelled(corpus, line, tokenizer) for line in text), length)
-    )
+    pairs = (_labelled(corpus, line, tokenizer) for line in text)
+    blocks = (zip(*block, strict=True) for block in _packed(pairs, length))
     rows = ({"input_ids": ids, "labels": labels} for ids, labels in blocks if {*labels[1:]} != {IGNORED})
     if not (first := [*islice(rows, 1)]):
-        none = (
-            f"{'the held-out part' if isinstance(text, list) else 'the training part'} of {corpus.name} gives no block"
-        )
+        part = "held-out" if isinstance(text, list) else "training"
+        none = f"the {part} part of {corpus.name} gives no block of {length} tokens in which one counts"
         cure = "Use more conversations, with messages of the role assistant, or a smaller sequence_length."
-        raise texts.refusal(f"{none} of {length} tokens in which one counts. {cure}")
+        raise texts.refusal(f"{none}. {cure}")
     yield from chain(first, rows)
 
 

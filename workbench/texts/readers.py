@@ -20,12 +20,13 @@ import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NoReturn
+from unittest.mock import patch
 
 from workbench.errors import ConfigurationError, explained, in_a_line
 from workbench.texts.chat import ANSWERS, LOSSES, ROWS, in_one_line
@@ -240,9 +241,8 @@ def _download(repository: str, config: str | None, split: str, nothing: str) -> 
     import datasets
 
     cure = f"Name split and config, {repository}:split=train,config=…, or check the network and the disk."
-    with ExitStack() as stack, explained(f"corpus: the data set {repository!r} cannot be used", cure):
-        stack.callback(setattr, datasets.config, "HF_HUB_OFFLINE", datasets.config.HF_HUB_OFFLINE)
-        datasets.config.HF_HUB_OFFLINE = not online or "HF_DATASETS_OFFLINE" in os.environ
+    offline = patch.object(datasets.config, "HF_HUB_OFFLINE", not online or "HF_DATASETS_OFFLINE" in os.environ)
+    with offline, explained(f"corpus: the data set {repository!r} cannot be used", cure):
         files = datasets.load_dataset(known_as, config, split=split, keep_in_memory=False).cache_files
         if not files:
             raise ValueError(f"the split {split} has no rows")

@@ -10,8 +10,7 @@ from workbench.advise.candidate import Candidate, Predictor, rank
 from workbench.advise.doctor import cause, diagnose, promising
 from workbench.advise.plan import THIS_CPU, Search, families
 from workbench.gpus.catalogue import GPUS
-from workbench.predict.predict import resolved
-from workbench.predict.prediction import Prediction
+from workbench.predict.predict import Prediction, resolved
 from workbench.recipe import Recipe
 from workbench.records.record import Record
 from workbench.widgets.background import SEARCH

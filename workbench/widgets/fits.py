@@ -6,8 +6,7 @@ from typing import Any
 
 from workbench.advise.frontier import Frontier
 from workbench.gpus.catalogue import GPUS
-from workbench.predict.predict import SHADOW, predict_all, resolved
-from workbench.predict.prediction import Prediction
+from workbench.predict.predict import SHADOW, Prediction, predict_all, resolved
 from workbench.recipe import Recipe
 from workbench.widgets.pages import page
 from workbench.widgets.part import Answer, Part

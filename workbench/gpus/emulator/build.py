@@ -29,7 +29,7 @@ NVIDIA = re.compile(r"lib(cu|nccl|nvrtc|nvshmem|nvJitLink|nvToolsExt|nvidia-ml)"
 LIBRARIES = tomllib.loads((SOURCES / "libraries.toml").read_text(encoding="utf-8"))
 ASKER = "libc10_cuda.so"
 RUNTIME, CALLS_RUNTIME = "libcudart", ("libcuda", "libnvidia-ml", "libnccl")  # these are written on top of it
-REFUSED, REFUSAL = re.compile("|".join(LIBRARIES["refused"])), 10  # an error in each of these libraries
+REFUSED = re.compile("|".join(LIBRARIES["refused"]))
 
 
 @dataclass
@@ -154,14 +154,9 @@ def _make(library: Library, command: list[str], folder: Path) -> None:
 
 
 def _functions(names: Iterable[str]) -> str:
-    """Weak ones: what is written by hand takes the place of the function of that name."""
-    lines = ["void stub_called(const char *); int stub_refused(const char *, int);"]
-    for name in names:
-        body = (
-            f'return stub_refused("{name}", {REFUSAL})' if REFUSED.match(name) else f'stub_called("{name}"); return 0'
-        )
-        lines.append(f"__attribute__((weak)) long {name}(void) {{ {body}; }}")
-    return "\n".join(lines) + "\n"
+    """A macro of `stubs/stub.h` for each."""
+    lines = (f"{'REFUSED' if REFUSED.match(name) else 'STUB'}({name})" for name in names)
+    return "\n".join(['#include "stub.h"', *lines, ""])
 
 
 def _versions(symbols: Mapping[str, str]) -> str:

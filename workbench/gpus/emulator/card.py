@@ -1,6 +1,6 @@
 """The card that the stubs play: fields of the catalogue as one environment variable."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from workbench.errors import ConfigurationError
 from workbench.gpus.catalogue import GPUS, MIB, Gpu
@@ -38,7 +38,7 @@ def variable(gpu: Gpu, count: int = 1) -> str:
         "major": gpu.compute_capability[0],
         "minor": gpu.compute_capability[1],
         "sms": gpu.multiprocessors,
-        **asdict(gpu.multiprocessor),
+        **vars(gpu.multiprocessor),
         "name": f"{gpu.title} (emulated)",  # the last one: it has blanks
     }
     return " ".join(f"{name}={value}" for name, value in fields.items())

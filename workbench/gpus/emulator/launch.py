@@ -38,8 +38,14 @@ class Emulation:
     snapshots: tuple[Path, ...] = ()
 
     @property
+    def devices(self) -> list[dict[str, Any]]:
+        """The reports of all devices, that which reserved most first."""
+        devices = [device for process in self.processes for device in process["devices"]]
+        return sorted(devices, key=lambda device: -device["peak_reserved_bytes"])
+
+    @property
     def peak_reserved_bytes(self) -> int:
-        return max((d["peak_reserved_bytes"] for p in self.processes for d in p["devices"]), default=0)
+        return max((device["peak_reserved_bytes"] for device in self.devices), default=0)
 
 
 def environment(gpu: Gpu, count: int = 1, *, padding: bool = False) -> dict[str, str]:

@@ -50,8 +50,7 @@ def _device_line(process: dict[str, Any], device: dict[str, Any], several: bool)
 
 
 def _holders(found: Emulation) -> list[str]:
-    devices = [device for process in found.processes for device in process["devices"]]
-    device = max(devices, key=lambda device: int(device["peak_reserved_bytes"]))
+    device = found.devices[0]
     if not device.get("lines"):
         return []
     lines = [f"    {format_bytes(entry['bytes']):>9}  {entry['line']}" for entry in device["lines"]]
@@ -63,7 +62,7 @@ def _holders(found: Emulation) -> list[str]:
 
 def fits(found: Emulation) -> dict[str, bool]:
     """By card, whether what was reserved and the card's context have room. Empty if the program ran out of memory."""
-    if not found.processes or any(d["refusals"] for p in found.processes for d in p["devices"]):
+    if not found.processes or any(device["refusals"] for device in found.devices):
         return {}
     need = found.peak_reserved_bytes
     return {name: need + gpu.context_bytes_estimate <= gpu.memory_bytes for name, gpu in GPUS.items()}

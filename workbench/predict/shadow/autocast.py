@@ -7,12 +7,12 @@ autocast kernels, they also act on what gradient checkpointing recomputes inside
 function modes do not see.
 
 The lists (`autocast.json`): `AT_FORALL_FP32` and `AT_FORALL_FP32_SET_OPT_DTYPE` in `ATen/autocast_mode.h`, those that a
-language model and its losses can meet; `rms_norm` is not an operation in every release. With each softmax stands the
-fused operation behind it.
+language model and its losses can meet. With each softmax stands the fused operation behind it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,19 +30,17 @@ def cuda_autocast() -> Iterator[None]:
     """Inside, `torch.autocast("cpu")` casts what CUDA's autocast casts."""
     with torch.library._scoped_library("aten", "IMPL") as library:
         for name in LISTS["inputs_in_fp32"]:
-            if (operation := _operation(name)) is not None:
-                library.impl(name, _in_fp32(operation), _KEY)
+            library.impl(name, partial(_in_fp32, _operation(name)), _KEY)
         for name in LISTS["result_in_fp32"]:
-            library.impl(name, _to_fp32(_operation(name)), _KEY)
+            library.impl(name, partial(_to_fp32, _operation(name)), _KEY)
         for name, fused in LISTS["softmaxes"].items():
-            library.impl(name, _softmax(_operation(name), getattr(torch.ops.aten, fused)), _KEY)
+            library.impl(name, partial(_softmax, _operation(name), getattr(torch.ops.aten, fused)), _KEY)
         yield
 
 
 def _operation(name: str) -> Any:
     packet, _, overload = name.partition(".")
-    found = getattr(torch.ops.aten, packet, None)
-    return getattr(found, overload or "default", None)
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
 def _eligible(value: Any) -> bool:
@@ -55,35 +53,24 @@ def _up(value: Any) -> Any:
     return value.to(torch.float32) if _eligible(value) else value
 
 
-def _in_fp32(operation: Callable[..., Any]) -> Callable[..., Any]:
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(_excluded):
-            return operation(*(_up(arg) for arg in args), **{name: _up(arg) for name, arg in kwargs.items()})
-
-    return kernel
+def _in_fp32(operation: Any, *args: Any, **kwargs: Any) -> Any:
+    with torch._C._ExcludeDispatchKeyGuard(_excluded):
+        return operation(*(_up(arg) for arg in args), **{name: _up(arg) for name, arg in kwargs.items()})
 
 
-def _to_fp32(operation: Any) -> Callable[..., Any]:
+def _to_fp32(operation: Any, *args: Any, **kwargs: Any) -> Any:
     """The operation is told to return fp32; its input stays as it is."""
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        if _eligible(args[0]) and kwargs.get("dtype") is None:
-            kwargs["dtype"] = torch.float32
-        with torch._C._ExcludeDispatchKeyGuard(_excluded):
-            return operation(*args, **kwargs)
-
-    return kernel
+    if _eligible(args[0]) and kwargs.get("dtype") is None:
+        kwargs["dtype"] = torch.float32
+    with torch._C._ExcludeDispatchKeyGuard(_excluded):
+        return operation(*args, **kwargs)
 
 
-def _softmax(operation: Any, fused: Any) -> Callable[..., Any]:
+def _softmax(operation: Any, fused: Any, tensor: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
     """As above; from fp16, CUDA's kernel converts while it reads and needs no copy (`softmax` in `SoftMax.cpp`)."""
-
-    def kernel(tensor: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
-        if _eligible(tensor) and dtype is None:
-            dtype = torch.float32
-        with torch._C._ExcludeDispatchKeyGuard(_excluded):
-            if tensor.dtype is torch.float16 and dtype is torch.float32:
-                return fused(tensor, dim, True)
-            return operation(tensor, dim, dtype)
-
-    return kernel
+    if _eligible(tensor) and dtype is None:
+        dtype = torch.float32
+    with torch._C._ExcludeDispatchKeyGuard(_excluded):
+        if tensor.dtype is torch.float16 and dtype is torch.float32:
+            return fused(tensor, dim, True)
+        return operation(tensor, dim, dtype)

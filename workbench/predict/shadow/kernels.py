@@ -21,9 +21,8 @@ MATRIX_PRODUCTS = frozenset({aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.a
 NO_KERNEL = frozenset({aten._unsafe_view, aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty})
 
 FP32_BYTES = INT32_BYTES = 4
-CUDNN_WORKSPACE = (
-    256  # of attention, besides what it shares with flash attention; seen on an H100 (cuDNN 9.19), unpublished
-)
+# of attention, besides what it shares with flash attention; seen on an H100 (cuDNN 9.19), unpublished
+CUDNN_WORKSPACE = 256
 INT64_BYTES = 8
 
 Block = int | Reduction | Splits  # bytes, or what the GPU makes of it, which is two blocks

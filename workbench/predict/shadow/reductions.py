@@ -61,7 +61,7 @@ class Reduction:
             return 0, 0  # no warps share an output, so no blocks do
         values = _ceil(inputs, (width if along else 1) * height)
         columns = _ceil(outputs // vector, 1 if along else width)
-        wanted = gpu.multiprocessors * (gpu.multiprocessor.threads // (width * height))
+        wanted: int = gpu.multiprocessors * (gpu.multiprocessor.threads // (width * height))
         if values < MAX_VALUES or columns > wanted:
             return 0, 0
         blocks = max(min(_ceil(wanted, columns), _ceil(values, MIN_VALUES)), _ceil(values, MAX_VALUES))
