@@ -51,7 +51,7 @@ def test_the_rooms_are_those_of_the_plan():
     found = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert found == ROOMS
     assert {path.stem for path in PACKAGE.glob("*.py")} == {
-        "__init__", "__main__", "errors", "settings", "recipe", "paths",
+        "__init__", "__main__", "errors", "hub", "settings", "recipe", "paths",
     }  # fmt: skip
 
 

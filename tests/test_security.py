@@ -18,8 +18,7 @@ from workbench.advise.frame import FORMULA, to_csv, to_frame
 from workbench.errors import ConfigurationError
 from workbench.lessons import plots
 from workbench.measure.categories import Category
-from workbench.paths import ROOT
-from workbench.records import names
+from workbench.paths import ROOT, inside
 from workbench.records.record import Record, Status
 
 NASTY = [
@@ -108,17 +107,17 @@ def test_pictures_can_be_drawn_of_them(hostile, tmp_path):
 def test_a_name_stays_inside_its_folder_or_is_refused(name):
     root = Path("/tmp/root")
     if re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name, flags=re.ASCII) and name.strip("."):
-        assert names.inside(root, name).parent == root
+        assert inside(root, name).parent == root
     else:
         with pytest.raises(ConfigurationError, match="cannot be a file's. Use 1 to 64 letters"):
-            names.inside(root, name)
+            inside(root, name)
 
 
 def test_a_link_that_leads_out_is_refused(tmp_path):
     (tmp_path / "root").mkdir()
     (tmp_path / "root" / "x").symlink_to(tmp_path)
     with pytest.raises(ConfigurationError, match="is a link that leads out"):
-        names.inside(tmp_path / "root", "x")
+        inside(tmp_path / "root", "x")
 
 
 @pytest.mark.parametrize("identity", ["../../x", "/tmp/x", "a\0b", "x" * 300, "..", 7, None])

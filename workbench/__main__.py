@@ -56,7 +56,7 @@ from workbench.recipe import Recipe
 from workbench.settings import described
 from workbench.techniques import REGISTRY, parse_technique, technique
 from workbench.texts import corpus
-from workbench.texts import readers as texts
+from workbench.texts.readers import split_name
 
 MODULE = "python -m workbench"
 TRAINERS_SEED = "42"  # the default of TrainingArguments
@@ -433,9 +433,18 @@ def run_notebooks(args: argparse.Namespace) -> None:
     print(f"executed: {executed[0].parent} (to read them in JupyterLab; in a checkout `make site` makes pages of them)")
 
 
+def absolute(name: str) -> str:
+    """The same name from any working directory; unchanged where it names no file, nor a folder written as a path."""
+    location, options = split_name(name)
+    path = Path(os.path.expanduser(location))
+    if os.path.isfile(path) or (os.path.isdir(path) and {os.sep, "/"} & set(location)):
+        return f"{path.resolve()}{options}"
+    return name
+
+
 def _value(text: str) -> Any:
     """JSON or text. A file is named from where the caller stands; the notebooks run in a folder of their own."""
-    if (path := texts.absolute(text)) != text:
+    if (path := absolute(text)) != text:
         return path
     try:
         return json.loads(text)

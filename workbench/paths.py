@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import platform
+import re
 import tempfile
 import tomllib
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ CORPORA = DATA / "corpora"
 NOTEBOOKS = DATA / "notebooks" if INSTALLED else ROOT / "notebooks"
 BUILD = Path.cwd() / "build" if INSTALLED else ROOT / "build"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")  # that becomes part of a path
 
 # for a child: it gets this very package, whatever else is called workbench on its path or where it stands
 PIN = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import workbench; del sys.path[0]"
@@ -124,3 +126,23 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def valid_name(name: object) -> bool:
+    """1 to 64 letters, digits, dots, dashes and underscores; not `.` or `..`, which are folders."""
+    return isinstance(name, str) and bool(NAME.fullmatch(name)) and bool(name.strip("."))
+
+
+def inside(root: Path, name: str) -> Path:
+    """`root / name`.
+
+    Raises:
+        ConfigurationError: the name has other characters than letters, digits, `.`, `-` and `_`, or more than 64 of
+            them, or the path, links resolved, leaves the root.
+    """
+    if not valid_name(name):
+        raise ConfigurationError(f"name: {name!r:.90} cannot be a file's. Use 1 to 64 letters, digits, dots, - and _.")
+    path = root / name
+    if not path.resolve().is_relative_to(root.resolve()):
+        raise ConfigurationError(f"name: {name!r} is a link that leads out of {root}. Remove it.")
+    return path

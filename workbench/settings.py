@@ -57,6 +57,21 @@ def check_settings(settings: Any, owner: str) -> None:
             object.__setattr__(settings, field.name, float(value))  # the dataclass is frozen, and still being made
 
 
+def separated(text: str, owner: str) -> dict[str, str]:
+    """`rank:8,alpha:16`, as typed on a command line, by name. Raises ConfigurationError for what is no name:value."""
+    values: dict[str, str] = {}
+    for part in filter(None, text.split(",")):
+        key, colon, value = part.partition(":")
+        if not colon:
+            raise ConfigurationError(
+                f"{owner}: {part!r} is not a setting. Write name:value, as in lora=rank:8,alpha:16."
+            )
+        if key.strip() in values:
+            raise ConfigurationError(f"{owner}: {key.strip()} is given twice. Keep one of the two values.")
+        values[key.strip()] = value.strip()
+    return values
+
+
 def parse_settings(cls: type[Any], values: Mapping[str, str], owner: str) -> dict[str, Any]:
     """Turn texts, as typed on a command line, into values of the fields' types.
 

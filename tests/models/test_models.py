@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from workbench import hub as the_hub
 from workbench.errors import ConfigurationError, UnavailableError
-from workbench.models import hub as hub_of_models
+from workbench.hub import require
 from workbench.models.generate import generate
 from workbench.models.gpt2 import gpt2_tokenizer, learning_rate
-from workbench.models.hub import require
 from workbench.models.load import check_trainable, load_config, load_model, load_tokenizer, save_model
 from workbench.models.source import ModelSource, check_length, check_vocabulary, locate, locate_config, resolve_auto
 from workbench.techniques import Lora
@@ -206,7 +206,7 @@ def test_of_a_gated_one_the_page_of_its_conditions_is_told(hub, server, kind, pa
     hub(server.server_port)
     server.status = "gated"
     with pytest.raises(ConfigurationError) as caught:
-        require(NOWHERE, "another", kind)
+        require(NOWHERE, "another", kind, f"{'corpus' if kind == 'dataset' else 'model'}:")
     words = f"Accept its conditions at http://127.0.0.1:{server.server_port}/{page}{NOWHERE} and log in with `hf auth"
     assert f"{NOWHERE!r} is gated on the Hugging Face hub (HTTP 403). {words}" in str(caught.value)
 
@@ -247,7 +247,7 @@ def test_a_hub_that_never_answers(hub):
 
 
 def test_what_is_cached_is_read_without_waiting_for_a_hub_until_there_is_one_again(hub, server, monkeypatch):
-    monkeypatch.setattr(hub_of_models, "_GIVEN_UP", {})
+    monkeypatch.setattr(the_hub, "_GIVEN_UP", {})
     hub(server.server_port)
     server.status = 200
     folder = Path(huggingface_hub.constants.HF_HUB_CACHE) / "models--nobody--no-such-model-at-all"
@@ -258,11 +258,11 @@ def test_what_is_cached_is_read_without_waiting_for_a_hub_until_there_is_one_aga
     (folder / "refs" / "main").write_text("abc")
     for endpoint, offline in (("https://hub.invalid", True), (huggingface_hub.constants.ENDPOINT, False)):
         monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", endpoint)
-        assert require(NOWHERE, "another") == (NOWHERE, not offline)
+        assert require(NOWHERE, "another", "model", "model:") == (NOWHERE, not offline)
         assert huggingface_hub.constants.HF_HUB_OFFLINE is offline
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)  # by order it stays so
     for _ in range(2):
-        assert require(NOWHERE, "another") == (NOWHERE, False)
+        assert require(NOWHERE, "another", "model", "model:") == (NOWHERE, False)
         assert huggingface_hub.constants.HF_HUB_OFFLINE
     assert server.tokens == set()
 

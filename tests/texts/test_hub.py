@@ -12,9 +12,9 @@ import pytest
 from fake_hub import TOKEN, serving
 from huggingface_hub import constants
 
-from workbench.__main__ import main
+from workbench import hub
+from workbench.__main__ import absolute, main
 from workbench.errors import ConfigurationError, UnavailableError
-from workbench.models import hub
 from workbench.texts import corpus, readers
 
 READ = """
@@ -168,7 +168,7 @@ def test_what_is_there_comes_before_the_hub(tmp_path, monkeypatch):
     (tmp_path / "user" / "set" / "a.txt").write_text("some words in a folder")
     assert corpus.load_corpus("imdb").documents == corpus.load_corpus("user/set").documents == 1
     assert corpus.load_corpus("shakespeare").name == "shakespeare"
-    assert readers.absolute("user/other:test") == "user/other:test"
+    assert absolute("user/other:test") == "user/other:test"
 
 
 @pytest.mark.parametrize(("name", "words"), [

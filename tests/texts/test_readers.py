@@ -11,6 +11,7 @@ from textwrap import dedent
 
 import pytest
 
+from workbench.__main__ import absolute
 from workbench.errors import ConfigurationError
 from workbench.export.bring import keep
 from workbench.export.script import script
@@ -160,10 +161,10 @@ def test_a_name_is_made_absolute_with_its_options(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.csv").write_text("text\nx\n")
     (tmp_path / "many").mkdir()
-    assert texts.absolute("my.csv:column=body") == f"{tmp_path / 'my.csv'}:column=body"
-    assert texts.absolute("many/") == str(tmp_path / "many")
+    assert absolute("my.csv:column=body") == f"{tmp_path / 'my.csv'}:column=body"
+    assert absolute("many/") == str(tmp_path / "many")
     for unchanged in ("many", "shakespeare", "30", "[1, 2]", "no.csv:column", "a\0b", "x" * 5000):
-        assert texts.absolute(unchanged) == unchanged
+        assert absolute(unchanged) == unchanged
 
 
 # ---- what a loader may do to a text, and none of ours does ----

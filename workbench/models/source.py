@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import ConfigurationError, explained
+from workbench.hub import require
 from workbench.measure.emulated import emulated
 from workbench.models.family import positions
-from workbench.models.hub import require
 from workbench.models.known import PUBLISHED
 from workbench.paths import MODELS
 
@@ -63,7 +63,8 @@ def locate(name: str) -> ModelSource:
     cure = f"Known without a download: {EMBEDDED}, {', '.join(RANDOM + each for each in PUBLISHED if '/' not in each)}."
     with explained(f"model: {name!r:.90} is neither an existing folder nor a hub id", cure):
         validate_repo_id(plain)
-    require(plain, alternatives=f"{EMBEDDED} (embedded) or {RANDOM}gpt2 (no download)")
+    alternatives = f"{EMBEDDED} (embedded) or {RANDOM}gpt2 (no download)"
+    require(plain, alternatives, "model", "model:", PUBLISHED)
     return ModelSource(name, plain, random)
 
 

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from workbench.recipe import Recipe
-from workbench.settings import check_settings, parse_settings, setting
+from workbench.settings import check_settings, parse_settings, separated, setting
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,7 @@ class Habits:
     @classmethod
     def parse(cls, text: str) -> "Habits":
         """From `name:value,name:value`, as a technique's settings are typed."""
-        pairs = (entry.partition(":") for entry in filter(None, text.split(",")))
-        return cls(**parse_settings(cls, {name.strip(): value.strip() for name, _, value in pairs}, "life"))
+        return cls(**parse_settings(cls, separated(text, "life"), "life"))
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import ConfigurationError, explained
-from workbench.paths import sync
-from workbench.records import names
+from workbench.paths import sync, valid_name
 from workbench.records.record import warn_once
 
 FOLDER = "checkpoints"  # in that of a run
@@ -82,7 +81,7 @@ def _check(checkpoint: Path) -> None:
     for name in sorted({weights, *NEEDED, *files}):
         with unusable(f"{name!r:.90} in {checkpoint}"):
             path = checkpoint / name
-            own = names.valid(name) and path.is_file() and not path.is_symlink()
+            own = valid_name(name) and path.is_file() and not path.is_symlink()
             if not own or path.stat().st_size != files[name]["bytes"] or _described(path) != files[name]:
                 raise ValueError("it is missing, or not as it was written")
             _read(path)

@@ -19,9 +19,8 @@ from typing import Any, ClassVar, Self
 from pydantic import ConfigDict, TypeAdapter
 
 from workbench.errors import DISTRIBUTION, ConfigurationError, in_a_line
-from workbench.paths import INSTALLED, ROOT, runs_folder, write_whole
+from workbench.paths import INSTALLED, ROOT, inside, runs_folder, valid_name, write_whole
 from workbench.recipe import Recipe
-from workbench.records import names
 
 SCHEMA_VERSION = 2  # one more whenever a field changes its name or its meaning; `_migrated` then knows the older form
 WORLD = ("rank", "world_size", "device_kind", "device_name", "threads")
@@ -135,7 +134,7 @@ class Record:
 
     def path(self, folder: Path | None = None) -> Path:
         """Where the record is kept. Raises ConfigurationError for an id that cannot be a file's name."""
-        return names.inside(folder or runs_folder(), f"{self.id}.json")
+        return inside(folder or runs_folder(), f"{self.id}.json")
 
     def save(self, folder: Path | None = None) -> Path:
         """Write `<id>.json`: complete or not at all, whatever happens meanwhile."""
@@ -214,7 +213,7 @@ def _typed(data: dict[str, Any]) -> Record:
     Recipe.from_dict({**record.recipe, "techniques": {}})  # of which a user may have some that are not registered
     made, owner = record.created_at, record.owner
     good = {
-        "id": names.valid(record.id),  # folders are named by it
+        "id": valid_name(record.id),  # folders are named by it
         "created_at": made == datetime.fromisoformat(made).replace(tzinfo=UTC).isoformat(timespec="milliseconds"),
         "recipe": isinstance(record.recipe.get("techniques"), dict),
         "owner": {name: type(value) for name, value in owner.items()} in ({}, OWNER) and owner.get("pid", 1) > 0,

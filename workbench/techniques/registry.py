@@ -4,10 +4,9 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from workbench.errors import ConfigurationError
 from workbench.measure.categories import Category
 from workbench.paths import beside
-from workbench.settings import parse_settings, unknown
+from workbench.settings import parse_settings, separated, unknown
 from workbench.techniques.base import Numerics, Technique
 
 READ: dict[str, Callable[[Any], Any]] = {"attacks": lambda names: tuple(map(Category, names)), "numerics": Numerics}
@@ -41,17 +40,7 @@ def parse_technique(text: str) -> Technique:
         ConfigurationError: unknown name or setting, or a value that is malformed or out of range.
     """
     name, _, rest = text.partition("=")
-    values: dict[str, str] = {}
-    for part in filter(None, rest.split(",")):
-        key, colon, value = part.partition(":")
-        if not colon:
-            raise ConfigurationError(
-                f"{name}: {part!r} is not a setting. Write name:value, as in lora=rank:8,alpha:16."
-            )
-        if key.strip() in values:
-            raise ConfigurationError(f"{name}: {key.strip()} is given twice. Keep one of the two values.")
-        values[key.strip()] = value.strip()
-    return _known(name)(**parse_settings(_known(name), values, name))
+    return _known(name)(**parse_settings(_known(name), separated(rest, name), name))
 
 
 def _known(name: str) -> type[Technique]:

@@ -191,7 +191,7 @@ def find_text(name: str, alternatives: str) -> TextSource:
             hub has no such data set, or not for this user.
         UnavailableError: the hub cannot be reached, and the data set is not in the cache.
     """
-    location, options = _split(name)
+    location, options = split_name(name)
     path = Path(os.path.expanduser(location))
     if not (location and os.path.exists(path)):
         repository, colon, options = name.partition(":")
@@ -233,7 +233,7 @@ def column_of(names: Iterable[str]) -> str:
 @lru_cache(maxsize=8)  # each asks the hub
 def _download(repository: str, config: str | None, split: str, nothing: str) -> tuple[Path, ...]:
     """The Arrow files of a split of a data set of the hub, in the cache of `datasets`."""
-    from workbench.models import hub
+    from workbench import hub
 
     if "[" in split:
         raise refusal(f"{split!r} is a part of a split. Give a whole one: {repository}:{split.partition('[')[0]}.")
@@ -249,16 +249,7 @@ def _download(repository: str, config: str | None, split: str, nothing: str) -> 
         return tuple(Path(file["filename"]) for file in files)
 
 
-def absolute(name: str) -> str:
-    """The same name from any working directory; unchanged where it names no file, nor a folder written as a path."""
-    location, options = _split(name)
-    path = Path(os.path.expanduser(location))
-    if os.path.isfile(path) or (os.path.isdir(path) and {os.sep, "/"} & set(location)):
-        return f"{path.resolve()}{options}"
-    return name
-
-
-def _split(name: str) -> tuple[str, str]:
+def split_name(name: str) -> tuple[str, str]:
     """Path, and options with their colon. A colon may be part of an existing path, and of a drive."""
     location, colon, options = name.rpartition(":")
     named, found = (os.path.exists(os.path.expanduser(path)) for path in (name, location))

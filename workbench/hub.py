@@ -3,6 +3,7 @@
 import difflib
 import os
 import socket
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
@@ -12,20 +13,20 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from workbench.errors import ConfigurationError, UnavailableError
-from workbench.models.known import PUBLISHED
 
 CONNECTION_S = 1.0  # to reach the hub at all
 HUB_PATIENCE_S = 3.0  # for its answer
 _GIVEN_UP: dict[str, Any] = {}  # what is read from the cache, because the hub could not be reached
 
 
-def require(repository: str, alternatives: str, kind: str = "model", owner: str = "model:") -> tuple[str, bool]:
+def require(repository: str, alternatives: str, kind: str, owner: str, known: Collection[str] = ()) -> tuple[str, bool]:
     """The name under which the hub or the local cache has a "model" or a "dataset", as an old one leads to a new one;
     and whether the hub has said so, asked with the user's token if there is one. A model in the cache is enough: the
     hub is not asked for it, and while it cannot be reached, huggingface_hub is told to work offline.
 
     Raises:
-        ConfigurationError: the hub has no such thing, not for this user, or not before its conditions are accepted.
+        ConfigurationError: the hub has no such thing (one of the `known` may be meant), not for this user, or not
+            before its conditions are accepted.
         UnavailableError: the hub does not answer, or answers with an error; `alternatives` tells what works without.
     """
     from huggingface_hub import HfApi, constants
@@ -45,8 +46,8 @@ def require(repository: str, alternatives: str, kind: str = "model", owner: str 
         return str(found.id), True
     except Exception as error:  # of the hub, the network or the settings; what answered has a status
         answer = getattr(getattr(error, "response", None), "status_code", None)
-        known = PUBLISHED.keys() - {repository} if kind == "model" else ()
-        near = "".join(f" (did you mean {name}?)" for name in difflib.get_close_matches(repository, known, 1))
+        others = set(known) - {repository}
+        near = "".join(f" (did you mean {name}?)" for name in difflib.get_close_matches(repository, others, 1))
         login = "log in with `hf auth login`, with a token that may read it"
         if type(error).__name__ == "GatedRepoError":
             page = f"{constants.ENDPOINT}/{'datasets/' if kind == 'dataset' else ''}{repository}"
