@@ -25,6 +25,7 @@ from workbench.techniques import (
     Padding,
     PromptTuning,
     Qlora,
+    StepInBackward,
 )
 
 pytestmark = [pytest.mark.xdist_group("emulated"), pytest.mark.usefixtures("emulator")]  # one warm process for all
@@ -215,6 +216,17 @@ def test_where_nothing_can_be_forked_each_card_has_a_process_of_its_own(monkeypa
     assert not isinstance(call.PROCESSES.workers["t4"], Fork)
     assert alone.by_category == forked.by_category
     call.PROCESSES.end()
+
+
+@pytest.mark.parametrize("partners", [(), (StepInBackward(),), (MixedPrecision(dtype="fp16"), Lora())], ids=len)
+def test_muons_products_are_scratch_in_both_engines(partners):
+    recipe = replace(LARGE, effective_batch_size=1, techniques=partners) | Optimizer(kind="muon")
+    real, shadow = (predict(recipe, "h100", engine=engine) for engine in (EMULATOR, SHADOW))
+    assert shadow.peak_allocated_bytes == pytest.approx(real.peak_allocated_bytes, abs=4096)
+    assert shadow.by_phase["optimizer_step"] == pytest.approx(real.by_phase["optimizer_step"], abs=4096)
+    states = [prediction.maximum_by_category["optimizer_states"] for prediction in (real, shadow)]
+    assert states[0] == states[1]
+    assert shadow.work == pytest.approx(real.work, rel=0.001)
 
 
 @pytest.mark.parametrize("kind", ["adamw_paged", "adamw_8bit_paged"])
