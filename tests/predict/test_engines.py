@@ -25,6 +25,7 @@ from workbench.techniques import (
     Padding,
     PromptTuning,
     Qlora,
+    SelectiveCheckpointing,
     StepInBackward,
 )
 
@@ -216,6 +217,18 @@ def test_where_nothing_can_be_forked_each_card_has_a_process_of_its_own(monkeypa
     assert not isinstance(call.PROCESSES.workers["t4"], Fork)
     assert alone.by_category == forked.by_category
     call.PROCESSES.end()
+
+
+@pytest.mark.parametrize("partners", [(), (MixedPrecision(dtype="fp16"), Lora()), (Lora(dropout=0.1),)], ids=len)
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_what_selective_checkpointing_keeps_is_the_same_in_both_engines(partners, dropout):
+    recipe = replace(LARGE, effective_batch_size=2, dropout=dropout, techniques=partners) | SelectiveCheckpointing()
+    real, shadow = (predict(recipe, "h100", engine=engine) for engine in (EMULATOR, SHADOW))
+    assert shadow.peak_allocated_bytes == pytest.approx(real.peak_allocated_bytes, rel=1e-4)
+    assert shadow.peak_reserved_bytes == pytest.approx(real.peak_reserved_bytes, rel=0.02)
+    kept = [prediction.maximum_by_category["activations"] for prediction in (real, shadow)]
+    assert kept[0] == pytest.approx(kept[1], rel=1e-4)
+    assert shadow.work == pytest.approx(real.work, rel=0.001)
 
 
 @pytest.mark.parametrize("partners", [(), (StepInBackward(),), (MixedPrecision(dtype="fp16"), Lora())], ids=len)

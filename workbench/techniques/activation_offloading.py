@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.settings import setting
-from workbench.techniques.base import Call
+from workbench.techniques.base import Call, Capability
 from workbench.techniques.offloading import Offloading
 
 
@@ -107,6 +107,7 @@ class ActivationOffloading(Offloading):
 
     minimum_bytes: int = setting(65536, "smaller tensors stay", unit="bytes", minimum=0)
 
+    brings = frozenset({Capability.OFFLOADED_ACTIVATIONS})
     what = "activations"
 
     def trainer(self) -> Call:
