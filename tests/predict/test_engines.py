@@ -17,6 +17,7 @@ from workbench.predict.predict import CPU, EMULATOR, SHADOW, engine_for, predict
 from workbench.predict.report import prediction_text
 from workbench.run.run import run
 from workbench.techniques import (
+    ActivationOffloading,
     GradientAccumulation,
     GradientCheckpointing,
     Lora,
@@ -229,6 +230,19 @@ def test_what_selective_checkpointing_keeps_is_the_same_in_both_engines(partners
     kept = [prediction.maximum_by_category["activations"] for prediction in (real, shadow)]
     assert kept[0] == pytest.approx(kept[1], rel=1e-4)
     assert shadow.work == pytest.approx(real.work, rel=0.001)
+
+
+@pytest.mark.parametrize("partners", [(), (GradientCheckpointing(),), (MixedPrecision(dtype="fp16"), Lora())], ids=len)
+def test_overlapped_copies_are_the_same_in_both_engines_and_in_a_run(partners, tmp_path):
+    recipe = replace(LARGE, effective_batch_size=2, techniques=partners) | ActivationOffloading(overlap=True)
+    real, shadow = (predict(recipe, "h100", engine=engine) for engine in (EMULATOR, SHADOW))
+    record = run(recipe, device="emulated:h100", folder=tmp_path)
+    assert shadow.peak_allocated_bytes == pytest.approx(real.peak_allocated_bytes, rel=1e-4)
+    assert record.peak_allocated_bytes == pytest.approx(real.peak_allocated_bytes, rel=1e-4)
+    assert shadow.peak_reserved_bytes == pytest.approx(record.peak_reserved_bytes, rel=0.02)
+    waiting = predict(replace(LARGE, effective_batch_size=2, techniques=partners) | ActivationOffloading(), "h100")
+    two = 2 * 4 * 2 * 1024 * 3072  # results of the MLP's first product, of which one leaves and one comes
+    assert shadow.peak_allocated_bytes == pytest.approx(waiting.peak_allocated_bytes, abs=two)
 
 
 @pytest.mark.parametrize("partners", [(), (StepInBackward(),), (MixedPrecision(dtype="fp16"), Lora())], ids=len)

@@ -90,12 +90,8 @@ class Optimizer(Technique):
 
     def trainer(self) -> Call | None:
         """None where the Trainer makes the optimizer by itself."""
-        if (foreach := self._of("foreach")) is not None:
-            return Call(use_adamw, {"foreach": foreach})
-        if (muon := self._of("muon")) is not None:
-            return Call(use_muon, muon)
-        library = self._of("library")
-        return Call(use_library, library) if library else None
+        uses: dict[str, Any] = {"adamw": use_adamw, "muon": use_muon, "library": use_library}
+        return next((Call(use, self._of(name)) for name, use in uses.items() if self._of(name)), None)
 
     def stand_in(self) -> Technique:
         """FlashOptim's kernels are Triton's: the same states, at the same moments, and no arithmetic."""
@@ -118,20 +114,15 @@ def use_muon(trainer: Any, adjust_lr_fn: str) -> None:
 
     modules = [m for m in trainer.model.modules() if isinstance(m, torch.nn.Embedding)]
     outside = {id(getattr(m, "weight", None)) for m in (*modules, trainer.model.get_output_embeddings())}
-    _, of_adamw = trainer.get_optimizer_cls_and_kwargs(trainer.args)
-
-    def inside(p: Any) -> bool:  # a single row or column, as (IA)³ learns, has nothing to be made orthogonal
-        return p.ndim == 2 and min(p.shape) > 1 and id(p) not in outside
+    # a single row or column, as (IA)³ learns, has nothing to be made orthogonal
+    inside = {id(p) for p in trainer.model.parameters() if p.ndim == 2 and min(p.shape) > 1} - outside
 
     class MuonAndAdamW(torch.optim.Optimizer):
         def __init__(self, groups: list[dict[str, Any]], **options: Any) -> None:
-            split = [
-                [{**g, "params": [p for p in g["params"] if inside(p) is of]} for g in groups] for of in (True, False)
-            ]
-            self.both = (
-                torch.optim.Muon(split[0], lr=options["lr"], adjust_lr_fn=adjust_lr_fn),
-                torch.optim.AdamW(split[1], **options),
-            )
+            inner = [{**g, "params": [p for p in g["params"] if id(p) in inside]} for g in groups]
+            outer = [{**g, "params": [p for p in g["params"] if id(p) not in inside]} for g in groups]
+            muon = torch.optim.Muon(inner, lr=options["lr"], adjust_lr_fn=adjust_lr_fn)
+            self.both = muon, torch.optim.AdamW(outer, **options)
             super().__init__([group for one in self.both for group in one.param_groups], {})
 
         def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -140,7 +131,7 @@ def use_muon(trainer: Any, adjust_lr_fn: str) -> None:
                 one.state, one.param_groups = self.state, groups  # other ones after a state was loaded
                 one.step()
 
-    trainer.optimizer_cls_and_kwargs = (MuonAndAdamW, of_adamw)
+    trainer.optimizer_cls_and_kwargs = (MuonAndAdamW, trainer.get_optimizer_cls_and_kwargs(trainer.args)[1])
 
 
 def use_library(trainer: Any, module: str, name: str, settings: dict[str, Any], piece: int) -> None:

@@ -7,31 +7,25 @@ from workbench.models.family import ModelFamily
 from workbench.techniques.base import Call, Capability, Stage, Technique
 
 
-def is_kept(_: Any, operation: Any, *args: Any, **kwargs: Any) -> Any:
-    """PyTorch's word for the result of an operation, the same in both passes.
+def is_kept(_: Any, operation: Any, *args: Any, **kwargs: Any) -> bool:
+    """Whether the result of an operation is kept: the same in both passes.
 
     Attention that draws its dropout by itself is computed again: if it were not, its random numbers would not be drawn
     a second time, and every dropout after it would get others than in the forward pass.
     """
-    from torch.utils.checkpoint import CheckpointPolicy
-
     name = operation.overloadpacket.__name__
-    names = [argument.name for argument in operation._schema.arguments]
-    dropout = {**dict(zip(names, args, strict=False)), **kwargs}.get("dropout_p", 0)
+    given = dict(zip((a.name for a in operation._schema.arguments), args, strict=False)) | kwargs
     product = name in ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "gemm_4bit")  # the last of bitsandbytes
-    attention = name.startswith("_scaled_dot_product_") and not dropout
-    return CheckpointPolicy.MUST_SAVE if product or attention else CheckpointPolicy.PREFER_RECOMPUTE
+    return product or (name.startswith("_scaled_dot_product_") and not given.get("dropout_p"))
 
 
 def checkpoint_selectively(model: Any) -> Any:
     """The model, whose blocks keep their inputs, matrix products and attention, and compute all else again."""
-    from functools import partial
-
     from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
     # transformers 5.23 renamed the method; 5.17 has only the older name
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    enable({"use_reentrant": False, "context_fn": partial(create_selective_checkpoint_contexts, is_kept)})
+    enable({"use_reentrant": False, "context_fn": lambda: create_selective_checkpoint_contexts(is_kept)})
     model.config.use_cache = False
     return model
 
