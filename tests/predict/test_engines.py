@@ -241,7 +241,7 @@ def test_overlapped_copies_are_the_same_in_both_engines_and_in_a_run(partners, t
     assert record.peak_allocated_bytes == pytest.approx(real.peak_allocated_bytes, rel=1e-4)
     assert shadow.peak_reserved_bytes == pytest.approx(record.peak_reserved_bytes, rel=0.02)
     waiting = predict(replace(LARGE, effective_batch_size=2, techniques=partners) | ActivationOffloading(), "h100")
-    two = 2 * 4 * 2 * 1024 * 3072  # results of the MLP's first product, of which one leaves and one comes
+    two = 2 * 2 * 50257 * 768  # one that leaves and one that comes: at most the head in 16 bits, which autocast made
     assert shadow.peak_allocated_bytes == pytest.approx(waiting.peak_allocated_bytes, abs=two)
 
 

@@ -248,16 +248,16 @@ def test_copies_go_one_behind_and_come_one_ahead(order):
     order.clear()
     for entry, tensor in zip(reversed(packed), reversed(tensors), strict=True):
         assert torch.equal(saved.unpack(entry), tensor)
-    assert order[:3] == ["wait: out 2", "in 2", "in 1"]
-    assert list(dict.fromkeys(order[3:])) == ["wait: in 2", "wait: in 1", "in 0", "wait: in 0"]
+    assert order == ["wait: out 2", "in 2", "wait: in 2", "in 1", "wait: in 1", "in 0", "wait: in 0"]
 
 
 def test_a_copy_is_waited_for_before_it_is_used(order):
     saved = SavedTensors([], 0, Streamed(order), overlap=True)
     packed = [saved.pack(torch.full((9,), float(number))) for number in range(4)]
-    for number in (3, 0, 2, 1, 2):  # in any order, and again
+    for number in (3, 0, 1, 2):  # in another order
         saved.unpack(packed[number])
         assert f"wait: in {number}" in order
+    assert sorted(said for said in order if said.startswith("in")) == ["in 0", "in 1", "in 2", "in 3"]  # each once
 
 
 def test_what_leaves_stays_until_its_copy_is_made(order):
@@ -308,7 +308,7 @@ def test_a_disk_is_waited_for_all_the_same(recipe, fine_tuned):
 def test_overlapped_copies_are_as_many_bytes(on_gpu, recipe, tmp_path):
     _, moved = on_gpu
     overlapped = run(recipe | ActivationOffloading(overlap=True), device="cuda", folder=tmp_path)
-    assert overlapped.moved_bytes == pytest.approx(moved.moved_bytes, rel=0.05)
+    assert overlapped.moved_bytes == pytest.approx(moved.moved_bytes, rel=0.01)
     largest = 4 * 8 * 32 * 4096
     assert overlapped.peak_allocated_bytes <= moved.peak_allocated_bytes + 2 * largest
 

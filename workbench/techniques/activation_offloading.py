@@ -29,8 +29,7 @@ class Copy:
         """All bytes of the storage, on the device."""
         import torch
 
-        alive = self.last()
-        if alive is not None:
+        if (alive := self.last()) is not None:
             return torch.empty(0, dtype=torch.uint8, device=self.device).set_(alive)
         buffer = torch.empty(self.nbytes, dtype=torch.uint8, device=self.device)
         self.arrived = self.place.load(self.room, 0, buffer)
@@ -52,7 +51,7 @@ class SavedTensors:
         self.keep = {tensor.untyped_storage()._cdata for tensor in keep}
         self.minimum_bytes, self.place, self.overlap = minimum_bytes, place, overlap
         self.newest: Callable[[], Copy | None] = lambda: None
-        self.held: dict[str, tuple[Any, Any]] = {}
+        self.held: dict[int, tuple[Any, Any]] = {}  # by the copy that comes, and 0, what leaves
         self.copies: weakref.WeakValueDictionary[int, Copy] = weakref.WeakValueDictionary()
 
     def stays(self, tensor: Any) -> bool:
@@ -77,26 +76,28 @@ class SavedTensors:
             copy = self.copies[storage._cdata] = Copy(tensor, self.place, self.newest)
             if self.overlap:
                 self.newest = weakref.ref(copy)
-                self.hold("out", storage, copy.sent)
+                self.settle(0)
+                self.held[0] = storage, copy.sent
         dtype, (size, stride, offset) = tensor.dtype, (tensor.size(), tensor.stride(), tensor.storage_offset())
         return lambda: self.back(copy).view(dtype).as_strided(size, stride, offset)
 
     def back(self, copy: Copy) -> Any:
         """All bytes of its storage; and the one that was packed before it, which is needed after it, sets out."""
-        self.hold("out")
+        self.settle(0)
         buffer, before = copy.restored(), copy.before()
-        self.hold("in", buffer, copy.arrived)
-        self.hold("in", *((before.restored(), before.arrived) if before and before.arrived is False else ()))
+        self.settle(id(copy), copy.arrived)
+        if before and before.arrived is False:
+            self.held[id(before)] = before.restored(), before.arrived
         return buffer
 
-    def hold(self, way: str, buffer: Any = None, event: Any = None) -> None:
-        """Instead of what was held: its memory may be used again by all that is computed after its copy."""
-        if before := self.held.get(way, (None, None))[1]:
-            before.wait()
-        self.held[way] = buffer, event
+    def settle(self, key: int, event: Any = None) -> None:
+        """Let go of what is held: all that is computed from now on comes after its copy, or after the event."""
+        if event := self.held.pop(key, (None, event))[1]:
+            event.wait()
 
     def __del__(self) -> None:
-        self.hold("in")  # if nobody asked for it
+        for key in [*self.held]:  # what came and nobody asked for
+            self.settle(key)
 
     @staticmethod
     def unpack(saved: Any) -> Any:

@@ -123,12 +123,11 @@ def use_muon(trainer: Any, adjust_lr_fn: str) -> None:
             outer = [{**g, "params": [p for p in g["params"] if id(p) not in inside]} for g in groups]
             muon = torch.optim.Muon(inner, lr=options["lr"], adjust_lr_fn=adjust_lr_fn)
             self.both = muon, torch.optim.AdamW(outer, **options)
-            super().__init__([group for one in self.both for group in one.param_groups], {})
+            super().__init__([one.param_groups[i] for i in range(len(groups)) for one in self.both], {})
 
         def step(self, closure: Any = None) -> None:  # type: ignore[override]
-            half = len(self.param_groups) // 2
-            for one, groups in zip(self.both, (self.param_groups[:half], self.param_groups[half:]), strict=True):
-                one.state, one.param_groups = self.state, groups  # other ones after a state was loaded
+            for index, one in enumerate(self.both):  # other groups, after a state was loaded
+                one.state, one.param_groups = self.state, self.param_groups[index::2]
                 one.step()
 
     trainer.optimizer_cls_and_kwargs = (MuonAndAdamW, trainer.get_optimizer_cls_and_kwargs(trainer.args)[1])
