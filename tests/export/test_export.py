@@ -46,6 +46,7 @@ from workbench.techniques import (
     PromptTuning,
     PureBf16,
     Qlora,
+    SelectiveCheckpointing,
     SequenceLength,
     StepInBackward,
     Streaming,
@@ -58,6 +59,7 @@ TECHNIQUES = {
     "gradient_accumulation": (GradientAccumulation(steps=2),),
     "gradient_checkpointing": (GradientCheckpointing(),),
     "every second block": (GradientCheckpointing(every_n_layers=2),),
+    "selective_checkpointing": (SelectiveCheckpointing(), Lora(rank=2)),
     "reentrant": (GradientCheckpointing(use_reentrant=True), Lora(rank=2)),
     "mixed_precision": (MixedPrecision(),),
     "lora": (Lora(rank=4, targets="c_attn+c_fc"),),
@@ -70,6 +72,7 @@ TECHNIQUES = {
     "optimizer": (Optimizer(kind="sgd_momentum"),),
     "step_in_backward": (StepInBackward(), Optimizer(kind="adafactor")),
     "a library's optimizer": (PureBf16(), Optimizer(kind="adamw_4bit_stochastic")),
+    "two optimizers as one": (Optimizer(kind="muon"), Lora(rank=2)),
     "optimizer made by hand": (Optimizer(kind="adamw_foreach"), Lora(rank=2)),
     "prefix_tuning": (PrefixTuning(virtual_tokens=4),),
     "prompt_tuning": (PromptTuning(virtual_tokens=4),),
@@ -134,9 +137,9 @@ def test_it_finds_the_same_losses_and_the_same_peak(recipe, executed, techniques
 
 REFUSED = {  # by TRL's trainer: what it is that it has no arguments for
     "sequence_length", "chunked_cross_entropy", "chunked_cross_entropy of an adapter", "step_in_backward", "qlora",
-    "a library's optimizer", "optimizer made by hand", "prompt_tuning", "activation_offloading",
-    "optimizer_offloading", "both offloaded", "data_loading", "padding", "fixed padding", "grouped by length",
-    "streaming",
+    "a library's optimizer", "two optimizers as one", "optimizer made by hand", "prompt_tuning",
+    "selective_checkpointing", "activation_offloading", "optimizer_offloading", "both offloaded", "data_loading",
+    "padding", "fixed padding", "grouped by length", "streaming",
 }  # fmt: skip
 ROUNDED = {"mixed_precision", "pure_bf16", "pure_bf16 and an adapter", "all"}  # TRL's loss rounds elsewhere
 

@@ -17,6 +17,7 @@ from workbench.predict.predict import CPU, EMULATOR, SHADOW, engine_for, predict
 from workbench.predict.report import prediction_text
 from workbench.run.run import run
 from workbench.techniques import (
+    ActivationOffloading,
     GradientAccumulation,
     GradientCheckpointing,
     Lora,
@@ -25,6 +26,8 @@ from workbench.techniques import (
     Padding,
     PromptTuning,
     Qlora,
+    SelectiveCheckpointing,
+    StepInBackward,
 )
 
 pytestmark = [pytest.mark.xdist_group("emulated"), pytest.mark.usefixtures("emulator")]  # one warm process for all
@@ -215,6 +218,42 @@ def test_where_nothing_can_be_forked_each_card_has_a_process_of_its_own(monkeypa
     assert not isinstance(call.PROCESSES.workers["t4"], Fork)
     assert alone.by_category == forked.by_category
     call.PROCESSES.end()
+
+
+@pytest.mark.parametrize("partners", [(), (MixedPrecision(dtype="fp16"), Lora()), (Lora(dropout=0.1),)], ids=len)
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_what_selective_checkpointing_keeps_is_the_same_in_both_engines(partners, dropout):
+    recipe = replace(LARGE, effective_batch_size=2, dropout=dropout, techniques=partners) | SelectiveCheckpointing()
+    real, shadow = (predict(recipe, "h100", engine=engine) for engine in (EMULATOR, SHADOW))
+    assert shadow.peak_allocated_bytes == pytest.approx(real.peak_allocated_bytes, rel=1e-4)
+    assert shadow.peak_reserved_bytes == pytest.approx(real.peak_reserved_bytes, rel=0.02)
+    kept = [prediction.maximum_by_category["activations"] for prediction in (real, shadow)]
+    assert kept[0] == pytest.approx(kept[1], rel=1e-4)
+    assert shadow.work == pytest.approx(real.work, rel=0.001)
+
+
+@pytest.mark.parametrize("partners", [(), (GradientCheckpointing(),), (MixedPrecision(dtype="fp16"), Lora())], ids=len)
+def test_overlapped_copies_are_the_same_in_both_engines_and_in_a_run(partners, tmp_path):
+    recipe = replace(LARGE, effective_batch_size=2, techniques=partners) | ActivationOffloading(overlap=True)
+    real, shadow = (predict(recipe, "h100", engine=engine) for engine in (EMULATOR, SHADOW))
+    record = run(recipe, device="emulated:h100", folder=tmp_path)
+    assert shadow.peak_allocated_bytes == pytest.approx(real.peak_allocated_bytes, rel=1e-4)
+    assert record.peak_allocated_bytes == pytest.approx(real.peak_allocated_bytes, rel=1e-4)
+    assert shadow.peak_reserved_bytes == pytest.approx(record.peak_reserved_bytes, rel=0.02)
+    waiting = predict(replace(LARGE, effective_batch_size=2, techniques=partners) | ActivationOffloading(), "h100")
+    two = 2 * 2 * 50257 * 768  # one that leaves and one that comes: at most the head in 16 bits, which autocast made
+    assert shadow.peak_allocated_bytes == pytest.approx(waiting.peak_allocated_bytes, abs=two)
+
+
+@pytest.mark.parametrize("partners", [(), (StepInBackward(),), (MixedPrecision(dtype="fp16"), Lora())], ids=len)
+def test_muons_products_are_scratch_in_both_engines(partners):
+    recipe = replace(LARGE, effective_batch_size=1, techniques=partners) | Optimizer(kind="muon")
+    real, shadow = (predict(recipe, "h100", engine=engine) for engine in (EMULATOR, SHADOW))
+    assert shadow.peak_allocated_bytes == pytest.approx(real.peak_allocated_bytes, abs=4096)
+    assert shadow.by_phase["optimizer_step"] == pytest.approx(real.by_phase["optimizer_step"], abs=4096)
+    states = [prediction.maximum_by_category["optimizer_states"] for prediction in (real, shadow)]
+    assert states[0] == states[1]
+    assert shadow.work == pytest.approx(real.work, rel=0.001)
 
 
 @pytest.mark.parametrize("kind", ["adamw_paged", "adamw_8bit_paged"])

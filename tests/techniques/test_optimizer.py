@@ -1,3 +1,4 @@
+import copy
 import gc
 import importlib.util
 import math
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import Trainer, TrainingArguments
 
 from workbench.errors import ConfigurationError, UnavailableError
 from workbench.measure.categories import Category
@@ -15,7 +17,7 @@ from workbench.models.load import load_config, load_model
 from workbench.models.source import locate
 from workbench.records.record import Status, read_all
 from workbench.run.run import run
-from workbench.techniques import GradientAccumulation, Lora, Numerics, Optimizer
+from workbench.techniques import GradientAccumulation, Ia3, Lora, Numerics, Optimizer, PureBf16, StepInBackward
 from workbench.techniques.optimizer import KINDS as TABLES
 
 HERE = [
@@ -41,9 +43,16 @@ def parameters(recipe):
     return {name: p.shape for name, p in load_model(source, load_config(source)).named_parameters()}
 
 
+def in_a_block(name, shape):
+    """Whether it is a matrix of GPT-2's that Muon takes."""
+    return len(shape) == 2 and ".h." in name
+
+
 def state_bytes(kind, name, shape):
     """By hand, from the papers' formulas and bitsandbytes' two exceptions, counters included."""
     n = math.prod(shape)
+    if kind == "muon" and in_a_block(name, shape):
+        return 4 * n
     if kind == "adamw_8bit" and n >= 4096 and "wte" not in name and "wpe" not in name:
         return 2 * n + 2 * 4 * math.ceil(n / 256)
     if kind == "adamw_8bit":
@@ -76,6 +85,60 @@ def test_fewer_states_are_a_smaller_peak(recipe, fine_tuned, kind):
     less = plain.maximum_by_category[Category.OPTIMIZER_STATES] - other.maximum_by_category[Category.OPTIMIZER_STATES]
     assert less > 0
     assert plain.peak_allocated_bytes - other.peak_allocated_bytes == pytest.approx(less, rel=0.01)
+
+
+def test_muons_scratch_is_that_of_its_largest_matrix(recipe, fine_tuned, parameters):
+    """Of (m, n), m <= n: the update in fp32, its bf16 copy before and after a product, and two squares of m in bf16."""
+    inside = [sorted(shape) for name, shape in parameters.items() if in_a_block(name, shape)]
+    states = sum(state_bytes("muon", name, s) - state_bytes("adamw_fused", name, s) for name, s in parameters.items())
+    fused, muon = (
+        fine_tuned(recipe | Optimizer(kind=kind)).by_phase["optimizer_step"] for kind in ("adamw_fused", "muon")
+    )
+    assert muon - fused - states == pytest.approx(max(8 * m * n + 4 * m * m for m, n in inside), rel=0.01)
+
+
+def test_muon_has_the_matrices_of_the_blocks_and_adamw_all_else(recipe):
+    """Of a GPT-2 (tied head), of one with a head of its own, and under LoRA."""
+    source = locate(recipe.model)
+    model = load_model(source, load_config(source))
+    untied = load_model(source, load_config(source))
+    untied.lm_head.weight = torch.nn.Parameter(untied.lm_head.weight.detach().clone())
+    for each in (model, untied, Lora(rank=4).applied_to(copy.deepcopy(model)), Ia3().applied_to(copy.deepcopy(model))):
+        trained = {name: p for name, p in each.named_parameters() if p.requires_grad}
+        arguments = TrainingArguments(output_dir="unused", report_to="none", use_cpu=True)
+        trainer = Trainer(model=each, args=arguments)
+        Optimizer(kind="muon").trainer()(trainer)
+        muon, adamw = trainer.create_optimizer().both
+        found = {id(p) for group in muon.param_groups for p in group["params"]}
+        rest = {id(p) for group in adamw.param_groups for p in group["params"]}
+        assert found == {id(p) for name, p in trained.items() if in_a_block(name, p.shape) and min(p.shape) > 1}
+        assert found | rest == set(map(id, trained.values()))
+        assert not found & rest
+
+
+def test_with_muon_a_run_goes_on_where_it_was_interrupted(recipe, tmp_path):
+    for techniques in ((), (StepInBackward(),)):
+        chosen = replace(recipe, steps=6, techniques=techniques) | Optimizer(kind="muon")
+        whole = run(chosen, device="cpu", folder=tmp_path / "whole")
+        seen = []
+
+        def stop(_, seen=seen):
+            seen.append(1)
+            if len(seen) == 4:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            run(chosen, device="cpu", folder=tmp_path, checkpoint_every=2, observe=stop)
+        resumed = run(chosen, device="cpu", folder=tmp_path, checkpoint_every=2, resume=True)
+        assert resumed.resumed_at_steps
+        assert resumed.losses == whole.losses
+        assert resumed.held_out_loss == whole.held_out_loss
+
+
+@pytest.mark.parametrize("partner", [Lora(rank=4), PureBf16()], ids=lambda technique: technique.name)
+def test_muon_learns_beside_other_techniques(recipe, fine_tuned, partner):
+    record = fine_tuned(replace(recipe, learning_rate=None) | partner | Optimizer(kind="muon"))
+    assert record.held_out_loss < record.held_out_loss_before
 
 
 @ADAMW
@@ -162,7 +225,7 @@ def test_a_run_leaves_nothing_in_bitsandbytes_for_the_next(recipe):
     assert again.losses == first.losses
 
 
-@pytest.mark.parametrize("kind", ["adamw_loop", "adafactor"])
+@pytest.mark.parametrize("kind", ["adamw_loop", "adafactor", "muon"])
 def test_it_is_stepped_once_for_all_micro_batches(recipe, fine_tuned, kind):
     alone = fine_tuned(recipe | Optimizer(kind=kind))
     both = fine_tuned(recipe | Optimizer(kind=kind) | GradientAccumulation(steps=4))

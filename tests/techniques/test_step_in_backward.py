@@ -24,7 +24,7 @@ from workbench.techniques.base import Numerics, Stage
 UNCLIPPED = StepInBackward(max_grad_norm=0.0)
 PARTNERS = [
     GradientCheckpointing(), ChunkedCrossEntropy(), Lora(rank=4), MixedPrecision(), Optimizer(kind="adafactor"),
-    OptimizerOffloading(to="disk"),
+    Optimizer(kind="muon"), OptimizerOffloading(to="disk"),
 ]  # fmt: skip
 
 
@@ -47,7 +47,7 @@ def test_without_clipping_every_loss_is_the_same(recipe, fine_tuned):
     assert stepped.held_out_loss == plain.held_out_loss < plain.held_out_loss_before - 0.1
 
 
-@pytest.mark.parametrize("partner", PARTNERS, ids=lambda technique: technique.name)
+@pytest.mark.parametrize("partner", PARTNERS, ids=str)
 def test_it_is_exact_beside_other_techniques_too(recipe, fine_tuned, partner):
     """Whichever optimizer there is takes its own step; offloading adds up at other elements."""
     plain = fine_tuned(recipe | partner | NoClipping())

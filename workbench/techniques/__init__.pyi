@@ -26,6 +26,7 @@ from workbench.techniques.qlora import Qlora as Qlora
 from workbench.techniques.registry import REGISTRY as REGISTRY
 from workbench.techniques.registry import parse_technique as parse_technique
 from workbench.techniques.registry import technique as technique
+from workbench.techniques.selective_checkpointing import SelectiveCheckpointing as SelectiveCheckpointing
 from workbench.techniques.sequence_length import SequenceLength as SequenceLength
 from workbench.techniques.step_in_backward import StepInBackward as StepInBackward
 from workbench.techniques.streaming import Streaming as Streaming

@@ -57,6 +57,8 @@ class Capability(StrEnum):
     TRAINING_SET = "a training set that is not the packed blocks"
     STREAM = "a stream of examples, which has no length"
     ACCUMULATION = "gradients summed over several micro-batches"
+    OFFLOADED_ACTIVATIONS = "activations that wait elsewhere"
+    RECOMPUTATION = "blocks that are computed a second time"
     LOSS_SCALING = "a scaled loss, whose gradients are divided before the step"
 
 

@@ -34,7 +34,8 @@ class GradientCheckpointing(Technique):
     use_reentrant: bool = setting(False, "PyTorch's older implementation, which recomputes under a fresh graph")
 
     stage = Stage.WRAP
-    forbids = frozenset({Capability.KEY_VALUE_CACHE})
+    brings = frozenset({Capability.RECOMPUTATION})
+    forbids = frozenset({Capability.KEY_VALUE_CACHE, Capability.RECOMPUTATION})
     worth_trying = tuple({"every_n_layers": n} for n in (4, 2, 1))
 
     def model(self, family: ModelFamily) -> Call:

@@ -24,16 +24,35 @@ class HostMemory:
         """Room for a tensor's elements; nothing is written there yet."""
         return like.new_empty(like.numel(), device="cpu", pin_memory=True)
 
-    def store(self, room: Any, start: int, data: "torch.Tensor") -> None:
+    def store(self, room: Any, start: int, data: "torch.Tensor") -> Any:
         """Write a tensor of one dimension, from element `start` of the room on."""
-        room[start : start + len(data)].copy_(data, non_blocking=True)
+        return self.copy(room[start : start + len(data)], data)
 
-    def load(self, room: Any, start: int, buffer: "torch.Tensor") -> None:
+    def load(self, room: Any, start: int, buffer: "torch.Tensor") -> Any:
         """Fill a tensor of one dimension, from element `start` of the room on."""
-        buffer.copy_(room[start : start + len(buffer)], non_blocking=True)
+        return self.copy(buffer, room[start : start + len(buffer)])
+
+    def copy(self, to: "torch.Tensor", source: "torch.Tensor") -> Any:
+        to.copy_(source, non_blocking=True)
 
     def close(self) -> None:
         """Nothing that waits here is needed any more."""
+
+
+class SideStream(HostMemory):
+    """Page-locked host memory. The copies run on a stream of their own, beside what is computed after they are asked
+    for; each gives the event at which it is done."""
+
+    stream: Any = None
+
+    def copy(self, to: "torch.Tensor", source: "torch.Tensor") -> Any:
+        import torch
+
+        self.stream = self.stream or torch.cuda.Stream()
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            super().copy(to, source)
+        return self.stream.record_event()
 
 
 class DiskFile:
@@ -100,20 +119,20 @@ class Counted:
         weakref.finalize(room, self.account.release, like.nbytes).atexit = False
         return room
 
-    def store(self, room: Room, start: int, data: "torch.Tensor") -> None:
+    def store(self, room: Room, start: int, data: "torch.Tensor") -> Any:
+        self.account.move(data.nbytes)
         try:
-            self.place.store(room.room, start, data)
+            return self.place.store(room.room, start, data)
         except OSError as error:
             raise UnavailableError(
                 f"{self.owner}: {tempfile.gettempdir()} holds {format_bytes(self.account.held_bytes)} of {self.what} "
                 f"and cannot take {format_bytes(data.nbytes)} more ({error.strerror}). Free space there, or let the "
                 "environment variable TMPDIR name a folder on a larger disk."
             ) from error
-        self.account.move(data.nbytes)
 
-    def load(self, room: Room, start: int, buffer: "torch.Tensor") -> None:
-        self.place.load(room.room, start, buffer)
+    def load(self, room: Room, start: int, buffer: "torch.Tensor") -> Any:
         self.account.move(buffer.nbytes)
+        return self.place.load(room.room, start, buffer)
 
     def close(self) -> None:
         self.place.close()

@@ -26,6 +26,12 @@ class Optimizer(Technique):
     paged ones have states of 100,000 elements and more in CUDA's unified memory: the host's, from where the driver
     moves pages to the GPU and back (Dettmers et al., "QLoRA", arXiv 2305.14314).
 
+    Muon (Jordan et al., kellerjordan.github.io/posts/muon; Liu et al., "Muon is Scalable for LLM Training", arXiv
+    2502.16982) makes the average of a matrix's gradient orthogonal, by five rounds of Newton and Schulz's products in
+    bf16. As its author recommends, it has the matrices inside the blocks, 4·C·D bytes of state, and AdamW the rest. For
+    a matrix (m, n), m <= n, its step takes 8·m·n + 4·m² bytes of scratch, one matrix at a time. GPT-2's queries, keys
+    and values are packed in one matrix, and orthogonalized as one.
+
     Under bf16 weights (Zamirai et al., arXiv 2010.06192) the stochastic ones of torchao round an updated weight up or
     down by chance, so that small updates arrive on average; their states are in the weights' type, in 8 bits or in 4
     (Li et al., arXiv 2309.01507). Kahan's sum, of optimi, keeps what was rounded away, 2 more bytes a parameter. They
@@ -84,10 +90,8 @@ class Optimizer(Technique):
 
     def trainer(self) -> Call | None:
         """None where the Trainer makes the optimizer by itself."""
-        if (foreach := self._of("foreach")) is not None:
-            return Call(use_adamw, {"foreach": foreach})
-        library = self._of("library")
-        return Call(use_library, library) if library else None
+        uses: dict[str, Any] = {"adamw": use_adamw, "muon": use_muon, "library": use_library}
+        return next((Call(use, self._of(name)) for name, use in uses.items() if self._of(name)), None)
 
     def stand_in(self) -> Technique:
         """FlashOptim's kernels are Triton's: the same states, at the same moments, and no arithmetic."""
@@ -102,6 +106,31 @@ def use_adamw(trainer: Any, foreach: bool) -> None:
 
     _, options = trainer.get_optimizer_cls_and_kwargs(trainer.args)
     trainer.optimizer_cls_and_kwargs = (torch.optim.AdamW, {**options, "fused": False, "foreach": foreach})
+
+
+def use_muon(trainer: Any, adjust_lr_fn: str) -> None:
+    """PyTorch's Muon for the matrices inside the blocks; its AdamW for embeddings, the head and what is no matrix."""
+    import torch
+
+    modules = [m for m in trainer.model.modules() if isinstance(m, torch.nn.Embedding)]
+    outside = {id(getattr(m, "weight", None)) for m in (*modules, trainer.model.get_output_embeddings())}
+    # a single row or column, as (IA)³ learns, has nothing to be made orthogonal
+    inside = {id(p) for p in trainer.model.parameters() if p.ndim == 2 and min(p.shape) > 1} - outside
+
+    class MuonAndAdamW(torch.optim.Optimizer):
+        def __init__(self, groups: list[dict[str, Any]], **options: Any) -> None:
+            inner = [{**g, "params": [p for p in g["params"] if id(p) in inside]} for g in groups]
+            outer = [{**g, "params": [p for p in g["params"] if id(p) not in inside]} for g in groups]
+            muon = torch.optim.Muon(inner, lr=options["lr"], adjust_lr_fn=adjust_lr_fn)
+            self.both = muon, torch.optim.AdamW(outer, **options)
+            super().__init__([one.param_groups[i] for i in range(len(groups)) for one in self.both], {})
+
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            for index, one in enumerate(self.both):  # other groups, after a state was loaded
+                one.state, one.param_groups = self.state, self.param_groups[index::2]
+                one.step()
+
+    trainer.optimizer_cls_and_kwargs = (MuonAndAdamW, trainer.get_optimizer_cls_and_kwargs(trainer.args)[1])
 
 
 def use_library(trainer: Any, module: str, name: str, settings: dict[str, Any], piece: int) -> None:

@@ -1,0 +1,49 @@
+"""Selective checkpointing (PyTorch: selective activation checkpoint): keep what is dear, recompute what is cheap."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from workbench.models.family import ModelFamily
+from workbench.techniques.base import Call, Capability, Stage, Technique
+
+
+def is_kept(_: Any, operation: Any, *args: Any, **kwargs: Any) -> bool:
+    """Whether the result of an operation is kept: the same in both passes.
+
+    Attention that draws its dropout by itself is computed again: if it were not, its random numbers would not be drawn
+    a second time, and every dropout after it would get others than in the forward pass.
+    """
+    name = operation.overloadpacket.__name__
+    given = dict(zip((a.name for a in operation._schema.arguments), args, strict=False)) | kwargs
+    product = name in ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "gemm_4bit")  # the last of bitsandbytes
+    return product or (name.startswith("_scaled_dot_product_") and not given.get("dropout_p"))
+
+
+def checkpoint_selectively(model: Any) -> Any:
+    """The model, whose blocks keep their inputs, matrix products and attention, and compute all else again."""
+    from torch.utils.checkpoint import create_selective_checkpoint_contexts
+
+    # transformers 5.23 renamed the method; 5.17 has only the older name
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False, "context_fn": lambda: create_selective_checkpoint_contexts(is_kept)})
+    model.config.use_cache = False
+    return model
+
+
+@dataclass(frozen=True)
+class SelectiveCheckpointing(Technique):
+    """Keeps the results of matrix products and of attention in every transformer block, and computes the rest again.
+
+    Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", arXiv 2205.05198, had the idea
+    of recomputing what is large and cheap; which operations those are is said here as in PyTorch's
+    `torch.utils.checkpoint.create_selective_checkpoint_contexts`. A GPT-2 block keeps 11 tensors of (B, T, C) instead
+    of 28: its input, queries, keys and values, the attention's output, both projections and 4 of the MLP's first.
+    They are kept beside autograd, where its hooks do not see them: offloading activations would leave them on the card.
+    """
+
+    stage = Stage.WRAP
+    brings = frozenset({Capability.RECOMPUTATION})
+    forbids = frozenset({Capability.KEY_VALUE_CACHE, Capability.RECOMPUTATION, Capability.OFFLOADED_ACTIVATIONS})
+
+    def model(self, family: ModelFamily) -> Call:
+        return Call(checkpoint_selectively)
