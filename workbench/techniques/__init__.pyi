@@ -29,3 +29,4 @@ from workbench.techniques.registry import technique as technique
 from workbench.techniques.sequence_length import SequenceLength as SequenceLength
 from workbench.techniques.step_in_backward import StepInBackward as StepInBackward
 from workbench.techniques.streaming import Streaming as Streaming
+from workbench.techniques.torch_compile import TorchCompile as TorchCompile
