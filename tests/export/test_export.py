@@ -50,6 +50,7 @@ from workbench.techniques import (
     SequenceLength,
     StepInBackward,
     Streaming,
+    TorchCompile,
 )
 
 GPT2 = family_of(GPT2Config())
@@ -85,6 +86,7 @@ TECHNIQUES = {
     "both offloaded": (ActivationOffloading(to="disk"), OptimizerOffloading(to="disk"), GradientCheckpointing()),
     "attention": (Attention(),),
     "fused_gelu": (FusedGelu(),),
+    "torch_compile": (TorchCompile(memory_budget=0.5),),
     "data_loading": (DataLoading(num_workers=0),),
     "workers": (DataLoading(memory_mapped=False),),
     "padding": (Padding(),),
@@ -139,7 +141,7 @@ REFUSED = {  # by TRL's trainer: what it is that it has no arguments for
     "sequence_length", "chunked_cross_entropy", "chunked_cross_entropy of an adapter", "step_in_backward", "qlora",
     "a library's optimizer", "two optimizers as one", "optimizer made by hand", "prompt_tuning",
     "selective_checkpointing", "activation_offloading", "optimizer_offloading", "both offloaded", "data_loading",
-    "padding", "fixed padding", "grouped by length", "streaming",
+    "padding", "fixed padding", "grouped by length", "streaming", "torch_compile",
 }  # fmt: skip
 ROUNDED = {"mixed_precision", "pure_bf16", "pure_bf16 and an adapter", "all"}  # TRL's loss rounds elsewhere
 

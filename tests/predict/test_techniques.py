@@ -20,6 +20,7 @@ from workbench.techniques import (
     Padding,
     PromptTuning,
     Qlora,
+    TorchCompile,
 )  # fmt: skip
 from workbench.techniques.optimizer import KINDS
 
@@ -37,7 +38,7 @@ MORE = (
     Qlora(double_quantization=False),
     *(Optimizer(kind=kind) for kind in ("adamw_4bit_stochastic", "adamw_kahan")),
 )
-DEFAULTS = tuple(technique() for technique in REGISTRY.values())
+DEFAULTS = tuple(technique() for technique in REGISTRY.values() if technique is not TorchCompile)  # it is refused
 
 
 def _plain(recipe, technique):

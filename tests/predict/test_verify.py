@@ -182,7 +182,8 @@ def test_an_emulated_gpu_has_a_grid_of_its_own_with_every_technique():
     assert default_grid("cuda") == default_grid(None) != EMULATED_GRID
     grid = recipes(EMULATED_GRID)
     assert len({recipe.id for recipe in grid}) == len(grid) >= 120
-    assert {technique.name for recipe in grid for technique in recipe.techniques} >= set(REGISTRY)
+    # but for the one that is predicted by compiling it, under the emulator itself
+    assert {technique.name for recipe in grid for technique in recipe.techniques} >= REGISTRY.keys() - {"torch_compile"}
 
 
 def test_every_run_is_a_process_of_its_own_that_ends_with_it(recipe, monkeypatch):

@@ -9,7 +9,8 @@ from workbench.errors import ConfigurationError
 from workbench.measure.categories import Category
 from workbench.techniques import REGISTRY, Lora, Numerics, Technique, parse_technique, technique
 
-UNOFFERED = ("batch_size", "sequence_length")  # they change what is trained, which a planner leaves to its user
+# they change what is trained, which a planner leaves to its user; or are compiled for minutes to be predicted
+UNOFFERED = ("batch_size", "sequence_length", "torch_compile")
 
 EVERY = pytest.mark.parametrize("cls", REGISTRY.values(), ids=REGISTRY)
 

@@ -73,6 +73,10 @@ class StorageTracker(TorchDispatchMode):
         self._forward_pass_ends: list[int] = []  # the number of ends is the number of the pass that is open
         self._in_forward_pass = False
 
+    # torch.compile works under the tracker as without it (or what is attributed would not be what is compiled), and so
+    # do the operators of its graphs that hold others
+    ignore_compile_internals, supports_higher_order_operators = classmethod(lambda _: True), True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if wrapped(types):
             return NotImplemented

@@ -30,3 +30,4 @@ from workbench.techniques.selective_checkpointing import SelectiveCheckpointing 
 from workbench.techniques.sequence_length import SequenceLength as SequenceLength
 from workbench.techniques.step_in_backward import StepInBackward as StepInBackward
 from workbench.techniques.streaming import Streaming as Streaming
+from workbench.techniques.torch_compile import TorchCompile as TorchCompile

@@ -41,6 +41,7 @@ class Stage(IntEnum):
     QUANTIZE = auto()  # in what the weights are stored
     ADAPT = auto()  # trained parts are added to frozen ones
     WRAP = auto()  # what surrounds the model's work: precision, recomputation, offloading, the loss
+    COMPILE = auto()  # all of that, as kernels made for it
     OPTIMIZE = auto()  # what turns gradients into steps
     STEP = auto()  # when these are taken
 
@@ -55,6 +56,7 @@ class Capability(StrEnum):
     QUANTIZED_WEIGHTS = "quantized weights"
     OPTIMIZER = "an optimizer of its own"
     TRAINING_SET = "a training set that is not the packed blocks"
+    UNEQUAL_BATCHES = "batches of unequal lengths"
     STREAM = "a stream of examples, which has no length"
     ACCUMULATION = "gradients summed over several micro-batches"
     OFFLOADED_ACTIVATIONS = "activations that wait elsewhere"

@@ -35,6 +35,8 @@ class Padding(Technique):
         if self.group_by_length and not self.dynamic:
             idle = "group_by_length changes nothing if every example is padded to T"
             raise ConfigurationError(f"{self.name}: {idle}. Set dynamic to true.")
+        if self.dynamic:
+            object.__setattr__(self, "brings", self.brings | {Capability.UNEQUAL_BATCHES})
 
     def examples(self) -> Call:
         return Call(paragraph_examples, {"pad_to_length": not self.dynamic})

@@ -53,6 +53,9 @@ def watch() -> None:
 
     if os.environ.get("EMULATED_TRUNK"):
         torch.cuda.get_device_capability = capability
+        import torch.utils._triton as triton
+
+        triton.has_triton = triton.has_triton_package  # it looks at the card too, and every one here suits Triton
     if not os.environ.get("EMULATED_REPORTS"):
         return
     torch.cuda._lazy_call(Path(os.environ["EMULATED_REPORTS"], f"using-{os.getpid()}").touch)
