@@ -42,9 +42,11 @@ def test_the_whole_package_can_be_held_in_mind():
     """The plan of the house says 10,000, and this is beyond it: the life of a run, scan, frontier, budgets, exercises
     and the clinic came on top of what filled that; then conversations, data sets of the hub and packed files (270),
     recipe files, arguments and trackers (130), scripts for TRL (45) and forks of a process (47), less a cache of fake
-    tensors (61). The way back is to hand more to libraries, not to write lines closer together; whoever adds says here
+    tensors (61); then searched rates, runs in turn and what a comparison makes of them (145), pairs on an emulated card
+    (35), Muon (23), selective checkpointing (27), copies beside the computation (32) and torch.compile (57), less 130
+    that went. The way back is to hand more to libraries, not to write lines closer together; whoever adds says here
     what."""
-    assert sum(map(code_lines, files(""))) <= 11_712
+    assert sum(map(code_lines, files(""))) <= 11_901
 
 
 def test_the_rooms_are_those_of_the_plan():

@@ -119,7 +119,7 @@ def test_models_texts_tables_and_notebooks_are_in_the_wheel(wheel):
 
 def test_an_installed_package_finds_its_data_and_writes_elsewhere(unpacked):
     program = (
-        "from workbench import paths; from workbench.records.record import git_commit; from workbench.models import "
+        "from workbench import paths; from workbench.paths import git_commit; from workbench.models import "
         "source; print(paths.PACKAGE, paths.runs_folder(), paths.BUILD, repr(git_commit()), sep='\\n'); "
         "print(paths.DATA.is_dir(), source.locate('gpt2-tiny').location)"
     )

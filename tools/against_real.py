@@ -13,8 +13,7 @@ from functools import cache
 
 from workbench.gpus.catalogue import gpu
 from workbench.gpus.emulator.launch import environment
-from workbench.paths import DATA
-from workbench.records.record import versions
+from workbench.paths import DATA, versions
 
 REAL = DATA / "reference" / "real"
 

@@ -469,7 +469,7 @@ def show_environment(args: argparse.Namespace) -> None:
     """What an issue should tell: versions, the device, whether the emulator is set up, and where records lie."""
 
     from workbench.gpus.emulator.place import is_set_up
-    from workbench.records.record import git_commit, versions
+    from workbench.paths import git_commit, versions
     from workbench.run.world import World
 
     facts = {**versions(), "commit": git_commit() or "none", "system": platform.platform(), "device": World.find()}

@@ -1,4 +1,5 @@
-"""Where the workbench keeps things: the embedded models, texts and notebooks, and the learner's own runs.
+"""Where the workbench keeps things: the embedded models, texts and notebooks, and the learner's own runs. And which
+workbench this is, among which libraries.
 
 In a checkout they lie beside the package; a wheel has them in `workbench/_data`, where nothing is ever written.
 """
@@ -8,10 +9,14 @@ import json
 import os
 import platform
 import re
+import subprocess
+import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +34,7 @@ CORPORA = DATA / "corpora"
 NOTEBOOKS = DATA / "notebooks" if INSTALLED else ROOT / "notebooks"
 BUILD = Path.cwd() / "build" if INSTALLED else ROOT / "build"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+PACKAGES = ("torch", "transformers", "accelerate", "peft", "datasets")  # that decide a result
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")  # that becomes part of a path
 
 # for a child: it gets this very package, whatever else is called workbench on its path or where it stands
@@ -146,3 +152,27 @@ def inside(root: Path, name: str) -> Path:
     if not path.resolve().is_relative_to(root.resolve()):
         raise ConfigurationError(f"name: {name!r} is a link that leads out of {root}. Remove it.")
     return path
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Versions of Python, the workbench and the libraries that decide a result."""
+    found = {"python": sys.version.split()[0]}
+    for name, package in (("workbench", DISTRIBUTION), *zip(PACKAGES, PACKAGES, strict=True)):
+        try:
+            found[name] = version(package)
+        except PackageNotFoundError:
+            found[name] = "missing"
+    return found
+
+
+@cache
+def git_commit() -> str:
+    """The commit of the workbench's checkout, `-dirty` with local changes, empty outside of git and from a wheel."""
+    if INSTALLED:  # else the repository that the environment happens to lie in would be taken
+        return ""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""

@@ -11,8 +11,9 @@ import pytest
 from workbench.advise.frame import records
 from workbench.errors import ConfigurationError
 from workbench.measure.categories import Category, Phase
+from workbench.paths import versions
 from workbench.recipe import Recipe
-from workbench.records.record import Record, Status, find_equal, read_all, versions
+from workbench.records.record import Record, Status, find_equal, read_all
 from workbench.techniques import Lora
 
 FACTS = {"device_kind": "cpu", "device_name": "a processor", "threads": 2, "data_sha256": "abc"}

@@ -39,10 +39,9 @@ from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.gpus.emulator.card import DEVICE
 from workbench.gpus.emulator.launch import Emulation, emulate
 from workbench.measure.categories import Category, Phase, format_bytes, parse_bytes
-from workbench.paths import read_toml, write_whole
+from workbench.paths import read_toml, versions, write_whole
 from workbench.predict.predict import CPU, Prediction, predict
 from workbench.recipe import Recipe
-from workbench.records.record import versions
 from workbench.settings import named
 
 KEYS = ("limit", "gpu", "recipe", "script")

@@ -19,13 +19,12 @@ from workbench.errors import WorkbenchError
 from workbench.gpus.catalogue import GPUS
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.models.source import EMBEDDED, RANDOM
-from workbench.paths import PACKAGE
+from workbench.paths import PACKAGE, versions
 from workbench.predict import cache as prediction_cache
 from workbench.predict.engine import EMULATOR, ENGINES, SHADOW, engine_for
 from workbench.predict.prediction import CPU, Prediction
 from workbench.predict.worker import SECONDS, ask, ask_emulator
 from workbench.recipe import Recipe
-from workbench.records.record import versions
 
 __all__ = ["CPU", "EMULATOR", "ENGINES", "SHADOW", "Prediction", "engine_for", "predict", "predict_all"]
 

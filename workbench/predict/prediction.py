@@ -8,8 +8,8 @@ from workbench.gpus.catalogue import Gpu
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.gpus.roofline import flops
 from workbench.measure.categories import Phase
+from workbench.paths import versions
 from workbench.recipe import Recipe
-from workbench.records.record import versions
 
 if TYPE_CHECKING:
     from workbench.predict.tensors import TensorTimeline

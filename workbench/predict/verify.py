@@ -22,10 +22,10 @@ from workbench.errors import ConfigurationError, OutOfMemoryError, WorkbenchErro
 from workbench.gpus.catalogue import of_device
 from workbench.gpus.emulator.card import DEVICE, emulated_card
 from workbench.gpus.process import Worker
-from workbench.paths import DATA, INSTALLED, runs_folder, write_whole
+from workbench.paths import DATA, INSTALLED, runs_folder, versions, write_whole
 from workbench.predict.predict import CPU, SHADOW, predict
 from workbench.recipe import Recipe
-from workbench.records.record import Record, versions
+from workbench.records.record import Record
 from workbench.run.world import World, refuse_several_ranks
 from workbench.techniques import parse_technique
 

@@ -5,28 +5,25 @@ import json
 import os
 import re
 import secrets
-import subprocess
 import sys
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from math import isfinite
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from pydantic import ConfigDict, TypeAdapter
 
-from workbench.errors import DISTRIBUTION, ConfigurationError, in_a_line
-from workbench.paths import INSTALLED, ROOT, inside, runs_folder, valid_name, write_whole
+from workbench.errors import ConfigurationError, in_a_line
+from workbench.paths import git_commit, inside, runs_folder, valid_name, versions, write_whole
 from workbench.recipe import Recipe
 
 SCHEMA_VERSION = 2  # one more whenever a field changes its name or its meaning; `_migrated` then knows the older form
 WORLD = ("rank", "world_size", "device_kind", "device_name", "threads")
 DECIDING = ("recipe_id", "data_sha256", "memory_cap_bytes", "longest_first", "versions", "git_commit", *WORLD)
 OWNER = {"host": str, "pid": int, "began": float}
-PACKAGES = ("torch", "transformers", "accelerate", "peft", "datasets")
 
 
 class Status(StrEnum):
@@ -258,27 +255,3 @@ def find_equal(record: Record, *, sampled: bool = False, folder: Path | None = N
         if other.status is Status.OK and equal and (other.text_after or not sampled):
             return other
     return None
-
-
-@cache
-def versions() -> dict[str, str]:
-    """Versions of Python, the workbench and the libraries that decide a result."""
-    found = {"python": sys.version.split()[0]}
-    for name, package in (("workbench", DISTRIBUTION), *zip(PACKAGES, PACKAGES, strict=True)):
-        try:
-            found[name] = version(package)
-        except PackageNotFoundError:
-            found[name] = "missing"
-    return found
-
-
-@cache
-def git_commit() -> str:
-    """The commit of the workbench's checkout, `-dirty` with local changes, empty outside of git and from a wheel."""
-    if INSTALLED:  # else the repository that the environment happens to lie in would be taken
-        return ""
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return ""

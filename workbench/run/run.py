@@ -32,7 +32,7 @@ from workbench.measure.out_of_memory import Refusal, read
 from workbench.models.family import family_of
 from workbench.models.generate import generate
 from workbench.models.load import count_parameters, load_model, quiet, save_model, storage_type
-from workbench.paths import FULL, check_writable, runs_folder, unwritten
+from workbench.paths import FULL, beside, check_writable, runs_folder, unwritten
 from workbench.recipe import Recipe
 from workbench.records import checkpoints, store
 from workbench.records.record import Record, Status, find_equal
@@ -44,10 +44,7 @@ from workbench.techniques.base import Call
 from workbench.texts import corpus
 
 WRITE_EVERY_S = 2.0  # what a killed run has measured until then
-OOM_WORDS = (  # of cuBLAS, the driver, MPS, and the CPU on Linux and Windows, which raise no torch.OutOfMemoryError
-    "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory", "MPS backend out of memory", "can't allocate memory",
-    "not enough memory: you tried to allocate",
-)  # fmt: skip
+OOM_WORDS: list[str] = beside(__file__, "out_of_memory.toml")["words"]
 
 _going_on: dict[int, str] = {}  # the run of this process, by its number: a fork has another
 

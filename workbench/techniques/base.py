@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from enum import IntEnum, StrEnum, auto
 from typing import Any, ClassVar, Self
 
-from workbench.errors import explained
+from workbench.errors import ConfigurationError, explained
 from workbench.measure.categories import Category
 from workbench.models.family import ModelFamily, family_of, on_meta
 from workbench.settings import check_settings, named, setting
@@ -234,6 +234,17 @@ class Technique:
     def environment(self) -> dict[str, str]:
         """Environment variables that do in a script, set before torch is imported, what `run_context` does in a run."""
         return {}
+
+
+def equal_parts(whole: int, part: int, least: int, what: str, field: str, plural: str, cure: str) -> int:
+    """Into how many parts of this size the whole is cut. Raises ConfigurationError: not into several equal ones."""
+    if part >= whole or whole % part:
+        possible = ", ".join(str(size) for size in range(least, whole)[:4096] if whole % size == 0) or f"none: {cure}"
+        raise ConfigurationError(
+            f"{what} are not equal parts of the recipe's {field} of {whole}, so the runs could not see the same "
+            f"tokens. Possible {plural}: {possible}."
+        )
+    return whole // part
 
 
 def lacks_bf16(device_type: str) -> bool:

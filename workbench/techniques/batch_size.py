@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from workbench.errors import ConfigurationError
 from workbench.settings import setting
-from workbench.techniques.base import Shape, Stage, Technique
+from workbench.techniques.base import Shape, Stage, Technique, equal_parts
 
 
 @dataclass(frozen=True)
@@ -25,11 +24,6 @@ class BatchSize(Technique):
     worth_trying = ()
 
     def shape(self, shape: Shape) -> Shape:
-        batch = shape.sequences
-        if self.size >= batch or batch % self.size:
-            sizes = ", ".join(str(b) for b in range(1, batch)[:4096] if batch % b == 0) or "none: use a larger batch"
-            raise ConfigurationError(
-                f"{self.name}: batches of {self.size} are not equal parts of the recipe's batch of {batch}, so the "
-                f"runs could not see the same tokens. Possible sizes for this batch: {sizes}."
-            )
-        return replace(shape, sequences=self.size, steps=shape.steps * (batch // self.size))
+        what = f"{self.name}: batches of {self.size}", "batch", "sizes for this batch", "use a larger batch"
+        steps = shape.steps * equal_parts(shape.sequences, self.size, 1, *what)
+        return replace(shape, sequences=self.size, steps=steps)

@@ -3,9 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from workbench.errors import ConfigurationError
 from workbench.settings import setting
-from workbench.techniques.base import Call, Capability, Shape, Stage, Technique
+from workbench.techniques.base import Call, Capability, Shape, Stage, Technique, equal_parts
 
 
 def cut_rows(dataset: Any, length: int) -> Any:
@@ -34,14 +33,8 @@ class SequenceLength(Technique):
     forbids = frozenset({Capability.TRAINING_SET})  # it cuts packed blocks
 
     def shape(self, shape: Shape) -> Shape:
-        length = shape.tokens
-        if self.tokens >= length or length % self.tokens:
-            lengths = ", ".join(str(t) for t in range(2, length)[:4096] if length % t == 0) or "none: use a longer one"
-            raise ConfigurationError(
-                f"{self.name}: pieces of {self.tokens} tokens are not equal parts of the recipe's sequence_length of "
-                f"{length}, so the runs could not see the same tokens. Possible lengths: {lengths}."
-            )
-        return replace(shape, tokens=self.tokens, steps=shape.steps * (length // self.tokens))
+        given = f"{self.name}: pieces of {self.tokens} tokens", "sequence_length", "lengths", "use a longer one"
+        return replace(shape, tokens=self.tokens, steps=shape.steps * equal_parts(shape.tokens, self.tokens, 2, *given))
 
     def dataset(self) -> Call:
         return Call(cut_rows, {"length": self.tokens})
