@@ -90,6 +90,7 @@ def test_a_cost_on_which_the_pairs_do_not_agree_is_unknown_not_free(speeds, rate
     table = table_of(*twice(), *runs)
     assert table.loc["x", "saved_bytes_per_lost_s"] == pytest.approx(rate, nan_ok=True)
     assert style_comparison(table).to_html().count(">?<") == math.isnan(rate)
+    assert ("?" in next(line for line in comparison_text(table).splitlines() if line[0] == "x")) == math.isnan(rate)
 
 
 def test_the_baselines_run_nearest_in_time_is_the_one_beside():

@@ -9,6 +9,7 @@ run beside it in time, and not where other programs took processors from one of 
 
 import html
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -198,11 +199,13 @@ def _beyond(difference: float, spread: float) -> float:
 FORMATS: dict[str, Callable[[Any], str]] = {
     "peak": format_bytes,
     "saves": lambda fraction: f"{round(fraction, 2) + 0:.0%}",  # no minus before a zero
-    "saved per second lost": lambda rate: "free" if rate == np.inf else _bytes_or(rate, "?") if rate else "",
     "trainable": "{:,}".format,
     "learning rate": "{:.0e}".format,
-    **dict.fromkeys(ELSEWHERE.values(), lambda number: _bytes_or(number, "")),
 }
+
+
+def _bargain_in_words(rate: float) -> str:
+    return "free" if rate == np.inf else _bytes_or(rate, "?") if rate else ""
 
 
 def _bytes_or(number: float, unknown: str) -> str:
@@ -214,12 +217,12 @@ def _shown(table: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, Callable[[Any],
     columns = {
         "peak": table["peak_allocated_bytes"],
         "saves": table["saved_fraction"],
-        **{words: table[column] for column, words in ELSEWHERE.items() if table[column].notna().any()},
+        **{words: table[c].map(partial(_bytes_or, unknown="")) for c, words in ELSEWHERE.items() if table[c].any()},
         "held-out loss": [_with_spread(row, "held_out_loss", ".3f") for _, row in table.iterrows()],
         "against baseline": table["loss_verdict"],
         "tokens/s": [_with_spread(row, "tokens_per_s", ",.0f") for _, row in table.iterrows()],
         "speed": [_speed(row) for _, row in table.iterrows()],
-        "saved per second lost": table["saved_bytes_per_lost_s"],
+        "saved per second lost": table["saved_bytes_per_lost_s"].map(_bargain_in_words),
         "trainable": table["trainable_parameters"],
         "learning rate": table["learning_rate"],
         "peak is in": table["peak_phase"].str.replace("_", " "),
