@@ -33,6 +33,9 @@ def test_a_lesson_runs_there_and_says_that_no_values_are_computed(tmp_path, runs
     # probabilities, a mask of one byte a value, and their product
     assert re.search(r"eager with dropout 0\.1 keeps .*: 2\.\d\d P", words)
     for made in read_all(runs_folder):
+        if made.status is Status.UNAVAILABLE:
+            assert "torch_compile needs" in made.error, "the kernels of a compiled step there are Triton's"
+            continue
         assert (made.status, made.memory_source, made.losses) == (Status.OK, CARD, [])
 
 
