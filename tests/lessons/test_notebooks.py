@@ -271,6 +271,7 @@ def no_kernel(monkeypatch):
         ("lora", {"alpha": -1.0}, "notebooks: alpha must be a number from 0, got -1.0"),
         ("lora", {"alpha": float("nan")}, "notebooks: alpha must be a number from 0, got nan"),
         ("lora", {"alpha": float("inf")}, "notebooks: alpha must be a number from 0, got inf"),
+        ("12_kernels", {"budgets": "1+half"}, "torch_compile: memory_budget must be a number"),
         ("lora", {"seeds": 0}, "notebooks: seeds must be a number from 1, got 0"),
         ("lora", {"steps": -3}, "notebooks: steps must be a number from 1, got -3"),
         (

@@ -19,7 +19,7 @@ from workbench.models.source import locate, locate_config
 from workbench.paths import check_writable, runs_folder
 from workbench.recipe import Recipe
 from workbench.settings import IN_WORDS, KINDS
-from workbench.techniques import REGISTRY, technique
+from workbench.techniques import REGISTRY, parse_technique, technique
 from workbench.texts.corpus import load_corpus
 
 MAY_BE_ZERO = ("sample_tokens", "num_workers", "seed")  # of the counts; no lesson has a negative one
@@ -78,6 +78,7 @@ def _refuse_values(path: Path, known: Mapping[str, str], given: Mapping[str, Any
     found["model"] = locate if "steps" in known else locate_config
     found["budget"] = lambda text: parse_bytes(text, "budget")
     found["kinds"] = lambda kinds: [taught(kind=kind) for kind in kinds.split("+")]  # type: ignore[call-arg]
+    found["budgets"] = lambda text: [parse_technique(f"torch_compile=memory_budget:{one}") for one in text.split("+")]
     found["among"] = lambda names: [technique(name) for name in names.split()]
     for name in values.keys() & found.keys():
         if values[name] not in ("auto", "cpu"):  # the lesson's own choice, and no GPU
