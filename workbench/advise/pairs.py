@@ -42,9 +42,8 @@ def pairs(
     wanted = list(zip(lacking["one"], lacking["other"], strict=True))
     alone = [(name, name) for name in sorted({name for pair in wanted for name in pair})]
     there = _table(recipe.baseline, list(dict.fromkeys(alone + wanted)), CARD, folder).set_index(["one", "other"])
-    return pd.concat([here.drop(lacking.index), there.loc[wanted].reset_index()]).sort_values(
-        ["one", "other"], ignore_index=True
-    )
+    both = pd.concat([here.drop(lacking.index), there.loc[wanted].reset_index()])
+    return both.sort_values(["one", "other"], ignore_index=True)
 
 
 def _table(recipe: Recipe, combined: list[tuple[str, str]], device: str | None, folder: Path | None) -> pd.DataFrame:
