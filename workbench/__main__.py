@@ -52,6 +52,8 @@ from workbench.measure.categories import format_bytes, parse_bytes
 from workbench.models.source import locate, locate_config
 from workbench.paths import beside, check_writable, runs_folder
 from workbench.predict.phases import Habits
+from workbench.ranks import launched
+from workbench.ranks.report import ranks_text
 from workbench.recipe import Recipe
 from workbench.settings import described
 from workbench.techniques import REGISTRY, parse_technique, technique
@@ -210,7 +212,9 @@ def run_recipe(args: argparse.Namespace) -> int:
 
     from workbench.run.world import check_device, refuse_several_ranks
 
-    refuse_several_ranks()
+    several = launched() or args.ranks is not None or args.shard is not None
+    if not several:
+        refuse_several_ranks()
     if emulated_card(args.device or "") is None:
         check_device(args.device)
     if not args.reuse:
@@ -220,12 +224,20 @@ def run_recipe(args: argparse.Namespace) -> int:
     from workbench.records.record import Status
     from workbench.run.run import run
 
+    options: dict[str, Any] = {
+        "device": args.device, "reuse": args.reuse, "save": args.save, "sample_tokens": args.sample_tokens,
+        "checkpoint_every": args.checkpoint_every, "resume": args.resume, "memory_cap": memory_cap,
+        "longest_first": args.longest_first,
+    }  # fmt: skip
     with redirect_stdout(sys.stderr):  # standard output is for the result alone
-        record = run(
-            recipe, device=args.device, reuse=args.reuse, save=args.save, sample_tokens=args.sample_tokens,
-            checkpoint_every=args.checkpoint_every, resume=args.resume,
-            memory_cap=memory_cap, longest_first=args.longest_first,
-        )  # fmt: skip
+        if several:
+            from workbench.ranks.launch import on_ranks
+
+            record = on_ranks(recipe, ranks=args.ranks, shard=args.shard or "none", **options)
+        else:
+            record = run(recipe, **options)
+    if record.rank:
+        return 0  # the first rank tells
     print(json.dumps(dataclasses.asdict(record)) if args.json else _summary(record))
     return 0 if record.status is Status.OK and bool(record.model_path) == bool(args.save) else 1
 
@@ -241,6 +253,7 @@ def _summary(record: Any) -> str:
         f"({record.memory_source}): {parts}",
         f"  loss    {_from_to(record.losses[:1], record.losses[-1:])} in training; held out "
         f"{_from_to([record.held_out_loss_before], [record.held_out_loss])}",
+        *([f"  ranks   {ranks_text(record)}"] if record.ranks else []),
         f"  speed   {speed}; {record.trainable_parameters:,} of {record.parameters:,} parameters trained",
         f"  record  {record.path()}",
     ]

@@ -70,6 +70,8 @@ class Meter:
     refused, the `tracker` says.
     """
 
+    tracker_kind: type[StorageTracker] = StorageTracker
+
     def __init__(
         self,
         model: torch.nn.Module,
@@ -84,7 +86,7 @@ class Meter:
         self.enforces_cap = cap_bytes is not None and not self._allocator.enforces_caps
         vocabulary_size = getattr(getattr(model, "config", None), "vocab_size", None)
         watched = cap_bytes if self.enforces_cap else None
-        self.tracker = tracker or StorageTracker(device.type, vocabulary_size, cap_bytes=watched)
+        self.tracker = tracker or self.tracker_kind(device.type, vocabulary_size, cap_bytes=watched)
         self._model, self._optimizer, self._device_type = model, optimizer, device.type
         self._attached = [weakref.ref(tensor) for tensor in attached_tensors(model)]
         self._before, self._given_before = before_bytes or 0, before_bytes

@@ -195,7 +195,7 @@ def measure_life(recipe: Recipe, device: str, habits: Habits) -> Life:
         tracker = stack.enter_context(PeakTracker("cpu")) if device == "cpu" else None
 
         def load() -> Any:
-            model = load_for(job)
+            model = load_for(job).to(job.device)  # type: ignore[arg-type]  # the stub takes no device
             if tracker:  # which has not seen weights that come out of a file
                 tracker.label([*model.parameters(), *model.buffers()], Category.WEIGHTS)
             return model

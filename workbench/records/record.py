@@ -21,7 +21,7 @@ from workbench.paths import git_commit, inside, runs_folder, valid_name, version
 from workbench.recipe import Recipe
 
 SCHEMA_VERSION = 2  # one more whenever a field changes its name or its meaning; `_migrated` then knows the older form
-WORLD = ("rank", "world_size", "device_kind", "device_name", "threads")
+WORLD = ("world_size", "device_kind", "device_name", "threads", "shard")
 DECIDING = ("recipe_id", "data_sha256", "memory_cap_bytes", "longest_first", "versions", "git_commit", *WORLD)
 OWNER = {"host": str, "pid": int, "began": float}
 
@@ -62,6 +62,7 @@ class Record:
     device_kind: str = ""  # cuda, cpu or mps
     device_name: str = ""
     threads: int | None = None  # PyTorch's, on a CPU
+    shard: str = ""  # of several ranks: what each of them keeps
     # what really happened
     model: str = ""
     dtype: str = ""
@@ -93,6 +94,7 @@ class Record:
     by_category: dict[str, int] = field(default_factory=dict)
     maximum_by_category: dict[str, int] = field(default_factory=dict)
     by_phase: dict[str, int] = field(default_factory=dict)
+    ranks: list[dict[str, Any]] = field(default_factory=list)  # of several: the peak of each, and its parts
     # of a run that ran out of memory: the operation, as far as it was watched; its request; what there was already
     failed_operation: str = ""
     requested_bytes: int | None = None

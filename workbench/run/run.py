@@ -78,6 +78,7 @@ def run(
     observe: Observer | None = None,
     callbacks: Sequence[TrainerCallback] = (),
     folder: Path | None = None,
+    execution: "type[Execution] | None" = None,
 ) -> Record:
     """Fine-tune a recipe and measure memory, loss and speed.
 
@@ -101,6 +102,7 @@ def run(
         callbacks: for the Trainer, beside those of the recipe; the record has their names among these, and such a run
             is not taken for another (`reuse`).
         folder: where records go; by default `data/runs`.
+        execution: what executes it; by default this process alone (`workbench.ranks` has one for several).
 
     Returns:
         The record, status `ok` or `diverged` (the loss stopped being a finite number; the record says at which step).
@@ -113,12 +115,13 @@ def run(
         OutOfMemoryError: recorded as `oom`; it says where, and `diagnose(record)` what to change.
             Other failures are recorded as `failed` or `interrupted` and raised.
     """
-    refuse_several_ranks()
+    execution = execution or Execution
+    execution.check()
     with only_run(recipe):
         if not reuse:
             check_writable(folder or runs_folder())
         store.mark_killed(folder)
-        world = World.find(device)
+        world = execution.world(device)
         cap, total = memory_cap_bytes(memory_cap, world.device), total_bytes(world.device)
         check_saving(recipe, save)
         check_resuming(recipe, checkpoint_every, resume, longest_first)
@@ -136,11 +139,12 @@ def run(
         if reuse and (known := find_equal(record, sampled=bool(sample_tokens), folder=folder)):
             return known
         if lacking:
-            store.end(replace(record, status=Status.UNAVAILABLE, error=lacking), folder)
+            execution.end(replace(record, status=Status.UNAVAILABLE, error=lacking), folder, None)
             raise UnavailableError(lacking)
-        record = store.begin(record, folder, resume)
-        record, error = execute(job, record, Options(folder, save, sample_tokens, checkpoint_every, observe, made))
-        record = store.end(record, folder)
+        record = execution.begin(record, folder, resume)
+        options = Options(folder, save, sample_tokens, checkpoint_every, observe, made)
+        record, error = execute(execution(job, record, options))
+        record = execution.end(record, folder, error)
         # raised here, where no handler is active: a chained traceback would keep the run's tensors alive
         if record.status is Status.OOM:
             allocator_for(world.device).prepare()  # collects what the run's reference cycles still hold
@@ -170,10 +174,10 @@ def only_run(recipe: Recipe) -> Iterator[None]:
             del _going_on[os.getpid()]
 
 
-def execute(job: Job, record: Record, options: Options) -> tuple[Record, BaseException | None]:
+def execute(execution: "Execution") -> tuple[Record, BaseException | None]:
     """The finished record, with what was measured until then if the run failed; and what ended it, if
     anything did but a want of memory, which the record tells."""
-    execution = _Execution(job, record, options)
+    job, record, options = execution.job, execution.record, execution.options
     facts: dict[str, Any]
     failure: BaseException
     try:
@@ -198,8 +202,19 @@ def execute(job: Job, record: Record, options: Options) -> tuple[Record, BaseExc
     return record, None if record.status is Status.OOM else failure
 
 
-class _Execution:
+class Execution:
     """One execution of a job: load, train, measure, save."""
+
+    trainer_kind: type[seams.SeamTrainer] = seams.SeamTrainer
+    check, begin = staticmethod(refuse_several_ranks), staticmethod(store.begin)
+
+    @classmethod
+    def world(cls, device: str | None) -> World:
+        return World.find(device)
+
+    @staticmethod
+    def end(record: Record, folder: Path | None, error: BaseException | None) -> Record:
+        return store.end(record, folder)
 
     def __init__(self, job: Job, record: Record, options: Options) -> None:
         self.job, self.record, self.options = job, record, options
@@ -214,15 +229,17 @@ class _Execution:
         before = allocator.in_use()
         with freeze_living_objects(), quiet():
             data = seams.prepare_data(job.recipe, job.blocks)
-            model = load_for(job, self.emulated)
+            model = self.placed(load_for(job, self.emulated))
             text_before = self._sample(model)
-            with Meter(model, before_bytes=before, cap_bytes=self.record.memory_cap_bytes) as meter:
+            with self.metered(model, before_bytes=before, cap_bytes=self.record.memory_cap_bytes) as meter:
                 self.meter = meter
                 watch = _Watch(meter, job, self)
                 every, own, told = self.options.checkpoint_every, self._checkpoints.parent, not self.emulated
                 arguments = seams.training_arguments(job.recipe, job.learning_rate, job.device, own, every, told)
                 callbacks = [watch, *self.options.callbacks]
-                trainer = self.trainer = seams.assemble(job.recipe, model, data, arguments, meter, callbacks)
+                trainer = self.trainer = seams.assemble(
+                    job.recipe, model, data, arguments, meter, callbacks, self.trainer_kind
+                )
                 if self.record.longest_first:
                     trainer.put_longest_first()
                 if self.emulated:
@@ -241,6 +258,18 @@ class _Execution:
             held_out_loss=None if self.emulated or not math.isfinite(held_out_loss) else held_out_loss,
             text_before=text_before, text_after=text_after, model_path=model_path,
         )  # fmt: skip
+
+    def placed(self, model: PreTrainedModel) -> PreTrainedModel:
+        model.to(self.job.device)  # type: ignore[arg-type]  # the stub takes no device
+        return model
+
+    def metered(self, model: PreTrainedModel, **options: Any) -> Meter:
+        return Meter(model, **options)
+
+    def write(self) -> None:
+        """What has been measured until now: a kill leaves that."""
+        with suppress(OSError):
+            self.so_far().save(self.options.folder)
 
     def refusal(self, message: str) -> dict[str, Any]:
         """What was refused, from the cap's keeper or, where the device refused, from its own words."""
@@ -312,7 +341,7 @@ class _Execution:
 
 
 def load_for(job: Job, emulated: str = "") -> PreTrainedModel:
-    """The job's model on its device, after every technique's model seam; on an emulated one without values."""
+    """The job's model after every technique's model seam, not on its device yet; for an emulated one without values."""
     arguments = seams.model_arguments(job.recipe, family_of(job.config))
     made = {name: value() if isinstance(value, Call) else value for name, value in arguments.items()}
     with no_init_weights() if emulated else nullcontext():  # nobody reads the numbers
@@ -320,9 +349,7 @@ def load_for(job: Job, emulated: str = "") -> PreTrainedModel:
     if emulated:
         model.tie_weights()  # which would have been done with the drawing
     set_seed(job.recipe.seed)
-    model = seams.prepare_model(job.recipe, model)
-    model.to(job.device)  # type: ignore[arg-type]  # the stub takes no device
-    return model
+    return seams.prepare_model(job.recipe, model)
 
 
 def _finite(history: list[dict[str, float]], name: str) -> list[float]:
@@ -359,7 +386,7 @@ class _Watch(TrainerCallback):
     A cap that the meter enforces keeps the tracker on in every step; then none is timed.
     """
 
-    def __init__(self, meter: Meter, job: Job, execution: "_Execution") -> None:
+    def __init__(self, meter: Meter, job: Job, execution: "Execution") -> None:
         self.meter, self.device, self.execution = meter, job.device, execution
         self.finite, self.skipped_steps, self.written_s = True, 0, time.monotonic()
         self.stopwatch = Stopwatch()
@@ -401,8 +428,7 @@ class _Watch(TrainerCallback):
                 self.finite, control.should_training_stop = False, True
 
     def on_save(self, *_: Any, **__: Any) -> None:
-        with suppress(OSError):  # now and then, and beside each checkpoint: a kill leaves that
-            self.execution.so_far().save(self.execution.options.folder)
+        self.execution.write()  # now and then, and beside each checkpoint
         self.written_s = time.monotonic()
 
     def on_train_end(self, *_: Any, **__: Any) -> None:

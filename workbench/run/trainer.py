@@ -277,10 +277,10 @@ def training_arguments(
 
 def assemble(
     recipe: Recipe, model: PreTrainedModel, data: dict[str, Any], arguments: TrainingArguments,
-    meter: Meter, callbacks: list[TrainerCallback],
+    meter: Meter, callbacks: list[TrainerCallback], kind: type[SeamTrainer] = SeamTrainer,
 ) -> SeamTrainer:  # fmt: skip
-    """The Trainer for a recipe whose data and model have been prepared."""
-    trainer = SeamTrainer(meter=meter, model=model, args=arguments, callbacks=callbacks, **data)
+    """The Trainer, of a kind, for a recipe whose data and model have been prepared."""
+    trainer = kind(meter=meter, model=model, args=arguments, callbacks=callbacks, **data)
     trainer.remove_callback(PrinterCallback)
     for technique in recipe.techniques:
         if call := technique.trainer():

@@ -34,6 +34,7 @@ class World:
     device_kind: str  # cuda, cpu or mps
     device_name: str  # of the GPU or the processor
     threads: int | None  # PyTorch's, on a CPU; None on an accelerator
+    shard: str = ""  # of several ranks: what each of them keeps
 
     @classmethod
     def find(cls, device: str | None = None) -> Self:
@@ -61,7 +62,7 @@ class World:
 
 
 def refuse_several_ranks() -> None:
-    """Runs on several ranks are not built yet: each rank would train a batch of its own and record it as the whole.
+    """For what one process does alone: each rank would train a batch of its own and record it as the whole.
 
     A single rank under torchrun is refused too: the Trainer would wrap the model in DistributedDataParallel, whose
     buckets take as much memory as the gradients. So are settings of `accelerate launch`, which no record would show.
@@ -77,8 +78,8 @@ def refuse_several_ranks() -> None:
     if telling:
         raise ConfigurationError(
             f"run: {telling[0]}={os.environ[telling[0]]} in the environment says that a launcher, such as torchrun, "
-            "started this process: it would train otherwise than its record says. Runs on several ranks cannot be "
-            f"measured yet. Start it once, without the launcher; if there was none, unset {telling[0]}."
+            "started this process: it would train otherwise than its record says. Runs on several ranks are started by "
+            f"`workbench run --ranks N`, or under torchrun; if there was no launcher, unset {telling[0]}."
         )
 
 

@@ -1,0 +1,86 @@
+"""Sharding with FSDP2, and the books of memory that grows and shrinks in place."""
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils._pytree import tree_map
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from workbench.measure.allocators import parts
+from workbench.measure.categories import Category
+from workbench.measure.tracker import StorageTracker
+from workbench.ranks.world import SHARDS
+
+
+def fully_sharded(model: PreTrainedModel, shard: str, mesh: Any) -> PreTrainedModel:
+    """The model with FSDP2 around every transformer block and around the rest, as PyTorch's documentation of
+    `fully_shard` advises. Where a rank of the mesh is a GPU, its shards come there, a block at a time."""
+    row = SHARDS[shard]
+    settings = {"mesh": mesh, **row.get("settings", {})}
+    if row.get("offload") and mesh.device_type != "cpu":
+        settings["offload_policy"] = CPUOffloadPolicy(pin_memory=True)
+    for block in [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]:
+        fully_shard(block, **settings)
+    fully_shard(model, **settings)
+    return model
+
+
+def mesh_of(device_kind: str, count: int) -> Any:
+    """All ranks in one row."""
+    return init_device_mesh(device_kind, (count,))
+
+
+def whole(values: Any) -> Any:
+    """Nested values with every shard gathered, in host memory: all ranks must ask."""
+    return tree_map(lambda value: value.full_tensor().cpu() if isinstance(value, DTensor) else value, values)
+
+
+def cut_like(value: Any, like: Any) -> Any:
+    """This rank's shard of a whole tensor, as that of another of its shape is cut; anything else as it is."""
+    if isinstance(like, DTensor) and isinstance(value, torch.Tensor) and value.shape == like.shape:
+        return distribute_tensor(value.to(like.device_mesh.device_type), like.device_mesh, like.placements)
+    return value
+
+
+class ResizableTracker(StorageTracker):
+    """Books storages that are emptied and filled again in place, as FSDP2 does with what it gathers; of a tensor that
+    is sharded, what lies on this rank."""
+
+    def __enter__(self) -> Any:
+        self._resizing = patch.object(torch.UntypedStorage, "resize_", self._resized(torch.UntypedStorage.resize_))
+        self._resizing.start()
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *given: Any) -> None:
+        super().__exit__(*given)  # type: ignore[no-untyped-call]
+        self._resizing.stop()
+
+    def _resized(self, resize: Any) -> Any:
+        def resized(storage: torch.UntypedStorage, size: int) -> Any:
+            before = self._alive.get(storage._cdata)
+            if before is not None and size != before.nbytes:
+                self._bury(storage._cdata, before)
+            found = resize(storage, size)
+            if size and storage.device.type == self.device_type:
+                self._book(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage))
+            return found
+
+        return resized
+
+    def label(self, tensors: Iterable[torch.Tensor], category: Category) -> None:
+        super().label(chain.from_iterable(parts(tensor) for tensor in tensors), category)
+
+
+def gathered(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """The weights that are whole on this rank at the moment."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            for parameter in getattr(module._get_fsdp_state()._fsdp_param_group, "fsdp_params", ()):
+                yield from (t for t in parameter.all_gather_outputs if t.untyped_storage().nbytes())

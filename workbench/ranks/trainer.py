@@ -1,0 +1,108 @@
+"""The Trainer on one of several ranks: its part of the batch, DDP or shards, and checkpoints that are whole."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from workbench.measure.categories import Category
+from workbench.measure.meter import Meter
+from workbench.ranks.shard import cut_like, whole
+from workbench.ranks.world import shared
+from workbench.run.trainer import SeamTrainer
+
+
+def added_up(meter: Meter, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
+    """What DDP does with a bucket of gradients anyway; the meter is told what the bucket is for."""
+    meter.tracker.label([bucket.buffer()], Category.GRADIENTS)
+    return allreduce_hook(cast("Any", dist.group.WORLD), bucket)
+
+
+class RankTrainer(SeamTrainer):
+    """The Trainer of one rank. The process group decides how many there are; a model with shards is left as it is, any
+    other is wrapped in DistributedDataParallel.
+
+    Accelerate would refuse shards that it has not made, and on a CPU it takes FSDP for DDP: so both are done here. All
+    ranks evaluate all of the held-out text, so that its loss does not depend on their number.
+    """
+
+    def __init__(self, *, model: Any, args: Any, **kwargs: Any) -> None:
+        self.sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
+        names = "per_device_train_batch_size", "gradient_accumulation_steps"
+        parts = shared({name: getattr(args, name) for name in names}, dist.get_world_size())
+        vars(args).update(zip(names, parts, strict=True))
+        super().__init__(model=model, args=args, **kwargs)
+        accelerator: Any = self.accelerator
+        prepare, accelerator.prepare_model = accelerator.prepare_model, self._prepared
+        self._prepare = prepare
+        self._kept: tuple[dict[str, Any], dict[str, Any]] = {}, {}
+
+    def _prepared(self, model: Any, device_placement: Any = None, evaluation_mode: bool = False) -> Any:
+        found = self._prepare(model, device_placement=device_placement, evaluation_mode=True)
+        if self.sharded or evaluation_mode:
+            return found
+        wrapped = DistributedDataParallel(found)
+        wrapped.register_comm_hook(self._meter, added_up)
+        return wrapped
+
+    def _move_model_to_device(self, model: Any, device: torch.device) -> None:
+        if not self.sharded:  # shards are there already, or wait on the host
+            super()._move_model_to_device(model, device)
+
+    def get_eval_dataloader(self, *given: Any) -> DataLoader[Any]:
+        with patch.object(self.accelerator, "prepare", lambda loader: loader):  # it would deal out the batches
+            return super().get_eval_dataloader(*given)
+
+    # ---- checkpoints: those of one process, so that any number of ranks can go on with them ----
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        trained: Any = self
+        self._kept = whole(trained.model.state_dict()), whole(trained.optimizer.state_dict())
+        if self.is_world_process_zero():
+            super()._save_checkpoint(model, trial)
+        self._kept = ({}, {})
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        self._save(output_dir, state_dict=self._kept[0])
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        with patch.object(self.optimizer, "state_dict", lambda: self._kept[1]):
+            super()._save_optimizer_and_scheduler(output_dir)
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """The first rank's: the others draw anew when they go on, which only dropout notices."""
+        super()._save_rng_state(output_dir)
+        for numbered in Path(output_dir).glob("rng_state_0.pth"):
+            numbered.rename(numbered.with_name("rng_state.pth"))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: Any, model: Any = None) -> None:
+        model = model or self.model
+        like, load = model.state_dict(), model.load_state_dict
+
+        def cut(values: Mapping[str, Any], *rest: Any, **options: Any) -> Any:
+            return load({name: cut_like(value, like.get(name)) for name, value in values.items()}, *rest, **options)
+
+        with patch.object(model, "load_state_dict", cut):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:
+        if checkpoint is None:
+            return
+        optimizer: Any = self.optimizer
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        load = optimizer.load_state_dict
+
+        def cut(saved: dict[str, Any]) -> None:
+            states = saved["state"].items()
+            cut = {i: {name: cut_like(value, parameters[i]) for name, value in its.items()} for i, its in states}
+            load({**saved, "state": cut})
+
+        with patch.object(optimizer, "load_state_dict", cut):
+            super()._load_optimizer_and_scheduler(checkpoint)

@@ -1,0 +1,148 @@
+"""The ranks of a run: how many, what each of them keeps, and that they come together and agree."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+
+from workbench.errors import ConfigurationError, explained
+from workbench.paths import beside
+from workbench.recipe import Recipe
+from workbench.run.world import ACCELERATES, World
+from workbench.settings import unknown
+from workbench.techniques.base import Capability, Stage
+
+SHARDS: Mapping[str, Any] = beside(__file__, "shards.toml")
+MOST = 1024  # ranks: of one training that is predicted
+TIMEOUT = "WORKBENCH_JOIN_TIMEOUT"  # in seconds: how long ranks wait for each other at the beginning
+GPUS, HOSTS = "cpu:gloo,cuda:nccl", "gloo"  # what carries their messages
+Given = TypeVar("Given")
+
+# what cannot be shared, by what a technique brings or forbids, and why
+UNSHARED = {
+    Capability.QUANTIZED_WEIGHTS: "its weights are stored in a form that is not cut into shards",
+    Capability.VIRTUAL_TOKENS: "its few trained vectors are used outside of the blocks that are gathered",
+}
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """So many processes, and what each of them keeps of the model.
+
+    Raises:
+        ConfigurationError: no such number, or no such way to shard.
+    """
+
+    count: int = 1
+    shard: str = "none"
+
+    def __post_init__(self) -> None:
+        if type(self.count) is not int or not 1 <= self.count <= MOST:
+            raise ConfigurationError(f"ranks: {self.count!r:.90} is not a number from 1 to {MOST:,}.")
+        if self.shard not in SHARDS:
+            raise unknown("shard: there is no", self.shard, SHARDS)
+
+    @property
+    def engine(self) -> str:
+        return str(SHARDS[self.shard]["engine"])
+
+    def check(self, recipe: Recipe) -> None:
+        """Raises ConfigurationError for a batch that the ranks cannot share, and techniques that cannot be sharded."""
+        shared(recipe.training_arguments(), self.count)
+        for technique in recipe.techniques:
+            if self.count > 1 and technique.stage is Stage.STEP:
+                why = "it uses a gradient before the other ranks have added theirs"
+                raise ConfigurationError(f"ranks: {technique.name} cannot be used on several: {why}. Leave it out.")
+            for capability in technique.brings & UNSHARED.keys() if self.engine == "fsdp" else ():
+                raise ConfigurationError(
+                    f"shard: {technique.name} cannot be sharded: {UNSHARED[capability]}. Use --shard none, or leave "
+                    "it out."
+                )
+
+
+def shared(arguments: Mapping[str, Any], count: int) -> tuple[int, int]:
+    """Of one rank the sequences of a micro-batch, and the micro-batches of a step: fewer of them first, then smaller.
+
+    Raises:
+        ConfigurationError: the ranks do not divide the batch.
+    """
+    size, summed = arguments["per_device_train_batch_size"], arguments["gradient_accumulation_steps"]
+    if summed % count == 0:
+        return size, summed // count
+    if size % count == 0:
+        return size // count, summed
+    whole = size * summed
+    if whole % count == 0:
+        return whole // count, 1
+    raise ConfigurationError(
+        f"ranks: {count} cannot share an effective batch of {whole} sequences in equal parts. Take "
+        f"{whole // count * count or count} or {(whole // count + 1) * count} sequences, or another number of ranks."
+    )
+
+
+def refuse_settings() -> None:
+    """Raises ConfigurationError for what `accelerate launch` would change and no record would show."""
+    kept = {"ACCELERATE_USE_CPU"}
+    for name, value in sorted(os.environ.items()):
+        if name.startswith(ACCELERATES) and name not in kept and value.lower() not in ("no", "false", "0", ""):
+            raise ConfigurationError(
+                f"ranks: {name}={value} in the environment is a setting of accelerate's own, and the record would not "
+                "show it. Say it with --shard and --technique, and take accelerate's plain configuration."
+            )
+
+
+def join(device: str | None, shard: str) -> World:
+    """This process as one of the ranks that torchrun started: it waits for the others, and sees its own GPU.
+
+    Raises:
+        ConfigurationError: not all came in time, or the port is taken.
+    """
+    if torch.cuda.is_available() and device in (None, "cuda"):
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    world = World.find(device)
+    seconds = float(os.environ.get(TIMEOUT, 300))
+    if not dist.is_initialized():
+        cure = (
+            f"All {world.world_size} ranks must be started, with the same MASTER_ADDR, and a MASTER_PORT that is free."
+        )
+        with explained(f"ranks: rank {world.rank} did not find all others within {seconds:g} s", cure):
+            backend = GPUS if world.device_kind == "cuda" else HOSTS
+            dist.init_process_group(backend, timeout=timedelta(seconds=seconds))
+    return replace(world, shard=shard)
+
+
+def from_first(made: Callable[[], Given]) -> Given:
+    """What the first rank makes, on all of them; or what it raises."""
+    answer: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            answer[0] = made()
+        except Exception as error:
+            answer[1] = error
+    dist.broadcast_object_list(answer, src=0)
+    if answer[1] is not None:
+        raise answer[1]
+    return cast("Given", answer[0])
+
+
+def from_all(part: Given) -> list[Given]:
+    """What every rank has, in their order."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, part)
+    return found
+
+
+def agree(facts: Mapping[str, Any]) -> None:
+    """Raises ConfigurationError, on every rank alike, where one has another value than the first."""
+    found = from_all(dict(facts))
+    for rank, its in enumerate(found):
+        for name, value in found[0].items():
+            if its[name] != value:
+                raise ConfigurationError(
+                    f"ranks: rank {rank} has another {name} than rank 0: {its[name]!r:.200}, not {value!r:.200}. Start "
+                    "all of them with the same command, in equal environments."
+                )
