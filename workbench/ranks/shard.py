@@ -15,7 +15,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from workbench.measure.allocators import parts
 from workbench.measure.categories import Category
-from workbench.measure.tracker import StorageTracker
+from workbench.measure.tracker import Storage, StorageTracker
 from workbench.ranks.world import SHARDS
 
 
@@ -68,11 +68,15 @@ class ResizableTracker(StorageTracker):
             if before is not None and size != before.nbytes:
                 self._bury(storage._cdata, before)
             found = resize(storage, size)
-            if size and storage.device.type == self.device_type:
-                self._book(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage))
+            if size and storage.device.type in (self.device_type, "meta"):  # where a fake tensor has its storage
+                self._book(torch.empty(0, dtype=torch.uint8, device=self.device_type).set_(storage))
             return found
 
         return resized
+
+    def _bury(self, key: int, storage: Storage) -> None:
+        if storage.died is None:  # an emptied one ends once more, with its tensor
+            super()._bury(key, storage)
 
     def label(self, tensors: Iterable[torch.Tensor], category: Category) -> None:
         super().label(chain.from_iterable(parts(tensor) for tensor in tensors), category)

@@ -20,13 +20,14 @@ from workbench.measure.tracker import Storage, StorageTracker, wrapped
 from workbench.predict.shadow.kernels import IN_FP32, MATRIX_PRODUCTS, NO_KERNEL, NO_SCRATCH, ORDERS, Block, scratch_of
 from workbench.predict.shadow.reductions import Reduction, Splits
 from workbench.predict.shadow.trace import Trace
+from workbench.ranks.shard import ResizableTracker
 
 DEVICE_OF: Any = torch.ops.prim.device.default
 _book_results: Any = unwrap(StorageTracker.__torch_dispatch__)  # compiler shut out no more, as PyTorch 2.11 does
 GIVEN = "given"  # the maker of what was there before: weights, and states that an optimizer brought along
 
 
-class ShadowTracker(StorageTracker):
+class ShadowTracker(ResizableTracker):
     """Books fake storages as the real ones would be.
 
     Args:
