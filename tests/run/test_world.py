@@ -107,7 +107,7 @@ def test_the_rank_is_what_the_launcher_says(monkeypatch):
 def test_several_ranks_are_refused_before_anything_is_loaded_or_recorded(monkeypatch, runs_folder, variables, named):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    words = f"run: {named}={variables[named]} in the environment says .* Start it once, .* unset {named}\\.$"
+    words = f"run: {named}={variables[named]} in the environment says .* Runs on several ranks .* unset {named}\\.$"
     with pytest.raises(ConfigurationError, match=words):
         run(Recipe(model="no such model"))
     assert not runs_folder.exists()

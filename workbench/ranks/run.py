@@ -115,10 +115,11 @@ def run_as_rank(recipe: Recipe, *, shard: str = "none", **options: Any) -> Recor
     Ranks(shard=shard)
     with suppress(ValueError):  # in another thread than the main one
         signal.signal(signal.SIGTERM, _told_to_end)
+    joined = dist.is_initialized()  # by a program that runs several recipes
     try:
         return run(recipe, execution=type("RankExecution", (RankExecution,), {"shard": shard}), **options)
     finally:
-        if dist.is_initialized():
+        if not joined and dist.is_initialized():
             dist.destroy_process_group()
 
 

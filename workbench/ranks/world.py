@@ -14,19 +14,12 @@ from workbench.paths import beside
 from workbench.recipe import Recipe
 from workbench.run.world import ACCELERATES, World
 from workbench.settings import unknown
-from workbench.techniques.base import Capability, Stage
 
 SHARDS: Mapping[str, Any] = beside(__file__, "shards.toml")
 MOST = 1024  # ranks: of one training that is predicted
 TIMEOUT = "WORKBENCH_JOIN_TIMEOUT"  # in seconds: how long ranks wait for each other at the beginning
 GPUS, HOSTS = "cpu:gloo,cuda:nccl", "gloo"  # what carries their messages
 Given = TypeVar("Given")
-
-# what cannot be shared, by what a technique brings or forbids, and why
-UNSHARED = {
-    Capability.QUANTIZED_WEIGHTS: "its weights are stored in a form that is not cut into shards",
-    Capability.VIRTUAL_TOKENS: "its few trained vectors are used outside of the blocks that are gathered",
-}
 
 
 @dataclass(frozen=True)
@@ -54,14 +47,10 @@ class Ranks:
         """Raises ConfigurationError for a batch that the ranks cannot share, and techniques that cannot be sharded."""
         shared(recipe.training_arguments(), self.count)
         for technique in recipe.techniques:
-            if self.count > 1 and technique.stage is Stage.STEP:
-                why = "it uses a gradient before the other ranks have added theirs"
-                raise ConfigurationError(f"ranks: {technique.name} cannot be used on several: {why}. Leave it out.")
-            for capability in technique.brings & UNSHARED.keys() if self.engine == "fsdp" else ():
-                raise ConfigurationError(
-                    f"shard: {technique.name} cannot be sharded: {UNSHARED[capability]}. Use --shard none, or leave "
-                    "it out."
-                )
+            why = technique.alone or (technique.unsharded if self.engine == "fsdp" else "")
+            if why:
+                cure = "Leave it out." if technique.alone else "Take --shard none, or leave it out."
+                raise ConfigurationError(f"ranks: {technique.name} cannot be used here: {why}. {cure}")
 
 
 def shared(arguments: Mapping[str, Any], count: int) -> tuple[int, int]:

@@ -135,7 +135,8 @@ def resumable(record: Record, folder: Path | None) -> Record | None:
 def _resumed(record: Record, folder: Path) -> Record:
     """The run to go on with, under the conditions asked for now; or the new one, which says that there is none."""
     if (found := resumable(record, folder)) is not None:
-        return replace(found, memory_cap_bytes=record.memory_cap_bytes, device_bytes=record.device_bytes)
+        now = {name: getattr(record, name) for name in ("memory_cap_bytes", "device_bytes", *WORLD)}
+        return replace(found, **now)
     told = "nothing to resume: no unfinished run of this recipe has a whole checkpoint, so this one starts anew"
     print(f"warning: {told}", file=sys.stderr)
     return replace(record, warnings=[*record.warnings, told])
@@ -143,7 +144,9 @@ def _resumed(record: Record, folder: Path) -> Record:
 
 def _differences(one: Record, other: Record) -> list[str]:
     pairs = [(name, one.recipe.get(name), other.recipe.get(name)) for name in one.recipe | other.recipe]
-    pairs += [(name, getattr(one, name), getattr(other, name)) for name in (*WORLD, "data_sha256")]
+    alike = (one.world_size, one.shard) == (other.world_size, other.shard)  # or losses are equal but for rounding
+    kept = WORLD if alike else ("device_kind", "device_name")
+    pairs += [(name, getattr(one, name), getattr(other, name)) for name in (*kept, "data_sha256")]
     return [f"{name} was {was!r} and is now {now!r}" for name, was, now in pairs if was != now]
 
 

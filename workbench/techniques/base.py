@@ -116,6 +116,8 @@ class Technique:
     forbids: ClassVar[frozenset[Capability]] = frozenset()
     learning_rate_factor: ClassVar[float] = 1.0  # the customary rate, relative to that of full fine-tuning with AdamW
     worth_trying: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)  # settings, as `variants` orders them
+    alone: ClassVar[str] = ""  # why it cannot be used on several ranks, if so
+    unsharded: ClassVar[str] = ""  # why not on a model that is cut into shards
     can_be_resumed: ClassVar[bool] = True  # a checkpoint of the Trainer holds all that training needs to go on
 
     def __post_init__(self) -> None:

@@ -52,6 +52,7 @@ class Optimizer(Technique):
         super().__post_init__()
         object.__setattr__(self, "numerics", Numerics(self._of("numerics", Numerics.DIFFERENT)))
         object.__setattr__(self, "learning_rate_factor", self._of("learning_rate_factor", 1.0))
+        object.__setattr__(self, "unsharded", self._of("unsharded", ""))
 
     def _of(self, name: str, otherwise: Any = None) -> Any:
         """What the kind's table says."""

@@ -1,0 +1,176 @@
+"""What can go wrong with several ranks: each says why, in time, and leaves neither processes nor a record that lies."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from workbench.errors import ConfigurationError, OutOfMemoryError
+from workbench.paths import ROOT
+from workbench.ranks.launch import on_ranks, run_on_ranks
+from workbench.ranks.world import Ranks, shared
+from workbench.recipe import Recipe
+from workbench.records.record import read_all
+from workbench.run.run import run
+from workbench.techniques import GradientAccumulation, StepInBackward
+
+LONG = Recipe(model="gpt2-tiny", sequence_length=64, steps=40, dropout=0.0)
+COMMAND = [sys.executable, "-m", "workbench", "run", "gpt2-tiny"]
+SECONDS = 120
+
+
+def environment(**variables):
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables}
+
+
+def rank_process(parent, rank):
+    """The process of a rank that a command has started, once it is there."""
+    for child in psutil.Process(parent.pid).children(recursive=True):
+        if child.environ().get("RANK") == str(rank):
+            return child
+    return None
+
+
+def until(found, process):
+    end = time.monotonic() + SECONDS
+    while time.monotonic() < end and process.poll() is None:
+        if what := found():
+            return what
+        time.sleep(0.05)
+    raise AssertionError("it did not come")
+
+
+@pytest.mark.values
+def test_a_rank_that_is_killed_ends_the_run_and_another_number_goes_on_with_it(runs_folder):
+    words = ["--sequence-length", "64", "--steps", "40", "--dropout", "0", "--ranks", "2", "--shard", "full"]
+    process = subprocess.Popen(
+        [*COMMAND, *words, "--checkpoint-every", "4", "--device", "cpu", "--sample-tokens", "0"],
+        env=environment(), stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    until(lambda: [*runs_folder.glob("*/checkpoints/checkpoint-*")], process)
+    children = psutil.Process(process.pid).children(recursive=True)
+    rank_process(process, 1).kill()
+    _, errors = process.communicate(timeout=SECONDS)
+    (record,) = read_all(runs_folder)
+    assert (process.returncode, record.status, record.world_size) == (1, "killed", 2)
+    assert "error: ranks: rank 1 ended with SIGKILL" in errors
+    assert f"on record as killed: {record.id}" in errors
+    assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+
+    resumed, whole = run(LONG, device="cpu", resume=True, checkpoint_every=4), run(LONG, device="cpu")
+    assert (resumed.id, resumed.status, resumed.world_size, resumed.shard) == (record.id, "ok", 1, "")
+    assert resumed.resumed_at_steps[0] >= 4
+    assert resumed.losses == pytest.approx(whole.losses, abs=1e-3)
+    assert resumed.held_out_loss == pytest.approx(whole.held_out_loss, abs=1e-3)
+
+
+@pytest.mark.values
+def test_ranks_go_on_with_what_one_process_began(runs_folder):
+    recipe = Recipe(model="gpt2-tiny", sequence_length=64, steps=8, dropout=0.0)
+
+    def stop(so_far):
+        if so_far().steps_done == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(recipe, device="cpu", checkpoint_every=2, observe=stop)
+    (began,) = read_all(runs_folder)
+    resumed = run_on_ranks(recipe, ranks=2, shard="full", device="cpu", checkpoint_every=2, resume=True)
+    whole = run(recipe, device="cpu")
+    assert (resumed.id, resumed.world_size, resumed.shard) == (began.id, 2, "full")
+    assert resumed.resumed_at_steps == [4]
+    assert resumed.losses == pytest.approx(whole.losses, abs=1e-4)
+    assert resumed.held_out_loss == pytest.approx(whole.held_out_loss, abs=1e-4)
+
+
+def test_out_of_memory_is_an_answer_of_all(runs_folder):
+    with pytest.raises(OutOfMemoryError, match="memory cap of 40"):
+        run_on_ranks(LONG, ranks=2, shard="gradients", device="cpu", memory_cap="40MiB")
+    (record,) = read_all(runs_folder)
+    assert (record.status, record.world_size, record.shard) == ("oom", 2, "gradients")
+    assert record.failed_operation
+
+
+def test_ranks_that_are_not_alike_are_all_refused(runs_folder):
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    told = subprocess.run(
+        [*launcher, str(Path(__file__).with_name("unlike.py"))],
+        env=environment(), capture_output=True, text=True, timeout=SECONDS, check=True,
+    )  # fmt: skip
+    assert told.stdout.count("refused: ranks: rank 1 has another recipe than rank 0") == 2
+    assert not read_all(runs_folder)
+
+
+def as_rank(*words, port, **variables):
+    told = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return subprocess.run(
+        [*COMMAND, "--device", "cpu", *words], env=environment(**told, WORKBENCH_JOIN_TIMEOUT="2", **variables),
+        capture_output=True, text=True, timeout=SECONDS, check=False,
+    )  # fmt: skip
+
+
+def free_port():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
+
+
+def test_a_rank_that_never_comes_is_not_waited_for_for_ever(runs_folder):
+    told = as_rank(port=free_port())
+    assert told.returncode == 2
+    assert "error: ranks: rank 0 did not find all others within 2 s" in told.stderr
+    assert "All 2 ranks must be started" in told.stderr
+    assert not read_all(runs_folder)
+
+
+def test_a_port_in_use_is_named(runs_folder):
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        told = as_rank(port=taken.getsockname()[1])
+    assert told.returncode == 2
+    assert "EADDRINUSE" in told.stderr
+    assert "a MASTER_PORT that is free" in told.stderr
+    assert not read_all(runs_folder)
+
+
+def test_settings_of_accelerate_are_refused():
+    told = as_rank(port=free_port(), ACCELERATE_USE_FSDP="true")
+    assert told.returncode == 2
+    assert "error: ranks: ACCELERATE_USE_FSDP=true in the environment" in told.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "count", "expected"),
+    [((8, 1), 2, (4, 1)), ((4, 2), 2, (4, 1)), ((2, 4), 2, (2, 2)), ((6, 1), 3, (2, 1)), ((3, 4), 6, (2, 1))],
+)
+def test_how_ranks_share_a_batch(arguments, count, expected):
+    names = "per_device_train_batch_size", "gradient_accumulation_steps"
+    assert shared(dict(zip(names, arguments, strict=True)), count) == expected
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: run_on_ranks(LONG, ranks=3), "ranks: 3 cannot share .* of 8 sequences .* Take 6 or 9 sequences"),
+        (lambda: run_on_ranks(LONG, ranks=0), "ranks: 0 is not a number from 1"),
+        (lambda: run_on_ranks(LONG, ranks=2, shard="ful"), "shard: there is no 'ful'.* Did you mean full"),
+        (
+            lambda: run_on_ranks(LONG | StepInBackward(), ranks=2),
+            "ranks: step_in_backward cannot be used here: it uses a gradient before",
+        ),
+        (lambda: on_ranks(LONG, ranks=None, shard="full"), "shard: among how many ranks"),
+        (lambda: on_ranks(LONG, ranks=2, shard="full", reuse=True), "ranks: .* Leave out --reuse"),
+        (lambda: Ranks(2).check(LONG | GradientAccumulation(steps=8)) or Ranks(16).check(LONG), "16 cannot share"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_started(make, words, monkeypatch, runs_folder):
+    monkeypatch.setattr("workbench.ranks.launch.start_processes", lambda *_: pytest.fail("it was started"))
+    with pytest.raises(ConfigurationError, match=words):
+        make()
+    assert not read_all(runs_folder)

@@ -1,0 +1,114 @@
+"""Whatever the ranks keep: the losses of one process, to rounding; and memory by category, as it can be counted."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from workbench.export.written import as_toml
+from workbench.paths import ROOT
+from workbench.ranks.launch import run_on_ranks
+from workbench.recipe import Recipe
+from workbench.records.record import read_all
+from workbench.run.run import run
+from workbench.techniques import (
+    ChunkedCrossEntropy,
+    GradientAccumulation,
+    GradientCheckpointing,
+    Lora,
+    MixedPrecision,
+    Optimizer,
+    Padding,
+)
+
+BYTES = 4  # fp32
+SHARDS = ("none", "gradients", "full")
+SETS = {
+    "plain": (),
+    "accumulated": (GradientAccumulation(steps=2),),
+    "mixed": (MixedPrecision(), GradientCheckpointing()),
+    "adapted": (Lora(),),
+    "chunked": (ChunkedCrossEntropy(), Optimizer(kind="adamw_8bit")),
+    "padded": (Padding(),),
+}
+CASES = {
+    **{f"plain-{shard}": "plain" for shard in SHARDS},
+    **{f"{name}-full": name for name in SETS if name != "plain"},
+}
+CASES |= {"accumulated-none": "accumulated", "padded-none": "padded"}
+
+
+def recipe_of(name):
+    return Recipe(model="gpt2-tiny", sequence_length=64, steps=3, dropout=0.0, techniques=SETS[name])
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Of each set of techniques the record of one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    return {name: run(recipe_of(name), device="cpu", folder=folder) for name in SETS}
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory):
+    """Of each case the one record of two ranks, started by torchrun."""
+    place = tmp_path_factory.mktemp("together")
+    for case, name in CASES.items():
+        (place / f"{case}.toml").write_text(as_toml(recipe_of(name)))
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    told = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    subprocess.run([*launcher, str(Path(__file__).with_name("several.py")), str(place)], check=True, env=told)
+    return {case: read_all(place / "records" / case) for case in CASES}
+
+
+@pytest.mark.values
+@pytest.mark.parametrize("case", CASES)
+def test_the_losses_are_those_of_one_process(alone, together, case):
+    (record,) = together[case]
+    expected, band = alone[CASES[case]], 2e-3 if CASES[case] == "mixed" else 2e-5
+    assert (record.status, record.world_size, record.shard) == ("ok", 2, case.partition("-")[2])
+    assert record.losses == pytest.approx(expected.losses, abs=band)
+    assert record.held_out_loss == pytest.approx(expected.held_out_loss, abs=band)
+    assert (record.tokens_seen, record.padding_tokens) == (expected.tokens_seen, expected.padding_tokens)
+
+
+def test_each_rank_has_its_part_of_the_batch(together):
+    for case, expected in {"plain-none": (4, 1), "accumulated-none": (4, 1), "accumulated-full": (4, 1)}.items():
+        (record,) = together[case]
+        assert (record.micro_batch_size, record.gradient_accumulation_steps) == expected
+
+
+def test_what_is_shed_is_halved(alone, together):
+    parameters = alone["plain"].parameters
+    (ddp,), (gradients,), (full,) = (together[f"plain-{shard}"] for shard in SHARDS)
+    assert ddp.maximum_by_category["weights"] == parameters * BYTES
+    # beside the gradients DDP keeps buckets of the same size, in which they are added up
+    assert ddp.maximum_by_category["gradients"] == 2 * parameters * BYTES
+    for record in (gradients, full):
+        assert record.maximum_by_category["gradients"] == parameters * BYTES / 2
+        states = record.maximum_by_category["optimizer_states"]
+        assert states == pytest.approx(ddp.maximum_by_category["optimizer_states"] / 2, abs=2048)
+    assert gradients.by_category["weights"] == 1.5 * parameters * BYTES  # gathered, until the backward pass has ended
+    assert full.by_category["weights"] < gradients.by_category["weights"]
+
+
+def test_the_record_has_the_peak_of_every_rank(together):
+    for (record,) in together.values():
+        assert [its["rank"] for its in record.ranks] == [0, 1]
+        peaks = [its["peak_allocated_bytes"] for its in record.ranks]
+        assert record.peak_allocated_bytes == max(peaks)
+        for its in record.ranks:
+            assert sum(its["by_category"].values()) == its["peak_allocated_bytes"]
+
+
+@pytest.mark.values
+def test_three_ranks_started_from_python(alone, runs_folder):
+    """The batch is 12, so that three can share it."""
+    recipe = Recipe(model="gpt2-tiny", effective_batch_size=6, sequence_length=64, steps=2, dropout=0.0)
+    record, expected = run_on_ranks(recipe, ranks=3, shard="full", device="cpu"), run(recipe, device="cpu")
+    assert record.losses == pytest.approx(expected.losses, abs=2e-5)
+    assert record.held_out_loss == pytest.approx(expected.held_out_loss, abs=2e-5)
+    assert len(record.ranks) == 3
+    assert [found.id for found in read_all(runs_folder)] == [record.id, read_all(runs_folder)[1].id]
