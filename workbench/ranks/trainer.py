@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -23,7 +23,10 @@ def added_up(meter: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.
     meter.buckets[bucket.index()] = weakref.ref(buffer := bucket.buffer())
     meter.tracker.label([buffer], Category.GRADIENTS)
     adding: Any = dist.all_reduce(buffer.div_(dist.get_world_size()), async_op=True)
-    return cast("Any", adding.get_future().then(lambda _: buffer))  # a fake process group promises nothing better
+    added: torch.futures.Future[torch.Tensor] = adding.get_future().then(
+        lambda _: buffer
+    )  # a fake group's has no value
+    return added
 
 
 class RankTrainer(SeamTrainer):
