@@ -128,8 +128,8 @@ def test_what_is_sharded_shrinks_with_the_ranks_and_the_rest_stays():
     assert (few.micro_batch_size, many.micro_batch_size) == (2, 2)
     states = [one.maximum_by_category[Category.OPTIMIZER_STATES] for one in (few, many)]
     assert states[1] < states[0] / 50
-    for category in (Category.ACTIVATIONS, Category.LOGITS_AND_LOSS):
-        assert few.maximum_by_category[category] == pytest.approx(many.maximum_by_category[category], rel=0.001)
+    kept = few.maximum_by_category[Category.WEIGHTS] + states[0]
+    assert 0 < few.by_phase["forward"] - many.by_phase["forward"] < kept
     assert (many.ranks, many.shard) == (1024, "full")
 
 
