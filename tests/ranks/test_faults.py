@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -31,8 +32,9 @@ def environment(**variables):
 def rank_process(parent, rank):
     """The process of a rank that a command has started, once it is there."""
     for child in psutil.Process(parent.pid).children(recursive=True):
-        if child.environ().get("RANK") == str(rank):
-            return child
+        with suppress(psutil.Error):  # a helper that has just ended
+            if child.environ().get("RANK") == str(rank):
+                return child
     return None
 
 

@@ -14,12 +14,12 @@ from workbench.recipe import Recipe
 from workbench.records.record import read_all
 from workbench.run.run import run
 from workbench.techniques import (
+    ActivationOffloading,
     ChunkedCrossEntropy,
     GradientAccumulation,
     GradientCheckpointing,
     Lora,
     MixedPrecision,
-    Optimizer,
     Padding,
 )
 
@@ -30,7 +30,7 @@ SETS = {
     "accumulated": (GradientAccumulation(steps=2),),
     "mixed": (MixedPrecision(), GradientCheckpointing()),
     "adapted": (Lora(),),
-    "chunked": (ChunkedCrossEntropy(), Optimizer(kind="adamw_8bit")),
+    "chunked": (ChunkedCrossEntropy(), ActivationOffloading(to="disk")),
     "padded": (Padding(),),
 }
 CASES = {
@@ -71,7 +71,8 @@ def test_the_losses_are_those_of_one_process(alone, together, case):
     assert (record.status, record.world_size, record.shard) == ("ok", 2, case.partition("-")[2])
     assert record.losses == pytest.approx(expected.losses, abs=band)
     assert record.held_out_loss == pytest.approx(expected.held_out_loss, abs=band)
-    assert (record.tokens_seen, record.padding_tokens) == (expected.tokens_seen, expected.padding_tokens)
+    assert record.tokens_seen == expected.tokens_seen
+    assert record.padding_tokens <= expected.padding_tokens  # a rank pads to the longest of its own
 
 
 def test_each_rank_has_its_part_of_the_batch(together):
@@ -90,7 +91,8 @@ def test_what_is_shed_is_halved(alone, together):
         assert record.maximum_by_category["gradients"] == parameters * BYTES / 2
         states = record.maximum_by_category["optimizer_states"]
         assert states == pytest.approx(ddp.maximum_by_category["optimizer_states"] / 2, abs=2048)
-    assert gradients.by_category["weights"] == 1.5 * parameters * BYTES  # gathered, until the backward pass has ended
+    # gathered, until the backward pass has ended
+    assert gradients.by_category["weights"] == pytest.approx(1.5 * parameters * BYTES, abs=64)
     assert full.by_category["weights"] < gradients.by_category["weights"]
 
 
@@ -105,10 +107,9 @@ def test_the_record_has_the_peak_of_every_rank(together):
 
 @pytest.mark.values
 def test_three_ranks_started_from_python(alone, runs_folder):
-    """The batch is 12, so that three can share it."""
     recipe = Recipe(model="gpt2-tiny", effective_batch_size=6, sequence_length=64, steps=2, dropout=0.0)
-    record, expected = run_on_ranks(recipe, ranks=3, shard="full", device="cpu"), run(recipe, device="cpu")
+    expected, record = run(recipe, device="cpu"), run_on_ranks(recipe, ranks=3, shard="full", device="cpu")
     assert record.losses == pytest.approx(expected.losses, abs=2e-5)
     assert record.held_out_loss == pytest.approx(expected.held_out_loss, abs=2e-5)
     assert len(record.ranks) == 3
-    assert [found.id for found in read_all(runs_folder)] == [record.id, read_all(runs_folder)[1].id]
+    assert [found.id for found in read_all(runs_folder)] == [expected.id, record.id]

@@ -20,7 +20,7 @@ from workbench.gpus.emulator.card import emulated_card
 from workbench.gpus.emulator.launch import environment
 from workbench.paths import PIN, runs_folder
 from workbench.ranks import launched
-from workbench.ranks.run import run_as_rank
+from workbench.ranks.run import is_lost, run_as_rank
 from workbench.ranks.world import Ranks
 from workbench.recipe import Recipe
 from workbench.records import store
@@ -126,7 +126,8 @@ def _error(record: Record | None, place: Path, failures: dict[int, Any]) -> Work
         return ERRORS[answer["exit_code"]](answer["error"])
     if record is not None and record.status not in (Status.KILLED, Status.RUNNING):
         return WorkbenchError(f"ranks: the run {record.id} is on record as {record.status}: {record.error}")
-    told = [f"rank {rank} ended with {_how(failure, place)}" for rank, failure in sorted(failures.items())]
+    first = {rank: each for rank, each in failures.items() if each.exitcode not in (1, -signal.SIGTERM)} or failures
+    told = [f"rank {rank} ended with {_how(each, place)}" for rank, each in sorted(first.items())]
     known = f" The run is on record as killed: {record.id}." if record else ""
     return WorkbenchError(f"ranks: {'; '.join(told) or 'no rank left a record'}.{known}")
 
@@ -152,3 +153,7 @@ def answer() -> None:
         told = {"exit_code": error.exit_code, "error": str(error)}
         (place / f"answer-{os.environ['RANK']}.json").write_text(json.dumps(told))
         sys.exit(error.exit_code)
+    except BaseException as error:
+        if is_lost(error):
+            sys.exit(1)  # the one that ended first tells why
+        raise

@@ -129,6 +129,11 @@ def _told_to_end(*_: Any) -> None:
     raise SystemExit(LOST)
 
 
+def is_lost(error: BaseException | None) -> bool:
+    """Whether this rank ended because another one had ended."""
+    return isinstance(error, SystemExit) or any(word in str(error) for word in ("gloo", "NCCL", "Connection"))
+
+
 def _joined(record: Record) -> Record:
     """With what all ranks have measured."""
     mine = {name: getattr(record, name) for name in (*MEMORY, *SUMMED)}
@@ -143,7 +148,7 @@ def _explained(record: Record, folder: Path | None, error: BaseException | None)
     """What went wrong: with this rank, or, where this one only lost another, with that one."""
     words = {"status": record.status, "error": f"rank {record.rank}: {record.error}"}
     place = store.checkpoint_folder(record, folder).parent
-    lost = isinstance(error, SystemExit) or any(word in record.error for word in ("gloo", "NCCL", "Connection"))
+    lost = is_lost(error)
     if record.rank != 0 and not lost:
         place.mkdir(parents=True, exist_ok=True)
         (place / f"rank-{record.rank}.json").write_text(json.dumps(words))
