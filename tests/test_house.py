@@ -11,7 +11,7 @@ from workbench.paths import PACKAGE
 
 CORE = ("recipe.py", "models", "texts", "techniques", "measure", "run", "records")
 ROOMS = {
-    "models", "texts", "techniques", "measure", "run", "records", "gpus", "predict", "advise", "export", "lessons",
+    "models", "texts", "techniques", "measure", "run", "records", "ranks", "gpus", "predict", "advise", "export", "lessons",
     "widgets",
 }  # fmt: skip
 SILENT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)

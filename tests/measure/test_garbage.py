@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import workbench
-from workbench.measure.garbage import freeze_living_objects, pause_collector
+from workbench import pause_collector
+from workbench.measure.garbage import freeze_living_objects
 
 
 @pytest.fixture

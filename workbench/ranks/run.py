@@ -44,12 +44,12 @@ class RankMeter(Meter):
 class RankExecution(Execution):
     """One rank's execution of a job. What is asked of all is asked of each in the same order, or they would wait."""
 
-    trainer_kind = RankTrainer
+    trainer_kind, meter_kind = RankTrainer, RankMeter
     shard: ClassVar[str] = "none"
     check = staticmethod(refuse_settings)
 
     @classmethod
-    def world(cls, device: str | None) -> World:
+    def world(cls, device: str | None = None) -> World:
         return join(device, cls.shard)
 
     @classmethod
@@ -74,9 +74,6 @@ class RankExecution(Execution):
             mesh = mesh_of(self.job.device.type, self.record.world_size)
             return fully_sharded(model, self.shard, mesh)
         return super().placed(model)
-
-    def metered(self, model: PreTrainedModel, **options: Any) -> Meter:
-        return RankMeter(model, **options)
 
     def write(self) -> None:
         if self.record.rank == 0:
