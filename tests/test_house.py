@@ -11,8 +11,8 @@ from workbench.paths import PACKAGE
 
 CORE = ("recipe.py", "models", "texts", "techniques", "measure", "run", "records")
 ROOMS = {
-    "models", "texts", "techniques", "measure", "run", "records", "ranks", "gpus", "predict", "advise", "export", "lessons",
-    "widgets",
+    "models", "texts", "techniques", "measure", "run", "records", "ranks", "gpus", "predict", "advise", "export",
+    "lessons", "widgets",
 }  # fmt: skip
 SILENT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 
