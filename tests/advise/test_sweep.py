@@ -2,6 +2,8 @@
 
 import _thread
 import os
+import re
+import shlex
 import sys
 import time
 from dataclasses import replace
@@ -11,11 +13,13 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import yaml
+from ray.runtime_env import RuntimeEnv
 from transformers import TrainerCallback
 
-from workbench.__main__ import main
+from workbench.__main__ import _parser, main
 from workbench.advise import sweep as module
-from workbench.advise.sweep import Outcome, check_nodes, fits, mark_lost, needed, read_grid, sweep, sweep_text
+from workbench.advise.sweep import Outcome, check_nodes, has_room, mark_lost, needed, read_grid, sweep, sweep_text
 from workbench.errors import ConfigurationError, UnavailableError
 from workbench.paths import ROOT, git_commit, versions
 from workbench.recipe import Recipe
@@ -237,13 +241,13 @@ def test_a_run_takes_the_share_of_a_card_that_it_is_predicted_to_need(predicted)
     shares = {}
     for size in (2, 14, 15):
         need = needed(Recipe(effective_batch_size=size), "cuda", 1, t4)
-        shares[size] = need["num_gpus"], fits(need, nodes)
+        shares[size] = need["num_gpus"], has_room(need, nodes)
     assert shares == {2: (0.2, True), 14: (1.0, True), 15: (1.067, False)}
     need = needed(Recipe(effective_batch_size=2), "cpu", 3, {})
     assert need == {"num_cpus": 3, "memory": 2 * GIB + module.PROCESS_BYTES}
-    assert fits(need, nodes)
-    assert not fits({**need, "num_cpus": 5}, nodes)
-    assert not fits(need, [{**nodes[0], "Alive": False}])
+    assert has_room(need, nodes)
+    assert not has_room({**need, "num_cpus": 5}, nodes)
+    assert not has_room(need, [{**nodes[0], "Alive": False}])
 
 
 def test_runs_of_nodes_that_ray_has_lost_are_marked_killed_and_no_others(runs_folder):
@@ -269,3 +273,19 @@ def test_runs_without_a_baseline_and_failures_are_told():
     text = sweep_text(outcomes)
     assert "not ranked: gradient_checkpointing, seed 0: oom. no room" in text
     assert text.count("none of them a baseline") == 2
+
+
+def test_the_files_for_clusters_give_commands_that_there_are():
+    folder = ROOT / "docs" / "sweep"
+    job, ray_job = (yaml.safe_load((folder / name).read_text()) for name in ("job.yaml", "kubernetes.yaml"))
+    assert RuntimeEnv(**job)["env_vars"]["WORKBENCH_RUNS"] == "/shared/runs"
+    assert RuntimeEnv(**yaml.safe_load(ray_job["spec"]["runtimeEnvYAML"]))["env_vars"]
+    cluster = ray_job["spec"]["rayClusterSpec"]
+    head, worker = (each["template"]["spec"] for each in (cluster["headGroupSpec"], cluster["workerGroupSpecs"][0]))
+    assert head["volumes"] == worker["volumes"]
+    page, script = (ROOT / "docs" / "sweep.md").read_text(), (folder / "slurm.sh").read_text()
+    for text in (page, script, ray_job["spec"]["entrypoint"]):
+        commands = re.findall(r"-m workbench (sweep .*)", text)
+        assert commands
+        for command in commands:
+            assert _parser().parse_args(shlex.split(command)).on

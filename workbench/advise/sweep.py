@@ -120,7 +120,7 @@ def sweep(
         try:
             for recipe in recipes:
                 need = needs[replace(recipe, seed=0)]
-                if fits(need, nodes):
+                if has_room(need, nodes):
                     begun = task.options(**need).remote(recipe, folder, device, threads, marker.name)
                     tasks[begun] = recipe, need
                 else:
@@ -136,9 +136,11 @@ def sweep(
 def _connected(on: str | None, threads: int) -> Iterator[ModuleType]:
     """Ray, connected to a cluster or started here. Raises UnavailableError: none answers at that address."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read on import: a Ray that starts here tells nobody
+    address, handler = on or os.environ.get("RAY_ADDRESS", "local"), signal.getsignal(signal.SIGTERM)
+    if address != "local":  # twenty times 40 s, where something answers that is not Ray
+        os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "3")
     import ray
 
-    address, handler = on or os.environ.get("RAY_ADDRESS", "local"), signal.getsignal(signal.SIGTERM)
     own: dict[str, Any] = {**OWN, "num_cpus": max(CORES, threads)} if address == "local" else {}
     try:
         if place := re.fullmatch(r"(?:ray://)?\[?([^]]+?)\]?:(\d+)", address):  # where none answers Ray waits long
@@ -223,7 +225,7 @@ def needed(recipe: Recipe, device: str, threads: int, facts: dict[str, Any]) -> 
     return {"num_cpus": 1, "memory": PROCESS_BYTES, "num_gpus": math.ceil(1000 * peak / facts["card_bytes"]) / 1000}
 
 
-def fits(need: Need, nodes: list[Node]) -> bool:
+def has_room(need: Need, nodes: list[Node]) -> bool:
     """Whether some living node could run it, if nothing else ran there."""
     there = [node["Resources"] for node in nodes if node["Alive"]]
     there = [{**each, "GPU": min(each.get("GPU", 0), 1)} for each in there]  # a run takes one card or a share of it
@@ -262,7 +264,7 @@ def _collected(ray: ModuleType, tasks: dict[Any, tuple[Recipe, Need]]) -> list[O
             for task in ready:
                 outcomes.append(_outcome(ray, task, tasks.pop(task)[0]))
                 bar.update()
-            if not ready and not any(fits(need, ray.nodes()) for _, need in tasks.values()):
+            if not ready and not any(has_room(need, ray.nodes()) for _, need in tasks.values()):
                 raise UnavailableError(
                     f"sweep: no node is left for {len(tasks)} runs. Bring nodes back and give the same command again: "
                     "what is on record is not made again."
