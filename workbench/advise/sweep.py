@@ -241,9 +241,8 @@ def _fine_tune(recipe: Recipe, folder: Path, device: str, threads: int, marker: 
 
     for name in LAUNCHERS_VARIABLES:  # Slurm's, say, of the job that started Ray
         os.environ.pop(name, None)
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # as which Ray cancels; ignored where a shell began Ray with &
+    # Ray cancels by an interrupt, which is ignored where a shell has started Ray with `&`
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     torch.set_num_threads(threads)
     try:
         if not Path(marker).exists():  # a node that came later
