@@ -16,7 +16,7 @@ from workbench.errors import ConfigurationError, OutOfMemoryError
 from workbench.export.written import as_toml
 from workbench.paths import ROOT
 from workbench.ranks.launch import on_ranks, run_on_ranks
-from workbench.ranks.world import Ranks, shared
+from workbench.ranks.world import Ranks, refuse_settings, shared
 from workbench.recipe import Recipe
 from workbench.records.record import read_all
 from workbench.run.run import run
@@ -110,11 +110,11 @@ def test_ranks_that_are_not_alike_are_all_refused(runs_folder):
     assert not read_all(runs_folder)
 
 
-def as_rank(*words, port, **variables):
+def as_rank(port):
     told = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     return subprocess.run(
-        [*COMMAND, "gpt2-tiny", "--device", "cpu", *words],
-        env=environment(**told, WORKBENCH_JOIN_TIMEOUT="2", **variables),
+        [*COMMAND, "gpt2-tiny", "--device", "cpu"],
+        env=environment(**told, WORKBENCH_JOIN_TIMEOUT="2"),
         capture_output=True, text=True, timeout=SECONDS, check=False,
     )  # fmt: skip
 
@@ -144,10 +144,13 @@ def test_a_port_in_use_is_named(runs_folder):
     assert not read_all(runs_folder)
 
 
-def test_settings_of_accelerate_are_refused():
-    told = as_rank(port=free_port(), ACCELERATE_USE_FSDP="true")
-    assert told.returncode == 2
-    assert "error: ranks: ACCELERATE_USE_FSDP=true in the environment" in told.stderr
+def test_settings_of_accelerate_are_refused(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")  # the only way to several ranks on a CPU
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+    refuse_settings()
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ConfigurationError, match="ranks: ACCELERATE_USE_FSDP=true in the environment"):
+        refuse_settings()
 
 
 @pytest.mark.parametrize(

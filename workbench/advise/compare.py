@@ -72,7 +72,9 @@ def compare(frame: pd.DataFrame) -> pd.DataFrame:
     table["without_effect"] = [_without_effect(row, base) for _, row in table.iterrows()]
     table = table.iloc[sorted(range(len(table)), key=lambda i: _bargain(table.iloc[i]))]
     table = table.drop(columns=[f"{c}_maximum_bytes" for c in Category])
-    table.attrs = {name: str(group[name].iloc[-1]) for name in (*IN_WORDS, "arguments", "device", "world_size", "shard")}
+    table.attrs = {
+        name: str(group[name].iloc[-1]) for name in (*IN_WORDS, "arguments", "device", "world_size", "shard")
+    }
     return table
 
 
