@@ -237,9 +237,9 @@ def _fine_tune(recipe: Recipe, folder: Path, device: str, threads: int, marker: 
     import torch
 
     from workbench.run.run import run
-    from workbench.run.world import LAUNCHERS_VARIABLES
+    from workbench.run.world import ALONE
 
-    for name in LAUNCHERS_VARIABLES:  # Slurm's, say, of the job that started Ray
+    for name in ALONE:  # Slurm's, say, of the job that started Ray
         os.environ.pop(name, None)
     # Ray cancels by an interrupt, which is ignored where a shell has started Ray with `&`
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -122,7 +122,7 @@ def run_as_rank(recipe: Recipe, *, shard: str = "none", **options: Any) -> Recor
 
 def _told_to_end(*_: Any) -> None:
     """The launcher ends the ranks that are left when one has ended."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: None)
     raise SystemExit(LOST)
 
 
