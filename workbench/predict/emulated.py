@@ -30,10 +30,13 @@ from workbench.measure.meter import Meter
 from workbench.models.family import family_of
 from workbench.models.load import count_parameters, load_model, quiet
 from workbench.predict.prediction import Prediction, prediction_of
+from workbench.predict.rank import as_first, part_of
 from workbench.predict.rows import MICRO_BATCHES, STEPS, assembled, facts
 from workbench.predict.shadow.replay import maker_at
 from workbench.predict.shadow.tracker import ShadowTracker
 from workbench.predict.skeleton import can_be_skeleton, config_for, skeleton
+from workbench.ranks.run import RankMeter
+from workbench.ranks.world import Ranks
 from workbench.recipe import Recipe
 from workbench.run.job import why_not_here
 from workbench.run.trainer import SeamTrainer, model_arguments, prepare_model
@@ -41,7 +44,7 @@ from workbench.run.trainer import SeamTrainer, model_arguments, prepare_model
 DEVICE = torch.device("cuda")
 
 
-def predict_here(recipe: Recipe, gpu: Gpu, padding: bool) -> Prediction:
+def predict_here(recipe: Recipe, gpu: Gpu, padding: bool, ranks: Ranks | None = None) -> Prediction:
     """The prediction for the card that this process sees.
 
     Where its memory is not enough, the numbers are those of a card like it that has enough.
@@ -50,12 +53,12 @@ def predict_here(recipe: Recipe, gpu: Gpu, padding: bool) -> Prediction:
         ConfigurationError: the model, the length or a precision cannot be used; or no GPU has so much memory.
     """
     try:
-        return _predict(recipe, gpu, padding)
+        return _predict(recipe, gpu, padding, ranks)
     except torch.OutOfMemoryError:
         pass  # outside of the handler, whose traceback would keep the tensors
     enough = {card.VARIABLE: card.variable(replace(gpu, memory_bytes=ENOUGH_BYTES))}  # the stubs read it when asked
     with patch.dict(os.environ, enough), suppress(torch.OutOfMemoryError):
-        return _predict(recipe, gpu, padding)
+        return _predict(recipe, gpu, padding, ranks)
     raise too_much()
 
 
@@ -67,10 +70,11 @@ def too_much() -> ConfigurationError:
     )
 
 
-def _predict(recipe: Recipe, gpu: Gpu, padding: bool) -> Prediction:
+def _predict(recipe: Recipe, gpu: Gpu, padding: bool, ranks: Ranks | None) -> Prediction:
     source, config = config_for(recipe)
-    with on_card(recipe) as (recipe, scratch):
-        return _Emulated(recipe, gpu, card_model(recipe, config, source), scratch, padding).predict()
+    with as_first(ranks, DEVICE), on_card(recipe) as (recipe, scratch):
+        model = card_model(recipe, config, source, ranks)
+        return _Emulated(recipe, gpu, model, scratch, padding, ranks).predict()
 
 
 @contextmanager
@@ -88,11 +92,15 @@ def on_card(recipe: Recipe) -> Iterator[tuple[Recipe, Path]]:
         yield recipe, Path(stack.enter_context(tempfile.TemporaryDirectory()))
 
 
-def card_model(recipe: Recipe, config: Any, source: Any) -> PreTrainedModel:
-    """On the card. Quantization acts while weights are loaded: such a model is made whole, and loaded."""
+def card_model(recipe: Recipe, config: Any, source: Any, ranks: Ranks | None = None) -> PreTrainedModel:
+    """On the card; of a model that is sharded, this rank's part, cut from the host's as in a run. Quantization acts
+    while weights are loaded: such a model is made whole, and loaded."""
     arguments = model_arguments(recipe, family_of(config))
     if can_be_skeleton(config, arguments):
-        return put_on_card(prepare_model(recipe, skeleton(config, **arguments)))
+        model = prepare_model(recipe, skeleton(config, **arguments))
+        if ranks and ranks.engine == "fsdp":
+            return part_of(given_memory(model, torch.device("cpu")), ranks, DEVICE.type)
+        return given_memory(model, DEVICE)
     made = {name: value() if callable(value) else value for name, value in arguments.items()}
     if "device_map" in made:
         made["device_map"] = {"": DEVICE}  # quantizing costs nothing there, and its traces are swept before the run
@@ -102,12 +110,12 @@ def card_model(recipe: Recipe, config: Any, source: Any) -> PreTrainedModel:
     return cast("PreTrainedModel", model.to(DEVICE))  # type: ignore[arg-type]  # the stub takes no device
 
 
-def put_on_card(model: PreTrainedModel) -> PreTrainedModel:
+def given_memory(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
     """Memory for every parameter and buffer of a skeleton, in the order in which `model.to` moves them."""
 
     @cache  # tied ones stay tied
     def move(tensor: torch.Tensor) -> torch.Tensor:
-        new = torch.empty_like(tensor, device=DEVICE)
+        new = torch.empty_like(tensor, device=device)
         return torch.nn.Parameter(new, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else new
 
     def visit(module: torch.nn.Module) -> None:
@@ -115,7 +123,7 @@ def put_on_card(model: PreTrainedModel) -> PreTrainedModel:
             visit(child)
         for tensors in cast("tuple[dict[str, torch.Tensor | None], ...]", (module._parameters, module._buffers)):
             for name, tensor in tensors.items():
-                if tensor is not None and tensor.device.type != DEVICE.type:
+                if tensor is not None and tensor.device.type != device.type:
                     tensors[name] = move(tensor)
 
     visit(model)
@@ -182,13 +190,15 @@ class FewMicroBatches:
 class _Emulated:
     """One recipe on the card, trained for a few steps under the meter."""
 
-    def __init__(self, recipe: Recipe, gpu: Gpu, model: PreTrainedModel, scratch: Path, padding: bool) -> None:
-        self.recipe, self.gpu, self.model = recipe, gpu, model
+    def __init__(
+        self, recipe: Recipe, gpu: Gpu, model: PreTrainedModel, scratch: Path, padding: bool, ranks: Ranks | None
+    ) -> None:
+        self.recipe, self.gpu, self.model, self.ranks = recipe, gpu, model, ranks
         self.tracker = CardTracker(getattr(model.config, "vocab_size", None))
         self.tracker.name_modules(model)
-        self.meter = Meter(model, before_bytes=0, tracker=self.tracker)
+        self.meter = RankMeter(model, before_bytes=0, tracker=self.tracker)
         watch = _Watch(self.tracker, self.meter)
-        self.trainer, self.micro_batches = assembled(recipe, model, self.meter, DEVICE, scratch, [watch])
+        self.trainer, self.micro_batches = assembled(recipe, model, self.meter, DEVICE, scratch, [watch], ranks=ranks)
         self.trainer.args.dataloader_num_workers = 0  # they only fill the host's memory, anew at every evaluation
         self.trainer.args.max_steps = STEPS  # a technique may ask for more
         self.tracker.untrained = max(self.micro_batches - MICRO_BATCHES, 0)
@@ -210,6 +220,7 @@ class _Emulated:
             self.recipe,
             self.gpu,
             "emulated",
+            self.ranks,
             **{name: value for name, value in vars(report).items() if name in known},
             peak_operation=maker_at(trace, trace.nbytes, timeline.peak(report.peak_phase)),
             work=trace.work,

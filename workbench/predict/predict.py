@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from workbench.errors import WorkbenchError
+from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.gpus.catalogue import GPUS
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.models.source import EMBEDDED, RANDOM
@@ -26,6 +26,9 @@ from workbench.predict.prediction import CPU, Prediction
 from workbench.predict.worker import SECONDS, ask, ask_emulator
 from workbench.recipe import Recipe
 
+if TYPE_CHECKING:
+    from workbench.ranks.world import Ranks
+
 __all__ = ["CPU", "EMULATOR", "ENGINES", "SHADOW", "Prediction", "engine_for", "predict", "predict_all"]
 
 
@@ -33,8 +36,9 @@ GPU_NAMES = tuple(GPUS)
 
 
 def predict(
-    recipe: Recipe, gpu: str = "h100", *, padding: bool = False, engine: str | None = None, time_limit: float = SECONDS
-) -> Prediction:
+    recipe: Recipe, gpu: str = "h100", *, padding: bool = False, engine: str | None = None,
+    time_limit: float = SECONDS, ranks: int | None = None, shard: str = "none",
+) -> Prediction:  # fmt: skip
     """Predict the memory of a recipe's training step.
 
     Args:
@@ -42,14 +46,17 @@ def predict(
         padding: batches contain padding, although no technique of the recipe brings any.
         engine: `"emulator"` or `"shadow"`; by default the emulator where it is set up.
         time_limit: in seconds, for what was not predicted before.
+        ranks: predict one of so many that share the batch, as `run_on_ranks` has them; None is a process alone.
+        shard: what each of them keeps of the model, a name of `ranks/shards.toml`.
 
     Raises:
-        ConfigurationError: unknown GPU or engine; a model, a length or a precision that cannot be used; or an operation
-            that cannot be traced, with its name and its module.
+        ConfigurationError: ranks that cannot share the batch or the model, an unknown GPU or engine; a model, a length
+            or a precision that cannot be used; or an operation that cannot be traced, with its name and its module.
         UnavailableError: the config of a hub model cannot be had, the emulator asked for is not set up, or the time
             was up: the process was ended, and the next prediction starts another.
     """
-    found = predict_all(recipe, [gpu], padding=padding, engine=engine, time_limit=time_limit)[0]
+    asked: dict[str, Any] = {"padding": padding, "engine": engine, "time_limit": time_limit}
+    (found,) = predict_all(recipe, [gpu], ranks=ranks, shard=shard, **asked)
     if isinstance(found, WorkbenchError):
         raise found
     return found
@@ -57,7 +64,7 @@ def predict(
 
 def predict_all(
     recipe: Recipe, gpus: Iterable[str] = GPU_NAMES, *, padding: bool = False, engine: str | None = None,
-    time_limit: float = SECONDS,
+    time_limit: float = SECONDS, ranks: int | None = None, shard: str = "none",
 ) -> list[Prediction | WorkbenchError]:  # fmt: skip
     """As `predict`, for several GPUs in their order; in place of one that cannot run the recipe stands the error.
 
@@ -65,15 +72,18 @@ def predict_all(
     """
     names = [name if name == CPU else find_gpu(name).name for name in gpus]
     recipe = resolved(recipe, names)
+    request = padding, _ranks(recipe, ranks, shard)
     engines = {name: engine_for(name, engine) for name in names}
-    keys = {name: _key(recipe, name, padding, engines[name]) for name in names}
+    keys = {name: _key(recipe, name, *request, engines[name]) for name in names}
     known: dict[str, Any] = {name: prediction_cache.get(key) for name, key in keys.items()}
     missing = [name for name in names if known[name] is None]
     made = {
-        name: ask_emulator(recipe, find_gpu(name), padding, time_limit) for name in missing if engines[name] == EMULATOR
+        name: ask_emulator(recipe, find_gpu(name), *request, time_limit=time_limit)
+        for name in missing
+        if engines[name] == EMULATOR
     }
     if shadowed := [name for name in missing if engines[name] == SHADOW]:
-        answers = ask(recipe, shadowed, padding, time_limit=time_limit * len(shadowed))
+        answers = ask(recipe, shadowed, *request, time_limit=time_limit * len(shadowed))
         made |= dict(zip(shadowed, answers, strict=True))
     for name, found in made.items():
         if isinstance(found, Prediction):
@@ -88,10 +98,22 @@ def resolved(recipe: Recipe, gpus: list[str]) -> Recipe:
     return replace(recipe, model=EMBEDDED if gpus == [CPU] else "gpt2")
 
 
-def _key(recipe: Recipe, gpu: str, padding: bool, engine: str) -> str:
+def _ranks(recipe: Recipe, count: int | None, shard: str) -> "Ranks | None":
+    """Raises ConfigurationError: the ranks cannot share the batch or the model, or nothing says how many there are."""
+    if count is None and shard == "none":
+        return None
+    from workbench.ranks.world import Ranks  # which imports torch
+
+    if count is None:
+        raise ConfigurationError("shard: among how many ranks? Add --ranks 2.")
+    Ranks(count, shard).check(recipe)
+    return Ranks(count, shard)
+
+
+def _key(recipe: Recipe, gpu: str, padding: bool, ranks: "Ranks | None", engine: str) -> str:
     """Cache key: changes with recipe, GPU, versions of the libraries, the workbench's own code, the model's config."""
     others = [_definition(type(technique)) for technique in recipe.techniques]
-    facts = [recipe.to_dict(), gpu, padding, engine, versions(), _own_code(), _config(recipe.model), others]
+    facts = [recipe.to_dict(), gpu, padding, str(ranks), engine, versions(), _own_code(), _config(recipe.model), others]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
 
 

@@ -13,6 +13,7 @@ from workbench.recipe import Recipe
 
 if TYPE_CHECKING:
     from workbench.predict.tensors import TensorTimeline
+    from workbench.ranks.world import Ranks
 
 CPU = "cpu"
 
@@ -53,6 +54,8 @@ class Prediction:
     trainable_parameters: int
     has_experts: bool  # which of them a token goes to depends on values: real peaks differ
     versions: dict[str, str] = field(default_factory=dict)
+    ranks: int = 1  # that share the batch; the memory and the work are those of one
+    shard: str = ""  # what each of several keeps of the model
     timeline: "TensorTimeline | None" = field(default=None, compare=False, repr=False)
 
     @property
@@ -72,27 +75,29 @@ class Prediction:
         return plain | {"fits": self.fits, "flops": self.flops}
 
 
-def compute(recipe: Recipe, gpus: list[str], padding: bool) -> list[Prediction | WorkbenchError]:
+def compute(
+    recipe: Recipe, gpus: list[str], padding: bool, ranks: "Ranks | None" = None
+) -> list[Prediction | WorkbenchError]:
     """Make the predictions. It patches libraries while it runs, so call it in the worker process only."""
     found: list[Prediction | WorkbenchError] = []
     for name in gpus:
         try:
-            found.append(_compute(recipe, name, padding))
+            found.append(_compute(recipe, name, padding, ranks))
         except WorkbenchError as error:
             found.append(error)
     return found
 
 
-def _compute(recipe: Recipe, name: str, padding: bool) -> Prediction:
+def _compute(recipe: Recipe, name: str, padding: bool, ranks: "Ranks | None") -> Prediction:
     from workbench.predict.shadow.replay import replay
     from workbench.predict.shadow.traces import trace_for
 
     gpu = None if name == CPU else find_gpu(name)
-    trace = trace_for(recipe, gpu, padding)
-    return prediction_of(recipe, gpu, "predicted", **replay(trace, gpu), work=trace.work, **trace.facts)
+    trace = trace_for(recipe, gpu, padding, ranks)
+    return prediction_of(recipe, gpu, "predicted", ranks, **replay(trace, gpu), work=trace.work, **trace.facts)
 
 
-def prediction_of(recipe: Recipe, gpu: Gpu | None, how: str, **found: Any) -> Prediction:
+def prediction_of(recipe: Recipe, gpu: Gpu | None, how: str, ranks: "Ranks | None", **found: Any) -> Prediction:
     """With what a recipe and a GPU say of themselves, and what an engine `found`: the other fields."""
     name = gpu.name if gpu else CPU
     return Prediction(
@@ -105,6 +110,8 @@ def prediction_of(recipe: Recipe, gpu: Gpu | None, how: str, **found: Any) -> Pr
         context_bytes=gpu.context_bytes_estimate if gpu else 0,
         capacity_bytes=gpu.memory_bytes if gpu else None,
         versions=versions(),
+        ranks=ranks.count if ranks else 1,
+        shard=ranks.shard if ranks else "",
         **{field: _plain(value) for field, value in found.items()},
     )
 

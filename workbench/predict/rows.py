@@ -11,6 +11,8 @@ from workbench.errors import ConfigurationError
 from workbench.measure.meter import Meter
 from workbench.models.load import load_tokenizer
 from workbench.models.source import ModelSource, locate_config
+from workbench.ranks.trainer import RankTrainer
+from workbench.ranks.world import Ranks, shared
 from workbench.recipe import Recipe
 from workbench.run.job import own_examples
 from workbench.run.trainer import SeamTrainer, argument_values, assemble, prepare_data, training_arguments
@@ -27,25 +29,25 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # of a confi
 EVALUATED = 3  # batches of an evaluation, and a smaller last one: the third finds what the second left, and so on
 
 
-def listed(recipe: Recipe) -> tuple[int, int]:
-    """Of each micro-batch the sequences, and of each step the micro-batches, that are made and moved to the device."""
-    arguments = recipe.training_arguments()
-    count = min(arguments["gradient_accumulation_steps"], LISTED)
-    size: int = arguments["per_device_train_batch_size"]
-    return min(size, max(1, TOKENS // (recipe.shape.tokens * count))), count
+def listed(recipe: Recipe, world_size: int = 1) -> tuple[int, int]:
+    """Of each micro-batch the sequences, and of each step the micro-batches, that a rank makes and moves to its
+    device."""
+    size, count = shared(recipe.training_arguments(), world_size)
+    count = min(count, max(MICRO_BATCHES, LISTED // world_size))
+    return min(size, max(1, TOKENS // (recipe.shape.tokens * count * world_size))), count
 
 
-def blocks_for(recipe: Recipe, held_out: int | None = None, every: bool = False) -> Blocks:
+def blocks_for(recipe: Recipe, held_out: int | None = None, every: bool = False, world_size: int = 1) -> Blocks:
     """A step's blocks, and held-out ones in batches of every size that an evaluation has; which tokens does not matter.
 
     Args:
         held_out: rows that are evaluated; by default as many as `make_blocks` cuts from HELD_OUT_TOKENS.
         every: each batch of them, because something is kept of each.
     """
-    length, (size, count) = recipe.sequence_length, listed(recipe)
+    length, (size, count) = recipe.sequence_length, listed(recipe, world_size)
     together: int = argument_values(recipe, 0.0)["per_device_eval_batch_size"]
     whole, rest = divmod(held_out or max(1, corpus.HELD_OUT_TOKENS // length), together)
-    rows = max(size * count, min(recipe.effective_batch_size, TOKENS // length))
+    rows = max(size * count * world_size, min(recipe.effective_batch_size, TOKENS // length))
     numbers = rows, (whole if every else min(whole, EVALUATED)) * together + rest
     train, held_out = (Dataset.from_dict({"input_ids": [list(range(length))] * n}) for n in numbers)
     return Blocks(train, held_out, _text(recipe))
@@ -53,23 +55,26 @@ def blocks_for(recipe: Recipe, held_out: int | None = None, every: bool = False)
 
 def assembled(
     recipe: Recipe, model: Any, meter: Meter, device: torch.device, scratch: Path, callbacks: Any = (),
-    blocks: Blocks | None = None,
+    blocks: Blocks | None = None, ranks: Ranks | None = None,
 ) -> tuple[SeamTrainer, int]:  # fmt: skip
-    """A Trainer that fetches what is `listed`, and how many micro-batches a step of the recipe has.
+    """A Trainer that fetches what is `listed`, and how many micro-batches a step of the recipe has, on each rank.
 
     Raises ConfigurationError for more sequences at once than kernels take.
     """
     arguments = training_arguments(recipe, 1e-4, device, scratch)
-    size, count = arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps
+    world_size, kind = (ranks.count, RankTrainer) if ranks else (1, SeamTrainer)
+    size, count = shared(recipe.training_arguments(), world_size)
     if size > AT_ONCE:
         raise ConfigurationError(
             f"predict: CUDA's attention kernels take {AT_ONCE:,} sequences at once, and this step has {size:,}. Lower "
             "effective_batch_size, or split it into micro-batches."
         )
-    arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps = listed(recipe)
-    data = prepare_data(recipe, blocks or blocks_for(recipe))
-    trainer = assemble(recipe, model, data, arguments, meter, [*callbacks])
-    if (size, count) != listed(recipe):
+    fetched = listed(recipe, world_size)
+    arguments.per_device_train_batch_size = fetched[0]
+    arguments.gradient_accumulation_steps = fetched[1] * world_size  # of which each rank takes its part
+    data = prepare_data(recipe, blocks or blocks_for(recipe, world_size=world_size))
+    trainer = assemble(recipe, model, data, arguments, meter, [*callbacks], kind)
+    if (size, count) != fetched:
         _enlarge(trainer, size, count)
     return trainer, count
 

@@ -16,6 +16,7 @@ from workbench.run.world import ALONE
 if TYPE_CHECKING:
     from workbench.predict.phases import Habits, Life
     from workbench.predict.prediction import Prediction
+    from workbench.ranks.world import Ranks
 
 MODULES = ("workbench.predict.prediction", "workbench.predict.shadow.step")
 ON_CARD = ("workbench.predict.emulated",)
@@ -25,12 +26,12 @@ SECONDS = 120.0  # seconds for a prediction: fifty times what the largest known 
 SHADOWS = Kept()
 
 
-def ask_emulator(recipe: Recipe, gpu: Gpu, padding: bool, time_limit: float = SECONDS) -> "Prediction | WorkbenchError":
+def ask_emulator(recipe: Recipe, gpu: Gpu, *request: Any, time_limit: float = SECONDS) -> "Prediction | WorkbenchError":
     """The prediction of PyTorch's own allocator, in the process of this card. Raises RuntimeError: it failed."""
     from workbench.gpus.emulator.call import call_on
 
     try:
-        return call_on(gpu, compute_emulated, recipe, gpu, padding, modules=ON_CARD, time_limit=time_limit)
+        return call_on(gpu, compute_emulated, recipe, gpu, *request, modules=ON_CARD, time_limit=time_limit)
     except WorkbenchError as error:
         return error
 
@@ -86,12 +87,12 @@ def _environment() -> dict[str, str]:
 # ---- in the process of a card ----
 
 
-def compute_emulated(recipe: Recipe, gpu: Gpu, padding: bool) -> "Prediction":
+def compute_emulated(recipe: Recipe, gpu: Gpu, padding: bool, ranks: "Ranks | None" = None) -> "Prediction":
     """The prediction for the card that this process sees: to be called under the emulator only."""
     from workbench.predict.emulated import predict_here
 
     with explained(CANNOT, "Measure it with `run`, or leave out what brings this."):
-        return predict_here(recipe, gpu, padding)
+        return predict_here(recipe, gpu, padding, ranks)
 
 
 def compute_life(recipe: Recipe, gpu: Gpu, habits: "Habits") -> "Life":

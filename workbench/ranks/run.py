@@ -2,6 +2,7 @@
 
 import json
 import signal
+import weakref
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from workbench.measure.allocators import allocator_for
 from workbench.measure.categories import Category
 from workbench.measure.meter import Meter
 from workbench.ranks.shard import ResizableTracker, fully_sharded, gathered, mesh_of, whole
@@ -35,9 +38,21 @@ class RankMeter(Meter):
 
     tracker_kind = ResizableTracker
 
+    def __init__(self, model: PreTrainedModel, **options: Any) -> None:
+        first: Any = next(model.parameters())
+        # where this rank computes: what it keeps of the model may wait on the host
+        device = torch.device(first.device_mesh.device_type) if isinstance(first, DTensor) else first.device
+        self.buckets: dict[int, weakref.ref[torch.Tensor]] = {}  # of DDP, which live as long as the Trainer's model
+        if elsewhere := first.device.type != device.type:
+            options.setdefault("tracker", self.tracker_kind(device.type, getattr(model.config, "vocab_size", None)))
+        super().__init__(model, **options)
+        if elsewhere:
+            self._allocator, self._device_type, self.enforces_cap = allocator_for(device), device.type, False
+
     def _owned(self) -> dict[Category, list[torch.Tensor]]:
         owned = super()._owned()
         owned[Category.WEIGHTS] += gathered(self._model)
+        owned[Category.GRADIENTS] += [bucket for its in self.buckets.values() if (bucket := its()) is not None]
         return owned
 
 

@@ -1,5 +1,6 @@
 """The Trainer on one of several ranks: its part of the batch, DDP or shards, and checkpoints that are whole."""
 
+import weakref
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -9,22 +10,23 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from accelerate.data_loader import prepare_data_loader
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from workbench.measure.categories import Category
-from workbench.measure.meter import Meter
 from workbench.ranks.shard import cut_like, whole
 from workbench.ranks.world import shared
 from workbench.run.trainer import SeamTrainer
 
 
-def added_up(meter: Meter, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
+def added_up(meter: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
     """What DDP does with a bucket of gradients anyway; the meter is told what the bucket is for."""
-    meter.tracker.label([bucket.buffer()], Category.GRADIENTS)
-    return allreduce_hook(cast("Any", dist.group.WORLD), bucket)
+    meter.buckets[bucket.index()] = weakref.ref(buffer := bucket.buffer())
+    meter.tracker.label([buffer], Category.GRADIENTS)
+    adding: Any = dist.all_reduce(buffer.div_(dist.get_world_size()), async_op=True)
+    sent = adding.get_future().then(lambda _: buffer)  # a fake process group promises nothing better
+    return cast("torch.futures.Future[torch.Tensor]", sent)
 
 
 class RankTrainer(SeamTrainer):

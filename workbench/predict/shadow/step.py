@@ -23,6 +23,7 @@ from workbench.measure.categories import Phase
 from workbench.measure.meter import Meter
 from workbench.models.family import family_of
 from workbench.models.load import count_parameters, quiet
+from workbench.predict.rank import as_first, part_of
 from workbench.predict.rows import MICRO_BATCHES, STEPS, assembled, facts
 from workbench.predict.shadow.patches import cuda_choices, fill_tables, make_fake, scale_losses, traceable
 from workbench.predict.shadow.repeated import foreseen
@@ -36,6 +37,8 @@ from workbench.predict.shadow.stand_ins import (
 from workbench.predict.shadow.trace import Trace
 from workbench.predict.shadow.tracker import ShadowTracker
 from workbench.predict.skeleton import config_for, skeleton
+from workbench.ranks.run import RankMeter
+from workbench.ranks.world import SHARDS, Ranks
 from workbench.recipe import Recipe
 from workbench.run.trainer import SeamTrainer, count_padding, model_arguments, prepare_model
 
@@ -45,12 +48,13 @@ FORESEEN = 4  # pauses after which the rest may be foreseen: the second step has
 Batch = dict[str, torch.Tensor]
 
 
-def trace(recipe: Recipe, gpu: Gpu | None, padding: bool = False) -> Trace:
+def trace(recipe: Recipe, gpu: Gpu | None, padding: bool = False, ranks: Ranks | None = None) -> Trace:
     """Run a few optimizer steps of the recipe in the shadow, with an evaluation before and after them.
 
     Args:
         gpu: whose choices are made; None for the CPU's own.
         padding: a batch contains padding, although nothing in the recipe says so.
+        ranks: that share the batch; the trace is that of one.
 
     Raises:
         ConfigurationError: the model or the length cannot be used, or an operation cannot be traced.
@@ -58,11 +62,11 @@ def trace(recipe: Recipe, gpu: Gpu | None, padding: bool = False) -> Trace:
     recipe = replace(recipe, techniques=tuple(technique.stand_in() for technique in recipe.techniques))
     config = config_for(recipe)[1]
     tracker = ShadowTracker(config.vocab_size, cuda=gpu is not None)
-    with _naming_failures(tracker), quiet(), tempfile.TemporaryDirectory() as scratch:
+    with _naming_failures(tracker), quiet(), tempfile.TemporaryDirectory() as scratch, as_first(ranks, DEVICE):
         model = _model(recipe, config)
         tracker.name_modules(model)
         with patch.object(SeamTrainer, "get_optimizer_cls_and_kwargs", staticmethod(optimizer_kind)):
-            return _Shadow(recipe, model, tracker, padding, Path(scratch)).run(gpu)
+            return _Shadow(recipe, model, tracker, padding, Path(scratch), ranks).run(gpu)
 
 
 def _model(recipe: Recipe, config: Any) -> PreTrainedModel:
@@ -105,6 +109,15 @@ def refuse_precision(gpu: Gpu | None, uses_bf16: bool) -> None:
         )
 
 
+def refuse_offloading(gpu: Gpu | None, ranks: Ranks | None) -> None:
+    """Raises ConfigurationError for shards that wait on a GPU's host: the shadow's tensors are all on one device."""
+    if gpu and ranks and SHARDS[ranks.shard].get("offload"):
+        raise ConfigurationError(
+            f"shard: the shadow cannot predict {ranks.shard}, which needs the emulated GPU. Run make emulator once, or "
+            "take --shard full, which needs more of the GPU."
+        )
+
+
 @dataclass
 class _Shadow:
     """One recipe on its way from a model without memory to a trace."""
@@ -114,16 +127,19 @@ class _Shadow:
     tracker: ShadowTracker
     padding: bool
     scratch: Path
+    ranks: Ranks | None
     micro_batches: int = 1  # of a step
 
     def run(self, gpu: Gpu | None) -> Trace:
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         counted = count_parameters(self.model)
         make_fake(self.model, mode, DEVICE)
-        meter = Meter(self.model, before_bytes=0, tracker=self.tracker)
+        part_of(self.model, self.ranks, DEVICE.type, mode)
+        meter = RankMeter(self.model, before_bytes=0, tracker=self.tracker)
         trainer = self._trainer(meter)
         uses_bf16 = trainer.args.bf16 or any(p.dtype is torch.bfloat16 for p in self.model.parameters())
         refuse_precision(gpu, uses_bf16)
+        refuse_offloading(gpu, self.ranks)
         batches, held_out = self._batches(trainer), _held_out(trainer)
         padded = self.padding or any(map(count_padding, batches))
         with ExitStack() as stack:
@@ -152,7 +168,7 @@ class _Shadow:
         return self.tracker.trace()
 
     def _trainer(self, meter: Meter) -> SeamTrainer:
-        trainer, self.micro_batches = assembled(self.recipe, self.model, meter, DEVICE, self.scratch)
+        trainer, self.micro_batches = assembled(self.recipe, self.model, meter, DEVICE, self.scratch, ranks=self.ranks)
         self.tracker.untrained = max(self.micro_batches - MICRO_BATCHES, 0)
         fill_tables()
         if trainer.args.fp16:

@@ -6,22 +6,23 @@ from workbench.gpus.catalogue import Gpu
 from workbench.predict.shadow.attention import choose_backend
 from workbench.predict.shadow.step import refuse_precision, trace
 from workbench.predict.shadow.trace import Trace
+from workbench.ranks.world import Ranks
 from workbench.recipe import Recipe
 
 
 @lru_cache(maxsize=8)
-def _kept(recipe: Recipe, on_gpu: bool, padding: bool) -> list[Trace]:
+def _kept(recipe: Recipe, on_gpu: bool, padding: bool, ranks: Ranks | None) -> list[Trace]:
     """Of this recipe, to be added to: one for each way in which GPUs choose their kernels."""
     return []
 
 
-def trace_for(recipe: Recipe, gpu: Gpu | None, padding: bool) -> Trace:
+def trace_for(recipe: Recipe, gpu: Gpu | None, padding: bool, ranks: Ranks | None = None) -> Trace:
     """A trace of this recipe in which every choice is the one this GPU makes. Raises as `trace` does."""
-    known = _kept(recipe, gpu is not None, padding)
+    known = _kept(recipe, gpu is not None, padding, ranks)
     asked = (one for one in known if all(gpu and choose_backend(gpu, q) is a for q, a in one.attention.items()))
     found = next(asked, None)
     if found is None:
-        found = trace(recipe, gpu, padding)
+        found = trace(recipe, gpu, padding, ranks)
         known.append(found)
     else:
         refuse_precision(gpu, found.uses_bf16)

@@ -20,13 +20,14 @@ from workbench.measure.tracker import Storage, StorageTracker, wrapped
 from workbench.predict.shadow.kernels import IN_FP32, MATRIX_PRODUCTS, NO_KERNEL, NO_SCRATCH, ORDERS, Block, scratch_of
 from workbench.predict.shadow.reductions import Reduction, Splits
 from workbench.predict.shadow.trace import Trace
+from workbench.ranks.shard import ResizableTracker
 
 DEVICE_OF: Any = torch.ops.prim.device.default
 _book_results: Any = unwrap(StorageTracker.__torch_dispatch__)  # compiler shut out no more, as PyTorch 2.11 does
 GIVEN = "given"  # the maker of what was there before: weights, and states that an optimizer brought along
 
 
-class ShadowTracker(StorageTracker):
+class ShadowTracker(ResizableTracker):
     """Books fake storages as the real ones would be.
 
     Args:
@@ -61,7 +62,7 @@ class ShadowTracker(StorageTracker):
         self._names = WeakKeyDictionary((module, name) for name, module in model.named_modules())
 
     def __enter__(self) -> Self:
-        super().__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()
         self._handles = [
             hooks.register_module_forward_pre_hook(self._open_module),
             hooks.register_module_forward_hook(self._close_module),
@@ -71,7 +72,7 @@ class ShadowTracker(StorageTracker):
     def __exit__(self, *error: Any) -> None:
         for handle in self._handles:
             handle.remove()
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        super().__exit__(*error)
 
     def _open_module(self, module: torch.nn.Module, _: Any) -> None:
         self._open.append(self._names.get(module, type(module).__name__))
