@@ -190,7 +190,7 @@ def test_asked_for_and_not_set_up_it_says_how(monkeypatch):
 
 
 def test_each_engine_has_predictions_of_its_own(monkeypatch):
-    keys = {module._key(SMALL, "t4", False, engine) for engine in module.ENGINES}
+    keys = {module._key(SMALL, "t4", False, None, engine) for engine in module.ENGINES}
     assert len(keys) == 2
 
 

@@ -194,13 +194,13 @@ def test_padding_gpu_recipe_and_versions_are_told_apart(small, monkeypatch):
     from workbench.predict import predict as prediction
 
     keys = {
-        prediction._key(small, "h100", False, "shadow"),
-        prediction._key(small, "h100", True, "shadow"),
-        prediction._key(small, "a10", False, "shadow"),
-        prediction._key(small | Lora(), "h100", False, "shadow"),
+        prediction._key(small, "h100", False, None, "shadow"),
+        prediction._key(small, "h100", True, None, "shadow"),
+        prediction._key(small, "a10", False, None, "shadow"),
+        prediction._key(small | Lora(), "h100", False, None, "shadow"),
     }
     monkeypatch.setattr(prediction, "versions", lambda: {"torch": "99"})
-    assert len(keys | {prediction._key(small, "h100", False, "shadow")}) == 5
+    assert len(keys | {prediction._key(small, "h100", False, None, "shadow")}) == 5
 
 
 def test_a_folder_that_cannot_be_written_to_is_no_failure(small, tmp_path, monkeypatch):

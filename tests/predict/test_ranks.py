@@ -21,7 +21,7 @@ from workbench.recipe import Recipe
 from workbench.techniques import parse_technique
 
 TINY = Recipe(model="gpt2-tiny", effective_batch_size=12, sequence_length=32, steps=2)
-SMALL = Recipe(model="random:gpt2", effective_batch_size=4, sequence_length=256, steps=2)
+SMALL = Recipe(model="random:gpt2", effective_batch_size=4, sequence_length=256, steps=3)
 CHECKPOINTING = ("gradient_checkpointing",)
 HALF = ("mixed_precision", "lora=rank:4")
 
@@ -106,16 +106,16 @@ def test_a_rank_needs_what_a_real_one_needs(ranks, cases, tmp_path):
 @pytest.mark.usefixtures("emulator")
 def test_a_rank_on_a_card_needs_what_a_real_process_needs(tmp_path):
     cases = [(of(SMALL), "none"), (of(SMALL, *CHECKPOINTING), "full"), (of(SMALL), "full_offload")]
-    found = measured(cases, 2, tmp_path, "cuda", environment(gpu("t4"), 2))
+    found = measured(cases, 2, tmp_path, "cuda", environment(gpu("h100"), 2))
     for (recipe, shard), real in zip(cases, found, strict=True):
-        predicted = predict(recipe, "t4", ranks=2, shard=shard, engine=EMULATOR)
-        assert real["memory_source"] == "emulated:t4"
+        predicted = predict(recipe, "h100", ranks=2, shard=shard, engine=EMULATOR)
+        assert real["memory_source"] == "emulated:h100"
         assert abs(predicted.peak_allocated_bytes - real["peak_allocated_bytes"]) <= 2048, (recipe.label, shard)
         assert predicted.peak_reserved_bytes == real["peak_reserved_bytes"], (recipe.label, shard)
         if shard != "full_offload":
-            shadow = predict(recipe, "t4", ranks=2, shard=shard, engine=SHADOW)
+            shadow = predict(recipe, "h100", ranks=2, shard=shard, engine=SHADOW)
             assert shadow.peak_allocated_bytes == pytest.approx(predicted.peak_allocated_bytes, rel=0.01)
-    assert predict(cases[0][0], "t4", ranks=2).by_category[Category.GRADIENTS] > 0  # DDP's buckets, all the time
+    assert predict(cases[0][0], "h100", ranks=2).by_category[Category.GRADIENTS] > 0  # DDP's buckets, all the time
 
 
 # ---- any number of them ----
@@ -128,8 +128,8 @@ def test_what_is_sharded_shrinks_with_the_ranks_and_the_rest_stays():
     assert (few.micro_batch_size, many.micro_batch_size) == (2, 2)
     states = [one.maximum_by_category[Category.OPTIMIZER_STATES] for one in (few, many)]
     assert states[1] < states[0] / 50
-    for category in (Category.ACTIVATIONS, Category.LOGITS_AND_LOSS):
-        assert few.by_category[category] == pytest.approx(many.by_category[category], rel=0.001)
+    kept = few.maximum_by_category[Category.WEIGHTS] + states[0]
+    assert 0 < few.by_phase["forward"] - many.by_phase["forward"] < kept
     assert (many.ranks, many.shard) == (1024, "full")
 
 
