@@ -97,7 +97,7 @@ def test_a_rank_needs_what_a_real_one_needs(ranks, cases, tmp_path):
         for phase in ("forward", "backward"):
             gap = predicted.by_phase[phase] - real["by_phase"][phase]
             assert abs(gap) <= ids, (recipe.label, shard, phase, gap)
-        assert abs(predicted.peak_allocated_bytes - real["peak_allocated_bytes"]) <= ids
+        assert predicted.peak_allocated_bytes == pytest.approx(real["peak_allocated_bytes"], rel=2e-4)  # in evaluation
 
 
 # ---- on emulated GPUs ----
@@ -123,14 +123,15 @@ def test_a_rank_on_a_card_needs_what_a_real_process_needs(tmp_path):
 
 def test_what_is_sharded_shrinks_with_the_ranks_and_the_rest_stays():
     few, many = (
-        predict(replace(TINY, effective_batch_size=2 * ranks), "cpu", ranks=ranks, shard="full") for ranks in (4, 1024)
+        predict(replace(TINY, effective_batch_size=2 * ranks), "cpu", ranks=ranks, shard="full") for ranks in (4, 64)
     )
     assert (few.micro_batch_size, many.micro_batch_size) == (2, 2)
     states = [one.maximum_by_category[Category.OPTIMIZER_STATES] for one in (few, many)]
-    assert states[1] < states[0] / 50
+    assert states[1] < states[0] / 15
     kept = few.maximum_by_category[Category.WEIGHTS] + states[0]
     assert 0 < few.by_phase["forward"] - many.by_phase["forward"] < kept
-    assert (many.ranks, many.shard) == (1024, "full")
+    most = predict(replace(TINY, effective_batch_size=2048), "cpu", ranks=1024, shard="full")
+    assert (most.ranks, most.shard, most.micro_batch_size) == (1024, "full", 2)
 
 
 def test_several_ranks_leave_nothing_behind_for_one():
