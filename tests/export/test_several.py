@@ -43,7 +43,7 @@ def started(command, folder, **variables):
     assert words[:2] == ["accelerate", "launch"]
     told = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
     launcher = [sys.executable, "-m", "accelerate.commands.accelerate_cli", *words[1:]]
-    done = subprocess.run(launcher, cwd=folder, env=told, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(launcher, cwd=folder, env=told, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
     return done
 
@@ -101,9 +101,7 @@ def test_on_two_emulated_gpus_it_is_fsdp2(recipe, tmp_path, monkeypatch):
     recipe = replace(recipe, steps=2) | MixedPrecision() | GradientCheckpointing()
     command = save_script(recipe, tmp_path / "home", ranks=Ranks(2, "full"))
     path = tmp_path / "home" / "train.py"
-    seen = (
-        "type(model).__name__, trainer.accelerator.state.is_fsdp2, next(model.parameters()).device_mesh.size()"
-    )
+    seen = "type(model).__name__, trainer.accelerator.state.is_fsdp2, next(model.parameters()).device_mesh.size()"
     path.write_text(path.read_text().replace("trainer.evaluate()", seen))
     done = started(command, tmp_path, **environment(gpu("h100"), 2))
     assert "FSDPGPT2LMHeadModel True 2" in done.stdout
