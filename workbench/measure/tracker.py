@@ -166,5 +166,5 @@ class StorageTracker(TorchDispatchMode):
 
     def timeline(self) -> Timeline:
         """The whole history so far."""
-        events = max(self._clock, 1)
-        return Timeline(live_bytes(self.lives(), events), phases_of(events, self._phase_starts))
+        lives, events = self.lives(), max(self._clock, 1)  # in this order: storages may end meanwhile
+        return Timeline(live_bytes(lives, events), phases_of(events, self._phase_starts))

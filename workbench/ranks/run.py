@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from transformers import PreTrainedModel
 
+from workbench.measure.allocators import allocator_for
 from workbench.measure.categories import Category
 from workbench.measure.meter import Meter
 from workbench.ranks.shard import ResizableTracker, fully_sharded, gathered, mesh_of, whole
@@ -34,6 +35,14 @@ class RankMeter(Meter):
     """Weights that are gathered count as weights, as long as they are whole."""
 
     tracker_kind = ResizableTracker
+
+    def __init__(self, model: PreTrainedModel, device: torch.device, **options: Any) -> None:
+        """`device` is where this rank computes: what it keeps of the model may wait on the host."""
+        if elsewhere := next(model.parameters()).device.type != device.type:
+            options.setdefault("tracker", self.tracker_kind(device.type, getattr(model.config, "vocab_size", None)))
+        super().__init__(model, **options)
+        if elsewhere:
+            self._allocator, self._device_type, self.enforces_cap = allocator_for(device), device.type, False
 
     def _owned(self) -> dict[Category, list[torch.Tensor]]:
         owned = super()._owned()
@@ -76,7 +85,7 @@ class RankExecution(Execution):
         return super().placed(model)
 
     def metered(self, model: PreTrainedModel, **options: Any) -> Meter:
-        return RankMeter(model, **options)
+        return RankMeter(model, self.job.device, **options)
 
     def write(self) -> None:
         if self.record.rank == 0:

@@ -1,6 +1,7 @@
 """Sharding with FSDP2, and the books of memory that grows and shrinks in place."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from itertools import chain
 from typing import Any
 from unittest.mock import patch
@@ -9,6 +10,8 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -17,6 +20,8 @@ from workbench.measure.allocators import parts
 from workbench.measure.categories import Category
 from workbench.measure.tracker import Storage, StorageTracker
 from workbench.ranks.world import SHARDS
+
+RESIZE = torch.UntypedStorage.resize_
 
 
 def fully_sharded(model: PreTrainedModel, shard: str, mesh: Any) -> PreTrainedModel:
@@ -49,18 +54,29 @@ def cut_like(value: Any, like: Any) -> Any:
     return value
 
 
+def _aside(function: Any) -> Any:
+    """The function outside of all modes."""
+
+    def called(*args: Any) -> Any:
+        with _disable_current_modes():
+            return function(*args)
+
+    return called
+
+
 class ResizableTracker(StorageTracker):
     """Books storages that are emptied and filled again in place, as FSDP2 does with what it gathers; of a tensor that
-    is sharded, what lies on this rank."""
+    is sharded, what lies on this rank. Whole fake ones, on which DTensor tries its operations, are not there."""
 
     def __enter__(self) -> Any:
-        self._resizing = patch.object(torch.UntypedStorage, "resize_", self._resized(torch.UntypedStorage.resize_))
-        self._resizing.start()
+        self._patches, tried = ExitStack(), "_propagate_tensor_meta_non_cached"
+        self._patches.enter_context(patch.object(torch.UntypedStorage, "resize_", self._resized(RESIZE)))
+        self._patches.enter_context(patch.object(ShardingPropagator, tried, _aside(getattr(ShardingPropagator, tried))))
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *given: Any) -> None:
         super().__exit__(*given)  # type: ignore[no-untyped-call]
-        self._resizing.stop()
+        self._patches.close()
 
     def _resized(self, resize: Any) -> Any:
         def resized(storage: torch.UntypedStorage, size: int) -> Any:

@@ -14,6 +14,7 @@ from unittest.mock import patch
 import torch
 from torch import _meta_registrations as meta
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.parallel import distributed
 from torch.utils._python_dispatch import _disable_current_modes
 
 from workbench.gpus.catalogue import Gpu
@@ -109,6 +110,8 @@ def traceable(padding: Callable[[], bool]) -> Iterator[None]:
         replaced(EvalLoopContainer, "get_arrays", lambda losses: losses.__init__())  # reads the losses
         replaced(trainer, "count_padding", lambda inputs: 0)  # ours; reads the mask, for the record only
         replaced(meta, "_meta_grouped_mm_common", _grouped_product)  # refuses fp32, which kernels take
+        replaced(distributed, "_verify_param_shape_across_processes", lambda *_: None)  # reads shapes off a tensor
+        replaced(torch.distributed.Reducer, "_rebuild_buckets", lambda _: False)  # reads off one which gradient came first
         replaced(torch.Tensor, "set_", _on_storage)  # a fake tensor that is set to a storage never lets it go
         yield
 

@@ -51,6 +51,7 @@ def watch() -> None:
     """
     import torch
 
+    spare_ddp_values(torch)
     if os.environ.get("EMULATED_TRUNK"):
         torch.cuda.get_device_capability = capability
         import torch.utils._triton as triton
@@ -64,6 +65,13 @@ def watch() -> None:
         torch.cuda._lazy_call(lambda: remember(max_entries=HISTORY, stacks="python"))
     note_peaks_before_resets(torch)
     atexit.register(report, torch)
+
+
+def spare_ddp_values(torch: Any) -> None:
+    """DistributedDataParallel sends the parameters' shapes to all ranks, and the order in which gradients came, and
+    reads them off the card again. It goes on with the order that it has."""
+    torch.nn.parallel.distributed._verify_param_shape_across_processes = lambda *_: None
+    torch.distributed.Reducer._rebuild_buckets = lambda _: False
 
 
 def capability(device: Any = None) -> tuple[int, int]:
