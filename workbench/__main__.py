@@ -278,28 +278,31 @@ def predict_recipe(args: argparse.Namespace) -> None:
         raise ConfigurationError(
             "predict: --settings, --measure and --save belong to --life. Add it, or leave them out."
         )
-    from workbench.predict.predict import CPU, GPU_NAMES, SHADOW, predict, predict_all
+    from workbench.predict.predict import CPU, GPU_NAMES, SHADOW, Prediction, predict, predict_all
     from workbench.predict.report import fitting, prediction_text
 
     with redirect_stdout(sys.stderr):  # standard output is for the result alone
         recipe = _recipe(args, config_only=True)
-        prediction = predict(recipe, args.gpu, padding=args.padding, engine=args.engine)
+        world = {"padding": args.padding, "ranks": args.ranks, "shard": args.shard}
+        prediction = predict(recipe, args.gpu, engine=args.engine, **world)
     if args.json:
         print(json.dumps(prediction.to_dict()))
         return None
     print(prediction_text(prediction))
     if prediction.gpu != CPU:
         print()
-        others = predict_all(recipe, padding=args.padding, engine=SHADOW)  # one process, where the emulator needs 21
-        print(fitting(dict(zip(GPU_NAMES, others, strict=True)) | {prediction.gpu: prediction}))
+        others = predict_all(recipe, engine=SHADOW, **world)  # one process, where the emulator needs 21
+        if any(isinstance(other, Prediction) for other in others):  # the shadow offloads no shards
+            print(fitting(dict(zip(GPU_NAMES, others, strict=True)) | {prediction.gpu: prediction}))
     return None
 
 
 def _show_life(args: argparse.Namespace) -> None:
     """Every phase of a run: predicted, and measured on a device of this machine where that is asked for."""
-    if args.padding or args.engine:
+    if args.padding or args.engine or args.ranks:
         raise ConfigurationError(
-            "predict: --life has one engine, and pads as the recipe does. Drop --padding, --engine."
+            "predict: --life has one engine and one process, and pads as the recipe does. Drop --padding, --engine, "
+            "--ranks."
         )
     from workbench.advise.doctor import cures_text, evaluation_cures
     from workbench.predict.life import life_table, life_text, predict_life

@@ -17,6 +17,7 @@ from typing import Any
 from tqdm import tqdm
 
 from workbench.advise.candidate import NUMERICS, Candidate, Predictor, entry, rank
+from workbench.advise.cards import cards_text, on_two_cards
 from workbench.errors import ConfigurationError
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.measure.categories import Category, format_bytes, parse_bytes
@@ -41,6 +42,7 @@ class Plan:
     candidates: tuple[Candidate, ...]
     tried: tuple[Candidate, ...]
     skipped: Mapping[str, str] = field(default_factory=dict)  # what could not be predicted, and why
+    on_cards: tuple[Candidate, ...] = ()  # where it does not fit as it is: a rank of it on two cards
 
     @property
     def closest(self) -> Candidate:
@@ -63,6 +65,7 @@ class Plan:
             "baseline": self.baseline.to_dict(), "closest": self.closest.to_dict(),
             "candidates": [candidate.to_dict() for candidate in self.candidates],
             "predictions": len(self.tried), "skipped": dict(self.skipped),
+            "on_two_cards": [candidate.to_dict() for candidate in self.on_cards],
         }  # fmt: skip
 
 
@@ -97,7 +100,7 @@ def plan(
     recipe = Recipe.from_dict({**fields, "techniques": {}})
     recipe = replace(recipe, techniques=tuple(fields.get("techniques", ())))
     ask: Predictor = predict or prediction.predict
-    return Search(
+    searched = Search(
         prediction.resolved(recipe, [gpu]),
         budget_bytes,
         lambda wanted: ask(wanted, gpu),
@@ -105,6 +108,9 @@ def plan(
         predicted_for=found.title if found else THIS_CPU,
         most_changes=most_changes,
     ).plan()
+    if found is None or predict or searched.baseline.fits:
+        return searched
+    return replace(searched, on_cards=on_two_cards(searched.baseline.recipe, gpu, budget_bytes))
 
 
 def families(
@@ -305,6 +311,7 @@ def plan_text(found: Plan) -> str:
             f"{category.replace('_', ' ')} dominate with {format_bytes(size)}.",
             "   Choose a larger budget, a smaller model, or a smaller batch or sequence.",
         ]
+    lines += cards_text(found.on_cards)
     lines += [f"\nnot predicted: {label}: {reason}" for label, reason in found.skipped.items()]
     return "\n".join(lines)
 

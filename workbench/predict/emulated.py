@@ -30,11 +30,11 @@ from workbench.measure.meter import Meter
 from workbench.models.family import family_of
 from workbench.models.load import count_parameters, load_model, quiet
 from workbench.predict.prediction import Prediction, prediction_of
+from workbench.predict.rank import as_first, part_of
 from workbench.predict.rows import MICRO_BATCHES, STEPS, assembled, facts
 from workbench.predict.shadow.replay import maker_at
 from workbench.predict.shadow.tracker import ShadowTracker
 from workbench.predict.skeleton import can_be_skeleton, config_for, skeleton
-from workbench.predict.rank import as_first, part_of
 from workbench.ranks.run import RankMeter
 from workbench.ranks.world import Ranks
 from workbench.recipe import Recipe
@@ -198,9 +198,7 @@ class _Emulated:
         self.tracker.name_modules(model)
         self.meter = RankMeter(model, DEVICE, before_bytes=0, tracker=self.tracker)
         watch = _Watch(self.tracker, self.meter)
-        self.trainer, self.micro_batches = assembled(
-            recipe, model, self.meter, DEVICE, scratch, [watch], ranks=ranks
-        )
+        self.trainer, self.micro_batches = assembled(recipe, model, self.meter, DEVICE, scratch, [watch], ranks=ranks)
         self.trainer.args.dataloader_num_workers = 0  # they only fill the host's memory, anew at every evaluation
         self.trainer.args.max_steps = STEPS  # a technique may ask for more
         self.tracker.untrained = max(self.micro_batches - MICRO_BATCHES, 0)

@@ -50,14 +50,14 @@ def predict(
         shard: what each of them keeps of the model, a name of `ranks/shards.toml`.
 
     Raises:
-        ConfigurationError: ranks that cannot share the batch or the model; unknown GPU or engine; a model, a length or a precision that cannot be used; or an operation
-            that cannot be traced, with its name and its module.
+        ConfigurationError: ranks that cannot share the batch or the model, an unknown GPU or engine; a model, a length
+            or a precision that cannot be used; or an operation that cannot be traced, with its name and its module.
         UnavailableError: the config of a hub model cannot be had, the emulator asked for is not set up, or the time
             was up: the process was ended, and the next prediction starts another.
     """
-    found = predict_all(
-        recipe, [gpu], padding=padding, engine=engine, time_limit=time_limit, ranks=ranks, shard=shard
-    )[0]
+    found = predict_all(recipe, [gpu], padding=padding, engine=engine, time_limit=time_limit, ranks=ranks, shard=shard)[
+        0
+    ]
     if isinstance(found, WorkbenchError):
         raise found
     return found

@@ -9,6 +9,8 @@ from workbench.predict.prediction import Prediction
 BAR_WIDTH = 40
 ROUTING = "a mixture of experts: which of them a token goes to depends on values, so real peaks differ"
 
+MESSAGES = "what NCCL takes for its messages comes beside this, outside of PyTorch's allocator"
+
 
 def prediction_text(prediction: Prediction) -> str:
     """Peak, categories and phases of one prediction."""
@@ -17,7 +19,8 @@ def prediction_text(prediction: Prediction) -> str:
     reserved = f", {format_bytes(p.peak_reserved_bytes)} reserved" if p.peak_reserved_bytes is not None else ""
     lines = [
         f"{p.label} on {p.model}, {p.micro_batch_size} × {p.recipe['sequence_length']} tokens at a time"
-        f"{' with padding' if p.padding else ''}: predicted for {gpu} by {engine_words(p.source)}, not measured",
+        f"{' with padding' if p.padding else ''}{_ranks(p)}: predicted for {gpu} by "
+        f"{engine_words(p.source)}, not measured",
         f"  peak   {format_bytes(p.peak_allocated_bytes)} allocated{reserved}, in the {p.peak_phase.replace('_', ' ')}",
         f"         at {p.peak_operation}",
         f"  fits   {_fit(p)}",
@@ -27,9 +30,14 @@ def prediction_text(prediction: Prediction) -> str:
     ]
     most = {name: format_bytes(size) for name, size in p.maximum_by_category.items()}
     lines += [_line(name, size, most[name], p) for name, size in p.by_category.items()]
-    lines += [f"  note   {ROUTING}"] if p.has_experts else []
+    lines += [f"  note   {note}" for note, here in ((ROUTING, p.has_experts), (MESSAGES, p.ranks > 1)) if here]
     lines += ["", f"  {'':18}{'peak':>12}"]
     return "\n".join([*lines, *(_line(name, size, "", p) for name, size in p.by_phase.items())])
+
+
+def _ranks(p: Prediction) -> str:
+    """Whose memory it is, of several ranks."""
+    return f", on each of {p.ranks:,} ranks (shard {p.shard})" if p.shard else ""
 
 
 def fitting(found: dict[str, Prediction | WorkbenchError]) -> str:

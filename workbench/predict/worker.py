@@ -26,9 +26,7 @@ SECONDS = 120.0  # seconds for a prediction: fifty times what the largest known 
 SHADOWS = Kept()
 
 
-def ask_emulator(
-    recipe: Recipe, gpu: Gpu, *request: Any, time_limit: float = SECONDS
-) -> "Prediction | WorkbenchError":
+def ask_emulator(recipe: Recipe, gpu: Gpu, *request: Any, time_limit: float = SECONDS) -> "Prediction | WorkbenchError":
     """The prediction of PyTorch's own allocator, in the process of this card. Raises RuntimeError: it failed."""
     from workbench.gpus.emulator.call import call_on
 

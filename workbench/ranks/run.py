@@ -2,6 +2,7 @@
 
 import json
 import signal
+import weakref
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +39,7 @@ class RankMeter(Meter):
 
     def __init__(self, model: PreTrainedModel, device: torch.device, **options: Any) -> None:
         """`device` is where this rank computes: what it keeps of the model may wait on the host."""
+        self.buckets: dict[int, weakref.ref[torch.Tensor]] = {}  # of DDP, which live as long as the Trainer's model
         if elsewhere := next(model.parameters()).device.type != device.type:
             options.setdefault("tracker", self.tracker_kind(device.type, getattr(model.config, "vocab_size", None)))
         super().__init__(model, **options)
@@ -47,6 +49,7 @@ class RankMeter(Meter):
     def _owned(self) -> dict[Category, list[torch.Tensor]]:
         owned = super()._owned()
         owned[Category.WEIGHTS] += gathered(self._model)
+        owned[Category.GRADIENTS] += [bucket for its in self.buckets.values() if (bucket := its()) is not None]
         return owned
 
 

@@ -1,8 +1,9 @@
 """The Trainer on one of several ranks: its part of the batch, DDP or shards, and checkpoints that are whole."""
 
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -12,17 +13,17 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from workbench.measure.categories import Category
-from workbench.measure.meter import Meter
 from workbench.ranks.shard import cut_like, whole
 from workbench.ranks.world import shared
 from workbench.run.trainer import SeamTrainer
 
 
-def added_up(meter: Meter, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
+def added_up(meter: Any, bucket: Any) -> Any:
     """What DDP does with a bucket of gradients anyway; the meter is told what the bucket is for."""
-    meter.tracker.label([buffer := bucket.buffer()], Category.GRADIENTS)
+    meter.buckets[bucket.index()] = weakref.ref(buffer := bucket.buffer())
+    meter.tracker.label([buffer], Category.GRADIENTS)
     adding: Any = dist.all_reduce(buffer.div_(dist.get_world_size()), async_op=True)
-    return cast("Any", adding.get_future().then(lambda _: buffer))  # a fake process group promises nothing better
+    return adding.get_future().then(lambda _: buffer)  # a fake process group promises nothing better
 
 
 class RankTrainer(SeamTrainer):

@@ -110,8 +110,10 @@ def traceable(padding: Callable[[], bool]) -> Iterator[None]:
         replaced(EvalLoopContainer, "get_arrays", lambda losses: losses.__init__())  # reads the losses
         replaced(trainer, "count_padding", lambda inputs: 0)  # ours; reads the mask, for the record only
         replaced(meta, "_meta_grouped_mm_common", _grouped_product)  # refuses fp32, which kernels take
-        replaced(distributed, "_verify_param_shape_across_processes", lambda *_: None)  # reads shapes off a tensor
-        replaced(torch.distributed.Reducer, "_rebuild_buckets", lambda _: False)  # reads off one which gradient came first
+        replaced(distributed, "_verify_param_shape_across_processes", lambda *_: None)  # reads shapes
+        replaced(
+            cast("Any", torch.distributed).Reducer, "_rebuild_buckets", lambda _: False
+        )  # reads whose gradient came first
         replaced(torch.Tensor, "set_", _on_storage)  # a fake tensor that is set to a storage never lets it go
         yield
 

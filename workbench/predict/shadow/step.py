@@ -38,7 +38,7 @@ from workbench.predict.shadow.trace import Trace
 from workbench.predict.shadow.tracker import ShadowTracker
 from workbench.predict.skeleton import config_for, skeleton
 from workbench.ranks.run import RankMeter
-from workbench.ranks.world import Ranks
+from workbench.ranks.world import SHARDS, Ranks
 from workbench.recipe import Recipe
 from workbench.run.trainer import SeamTrainer, count_padding, model_arguments, prepare_model
 
@@ -109,6 +109,15 @@ def refuse_precision(gpu: Gpu | None, uses_bf16: bool) -> None:
         )
 
 
+def refuse_offloading(gpu: Gpu | None, ranks: Ranks | None) -> None:
+    """Raises ConfigurationError for shards that wait on a GPU's host: the shadow's tensors are all on one device."""
+    if gpu and ranks and SHARDS[ranks.shard].get("offload"):
+        raise ConfigurationError(
+            f"shard: the shadow cannot predict {ranks.shard}, which needs the emulated GPU. Run make emulator once, or "
+            "take --shard full, which needs more of the GPU."
+        )
+
+
 @dataclass
 class _Shadow:
     """One recipe on its way from a model without memory to a trace."""
@@ -130,6 +139,7 @@ class _Shadow:
         trainer = self._trainer(meter)
         uses_bf16 = trainer.args.bf16 or any(p.dtype is torch.bfloat16 for p in self.model.parameters())
         refuse_precision(gpu, uses_bf16)
+        refuse_offloading(gpu, self.ranks)
         batches, held_out = self._batches(trainer), _held_out(trainer)
         padded = self.padding or any(map(count_padding, batches))
         with ExitStack() as stack:

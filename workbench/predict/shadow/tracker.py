@@ -62,7 +62,7 @@ class ShadowTracker(ResizableTracker):
         self._names = WeakKeyDictionary((module, name) for name, module in model.named_modules())
 
     def __enter__(self) -> Self:
-        super().__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()
         self._handles = [
             hooks.register_module_forward_pre_hook(self._open_module),
             hooks.register_module_forward_hook(self._close_module),
@@ -72,7 +72,7 @@ class ShadowTracker(ResizableTracker):
     def __exit__(self, *error: Any) -> None:
         for handle in self._handles:
             handle.remove()
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        super().__exit__(*error)
 
     def _open_module(self, module: torch.nn.Module, _: Any) -> None:
         self._open.append(self._names.get(module, type(module).__name__))

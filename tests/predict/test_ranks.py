@@ -1,0 +1,181 @@
+"""One rank of several, predicted in one process, against ranks that are really there."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from workbench import predict
+from workbench.__main__ import main
+from workbench.advise.cards import cards_text, on_two_cards
+from workbench.errors import ConfigurationError
+from workbench.gpus.catalogue import gpu
+from workbench.gpus.emulator.launch import environment
+from workbench.measure.categories import Category
+from workbench.predict.predict import EMULATOR, SHADOW
+from workbench.ranks.launch import get_free_port
+from workbench.recipe import Recipe
+from workbench.techniques import parse_technique
+
+TINY = Recipe(model="gpt2-tiny", effective_batch_size=12, sequence_length=32, steps=2)
+SMALL = Recipe(model="random:gpt2", effective_batch_size=4, sequence_length=256, steps=2)
+CHECKPOINTING = ("gradient_checkpointing",)
+HALF = ("mixed_precision", "lora=rank:4")
+
+# gloo's threads let go of a message a moment after it has come
+RANK = """
+import json, os, sys, time
+from functools import wraps
+from pathlib import Path
+import torch, torch.distributed as dist
+from workbench.ranks.run import run_as_rank
+from workbench.recipe import Recipe
+
+def waiting(send):
+    @wraps(send)
+    def sent(*args, **kwargs):
+        answer = send(*args, **kwargs)
+        time.sleep(0.01)
+        return answer
+    return sent
+
+device, cases, folder = json.loads(sys.argv[1])
+if device == "cpu":
+    for name in ("reduce_scatter_tensor", "reduce_scatter_single", "all_gather_into_tensor", "all_gather_single"):
+        if hasattr(dist, name):
+            setattr(dist, name, waiting(getattr(dist, name)))
+dist.destroy_process_group = lambda: None  # one group for all cases
+found = []
+for recipe, shard in cases:
+    record = run_as_rank(Recipe.from_dict(recipe), shard=shard, device=device, folder=Path(folder), sample_tokens=0)
+    found.append({**vars(record), "by_phase": dict(record.by_phase)})
+    if device == "cuda":
+        torch._C._cuda_clearCublasWorkspaces()
+if os.environ["RANK"] == "0":
+    kept = "peak_allocated_bytes", "peak_reserved_bytes", "memory_source", "by_phase"
+    print("FOUND", json.dumps([{name: record[name] for name in kept} for record in found]))
+"""
+
+
+def measured(cases, ranks, folder, device="cpu", told=None):
+    """What real processes need, one case after another."""
+    shared = {**os.environ, **(told or {}), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(get_free_port())}
+    shared |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
+    given = json.dumps([device, [(recipe.to_dict(), shard) for recipe, shard in cases], str(folder)])
+    command, wanted = [sys.executable, "-c", RANK, given], {"text": True, "stdout": subprocess.PIPE}
+    own = [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+    rest = [subprocess.Popen(command, env=told, **wanted) for told in own]
+    try:
+        lines, *_ = [process.communicate(timeout=150)[0].splitlines() for process in rest]
+    finally:
+        for process in rest:
+            process.kill()
+    return json.loads(next(line for line in lines if line.startswith("FOUND")).removeprefix("FOUND"))
+
+
+def of(recipe, *techniques):
+    return replace(recipe, techniques=tuple(map(parse_technique, techniques)))
+
+
+# ---- on this machine's processors, with gloo ----
+
+TWO = [
+    (of(TINY), "none"), (of(TINY, *CHECKPOINTING), "gradients"), (of(TINY), "full"), (of(TINY, *HALF), "full"),
+]  # fmt: skip
+THREE = [(of(TINY, *HALF), "none"), (of(TINY, *CHECKPOINTING), "full")]
+
+
+@pytest.mark.parametrize(("ranks", "cases"), [(2, TWO), (3, THREE)], ids=["two", "three"])
+def test_a_rank_needs_what_a_real_one_needs(ranks, cases, tmp_path):
+    found = measured(cases, ranks, tmp_path)
+    for (recipe, shard), real in zip(cases, found, strict=True):
+        predicted = predict(recipe, "cpu", ranks=ranks, shard=shard)
+        ids = 2 * predicted.micro_batch_size * recipe.sequence_length * 8  # and labels: a run sees no batch come
+        for phase in ("forward", "backward"):
+            gap = predicted.by_phase[phase] - real["by_phase"][phase]
+            assert abs(gap) <= ids, (recipe.label, shard, phase, gap)
+        assert abs(predicted.peak_allocated_bytes - real["peak_allocated_bytes"]) <= ids
+
+
+# ---- on emulated GPUs ----
+
+
+@pytest.mark.usefixtures("emulator")
+def test_a_rank_on_a_card_needs_what_a_real_process_needs(tmp_path):
+    cases = [(of(SMALL), "none"), (of(SMALL, *CHECKPOINTING), "full"), (of(SMALL), "full_offload")]
+    found = measured(cases, 2, tmp_path, "cuda", environment(gpu("t4"), 2))
+    for (recipe, shard), real in zip(cases, found, strict=True):
+        predicted = predict(recipe, "t4", ranks=2, shard=shard, engine=EMULATOR)
+        assert real["memory_source"] == "emulated:t4"
+        assert abs(predicted.peak_allocated_bytes - real["peak_allocated_bytes"]) <= 2048, (recipe.label, shard)
+        assert predicted.peak_reserved_bytes == real["peak_reserved_bytes"], (recipe.label, shard)
+        if shard != "full_offload":
+            shadow = predict(recipe, "t4", ranks=2, shard=shard, engine=SHADOW)
+            assert shadow.peak_allocated_bytes == pytest.approx(predicted.peak_allocated_bytes, rel=0.01)
+    assert predict(cases[0][0], "t4", ranks=2).by_category[Category.GRADIENTS] > 0  # DDP's buckets, all the time
+
+
+# ---- any number of them ----
+
+
+def test_what_is_sharded_shrinks_with_the_ranks_and_the_rest_stays():
+    few, many = (
+        predict(replace(TINY, effective_batch_size=2 * ranks), "cpu", ranks=ranks, shard="full") for ranks in (4, 1024)
+    )
+    assert (few.micro_batch_size, many.micro_batch_size) == (2, 2)
+    states = [one.maximum_by_category[Category.OPTIMIZER_STATES] for one in (few, many)]
+    assert states[1] < states[0] / 50
+    for category in (Category.ACTIVATIONS, Category.LOGITS_AND_LOSS):
+        assert few.by_category[category] == pytest.approx(many.by_category[category], rel=0.001)
+    assert (many.ranks, many.shard) == (1024, "full")
+
+
+def test_several_ranks_leave_nothing_behind_for_one():
+    before = predict(replace(TINY, steps=4), "cpu")
+    shared = predict(replace(TINY, steps=4), "cpu", ranks=2)
+    after = predict(replace(TINY, steps=5), "cpu")
+    assert before.by_category == after.by_category
+    assert shared.peak_allocated_bytes != before.peak_allocated_bytes
+    assert (before.ranks, before.shard) == (1, "")
+
+
+def test_micro_batches_that_are_summed_are_shared_first():
+    accumulated = predict(of(TINY, "gradient_accumulation=steps:4"), "cpu", ranks=2)
+    assert (accumulated.micro_batch_size, accumulated.gradient_accumulation_steps) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"shard": "full"}, "shard: among how many ranks"),
+        ({"ranks": 5}, "ranks: 5 cannot share an effective batch of 12"),
+        ({"ranks": 2048}, "ranks: 2048 is not a number from 1 to 1,024"),
+        ({"ranks": 2, "shard": "half"}, "shard: there is no"),
+        ({"ranks": 2, "shard": "full_offload", "gpu": "t4", "engine": SHADOW}, "shard: the shadow cannot predict"),
+    ],
+)
+def test_what_cannot_be_is_refused(given, words):
+    with pytest.raises(ConfigurationError, match=words):
+        predict(TINY, **{"gpu": "cpu", **given})
+
+
+def test_the_command_says_whose_memory_it_is(capsys):
+    command = "predict gpt2-tiny --gpu cpu --batch-size 12 --sequence-length 32 --ranks 3 --shard full"
+    assert main(command.split()) == 0
+    said = capsys.readouterr().out
+    assert "4 × 32 tokens at a time, on each of 3 ranks (shard full)" in said
+    assert "beside this, outside of PyTorch's allocator" in said
+
+
+def test_a_plan_says_whether_a_second_card_helps():
+    one = predict(TINY, "t4", engine=SHADOW)
+    budget = one.peak_reserved_bytes + one.context_bytes - 2**22
+    halved, same = on_two_cards(TINY, "t4", budget)
+    assert (halved.predicted.micro_batch_size, same.predicted.micro_batch_size) == (6, 12)
+    assert halved.needed_bytes < same.needed_bytes
+    refused = "\n".join(cards_text(tuple(replace(one, budget_bytes=0) for one in (halved, same))))
+    assert refused.count("are activations and logits: no rank sheds them") == 2
+    assert "--ranks 2 --shard full" in "\n".join(cards_text((replace(halved, budget_bytes=2**40),)))
