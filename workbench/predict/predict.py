@@ -55,9 +55,8 @@ def predict(
         UnavailableError: the config of a hub model cannot be had, the emulator asked for is not set up, or the time
             was up: the process was ended, and the next prediction starts another.
     """
-    found = predict_all(recipe, [gpu], padding=padding, engine=engine, time_limit=time_limit, ranks=ranks, shard=shard)[
-        0
-    ]
+    asked: dict[str, Any] = {"padding": padding, "engine": engine, "time_limit": time_limit}
+    (found,) = predict_all(recipe, [gpu], ranks=ranks, shard=shard, **asked)
     if isinstance(found, WorkbenchError):
         raise found
     return found

@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import torch
@@ -18,12 +18,12 @@ from workbench.ranks.world import shared
 from workbench.run.trainer import SeamTrainer
 
 
-def added_up(meter: Any, bucket: Any) -> Any:
+def added_up(meter: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
     """What DDP does with a bucket of gradients anyway; the meter is told what the bucket is for."""
     meter.buckets[bucket.index()] = weakref.ref(buffer := bucket.buffer())
     meter.tracker.label([buffer], Category.GRADIENTS)
     adding: Any = dist.all_reduce(buffer.div_(dist.get_world_size()), async_op=True)
-    return adding.get_future().then(lambda _: buffer)  # a fake process group promises nothing better
+    return cast("Any", adding.get_future().then(lambda _: buffer))  # a fake process group promises nothing better
 
 
 class RankTrainer(SeamTrainer):
