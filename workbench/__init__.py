@@ -9,13 +9,15 @@ Importing the package is light: torch and transformers come with the first name 
 """
 
 import ast
+import gc
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from workbench.errors import needed_extra
-from workbench.measure.garbage import pause_collector
 
 __version__ = "0.2.0"
 
@@ -39,6 +41,18 @@ __all__ = list(_HOMES)
 for _room in ("predict", "records", "run"):
     import_module(f"workbench.{_room}")
     globals().pop(_room, None)
+
+
+@contextmanager
+def pause_collector() -> Iterator[None]:
+    """`gc.disable()` for the duration, for imports: they make many objects and throw none of them away."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def __getattr__(name: str) -> Any:

@@ -1,5 +1,7 @@
 """The front door, name by name: read by type checkers and editors, and by `__init__.py`, which imports on first use."""
 
+import contextlib
+
 from workbench.advise.compare import compare as compare
 from workbench.advise.doctor import diagnose as diagnose
 from workbench.advise.fair import side_by_side as side_by_side
@@ -16,6 +18,7 @@ from workbench.measure.categories import format_bytes as format_bytes
 from workbench.measure.meter import Meter as Meter
 from workbench.predict.predict import predict as predict
 from workbench.predict.prediction import Prediction as Prediction
+from workbench.ranks.launch import run_on_ranks as run_on_ranks
 from workbench.recipe import Recipe as Recipe
 from workbench.records.record import Record as Record
 from workbench.run.run import run as run
@@ -24,3 +27,5 @@ from workbench.run.world import pick_device as pick_device
 from workbench.widgets.playground import Playground as Playground
 
 __version__: str
+
+def pause_collector() -> contextlib.AbstractContextManager[None]: ...

@@ -155,7 +155,7 @@ def _parser() -> argparse.ArgumentParser:
         "script": write_script, "emulate": emulate_program, "verify": verify_predictions, "pairs": show_pairs,
         "notebooks": run_notebooks, "lessons": take_lessons, "list": list_techniques, "records": show_records,
         "compare": show_comparison, "headline": show_headline, "check": check_budgets, "frontier": show_frontier,
-        "scan": scan_rows, "env": show_environment, "try": try_techniques,
+        "scan": scan_rows, "env": show_environment, "try": try_techniques, "sweep": sweep_recipes,
     }  # fmt: skip
     raw = argparse.RawDescriptionHelpFormatter
     program = "workbench" if Path(sys.argv[0]).stem == "workbench" else MODULE
@@ -630,6 +630,22 @@ def try_techniques(args: argparse.Namespace) -> None:
     print(comparison_text(table), *(f"- {sentence}" for sentence in conclusions(table)), sep="\n")
     if folder:
         _save_comparison(table, folder)
+
+
+def sweep_recipes(args: argparse.Namespace) -> int:
+    """Every recipe of a grid with every seed, as tasks on Ray: on this machine, or on a cluster whose nodes share the
+    records' folder. What is on record is not made again.
+    """
+    from workbench.advise.sweep import read_grid, sweep, sweep_text
+
+    with redirect_stdout(sys.stderr):
+        found = read_grid(args.grid)
+        recipes = [
+            dataclasses.replace(each, corpus=absolute(each.corpus), model=absolute(each.model)) for each in found
+        ]
+        outcomes = sweep(recipes, on=args.on, device=args.device, threads=args.threads)
+    print(sweep_text(outcomes))
+    return 0 if all(each.status == "ok" for each in outcomes) else 1
 
 
 def show_comparison(args: argparse.Namespace) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import workbench
-from workbench.measure.garbage import freeze_living_objects, pause_collector
+from workbench import pause_collector
+from workbench.measure.garbage import freeze_living_objects
 
 
 @pytest.fixture
@@ -53,4 +54,6 @@ def test_nobody_else_touches_the_collector():
     """Looking at objects is allowed: `gc.get_objects` and `gc.get_referents`."""
     touching = re.compile(r"\bgc\.(?!get_objects|get_referents)\w+\(")
     files = Path(workbench.__file__).parent.rglob("*.py")
-    assert {path.name for path in files if touching.search(path.read_text(encoding="utf-8"))} == {"garbage.py"}
+    assert {path.name for path in files if touching.search(path.read_text(encoding="utf-8"))} == {
+        "garbage.py", "__init__.py",  # around imports
+    }  # fmt: skip

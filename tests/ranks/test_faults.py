@@ -5,22 +5,25 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from workbench.errors import ConfigurationError, OutOfMemoryError
+from workbench.export.written import as_toml
 from workbench.paths import ROOT
 from workbench.ranks.launch import on_ranks, run_on_ranks
-from workbench.ranks.world import Ranks, shared
+from workbench.ranks.world import Ranks, refuse_settings, shared
 from workbench.recipe import Recipe
 from workbench.records.record import read_all
 from workbench.run.run import run
 from workbench.techniques import GradientAccumulation, StepInBackward
 
-LONG = Recipe(model="gpt2-tiny", sequence_length=64, steps=40, dropout=0.0)
-COMMAND = [sys.executable, "-m", "workbench", "run", "gpt2-tiny"]
+COMMAND = [sys.executable, "-m", "workbench", "run"]
+ANY = Recipe(model="gpt2-tiny")
 SECONDS = 120
 
 
@@ -31,8 +34,9 @@ def environment(**variables):
 def rank_process(parent, rank):
     """The process of a rank that a command has started, once it is there."""
     for child in psutil.Process(parent.pid).children(recursive=True):
-        if child.environ().get("RANK") == str(rank):
-            return child
+        with suppress(psutil.Error):  # a helper that has just ended
+            if child.environ().get("RANK") == str(rank):
+                return child
     return None
 
 
@@ -46,11 +50,12 @@ def until(found, process):
 
 
 @pytest.mark.values
-def test_a_rank_that_is_killed_ends_the_run_and_another_number_goes_on_with_it(runs_folder):
-    words = ["--sequence-length", "64", "--steps", "40", "--dropout", "0", "--ranks", "2", "--shard", "full"]
+def test_a_rank_that_is_killed_ends_the_run_and_another_number_goes_on_with_it(recipe, tmp_path, runs_folder):
+    recipe = replace(recipe, steps=60)
+    (tmp_path / "recipe.toml").write_text(as_toml(recipe))
+    words = ["--ranks", "2", "--shard", "full", "--checkpoint-every", "4", "--device", "cpu", "--sample-tokens", "0"]
     process = subprocess.Popen(
-        [*COMMAND, *words, "--checkpoint-every", "4", "--device", "cpu", "--sample-tokens", "0"],
-        env=environment(), stderr=subprocess.PIPE, text=True,
+        [*COMMAND, str(tmp_path / "recipe.toml"), *words], env=environment(), stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     until(lambda: [*runs_folder.glob("*/checkpoints/checkpoint-*")], process)
     children = psutil.Process(process.pid).children(recursive=True)
@@ -62,7 +67,7 @@ def test_a_rank_that_is_killed_ends_the_run_and_another_number_goes_on_with_it(r
     assert f"on record as killed: {record.id}" in errors
     assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
 
-    resumed, whole = run(LONG, device="cpu", resume=True, checkpoint_every=4), run(LONG, device="cpu")
+    resumed, whole = run(recipe, device="cpu", resume=True, checkpoint_every=4), run(recipe, device="cpu")
     assert (resumed.id, resumed.status, resumed.world_size, resumed.shard) == (record.id, "ok", 1, "")
     assert resumed.resumed_at_steps[0] >= 4
     assert resumed.losses == pytest.approx(whole.losses, abs=1e-3)
@@ -70,8 +75,7 @@ def test_a_rank_that_is_killed_ends_the_run_and_another_number_goes_on_with_it(r
 
 
 @pytest.mark.values
-def test_ranks_go_on_with_what_one_process_began(runs_folder):
-    recipe = Recipe(model="gpt2-tiny", sequence_length=64, steps=8, dropout=0.0)
+def test_ranks_go_on_with_what_one_process_began(recipe, runs_folder):
 
     def stop(so_far):
         if so_far().steps_done == 5:
@@ -88,9 +92,9 @@ def test_ranks_go_on_with_what_one_process_began(runs_folder):
     assert resumed.held_out_loss == pytest.approx(whole.held_out_loss, abs=1e-4)
 
 
-def test_out_of_memory_is_an_answer_of_all(runs_folder):
-    with pytest.raises(OutOfMemoryError, match="memory cap of 40"):
-        run_on_ranks(LONG, ranks=2, shard="gradients", device="cpu", memory_cap="40MiB")
+def test_out_of_memory_is_an_answer_of_all(recipe, runs_folder):
+    with pytest.raises(OutOfMemoryError, match="memory cap of 4.0 MiB"):
+        run_on_ranks(recipe, ranks=2, shard="gradients", device="cpu", memory_cap="4MiB")
     (record,) = read_all(runs_folder)
     assert (record.status, record.world_size, record.shard) == ("oom", 2, "gradients")
     assert record.failed_operation
@@ -106,10 +110,11 @@ def test_ranks_that_are_not_alike_are_all_refused(runs_folder):
     assert not read_all(runs_folder)
 
 
-def as_rank(*words, port, **variables):
+def as_rank(port):
     told = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     return subprocess.run(
-        [*COMMAND, "--device", "cpu", *words], env=environment(**told, WORKBENCH_JOIN_TIMEOUT="2", **variables),
+        [*COMMAND, "gpt2-tiny", "--device", "cpu"],
+        env=environment(**told, WORKBENCH_JOIN_TIMEOUT="2"),
         capture_output=True, text=True, timeout=SECONDS, check=False,
     )  # fmt: skip
 
@@ -139,10 +144,13 @@ def test_a_port_in_use_is_named(runs_folder):
     assert not read_all(runs_folder)
 
 
-def test_settings_of_accelerate_are_refused():
-    told = as_rank(port=free_port(), ACCELERATE_USE_FSDP="true")
-    assert told.returncode == 2
-    assert "error: ranks: ACCELERATE_USE_FSDP=true in the environment" in told.stderr
+def test_settings_of_accelerate_are_refused(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")  # the only way to several ranks on a CPU
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+    refuse_settings()
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ConfigurationError, match="ranks: ACCELERATE_USE_FSDP=true in the environment"):
+        refuse_settings()
 
 
 @pytest.mark.parametrize(
@@ -157,16 +165,16 @@ def test_how_ranks_share_a_batch(arguments, count, expected):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: run_on_ranks(LONG, ranks=3), "ranks: 3 cannot share .* of 8 sequences .* Take 6 or 9 sequences"),
-        (lambda: run_on_ranks(LONG, ranks=0), "ranks: 0 is not a number from 1"),
-        (lambda: run_on_ranks(LONG, ranks=2, shard="ful"), "shard: there is no 'ful'.* Did you mean full"),
+        (lambda: run_on_ranks(ANY, ranks=3), "ranks: 3 cannot share .* of 8 sequences .* Take 6 or 9 sequences"),
+        (lambda: run_on_ranks(ANY, ranks=0), "ranks: 0 is not a number from 1"),
+        (lambda: run_on_ranks(ANY, ranks=2, shard="ful"), "shard: there is no 'ful'.* Did you mean full"),
         (
-            lambda: run_on_ranks(LONG | StepInBackward(), ranks=2),
+            lambda: run_on_ranks(ANY | StepInBackward(), ranks=2),
             "ranks: step_in_backward cannot be used here: it uses a gradient before",
         ),
-        (lambda: on_ranks(LONG, ranks=None, shard="full"), "shard: among how many ranks"),
-        (lambda: on_ranks(LONG, ranks=2, shard="full", reuse=True), "ranks: .* Leave out --reuse"),
-        (lambda: Ranks(2).check(LONG | GradientAccumulation(steps=8)) or Ranks(16).check(LONG), "16 cannot share"),
+        (lambda: on_ranks(ANY, ranks=None, shard="full"), "shard: among how many ranks"),
+        (lambda: on_ranks(ANY, ranks=2, shard="full", reuse=True), "ranks: .* Leave out --reuse"),
+        (lambda: Ranks(2).check(ANY | GradientAccumulation(steps=8)) or Ranks(16).check(ANY), "16 cannot share"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_started(make, words, monkeypatch, runs_folder):

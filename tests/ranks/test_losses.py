@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,16 +11,15 @@ import pytest
 from workbench.export.written import as_toml
 from workbench.paths import ROOT
 from workbench.ranks.launch import run_on_ranks
-from workbench.recipe import Recipe
 from workbench.records.record import read_all
 from workbench.run.run import run
 from workbench.techniques import (
+    ActivationOffloading,
     ChunkedCrossEntropy,
     GradientAccumulation,
     GradientCheckpointing,
     Lora,
     MixedPrecision,
-    Optimizer,
     Padding,
 )
 
@@ -30,7 +30,7 @@ SETS = {
     "accumulated": (GradientAccumulation(steps=2),),
     "mixed": (MixedPrecision(), GradientCheckpointing()),
     "adapted": (Lora(),),
-    "chunked": (ChunkedCrossEntropy(), Optimizer(kind="adamw_8bit")),
+    "chunked": (ChunkedCrossEntropy(), ActivationOffloading(to="disk")),
     "padded": (Padding(),),
 }
 CASES = {
@@ -40,23 +40,25 @@ CASES = {
 CASES |= {"accumulated-none": "accumulated", "padded-none": "padded"}
 
 
-def recipe_of(name):
-    return Recipe(model="gpt2-tiny", sequence_length=64, steps=3, dropout=0.0, techniques=SETS[name])
+@pytest.fixture(scope="module")
+def recipes(recipe):
+    short = replace(recipe, steps=3)
+    return {name: replace(short, techniques=techniques) for name, techniques in SETS.items()}
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
+def alone(recipes, tmp_path_factory):
     """Of each set of techniques the record of one process."""
     folder = tmp_path_factory.mktemp("alone")
-    return {name: run(recipe_of(name), device="cpu", folder=folder) for name in SETS}
+    return {name: run(each, device="cpu", folder=folder) for name, each in recipes.items()}
 
 
 @pytest.fixture(scope="module")
-def together(tmp_path_factory):
+def together(recipes, tmp_path_factory):
     """Of each case the one record of two ranks, started by torchrun."""
     place = tmp_path_factory.mktemp("together")
     for case, name in CASES.items():
-        (place / f"{case}.toml").write_text(as_toml(recipe_of(name)))
+        (place / f"{case}.toml").write_text(as_toml(recipes[name]))
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     told = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     subprocess.run([*launcher, str(Path(__file__).with_name("several.py")), str(place)], check=True, env=told)
@@ -71,7 +73,8 @@ def test_the_losses_are_those_of_one_process(alone, together, case):
     assert (record.status, record.world_size, record.shard) == ("ok", 2, case.partition("-")[2])
     assert record.losses == pytest.approx(expected.losses, abs=band)
     assert record.held_out_loss == pytest.approx(expected.held_out_loss, abs=band)
-    assert (record.tokens_seen, record.padding_tokens) == (expected.tokens_seen, expected.padding_tokens)
+    assert record.tokens_seen == expected.tokens_seen
+    assert record.padding_tokens <= expected.padding_tokens  # a rank pads to the longest of its own
 
 
 def test_each_rank_has_its_part_of_the_batch(together):
@@ -90,7 +93,8 @@ def test_what_is_shed_is_halved(alone, together):
         assert record.maximum_by_category["gradients"] == parameters * BYTES / 2
         states = record.maximum_by_category["optimizer_states"]
         assert states == pytest.approx(ddp.maximum_by_category["optimizer_states"] / 2, abs=2048)
-    assert gradients.by_category["weights"] == 1.5 * parameters * BYTES  # gathered, until the backward pass has ended
+    # gathered, until the backward pass has ended
+    assert gradients.by_category["weights"] == pytest.approx(1.5 * parameters * BYTES, abs=64)
     assert full.by_category["weights"] < gradients.by_category["weights"]
 
 
@@ -104,11 +108,10 @@ def test_the_record_has_the_peak_of_every_rank(together):
 
 
 @pytest.mark.values
-def test_three_ranks_started_from_python(alone, runs_folder):
-    """The batch is 12, so that three can share it."""
-    recipe = Recipe(model="gpt2-tiny", effective_batch_size=6, sequence_length=64, steps=2, dropout=0.0)
-    record, expected = run_on_ranks(recipe, ranks=3, shard="full", device="cpu"), run(recipe, device="cpu")
+def test_three_ranks_started_from_python(recipe, runs_folder):
+    recipe = replace(recipe, effective_batch_size=6, steps=2)
+    expected, record = run(recipe, device="cpu"), run_on_ranks(recipe, ranks=3, shard="full", device="cpu")
     assert record.losses == pytest.approx(expected.losses, abs=2e-5)
     assert record.held_out_loss == pytest.approx(expected.held_out_loss, abs=2e-5)
     assert len(record.ranks) == 3
-    assert [found.id for found in read_all(runs_folder)] == [record.id, read_all(runs_folder)[1].id]
+    assert [found.id for found in read_all(runs_folder)] == [expected.id, record.id]

@@ -21,7 +21,7 @@ from workbench.records.record import Record, Status
 from workbench.techniques import REGISTRY
 
 IN_WORDS = ["model", "corpus", "effective_batch_size", "sequence_length", "steps", "dropout", "memory_source"]
-SAME = [*IN_WORDS, "arguments", "data_sha256", "device_kind", "device_name", "threads", "world_size"]
+SAME = [*IN_WORDS, "arguments", "data_sha256", "device_kind", "device_name", "threads", "world_size", "shard"]
 BASELINE = "baseline"
 MEASURED = ["peak_allocated_bytes", "trainable_parameters", "learning_rate"]
 WITHOUT_VALUES = "an emulated GPU computes no values"
@@ -72,7 +72,9 @@ def compare(frame: pd.DataFrame) -> pd.DataFrame:
     table["without_effect"] = [_without_effect(row, base) for _, row in table.iterrows()]
     table = table.iloc[sorted(range(len(table)), key=lambda i: _bargain(table.iloc[i]))]
     table = table.drop(columns=[f"{c}_maximum_bytes" for c in Category])
-    table.attrs = {name: str(group[name].iloc[-1]) for name in (*IN_WORDS, "arguments", "device", "world_size")}
+    table.attrs = {
+        name: str(group[name].iloc[-1]) for name in (*IN_WORDS, "arguments", "device", "world_size", "shard")
+    }
     return table
 
 
@@ -272,10 +274,11 @@ def caption(table: pd.DataFrame) -> str:
     """What the rows have in common, in one line."""
     a, seeds, source = table.attrs, table["seeds"].max(), table.attrs["memory_source"]
     unknown = f"; {WITHOUT_VALUES}, so no loss and no speed" if source.startswith("emulated") else ""
+    ranks = f", the highest of {a['world_size']} ranks ({a['shard']})" if a["shard"] else ""
     return (
         f"{a['model']} on {a['corpus']}: {a['effective_batch_size']} × {a['sequence_length']} tokens a step, "
         f"{a['steps']} steps, {seeds} seed{'s' if seeds > 1 else ''}{a['arguments'] and ', with '}{a['arguments']}. "
-        f"Memory: {source} on {a['device']}{unknown}."
+        f"Memory: {source} on {a['device']}{ranks}{unknown}."
     )
 
 

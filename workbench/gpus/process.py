@@ -21,8 +21,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, cast
 
+from workbench import pause_collector
 from workbench.errors import ConfigurationError, UnavailableError, WorkbenchError
-from workbench.measure.garbage import collect_garbage, freeze_living_objects, pause_collector
+from workbench.measure.garbage import collect_garbage, freeze_living_objects
 from workbench.paths import PIN
 
 START = "import sys; sys.path[:] = {path!r}; {pin}; from workbench.gpus.process import serve; serve({modules!r})"

@@ -17,18 +17,6 @@ def collect_garbage() -> None:
 
 
 @contextmanager
-def pause_collector() -> Iterator[None]:
-    """`gc.disable()` for the duration, for imports: they make many objects and throw none of them away."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
-@contextmanager
 def freeze_living_objects() -> Iterator[None]:
     """`gc.freeze()` for the duration: collections leave out what lives now. Nothing if the caller has frozen objects
     already, because `gc.unfreeze()` would thaw those too."""

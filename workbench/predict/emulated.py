@@ -196,7 +196,7 @@ class _Emulated:
         self.recipe, self.gpu, self.model, self.ranks = recipe, gpu, model, ranks
         self.tracker = CardTracker(getattr(model.config, "vocab_size", None))
         self.tracker.name_modules(model)
-        self.meter = RankMeter(model, DEVICE, before_bytes=0, tracker=self.tracker)
+        self.meter = RankMeter(model, before_bytes=0, tracker=self.tracker)
         watch = _Watch(self.tracker, self.meter)
         self.trainer, self.micro_batches = assembled(recipe, model, self.meter, DEVICE, scratch, [watch], ranks=ranks)
         self.trainer.args.dataloader_num_workers = 0  # they only fill the host's memory, anew at every evaluation

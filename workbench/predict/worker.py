@@ -11,7 +11,7 @@ from workbench.errors import WorkbenchError, explained
 from workbench.gpus.catalogue import Gpu
 from workbench.gpus.process import Kept, Worker
 from workbench.recipe import Recipe
-from workbench.run.world import LAUNCHERS_VARIABLES
+from workbench.run.world import ALONE
 
 if TYPE_CHECKING:
     from workbench.predict.phases import Habits, Life
@@ -78,7 +78,7 @@ def _started() -> Worker:
 
 def _environment() -> dict[str, str]:
     """The caller's, without GPUs, and without what a launcher or a trainer in the caller has left there."""
-    others = {name: value for name, value in os.environ.items() if name not in LAUNCHERS_VARIABLES}
+    others = {name: value for name, value in os.environ.items() if name not in ALONE}
     kept = {name: value for name, value in others.items() if not name.startswith("ACCELERATE_")}
     no_gpu = dict.fromkeys(("CUDA_VISIBLE_DEVICES", "EMULATED_GPU", "EMULATED_CARD"), "")
     return {**kept, **no_gpu, "TOKENIZERS_PARALLELISM": "false"}

@@ -8,8 +8,9 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std, start_processes
@@ -20,7 +21,7 @@ from workbench.gpus.emulator.card import emulated_card
 from workbench.gpus.emulator.launch import environment
 from workbench.paths import PIN, runs_folder
 from workbench.ranks import launched
-from workbench.ranks.run import run_as_rank
+from workbench.ranks.run import is_lost, run_as_rank
 from workbench.ranks.world import Ranks
 from workbench.recipe import Recipe
 from workbench.records import store
@@ -78,17 +79,37 @@ def run_on_ranks(
     request = {"recipe": recipe.to_dict(), "folder": str(folder), "shard": shard, "device": device, **options}
     with tempfile.TemporaryDirectory() as scratch:
         (place := Path(scratch)).joinpath("request.json").write_text(json.dumps(request))
-        first, failures = _start(ranks, place, told)
+        first, failures = _ended(ranks, place, told)
         store.mark_killed(folder)
         record = next((r for r in reversed(read_all(folder)) if r.owner.get("pid") == first), None)
+        if failures is None:
+            _interrupt(record, folder)
         if record is None or failures:
-            raise _error(record, place, failures)
+            raise _error(record, place, failures or {})
     return record
 
 
-def _start(ranks: int, place: Path, told: dict[str, str]) -> tuple[int, dict[int, Any]]:
-    """The first rank's process, and the ranks that failed, when all have ended. The first writes to the terminal, the
-    others into files."""
+def _ended(ranks: int, place: Path, told: dict[str, str]) -> tuple[int, dict[int, Any] | None]:
+    """The first rank's process, and the ranks that failed, when all have ended; None if they were interrupted."""
+    with _own_signals():
+        processes = _started(ranks, place, told)
+        try:
+            return processes.pids()[0], dict(processes.wait().failures)
+        except SignalException:
+            return processes.pids()[0], None
+        finally:
+            processes.close()
+
+
+def _interrupt(record: Record | None, folder: Path) -> NoReturn:
+    """As Ctrl-C does: which rank hears of it first is chance."""
+    if record is not None and record.status is Status.KILLED:
+        replace(record, status=Status.INTERRUPTED, error="interrupted by the user").save(folder)
+    raise KeyboardInterrupt
+
+
+def _started(ranks: int, place: Path, told: dict[str, str]) -> Any:
+    """The ranks' processes. The first writes to the terminal, the others into files."""
     shared = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", **told}
     shared |= {"MASTER_PORT": str(get_free_port()), "TOKENIZERS_PARALLELISM": "false"}
     threads = str(max(1, torch.get_num_threads() // ranks))
@@ -96,13 +117,7 @@ def _start(ranks: int, place: Path, told: dict[str, str]) -> tuple[int, dict[int
     envs = {rank: {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)}
     logs = DefaultLogsSpecs(str(place), redirects={rank: Std.ALL if rank else Std.NONE for rank in envs})
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)  # it is said below
-    with _own_signals():
-        processes = start_processes("rank", sys.executable, dict.fromkeys(envs, ("-c", START, str(place))), envs, logs)
-        try:
-            result = processes.wait()
-        finally:
-            processes.close()
-    return processes.pids()[0], dict(result.failures) if result else {}
+    return start_processes("rank", sys.executable, dict.fromkeys(envs, ("-c", START, str(place))), envs, logs)
 
 
 @contextmanager
@@ -111,8 +126,6 @@ def _own_signals() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in HANDLED}
     try:
         yield
-    except SignalException as error:
-        raise KeyboardInterrupt from error
     finally:
         with suppress(ValueError):  # in another thread than the main one, where it has taken none
             for number, handler in before.items():
@@ -126,7 +139,8 @@ def _error(record: Record | None, place: Path, failures: dict[int, Any]) -> Work
         return ERRORS[answer["exit_code"]](answer["error"])
     if record is not None and record.status not in (Status.KILLED, Status.RUNNING):
         return WorkbenchError(f"ranks: the run {record.id} is on record as {record.status}: {record.error}")
-    told = [f"rank {rank} ended with {_how(failure, place)}" for rank, failure in sorted(failures.items())]
+    first = {rank: each for rank, each in failures.items() if each.exitcode not in (1, -signal.SIGTERM)} or failures
+    told = [f"rank {rank} ended with {_how(each, place)}" for rank, each in sorted(first.items())]
     known = f" The run is on record as killed: {record.id}." if record else ""
     return WorkbenchError(f"ranks: {'; '.join(told) or 'no rank left a record'}.{known}")
 
@@ -152,3 +166,7 @@ def answer() -> None:
         told = {"exit_code": error.exit_code, "error": str(error)}
         (place / f"answer-{os.environ['RANK']}.json").write_text(json.dumps(told))
         sys.exit(error.exit_code)
+    except BaseException as error:
+        if is_lost(error):
+            sys.exit(1)  # the one that ended first tells why
+        raise

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from workbench.measure.allocators import allocator_for
@@ -37,10 +38,12 @@ class RankMeter(Meter):
 
     tracker_kind = ResizableTracker
 
-    def __init__(self, model: PreTrainedModel, device: torch.device, **options: Any) -> None:
-        """`device` is where this rank computes: what it keeps of the model may wait on the host."""
+    def __init__(self, model: PreTrainedModel, **options: Any) -> None:
+        first: Any = next(model.parameters())
+        # where this rank computes: what it keeps of the model may wait on the host
+        device = torch.device(first.device_mesh.device_type) if isinstance(first, DTensor) else first.device
         self.buckets: dict[int, weakref.ref[torch.Tensor]] = {}  # of DDP, which live as long as the Trainer's model
-        if elsewhere := next(model.parameters()).device.type != device.type:
+        if elsewhere := first.device.type != device.type:
             options.setdefault("tracker", self.tracker_kind(device.type, getattr(model.config, "vocab_size", None)))
         super().__init__(model, **options)
         if elsewhere:
@@ -56,12 +59,12 @@ class RankMeter(Meter):
 class RankExecution(Execution):
     """One rank's execution of a job. What is asked of all is asked of each in the same order, or they would wait."""
 
-    trainer_kind = RankTrainer
+    trainer_kind, meter_kind = RankTrainer, RankMeter
     shard: ClassVar[str] = "none"
     check = staticmethod(refuse_settings)
 
     @classmethod
-    def world(cls, device: str | None) -> World:
+    def world(cls, device: str | None = None) -> World:
         return join(device, cls.shard)
 
     @classmethod
@@ -86,9 +89,6 @@ class RankExecution(Execution):
             mesh = mesh_of(self.job.device.type, self.record.world_size)
             return fully_sharded(model, self.shard, mesh)
         return super().placed(model)
-
-    def metered(self, model: PreTrainedModel, **options: Any) -> Meter:
-        return RankMeter(model, self.job.device, **options)
 
     def write(self) -> None:
         if self.record.rank == 0:
@@ -137,8 +137,13 @@ def run_as_rank(recipe: Recipe, *, shard: str = "none", **options: Any) -> Recor
 
 def _told_to_end(*_: Any) -> None:
     """The launcher ends the ranks that are left when one has ended."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: None)
     raise SystemExit(LOST)
+
+
+def is_lost(error: BaseException | None) -> bool:
+    """Whether this rank ended because another one had ended."""
+    return isinstance(error, SystemExit) or any(word in str(error) for word in ("gloo", "NCCL", "Connection"))
 
 
 def _joined(record: Record) -> Record:
@@ -155,7 +160,7 @@ def _explained(record: Record, folder: Path | None, error: BaseException | None)
     """What went wrong: with this rank, or, where this one only lost another, with that one."""
     words = {"status": record.status, "error": f"rank {record.rank}: {record.error}"}
     place = store.checkpoint_folder(record, folder).parent
-    lost = isinstance(error, SystemExit) or any(word in record.error for word in ("gloo", "NCCL", "Connection"))
+    lost = is_lost(error)
     if record.rank != 0 and not lost:
         place.mkdir(parents=True, exist_ok=True)
         (place / f"rank-{record.rank}.json").write_text(json.dumps(words))

@@ -50,7 +50,9 @@ def whole(values: Any) -> Any:
 def cut_like(value: Any, like: Any) -> Any:
     """This rank's shard of a whole tensor, as that of another of its shape is cut; anything else as it is."""
     if isinstance(like, DTensor) and isinstance(value, torch.Tensor) and value.shape == like.shape:
-        return distribute_tensor(value.to(like.device_mesh.device_type), like.device_mesh, like.placements)
+        return distribute_tensor(
+            value.to(like.device_mesh.device_type), like.device_mesh, like.placements, src_data_rank=None
+        )
     return value
 
 

@@ -2,12 +2,14 @@
 
 import weakref
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from accelerate.data_loader import prepare_data_loader
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
@@ -23,7 +25,8 @@ def added_up(meter: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.
     meter.buckets[bucket.index()] = weakref.ref(buffer := bucket.buffer())
     meter.tracker.label([buffer], Category.GRADIENTS)
     adding: Any = dist.all_reduce(buffer.div_(dist.get_world_size()), async_op=True)
-    return cast("Any", adding.get_future().then(lambda _: buffer))  # a fake process group promises nothing better
+    sent = adding.get_future().then(lambda _: buffer)  # a fake process group promises nothing better
+    return cast("torch.futures.Future[torch.Tensor]", sent)
 
 
 class RankTrainer(SeamTrainer):
@@ -45,8 +48,8 @@ class RankTrainer(SeamTrainer):
         self._prepare = prepare
         self._kept: tuple[dict[str, Any], dict[str, Any]] = {}, {}
 
-    def _prepared(self, model: Any, device_placement: Any = None, evaluation_mode: bool = False) -> Any:
-        found = self._prepare(model, device_placement=device_placement, evaluation_mode=True)
+    def _prepared(self, model: Any, evaluation_mode: bool = False, **_: Any) -> Any:
+        found = self._prepare(model, device_placement=False, evaluation_mode=True)
         if self.sharded or evaluation_mode:
             return found
         wrapped = DistributedDataParallel(found)
@@ -54,12 +57,18 @@ class RankTrainer(SeamTrainer):
         return wrapped
 
     def _move_model_to_device(self, model: Any, device: torch.device) -> None:
-        if not self.sharded:  # shards are there already, or wait on the host
-            super()._move_model_to_device(model, device)
+        """It is there. A CPU with a number, as Accelerate has it, would be another device, and everything copied."""
 
     def get_eval_dataloader(self, *given: Any) -> DataLoader[Any]:
-        with patch.object(self.accelerator, "prepare", lambda loader: loader):  # it would deal out the batches
+        alone = {"device": self.args.device, "put_on_device": True, "num_processes": 1, "process_index": 0}
+        with patch.object(self.accelerator, "prepare", partial(prepare_data_loader, **alone)):
             return super().get_eval_dataloader(*given)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """As one process would: every rank has all batches, so nothing is gathered, nor averaged over ranks."""
+        alone = patch.object(self.args, "average_tokens_across_devices", False)
+        with alone, patch.object(self.accelerator, "gather", lambda found: found):
+            return super().evaluate(*args, **kwargs)
 
     # ---- checkpoints: those of one process, so that any number of ranks can go on with them ----
 
@@ -69,6 +78,9 @@ class RankTrainer(SeamTrainer):
         if self.is_world_process_zero():
             super()._save_checkpoint(model, trial)
         self._kept = ({}, {})
+
+    def store_flos(self) -> None:
+        """Would ask all ranks, of which only the first saves; no record has them."""
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         self._save(output_dir, state_dict=self._kept[0])

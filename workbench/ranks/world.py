@@ -92,7 +92,8 @@ def join(device: str | None, shard: str) -> World:
     """
     if torch.cuda.is_available() and device in (None, "cuda"):
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    world = World.find(device)
+    rank, count = (int(os.environ.get(name, "0")) for name in ("RANK", "WORLD_SIZE"))
+    world = replace(World.find(device), rank=rank, world_size=count, shard=shard)
     seconds = float(os.environ.get(TIMEOUT, 300))
     if not dist.is_initialized():
         cure = (
@@ -101,7 +102,7 @@ def join(device: str | None, shard: str) -> World:
         with explained(f"ranks: rank {world.rank} did not find all others within {seconds:g} s", cure):
             backend = GPUS if world.device_kind == "cuda" else HOSTS
             dist.init_process_group(backend, timeout=timedelta(seconds=seconds))
-    return replace(world, shard=shard)
+    return world
 
 
 def from_first(made: Callable[[], Given]) -> Given:

@@ -135,8 +135,7 @@ def resumable(record: Record, folder: Path | None) -> Record | None:
 def _resumed(record: Record, folder: Path) -> Record:
     """The run to go on with, under the conditions asked for now; or the new one, which says that there is none."""
     if (found := resumable(record, folder)) is not None:
-        now = {name: getattr(record, name) for name in ("memory_cap_bytes", "device_bytes", *WORLD)}
-        return replace(found, **now)
+        return replace(found, **{name: getattr(record, name) for name in ("memory_cap_bytes", "device_bytes", *WORLD)})
     told = "nothing to resume: no unfinished run of this recipe has a whole checkpoint, so this one starts anew"
     print(f"warning: {told}", file=sys.stderr)
     return replace(record, warnings=[*record.warnings, told])
@@ -144,8 +143,8 @@ def _resumed(record: Record, folder: Path) -> Record:
 
 def _differences(one: Record, other: Record) -> list[str]:
     pairs = [(name, one.recipe.get(name), other.recipe.get(name)) for name in one.recipe | other.recipe]
-    alike = (one.world_size, one.shard) == (other.world_size, other.shard)  # or losses are equal but for rounding
-    kept = WORLD if alike else ("device_kind", "device_name")
+    # another number of ranks may go on: its losses are equal but for rounding
+    kept = WORLD if one.world_size == other.world_size else ("device_kind", "device_name")
     pairs += [(name, getattr(one, name), getattr(other, name)) for name in (*kept, "data_sha256")]
     return [f"{name} was {was!r} and is now {now!r}" for name, was, now in pairs if was != now]
 

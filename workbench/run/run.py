@@ -177,19 +177,18 @@ def only_run(recipe: Recipe) -> Iterator[None]:
 def execute(execution: "Execution") -> tuple[Record, BaseException | None]:
     """The finished record, with what was measured until then if the run failed; and what ended it, if
     anything did but a want of memory, which the record tells."""
-    job, record, options = execution.job, execution.record, execution.options
     facts: dict[str, Any]
     failure: BaseException
     try:
         with ExitStack() as contexts:
-            for technique in job.recipe.techniques:
+            for technique in execution.job.recipe.techniques:
                 contexts.enter_context(technique.run_context())
-            contexts.enter_context(capped(job.device, record.memory_cap_bytes))
+            contexts.enter_context(capped(execution.job.device, execution.record.memory_cap_bytes))
             return execution.complete(), None
     except Exception as error:
         failure, words = error, f"{type(error).__name__}: {error}"
         if isinstance(error, OSError) and error.errno in FULL:
-            place = Path(str(error.filename or options.folder or runs_folder()))
+            place = Path(str(error.filename or execution.options.folder or runs_folder()))
             failure = WorkbenchError(words := f"run: {unwritten(place, error)}")
         facts = {"status": Status.FAILED, "error": words}
         if isinstance(error, torch.OutOfMemoryError) or any(known in words for known in OOM_WORDS):
@@ -206,11 +205,8 @@ class Execution:
     """One execution of a job: load, train, measure, save."""
 
     trainer_kind: type[seams.SeamTrainer] = seams.SeamTrainer
-    check, begin = staticmethod(refuse_several_ranks), staticmethod(store.begin)
-
-    @classmethod
-    def world(cls, device: str | None) -> World:
-        return World.find(device)
+    meter_kind: type[Meter] = Meter
+    check, begin, world = staticmethod(refuse_several_ranks), staticmethod(store.begin), World.find
 
     @staticmethod
     def end(record: Record, folder: Path | None, error: BaseException | None) -> Record:
@@ -231,7 +227,7 @@ class Execution:
             data = seams.prepare_data(job.recipe, job.blocks)
             model = self.placed(load_for(job, self.emulated))
             text_before = self._sample(model)
-            with self.metered(model, before_bytes=before, cap_bytes=self.record.memory_cap_bytes) as meter:
+            with self.meter_kind(model, before_bytes=before, cap_bytes=self.record.memory_cap_bytes) as meter:
                 self.meter = meter
                 watch = _Watch(meter, job, self)
                 every, own, told = self.options.checkpoint_every, self._checkpoints.parent, not self.emulated
@@ -262,9 +258,6 @@ class Execution:
     def placed(self, model: PreTrainedModel) -> PreTrainedModel:
         model.to(self.job.device)  # type: ignore[arg-type]  # the stub takes no device
         return model
-
-    def metered(self, model: PreTrainedModel, **options: Any) -> Meter:
-        return Meter(model, **options)
 
     def write(self) -> None:
         """What has been measured until now: a kill leaves that."""

@@ -6,7 +6,6 @@ and how many there are. PyTorch is imported only where a device is looked at, so
 
 import os
 import platform
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -18,10 +17,10 @@ if TYPE_CHECKING:
     import torch
 
 KINDS = ("cuda", "mps", "cpu")  # of devices, the fastest first
-# torchrun's, MPI's and Slurm's; Accelerate reads most of them to decide how it trains
-SIZE_VARIABLES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_NTASKS")
-RANK_VARIABLES = ("RANK", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
-LAUNCHERS_VARIABLES = ("LOCAL_RANK", *RANK_VARIABLES, *SIZE_VARIABLES)
+# what a process that is alone finds there, if anything: torchrun's, MPI's and Slurm's; Accelerate reads most of them
+SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_NTASKS")
+RANKS = ("RANK", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
+ALONE = dict.fromkeys(SIZES, "1") | dict.fromkeys(RANKS, "0") | {"LOCAL_RANK": "-1"}
 ACCELERATES = ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_USE_")  # how their names begin; the Trainer obeys them
 
 
@@ -38,18 +37,17 @@ class World:
 
     @classmethod
     def find(cls, device: str | None = None) -> Self:
-        """This process with the device asked for, or the fastest there is.
+        """This process, alone, with the device asked for, or the fastest there is.
 
         Raises:
             UnavailableError: the device is not there.
-            ConfigurationError: no such kind of device, or a launcher's variable that is no number.
+            ConfigurationError: no such kind of device.
         """
         import torch
 
         kind = pick_device(device).type
         name = torch.cuda.get_device_name() if kind == "cuda" else _processor()
-        world_size = max(_number(variable, 1) for variable in SIZE_VARIABLES)
-        return cls(_number("RANK", 0), world_size, kind, name, torch.get_num_threads() if kind == "cpu" else None)
+        return cls(0, 1, kind, name, torch.get_num_threads() if kind == "cpu" else None)
 
     @property
     def device(self) -> "torch.device":
@@ -68,29 +66,17 @@ def refuse_several_ranks() -> None:
     buckets take as much memory as the gradients. So are settings of `accelerate launch`, which no record would show.
 
     Raises:
-        ConfigurationError: a launcher started this process, or one of its variables is no number.
+        ConfigurationError: a launcher started this process, or its variables say nothing that makes sense.
     """
-    telling = [name for name in SIZE_VARIABLES if _number(name, 1) > 1]
-    telling += [name for name in RANK_VARIABLES if _number(name, 0) > 0]
-    telling += ["LOCAL_RANK"] if os.environ.get("LOCAL_RANK", "-1") != "-1" and _number("LOCAL_RANK", 0) >= 0 else []
+    telling = [name for name, alone in ALONE.items() if os.environ.get(name, alone) != alone]
     known = ((name, os.environ[name].lower()) for name in sorted(os.environ) if name.startswith(ACCELERATES))
     telling += [name for name, value in known if value not in ("no", "false", "0", "")]
     if telling:
         raise ConfigurationError(
-            f"run: {telling[0]}={os.environ[telling[0]]} in the environment says that a launcher, such as torchrun, "
-            "started this process: it would train otherwise than its record says. Runs on several ranks are started by "
-            f"`workbench run --ranks N`, or under torchrun; if there was no launcher, unset {telling[0]}."
+            f"run: {telling[0]}={os.environ[telling[0]]:.40} in the environment says that a launcher, such as "
+            "torchrun, started this process: it would train otherwise than its record says. Start several ranks with "
+            f"`workbench run --ranks N`, or that command under torchrun; without a launcher, unset {telling[0]}."
         )
-
-
-def _number(variable: str, least: int) -> int:
-    """A launcher's variable; the least that it can be where it is not set."""
-    text = os.environ.get(variable, str(least)).strip()
-    if not re.fullmatch("[0-9]{1,9}", text) or int(text) < least:
-        raise ConfigurationError(
-            f"run: {variable} is {text!r:.40} in the environment, not a number from {least}. Unset it."
-        )
-    return int(text)
 
 
 def check_device(name: str | None) -> None:

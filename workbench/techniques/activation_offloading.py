@@ -59,7 +59,7 @@ class SavedTensors:
         from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
         special = is_traceable_wrapper_subclass(tensor) or tensor.layout is not torch.strided
-        if special or isinstance(tensor, torch.nn.Parameter):
+        if special or torch.nn.Parameter in (type(tensor), type(tensor._base)):  # one that FSDP has gathered, too
             return True
         storage = tensor.untyped_storage()
         whole = storage.nbytes() % tensor.element_size() == 0

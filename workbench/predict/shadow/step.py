@@ -135,7 +135,7 @@ class _Shadow:
         counted = count_parameters(self.model)
         make_fake(self.model, mode, DEVICE)
         part_of(self.model, self.ranks, DEVICE.type, mode)
-        meter = RankMeter(self.model, DEVICE, before_bytes=0, tracker=self.tracker)
+        meter = RankMeter(self.model, before_bytes=0, tracker=self.tracker)
         trainer = self._trainer(meter)
         uses_bf16 = trainer.args.bf16 or any(p.dtype is torch.bfloat16 for p in self.model.parameters())
         refuse_precision(gpu, uses_bf16)
