@@ -44,9 +44,10 @@ def test_the_whole_package_can_be_held_in_mind():
     recipe files, arguments and trackers (130), scripts for TRL (45) and forks of a process (47), less a cache of fake
     tensors (61); then searched rates, runs in turn and what a comparison makes of them (145), pairs on an emulated card
     (35), Muon (23), selective checkpointing (27), copies beside the computation (32) and torch.compile (57), less 130
-    that went; then sweeps on Ray (237). The way back is to hand more to libraries, not to write lines closer
-    together; whoever adds says here what."""
-    assert sum(map(code_lines, files(""))) <= 12_140
+    that went; then several ranks: their runs (500), predictions of one of them and whether another card helps
+    (178), their scripts (61), and sweeps on Ray (237). The way back is to hand more to libraries, not to write lines
+    closer together; whoever adds says here what."""
+    assert sum(map(code_lines, files(""))) <= 12_878
 
 
 def test_the_rooms_are_those_of_the_plan():

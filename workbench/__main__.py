@@ -424,15 +424,25 @@ def show_headline(args: argparse.Namespace) -> None:
 
 
 def write_script(args: argparse.Namespace) -> None:
-    """Write the recipe as a Python script that needs no workbench; redirect it into a file."""
+    """Write the recipe as a Python script that needs no workbench; redirect it into a file. With --ranks it shares the
+    batch, and --save writes accelerate's configuration beside it: DDP, or FSDP2, which needs GPUs. On a CPU accelerate
+    takes FSDP2 for DDP without a word; `run --shard` cuts there too.
+    """
 
+    if args.ranks and not args.save:
+        raise ConfigurationError("script: accelerate's configuration stands beside it. Add --save FOLDER.")
+    if args.shard and not args.ranks:
+        raise ConfigurationError("shard: among how many ranks? Add --ranks 2.")
     with redirect_stdout(sys.stderr):
         recipe = _recipe(args)
 
         from workbench.export.script import script
+        from workbench.export.several import save_script
+        from workbench.ranks.world import Ranks
 
-        source = script(recipe, args.flavour)
-    print(source, end="")
+        ranks = Ranks(args.ranks, args.shard or "none") if args.ranks else None
+        told = save_script(recipe, args.save, args.flavour, ranks) if args.save else script(recipe, args.flavour)
+    print(told, end="\n" if args.save else "")
 
 
 def run_notebooks(args: argparse.Namespace) -> None:

@@ -26,6 +26,7 @@ from workbench.models.known import PUBLISHED
 from workbench.models.load import BUILT
 from workbench.models.source import RANDOM
 from workbench.paths import beside
+from workbench.ranks.world import Ranks, shared
 from workbench.recipe import Recipe
 from workbench.run.job import Job, prepare
 from workbench.run.trainer import argument_values, model_arguments
@@ -40,31 +41,37 @@ DEFAULTS = {field.name: field.default for field in fields(TrainingArguments)}
 CHECKPOINTING = next(name for name in ("activation_checkpointing", "gradient_checkpointing") if name in DEFAULTS)
 TRL = {"max_length": None, "bf16": False, CHECKPOINTING: False}  # rows are cut there by default, and these two true
 OWN_CODE = "trust_remote_code=False"  # a model of the hub may bring code, which is not run
+EVALUATED = "per_device_eval_batch_size"
+PARTS = "per_device_train_batch_size", "gradient_accumulation_steps"  # what ranks share
 SAID = {"per_device_train_batch_size", "learning_rate", "max_steps", *TRL}  # even where they are the defaults
 
 
-def script(recipe: Recipe, flavour: str = "trainer") -> str:
+def script(recipe: Recipe, flavour: str = "trainer", ranks: Ranks | None = None) -> str:
     """Python source that trains the recipe with transformers, datasets and what the techniques need.
 
     Args:
         flavour: `trainer` is transformers' Trainer, `trl` TRL's SFTTrainer, whose losses are the same up to rounding.
+        ranks: that share the batch, for `accelerate launch` with the configuration of `export.several`.
 
     Raises:
         ConfigurationError, UnavailableError: as `run` does before it loads a model; or the model is an adapter, the
             text a folder, or the flavour has no arguments for what a technique does.
     """
+    if ranks:
+        ranks.check(recipe)
     if flavour not in WORDS["flavours"]:
         raise ConfigurationError(f"script: {flavour!r} is no flavour. Choose one of {', '.join(WORDS['flavours'])}.")
     job = prepare(recipe, pick_device())
     if job.source.adapter:
         raise ConfigurationError(f"script: {recipe.model!r} is an adapter. Save the model as 'merged' and use that.")
-    main = _Main(job, flavour)
+    main = _Main(job, flavour, ranks)
     lines = "\n\n".join("\n".join(part) for part in (main.data(), main.model(), main.trainer()))
     used = {node.id for node in ast.walk(ast.parse(lines)) if isinstance(node, ast.Name)}
     known = {(module, name) for module, names in WORDS["imports"].items() for name in names if (name or module) in used}
     title = f"{recipe.model} on {recipe.corpus}: {recipe.label}".replace(f"{Path.cwd()}{os.sep}", "")
     text = TEMPLATE.read_text(encoding="utf-8").format(
         title=title.replace('"', "'").replace("\\", "/"),
+        start=WORDS["starts"]["ranks" if ranks else "alone"].format(ranks=ranks and ranks.count),
         imports="\n".join([*_environment(recipe), *_sorted_imports(main.sources.imports | known)]),
         sequence_length=recipe.sequence_length,
         batch=recipe.effective_batch_size,
@@ -105,8 +112,8 @@ class _Main:
         given: what the trainer is given, beside them and the rows.
     """
 
-    def __init__(self, job: Job, flavour: str) -> None:
-        self.job, self.recipe, self.flavour = job, job.recipe, flavour
+    def __init__(self, job: Job, flavour: str, ranks: Ranks | None) -> None:
+        self.job, self.recipe, self.flavour, self.ranks = job, job.recipe, flavour, ranks
         self.sources, self.switches, self.given = Sources(), Arguments(), list[str]()
         self.sources.imports.add(("datasets", "Dataset"))  # which the template uses
 
@@ -160,6 +167,9 @@ class _Main:
             yield from self._new_weights(place, arguments)
             arguments = {n: value for n, value in arguments.items() if n in BUILT or not hasattr(job.config, n)}
             place = "new-weights" if arguments.keys() - {*BUILT} else ""  # such as quantization, which acts on loading
+            if place and self.ranks:
+                told = "new weights that are quantized as they load would be written by every rank"
+                raise ConfigurationError(f"script: {told}. Take a model that has weights.")
             yield from [f'model.save_pretrained("{place}")'] if place else []
         if place:
             given = [_literal(place), OWN_CODE]
@@ -184,17 +194,24 @@ class _Main:
 
     def trainer(self) -> Iterator[str]:
         flavour, own = WORDS["flavours"][self.flavour], TRL if self.flavour == "trl" else {}
-        values = own | argument_values(self.recipe, self.job.learning_rate) | self.switches
+        values: Arguments = own | argument_values(self.recipe, self.job.learning_rate) | self.switches
+        if self.ranks:
+            values |= zip(PARTS, shared(values, self.ranks.count), strict=True)
+            values |= {"ddp_find_unused_parameters": False} if self.ranks.engine == "ddp" else {}
+            rows, most = len(self.job.blocks.held_out), values[EVALUATED]
+            # whole batches, or the Trainer fills the last one up with rows that it then counts twice
+            values[EVALUATED] = max(size for size in range(1, most + 1) if rows % size == 0)
         said = {name: value for name, value in values.items() if name in SAID or value != DEFAULTS.get(name)}
         given = ['output_dir="fine-tuned"']
-        given += ["use_cpu=not torch.accelerator.is_available()"] if values.get("bf16") else []  # which it refuses else
+        if values.get("bf16") or self.ranks:  # else it refuses bf16, and every rank would train alone
+            given += ["use_cpu=not torch.accelerator.is_available()"]
         yield from self._statement("args = ", flavour["arguments"], given, said)
         yield _broken(f"trainer = {flavour['trainer']}(", [*flavour["given"], *self.given], ")")
         yield from self._calls("", ["trainer"], "trainer")
         for module, _, name in (each.partition(":") for each in self.recipe.callbacks):
             self.sources.imports.add((module, name))
             yield f"trainer.add_callback({name})"
-        yield from flavour["end"]
+        yield from flavour["end_of_ranks" if self.ranks else "end"]
 
     def _calls(self, target: str, given: list[str], seam: str, *of: Any) -> Iterator[str]:
         """What the techniques do through a seam; no line of it where arguments of the Trainer's do it."""

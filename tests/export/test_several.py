@@ -1,0 +1,172 @@
+"""A recipe for several ranks, taken home: what accelerate makes of the files, and the losses of one process."""
+
+import json
+import os
+import runpy
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+from accelerate.utils.launch import prepare_multi_gpu_env
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
+from transformers import AutoModelForCausalLM
+
+from workbench.__main__ import main
+from workbench.errors import ConfigurationError
+from workbench.export.several import accelerate_configuration, save_script
+from workbench.gpus.catalogue import gpu
+from workbench.gpus.emulator import place
+from workbench.gpus.emulator.launch import environment
+from workbench.paths import MODELS
+from workbench.ranks.world import SHARDS, Ranks
+from workbench.recipe import Recipe
+from workbench.run.run import run
+from workbench.techniques import (
+    GradientAccumulation,
+    GradientCheckpointing,
+    MixedPrecision,
+    Qlora,
+    StepInBackward,
+)
+
+SHARDED = [name for name, row in SHARDS.items() if row["engine"] == "fsdp"]
+
+
+def started(command, folder, **variables):
+    """As in a terminal, where `accelerate` is that of this environment."""
+    words = shlex.split(command)
+    assert words[:2] == ["accelerate", "launch"]
+    told = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+    launcher = [sys.executable, "-m", "accelerate.commands.accelerate_cli", *words[1:]]
+    done = subprocess.run(launcher, cwd=folder, env=told, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
+@pytest.mark.values
+def test_on_two_processes_it_finds_the_losses_of_one(recipe, tmp_path, monkeypatch):
+    """Four rows twice become four rows on each rank; of the 54 that are held out each counts once."""
+    monkeypatch.chdir(tmp_path)
+    recipe = replace(recipe, techniques=(GradientAccumulation(steps=2), GradientCheckpointing()))
+    command = save_script(recipe, tmp_path / "home", ranks=Ranks(2))
+    path = tmp_path / "home" / "train.py"
+    path.write_text(path.read_text().replace("trainer.evaluate()", 'trainer.evaluate(), "on", args.world_size'))
+    done = started(command, tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert done.stdout.count(" on 2\n") == 1
+    record = run(recipe, device="cpu")
+    history = json.loads((tmp_path / "fine-tuned" / "trainer_state.json").read_text())["log_history"]
+    losses, held_out = ([entry[name] for entry in history if name in entry] for name in ("loss", "eval_loss"))
+    assert losses == pytest.approx(record.losses, abs=1e-5)
+    assert held_out == pytest.approx([record.held_out_loss_before, record.held_out_loss], abs=1e-5)
+    assert (tmp_path / "fine-tuned" / "tokenizer.json").exists()
+
+
+@pytest.mark.parametrize("shard", SHARDED)
+def test_accelerate_reads_what_is_meant(tmp_path, monkeypatch, shard):
+    """As its launcher does, and then each of the processes that it starts."""
+    (path := tmp_path / "accelerate.yaml").write_text(
+        accelerate_configuration(Recipe(model="gpt2-tiny"), Ranks(4, shard))
+    )
+    told = load_config_from_file(str(path))
+    assert (told.distributed_type, told.num_processes) == (DistributedType.FSDP, 4)
+    arguments = launch_command_parser().parse_args(["--config_file", str(path), "train.py"])
+    for name, value in prepare_multi_gpu_env(_validate_launch_command(arguments)[0]).items():
+        monkeypatch.setenv(name, value)
+    plugin = FullyShardedDataParallelPlugin()
+    assert (plugin.fsdp_version, plugin.reshard_after_forward) == (2, shard != "gradients")
+    assert type(plugin.cpu_offload) is (CPUOffloadPolicy if shard == "full_offload" else OffloadPolicy)
+    assert not plugin.cpu_ram_efficient_loading  # or only the first rank would have the script's weights
+    assert not plugin.activation_checkpointing  # the script says it
+    assert plugin.state_dict_type.name == "FULL_STATE_DICT"
+    model = AutoModelForCausalLM.from_pretrained(MODELS / "gpt2-tiny")
+    plugin.set_auto_wrap_policy(model)
+    assert plugin.auto_wrap_policy.keywords["transformer_layer_cls"] == {type(model.transformer.h[0])}
+
+
+def test_without_shards_it_is_ddp(recipe, tmp_path):
+    (path := tmp_path / "accelerate.yaml").write_text(accelerate_configuration(recipe, Ranks(2)))
+    told = load_config_from_file(str(path))
+    assert (told.distributed_type, told.num_processes, told.fsdp_config) == (DistributedType.MULTI_GPU, 2, {})
+
+
+@pytest.mark.skipif(not place.is_set_up(), reason="the emulated GPU is not set up here")
+def test_on_two_emulated_gpus_it_is_fsdp2(recipe, tmp_path, monkeypatch):
+    """The very files, with PyTorch's CUDA build: what accelerate does not do on a CPU."""
+    monkeypatch.chdir(tmp_path)
+    recipe = replace(recipe, steps=2) | MixedPrecision() | GradientCheckpointing()
+    command = save_script(recipe, tmp_path / "home", ranks=Ranks(2, "full"))
+    path = tmp_path / "home" / "train.py"
+    seen = "type(model).__name__, trainer.accelerator.state.is_fsdp2, next(model.parameters()).device_mesh.size()"
+    path.write_text(path.read_text().replace("trainer.evaluate()", seen))
+    done = started(command, tmp_path, **environment(gpu("h100"), 2))
+    assert "FSDPGPT2LMHeadModel True 2" in done.stdout
+
+
+@pytest.mark.parametrize("flavour", ["trainer", "trl"])
+def test_each_rank_takes_its_part(recipe, tmp_path, flavour):
+    save_script(replace(recipe, effective_batch_size=12) | GradientAccumulation(steps=3), tmp_path, flavour, Ranks(6))
+    source = (tmp_path / "train.py").read_text()
+    assert "per_device_train_batch_size=2," in source  # of 4 rows three times: 12 among six
+    assert "gradient_accumulation_steps" not in source
+    assert "LENGTH, BATCH = 32, 12" in source
+    assert "ddp_find_unused_parameters=False," in source
+    assert "workbench" not in source
+    for words in (["check"], ["format", "--check", "--line-length=88"]):
+        command = [sys.executable, "-m", "ruff", *words, "--isolated", "--no-cache", "train.py"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+
+
+def test_the_command_writes_both_and_prints_the_third(recipe, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["script", recipe.model, "--corpus", recipe.corpus, "--save", "a b", "--ranks", "2", "--shard", "full"]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert printed == "accelerate launch --config_file 'a b/accelerate.yaml' 'a b/train.py'\n"
+    assert {path.name for path in (tmp_path / "a b").iterdir()} == {"accelerate.yaml", "train.py"}
+    assert main(words) == 2
+    assert "script: a b/train.py is there already. Name another folder" in capsys.readouterr().err
+
+
+@pytest.mark.values
+def test_of_one_process_it_writes_the_script_alone(recipe, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["--steps", "1", "--batch-size", "2", "--sequence-length", "16"]
+    assert main(["script", recipe.model, "--corpus", recipe.corpus, "--save", "home", *words]) == 0
+    assert capsys.readouterr().out == "python home/train.py\n"
+    runpy.run_path("home/train.py", run_name="__main__")
+    assert [path.name for path in (tmp_path / "home").iterdir()] == ["train.py"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--ranks", "2"], "script: accelerate's configuration stands beside it. Add --save FOLDER."),
+        (["--shard", "full"], "shard: among how many ranks? Add --ranks 2."),
+        (["--ranks", "3", "--save", "x"], "ranks: 3 cannot share an effective batch of 8 sequences"),
+        (["--ranks", "2", "--shard", "ful", "--save", "x"], "shard: there is no 'ful'"),
+    ],
+)
+def test_what_cannot_be_is_refused(recipe, tmp_path, monkeypatch, capsys, words, told):
+    monkeypatch.chdir(tmp_path)
+    assert main(["script", recipe.model, "--corpus", recipe.corpus, *words]) == 2
+    assert told in capsys.readouterr().err
+    assert not list(tmp_path.glob("x"))
+
+
+@pytest.mark.parametrize(
+    ("technique", "shard", "told"),
+    [
+        (StepInBackward(), "none", "step_in_backward cannot be used here"),
+        (Qlora(), "none", "new weights that are quantized as they load would be written by every rank"),
+    ],
+)
+def test_so_is_what_ranks_cannot_share(recipe, tmp_path, technique, shard, told):
+    with pytest.raises(ConfigurationError, match=told):
+        save_script(recipe | technique, tmp_path / "x", ranks=Ranks(2, shard))
+    assert not (tmp_path / "x").exists()
