@@ -17,7 +17,7 @@ site: .venv/ready  ## pages of the notebooks as they were executed, the results 
 	@echo "site: build/site/index.html"
 
 test: .venv/ready lint  ## everything that CI runs: linters, types, import layers, tests
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 emulator: .venv/ready  ## set up the GPU in software: fetch PyTorch's CUDA build (527 MB), build the stubs
 	@command -v cc >/dev/null || command -v gcc >/dev/null || command -v clang >/dev/null || $(BIN)/pip install --quiet --disable-pip-version-check ziglang==0.17.1

@@ -21,6 +21,15 @@ END_OF_TEXT_ID = 0
 
 os.environ["WORKBENCH_ENGINE"] = "shadow"  # the same predictions wherever the tests run; the emulator has its own tests
 SKIPPED_HERE = {}  # marker: why
+# minutes each: begun first, or one process would be busy with them when the other has nothing left
+LONG_FILES = (
+    "test_notebooks_run",
+    "test_on_an_emulated_gpu",
+    "test_playground",
+    "test_ranks",
+    "test_sweep",
+    "test_losses",
+)
 if not torch.cuda.is_available():
     SKIPPED_HERE["gpu"] = "needs a CUDA device, and PyTorch sees none on this machine"
 if emulated():
@@ -36,6 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:  # a file shares its fixtures, so it stays in one process; a notebook is a group of its own
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    items.sort(key=lambda item: item.path.stem not in LONG_FILES)
     for item in items:
         for marker in filter(item.get_closest_marker, SKIPPED_HERE):
             item.add_marker(pytest.mark.skip(reason=SKIPPED_HERE[marker]))

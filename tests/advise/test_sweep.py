@@ -4,6 +4,7 @@ import _thread
 import os
 import re
 import shlex
+import signal
 import sys
 import time
 from dataclasses import replace
@@ -158,8 +159,12 @@ def test_ctrl_c_ends_the_tasks_and_the_ray_that_was_started_and_leaves_records(e
     recipes = [replace(small, seed=seed) for seed in range(4)]
     (thread := Thread(target=interrupt)).start()
     before = {*psutil.Process().children(recursive=True)}
-    with pytest.raises(KeyboardInterrupt):
-        sweep(recipes)
+    before_handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            sweep(recipes)
+    finally:
+        signal.signal(signal.SIGINT, before_handler)
     thread.join()
     assert {each.status for each in read_all()} == {"interrupted"}
     assert len(read_all()) <= 2, "what waited has not begun"

@@ -42,6 +42,8 @@ class RankTrainer(SeamTrainer):
         names = "per_device_train_batch_size", "gradient_accumulation_steps"
         parts = shared({name: getattr(args, name) for name in names}, dist.get_world_size())
         vars(args).update(zip(names, parts, strict=True))
+        # or the logits of an evaluation would be those of all ranks' batches, on each of them
+        args.per_device_eval_batch_size = min(args.per_device_eval_batch_size, parts[0])
         super().__init__(model=model, args=args, **kwargs)
         accelerator: Any = self.accelerator
         prepare, accelerator.prepare_model = accelerator.prepare_model, self._prepared
