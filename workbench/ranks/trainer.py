@@ -46,8 +46,7 @@ class RankTrainer(SeamTrainer):
         args.per_device_eval_batch_size = min(args.per_device_eval_batch_size, parts[0])
         super().__init__(model=model, args=args, **kwargs)
         accelerator: Any = self.accelerator
-        prepare, accelerator.prepare_model = accelerator.prepare_model, self._prepared
-        self._prepare = prepare
+        self._prepare, accelerator.prepare_model = accelerator.prepare_model, self._prepared
         self._kept: tuple[dict[str, Any], dict[str, Any]] = {}, {}
 
     def _prepared(self, model: Any, evaluation_mode: bool = False, **_: Any) -> Any:
