@@ -72,10 +72,7 @@ def write(tmp_path, recipe):
     return written
 
 
-@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.long)])
-def test_each_cell_tells_its_own_first_and_alone(faults, write, tmp_path, earlier, runs_folder, every):
-    """Of all of them in one process there are tests beside this one."""
-    faults = dict(list(faults.items())[::every])
+def test_each_cell_tells_its_own_first_and_alone(faults, write, tmp_path, earlier, runs_folder):
     path = write([fault.cell for fault in faults.values()], tags=["raises-exception"])
     with pytest.raises(NotebookError):
         execute_notebook(path, tmp_path / "out.ipynb")

@@ -17,7 +17,7 @@ from workbench.techniques import REGISTRY
 
 QUICK = {
     "steps": 4, "seeds": 1, "sequence_length": 64, "sample_tokens": 8, "longest": 256, "large_length": 64, "rungs": 2,
-    "budgets": "1", "solve": False,
+    "budgets": "1",
 }  # fmt: skip
 
 

@@ -155,7 +155,14 @@ def test_settings_of_accelerate_are_refused(monkeypatch):
 
 @pytest.mark.parametrize(
     ("arguments", "count", "expected"),
-    [((8, 1), 2, (4, 1)), ((4, 2), 2, (4, 1)), ((2, 4), 2, (2, 2)), ((6, 1), 3, (2, 1)), ((3, 4), 6, (2, 1))],
+    [
+        ((8, 1), 2, (4, 1)),
+        ((4, 2), 2, (4, 1)),
+        ((2, 4), 2, (2, 2)),
+        ((6, 1), 3, (2, 1)),
+        ((3, 4), 6, (2, 1)),
+        ((4, 9), 6, (3, 2)),
+    ],
 )
 def test_how_ranks_share_a_batch(arguments, count, expected):
     names = "per_device_train_batch_size", "gradient_accumulation_steps"

@@ -54,23 +54,20 @@ class Ranks:
 
 
 def shared(arguments: Mapping[str, Any], count: int) -> tuple[int, int]:
-    """Of one rank the sequences of a micro-batch, and the micro-batches of a step: fewer of them first, then smaller.
+    """Of one rank the sequences of a micro-batch, no more than one process has, and the micro-batches of a step.
 
     Raises:
         ConfigurationError: the ranks do not divide the batch.
     """
     size, summed = arguments["per_device_train_batch_size"], arguments["gradient_accumulation_steps"]
-    if summed % count == 0:
-        return size, summed // count
-    if size % count == 0:
-        return size // count, summed
-    whole = size * summed
-    if whole % count == 0:
-        return whole // count, 1
-    raise ConfigurationError(
-        f"ranks: {count} cannot share an effective batch of {whole} sequences in equal parts. Take "
-        f"{whole // count * count or count} or {(whole // count + 1) * count} sequences, or another number of ranks."
-    )
+    each, rest = divmod(size * summed, count)
+    if rest:
+        raise ConfigurationError(
+            f"ranks: {count} cannot share an effective batch of {size * summed} sequences in equal parts. Take "
+            f"{each * count or count} or {(each + 1) * count} sequences, or another number of ranks."
+        )
+    micro_batch = max(sequences for sequences in range(1, size + 1) if each % sequences == 0)
+    return micro_batch, each // micro_batch
 
 
 def refuse_settings() -> None:
