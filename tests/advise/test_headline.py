@@ -81,8 +81,17 @@ def test_a_program_whose_package_is_missing_is_said_not_to_be_tried(monkeypatch)
     monkeypatch.setattr(headline, "emulate", lambda command, *_, **__: commands.append(command) or found)
     table = headline.peers()
     assert table["peak_allocated_bytes"].tolist()[:3] == [7, 7, 7]
-    assert table["source"].tolist()[-1] == "not tried: pip install trl"
+    packages = ["trl", "unsloth", "unsloth"]
+    assert table["source"].tolist()[-3:] == [f"not tried: pip install {package}" for package in packages]
     assert all((headline.PEERS / command[1].split("/")[-1]).exists() for command in commands)
+
+
+def test_a_program_that_is_a_package_is_named_with_its_version(monkeypatch):
+    found = SimpleNamespace(processes=[])
+    monkeypatch.setattr(headline, "find_spec", lambda _: True)
+    monkeypatch.setattr(headline, "version", lambda package: f"1.2 of {package}")
+    monkeypatch.setattr(headline, "emulate", lambda *_, **__: found)
+    assert headline.peers()["program"].tolist()[2:4] == ["nanoGPT's step", "TRL's SFTTrainer, trl 1.2 of trl"]
 
 
 def test_the_command_prints_and_writes_every_table(monkeypatch, tmp_path, capsys):

@@ -9,6 +9,7 @@ that is best for it (`workbench.advise.fair`).
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import chain
 from typing import Any
@@ -31,7 +32,7 @@ from workbench.techniques import Numerics, Technique, parse_technique
 PLAN: dict[str, Any] = beside(__file__, "headline.toml")
 SHAPE: dict[str, Any] = {"effective_batch_size": 8, "sequence_length": 1024, "steps": 3}
 PEERS = DATA / "reference" / "peers"
-LOSSES = ["held_out_loss", "held_out_loss_spread", "loss_difference", "loss_verdict", "learning_rate"]
+LOSSES = ["held_out_loss", "held_out_loss_spread", "loss_difference", "loss_verdict", "learning_rate", "speed_ratio"]
 
 
 def climbed(ladder: Mapping[str, Any]) -> list[Recipe]:
@@ -53,7 +54,7 @@ def headline() -> Iterator[tuple[str, pd.DataFrame]]:
             yield f"{ladder['title']}: on smaller and smaller cards", ended
         sets += climbed(ladder)
     search = PLAN["search"]
-    yield f"Held-out loss of {search['model']} after {search['steps']} steps on this CPU", losses(sets)
+    yield f"Held-out loss and speed of {search['model']}, {search['steps']} steps on this CPU", losses(sets)
     yield "What other programs need for GPT-2 124M, 8 × 1,024 tokens a step", peers()
 
 
@@ -94,7 +95,8 @@ def _ended(recipe: Recipe, gpu: str, memory: str | None) -> str:
 
 
 def losses(recipes: Iterable[Recipe]) -> pd.DataFrame:
-    """The held-out loss of each set of techniques on the small model, at its best rate, and the verdict on it.
+    """The held-out loss of each set of techniques on the small model, at its best rate, the verdict on it, and its
+    speed beside the baseline's, where others left the machine alone.
 
     What needs a GPU and changes no loss is left out; a set that needs one is not in the table.
     """
@@ -128,8 +130,9 @@ def peers(gpu: str = "rtx3090") -> pd.DataFrame:
         if (package := peer.get("needs")) and find_spec(package) is None:
             rows.append((peer["title"], pd.NA, f"not tried: pip install {package}"))
             continue
+        title = f"{peer['title']}, {package} {version(package)}" if package else peer["title"]
         script, *words = peer["script"].split()
         found = emulate(["python", str(PEERS / script), *words], find_gpu(gpu), history=False, output=sys.stderr)
         peak = max((d["peak_allocated_bytes"] for p in found.processes for d in p["devices"]), default=pd.NA)
-        rows.append((peer["title"], peak, f"emulated:{gpu}"))
+        rows.append((title, peak, f"emulated:{gpu}"))
     return pd.DataFrame(rows, columns=["program", "peak_allocated_bytes", "source"])

@@ -129,7 +129,9 @@ def run_as_rank(recipe: Recipe, *, shard: str = "none", **options: Any) -> Recor
         signal.signal(signal.SIGTERM, _told_to_end)
     joined = dist.is_initialized()  # by a program that runs several recipes
     try:
-        return run(recipe, execution=type("RankExecution", (RankExecution,), {"shard": shard}), **options)
+        record = run(recipe, execution=type("RankExecution", (RankExecution,), {"shard": shard}), **options)
+        dist.barrier()  # gloo's threads let go of what they have sent, which they cannot while the group is destroyed
+        return record
     finally:
         if not joined and dist.is_initialized():
             dist.destroy_process_group()

@@ -148,6 +148,16 @@ def test_peaks_outlive_the_programs_own_resets(program):
     assert found.peak_reserved_bytes == 50 * MIB
 
 
+def test_a_program_that_leaves_its_folder_and_removes_it_is_reported_all_the_same(program):
+    source = (
+        "import os, tempfile, torch\nwith tempfile.TemporaryDirectory() as folder:\n    os.chdir(folder)\n"
+        "    kept = torch.empty(50 * 2**20, dtype=torch.uint8, device='cuda')\n"
+    )
+    found, _ = program(source, gpu("t4"))
+    assert found.processes[0]["devices"][0]["lines"][0]["bytes"] == 50 * MIB
+    assert not found.silent
+
+
 def test_the_snapshot_is_pytorchs(program, tmp_path):
     path = tmp_path / "kept" / "step.pickle"
     found, _ = program("import torch\nx = torch.ones(8, device='cuda')", gpu("t4"), snapshot=path)

@@ -100,6 +100,7 @@ def emulate(
     command = started_by(command, ranks)
     with tempfile.TemporaryDirectory() as reports:
         told = {"EMULATED_REPORTS": reports, "EMULATED_HISTORY": ("snapshot" if snapshot else "1") if history else ""}
+        told["EMULATED_FROM"] = f"{Path.cwd()}{os.sep}"
         try:
             process = subprocess.Popen(command, env=environment(gpu, ranks, padding=padding) | told, stdout=output)
         except OSError as error:

@@ -170,7 +170,7 @@ def line_of(frames: Any) -> str:
     if not frames:
         return "PyTorch's own threads: the backward pass"
     frame = next((frame for frame in frames if not of_library(frame)), frames[0])
-    return f"{frame['filename'].removeprefix(os.getcwd() + os.sep)}:{frame['line']} in {frame['name']}"
+    return f"{frame['filename'].removeprefix(os.environ['EMULATED_FROM'])}:{frame['line']} in {frame['name']}"
 
 
 def function_of(frames: Any) -> str:
