@@ -13,6 +13,8 @@ class MadeUp:
 
     by_category: dict
     gpu: str = "t4"
+    source: str = "made up"
+    micro_batch_size: int = 8
     flops: int = 1000
     context_bytes: int = 0
     unused_bytes: int | None = None
@@ -34,20 +36,23 @@ class MadeUp:
 
 class Machine:
     """100 MiB of weights and 1 MiB of activations for 8 tokens at once, a tenth of them with checkpointing; on a GPU
-    28 MiB reserved beside, and 72 MiB of context. `answer` may raise, or wait."""
+    28 MiB reserved beside, and 72 MiB of context. Ranks share all of it. `answer` may raise, or wait."""
 
     def __init__(self, answer=lambda recipe: None):
-        self.asked, self.answer = [], answer
+        self.asked, self.shards, self.answer = [], [], answer
 
-    def __call__(self, recipe, gpu):
+    def __call__(self, recipe, gpu, ranks=1, shard="none"):
         self.asked.append(recipe)
+        self.shards.append(shard)
         self.answer(recipe)
         arguments, names = recipe.training_arguments(), {technique.name for technique in recipe.techniques}
         tokens = arguments["per_device_train_batch_size"] * recipe.sequence_length
-        activations = tokens * MIB // (80 if "gradient_checkpointing" in names else 8)
+        activations = tokens * MIB // (80 if "gradient_checkpointing" in names else 8) // ranks
         beside = {} if gpu == "cpu" else {"context_bytes": 72 * MIB, "unused_bytes": 28 * MIB}
         capacity = GPUS[gpu].memory_bytes if gpu in GPUS else None
-        return MadeUp({"weights": 100 * MIB, "activations": activations}, gpu, **beside, capacity_bytes=capacity)
+        return MadeUp(
+            {"weights": 100 * MIB // ranks, "activations": activations}, gpu, **beside, capacity_bytes=capacity
+        )
 
     def each(self, recipe, gpus, engine):
         return [self(recipe, gpu) for gpu in gpus]

@@ -14,7 +14,7 @@ from workbench.techniques import Numerics, Technique
 NUMERICS = tuple(Numerics)  # from the best to the worst
 
 
-Predictor = Callable[[Recipe, str], Prediction]  # of a recipe, for a GPU's name or "cpu"
+Predictor = Callable[..., Prediction]  # of a recipe, for a GPU's name or "cpu"; and of a rank, as `predict` has it
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from workbench.widgets.part import Part
 from workbench.widgets.pinned import Pinned
 from workbench.widgets.runner import RUNNER
 from workbench.widgets.savings import Savings
+from workbench.widgets.several import SeveralCards
 from workbench.widgets.takehome import TakeHome
 from workbench.widgets.train import Train
 
@@ -54,7 +55,7 @@ class Playground:
         self.savings = Savings(self.form.toggles)
         self.history, self.take_home = History(folder), TakeHome(self.form.recipe, self.choose)
         self.timeline = w.HTML()
-        parts = {"What fits": WhatFits, "Make it fit": MakeItFit, "A and B": Pinned}
+        parts = {"What fits": WhatFits, "Make it fit": MakeItFit, "Several cards": SeveralCards, "A and B": Pinned}
         self.parts: dict[str, Part] = {name: part(self.choose) for name, part in parts.items()}
         self._tabs: dict[str, tuple[w.Widget, Callable[..., None]]] = {
             "Train": (self.train.view, lambda *_: self.train.show()),
