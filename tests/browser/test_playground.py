@@ -193,6 +193,7 @@ def test_a_page_reloaded_before_it_was_saved_finds_the_training_again(page):
     page.once("dialog", lambda dialog: dialog.accept())
     page.reload()
     page.wait_for_selector(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-CodeCell")
+    page.get_by_text("| Idle").first.wait_for()  # or JupyterLab, which has not found the kernel again, asks for one
     run_all(page)
     wait_for_status(page, r"step \d+ of 400")
     assert button(page, "Start").is_disabled()
