@@ -106,8 +106,10 @@ def _ranks(recipe: Recipe, count: int | None, shard: str) -> "Ranks | None":
 
     if count is None:
         raise ConfigurationError("shard: among how many ranks? Add --ranks 2.")
-    Ranks(count, shard).check(recipe)
-    return Ranks(count, shard)
+    ranks = Ranks(count, shard)
+    ranks.check(recipe)
+    ranks.require()
+    return ranks
 
 
 def _key(recipe: Recipe, gpu: str, padding: bool, ranks: "Ranks | None", engine: str) -> str:
