@@ -65,10 +65,17 @@ def forget() -> None:
     groups._release_process_group_references(group=None)
 
 
-def configuration(shard: str) -> dict[str, Any]:
-    """DeepSpeed's, as `TrainingArguments(deepspeed=...)` takes it; the Trainer fills in what is "auto"."""
+def configuration(shard: str, bf16: bool) -> dict[str, Any]:
+    """DeepSpeed's, as `TrainingArguments(deepspeed=…)` takes it; the Trainer fills in what is "auto".
+
+    Args:
+        bf16: compute in it, by autocast as one process does: weights stay in fp32, and so do messages. The Trainer's
+            own `bf16=True` would mean bf16 weights to DeepSpeed.
+    """
     told = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"
     given: dict[str, Any] = deepcopy(SHARDS[shard]["settings"])
+    if bf16:
+        given["torch_autocast"] = {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}
     return dict.fromkeys(told, "auto") | given
 
 
@@ -164,11 +171,9 @@ class ZeroTrainer(RankTrainer):
         unset_hf_deepspeed_config()  # or transformers would cut what is loaded from now on
 
     def _settled(self, args: Any) -> Any:
-        settings = configuration(self.shard)
         if args.bf16:
-            self.dtype = "autocast bf16"  # which would mean bf16 weights to it; these stay in fp32, and so do messages
-            settings["torch_autocast"] = {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}
-        return replace(args, deepspeed=settings, bf16=False)
+            self.dtype = "autocast bf16"
+        return replace(args, deepspeed=configuration(self.shard, args.bf16), bf16=False)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         optimizer = super().create_optimizer(model)
