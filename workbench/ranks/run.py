@@ -59,7 +59,7 @@ class RankMeter(Meter):
         owned[Category.GRADIENTS] += [bucket for its in self.buckets.values() if (bucket := its()) is not None]
         return owned | {category: owned[category] + tensors for category, tensors in self.others().items()}
 
-    def label_now(self) -> None:
+    def label_now(self, *_: Any, **__: Any) -> None:
         """Within a phase: what will be gone when it ends."""
         if self._attributing:
             self._label_owned()

@@ -50,13 +50,8 @@ def forget() -> None:
     while ENGINES:
         engine = ENGINES.pop()
         engine.destroy()
-        parameters = list(engine.module.parameters())
-        for thing in (
-            *parameters,
-            engine.optimizer.optimizer,
-            engine.optimizer,
-            engine,
-        ):  # they hold each other, unseen
+        parameters, optimizer = list(engine.module.parameters()), engine.optimizer
+        for thing in (*parameters, optimizer.optimizer, optimizer, engine):  # they hold each other where nobody looks
             vars(thing).clear()
         for parameter in parameters:
             parameter.data = torch.empty(0)
@@ -87,9 +82,8 @@ def partitioned(model: PreTrainedModel, shard: str) -> PreTrainedModel:
     settings = SHARDS[shard]["settings"]["zero_optimization"]
     if settings["stage"] == 3:
         known = {name: value for name, value in settings.items() if value != "auto"}
-        deepspeed.zero.Init(
-            model, config_dict_or_path={"train_micro_batch_size_per_gpu": 1, "zero_optimization": known}
-        )
+        told = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": known}
+        deepspeed.zero.Init(model, config_dict_or_path=told)
     return model
 
 
@@ -187,24 +181,23 @@ class ZeroTrainer(RankTrainer):
             self._load_from_checkpoint(resume_from_checkpoint)  # into the model, which the engine takes over
         with patch.object(transformers_trainer, "deepspeed_load_checkpoint", lambda *_, **__: None):
             prepared = trainer._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
-        self._tell_meter(self._engine, self._meter)
+        self._tell_meter(cast("Any", self).deepspeed, self._meter)
         return prepared
 
     @property
-    def _engine(self) -> Any:
-        return cast("Any", self).deepspeed
+    def _zero(self) -> Any:
+        return cast("Any", self).deepspeed.optimizer
 
     def _tell_meter(self, engine: Any, meter: Any) -> None:
         """When the engine steps, and what its tensors are for, as they come: many are gone when a phase ends."""
         ENGINES.append(engine)
         meter.others = partial(held, engine.optimizer)
         engine.step = in_turn(lambda: meter.enter_phase(Phase.OPTIMIZER_STEP), engine.step)
-        tell = lambda *_, **__: meter.label_now()  # noqa: E731
         telling = [(engine.optimizer, "reduce_independent_p_g_buckets_and_remove_grads")]
         if offload := getattr(engine.optimizer, "parameter_offload", None):
             telling.append((offload.get_param_coordinator(), "fetch_sub_module"))
         for its, name in telling:
-            setattr(its, name, in_turn(getattr(its, name), tell))
+            setattr(its, name, in_turn(getattr(its, name), meter.label_now))
 
     # ---- checkpoints: those of one process, as RankTrainer has them ----
 
@@ -216,7 +209,7 @@ class ZeroTrainer(RankTrainer):
         numbers = count()
         groups = [
             {**group, "params": [next(numbers) for _ in its]}
-            for group, its in zip(self._engine.optimizer.optimizer.param_groups, self._trained, strict=True)
+            for group, its in zip(self._zero.optimizer.param_groups, self._trained, strict=True)
         ]
         states = dict(enumerate(map(self._whole_state, chain.from_iterable(self._trained))))
         return gathered(cast("Any", self).model), {"state": states, "param_groups": groups}
@@ -225,7 +218,7 @@ class ZeroTrainer(RankTrainer):
         """What the optimizer keeps of one parameter. A number that all parameters share is on every rank."""
         from deepspeed.utils import safe_get_full_optimizer_state
 
-        zero, shape = self._engine.optimizer, getattr(parameter, "ds_shape", parameter.shape)
+        zero, shape = self._zero, getattr(parameter, "ds_shape", parameter.shape)
         found = dict(zero.optimizer.state[masters_of(zero)[0]])
         for name, value in found.items():
             if is_large(value):
@@ -244,12 +237,10 @@ class ZeroTrainer(RankTrainer):
 
     def _load_states(self, saved: dict[str, Any]) -> None:
         """Make the states, which would come with the first step, and fill this rank's part of them."""
-        zero = self._engine.optimizer
-        for master in masters_of(zero):
-            first = saved["state"].get(0, {}).items()
-            zero.optimizer.state[master] = {
-                n: torch.zeros_like(master) if is_large(v) else deepcopy(v) for n, v in first
-            }
+        zero, first = self._zero, saved["state"].get(0, {})
+        for master in masters_of(zero):  # each counts its steps
+            large = {name: torch.zeros_like(master) for name, value in first.items() if is_large(value)}
+            zero.optimizer.state[master] = deepcopy(first) | large
         if hasattr(zero, "_lazy_init_hp_params_optimizer_state"):
             zero._lazy_init_hp_params_optimizer_state()
         for group, its in zip(zero.optimizer.param_groups, saved["param_groups"], strict=True):
