@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from workbench.ranks import LAUNCHERS
 from workbench.ranks.shard import fully_sharded, mesh_of
 from workbench.ranks.world import Ranks
-from workbench.ranks.zero import forget, partitioned, prepare
+from workbench.ranks.zero import forget, partitioned, set_accelerator
 
 PLAIN = nullcontext()
 
@@ -33,7 +33,7 @@ def as_first(ranks: Ranks | None, device: torch.device) -> Iterator[None]:
     with patch.dict(os.environ, {**dict.fromkeys(LAUNCHERS, "0"), **told}):
         dist.init_process_group("fake", store=FakeStore(), rank=ranks.highest, world_size=ranks.count)
         if ranks.engine == "deepspeed":
-            prepare(device.type)
+            set_accelerator(device.type)
         try:
             yield
         finally:

@@ -77,7 +77,7 @@ class RankExecution(Execution):
         Ranks(shard=cls.shard).require()
         world = join(device, cls.shard)
         if SHARDS[cls.shard]["engine"] == "deepspeed":
-            zero.prepare(world.device_kind)
+            zero.set_accelerator(world.device_kind)
         return world
 
     @classmethod
@@ -124,7 +124,7 @@ class RankExecution(Execution):
         if self.options.save is None:
             return ""
         engine = SHARDS[self.shard]["engine"]
-        values = zero.gathered(model) if engine == "deepspeed" else whole(model.state_dict())
+        values = zero.unpartitioned(model) if engine == "deepspeed" else whole(model.state_dict())
         if self.record.rank != 0:
             return ""
         if engine != "ddp":

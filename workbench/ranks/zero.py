@@ -26,7 +26,7 @@ from workbench.run.trainer import SeamTrainer
 ENGINES: list[Any] = []  # of this process, until they are told to go
 
 
-def prepare(device_kind: str) -> None:
+def set_accelerator(device_kind: str) -> None:
     """DeepSpeed for this kind of device, without kernels of its own: it would compile them for a minute."""
     os.environ["DS_ACCELERATOR"] = device_kind
     from deepspeed import ops
@@ -87,7 +87,7 @@ def partitioned(model: PreTrainedModel, shard: str) -> PreTrainedModel:
     return model
 
 
-def gathered(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+def unpartitioned(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The state of a model in host memory, every parameter of it whole: all ranks must ask."""
     import deepspeed
 
@@ -212,7 +212,7 @@ class ZeroTrainer(RankTrainer):
             for group, its in zip(self._zero.optimizer.param_groups, self._trained, strict=True)
         ]
         states = dict(enumerate(map(self._whole_state, chain.from_iterable(self._trained))))
-        return gathered(cast("Any", self).model), {"state": states, "param_groups": groups}
+        return unpartitioned(cast("Any", self).model), {"state": states, "param_groups": groups}
 
     def _whole_state(self, parameter: torch.Tensor) -> dict[str, Any]:
         """What the optimizer keeps of one parameter. A number that all parameters share is on every rank."""
