@@ -170,6 +170,7 @@ def test_micro_batches_that_are_summed_are_shared_first():
         ({"ranks": 2048}, "ranks: 2048 is not a number from 1 to 1,024"),
         ({"ranks": 2, "shard": "half"}, "shard: there is no"),
         ({"ranks": 2, "shard": "full_offload", "gpu": "t4", "engine": SHADOW}, "shard: the shadow cannot predict"),
+        ({"ranks": 2, "shard": "zero3_offload"}, "shard: zero3_offload is not predicted: .* Measure it: run --ranks 2"),
         pytest.param({"ranks": 2, "shard": "zero3"}, "shard: the shadow cannot predict zero3", marks=needs_deepspeed),
     ],
 )
