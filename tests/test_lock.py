@@ -9,7 +9,14 @@ LOCKS = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("requireme
 
 
 def test_the_lock_has_the_pins_of_the_requirements_and_no_others():
-    assert set(entries(LOCKS["requirements.lock"])) == pins(PINS.read_text(encoding="utf-8")), "run tools/lock.py"
+    assert set(entries(LOCKS["requirements.lock"])) == set(pins(PINS.read_text(encoding="utf-8"))), "run tools/lock.py"
+
+
+def test_what_is_for_some_platforms_is_locked_for_them():
+    told = {pin: platforms for pin, platforms in pins(PINS.read_text(encoding="utf-8")).items() if platforms}
+    assert told == {"deepspeed==0.19.8": "sys_platform == 'linux'"}
+    for pin, platforms in told.items():
+        assert f"\n{pin} ; {platforms} \\\n    --hash" in LOCKS["requirements.lock"]
 
 
 @pytest.mark.parametrize("lock", LOCKS.values(), ids=LOCKS)

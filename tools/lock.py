@@ -29,12 +29,15 @@ def entries(lock: str) -> dict[str, set[str]]:
     """`name==version` to its hashes. Continuation lines carry one hash each."""
     joined = lock.replace("\\\n", " ")
     lines = (line.split() for line in joined.splitlines() if line.strip() and not line.startswith("#"))
-    return {words[0]: {word.removeprefix("--hash=sha256:") for word in words[1:]} for words in lines}
+    hashes = "--hash=sha256:"
+    return {words[0]: {word.removeprefix(hashes) for word in words if word.startswith(hashes)} for words in lines}
 
 
-def pins(text: str) -> set[str]:
-    found = (line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#"))
-    return {f"{canonical(name)}=={version}" for name, version in (line.split("==") for line in found)}
+def pins(text: str) -> dict[str, str]:
+    """`name==version` to the platforms that it is for, as in PEP 508; empty where it is for all."""
+    found = (line.partition(";") for line in text.splitlines() if line.strip() and not line.startswith("#"))
+    parts = ((*pin.strip().split("=="), platforms.strip()) for pin, _, platforms in found)
+    return {f"{canonical(name)}=={version}": platforms for name, version, platforms in parts}
 
 
 def canonical(name: str) -> str:
@@ -48,8 +51,14 @@ def compile_lock(*options: str) -> dict[str, set[str]]:
 
 
 def write(path: Path, locked: dict[str, set[str]], title: str) -> None:
+    platforms = pins(PINS.read_text(encoding="utf-8"))
     blocks = [
-        " \\\n".join([pin, *(f"    --hash=sha256:{digest}" for digest in sorted(digests))])
+        " \\\n".join(
+            [
+                f"{pin} ; {platforms[pin]}" if platforms.get(pin) else pin,
+                *(f"    --hash=sha256:{digest}" for digest in sorted(digests)),
+            ]
+        )
         for pin, digests in sorted(locked.items())
     ]
     path.write_text("\n".join([f"# {title} Written by tools/lock.py.", *blocks]) + "\n", encoding="utf-8")

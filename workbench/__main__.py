@@ -425,8 +425,8 @@ def show_headline(args: argparse.Namespace) -> None:
 
 def write_script(args: argparse.Namespace) -> None:
     """Write the recipe as a Python script that needs no workbench; redirect it into a file. With --ranks it shares the
-    batch, and --save writes accelerate's configuration beside it: DDP, or FSDP2, which needs GPUs. On a CPU accelerate
-    takes FSDP2 for DDP without a word; `run --shard` cuts there too.
+    batch, and --save writes accelerate's configuration beside it: DDP, DeepSpeed, or FSDP2, which needs GPUs. On a CPU
+    accelerate takes FSDP2 for DDP without a word; `run --shard` cuts there too.
     """
 
     if args.ranks and not args.save:

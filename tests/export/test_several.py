@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 from accelerate.commands.config.config_args import load_config_from_file
@@ -64,6 +65,26 @@ def test_on_two_processes_it_finds_the_losses_of_one(recipe, tmp_path, monkeypat
     assert losses == pytest.approx(record.losses, abs=1e-5)
     assert held_out == pytest.approx([record.held_out_loss_before, record.held_out_loss], abs=1e-5)
     assert (tmp_path / "fine-tuned" / "tokenizer.json").exists()
+
+
+@pytest.mark.values
+@pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed here")
+def test_on_two_processes_deepspeed_finds_the_losses_of_one(recipe, tmp_path, monkeypatch):
+    """On processors it would compile a kernel for its messages, which takes a minute: the script is kept from that."""
+    monkeypatch.chdir(tmp_path)
+    recipe = recipe | GradientAccumulation(steps=2)
+    command = save_script(recipe, tmp_path / "home", ranks=Ranks(2, "zero3"))
+    path = tmp_path / "home" / "train.py"
+    none = "from deepspeed import ops\n\nops.__compatible_ops__ = {}\n"
+    path.write_text(path.read_text().replace("import torch\n", f"import torch\n{none}", 1))
+    started(command, tmp_path, CUDA_VISIBLE_DEVICES="", DS_ACCELERATOR="cpu")
+    record = run(recipe, device="cpu")
+    history = json.loads((tmp_path / "fine-tuned" / "trainer_state.json").read_text())["log_history"]
+    losses, held_out = ([entry[name] for entry in history if name in entry] for name in ("loss", "eval_loss"))
+    assert losses == pytest.approx(record.losses, abs=1e-5)
+    assert held_out == pytest.approx([record.held_out_loss_before, record.held_out_loss], abs=1e-5)
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "fine-tuned")
+    assert sum(parameter.numel() for parameter in whole.parameters()) == record.parameters
 
 
 @pytest.mark.parametrize("shard", SHARDED)

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 
@@ -23,6 +24,7 @@ from workbench.techniques import parse_technique
 TINY = Recipe(model="gpt2-tiny", effective_batch_size=12, sequence_length=32, steps=2)
 SMALL = Recipe(model="random:gpt2", effective_batch_size=4, sequence_length=256, steps=3)
 CHECKPOINTING = ("gradient_checkpointing",)
+needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed here")
 HALF = ("mixed_precision", "lora=rank:4")
 
 # gloo's threads let go of a message a moment after it has come
@@ -117,6 +119,19 @@ def test_a_rank_on_a_card_needs_what_a_real_process_needs(shard, techniques, tmp
     assert predicted.maximum_by_category[Category.GRADIENTS] > 0  # DDP's buckets, too
 
 
+@pytest.mark.usefixtures("emulator")
+@needs_deepspeed
+@pytest.mark.parametrize(("shard", "techniques"), [("zero2", ()), ("zero3", CHECKPOINTING)])
+def test_a_rank_of_zero_on_a_card_needs_what_a_real_process_needs(shard, techniques, tmp_path):
+    recipe = replace(of(TINY, *techniques), steps=3)
+    (real,) = measured([(recipe, shard)], 2, tmp_path, "cuda", environment(gpu("h100"), 2))
+    predicted = predict(recipe, "h100", ranks=2, shard=shard, engine=EMULATOR)
+    assert abs(predicted.peak_allocated_bytes - real["peak_allocated_bytes"]) <= 2048
+    assert predicted.peak_reserved_bytes == real["peak_reserved_bytes"]
+    again = predict(replace(recipe, steps=4), "h100", ranks=2, shard=shard, engine=EMULATOR)
+    assert abs(again.peak_allocated_bytes - predicted.peak_allocated_bytes) <= 2048  # the first left nothing behind
+
+
 # ---- any number of them ----
 
 
@@ -155,6 +170,8 @@ def test_micro_batches_that_are_summed_are_shared_first():
         ({"ranks": 2048}, "ranks: 2048 is not a number from 1 to 1,024"),
         ({"ranks": 2, "shard": "half"}, "shard: there is no"),
         ({"ranks": 2, "shard": "full_offload", "gpu": "t4", "engine": SHADOW}, "shard: the shadow cannot predict"),
+        ({"ranks": 2, "shard": "zero3_offload"}, "shard: zero3_offload is not predicted: .* Measure it: run --ranks 2"),
+        pytest.param({"ranks": 2, "shard": "zero3"}, "shard: the shadow cannot predict zero3", marks=needs_deepspeed),
     ],
 )
 def test_what_cannot_be_is_refused(given, words):

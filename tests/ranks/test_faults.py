@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from workbench.errors import ConfigurationError, OutOfMemoryError
+from workbench.errors import ConfigurationError, OutOfMemoryError, UnavailableError
 from workbench.export.written import as_toml
 from workbench.paths import ROOT
 from workbench.ranks.launch import on_ranks, run_on_ranks
@@ -20,7 +20,7 @@ from workbench.ranks.world import Ranks, refuse_settings, shared
 from workbench.recipe import Recipe
 from workbench.records.record import read_all
 from workbench.run.run import run
-from workbench.techniques import GradientAccumulation, StepInBackward
+from workbench.techniques import GradientAccumulation, StepInBackward, technique
 
 COMMAND = [sys.executable, "-m", "workbench", "run"]
 ANY = Recipe(model="gpt2-tiny")
@@ -179,6 +179,18 @@ def test_how_ranks_share_a_batch(arguments, count, expected):
             lambda: run_on_ranks(ANY | StepInBackward(), ranks=2),
             "ranks: step_in_backward cannot be used here: it uses a gradient before",
         ),
+        (
+            lambda: Ranks(2, "zero2").check(ANY | technique("pure_bf16")),
+            "pure_bf16 cannot be used here: DeepSpeed steps a",
+        ),
+        (
+            lambda: Ranks(2, "zero3_offload").check(ANY | technique("selective_checkpointing")),
+            "selective_checkpointing cannot be used here: the recomputation would gather.* Take --shard none",
+        ),
+        (
+            lambda: Ranks(2, "zero2").check(ANY | technique("optimizer", kind="muon")),
+            "optimizer cannot be used here: it makes matrices orthogonal",
+        ),
         (lambda: on_ranks(ANY, ranks=None, shard="full"), "shard: among how many ranks"),
         (lambda: on_ranks(ANY, ranks=2, shard="full", reuse=True), "ranks: .* Leave out --reuse"),
         (lambda: Ranks(2).check(ANY | GradientAccumulation(steps=8)) or Ranks(16).check(ANY), "16 cannot share"),
@@ -188,4 +200,11 @@ def test_what_cannot_be_is_refused_before_anything_is_started(make, words, monke
     monkeypatch.setattr("workbench.ranks.launch.start_processes", lambda *_: pytest.fail("it was started"))
     with pytest.raises(ConfigurationError, match=words):
         make()
+    assert not read_all(runs_folder)
+
+
+def test_without_deepspeed_it_says_what_to_install(monkeypatch, runs_folder):
+    monkeypatch.setattr("workbench.ranks.world.find_spec", lambda name: None)
+    with pytest.raises(UnavailableError, match="shard: zero3 needs deepspeed. Install it with: pip install"):
+        run_on_ranks(ANY, ranks=2, shard="zero3", device="cpu")
     assert not read_all(runs_folder)

@@ -4,9 +4,12 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from workbench.export.written import as_toml
 from workbench.paths import ROOT
@@ -24,6 +27,7 @@ from workbench.techniques import (
 )
 
 BYTES = 4  # fp32
+needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed here")
 SHARDS = ("none", "gradients", "full")
 SETS = {
     "plain": (),
@@ -38,6 +42,14 @@ CASES = {
     **{f"{name}-full": name for name in SETS if name != "plain"},
 }
 CASES |= {"accumulated-none": "accumulated", "padded-none": "padded"}
+if find_spec("deepspeed"):
+    ZERO = {
+        "zero2": ("plain", "mixed"),
+        "zero3": ("plain", "accumulated", "adapted"),
+        "zero2_offload": ("accumulated",),
+    }
+    ZERO["zero3_offload"] = ("chunked",)
+    CASES |= {f"{name}-{shard}": name for shard, names in ZERO.items() for name in names}
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +72,8 @@ def together(recipes, tmp_path_factory):
     for case, name in CASES.items():
         (place / f"{case}.toml").write_text(as_toml(recipes[name]))
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    told = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    told = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     subprocess.run([*launcher, str(Path(__file__).with_name("several.py")), str(place)], check=True, env=told)
     return {case: read_all(place / "records" / case) for case in CASES}
 
@@ -98,6 +111,19 @@ def test_what_is_shed_is_halved(alone, together):
     assert full.by_category["weights"] < gradients.by_category["weights"]
 
 
+@needs_deepspeed
+def test_zero_keeps_what_its_stages_say(alone, together):
+    parameters = alone["plain"].parameters * BYTES
+    (second,), (third,) = (together[f"plain-{shard}"] for shard in ("zero2", "zero3"))
+    for record in (second, third):
+        # AdamW's two, and the weights that it steps: a part of them, copied
+        assert record.maximum_by_category["optimizer_states"] == pytest.approx(1.5 * parameters, abs=2048)
+        assert record.parameters * BYTES == parameters
+    assert second.by_category["weights"] == pytest.approx(parameters, abs=64)
+    assert third.by_category["weights"] > parameters / 2  # its part, and what is gathered
+    assert third.by_phase["optimizer_step"] < second.by_phase["optimizer_step"]
+
+
 def test_the_record_has_the_peak_of_every_rank(together):
     for (record,) in together.values():
         assert [its["rank"] for its in record.ranks] == [0, 1]
@@ -115,3 +141,23 @@ def test_three_ranks_started_from_python(recipe, runs_folder):
     assert record.held_out_loss == pytest.approx(expected.held_out_loss, abs=2e-5)
     assert len(record.ranks) == 3
     assert [found.id for found in read_all(runs_folder)] == [expected.id, record.id]
+
+
+@pytest.mark.values
+@needs_deepspeed
+def test_three_ranks_of_zero_go_on_with_what_one_process_began(recipe, runs_folder):
+    recipe = replace(recipe, effective_batch_size=6, steps=5)
+
+    def stop(so_far):
+        if so_far().steps_done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(recipe, device="cpu", checkpoint_every=2, observe=stop)
+    record = run_on_ranks(recipe, ranks=3, shard="zero3", device="cpu", checkpoint_every=2, resume=True, save="merged")
+    whole = run(recipe, device="cpu", save="merged")
+    assert record.resumed_at_steps == [2]
+    assert record.losses == pytest.approx(whole.losses, abs=2e-5)
+    assert record.held_out_loss == pytest.approx(whole.held_out_loss, abs=2e-5)
+    ours, theirs = (load_file(Path(each.model_path) / "model.safetensors") for each in (record, whole))
+    torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=0)

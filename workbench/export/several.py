@@ -1,5 +1,6 @@
 """A recipe for several ranks as files: the script, accelerate's configuration, and the command that starts both."""
 
+import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -12,16 +13,18 @@ from workbench.errors import ConfigurationError
 from workbench.export.script import WORDS, script
 from workbench.models.family import on_meta
 from workbench.ranks.world import SHARDS, Ranks
+from workbench.ranks.zero import configuration
 from workbench.recipe import Recipe
 from workbench.run.world import pick_device
 
-SCRIPT, CONFIGURATION = "train.py", "accelerate.yaml"
+SCRIPT, CONFIGURATION, ZERO = "train.py", "accelerate.yaml", "deepspeed.json"
 
 
-def accelerate_configuration(recipe: Recipe, ranks: Ranks) -> str:
-    """YAML for `accelerate launch --config_file`: DDP or FSDP2 on so many GPUs of one machine.
+def accelerate_configuration(recipe: Recipe, ranks: Ranks, folder: Path = Path()) -> str:
+    """YAML for `accelerate launch --config_file`: DDP, FSDP2 or DeepSpeed on so many GPUs of one machine.
 
-    FSDP2 needs GPUs: on a CPU accelerate takes this for DDP, and shards nothing.
+    FSDP2 needs GPUs: on a CPU accelerate takes this for DDP, and shards nothing. DeepSpeed's own configuration is
+    another file in the folder.
     """
     words, row = WORDS["accelerate"], SHARDS[ranks.shard]
     head, told = words["head"].format(title=row["title"]), {**words[ranks.engine], "num_processes": ranks.count}
@@ -34,6 +37,8 @@ def accelerate_configuration(recipe: Recipe, ranks: Ranks) -> str:
             "fsdp_reshard_after_forward": row["settings"]["reshard_after_forward"],
             "fsdp_offload_params": row.get("offload", False),
         }
+    if ranks.engine == "deepspeed":
+        told["deepspeed_config"] = {"deepspeed_config_file": str(folder / ZERO), "zero3_init_flag": False}
     return f"{head}{yaml.safe_dump(told, sort_keys=False)}"
 
 
@@ -49,7 +54,9 @@ def save_script(recipe: Recipe, folder: Path, flavour: str = "trainer", ranks: R
     recipe = replace(recipe, model=models.resolve_auto(recipe.model, pick_device().type))
     texts = {SCRIPT: script(recipe, flavour, ranks)}
     if ranks:
-        texts[CONFIGURATION] = accelerate_configuration(recipe, ranks)
+        texts[CONFIGURATION] = accelerate_configuration(recipe, ranks, folder)
+    if ranks and ranks.engine == "deepspeed":
+        texts[ZERO] = json.dumps(configuration(ranks.shard, bf16="bf16" in recipe.training_arguments()), indent=2)
     for name in texts:
         if (folder / name).exists():
             raise ConfigurationError(f"script: {folder / name} is there already. Name another folder, or remove it.")

@@ -98,7 +98,7 @@ def card_model(recipe: Recipe, config: Any, source: Any, ranks: Ranks | None = N
     arguments = model_arguments(recipe, family_of(config))
     if can_be_skeleton(config, arguments):
         model = prepare_model(recipe, skeleton(config, **arguments))
-        if ranks and ranks.engine == "fsdp":
+        if ranks and ranks.engine != "ddp":
             return part_of(given_memory(model, torch.device("cpu")), ranks, DEVICE.type)
         return given_memory(model, DEVICE)
     made = {name: value() if callable(value) else value for name, value in arguments.items()}

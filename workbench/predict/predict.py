@@ -102,12 +102,16 @@ def _ranks(recipe: Recipe, count: int | None, shard: str) -> "Ranks | None":
     """Raises ConfigurationError: the ranks cannot share the batch or the model, or nothing says how many there are."""
     if count is None and shard == "none":
         return None
-    from workbench.ranks.world import Ranks  # which imports torch
+    from workbench.ranks.world import SHARDS, Ranks  # which import torch
 
     if count is None:
         raise ConfigurationError("shard: among how many ranks? Add --ranks 2.")
-    Ranks(count, shard).check(recipe)
-    return Ranks(count, shard)
+    ranks = Ranks(count, shard)
+    if why := SHARDS[shard].get("unpredicted"):
+        raise ConfigurationError(f"shard: {shard} is not predicted: {why}. Measure it: run --ranks {count}.")
+    ranks.check(recipe)
+    ranks.require()
+    return ranks
 
 
 def _key(recipe: Recipe, gpu: str, padding: bool, ranks: "Ranks | None", engine: str) -> str:

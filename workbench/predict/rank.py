@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from workbench.ranks import LAUNCHERS
 from workbench.ranks.shard import fully_sharded, mesh_of
 from workbench.ranks.world import Ranks
+from workbench.ranks.zero import forget, partitioned, set_accelerator
 
 PLAIN = nullcontext()
 
@@ -30,10 +31,13 @@ def as_first(ranks: Ranks | None, device: torch.device) -> Iterator[None]:
 
     told = {"WORLD_SIZE": str(ranks.count), "ACCELERATE_TORCH_DEVICE": str(device)}  # it would take cpu:0 for a CPU
     with patch.dict(os.environ, {**dict.fromkeys(LAUNCHERS, "0"), **told}):
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks.count)
+        dist.init_process_group("fake", store=FakeStore(), rank=ranks.highest, world_size=ranks.count)
+        if ranks.engine == "deepspeed":
+            set_accelerator(device.type)
         try:
             yield
         finally:
+            forget()
             dist.destroy_process_group()
 
 
@@ -45,8 +49,11 @@ def part_of(
     Args:
         mode: in which it is cut, where its parameters are fake.
     """
-    if ranks is None or ranks.engine != "fsdp":
+    if ranks is None or ranks.engine == "ddp":
         return model
+    if ranks.engine == "deepspeed":
+        with mode:
+            return partitioned(model, ranks.shard).to(device_kind)  # type: ignore
     mesh = mesh_of(device_kind, ranks.count)  # which reads values of its own
     with mode:
         return fully_sharded(model, ranks.shard, mesh)

@@ -11,8 +11,8 @@ from workbench.errors import ConfigurationError
 from workbench.measure.meter import Meter
 from workbench.models.load import load_tokenizer
 from workbench.models.source import ModelSource, locate_config
-from workbench.ranks.trainer import RankTrainer
 from workbench.ranks.world import Ranks, shared
+from workbench.ranks.zero import trainer_of
 from workbench.recipe import Recipe
 from workbench.run.job import own_examples
 from workbench.run.trainer import SeamTrainer, argument_values, assemble, prepare_data, training_arguments
@@ -62,7 +62,7 @@ def assembled(
     Raises ConfigurationError for more sequences at once than kernels take.
     """
     arguments = training_arguments(recipe, 1e-4, device, scratch)
-    world_size, kind = (ranks.count, RankTrainer) if ranks else (1, SeamTrainer)
+    world_size, kind = (ranks.count, trainer_of(ranks.shard)) if ranks else (1, SeamTrainer)
     size, count = shared(recipe.training_arguments(), world_size)
     if size > AT_ONCE:
         raise ConfigurationError(

@@ -54,7 +54,8 @@ def run_on_ranks(
 
     Args:
         ranks: so many.
-        shard: what each rank keeps: `"none"` (DDP), `"gradients"`, `"full"` or `"full_offload"` (FSDP2).
+        shard: what each rank keeps: `"none"` (DDP), `"gradients"`, `"full"` or `"full_offload"` (FSDP2), `"zero2"`,
+            `"zero3"`, `"zero2_offload"` or `"zero3_offload"` (DeepSpeed).
         device: as `run` has it; `"emulated:h100"` emulates so many cards.
         options: `save`, `sample_tokens`, `checkpoint_every`, `resume`, `memory_cap` and `longest_first`, as `run` has
             them.
@@ -64,11 +65,12 @@ def run_on_ranks(
 
     Raises:
         ConfigurationError: the ranks cannot share the batch, a technique cannot be sharded, or as `run`.
-        UnavailableError: there are fewer GPUs than ranks; and as `run`.
+        UnavailableError: there are fewer GPUs than ranks, or DeepSpeed is not installed; and as `run`.
         WorkbenchError: a rank ended without a word; the run is on record as `killed`.
     """
     refuse_several_ranks()
     Ranks(ranks, shard).check(recipe)
+    Ranks(ranks, shard).require()
     told: dict[str, str] = {}
     if card := emulated_card(device or ""):
         told, device = environment(card, ranks), "cuda"

@@ -3,6 +3,7 @@
 import json
 import signal
 import weakref
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,8 @@ from transformers import PreTrainedModel
 from workbench.measure.allocators import allocator_for
 from workbench.measure.categories import Category
 from workbench.measure.meter import Meter
+from workbench.models.load import count_parameters
+from workbench.ranks import zero
 from workbench.ranks.shard import ResizableTracker, fully_sharded, gathered, mesh_of, whole
 from workbench.ranks.trainer import RankTrainer
 from workbench.ranks.world import SHARDS, Ranks, agree, from_all, from_first, join, refuse_settings
@@ -42,6 +45,7 @@ class RankMeter(Meter):
         first: Any = next(model.parameters())
         # where this rank computes: what it keeps of the model may wait on the host
         device = torch.device(first.device_mesh.device_type) if isinstance(first, DTensor) else first.device
+        self.others: Callable[[], Mapping[Category, list[torch.Tensor]]] = dict  # what an engine keeps beside the model
         self.buckets: dict[int, weakref.ref[torch.Tensor]] = {}  # of DDP, which live as long as the Trainer's model
         if elsewhere := first.device.type != device.type:
             options.setdefault("tracker", self.tracker_kind(device.type, getattr(model.config, "vocab_size", None)))
@@ -53,7 +57,12 @@ class RankMeter(Meter):
         owned = super()._owned()
         owned[Category.WEIGHTS] += gathered(self._model)
         owned[Category.GRADIENTS] += [bucket for its in self.buckets.values() if (bucket := its()) is not None]
-        return owned
+        return owned | {category: owned[category] + tensors for category, tensors in self.others().items()}
+
+    def label_now(self, *_: Any, **__: Any) -> None:
+        """Within a phase: what will be gone when it ends."""
+        if self._attributing:
+            self._label_owned()
 
 
 class RankExecution(Execution):
@@ -65,7 +74,11 @@ class RankExecution(Execution):
 
     @classmethod
     def world(cls, device: str | None = None) -> World:
-        return join(device, cls.shard)
+        Ranks(shard=cls.shard).require()
+        world = join(device, cls.shard)
+        if SHARDS[cls.shard]["engine"] == "deepspeed":
+            zero.set_accelerator(world.device_kind)
+        return world
 
     @classmethod
     def begin(cls, record: Record, folder: Path | None, resume: bool = False) -> Record:
@@ -85,10 +98,19 @@ class RankExecution(Execution):
         return store.end(record, folder) if record.rank == 0 else record
 
     def placed(self, model: PreTrainedModel) -> PreTrainedModel:
+        self.counted = count_parameters(model)  # DeepSpeed leaves empty parameters behind
         if SHARDS[self.shard]["engine"] == "fsdp":
             mesh = mesh_of(self.job.device.type, self.record.world_size)
             return fully_sharded(model, self.shard, mesh)
+        if SHARDS[self.shard]["engine"] == "deepspeed":
+            model = zero.partitioned(model, self.shard)
         return super().placed(model)
+
+    def _note_actual(self, *given: Any) -> None:
+        super()._note_actual(*given)
+        parameters, trainable = self.counted
+        dtype = getattr(self.trainer, "dtype", self.record.dtype)
+        self.record = replace(self.record, parameters=parameters, trainable_parameters=trainable, dtype=dtype)
 
     def write(self) -> None:
         if self.record.rank == 0:
@@ -101,13 +123,18 @@ class RankExecution(Execution):
         """Written by the first rank, from a model of its own in host memory where this one is sharded."""
         if self.options.save is None:
             return ""
-        values = whole(model.state_dict())
+        engine = SHARDS[self.shard]["engine"]
+        values = zero.unpartitioned(model) if engine == "deepspeed" else whole(model.state_dict())
         if self.record.rank != 0:
             return ""
-        if SHARDS[self.shard]["engine"] == "fsdp":
+        if engine != "ddp":
             model = load_for(self.job)
             model.load_state_dict(values)
         return super()._keep(model)
+
+
+def execution_of(shard: str) -> type[RankExecution]:
+    return type("RankExecution", (RankExecution,), {"shard": shard, "trainer_kind": zero.trainer_of(shard)})
 
 
 def run_as_rank(recipe: Recipe, *, shard: str = "none", **options: Any) -> Record:
@@ -129,10 +156,11 @@ def run_as_rank(recipe: Recipe, *, shard: str = "none", **options: Any) -> Recor
         signal.signal(signal.SIGTERM, _told_to_end)
     joined = dist.is_initialized()  # by a program that runs several recipes
     try:
-        record = run(recipe, execution=type("RankExecution", (RankExecution,), {"shard": shard}), **options)
+        record = run(recipe, execution=execution_of(shard), **options)
         dist.barrier()  # gloo's threads let go of what they have sent, which they cannot while the group is destroyed
         return record
     finally:
+        zero.forget()
         if not joined and dist.is_initialized():
             dist.destroy_process_group()
 

@@ -44,10 +44,14 @@ class RankTrainer(SeamTrainer):
         vars(args).update(zip(names, parts, strict=True))
         # or the logits of an evaluation would be those of all ranks' batches, on each of them
         args.per_device_eval_batch_size = min(args.per_device_eval_batch_size, parts[0])
-        super().__init__(model=model, args=args, **kwargs)
+        super().__init__(model=model, args=self._settled(args), **kwargs)
         accelerator: Any = self.accelerator
         self._prepare, accelerator.prepare_model = accelerator.prepare_model, self._prepared
         self._kept: tuple[dict[str, Any], dict[str, Any]] = {}, {}
+
+    def _settled(self, args: Any) -> Any:
+        """With what an engine wants to be told through them."""
+        return args
 
     def _prepared(self, model: Any, evaluation_mode: bool = False, **_: Any) -> Any:
         found = self._prepare(model, device_placement=False, evaluation_mode=True)
@@ -74,11 +78,15 @@ class RankTrainer(SeamTrainer):
     # ---- checkpoints: those of one process, so that any number of ranks can go on with them ----
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        trained: Any = self
-        self._kept = whole(trained.model.state_dict()), whole(trained.optimizer.state_dict())
+        self._kept = self._whole()
         if self.is_world_process_zero():
             super()._save_checkpoint(model, trial)
         self._kept = ({}, {})
+
+    def _whole(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The states of model and optimizer, in host memory: all ranks must ask."""
+        trained: Any = self
+        return whole(trained.model.state_dict()), whole(trained.optimizer.state_dict())
 
     def store_flos(self) -> None:
         """Would ask all ranks, of which only the first saves; no record has them."""

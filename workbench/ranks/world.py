@@ -4,18 +4,22 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from importlib.util import find_spec
 from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
-from workbench.errors import ConfigurationError, explained
+from workbench.errors import ConfigurationError, UnavailableError, explained
 from workbench.paths import beside
 from workbench.recipe import Recipe
 from workbench.run.world import ACCELERATES, World
 from workbench.settings import unknown
+from workbench.techniques import Technique
 
 SHARDS: Mapping[str, Any] = beside(__file__, "shards.toml")
+REFUSED: Mapping[str, Mapping[str, str]] = beside(__file__, "refused.toml")
+NEEDED = {"deepspeed": "deepspeed==0.19.8"}  # what pip installs, of an engine that is not PyTorch's own
 MOST = 1024  # ranks: of one training that is predicted
 TIMEOUT = "WORKBENCH_JOIN_TIMEOUT"  # in seconds: how long ranks wait for each other at the beginning
 GPUS, HOSTS = "cpu:gloo,cuda:nccl", "gloo"  # what carries their messages
@@ -43,14 +47,31 @@ class Ranks:
     def engine(self) -> str:
         return str(SHARDS[self.shard]["engine"])
 
+    @property
+    def highest(self) -> int:
+        """The rank that needs most. Where weights are whole and gradients cut, it is the last: those of the last layers
+        come first, beside most activations."""
+        return self.count - 1 if SHARDS[self.shard].get("last_is_highest") else 0
+
     def check(self, recipe: Recipe) -> None:
         """Raises ConfigurationError for a batch that the ranks cannot share, and techniques that cannot be sharded."""
         shared(recipe.training_arguments(), self.count)
         for technique in recipe.techniques:
-            why = technique.alone or (technique.unsharded if self.engine == "fsdp" else "")
-            if why:
+            if why := technique.alone or self._refusal(technique):
                 cure = "Leave it out." if technique.alone else "Take --shard none, or leave it out."
                 raise ConfigurationError(f"ranks: {technique.name} cannot be used here: {why}. {cure}")
+
+    def _refusal(self, technique: Technique) -> str:
+        if self.engine == "fsdp":
+            return technique.unsharded
+        given = {technique.name, *(f"{technique.name}={name}:{value}" for name, value in technique.settings().items())}
+        known = [table for name, table in REFUSED.items() if name == self.engine or self.shard.startswith(name)]
+        return next((table[name] for table in known for name in sorted(given & table.keys())), "")
+
+    def require(self) -> None:
+        """Raises UnavailableError: the library that makes it so is not installed."""
+        if (package := NEEDED.get(self.engine)) and find_spec(self.engine) is None:
+            raise UnavailableError(f"shard: {self.shard} needs {self.engine}. Install it with: pip install {package}")
 
 
 def shared(arguments: Mapping[str, Any], count: int) -> tuple[int, int]:

@@ -59,6 +59,7 @@ def trace(recipe: Recipe, gpu: Gpu | None, padding: bool = False, ranks: Ranks |
     Raises:
         ConfigurationError: the model or the length cannot be used, or an operation cannot be traced.
     """
+    refuse_offloading(gpu, ranks)
     recipe = replace(recipe, techniques=tuple(technique.stand_in() for technique in recipe.techniques))
     config = config_for(recipe)[1]
     tracker = ShadowTracker(config.vocab_size, cuda=gpu is not None)
@@ -110,11 +111,12 @@ def refuse_precision(gpu: Gpu | None, uses_bf16: bool) -> None:
 
 
 def refuse_offloading(gpu: Gpu | None, ranks: Ranks | None) -> None:
-    """Raises ConfigurationError for shards that wait on a GPU's host: the shadow's tensors are all on one device."""
-    if gpu and ranks and SHARDS[ranks.shard].get("offload"):
+    """Raises ConfigurationError for shards that wait on a GPU's host: the shadow's tensors are all on one device. And
+    for DeepSpeed's, whose engine reads values as it goes: fake tensors have none."""
+    if ranks and (ranks.engine == "deepspeed" or (gpu and SHARDS[ranks.shard].get("offload"))):
         raise ConfigurationError(
-            f"shard: the shadow cannot predict {ranks.shard}, which needs the emulated GPU. Run make emulator once, or "
-            "take --shard full, which needs more of the GPU."
+            f"shard: the shadow cannot predict {ranks.shard}, which needs the emulated GPU. Run make emulator once and "
+            "name a GPU, or take --shard full."
         )
 
 
@@ -139,7 +141,6 @@ class _Shadow:
         trainer = self._trainer(meter)
         uses_bf16 = trainer.args.bf16 or any(p.dtype is torch.bfloat16 for p in self.model.parameters())
         refuse_precision(gpu, uses_bf16)
-        refuse_offloading(gpu, self.ranks)
         batches, held_out = self._batches(trainer), _held_out(trainer)
         padded = self.padding or any(map(count_padding, batches))
         with ExitStack() as stack:
