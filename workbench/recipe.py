@@ -145,8 +145,7 @@ class Recipe:
     @property
     def id(self) -> str:
         """Twelve hexadecimal digits, equal for equal recipes."""
-        canonical = json.dumps(self.to_dict(), sort_keys=True)
-        return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:12]
 
 
 def changed_settings(entry: Any, *but: str) -> dict[str, Any]:

@@ -78,8 +78,7 @@ class MpsAllocator(DeviceAllocator):
 
 
 def allocator_for(device: torch.device) -> DeviceAllocator:
-    kinds = {"cuda": CudaAllocator, "mps": MpsAllocator}
-    return kinds.get(device.type, DeviceAllocator)()
+    return {"cuda": CudaAllocator, "mps": MpsAllocator}.get(device.type, DeviceAllocator)()
 
 
 def storage_bytes(things: Iterable[Any], device_type: str) -> int:

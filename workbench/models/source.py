@@ -63,8 +63,7 @@ def locate(name: str) -> ModelSource:
     cure = f"Known without a download: {EMBEDDED}, {', '.join(RANDOM + each for each in PUBLISHED if '/' not in each)}."
     with explained(f"model: {name!r:.90} is neither an existing folder nor a hub id", cure):
         validate_repo_id(plain)
-    alternatives = f"{EMBEDDED} (embedded) or {RANDOM}gpt2 (no download)"
-    require(plain, alternatives, "model", "model:", PUBLISHED)
+    require(plain, f"{EMBEDDED} (embedded) or {RANDOM}gpt2 (no download)", "model", "model:", PUBLISHED)
     return ModelSource(name, plain, random)
 
 

@@ -1,6 +1,7 @@
 """A recipe becomes a Hugging Face `Trainer`, assembled through the techniques' seams. No technique is named here."""
 
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from functools import partial
@@ -10,6 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from accelerate.utils import other as models_of_accelerate
 from datasets import Dataset
 from pydantic import TypeAdapter
 from safetensors import SafetensorError
@@ -30,6 +32,8 @@ from workbench.texts.corpus import Blocks, TrainingText
 
 ALWAYS = beside(__file__, "trainer.toml")  # arguments that are the same for every run, wherever it runs
 EPOCHS = "num_train_epochs"
+# or accelerate would import DeepSpeed, which takes seconds, to see whether a model is one of its
+models_of_accelerate.is_deepspeed_available = lambda: "deepspeed" in sys.modules
 EARLY_STEPS = 3  # the first makes the optimizer's states, so the second is the first that needs all memory
 
 
