@@ -14,7 +14,7 @@ import pandas as pd
 from workbench import Recipe, predict
 from workbench.errors import WorkbenchError
 from workbench.measure.categories import format_bytes
-from workbench.ranks.world import SHARDS
+from workbench.ranks.shards import SHARDS
 from workbench.techniques import parse_technique
 
 MODELS, RANKS, GPU = ("gpt2", "gpt2-medium", "gpt2-xl"), (1, 2, 4, 8), "h100"

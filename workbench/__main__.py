@@ -438,7 +438,7 @@ def write_script(args: argparse.Namespace) -> None:
 
         from workbench.export.script import script
         from workbench.export.several import save_script
-        from workbench.ranks.world import Ranks
+        from workbench.ranks.shards import Ranks
 
         ranks = Ranks(args.ranks, args.shard or "none") if args.ranks else None
         told = save_script(recipe, args.save, args.flavour, ranks) if args.save else script(recipe, args.flavour)

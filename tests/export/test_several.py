@@ -24,7 +24,7 @@ from workbench.gpus.catalogue import gpu
 from workbench.gpus.emulator import place
 from workbench.gpus.emulator.launch import environment
 from workbench.paths import MODELS
-from workbench.ranks.world import SHARDS, Ranks
+from workbench.ranks.shards import SHARDS, Ranks
 from workbench.recipe import Recipe
 from workbench.run.run import run
 from workbench.techniques import (

@@ -16,7 +16,8 @@ from workbench.errors import ConfigurationError, OutOfMemoryError, UnavailableEr
 from workbench.export.written import as_toml
 from workbench.paths import ROOT
 from workbench.ranks.launch import on_ranks, run_on_ranks
-from workbench.ranks.world import Ranks, refuse_settings, shared
+from workbench.ranks.shards import Ranks, shared
+from workbench.ranks.world import refuse_settings
 from workbench.recipe import Recipe
 from workbench.records.record import read_all
 from workbench.run.run import run
@@ -204,7 +205,7 @@ def test_what_cannot_be_is_refused_before_anything_is_started(make, words, monke
 
 
 def test_without_deepspeed_it_says_what_to_install(monkeypatch, runs_folder):
-    monkeypatch.setattr("workbench.ranks.world.find_spec", lambda name: None)
+    monkeypatch.setattr("workbench.ranks.shards.find_spec", lambda name: None)
     with pytest.raises(UnavailableError, match="shard: zero3 needs deepspeed. Install it with: pip install"):
         run_on_ranks(ANY, ranks=2, shard="zero3", device="cpu")
     assert not read_all(runs_folder)

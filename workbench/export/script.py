@@ -26,7 +26,7 @@ from workbench.models.known import PUBLISHED
 from workbench.models.load import BUILT
 from workbench.models.source import RANDOM
 from workbench.paths import beside
-from workbench.ranks.world import Ranks, shared
+from workbench.ranks.shards import Ranks, shared
 from workbench.recipe import Recipe
 from workbench.run.job import Job, prepare
 from workbench.run.trainer import argument_values, model_arguments

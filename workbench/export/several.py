@@ -12,7 +12,7 @@ from workbench import models
 from workbench.errors import ConfigurationError
 from workbench.export.script import WORDS, script
 from workbench.models.family import on_meta
-from workbench.ranks.world import SHARDS, Ranks
+from workbench.ranks.shards import SHARDS, Ranks
 from workbench.ranks.zero import configuration
 from workbench.recipe import Recipe
 from workbench.run.world import pick_device

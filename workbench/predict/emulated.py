@@ -36,7 +36,7 @@ from workbench.predict.shadow.replay import maker_at
 from workbench.predict.shadow.tracker import ShadowTracker
 from workbench.predict.skeleton import can_be_skeleton, config_for, skeleton
 from workbench.ranks.run import RankMeter
-from workbench.ranks.world import Ranks
+from workbench.ranks.shards import Ranks
 from workbench.recipe import Recipe
 from workbench.run.job import why_not_here
 from workbench.run.trainer import SeamTrainer, model_arguments, prepare_model

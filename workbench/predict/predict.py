@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.gpus.catalogue import GPUS
@@ -24,10 +24,8 @@ from workbench.predict import cache as prediction_cache
 from workbench.predict.engine import EMULATOR, ENGINES, SHADOW, engine_for
 from workbench.predict.prediction import CPU, Prediction
 from workbench.predict.worker import SECONDS, ask, ask_emulator
+from workbench.ranks.shards import SHARDS, Ranks
 from workbench.recipe import Recipe
-
-if TYPE_CHECKING:
-    from workbench.ranks.world import Ranks
 
 __all__ = ["CPU", "EMULATOR", "ENGINES", "SHADOW", "Prediction", "engine_for", "predict", "predict_all"]
 
@@ -98,12 +96,10 @@ def resolved(recipe: Recipe, gpus: list[str]) -> Recipe:
     return replace(recipe, model=EMBEDDED if gpus == [CPU] else "gpt2")
 
 
-def _ranks(recipe: Recipe, count: int | None, shard: str) -> "Ranks | None":
+def _ranks(recipe: Recipe, count: int | None, shard: str) -> Ranks | None:
     """Raises ConfigurationError: the ranks cannot share the batch or the model, or nothing says how many there are."""
     if count is None and shard == "none":
         return None
-    from workbench.ranks.world import SHARDS, Ranks  # which import torch
-
     if count is None:
         raise ConfigurationError("shard: among how many ranks? Add --ranks 2.")
     ranks = Ranks(count, shard)
@@ -114,7 +110,7 @@ def _ranks(recipe: Recipe, count: int | None, shard: str) -> "Ranks | None":
     return ranks
 
 
-def _key(recipe: Recipe, gpu: str, padding: bool, ranks: "Ranks | None", engine: str) -> str:
+def _key(recipe: Recipe, gpu: str, padding: bool, ranks: Ranks | None, engine: str) -> str:
     """Cache key: changes with recipe, GPU, versions of the libraries, the workbench's own code, the model's config."""
     others = [_definition(type(technique)) for technique in recipe.techniques]
     facts = [recipe.to_dict(), gpu, padding, str(ranks), engine, versions(), _own_code(), _config(recipe.model), others]

@@ -13,7 +13,7 @@ from workbench.recipe import Recipe
 
 if TYPE_CHECKING:
     from workbench.predict.tensors import TensorTimeline
-    from workbench.ranks.world import Ranks
+    from workbench.ranks.shards import Ranks
 
 CPU = "cpu"
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from workbench.ranks import LAUNCHERS
 from workbench.ranks.shard import fully_sharded, mesh_of
-from workbench.ranks.world import Ranks
+from workbench.ranks.shards import Ranks
 from workbench.ranks.zero import forget, partitioned, set_accelerator
 
 PLAIN = nullcontext()

@@ -11,7 +11,7 @@ from workbench.errors import ConfigurationError
 from workbench.measure.meter import Meter
 from workbench.models.load import load_tokenizer
 from workbench.models.source import ModelSource, locate_config
-from workbench.ranks.world import Ranks, shared
+from workbench.ranks.shards import Ranks, shared
 from workbench.ranks.zero import trainer_of
 from workbench.recipe import Recipe
 from workbench.run.job import own_examples

@@ -16,7 +16,7 @@ from workbench.run.world import ALONE
 if TYPE_CHECKING:
     from workbench.predict.phases import Habits, Life
     from workbench.predict.prediction import Prediction
-    from workbench.ranks.world import Ranks
+    from workbench.ranks.shards import Ranks
 
 MODULES = ("workbench.predict.prediction", "workbench.predict.shadow.step")
 ON_CARD = ("workbench.predict.emulated",)

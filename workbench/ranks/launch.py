@@ -22,7 +22,7 @@ from workbench.gpus.emulator.launch import environment
 from workbench.paths import PIN, runs_folder
 from workbench.ranks import launched
 from workbench.ranks.run import is_lost, run_as_rank
-from workbench.ranks.world import Ranks
+from workbench.ranks.shards import Ranks
 from workbench.recipe import Recipe
 from workbench.records import store
 from workbench.records.record import Record, Status, read_all

@@ -20,8 +20,9 @@ from workbench.measure.meter import Meter
 from workbench.models.load import count_parameters
 from workbench.ranks import zero
 from workbench.ranks.shard import ResizableTracker, fully_sharded, gathered, mesh_of, whole
+from workbench.ranks.shards import SHARDS, Ranks
 from workbench.ranks.trainer import RankTrainer
-from workbench.ranks.world import SHARDS, Ranks, agree, from_all, from_first, join, refuse_settings
+from workbench.ranks.world import agree, from_all, from_first, join, refuse_settings
 from workbench.recipe import Recipe
 from workbench.records import store
 from workbench.records.record import Record, Status
@@ -84,8 +85,7 @@ class RankExecution(Execution):
     def begin(cls, record: Record, folder: Path | None, resume: bool = False) -> Record:
         Ranks(record.world_size, cls.shard).check(Recipe.from_dict(record.recipe))
         agree({"versions": record.versions, "recipe": record.recipe, "text": record.data_sha256, "shard": cls.shard})
-        begun = from_first(lambda: store.begin(record, folder, resume))
-        return replace(begun, rank=record.rank)
+        return replace(from_first(lambda: store.begin(record, folder, resume)), rank=record.rank)
 
     @classmethod
     def end(cls, record: Record, folder: Path | None, error: BaseException | None) -> Record:
@@ -100,8 +100,7 @@ class RankExecution(Execution):
     def placed(self, model: PreTrainedModel) -> PreTrainedModel:
         self.counted = count_parameters(model)  # DeepSpeed leaves empty parameters behind
         if SHARDS[self.shard]["engine"] == "fsdp":
-            mesh = mesh_of(self.job.device.type, self.record.world_size)
-            return fully_sharded(model, self.shard, mesh)
+            return fully_sharded(model, self.shard, mesh_of(self.job.device.type, self.record.world_size))
         if SHARDS[self.shard]["engine"] == "deepspeed":
             model = zero.partitioned(model, self.shard)
         return super().placed(model)
@@ -178,8 +177,7 @@ def is_lost(error: BaseException | None) -> bool:
 
 def _joined(record: Record) -> Record:
     """With what all ranks have measured."""
-    mine = {name: getattr(record, name) for name in (*MEMORY, *SUMMED)}
-    ranks = from_all(mine)
+    ranks = from_all({name: getattr(record, name) for name in (*MEMORY, *SUMMED)})
     highest = max(ranks, key=lambda its: its["peak_allocated_bytes"])
     sums = {name: sum(values) for name in SUMMED if None not in (values := [its[name] for its in ranks])}
     told = [{"rank": rank, **{name: its[name] for name in MEMORY[:4]}} for rank, its in enumerate(ranks)]

@@ -19,7 +19,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from workbench.measure.allocators import parts
 from workbench.measure.categories import Category
 from workbench.measure.tracker import Storage, StorageTracker
-from workbench.ranks.world import SHARDS
+from workbench.ranks.shards import SHARDS
 
 RESIZE = torch.UntypedStorage.resize_
 

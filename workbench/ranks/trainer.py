@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from workbench.measure.categories import Category
 from workbench.ranks.shard import cut_like, whole
-from workbench.ranks.world import shared
+from workbench.ranks.shards import shared
 from workbench.run.trainer import SeamTrainer
 
 

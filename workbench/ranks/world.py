@@ -1,94 +1,20 @@
-"""The ranks of a run: how many, what each of them keeps, and that they come together and agree."""
+"""The ranks of a run in their processes: they come together, and agree."""
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
-from importlib.util import find_spec
 from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
-from workbench.errors import ConfigurationError, UnavailableError, explained
-from workbench.paths import beside
-from workbench.recipe import Recipe
+from workbench.errors import ConfigurationError, explained
 from workbench.run.world import ACCELERATES, World
-from workbench.settings import unknown
-from workbench.techniques import Technique
 
-SHARDS: Mapping[str, Any] = beside(__file__, "shards.toml")
-REFUSED: Mapping[str, Mapping[str, str]] = beside(__file__, "refused.toml")
-NEEDED = {"deepspeed": "deepspeed==0.19.8"}  # what pip installs, of an engine that is not PyTorch's own
-MOST = 1024  # ranks: of one training that is predicted
 TIMEOUT = "WORKBENCH_JOIN_TIMEOUT"  # in seconds: how long ranks wait for each other at the beginning
 GPUS, HOSTS = "cpu:gloo,cuda:nccl", "gloo"  # what carries their messages
 Given = TypeVar("Given")
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """So many processes, and what each of them keeps of the model.
-
-    Raises:
-        ConfigurationError: no such number, or no such way to shard.
-    """
-
-    count: int = 1
-    shard: str = "none"
-
-    def __post_init__(self) -> None:
-        if type(self.count) is not int or not 1 <= self.count <= MOST:
-            raise ConfigurationError(f"ranks: {self.count!r:.90} is not a number from 1 to {MOST:,}.")
-        if self.shard not in SHARDS:
-            raise unknown("shard: there is no", self.shard, SHARDS)
-
-    @property
-    def engine(self) -> str:
-        return str(SHARDS[self.shard]["engine"])
-
-    @property
-    def highest(self) -> int:
-        """The rank that needs most. Where weights are whole and gradients cut, it is the last: those of the last layers
-        come first, beside most activations."""
-        return self.count - 1 if SHARDS[self.shard].get("last_is_highest") else 0
-
-    def check(self, recipe: Recipe) -> None:
-        """Raises ConfigurationError for a batch that the ranks cannot share, and techniques that cannot be sharded."""
-        shared(recipe.training_arguments(), self.count)
-        for technique in recipe.techniques:
-            if why := technique.alone or self._refusal(technique):
-                cure = "Leave it out." if technique.alone else "Take --shard none, or leave it out."
-                raise ConfigurationError(f"ranks: {technique.name} cannot be used here: {why}. {cure}")
-
-    def _refusal(self, technique: Technique) -> str:
-        if self.engine == "fsdp":
-            return technique.unsharded
-        given = {technique.name, *(f"{technique.name}={name}:{value}" for name, value in technique.settings().items())}
-        known = [table for name, table in REFUSED.items() if name == self.engine or self.shard.startswith(name)]
-        return next((table[name] for table in known for name in sorted(given & table.keys())), "")
-
-    def require(self) -> None:
-        """Raises UnavailableError: the library that makes it so is not installed."""
-        if (package := NEEDED.get(self.engine)) and find_spec(self.engine) is None:
-            raise UnavailableError(f"shard: {self.shard} needs {self.engine}. Install it with: pip install {package}")
-
-
-def shared(arguments: Mapping[str, Any], count: int) -> tuple[int, int]:
-    """Of one rank the sequences of a micro-batch, no more than one process has, and the micro-batches of a step.
-
-    Raises:
-        ConfigurationError: the ranks do not divide the batch.
-    """
-    size, summed = arguments["per_device_train_batch_size"], arguments["gradient_accumulation_steps"]
-    each, rest = divmod(size * summed, count)
-    if rest:
-        raise ConfigurationError(
-            f"ranks: {count} cannot share an effective batch of {size * summed} sequences in equal parts. Take "
-            f"{each * count or count} or {(each + 1) * count} sequences, or another number of ranks."
-        )
-    micro_batch = max(sequences for sequences in range(1, size + 1) if each % sequences == 0)
-    return micro_batch, each // micro_batch
 
 
 def refuse_settings() -> None:

@@ -19,8 +19,8 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from workbench.measure.categories import Category, Phase
 from workbench.measure.emulated import emulated
+from workbench.ranks.shards import SHARDS
 from workbench.ranks.trainer import RankTrainer
-from workbench.ranks.world import SHARDS
 from workbench.run.trainer import SeamTrainer
 
 ENGINES: list[Any] = []  # of this process, until they are told to go

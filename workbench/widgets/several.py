@@ -8,7 +8,7 @@ import ipywidgets as w
 
 from workbench.advise.candidate import Candidate, Predictor
 from workbench.predict.predict import resolved
-from workbench.ranks.world import SHARDS
+from workbench.ranks.shards import SHARDS
 from workbench.recipe import Recipe
 from workbench.widgets.gauge import LABEL, NARROW, Limit
 from workbench.widgets.pages import page

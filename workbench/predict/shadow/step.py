@@ -38,7 +38,7 @@ from workbench.predict.shadow.trace import Trace
 from workbench.predict.shadow.tracker import ShadowTracker
 from workbench.predict.skeleton import config_for, skeleton
 from workbench.ranks.run import RankMeter
-from workbench.ranks.world import SHARDS, Ranks
+from workbench.ranks.shards import SHARDS, Ranks
 from workbench.recipe import Recipe
 from workbench.run.trainer import SeamTrainer, count_padding, model_arguments, prepare_model
 

@@ -6,7 +6,7 @@ from workbench.gpus.catalogue import Gpu
 from workbench.predict.shadow.attention import choose_backend
 from workbench.predict.shadow.step import refuse_precision, trace
 from workbench.predict.shadow.trace import Trace
-from workbench.ranks.world import Ranks
+from workbench.ranks.shards import Ranks
 from workbench.recipe import Recipe
 
 
