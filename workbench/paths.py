@@ -77,7 +77,8 @@ def unwritten(folder: Path, error: Exception) -> str:
     """What a user is told when the disk refuses: the folder, why, and what to do."""
     words = str(error).splitlines()[0]
     if "unexpected pos" in words or "PytorchStreamWriter" in words:  # how torch says that a write was cut short
-        reason = getattr(error, "strerror", None) or "the disk took only a part of a file"
+        words = "the disk took only a part of a file"
+    reason = getattr(error, "strerror", None) or words
     return f"nothing can be written into {folder} ({reason}). Free some space, or set WORKBENCH_RUNS to another folder."
 
 

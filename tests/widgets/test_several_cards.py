@@ -41,7 +41,7 @@ def test_the_bar_of_a_rank_stands_beside_that_of_one_card(part):
 
 def test_what_is_chosen_here_is_asked_at_once(part):
     asked(part)
-    part.count.value, part.shard.value, part.batch.value = 4, "gradients", 0
+    part.count.value, part.shard.value, part.batch.value = 4, "gradients", False
     assert part.newest.wait(30)
     assert bars(words_of(part))[1].startswith(
         "Each of 4 cards: ✗ does not fit, 137 MiB over. weights 25.0 MiB, activations 512"

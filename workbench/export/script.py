@@ -198,9 +198,8 @@ class _Main:
         if self.ranks:
             values |= zip(PARTS, shared(values, self.ranks.count), strict=True)
             values |= {"ddp_find_unused_parameters": False} if self.ranks.engine == "ddp" else {}
-            values |= (
-                {"bf16": False} if self.ranks.engine == "deepspeed" and "bf16" in values else {}
-            )  # it says autocast
+            if self.ranks.engine == "deepspeed":  # whose configuration asks for autocast
+                values.pop("bf16", None)
             rows, most = len(self.job.blocks.held_out), values[EVALUATED]
             # whole batches, or the Trainer fills the last one up with rows that it then counts twice
             values[EVALUATED] = max(size for size in range(1, most + 1) if rows % size == 0)

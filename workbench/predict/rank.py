@@ -53,7 +53,7 @@ def part_of(
         return model
     if ranks.engine == "deepspeed":
         with mode:
-            return partitioned(model, ranks.shard).to(device_kind)  # type: ignore
+            return partitioned(model, ranks.shard).to(device_kind)  # type: ignore[arg-type, no-any-return]
     mesh = mesh_of(device_kind, ranks.count)  # which reads values of its own
     with mode:
         return fully_sharded(model, ranks.shard, mesh)

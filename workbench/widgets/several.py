@@ -22,7 +22,7 @@ class SeveralCards(Part):
 
     def __init__(self, choose: Choose, predictor: Predictor | None = None) -> None:
         super().__init__(choose, predictor)
-        batches = [("shared by all cards", 1), ("as large on each card as on one", 0)]
+        batches = [("shared by all cards", True), ("as large on each card as on one", False)]
         self.count = w.Dropdown(options=COUNTS, description="cards", style=LABEL, layout=NARROW)
         self.shard = w.Dropdown(options=tuple(SHARDS), value="full", description="shard", style=LABEL, layout=NARROW)
         self.batch = w.Dropdown(options=batches, description="batch", style=LABEL, layout=NARROW)
@@ -38,7 +38,7 @@ class SeveralCards(Part):
         super().show(*question, *(made.value for made in self.made))
 
     def answers(
-        self, recipe: Recipe, gpu: str, limit_bytes: int, count: int, shard: str, shared: int
+        self, recipe: Recipe, gpu: str, limit_bytes: int, count: int, shard: str, shared: bool
     ) -> Iterator[Answer]:
         yield page("words", words=f"Predicting one of {count} cards …"), ()
         recipe = resolved(recipe, [gpu])

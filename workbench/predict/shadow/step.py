@@ -112,7 +112,7 @@ def refuse_precision(gpu: Gpu | None, uses_bf16: bool) -> None:
 
 def refuse_offloading(gpu: Gpu | None, ranks: Ranks | None) -> None:
     """Raises ConfigurationError for shards that wait on a GPU's host: the shadow's tensors are all on one device. And
-    for DeepSpeed's, whose engine reads values as it goes: fake tensors have none."""
+    for DeepSpeed's, which has never been made to take fake tensors."""
     if ranks and (ranks.engine == "deepspeed" or (gpu and SHARDS[ranks.shard].get("offload"))):
         raise ConfigurationError(
             f"shard: the shadow cannot predict {ranks.shard}, which needs the emulated GPU. Run make emulator once and "
