@@ -417,7 +417,8 @@ def show_headline(args: argparse.Namespace) -> None:
         found = dict(headline())
     for title, table in found.items():
         shown = table[[name for name in table if name == "peak_allocated_bytes" or not name.endswith("_bytes")]]
-        print(f"{title}\n{shown.to_string(index=False, formatters={'peak_allocated_bytes': format_bytes})}\n")
+        bytes_as = {"peak_allocated_bytes": format_bytes}
+        print(f"{title}\n{shown.to_string(index=False, float_format='{:.4g}'.format, formatters=bytes_as)}\n")
     if args.save:
         for number, (title, table) in enumerate(found.items()):
             table.assign(table=title).to_csv(_folder(args.save) / f"headline-{number}.csv", index=False)

@@ -110,7 +110,7 @@ def losses(recipes: Iterable[Recipe]) -> pd.DataFrame:
     others = [each for each in sets.values() if each != base]
     found = side_by_side(base, *others, seeds=search["seeds"], device="cpu", reuse=True)
     table = compare(to_frame(list(chain.from_iterable(found))))
-    return table[LOSSES].rename_axis("techniques").reset_index()
+    return table.loc[list(sets), LOSSES].rename_axis("techniques").reset_index()
 
 
 def judged(losses: Mapping[str, Sequence[float]]) -> pd.DataFrame:
