@@ -1,6 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 export TOKENIZERS_PARALLELISM := false
+unexport PYTHONDONTWRITEBYTECODE  # or every process would compile all its libraries again
 
 .PHONY: help run site test emulator test-long bench lock wheel lint lab format clean
 
@@ -57,6 +58,7 @@ clean:  ## remove what was built; runs and .venv stay
 .venv/ready: requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --requirement requirements.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --requirement requirements.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -c 'import workbench.run.trainer'  # compiled here, once, what every process imports
 	touch $@

@@ -170,7 +170,7 @@ def test_another_flavour_is_refused(recipe):
         script(recipe, "axolotl")
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.long)])
 def test_its_workers_may_begin_in_any_way(recipe, tmp_path, monkeypatch, method):
     """As on macOS, on Windows and with Python 3.14: a worker imports the script, and is sent what makes batches."""
     monkeypatch.chdir(tmp_path)

@@ -90,7 +90,9 @@ TWO = [
 THREE = [(of(TINY, *HALF), "none"), (of(TINY, *CHECKPOINTING), "full")]
 
 
-@pytest.mark.parametrize(("ranks", "cases"), [(2, TWO), (3, THREE)], ids=["two", "three"])
+@pytest.mark.parametrize(
+    ("ranks", "cases"), [pytest.param(2, TWO, id="two"), pytest.param(3, THREE, id="three", marks=pytest.mark.long)]
+)
 def test_a_rank_needs_what_a_real_one_needs(ranks, cases, tmp_path):
     found = measured(cases, ranks, tmp_path)
     for (recipe, shard), real in zip(cases, found, strict=True):

@@ -9,8 +9,9 @@ import tempfile
 
 os.environ["UNSLOTH_DISABLE_STATISTICS"] = "1"
 os.environ["UNSLOTH_COMPILE_DISABLE"] = "1" if "uncompiled" in sys.argv else "0"
-folder = tempfile.TemporaryDirectory()
-os.chdir(folder.name)  # where its import writes what it compiles
+os.environ["UNSLOTH_COMPILE_LOCATION"] = (
+    f"{tempfile.gettempdir()}/unsloth_compiled_cache"  # else beside the caller's files
+)
 
 from unsloth import FastModel  # which changes what is imported after it  # isort: skip
 
@@ -27,21 +28,23 @@ BATCH, TOKENS, STEPS = 8, 1024, 3
 ids = torch.randint(50257, (BATCH * STEPS, TOKENS)).tolist()
 tokenizer = load_tokenizer(locate("random:gpt2"))
 tokenizer.pad_token = tokenizer.eos_token
-GPT2LMHeadModel(GPT2Config()).save_pretrained("gpt2")
-tokenizer.save_pretrained("gpt2")
-model, tokenizer = FastModel.from_pretrained("gpt2", max_seq_length=TOKENS, full_finetuning=True)
-SFTTrainer(
-    model=model,
-    args=SFTConfig(
-        output_dir="output",
-        per_device_train_batch_size=BATCH,
-        gradient_accumulation_steps=1,
-        max_length=TOKENS,
-        max_steps=STEPS,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-    ),
-    train_dataset=Dataset.from_dict({"input_ids": ids}),
-    processing_class=tokenizer,
-).train()
+with tempfile.TemporaryDirectory() as folder:
+    os.chdir(folder)
+    GPT2LMHeadModel(GPT2Config()).save_pretrained("gpt2")
+    tokenizer.save_pretrained("gpt2")
+    model, tokenizer = FastModel.from_pretrained("gpt2", max_seq_length=TOKENS, full_finetuning=True)
+    SFTTrainer(
+        model=model,
+        args=SFTConfig(
+            output_dir="output",
+            per_device_train_batch_size=BATCH,
+            gradient_accumulation_steps=1,
+            max_length=TOKENS,
+            max_steps=STEPS,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+        ),
+        train_dataset=Dataset.from_dict({"input_ids": ids}),
+        processing_class=tokenizer,
+    ).train()
