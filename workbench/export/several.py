@@ -18,6 +18,7 @@ from workbench.recipe import Recipe
 from workbench.run.world import pick_device
 
 SCRIPT, CONFIGURATION, ZERO = "train.py", "accelerate.yaml", "deepspeed.json"
+DISK = "offloaded"  # folder for what waits there
 
 
 def accelerate_configuration(recipe: Recipe, ranks: Ranks, folder: Path = Path()) -> str:
@@ -56,7 +57,8 @@ def save_script(recipe: Recipe, folder: Path, flavour: str = "trainer", ranks: R
     if ranks:
         texts[CONFIGURATION] = accelerate_configuration(recipe, ranks, folder)
     if ranks and ranks.engine == "deepspeed":
-        texts[ZERO] = json.dumps(configuration(ranks.shard, bf16="bf16" in recipe.training_arguments()), indent=2)
+        bf16, model = "bf16" in recipe.training_arguments(), on_meta(models.load_config(models.locate(recipe.model)))
+        texts[ZERO] = json.dumps(configuration(ranks.shard, bf16, model, str(folder / DISK)), indent=2)
     for name in texts:
         if (folder / name).exists():
             raise ConfigurationError(f"script: {folder / name} is there already. Name another folder, or remove it.")

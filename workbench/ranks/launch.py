@@ -55,7 +55,7 @@ def run_on_ranks(
     Args:
         ranks: so many.
         shard: what each rank keeps: `"none"` (DDP), `"gradients"`, `"full"` or `"full_offload"` (FSDP2), `"zero2"`,
-            `"zero3"`, `"zero2_offload"` or `"zero3_offload"` (DeepSpeed).
+            `"zero3"`, `"zero2_offload"`, `"zero3_offload"` or `"zero3_nvme"` (DeepSpeed).
         device: as `run` has it; `"emulated:h100"` emulates so many cards.
         options: `save`, `sample_tokens`, `checkpoint_every`, `resume`, `memory_cap` and `longest_first`, as `run` has
             them.

@@ -79,6 +79,7 @@ class RankExecution(Execution):
         world = join(device, cls.shard)
         if SHARDS[cls.shard]["engine"] == "deepspeed":
             zero.set_accelerator(world.device_kind)
+            zero.open_disk(cls.shard)
         return world
 
     @classmethod

@@ -44,12 +44,12 @@ class RankTrainer(SeamTrainer):
         vars(args).update(zip(names, parts, strict=True))
         # or the logits of an evaluation would be those of all ranks' batches, on each of them
         args.per_device_eval_batch_size = min(args.per_device_eval_batch_size, parts[0])
-        super().__init__(model=model, args=self._settled(args), **kwargs)
+        super().__init__(model=model, args=self._settled(args, model), **kwargs)
         accelerator: Any = self.accelerator
         self._prepare, accelerator.prepare_model = accelerator.prepare_model, self._prepared
         self._kept: tuple[dict[str, Any], dict[str, Any]] = {}, {}
 
-    def _settled(self, args: Any) -> Any:
+    def _settled(self, args: Any, model: Any) -> Any:
         """With what an engine wants to be told through them."""
         return args
 

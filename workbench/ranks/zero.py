@@ -1,29 +1,37 @@
 """Sharding with DeepSpeed's ZeRO: the Trainer of a rank whose engine it is, through accelerate's own configuration."""
 
 import os
-from collections.abc import Callable, Mapping
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from itertools import chain, count
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from filelock import FileLock
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 from transformers import trainer as transformers_trainer
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
+from workbench.errors import UnavailableError
 from workbench.measure.categories import Category, Phase
 from workbench.measure.emulated import emulated
+from workbench.measure.offloaded import in_memory
 from workbench.ranks.shards import SHARDS
 from workbench.ranks.trainer import RankTrainer
 from workbench.run.trainer import SeamTrainer
 
 ENGINES: list[Any] = []  # of this process, until they are told to go
+SCRATCH: list[tempfile.TemporaryDirectory[str]] = []  # for what waits on a disk, as long as they
 
 
 def set_accelerator(device_kind: str) -> None:
@@ -39,8 +47,39 @@ def set_accelerator(device_kind: str) -> None:
         utils.get_lst_from_rank0, utils.assert_lst_len_same_as_other_ranks = list, len
 
 
+def open_disk(shard: str) -> None:
+    """Load what DeepSpeed reads and writes with, if anything waits on a disk: compiled once, which takes minutes.
+
+    Raises:
+        UnavailableError: it cannot be compiled here, or the folder for it is not on a disk.
+    """
+    if "nvme" not in str(SHARDS[shard]["settings"]):
+        return
+    from deepspeed.ops.op_builder import AsyncIOBuilder
+    from torch.utils.cpp_extension import get_default_build_root
+
+    if emulated():
+        raise UnavailableError(f"shard: {shard} was never tried on an emulated GPU. Take zero3_offload there.")
+    if not AsyncIOBuilder().is_compatible():
+        raise UnavailableError(f"shard: {shard} needs libaio and a C++ compiler. On Debian: apt install libaio-dev g++")
+    if in_memory(folder := Path(tempfile.gettempdir())):
+        raise UnavailableError(
+            f"shard: {folder} is itself held in memory (tmpfs), so nothing would be saved. Let the environment "
+            "variable TMPDIR name a folder on a disk."
+        )
+    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
+    root.mkdir(parents=True, exist_ok=True)
+    os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))  # ninja's
+    with FileLock(root / "workbench.lock"):
+        for left in chain(root.rglob("async_io/lock"), root.rglob("pin_memory/lock")):
+            left.unlink()  # of a compilation that was ended: PyTorch would wait for it for ever
+        AsyncIOBuilder().load(verbose=False)
+
+
 def forget() -> None:
     """The engines of this process, which would keep their models, and the process group that they knew."""
+    while SCRATCH:
+        SCRATCH.pop().cleanup()
     if not ENGINES:
         return
     from deepspeed.comm import comm
@@ -60,7 +99,21 @@ def forget() -> None:
     groups._release_process_group_references(group=None)
 
 
-def configuration(shard: str, bf16: bool) -> dict[str, Any]:
+def settings_of(shard: str, model: torch.nn.Module, disk: str = "") -> dict[str, Any]:
+    """Those of `shards.toml`, with the folder for what waits on a disk, by default one of this process, and the size of
+    the buffers through which it comes."""
+    given: dict[str, Any] = deepcopy(SHARDS[shard]["settings"])
+    largest = max(getattr(parameter, "ds_numel", parameter.numel()) for parameter in model.parameters())
+    for part in given["zero_optimization"].values():
+        if isinstance(part, dict) and "nvme_path" in part:
+            SCRATCH.extend([] if disk or SCRATCH else [tempfile.TemporaryDirectory(prefix="zero-")])
+            part["nvme_path"] = disk or SCRATCH[0].name
+        if isinstance(part, dict) and "buffer_size" in part:
+            part["buffer_size"] = largest + 2**20  # files are read in whole pages
+    return given
+
+
+def configuration(shard: str, bf16: bool, model: torch.nn.Module, disk: str = "") -> dict[str, Any]:
     """DeepSpeed's, as `TrainingArguments(deepspeed=…)` takes it; the Trainer fills in what is "auto".
 
     Args:
@@ -68,7 +121,7 @@ def configuration(shard: str, bf16: bool) -> dict[str, Any]:
             own `bf16=True` would mean bf16 weights to DeepSpeed.
     """
     told = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"
-    given: dict[str, Any] = deepcopy(SHARDS[shard]["settings"])
+    given = settings_of(shard, model, disk)
     if bf16:
         given["torch_autocast"] = {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}
     return dict.fromkeys(told, "auto") | given
@@ -79,7 +132,7 @@ def partitioned(model: PreTrainedModel, shard: str) -> PreTrainedModel:
     that leaves weights whole, the model as it is."""
     import deepspeed
 
-    settings = SHARDS[shard]["settings"]["zero_optimization"]
+    settings = settings_of(shard, model)["zero_optimization"]
     if settings["stage"] == 3:
         known = {name: value for name, value in settings.items() if value != "auto"}
         told = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": known}
@@ -126,6 +179,17 @@ def masters_of(optimizer: Any) -> list[torch.Tensor]:
     return list(next(getattr(optimizer, name) for name in names if hasattr(optimizer, name)))
 
 
+@contextmanager
+def whole_group(optimizer: Any, number: int) -> Iterator[None]:
+    """With a group of parameters that waits on a disk in memory, with its states, which are written back."""
+    waits = getattr(optimizer, "swap_optimizer", False) and optimizer._swappable_optimizer_subgroup(number)
+    if waits:
+        optimizer._optimizer_states_and_gradient_swap_in(number)
+    yield
+    if waits:
+        optimizer._optimizer_states_and_gradient_swap_out(number)
+
+
 def is_large(state: Any) -> bool:
     """Whether a state has a number for each of a parameter, and not one for all."""
     return isinstance(state, torch.Tensor) and bool(state.ndim)
@@ -164,10 +228,10 @@ class ZeroTrainer(RankTrainer):
         os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)  # accelerate's note to itself; the next run is another's
         unset_hf_deepspeed_config()  # or transformers would cut what is loaded from now on
 
-    def _settled(self, args: Any) -> Any:
+    def _settled(self, args: Any, model: Any) -> Any:
         if args.bf16:
             self.dtype = "autocast bf16"
-        return replace(args, deepspeed=configuration(self.shard, args.bf16), bf16=False)
+        return replace(args, deepspeed=configuration(self.shard, args.bf16, model), bf16=False)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         optimizer = super().create_optimizer(model)
@@ -238,9 +302,10 @@ class ZeroTrainer(RankTrainer):
     def _load_states(self, saved: dict[str, Any]) -> None:
         """Make the states, which would come with the first step, and fill this rank's part of them."""
         zero, first = self._zero, saved["state"].get(0, {})
-        for master in masters_of(zero):  # each counts its steps
-            large = {name: torch.zeros_like(master) for name, value in first.items() if is_large(value)}
-            zero.optimizer.state[master] = deepcopy(first) | large
+        for number, master in enumerate(masters_of(zero)):  # each counts its steps
+            with whole_group(zero, number):
+                large = {name: torch.zeros_like(master) for name, value in first.items() if is_large(value)}
+                zero.optimizer.state[master] = deepcopy(first) | large
         if hasattr(zero, "_lazy_init_hp_params_optimizer_state"):
             zero._lazy_init_hp_params_optimizer_state()
         for group, its in zip(zero.optimizer.param_groups, saved["param_groups"], strict=True):
