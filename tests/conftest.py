@@ -60,6 +60,22 @@ def runs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="session")
+def predictions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for what the lessons predict, and the tests of what they are made of: the same recipes on the same
+    cards. All test processes share it."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "predictions"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture
+def predicted_once(runs_folder: Path, predictions: Path) -> None:
+    runs_folder.mkdir()
+    (runs_folder / "predictions").symlink_to(predictions)
+
+
+@pytest.fixture(scope="session")
 def gpt2_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the config and the tokenizer of a very small GPT-2, without weights and without dropout."""
     from transformers import GPT2Config

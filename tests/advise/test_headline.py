@@ -22,6 +22,7 @@ def test_a_rung_has_what_those_below_it_have_and_of_a_name_the_last():
     assert len(recipes[-1].techniques) == len(recipes[-2].techniques)
 
 
+@pytest.mark.usefixtures("predicted_once")
 def test_the_small_ladder_reaches_an_eighth_of_the_memory_at_a_third_more_operations():
     table = headline.memory(SMALL)
     assert table["peak_allocated_bytes"].is_monotonic_decreasing

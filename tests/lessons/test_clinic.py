@@ -43,15 +43,9 @@ def common():
     return names
 
 
-@pytest.fixture(scope="module")
-def predictions(tmp_path_factory):
-    return tmp_path_factory.mktemp("predictions")
-
-
 @pytest.fixture
-def trial(common, predictions, monkeypatch):
+def trial(common, predicted_once):
     """The trial of a case, as its cell defines it: without what the cell prints and asks."""
-    monkeypatch.setenv("WORKBENCH_RUNS", str(predictions))  # what one test has predicted another need not
 
     def of(name):
         names = dict(common)

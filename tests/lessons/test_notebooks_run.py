@@ -1,6 +1,5 @@
 """Every notebook, found by its file, runs under papermill and leaves true records."""
 
-import os
 import re
 from pathlib import Path
 
@@ -69,15 +68,10 @@ EVERY = [pytest.param(p, id=p.stem, marks=pytest.mark.xdist_group(p.stem)) for p
 
 
 @pytest.fixture(scope="module", params=EVERY)
-def executed(request, tmp_path_factory, text_file, model_name) -> tuple[Path, Path, list[Record]]:
+def executed(request, tmp_path_factory, text_file, model_name, predictions) -> tuple[Path, Path, list[Record]]:
     folder = tmp_path_factory.mktemp(request.param.stem)
-    folders = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:  # all test processes share what one of them predicted
-        folders = folders.parent
-    shared = folders / "predictions"  # the lessons predict the same recipes on the same cards
     (folder / "runs").mkdir()
-    shared.mkdir(exist_ok=True)
-    (folder / "runs" / "predictions").symlink_to(shared)
+    (folder / "runs" / "predictions").symlink_to(predictions)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WORKBENCH_RUNS", str(folder / "runs"))
         quick = {**QUICK, "corpus": str(text_file), "large_model": model_name}
