@@ -51,10 +51,11 @@ def test_each_process_has_a_folder_for_its_parts_until_they_are_forgotten():
     assert not zero.SCRATCH
 
 
-def test_a_lock_that_a_compilation_left_is_not_waited_for(builder, tmp_path):
+def test_a_lock_that_a_compilation_left_is_not_waited_for(builder, tmp_path, capsys):
     zero.open_disk("zero3_offload")
     assert not builder[1]
     zero.open_disk(SHARD)
+    assert "minutes, once" in capsys.readouterr().err
     assert len(builder[1]) == 1
     assert not (tmp_path / "async_io" / "lock").exists()
 

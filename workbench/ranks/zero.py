@@ -73,6 +73,8 @@ def open_disk(shard: str) -> None:
     with FileLock(root / "workbench.lock"):
         for left in chain(root.rglob("async_io/lock"), root.rglob("pin_memory/lock")):
             left.unlink()  # of a compilation that was ended: PyTorch would wait for it for ever
+        if not any(root.rglob("async_io.so")):
+            print(f"shard: DeepSpeed compiles what {shard} reads and writes with: minutes, once", file=sys.stderr)
         AsyncIOBuilder().load(verbose=False)
 
 
