@@ -148,7 +148,9 @@ def test_the_table_has_the_phases_and_of_two_lives_the_ratio(measured):
     assert list(table.index) == PHASES
     assert (table["ratio"] == 1).all(axis=None)
     assert len(life_bars(measured, other).axes[0].patches) == 4 * len(PHASES)
-    assert (table["cpu-tracker", "host_bytes"] >= 0).all()
+    host = table["cpu-tracker", "host_bytes"]  # a test process may give back meanwhile what it had before
+    assert host.idxmax() in ("steady step", "resume")
+    assert host.max() > 0
 
 
 def test_a_measured_checkpoint_holds_what_adam_holds_and_is_resumed(measured):

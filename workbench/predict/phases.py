@@ -52,8 +52,9 @@ class Life:
     """The peaks of a recipe's phases, in their order. Without checkpoint and resume, where the recipe cannot do them.
 
     Of a prediction, `host_bytes` are those of the tensors that lie in host memory; of a measurement, by how much the
-    process's resident memory had grown since before the load. `refused` are the phases that ask for more than there is:
-    their predicted peaks are those of a card like it that has enough.
+    process's resident memory had grown since before the load, below nothing where a process gave back what it had
+    before. `refused` are the phases that ask for more than there is: their predicted peaks are those of a card like it
+    that has enough.
     """
 
     recipe: Recipe
