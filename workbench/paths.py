@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from platformdirs import user_data_path
-from psutil import pid_exists
+from psutil import disk_partitions, pid_exists
 
 from workbench.errors import DISTRIBUTION, ConfigurationError, UnavailableError, explained
 
@@ -33,6 +33,7 @@ MODELS = DATA / "models"
 CORPORA = DATA / "corpora"
 NOTEBOOKS = DATA / "notebooks" if INSTALLED else ROOT / "notebooks"
 BUILD = Path.cwd() / "build" if INSTALLED else ROOT / "build"
+IN_MEMORY = ("tmpfs", "ramfs")  # file systems
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 PACKAGES = ("torch", "transformers", "accelerate", "peft", "datasets")  # that decide a result
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")  # that becomes part of a path
@@ -176,3 +177,12 @@ def git_commit() -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return ""
+
+
+def no_disk() -> str:
+    """Why what waits in a temporary file would save no memory: its folder is itself kept there. Empty: it would."""
+    mounts = {Path(part.mountpoint): part.fstype for part in disk_partitions(all=True)}
+    folder = Path(tempfile.gettempdir()).resolve()
+    system = next((mounts[path] for path in (folder, *folder.parents) if path in mounts), "")
+    saved = "nothing would be saved. Let the environment variable TMPDIR name a folder on a disk."
+    return f"{tempfile.gettempdir()} is itself held in memory (tmpfs), so {saved}" if system in IN_MEMORY else ""

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +11,7 @@ from workbench.errors import UnavailableError
 from workbench.models.family import on_meta
 from workbench.models.load import load_config
 from workbench.models.source import locate
+from workbench.paths import no_disk
 from workbench.ranks import zero
 from workbench.ranks.launch import run_on_ranks
 from workbench.run.run import run
@@ -27,7 +29,7 @@ def builder(monkeypatch, tmp_path):
     loaded = []
     monkeypatch.setattr(AsyncIOBuilder, "is_compatible", lambda self: True)
     monkeypatch.setattr(AsyncIOBuilder, "load", lambda self, verbose: loaded.append(self))
-    monkeypatch.setattr(zero, "in_memory", lambda folder: False)
+    monkeypatch.setattr(zero, "no_disk", lambda: "")
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     (tmp_path / "async_io").mkdir()
     (tmp_path / "async_io" / "lock").touch()
@@ -61,7 +63,9 @@ def test_a_lock_that_a_compilation_left_is_not_waited_for(builder, tmp_path, cap
 
 
 def test_where_it_cannot_be_it_says_what_is_missing(builder, monkeypatch):
-    monkeypatch.setattr(zero, "in_memory", lambda folder: True)
+    monkeypatch.setattr(zero, "no_disk", no_disk)
+    mounts = [SimpleNamespace(mountpoint="/", fstype="tmpfs")]
+    monkeypatch.setattr("workbench.paths.disk_partitions", lambda **_: mounts)
     with pytest.raises(UnavailableError, match=r"is itself held in memory .* TMPDIR name a folder on a disk"):
         zero.open_disk(SHARD)
     monkeypatch.setattr(builder[0], "is_compatible", lambda self: False)

@@ -9,7 +9,6 @@ the process's resident memory, which also holds libraries and caches and never s
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 
 @dataclass
@@ -36,12 +35,3 @@ class Account:
 
 
 HOST, DISK = Account(), Account()
-
-
-def in_memory(folder: Path) -> bool:
-    """Whether the folder lies on a file system that is itself kept in memory."""
-    import psutil
-
-    mounts = {Path(part.mountpoint): part.fstype for part in psutil.disk_partitions(all=True)}
-    folder = folder.resolve()
-    return next((mounts[path] for path in (folder, *folder.parents) if path in mounts), "") in ("tmpfs", "ramfs")

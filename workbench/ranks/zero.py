@@ -25,7 +25,7 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from workbench.errors import UnavailableError
 from workbench.measure.categories import Category, Phase
 from workbench.measure.emulated import emulated
-from workbench.measure.offloaded import in_memory
+from workbench.paths import no_disk
 from workbench.ranks.shards import SHARDS
 from workbench.ranks.trainer import RankTrainer
 from workbench.run.trainer import SeamTrainer
@@ -62,11 +62,8 @@ def open_disk(shard: str) -> None:
         raise UnavailableError(f"shard: {shard} was never tried on an emulated GPU. Take zero3_offload there.")
     if not AsyncIOBuilder().is_compatible():
         raise UnavailableError(f"shard: {shard} needs libaio and a C++ compiler. On Debian: apt install libaio-dev g++")
-    if in_memory(folder := Path(tempfile.gettempdir())):
-        raise UnavailableError(
-            f"shard: {folder} is itself held in memory (tmpfs), so nothing would be saved. Let the environment "
-            "variable TMPDIR name a folder on a disk."
-        )
+    if why := no_disk():
+        raise UnavailableError(f"shard: {why}")
     root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
     root.mkdir(parents=True, exist_ok=True)
     os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))  # ninja's
@@ -108,7 +105,8 @@ def settings_of(shard: str, model: torch.nn.Module, disk: str = "") -> dict[str,
     largest = max(getattr(parameter, "ds_numel", parameter.numel()) for parameter in model.parameters())
     for part in given["zero_optimization"].values():
         if isinstance(part, dict) and "nvme_path" in part:
-            SCRATCH.extend([] if disk or SCRATCH else [tempfile.TemporaryDirectory(prefix="zero-")])
+            if not disk and not SCRATCH:
+                SCRATCH.append(tempfile.TemporaryDirectory(prefix="zero-"))
             part["nvme_path"] = disk or SCRATCH[0].name
         if isinstance(part, dict) and "buffer_size" in part:
             part["buffer_size"] = largest + 2**20  # files are read in whole pages

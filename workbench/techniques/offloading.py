@@ -4,12 +4,12 @@ import tempfile
 import weakref
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from workbench.errors import UnavailableError
 from workbench.measure.categories import format_bytes
-from workbench.measure.offloaded import DISK, HOST, Account, in_memory
+from workbench.measure.offloaded import DISK, HOST, Account
+from workbench.paths import no_disk
 from workbench.settings import setting
 from workbench.techniques.base import Stage, Technique
 
@@ -162,12 +162,8 @@ class Offloading(Technique):
                 f"{self.name}=to:cpu needs a CUDA device, and this run is on the {device_type}: its memory is the "
                 "host's own, so nothing would move. Use to:disk."
             )
-        if self.to == "disk" and in_memory(Path(tempfile.gettempdir())):
-            return (
-                f"{self.name}=to:disk: {tempfile.gettempdir()} is itself held in memory (tmpfs), so nothing would be "
-                "saved. Let the environment variable TMPDIR name a folder on a disk."
-            )
-        return None
+        why = no_disk() if self.to == "disk" else ""
+        return f"{self.name}=to:disk: {why}" if why else None
 
     @classmethod
     def variants(cls, compute_capability: tuple[int, int] | None) -> tuple[Technique, ...]:
