@@ -1,8 +1,9 @@
 """One rank of several in one process, which plays the first of them: the others are not there, nor what they send."""
 
 import os
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import wraps
 from typing import Any
 from unittest.mock import patch
 
@@ -13,7 +14,7 @@ from transformers import PreTrainedModel
 from workbench.ranks import LAUNCHERS
 from workbench.ranks.shard import fully_sharded, mesh_of
 from workbench.ranks.shards import Ranks
-from workbench.ranks.zero import forget, partitioned, set_accelerator
+from workbench.ranks.zero import forget, let_go, partitioned, set_accelerator
 
 PLAIN = nullcontext()
 
@@ -30,15 +31,45 @@ def as_first(ranks: Ranks | None, device: torch.device) -> Iterator[None]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     told = {"WORLD_SIZE": str(ranks.count), "ACCELERATE_TORCH_DEVICE": str(device)}  # it would take cpu:0 for a CPU
-    with patch.dict(os.environ, {**dict.fromkeys(LAUNCHERS, "0"), **told}):
+    with ExitStack() as stack:
+        stack.enter_context(patch.dict(os.environ, {**dict.fromkeys(LAUNCHERS, "0"), **told}))
         dist.init_process_group("fake", store=FakeStore(), rank=ranks.highest, world_size=ranks.count)
         if ranks.engine == "deepspeed":
+            from deepspeed.comm.torch import TorchBackend
+
             set_accelerator(device.type)
+            send = keeping(TorchBackend.all_gather_into_tensor)
+            stack.enter_context(patch.object(TorchBackend, "all_gather_into_tensor", send))
         try:
             yield
         finally:
+            let_go()
             forget()
             dist.destroy_process_group()
+
+
+class Message:
+    """One that is on its way. What it sends it keeps until it is waited for, as NCCL's do: for DeepSpeed that is a
+    copy, on the GPU, of weights that wait in host memory.
+    """
+
+    def __init__(self, work: dist.Work, sent: torch.Tensor) -> None:
+        self._work, self._sent = work, [sent]
+
+    def wait(self) -> None:
+        self._work.wait()
+        self._sent.clear()
+
+
+def keeping(send: Callable[..., Any]) -> Callable[..., Any]:
+    """DeepSpeed's sending of a tensor. A fake message would let go of it at once, and gloo's when it has come."""
+
+    @wraps(send)
+    def sent(self: Any, output_tensor: torch.Tensor, input_tensor: torch.Tensor, **kwargs: Any) -> Any:
+        work = send(self, output_tensor, input_tensor, **kwargs)
+        return Message(work, input_tensor) if kwargs.get("async_op") else work
+
+    return sent
 
 
 def part_of(

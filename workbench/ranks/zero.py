@@ -75,6 +75,12 @@ def open_disk(shard: str) -> None:
         AsyncIOBuilder().load(verbose=False)
 
 
+def let_go() -> None:
+    """Of the weights that an engine has gathered, or begun to gather for the next layer: all ranks must."""
+    for engine in ENGINES:
+        engine.empty_partition_cache()
+
+
 def forget() -> None:
     """The engines of this process, which would keep their models, and the process group that they knew."""
     while SCRATCH:
@@ -145,8 +151,7 @@ def unpartitioned(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     import deepspeed
 
     found = {}
-    for engine in ENGINES:
-        engine.empty_partition_cache()  # what it has begun to gather for the next layer
+    let_go()
     for name, value in model.state_dict(keep_vars=True).items():
         with deepspeed.zero.GatheredParameters([value]):
             found[name] = value.detach().cpu().clone()
