@@ -35,6 +35,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from functools import partial
 from importlib.util import find_spec
@@ -280,20 +281,23 @@ def predict_recipe(args: argparse.Namespace) -> None:
         )
     from workbench.predict.predict import CPU, GPU_NAMES, SHADOW, Prediction, predict, predict_all
     from workbench.predict.report import fitting, prediction_text
+    from workbench.predict.worker import start
 
+    table = not args.json and args.gpu != CPU
+    start(args.gpu)  # meanwhile
     with redirect_stdout(sys.stderr):  # standard output is for the result alone
         recipe = _recipe(args, config_only=True)
         world = {"padding": args.padding, "ranks": args.ranks, "shard": args.shard}
+        if table:  # of all cards, meanwhile, by the shadow: one process, where the emulator needs 21
+            others = ThreadPoolExecutor(1).submit(predict_all, recipe, engine=SHADOW, **world)
         prediction = predict(recipe, args.gpu, engine=args.engine, **world)
     if args.json:
         print(json.dumps(prediction.to_dict()))
         return None
     print(prediction_text(prediction))
-    if prediction.gpu != CPU:
+    if table and any(isinstance(other, Prediction) for other in others.result()):  # the shadow offloads no shards
         print()
-        others = predict_all(recipe, engine=SHADOW, **world)  # one process, where the emulator needs 21
-        if any(isinstance(other, Prediction) for other in others):  # the shadow offloads no shards
-            print(fitting(dict(zip(GPU_NAMES, others, strict=True)) | {prediction.gpu: prediction}))
+        print(fitting(dict(zip(GPU_NAMES, others.result(), strict=True)) | {prediction.gpu: prediction}))
     return None
 
 

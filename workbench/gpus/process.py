@@ -15,11 +15,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache, partial, wraps
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, cast
+from unittest.mock import patch
 
 from workbench import pause_collector
 from workbench.errors import ConfigurationError, UnavailableError, WorkbenchError
@@ -171,14 +173,14 @@ class Kept:
     """
 
     def __init__(self, at_most: int = 1) -> None:
-        self.at_most, self.workers, self._lock = at_most, dict[str, Worker](), threading.RLock()
+        self.at_most, self.workers, self.lock = at_most, dict[str, Worker](), threading.RLock()
         atexit.register(self.end)
 
     def call(
         self, name: str, made: Callable[[], Worker], function: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
         """`Worker.call` of the worker with this name; `made` makes it if there is none that lives."""
-        with self._lock:
+        with self.lock:
             worker = self.start(name, made)
             try:
                 return worker.call(function, *args, **kwargs)
@@ -190,7 +192,7 @@ class Kept:
 
     def start(self, name: str, made: Callable[[], Worker]) -> Worker:
         """The worker; a new one loads its libraries while the caller does something else."""
-        with self._lock:
+        with self.lock:
             if name not in self.workers or not self.workers[name].alive():
                 self.end(name)
                 if len(self.workers) >= self.at_most:
@@ -216,10 +218,28 @@ def serve(modules: Sequence[str]) -> None:
     os.dup2(2, 1)
     with suppress(OSError):  # Linux: if the host's memory runs out, this process goes, and not the caller
         Path("/proc/self/oom_score_adj").write_text("1000")
-    with pause_collector():
+    with pause_collector(), compiling_later():
         for name in modules:
             import_module(name)
     _answer(calls, answers)
+
+
+@contextmanager
+def compiling_later() -> Iterator[None]:
+    """`torch.compile` for the duration, for imports: the compiler, 500 modules, is loaded when a function is called.
+
+    bitsandbytes decorates four with it, which few recipes use.
+    """
+    import torch
+
+    compiled = torch.compile
+
+    def later(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        made = cache(partial(compiled, function, **options))
+        return wraps(function)(lambda *args, **kwargs: made()(*args, **kwargs))
+
+    with patch.object(torch, "compile", later):
+        yield
 
 
 def _answer(*pipes: IO[bytes]) -> None:

@@ -48,7 +48,7 @@ def _started(gpu: Gpu, modules: Sequence[str]) -> Worker:
 def fork_of_trunk(environment: Mapping[str, str], name: str) -> Worker | None:
     """A worker that has the libraries already; None if no process has, or none can be forked here."""
     trunk = TRUNK.workers.get("trunk")
-    with suppress(OSError):  # a kernel before 5.3, or a sandbox, has no handles of processes
+    with TRUNK.lock, suppress(OSError):  # a kernel before 5.3, or a sandbox, has no handles of processes
         return Fork(trunk, environment, name) if trunk and trunk.alive() else None
     return None
 
