@@ -281,7 +281,7 @@ def predict_recipe(args: argparse.Namespace) -> None:
         )
     from workbench.predict.predict import CPU, GPU_NAMES, SHADOW, Prediction, predict, predict_all
     from workbench.predict.report import fitting, prediction_text
-    from workbench.predict.worker import start
+    from workbench.predict.worker import SHADOWS, start
 
     table = not args.json and args.gpu != CPU
     start(args.gpu)  # meanwhile
@@ -290,7 +290,11 @@ def predict_recipe(args: argparse.Namespace) -> None:
         world = {"padding": args.padding, "ranks": args.ranks, "shard": args.shard}
         if table:  # of all cards, meanwhile, by the shadow: one process, where the emulator needs 21
             others = ThreadPoolExecutor(1).submit(predict_all, recipe, engine=SHADOW, **world)
-        prediction = predict(recipe, args.gpu, engine=args.engine, **world)
+        try:
+            prediction = predict(recipe, args.gpu, engine=args.engine, **world)
+        except WorkbenchError:
+            SHADOWS.end()  # nobody will look at the table
+            raise
     if args.json:
         print(json.dumps(prediction.to_dict()))
         return None
