@@ -302,15 +302,3 @@ def test_techniques_that_cut_other_examples_are_refused_before_loading(recipe, c
 
 def test_a_sample_begins_with_the_first_question_that_is_held_out(chats):
     assert corpus.prompt(corpus.load_corpus(chats)) == "What is 36 and 1?"
-
-
-@pytest.mark.parametrize("name", ["messages", "texts"])
-def test_the_script_refuses_conversations_for_now(recipe, tmp_path, name):
-    from workbench.export.script import script
-
-    rows = {
-        "messages": [{"messages": chat} for chat in CHATS * 4],
-        "texts": [{"prompt": "a b c", "completion": " d"}] * 900,
-    }
-    with pytest.raises(ConfigurationError, match=r"script: .*has conversations.*Save its texts as .jsonl"):
-        script(replace(recipe, corpus=written(tmp_path, "jsonl", rows[name])))

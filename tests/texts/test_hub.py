@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import replace
 
 import pytest
 from fake_hub import TOKEN, serving
@@ -15,7 +14,7 @@ from huggingface_hub import constants
 from workbench import hub
 from workbench.__main__ import absolute, main
 from workbench.errors import ConfigurationError, UnavailableError
-from workbench.texts import corpus, readers
+from workbench.texts import corpus
 
 READ = """
 import json, sys, time
@@ -220,18 +219,6 @@ def test_every_command_says_within_two_seconds_that_there_is_no_hub(nowhere, cap
         assert time.monotonic() - start < 2, command
         told = capsys.readouterr().err
         assert "'user/nothing' is not in the local cache, and the Hugging Face hub cannot be reached" in told
-
-
-def test_the_script_refuses_a_data_set_of_the_hub_for_now(recipe, tmp_path, monkeypatch):
-    from datasets import Dataset
-
-    from workbench.export.script import script
-
-    Dataset.from_list(TEXTS * 40).save_to_disk(tmp_path / "saved")
-    files = tuple((tmp_path / "saved").glob("*.arrow"))
-    monkeypatch.setattr(readers, "_download", lambda *_: files)
-    with pytest.raises(ConfigurationError, match="script: 'user/set' has conversations, or is a data set of the hub"):
-        script(replace(recipe, corpus="user/set"))
 
 
 def test_a_hub_that_fails_is_not_taken_for_one_without_the_data_set(monkeypatch):

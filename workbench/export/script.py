@@ -32,7 +32,7 @@ from workbench.run.job import Job, prepare
 from workbench.run.trainer import argument_values, model_arguments
 from workbench.run.world import pick_device
 from workbench.techniques.base import Arguments, Call
-from workbench.texts import corpus, readers
+from workbench.texts import chat, corpus, readers
 
 TEMPLATE = Path(__file__).with_name("template.txt")  # for `str.format`: a brace of the script stands there twice
 WORDS = beside(__file__, "script.toml")
@@ -75,7 +75,7 @@ def script(recipe: Recipe, flavour: str = "trainer", ranks: Ranks | None = None)
         imports="\n".join([*_environment(recipe), *_sorted_imports(main.sources.imports | known)]),
         sequence_length=recipe.sequence_length,
         batch=recipe.effective_batch_size,
-        definitions="".join(f"{source}\n\n\n" for source in main.sources.definitions.values()),
+        definitions="".join(f"{source}\n\n\n" for source in (*main.sources.definitions.values(), main.rows)),
         main=indent(lines, "    "),
     )
     return f"{_header(text)}\n{text}"
@@ -110,12 +110,15 @@ class _Main:
         sources: definitions and imports.
         switches: arguments of the Trainer's that do what a technique's function does in a run.
         given: what the trainer is given, beside them and the rows.
+        rows: the function that makes them.
+        template: the line that gives the tokenizer one for conversations, if it has none.
     """
 
     def __init__(self, job: Job, flavour: str, ranks: Ranks | None) -> None:
         self.job, self.recipe, self.flavour, self.ranks = job, job.recipe, flavour, ranks
         self.sources, self.switches, self.given = Sources(), Arguments(), list[str]()
-        self.sources.imports.add(("datasets", "Dataset"))  # which the template uses
+        self.sources.imports.add(("datasets", "Dataset"))  # which the rows are made with
+        self.rows, self.template = WORDS["rows"]["text"], ""
 
     def data(self) -> Iterator[str]:
         """Lines that make the data sets and `data_collator`, in the order in which a run changes them."""
@@ -125,6 +128,7 @@ class _Main:
         yield from (line.format(**words) for line in reading["lines"])
         tokenizer = _literal(_near(self.job.tokenizer.name_or_path or "gpt2"))
         yield _broken("tokenizer = AutoTokenizer.from_pretrained(", [tokenizer, "trust_remote_code=False"], ")")
+        yield from filter(None, [self.template])
         train, held_out = reading["parts"]
         given = [train, "tokenizer", "LENGTH", "BATCH", str(self.recipe.seed)]
         yield from [*self._calls("train_rows = ", given, "examples")] or [
@@ -132,6 +136,7 @@ class _Main:
             "train_rows = train_rows.select(range(len(train_rows) // BATCH * BATCH))",
         ]
         most = max(corpus.HELD_OUT_TOKENS, self.recipe.sequence_length)
+        most = most if self.rows == WORDS["rows"]["text"] else most // self.recipe.sequence_length
         yield f"eval_rows = make_rows({held_out}, tokenizer, most={most})"
         yield from self._calls("train_rows = ", ["train_rows"], "dataset")
         if collators := [*self._calls("data_collator = ", ["data_collator"], "collator")]:
@@ -148,16 +153,37 @@ class _Main:
         if source.is_folder:
             cure = "Put its documents into one file: .jsonl or .parquet."
             raise ConfigurationError(f"script: {name!r} is a folder. {cure}")
-        if source.loss or source.downloaded:
-            told = f"script: {name!r} has conversations, or is a data set of the hub, which no script reads yet"
-            raise ConfigurationError(f"{told}. Save its texts as .jsonl, in a column `text`.")
-        kind = "saved" if source.path.is_dir() else source.path.suffix.lower()
-        reading = readings["plain"] if kind in readers.PLAIN else readings.get(kind.strip("."), readings["others"])
+        ending = "saved" if source.path.is_dir() else source.path.suffix.lower().strip(".")
+        kind = "hub" if source.downloaded else ending
+        if source.loss:
+            reading = self._conversations(source, kind)
+        else:
+            plain = not kind or f".{kind}" in readers.PLAIN
+            reading = readings["plain"] if plain else readings.get(kind, readings["others"])
         if reading is readings["others"]:
             self.sources.add(readers.read_documents)
         words: dict[str, Any] = {"path": _near(str(source.path)), "column": source.column, "encoding": source.encoding}
         words |= {"between": self.job.tokenizer.eos_token or corpus.END_OF_TEXT, "share": 1 - corpus.HELD_OUT_SHARE}
-        return reading, {key: _literal(word) for key, word in words.items()}
+        words |= {"columns": source.column.split(","), "roles": chat.ROLES}
+        asked = [_literal(word) for word in source.asked if word]
+        call = ", ".join([*asked[:-1], *(f"split={split}" for split in asked[-1:])])
+        return reading, {key: _literal(word) for key, word in words.items()} | {"asked": call}
+
+    def _conversations(self, source: readers.TextSource, kind: str) -> dict[str, Any]:
+        """How they are read; and the function that says what of one counts goes into the rows."""
+        known, template = WORDS["reading"]["conversations"], chat.template_of(self.job.tokenizer)
+        if kind not in known:
+            told = f"script: {source.name!r} has conversations, which no script reads from this kind of file"
+            raise ConfigurationError(f"{told}. Write them as .jsonl.")
+        reading = known | known[kind]
+        if source.column == "conversations":
+            reading["lines"] = [*reading["lines"], *known["renaming"]]
+        everything = ", answers=False" if source.loss == chat.ALL else ""
+        labels = f"{self.sources.add(chat.labels_of)}(each, tokenizer, template{everything})"
+        self.rows = WORDS["rows"]["conversations"].format(labels=labels)
+        if not self.job.tokenizer.chat_template:
+            self.template = f"tokenizer.chat_template = {_literal(template)}"
+        return reading  # type: ignore[no-any-return]
 
     def model(self) -> Iterator[str]:
         """Lines that make `model`, with the weights of a run, and change it as the techniques do."""

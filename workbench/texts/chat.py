@@ -1,4 +1,5 @@
-"""Conversations: rows of `messages`, or of `prompt` and `completion`, to tokens of which the answers count.
+"""Conversations: rows of `messages`, of `conversations` (ShareGPT's), or of `prompt` and `completion`, to tokens of
+which the answers count.
 
 Tokens and labels are those of TRL's SFTTrainer (1.16, `assistant_only_loss`, `completion_only_loss`): of messages the
 assistant's turns count, of a prompt and its completion the completion. Two texts are joined as they are and ended by
@@ -11,7 +12,7 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import AfterValidator, AliasChoices, BaseModel, Field, ValidationError
 
 from workbench.paths import beside
 
@@ -24,17 +25,24 @@ GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 TEMPLATE: str = beside(__file__, "chat.toml")["template"]  # for a tokenizer that has none, such as GPT-2's
 
 
+ROLES = {"human": "user", "gpt": "assistant"}  # of ShareGPT
+
+
+def named(*names: str) -> Any:
+    return Field(validation_alias=AliasChoices(*names))
+
+
 class Message(BaseModel, extra="allow"):
     """What someone says; the content is null where the assistant calls a tool."""
 
-    role: str
-    content: str | list[Any] | None
+    role: Annotated[str, AfterValidator(lambda role: ROLES.get(role, role))] = named("role", "from")
+    content: str | list[Any] | None = named("content", "value")
 
 
 class Conversation(BaseModel):
     """Of these messages the assistant's turns count."""
 
-    messages: "Messages"
+    messages: "Messages" = named("messages", "conversations")
 
 
 class Texts(BaseModel):
@@ -52,13 +60,13 @@ class Exchange(BaseModel):
 
 
 Messages = Annotated[list[Message], Field(min_length=1)]
-ROWS = ("messages", "prompt,completion")  # the columns of a row, with commas
+ROWS = ("messages", "conversations", "prompt,completion")  # the columns of a row, with commas
 
 
 def in_one_line(columns: str, values: Any) -> str | None:
     """A conversation as one line of JSON; None for a null. Raises ValueError if it is none."""
-    row = dict(zip(columns.split(","), [values] if columns == "messages" else values, strict=True))
-    kind = Conversation if columns == "messages" else Texts if str in map(type, values or ()) else Exchange
+    row = dict(zip(columns.split(","), values if "," in columns else [values], strict=True))
+    kind = Texts if "," in columns and str in map(type, values or ()) else Exchange if "," in columns else Conversation
     try:
         return None if None in row.values() else kind(**row).model_dump_json(exclude_none=True)
     except ValidationError as error:
@@ -78,32 +86,39 @@ def labelled(line: str, tokenizer: "PreTrainedTokenizerBase", loss: str) -> list
         ValueError: the template writes the beginning of the conversation otherwise than the whole, so that nothing
             tells where an answer begins; or whatever the template raises.
     """
-    row, template, end = json.loads(line), template_of(tokenizer), str(tokenizer.eos_token or "")
-    parts: Any = row["messages"] if "messages" in row else row["prompt"] + row["completion"]
+    return labels_of(json.loads(line), tokenizer, template_of(tokenizer), loss == ANSWERS)
+
+
+def labels_of(row: Any, tokenizer: Any, template: str, answers: bool = True) -> list[tuple[int, int]]:
+    """The tokens of a conversation, each with its label: itself where an answer is, or everywhere. What is one the
+    template tells, or what it adds to the conversation before it."""
+    if answers and "messages" in row and GENERATION.search(template):
+        asked: Any = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
+        asked |= {"chat_template": template, "tokenizer_kwargs": {"verbose": False}}
+        found = tokenizer.apply_chat_template(row["messages"], **asked)
+        marked = zip(found["input_ids"], found["assistant_masks"], strict=True)
+        return [(token, token if counts else IGNORED) for token, counts in marked]
+    end = str(tokenizer.eos_token or "")
+    parts = row["messages"] if "messages" in row else row["prompt"] + row["completion"]
     if "messages" in row:
         turns = [(i, i + 1) for i, message in enumerate(parts) if message["role"] == "assistant"]
     else:
         turns = [(len(row["prompt"]), len(parts) + len(end))]
     write: Any = partial(tokenizer.apply_chat_template, chat_template=template, tokenize=False)
-    if isinstance(parts, str):
-        parts, write = parts.removesuffix(end) + end, _as_it_is
-    if "messages" in row and loss == ANSWERS and GENERATION.search(template):
-        marked = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
-        found: Any = write(parts, **marked, tokenizer_kwargs={"verbose": False})
-        pairs = zip(found["input_ids"], found["assistant_masks"], strict=True)
-        return [(token, token if counts else IGNORED) for token, counts in pairs]
+    if is_text := isinstance(parts, str):
+        parts, write = parts.removesuffix(end) + end, as_it_is
     whole = write(parts)
     counted = bytearray(len(whole))
-    for first, last in turns if loss == ANSWERS else ():
+    for first, last in turns if answers else ():
         start = write(parts[:first], add_generation_prompt=True) if first else ""
         until = write(parts[:last]) if last < len(parts) else whole
         if not (whole.startswith(until) and until.startswith(start)):
             raise ValueError("it writes the beginning of a conversation otherwise than the whole")
         counted[len(start) : len(until)] = b"\1" * (len(until) - len(start))
-    found = tokenizer(whole, add_special_tokens=write is _as_it_is, return_offsets_mapping=True, verbose=False)
+    found = tokenizer(whole, add_special_tokens=is_text, return_offsets_mapping=True, verbose=False)
     pairs = zip(found["input_ids"], found["offset_mapping"], strict=True)
-    return [(i, i if loss == ALL or any(counted[start:end]) else IGNORED) for i, (start, end) in pairs]
+    return [(i, i if not answers or any(counted[start:end]) else IGNORED) for i, (start, end) in pairs]
 
 
-def _as_it_is(text: str, **_: Any) -> str:
+def as_it_is(text: str, **_: Any) -> str:
     return text

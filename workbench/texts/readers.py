@@ -122,7 +122,8 @@ def read_documents(
 class TextSource:
     """A file, a folder of files, or the files of a data set of the hub, with the column and the encoding to read.
 
-    `loss` is empty for texts. Of conversations it says what counts, "answers" or "all"; each is a line of JSON.
+    `loss` is empty for texts. Of conversations it says what counts, "answers" or "all"; each is a line of JSON. The hub
+    was `asked` for a data set, its config or None, and its split.
     """
 
     name: str
@@ -131,6 +132,7 @@ class TextSource:
     encoding: str = "utf-8-sig"
     loss: str = ""
     downloaded: tuple[Path, ...] = ()
+    asked: tuple[str | None, ...] = ()
 
     def documents(self) -> Iterator[Iterable[str] | None]:
         """Every document in pieces, None for a null, in the order of the files' names; line ends are `\\n`.
@@ -199,8 +201,9 @@ def find_text(name: str, alternatives: str) -> TextSource:
         if not HUB_ID.fullmatch(repository) or {kind_of(Path(repository)), Path(repository).suffix} & {*KINDS, ".gz"}:
             raise refusal(f"{nothing}. {alternatives}")
         given = _options(name, colon + options, {"hub"})
-        files = _download(repository, given.pop("config", None), given.pop("split", "train"), nothing)
-        return _resolved(TextSource(name, files[0], downloaded=files), given)
+        asked = repository, given.pop("config", None), given.pop("split", "train")
+        files = _download(*asked, nothing)
+        return _resolved(TextSource(name, files[0], downloaded=files, asked=asked), given)
     source = TextSource(name, path)
     if not (known := source.files()):
         held = sorted({other.suffix or other.name for other in source.others()})
@@ -218,7 +221,7 @@ def _resolved(source: TextSource, given: dict[str, Any]) -> TextSource:
     if "column" not in given:
         with suppress(Exception):  # what is wrong with the file is told when it is read
             source = replace(source, column=column_of(_columns(first, source)))
-    if source.column not in ROWS or (source.column == "messages" and kind_of(first) in SEPARATORS):
+    if source.column not in ROWS or ("," not in source.column and kind_of(first) in SEPARATORS):
         if source.loss:
             raise refusal(f"{source.name!r} has texts, no conversations: of these all counts. Leave loss=… out.")
         return source

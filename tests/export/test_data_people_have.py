@@ -1,0 +1,111 @@
+"""The script of conversations, and of a data set of the hub: the losses of a run, to the last bit."""
+
+import csv
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+
+from workbench.errors import ConfigurationError
+from workbench.export.script import script
+from workbench.run.job import prepare
+from workbench.run.run import run
+from workbench.techniques import Lora
+from workbench.texts import readers
+
+MARKING = (
+    "{% for message in messages %}{{ message.role }}: {% if message.role == 'assistant' %}{% generation %}"
+    "{{ message.content }}{{ eos_token }}{% endgeneration %}{% else %}{{ message.content }}\n{% endif %}{% endfor %}"
+)
+QUESTIONS = [(f"What is {n} and one?", f"It is {n + 1}, said {n}.") for n in range(80)]
+SAID = [[{"role": "user", "content": asked}, {"role": "assistant", "content": told}] for asked, told in QUESTIONS]
+CHATS = [{"messages": said} for said in SAID]
+CHATS[3] = {"messages": None}
+CHATS[4] = {"messages": [*SAID[4], {"role": "user", "content": "And?", "name": None}, SAID[5][1]]}
+EXCHANGES = [{"prompt": said[:1], "completion": said[1:]} for said in SAID]
+SHARED = [
+    {"conversations": [{"from": "human", "value": asked}, {"from": "gpt", "value": told}]} for asked, told in QUESTIONS
+]
+PAIRS = [{"prompt": asked, "completion": told} for asked, told in QUESTIONS]
+
+
+def written(rows, path):
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    elif path.suffix == ".parquet":
+        Dataset.from_list(rows).to_parquet(path)
+    else:
+        with path.open("w", newline="") as file:
+            table = csv.DictWriter(file, [*rows[0]])
+            table.writeheader()
+            table.writerows(rows)
+    return path.name
+
+
+def executed(source, prefix=""):
+    Path("train.py").write_text(prefix + source, encoding="utf-8")
+    done = subprocess.run([sys.executable, "train.py"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    history = json.loads(Path("fine-tuned", "trainer_state.json").read_text())["log_history"]
+    return [entry["loss"] for entry in history if "loss" in entry], history[-1]["eval_loss"]
+
+
+def expected(recipe):
+    record = run(recipe, device="cpu")
+    return record.losses, record.held_out_loss
+
+
+@pytest.fixture
+def short(recipe, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return replace(recipe, steps=2) | Lora(rank=2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "name", "options"),
+    [
+        (CHATS, "chats.jsonl", ""), (CHATS, "chats.parquet", ":loss=all"), (EXCHANGES, "exchanges.json", ""),
+        (PAIRS, "pairs.csv", ""), (SHARED, "shared.json", ""),
+    ],
+)  # fmt: skip
+def test_conversations_are_labelled_as_in_a_run(short, tmp_path, rows, name, options):
+    asked = replace(short, corpus=written(rows, tmp_path / name) + options)
+    source = script(asked)
+    assert executed(source) == expected(asked)
+
+
+def test_a_template_that_marks_answers_is_the_models_own(short, tmp_path):
+    folder = Path(short.model.removeprefix("random:"))
+    tokenizer = prepare(short, torch.device("cpu")).tokenizer
+    tokenizer.chat_template = MARKING
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    tokenizer.save_pretrained(tmp_path)
+    asked = replace(short, model=f"random:{tmp_path}", corpus=written(CHATS, tmp_path / "chats.jsonl"))
+    source = script(asked)
+    assert "chat_template = " not in source
+    assert executed(source) == expected(asked)
+
+
+@pytest.mark.parametrize("rows", [[{"text": f"{asked} {told}"} for asked, told in QUESTIONS * 4], CHATS])
+def test_a_data_set_of_the_hub_is_asked_for_by_its_name(short, tmp_path, monkeypatch, rows):
+    Dataset.from_list(rows).save_to_disk(tmp_path / "saved")
+    monkeypatch.setattr(readers, "_download", lambda *_: tuple((tmp_path / "saved").glob("*.arrow")))
+    asked = replace(short, corpus="user/set:split=test,config=small")
+    source = script(asked)
+    assert 'load_dataset("user/set", "small", split="test")' in source
+    here = "import datasets\ndatasets.load_dataset = lambda *_, **__: datasets.load_from_disk('saved')\n"
+    assert executed(source, here) == expected(asked)
+
+
+def test_what_no_script_reads_is_refused_with_a_cure(short, tmp_path):
+    Dataset.from_list(CHATS).save_to_disk(tmp_path / "chats")
+    with pytest.raises(ConfigurationError, match="'chats' has conversations, which no script reads .* as .jsonl"):
+        script(replace(short, corpus="chats"))
