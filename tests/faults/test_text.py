@@ -232,8 +232,8 @@ FAULTS: dict[str, tuple[Callable[[Path], str], tuple[str, ...]]] = {
         file("a.jsonl", CHAT + '{"messages": [{"content": "x"}]}'),
         ("a.jsonl, line 2: messages.0.role: Field required. A message is", '{"role": "user", "content": "…"}'),
     ),
-    "ShareGPT's keys": (
-        file("a.jsonl", '{"messages": [{"from": "human", "value": "x"}]}'),
+    "keys that no template knows": (
+        file("a.jsonl", '{"messages": [{"speaker": "human", "content": "x"}]}'),
         ("line 1: messages.0.role: Field required",),
     ),
     "no content": (

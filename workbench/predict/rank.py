@@ -48,7 +48,7 @@ def as_first(ranks: Ranks | None, device: torch.device) -> Iterator[None]:
             dist.destroy_process_group()
 
 
-class Message:
+class Sending:
     """One that is on its way. What it sends it keeps until it is waited for, as NCCL's do: for DeepSpeed that is a
     copy, on the GPU, of weights that wait in host memory.
     """
@@ -67,7 +67,7 @@ def keeping(send: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(send)
     def sent(self: Any, output_tensor: torch.Tensor, input_tensor: torch.Tensor, **kwargs: Any) -> Any:
         work = send(self, output_tensor, input_tensor, **kwargs)
-        return Message(work, input_tensor) if kwargs.get("async_op") else work
+        return Sending(work, input_tensor) if kwargs.get("async_op") else work
 
     return sent
 

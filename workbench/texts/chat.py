@@ -28,21 +28,21 @@ TEMPLATE: str = beside(__file__, "chat.toml")["template"]  # for a tokenizer tha
 ROLES = {"human": "user", "gpt": "assistant"}  # of ShareGPT
 
 
-def named(*names: str) -> Any:
+def called(*names: str) -> Any:
     return Field(validation_alias=AliasChoices(*names))
 
 
 class Message(BaseModel, extra="allow"):
     """What someone says; the content is null where the assistant calls a tool."""
 
-    role: Annotated[str, AfterValidator(lambda role: ROLES.get(role, role))] = named("role", "from")
-    content: str | list[Any] | None = named("content", "value")
+    role: Annotated[str, AfterValidator(lambda role: ROLES.get(role, role))] = called("role", "from")
+    content: str | list[Any] | None = called("content", "value")
 
 
 class Conversation(BaseModel):
     """Of these messages the assistant's turns count."""
 
-    messages: "Messages" = named("messages", "conversations")
+    messages: "Messages" = called("messages", "conversations")
 
 
 class Texts(BaseModel):
