@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -100,7 +101,7 @@ def test_a_data_set_of_the_hub_is_asked_for_by_its_name(short, tmp_path, monkeyp
     monkeypatch.setattr(readers, "_download", lambda *_: tuple((tmp_path / "saved").glob("*.arrow")))
     asked = replace(short, corpus="user/set:split=test,config=small")
     source = script(asked)
-    assert 'load_dataset("user/set", "small", split="test")' in source
+    assert re.search(r'load_dataset\(\s*path="user/set", name="small", split="test"', source)
     here = "import datasets\ndatasets.load_dataset = lambda *_, **__: datasets.load_from_disk('saved')\n"
     assert executed(source, here) == expected(asked)
 

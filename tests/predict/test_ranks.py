@@ -145,6 +145,16 @@ def test_a_rank_of_zero_on_a_card_needs_what_a_real_process_needs(shard, techniq
     assert abs(again.peak_allocated_bytes - predicted.peak_allocated_bytes) <= 2048  # the first left nothing behind
 
 
+@pytest.mark.usefixtures("emulator")
+@needs_deepspeed
+def test_a_card_that_is_too_small_needs_what_a_larger_one_of_its_kind_does():
+    recipe = replace(SMALL, effective_batch_size=16, sequence_length=1024)
+    asked = {"ranks": 2, "shard": "zero3_offload", "engine": EMULATOR}
+    small, large = (predict(recipe, name, **asked) for name in ("rtx3060", "rtx3090"))
+    assert (small.fits, large.fits) == (False, True)
+    assert small.peak_allocated_bytes == large.peak_allocated_bytes  # the attempt that failed left nothing behind
+
+
 # ---- any number of them ----
 
 

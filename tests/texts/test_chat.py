@@ -19,7 +19,7 @@ from workbench.run.run import run
 from workbench.run.trainer import collate
 from workbench.techniques import DataLoading, GradientAccumulation, Lora, Padding, SequenceLength, Streaming
 from workbench.texts import corpus
-from workbench.texts.chat import IGNORED, labelled
+from workbench.texts.chat import IGNORED, in_one_line, labelled
 
 CHATML = (
     "{% for message in messages %}{{ '<|' + message.role + '|>\n' + message.content + '<|end|>\n' }}{% endfor %}"
@@ -302,3 +302,17 @@ def test_techniques_that_cut_other_examples_are_refused_before_loading(recipe, c
 
 def test_a_sample_begins_with_the_first_question_that_is_held_out(chats):
     assert corpus.prompt(corpus.load_corpus(chats)) == "What is 36 and 1?"
+
+
+def test_only_rows_of_sharegpt_have_their_names_changed():
+    shared = {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
+    plain = {"messages": [{"role": "human", "content": "a"}, {"role": "gpt", "content": "b"}]}
+    for row, roles in ((shared, ["user", "assistant"]), (plain, ["human", "gpt"])):
+        (columns,) = row
+        found = json.loads(in_one_line(columns, row[columns]))
+        assert [message["role"] for message in found["messages"]] == roles
+        assert [message["content"] for message in found["messages"]] == ["a", "b"]
+    assert in_one_line("conversations", None) is None
+    for wrong in ("a", 3, ["from"], [{"from": "human"}]):
+        with pytest.raises(ValueError, match="messages"):
+            in_one_line("conversations", wrong)

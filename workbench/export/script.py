@@ -129,14 +129,13 @@ class _Main:
         tokenizer = _literal(_near(self.job.tokenizer.name_or_path or "gpt2"))
         yield _broken("tokenizer = AutoTokenizer.from_pretrained(", [tokenizer, "trust_remote_code=False"], ")")
         yield from filter(None, [self.template])
-        train, held_out = reading["parts"]
+        train, held_out = (part.format(**words) for part in reading["parts"])
         given = [train, "tokenizer", "LENGTH", "BATCH", str(self.recipe.seed)]
         yield from [*self._calls("train_rows = ", given, "examples")] or [
             f"train_rows = make_rows({train}, tokenizer)",
             "train_rows = train_rows.select(range(len(train_rows) // BATCH * BATCH))",
         ]
         most = max(corpus.HELD_OUT_TOKENS, self.recipe.sequence_length)
-        most = most if self.rows == WORDS["rows"]["text"] else most // self.recipe.sequence_length
         yield f"eval_rows = make_rows({held_out}, tokenizer, most={most})"
         yield from self._calls("train_rows = ", ["train_rows"], "dataset")
         if collators := [*self._calls("data_collator = ", ["data_collator"], "collator")]:
@@ -153,20 +152,17 @@ class _Main:
         if source.is_folder:
             cure = "Put its documents into one file: .jsonl or .parquet."
             raise ConfigurationError(f"script: {name!r} is a folder. {cure}")
-        ending = "saved" if source.path.is_dir() else source.path.suffix.lower().strip(".")
+        ending = "saved" if source.path.is_dir() else source.path.suffix.lower()
         kind = "hub" if source.downloaded else ending
+        reading = readings["plain"] if kind in readers.PLAIN else readings.get(kind.strip("."), readings["others"])
         if source.loss:
-            reading = self._conversations(source, kind)
-        else:
-            plain = not kind or f".{kind}" in readers.PLAIN
-            reading = readings["plain"] if plain else readings.get(kind, readings["others"])
+            reading = self._conversations(source, kind.strip("."))
         if reading is readings["others"]:
             self.sources.add(readers.read_documents)
         words: dict[str, Any] = {"path": _near(str(source.path)), "column": source.column, "encoding": source.encoding}
         words |= {"between": self.job.tokenizer.eos_token or corpus.END_OF_TEXT, "share": 1 - corpus.HELD_OUT_SHARE}
-        words |= {"columns": source.column.split(","), "roles": chat.ROLES}
-        asked = [_literal(word) for word in source.asked if word]
-        call = ", ".join([*asked[:-1], *(f"split={split}" for split in asked[-1:])])
+        words |= {"columns": source.column.split(","), "most": corpus.HELD_OUT_TOKENS}
+        call = ", ".join(f"{name}={_literal(word)}" for name, word in source.asked if word)
         return reading, {key: _literal(word) for key, word in words.items()} | {"asked": call}
 
     def _conversations(self, source: readers.TextSource, kind: str) -> dict[str, Any]:
@@ -177,7 +173,8 @@ class _Main:
             raise ConfigurationError(f"{told}. Write them as .jsonl.")
         reading = known | known[kind]
         if source.column == "conversations":
-            reading["lines"] = [*reading["lines"], *known["renaming"]]
+            self.sources.add(chat.as_message)
+            reading["lines"] = [*reading["lines"], known["renaming"]]
         everything = ", answers=False" if source.loss == chat.ALL else ""
         labels = f"{self.sources.add(chat.labels_of)}(each, tokenizer, template{everything})"
         self.rows = WORDS["rows"]["conversations"].format(labels=labels)

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import wraps
 from typing import Any
 from unittest.mock import patch
@@ -43,14 +43,15 @@ def as_first(ranks: Ranks | None, device: torch.device) -> Iterator[None]:
         try:
             yield
         finally:
-            let_go()
+            with suppress(RuntimeError):  # of one weight that was being gathered as memory ran out
+                let_go()
             forget()
             dist.destroy_process_group()
 
 
 class Sending:
-    """One that is on its way. What it sends it keeps until it is waited for, as NCCL's do: for DeepSpeed that is a
-    copy, on the GPU, of weights that wait in host memory.
+    """A message on its way, which keeps what it sends until it is waited for, as NCCL's do (PyTorch's `TensorShelf` in
+    ProcessGroupNCCL.hpp). For DeepSpeed that is a copy, on the GPU, of weights that wait in host memory.
     """
 
     def __init__(self, work: dist.Work, sent: torch.Tensor) -> None:

@@ -12,7 +12,7 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AfterValidator, AliasChoices, BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from workbench.paths import beside
 
@@ -25,24 +25,17 @@ GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 TEMPLATE: str = beside(__file__, "chat.toml")["template"]  # for a tokenizer that has none, such as GPT-2's
 
 
-ROLES = {"human": "user", "gpt": "assistant"}  # of ShareGPT
-
-
-def called(*names: str) -> Any:
-    return Field(validation_alias=AliasChoices(*names))
-
-
 class Message(BaseModel, extra="allow"):
     """What someone says; the content is null where the assistant calls a tool."""
 
-    role: Annotated[str, AfterValidator(lambda role: ROLES.get(role, role))] = called("role", "from")
-    content: str | list[Any] | None = called("content", "value")
+    role: str
+    content: str | list[Any] | None
 
 
 class Conversation(BaseModel):
     """Of these messages the assistant's turns count."""
 
-    messages: "Messages" = called("messages", "conversations")
+    messages: "Messages"
 
 
 class Texts(BaseModel):
@@ -65,6 +58,8 @@ ROWS = ("messages", "conversations", "prompt,completion")  # the columns of a ro
 
 def in_one_line(columns: str, values: Any) -> str | None:
     """A conversation as one line of JSON; None for a null. Raises ValueError if it is none."""
+    if columns == "conversations":
+        columns, values = "messages", [*map(as_message, values)] if isinstance(values, list) else values
     row = dict(zip(columns.split(","), values if "," in columns else [values], strict=True))
     kind = Texts if "," in columns and str in map(type, values or ()) else Exchange if "," in columns else Conversation
     try:
@@ -72,6 +67,14 @@ def in_one_line(columns: str, values: Any) -> str | None:
     except ValidationError as error:
         found = error.errors()[0]
         raise ValueError(f"{'.'.join(map(str, found['loc']))}: {found['msg']}") from None
+
+
+def as_message(said: Any) -> Any:
+    """What someone says, ShareGPT's `from` and `value` by the names that templates know."""
+    names, roles = {"from": "role", "value": "content"}, {"human": "user", "gpt": "assistant"}
+    if not isinstance(said, dict):
+        return said
+    return {names.get(name, name): roles.get(value, value) if name == "from" else value for name, value in said.items()}
 
 
 def template_of(tokenizer: "PreTrainedTokenizerBase") -> str:
@@ -92,19 +95,17 @@ def labelled(line: str, tokenizer: "PreTrainedTokenizerBase", loss: str) -> list
 def labels_of(row: Any, tokenizer: Any, template: str, answers: bool = True) -> list[tuple[int, int]]:
     """The tokens of a conversation, each with its label: itself where an answer is, or everywhere. What is one the
     template tells, or what it adds to the conversation before it."""
+    write: Any = partial(tokenizer.apply_chat_template, chat_template=template, tokenize=False)
     if answers and "messages" in row and GENERATION.search(template):
-        asked: Any = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
-        asked |= {"chat_template": template, "tokenizer_kwargs": {"verbose": False}}
-        found = tokenizer.apply_chat_template(row["messages"], **asked)
-        marked = zip(found["input_ids"], found["assistant_masks"], strict=True)
-        return [(token, token if counts else IGNORED) for token, counts in marked]
+        asked = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
+        found = write(row["messages"], **asked, tokenizer_kwargs={"verbose": False})
+        return [(i, i if n else IGNORED) for i, n in zip(found["input_ids"], found["assistant_masks"], strict=True)]
     end = str(tokenizer.eos_token or "")
     parts = row["messages"] if "messages" in row else row["prompt"] + row["completion"]
     if "messages" in row:
         turns = [(i, i + 1) for i, message in enumerate(parts) if message["role"] == "assistant"]
     else:
         turns = [(len(row["prompt"]), len(parts) + len(end))]
-    write: Any = partial(tokenizer.apply_chat_template, chat_template=template, tokenize=False)
     if is_text := isinstance(parts, str):
         parts, write = parts.removesuffix(end) + end, as_it_is
     whole = write(parts)

@@ -123,7 +123,7 @@ class TextSource:
     """A file, a folder of files, or the files of a data set of the hub, with the column and the encoding to read.
 
     `loss` is empty for texts. Of conversations it says what counts, "answers" or "all"; each is a line of JSON. The hub
-    was `asked` for a data set, its config or None, and its split.
+    was `asked` for a data set, with the arguments of `datasets.load_dataset`.
     """
 
     name: str
@@ -132,7 +132,7 @@ class TextSource:
     encoding: str = "utf-8-sig"
     loss: str = ""
     downloaded: tuple[Path, ...] = ()
-    asked: tuple[str | None, ...] = ()
+    asked: tuple[tuple[str, str | None], ...] = ()
 
     def documents(self) -> Iterator[Iterable[str] | None]:
         """Every document in pieces, None for a null, in the order of the files' names; line ends are `\\n`.
@@ -201,8 +201,8 @@ def find_text(name: str, alternatives: str) -> TextSource:
         if not HUB_ID.fullmatch(repository) or {kind_of(Path(repository)), Path(repository).suffix} & {*KINDS, ".gz"}:
             raise refusal(f"{nothing}. {alternatives}")
         given = _options(name, colon + options, {"hub"})
-        asked = repository, given.pop("config", None), given.pop("split", "train")
-        files = _download(*asked, nothing)
+        asked = ("path", repository), ("name", given.pop("config", None)), ("split", given.pop("split", "train"))
+        files = _download(*dict(asked).values(), nothing)
         return _resolved(TextSource(name, files[0], downloaded=files, asked=asked), given)
     source = TextSource(name, path)
     if not (known := source.files()):
