@@ -25,7 +25,7 @@ from workbench.predict.prediction import Prediction
 from workbench.recipe import Recipe
 from workbench.run.trainer import assemble, prepare_data, prepare_model, training_arguments
 from workbench.techniques import parse_technique
-from workbench.texts.corpus import Blocks, TrainingText
+from workbench.texts.corpus import Blocks
 
 MEAN, WORST = 0.01, 0.025
 ALL = "lora=targets:c_attn+c_fc+c_proj"
@@ -118,7 +118,7 @@ def _real(recipe: Recipe, folder: Path) -> tuple[int, MemoryReport]:
         arguments = training_arguments(recipe, 1e-4, torch.device("cpu"), folder / "trainer")
         arguments.eval_on_start = False
         meter = Meter(model, before_bytes=0)
-        text = TrainingText("", load_tokenizer(source), recipe.sequence_length, recipe.effective_batch_size)
+        text = "", load_tokenizer(source), recipe.sequence_length, recipe.effective_batch_size
         trainer = assemble(recipe, model, prepare_data(recipe, Blocks(rows, rows, text)), arguments, meter, [])
         storages = {p.untyped_storage()._cdata: p.untyped_storage().nbytes() for p in model.parameters()}
         gc.collect()  # else an earlier run's tensors would be freed, and subtracted, in this one

@@ -18,6 +18,7 @@ from workbench.predict.report import prediction_text
 from workbench.run.run import run
 from workbench.techniques import (
     ActivationOffloading,
+    ChunkedCrossEntropy,
     GradientAccumulation,
     GradientCheckpointing,
     Lora,
@@ -267,6 +268,38 @@ def test_states_in_unified_memory_are_on_the_host_in_both_engines(kind, tmp_path
     record = run(recipe, device="emulated:t4", folder=tmp_path)
     assert record.peak_host_bytes > bytes_each * 0.99 * record.parameters
     assert record.maximum_by_category["optimizer_states"] < 0.01 * record.peak_host_bytes
+
+
+ON_HOST = Optimizer(kind="adamw_on_host")
+
+
+@pytest.mark.parametrize(
+    "techniques",
+    [
+        (ON_HOST,),
+        (ON_HOST, StepInBackward(), GradientCheckpointing(offload=True)),
+        (ON_HOST, MixedPrecision(dtype="bf16"), Lora()),
+        (GradientCheckpointing(offload=True, every_n_layers=3), MixedPrecision(dtype="fp16"), Lora()),
+        (GradientCheckpointing(offload=True, use_reentrant=True), ChunkedCrossEntropy()),
+    ],
+    ids=lambda techniques: replace(LARGE, techniques=techniques).label,
+)
+def test_what_the_libraries_keep_on_the_host_is_the_same_in_both_engines_and_in_a_run(techniques, tmp_path):
+    recipe = replace(LARGE, effective_batch_size=2, steps=3, techniques=techniques)
+    real, shadow = (predict(recipe, "h100", engine=engine) for engine in (EMULATOR, SHADOW))
+    record = run(recipe, device="emulated:h100", folder=tmp_path)
+    assert shadow.peak_allocated_bytes == pytest.approx(real.peak_allocated_bytes, rel=1e-4)
+    assert record.peak_allocated_bytes == pytest.approx(real.peak_allocated_bytes, rel=1e-4)
+    assert shadow.peak_reserved_bytes == pytest.approx(real.peak_reserved_bytes, rel=0.02)
+    assert record.peak_reserved_bytes == real.peak_reserved_bytes
+    if ON_HOST in techniques:  # weights, gradients and two states, of all but the smallest tensors
+        assert record.peak_host_bytes == pytest.approx(16 * record.trainable_parameters, rel=0.01)
+
+
+def test_a_step_on_the_host_is_not_computed():
+    """For GPT-2 XL it would fill 25 GB of this machine's memory."""
+    found = predict(replace(LARGE, model="random:gpt2-xl") | ON_HOST, "b200", engine=EMULATOR)
+    assert found.maximum_by_category["optimizer_states"] < 0.001 * found.peak_allocated_bytes
 
 
 def test_the_process_of_a_card_stays_warm_and_few_are_kept(monkeypatch):

@@ -4,7 +4,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from workbench.errors import ConfigurationError, UnavailableError
 from workbench.measure.categories import Category
+from workbench.run.run import run
 from workbench.techniques import GradientAccumulation, GradientCheckpointing, Lora, MixedPrecision
 
 KINDS = pytest.mark.parametrize(
@@ -95,3 +97,28 @@ def test_every_nth_block_is_checkpointed(n, expected):
     GradientCheckpointing(every_n_layers=n).applied_to(model)
     assert [block.gradient_checkpointing for block in model.transformer.h] == expected
     assert model.config.use_cache is False
+
+
+# ---- inputs of the blocks that wait on the host ----
+
+
+def test_without_a_gpu_there_is_nothing_to_offload(recipe, runs_folder):
+    with pytest.raises(UnavailableError, match="offload:true needs a CUDA device; a cpu's memory is the host's"):
+        run(recipe | GradientCheckpointing(offload=True), device="cpu")
+
+
+def test_an_older_transformers_says_that_it_cannot_offload(monkeypatch):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_layer=1, n_embd=8, n_head=2, bos_token_id=0, eos_token_id=0))
+    monkeypatch.setattr(model, "activation_checkpointing_enable", lambda kwargs=None: None)  # as of 5.22
+    with pytest.raises(ConfigurationError, match="gradient_checkpointing: .*unexpected keyword argument 'offload'"):
+        GradientCheckpointing(offload=True).applied_to(model)
+    GradientCheckpointing().applied_to(model)
+
+
+@pytest.mark.gpu
+@pytest.mark.values
+def test_on_a_gpu_what_waited_on_the_host_is_the_same_to_the_last_bit(recipe):
+    plain, moved = run(recipe, device="cuda"), run(recipe | GradientCheckpointing(offload=True), device="cuda")
+    assert moved.losses == pytest.approx(plain.losses, rel=1e-6)

@@ -8,7 +8,7 @@ process under the emulator, where torch sees the card as `cuda`.
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -33,6 +33,7 @@ from workbench.predict.prediction import Prediction, prediction_of
 from workbench.predict.rank import as_first, part_of
 from workbench.predict.rows import MICRO_BATCHES, STEPS, assembled, facts
 from workbench.predict.shadow.replay import maker_at
+from workbench.predict.shadow.stand_ins import replaced_libraries
 from workbench.predict.shadow.tracker import ShadowTracker
 from workbench.predict.skeleton import can_be_skeleton, config_for, skeleton
 from workbench.ranks.run import RankMeter
@@ -42,6 +43,7 @@ from workbench.run.job import why_not_here
 from workbench.run.trainer import SeamTrainer, model_arguments, prepare_model
 
 DEVICE = torch.device("cuda")
+HOST_STEP, ZEROS = torch.ops.aten._fused_adamw_.default, torch.ops.aten.zeros_like.default
 
 
 def predict_here(recipe: Recipe, gpu: Gpu, padding: bool, ranks: Ranks | None = None) -> Prediction:
@@ -80,15 +82,17 @@ def _predict(recipe: Recipe, gpu: Gpu, padding: bool, ranks: Ranks | None) -> Pr
 @contextmanager
 def on_card(recipe: Recipe) -> Iterator[tuple[Recipe, Path]]:
     """What surrounds a run: the recipe as it can be emulated, and a folder. Raises ConfigurationError: it cannot."""
-    techniques = tuple(one.stand_in() if one.missing(DEVICE.type) else one for one in recipe.techniques)
+    lacking = [one for one in recipe.techniques if one.missing(DEVICE.type)]
+    techniques = tuple(one.stand_in() if one in lacking else one for one in recipe.techniques)
     recipe = replace(recipe, techniques=techniques)
-    if lacking := why_not_here(recipe, DEVICE):
-        raise ConfigurationError(f"predict: {lacking}")
+    if why := why_not_here(recipe, DEVICE):
+        raise ConfigurationError(f"predict: {why}")
     allocator_for(DEVICE).prepare()
     with ExitStack() as stack:
         for technique in recipe.techniques:
             stack.enter_context(technique.run_context())
         stack.enter_context(quiet())
+        stack.enter_context(replaced_libraries() if lacking else nullcontext())
         yield recipe, Path(stack.enter_context(tempfile.TemporaryDirectory()))
 
 
@@ -144,6 +148,10 @@ class CardTracker(ShadowTracker):
         self.books = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is HOST_STEP and not args[0][0].is_cuda:
+            return None  # nobody reads the numbers, and the host's memory is not touched for them
+        if func is ZEROS and not args[0].is_cuda:
+            func = torch.ops.aten.empty_like.default
         if self.books:
             return super().__torch_dispatch__(func, types, args, kwargs)
         return func(*args, **(kwargs or {}))

@@ -17,7 +17,7 @@ from workbench.recipe import Recipe
 from workbench.run.job import own_examples
 from workbench.run.trainer import SeamTrainer, argument_values, assemble, prepare_data, training_arguments
 from workbench.texts import corpus
-from workbench.texts.corpus import Blocks, TrainingText
+from workbench.texts.corpus import Blocks
 
 STEPS = 3  # the optimizer makes its states in the first; the allocator has found its form after the second
 MICRO_BATCHES = 3  # of a step are trained, the first ones and the last: each finds what the second found
@@ -109,15 +109,14 @@ def _enlarge(trainer: Any, size: int, count: int) -> None:
     trainer.get_batch_samples = fetched
 
 
-def _text(recipe: Recipe) -> TrainingText:
+def _text(recipe: Recipe) -> tuple[str, Any, int, int]:
     """The text itself, if a technique cuts it in its own way: then its lengths do matter."""
-    shape = {"sequence_length": recipe.sequence_length, "batch": recipe.effective_batch_size}
     if not own_examples(recipe):
-        return TrainingText(text="", tokenizer=cast("Any", None), **shape)
-    tokenizer = cast("Any", _known_tokenizer(locate_config(recipe.model)))
+        return "", None, recipe.sequence_length, recipe.effective_batch_size
+    tokenizer = _known_tokenizer(locate_config(recipe.model))
     text = corpus.load_corpus(recipe.corpus)
     corpus.check_in_memory(text, own_examples(recipe))
-    return TrainingText(text=str(text.train), tokenizer=tokenizer, **shape)
+    return str(text.train), tokenizer, recipe.sequence_length, recipe.effective_batch_size
 
 
 class _Remembering:

@@ -28,7 +28,7 @@ from workbench.recipe import Recipe
 from workbench.records import checkpoints
 from workbench.settings import named, unknown
 from workbench.techniques.base import Arguments, Call, Technique
-from workbench.texts.corpus import Blocks, TrainingText
+from workbench.texts.corpus import Blocks
 
 ALWAYS = beside(__file__, "trainer.toml")  # arguments that are the same for every run, wherever it runs
 EPOCHS = "num_train_epochs"
@@ -192,9 +192,9 @@ def prepare_data(recipe: Recipe, blocks: Blocks) -> dict[str, Any]:
     return {"train_dataset": train, "eval_dataset": blocks.held_out, "data_collator": collator}
 
 
-def _examples(technique: Technique, call: Call, source: TrainingText, seed: int) -> Any:
+def _examples(technique: Technique, call: Call, text: tuple[Any, ...], seed: int) -> Any:
     try:
-        return call(source.text, source.tokenizer, source.sequence_length, source.batch, seed)
+        return call(*text, seed)
     except ValueError as error:
         raise ConfigurationError(f"{technique.name}: {error}") from None
 

@@ -35,7 +35,7 @@ class Allocator(Technique):
         super().__post_init__()
         if not self.expandable_segments and self.max_split_size_mb is None:
             raise ConfigurationError(
-                f"{self.name}: these are PyTorch's defaults, nothing would change. Set one of the two."
+                f"{self.name}: these are PyTorch's defaults, nothing would change. Set one of them."
             )
 
     @property

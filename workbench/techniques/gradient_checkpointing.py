@@ -8,16 +8,15 @@ from workbench.settings import setting
 from workbench.techniques.base import Call, Capability, Stage, Technique
 
 
-def checkpoint_blocks(model: Any, every_n_layers: int, use_reentrant: bool) -> Any:
+def checkpoint_blocks(model: Any, every_n_layers: int, use_reentrant: bool, offload: bool) -> Any:
     """The model, which keeps only the inputs of every n-th transformer block, and runs these blocks again."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     # transformers 5.23 renamed the method; 5.17 has only the older name
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    enable({"use_reentrant": use_reentrant})
+    enable({"use_reentrant": use_reentrant}, **({"offload": True} if offload else {}))
     model.config.use_cache = False
-    blocks = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-    for index, block in enumerate(blocks):
+    for index, block in enumerate(m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)):
         block.gradient_checkpointing = index % every_n_layers == 0
     return model
 
@@ -27,16 +26,25 @@ class GradientCheckpointing(Technique):
     """Keeps only the input of every n-th transformer block and runs those blocks again during the backward pass.
 
     Chen et al., "Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174. A key-value cache cannot be kept,
-    since the recomputation would fill it a second time.
+    since the recomputation would fill it a second time. With `offload` the inputs wait in page-locked host memory
+    (transformers' own, `torch.autograd.graph.save_on_cpu`); the copies are waited for, and no record counts them.
     """
 
     every_n_layers: int = setting(1, "checkpoint every n-th transformer block; 1 is all of them", minimum=1)
     use_reentrant: bool = setting(False, "PyTorch's older implementation, which recomputes under a fresh graph")
+    offload: bool = setting(False, "on CUDA: what is kept waits in host memory")
 
     stage = Stage.WRAP
     brings = frozenset({Capability.RECOMPUTATION})
     forbids = frozenset({Capability.KEY_VALUE_CACHE, Capability.RECOMPUTATION})
     worth_trying = tuple({"every_n_layers": n} for n in (4, 2, 1))
+
+    def missing(self, device_type: str) -> str | None:
+        if self.offload and device_type != "cuda":
+            return (
+                f"{self.name}=offload:true needs a CUDA device; a {device_type}'s memory is the host's. Leave it out."
+            )
+        return None
 
     def model(self, family: ModelFamily) -> Call:
         changed = {name: value for name, value in self.settings().items() if value != getattr(type(self), name)}

@@ -51,8 +51,9 @@ class Optimizer(Technique):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "numerics", Numerics(self._of("numerics", Numerics.DIFFERENT)))
-        object.__setattr__(self, "learning_rate_factor", self._of("learning_rate_factor", 1.0))
-        object.__setattr__(self, "unsharded", self._of("unsharded", ""))
+        for name in ("learning_rate_factor", "unsharded", "alone"):
+            object.__setattr__(self, name, self._of(name, getattr(self, name)))
+        object.__setattr__(self, "forbids", self.forbids | {Capability(each) for each in self._of("forbids", ())})
 
     def _of(self, name: str, otherwise: Any = None) -> Any:
         """What the kind's table says."""
@@ -91,14 +92,12 @@ class Optimizer(Technique):
 
     def trainer(self) -> Call | None:
         """None where the Trainer makes the optimizer by itself."""
-        uses: dict[str, Any] = {"adamw": use_adamw, "muon": use_muon, "library": use_library}
-        return next((Call(use, self._of(name)) for name, use in uses.items() if self._of(name)), None)
+        uses: dict[str, Any] = {"adamw": use_adamw, "muon": use_muon, "library": use_library, "host": use_host}
+        return next((Call(use, self._of(name)) for name, use in uses.items() if name in KINDS[self.kind]), None)
 
     def stand_in(self) -> Technique:
-        """FlashOptim's kernels are Triton's: the same states, at the same moments, and no arithmetic."""
-        if self.kind != "adamw_flash":
-            return self
-        return self.replacing(trainer=lambda _: Call(use_flash_states), missing=lambda *_: None)
+        """Of FlashOptim predictions replace the library, whose kernels are Triton's."""
+        return self.replacing(missing=lambda *_: None) if self.kind == "adamw_flash" else self
 
 
 def use_adamw(trainer: Any, foreach: bool) -> None:
@@ -142,6 +141,36 @@ def use_library(trainer: Any, module: str, name: str, settings: dict[str, Any], 
     trainer.optimizer_cls_and_kwargs = (piecewise(kind, piece) if piece else kind, options)
 
 
+def use_host(trainer: Any) -> None:
+    """torchao's AdamW on the host, of tensors of 4,096 elements and more, with gradients as they are when it steps."""
+    import torch
+
+    kind: Any = import_module("torchao.optim.cpu_offload").CPUOffloadOptimizer
+
+    class OnHost(kind):  # type: ignore[misc]
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            # torchao's hooks send what is not clipped yet, and would keep the parameters they hang on, for ever
+            for parameter in self.param_d2h_map:
+                parameter._post_accumulate_grad_hooks.popitem()
+
+        @property
+        def state(self) -> Any:
+            held = {p: {**self.optim_dict[p].state[h], "w": h, "g": h.grad} for p, h in self.param_d2h_map.items()}
+            return held | (self.d_opt.state if self.d_opt else {})
+
+        def step(self, closure: Any = None) -> Any:
+            for parameter, host in self.param_d2h_map.items():
+                if parameter.grad is not None:
+                    self.stream.wait_stream(torch.cuda.current_stream())
+                    with torch.cuda.stream(self.stream):
+                        host.grad.copy_(parameter.grad, non_blocking=True)
+                    self.queue[parameter] = self.stream.record_event()  # which is waited for before its step
+            return super().step(closure)
+
+    trainer.optimizer_cls_and_kwargs = (OnHost, trainer.get_optimizer_cls_and_kwargs(trainer.args)[1])
+
+
 def piecewise(kind: Any, elements: int) -> Any:
     """An optimizer that looks at each number by itself, with a step that takes so many elements at a time.
 
@@ -158,39 +187,13 @@ def piecewise(kind: Any, elements: int) -> Any:
             super().__init__([{**g, "params": pieces} for g, pieces in zip(groups, split, strict=True)], **options)
 
         def step(self, closure: Any = None) -> None:
-            for parameter, pieces in self.pieces.items():
-                gradient = (
-                    [None] * len(pieces) if parameter.grad is None else parameter.grad.reshape(-1).split(elements)
-                )
-                for piece, part in zip(pieces, gradient, strict=True):
+            for p, pieces in self.pieces.items():
+                parts = [None] * len(pieces) if p.grad is None else p.grad.reshape(-1).split(elements)
+                for piece, part in zip(pieces, parts, strict=True):
                     piece.grad = part
-            watched = torch._C._len_torch_dispatch_stack() > 0
-            with (
-                torch.no_grad(),
-                torch.compiler.set_stance("force_eager" if watched or not has_triton() else "default"),
-            ):
+            eager = torch._C._len_torch_dispatch_stack() > 0 or not has_triton()
+            with torch.no_grad(), torch.compiler.set_stance("force_eager" if eager else "default"):
                 super().step()
             super().zero_grad()  # of the pieces, which would keep the parameters' alive
 
     return Piecewise
-
-
-def use_flash_states(trainer: Any) -> None:
-    """What `flashoptim.FlashAdamW` allocates for bf16 weights (0.1.4, `_ensure_state_initialized`)."""
-    import torch
-
-    class FlashStates(torch.optim.Optimizer):
-        @torch.no_grad()
-        def step(self, closure: Any = None) -> None:  # type: ignore[override]
-            for parameter in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
-                if not self.state[parameter]:
-                    self.state[parameter] = dict(self.new_state(parameter))
-
-        def new_state(self, parameter: Any) -> Any:
-            for name in ("exp_avg", "exp_avg_sq"):
-                plain = torch.zeros_like(parameter)
-                yield name, torch.empty_like(plain, dtype=torch.uint8)
-                yield f"{name} scales", plain.new_empty((plain.numel() + 31) // 32, dtype=torch.float16)
-            yield "error_bits", torch.zeros_like(parameter, dtype=torch.int8)
-
-    trainer.optimizer_cls_and_kwargs = (FlashStates, {"defaults": {"lr": trainer.args.learning_rate}})

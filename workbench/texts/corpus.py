@@ -85,28 +85,16 @@ class Corpus:
 
 
 @dataclass(frozen=True)
-class TrainingText:
-    """The text of the training blocks, without the held-out part, for techniques that cut it in another way.
-
-    `tokenizer` is the model's, `sequence_length` T tokens, `batch` B sequences per optimizer step.
-    """
-
-    text: str
-    tokenizer: "PreTrainedTokenizerBase"
-    sequence_length: int
-    batch: int
-
-
-@dataclass(frozen=True)
 class Blocks:
     """Token blocks of T tokens each, rows `input_ids`; the held-out part is capped at HELD_OUT_TOKENS tokens.
 
-    Those of conversations have `labels` too, IGNORED where a token does not count. `text` is what `train` was cut from.
+    Those of conversations have `labels` too, IGNORED where a token does not count. `text` is for techniques that cut it
+    in another way: that of `train`, the model's tokenizer, T, and B sequences per optimizer step.
     """
 
     train: "Dataset"
     held_out: "Dataset"
-    text: TrainingText
+    text: tuple[str, Any, int, int]
     remarks: tuple[str, ...] = ()
 
 
@@ -235,7 +223,7 @@ def make_blocks(corpus: Corpus, tokenizer: "PreTrainedTokenizerBase", sequence_l
     if not held_out:
         short = f"the held-out part of {corpus.name} is shorter than one block of {sequence_length} tokens"
         raise texts.refusal(f"{short}. Use a longer text or a smaller sequence_length.")
-    text = TrainingText(corpus.train if isinstance(corpus.train, str) else "", tokenizer, sequence_length, batch)
+    text = corpus.train if isinstance(corpus.train, str) else "", tokenizer, sequence_length, batch
     simple = "" if tokenizer.chat_template else "; the tokenizer has no chat template, so a simple one writes messages"
     remarks = (f"the loss counts {corpus.loss} of the conversations{simple}",) if corpus.loss else ()
     return Blocks(train.select(range(len(train) // batch * batch)), held_out, text, remarks)

@@ -1,11 +1,15 @@
-"""What stands in for bitsandbytes, whose kernels cannot be traced: the same bytes at the same moments, no arithmetic.
+"""What stands in for libraries whose kernels cannot be traced, or that keep tensors on the host, which is no part of
+the device here: the same bytes at the same moments, no arithmetic.
 
-One for each kind of storage that the library brings, whichever technique asks for it. It need not be installed. The
-bytes are those of its release 0.50, as each docstring names them.
+One for each kind of storage that a library brings, whichever technique asks for it. It need not be installed. The bytes
+are those of bitsandbytes 0.50, FlashOptim 0.1.4 and torchao 0.18, as each docstring names them.
 """
 
 import math
 import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +22,7 @@ from workbench.techniques.base import Arguments, Call
 SCALED, SCALES_SCALED = 64, 256  # 4-bit numbers that share a scale, and scales that do
 EIGHT_BIT_BLOCK, EIGHT_BIT_MINIMUM, EIGHT_BIT_VALUES = 256, 4096, 256  # `Optimizer2State`
 PAGED_MINIMUM = 100_000  # elements: `get_state_buffer`
+HOSTS_MINIMUM = 4096  # `minimal_size`
 
 
 # ---- weights of 4 bits ----
@@ -148,3 +153,59 @@ class LibrarysAdamW(torch.optim.Optimizer):
             self.tables.setdefault(f"qmap{i}", torch.empty(EIGHT_BIT_VALUES, device=parameter.device))
         made = {f"state{i}": torch.zeros_like(parameter, dtype=torch.uint8) for i in here}
         return {**made, **{f"absmax{i}": torch.zeros(blocks, device=parameter.device) for i in both}, **self.tables}
+
+
+class FlashStates(LibrarysAdamW):
+    """What `flashoptim.FlashAdamW` allocates for bf16 weights (`_ensure_state_initialized`)."""
+
+    def __init__(self, groups: list[dict[str, Any]], lr: float, **_: Any) -> None:
+        super().__init__([{**group, "lr": lr} for group in groups], bits=8, paged=False)
+
+    def new_state(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+        made = {}
+        for name in ("exp_avg", "exp_avg_sq"):
+            plain = torch.zeros_like(parameter)
+            made[name] = torch.empty_like(plain, dtype=torch.uint8)
+            made[f"{name} scales"] = plain.new_empty((plain.numel() + 31) // 32, dtype=torch.float16)
+        return {**made, "error_bits": torch.zeros_like(parameter, dtype=torch.int8)}
+
+
+# ---- tensors that wait on the host ----
+
+
+class HostsAdamW(torch.optim.Optimizer):
+    """`torchao.optim.CPUOffloadOptimizer`: on the device are the states of smaller parameters alone."""
+
+    def __init__(self, groups: list[dict[str, Any]], **options: Any) -> None:
+        small = [{**g, "params": [p for p in g["params"] if p.numel() < HOSTS_MINIMUM]} for g in groups]
+        self.d_opt, self.param_d2h_map = torch.optim.AdamW(small, **options), dict[Any, Any]()
+        self.param_groups = self.d_opt.param_groups
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.d_opt.step()
+
+
+class SavedNowhere(torch.autograd.graph.saved_tensors_hooks):
+    """`torch.autograd.graph.save_on_cpu`: what comes back is contiguous, and new."""
+
+    def __init__(self, **_: Any) -> None:
+        super().__init__(lambda saved: (saved.size(), saved.dtype), lambda told: torch.empty(told[0], dtype=told[1]))
+
+
+MODULES: dict[str, Any] = {  # of libraries, for `sys.modules`
+    "flashoptim": SimpleNamespace(FlashAdamW=FlashStates),
+    "torchao.optim.cpu_offload": SimpleNamespace(CPUOffloadOptimizer=HostsAdamW),
+}
+
+
+@contextmanager
+def replaced_libraries() -> Iterator[None]:
+    """For the duration what is imported from MODULES stands in. What else is imported meanwhile stays."""
+    before = {name: sys.modules[name] for name in MODULES if name in sys.modules}
+    sys.modules.update(MODULES)
+    try:
+        yield
+    finally:
+        for name in MODULES:
+            sys.modules.pop(name, None)
+        sys.modules.update(before)

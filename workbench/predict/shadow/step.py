@@ -29,9 +29,11 @@ from workbench.predict.shadow.patches import cuda_choices, fill_tables, make_fak
 from workbench.predict.shadow.repeated import foreseen
 from workbench.predict.shadow.stand_ins import (
     LibrarysAdamW,
+    SavedNowhere,
     copy_adapted,
     optimizer_kind,
     pack_matrices,
+    replaced_libraries,
     take_quantization,
 )
 from workbench.predict.shadow.trace import Trace
@@ -66,7 +68,11 @@ def trace(recipe: Recipe, gpu: Gpu | None, padding: bool = False, ranks: Ranks |
     with _naming_failures(tracker), quiet(), tempfile.TemporaryDirectory() as scratch, as_first(ranks, DEVICE):
         model = _model(recipe, config)
         tracker.name_modules(model)
-        with patch.object(SeamTrainer, "get_optimizer_cls_and_kwargs", staticmethod(optimizer_kind)):
+        with (
+            patch.object(SeamTrainer, "get_optimizer_cls_and_kwargs", staticmethod(optimizer_kind)),
+            patch("transformers.modeling_utils.save_on_cpu", SavedNowhere, create=True),
+            replaced_libraries(),
+        ):
             return _Shadow(recipe, model, tracker, padding, Path(scratch), ranks).run(gpu)
 
 
