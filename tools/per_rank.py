@@ -27,8 +27,9 @@ Full fine-tuning in fp32 with AdamW, {BATCH} × {LENGTH:,} tokens on **each** ra
 ranks there are. Allocated memory at the peak of a rank; in brackets what the allocator reserves. `none` is DDP, `zero…`
 DeepSpeed, the others are FSDP2. Predicted in one process (`workbench predict --ranks N --shard KIND`): PyTorch's own
 allocator under an emulated H100 (`emulated:{GPU}`), the other ranks played by PyTorch's fake process group. Nothing
-here was measured on a GPU, and what NCCL takes for itself comes on top. All numbers, by category:
-[ranks.csv](ranks.csv), written by `python tools/per_rank.py`.
+here was measured on a GPU, and what NCCL takes for itself comes on top. Not predicted is what has so much on the host
+that the 24 GB of the machine which made this table were too few. All numbers, by category: [ranks.csv](ranks.csv),
+written by `python tools/per_rank.py`.
 """
 
 

@@ -261,3 +261,12 @@ def test_what_no_control_shows_is_told():
         ("arguments.weight_decay", "0.1"),
         ("callbacks", "transformers:EarlyStoppingCallback, whose code a run imports"),
     ]
+
+
+def test_checkpoints_that_wait_on_the_host_are_brought_along(tmp_path):
+    from transformers import TrainingArguments
+
+    kwargs = {"every_n_layers": 2, "offload": True}
+    arguments = TrainingArguments(str(tmp_path), activation_checkpointing=True, activation_checkpointing_kwargs=kwargs)
+    brought = read_settings(arguments.to_json_string())
+    assert brought.recipe.techniques == (GradientCheckpointing(every_n_layers=2, offload=True),)
