@@ -371,8 +371,9 @@ def test_where_it_cannot_be_used_it_says_so(recipe):
     assert "has no kernels for cpu. Use kind:adamw_8bit" in chosen.missing("cpu")
     with pytest.raises(ConfigurationError, match="mixed_precision brings a scaled loss.*which optimizer forbids"):
         recipe | chosen | MixedPrecision(dtype="fp16")
-    with pytest.raises(ConfigurationError, match="torchao's optimizer is made for one GPU"):
-        Ranks(2, "none").check(recipe | chosen)
+    for shard in ("none", "full"):
+        with pytest.raises(ConfigurationError, match="torchao's optimizer is made for one GPU"):
+            Ranks(2, shard).check(recipe | chosen)
 
 
 @pytest.mark.gpu

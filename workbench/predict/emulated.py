@@ -150,7 +150,7 @@ class CardTracker(ShadowTracker):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is HOST_STEP and not args[0][0].is_cuda:
             return None  # nobody reads the numbers, and the host's memory is not touched for them
-        if func is ZEROS and not args[0].is_cuda:
+        if func is ZEROS and not args[0].is_cuda and args[0].is_floating_point():  # its states, no mask
             func = torch.ops.aten.empty_like.default
         if self.books:
             return super().__torch_dispatch__(func, types, args, kwargs)

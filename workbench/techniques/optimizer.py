@@ -53,7 +53,7 @@ class Optimizer(Technique):
         object.__setattr__(self, "numerics", Numerics(self._of("numerics", Numerics.DIFFERENT)))
         for name in ("learning_rate_factor", "unsharded", "alone"):
             object.__setattr__(self, name, self._of(name, getattr(self, name)))
-        object.__setattr__(self, "forbids", self.forbids | {Capability(each) for each in self._of("forbids", ())})
+        object.__setattr__(self, "forbids", self.forbids | {Capability[each] for each in self._of("forbids", ())})
 
     def _of(self, name: str, otherwise: Any = None) -> Any:
         """What the kind's table says."""
