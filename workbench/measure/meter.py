@@ -16,7 +16,7 @@ phase ends, so gradients are also labelled one by one as they arrive, by a hook 
 """
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -24,6 +24,7 @@ from types import ModuleType
 from typing import Any, Self
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from workbench.measure.allocators import allocator_for, parts, storage_bytes
 from workbench.measure.categories import Category, Phase
@@ -118,6 +119,11 @@ class Meter:
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
+
+    def see(self, inputs: Iterable[Any]) -> None:
+        """What a step is about to train on was made while the tracker did not look."""
+        if self._attributing:
+            self.tracker.label((tensor for tensor in inputs if isinstance(tensor, torch.Tensor)), Category.TEMPORARIES)
 
     def attribute(self, on: bool) -> None:
         """Switch the tracker on or off. Calls must nest with other dispatch modes."""
@@ -219,7 +225,7 @@ def attached_tensors(model: torch.nn.Module) -> list[torch.Tensor]:
     waiting: list[Any] = [*model.modules(), *model.parameters()]
     while waiting:
         thing = waiting.pop()
-        if id(thing) in seen or isinstance(thing, (type, ModuleType)):
+        if id(thing) in seen or isinstance(thing, (type, ModuleType, DeviceMesh)):
             continue
         seen.add(id(thing))
         if isinstance(thing, torch.Tensor):

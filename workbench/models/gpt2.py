@@ -3,7 +3,6 @@
 from functools import cache
 from typing import Any
 
-from workbench.errors import ConfigurationError
 from workbench.paths import MODELS
 
 NARROW = 768  # the width of the smallest GPT-2
@@ -25,11 +24,8 @@ def gpt2_tokenizer() -> Any:
     from tokenizers import pre_tokenizers
     from transformers import GPT2Tokenizer
 
-    lines = (MODELS / "gpt2" / "merges.txt").read_text(encoding="utf-8").splitlines()
-    merges = [(left, right) for left, right in (line.split(" ") for line in lines if not line.startswith("#version"))]
+    _, *lines = (MODELS / "gpt2" / "merges.txt").read_text(encoding="utf-8").splitlines()  # the first has a version
+    merges = [tuple(line.split(" ")) for line in lines]
     # the alphabet in the order of GPT-2's `bytes_to_unicode`: printable bytes first, then the others as U+0100…
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokens = [*alphabet, *(left + right for left, right in merges), "<|endoftext|>"]
-    if len(tokens) != GPT2_TOKENS:
-        raise ConfigurationError(f"GPT-2 has 50,257 tokens, and data/models/gpt2/merges.txt {len(tokens)}: restore it.")
+    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, merges), "<|endoftext|>"]
     return GPT2Tokenizer({token: i for i, token in enumerate(tokens)}, merges, model_max_length=1024)  # type: ignore[arg-type]

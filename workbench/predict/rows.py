@@ -38,7 +38,8 @@ def listed(recipe: Recipe, world_size: int = 1) -> tuple[int, int]:
 
 
 def blocks_for(recipe: Recipe, held_out: int | None = None, every: bool = False, world_size: int = 1) -> Blocks:
-    """A step's blocks, and held-out ones in batches of every size that an evaluation has; which tokens does not matter.
+    """The blocks of all STEPS, and held-out ones in batches of every size that an evaluation has; which tokens does not
+    matter.
 
     Args:
         held_out: rows that are evaluated; by default as many as `make_blocks` cuts from HELD_OUT_TOKENS.
@@ -48,7 +49,7 @@ def blocks_for(recipe: Recipe, held_out: int | None = None, every: bool = False,
     together: int = argument_values(recipe, 0.0)["per_device_eval_batch_size"]
     whole, rest = divmod(held_out or max(1, corpus.HELD_OUT_TOKENS // length), together)
     rows = max(size * count * world_size, min(recipe.effective_batch_size, TOKENS // length))
-    numbers = rows, (whole if every else min(whole, EVALUATED)) * together + rest
+    numbers = STEPS * rows, (whole if every else min(whole, EVALUATED)) * together + rest
     train, held_out = (Dataset.from_dict({"input_ids": [list(range(length))] * n}) for n in numbers)
     return Blocks(train, held_out, _text(recipe))
 

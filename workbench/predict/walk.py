@@ -59,7 +59,8 @@ def resident_peak() -> int:
 
 
 # a meter for a Trainer whose phases somebody else reads
-DEAF: Any = SimpleNamespace(phase=nullcontext, **dict.fromkeys(("watch", "attribute", "enter_phase"), lambda *_: None))
+TOLD = "watch", "see", "attribute", "enter_phase"
+DEAF: Any = SimpleNamespace(phase=nullcontext, **dict.fromkeys(TOLD, lambda *_: None))
 
 
 class _EnoughError(Exception):

@@ -62,18 +62,18 @@ class RankTrainer(SeamTrainer):
         return wrapped
 
     def _move_model_to_device(self, model: Any, device: torch.device) -> None:
-        """It is there. A CPU with a number, as Accelerate has it, would be another device, and everything copied."""
+        """It is there, or waits on the host."""
 
     def get_eval_dataloader(self, *given: Any) -> DataLoader[Any]:
         alone = {"device": self.args.device, "put_on_device": True, "num_processes": 1, "process_index": 0}
         with patch.object(self.accelerator, "prepare", partial(prepare_data_loader, **alone)):
             return super().get_eval_dataloader(*given)
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         """As one process would: every rank has all batches, so nothing is gathered, nor averaged over ranks."""
         alone = patch.object(self.args, "average_tokens_across_devices", False)
         with alone, patch.object(self.accelerator, "gather", lambda found: found):
-            return super().evaluate(*args, **kwargs)
+            return super().evaluation_loop(*args, **kwargs)
 
     # ---- checkpoints: those of one process, so that any number of ranks can go on with them ----
 

@@ -38,6 +38,8 @@ def join(device: str | None, shard: str) -> World:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     rank, count = (int(os.environ.get(name, "0")) for name in ("RANK", "WORLD_SIZE"))
     world = replace(World.find(device), rank=rank, world_size=count, shard=shard)
+    if world.device_kind == "cpu":
+        os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"  # not cpu:0, another device, to which every batch would be copied
     seconds = float(os.environ.get(TIMEOUT, 300))
     if not dist.is_initialized():
         cure = (

@@ -73,6 +73,7 @@ class SeamTrainer(Trainer):
         padding = count_padding(inputs)
         self.padding_tokens += padding
         self.tokens_seen += inputs["input_ids"].numel() - padding
+        self._meter.see([*inputs.values(), *args])
         loss = super().training_step(model, inputs, *args, **kwargs)
         self._meter.enter_phase(Phase.OPTIMIZER_STEP)  # clipping included; the next micro-batch ends it at once
         return loss

@@ -226,8 +226,7 @@ class Technique:
 
     def replacing(self, **members: Any) -> Self:
         """This technique, its settings the same, with some of its methods or class attributes replaced."""
-        made: type[Self] = type(type(self).__name__, (type(self),), members)
-        return made(**self.settings())
+        return type(type(self).__name__, (type(self),), members)(**self.settings())  # type: ignore[no-any-return]
 
     def allocator_settings(self) -> Arguments:
         """What the technique changes about CUDA's allocator, as arguments of `CachingAllocator`: a prediction's."""

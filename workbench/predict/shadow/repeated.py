@@ -6,9 +6,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from workbench.measure.categories import Category
 from workbench.predict.shadow.trace import Trace
 
 ALIKE = ("nbytes", "category", "maker")  # arrays of a trace: what a repeated storage has again
+PASSING = [[*Category].index(category) for category in (Category.ACTIVATIONS, Category.TEMPORARIES)]
 Events = tuple[int, int]  # from one reading of the clock up to another
 
 
@@ -18,7 +20,10 @@ def foreseen(trace: Trace, evaluation: Events, step: Events) -> Trace | None:
     It does if all that the step leaves alive takes the place of what it freed of the step before, and if nothing that
     the evaluation made lives on but workspaces.
     """
-    longer = _again(trace, step, ())
+    if longer := _again(trace, step, ()):
+        # when training is over, nobody holds the batch, the loss and the norm of the last step any longer
+        left = (longer.born >= trace.events) & (longer.died < 0) & np.isin(longer.category, PASSING)
+        longer.died[left] = longer.events + np.arange(left.sum())
     return longer and _again(longer, evaluation, trace.workspaces)
 
 
@@ -42,7 +47,7 @@ def _again(trace: Trace, window: Events, once: tuple[int, ...]) -> Trace | None:
     place = {int(index): count + number for number, index in enumerate(copied)}
     again: dict[str, Any] = {name: np.append(getattr(trace, name), getattr(trace, name)[copied]) for name in ALIKE}
     before = [phase for at, phase in trace.phase_starts if at <= begin][-1]
-    starts = [(begin, before), *((at, phase) for at, phase in trace.phase_starts if begin <= at < end)]
+    starts = [(begin, before), *((at, phase) for at, phase in trace.phase_starts if begin <= at <= end)]
     return replace(
         trace,
         **again,

@@ -215,10 +215,19 @@ def train(trainer: SeamTrainer, meter: Meter, batches: list[Batch], held_out: Se
         trainer.model, trainer.optimizer, device_placement=[True, False]
     )
     trainer.model_wrapped = model
-    total = torch.zeros((), device=DEVICE)  # of the losses since the last log
+    trainer._tr_loss = torch.zeros((), device=DEVICE)
     model.zero_grad()
     yield
     evaluate(trainer, meter, held_out)
+    yield from _steps(trainer, meter, batches)
+    yield
+    evaluate(trainer, meter, held_out)
+    yield
+
+
+def _steps(trainer: Any, meter: Meter, batches: list[Batch]) -> Iterator[None]:
+    """What each step leaves, its batch, loss and norm, is there until the next one makes it anew."""
+    model = trainer.model_wrapped
     for _ in range(STEPS):
         yield
         moved = ({name: tensor.clone() for name, tensor in batch.items()} for batch in batches)
@@ -228,33 +237,38 @@ def train(trainer: SeamTrainer, meter: Meter, batches: list[Batch], held_out: Se
             last = index == len(samples) - 1
             if last or index < MICRO_BATCHES - 1:
                 trainer.accelerator.gradient_state._set_sync_gradients(last)  # as the Trainer tells accelerate
-                total += trainer.training_step(model, inputs, items)
+                loss = trainer.training_step(model, inputs, items)
+                trainer._tr_loss += loss
         limit = trainer.args.max_grad_norm if trainer.args.max_grad_norm > 0 else math.inf  # then for the log only
-        trainer.accelerator.clip_grad_norm_(model.parameters(), limit)
+        norm = None  # noqa: F841 - that of the step before is gone here
+        norm = trainer.accelerator.clip_grad_norm_(model.parameters(), limit)  # noqa: F841
         trainer.optimizer.step()
         model.zero_grad()
         meter.enter_phase(None)
-    yield
-    evaluate(trainer, meter, held_out)
-    yield
+    del samples, inputs  # in this order
 
 
 def evaluate(trainer: SeamTrainer, meter: Meter, batches: Sequence[Batch]) -> None:
     """The Trainer's own loop. What it frees stays reserved, in segments that the steps after it have to live with."""
     if batches:
         with meter.phase(Phase.EVALUATION):
-            trainer.evaluation_loop(cast("Any", _Loader(batches)), "Evaluation", prediction_loss_only=True)
+            loader = _Loader(batches, ahead=not cast("ShadowTracker", meter.tracker).cuda)
+            trainer.evaluation_loop(cast("Any", loader), "Evaluation", prediction_loss_only=True)
 
 
 class _Loader:
-    """Each batch is there until the next one is, as with accelerate's loader."""
+    """Each batch is there until the next one is, as with accelerate's loader; on the host it collates one `ahead`."""
 
-    def __init__(self, batches: Sequence[Batch]) -> None:
-        self.dataset = batches
+    def __init__(self, batches: Sequence[Batch], ahead: bool) -> None:
+        self.dataset, self.ahead = batches, ahead
 
     def __iter__(self) -> Iterator[Batch]:
-        for batch in self.dataset:
-            yield {name: tensor.clone() for name, tensor in batch.items()}
+        moved = ({name: tensor.clone() for name, tensor in batch.items()} for batch in self.dataset)
+        waiting = [next(moved)] if self.ahead else []
+        for batch in moved:
+            waiting.append(batch)
+            yield waiting.pop(0)
+        yield from waiting
 
 
 def _held_out(trainer: SeamTrainer) -> list[Batch]:
