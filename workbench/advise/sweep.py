@@ -250,8 +250,7 @@ def _fine_tune(recipe: Recipe, folder: Path, device: str, threads: int, marker: 
         record = run(recipe, device=device, reuse=True, folder=folder)
         return Outcome(recipe, record.status, record.error, record.id)
     except Exception as error:  # whatever it was, the others go on
-        status = Status.OOM if isinstance(error, OutOfMemoryError) else Status.FAILED
-        return Outcome(recipe, status, in_a_line(error))
+        return Outcome(recipe, Status.OOM if isinstance(error, OutOfMemoryError) else Status.FAILED, in_a_line(error))
 
 
 def _collected(ray: ModuleType, tasks: dict[Any, tuple[Recipe, Need]]) -> list[Outcome]:
