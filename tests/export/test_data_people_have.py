@@ -1,18 +1,19 @@
 """The script of conversations, and of a data set of the hub: the losses of a run, to the last bit."""
 
 import csv
+import gzip
 import json
 import re
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 from datasets import Dataset
 
-from workbench.errors import ConfigurationError
 from workbench.export.script import script
 from workbench.run.job import prepare
 from workbench.run.run import run
@@ -36,15 +37,18 @@ PAIRS = [{"prompt": asked, "completion": told} for asked, told in QUESTIONS]
 
 
 def written(rows, path):
-    if path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if path.suffix in (".jsonl", ".gz"):
+        with (gzip.open if path.suffix == ".gz" else open)(path, "wt") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+    elif not path.suffix:
+        Dataset.from_list(rows).save_to_disk(path)
     elif path.suffix == ".json":
         path.write_text(json.dumps(rows))
     elif path.suffix == ".parquet":
         Dataset.from_list(rows).to_parquet(path)
     else:
         with path.open("w", newline="") as file:
-            table = csv.DictWriter(file, [*rows[0]])
+            table = csv.DictWriter(file, [*rows[0]], delimiter="\t" if path.suffix == ".tsv" else ",")
             table.writeheader()
             table.writerows(rows)
     return path.name
@@ -73,13 +77,25 @@ def short(recipe, tmp_path, monkeypatch):
     ("rows", "name", "options"),
     [
         (CHATS, "chats.jsonl", ""), (CHATS, "chats.parquet", ":loss=all"), (EXCHANGES, "exchanges.json", ""),
-        (PAIRS, "pairs.csv", ""), (SHARED, "shared.json", ""),
+        (PAIRS, "pairs.csv", ""), (SHARED, "shared.json", ""), (CHATS, "chats.jsonl.gz", ""), (PAIRS, "pairs.tsv", ""),
+        (SHARED, "saved", ""),
     ],
 )  # fmt: skip
 def test_conversations_are_labelled_as_in_a_run(short, tmp_path, rows, name, options):
     asked = replace(short, corpus=written(rows, tmp_path / name) + options)
     source = script(asked)
     assert executed(source) == expected(asked)
+
+
+@pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not installed")
+@pytest.mark.parametrize(
+    ("rows", "name"), [(CHATS, "chats.jsonl"), (EXCHANGES, "exchanges.json"), (PAIRS, "pairs.tsv")]
+)
+def test_trls_trainer_takes_them_as_they_are_labelled(short, tmp_path, monkeypatch, rows, name):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    asked = replace(short, corpus=written(rows, tmp_path / name))
+    (losses, held_out), (known, last) = executed(script(asked, "trl")), expected(asked)
+    assert [*losses, held_out] == pytest.approx([*known, last], rel=1e-6)
 
 
 def test_a_template_that_marks_answers_is_the_models_own(short, tmp_path):
@@ -104,9 +120,3 @@ def test_a_data_set_of_the_hub_is_asked_for_by_its_name(short, tmp_path, monkeyp
     assert re.search(r'load_dataset\(\s*path="user/set", name="small", split="test"', source)
     here = "import datasets\ndatasets.load_dataset = lambda *_, **__: datasets.load_from_disk('saved')\n"
     assert executed(source, here) == expected(asked)
-
-
-def test_what_no_script_reads_is_refused_with_a_cure(short, tmp_path):
-    Dataset.from_list(CHATS).save_to_disk(tmp_path / "chats")
-    with pytest.raises(ConfigurationError, match="'chats' has conversations, which no script reads .* as .jsonl"):
-        script(replace(short, corpus="chats"))

@@ -162,16 +162,16 @@ class _Main:
         words: dict[str, Any] = {"path": _near(str(source.path)), "column": source.column, "encoding": source.encoding}
         words |= {"between": self.job.tokenizer.eos_token or corpus.END_OF_TEXT, "share": 1 - corpus.HELD_OUT_SHARE}
         words |= {"columns": source.column.split(","), "most": corpus.HELD_OUT_TOKENS}
+        told = "found" if "," in source.column else "[found]"  # a row of one column is its value
         call = ", ".join(f"{name}={_literal(word)}" for name, word in source.asked if word)
-        return reading, {key: _literal(word) for key, word in words.items()} | {"asked": call}
+        return reading, {key: _literal(word) for key, word in words.items()} | {"asked": call, "found": told}
 
     def _conversations(self, source: readers.TextSource, kind: str) -> dict[str, Any]:
         """How they are read; and the function that says what of one counts goes into the rows."""
         known, template = WORDS["reading"]["conversations"], chat.template_of(self.job.tokenizer)
         if kind not in known:
-            told = f"script: {source.name!r} has conversations, which no script reads from this kind of file"
-            raise ConfigurationError(f"{told}. Write them as .jsonl.")
-        reading = known | known[kind]
+            self.sources.add(readers.read_documents)
+        reading = known | known.get(kind, known["others"])
         if source.column == "conversations":
             self.sources.add(chat.as_message)
             reading["lines"] = [*reading["lines"], known["renaming"]]
