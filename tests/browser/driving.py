@@ -19,7 +19,12 @@ def run_all(page, menu="Run", entry="Run All Cells"):
     page.get_by_role("menuitem", name=menu, exact=True).click()
     page.get_by_role("menuitem", name=entry, exact=True).click()
     page.get_by_text("| Idle").first.wait_for()
-    output(page).get_by_text(VERDICT).filter(visible=True).first.wait_for()  # a closed tab has one, too
+    from playwright.sync_api import Error
+
+    try:
+        output(page).get_by_text(VERDICT).filter(visible=True).first.wait_for()  # a closed tab has one, too
+    except Error as error:
+        raise AssertionError(f"no verdict; the page says: {page.locator('body').inner_text()[-3000:]}") from error
     page.wait_for_timeout(300)
 
 

@@ -1,6 +1,7 @@
 """One run on several ranks: every one executes the recipe on its part of the batch, the first keeps the record."""
 
 import json
+import os
 import signal
 import weakref
 from collections.abc import Callable, Mapping
@@ -8,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -156,7 +158,8 @@ def run_as_rank(recipe: Recipe, *, shard: str = "none", **options: Any) -> Recor
         signal.signal(signal.SIGTERM, _told_to_end)
     joined = dist.is_initialized()  # by a program that runs several recipes
     try:
-        record = run(recipe, execution=execution_of(shard), **options)
+        with patch.dict(os.environ):  # which joining adds to
+            record = run(recipe, execution=execution_of(shard), **options)
         dist.barrier()  # gloo's threads let go of what they have sent, which they cannot while the group is destroyed
         return record
     finally:
