@@ -16,11 +16,11 @@ def write_panel(path, source):
 
 
 def run_all(page, menu="Run", entry="Run All Cells"):
+    from playwright.sync_api import Error
+
     page.get_by_role("menuitem", name=menu, exact=True).click()
     page.get_by_role("menuitem", name=entry, exact=True).click()
     page.get_by_text("| Idle").first.wait_for()
-    from playwright.sync_api import Error
-
     try:
         output(page).get_by_text(VERDICT).filter(visible=True).first.wait_for()  # a closed tab has one, too
     except Error as error:
