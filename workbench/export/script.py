@@ -40,7 +40,6 @@ WIDTH = 88  # of a line, ruff's own; a call that is broken, with a comma at its 
 DEFAULTS = {field.name: field.default for field in fields(TrainingArguments)}
 CHECKPOINTING = next(name for name in ("activation_checkpointing", "gradient_checkpointing") if name in DEFAULTS)
 TRL = {"max_length": None, "bf16": False, CHECKPOINTING: False}  # rows are cut there by default, and these two true
-OWN_CODE = "trust_remote_code=False"  # a model of the hub may bring code, which is not run
 EVALUATED = "per_device_eval_batch_size"
 PARTS = "per_device_train_batch_size", "gradient_accumulation_steps"  # what ranks share
 SAID = {"per_device_train_batch_size", "learning_rate", "max_steps", *TRL}  # even where they are the defaults
@@ -103,6 +102,11 @@ def _near(path: str) -> str:
     return pure.relative_to(here).as_posix() if pure.is_relative_to(here) else path
 
 
+def _place(name: str) -> list[str]:
+    """Arguments that name a model; one of the hub may bring code from now on, which is not run."""
+    return [_literal(name)] if Path(name).is_dir() else [_literal(name), "trust_remote_code=False"]
+
+
 class _Main:
     """The lines of `main`: those of each part, in their order, and what they need.
 
@@ -126,8 +130,8 @@ class _Main:
         for opening, *items, closing in reading["calls"]:
             yield _broken(opening, [item.format(**words) for item in items], closing.format(**words))
         yield from (line.format(**words) for line in reading["lines"])
-        tokenizer = _literal(_near(self.job.tokenizer.name_or_path or "gpt2"))
-        yield _broken("tokenizer = AutoTokenizer.from_pretrained(", [tokenizer, "trust_remote_code=False"], ")")
+        tokenizer = _near(self.job.tokenizer.name_or_path or "gpt2")
+        yield _broken("tokenizer = AutoTokenizer.from_pretrained(", _place(tokenizer), ")")
         yield from filter(None, [self.template])
         train, held_out = (part.format(**words) for part in reading["parts"])
         given = [train, "tokenizer", "LENGTH", "BATCH", str(self.recipe.seed)]
@@ -195,8 +199,7 @@ class _Main:
                 raise ConfigurationError(f"script: {told}. Take a model that has weights.")
             yield from [f'model.save_pretrained("{place}")'] if place else []
         if place:
-            given = [_literal(place), OWN_CODE]
-            yield from self._statement("model = ", "AutoModelForCausalLM.from_pretrained", given, arguments)
+            yield from self._statement("model = ", "AutoModelForCausalLM.from_pretrained", _place(place), arguments)
         if getattr(on_meta(job.config), "loss_type", None) != "ForCausalLM":
             yield 'model.loss_type = "ForCausalLM"  # else T labels are counted, not T - 1'
         if calls := [*self._calls("model = ", ["model"], "model", family)]:
@@ -209,7 +212,7 @@ class _Main:
         sizes |= {n: value for n, value in arguments.items() if n not in BUILT and hasattr(self.job.config, n)}
         made = f"AutoConfig.{'for_model' if kind else 'from_pretrained'}"
         yield "torch.manual_seed(0)"
-        yield from self._statement("config = ", made, [_literal(kind)] if kind else [_literal(place), OWN_CODE], sizes)
+        yield from self._statement("config = ", made, [_literal(kind)] if kind else _place(place), sizes)
         built = {n: value for n, value in arguments.items() if n in BUILT} | {"dtype": "float32"}
         yield from self._statement("model = ", "AutoModelForCausalLM.from_config", ["config"], built)
         if arguments["dtype"] != "float32":
