@@ -6,6 +6,7 @@ import the caller's main module in it, which runs a script that has no `if __nam
 """
 
 import atexit
+import functools
 import os
 import pickle
 import select
@@ -17,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache, partial, wraps
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, cast
@@ -218,27 +218,32 @@ def serve(modules: Sequence[str]) -> None:
     os.dup2(2, 1)
     with suppress(OSError):  # Linux: if the host's memory runs out, this process goes, and not the caller
         Path("/proc/self/oom_score_adj").write_text("1000")
-    with pause_collector(), compiling_later():
+    with pause_collector(), quick_imports():
         for name in modules:
             import_module(name)
     _answer(calls, answers)
 
 
 @contextmanager
-def compiling_later() -> Iterator[None]:
-    """`torch.compile` for the duration, for imports: the compiler, 500 modules, is loaded when a function is called.
+def quick_imports() -> Iterator[None]:
+    """What libraries do when they are imported and need not, left out for the duration.
 
-    bitsandbytes decorates four with it, which few recipes use.
+    bitsandbytes decorates four functions with `torch.compile`, which few recipes use: the compiler, 500 modules, is
+    loaded when one is called. transformers (5.23) reads the 549 folders of its models twice, because `@lru_cache`
+    remembers 128 of them: here it remembers all.
     """
     import torch
 
-    compiled = torch.compile
+    compiled, limited = torch.compile, functools.lru_cache
 
     def later(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-        made = cache(partial(compiled, function, **options))
-        return wraps(function)(lambda *args, **kwargs: made()(*args, **kwargs))
+        made = functools.cache(functools.partial(compiled, function, **options))
+        return functools.wraps(function)(lambda *args, **kwargs: made()(*args, **kwargs))
 
-    with patch.object(torch, "compile", later):
+    def unlimited(maxsize: Any = 128, typed: bool = False) -> Any:
+        return limited(None)(maxsize) if callable(maxsize) else limited(maxsize, typed)
+
+    with patch.object(torch, "compile", later), patch.object(functools, "lru_cache", unlimited):
         yield
 
 
