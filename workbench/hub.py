@@ -1,18 +1,21 @@
-"""Can the Hugging Face hub serve this? Answered within seconds: loading retries for most of a minute."""
+"""Can the Hugging Face hub serve this? Answered within seconds: loading retries for most of a minute. And its data
+sets, as files."""
 
 import difflib
 import os
 import socket
 from collections.abc import Collection
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any
+from unittest.mock import patch
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from workbench.errors import ConfigurationError, UnavailableError
+from workbench.errors import ConfigurationError, UnavailableError, explained
 
 CONNECTION_S = 1.0  # to reach the hub at all
 HUB_PATIENCE_S = 3.0  # for its answer
@@ -66,6 +69,31 @@ def require(repository: str, alternatives: str, kind: str, owner: str, known: Co
             f"{owner} {repository!r} is not in the local cache, and the Hugging Face hub {how}. "
             f"Check the spelling{near} and the network, or use {alternatives}."
         ) from None
+
+
+@lru_cache(maxsize=8)  # each asks the hub
+def data_set_files(repository: str, config: str | None, split: str, nothing: str) -> tuple[Path, ...]:
+    """The Arrow files of a split of a data set, or of a part of one, `train[:10%]`, in the cache of `datasets`.
+
+    Raises as `require`, with `nothing` about what else the name may be; ConfigurationError: there is no such config,
+    split or part, or it is empty.
+    """
+    known_as, online = require(repository, "a file", "dataset", f"corpus: {nothing}, and")
+    import datasets
+
+    cure = f"Name split and config, {repository}:split=train,config=…, or check the network and the disk."
+    offline = patch.object(datasets.config, "HF_HUB_OFFLINE", not online or "HF_DATASETS_OFFLINE" in os.environ)
+    with offline, explained(f"corpus: the data set {repository!r} cannot be used", cure):
+        found = datasets.load_dataset(known_as, config, split=split, keep_in_memory=False)
+        if not len(found):
+            raise ValueError(f"the split {split} has no rows")
+        if "[" in split:  # the files that it is from have all rows
+            found = found.with_format("arrow").map(_unchanged, batched=True)
+        return tuple(Path(file["filename"]) for file in found.cache_files)
+
+
+def _unchanged(rows: Any) -> Any:
+    return rows
 
 
 def _cached(repository: str, kind: str) -> str:

@@ -22,6 +22,8 @@ from workbench.errors import ConfigurationError
 from workbench.models.gpt2 import gpt2_tokenizer
 from workbench.recipe import Recipe
 from workbench.techniques import Allocator, GradientAccumulation, Padding, PrefixTuning, SequenceLength, Streaming
+from workbench.texts import readers
+from workbench.texts.chat import labelled
 
 WORDS = ["when", "shall", "we", "three", "meet", "again", "in", "thunder", "lightning", "or", "in", "rain"]
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from("\U0001d160\u0344ﷺ שּׁ\n"), max_size=60)
@@ -319,6 +321,37 @@ def test_a_file_that_cannot_be_read_is_refused_with_its_line(tmp_path, asked):
     plain = tmp_path / "novel.txt"
     plain.write_text("a novel", encoding="utf-8")
     assert "plain text, which has no rows" in refused(plain)
+
+
+@pytest.mark.parametrize("kind", ["messages", "conversations", "prompt"])
+def test_of_conversations_the_rows_are_as_long_as_in_training(kind, tmp_path, asked, monkeypatch):
+    names = ("from", "value") if kind == "conversations" else ("role", "content")
+    sizes = [5] * 20 + [90, 400] + [7] * 26
+    rows = []
+    for size in sizes:
+        said = [dict(zip(names, pair, strict=True)) for pair in (("user", words(size)), ("assistant", "So be it."))]
+        rows.append({"prompt": words(size), "completion": " So be it."} if kind == "prompt" else {kind: said})
+    rows[3] = dict.fromkeys(rows[3])  # a null
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    found = scan(recipe(tmp_path / "rows.jsonl"), "t4", longest=2)
+    tokenizer, source = gpt2_tokenizer(), readers.find_text(str(tmp_path / "rows.jsonl"), "")
+    counted = [len(labelled("".join(parts), tokenizer, "answers")) for parts in source.documents() if parts]
+    assert [(row["place"], row["tokens"]) for row in found.longest] == [
+        ("line 22", max(counted)),
+        ("line 21", counted[19]),
+    ]
+    assert (found.rows, found.empty) == (48, ["line 4"])
+    order = [*training_order(found.recipe, 48)]
+    assert found.longest[0]["step"] == order.index(21) // found.recipe.effective_batch_size + 1
+
+
+def test_a_conversation_that_its_template_cannot_write_is_refused_with_its_line(tmp_path, asked):
+    row = {"messages": [{"role": "assistant", "content": None, "tool_calls": []}]}
+    good = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
+    (tmp_path / "rows.jsonl").write_text(f"{json.dumps(good)}\n{json.dumps(row)}\n", encoding="utf-8")
+    told = refused(tmp_path / "rows.jsonl")
+    assert "rows.jsonl: line 2: the chat template cannot be used" in told
+    assert "Correct the row" in told
 
 
 def test_a_file_that_changes_meanwhile_is_refused(tmp_path, asked, monkeypatch):

@@ -17,7 +17,7 @@ from datasets import Dataset
 from workbench.export.script import script
 from workbench.run.job import prepare
 from workbench.run.run import run
-from workbench.techniques import Lora
+from workbench.techniques import Lora, Padding, SequenceLength, Streaming
 from workbench.texts import readers
 
 MARKING = (
@@ -87,6 +87,19 @@ def test_conversations_are_labelled_as_in_a_run(short, tmp_path, rows, name, opt
     assert executed(source) == expected(asked)
 
 
+@pytest.mark.parametrize(
+    ("technique", "rows", "options"),
+    [
+        (Padding(), CHATS, ""), (Padding(dynamic=False), PAIRS, ""),
+        (Padding(group_by_length=True), SHARED, ":loss=all"),
+        (Streaming(shuffle_buffer=8), CHATS, ""), (SequenceLength(tokens=8), CHATS, ""),
+    ],
+)  # fmt: skip
+def test_techniques_make_the_rows_of_a_run_of_them(short, tmp_path, technique, rows, options):
+    asked = replace(short | technique, corpus=written(rows, tmp_path / "chats.jsonl") + options)
+    assert executed(script(asked)) == expected(asked)
+
+
 @pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not installed")
 @pytest.mark.parametrize(
     ("rows", "name"), [(CHATS, "chats.jsonl"), (EXCHANGES, "exchanges.json"), (PAIRS, "pairs.tsv")]
@@ -114,7 +127,7 @@ def test_a_template_that_marks_answers_is_the_models_own(short, tmp_path):
 @pytest.mark.parametrize("rows", [[{"text": f"{asked} {told}"} for asked, told in QUESTIONS * 4], CHATS])
 def test_a_data_set_of_the_hub_is_asked_for_by_its_name(short, tmp_path, monkeypatch, rows):
     Dataset.from_list(rows).save_to_disk(tmp_path / "saved")
-    monkeypatch.setattr(readers, "_download", lambda *_: tuple((tmp_path / "saved").glob("*.arrow")))
+    monkeypatch.setattr(readers, "data_set_files", lambda *_: tuple((tmp_path / "saved").glob("*.arrow")))
     asked = replace(short, corpus="user/set:split=test,config=small")
     source = script(asked)
     assert re.search(r'load_dataset\(\s*path="user/set", name="small", split="test"', source)

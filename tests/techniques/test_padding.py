@@ -29,7 +29,8 @@ def tiny():
 
 
 def rows_of(*lengths):
-    return [{"input_ids": list(range(7, 7 + n)), "attention_mask": [1] * n} for n in lengths]
+    tokens = [list(range(7, 7 + n)) for n in lengths]
+    return [{"input_ids": ids, "labels": ids, "attention_mask": [1] * len(ids)} for ids in tokens]
 
 
 def test_every_paragraph_is_there_and_ends_with_the_end_of_text(text_file, tokenizer):

@@ -14,9 +14,12 @@ from workbench.export.bring import keep
 from workbench.models.gpt2 import gpt2_tokenizer
 from workbench.models.load import load_config, load_model, load_tokenizer, quiet
 from workbench.models.source import locate
+from workbench.predict.predict import predict
+from workbench.records.record import Status
 from workbench.run import run as training
+from workbench.run.job import prepare
 from workbench.run.run import run
-from workbench.run.trainer import collate
+from workbench.run.trainer import collate, prepare_data
 from workbench.techniques import DataLoading, GradientAccumulation, Lora, Padding, SequenceLength, Streaming
 from workbench.texts import corpus
 from workbench.texts.chat import IGNORED, in_one_line, labelled
@@ -290,14 +293,92 @@ def test_what_does_not_count_is_not_learned(recipe, tmp_path):
     assert answers.held_out_loss < 0.3 < 1 < everything.held_out_loss
 
 
+@pytest.mark.values
+def test_what_is_exact_finds_the_same_losses_held_out_ones_too(recipe, chats):
+    """However many rows are evaluated at once elsewhere: a mean of their means would be another."""
+    recipe = replace(recipe, corpus=chats, steps=2)
+    plain, accumulated = (run(each, device="cpu") for each in (recipe, recipe | GradientAccumulation(steps=4)))
+    assert accumulated.losses == pytest.approx(plain.losses, rel=1e-5)
+    assert accumulated.held_out_loss_before == pytest.approx(plain.held_out_loss_before, rel=1e-6)
+    assert accumulated.held_out_loss == pytest.approx(plain.held_out_loss, rel=1e-5)
+    assert plain.recipe["evaluation_batch_size"] == 1
+    asked = run(replace(recipe, evaluation_batch_size=3), device="cpu")
+    assert asked.recipe["evaluation_batch_size"] == 3
+
+
+# ---- techniques with rows of their own ----
+
+
+def rows_of(recipe, *techniques):
+    recipe = replace(recipe, techniques=techniques)
+    data = prepare_data(recipe, prepare(recipe, torch.device("cpu")).blocks)
+    return [*data["train_dataset"]], data["data_collator"]
+
+
+def pairs_of(rows):
+    return [list(zip(row["input_ids"], row["labels"], strict=True)) for row in rows]
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_padding_makes_a_row_of_each_conversation(recipe, chats, dynamic):
+    """In pieces where it is longer; without those in which nothing counts."""
+    recipe = replace(recipe, corpus=chats, sequence_length=24)
+    rows, collate_rows = rows_of(recipe, Padding(dynamic=dynamic))
+    tokenizer = load_tokenizer(locate(recipe.model))
+    told = [labelled(line, tokenizer, "answers") for line in corpus.load_corpus(chats).train]
+    pieces = [pairs[start : start + 24] for pairs in told for start in range(0, len(pairs), 24)]
+    expected = [piece for piece in pieces if any(label != IGNORED for _, label in piece[1:])]
+    assert max(map(len, told)) > 24  # or nothing is cut
+    shown = [
+        [pair for pair, here in zip(pairs, row["attention_mask"], strict=True) if here]
+        for pairs, row in zip(pairs_of(rows), rows, strict=True)
+    ]
+    assert shown == expected[: len(expected) // 8 * 8]
+    assert {len(row["input_ids"]) for row in rows} == ({24} if not dynamic else {len(piece) for piece in shown})
+    batch = collate_rows(rows[:8])
+    assert (batch["labels"][batch["attention_mask"] == 0] == IGNORED).all()
+    kept = batch["labels"] != IGNORED
+    assert torch.equal(batch["labels"][kept], batch["input_ids"][kept])
+    assert kept.sum() == sum(label != IGNORED for piece in expected[:8] for _, label in piece)
+
+
+def test_a_stream_has_the_blocks_that_are_packed(recipe, chats):
+    packed, _ = rows_of(replace(recipe, corpus=chats))
+    streamed, _ = rows_of(replace(recipe, corpus=chats), Streaming(shuffle_buffer=8))
+    assert sorted(pairs_of(streamed)) == sorted(pairs_of(packed))
+    assert pairs_of(streamed) != pairs_of(packed)
+
+
+def test_of_shorter_pieces_those_stay_in_which_something_counts(recipe, chats):
+    packed, _ = rows_of(replace(recipe, corpus=chats))
+    cut, _ = rows_of(replace(recipe, corpus=chats), SequenceLength(tokens=8))
+    pieces = [pairs[start : start + 8] for pairs in pairs_of(packed) for start in range(0, len(pairs), 8)]
+    assert pairs_of(cut) == [piece for piece in pieces if any(label != IGNORED for _, label in piece[1:])]
+    assert len(cut) < len(pieces)
+
+
+@pytest.mark.values
 @pytest.mark.parametrize("technique", [Padding(), Streaming(), SequenceLength(tokens=16)], ids=lambda t: t.name)
-def test_techniques_that_cut_other_examples_are_refused_before_loading(recipe, chats, technique, monkeypatch):
+def test_a_run_learns_from_them(recipe, chats, technique):
+    record = run(replace(recipe, corpus=chats, steps=4, techniques=(technique,)), device="cpu")
+    assert record.status is Status.OK, record.error
+    assert record.held_out_loss < record.held_out_loss_before - 0.1
+
+
+@pytest.mark.parametrize("technique", [Padding(), Streaming()], ids=lambda t: t.name)
+def test_more_than_can_be_held_is_refused_before_loading(recipe, chats, technique, monkeypatch):
     monkeypatch.setattr(training, "load_model", lambda *_, **__: pytest.fail("loaded"))
-    words = (
-        rf"corpus: {technique.name} cuts a text .* conversations. Drop {technique.name}, or write them as rows of text"
-    )
-    with pytest.raises(ConfigurationError, match=words):
+    monkeypatch.setattr(corpus, "IN_MEMORY_CHARACTERS", 10_000)
+    with pytest.raises(ConfigurationError, match=rf"corpus: {technique.name} cuts .* more than 10,000 characters"):
         run(replace(recipe, corpus=chats, techniques=(technique,)), device="cpu")
+
+
+def test_padded_conversations_are_predicted_as_they_are_measured(recipe, chats):
+    """Of unequal rows the longest come first, in the run and in the prediction."""
+    recipe = replace(recipe, corpus=chats, steps=4, evaluation_batch_size=1, techniques=(Padding(),))
+    record = run(recipe, device="cpu", longest_first=True)
+    predicted = predict(recipe, "cpu", engine="shadow")
+    assert predicted.peak_allocated_bytes == pytest.approx(record.peak_allocated_bytes, rel=5e-3)
 
 
 def test_a_sample_begins_with_the_first_question_that_is_held_out(chats):

@@ -39,7 +39,8 @@ NAMES = [
     "user/texts", "old-name", "user/chats", "user/chats:test", "user/chats:split=test,loss=all",
     "user/several:config=one", "user/several:config=two,column=body",
     "gated/texts", "private/texts", "user/nothing", "user/several", "json",
-    "user/several:config=three", "user/texts:column=body", "user/chats:dev", "user/texts:train[:10%]",
+    "user/several:config=three", "user/texts:column=body", "user/chats:dev", "user/texts:train[:10%",
+    "user/texts:train[:0%]", "user/texts:train[:50%]", "user/chats:split=train[10:20]+test[:25%],loss=all",
     "user/several:config=two",
 ]  # fmt: skip
 
@@ -78,7 +79,7 @@ def found(folder, tmp_path_factory):
         known = read(["gated/texts", "private/texts"], server.server_port, tmp_path_factory.mktemp("a"), HF_TOKEN=TOKEN)
         tokens = {token for path, token in server.asked[len(asked) :] if "texts" in path}
         port = server.server_port
-    gone = read(["user/texts", "user/chats:test", "texts", "user/nothing"], port, home)
+    gone = read(["user/texts", "user/chats:test", "texts", "user/nothing", "user/texts:train[:50%]"], port, home)
     offline = read(["user/texts", "user/chats:test", "user/nothing"], port, home, HF_HUB_OFFLINE="1")
     return {"online": online, "asked": asked, "known": known, "tokens": tokens, "gone": gone, "offline": offline}
 
@@ -108,6 +109,13 @@ def test_splits_configs_columns_and_what_counts_are_options(found, tmp_path):
     assert one["sha256"] == two["sha256"] == written(tmp_path / "one.jsonl", TEXTS[:20])
 
 
+def test_parts_of_splits_are_what_a_file_with_these_rows_would_be(found, tmp_path):
+    online, both = found["online"], CHATS[10:20] + CHATS[:5]
+    half = written(tmp_path / "half.jsonl", TEXTS[:20])
+    assert online["user/texts:train[:50%]"]["sha256"] == found["gone"]["user/texts:train[:50%]"]["sha256"] == half
+    assert online["user/chats:split=train[10:20]+test[:25%],loss=all"]["sha256"] == written(tmp_path / "b.jsonl", both)
+
+
 @pytest.mark.parametrize(("name", "words"), [
     ("user/nothing", "has no public dataset 'user/nothing' (HTTP 404). Check the spelling; for a private one log in"),
     ("json", "there is no file 'json' (looked in /"),
@@ -120,7 +128,8 @@ def test_splits_configs_columns_and_what_counts_are_options(found, tmp_path):
     ("user/chats:dev", 'Unknown split "dev". Should be one of [\'train\', \'test\']'),
     ("user/texts:column=body", "has no column 'body'; it has text. Name one: user/texts:column=text"),
     ("user/several:config=two", "has no column 'text'; it has body. Name one: user/several:config=two,column=body"),
-    ("user/texts:train[:10%]", "'train[:10%]' is a part of a split. Give a whole one: user/texts:train."),
+    ("user/texts:train[:10%", "Unrecognized instruction format: train[:10%"),
+    ("user/texts:train[:0%]", "corresponds to no data"),
 ])  # fmt: skip
 def test_what_cannot_be_had_is_told_with_the_cure(found, name, words):
     assert found["online"][name]["error"] == "ConfigurationError"

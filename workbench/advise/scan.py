@@ -1,7 +1,7 @@
 """`scan(recipe)`: the longest rows of a file, the steps in which they come, whether they fit, and what makes them fit.
 
-Texts are read one after another and not kept: of each row stay its place, what bounds its tokens, and how many they are
-where that was counted. Every number of tokens that is shown was counted by the model's own tokenizer.
+Texts and conversations are read one after another and not kept: of each row stay its place, what bounds its tokens, and
+how many they are where that was counted. Every number of tokens that is shown was counted by the model's own tokenizer.
 """
 
 import json
@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from workbench.advise.candidate import Candidate
 from workbench.advise.frontier import positions_of
-from workbench.errors import ConfigurationError
+from workbench.errors import ConfigurationError, in_a_line
 from workbench.export.written import as_command
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.measure.categories import format_bytes
@@ -28,7 +28,7 @@ from workbench.predict import predict as prediction
 from workbench.predict.worker import start
 from workbench.recipe import Recipe
 from workbench.techniques import REGISTRY, Capability, Technique
-from workbench.texts import readers
+from workbench.texts import chat, readers
 
 AT_ONCE, MANY = 1 << 22, 4096  # characters, and rows, that are tokenized together
 MULTIPLE = 8  # of tokens, a cap: what matrix units like
@@ -135,9 +135,6 @@ def row_source(recipe: Recipe) -> readers.TextSource:
     if plain := [file for file in source.files() if file.is_file() and readers.kind_of(file) in readers.PLAIN]:
         words = f"scan: {plain[0]} is plain text, which has no rows and is packed into blocks of equal length"
         raise ConfigurationError(f"{words}. Give {', '.join(sorted({*readers.KINDS} - {*readers.PLAIN}))}.")
-    if source.loss:
-        words = f"scan: the rows of {name!r} are conversations, which are packed into blocks of equal length"
-        raise ConfigurationError(f"{words}. Give rows of text, or predict the recipe.")
     next(source.documents(), None)
     return source
 
@@ -164,10 +161,12 @@ class _Lengths:
 
     def __init__(self, source: readers.TextSource, tokenizer: Any) -> None:
         self.source, self.files, self.signature = source, source.files(), source.signature()
+        self.tokenizer, self.template = tokenizer, chat.template_of(tokenizer)  # of conversations
         self.at_most, self.backend = tokens_at_most(tokenizer), tokenizer.backend_tokenizer
         self.backend.no_truncation()
         self.backend.no_padding()
-        self.file, self.number, self.bound, self.tokens, self.empty = (array("q") for _ in range(5))
+        self.more = self.backend.num_special_tokens_to_add(False)  # but a template writes its own
+        self.file, self.number, self.bound, self.special, self.tokens, self.empty = (array("q") for _ in range(6))
         self.longest: list[int] = []  # numbers of tokens, in order
 
     def count_longest(self, many: int) -> None:
@@ -183,18 +182,21 @@ class _Lengths:
         return {"cut_rows": len(over), "cut_tokens": sum(over)}
 
     def place(self, row: int) -> str:
-        path = self.files[self.file[row]]
+        return self._place(self.files[self.file[row]], self.number[row])
+
+    def _place(self, path: Path, number: int) -> str:
         unit = "row" if readers.kind_of(path) in (*readers.TABLES, ".json") else "line"
-        return f"{path.name + ', ' if len(self.files) > 1 else ''}{unit} {self.number[row]}"
+        return f"{path.name + ', ' if len(self.files) > 1 else ''}{unit} {number}"
 
     def _read(self, wanted: Callable[[int], bool]) -> None:
         """Read all rows, and tokenize those that are wanted, many together."""
         waiting, size = dict[int, str](), 0
-        for row, (file, number, bound, text) in enumerate(self._rows()):
+        for row, (file, number, text, special, bound) in enumerate(self._rows()):
             if row == len(self.tokens):
                 self.file.append(file)
                 self.number.append(number)
                 self.bound.append(bound)
+                self.special.append(special)
                 self.tokens.append(UNKNOWN)
                 self.empty.extend([] if text and not text.isspace() else [row])
             if wanted(row):
@@ -205,19 +207,33 @@ class _Lengths:
                 waiting, size = {}, 0
         self._tokenize(waiting)
 
-    def _rows(self) -> Iterator[tuple[int, int, int, str]]:
-        """Of every row the file, the line or row there, the bound, and the text: of a null none."""
+    def _rows(self) -> Iterator[tuple[int, int, str, int, int]]:
+        """Of every row the file, the line or row there, the text, of a null none, its special tokens, and the bound."""
         try:
             for file, path in enumerate(self.files):
                 rows = readers.read_documents(str(path), self.source.column, self.source.encoding)
-                for number, text in tqdm(rows, path.name, unit=" rows", disable=None, leave=False):
-                    yield file, number, self.at_most(text or ""), text or ""
+                for number, found in tqdm(rows, path.name, unit=" rows", disable=None, leave=False):
+                    text, special = self._written(path, number, found) if self.source.loss else (found or "", self.more)
+                    yield file, number, text, special, self.at_most(text)
         except Exception:
             sum(1 for _ in self.source.documents())  # says what is wrong, where, and what to do
             raise
 
+    def _written(self, path: Path, number: int, found: Any) -> tuple[str, int]:
+        """A conversation as the text that its template makes of it, and the special tokens that it gets beside."""
+        if (line := chat.in_one_line(self.source.column, found)) is None:
+            return "", 0
+        try:
+            parts, write = chat.parts_of(json.loads(line), self.tokenizer, self.template)
+            return str(write(parts)), self.more if isinstance(parts, str) else 0
+        except Exception as error:  # a template may raise anything
+            place = f"{self.source.name}: {self._place(path, number)}"
+            words = f"{place}: the chat template cannot be used ({in_a_line(error)})"
+            raise readers.refusal(f"{words}. Correct the row, or use a model with another template.") from None
+
     def _tokenize(self, texts: dict[int, str]) -> None:
-        counted = [len(encoding) for encoding in self.backend.encode_batch_fast([*texts.values()])]
+        encodings = self.backend.encode_batch_fast([*texts.values()], add_special_tokens=False)
+        counted = [len(encoding) + self.special[row] for row, encoding in zip(texts, encodings, strict=True)]
         for row, tokens in zip(texts, counted, strict=True):
             self.tokens[row] = tokens
         self.longest = sorted([*self.longest, *counted])[-len(self.longest) :]

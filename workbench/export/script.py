@@ -116,13 +116,14 @@ class _Main:
         given: what the trainer is given, beside them and the rows.
         rows: the function that makes them.
         template: the line that gives the tokenizer one for conversations, if it has none.
+        labelled: the lines that label conversations for a technique that makes rows of its own.
     """
 
     def __init__(self, job: Job, flavour: str, ranks: Ranks | None) -> None:
         self.job, self.recipe, self.flavour, self.ranks = job, job.recipe, flavour, ranks
         self.sources, self.switches, self.given = Sources(), Arguments(), list[str]()
         self.sources.imports.add(("datasets", "Dataset"))  # which the rows are made with
-        self.rows, self.template = WORDS["rows"]["text"], ""
+        self.rows, self.template, self.labelled = WORDS["rows"]["text"], "", ""
 
     def data(self) -> Iterator[str]:
         """Lines that make the data sets and `data_collator`, in the order in which a run changes them."""
@@ -134,8 +135,10 @@ class _Main:
         yield _broken("tokenizer = AutoTokenizer.from_pretrained(", _place(tokenizer), ")")
         yield from filter(None, [self.template])
         train, held_out = (part.format(**words) for part in reading["parts"])
-        given = [train, "tokenizer", "LENGTH", "BATCH", str(self.recipe.seed)]
-        yield from [*self._calls("train_rows = ", given, "examples")] or [
+        given = [reading.get("whole", train), "tokenizer", "LENGTH", "BATCH", str(self.recipe.seed)]
+        if calls := [*self._calls("train_rows = ", given, "examples")]:
+            calls = [*filter(None, [self.labelled]), *calls]
+        yield from calls or [
             f"train_rows = make_rows({train}, tokenizer)",
             "train_rows = train_rows.select(range(len(train_rows) // BATCH * BATCH))",
         ]
@@ -182,6 +185,7 @@ class _Main:
         everything = ", answers=False" if source.loss == chat.ALL else ""
         labels = f"{self.sources.add(chat.labels_of)}(each, tokenizer, template{everything})"
         self.rows = WORDS["rows"]["conversations"].format(labels=labels)
+        self.labelled = known["labelling"].format(labels=labels)
         if not self.job.tokenizer.chat_template:
             self.template = f"tokenizer.chat_template = {_literal(template)}"
         return reading  # type: ignore[no-any-return]

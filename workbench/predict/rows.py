@@ -110,14 +110,20 @@ def _enlarge(trainer: Any, size: int, count: int) -> None:
     trainer.get_batch_samples = fetched
 
 
-def _text(recipe: Recipe) -> tuple[str, Any, int, int]:
+def _text(recipe: Recipe) -> tuple[Any, Any, int, int]:
     """The text itself, if a technique cuts it in its own way: then its lengths do matter."""
     if not own_examples(recipe):
         return "", None, recipe.sequence_length, recipe.effective_batch_size
     tokenizer = _known_tokenizer(locate_config(recipe.model))
     text = corpus.load_corpus(recipe.corpus)
     corpus.check_in_memory(text, own_examples(recipe))
-    return str(text.train), tokenizer, recipe.sequence_length, recipe.effective_batch_size
+    whole = _labelled(text, tokenizer) if text.loss else str(text.train)
+    return whole, tokenizer, recipe.sequence_length, recipe.effective_batch_size
+
+
+@lru_cache(maxsize=1)
+def _labelled(text: corpus.Corpus, known: Any) -> tuple[list[tuple[int, int]], ...]:
+    return tuple(corpus.Conversations(text, known.tokenizer))
 
 
 class _Remembering:

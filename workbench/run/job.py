@@ -54,14 +54,13 @@ class Job:
 
 
 def prepare(recipe: Recipe, device: torch.device, sample_tokens: int = 0) -> Job:
-    """Read the text, find the model, and cut the text into blocks; `auto` becomes the model for this device, and epochs
-    become steps.
+    """Read the text, find the model, and cut the text into blocks; `auto` becomes the model for this device, epochs
+    become steps, and conversations are evaluated one row at a time if nothing else is asked for.
 
     Raises:
         ConfigurationError: arguments, text, model, length or batch cannot be used, or the sample would be too long.
         UnavailableError: the hub cannot be reached.
     """
-    own = own_examples(recipe)
     training_arguments(recipe, 1.0, device, Path())  # or they would be refused when the model is there
     recipe = replace(recipe, model=models.resolve_auto(recipe.model, device.type))
     text = corpus.load_corpus(recipe.corpus)
@@ -76,8 +75,9 @@ def prepare(recipe: Recipe, device: torch.device, sample_tokens: int = 0) -> Job
     models.check_vocabulary(source, config, tokenizer)
     prompt = tokenizer(corpus.prompt(text))["input_ids"] if sample_tokens else []
     models.check_sample(source, config, len(prompt) + sum(taken.values()), sample_tokens)
-    own += [t.name for t in recipe.techniques if text.loss and Capability.TRAINING_SET in t.forbids]
-    corpus.check_in_memory(text, own)
+    corpus.check_in_memory(text, own_examples(recipe))
+    if text.loss:  # the mean over rows in which unequally many tokens count is another for other batches of them
+        recipe = replace(recipe, evaluation_batch_size=recipe.evaluation_batch_size or 1)
     blocks = corpus.make_blocks(text, tokenizer, recipe.sequence_length, recipe.effective_batch_size)
     if (epochs := recipe.arguments.get(EPOCHS)) is not None:
         recipe = replace(recipe, steps=_steps(recipe, blocks, epochs))

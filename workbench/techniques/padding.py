@@ -1,6 +1,7 @@
 """Padding: examples of unequal length, filled up to equal length, instead of blocks packed from the whole text."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -13,7 +14,8 @@ from workbench.texts.corpus import encoded
 
 @dataclass(frozen=True)
 class Padding(Technique):
-    """One example a paragraph (in a play: a speech), ended by the end-of-text token, in pieces if longer than T.
+    """One example a paragraph (in a play: a speech), ended by the end-of-text token, or a conversation, in pieces if
+    longer than T.
 
     `dynamic` pads a batch to its longest example, otherwise all are padded to T ahead. `group_by_length` forms batches
     of examples of about equal length, from random groups of 50 batches, each group from long to short (transformers'
@@ -39,7 +41,7 @@ class Padding(Technique):
             object.__setattr__(self, "brings", self.brings | {Capability.UNEQUAL_BATCHES})
 
     def examples(self) -> Call:
-        return Call(paragraph_examples, {"pad_to_length": not self.dynamic})
+        return Call(separate_examples, {"pad_to_length": not self.dynamic})
 
     def collator(self) -> Call:
         return Call(pad)
@@ -49,8 +51,8 @@ class Padding(Technique):
         return {**arguments, **(grouped if self.group_by_length else {})}
 
 
-def paragraph_examples(text: str, tokenizer: Any, length: int, batch: int, seed: int, pad_to_length: bool) -> Any:
-    """A training set of paragraphs. Raises ValueError if they do not fill a batch."""
+def separate_examples(text: Any, tokenizer: Any, length: int, batch: int, seed: int, pad_to_length: bool) -> Any:
+    """A training set of paragraphs or conversations. Raises ValueError if they do not fill a batch."""
     from datasets import Dataset
 
     rows = make_examples(text, tokenizer, length, batch)
@@ -60,34 +62,38 @@ def paragraph_examples(text: str, tokenizer: Any, length: int, batch: int, seed:
     return Dataset.from_list([pad_to(row, length) for row in rows] if pad_to_length else rows)
 
 
-def make_examples(text: str, tokenizer: Any, length: int, batch: int) -> list[dict[str, Any]]:
-    """Paragraphs as rows of at most `length` tokens, each paragraph ended by the end-of-text token; whole batches."""
+def make_examples(text: Any, tokenizer: Any, length: int, batch: int) -> list[dict[str, Any]]:
+    """Paragraphs or conversations as rows of at most `length` tokens, of which one is predicted; whole batches."""
     pieces = []
+    for pairs in paragraphs(text, tokenizer) if isinstance(text, str) else text:
+        pieces += [pairs[start : start + length] for start in range(0, len(pairs), length)]
+    pieces = [[*map(list, zip(*piece, strict=True))] for piece in pieces]
+    rows = [(ids, told) for ids, told in pieces if {*told[1:]} - {-100}]
+    rows = rows[: len(rows) // batch * batch]
+    return [{"input_ids": i, "labels": told, "attention_mask": [1] * len(i), "length": len(i)} for i, told in rows]
+
+
+def paragraphs(text: str, tokenizer: Any) -> Iterator[list[tuple[int, int]]]:
+    """Each as tokens, ended by the end of text, with their labels: all count."""
     for paragraph in filter(str.strip, re.split(r"\n\s*\n", text)):
         tokens = [*chain.from_iterable(encoded([paragraph.strip()], tokenizer)), tokenizer.eos_token_id]
-        # none begins at the last token: of a single one nothing is predicted
-        pieces += [tokens[start : start + length] for start in range(0, len(tokens) - 1, length)]
-    pieces = pieces[: len(pieces) // batch * batch]
-    return [{"input_ids": piece, "attention_mask": [1] * len(piece), "length": len(piece)} for piece in pieces]
+        yield [*zip(tokens, tokens, strict=True)]
+
+
+# The padding token is 0, but any would do: no token attends to it, and its label is -100.
+FILLING = {"input_ids": 0, "attention_mask": 0, "labels": -100}
 
 
 def pad_to(row: dict[str, Any], length: int) -> dict[str, Any]:
-    """A row with `length` tokens; the added ones are left out by the attention mask."""
-    padding = [0] * (length - len(row["input_ids"]))
-    return {**row, "input_ids": row["input_ids"] + padding, "attention_mask": row["attention_mask"] + padding}
+    """A row with `length` tokens; the added ones are left out by the attention mask and have no label."""
+    return {**row, **{name: row[name] + [value] * (length - len(row[name])) for name, value in FILLING.items()}}
 
 
 def pad(_: Any, rows: list[dict[str, list[int]]]) -> dict[str, Any]:
     """B rows to `input_ids`, `attention_mask` and `labels`, all (B, longest); what is padding is not predicted. Takes
-    the place of a collator of rows that are equally long.
-
-    The padding token is 0, but any would do: no token attends to it, and its label is -100.
-    """
+    the place of a collator of rows that are equally long."""
     import torch
-    from torch.nn.utils.rnn import pad_sequence
 
-    masks = [torch.tensor(row.get("attention_mask", [1] * len(row["input_ids"]))) for row in rows]
-    input_ids = pad_sequence([torch.tensor(row["input_ids"]) for row in rows], batch_first=True, padding_value=0)
-    attention_mask = pad_sequence(masks, batch_first=True, padding_value=0)
-    labels = input_ids.masked_fill(attention_mask == 0, -100)
-    return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+    whole = [{"attention_mask": [1] * len(row["input_ids"]), "labels": row["input_ids"], **row} for row in rows]
+    padded = [pad_to(row, max(len(each["input_ids"]) for each in rows)) for row in whole]
+    return {name: torch.tensor([row[name] for row in padded]) for name in FILLING}

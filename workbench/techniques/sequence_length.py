@@ -8,12 +8,16 @@ from workbench.techniques.base import Call, Capability, Shape, Stage, Technique,
 
 
 def cut_rows(dataset: Any, length: int) -> Any:
-    """Rows of `length` tokens, cut from longer ones in their order, in every column."""
+    """Rows of `length` tokens, cut from longer ones in their order, in every column; without those in which no label is
+    predicted."""
 
     def cut(rows: Any) -> Any:
         return {name: [r[i : i + length] for r in of for i in range(0, len(r), length)] for name, of in rows.items()}
 
-    return dataset.map(cut, batched=True, keep_in_memory=True)
+    rows = dataset.map(cut, batched=True, keep_in_memory=True)
+    if "labels" not in rows.column_names:  # all count
+        return rows
+    return rows.select([i for i, labels in enumerate(rows["labels"]) if {*labels[1:]} != {-100}])
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from workbench.settings import setting
 from workbench.techniques.base import Call, Capability, Stage, Technique
-from workbench.texts.corpus import packed_blocks
+from workbench.texts.corpus import labelled_rows, packed_blocks
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Streaming(Technique):
         return Call(stream_examples, {"shuffle_buffer": self.shuffle_buffer})
 
 
-def stream_examples(text: str, tokenizer: Any, length: int, batch: int, seed: int, shuffle_buffer: int) -> Any:
+def stream_examples(text: Any, tokenizer: Any, length: int, batch: int, seed: int, shuffle_buffer: int) -> Any:
     """Blocks that are made while they are read, the next one drawn from `shuffle_buffer` of them."""
     from datasets import IterableDataset
 
@@ -37,8 +37,11 @@ def stream_examples(text: str, tokenizer: Any, length: int, batch: int, seed: in
     return stream.shuffle(seed=seed, buffer_size=shuffle_buffer)
 
 
-def stream_blocks(text: str, tokenizer: Any, length: int, batch: int) -> Iterator[dict[str, list[int]]]:
-    """Blocks of `length` tokens, in whole batches; the text is tokenised in the same pieces as for packed blocks."""
-    blocks = ({"input_ids": block, "labels": block} for block in packed_blocks([text], tokenizer, length))
+def stream_blocks(text: Any, tokenizer: Any, length: int, batch: int) -> Iterator[dict[str, list[int]]]:
+    """Blocks of `length` tokens, in whole batches; the text is tokenised in the same pieces as for packed blocks, and
+    conversations, which have their tokens, are packed like those."""
+    blocks = labelled_rows(text, length)  # nothing is read before one is asked for
+    if isinstance(text, str):
+        blocks = ({"input_ids": block, "labels": block} for block in packed_blocks([text], tokenizer, length))
     while len(rows := [*islice(blocks, batch)]) == batch:
         yield from rows

@@ -95,19 +95,13 @@ def labelled(line: str, tokenizer: "PreTrainedTokenizerBase", loss: str) -> list
 def labels_of(row: Any, tokenizer: Any, template: str, answers: bool = True) -> list[tuple[int, int]]:
     """The tokens of a conversation, each with its label: itself where an answer is, or everywhere. What is one the
     template tells, or what it adds to the conversation before it."""
-    write: Any = partial(tokenizer.apply_chat_template, chat_template=template, tokenize=False)
+    parts, write = parts_of(row, tokenizer, template)
     if answers and "messages" in row and GENERATION.search(template):
         asked = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
-        found = write(row["messages"], **asked, tokenizer_kwargs={"verbose": False})
+        found = write(parts, **asked, tokenizer_kwargs={"verbose": False})
         return [(i, i if n else IGNORED) for i, n in zip(found["input_ids"], found["assistant_masks"], strict=True)]
-    end = str(tokenizer.eos_token or "")
-    parts = row["messages"] if "messages" in row else row["prompt"] + row["completion"]
-    if "messages" in row:
-        turns = [(i, i + 1) for i, message in enumerate(parts) if message["role"] == "assistant"]
-    else:
-        turns = [(len(row["prompt"]), len(parts) + len(end))]
-    if is_text := isinstance(parts, str):
-        parts, write = parts.removesuffix(end) + end, as_it_is
+    turns = [(i, i + 1) for i, part in enumerate(parts) if "messages" in row and part["role"] == "assistant"]
+    turns = turns if "messages" in row else [(len(row["prompt"]), len(parts))]
     whole = write(parts)
     counted = bytearray(len(whole))
     for first, last in turns if answers else ():
@@ -116,9 +110,19 @@ def labels_of(row: Any, tokenizer: Any, template: str, answers: bool = True) -> 
         if not (whole.startswith(until) and until.startswith(start)):
             raise ValueError("it writes the beginning of a conversation otherwise than the whole")
         counted[len(start) : len(until)] = b"\1" * (len(until) - len(start))
-    found = tokenizer(whole, add_special_tokens=is_text, return_offsets_mapping=True, verbose=False)
+    special = isinstance(parts, str)  # a template writes its own
+    found = tokenizer(whole, add_special_tokens=special, return_offsets_mapping=True, verbose=False)
     pairs = zip(found["input_ids"], found["offset_mapping"], strict=True)
     return [(i, i if not answers or any(counted[start:end]) else IGNORED) for i, (start, end) in pairs]
+
+
+def parts_of(row: Any, tokenizer: Any, template: str) -> tuple[Any, Any]:
+    """What is said, messages or one text with its end, and the function that writes them, or the first of them."""
+    end = str(tokenizer.eos_token or "")
+    parts = row["messages"] if "messages" in row else row["prompt"] + row["completion"]
+    if isinstance(parts, str):
+        return parts.removesuffix(end) + end, as_it_is
+    return parts, partial(tokenizer.apply_chat_template, chat_template=template, tokenize=False)
 
 
 def as_it_is(text: str, **_: Any) -> str:

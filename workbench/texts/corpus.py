@@ -71,8 +71,8 @@ class Stream:
 class Corpus:
     """A text in two parts. `sha256` identifies both, whatever kind of file they were read from.
 
-    `held_out` is cut after HELD_OUT_CHARACTERS; `documents` counts those that were read, and `remarks` say what was
-    left out. With a `loss`, "answers" or "all" that counts, the lines are conversations in JSON.
+    `held_out` is cut after HELD_OUT_CHARACTERS; `documents` and `characters` count what was read, and `remarks` say
+    what was left out. With a `loss`, "answers" or "all" that counts, the lines are conversations in JSON.
     """
 
     name: str
@@ -82,6 +82,18 @@ class Corpus:
     documents: int = 1
     remarks: tuple[str, ...] = ()
     loss: str = ""
+    characters: int = 0
+
+
+@dataclass(frozen=True)
+class Conversations:
+    """Those to train on, each as its tokens with their labels, made anew whenever they are iterated."""
+
+    corpus: Corpus
+    tokenizer: Any
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        return (_labelled(self.corpus, line, self.tokenizer) for line in self.corpus.train)
 
 
 @dataclass(frozen=True)
@@ -89,12 +101,12 @@ class Blocks:
     """Token blocks of T tokens each, rows `input_ids`; the held-out part is capped at HELD_OUT_TOKENS tokens.
 
     Those of conversations have `labels` too, IGNORED where a token does not count. `text` is for techniques that cut it
-    in another way: that of `train`, the model's tokenizer, T, and B sequences per optimizer step.
+    in another way: that of `train`, or its conversations, the model's tokenizer, T, and B sequences per optimizer step.
     """
 
     train: "Dataset"
     held_out: "Dataset"
-    text: tuple[str, Any, int, int]
+    text: tuple[str | Iterable[list[tuple[int, int]]], Any, int, int]
     remarks: tuple[str, ...] = ()
 
 
@@ -143,19 +155,19 @@ def _joined(source: texts.TextSource, tally: Counter[str]) -> Iterator[str]:
 
 def _survey(source: texts.TextSource, signature: texts.Signature) -> Corpus:
     """One pass for the hash, the length and the faults; a second one for the held-out part of a long text."""
-    digest, tally, kept, characters = hashlib.sha256(), Counter[str](), list[str](), 0
+    digest, tally, kept, total = hashlib.sha256(), Counter[str](), list[str](), 0
     for piece in _joined(source, tally):
         digest.update(piece.encode())
-        characters += len(piece)
-        if characters <= IN_MEMORY_CHARACTERS:
+        total += len(piece)
+        if total <= IN_MEMORY_CHARACTERS:
             kept.append(piece)
     tally["files of other kinds"] = len(source.others())
     remarks = tuple(f"{n} {what} left out" for what, n in sorted(tally.items()) if n and what != "documents")
     if not tally["documents"]:
         reason = "; ".join(remarks) or "there is no document in it"
         raise texts.refusal(f"{source.name} is empty: {reason}. Give a file with text in it.")
-    text, is_long = "".join(kept), characters > IN_MEMORY_CHARACTERS or bool(source.loss)
-    size, most = (tally["documents"], HELD_OUT_TOKENS) if source.loss else (characters, HELD_OUT_CHARACTERS)
+    text, is_long = "".join(kept), total > IN_MEMORY_CHARACTERS or bool(source.loss)
+    size, most = (tally["documents"], HELD_OUT_TOKENS) if source.loss else (total, HELD_OUT_CHARACTERS)
     cut = int(size * (1 - HELD_OUT_SHARE))
     end = cut + most
     train = Stream(source, 0, cut, signature) if is_long else text[:cut]
@@ -163,7 +175,7 @@ def _survey(source: texts.TextSource, signature: texts.Signature) -> Corpus:
     held_out = between.join(Stream(source, cut, end, signature)) if is_long else text[cut:end]
     if not held_out.strip():
         raise texts.refusal(f"the last tenth of {source.name}, which is held out, is blank. Trim the file.")
-    return Corpus(source.name, train, held_out, digest.hexdigest(), tally["documents"], remarks, source.loss)
+    return Corpus(source.name, train, held_out, digest.hexdigest(), tally["documents"], remarks, source.loss, total)
 
 
 # reading a long text takes seconds to minutes; the corpus that is kept is small: a stream
@@ -184,12 +196,8 @@ def prompt(corpus: Corpus) -> str:
 
 
 def check_in_memory(text: Corpus, owners: list[str]) -> None:
-    """Raises ConfigurationError if a technique, one of `owners`, needs all of a text that is too long to be held, or
-    would cut conversations without regard to what counts in them."""
-    if owners and text.loss:
-        need = f"{owners[0]} cuts a text into examples of its own, but the rows of {text.name} are conversations"
-        raise texts.refusal(f"{need}. Drop {owners[0]}, or write them as rows of text.")
-    if owners and not isinstance(text.train, str):
+    """Raises ConfigurationError if a technique, one of `owners`, needs all of a text that is too long to be held."""
+    if owners and text.characters > IN_MEMORY_CHARACTERS:
         need = f"{owners[0]} cuts the text into examples of its own and needs all of it in memory"
         long = f"{text.name} has more than {IN_MEMORY_CHARACTERS:,} characters"
         raise texts.refusal(f"{need}, but {long}. Use a part of it, or drop {owners[0]}.")
@@ -223,10 +231,11 @@ def make_blocks(corpus: Corpus, tokenizer: "PreTrainedTokenizerBase", sequence_l
     if not held_out:
         short = f"the held-out part of {corpus.name} is shorter than one block of {sequence_length} tokens"
         raise texts.refusal(f"{short}. Use a longer text or a smaller sequence_length.")
-    text = corpus.train if isinstance(corpus.train, str) else "", tokenizer, sequence_length, batch
+    text = Conversations(corpus, tokenizer) if corpus.loss else corpus.train if isinstance(corpus.train, str) else ""
     simple = "" if tokenizer.chat_template else "; the tokenizer has no chat template, so a simple one writes messages"
     remarks = (f"the loss counts {corpus.loss} of the conversations{simple}",) if corpus.loss else ()
-    return Blocks(train.select(range(len(train) // batch * batch)), held_out, text, remarks)
+    whole = train.select(range(len(train) // batch * batch))
+    return Blocks(whole, held_out, (text, tokenizer, sequence_length, batch), remarks)
 
 
 def cut_into_blocks(tokens: "Any", length: int) -> "list[Any]":
@@ -277,19 +286,23 @@ def _packed(tokens: Iterable[list[Any]], length: int) -> Iterator[list[Any]]:
 
 
 def _rows(corpus: Corpus, text: Iterable[str], tokenizer: Any, length: int) -> Iterator[dict[str, Any]]:
-    """Blocks as rows of a data set; without those of conversations in which no label is predicted."""
+    """Blocks as rows of a data set."""
     if not corpus.loss:
         yield from ({"input_ids": block} for block in packed_blocks(text, tokenizer, length))
         return
-    pairs = (_labelled(corpus, line, tokenizer) for line in text)
-    blocks = (zip(*block, strict=True) for block in _packed(pairs, length))
-    rows = ({"input_ids": ids, "labels": labels} for ids, labels in blocks if {*labels[1:]} != {IGNORED})
+    rows = labelled_rows((_labelled(corpus, line, tokenizer) for line in text), length)
     if not (first := [*islice(rows, 1)]):
         part = "held-out" if isinstance(text, list) else "training"
         none = f"the {part} part of {corpus.name} gives no block of {length} tokens in which one counts"
         cure = "Use more conversations, with messages of the role assistant, or a smaller sequence_length."
         raise texts.refusal(f"{none}. {cure}")
     yield from chain(first, rows)
+
+
+def labelled_rows(conversations: Iterable[list[tuple[int, int]]], length: int) -> Iterator[dict[str, Any]]:
+    """Blocks of conversations as rows, without those in which no label is predicted."""
+    blocks = (zip(*block, strict=True) for block in _packed(conversations, length))
+    return ({"input_ids": ids, "labels": labels} for ids, labels in blocks if {*labels[1:]} != {IGNORED})
 
 
 def _labelled(corpus: Corpus, line: str, tokenizer: Any) -> list[tuple[int, int]]:

@@ -1,8 +1,8 @@
 """The user's own files to documents: the one place that reads text.
 
 A name is a path, with options after a colon: `novel.txt`, `old.txt:encoding=latin-1`, `reviews.csv:body` (the column),
-`reviews.csv:column=body,encoding=cp1252`; or a data set of the Hugging Face hub, in which `user/set:test` is a split.
-Every fault names the file, the line or row, and a cure.
+`reviews.csv:column=body,encoding=cp1252`; or a data set of the Hugging Face hub, in which `user/set:test` is a split
+and `user/set:train[:10%]` a part of one. Every fault names the file, the line or row, and a cure.
 
 `datasets` reads what it saved itself and what the hub has; its loaders of text, JSON, CSV and Parquet (5.2) are not
 used for files, because each changes texts without a word. Text: a lone carriage return becomes a line end, a long line
@@ -22,13 +22,12 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NoReturn
-from unittest.mock import patch
 
-from workbench.errors import ConfigurationError, explained, in_a_line
+from workbench.errors import ConfigurationError, in_a_line
+from workbench.hub import data_set_files
 from workbench.texts.chat import ANSWERS, LOSSES, ROWS, in_one_line
 
 CHUNK = 1 << 20  # bytes to check, characters to read at a time
@@ -202,7 +201,7 @@ def find_text(name: str, alternatives: str) -> TextSource:
             raise refusal(f"{nothing}. {alternatives}")
         given = _options(name, colon + options, {"hub"})
         asked = ("path", repository), ("name", given.pop("config", None)), ("split", given.pop("split", "train"))
-        files = _download(*dict(asked).values(), nothing)
+        files = data_set_files(*dict(asked).values(), nothing)
         return _resolved(TextSource(name, files[0], downloaded=files, asked=asked), given)
     source = TextSource(name, path)
     if not (known := source.files()):
@@ -231,25 +230,6 @@ def _resolved(source: TextSource, given: dict[str, Any]) -> TextSource:
 def column_of(names: Iterable[str]) -> str:
     """`text`, or else the columns of conversations, if they are among the names of a table's columns."""
     return next((column for column in ("text", *ROWS) if {*column.split(",")} <= {*names}), "text")
-
-
-@lru_cache(maxsize=8)  # each asks the hub
-def _download(repository: str, config: str | None, split: str, nothing: str) -> tuple[Path, ...]:
-    """The Arrow files of a split of a data set of the hub, in the cache of `datasets`."""
-    from workbench import hub
-
-    if "[" in split:
-        raise refusal(f"{split!r} is a part of a split. Give a whole one: {repository}:{split.partition('[')[0]}.")
-    known_as, online = hub.require(repository, "a file", "dataset", f"corpus: {nothing}, and")
-    import datasets
-
-    cure = f"Name split and config, {repository}:split=train,config=…, or check the network and the disk."
-    offline = patch.object(datasets.config, "HF_HUB_OFFLINE", not online or "HF_DATASETS_OFFLINE" in os.environ)
-    with offline, explained(f"corpus: the data set {repository!r} cannot be used", cure):
-        files = datasets.load_dataset(known_as, config, split=split, keep_in_memory=False).cache_files
-        if not files:
-            raise ValueError(f"the split {split} has no rows")
-        return tuple(Path(file["filename"]) for file in files)
 
 
 def split_name(name: str) -> tuple[str, str]:
