@@ -614,7 +614,8 @@ def show_pairs(args: argparse.Namespace) -> None:
         recipe = _recipe(args)
         table = pairs(recipe, names or [each.name for each in recipe.techniques] or None)
     print(matrix(table).to_string())
-    print(refusals(table).to_string(index=False))
+    if len(refused := refusals(table)):
+        print(refused.to_string(index=False))
     if args.save:
         table.to_csv(args.save, index=False)
 

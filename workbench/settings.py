@@ -14,9 +14,18 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import Field
+from functools import cache
 from typing import Any, get_args
 
 from workbench.errors import ConfigurationError, brief
+
+
+@cache
+def checker(kind: Any) -> Any:
+    """pydantic's `TypeAdapter` of a type. It is loaded late: most commands begin without."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
 
 
 def setting(

@@ -158,8 +158,13 @@ def test_shorter_sequences_of_a_large_batch_too(small):
 
 
 def test_a_worker_imports_what_it_needs_and_transformers_reads_each_folder_once():
-    worker = Worker(dict(os.environ), ("bitsandbytes", "transformers"), name="prediction worker")
+    worker = Worker(dict(os.environ), ("bitsandbytes", "transformers.trainer"), name="prediction worker")
     try:
+        quantizer = "__import__('transformers.quantizers.quantizer_torchao').quantizers.quantizer_torchao"
+        assert worker.call(eval, "'torchao' in __import__('sys').modules") is False
+        tensors, _ = worker.call(eval, f"{quantizer}.flatten_tensor_state_dict({{}})")  # now it is imported
+        assert tensors == {}
+        assert worker.call(eval, "'torchao' in __import__('sys').modules") is True
         assert worker.call(eval, "'torch._inductor.compile_fx' in __import__('sys').modules") is False
         reader = "__import__('transformers.models').utils.import_utils.create_import_structure_from_path"
         hits, folders, _, remembered = worker.call(eval, f"tuple({reader}.cache_info())")

@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from pydantic import TypeAdapter
 
 from workbench.errors import ConfigurationError, brief, explained
 from workbench.export.written import read_recipe
@@ -42,7 +41,7 @@ from workbench.measure.categories import Category, Phase, format_bytes, parse_by
 from workbench.paths import read_toml, versions, write_whole
 from workbench.predict.predict import CPU, Prediction, predict
 from workbench.recipe import Recipe
-from workbench.settings import named
+from workbench.settings import checker, named
 
 KEYS = ("limit", "gpu", "recipe", "script")
 EXAMPLE = (
@@ -101,7 +100,7 @@ class Need:
     refused: bool = False
 
 
-LOCK = TypeAdapter(dict[str, Need])
+LOCK = checker(dict[str, Need])
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import IO, Any, cast
 from unittest.mock import patch
 
@@ -28,6 +29,7 @@ from workbench.errors import ConfigurationError, UnavailableError, WorkbenchErro
 from workbench.measure.garbage import collect_garbage, freeze_living_objects
 from workbench.paths import PIN
 
+TORCHAO = "torchao.prototype.safetensors.safetensors_support"
 START = "import sys; sys.path[:] = {path!r}; {pin}; from workbench.gpus.process import serve; serve({modules!r})"
 
 
@@ -229,8 +231,8 @@ def quick_imports() -> Iterator[None]:
     """What libraries do when they are imported and need not, left out for the duration.
 
     bitsandbytes decorates four functions with `torch.compile`, which few recipes use: the compiler, 500 modules, is
-    loaded when one is called. transformers (5.23) reads the 549 folders of its models twice, because `@lru_cache`
-    remembers 128 of them: here it remembers all.
+    loaded when one is called. transformers (5.23) imports torchao, 130 modules, for functions that read checkpoints of
+    it; and it reads the 549 folders of its models twice, because `@lru_cache` remembers 128 of them: here all.
     """
     import torch
 
@@ -244,7 +246,20 @@ def quick_imports() -> Iterator[None]:
         return limited(None)(maxsize) if callable(maxsize) else limited(maxsize, typed)
 
     with patch.object(torch, "compile", later), patch.object(functools, "lru_cache", unlimited):
-        yield
+        sys.modules[TORCHAO] = Postponed(TORCHAO)
+        try:
+            yield
+        finally:
+            del sys.modules[TORCHAO]
+
+
+class Postponed(ModuleType):
+    """Stands for a module, which is imported when one of its functions is called."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # it has no file, nor anything else of a module
+            raise AttributeError(name)
+        return lambda *args, **named: getattr(import_module(self.__name__), name)(*args, **named)
 
 
 def _answer(*pipes: IO[bytes]) -> None:

@@ -14,11 +14,10 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from pydantic import ConfigDict, TypeAdapter
-
 from workbench.errors import ConfigurationError, in_a_line
 from workbench.paths import git_commit, inside, runs_folder, valid_name, versions, write_whole
 from workbench.recipe import Recipe
+from workbench.settings import checker
 
 SCHEMA_VERSION = 2  # one more whenever a field changes its name or its meaning; `_migrated` then knows the older form
 WORLD = ("world_size", "device_kind", "device_name", "threads", "shard")
@@ -47,7 +46,7 @@ class Record:
     sums to `peak_allocated_bytes`; `maximum_by_category` is each category's own maximum, whenever that was.
     """
 
-    __pydantic_config__: ClassVar = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, defer_build=True)
+    __pydantic_config__: ClassVar = {"strict": True, "extra": "forbid", "allow_inf_nan": False}
 
     id: str
     created_at: str
@@ -174,9 +173,6 @@ class Record:
         return device_text(self.device_kind, self.device_name, self.threads)
 
 
-SHAPE = TypeAdapter(Record)
-
-
 def device_text(kind: str, name: str, threads: int | None) -> str:
     """`NVIDIA A10 (cuda)`, `AMD EPYC (cpu, 2 threads)`: to be read by people, and never taken apart again."""
     return f"{name} ({kind}{f', {threads} threads' if threads else ''})" if kind else name
@@ -208,7 +204,7 @@ def _integer(text: str) -> int:
 
 def _typed(data: dict[str, Any]) -> Record:
     """Raises ValueError for a field that is missing, unknown, not of its type, or no use to a table."""
-    record = SHAPE.validate_json(json.dumps(data, allow_nan=False))
+    record: Record = checker(Record).validate_json(json.dumps(data, allow_nan=False))
     Recipe.from_dict({**record.recipe, "techniques": {}})  # of which a user may have some that are not registered
     made, owner = record.created_at, record.owner
     good = {

@@ -76,8 +76,8 @@ def prepare(recipe: Recipe, device: torch.device, sample_tokens: int = 0) -> Job
     prompt = tokenizer(corpus.prompt(text))["input_ids"] if sample_tokens else []
     models.check_sample(source, config, len(prompt) + sum(taken.values()), sample_tokens)
     corpus.check_in_memory(text, own_examples(recipe))
-    if text.loss:  # the mean over rows in which unequally many tokens count is another for other batches of them
-        recipe = replace(recipe, evaluation_batch_size=recipe.evaluation_batch_size or 1)
+    # the mean over rows in which unequally many tokens count is another for other batches of them
+    recipe = replace(recipe, evaluation_batch_size=recipe.evaluation_batch_size or (1 if text.loss else None))
     blocks = corpus.make_blocks(text, tokenizer, recipe.sequence_length, recipe.effective_batch_size)
     if (epochs := recipe.arguments.get(EPOCHS)) is not None:
         recipe = replace(recipe, steps=_steps(recipe, blocks, epochs))

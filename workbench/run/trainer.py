@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from accelerate.utils import other as models_of_accelerate
 from datasets import Dataset
-from pydantic import TypeAdapter
 from safetensors import SafetensorError
 from torch.utils.data import Sampler
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
@@ -26,7 +25,7 @@ from workbench.models.family import ModelFamily
 from workbench.paths import beside, unwritten
 from workbench.recipe import Recipe
 from workbench.records import checkpoints
-from workbench.settings import named, unknown
+from workbench.settings import checker, named, unknown
 from workbench.techniques.base import Arguments, Call, Technique
 from workbench.texts.corpus import Blocks
 
@@ -270,7 +269,7 @@ def training_arguments(
     types: dict[str, Any] = {field.name: field.type for field in fields(TrainingArguments)}
     for name, value in named(recipe.arguments, types, "arguments", "field of transformers.TrainingArguments").items():
         with explained(f"arguments: {name} cannot be {brief(value)}", "See transformers.TrainingArguments."):
-            TypeAdapter(types[name]).validate_python(value, strict=True)
+            checker(types[name]).validate_python(value, strict=True)
     saving = {"save_strategy": "steps", "save_steps": checkpoint_every} if checkpoint_every else {}
     values: Arguments = {"dataloader_pin_memory": device.type == "cuda", "run_name": folder.name}
     values |= argument_values(recipe, learning_rate) | saving | ({} if reports else {"report_to": "none"})

@@ -12,9 +12,11 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, Field, ValidationError
+from annotated_types import MinLen
+from typing_extensions import TypedDict  # pydantic wants this one, up to Python 3.11
 
 from workbench.paths import beside
+from workbench.settings import checker
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -25,34 +27,38 @@ GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 TEMPLATE: str = beside(__file__, "chat.toml")["template"]  # for a tokenizer that has none, such as GPT-2's
 
 
-class Message(BaseModel, extra="allow"):
-    """What someone says; the content is null where the assistant calls a tool."""
+class Message(TypedDict):
+    """What someone says, and more; the content is null where the assistant calls a tool."""
+
+    __pydantic_config__ = {"extra": "allow"}  # type: ignore[misc]  # noqa: RUF012
 
     role: str
     content: str | list[Any] | None
 
 
-class Conversation(BaseModel):
+Messages = Annotated[list[Message], MinLen(1)]
+
+
+class Conversation(TypedDict):
     """Of these messages the assistant's turns count."""
 
-    messages: "Messages"
+    messages: Messages
 
 
-class Texts(BaseModel):
+class Texts(TypedDict):
     """Of these two the completion counts."""
 
     prompt: str
     completion: str
 
 
-class Exchange(BaseModel):
+class Exchange(TypedDict):
     """Messages, and those that answer them, which count."""
 
-    prompt: "Messages"
-    completion: "Messages"
+    prompt: Messages
+    completion: Messages
 
 
-Messages = Annotated[list[Message], Field(min_length=1)]
 ROWS = ("messages", "conversations", "prompt,completion")  # the columns of a row, with commas
 
 
@@ -62,11 +68,13 @@ def in_one_line(columns: str, values: Any) -> str | None:
         columns, values = "messages", [*map(as_message, values)] if isinstance(values, list) else values
     row = dict(zip(columns.split(","), values if "," in columns else [values], strict=True))
     kind = Texts if "," in columns and str in map(type, values or ()) else Exchange if "," in columns else Conversation
+    check = checker(kind)
     try:
-        return None if None in row.values() else kind(**row).model_dump_json(exclude_none=True)
-    except ValidationError as error:
-        found = error.errors()[0]
+        said = None if None in row.values() else check.validate_python(row)
+    except ValueError as error:
+        found = error.errors()[0]  # type: ignore[attr-defined]  # pydantic's
         raise ValueError(f"{'.'.join(map(str, found['loc']))}: {found['msg']}") from None
+    return said and str(check.dump_json(said, exclude_none=True), "utf-8")
 
 
 def as_message(said: Any) -> Any:
@@ -110,8 +118,8 @@ def labels_of(row: Any, tokenizer: Any, template: str, answers: bool = True) -> 
         if not (whole.startswith(until) and until.startswith(start)):
             raise ValueError("it writes the beginning of a conversation otherwise than the whole")
         counted[len(start) : len(until)] = b"\1" * (len(until) - len(start))
-    special = isinstance(parts, str)  # a template writes its own
-    found = tokenizer(whole, add_special_tokens=special, return_offsets_mapping=True, verbose=False)
+    # a template writes special tokens itself
+    found = tokenizer(whole, add_special_tokens=isinstance(parts, str), return_offsets_mapping=True, verbose=False)
     pairs = zip(found["input_ids"], found["offset_mapping"], strict=True)
     return [(i, i if not answers or any(counted[start:end]) else IGNORED) for i, (start, end) in pairs]
 

@@ -106,7 +106,7 @@ class Blocks:
 
     train: "Dataset"
     held_out: "Dataset"
-    text: tuple[str | Iterable[list[tuple[int, int]]], Any, int, int]
+    text: tuple[str | Stream | Conversations, Any, int, int]
     remarks: tuple[str, ...] = ()
 
 
@@ -231,11 +231,10 @@ def make_blocks(corpus: Corpus, tokenizer: "PreTrainedTokenizerBase", sequence_l
     if not held_out:
         short = f"the held-out part of {corpus.name} is shorter than one block of {sequence_length} tokens"
         raise texts.refusal(f"{short}. Use a longer text or a smaller sequence_length.")
-    text = Conversations(corpus, tokenizer) if corpus.loss else corpus.train if isinstance(corpus.train, str) else ""
+    text = (Conversations(corpus, tokenizer) if corpus.loss else corpus.train), tokenizer, sequence_length, batch
     simple = "" if tokenizer.chat_template else "; the tokenizer has no chat template, so a simple one writes messages"
     remarks = (f"the loss counts {corpus.loss} of the conversations{simple}",) if corpus.loss else ()
-    whole = train.select(range(len(train) // batch * batch))
-    return Blocks(whole, held_out, (text, tokenizer, sequence_length, batch), remarks)
+    return Blocks(train.select(range(len(train) // batch * batch)), held_out, text, remarks)
 
 
 def cut_into_blocks(tokens: "Any", length: int) -> "list[Any]":
