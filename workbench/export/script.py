@@ -132,7 +132,7 @@ class _Main:
             yield _broken(opening, [item.format(**words) for item in items], closing.format(**words))
         yield from (line.format(**words) for line in reading["lines"])
         tokenizer = _near(self.job.tokenizer.name_or_path or "gpt2")
-        yield _broken("tokenizer = AutoTokenizer.from_pretrained(", _place(tokenizer), ")")
+        yield from self._statement("tokenizer = ", "AutoTokenizer.from_pretrained", _place(tokenizer), {})
         yield from filter(None, [self.template])
         train, held_out = (part.format(**words) for part in reading["parts"])
         given = [reading.get("whole", train), "tokenizer", "LENGTH", "BATCH", str(self.recipe.seed)]
