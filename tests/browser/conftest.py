@@ -82,7 +82,7 @@ def browser(tmp_path_factory):
             str(tmp_path_factory.mktemp("profile")), executable_path=CHROMIUM, headless=True, args=FLAGS,
             viewport={"width": 1280, "height": 1000},
         )  # fmt: skip
-        context.set_default_timeout(60_000)
+        context.set_default_timeout(180_000)  # no test of speed: other tests have the processors too
         context.strangers = []
 
         def check(route, request):

@@ -1,6 +1,7 @@
 """A panel in a notebook's page: how it is written, run, filled in and read."""
 
 import re
+from contextlib import contextmanager
 
 import nbformat
 
@@ -15,16 +16,23 @@ def write_panel(path, source):
     nbformat.write(notebook, path)
 
 
-def run_all(page, menu="Run", entry="Run All Cells"):
+@contextmanager
+def told(page, what):
+    """What fails here says what the page says."""
     from playwright.sync_api import Error
 
+    try:
+        yield
+    except Error as error:
+        raise AssertionError(f"no {what}; the page says: {page.locator('body').inner_text()[-3000:]}") from error
+
+
+def run_all(page, menu="Run", entry="Run All Cells"):
     page.get_by_role("menuitem", name=menu, exact=True).click()
     page.get_by_role("menuitem", name=entry, exact=True).click()
     page.get_by_text("| Idle").first.wait_for()
-    try:
+    with told(page, "verdict"):
         output(page).get_by_text(VERDICT).filter(visible=True).first.wait_for()  # a closed tab has one, too
-    except Error as error:
-        raise AssertionError(f"no verdict; the page says: {page.locator('body').inner_text()[-3000:]}") from error
     page.wait_for_timeout(300)
 
 
@@ -56,14 +64,15 @@ def verdict(page):
     return page.locator(".workbench-gauge p").nth(0).inner_text()
 
 
-def wait_for_status(page, words, timeout=60_000):
-    output(page).locator('[role="status"]', has_text=re.compile(words)).first.wait_for(timeout=timeout)
+def wait_for_status(page, words):
+    with told(page, f"status {words!r}"):
+        output(page).locator('[role="status"]', has_text=re.compile(words)).first.wait_for()
 
 
 def stop_training(page):
     if button(page, "Stop").count() and button(page, "Stop").is_enabled():
         button(page, "Stop").click()
-        wait_for_status(page, "interrupted after", timeout=20_000)
+        wait_for_status(page, "interrupted after")
 
 
 def choose_theme(page, name):

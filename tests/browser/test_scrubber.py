@@ -25,7 +25,7 @@ def show(browser):
         page.errors = []
         page.on("pageerror", lambda error: page.errors.append(error))
         page.set_content(f'<body style="margin: 0; {style}">{frame}</body>')
-        page.frames[1].locator("[role=slider][aria-valuetext]").first.wait_for(timeout=20_000)
+        page.frames[1].locator("[role=slider][aria-valuetext]").first.wait_for()
         return page, page.frames[1]
 
     yield shown
@@ -139,7 +139,7 @@ def test_behind_a_tab_it_waits_until_it_is_seen(browser):
     page = browser.new_page()
     page.set_content(f'<div id="tab" style="display: none">{scrubber([prediction(one_step())])}</div>')
     frame = page.frames[1]
-    frame.locator("[role=slider][aria-valuetext]").wait_for(state="attached", timeout=20_000)
+    frame.locator("[role=slider][aria-valuetext]").wait_for(state="attached")
     page.evaluate("() => document.getElementById('tab').style.display = 'block'")
     frame.wait_for_function("() => steps[0].area.wide > 300 && frameElement.offsetHeight >= root.scrollHeight")
     assert frame.evaluate("() => steps[0].base.getContext('2d').getImageData(100, 200, 1, 1).data[3]") > 0  # drawn

@@ -7,7 +7,7 @@ import re
 
 import psutil
 import pytest
-from driving import button, fill, output, stop_training, verdict, wait_for_status, write_panel
+from driving import button, fill, output, stop_training, told, verdict, wait_for_status, write_panel
 
 from workbench.records.record import Status, read_all
 
@@ -31,10 +31,11 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def panel(open_notebook, lab, folder, model_name, text_file):
     def opened(name):
-        source = SOURCE.format(name=name, model=model_name, text=str(text_file), steps=4000, folder=str(folder))
+        source = SOURCE.format(name=name, model=model_name, text=str(text_file), steps=20_000, folder=str(folder))
         write_panel(lab[1] / f"{name}.ipynb", source)
         page = open_notebook(f"{name}.ipynb")
-        output(page).get_by_text(re.compile("of this machine$")).first.wait_for()  # the last that is predicted
+        with told(page, "prediction for this machine"):  # the last that is made
+            output(page).get_by_text(re.compile("of this machine$")).first.wait_for()
         return page
 
     return opened
@@ -117,7 +118,7 @@ def test_two_panels_in_two_kernels_train_at_once_and_both_records_are_kept(page,
     start(page)
     start(other)
     wait_for_status(other, "ok. Held-out loss")
-    wait_for_status(page, r"step \d+ of 4000")
+    wait_for_status(page, r"step \d+ of 20000")
     button(page, "Stop").click()
     wait_for_status(page, "interrupted after")
     kept = [record for record in read_all(folder) if record.id not in before]

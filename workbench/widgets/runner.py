@@ -39,7 +39,7 @@ class Runner:
         self.recipe: Recipe | None = None  # of the training that goes on
         self._watchers: WeakSet[Watcher] = WeakSet()
         self._thread: threading.Thread | None = None
-        self._stop, self._lock = threading.Event(), threading.Lock()
+        self._stop, self._lock = False, threading.Lock()
         self._last: Record | None = None
         self._shown_at, self._began = 0.0, ""
         self._first_at, self._steps = 0.0, 0
@@ -70,8 +70,7 @@ class Runner:
             if self.recipe is not None:
                 raise ConfigurationError(f"start: {self.recipe.label} is training in this kernel. Wait, or stop it.")
             self.recipe, self._last = recipe, None
-        self._stop.clear()
-        self._steps = -1
+        self._stop, self._steps = False, -1
         self._began = datetime.now(UTC).isoformat(timespec="milliseconds")
         self._tell(lambda watcher: watcher.began(recipe))
         self._thread = threading.Thread(target=self._train, args=(recipe, options), name="playground", daemon=True)
@@ -79,7 +78,7 @@ class Runner:
 
     def stop(self) -> None:
         """End the run after its present step, or in the middle of a step that takes longer than STOP_PATIENCE_S."""
-        self._stop.set()
+        self._stop = True
         threading.Timer(STOP_PATIENCE_S, self._insist).start()
 
     def wait(self, seconds: float | None = None) -> None:
@@ -92,13 +91,20 @@ class Runner:
 
         Python's C API documentation, `PyThreadState_SetAsyncExc`.
         """
-        if self._stop.is_set() and self._thread is not None and self._thread.is_alive():
-            identity = ctypes.c_ulong(self._thread.ident or 0)
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, ctypes.py_object(KeyboardInterrupt))
+        with self._lock:
+            if self._asked_to_stop() and self._thread is not None and self._thread.is_alive():
+                identity = ctypes.c_ulong(self._thread.ident or 0)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, ctypes.py_object(KeyboardInterrupt))
+
+    def _asked_to_stop(self) -> bool:
+        """True once: a second interrupt would end what the first lets it do, write its record and tell of its end."""
+        asked, self._stop = self._stop, False
+        return asked
 
     def _observe(self, so_far: Callable[[], Record]) -> None:
-        if self._stop.is_set():
-            raise KeyboardInterrupt
+        with self._lock:
+            if self._asked_to_stop():
+                raise KeyboardInterrupt
         self._steps += 1
         self._first_at = self._first_at if self._steps else time.monotonic()
         if time.monotonic() - self._shown_at >= REFRESH_S:
@@ -109,13 +115,16 @@ class Runner:
     def _train(self, recipe: Recipe, options: dict[str, Any]) -> None:
         record, words = None, ""
         try:
-            record = run(recipe, observe=self._observe, **options)
+            try:
+                record = run(recipe, observe=self._observe, **options)
+            finally:
+                with self._lock:  # an interrupt that is on its way comes here, and none after it
+                    self._stop = False
         except KeyboardInterrupt:
             words = "stopped"
         except Exception as error:
             words = str(error) or type(error).__name__
         left = record or self._last_of(options.get("folder"))
-        self._stop.clear()
         self.recipe = None
         self._tell(lambda watcher: watcher.ended(left, words))
 
