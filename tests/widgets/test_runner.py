@@ -67,6 +67,28 @@ def test_a_step_that_takes_long_is_interrupted_and_a_short_one_ends(training, on
     assert [words for _, words in onlooker.ended_as] == ["stopped", "stopped"]
 
 
+def test_one_who_cannot_look_on_any_more_ends_no_training(training, onlooker, monkeypatch, capsys):
+    """As at the restart of a kernel: the run is then on record as killed, with its steps, and not as failed."""
+    blind, seen = type(onlooker)(), []
+
+    def closed(*_):
+        raise RuntimeError("Event loop is closed")
+
+    blind.progressed = blind.ended = closed
+    monkeypatch.setattr(module, "REFRESH_S", 0.0)
+    monkeypatch.setattr(onlooker, "progressed", seen.append)
+    runner = training(steps_until_stopped)
+    runner.attach(blind)
+    time.sleep(0.2)
+    steps = len(seen)
+    time.sleep(0.2)
+    assert len(seen) > steps > 0
+    runner.stop()
+    runner.wait(60)
+    assert onlooker.ended_as == [(None, "stopped")]
+    assert "Event loop is closed" in capsys.readouterr().err
+
+
 def test_what_was_to_stop_one_training_does_not_stop_the_next(training, onlooker):
     runner = training(steps_until_stopped)
     runner.stop()

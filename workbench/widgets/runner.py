@@ -4,6 +4,7 @@ import ctypes
 import os
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -129,8 +130,12 @@ class Runner:
         self._tell(lambda watcher: watcher.ended(left, words))
 
     def _tell(self, tell: Callable[[Watcher], None]) -> None:
+        """What goes wrong with one who looks on, as when a kernel that ends has closed its loop, ends no training."""
         for watcher in list(self._watchers):
-            tell(watcher)
+            try:
+                tell(watcher)
+            except Exception:
+                traceback.print_exc()
 
     def _last_of(self, folder: Path | None) -> Record | None:
         """What the failed run has left, and not that of another kernel; None if it was refused before it began."""
