@@ -15,6 +15,7 @@ from workbench.recipe import Recipe
 from workbench.settings import described, kind, optional, parse_settings
 from workbench.techniques import REGISTRY, Technique
 from workbench.texts.corpus import embedded
+from workbench.widgets.light import HTML, LABEL, Checkbox, HBox, VBox, shared_look
 from workbench.widgets.pages import alarm, small
 
 TOOLTIP = "tooltip" if hasattr(w.Text, "tooltip") else "description_tooltip"  # ipywidgets 7, as on Colab
@@ -34,17 +35,22 @@ def control(field: Field[Any]) -> w.Widget:
     What is typed counts when Enter is pressed or the field is left. Numbers are texts: an input for numbers would
     change what it does not like without a word.
     """
-    meta, words = field.metadata, field.name.replace("_", " ")
-    common = {"description": words, TOOLTIP: help_of(field), "style": WIDE, "layout": w.Layout(width="20em")}
-    if meta["choices"]:
-        return w.Dropdown(options=list(meta["choices"]), value=field.default, **common)
+    meta = field.metadata
+    common: dict[str, Any] = {"description": field.name.replace("_", " "), TOOLTIP: help_of(field)}
     if kind(field) == "bool":
-        beside = {"style": {"description_width": "initial"}, "layout": w.Layout(width="auto", margin="0 0 0 6em")}
-        return w.Checkbox(value=field.default, indent=False, **{**common, **beside})
+        beside = shared_look(w.Layout, width="auto", margin="0 0 0 6em")
+        return _shown(w.Checkbox, LABEL, beside, value=field.default, indent=False, **common)
+    wide = shared_look(w.Layout, width="20em")
+    if meta["choices"]:
+        return _shown(w.Dropdown, WIDE, wide, options=list(meta["choices"]), value=field.default, **common)
     common |= {"value": "" if field.default is None else str(field.default), "continuous_update": False}
     if field.name in OFFERED:
-        return w.Combobox(options=OFFERED[field.name], ensure_option=False, **common)
-    return w.Text(placeholder="customary" if optional(field) else "", **common)
+        return _shown(w.Combobox, WIDE, wide, options=OFFERED[field.name], ensure_option=False, **common)
+    return _shown(w.Text, WIDE, wide, placeholder="customary" if optional(field) else "", **common)
+
+
+def _shown(cls: type[w.Widget], style: dict[str, str], layout: w.Layout, **state: Any) -> w.Widget:
+    return cls(style=shared_look(cls.style.klass, **style), layout=layout, **state)
 
 
 def help_of(field: Field[Any]) -> str:
@@ -68,7 +74,9 @@ class Form:
 
     def explained(self, *names: str) -> list[w.Widget]:
         """The controls of these fields, each with its help below it."""
-        return [w.VBox([self.controls[n], w.HTML(small(help_of(self.fields[n])))]) for n in names or self.controls]
+        return [
+            part for n in names or self.controls for part in (self.controls[n], HTML(small(help_of(self.fields[n]))))
+        ]
 
     def values(self) -> dict[str, Any]:
         """As the dataclass takes them. Raises ConfigurationError for a text that is not of the setting's type."""
@@ -89,18 +97,21 @@ class TechniqueToggle:
         self.cls = cls
         self._last: Technique | None = None  # as it was when it was on
         self.form = Form(cls, changed)
-        self.box = w.Checkbox(
-            description=cls.title, indent=False, layout=w.Layout(width="auto"),
+        self.box = Checkbox(
+            description=cls.title, indent=False, layout=shared_look(w.Layout, width="auto"),
             **{TOOLTIP: f"{cls.title}. Costs: {cls.costs}. Same loss? {cls.numerics}."},
         )  # fmt: skip
-        self.saving, self.reason = w.HTML(), w.HTML()
-        told = [w.HTML(small(f"{cls.numerics} loss; costs {cls.costs}")), *self.form.explained()]
-        self.settings = w.VBox(told, layout=w.Layout(display="none", margin="0 0 0 1.5em"))
-        self.view = w.VBox([w.HBox([self.box, self.saving]), self.reason, self.settings])
+        self.saving, self.reason = HTML(), HTML()
+        self.settings = VBox(layout=w.Layout(display="none", margin="0 0 0 1.5em"))
+        self.view = VBox([HBox([self.box, self.saving]), self.reason, self.settings])
         self.box.observe(lambda _: self._show_settings(), names="value")
         self.box.observe(lambda _: changed(), names="value")
 
     def _show_settings(self) -> None:
+        """Filled when it is first switched on: each part is a message, and most techniques never are."""
+        if self.box.value and not self.settings.children:
+            cost = HTML(small(f"{self.cls.numerics} loss; costs {self.cls.costs}"))
+            self.settings.children = [cost, *self.form.explained()]
         self.settings.layout.display = None if self.box.value else "none"
 
     def technique(self) -> Technique | None:
@@ -165,15 +176,15 @@ class RecipeForm:
         known = REGISTRY if techniques is None else {name: REGISTRY[name] for name in techniques}
         self.toggles = {name: TechniqueToggle(cls, self._react) for name, cls in sorted(known.items())}
         main = [self.form.controls[name] for name in self.MAIN]
-        self.error = w.HTML()
-        self.view = w.VBox([*main, *self._more(), self.error, *between, *self._grouped()])
+        self.error = HTML()
+        self.view = VBox([*main, *self._more(), self.error, *between, *self._grouped()])
         self.show(recipe)
 
     def _more(self) -> list[w.Widget]:
         """The other settings, behind a button: an accordion cannot be opened with the keyboard."""
-        rest = w.VBox(self.form.explained(*(name for name in self.form.controls if name not in self.MAIN)))
+        names = (name for name in self.form.controls if name not in self.MAIN)
+        rest = VBox(self.form.explained(*names), layout=w.Layout(display="none"))
         opened = w.ToggleButton(description="More settings", layout=w.Layout(width="20em"))
-        rest.layout.display = "none"
         opened.observe(lambda change: setattr(rest.layout, "display", None if change["new"] else "none"), names="value")
         return [opened, rest]
 
@@ -181,7 +192,7 @@ class RecipeForm:
         found: list[w.Widget] = []
         for title in (*GROUPS, ELSEWHERE):
             ones = [t.view for t in self.toggles.values() if _group(t.cls) == title]
-            found += [w.HTML(f"<b>{title}</b>"), *ones] if ones else []
+            found += [HTML(f"<b>{title}</b>"), *ones] if ones else []
         return found
 
     def recipe(self) -> Recipe:

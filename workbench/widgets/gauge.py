@@ -14,11 +14,11 @@ from workbench.measure.categories import parse_bytes
 from workbench.predict.predict import CPU, Prediction, predict
 from workbench.recipe import Recipe
 from workbench.widgets.background import URGENT
+from workbench.widgets.light import HTML, LABEL
 from workbench.widgets.pages import CONTEXT, UNUSED, page, small
 from workbench.widgets.part import Answer, Part
 
 NARROW = {"width": "19em", "max_width": "100%"}
-LABEL = {"description_width": "initial"}
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Gauge(Part):
             description="limit", placeholder="all it has, or as 8GiB", continuous_update=False,
             style=LABEL, layout=NARROW,
         )  # fmt: skip
-        self.asked = w.HTML()
+        self.asked = HTML()
         choices = w.HBox([self.gpu, self.budget, self.asked], layout=w.Layout(flex_flow="row wrap"))
         self.view.children = (choices, self.page)
         self.view.add_class("workbench-gauge")

@@ -13,6 +13,7 @@ from workbench.predict.beside import predicted_peak
 from workbench.records.record import Record, read_all
 from workbench.records.store import mark_killed
 from workbench.widgets.background import Newest
+from workbench.widgets.light import HTML, VBox
 from workbench.widgets.pages import begun, page, picture
 
 SHOWN = 50
@@ -23,10 +24,10 @@ class History:
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder
-        self.table = w.HTML()
+        self.table = HTML()
         self.choice = w.SelectMultiple(description="compare", rows=8, layout=w.Layout(width="auto"))
-        self.page = w.HTML("<p>Pick one run or several above (Ctrl or Shift for more).</p>")
-        self.view = w.VBox([self.table, self.choice, self.page])
+        self.page = HTML("<p>Pick one run or several above (Ctrl or Shift for more).</p>")
+        self.view = VBox([self.table, self.choice, self.page])
         self.choice.observe(lambda _: self._show(), names="value")
         self.predicted: dict[str, int | None] = {}
         self.newest = Newest(self._predictions, self._tabulate, quiet_s=0.3)

@@ -3,13 +3,13 @@
 from contextlib import suppress
 from typing import Any
 
-import ipywidgets as w
 from IPython.display import HTML, display
 
 from workbench.errors import ConfigurationError
 from workbench.recipe import Recipe
 from workbench.widgets.controls import RecipeForm
 from workbench.widgets.gauge import Gauge
+from workbench.widgets.light import VBox
 from workbench.widgets.pages import live_page
 from workbench.widgets.savings import Savings
 
@@ -29,7 +29,7 @@ class toggle:  # noqa: N801 - read as a verb in a notebook: toggle(recipe, "lora
         form = RecipeForm(recipe, self._changed, names)
         switches = [form.toggles[name].view for name in sorted(names)]
         self.savings = Savings(form.toggles)
-        self.view = w.VBox([*switches, form.error, self.gauge.view])
+        self.view = VBox([*switches, form.error, self.gauge.view])
         self.form = form
         self._changed()
 

@@ -10,6 +10,7 @@ from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.predict.predict import predict
 from workbench.recipe import Recipe
 from workbench.widgets.background import Newest, patient
+from workbench.widgets.light import HTML, VBox
 from workbench.widgets.pages import page
 
 Answer = tuple[str, Sequence[Candidate]]  # a page, and what becomes cards below it
@@ -28,9 +29,9 @@ class Part:
     answers: Callable[..., Iterator[Answer]]
 
     def __init__(self, choose: Choose, predictor: Predictor | None = None) -> None:
-        self.choose, self.predictor, self.page = choose, patient(predictor or predict), w.HTML()
+        self.choose, self.predictor, self.page = choose, patient(predictor or predict), HTML()
         self.cards, self._made = w.Box(_dom_classes=("wb-cards",)), list[Card]()
-        self.view = w.VBox([self.page, self.cards], _dom_classes=("wb-part",))
+        self.view = VBox([self.page, self.cards], _dom_classes=("wb-part",))
         self.newest = Newest(self._told, self._put, self.quiet_s)
 
     def show(self, *question: Any) -> None:
@@ -62,9 +63,9 @@ class Card:
     """A candidate: what it needs and costs, whether it fits, and a button that takes it."""
 
     def __init__(self, choose: Choose) -> None:
-        self.take, self.words = w.Button(), w.HTML()
+        self.take, self.words = w.Button(), HTML()
         self.take.on_click(lambda _: choose(self.candidate.recipe))
-        self.view = w.VBox([self.take, self.words], _dom_classes=("wb-card",))
+        self.view = VBox([self.take, self.words], _dom_classes=("wb-card",))
 
     def show(self, candidate: Candidate) -> None:
         self.candidate, self.words.value = candidate, page("card", candidate=candidate)

@@ -8,6 +8,7 @@ import ipywidgets as w
 from workbench.advise.candidate import Candidate, Predictor
 from workbench.predict.predict import resolved
 from workbench.recipe import Recipe
+from workbench.widgets.light import HBox
 from workbench.widgets.pages import page
 from workbench.widgets.part import Answer, Choose, Part
 
@@ -22,7 +23,7 @@ class Pinned(Part):
         self.pin.on_click(lambda _: self._pin(self._now[0]))
         self.clear.on_click(lambda _: self._pin(None))
         self.swap.on_click(lambda _: self._swap())
-        self.view.children = (w.HBox([self.pin, self.swap, self.clear], _dom_classes=("wb-row",)), self.page)
+        self.view.children = (HBox([self.pin, self.swap, self.clear], _dom_classes=("wb-row",)), self.page)
         self.show(None, "", 0)
 
     def show(self, *question: Any) -> None:

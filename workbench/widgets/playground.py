@@ -18,6 +18,7 @@ from workbench.widgets.controls import RecipeForm
 from workbench.widgets.fits import WhatFits
 from workbench.widgets.gauge import Gauge
 from workbench.widgets.history import History
+from workbench.widgets.light import VBox
 from workbench.widgets.pages import cell, live_page
 from workbench.widgets.part import Part
 from workbench.widgets.pinned import Pinned
@@ -76,7 +77,7 @@ class Playground:
         self.tab.observe(lambda _: self._show_tab(), names="selected_index")
         self.train.start.on_click(lambda _: setattr(self.tab, "selected_index", 0))
         body = w.Box([self.form.view, self.tab])
-        panel = w.VBox([w.HTML(f"<style>{STYLE.read_text(encoding='utf-8')}</style>"), self.gauge.view, body])
+        panel = VBox([w.HTML(f"<style>{STYLE.read_text(encoding='utf-8')}</style>"), self.gauge.view, body])
         for part, name in ((panel, "panel"), (body, "body"), (self.form.view, "form"), (self.tab, "tabs")):
             part.add_class(f"workbench-{name}")
         return panel

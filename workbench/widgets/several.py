@@ -10,7 +10,8 @@ from workbench.advise.candidate import Candidate, Predictor
 from workbench.predict.predict import resolved
 from workbench.ranks.shards import SHARDS
 from workbench.recipe import Recipe
-from workbench.widgets.gauge import LABEL, NARROW, Limit
+from workbench.widgets.gauge import NARROW, Limit
+from workbench.widgets.light import LABEL, HBox
 from workbench.widgets.pages import page
 from workbench.widgets.part import Answer, Choose, Part
 
@@ -29,7 +30,7 @@ class SeveralCards(Part):
         self.made = (self.count, self.shard, self.batch)
         for made in self.made:
             made.observe(lambda _: self.show(*self._now), names="value")
-        self.view.children = (w.HBox(self.made, _dom_classes=("wb-row",)), self.page)
+        self.view.children = (HBox(self.made, _dom_classes=("wb-row",)), self.page)
         self.show(None, "", 0)
 
     def show(self, *question: Any) -> None:

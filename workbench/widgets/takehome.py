@@ -13,6 +13,7 @@ from workbench.export.bring import read_settings
 from workbench.export.script import portable, script
 from workbench.export.written import as_command, as_toml
 from workbench.recipe import Recipe
+from workbench.widgets.light import HTML, VBox
 from workbench.widgets.pages import alarm, page
 
 FORMS: dict[str, tuple[str, Callable[[Recipe], str]]] = {  # the name of the file, and what is in it
@@ -38,9 +39,9 @@ class TakeHome:
         self.form = w.Dropdown(options=list(FORMS), description="as")
         self.pasted = w.Textarea(placeholder=what, tooltip=what, rows=12, layout=w.Layout(width="auto"))
         self.use = w.Button(description="Use it", tooltip="set the panel to what the text says")
-        self.page, self.answer = w.HTML(), w.HTML()
-        bring = w.VBox([w.HTML("<b>Bring</b>"), self.pasted, self.use, self.answer])
-        self.view = w.VBox([self.form, self.page, bring])
+        self.page, self.answer = HTML(), HTML()
+        bring = VBox([HTML("<b>Bring</b>"), self.pasted, self.use, self.answer])
+        self.view = VBox([self.form, self.page, bring])
         self.form.observe(lambda _: self.refresh(), names="value")
         self.use.on_click(lambda _: self._bring())
 

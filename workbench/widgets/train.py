@@ -25,6 +25,7 @@ from workbench.run.world import World
 from workbench.widgets.cards import Advice
 from workbench.widgets.gauge import Gauge
 from workbench.widgets.history import loss_words
+from workbench.widgets.light import HTML, VBox
 from workbench.widgets.pages import page, picture, small
 from workbench.widgets.part import Choose
 from workbench.widgets.runner import RUNNER
@@ -52,15 +53,15 @@ class Train:
         self.start = w.Button(description="Start", button_style="primary", tooltip="train here")
         self.stop = w.Button(description="Stop", disabled=True, tooltip="end the training")
         self.stands_in = w.Checkbox(description=f"with {EMBEDDED} in its place", indent=False)
-        self.what, self.words, self.live = w.HTML(), w.HTML("<p>Nothing is running.</p>"), w.HTML()
+        self.what, self.words, self.live = HTML(), HTML("<p>Nothing is running.</p>"), HTML()
         self.progress = w.IntProgress(min=0, max=1, layout=w.Layout(width="20em", height="1em"))
         self.here = Gauge(here(), changed=self.show, quiet_s=0.3)
         self.here.budget.description, self.here.budget.placeholder = "memory cap", "none, or as 200MiB"
         self.said, self.advice = "", Advice(choose)
-        self.advice.view.layout.display = "none"
+        self.advice.view.layout = w.Layout(display="none")  # its own: it comes and goes
         start = w.HBox([self.start, self.stop, self.stands_in], layout=w.Layout(flex_flow="row wrap"))
-        self.buttons = w.VBox([start, self.progress, self.words, self.what])
-        self.view = w.VBox([self.here.budget, self.here.page, self.advice.view, self.live])
+        self.buttons = VBox([start, self.progress, self.words, self.what])
+        self.view = VBox([self.here.budget, self.here.page, self.advice.view, self.live])
         self.start.on_click(lambda _: self.begin())
         self.stop.on_click(lambda _: self.end())
         self.stands_in.observe(lambda _: self.show(), names="value")
