@@ -8,7 +8,6 @@ found", or waits for ever for the end of the cell. A panel is hundreds of widget
 from typing import Any
 
 import ipywidgets as w
-from traitlets import default
 
 LABEL = {"description_width": "initial"}  # as wide as its words
 _SHARED: dict[tuple[Any, ...], w.Widget] = {}
@@ -25,13 +24,11 @@ def shared_look(cls: type[w.Widget], **state: str) -> w.Widget:
 class Light(w.DOMWidget):  # type: ignore[misc]
     """A widget's layout and style, where it is not given its own."""
 
-    @default("layout")
-    def _layout_of_all(self) -> w.Widget:
-        return shared_look(w.Layout)
-
-    @default("style")
-    def _style_of_all(self) -> w.Widget:
-        return shared_look(type(self).style.klass)
+    def __init__(self, *args: Any, **state: Any) -> None:
+        looks = {"layout": shared_look(w.Layout)}
+        if hasattr(type(self), "style"):
+            looks["style"] = shared_look(type(self).style.klass)
+        super().__init__(*args, **{**looks, **state})
 
 
 class HTML(Light, w.HTML):  # type: ignore[misc]
