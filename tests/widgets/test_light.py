@@ -16,7 +16,7 @@ def messages(monkeypatch):
     return found
 
 
-def test_the_messages_of_a_panel_are_never_dropped(messages, tmp_path):
+def test_a_panel_is_made_in_fewer_messages_than_zeromq_holds(messages, tmp_path):
     Playground(Recipe(model="random:gpt2-tiny", steps=1), folder=tmp_path)
     assert 0 < len(messages) < 500
 
