@@ -45,6 +45,11 @@ def button(page, name):
     return output(page).get_by_role("button", name=name, exact=True)
 
 
+def wait_for_button(page, name, state):
+    """Until it is `enabled` or `disabled`: what a panel says and what it allows are messages of their own."""
+    button(page, name).and_(page.locator(f":{state}")).wait_for()
+
+
 def fill(page, label, text, key="Enter"):
     """The first field with this label: of the recipe, not of a technique."""
     field = output(page).get_by_label(label, exact=True).first

@@ -20,6 +20,7 @@ from driving import (
     run_all,
     stop_training,
     verdict,
+    wait_for_button,
     wait_for_status,
     write_panel,
 )
@@ -65,8 +66,8 @@ def test_a_toggle_changes_gauge_and_words(page):
     page.wait_for_function("([g, old]) => document.querySelector(g).ariaLabel !== old", arg=[GAUGE, before])
     print(f"\nthe gauge answered after {time.monotonic() - started:.1f} s")
     assert "activations" in before
-    assert output(page).get_by_label("every n layers").is_visible()
-    assert output(page).get_by_text("exact loss; costs about one more forward pass per step").is_visible()
+    output(page).get_by_label("every n layers").wait_for()
+    output(page).get_by_text("exact loss; costs about one more forward pass per step").wait_for()
 
 
 def test_the_bold_number_is_the_sum_of_the_legend_and_an_overfull_bar_marks_the_end(page):
@@ -128,7 +129,7 @@ def test_what_a_setting_would_mend_is_not_grey(page):
     page.wait_for_function("box => box.value === '2'", arg=pieces.element_handle())  # the kernel chose what would go
     fill(page, "effective batch size", "7")
     output(page).get_by_text("a batch of 7 cannot be split into 2 equal micro-batches").wait_for()
-    assert button(page, "Start").is_disabled()
+    wait_for_button(page, "Start", "disabled")
     accumulation.uncheck()
     page.wait_for_function("() => !document.querySelector('.workbench-form [role=alert]')")
 
@@ -136,7 +137,7 @@ def test_what_a_setting_would_mend_is_not_grey(page):
 def test_a_number_is_not_changed_without_a_word(page):
     fill(page, "steps", "1.5", key="Tab")
     output(page).get_by_text("steps must be an integer of at least 1").wait_for()
-    assert button(page, "Start").is_disabled()
+    wait_for_button(page, "Start", "disabled")
 
 
 def test_with_the_keyboard_alone(page):
@@ -183,7 +184,7 @@ def test_start_curves_move_stop(page, screenshot):
     button(page, "Stop").click()
     wait_for_status(page, "interrupted after")
     print(f"\nstopped after {time.monotonic() - started:.1f} s")
-    button(page, "Start").and_(page.locator(":enabled")).wait_for()  # a message of its own
+    wait_for_button(page, "Start", "enabled")
 
 
 def test_a_page_reloaded_before_it_was_saved_finds_the_training_again(page):
@@ -195,7 +196,7 @@ def test_a_page_reloaded_before_it_was_saved_finds_the_training_again(page):
     page.get_by_text("| Idle").first.wait_for()  # or JupyterLab, which has not found the kernel again, asks for one
     run_all(page)
     wait_for_status(page, r"step \d+ of 20000")
-    assert button(page, "Start").is_disabled()
+    wait_for_button(page, "Start", "disabled")
     button(page, "Stop").click()
     wait_for_status(page, "interrupted after")
 
@@ -207,7 +208,7 @@ def test_out_of_memory_is_an_alarm_and_its_advice_clicked_works(page, screenshot
     wait_for_status(page, "oom after")
     alarm = output(page).locator('[role="status"]', has_text="oom after")
     assert "213, 94, 0" in alarm.evaluate("e => getComputedStyle(e).borderLeftColor")
-    assert button(page, "Start").is_enabled(), "while advice is looked for"
+    wait_for_button(page, "Start", "enabled")  # while advice is looked for
     started = time.monotonic()
     advice = output(page).get_by_role("button", name=re.compile("^Turn on|^Set")).first
     advice.wait_for()

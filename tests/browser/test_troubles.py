@@ -7,7 +7,7 @@ import re
 
 import psutil
 import pytest
-from driving import button, fill, output, stop_training, told, verdict, wait_for_status, write_panel
+from driving import button, fill, output, stop_training, told, verdict, wait_for_button, wait_for_status, write_panel
 
 from workbench.records.record import Status, read_all
 
@@ -19,8 +19,9 @@ from workbench.widgets import savings
 torch.set_num_threads(1)
 savings.QUIET_S = 3600.0  # the worker answers the gauge alone
 Path("{name}.pid").write_text(str(os.getpid()))
+os.environ["WORKBENCH_RUNS"] = {folder!r}  # no prediction of other panels: the worker answers
 recipe = Recipe(model={model!r}, corpus={text!r}, sequence_length=32, steps={steps})
-Playground(recipe, folder=Path({folder!r}))"""
+Playground(recipe)"""
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +106,7 @@ def test_of_a_kernel_restarted_in_a_training_nothing_is_lost(page, folder):
     (record,) = (record for record in read_all(folder) if record.id not in before)
     assert record.status is Status.KILLED
     assert 0 < record.steps_done <= len(record.losses) + 1  # a step's loss is told after the step
-    assert button(page, "Start").is_enabled()
+    wait_for_button(page, "Start", "enabled")
     output(page).get_by_role("tab", name="History").click()
     row = output(page).locator("tr", has_text="killed").first
     assert str(record.steps_done) in row.inner_text().split("\t")
