@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import io
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+import tokenize
 import tomllib
 from dataclasses import replace
 from importlib.metadata import packages_distributions, version
@@ -240,9 +242,9 @@ def test_it_needs_no_workbench_and_reads_like_a_script(recipe):
     source = script(recipe | Lora() | GradientCheckpointing())
     assert "workbench" not in source
     assert '\n"""Fine-tune random:' in source
-    assert "    model = get_peft_model(model, peft_config=peft_config)" in source
+    assert "    model = get_peft_model(model, peft_config=LoraConfig(\n" in source
     if "activation_checkpointing" in DEFAULTS:  # of older versions the function is there
-        assert "        activation_checkpointing=True,\n" in source
+        assert " activation_checkpointing=True,\n" in source
         assert max(len(line) for line in source.splitlines() if "/" not in line) <= 88
     compile(source, "script", "exec")
 
@@ -261,10 +263,12 @@ def test_no_model_of_the_hub_may_bring_code(monkeypatch):
     assert '"someone/gpt2-tiny"' in source
 
 
-def test_lora_with_checkpointing_is_35_statements():
-    """Of the trainer's 12 arguments each has a line of its own, as ruff writes them."""
+def test_lora_with_checkpointing_is_35_lines():
+    """Of code: without the header, docstrings, comments and what separates them."""
     source = script(Recipe(model="gpt2-tiny", techniques=(Lora(), GradientCheckpointing())))
-    assert sum(isinstance(node, ast.stmt) for node in ast.walk(ast.parse(source))) <= 35
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    code = (each for each in tokens if each.string.strip() and each.type != tokenize.COMMENT)
+    assert len({each.start[0] for each in code if not each.string.startswith('"""')}) <= 35
 
 
 @pytest.mark.parametrize("name", SEVERAL)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePath
-from textwrap import indent
+from textwrap import indent, wrap
 from typing import Any
 
 from transformers import TrainingArguments
@@ -36,7 +36,7 @@ from workbench.texts import chat, corpus, readers
 
 TEMPLATE = Path(__file__).with_name("template.txt")  # for `str.format`: a brace of the script stands there twice
 WORDS = beside(__file__, "script.toml")
-WIDTH = 88  # of a line, ruff's own; a call that is broken, with a comma at its end, ruff leaves so at any width
+WIDTH = 88  # of a line, ruff's own
 DEFAULTS = {field.name: field.default for field in fields(TrainingArguments)}
 CHECKPOINTING = next(name for name in ("activation_checkpointing", "gradient_checkpointing") if name in DEFAULTS)
 TRL = {"max_length": None, "bf16": False, CHECKPOINTING: False}  # rows are cut there by default, and these two true
@@ -65,15 +65,14 @@ def script(recipe: Recipe, flavour: str = "trainer", ranks: Ranks | None = None)
         raise ConfigurationError(f"script: {recipe.model!r} is an adapter. Save the model as 'merged' and use that.")
     main = _Main(job, flavour, ranks)
     lines = "\n\n".join("\n".join(part) for part in (main.data(), main.model(), main.trainer()))
-    used = {node.id for node in ast.walk(ast.parse(lines)) if isinstance(node, ast.Name)}
+    used = {node.id for node in ast.walk(ast.parse(f"{main.rows}\n\n{lines}")) if isinstance(node, ast.Name)}
     known = {(module, name) for module, names in WORDS["imports"].items() for name in names if (name or module) in used}
     title = f"{recipe.model} on {recipe.corpus}: {recipe.label}".replace(f"{Path.cwd()}{os.sep}", "")
     text = TEMPLATE.read_text(encoding="utf-8").format(
         title=title.replace('"', "'").replace("\\", "/"),
         start=WORDS["starts"]["ranks" if ranks else "alone"].format(ranks=ranks and ranks.count),
         imports="\n".join([*_environment(recipe), *_sorted_imports(main.sources.imports | known)]),
-        sequence_length=recipe.sequence_length,
-        batch=recipe.effective_batch_size,
+        constants=_constants(main.constants),
         definitions="".join(f"{source}\n\n\n" for source in (*main.sources.definitions.values(), main.rows)),
         main=indent(lines, "    "),
     )
@@ -102,16 +101,12 @@ def _near(path: str) -> str:
     return pure.relative_to(here).as_posix() if pure.is_relative_to(here) else path
 
 
-def _place(name: str) -> list[str]:
-    """Arguments that name a model; one of the hub may bring code from now on, which is not run."""
-    return [_literal(name)] if Path(name).is_dir() else [_literal(name), "trust_remote_code=False"]
-
-
 class _Main:
     """The lines of `main`: those of each part, in their order, and what they need.
 
     Attributes:
         sources: definitions and imports.
+        constants: by name, as source.
         switches: arguments of the Trainer's that do what a technique's function does in a run.
         given: what the trainer is given, beside them and the rows.
         rows: the function that makes them.
@@ -122,8 +117,11 @@ class _Main:
     def __init__(self, job: Job, flavour: str, ranks: Ranks | None) -> None:
         self.job, self.recipe, self.flavour, self.ranks = job, job.recipe, flavour, ranks
         self.sources, self.switches, self.given = Sources(), Arguments(), list[str]()
-        self.sources.imports.add(("datasets", "Dataset"))  # which the rows are made with
-        self.rows, self.template, self.labelled = WORDS["rows"]["text"], "", ""
+        self.template, self.labelled = "", ""
+        self.rows = WORDS["rows"]["text"].format(given="text", text="text")
+        self.tokenizer, self.place = _near(job.tokenizer.name_or_path or "gpt2"), _near(job.source.location)
+        self.constants = {"MODEL": _literal(self.place)} if self.place == self.tokenizer else {}
+        self.constants |= {"LENGTH": str(self.recipe.sequence_length), "BATCH": str(self.recipe.effective_batch_size)}
 
     def data(self) -> Iterator[str]:
         """Lines that make the data sets and `data_collator`, in the order in which a run changes them."""
@@ -131,11 +129,13 @@ class _Main:
         for opening, *items, closing in reading["calls"]:
             yield _broken(opening, [item.format(**words) for item in items], closing.format(**words))
         yield from (line.format(**words) for line in reading["lines"])
-        tokenizer = _near(self.job.tokenizer.name_or_path or "gpt2")
-        yield from self._statement("tokenizer = ", "AutoTokenizer.from_pretrained", _place(tokenizer), {})
+        yield from self._statement("tokenizer = ", "AutoTokenizer.from_pretrained", self._named(self.tokenizer), {})
         yield from filter(None, [self.template])
         train, held_out = (part.format(**words) for part in reading["parts"])
-        given = [reading.get("whole", train), "tokenizer", "LENGTH", "BATCH", str(self.recipe.seed)]
+        whole = reading.get("whole", train)
+        if file := reading.get("file"):
+            whole, self.rows = file.format(train), WORDS["rows"]["text"].format(given="file", text=file.format("file"))
+        given = [whole, "tokenizer", "LENGTH", "BATCH", str(self.recipe.seed)]
         if calls := [*self._calls("train_rows = ", given, "examples")]:
             calls = [*filter(None, [self.labelled]), *calls]
         yield from calls or [
@@ -192,7 +192,7 @@ class _Main:
 
     def model(self) -> Iterator[str]:
         """Lines that make `model`, with the weights of a run, and change it as the techniques do."""
-        job, family, place = self.job, family_of(self.job.config), _near(self.job.source.location)
+        job, family, place = self.job, family_of(self.job.config), self.place
         arguments = {"dtype": "float32", **model_arguments(self.recipe, family)}
         if job.source.random:
             yield from self._new_weights(place, arguments)
@@ -203,12 +203,18 @@ class _Main:
                 raise ConfigurationError(f"script: {told}. Take a model that has weights.")
             yield from [f'model.save_pretrained("{place}")'] if place else []
         if place:
-            yield from self._statement("model = ", "AutoModelForCausalLM.from_pretrained", _place(place), arguments)
+            named = self._named(place)
+            yield from self._statement("model = ", "AutoModelForCausalLM.from_pretrained", named, arguments)
         if getattr(on_meta(job.config), "loss_type", None) != "ForCausalLM":
             yield 'model.loss_type = "ForCausalLM"  # else T labels are counted, not T - 1'
         if calls := [*self._calls("model = ", ["model"], "model", family)]:
             seed = f"torch.manual_seed({self.recipe.seed})"  # which TRL's trainer sets too before it adds an adapter
             yield from calls if self.flavour == "trl" else [seed, *calls]
+
+    def _named(self, place: str) -> list[str]:
+        """Arguments that name a model; one of the hub may bring code from now on, which is not run."""
+        named = "MODEL" if self.constants.get("MODEL") == _literal(place) else _literal(place)
+        return [named] if Path(place).is_dir() else [named, "trust_remote_code=False"]
 
     def _new_weights(self, place: str, arguments: Arguments) -> Iterator[str]:
         sizes = dict(PUBLISHED.get(place, {}))
@@ -216,7 +222,7 @@ class _Main:
         sizes |= {n: value for n, value in arguments.items() if n not in BUILT and hasattr(self.job.config, n)}
         made = f"AutoConfig.{'for_model' if kind else 'from_pretrained'}"
         yield "torch.manual_seed(0)"
-        yield from self._statement("config = ", made, [_literal(kind)] if kind else _place(place), sizes)
+        yield from self._statement("config = ", made, [_literal(kind)] if kind else self._named(place), sizes)
         built = {n: value for n, value in arguments.items() if n in BUILT} | {"dtype": "float32"}
         yield from self._statement("model = ", "AutoModelForCausalLM.from_config", ["config"], built)
         if arguments["dtype"] != "float32":
@@ -265,10 +271,15 @@ class _Main:
                 raise ConfigurationError(f"script: {what}. {cure}")
 
     def _statement(self, target: str, function: str, given: list[str], settings: Mapping[str, Any]) -> Iterator[str]:
-        """A call, after the lines that make its settings."""
+        """A call, after the lines that make its settings; the only one, if that is a call, stands in it."""
+        opening, closing = f"{target}{function}(", ")"
+        match [*settings.items()]:
+            case [(name, Call() as inner)]:
+                opening += ", ".join([*given, f"{name}={self.sources.add(inner.function)}("])
+                given, settings, closing = [], inner.settings, "))"
         for name, value in settings.items():
             given = [*given, (yield from self._setting(name, value))]
-        yield _broken(f"{target}{function}(", given, ")")
+        yield _broken(opening, given, closing)
 
     def _setting(self, name: str, value: Any) -> Generator[str, None, str]:
         """The lines that make the value, if it is a call; then it is given by its name."""
@@ -279,9 +290,18 @@ class _Main:
 
 
 def _broken(opening: str, items: list[str], closing: str) -> str:
-    """One line, or one line an item if it would be long."""
-    line = f"{opening}{', '.join(items)}{closing}"
-    return line if len(line) <= WIDTH - 4 else "\n".join([opening, *(f"    {each}," for each in items), closing])
+    """One line; or if it would be long, as few as hold the items, which ruff is told to leave so."""
+    if len(line := f"{opening}{', '.join(items)}{closing}") <= WIDTH - 4:
+        return line
+    words = " ".join(f"{each},".replace(" ", "\0") for each in items)  # an item stays in one piece
+    lines = wrap(words, WIDTH - 8, break_long_words=False, break_on_hyphens=False)
+    return "\n".join([opening, *(f"    {line}".replace("\0", " ") for line in lines), f"{closing}  # fmt: skip"])
+
+
+def _constants(values: Mapping[str, str]) -> str:
+    """In one line, or a line each if it would be long."""
+    line = f"{', '.join(values)} = {', '.join(values.values())}"
+    return line if len(line) <= WIDTH else "\n".join(f"{name} = {value}" for name, value in values.items())
 
 
 def _environment(recipe: Recipe) -> list[str]:
@@ -303,7 +323,7 @@ def _sorted_imports(needed: set[tuple[str, str]]) -> list[str]:
 
 def _import_line(module: str, names: list[str]) -> str:
     line = f"from {module} import {', '.join(names)}"
-    return line if len(line) <= WIDTH else _broken(f"from {module} import (", names, ")")
+    return line if len(line) <= WIDTH else "\n    ".join([f"from {module} import (", *(f"{n}," for n in names)]) + "\n)"
 
 
 def _header(text: str) -> str:
