@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 
 from workbench import Recipe, predict
 from workbench.errors import ConfigurationError, UnavailableError
+from workbench.gpus.caching_allocator import CachingAllocator, OutOfCapacity
 from workbench.gpus.catalogue import gpu
 from workbench.gpus.emulator import call
 from workbench.gpus.process import Fork, Worker
@@ -26,6 +28,7 @@ from workbench.predict.shadow import step
 from workbench.predict.shadow.replay import replay
 from workbench.techniques import (
     ActivationOffloading,
+    Allocator,
     BatchSize,
     ChunkedCrossEntropy,
     GradientAccumulation,
@@ -284,3 +287,34 @@ class TestForks:
         while any(path.exists() and path.read_text().split()[2] != "Z" for path in left):
             assert time.monotonic() < deadline
             time.sleep(0.05)
+
+
+def by_itself(trace, sizes, card):
+    """Allocated and reserved at most, of a card that shares its replay with no other."""
+    room = card.memory_bytes - card.context_bytes_estimate
+    for limits in ({"capacity_bytes": room, "device_bytes": card.memory_bytes}, {}):  # or of one that has enough
+        allocator, blocks = CachingAllocator(**limits, **trace.allocator), {}
+        begins, ends = ({at: one for one, at in enumerate(ats)} for ats in (trace.born, trace.died))
+        with suppress(OutOfCapacity):
+            for event in range(trace.events):
+                if event in begins:
+                    blocks[begins[event]] = allocator.malloc(int(sizes[begins[event]]))
+                else:
+                    allocator.free(blocks.pop(ends[event]))
+            return allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
+    raise AssertionError("more than enough")
+
+
+@pytest.mark.parametrize("techniques", [(), (Allocator(),)], ids=["plain", "expandable segments"])
+def test_cards_share_a_replay_and_each_has_its_own_numbers(small, techniques):
+    """Large ones, one that just has enough, some where cached segments are given back, some that are too small."""
+    recipe = replace(small, techniques=techniques, sequence_length=128)
+    trace, found = step.trace(recipe, T4), set()
+    for part in (10.0, 2.0, 1.0, 0.999, 0.97, 0.94, 0.9, 0.8, 0.5):
+        most = replay(trace, T4)["peak_reserved_bytes"]
+        card = replace(T4, memory_bytes=T4.context_bytes_estimate + int(part * most))
+        shared = replay(trace, card)
+        alone = by_itself(trace, trace.sizes(card), card)
+        assert (shared["peak_allocated_bytes"], shared["peak_reserved_bytes"]) == alone
+        found.add(alone[1])
+    assert len(found) > 1  # some gave segments back

@@ -41,7 +41,7 @@ def _write(path: Path, prediction: Prediction) -> None:
     del plain["timeline"]
     assert timeline is not None
     phases = np.array([_PHASES.index(phase) for phase in timeline.phases], dtype=np.int8)
-    arrays: dict[str, Any] = {**timeline.lives, "live": timeline.live, "phases": phases}
+    arrays: dict[str, Any] = {**timeline.lives, "phases": phases}
     arrays |= {"plain": np.array(json.dumps(plain)), "operations": np.array(timeline.operations, dtype=np.str_)}
     with path.open("wb") as file:
         np.savez_compressed(file, **arrays)
@@ -52,13 +52,15 @@ def _read(path: Path) -> Prediction | None:
 
     import numpy as np
 
+    from workbench.measure.timeline import live_bytes
     from workbench.predict.tensors import LIVES, TensorTimeline
 
     try:
         with np.load(path, allow_pickle=False) as data:
             plain: dict[str, Any] = json.loads(str(data["plain"]))
             lives, operations = {name: data[name] for name in LIVES}, tuple(map(str, data["operations"]))
-            timeline = TensorTimeline(data["live"], tuple(_PHASES[code] for code in data["phases"]), lives, operations)
+            phases = tuple(_PHASES[code] for code in data["phases"])
+        timeline = TensorTimeline(live_bytes(lives, len(phases)), phases, lives, operations)
         return Prediction(**plain, timeline=timeline)
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
+    except (OSError, ValueError, LookupError, TypeError, EOFError, zipfile.BadZipFile):
         return None

@@ -1,5 +1,7 @@
 """A trace through the model of a GPU's caching allocator."""
 
+from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,6 @@ from workbench.gpus.caching_allocator import CachingAllocator, OutOfCapacity
 from workbench.gpus.catalogue import Gpu
 from workbench.measure.categories import Category, Phase
 from workbench.predict.shadow.trace import Trace
-from workbench.predict.tensors import TensorTimeline
 
 
 def replay(trace: Trace, gpu: Gpu | None) -> dict[str, Any]:
@@ -26,20 +27,23 @@ def replay(trace: Trace, gpu: Gpu | None) -> dict[str, Any]:
         gpu: whose memory, workspaces and rules; None counts bytes alone, as a CPU does.
     """
     sizes = trace.sizes(gpu)
-    timeline = trace.timeline(sizes)
     if gpu is None:
-        allocated, reserved = timeline.total, None
-    else:
-        try:
-            allocated, reserved = _allocate(trace, sizes, gpu, gpu.memory_bytes - gpu.context_bytes_estimate)
-        except OutOfCapacity:
-            allocated, reserved = _allocate(trace, sizes, gpu, None)
-    return _read(trace, timeline, allocated, reserved)
+        return _read(trace, sizes, trace.timeline(sizes).total)
+    room, found = gpu.memory_bytes - gpu.context_bytes_estimate, _of_enough(trace, sizes.tobytes())
+    if found["peak_reserved_bytes"] > room:
+        with suppress(OutOfCapacity):
+            return _allocated(trace, sizes, capacity_bytes=room, device_bytes=gpu.memory_bytes)
+    return found
 
 
-def _allocate(trace: Trace, sizes: NDArray[np.int64], gpu: Gpu, capacity: int | None) -> tuple[NDArray[np.int64], int]:
-    """Allocated bytes after every event, and the most that was reserved."""
-    allocator = CachingAllocator(capacity, device_bytes=gpu.memory_bytes, **trace.allocator)
+@lru_cache(maxsize=8)
+def _of_enough(trace: Trace, sizes: bytes) -> dict[str, Any]:
+    """The same for all GPUs that have enough and on which the storages have these sizes, an int64 each."""
+    return _allocated(trace, np.frombuffer(sizes, dtype=np.int64))
+
+
+def _allocated(trace: Trace, sizes: NDArray[np.int64], **limits: Any) -> dict[str, Any]:
+    allocator = CachingAllocator(**limits, **trace.allocator)
     moves, ended = np.empty(trace.events, dtype=np.int64), np.flatnonzero(trace.died >= 0)
     moves[trace.born] = np.arange(len(sizes))
     moves[trace.died[ended]] = ~ended  # the complement, which is negative, of what goes
@@ -51,11 +55,14 @@ def _allocate(trace: Trace, sizes: NDArray[np.int64], gpu: Gpu, capacity: int | 
         else:
             allocator.free(handles[~move])
         allocated[event] = allocator.allocated_bytes
-    return allocated, allocator.peak_reserved_bytes
+    return _read(trace, sizes, allocated, allocator.peak_reserved_bytes)
 
 
-def _read(trace: Trace, timeline: TensorTimeline, allocated: NDArray[np.int64], reserved: int | None) -> dict[str, Any]:
-    sizes = timeline.lives["nbytes"]
+def _read(
+    trace: Trace, sizes: NDArray[np.int64], allocated: NDArray[np.int64], reserved: int | None = None
+) -> dict[str, Any]:
+    """From allocated bytes after every event, and the most that was reserved."""
+    timeline = trace.timeline(sizes)
     inside = {phase: np.array([p is phase for p in timeline.phases], dtype=bool) for phase in Phase}
     by_phase = {phase: int(allocated[events].max()) for phase, events in inside.items() if events.any()}
     peak_phase = max(by_phase, key=lambda phase: by_phase[phase])

@@ -13,9 +13,9 @@ from workbench.predict.shadow.reductions import Reduction, Splits
 from workbench.predict.tensors import LIVES, TensorTimeline
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Trace:
-    """Every allocation and free of a step, independent of any GPU's allocator.
+    """Every allocation and free of a step, independent of any GPU's allocator. Equal to itself alone.
 
     Arrays have one entry per storage; `born` and `died` are readings of the event clock, one event a reading, and
     `died` is -1 for what outlives the trace. Some sizes only the GPU knows, 0 here: `workspaces` are such storages, and
