@@ -197,7 +197,7 @@ def nowhere(monkeypatch, tmp_path, request):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "data"))
     monkeypatch.setattr(constants, "ENDPOINT", "https://hub.invalid")
     if request.param == "silent name":
-        monkeypatch.setattr(socket, "getaddrinfo", lambda *_: time.sleep(5))
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_: time.sleep(5) or [])
     if request.param == "black hole":
         with socket.socket() as full:  # where two wait already, a third one gets no answer at all
             full.bind(("127.0.0.1", 0))
