@@ -45,12 +45,16 @@ for _room in ("predict", "records", "run"):
 
 @contextmanager
 def pause_collector() -> Iterator[None]:
-    """`gc.disable()` for the duration, for imports: they make many objects and throw none of them away."""
+    """`gc.disable()` for the duration, for imports: they make many objects and throw none of them away. Afterwards
+    these count as old, or the next collection, of the young, would walk all of them."""
     was_on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        if was_on and not gc.get_freeze_count():  # or those that the caller has frozen would thaw
+            gc.freeze()
+            gc.unfreeze()
         if was_on:
             gc.enable()
 

@@ -295,10 +295,7 @@ def predict_recipe(args: argparse.Namespace) -> None:
         except WorkbenchError:
             SHADOWS.end()  # nobody will look at the table
             raise
-    if args.json:
-        print(json.dumps(prediction.to_dict()))
-        return None
-    print(prediction_text(prediction))
+    print(json.dumps(prediction.to_dict()) if args.json else prediction_text(prediction))
     if table and any(isinstance(other, Prediction) for other in others.result()):  # the shadow offloads no shards
         print()
         print(fitting(dict(zip(GPU_NAMES, others.result(), strict=True)) | {prediction.gpu: prediction}))

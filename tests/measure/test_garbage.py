@@ -50,6 +50,21 @@ def test_the_collector_is_as_it_was_after_a_pause_and_after_a_failure_in_it():
     assert gc.isenabled()
 
 
+def test_what_was_made_in_a_pause_is_old_so_that_no_collection_of_the_young_walks_it(unfrozen):
+    with pause_collector():
+        made = [[] for _ in range(2)]
+    young = {id(one) for generation in (0, 1) for one in gc.get_objects(generation)}
+    assert not young & {id(one) for one in made}
+    assert gc.get_freeze_count() == 0
+
+
+def test_a_pause_thaws_nothing(unfrozen):
+    gc.freeze()
+    with pause_collector():
+        pass
+    assert gc.get_freeze_count() > 0
+
+
 def test_nobody_else_touches_the_collector():
     """Looking at objects is allowed: `gc.get_objects` and `gc.get_referents`."""
     touching = re.compile(r"\bgc\.(?!get_objects|get_referents)\w+\(")

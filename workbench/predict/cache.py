@@ -1,6 +1,7 @@
 """Predictions that were made before, by key: in memory, and one file each in `predictions/` of the runs' folder."""
 
 import json
+import zipfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -37,19 +38,18 @@ def put(key: str, prediction: Prediction) -> None:
 def _write(path: Path, prediction: Prediction) -> None:
     import numpy as np
 
-    plain, timeline = vars(prediction).copy(), prediction.timeline
-    del plain["timeline"]
-    assert timeline is not None
+    plain = vars(prediction).copy()
+    timeline = plain.pop("timeline")
     phases = np.array([_PHASES.index(phase) for phase in timeline.phases], dtype=np.int8)
     arrays: dict[str, Any] = {**timeline.lives, "phases": phases}
     arrays |= {"plain": np.array(json.dumps(plain)), "operations": np.array(timeline.operations, dtype=np.str_)}
-    with path.open("wb") as file:
-        np.savez_compressed(file, **arrays)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=3) as file:  # a fifth of numpy's time, for 6 %
+        for name, array in arrays.items():
+            with file.open(f"{name}.npy", "w") as part:
+                np.lib.format.write_array(part, array)
 
 
 def _read(path: Path) -> Prediction | None:
-    import zipfile
-
     import numpy as np
 
     from workbench.measure.timeline import live_bytes

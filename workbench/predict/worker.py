@@ -78,8 +78,7 @@ def _started() -> Worker:
 
 def _environment() -> dict[str, str]:
     """The caller's, without GPUs, and without what a launcher or a trainer in the caller has left there."""
-    others = {name: value for name, value in os.environ.items() if name not in ALONE}
-    kept = {name: value for name, value in others.items() if not name.startswith("ACCELERATE_")}
+    kept = {name: value for name, value in os.environ.items() if not (name in ALONE or name.startswith("ACCELERATE_"))}
     no_gpu = dict.fromkeys(("CUDA_VISIBLE_DEVICES", "EMULATED_GPU", "EMULATED_CARD"), "")
     return {**kept, **no_gpu, "TOKENIZERS_PARALLELISM": "false"}
 
