@@ -9,15 +9,12 @@ Importing the package is light: torch and transformers come with the first name 
 """
 
 import ast
-import gc
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from workbench.errors import needed_extra
+from workbench.imports import imported
 
 __version__ = "0.2.0"
 
@@ -43,37 +40,13 @@ for _room in ("predict", "records", "run"):
     globals().pop(_room, None)
 
 
-@contextmanager
-def pause_collector() -> Iterator[None]:
-    """`gc.disable()` for the duration, for imports: they make many objects and throw none of them away. Afterwards
-    these count as old, or the next collection, of the young, would walk all of them."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on and not gc.get_freeze_count():  # or those that the caller has frozen would thaw
-            gc.freeze()
-            gc.unfreeze()
-        if was_on:
-            gc.enable()
-
-
 def __getattr__(name: str) -> Any:
     """Raises UnavailableError if the name needs a package of an extra that is not installed."""
     if name not in _HOMES:
         raise AttributeError(f"module 'workbench' has no attribute {name!r}")
-    home = _imported(_HOMES[name])
-    globals()[name] = getattr(home, name) if hasattr(home, name) else _imported(f"{_HOMES[name]}.{name}")
+    home = imported(_HOMES[name])
+    globals()[name] = getattr(home, name) if hasattr(home, name) else imported(f"{_HOMES[name]}.{name}")
     return globals()[name]
-
-
-def _imported(module: str) -> Any:
-    try:
-        with pause_collector():
-            return import_module(module)
-    except ModuleNotFoundError as error:
-        raise needed_extra(error) or error from None
 
 
 def __dir__() -> list[str]:

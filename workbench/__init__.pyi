@@ -1,7 +1,5 @@
 """The front door, name by name: read by type checkers and editors, and by `__init__.py`, which imports on first use."""
 
-import contextlib
-
 from workbench.advise.compare import compare as compare
 from workbench.advise.doctor import diagnose as diagnose
 from workbench.advise.fair import side_by_side as side_by_side
@@ -27,5 +25,3 @@ from workbench.run.world import pick_device as pick_device
 from workbench.widgets.playground import Playground as Playground
 
 __version__: str
-
-def pause_collector() -> contextlib.AbstractContextManager[None]: ...

@@ -49,6 +49,7 @@ from workbench.export.written import FILE, parse_recipe, recipe_options
 from workbench.gpus.catalogue import GPUS
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.gpus.emulator.card import emulated_card
+from workbench.imports import imported
 from workbench.measure.categories import format_bytes, parse_bytes
 from workbench.models.source import locate, locate_config
 from workbench.paths import beside, check_writable, runs_folder
@@ -205,6 +206,8 @@ def _recipe(args: argparse.Namespace, *, config_only: bool = False) -> Recipe:
     corpus.load_corpus(recipe.corpus)  # these two say what is wrong before torch is imported, which takes seconds
     if recipe.model != "auto":
         (locate_config if config_only else locate)(recipe.model)
+    if not config_only:
+        imported()
     return recipe
 
 

@@ -160,24 +160,6 @@ def test_shorter_sequences_of_a_large_batch_too(small):
 # ---- the limit of time ----
 
 
-def test_a_worker_imports_what_it_needs_and_transformers_reads_each_folder_once():
-    worker = Worker(dict(os.environ), ("bitsandbytes", "transformers.trainer"), name="prediction worker")
-    try:
-        quantizer = "__import__('transformers.quantizers.quantizer_torchao').quantizers.quantizer_torchao"
-        assert worker.call(eval, "'torchao' in __import__('sys').modules") is False
-        tensors, _ = worker.call(eval, f"{quantizer}.flatten_tensor_state_dict({{}})")  # now it is imported
-        assert tensors == {}
-        assert worker.call(eval, "'torchao' in __import__('sys').modules") is True
-        assert worker.call(eval, "'torch._inductor.compile_fx' in __import__('sys').modules") is False
-        reader = "__import__('transformers.models').utils.import_utils.create_import_structure_from_path"
-        hits, folders, _, remembered = worker.call(eval, f"tuple({reader}.cache_info())")
-        assert folders == remembered > 400
-        assert hits > 400  # read for `transformers`, and again for `transformers.models`
-        assert worker.call(eval, "__import__('functools').lru_cache(len).cache_info().maxsize") == 128  # as before
-    finally:
-        worker.close()
-
-
 def test_an_answer_that_takes_too_long_ends_the_process():
     worker = Worker(dict(os.environ), (), name="prediction worker")
     with pytest.raises(UnavailableError, match=r"prediction worker: no answer within 0.2 s.*longer time_limit"):

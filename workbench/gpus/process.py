@@ -6,7 +6,6 @@ import the caller's main module in it, which runs a script that has no `if __nam
 """
 
 import atexit
-import functools
 import os
 import pickle
 import select
@@ -16,20 +15,17 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import IO, Any, cast
-from unittest.mock import patch
 
-from workbench import pause_collector
 from workbench.errors import ConfigurationError, UnavailableError, WorkbenchError
+from workbench.imports import quick_imports
 from workbench.measure.garbage import collect_garbage, freeze_living_objects
 from workbench.paths import PIN
 
-TORCHAO = "torchao.prototype.safetensors.safetensors_support"
 START = "import sys; sys.path[:] = {path!r}; {pin}; from workbench.gpus.process import serve; serve({modules!r})"
 
 
@@ -220,46 +216,10 @@ def serve(modules: Sequence[str]) -> None:
     os.dup2(2, 1)
     with suppress(OSError):  # Linux: if the host's memory runs out, this process goes, and not the caller
         Path("/proc/self/oom_score_adj").write_text("1000")
-    with pause_collector(), quick_imports():
+    with quick_imports():
         for name in modules:
             import_module(name)
     _answer(calls, answers)
-
-
-@contextmanager
-def quick_imports() -> Iterator[None]:
-    """What libraries do when they are imported and need not, left out for the duration.
-
-    bitsandbytes decorates four functions with `torch.compile`, which few recipes use: the compiler, 500 modules, is
-    loaded when one is called. transformers (5.23) imports torchao, 130 modules, for functions that read checkpoints of
-    it; and it reads the 549 folders of its models twice, because `@lru_cache` remembers 128 of them: here all.
-    """
-    import torch
-
-    compiled, limited = torch.compile, functools.lru_cache
-
-    def later(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-        made = functools.cache(functools.partial(compiled, function, **options))
-        return functools.wraps(function)(lambda *args, **kwargs: made()(*args, **kwargs))
-
-    def unlimited(maxsize: Any = 128, typed: bool = False) -> Any:
-        return limited(None)(maxsize) if callable(maxsize) else limited(maxsize, typed)
-
-    with patch.object(torch, "compile", later), patch.object(functools, "lru_cache", unlimited):
-        sys.modules[TORCHAO] = Postponed(TORCHAO)
-        try:
-            yield
-        finally:
-            del sys.modules[TORCHAO]
-
-
-class Postponed(ModuleType):
-    """Stands for a module, which is imported when one of its functions is called."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # it has no file, nor anything else of a module
-            raise AttributeError(name)
-        return lambda *args, **named: getattr(import_module(self.__name__), name)(*args, **named)
 
 
 def _answer(*pipes: IO[bytes]) -> None:
