@@ -52,9 +52,9 @@ def test_the_whole_package_can_be_held_in_mind():
     the next, to the byte (20); then conversations in techniques that make rows of them (26) and in scans (13), and what
     is not loaded before it is needed (16), a training that is stopped once and that no panel ends (11), and widgets
     that share their looks (38), and scripts of fewer lines (15), and replays that cards share (6), and imports that are
-    quick in every process (19). The way back is to hand more to libraries, not to write lines closer together; whoever
-    adds says here what."""
-    assert sum(map(code_lines, files(""))) <= 13_500
+    quick in every process (19), and options told by the nearest (11). The way back is to hand more to libraries, not to
+    write lines closer together; whoever adds says here what."""
+    assert sum(map(code_lines, files(""))) <= 13_511
 
 
 def test_the_rooms_are_those_of_the_plan():

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -82,6 +83,30 @@ def test_what_cannot_be_used_is_said_in_one_line_without_a_record(quick, argumen
     assert "Traceback" not in captured.err
     assert not captured.out
     assert read_all() == []
+
+
+FIELD = "A field of TrainingArguments is --set arguments.weight_decay=VALUE."
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["rum"], r"argument COMMAND takes no 'rum'\. Known: run, .*Did you mean run\?"),
+        (["run", "--techniqe", "lora"], r"run takes no '--techniqe'.*Did you mean --technique\?"),
+        (["run", "--weight-decay", "0.1"], rf"run takes no '--weight-decay'\. Known: --help, --corpus, .*{FIELD}"),
+        (["run", "--weight-decay=0.1"], rf"run takes no '--weight-decay'\..*{FIELD}"),
+        (["run", "gpt2-tiny", "gpt2"], r"run takes no 'gpt2'\. Known: .*, --json\."),
+        (["list", "--jsno"], r"list takes no '--jsno'\. Known: --help\."),
+        (
+            ["script", "--flavour", "tlr"],
+            r"argument --flavour takes no 'tlr'\. Known: trainer, trl\. Did you mean trl\?",
+        ),
+    ],
+)
+def test_what_a_command_does_not_know_is_said_with_the_nearest_that_it_knows(arguments, words, capsys):
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert re.fullmatch(rf"error: [^\n]*{words}\n", error)
 
 
 def test_what_this_machine_cannot_run_has_its_own_exit_code(quick, capsys, monkeypatch):

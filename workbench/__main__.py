@@ -41,7 +41,7 @@ from functools import partial
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 from workbench import __version__
 from workbench.errors import DISTRIBUTION, ConfigurationError, WorkbenchError, needed_extra, visible
@@ -57,7 +57,7 @@ from workbench.predict.phases import Habits
 from workbench.ranks import launched
 from workbench.ranks.report import ranks_text
 from workbench.recipe import Recipe
-from workbench.settings import described
+from workbench.settings import described, unknown
 from workbench.techniques import REGISTRY, parse_technique, technique
 from workbench.texts import corpus
 from workbench.texts.readers import split_name
@@ -109,7 +109,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _command(arguments: Sequence[str] | None) -> int:
     try:
-        args = _parser().parse_args(arguments)
+        args, others = _parser().parse_known_args(arguments)
+        if others:
+            args.parser.refuse(others[0])
         with suppress(ValueError):  # in another thread than the main one
             signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does: no temporary files stay
         code = int(args.function(args) or 0)
@@ -132,6 +134,23 @@ def _command(arguments: Sequence[str] | None) -> int:
         return 130
 
 
+class _Parser(argparse.ArgumentParser):
+    """Its errors name the nearest that is known."""
+
+    def error(self, message: str) -> NoReturn:
+        if found := re.search(r"(.*): invalid choice: '(.*)' \(choose from (.*)\)", message):
+            raise unknown(f"{self.prog}: {found[1]} takes no", found[2], re.findall(r"[\w-]+", found[3]))
+        super().error(message)
+
+    def refuse(self, given: str) -> NoReturn:
+        """What it does not know. Raises ConfigurationError."""
+        name, known = given.partition("=")[0], [one for one in self._option_string_actions if one.startswith("--")]
+        said = str(unknown(f"{self.prog} takes no", name, known))
+        if "--set" in known and name.startswith("--") and "Did you mean" not in said:
+            said += f" A field of TrainingArguments is --set arguments.{name.strip('-').replace('-', '_')}=VALUE."
+        raise ConfigurationError(said)
+
+
 def _at_least(least: int, kind: type = int) -> Callable[[str], Any]:
     """A number of at least this, from a text."""
 
@@ -151,7 +170,7 @@ COMMANDS = beside(__file__, "commands.toml")
 RECIPE = COMMANDS.pop("recipe")  # what commands take with a recipe, beside its own settings
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> _Parser:
     functions: dict[str, Callable[[argparse.Namespace], int | None]] = {
         "run": run_recipe, "predict": predict_recipe, "plan": show_plan, "doctor": show_diagnosis,
         "script": write_script, "emulate": emulate_program, "verify": verify_predictions, "pairs": show_pairs,
@@ -162,9 +181,7 @@ def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
     program = "workbench" if Path(sys.argv[0]).stem == "workbench" else MODULE
     title, examples, exit_codes = str(__doc__).replace(MODULE, program).split("\n\n")
-    parser = argparse.ArgumentParser(
-        prog=program, description=title, epilog=f"{examples}\n\n{exit_codes}", formatter_class=raw
-    )
+    parser = _Parser(prog=program, description=title, epilog=f"{examples}\n\n{exit_codes}", formatter_class=raw)
     parser.add_argument("--version", action="version", version=f"{DISTRIBUTION} {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, row in COMMANDS.items():
@@ -172,7 +189,7 @@ def _parser() -> argparse.ArgumentParser:
             name, help=row["help"], usage=row.get("usage"), description=inspect.getdoc(functions[name]),
             epilog=f"example: {program} {row['example']}",
         )  # fmt: skip
-        made.set_defaults(function=functions[name])
+        made.set_defaults(function=functions[name], parser=made)
         if "recipe" in row:
             _add_recipe(made)
         for option, fields in row.get("takes", {}).items():
