@@ -183,7 +183,7 @@ def test_records_and_compare(quick, capsys, tmp_path):
     heading, *rows = capsys.readouterr().out.splitlines()
     assert heading.split() == ["id", "begun", "status", "recipe", "model", "seed", "peak", "loss", "tokens/s"]
     assert [row.split()[0] for row in rows] == [record.id for record in read_all()]
-    assert all(" MiB " in row for row in rows)
+    assert all(" MiB " in row and "NA" not in row for row in rows)  # too few steps to be timed
     assert main(["compare"]) == 0
     assert "gradient_checkpointing has the smallest peak" in capsys.readouterr().out
     assert main(["compare", "--save", str(tmp_path / "kept")]) == 0

@@ -16,7 +16,7 @@ from typing import Any
 
 from workbench.imports import imported
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 # bitsandbytes, which PEFT imports, remarks on a faster kernel that only another package has
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)

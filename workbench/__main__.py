@@ -544,14 +544,14 @@ def show_records(args: argparse.Namespace) -> None:
     from workbench.records.store import mark_killed
 
     mark_killed()
-    frame = records()
     if args.export:
-        _export(frame, args.export)
+        _export(records(), args.export)
         return
-    shown = frame[list(SHOWN)].tail(args.last).rename(columns=SHOWN)
-    written: dict[str, Callable[[Any], str]] = {"peak": format_bytes, "begun": "{:%d %b %H:%M}".format}
-    written |= dict.fromkeys(("loss", "tokens/s"), "{:.4g}".format)
-    print(shown.to_string(index=False, formatters=written) if len(shown) else "No runs yet: workbench run gpt2-tiny")
+    shown = records()[list(SHOWN)].tail(args.last).rename(columns=SHOWN)
+    formats = {"begun": "{:%d %b %H:%M}", "loss": "{:.4g}", "tokens/s": "{:,.0f}"}
+    written = {"peak": format_bytes, **{name: text.format for name, text in formats.items()}}
+    table = shown.to_string(index=False, na_rep="", formatters=written)
+    print(table if len(shown) else "No runs yet: workbench run gpt2-tiny")
 
 
 def _folder(path: Path) -> Path:
