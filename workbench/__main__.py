@@ -240,8 +240,8 @@ def run_recipe(args: argparse.Namespace) -> int:
         check_device(args.device)
     if not args.reuse:
         check_writable(runs_folder())
-    recipe = _recipe(args)
     memory_cap = parse_bytes(args.memory_cap, "memory_cap") if args.memory_cap is not None else None
+    recipe = _recipe(args)
     from workbench.records.record import Status
     from workbench.run.run import run
 
