@@ -1,4 +1,4 @@
-"""Imports without what libraries do meanwhile and need not: those that training needs take 2 s instead of 3.7."""
+"""Imports without what libraries do meanwhile and need not."""
 
 import functools
 import gc
@@ -12,11 +12,14 @@ from typing import Any, cast
 from workbench.errors import needed_extra
 
 TORCHAO = "torchao.prototype.safetensors.safetensors_support"
-TRAINING = "workbench.run.run"  # brings torch, transformers and PEFT along
 
 
-def imported(module: str = TRAINING) -> Any:
-    """The module. Raises UnavailableError if it needs a package of an extra that is not installed."""
+def imported(module: str = "workbench.run.run") -> Any:
+    """The module; by default what trains, which brings torch, transformers and PEFT along.
+
+    Raises:
+        UnavailableError: it needs a package of an extra that is not installed.
+    """
     try:
         with quick_imports():
             return import_module(module)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import runpy
 import shlex
 import subprocess
@@ -65,6 +66,24 @@ def test_on_two_processes_it_finds_the_losses_of_one(recipe, tmp_path, monkeypat
     assert losses == pytest.approx(record.losses, abs=1e-5)
     assert held_out == pytest.approx([record.held_out_loss_before, record.held_out_loss], abs=1e-5)
     assert (tmp_path / "fine-tuned" / "tokenizer.json").exists()
+
+
+@pytest.mark.values
+def test_on_two_processes_conversations_count_as_in_one(recipe, tmp_path, monkeypatch):
+    """Unequally many of their tokens are answers, and an odd number of rows is held out."""
+    monkeypatch.chdir(tmp_path)
+    told = [
+        [{"role": "user", "content": f"What is {n}?"}, {"role": "assistant", "content": f"It is {n}. " * (1 + n % 7)}]
+        for n in range(300)
+    ]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps({"messages": said}) + "\n" for said in told))
+    recipe = replace(recipe, corpus="chats.jsonl", steps=2)
+    record = run(recipe, device="cpu")
+    started(save_script(recipe, tmp_path / "home", ranks=Ranks(2)), tmp_path, CUDA_VISIBLE_DEVICES="")
+    history = json.loads((tmp_path / "fine-tuned" / "trainer_state.json").read_text())["log_history"]
+    losses, held_out = ([entry[name] for entry in history if name in entry] for name in ("loss", "eval_loss"))
+    assert losses == pytest.approx(record.losses, abs=1e-5)
+    assert held_out == pytest.approx([record.held_out_loss_before, record.held_out_loss], abs=1e-5)
 
 
 @pytest.mark.values
@@ -134,7 +153,7 @@ def test_each_rank_takes_its_part(recipe, tmp_path, flavour):
     source = (tmp_path / "train.py").read_text()
     assert "per_device_train_batch_size=2," in source  # of 4 rows three times: 12 among six
     assert "gradient_accumulation_steps" not in source
-    assert "BATCH = 12" in source
+    assert re.search(r"^(MODEL, LENGTH, )?BATCH = (.*, )?12$", source, flags=re.M)  # one line or three, as paths are
     assert "ddp_find_unused_parameters=False," in source
     assert "workbench" not in source
     for words in (["check"], ["format", "--check", "--line-length=88"]):

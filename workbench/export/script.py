@@ -246,6 +246,9 @@ class _Main:
         yield from self._statement("args = ", flavour["arguments"], given, said)
         yield _broken(f"trainer = {flavour['trainer']}(", [*flavour["given"], *self.given], ")")
         yield from self._calls("", ["trainer"], "trainer")
+        if self.ranks and self.labelled:  # unequally many tokens count in conversations
+            self.sources.imports.add(("unittest.mock", "patch"))
+            yield from WORDS["rows_alike"]["lines"]
         for module, _, name in (each.partition(":") for each in self.recipe.callbacks):
             self.sources.imports.add((module, name))
             yield f"trainer.add_callback({name})"

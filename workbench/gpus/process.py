@@ -17,12 +17,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, cast
 
 from workbench.errors import ConfigurationError, UnavailableError, WorkbenchError
-from workbench.imports import quick_imports
+from workbench.imports import imported
 from workbench.measure.garbage import collect_garbage, freeze_living_objects
 from workbench.paths import PIN
 
@@ -216,9 +215,8 @@ def serve(modules: Sequence[str]) -> None:
     os.dup2(2, 1)
     with suppress(OSError):  # Linux: if the host's memory runs out, this process goes, and not the caller
         Path("/proc/self/oom_score_adj").write_text("1000")
-    with quick_imports():
-        for name in modules:
-            import_module(name)
+    for name in modules:
+        imported(name)
     _answer(calls, answers)
 
 
