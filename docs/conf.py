@@ -59,8 +59,8 @@ def show_executed(app, docname, source):
         return
     name = f"{Path(docname).name}.ipynb"
     executed = ROOT / app.config.executed_notebooks / name
+    app.env.note_dependency(executed)  # which may come later, and then the page is made anew
     if executed.exists():
-        app.env.note_dependency(executed)
         source[0] = executed.read_text(encoding="utf-8")
     notebook = json.loads(source[0])
     for cell in notebook["cells"]:

@@ -5,6 +5,7 @@ import json
 import re
 import runpy
 from itertools import chain
+from types import SimpleNamespace
 
 import pytest
 
@@ -29,9 +30,22 @@ def anchors(text):
 
 
 @pytest.fixture(scope="module")
-def with_minutes():
+def settings():
     pytest.importorskip("latex2mathml", reason="needs the extra `site`")
-    return runpy.run_path(str(DOCS / "conf.py"))["with_minutes"]
+    return runpy.run_path(str(DOCS / "conf.py"))
+
+
+@pytest.fixture(scope="module")
+def with_minutes(settings):
+    return settings["with_minutes"]
+
+
+def test_a_page_made_before_its_notebook_was_executed_waits_for_it(settings, tmp_path):
+    noted = []
+    config = SimpleNamespace(executed_notebooks=tmp_path, repository_url="")
+    app = SimpleNamespace(config=config, env=SimpleNamespace(note_dependency=noted.append))
+    settings["show_executed"](app, "notebooks/05_lora", [(NOTEBOOKS / "05_lora.ipynb").read_text(encoding="utf-8")])
+    assert noted == [tmp_path / "05_lora.ipynb"]
 
 
 @pytest.mark.parametrize("name", PAGES)
