@@ -240,7 +240,8 @@ def test_a_page_of_the_site_links_to_its_copy_where_the_address_is_known(address
     pytest.importorskip("latex2mathml", reason="needs the extra `site`")
     conf = runpy.run_path(str(ROOT / "docs" / "conf.py"))
     app = types.SimpleNamespace(
-        config=types.SimpleNamespace(executed_notebooks=str(tmp_path), repository_url=address), env=None
+        config=types.SimpleNamespace(executed_notebooks=str(tmp_path), repository_url=address),
+        env=types.SimpleNamespace(note_dependency=lambda path: None),
     )
     source = [(NOTEBOOKS / "05_lora.ipynb").read_text(encoding="utf-8")]
     conf["show_executed"](app, "notebooks/05_lora", source)
