@@ -1,5 +1,6 @@
 """Stop, however slowly what is stopped comes to its end: the panels are told once, and the next training may begin."""
 
+import contextlib
 import time
 
 import pytest
@@ -23,6 +24,13 @@ def one_long_step(recipe, observe, **_):
         time.sleep(0.01)
 
 
+def steps_that_lose_an_interrupt(recipe, observe, **_):
+    """As Python does with one that comes while it runs a finalizer: it is printed, and the training goes on."""
+    with contextlib.suppress(KeyboardInterrupt):
+        one_long_step(recipe, observe)
+    steps_until_stopped(recipe, observe)
+
+
 def the_last_step(recipe, observe, **_):
     time.sleep(STOP_PATIENCE_S)  # nobody is asked again
 
@@ -42,7 +50,7 @@ def training(monkeypatch, onlooker):
     return started
 
 
-@pytest.mark.parametrize("run", [steps_until_stopped, one_long_step, the_last_step])
+@pytest.mark.parametrize("run", [steps_until_stopped, one_long_step, steps_that_lose_an_interrupt, the_last_step])
 def test_the_end_is_told_however_long_it_takes(training, onlooker, monkeypatch, run):
     """A second interrupt, a moment after the first, would have ended the telling."""
 

@@ -39,8 +39,8 @@ class Runner:
     def __init__(self) -> None:
         self.recipe: Recipe | None = None  # of the training that goes on
         self._watchers: WeakSet[Watcher] = WeakSet()
-        self._thread: threading.Thread | None = None
-        self._stop, self._lock = False, threading.Lock()
+        self._thread = threading.Thread()
+        self._stop, self._interrupted, self._lock = False, False, threading.Lock()
         self._last: Record | None = None
         self._shown_at, self._began = 0.0, ""
         self._first_at, self._steps = 0.0, 0
@@ -71,7 +71,7 @@ class Runner:
             if self.recipe is not None:
                 raise ConfigurationError(f"start: {self.recipe.label} is training in this kernel. Wait, or stop it.")
             self.recipe, self._last = recipe, None
-        self._stop, self._steps = False, -1
+        self._stop, self._interrupted, self._steps = False, False, -1
         self._began = datetime.now(UTC).isoformat(timespec="milliseconds")
         self._tell(lambda watcher: watcher.began(recipe))
         self._thread = threading.Thread(target=self._train, args=(recipe, options), name="playground", daemon=True)
@@ -83,28 +83,31 @@ class Runner:
         threading.Timer(STOP_PATIENCE_S, self._insist).start()
 
     def wait(self, seconds: float | None = None) -> None:
-        """Until the training has ended; for tests."""
-        if self._thread is not None:
-            self._thread.join(seconds)
+        """Until the training that was started has ended; for tests."""
+        self._thread.join(seconds)
 
     def _insist(self) -> None:
-        """Raise KeyboardInterrupt in the training's thread, as Ctrl-C does in the main one.
+        """Raise KeyboardInterrupt in the training's thread, as Ctrl-C does in the main one. Once: a second would end
+        what the first lets it do, write its record and tell of its end."""
+        with self._lock:
+            if self._stop and not self._interrupted:
+                self._interrupted = True
+                self._send(ctypes.py_object(KeyboardInterrupt))
+
+    def _send(self, exception: Any) -> None:
+        """To the training's thread; None takes back what is on its way.
 
         Python's C API documentation, `PyThreadState_SetAsyncExc`.
         """
-        with self._lock:
-            if self._asked_to_stop() and self._thread is not None and self._thread.is_alive():
-                identity = ctypes.c_ulong(self._thread.ident or 0)
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, ctypes.py_object(KeyboardInterrupt))
-
-    def _asked_to_stop(self) -> bool:
-        """True once: a second interrupt would end what the first lets it do, write its record and tell of its end."""
-        asked, self._stop = self._stop, False
-        return asked
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident or 0), exception)
 
     def _observe(self, so_far: Callable[[], Record]) -> None:
+        """After each step. Who is asked to stop and still trains has not heard of it yet, or never will: what is raised
+        in a finalizer, Python prints and forgets."""
         with self._lock:
-            if self._asked_to_stop():
+            if self._stop:
+                self._stop = False
+                self._send(None)
                 raise KeyboardInterrupt
         self._steps += 1
         self._first_at = self._first_at if self._steps else time.monotonic()
