@@ -232,7 +232,7 @@ def make_blocks(corpus: Corpus, tokenizer: "PreTrainedTokenizerBase", sequence_l
         short = f"the held-out part of {corpus.name} is shorter than one block of {sequence_length} tokens"
         raise texts.refusal(f"{short}. Use a longer text or a smaller sequence_length.")
     text = (Conversations(corpus, tokenizer) if corpus.loss else corpus.train), tokenizer, sequence_length, batch
-    simple = "" if tokenizer.chat_template else "; messages, if any, have a simple template: the tokenizer has none"
+    simple = "" if tokenizer.chat_template else "; there is no chat template: messages, if any, get a simple one"
     remarks = (f"the loss counts {corpus.loss} of the conversations{simple}",) if corpus.loss else ()
     return Blocks(train.select(range(len(train) // batch * batch)), held_out, text, remarks)
 
