@@ -230,6 +230,27 @@ print("done")
     assert done.stdout == "done\n", done.stderr
 
 
+def test_a_card_stays_while_the_environment_is_emptied(stubs):
+    """As accelerate's `clear_environment` does, while NCCL's watchdog asks from another thread."""
+    source = (
+        MEMORY.format(path=str(stubs / build.OURS))
+        + """
+gpu.card_name.restype = ctypes.c_char_p
+assert (gpu.device_left(0), gpu.card_name()) == (80 * MIB, b"A card")
+before = dict(os.environ)
+os.environ.clear()
+assert (gpu.card(b"count"), gpu.device_left(0), gpu.card_name()) == (2, 80 * MIB, b"A card")
+os.environ.update(before, EMULATED_GPU="memory=41943040 count=1 name=Another")
+assert (gpu.card(b"count"), gpu.device_left(0), gpu.card_name()) == (1, 40 * MIB, b"Another")
+os.environ["EMULATED_GPU"] = ""
+assert gpu.card(b"count") == 0
+print("done")
+"""
+    )
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=False)
+    assert done.stdout == "done\n", done.stderr
+
+
 def followers(events, addresses):
     """Of each request, which living one ends where it begins."""
     living, found = {}, []
