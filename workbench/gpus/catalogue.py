@@ -4,7 +4,8 @@
 out-of-memory message): less than the data sheet says, since error correction and the driver take their part. Where it
 was read off such a card, or somebody has posted such a message, `measured` is True. Elsewhere it is an estimate on the
 safe side: what NVML reports less 3 %, more than any measured row lacks against NVML (at most 2.9 %, the T4; the H100
-lacks 0.6 %), or, where only the data sheet is known, that less 5 %. On a machine that has the GPU, ask PyTorch instead.
+lacks 0.6 %, the H200 0.4 %), or, where only the data sheet is known, that less 5 %. On a machine that has the GPU, ask
+PyTorch instead.
 
 Compute capabilities: https://developer.nvidia.com/cuda-gpus. Data sheets: the vendor's page of each GPU, as named;
 multiprocessors: the same, and NVIDIA's architecture white papers (of two forms of one card, the one with more memory
@@ -69,7 +70,7 @@ class Gpu:
     @property
     def context_bytes_estimate(self) -> int:
         """CUDA's context and loaded kernels, outside the allocator: 0.3 to 0.8 GiB are common. A guess, not a sum,
-        but for the H100, where it is a measurement."""
+        but for the H100 and the H200, where it is a measurement."""
         return self.context_bytes or CONTEXT_BYTES_ESTIMATE
 
 
