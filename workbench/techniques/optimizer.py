@@ -168,6 +168,13 @@ def use_host(trainer: Any) -> None:
                     self.queue[parameter] = self.stream.record_event()  # which is waited for before its step
             return super().step(closure)
 
+        def load_state_dict(self, state_dict: Any) -> None:
+            # accelerate loads the state once, by which the small parameters' optimizer gets new groups: without this,
+            # the scheduler would go on setting the rate in the old ones
+            super().load_state_dict(state_dict)
+            if self.d_opt:
+                self.d_param_groups = self.d_opt.param_groups
+
     trainer.optimizer_cls_and_kwargs = (OnHost, trainer.get_optimizer_cls_and_kwargs(trainer.args)[1])
 
 
