@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from workbench.errors import UnavailableError
-from workbench.gpus.catalogue import GPUS, gpu
+from workbench.gpus.catalogue import GPUS
 from workbench.gpus.emulator import build, card, place
 from workbench.gpus.emulator.elf import imports
 from workbench.paths import DATA
@@ -38,31 +38,34 @@ def test_what_a_library_imports(tmp_path):
 
 
 @needs_compiler
-@pytest.mark.parametrize("path", sorted(build.SOURCES.glob("*.c")), ids=lambda path: path.stem)
-@pytest.mark.parametrize("major", [12, 13])
-def test_the_sources_compile_without_a_warning(path, major, tmp_path):
-    strict = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fno-builtin", f"-DCUDA_MAJOR={major}"]
-    subprocess.run([COMPILER, *strict, "-c", path, "-o", tmp_path / "out.o"], check=True)
+def test_the_sources_compile_without_a_warning(subtests, tmp_path):
+    strict = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fno-builtin"]
+    for major in (12, 13):
+        for path in sorted(build.SOURCES.glob("*.c")):
+            with subtests.test(path=path.name, major=major):
+                command = [COMPILER, *strict, f"-DCUDA_MAJOR={major}", "-c", path, "-o", tmp_path / "out.o"]
+                subprocess.run(command, check=True)
 
 
 @needs_compiler
-@pytest.mark.parametrize(("major", "size", "multiprocessors", "opt_in"), [(12, 1032, 388, 696), (13, 1008, 384, 672)])
-def test_the_declared_types_are_laid_out_as_nvidias(major, size, multiprocessors, opt_in, tmp_path):
+def test_the_declared_types_are_laid_out_as_nvidias(subtests, tmp_path):
     """Sizes and offsets as NVIDIA's headers 12.8 and 13.0 give them to the same compiler."""
-    expected = {
-        "sizeof(struct cudaDeviceProp)": size,
-        "sizeof(struct cudaFuncAttributes)": 144,
-        "offsetof(struct cudaDeviceProp, totalGlobalMem)": 288,
-        "offsetof(struct cudaDeviceProp, multiProcessorCount)": multiprocessors,
-        "offsetof(struct cudaDeviceProp, sharedMemPerBlockOptin)": opt_in,
-        "offsetof(struct cudaFuncAttributes, maxDynamicSharedSizeBytes)": 44,
-    }
-    source = tmp_path / "layout.c"
-    asserts = [f'_Static_assert({what} == {value}, "{what}");' for what, value in expected.items()]
-    source.write_text("\n".join(['#include "cuda.h"', *asserts]))
-    command = [COMPILER, "-std=gnu11", f"-DCUDA_MAJOR={major}", f"-I{build.SOURCES}", "-c", source]
-    done = subprocess.run([*command, "-o", tmp_path / "layout.o"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    for major, size, multiprocessors, opt_in in ((12, 1032, 388, 696), (13, 1008, 384, 672)):
+        expected = {
+            "sizeof(struct cudaDeviceProp)": size,
+            "sizeof(struct cudaFuncAttributes)": 144,
+            "offsetof(struct cudaDeviceProp, totalGlobalMem)": 288,
+            "offsetof(struct cudaDeviceProp, multiProcessorCount)": multiprocessors,
+            "offsetof(struct cudaDeviceProp, sharedMemPerBlockOptin)": opt_in,
+            "offsetof(struct cudaFuncAttributes, maxDynamicSharedSizeBytes)": 44,
+        }
+        source = tmp_path / "layout.c"
+        asserts = [f'_Static_assert({what} == {value}, "{what}");' for what, value in expected.items()]
+        source.write_text("\n".join(['#include "cuda.h"', *asserts]))
+        command = [COMPILER, "-std=gnu11", f"-DCUDA_MAJOR={major}", f"-I{build.SOURCES}", "-c", source]
+        with subtests.test(major=major):
+            done = subprocess.run([*command, "-o", tmp_path / "layout.o"], capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
 
 
 def test_functions_that_owe_a_size_are_refused_and_the_others_say_nothing():
@@ -101,19 +104,24 @@ def test_a_compiler_that_fails_says_so(monkeypatch, tmp_path):
     assert not list(tmp_path.glob("stubs-*"))
 
 
-@pytest.mark.parametrize("name", ["libcudart.so.11", "libcudart.so.14"])
-def test_another_cuda_is_refused(name, tmp_path):
-    (asker := tmp_path / build.ASKER).write_bytes(b"\0cudaFree\0" + name.encode() + b"\0")
-    with pytest.raises(UnavailableError, match=rf"emulator: this PyTorch wants {name}, and only CUDA 12 and 13"):
-        build.cuda_major([asker])
+def test_another_cuda_is_refused(subtests, tmp_path):
+    asker = tmp_path / build.ASKER
+    for name in ("libcudart.so.11", "libcudart.so.14"):
+        asker.write_bytes(b"\0cudaFree\0" + name.encode() + b"\0")
+        refused = pytest.raises(
+            UnavailableError, match=rf"emulator: this PyTorch wants {name}, and only CUDA 12 and 13"
+        )
+        with subtests.test(name=name), refused:
+            build.cuda_major([asker])
 
 
-@pytest.mark.parametrize(("system", "machine"), [("darwin", "arm64"), ("win32", "AMD64"), ("linux", "aarch64")])
-def test_another_machine_is_refused(system, machine, monkeypatch):
-    monkeypatch.setattr(place.sys, "platform", system)
-    monkeypatch.setattr(place.platform, "machine", lambda: machine)
-    with pytest.raises(UnavailableError, match=r"emulated GPU needs Linux on x86-64.*`predict` works here"):
-        place.torch_folder()
+def test_another_machine_is_refused(subtests, monkeypatch):
+    for system, machine in (("darwin", "arm64"), ("win32", "AMD64"), ("linux", "aarch64")):
+        monkeypatch.setattr(place.sys, "platform", system)
+        monkeypatch.setattr(place.platform, "machine", lambda name=machine: name)
+        refused = pytest.raises(UnavailableError, match=r"emulated GPU needs Linux on x86-64.*`predict` works here")
+        with subtests.test(system=system, machine=machine), refused:
+            place.torch_folder()
 
 
 def test_a_pytorch_without_cuda_says_how_to_set_it_up(monkeypatch, tmp_path):
@@ -291,12 +299,13 @@ json.dump(found, sys.stdout)
 # ---- the card ----
 
 
-@pytest.mark.parametrize("name", GPUS)
-def test_every_card_of_the_catalogue_can_be_played(name):
-    row = gpu(name)
-    text = card.variable(row, 3)
-    fields = dict(part.split("=", 1) for part in text.split(" name=")[0].split())
-    assert {int(fields[key]) for key in ("memory", "count")} == {row.memory_bytes, 3}
-    assert text.endswith(f"name={row.title} (emulated)")
-    assert int(fields["threads"]) in (1024, 1536, 2048)
-    assert int(fields["shared_bytes_of_a_block"]) <= int(fields["shared_bytes"])
+def test_every_card_of_the_catalogue_can_be_played(subtests):
+    for name, row in GPUS.items():
+        with subtests.test(gpu=name):
+            text = card.variable(row, 3)
+            fields = dict(part.split("=", 1) for part in text.split(" name=")[0].split())
+            assert (int(fields["memory"]), fields["count"]) == (row.memory_bytes, "3")
+            assert (int(fields["major"]), int(fields["minor"])) == row.compute_capability
+            assert text.endswith(f"name={row.title} (emulated)")
+            assert int(fields["threads"]) in (1024, 1536, 2048)
+            assert int(fields["shared_bytes_of_a_block"]) <= int(fields["shared_bytes"])

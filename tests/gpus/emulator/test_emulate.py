@@ -3,22 +3,30 @@
 import json
 import os
 import pickle
+import signal
 import sys
+from dataclasses import replace
 
 import pytest
+import torch
 
 from workbench.__main__ import main
 from workbench.errors import ConfigurationError
-from workbench.gpus.catalogue import GPUS, gpu
-from workbench.gpus.emulator.card import emulated_card, with_memory
-from workbench.gpus.emulator.launch import TIMED_OUT, started_by
-from workbench.gpus.emulator.report import NOT_MEASURED, emulation_json, emulation_text, fits
+from workbench.gpus.catalogue import gpu
+from workbench.gpus.emulator.call import PROCESSES, call_on
+from workbench.gpus.emulator.card import emulated_card, variable, with_memory
+from workbench.gpus.emulator.launch import INSIDE, TIMED_OUT, emulate, environment, started_by
+from workbench.gpus.emulator.padding import VARIABLE as PADDING
+from workbench.gpus.emulator.place import python_path
+from workbench.gpus.emulator.report import emulation_text, fits
 
 MIB = 2**20
 
 
-def test_the_books_are_pytorchs_own(program):
+@pytest.mark.dear
+def test_the_books_are_pytorchs_own_and_this_process_sees_nothing_of_it(program):
     """One block of 100 MiB, one of 5 in the segment of 20 that small large requests share: the allocator's rules."""
+    before = dict(os.environ)
     found, out = program(
         "import torch\n"
         "one = torch.empty(100 * 2**20, dtype=torch.uint8, device='cuda')\n"
@@ -35,22 +43,32 @@ def test_the_books_are_pytorchs_own(program):
         ("2 in <module>", 100 * MIB),
         ("3 in <module>", 5 * MIB),
     ]
+    assert dict(os.environ) == before
+    assert not torch.cuda.is_available() or "emulated" not in torch.cuda.get_device_name()
 
 
-@pytest.mark.parametrize("name", ["t4", "rtx3090", "h100", "b200"])
-def test_the_card_answers_as_the_catalogue_says(name, program):
-    row = gpu(name)
-    source = (
-        "import torch\np = torch.cuda.get_device_properties(0)\n"
-        "print(p.total_memory, p.major, p.minor, p.multi_processor_count, p.max_threads_per_multi_processor,\n"
-        "      p.shared_memory_per_block_optin, torch.cuda.is_bf16_supported(including_emulation=False))"
-    )
-    _, out = program(source, row)
-    of = row.multiprocessor
-    expected = (row.memory_bytes, *row.compute_capability, row.multiprocessors, of.threads, of.shared_bytes_of_a_block)
-    assert out.out.split() == [*map(str, expected), str(row.native_bf16)]
+def properties():
+    """What PyTorch says of the card of its process."""
+    card = torch.cuda.get_device_properties(0)
+    sizes = card.total_memory, card.max_threads_per_multi_processor, card.shared_memory_per_block_optin
+    bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    return (card.major, card.minor), card.multi_processor_count, *sizes, bf16
 
 
+@pytest.mark.dear
+@pytest.mark.xdist_group("emulated")
+def test_the_card_answers_as_the_catalogue_says(stubs, subtests):
+    for name in ("t4", "rtx3090", "h100", "b200"):
+        with subtests.test(gpu=name):
+            row = gpu(name)
+            of = row.multiprocessor
+            sizes = row.memory_bytes, of.threads, of.shared_bytes_of_a_block
+            expected = row.compute_capability, row.multiprocessors, *sizes, row.native_bf16
+            assert call_on(row, properties, modules=("torch",)) == expected
+    PROCESSES.end()
+
+
+@pytest.mark.dear
 def test_out_of_memory_comes_in_pytorchs_own_words(program):
     found, out = program("import torch\ntorch.empty(9 * 2**30, dtype=torch.uint8, device='cuda')", gpu("rtx3070"))
     assert found.exit_status == 1
@@ -62,14 +80,24 @@ def test_out_of_memory_comes_in_pytorchs_own_words(program):
     assert "ran out of memory" in emulation_text(found)
 
 
+@pytest.mark.dear
 def test_less_memory_than_the_card_has(program):
-    source = "import torch\ntorch.empty(2 * 2**30, dtype=torch.uint8, device='cuda')"
-    assert program(source, with_memory(gpu("h100"), 3 * 2**30))[0].exit_status == 0
-    assert program(source, with_memory(gpu("h100"), 2 * 2**30))[0].exit_status == 1
+    source = (
+        "import torch\nfirst = torch.empty(2 * 2**30, dtype=torch.uint8, device='cuda')\nprint('there')\n"
+        "second = torch.empty(2**30, dtype=torch.uint8, device='cuda')\nprint('there too')\n"
+    )
+    found, out = program(source, with_memory(gpu("h100"), 3 * 2**30))
+    assert (found.exit_status, out.out) == (1, "there\n")
+    assert "Tried to allocate 1024.00 MiB. GPU 0 has a total capacity of 3.00 GiB" in out.err
+
+
+def test_a_card_has_at_least_its_context():
+    assert with_memory(gpu("h100"), 2**30) == replace(gpu("h100"), memory_bytes=2**30)
     with pytest.raises(ConfigurationError, match="memory: CUDA's context alone takes about 750 MiB"):
         with_memory(gpu("h100"), 2**29)
 
 
+@pytest.mark.dear
 def test_yes_and_no(program):
     """All of a mask is set, a loss is finite; nothing is infinite, equal to a number or any other thing."""
     source = (
@@ -87,6 +115,7 @@ def test_yes_and_no(program):
     assert program(source, gpu("t4"), padding=True)[1].out.startswith("False False True False False False")
 
 
+@pytest.mark.dear
 def test_expandable_segments_pinned_memory_streams_and_events(program):
     source = (
         "import torch\ntorch.cuda.memory._set_allocator_settings('expandable_segments:True')\n"
@@ -98,24 +127,34 @@ def test_expandable_segments_pinned_memory_streams_and_events(program):
     )
     found, out = program(source, gpu("h100"))
     assert found.exit_status == 0, out.err
-    assert out.out.splitlines() == [f"True 45 {[10]}".replace("[10]", "torch.Size([10])"), f"{42 * MIB} True"]
+    assert out.out.splitlines() == ["True 45 torch.Size([10])", f"{42 * MIB} True"]
 
 
-@pytest.mark.parametrize(
-    ("line", "function"),
-    [
-        ("torch.linalg.qr(torch.zeros(300, 300, device='cuda'))", "cusolverDnXgeqrf_bufferSize"),
-        ("torch.fft.fft(torch.zeros(300, device='cuda'))", "cufftXtMakePlanMany"),
-        ("torch.cuda.graph(torch.cuda.CUDAGraph()).__enter__()", "cudaStreamBeginCapture (CUDA graphs)"),
-    ],
-)
-def test_what_is_not_emulated_is_refused_by_name(line, function, program):
-    found, out = program(f"import torch\ntorch.zeros(1, device='cuda')\n{line}", gpu("h100"))
-    assert found.exit_status == 1
-    assert f"emulated GPU: {function} is not emulated" in out.err
-    assert "Traceback" in out.err
+@pytest.mark.dear
+def test_what_is_not_emulated_is_refused_by_name(program):
+    """Each is an error of Python, which a program may catch."""
+    source = """
+import torch
+zeros = torch.zeros(300, 300, device="cuda")
+for refused in (
+    lambda: torch.linalg.qr(zeros),
+    lambda: torch.fft.fft(zeros[0]),
+    lambda: torch.cuda.graph(torch.cuda.CUDAGraph()).__enter__(),
+):
+    try:
+        refused()
+    except RuntimeError:
+        print("refused")
+raise SystemExit(3)
+"""
+    found, out = program(source, gpu("h100"))
+    assert (found.exit_status, out.out) == (3, "refused\n" * 3)
+    functions = "cusolverDnXgeqrf_bufferSize", "cufftXtMakePlanMany", "cudaStreamBeginCapture (CUDA graphs)"
+    for function in functions:
+        assert f"emulated GPU: {function} is not emulated" in out.err
 
 
+@pytest.mark.dear
 def test_a_crash_names_the_last_function_and_where_to_report_it(program):
     source = "import ctypes, torch\nctypes.string_at(torch.zeros(4, device='cuda').data_ptr())"
     found, out = program(source, gpu("h100"))
@@ -124,8 +163,21 @@ def test_a_crash_names_the_last_function_and_where_to_report_it(program):
     assert "Please report it" in out.err
 
 
+@pytest.fixture
+def background_job():
+    """Programs that are started inherit what a shell's job in the background has: interrupts are ignored."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.dear
+@pytest.mark.usefixtures("background_job")
 def test_a_program_that_waits_for_ever_is_ended_and_says_where(program):
-    source = "import torch\nx = torch.ones(8, device='cuda')\ndef wait():\n    while not x.sum() == 8: pass\nwait()"
+    source = (
+        "import time, torch\nx = torch.ones(8, device='cuda')\ndef wait():\n"
+        "    while not x.sum() == 8: time.sleep(0.01)\nwait()"
+    )
     found, _ = program(source, gpu("h100"), timeout_s=20)  # enough for a busy machine to import torch
     assert found.exit_status == TIMED_OUT
     assert "line 4 in wait" in found.stuck_at
@@ -133,12 +185,14 @@ def test_a_program_that_waits_for_ever_is_ended_and_says_where(program):
     assert "perhaps waiting for a value that is never computed" in emulation_text(found)
 
 
+@pytest.mark.dear
 def test_a_program_that_is_killed_leaves_no_report_and_that_is_said(program):
     found, _ = program("import os, torch\ntorch.ones(8, device='cuda')\nos.kill(os.getpid(), 9)", gpu("t4"))
     assert (found.exit_status, found.processes, found.silent) == (137, (), 1)
     assert "1 processes that used the GPU were killed" in emulation_text(found)
 
 
+@pytest.mark.dear
 def test_peaks_outlive_the_programs_own_resets(program):
     source = (
         "import torch\nfor _ in range(2):\n    torch.empty(50 * 2**20, dtype=torch.uint8, device='cuda')\n"
@@ -148,6 +202,7 @@ def test_peaks_outlive_the_programs_own_resets(program):
     assert found.peak_reserved_bytes == 50 * MIB
 
 
+@pytest.mark.dear
 def test_a_program_that_leaves_its_folder_and_removes_it_is_reported_all_the_same(program):
     source = (
         "import os, tempfile, torch\nwith tempfile.TemporaryDirectory() as folder:\n    os.chdir(folder)\n"
@@ -158,6 +213,7 @@ def test_a_program_that_leaves_its_folder_and_removes_it_is_reported_all_the_sam
     assert not found.silent
 
 
+@pytest.mark.dear
 def test_the_snapshot_is_pytorchs(program, tmp_path):
     path = tmp_path / "kept" / "step.pickle"
     found, _ = program("import torch\nx = torch.ones(8, device='cuda')", gpu("t4"), snapshot=path)
@@ -185,6 +241,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.dear
 def test_ranks_shard_as_they_do_on_several_cards(program):
     found, out = program(RANKS, gpu("a100-80gb"), ranks=2)
     assert found.exit_status == 0, out.err[-2000:]
@@ -193,27 +250,52 @@ def test_ranks_shard_as_they_do_on_several_cards(program):
     assert "rank 1, device 1" in emulation_text(found)
 
 
-def test_what_it_says_of_itself(program):
-    found, _ = program("import torch\nx = torch.ones(8, device='cuda')", gpu("t4"))
-    facts = emulation_json(found)
-    assert facts["memory_source"] == "emulated:t4"
-    assert facts["measured_on_a_gpu"] is False
-    assert set(facts["fits"]) == set(GPUS)
-    assert all(facts["fits"].values())
-    assert json.loads(json.dumps(facts)) == facts
-    assert NOT_MEASURED in emulation_text(found)
+# ---- how it is started, and what is collected of programs that use no GPU ----
 
 
-def test_this_process_sees_nothing_of_it(program):
-    before = dict(os.environ)
-    program("import torch\ntorch.ones(8, device='cuda')", gpu("t4"))
-    assert dict(os.environ) == before
-    import torch
+def test_a_child_is_told_its_cards_and_sees_no_real_one(stubs, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv("PYTHONPATH", "mine")
+    variables = environment(gpu("t4"), 2)
+    assert "CUDA_VISIBLE_DEVICES" not in variables
+    assert (variables["EMULATED_CARD"], variables["EMULATED_STUBS"]) == ("t4", str(stubs))
+    assert variables["EMULATED_GPU"] == variable(gpu("t4"), 2)
+    assert variables["PYTHONPATH"].split(os.pathsep) == [str(INSIDE), *python_path(), "mine"]
+    assert variables["PATH"] == os.environ["PATH"]
+    told_of_padding = environment(gpu("t4"), padding=True)
+    assert {name for name in variables if variables[name] != told_of_padding[name]} == {PADDING, "EMULATED_GPU"}
 
-    assert not torch.cuda.is_available() or "emulated" not in torch.cuda.get_device_name()
+
+@pytest.mark.usefixtures("stubs")
+def test_exit_statuses_are_those_of_a_shell(subtests):
+    for command, status in (("exit 7", 7), ("kill -9 $$", 137), ("exit 0", 0)):
+        with subtests.test(command=command):
+            emulation = emulate(["sh", "-c", command], gpu("t4"))
+            assert (emulation.exit_status, emulation.processes, emulation.silent) == (status, (), 0)
+            assert emulation.command == ("sh", "-c", command)
+    late = emulate(["sh", "-c", "exec sleep 60"], gpu("t4"), timeout_s=0.1)
+    assert (late.exit_status, late.stuck_at) == (TIMED_OUT, "")
 
 
-# ---- how it is started ----
+@pytest.mark.usefixtures("stubs")
+def test_the_reports_of_all_processes_are_collected_in_the_order_of_their_ranks(tmp_path):
+    program = """
+cd "$EMULATED_REPORTS"
+echo '{"rank": 1, "process": 5, "devices": [{"index": 1, "peak_reserved_bytes": 7}]}' > 5.json
+echo '{"rank": 0, "process": 6, "devices": [{"index": 0, "peak_reserved_bytes": 9}]}' > 6.json
+echo '{"rank": 0, "process": 4, "devices": []}' > 4.json
+touch using-4 using-5 using-6 using-7 5.pickle
+"""
+    path = tmp_path / "kept" / "step.pickle"
+    emulation = emulate(["sh", "-c", program], gpu("t4"), snapshot=path)
+    assert [report["process"] for report in emulation.processes] == [6, 5]  # one has used no GPU
+    assert [device["index"] for device in emulation.devices] == [0, 1]
+    assert emulation.peak_reserved_bytes == 9
+    assert emulation.silent == 1
+    assert emulation.snapshots == (path,)
+    assert path.exists()
+    both = emulate(["sh", "-c", f"{program} touch 6.pickle"], gpu("t4"), snapshot=path)
+    assert [kept.name for kept in both.snapshots] == ["step-5.pickle", "step-6.pickle"]
 
 
 def test_python_is_this_python_and_ranks_are_torchruns():
@@ -224,23 +306,26 @@ def test_python_is_this_python_and_ranks_are_torchruns():
     assert started_by(["python3", "-m", "train"], 2) == [*torchrun, "-m", "train"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--gpu", "t5", "--", "python"], "gpu: there is no 't5'. Known: t4, "),
-        (["--gpu", "t4"], "emulate: name a program after --"),
-        (["--memory", "lots", "--", "python"], "memory"),
-    ],
+UNUSABLE = (
+    (["--gpu", "t5", "--", "python"], "gpu: there is no 't5'. Known: t4, "),
+    (["--gpu", "t4"], "emulate: name a program after --"),
+    (["--memory", "lots", "--", "python"], "memory"),
 )
-def test_a_command_that_cannot_be_used(arguments, message, capsys):
-    assert main(["emulate", *arguments]) == 2
-    assert message in capsys.readouterr().err
+
+
+def test_a_command_that_cannot_be_used(subtests, capsys):
+    for arguments, message in UNUSABLE:
+        with subtests.test(arguments=arguments):
+            assert main(["emulate", *arguments]) == 2
+            assert message in capsys.readouterr().err
 
 
 def test_no_ranks_are_refused(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["emulate", "--gpu", "t4", "--ranks", "0", "--", "python"])
     assert "argument --ranks: '0' is not a number of at least 1." in capsys.readouterr().err
+    with pytest.raises(ConfigurationError, match="emulate: ranks must be at least 1, got 0"):
+        started_by(["python"], 0)
 
 
 def test_a_program_that_is_not_there(stubs, capsys):
@@ -250,12 +335,15 @@ def test_a_program_that_is_not_there(stubs, capsys):
     assert "A Python program needs python in front of it." in capsys.readouterr().err
 
 
+@pytest.mark.dear
 def test_json_stands_alone_on_standard_output(stubs, tmp_path, capfd):
     path = tmp_path / "program.py"
     path.write_text("import torch\nprint('hello')\ntorch.ones(8, device='cuda')")
     assert main(["emulate", "--gpu", "t4", "--json", "--", "python", str(path)]) == 0
     out, err = capfd.readouterr()
-    assert json.loads(out)["peak_reserved_bytes"] == 2 * MIB
+    facts = json.loads(out)
+    assert (facts["peak_reserved_bytes"], facts["memory_source"]) == (2 * MIB, "emulated:t4")
+    assert all(facts["fits"].values())
     assert "hello" in err
     assert "emulated GPU: NVIDIA T4, 14.6 GiB. PyTorch's own allocator keeps the books" in err
 

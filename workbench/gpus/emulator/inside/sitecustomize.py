@@ -189,7 +189,10 @@ def of_library(frame: Any) -> bool:
 
 
 def answer_the_watchman() -> None:
-    """A signal from outside writes down where the program is: it may wait for a value that never comes."""
+    """A signal from outside writes down where the program is: it may wait for a value that never comes. An interrupt
+    ends it with a report, also where a shell's job in the background has inherited that interrupts are ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     words = open(Path(os.environ["EMULATED_REPORTS"], f"where-{os.getpid()}"), "w")  # noqa: SIM115
     faulthandler.register(signal.SIGUSR1, file=words, all_threads=False)
 

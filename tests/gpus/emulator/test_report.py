@@ -1,0 +1,108 @@
+"""What is said of an emulation, whose numbers are made up here."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from workbench.gpus.catalogue import GPUS, gpu
+from workbench.gpus.emulator.launch import TIMED_OUT, Emulation
+from workbench.gpus.emulator.report import NOT_MEASURED, banner, emulation_json, emulation_text, fits
+
+MIB, GIB = 2**20, 2**30
+
+
+def device(index=0, reserved=20 * GIB, refusals=0, in_history=15 * GIB):
+    return {
+        "index": index, "peak_allocated_bytes": 15 * GIB, "peak_reserved_bytes": reserved, "refusals": refusals,
+        "peak_in_history_bytes": in_history, "lines": [{"bytes": 9 * GIB, "line": "train.py:7 in step"}],
+    }  # fmt: skip
+
+
+def process(rank, *devices):
+    return {"rank": rank, "process": 100 + rank, "peak_host_bytes": 512 * MIB, "devices": list(devices)}
+
+
+def emulation(*processes, exit_status=0, **changes):
+    return Emulation(gpu("a100-40gb"), ("python", "train.py"), exit_status, processes, **changes)
+
+
+def test_the_banner_names_the_card_and_says_that_nothing_is_computed():
+    text = banner(gpu("t4"))
+    assert text.startswith("emulated GPU: NVIDIA T4, 14.6 GiB. PyTorch's own allocator keeps the books; values are not")
+    assert text.endswith(f"{NOT_MEASURED}.")
+
+
+def test_a_program_that_fits_is_told_with_its_peak_its_holders_and_the_cards_that_have_room():
+    lines = emulation_text(emulation(process(0, device()))).splitlines()
+    title = gpu("a100-40gb").title
+    assert lines[0].startswith(f"emulated {title} (")
+    assert lines[0].endswith(f"GiB): {NOT_MEASURED}")
+    assert lines[1] == "  device 0: peak 15.0 GiB allocated, 20.0 GiB reserved; host 512 MiB"
+    assert lines[2] == "  who holds most at the peak, by the innermost line of the program"
+    assert lines[3].split() == ["9.0", "GiB", "train.py:7", "in", "step"]
+    assert lines[4].startswith("  needs 20.0 GiB and about ")
+    assert lines[4].endswith(" of context, by the kernels of this card")
+    assert lines[5].startswith("  fits on          ")
+    assert "a100-40gb, " in lines[5]
+    assert lines[6].startswith("  does not fit on  t4, ")
+    assert len(lines) == 7
+
+
+def test_a_card_has_room_for_what_was_reserved_and_its_context_to_the_byte():
+    t4 = gpu("t4")
+    room = t4.memory_bytes - t4.context_bytes_estimate
+    assert fits(emulation(process(0, device(reserved=room))))["t4"]
+    assert not fits(emulation(process(0, device(reserved=room + 1))))["t4"]
+    assert set(fits(emulation(process(0, device())))) == set(GPUS)
+
+
+def test_the_rank_that_reserves_most_decides():
+    both = emulation(process(0, device()), process(1, device(index=1, reserved=60 * GIB)))
+    assert both.peak_reserved_bytes == 60 * GIB
+    assert [reported["index"] for reported in both.devices] == [1, 0]
+    assert "  rank 1, device 1: peak 15.0 GiB allocated, 60.0 GiB reserved; host" in emulation_text(both)
+    assert not fits(both)["a100-40gb"]
+
+
+def test_where_it_ran_out_of_memory_nothing_is_known_of_other_cards():
+    refused = emulation(process(0, device(refusals=1)), exit_status=1)
+    assert fits(refused) == {}
+    assert "20.0 GiB reserved; ran out of memory; host" in emulation_text(refused)
+    assert "it needs more than that: which card has room is not known. Try a larger one" in emulation_text(refused)
+
+
+def test_what_is_missing_or_was_cut_short_is_said(tmp_path):
+    assert "  no process used the GPU" in emulation_text(emulation())
+    killed = emulation_text(emulation(silent=2))
+    assert "  2 processes that used the GPU were killed and left no report" in killed
+    assert "no process used the GPU" not in killed
+    short = emulation_text(emulation(process(0, device(in_history=10 * GIB))))
+    assert "(of the history's end, 10.0 GiB; the peak was before)" in short
+    stuck = emulation_text(emulation(process(0, device()), stuck_at="line 4 in wait\nline 5 in <module>"))
+    assert "perhaps waiting for a value that is never computed:\n    line 4 in wait\n    line 5 in <module>" in stuck
+    path = Path("step.pickle")
+    assert "  snapshot  step.pickle (open it at https" in emulation_text(emulation(snapshots=(path,)))
+
+
+@pytest.mark.parametrize("stuck_at", ["", "line 4 in wait"])
+def test_as_json_bytes_are_integers_and_nothing_is_left_out(stuck_at):
+    found = emulation(process(0, device()), exit_status=TIMED_OUT, stuck_at=stuck_at, snapshots=(Path("a"),), silent=1)
+    facts = emulation_json(found)
+    assert json.loads(json.dumps(facts)) == facts
+    assert facts == {
+        "memory_source": "emulated:a100-40gb",
+        "measured_on_a_gpu": False,
+        "gpu": "a100-40gb",
+        "capacity_bytes": gpu("a100-40gb").memory_bytes,
+        "context_bytes_estimate": gpu("a100-40gb").context_bytes_estimate,
+        "command": ["python", "train.py"],
+        "exit_status": 124,
+        "timed_out": bool(stuck_at),
+        "stuck_at": stuck_at,
+        "peak_reserved_bytes": 20 * GIB,
+        "processes": [process(0, device())],
+        "processes_without_report": 1,
+        "fits": fits(found),
+        "snapshots": ["a"],
+    }
