@@ -3,7 +3,9 @@ BIN := .venv/bin
 export TOKENIZERS_PARALLELISM := false
 unexport PYTHONDONTWRITEBYTECODE  # or every process would compile all its libraries again
 
-.PHONY: help run site test emulator test-long bench lock wheel lint lab format clean
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+
+.PHONY: help run site test test-dear test-all test-long emulator bench lock wheel lint lab format clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-10s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -17,8 +19,14 @@ site: .venv/ready  ## pages of the notebooks as they were executed, the results 
 	$(BIN)/python -m sphinx -q -c docs -d build/doctrees . build/site
 	@echo "site: build/site/index.html"
 
-test: .venv/ready lint  ## everything that CI runs: linters, types, import layers, tests
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+test: .venv/ready lint  ## linters, types, import layers, what runs in process, and one of each dear kind (8 minutes)
+	$(PYTEST) -m "(smoke or not dear) and not long" --cpu-budget 5
+
+test-dear: .venv/ready  ## what `make test` leaves out: cards in software, ranks, kernels, pages, all scripts, all models
+	$(PYTEST) -m "dear and not smoke and not long"
+
+test-all: .venv/ready lint  ## both, which is what CI runs
+	$(PYTEST)
 
 emulator: .venv/ready  ## set up the GPU in software: fetch PyTorch's CUDA build (527 MB), build the stubs
 	@command -v cc >/dev/null || command -v gcc >/dev/null || command -v clang >/dev/null || $(BIN)/pip install --quiet --disable-pip-version-check ziglang==0.17.1
@@ -37,11 +45,12 @@ lock: .venv/ready  ## write the hashed lock files anew, after a change of requir
 wheel: .venv/ready  ## build the wheel, install it into an empty environment and use it there (minutes, downloads)
 	$(BIN)/python tools/try_wheel.py
 
-lint: .venv/ready  ## ruff, mypy, import layers, notebooks without outputs
+lint: .venv/ready  ## ruff, mypy, import layers, the repository's own files, notebooks without outputs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tests/lint.py
 	$(BIN)/nbstripout --keep-id --verify notebooks/*.ipynb
 
 lab: .venv/ready  ## open the notebooks in JupyterLab

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cpu_budget import CpuBudget
 
 from workbench.measure.emulated import emulated
 from workbench.paths import CORPORA, MODELS
@@ -29,6 +30,7 @@ LONG_FILES = (
     "test_ranks",
     "test_sweep",
     "test_losses",
+    "test_contract",
 )
 if not torch.cuda.is_available():
     SKIPPED_HERE["gpu"] = "needs a CUDA device, and PyTorch sees none on this machine"
@@ -38,6 +40,26 @@ if emulated():
 # the models are so small that threads wait for each other, above all where another test process has the other core
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cpu-budget", type=float, help="CPU-seconds that a test which is not dear may use")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(CpuBudget(config))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def paid_before_the_first_test(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Under a budget, no test pays for what a test process does once: its imports, and the start of its predictions."""
+    if request.config.getoption("cpu_budget") is None:
+        return
+    from workbench.predict.predict import predict
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WORKBENCH_RUNS", str(tmp_path_factory.mktemp("before-the-first-test")))
+        predict(Recipe(model="gpt2-tiny", effective_batch_size=1, sequence_length=8), "cpu")
 
 
 @pytest.hookimpl(tryfirst=True)
