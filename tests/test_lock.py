@@ -1,41 +1,29 @@
-"""The locked files say the same as requirements.txt, and nothing about where it was fetched from."""
+"""`tools/lock.py` reads pins and locks, and writes what it reads. What the files say is `tests/lint.py`'s."""
 
-import re
+import lock
 
-import pytest
-from lock import OTHER_BUILDS, PINS, ROOT, entries, pins
-
-LOCKS = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("requirements.lock", "requirements-cuda.lock")}
-
-
-def test_the_lock_has_the_pins_of_the_requirements_and_no_others():
-    assert set(entries(LOCKS["requirements.lock"])) == set(pins(PINS.read_text(encoding="utf-8"))), "run tools/lock.py"
+REQUIREMENTS = """
+# a comment
+Ruamel.yaml__x==1.2
+deepspeed==0.19.8; sys_platform == 'linux'
+"""
+DIGESTS = {"0" * 64, "f" * 64}
 
 
-def test_what_is_for_some_platforms_is_locked_for_them():
-    told = {pin: platforms for pin, platforms in pins(PINS.read_text(encoding="utf-8")).items() if platforms}
-    assert told == {"deepspeed==0.19.8": "sys_platform == 'linux'"}
-    for pin, platforms in told.items():
-        assert f"\n{pin} ; {platforms} \\\n    --hash" in LOCKS["requirements.lock"]
+def test_pins_have_canonical_names_and_the_systems_that_they_are_for():
+    assert lock.pins(REQUIREMENTS) == {"ruamel-yaml-x==1.2": "", "deepspeed==0.19.8": "sys_platform == 'linux'"}
 
 
-@pytest.mark.parametrize("lock", LOCKS.values(), ids=LOCKS)
-def test_every_pin_has_hashes_and_no_line_an_address(lock):
-    for pin, digests in entries(lock).items():
-        assert re.fullmatch(r"[a-z0-9-]+==[\w.+!-]+", pin)
-        assert digests
-        assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in digests), pin
-    assert "//" not in lock
-    assert "index" not in lock.split("\n", 1)[1]
-
-
-def test_the_cpu_build_and_the_cuda_build_of_pytorch_are_both_listed():
-    (torch,) = (digests for pin, digests in entries(LOCKS["requirements.lock"]).items() if pin.startswith("torch=="))
-    (cpu,) = OTHER_BUILDS.values()
-    assert cpu < torch
-
-
-def test_what_cuda_needs_is_apart():
-    extra = set(entries(LOCKS["requirements-cuda.lock"]))
-    assert not extra & set(entries(LOCKS["requirements.lock"]))
-    assert all(pin.startswith(("nvidia-", "cuda-", "triton==")) for pin in extra)
+def test_a_lock_that_is_written_is_read(tmp_path, monkeypatch):
+    (tmp_path / "requirements.txt").write_text(REQUIREMENTS, encoding="utf-8")
+    monkeypatch.setattr(lock, "PINS", tmp_path / "requirements.txt")
+    locked = {"ruamel-yaml-x==1.2": {"f" * 64}, "deepspeed==0.19.8": DIGESTS}
+    lock.write(tmp_path / "requirements.lock", locked, "A title.")
+    text = (tmp_path / "requirements.lock").read_text(encoding="utf-8")
+    assert lock.entries(text) == locked
+    assert text == (
+        "# A title. Written by tools/lock.py.\n"
+        "deepspeed==0.19.8 ; sys_platform == 'linux' \\\n"
+        f"    --hash=sha256:{'0' * 64} \\\n    --hash=sha256:{'f' * 64}\n"
+        f"ruamel-yaml-x==1.2 \\\n    --hash=sha256:{'f' * 64}\n"
+    )

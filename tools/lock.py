@@ -2,7 +2,7 @@
 
     pip install uv==0.13.9 && python tools/lock.py
 
-Run it after a change of requirements.txt, which stays the only place of the versions; tests/test_lock.py compares. The
+Run it after a change of requirements.txt, which stays the only place of the versions; `make lint` compares. The
 hashes are those of every file of a version on the package index, so one lock serves all platforms and Pythons.
 
     pip install --require-hashes --no-deps -r requirements.lock                             # CPU, macOS, Windows
