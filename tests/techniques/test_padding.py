@@ -8,13 +8,13 @@ from workbench.measure.categories import Category
 from workbench.models.load import load_config, load_model, load_tokenizer
 from workbench.models.source import locate
 from workbench.run.trainer import prepare_data
-from workbench.techniques import GradientAccumulation, Padding, Streaming
+from workbench.techniques import Padding
 from workbench.techniques.padding import make_examples, pad, pad_to
 from workbench.texts import corpus
 
 T = 32
 FIXED, DYNAMIC, GROUPED = Padding(dynamic=False), Padding(), Padding(group_by_length=True)
-KINDS = pytest.mark.parametrize("padding", [FIXED, DYNAMIC, GROUPED], ids=["fixed", "dynamic", "grouped"])
+KINDS = (FIXED, DYNAMIC, GROUPED)
 
 
 @pytest.fixture(scope="module")
@@ -60,40 +60,38 @@ def test_a_padded_token_of_the_text_that_is_the_filler_keeps_its_label():
     assert pad(None, [{"input_ids": [0, 0, 4]}, {"input_ids": [0, 4]}])["labels"].tolist() == [[0, 0, 4], [0, 4, -100]]
 
 
-@pytest.mark.parametrize("length", [6, 9])
-def test_the_loss_is_that_of_the_examples_alone_whatever_the_padding(tiny, length):
+def test_the_loss_is_that_of_the_examples_alone_whatever_the_padding(tiny, subtests):
     rows = rows_of(6, 4, 2)
-    batch = pad(None, [pad_to(row, length) for row in rows])
-    other = dict(batch, input_ids=batch["input_ids"].masked_fill(batch["attention_mask"] == 0, 4095))
     with torch.no_grad():
-        together, with_other_filler = tiny(**batch).loss, tiny(**other).loss
         alone = [(tiny(**pad(None, [row])).loss, len(row["input_ids"]) - 1) for row in rows]
     mean = sum(loss * predicted for loss, predicted in alone) / sum(predicted for _, predicted in alone)
-    assert together.item() == pytest.approx(mean.item(), rel=1e-5)
-    assert with_other_filler.item() == pytest.approx(together.item(), rel=1e-6)
+    for length in (6, 9):
+        with subtests.test(length=length):
+            batch = pad(None, [pad_to(row, length) for row in rows])
+            other = dict(batch, input_ids=batch["input_ids"].masked_fill(batch["attention_mask"] == 0, 4095))
+            with torch.no_grad():
+                together, with_other_filler = tiny(**batch).loss, tiny(**other).loss
+            assert together.item() == pytest.approx(mean.item(), rel=1e-5)
+            assert with_other_filler.item() == pytest.approx(together.item(), rel=1e-6)
 
 
-@KINDS
-def test_real_and_padding_tokens_are_counted_apart(recipe, fine_tuned, padding):
-    plain, padded = fine_tuned(recipe), fine_tuned(recipe | padding)
-    assert plain.padding_tokens == 0
-    assert padded.padding_tokens > 0 or padding is GROUPED  # which begins with 48 examples of T tokens here
-    seen = padded.tokens_seen + padded.padding_tokens
-    assert seen == plain.tokens_seen if padding is FIXED else seen <= plain.tokens_seen
+def test_real_and_padding_tokens_are_counted_apart_and_it_learns(recipe, fine_tuned, subtests):
+    plain = fine_tuned(recipe)
+    for padding in KINDS:
+        with subtests.test(padding=padding):
+            padded = fine_tuned(recipe | padding)
+            assert padded.padding_tokens > 0 or padding is GROUPED  # which begins with 48 examples of T tokens here
+            seen = padded.tokens_seen + padded.padding_tokens
+            assert seen == plain.tokens_seen if padding is FIXED else seen <= plain.tokens_seen
+            assert padded.held_out_loss < padded.held_out_loss_before - 0.1
 
 
-def test_dynamic_padding_wastes_less_and_groups_of_equal_length_least(recipe, tokenizer):
+def test_dynamic_padding_wastes_less_and_groups_of_equal_length_least(recipe, fine_tuned):
     shares = {}
-    for padding in (FIXED, DYNAMIC, GROUPED):
-        record = _short_run(recipe, padding)
+    for padding in KINDS:
+        record = fine_tuned(replace(recipe, sequence_length=64) | padding)
         shares[padding] = record.padding_tokens / (record.tokens_seen + record.padding_tokens)
     assert shares[FIXED] > shares[DYNAMIC] > 2 * shares[GROUPED]
-
-
-def _short_run(recipe, padding):
-    from workbench.run.run import run
-
-    return run(replace(recipe, sequence_length=64, steps=6) | padding, device="cpu")
 
 
 def test_fixed_and_dynamic_padding_are_the_same_training(recipe, fine_tuned):
@@ -101,22 +99,6 @@ def test_fixed_and_dynamic_padding_are_the_same_training(recipe, fine_tuned):
     assert dynamic.tokens_seen == fixed.tokens_seen
     assert dynamic.losses == pytest.approx(fixed.losses, rel=2e-5)
     assert dynamic.held_out_loss == pytest.approx(fixed.held_out_loss, rel=2e-5)
-
-
-@KINDS
-def test_it_learns_and_is_judged_on_the_same_held_out_blocks(recipe, fine_tuned, padding):
-    plain, padded = fine_tuned(recipe), fine_tuned(recipe | padding)
-    assert padded.held_out_loss_before == pytest.approx(plain.held_out_loss_before, rel=1e-6)
-    assert padded.held_out_loss < padded.held_out_loss_before - 0.1
-    assert padded.losses != plain.losses
-
-
-@KINDS
-def test_accumulation_weighs_every_real_token_alike(recipe, fine_tuned, padding):
-    whole = fine_tuned(recipe | padding)
-    split = fine_tuned(recipe | padding | GradientAccumulation(steps=4))
-    assert split.losses == pytest.approx(whole.losses, rel=2e-5)
-    assert split.tokens_seen == whole.tokens_seen
 
 
 def test_fixed_padding_takes_the_memory_of_full_blocks_or_more(recipe, fine_tuned):
@@ -133,8 +115,6 @@ def test_the_examples_keep_their_length_for_grouping(recipe, tokenizer):
     assert arguments["length_column_name"] == "length"
 
 
-def test_what_does_not_fit_together_is_refused(recipe):
+def test_groups_of_what_is_equally_long_anyway_are_refused():
     with pytest.raises(ConfigurationError, match="group_by_length changes nothing if every example is padded to T"):
         Padding(dynamic=False, group_by_length=True)
-    with pytest.raises(ConfigurationError, match="brings a training set that is not the packed blocks"):
-        recipe | Padding() | Streaming()

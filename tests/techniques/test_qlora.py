@@ -14,7 +14,7 @@ from workbench.models.load import load_config, load_model
 from workbench.models.source import ModelSource, locate
 from workbench.records.record import Status, read_all
 from workbench.run.run import run
-from workbench.techniques import GradientCheckpointing, Lora, MixedPrecision, Qlora, qlora
+from workbench.techniques import Lora, MixedPrecision, Qlora, qlora
 from workbench.techniques.base import Call
 
 GPT2 = family_of(GPT2Config())
@@ -35,16 +35,14 @@ def overhead_bytes(double):
     return LAYERS * sum(count + 4 * math.ceil(count / 256) + 256 * 4 + 16 * 4 + 4 for count in scales)
 
 
-DOUBLE = pytest.mark.parametrize("double", [True, False], ids=["double", "single"])
-
-
-@DOUBLE
-def test_the_weights_are_half_a_byte_a_number_and_their_scales(recipe, fine_tuned, double):
-    plain, quantized = fine_tuned(recipe), fine_tuned(recipe | Qlora(double_quantization=double))
-    by_hand = 4 * (plain.parameters - IN_MATRICES) + IN_MATRICES // 2 + overhead_bytes(double) + 4 * TRAINED
-    assert quantized.maximum_by_category[Category.WEIGHTS] == by_hand
-    assert quantized.by_category[Category.UNATTRIBUTED] == 0
-    assert by_hand < 0.9 * plain.maximum_by_category[Category.WEIGHTS]  # the embeddings are most of this small model
+def test_the_weights_are_half_a_byte_a_number_and_their_scales(recipe, fine_tuned, subtests):
+    plain = fine_tuned(recipe)
+    for double in (True, False):
+        with subtests.test(double_quantization=double):
+            quantized = fine_tuned(replace(recipe, steps=1) | Qlora(double_quantization=double))
+            by_hand = 4 * (plain.parameters - IN_MATRICES) + IN_MATRICES // 2 + overhead_bytes(double) + 4 * TRAINED
+            assert quantized.maximum_by_category[Category.WEIGHTS] == by_hand
+            assert quantized.by_category[Category.UNATTRIBUTED] == 0
 
 
 def test_parameters_are_numbers_not_bytes(recipe, fine_tuned):
@@ -66,7 +64,6 @@ def test_the_loss_is_near_but_not_that_of_lora(recipe, fine_tuned):
     lora, quantized = fine_tuned(recipe | Lora()), fine_tuned(recipe | Qlora())
     assert quantized.losses[0] == pytest.approx(lora.losses[0], rel=1e-2)
     assert quantized.losses[0] != pytest.approx(lora.losses[0], rel=1e-7)
-    assert quantized.held_out_loss < quantized.held_out_loss_before
 
 
 def loading(technique):
@@ -109,14 +106,8 @@ def test_random_and_saved_weights_are_quantized_alike(recipe, tmp_path):
     assert sum(t.numel() * t.element_size() for t in attached_tensors(saved)) > overhead_bytes(True)
 
 
-@pytest.mark.parametrize("other", [GradientCheckpointing(), GradientCheckpointing(use_reentrant=True)], ids=str)
-def test_it_goes_with_checkpointing(recipe, fine_tuned, other):
-    plain, checkpointed = fine_tuned(recipe | Qlora()), fine_tuned(recipe | Qlora() | other)
-    assert checkpointed.losses == pytest.approx(plain.losses, rel=1e-5)
-
-
 def test_it_goes_with_mixed_precision_and_bfloat16(recipe):
-    record = run(replace(recipe, steps=3) | Qlora(compute="bfloat16") | MixedPrecision(), device="cpu")
+    record = run(replace(recipe, steps=2) | Qlora(compute="bfloat16") | MixedPrecision(), device="cpu")
     assert record.status is Status.OK
     assert record.dtype == "autocast bf16"
     assert record.losses[-1] < record.losses[0] * 1.01
@@ -147,8 +138,3 @@ def test_without_bitsandbytes_it_is_unavailable_with_the_cure(recipe, monkeypatc
 def test_a_device_without_kernels_is_named():
     assert "no 4-bit kernels for mps" in Qlora().missing("mps")
     assert Qlora().missing("cpu") is None
-
-
-def test_an_unknown_matrix_is_named_with_the_known_ones():
-    with pytest.raises(ConfigurationError, match="qlora: gpt2 has no matrix 'wte'. Choose from c_attn, c_fc, c_proj"):
-        Qlora(targets="wte").check_config(GPT2Config())

@@ -1,4 +1,3 @@
-import re
 from dataclasses import replace
 
 import pytest
@@ -21,6 +20,7 @@ COMPILES = pytest.mark.skipif(TorchCompile().missing("cpu") is not None, reason=
 
 
 @COMPILES
+@pytest.mark.dear
 def test_the_losses_are_the_same_up_to_rounding_and_nothing_is_compiled_in_a_timed_step(recipe, fine_tuned):
     counters.clear()
     compiled: list[int] = []
@@ -36,6 +36,7 @@ def test_the_losses_are_the_same_up_to_rounding_and_nothing_is_compiled_in_a_tim
 
 
 @COMPILES
+@pytest.mark.dear
 def test_another_budget_makes_another_graph_and_the_process_is_left_as_it_was(recipe, fine_tuned):
     """The second would get the first one's, or none, as after eight models, were these not forgotten."""
     guards, config = torch._C._dynamo.guards, torch._functorch.config
@@ -50,6 +51,7 @@ def test_another_budget_makes_another_graph_and_the_process_is_left_as_it_was(re
 
 
 @COMPILES
+@pytest.mark.dear
 def test_what_a_compiled_function_takes_is_what_its_graph_says():
     """One kernel with two results and nothing between them; as it is written, there are five tensors."""
     numbers = torch.ones(1000, requires_grad=True)
@@ -88,24 +90,17 @@ def test_memory_is_taken_through_the_dispatcher_only_while_something_watches(mon
     assert (made.shape, made.stride(), made.dtype) == ((2, 3), (1, 2), torch.bfloat16)
 
 
-@pytest.mark.parametrize(
-    ("device", "change", "words"),
-    [
-        ("mps", {}, "needs a CPU or CUDA, not mps: use --device cpu"),
-        (
-            "cpu",
-            {"CXX": "no-such-compiler"},
-            "needs the compiler no-such-compiler: install it, or name another by CC and CXX",
-        ),
-        ("cuda", {"CC": "no-such-compiler"}, "needs compute capability 7.0 and Triton: pip install triton"),
-    ],
-)
-def test_what_is_not_there_is_said(monkeypatch, device, change, words):
-    if device == "cuda" and torch.cuda.is_available():
-        pytest.skip("there is Triton here")
-    for name, value in change.items():
-        monkeypatch.setenv(name, value)
-    assert re.search(words, TorchCompile().missing(device) or "")
+def test_what_is_not_there_is_said(monkeypatch, subtests):
+    for device, variable, words in (
+        ("mps", "", "needs a CPU or CUDA, not mps: use --device cpu"),
+        ("cpu", "CXX", "needs the compiler no-such-compiler: install it, or name another by CC and CXX"),
+        ("cuda", "CC", "needs compute capability 7.0 and Triton: pip install triton"),
+    ):
+        with subtests.test(device), monkeypatch.context() as patch:
+            if variable:
+                patch.setenv(variable, "no-such-compiler")
+            if device != "cuda" or not torch.cuda.is_available():  # there is Triton then
+                assert words in (TorchCompile().missing(device) or "")
 
 
 def test_it_is_said_before_anything_is_loaded(recipe, monkeypatch):
@@ -115,8 +110,6 @@ def test_it_is_said_before_anything_is_loaded(recipe, monkeypatch):
 
 
 def test_what_cannot_go_together_or_be_predicted_is_refused_with_the_cure(recipe):
-    with pytest.raises(ConfigurationError, match="padding brings batches of unequal lengths, which torch_compile forb"):
-        recipe | Padding() | TorchCompile()
     assert recipe | Padding(dynamic=False) | TorchCompile()
     with pytest.raises(ConfigurationError, match="memory_budget must be .* at most 1, got 1.5"):
         TorchCompile(memory_budget=1.5)
@@ -125,8 +118,6 @@ def test_what_cannot_go_together_or_be_predicted_is_refused_with_the_cure(recipe
     ):
         replace(recipe, arguments={"torch_compile": True})
     for gpu in ("cpu", "h100"):
-        with pytest.raises(
-            ConfigurationError,
-            match="predict: torch_compile needs an emulated GPU and Triton. Or measure it with `run`",
-        ):
+        words = "predict: torch_compile needs an emulated GPU and Triton. Or measure it with `run`"
+        with pytest.raises(ConfigurationError, match=words):
             predict(recipe | TorchCompile(), gpu, engine="shadow")
