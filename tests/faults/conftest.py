@@ -1,11 +1,12 @@
 """What every fault is held to: told first and in one line with a cure, before a model loads, and nothing is lost."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from workbench.__main__ import main
-from workbench.errors import WorkbenchError
+from workbench.errors import ConfigurationError
 from workbench.recipe import Recipe
 from workbench.records.record import Record, Status, read_all
 from workbench.run import run as training
@@ -31,26 +32,28 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def refused(earlier: Record, no_model: None, runs_folder: Path, capsys: pytest.CaptureFixture[str]):
-    """Refuses a recipe through the Python API and a command line; both must say all the words, and nothing else."""
+def refused(
+    earlier: Record, no_model: None, runs_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> Callable[[Callable[[], Recipe], list[str], tuple[str, ...]], None]:
+    """A function that asks for a recipe through the Python API and on a command line: both must refuse it, say all
+    the reasons, and nothing else."""
 
-    def check(make_recipe, arguments: list[str], words: tuple[str, ...], code: int = 2) -> None:
-        with pytest.raises(WorkbenchError) as caught:
+    def check(make_recipe: Callable[[], Recipe], arguments: list[str], reasons: tuple[str, ...]) -> None:
+        with pytest.raises(ConfigurationError) as caught:
             run(make_recipe(), device="cpu")
-        assert caught.value.exit_code == code
         assert caught.value.__cause__ is None
         assert caught.value.__suppress_context__ or caught.value.__context__ is None  # no foreign traceback on top
         capsys.readouterr()
-        assert main(["run", *arguments]) == code
-        told = capsys.readouterr()
-        assert told.out == ""
-        first = told.err.splitlines()[0]
-        assert first.startswith("error: ")
-        for word in words:
-            assert word in str(caught.value)
-            assert word in first
-        found = read_all(runs_folder)
-        assert earlier.id in [record.id for record in found]
-        assert {record.status for record in found if record.id != earlier.id} <= {Status.UNAVAILABLE}
+        assert main(["run", *arguments]) == ConfigurationError.exit_code == 2
+        output = capsys.readouterr()
+        assert output.out == ""
+        first_line = output.err.splitlines()[0]
+        assert first_line.startswith("error: ")
+        for reason in reasons:
+            assert reason in str(caught.value)
+            assert reason in first_line
+        records = read_all(runs_folder)
+        assert earlier.id in [record.id for record in records]
+        assert {record.status for record in records if record.id != earlier.id} <= {Status.UNAVAILABLE}
 
     return check

@@ -5,6 +5,7 @@ import os
 import pickle
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -129,11 +130,14 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize(("make", "words"), FAULTS.values(), ids=FAULTS)
-def test_it_is_refused_before_a_model_loads(make, words, tmp_path, recipe, refused):
-    name = make(tmp_path)
-    refused(lambda: replace(recipe, model=name), [name, "--corpus", recipe.corpus], ("model: ", *words))
-    assert not (tmp_path / "trapped").exists()
+def test_it_is_refused_before_a_model_loads(tmp_path, recipe, refused, subtests):
+    for number, (fault, (make, reasons)) in enumerate(FAULTS.items()):
+        with subtests.test(fault):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            name = make(folder)
+            refused(partial(replace, recipe, model=name), [name, "--corpus", recipe.corpus], ("model: ", *reasons))
+            assert not (folder / "trapped").exists()
 
 
 def test_a_pickle_is_never_opened(tmp_path, recipe):
@@ -169,10 +173,10 @@ ARGUMENTS = {
 }
 
 
-@pytest.mark.parametrize(("fields", "flags", "words"), ARGUMENTS.values(), ids=ARGUMENTS)
-def test_an_argument_is_refused_before_a_model_loads(fields, flags, words, recipe, refused):
-    arguments = [recipe.model, "--corpus", recipe.corpus, *flags]
-    refused(lambda: replace(recipe, **fields), arguments, (words,))
+def test_an_argument_is_refused_before_a_model_loads(recipe, refused, subtests):
+    for fault, (fields, flags, reason) in ARGUMENTS.items():
+        with subtests.test(fault):
+            refused(partial(replace, recipe, **fields), [recipe.model, "--corpus", recipe.corpus, *flags], (reason,))
 
 
 TECHNIQUES = {
@@ -197,15 +201,16 @@ TECHNIQUES = {
 }
 
 
-@pytest.mark.parametrize(("technique", "words"), TECHNIQUES.values(), ids=TECHNIQUES)
-def test_a_technique_is_refused_before_a_model_loads(technique, words, recipe, no_model, earlier, capsys, runs_folder):
+def test_a_technique_is_refused_before_a_model_loads(recipe, no_model, earlier, capsys, runs_folder, subtests):
     """The Python API's own: tests/test_recipe.py, tests/techniques."""
-    arguments = [recipe.model, "--corpus", recipe.corpus, "--sequence-length", "32", "--technique", technique]
-    assert main(["run", *arguments]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("error: ")
-    assert words in told.splitlines()[0]
-    assert [record.id for record in read_all(runs_folder)] == [earlier.id]
+    arguments = [recipe.model, "--corpus", recipe.corpus, "--sequence-length", "32"]
+    for fault, (technique, reason) in TECHNIQUES.items():
+        with subtests.test(fault):
+            assert main(["run", *arguments, "--technique", technique]) == 2
+            message = capsys.readouterr().err
+            assert message.startswith("error: ")
+            assert reason in message.splitlines()[0]
+            assert [record.id for record in read_all(runs_folder)] == [earlier.id]
 
 
 def test_an_option_of_a_run_that_cannot_be_used(recipe, no_model, runs_folder):

@@ -1,5 +1,6 @@
 """Notebooks that lie about their success, and parameters that papermill would pass on without a word."""
 
+from functools import partial
 from pathlib import Path
 
 import nbformat
@@ -31,56 +32,62 @@ def lesson(tmp_path, monkeypatch):
     return make
 
 
-@pytest.mark.parametrize(
-    ("cell", "words"),
-    [
+@pytest.mark.dear
+def test_a_notebook_that_did_not_run_to_its_end_is_a_failure(lesson, tmp_path, capsys, subtests):
+    for cell, reason in (
         ("import os; os._exit(0)", "lesson.ipynb, cell 3: its kernel died"),
         ("import sys; sys.exit(0)", "lesson.ipynb, cell 3: stopped by sys.exit or the like; 1 cells after it"),
         ("import time; time.sleep(60)", "lesson.ipynb, cell 3: not done after 2 s. Allow more"),
-    ],
-)
-def test_a_notebook_that_did_not_run_to_its_end_is_a_failure(lesson, tmp_path, capsys, cell, words):
-    lesson("print('so far')", cell, "print('never')")
-    assert main(["notebooks", "lesson", "--timeout", "2"]) == 1
-    assert words in capsys.readouterr().err
-    kept = (tmp_path / "build" / "notebooks" / "lesson.ipynb").read_text()
-    assert "so far" in kept
-    assert not list((tmp_path / "build").rglob("*.html"))
+    ):
+        with subtests.test(cell):
+            lesson("print('so far')", cell, "print('never')")
+            assert main(["notebooks", "lesson", "--timeout", "2"]) == 1
+            assert reason in capsys.readouterr().err
+            kept = tmp_path / "build" / "notebooks" / "lesson.ipynb"
+            assert "so far" in kept.read_text()
+            assert not list((tmp_path / "build").rglob("*.html"))
+            kept.unlink()
 
 
+@pytest.mark.dear
 def test_an_exit_in_the_last_cell_is_told_too(lesson, tmp_path):
     with pytest.raises(NotebookError, match="cell 2: stopped by sys.exit or the like; 0 cells"):
         execute_notebook(lesson("import sys; sys.exit()"), tmp_path / "out.ipynb")
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [
-        ("stepz", 3, "no parameter is called 'stepz'. There are: corpus, free, quick, rate, steps"),
-        ("steps\nimport os", 3, r"no parameter is called 'steps\nimport os'"),
-        ("steps = 1; import os #", 3, "no parameter is called"),
-        ("", 3, "no parameter is called ''"),
-        ("steps", "30", "steps must be an integer, got '30'"),
-        ("steps", 1.5, "steps must be an integer, got 1.5"),
-        ("steps", True, "steps must be an integer, got True"),
-        ("steps", None, "steps must be an integer, got None"),
-        ("rate", "1e-3", "rate must be a number, got '1e-3'"),
-        ("quick", 1, "quick must be true or false, got 1"),
-        ("corpus", 7, "corpus must be a text, got 7"),
-        ("corpus", ["a"], "corpus must be a text"),
-        ("corpus", "hf_AbCdEfGhIjKlMnOpQrStUvWxYz", "corpus looks like a secret (hf_…, 29 characters)"),
-        ("free", {"key": ["sk-proj-abcdefghijkl"]}, "free looks like a secret (sk-…, 20 characters)"),
-    ],
+PARAMETERS = (
+    ("stepz", 3, "no parameter is called 'stepz'. There are: corpus, free, quick, rate, steps"),
+    ("steps\nimport os", 3, r"no parameter is called 'steps\nimport os'"),
+    ("steps = 1; import os #", 3, "no parameter is called"),
+    ("", 3, "no parameter is called ''"),
+    ("steps", "30", "steps must be an integer, got '30'"),
+    ("steps", 1.5, "steps must be an integer, got 1.5"),
+    ("steps", True, "steps must be an integer, got True"),
+    ("steps", None, "steps must be an integer, got None"),
+    ("rate", "1e-3", "rate must be a number, got '1e-3'"),
+    ("quick", 1, "quick must be true or false, got 1"),
+    ("corpus", 7, "corpus must be a text, got 7"),
+    ("corpus", ["a"], "corpus must be a text"),
+    ("corpus", "hf_AbCdEfGhIjKlMnOpQrStUvWxYz", "corpus looks like a secret (hf_…, 29 characters)"),
+    ("free", {"key": ["sk-proj-abcdefghijkl"]}, "free looks like a secret (sk-…, 20 characters)"),
 )
-def test_a_parameter_is_refused_before_anything_runs(lesson, tmp_path, name, value, words):
+
+
+def test_a_parameter_is_refused_before_anything_runs(lesson, tmp_path, subtests):
     path = lesson("print(steps)")
-    for start in (lambda: build(["lesson"], {name: value}), lambda: parameters.check_parameters([path], {name: value})):
-        with pytest.raises(ConfigurationError) as caught:
-            start()
-        assert str(caught.value).startswith("notebooks: ")
-        assert words in str(caught.value)
-        assert "AbCdEf" not in str(caught.value)
-    assert not (tmp_path / "build").exists()
+    for name, value, reason in PARAMETERS:
+        calls = {
+            "build": partial(build, ["lesson"], {name: value}),
+            "check": partial(parameters.check_parameters, [path], {name: value}),
+        }
+        for call, start in calls.items():
+            with subtests.test(call=call, name=name, value=value):
+                with pytest.raises(ConfigurationError) as caught:
+                    start()
+                assert str(caught.value).startswith("notebooks: ")
+                assert reason in str(caught.value)
+                assert "AbCdEf" not in str(caught.value)
+                assert not (tmp_path / "build").exists()
 
 
 def test_the_command_line_refuses_them_with_code_2(lesson, capsys):
@@ -90,32 +97,32 @@ def test_the_command_line_refuses_them_with_code_2(lesson, capsys):
         assert capsys.readouterr().err.startswith("error: notebooks: ")
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        "hf_" + "aB3d" * 8, "github_pat_11ABCDEFG0abcdefgh", "glpat-abcdefgh1234", "xoxb-123456789012-abc",
-        "AKIAIOSFODNN7EXAMPLE", "https://user:ghp_0123456789abcdef@host/x", "eyJhbGciOi.eyJzdWIi.c2ln",
-        "d41d8cd98f00b204e9800998ecf8427e", "x9F2kLm3Qp7Zr8Tt1Vw5Yb6Nc4Hd0Gs2Ja",
-        "token=Zm9v0aB1cD2eF3gH4iJ5kL6mN7oP8qR9",
-    ],
+SECRETS = (
+    "hf_" + "aB3d" * 8, "github_pat_11ABCDEFG0abcdefgh", "glpat-abcdefgh1234", "xoxb-123456789012-abc",
+    "AKIAIOSFODNN7EXAMPLE", "https://user:ghp_0123456789abcdef@host/x", "eyJhbGciOi.eyJzdWIi.c2ln",
+    "d41d8cd98f00b204e9800998ecf8427e", "x9F2kLm3Qp7Zr8Tt1Vw5Yb6Nc4Hd0Gs2Ja",
+    "token=Zm9v0aB1cD2eF3gH4iJ5kL6mN7oP8qR9",
 )  # fmt: skip
-def test_secrets_are_known_by_their_looks(value):
-    assert parameters.looks_secret(value)
+NO_SECRETS = (
+    "gpt2", "random:gpt2-medium", "openai-community/gpt2-large", "shakespeare", "", "bf16",
+    "/home/me/texts/My_Novel.txt",
+    "my-fine-tuned-gpt2-medium-with-lora-rank-8-on-shakespeare-seed-3", "C:\\texts\\novel.txt:encoding=latin-1",
+    "./runs/20261121T144847123456-a1b2-0123456789ab/model",
+    "MyOrganisation/GPT2-Medium-Finetuned-On-Wikipedia-Articles",
+    "a" * 40, "1" * 40, "TheQuickBrownFoxJumpsOverTheLazyDogAgain",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        "gpt2", "random:gpt2-medium", "openai-community/gpt2-large", "shakespeare", "", "bf16",
-        "/home/me/texts/My_Novel.txt",
-        "my-fine-tuned-gpt2-medium-with-lora-rank-8-on-shakespeare-seed-3", "C:\\texts\\novel.txt:encoding=latin-1",
-        "./runs/20261121T144847123456-a1b2-0123456789ab/model",
-        "MyOrganisation/GPT2-Medium-Finetuned-On-Wikipedia-Articles",
-        "a" * 40, "1" * 40, "TheQuickBrownFoxJumpsOverTheLazyDogAgain",
-    ],
-)  # fmt: skip
-def test_names_of_models_and_texts_are_no_secrets(value):
-    assert not parameters.looks_secret(value)
+def test_secrets_are_known_by_their_looks(subtests):
+    for value in SECRETS:
+        with subtests.test(value):
+            assert parameters.looks_secret(value)
+
+
+def test_names_of_models_and_texts_are_no_secrets(subtests):
+    for value in NO_SECRETS:
+        with subtests.test(value):
+            assert not parameters.looks_secret(value)
 
 
 def test_an_existing_path_is_no_secret_whatever_its_name(tmp_path):
@@ -124,6 +131,7 @@ def test_an_existing_path_is_no_secret_whatever_its_name(tmp_path):
     assert not parameters.looks_secret(str(folder))
 
 
+@pytest.mark.dear
 def test_a_path_may_be_a_parameter(lesson, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.txt").write_text("x")

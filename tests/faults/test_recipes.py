@@ -98,58 +98,58 @@ def test_any_words_of_a_command_line_are_a_recipe_or_refused(values, name, value
         usable(parse_recipe(values, [f"{name}:{value}"]))
 
 
-@pytest.mark.parametrize(
-    ("data", "words"),
-    [
-        (["lora"], "recipe takes each field by its name, as in {name: value}, got ['lora']."),
-        (None, "recipe takes each field by its name, as in {name: value}, got None."),
-        ({1: 2}, "recipe has no field 1. Known: arguments, "),
-        ({"learnin_rate": 1e-3}, "Did you mean learning_rate?"),
-        ({"techniques": ["lora"]}, "recipe takes each technique by its name, as in {name: value}, got ['lora']."),
-        ({"techniques": None}, "recipe takes each technique by its name, as in {name: value}, got None."),
-        ({"techniques": {"lorra": {}}}, "Did you mean lora?"),
-        ({"techniques": {None: {}}}, "recipe has no technique None. Known: activation_offloading, "),
-        ({"techniques": {"lora": None}}, "lora takes each setting by its name, as in {name: value}, got None."),
-        ({"techniques": {"lora": [8]}}, "lora takes each setting by its name, as in {name: value}, got [8]."),
-        ({"techniques": {"lora": {"name": "x"}}}, "lora has no setting 'name'. Known: rank, alpha, dropout, targets."),
-        ({"techniques": {"lora": {"stage": 1}}}, "lora has no setting 'stage'. Known: rank, "),
-        ({"techniques": {"lora": {"attacks": []}}}, "lora has no setting 'attacks'. Known: rank, "),
-        ({"techniques": {"lora": {2: 1}}}, "lora has no setting 2. Known: rank, "),
-        ({"techniques": {"lora": {"rnak": 1}}}, "Did you mean rank?"),
-        ({"techniques": {"lora": {"rank": True}}}, "lora: rank must be an integer of at least 1, got True."),
-        ({"techniques": {"lora": {"rank": "8"}}}, "lora: rank must be an integer of at least 1, got '8'."),
-        ({"techniques": {"lora": {"alpha": 10**400}}}, "lora: alpha must be a number of at least 0.001 and below 2^63"),
-        ({"techniques": {"lora": {"targets": ""}}}, "lora: targets must be a text, not empty and all of it Unicode"),
-        ({"learning_rate": "1e-4"}, "recipe: learning_rate must be a number of at least 1e-09 and at most 10.0"),
-        ({"effective_batch_size": "8"}, "batch_size must be an integer of at least 1 and at most 1048576, got '8'."),
-        ({"effective_batch_size": 10**9}, "of at least 1 and at most 1048576, got 1000000000."),
-        ({"dropout": 5.0}, "recipe: dropout must be a number of at least 0.0 and at most 0.9 or none, got 5.0."),
-        ({"dropout": "five"}, "recipe: dropout must be a number of at least 0.0 and at most 0.9 or none, got 'five'."),
-        ({"steps": 2**63}, "recipe: steps must be an integer of at least 1 and below 2^63, got 9223372036854775808."),
-        ({"steps": LONG}, "recipe: steps must be an integer of at least 1 and below 2^63, got a int that is too long"),
-        ({"seed": {"a": [1]}}, "recipe: seed must be an integer of at least 0 and at most 4294967295, got {'a': [1]}."),
-        ({"corpus": ""}, "recipe: corpus must be a text, not empty and all of it Unicode"),
-        ({"corpus": "caf\udce9.txt"}, "(rename a file whose name is not), got 'caf\\udce9.txt'."),
-        ({"model": "a\0b"}, "recipe: model must be a text, not empty and all of it Unicode"),
-        ({"model": " \n"}, "recipe: model must be a text, not empty and all of it Unicode"),
-    ],
+WRONG = (
+    (["lora"], "recipe takes each field by its name, as in {name: value}, got ['lora']."),
+    (None, "recipe takes each field by its name, as in {name: value}, got None."),
+    ({1: 2}, "recipe has no field 1. Known: arguments, "),
+    ({"learnin_rate": 1e-3}, "Did you mean learning_rate?"),
+    ({"techniques": ["lora"]}, "recipe takes each technique by its name, as in {name: value}, got ['lora']."),
+    ({"techniques": None}, "recipe takes each technique by its name, as in {name: value}, got None."),
+    ({"techniques": {"lorra": {}}}, "Did you mean lora?"),
+    ({"techniques": {None: {}}}, "recipe has no technique None. Known: activation_offloading, "),
+    ({"techniques": {"lora": None}}, "lora takes each setting by its name, as in {name: value}, got None."),
+    ({"techniques": {"lora": [8]}}, "lora takes each setting by its name, as in {name: value}, got [8]."),
+    ({"techniques": {"lora": {"name": "x"}}}, "lora has no setting 'name'. Known: rank, alpha, dropout, targets."),
+    ({"techniques": {"lora": {"stage": 1}}}, "lora has no setting 'stage'. Known: rank, "),
+    ({"techniques": {"lora": {"attacks": []}}}, "lora has no setting 'attacks'. Known: rank, "),
+    ({"techniques": {"lora": {2: 1}}}, "lora has no setting 2. Known: rank, "),
+    ({"techniques": {"lora": {"rnak": 1}}}, "Did you mean rank?"),
+    ({"techniques": {"lora": {"rank": True}}}, "lora: rank must be an integer of at least 1, got True."),
+    ({"techniques": {"lora": {"rank": "8"}}}, "lora: rank must be an integer of at least 1, got '8'."),
+    ({"techniques": {"lora": {"alpha": 10**400}}}, "lora: alpha must be a number of at least 0.001 and below 2^63"),
+    ({"techniques": {"lora": {"targets": ""}}}, "lora: targets must be a text, not empty and all of it Unicode"),
+    ({"learning_rate": "1e-4"}, "recipe: learning_rate must be a number of at least 1e-09 and at most 10.0"),
+    ({"effective_batch_size": "8"}, "batch_size must be an integer of at least 1 and at most 1048576, got '8'."),
+    ({"effective_batch_size": 10**9}, "of at least 1 and at most 1048576, got 1000000000."),
+    ({"dropout": 5.0}, "recipe: dropout must be a number of at least 0.0 and at most 0.9 or none, got 5.0."),
+    ({"dropout": "five"}, "recipe: dropout must be a number of at least 0.0 and at most 0.9 or none, got 'five'."),
+    ({"steps": 2**63}, "recipe: steps must be an integer of at least 1 and below 2^63, got 9223372036854775808."),
+    ({"steps": LONG}, "recipe: steps must be an integer of at least 1 and below 2^63, got a int that is too long"),
+    ({"seed": {"a": [1]}}, "recipe: seed must be an integer of at least 0 and at most 4294967295, got {'a': [1]}."),
+    ({"corpus": ""}, "recipe: corpus must be a text, not empty and all of it Unicode"),
+    ({"corpus": "caf\udce9.txt"}, "(rename a file whose name is not), got 'caf\\udce9.txt'."),
+    ({"model": "a\0b"}, "recipe: model must be a text, not empty and all of it Unicode"),
+    ({"model": " \n"}, "recipe: model must be a text, not empty and all of it Unicode"),
 )  # fmt: skip
-def test_what_is_wrong_is_named_with_the_cure(data, words):
-    with pytest.raises(ConfigurationError) as caught:
-        Recipe.from_dict(data)
-    assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("techniques", [None, 5, "lora", Lora(), {"lora": {}}])
-def test_techniques_are_a_list(techniques):
-    with pytest.raises(ConfigurationError, match="recipe: techniques must be a list of them, got"):
-        Recipe(techniques=techniques)
+def test_what_is_wrong_is_named_with_the_cure(subtests):
+    for data, message in WRONG:
+        with subtests.test(message):
+            with pytest.raises(ConfigurationError) as caught:
+                Recipe.from_dict(data)
+            assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("techniques", [[Lora], ["lora"], [None], [[Lora()]]])
-def test_a_list_of_other_things_than_techniques_is_refused(techniques):
-    with pytest.raises(ConfigurationError, match=r"is not a technique. Write for example Lora\(rank=8\)"):
-        Recipe(techniques=techniques)
+def test_techniques_are_a_list_of_techniques(subtests):
+    for no_list in (None, 5, "lora", Lora(), {"lora": {}}):
+        message = "recipe: techniques must be a list of them, got"
+        with subtests.test(techniques=no_list), pytest.raises(ConfigurationError, match=message):
+            Recipe(techniques=no_list)
+    for others in ([Lora], ["lora"], [None], [[Lora()]]):
+        message = r"is not a technique. Write for example Lora\(rank=8\)"
+        with subtests.test(techniques=others), pytest.raises(ConfigurationError, match=message):
+            Recipe(techniques=others)
 
 
 def test_a_technique_has_no_setting_called_name_either():
@@ -159,17 +159,15 @@ def test_a_technique_has_no_setting_called_name_either():
         parse_technique("lorra")
 
 
-@pytest.mark.parametrize(
-    "amount", ["99999999999GiB", "9" * 400 + "GiB", "9" * 5000 + "B", 2**63, LONG, -LONG, f"{2**63}B", "\ud800GiB"],
-    ids=lambda amount: type(amount).__name__,
-)  # fmt: skip
-def test_a_cap_that_no_record_can_hold_is_refused(amount):
-    with pytest.raises(ConfigurationError) as caught:
-        parse_bytes(amount, "memory_cap")
-    assert "is not an amount of memory. Write a number above zero and its unit, less than 2^63 bytes" in str(
-        caught.value
-    )
-    assert len(str(caught.value)) < 400
+def test_a_cap_that_no_record_can_hold_is_refused(subtests):
+    message = "is not an amount of memory. Write a number above zero and its unit, less than 2^63 bytes"
+    amounts = ("99999999999GiB", "9" * 400 + "GiB", "9" * 5000 + "B", 2**63, LONG, -LONG, f"{2**63}B", "\ud800GiB")
+    for number, amount in enumerate(amounts):
+        with subtests.test(number=number):
+            with pytest.raises(ConfigurationError) as caught:
+                parse_bytes(amount, "memory_cap")
+            assert message in str(caught.value)
+            assert len(str(caught.value)) < 400
 
 
 @settings(max_examples=60, deadline=None)

@@ -9,7 +9,6 @@ from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -40,7 +39,7 @@ def finished(recipe=None, **changes):
     return replace(Record.start(recipe or Recipe(model="gpt2-tiny")), **{**MEASURED, **changes})
 
 
-BASE = finished()
+BASE = finished()  # the record beside the odd ones
 WHOLE = asdict(finished(Recipe(model="gpt2-tiny") | Lora()))
 
 
@@ -173,41 +172,47 @@ ODD = {  # reason: file
 }
 
 
-@pytest.mark.parametrize("reason", ODD)
-def test_a_record_that_is_none_is_named_once_with_its_reason(runs_folder, reason, capsys):
+def test_a_record_that_is_none_is_named_once_with_its_reason(runs_folder, capsys, subtests):
     BASE.save(runs_folder)
-    text = ODD[reason]
-    odd = runs_folder / f"odd{next(numbers)}.json"
-    odd.write_bytes(text if isinstance(text, bytes) else text.encode())
-    assert store.mark_killed() == []
-    assert list(records()["id"]) == [record.id for record in read_all()] == [BASE.id]
-    (warning,) = capsys.readouterr().err.splitlines()
-    assert warning.startswith(f"warning: records: {odd} is not a record (")
-    assert reason in warning
-    assert warning.endswith("). Move it away.")
+    for reason, content in ODD.items():
+        with subtests.test(reason):
+            odd = runs_folder / f"odd{next(numbers)}.json"
+            odd.write_bytes(content if isinstance(content, bytes) else content.encode())
+            try:
+                assert store.mark_killed() == []
+                assert list(records()["id"]) == [record.id for record in read_all()] == [BASE.id]
+            finally:
+                odd.unlink()
+            (warning,) = capsys.readouterr().err.splitlines()
+            assert warning.startswith(f"warning: records: {odd} is not a record (")
+            assert reason in warning
+            assert warning.endswith("). Move it away.")
 
 
 def a_copy(path):
     shutil.copy(BASE.save(path.parent), path)
 
 
-@pytest.mark.parametrize(
-    ("make", "reason"),
-    [
-        (Path.mkdir, "is not a record (it is no file)"),
-        (os.mkfifo, "is not a record (it is no file)"),
-        (lambda path: path.symlink_to("nowhere"), "is not a record (it is no file)"),
-        (lambda path: path.symlink_to(path), "is not a record (it is no file)"),
-        (lambda path: path.symlink_to("/dev/zero"), "is not a record (it is no file)"),
-        (a_copy, f"is a copy of {BASE.id}.json"),
-    ],
-    ids=["folder", "pipe", "dangling link", "link to itself", "endless device", "copy"],
-)
-def test_what_is_no_file_is_named_and_not_waited_for(runs_folder, make, reason, capsys):
-    BASE.save(runs_folder)
-    make(odd := runs_folder / f"{next(numbers)}.json")
-    assert read_all() == [BASE] == read_all()
-    assert capsys.readouterr().err == f"warning: records: {odd} {reason}. Move it away.\n"
+NO_FILE = "is not a record (it is no file)"
+NO_FILES = {
+    "folder": (Path.mkdir, NO_FILE),
+    "pipe": (os.mkfifo, NO_FILE),
+    "dangling link": (lambda path: path.symlink_to("nowhere"), NO_FILE),
+    "link to itself": (lambda path: path.symlink_to(path), NO_FILE),
+    "endless device": (lambda path: path.symlink_to("/dev/zero"), NO_FILE),
+    "copy": (a_copy, f"is a copy of {BASE.id}.json"),
+}
+
+
+def test_what_is_no_file_is_named_and_not_waited_for(tmp_path, capsys, subtests):
+    for name, (make, reason) in NO_FILES.items():
+        with subtests.test(name):
+            folder = tmp_path / name
+            BASE.save(folder)
+            odd = folder / f"{next(numbers)}.json"
+            make(odd)
+            assert read_all(folder) == [BASE] == read_all(folder)
+            assert capsys.readouterr().err == f"warning: records: {odd} {reason}. Move it away.\n"
 
 
 def test_a_file_of_somebody_else_is_named(runs_folder, monkeypatch, capsys):
@@ -246,10 +251,11 @@ def test_history_and_a_run_are_not_stopped(runs_folder, model_name, text_file, c
     assert len(History().choice.options) == 2
 
 
-@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-def test_what_is_no_number_is_written_as_missing(tmp_path, number):
-    record = finished(held_out_loss=number, tokens_per_s=number, error="caf\udce9.txt is not there")
-    path = record.save(tmp_path)
-    read = Record.read(path)
-    assert (read.held_out_loss, read.tokens_per_s, read.error) == (None, None, "caf?.txt is not there")
-    assert "NaN" not in path.read_text()
+def test_what_is_no_number_is_written_as_missing(tmp_path, subtests):
+    for number in (math.nan, math.inf, -math.inf):
+        with subtests.test(number=number):
+            record = finished(held_out_loss=number, tokens_per_s=number, error="caf\udce9.txt is not there")
+            path = record.save(tmp_path)
+            read = Record.read(path)
+            assert (read.held_out_loss, read.tokens_per_s, read.error) == (None, None, "caf?.txt is not there")
+            assert "NaN" not in path.read_text()

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import sys
 from dataclasses import replace
@@ -108,20 +109,20 @@ def test_another_recipe_is_refused_before_the_model_loads(dropping, stopped_afte
         run(replace(dropping, seed=1), device="cpu", resume=True)
 
 
-@pytest.mark.parametrize("every", [0, -1])
-def test_an_impossible_interval_is_refused(dropping, every):
-    with pytest.raises(ConfigurationError, match="checkpoint_every must be at least 1 step"):
-        run(dropping, device="cpu", checkpoint_every=every)
+def test_an_impossible_interval_is_refused(dropping):
+    for every in (0, -1):
+        with pytest.raises(ConfigurationError, match="checkpoint_every must be at least 1 step"):
+            run(dropping, device="cpu", checkpoint_every=every)
 
 
-@pytest.mark.parametrize(
-    "options", [{"resume": True}, {"checkpoint_every": EVERY}], ids=lambda options: next(iter(options))
-)
-def test_states_that_a_checkpoint_does_not_reach_are_refused_before_the_model_loads(dropping, monkeypatch, options):
+def test_states_that_a_checkpoint_does_not_reach_are_refused_before_the_model_loads(dropping, monkeypatch, subtests):
     monkeypatch.setattr(training, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
-    with pytest.raises(ConfigurationError, match="optimizer_offloading keeps what training needs where a checkpoint"):
-        run(dropping | OptimizerOffloading(to="disk"), device="cpu", **options)
-    assert read_all() == []
+    message = "optimizer_offloading keeps what training needs where a checkpoint"
+    for options in ({"resume": True}, {"checkpoint_every": EVERY}):
+        with subtests.test(**options):
+            with pytest.raises(ConfigurationError, match=message):
+                run(dropping | OptimizerOffloading(to="disk"), device="cpu", **options)
+            assert read_all() == []
 
 
 def test_a_truncated_checkpoint_is_passed_over_for_the_one_before(dropping, fine_tuned, stopped_after, runs_folder):
@@ -168,28 +169,30 @@ def test_a_hostile_pickle_is_passed_over_for_the_checkpoint_before(
     assert_same(resumed, fine_tuned(dropping))
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("optimizer.pt", {}),
-        ("optimizer.pt", {"state": {}, "param_groups": []}),
-        ("scheduler.pt", []),
-        ("rng_state.pth", 7),
-    ],
-    ids=["no states", "no groups", "no scheduler", "no generator"],
-)
+OTHER_STATES = {
+    "no states": ("optimizer.pt", {}),
+    "no groups": ("optimizer.pt", {"state": {}, "param_groups": []}),
+    "no scheduler": ("scheduler.pt", []),
+    "no generator": ("rng_state.pth", 7),
+}
+
+
 def test_a_state_that_is_not_this_runs_is_named_and_nothing_is_lost(
-    dropping, stopped_after, runs_folder, name, content
+    dropping, stopped_after, runs_folder, tmp_path, subtests
 ):
     """It can be read, and only the optimizer finds that it is not its own."""
     stopped_after(dropping, 3)
-    (record,) = read_all()
-    checkpoint = checkpoint_folder(record, runs_folder) / "checkpoint-2"
-    rewritten(checkpoint, name, content)
-    with pytest.raises(ConfigurationError, match=f"resume: {checkpoint} cannot be used .* Remove the folder of this"):
-        run(dropping, device="cpu", resume=True)
-    (after,) = read_all()
-    assert (after.id, after.status) == (record.id, Status.FAILED)
+    (stopped,) = read_all()
+    for name, (file, content) in OTHER_STATES.items():
+        with subtests.test(name):
+            folder = shutil.copytree(runs_folder, tmp_path / name)
+            checkpoint = checkpoint_folder(stopped, folder) / "checkpoint-2"
+            rewritten(checkpoint, file, content)
+            message = f"resume: {checkpoint} cannot be used .* Remove the folder of this"
+            with pytest.raises(ConfigurationError, match=message):
+                run(dropping, device="cpu", resume=True, folder=folder)
+            (after,) = read_all(folder)
+            assert (after.id, after.status) == (stopped.id, Status.FAILED)
 
 
 def test_a_checkpoint_that_cannot_be_written_costs_the_checkpoint_alone(dropping, fine_tuned, monkeypatch):
@@ -267,6 +270,7 @@ def killed_and_resumed(recipe, whole, processes, folder, event):
     return resumed.resumed_at_steps
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("share", [0.2, 0.45, 0.7, 0.95])
 def test_killed_while_it_writes_it_resumes(dropping, fine_tuned, processes, events, tmp_path, share):
     assert events > 20

@@ -44,6 +44,7 @@ def assert_all_there(folder, processes, count):
     return len(found)
 
 
+@pytest.mark.dear
 def test_several_processes_write_at_once_and_nothing_is_lost(tmp_path):
     assert_all_there(tmp_path, processes=4, count=20)
 
@@ -55,6 +56,7 @@ def test_eight_processes_write_two_hundred_records_each(tmp_path):
     print(f"\n8 processes × 200 records: {found} there, {time.monotonic() - start:.0f} s")
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("rounds", [3, pytest.param(60, marks=pytest.mark.long)])
 def test_after_kills_every_record_can_be_read(tmp_path, rounds, capsys):
     for attempt in range(rounds):

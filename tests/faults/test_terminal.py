@@ -41,16 +41,15 @@ def test_no_text_has_a_control_left(text):
     left.encode()
 
 
-@pytest.mark.parametrize(
-    "text", ["", "a\tb\n", "Zürich → 5 × 3 ± 1", "中文\u3000空格", "👩‍👩‍👧", "می‌خواهم", "שלום", "e\u0301"]
-)
-def test_words_of_any_language_stay(text):
-    assert visible(text) == text
+def test_words_of_any_language_stay(subtests):
+    for text in ("", "a\tb\n", "Zürich → 5 × 3 ± 1", "中文\u3000空格", "👩‍👩‍👧", "می‌خواهم", "שלום", "e\u0301"):
+        with subtests.test(text):
+            assert visible(text) == text
 
 
-@pytest.mark.parametrize("error", [ConfigurationError, OutOfMemoryError])
-def test_an_error_says_what_it_holds_without_doing_it(error):
-    assert str(error(f"corpus: {HOSTILE} is not there.")) == f"corpus: {SHOWN} is not there."
+def test_an_error_says_what_it_holds_without_doing_it():
+    for error in (ConfigurationError, OutOfMemoryError):
+        assert str(error(f"corpus: {HOSTILE} is not there.")) == f"corpus: {SHOWN} is not there."
 
 
 @pytest.fixture
@@ -68,12 +67,13 @@ def hostile_records(runs_folder):
         record.save(runs_folder)
 
 
-@pytest.mark.parametrize("command", ["records", "compare"])
-def test_tables_and_sentences_show_them(hostile_records, command, capsys):
-    assert main([command]) == 0
-    shown = capsys.readouterr().out
-    assert visible(shown) == shown
-    assert SHOWN[-20:] in shown
+def test_tables_and_sentences_show_them(hostile_records, capsys, subtests):
+    for command in ("records", "compare"):
+        with subtests.test(command):
+            assert main([command]) == 0
+            shown = capsys.readouterr().out
+            assert visible(shown) == shown
+            assert SHOWN[-20:] in shown
 
 
 def test_a_file_of_a_hostile_name_is_named(runs_folder, capsys):
@@ -87,25 +87,27 @@ def test_a_file_of_a_hostile_name_is_named(runs_folder, capsys):
     assert "\x1b" not in warned
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["run", HOSTILE], ["run", "gpt2-tiny", "--corpus", HOSTILE], ["run", "gpt2-tiny", "--technique", HOSTILE],
-     ["run", "gpt2-tiny", "--technique", f"lora={HOSTILE}:3"], ["run", "gpt2-tiny", "--steps", HOSTILE],
-     ["run", "gpt2-tiny", "--memory-cap", HOSTILE], ["doctor", HOSTILE], ["records", "--export", HOSTILE],
-     ["notebooks", HOSTILE], ["predict", "gpt2", "--gpu", HOSTILE], ["records", "--last", HOSTILE], [HOSTILE],
-     ["run", "gpt2-tiny", f"--{HOSTILE}"]],
-    ids=str,
+HOSTILE_ARGUMENTS = (
+    ["run", HOSTILE], ["run", "gpt2-tiny", "--corpus", HOSTILE], ["run", "gpt2-tiny", "--technique", HOSTILE],
+    ["run", "gpt2-tiny", "--technique", f"lora={HOSTILE}:3"], ["run", "gpt2-tiny", "--steps", HOSTILE],
+    ["run", "gpt2-tiny", "--memory-cap", HOSTILE], ["doctor", HOSTILE], ["records", "--export", HOSTILE],
+    ["notebooks", HOSTILE], ["predict", "gpt2", "--gpu", HOSTILE], ["records", "--last", HOSTILE], [HOSTILE],
+    ["run", "gpt2-tiny", f"--{HOSTILE}"],
 )  # fmt: skip
-def test_an_argument_is_quoted_and_refused_with_2(arguments, capsys):
-    try:
-        code = main([text.replace("\x00", "") for text in arguments])
-    except SystemExit as end:  # of argparse
-        code = end.code
-    said = capsys.readouterr()
-    assert code == 2
-    assert visible(said.err) == said.err
-    assert r"\x1b" in said.err
-    assert not said.out
+
+
+def test_an_argument_is_quoted_and_refused_with_2(capsys, subtests):
+    for arguments in HOSTILE_ARGUMENTS:
+        with subtests.test(arguments=arguments):
+            try:
+                code = main([text.replace("\x00", "") for text in arguments])
+            except SystemExit as end:  # of argparse
+                code = end.code
+            output = capsys.readouterr()
+            assert code == 2
+            assert visible(output.err) == output.err
+            assert r"\x1b" in output.err
+            assert not output.out
 
 
 def test_progress_bars_still_move_and_nothing_else_does():
@@ -120,64 +122,65 @@ def test_progress_bars_still_move_and_nothing_else_does():
 # ---- how commands end ----
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["notebooks", "--timeout", "-5"], "argument --timeout: '-5' is not a number of at least 1."),
-        (["notebooks", "--timeout", "0"], "argument --timeout: '0' is not a number of at least 1."),
-        (["emulate", "--timeout", "-5", "--", "x"], "argument --timeout: '-5' is not a number of at least 0."),
-        (["emulate", "--timeout", "nan", "--", "x"], "argument --timeout: 'nan' is not a number of at least 0."),
-        (["emulate", "--ranks", "0", "--", "x"], "argument --ranks: '0' is not a number of at least 1."),
-        (["records", "--last", "-1"], "argument --last: '-1' is not a number of at least 1."),
-        (["run", "--checkpoint-every", "0"], "argument --checkpoint-every: '0' is not a number of at least 1."),
-        (["run", "--sample-tokens", "-1"], "argument --sample-tokens: '-1' is not a number of at least 0."),
-        (["plan", "--most-changes", "9" * 5000], "argument --most-changes: '9999"),
-    ],
+NO_NUMBERS = (
+    (["notebooks", "--timeout", "-5"], "argument --timeout: '-5' is not a number of at least 1."),
+    (["notebooks", "--timeout", "0"], "argument --timeout: '0' is not a number of at least 1."),
+    (["emulate", "--timeout", "-5", "--", "x"], "argument --timeout: '-5' is not a number of at least 0."),
+    (["emulate", "--timeout", "nan", "--", "x"], "argument --timeout: 'nan' is not a number of at least 0."),
+    (["emulate", "--ranks", "0", "--", "x"], "argument --ranks: '0' is not a number of at least 1."),
+    (["records", "--last", "-1"], "argument --last: '-1' is not a number of at least 1."),
+    (["run", "--checkpoint-every", "0"], "argument --checkpoint-every: '0' is not a number of at least 1."),
+    (["run", "--sample-tokens", "-1"], "argument --sample-tokens: '-1' is not a number of at least 0."),
+    (["plan", "--most-changes", "9" * 5000], "argument --most-changes: '9999"),
 )
-def test_a_number_that_makes_no_sense_is_refused(arguments, words, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(arguments)
-    assert words in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["notebooks", "-p", "steps", "1", "-p", "steps", "2"], "notebooks: steps is given twice. Keep one of the two"),
-        (["notebooks", "-p", "x", "[" * 100_000], "notebooks: no parameter is called 'x'."),
-        (["run", "gpt2-tiny", "--corpus", ""], "recipe: corpus must be a text, not empty"),
-        (["run", ""], "recipe: model must be a text, not empty"),
-        (["run", "gpt2-tiny", "--corpus", "caf\udce9.txt"], "(rename a file whose name is not), got 'caf\\udce9.txt'."),
-        (["run", "gpt2-tiny", "--memory-cap", "99999999999GiB"], "its unit, less than 2^63 bytes in all: 8GiB"),
-        (["run", "gpt2-tiny", "--memory-cap", "9" * 400], "is not an amount of memory"),
-        (["run", "gpt2-tiny", "--steps", "9" * 19], "recipe: steps must be an integer of at least 1 and below 2^63"),
-        (["records", "--export", "/dev/null/runs.csv"], "error: /dev/null: it cannot be a folder (File exists)."),
-    ],
-    ids=lambda value: value[:40] if isinstance(value, str) else None,
-)  # fmt: skip
-def test_bad_input_is_refused_with_2_before_anything_is_loaded(arguments, words, capsys, monkeypatch):
-    monkeypatch.setattr("workbench.texts.corpus.load_corpus", lambda _: pytest.fail("the text was read"))
-    if "--memory-cap" in arguments:
-        monkeypatch.setattr("workbench.texts.corpus.load_corpus", lambda _: None)
-    assert main(arguments) == 2
-    said = capsys.readouterr()
-    assert words in said.err
-    assert "Traceback" not in said.err
-    assert not said.out
+def test_a_number_that_makes_no_sense_is_refused(capsys, subtests):
+    for arguments, message in NO_NUMBERS:
+        with subtests.test(message):
+            with pytest.raises(SystemExit, match="2"):
+                main(arguments)
+            assert message in capsys.readouterr().err
+
+
+BAD_INPUT = (
+    (["notebooks", "-p", "steps", "1", "-p", "steps", "2"], "notebooks: steps is given twice. Keep one of the two"),
+    (["notebooks", "-p", "x", "[" * 100_000], "notebooks: no parameter is called 'x'."),
+    (["run", "gpt2-tiny", "--corpus", ""], "recipe: corpus must be a text, not empty"),
+    (["run", ""], "recipe: model must be a text, not empty"),
+    (["run", "gpt2-tiny", "--corpus", "caf\udce9.txt"], "(rename a file whose name is not), got 'caf\\udce9.txt'."),
+    (["run", "gpt2-tiny", "--memory-cap", "99999999999GiB"], "its unit, less than 2^63 bytes in all: 8GiB"),
+    (["run", "gpt2-tiny", "--memory-cap", "9" * 400], "is not an amount of memory"),
+    (["run", "gpt2-tiny", "--steps", "9" * 19], "recipe: steps must be an integer of at least 1 and below 2^63"),
+    (["records", "--export", "/dev/null/runs.csv"], "error: /dev/null: it cannot be a folder (File exists)."),
+)
+
+
+def test_bad_input_is_refused_with_2_before_anything_is_loaded(capsys, monkeypatch, subtests):
+    for arguments, message in BAD_INPUT:
+        with subtests.test(message), monkeypatch.context() as patch:
+            no_text = (lambda _: None) if "--memory-cap" in arguments else (lambda _: pytest.fail("the text was read"))
+            patch.setattr("workbench.texts.corpus.load_corpus", no_text)
+            assert main(arguments) == 2
+            output = capsys.readouterr()
+            assert message in output.err
+            assert "Traceback" not in output.err
+            assert not output.out
 
 
 def ended(redirection):
     """The exit code of `list` and what it says on standard error, with standard output elsewhere."""
     shell = f'{sys.executable} -m workbench list {redirection}; exit "${{PIPESTATUS[0]}}"'
-    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
-    return done.returncode, done.stderr
+    process = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
+    return process.returncode, process.stderr
 
 
-@pytest.mark.parametrize("redirection", ["| head -1", "| true", ">&-", "--help | true"])
-def test_nobody_who_reads_on_is_no_error(redirection):
-    assert ended(redirection) == (0, "")
+def test_nobody_who_reads_on_is_no_error(subtests):
+    for redirection in ("| head -1", "| true", ">&-", "--help | true"):
+        with subtests.test(redirection):
+            assert ended(redirection) == (0, "")
 
 
 def test_an_output_that_is_full_is():
-    words = "error: a file or the output: No space left on device. Make room, or name another place.\n"
-    assert ended(">/dev/full") == (1, words)
+    message = "error: a file or the output: No space left on device. Make room, or name another place.\n"
+    assert ended(">/dev/full") == (1, message)

@@ -1,4 +1,5 @@
-"""Texts that cannot be used, through the Python API and the command line; in notebooks: test_in_notebooks.py."""
+"""Texts that cannot be used, through the Python API and the command line; in notebooks: test_in_notebooks.py. Of
+long texts: test_token_cache.py."""
 
 import gzip
 import os
@@ -7,12 +8,12 @@ import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from workbench.errors import ConfigurationError, UnavailableError
-from workbench.models.gpt2 import gpt2_tokenizer
+from workbench.errors import ConfigurationError
 from workbench.models.load import quiet
 from workbench.run.run import run
 from workbench.texts import corpus
@@ -97,8 +98,8 @@ def other(make: Callable[[Path], object]) -> Callable[[Path], str]:
 ROWS = 'text,id\n"one",1\n"two, and more",2\n'
 JSON = '{"text": "one"}\n{"text": "two"}\n'
 CHAT = '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello there."}]}\n'
-FAULTS: dict[str, tuple[Callable[[Path], str], tuple[str, ...]]] = {
-    # names
+Faults = dict[str, tuple[Callable[[Path], str], tuple[str, ...]]]
+NAMES: Faults = {
     "missing": (lambda _: "novle.txt", ("there is no file 'novle.txt' (looked in /", "Embedded: shakespeare")),
     "missing with option": (lambda _: "no.csv:body", ("there is no file 'no.csv:body'", "Embedded")),
     "in a missing folder": (lambda _: "/no/such/place.txt", ("there is no file '/no/such/place.txt'",)),
@@ -136,7 +137,8 @@ FAULTS: dict[str, tuple[Callable[[Path], str], tuple[str, ...]]] = {
     "no text encoding": (file("a.txt:encoding=base64", LINES), ("no encoding 'base64'",)),
     "Word": (file("a.docx", "x"), ("a.docx ends in .docx", "Give .txt, .md, .jsonl, .json, .csv, .tsv, .parquet")),
     "PDF": (file("a.PDF", "x"), ("ends in .PDF, which is not read",)),
-    # bytes
+}
+BYTES: Faults = {
     "empty": (file("a.txt", ""), ("a.txt is empty", "Give a file with text")),
     "blank": (file("a.txt", "\n \t\r\n\n"), ("a.txt is empty: 1 blank documents left out",)),
     "only a mark": (file("a.txt", b"\xef\xbb\xbf"), ("a.txt is empty",)),
@@ -164,7 +166,8 @@ FAULTS: dict[str, tuple[Callable[[Path], str], tuple[str, ...]]] = {
     "zip": (file("a.txt", b"PK\x03\x04rest"), ("begins like a zip file", "Unpack")),
     "PDF as text": (file("a.txt", "%PDF-1.7 ..."), ("begins like a PDF file",)),
     "Parquet as CSV": (file("a.csv", b"PAR1..PAR1"), ("begins like a Parquet file",)),
-    # JSON Lines
+}
+JSON_LINES: Faults = {
     "empty jsonl": (file("a.jsonl", ""), ("a.jsonl is empty",)),
     "blank jsonl": (file("a.jsonl", "\n\n"), ("a.jsonl is empty",)),
     "broken JSON": (file("a.jsonl", JSON + '{"text": "thr'), ("a.jsonl, line 3 is not JSON", "one whole object")),
@@ -178,7 +181,8 @@ FAULTS: dict[str, tuple[Callable[[Path], str], tuple[str, ...]]] = {
     "half a surrogate": (file("a.jsonl", JSON + r'{"text": "a \ud800"}'), ("line 3: character 3 is half of a surr",)),
     "only nulls": (file("a.jsonl", '{"text": null}\n' * 2), ("is empty: 2 null texts left out",)),
     "Latin-1 jsonl": (file("a.jsonl", JSON.encode() + b'{"text": "caf\xe9"}'), ("0xe9 in line 3", "a.jsonl:enc")),
-    # JSON in one piece
+}
+JSON_IN_ONE_PIECE: Faults = {
     "empty json": (file("a.json", ""), ("a.json is not JSON of rows (Expecting value: line 1 column 1",)),
     "a JSON without rows": (file("a.json", "[]"), ("a.json is empty: there is no document in it",)),
     "an object": (file("a.json", '{"text": "one"}'), ("it is a dict", "It must be one list of objects")),
@@ -195,7 +199,8 @@ FAULTS: dict[str, tuple[Callable[[Path], str], tuple[str, ...]]] = {
     ),
     "a number in a list": (file("a.json", '[{"text": 3}]'), ("a.json, row 1: 'text' holds a int",)),
     "Latin-1 json": (file("a.json", b'[{"text": "caf\xe9"}]'), ("0xe9 in line 1", "a.json:encoding=latin-1")),
-    # packed files
+}
+PACKED: Faults = {
     "a cut gzip": (file("a.jsonl.gz", gzip.compress(JSON.encode() * 99)[:-9]), ("is not a whole gzip file", "again")),
     "a damaged gzip": (
         file("a.txt.gz", gzip.compress(LINES.encode() * 99)[:20] + b"\xff" * 20),
@@ -222,7 +227,8 @@ FAULTS: dict[str, tuple[Callable[[Path], str], tuple[str, ...]]] = {
         ("a.csv.gz, line 4 has 1 fields",),
     ),
     "a column of a packed text": (file("a.txt.gz:body", gzip.compress(b"x")), (".txt has no column, only encoding",)),
-    # conversations
+}
+CONVERSATIONS: Faults = {
     "messages are a text": (file("a.jsonl", '{"messages": "hi"}'), ("line 1: messages: Input should be a valid list",)),
     "no messages": (
         file("a.jsonl", CHAT + '{"messages": []}'),
@@ -286,7 +292,8 @@ FAULTS: dict[str, tuple[Callable[[Path], str], tuple[str, ...]]] = {
         file("a.jsonl", CHAT * 180 + '{"messages": [{"role": "user", "content": "so many words"}]}\n' * 20),
         ("the held-out part of ", "gives no block of 32 tokens in which one counts"),
     ),
-    # CSV
+}
+CSV: Faults = {
     "empty csv": (file("a.csv", ""), ("a.csv is empty", "with a header and rows")),
     "header only": (file("a.csv", "text,id\n"), ("a.csv is empty: it has a header, but no rows",)),
     "no text column": (file("a.csv", "id,body\n1,x\n"), ("no column 'text'; it has id, body. Name one: ", "a.csv:id")),
@@ -300,7 +307,8 @@ FAULTS: dict[str, tuple[Callable[[Path], str], tuple[str, ...]]] = {
     "a column twice": (file("a.csv", "text,text\na,b\n"), ("two columns 'text'. Rename one",)),
     "only blanks": (file("a.csv", "text,id\n  ,1\n,2\n"), ("is empty: 2 blank documents left out",)),
     "wrong separator": (file("a.tsv", "text,id\na,1\n"), ("it has text,id",)),
-    # Parquet and saved data sets
+}
+DATA_SETS: Faults = {
     "0-byte parquet": (file("a.parquet", ""), ("a.parquet is not a whole Parquet file", "Write or copy it again")),
     "fake parquet": (file("a.parquet", LINES), ("is not a whole Parquet file",)),
     "truncated parquet": (parquet("text", ["one"] * 99, slice(0, -40)), ("is not a whole Parquet file",)),
@@ -315,7 +323,8 @@ FAULTS: dict[str, tuple[Callable[[Path], str], tuple[str, ...]]] = {
     "damaged state": (saved({"text": ["a"]}, spoil="state.json"), ("is empty or damaged", "Save it again")),
     "damaged arrow": (saved({"text": ["a"]}, spoil="data-00000-of-00001.arrow"), ("is empty or damaged",)),
     "saved empty": (saved({"text": []}), ("saved is empty or damaged",)),
-    # folders
+}
+FOLDERS: Faults = {
     "an empty folder": (folder_of(), ("own' has no text in it (it is empty). Put .txt",)),
     "only pictures": (folder_of(a_png=b"x", b_pdf=b"x"), ("has no text in it (only .pdf, .png)",)),
     "one bad of two": (folder_of(a_txt=b"good", b_txt=b"caf\xe9 x"), ("own/b.txt is not UTF-8: byte 0xe9 in line 1",)),
@@ -331,63 +340,82 @@ FAULTS: dict[str, tuple[Callable[[Path], str], tuple[str, ...]]] = {
     ),
     "a pipe in it": (inside(os.mkfifo), ("own/b.txt is not a regular file. Give a file",)),
     "a device in it": (inside(lambda path: path.symlink_to("/dev/zero")), ("own/b.txt is not a regular file",)),
-    # lengths
+}
+LENGTHS: Faults = {
     "one word": (file("a.txt", "word"), ("Use a longer text",)),
     "blank end": (file("a.txt", "word " * 90 + " " * 500), ("the last tenth of", "is blank. Trim the file")),
     "too short": (file("a.txt", LINES), ("training blocks of 32 tokens, but a batch needs 8", "Use a longer text")),
     "one short document": (file("a.jsonl", '{"text": "a few words only"}'), ("but a batch needs 8. Use a longer",)),
-}  # fmt: skip
+}
+FAULTS: dict[str, Faults] = {
+    "names": NAMES,
+    "bytes": BYTES,
+    "JSON": JSON_LINES | JSON_IN_ONE_PIECE,
+    "packed": PACKED,
+    "conversations": CONVERSATIONS,
+    "CSV": CSV,
+    "data sets": DATA_SETS,
+    "folders and lengths": FOLDERS | LENGTHS,
+}
 
 
-@pytest.mark.parametrize(("make", "words"), FAULTS.values(), ids=FAULTS)
-def test_it_is_refused_before_a_model_loads(make, words, tmp_path, recipe, refused):
-    name = make(tmp_path)
-    flags = ["--sequence-length", "32", "--corpus", name]
-    refused(lambda: replace(recipe, corpus=name), [recipe.model, *flags], ("corpus: ", *words))
+@pytest.mark.parametrize("kind", FAULTS)
+def test_it_is_refused_before_a_model_loads(kind, tmp_path, recipe, refused, subtests):
+    for number, (fault, (make, reasons)) in enumerate(FAULTS[kind].items()):
+        with subtests.test(fault):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            name = make(folder)
+            arguments = [recipe.model, "--sequence-length", "32", "--corpus", name]
+            refused(partial(replace, recipe, corpus=name), arguments, ("corpus: ", *reasons))
 
 
-@pytest.mark.parametrize(("template", "words"), [
+TEMPLATES = (
     ("{{ raise_exception('Roles must alternate') }}", "Roles must alternate"),
     ("{% for message in messages %}{{ message.content + 1 }}{% endfor %}", "can only concatenate str"),
     ("{% for", "the chat template cannot be used ("),
     ("{{ messages | length }}", "it writes the beginning of a conversation otherwise than the whole"),
-])  # fmt: skip
-def test_a_template_that_fails_is_told_with_the_row(tmp_path, recipe, gpt2_folder, no_model, template, words):
-    folder = shutil.copytree(gpt2_folder, tmp_path / "model")
-    (folder / "chat_template.jinja").write_text(template)
+)
+
+
+def test_a_template_that_fails_is_told_with_the_row(tmp_path, recipe, gpt2_folder, no_model, subtests):
     name = file("a.jsonl", "\n" + CHAT * 200)(tmp_path)
-    with pytest.raises(ConfigurationError) as caught:
-        run(replace(recipe, model=f"random:{folder}", corpus=name), device="cpu")
-    assert f"corpus: {name}, line 2: the chat template cannot be used (" in str(caught.value)
-    assert words in str(caught.value)
-    assert "let all tokens count: loss=all" in str(caught.value)
+    for number, (template, reason) in enumerate(TEMPLATES):
+        with subtests.test(template):
+            folder = shutil.copytree(gpt2_folder, tmp_path / f"model-{number}")
+            (folder / "chat_template.jinja").write_text(template)
+            with pytest.raises(ConfigurationError) as caught:
+                run(replace(recipe, model=f"random:{folder}", corpus=name), device="cpu")
+            assert f"corpus: {name}, line 2: the chat template cannot be used (" in str(caught.value)
+            assert reason in str(caught.value)
+            assert "let all tokens count: loss=all" in str(caught.value)
 
 
-@pytest.mark.parametrize(("name", "begins"), [("a.jsonl.gz", b'{"text": "'), ("a.json.gz", b'[{"text": "')])
-def test_what_unpacks_to_more_than_can_be_held_is_refused(tmp_path, monkeypatch, name, begins):
+def test_what_unpacks_to_more_than_can_be_held_is_refused(tmp_path, monkeypatch, subtests):
     """Packed it has 70 KB; no more than the limit is ever in memory."""
     monkeypatch.setattr(texts, "HELD_WHOLE", {".jsonl": 8 << 20, ".json": 8 << 20})
-    (tmp_path / name).write_bytes(gzip.compress(begins + b"a" * 70_000_000))
-    assert (tmp_path / name).stat().st_size < 100_000
-    tracemalloc.start()
-    with pytest.raises(
-        ConfigurationError, match="has more than 8,388,608 characters. Write it as .jsonl, in more lines"
-    ):
-        corpus.load_corpus(str(tmp_path / name))
-    assert tracemalloc.get_traced_memory()[1] < 60 << 20
-    tracemalloc.stop()
+    message = "has more than 8,388,608 characters. Write it as .jsonl, in more lines"
+    for name, begin in (("a.jsonl.gz", b'{"text": "'), ("a.json.gz", b'[{"text": "')):
+        with subtests.test(name):
+            (tmp_path / name).write_bytes(gzip.compress(begin + b"a" * 70_000_000))
+            assert (tmp_path / name).stat().st_size < 100_000
+            tracemalloc.start()
+            with pytest.raises(ConfigurationError, match=message):
+                corpus.load_corpus(str(tmp_path / name))
+            assert tracemalloc.get_traced_memory()[1] < 60 << 20
+            tracemalloc.stop()
 
 
-@pytest.mark.parametrize("kind", ["a.txt", "a.csv", "a.jsonl"])
-def test_a_file_without_permission_is_refused(tmp_path, recipe, refused, monkeypatch, kind):
-    name = file(kind, "text\nx\n")(tmp_path)
-
+def test_a_file_without_permission_is_refused(tmp_path, monkeypatch, subtests):
     def denied(self, *_, **__):
         raise PermissionError(13, "Permission denied")
 
+    names = [file(kind, "text\nx\n")(tmp_path) for kind in ("a.txt", "a.csv", "a.jsonl")]
     monkeypatch.setattr(Path, "open", denied)  # the tests may run as root, for whom no file is closed
-    with pytest.raises(ConfigurationError, match="cannot be read: Permission denied. Check its permissions"):
-        corpus.load_corpus(name)
+    message = "cannot be read: Permission denied. Check its permissions"
+    for name in names:
+        with subtests.test(name), pytest.raises(ConfigurationError, match=message):
+            corpus.load_corpus(name)
 
 
 def test_a_folder_in_it_without_permission_is_refused(tmp_path, monkeypatch):
@@ -403,33 +431,32 @@ def test_a_folder_in_it_without_permission_is_refused(tmp_path, monkeypatch):
         corpus.load_corpus(name)
 
 
-@pytest.mark.parametrize("place", ["", "sub/"])
-def test_a_name_that_is_not_utf_8_is_refused(tmp_path, place):
+def test_a_name_that_is_not_utf_8_is_refused(tmp_path, subtests):
     """No record could hold it, and a message could not be printed."""
-    own = tmp_path / "own"
-    (own / place).mkdir(parents=True)
-    name = os.fsdecode(os.fsencode(own / place) + b"/caf\xe9.txt")
-    Path(name).write_text(LINES)
-    for given in (name, str(own)):
-        with pytest.raises(ConfigurationError, match=r"the name '.*caf\\udce9.txt' is not UTF-8.*Rename it") as caught:
-            corpus.load_corpus(given)
-        str(caught.value).encode()
+    for place in ("own", "other/sub"):
+        (tmp_path / place).mkdir(parents=True)
+        name = os.fsdecode(os.fsencode(tmp_path / place) + b"/caf\xe9.txt")
+        Path(name).write_text(LINES)
+        message = r"the name '.*caf\\udce9.txt' is not UTF-8.*Rename it"
+        for start in (name, str(tmp_path / place.partition("/")[0])):
+            with subtests.test(ascii(start)):
+                with pytest.raises(ConfigurationError, match=message) as caught:
+                    corpus.load_corpus(start)
+                str(caught.value).encode()
 
 
-@pytest.mark.parametrize(
-    "name", ["", " ", "a\0b", "a\0b:text", ":", ":text", "~", "~/no.txt", "\udce9.txt", "x" * 5000, "*.txt"]
-)
-def test_what_names_nothing_is_refused(tmp_path, monkeypatch, name):
+def test_what_names_nothing_is_refused(tmp_path, monkeypatch, subtests):
     """Above all, the empty name is not the current folder."""
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "a.txt").write_text(LINES)
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    with pytest.raises(
-        ConfigurationError, match=r"corpus: there is no file .*nor an embedded text. Embedded: "
-    ) as caught:
-        corpus.load_corpus(name)
-    assert len(str(caught.value).encode()) < 500 + len(str(tmp_path))
+    message = r"corpus: there is no file .*nor an embedded text. Embedded: "
+    for name in ("", " ", "a\0b", "a\0b:text", ":", ":text", "~", "~/no.txt", "\udce9.txt", "x" * 5000, "*.txt"):
+        with subtests.test(ascii(name)[:40]):
+            with pytest.raises(ConfigurationError, match=message) as caught:
+                corpus.load_corpus(name)
+            assert len(str(caught.value).encode()) < 500 + len(str(tmp_path))
 
 
 def test_what_is_another_way_to_write_a_path_is_read(tmp_path, monkeypatch):
@@ -490,28 +517,3 @@ def test_a_dataset_itself_is_no_corpus(recipe):
     dataset = Dataset.from_dict({"text": ["a"]})
     with pytest.raises(ConfigurationError, match="recipe: corpus must be a text, got Dataset"):
         replace(recipe, corpus=dataset)
-
-
-def test_a_long_text_that_changes_meanwhile_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(corpus, "IN_MEMORY_CHARACTERS", 1000)
-    path = tmp_path / "long.txt"
-    path.write_text("some words " * 4000)
-    own, write = corpus.load_corpus(str(path)), corpus._write_blocks
-    monkeypatch.setattr(corpus, "_write_blocks", lambda *args: (write(*args), path.write_text("no " * 9000)))
-    with pytest.raises(ConfigurationError, match="was changed while it was read. Start again"):
-        corpus.make_blocks(own, gpt2_tokenizer(), 32, 4)
-
-
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), OSError("Write failed")])
-def test_no_room_for_the_tokens_of_a_long_text(tmp_path, monkeypatch, recipe, earlier, no_model, runs_folder, error):
-    monkeypatch.setattr(corpus, "IN_MEMORY_CHARACTERS", 1000)
-
-    def full(blocks, path):
-        path.write_bytes(b"half")
-        raise error
-
-    monkeypatch.setattr(corpus, "_write_blocks", full)
-    with pytest.raises(UnavailableError, match="cannot be written to .*Free some space, or name another place"):
-        run(recipe, device="cpu")
-    assert not list((runs_folder / "tokens").iterdir())
-    assert (runs_folder / f"{earlier.id}.json").exists()

@@ -1,19 +1,24 @@
 """The tokens of long texts on disk: what damages them, what is left of killed processes, and a full disk."""
 
 import errno
+import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from datasets.arrow_writer import ArrowWriter
 
 from workbench import paths
 from workbench.errors import ConfigurationError, UnavailableError
 from workbench.export.bring import keep
 from workbench.models.gpt2 import gpt2_tokenizer
+from workbench.run.run import run
 from workbench.techniques import data_loading
 from workbench.texts import corpus
 
@@ -76,14 +81,15 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_what_is_damaged_is_made_again(damage, cache, long_text):
+def test_what_is_damaged_is_made_again(cache, long_text, subtests):
     expected, path = cache
-    damage(path)
-    assert rows(long_text) == expected
-    assert [found.name for found in path.parent.iterdir()] == [path.name]
-    assert path.is_file()
-    assert not path.is_symlink()
+    for name, damage in DAMAGE.items():
+        with subtests.test(name):
+            damage(path)
+            assert rows(long_text) == expected
+            assert [file.name for file in path.parent.iterdir()] == [path.name]
+            assert path.is_file()
+            assert not path.is_symlink()
 
 
 def test_what_cannot_be_read_is_made_again(cache, long_text, monkeypatch):
@@ -91,12 +97,12 @@ def test_what_cannot_be_read_is_made_again(cache, long_text, monkeypatch):
     flip(path, 500)
     monkeypatch.setattr(os, "access", lambda *_: False)  # the tests may run as root, for whom no file is closed
     assert rows(long_text) == expected
-    assert corpus._digest(path, ("anew",)) in path.name
+    assert hashlib.sha256(path.read_bytes()).hexdigest()[:24] in path.name
 
 
 def test_a_whole_file_is_checked_once(cache, long_text, monkeypatch):
     rows(long_text)
-    monkeypatch.setattr(corpus.hashlib, "file_digest", None)
+    monkeypatch.setattr(hashlib, "file_digest", None)
     assert rows(long_text) == cache[0]
 
 
@@ -110,7 +116,7 @@ def test_parts_of_killed_processes_go_and_those_of_others_stay(cache, long_text)
     for name in gone + stay:
         (path.parent / name).write_bytes(b"x")
     rows(long_text)
-    assert {found.name for found in path.parent.iterdir()} == {path.name, *stay}
+    assert {file.name for file in path.parent.iterdir()} == {path.name, *stay}
 
 
 BUILD = """
@@ -128,17 +134,17 @@ print(len(corpus.make_blocks(corpus.load_corpus(sys.argv[1]), gpt2_tokenizer(), 
 """
 
 
+@pytest.mark.dear
 def test_two_processes_may_make_the_same_file_and_one_may_be_killed(long_text, runs_folder):
     command = [sys.executable, "-c", BUILD, str(long_text)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    three = [subprocess.Popen(command, **pipes) for _ in range(3)]
-    assert [process.stdout.readline() for process in three] == ["written\n"] * 3  # at the same time
-    three[0].kill()
-    three[0].communicate()
-    expected = rows(long_text)  # a fourth one, which is faster
-    told = [process.communicate("\n")[0] for process in three[1:]]
-    assert [process.returncode for process in three[1:]] == [0, 0]
-    assert told == [f"{len(expected)}\n"] * 2
+    killed, other = (subprocess.Popen(command, **pipes) for _ in range(2))
+    assert [process.stdout.readline() for process in (killed, other)] == ["written\n"] * 2  # at the same time
+    killed.kill()
+    killed.communicate()
+    expected = rows(long_text)  # a third one, which is faster
+    assert other.communicate("\n")[0] == f"{len(expected)}\n"
+    assert other.returncode == 0
     assert len(list((runs_folder / "tokens").iterdir())) == 1
     assert rows(long_text) == expected
 
@@ -183,6 +189,19 @@ def test_a_text_that_changes_between_the_survey_and_the_tokens_is_refused(long_t
     assert not list((runs_folder / "tokens").iterdir())
 
 
+def test_a_text_that_changes_while_its_tokens_are_written_is_refused(long_text, runs_folder, monkeypatch):
+    write = ArrowWriter.write_batch
+
+    def write_and_change(self, batch):
+        write(self, batch)
+        long_text.write_text("no " * 9000)
+
+    monkeypatch.setattr(ArrowWriter, "write_batch", write_and_change)
+    with pytest.raises(ConfigurationError, match="was changed while it was read. Start again"):
+        rows(long_text)
+    assert not list((runs_folder / "tokens").iterdir())
+
+
 # ---- a disk that is full ----
 
 
@@ -190,19 +209,28 @@ def full(*_, **__):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_is_named_and_nothing_is_left(long_text, runs_folder, monkeypatch, number):
-    def half(blocks, path):
-        path.write_bytes(b"half")
-        raise OSError(number, os.strerror(number))
+def test_a_full_disk_is_named_and_nothing_is_left(long_text, runs_folder, monkeypatch, subtests):
+    place = rf"corpus: the tokens of .*long.txt cannot be written to {runs_folder / 'tokens'}: "
+    for error, reason in (
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "the disk is full. Free some space, or name another place"),
+        (OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)), "the disk is full. Free some space, or name another place"),
+        (OSError("Write failed"), ".*Free some space, or name another place"),
+    ):
+        with subtests.test(error=error), monkeypatch.context() as patch:
+            patch.setattr(ArrowWriter, "write_batch", Mock(side_effect=error))
+            with pytest.raises(UnavailableError, match=place + reason):
+                rows(long_text)
+            assert not list((runs_folder / "tokens").iterdir())
 
-    monkeypatch.setattr(corpus, "_write_blocks", half)
-    words = (
-        rf"corpus: the tokens of .*long.txt cannot be written to {runs_folder / 'tokens'}: the disk is full. Free some"
-    )
-    with pytest.raises(UnavailableError, match=words):
-        rows(long_text)
+
+def test_a_run_on_a_full_disk_ends_before_the_model_loads(
+    recipe, long_text, earlier, no_model, runs_folder, monkeypatch
+):
+    monkeypatch.setattr(ArrowWriter, "write_batch", full)
+    with pytest.raises(UnavailableError, match="cannot be written to .*Free some space, or name another place"):
+        run(replace(recipe, corpus=str(long_text)), device="cpu")
     assert not list((runs_folder / "tokens").iterdir())
+    assert (runs_folder / f"{earlier.id}.json").exists()
 
 
 def test_a_disk_that_is_full_at_the_very_end(long_text, runs_folder, monkeypatch):
@@ -213,10 +241,12 @@ def test_a_disk_that_is_full_at_the_very_end(long_text, runs_folder, monkeypatch
 
 
 def test_a_device_without_room(long_text, runs_folder, monkeypatch):
-    write = corpus._write_blocks
-    monkeypatch.setattr(
-        corpus, "_write_blocks", lambda blocks, path: (path.symlink_to("/dev/full"), write(blocks, path))
-    )
+    def on_a_full_device(self, *, path):
+        os.symlink("/dev/full", path)
+        begin(self, path=path)
+
+    begin = ArrowWriter.__init__
+    monkeypatch.setattr(ArrowWriter, "__init__", on_a_full_device)
     with pytest.raises(UnavailableError, match="the disk is full. Free some space, or name another place"):
         rows(long_text)
     assert not list((runs_folder / "tokens").iterdir())
@@ -254,11 +284,11 @@ import signal, sys
 from datasets import Dataset
 from workbench import __main__ as front
 from workbench.techniques.data_loading import map_from_disk
-def told(args):
+def run_recipe(args):
     mapped = map_from_disk(Dataset.from_dict({"a": [1]}))
     print("mapped", flush=True)
     signal.pause()
-front.run_recipe = told
+front.run_recipe = run_recipe
 sys.exit(front.main(["run", "gpt2-tiny"]))
 """
 

@@ -1,3 +1,5 @@
+"""From a model's name to its weights: what is found, what the hub says, and what is saved comes back."""
+
 import json
 import random
 import shutil
@@ -128,13 +130,11 @@ def test_pickled_weights_are_not_taken(tmp_path, gpt2_folder):
         locate(str(folder))
 
 
-@pytest.mark.parametrize("name", ["./nope", "/no/such/folder", "~/nope/nope", "a/b/c", "random:./nope", "gpt2 large"])
-def test_what_is_neither_folder_nor_hub_id_is_refused_at_once(name):
-    with pytest.raises(
-        ConfigurationError,
-        match=r"is neither an existing folder nor a hub id \(.*\)\. Known without a download: gpt2-tiny",
-    ):
-        locate(name)
+def test_what_is_neither_folder_nor_hub_id_is_refused_at_once(subtests):
+    message = r"is neither an existing folder nor a hub id \(.*\)\. Known without a download: gpt2-tiny"
+    for name in ("./nope", "/no/such/folder", "~/nope/nope", "a/b/c", "random:./nope", "gpt2 large"):
+        with subtests.test(name), pytest.raises(ConfigurationError, match=message):
+            locate(name)
 
 
 # ---- the hub ----
@@ -169,14 +169,13 @@ def server():
     found.server_close()
 
 
-@pytest.mark.parametrize("status", [401, 403, 404])
-def test_a_model_the_hub_does_not_have_is_a_spelling_mistake(hub, server, status):
+def test_a_model_the_hub_does_not_have_is_a_spelling_mistake(hub, server, subtests):
     hub(server.server_port)
-    server.status = status
-    with pytest.raises(
-        ConfigurationError, match=rf"has no public model '{NOWHERE}' \(HTTP {status}\). Check the spelling"
-    ):
-        locate(NOWHERE)
+    for status in (401, 403, 404):
+        server.status = status
+        message = rf"has no public model '{NOWHERE}' \(HTTP {status}\). Check the spelling"
+        with subtests.test(status=status), pytest.raises(ConfigurationError, match=message):
+            locate(NOWHERE)
 
 
 def test_a_name_that_is_nearly_a_known_one_is_guessed(hub, server):
@@ -201,14 +200,18 @@ def test_the_users_token_is_sent(hub, server, monkeypatch):
     assert server.tokens == {None, "Bearer hf_secret"}
 
 
-@pytest.mark.parametrize(("kind", "page"), [("model", ""), ("dataset", "datasets/")])
-def test_of_a_gated_one_the_page_of_its_conditions_is_told(hub, server, kind, page):
+def test_of_a_gated_one_the_page_of_its_conditions_is_told(hub, server, subtests):
     hub(server.server_port)
     server.status = "gated"
-    with pytest.raises(ConfigurationError) as caught:
-        require(NOWHERE, "another", kind, f"{'corpus' if kind == 'dataset' else 'model'}:")
-    words = f"Accept its conditions at http://127.0.0.1:{server.server_port}/{page}{NOWHERE} and log in with `hf auth"
-    assert f"{NOWHERE!r} is gated on the Hugging Face hub (HTTP 403). {words}" in str(caught.value)
+    for kind, owner, page in (("model", "model:", ""), ("dataset", "corpus:", "datasets/")):
+        with subtests.test(kind):
+            with pytest.raises(ConfigurationError) as caught:
+                require(NOWHERE, "another", kind, owner)
+            address = f"http://127.0.0.1:{server.server_port}/{page}{NOWHERE}"
+            message = (
+                f"{owner} {NOWHERE!r} is gated on the Hugging Face hub (HTTP 403). Accept its conditions at {address}"
+            )
+            assert f"{message} and log in with `hf auth" in str(caught.value)
 
 
 def refused_within_five_seconds(name):
@@ -220,14 +223,13 @@ def refused_within_five_seconds(name):
     assert "gpt2-tiny (embedded) or random:gpt2 (no download)" in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gpt2-xl", NOWHERE, f"random:{NOWHERE}"])
-def test_offline_by_order(empty_cache, monkeypatch, name):
+def test_offline_by_order(empty_cache, monkeypatch, subtests):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    if name.startswith("random:"):
-        with pytest.raises(UnavailableError, match="cannot be reached"):
-            locate(name)
-    else:
-        refused_within_five_seconds(name)
+    for name in ("gpt2", "gpt2-xl", NOWHERE):
+        with subtests.test(name):
+            refused_within_five_seconds(name)
+    with pytest.raises(UnavailableError, match="cannot be reached"):
+        locate(f"random:{NOWHERE}")
 
 
 def test_a_hub_that_refuses_the_connection(hub):
@@ -283,31 +285,31 @@ def test_a_failing_hub_is_not_taken_for_a_working_one(hub, server):
 # ---- config, length, vocabulary ----
 
 
-@pytest.mark.parametrize(
-    ("written", "words"),
-    [
+def test_what_is_no_decoder_that_transformers_has_is_refused_with_what_to_do(tmp_path, subtests):
+    (tmp_path / "config.json").touch()
+    source = locate(f"random:{tmp_path}")
+    unknown = "is a 'qwen33', which transformers .* does not know. Did you mean 'qwen3'.*upgrade"
+    own_code = {"model_type": "own", "auto_map": {"AutoConfig": "x.Y"}}
+    for config, message in (
         ({"model_type": "bert"}, "is a 'bert', which is not a causal language model.*workbench emulate"),
         ({"model_type": "t5"}, "is a 't5', which is not a causal"),
         ({"model_type": "bart"}, "is a 'bart', which is not a causal"),
         ({"model_type": "vit"}, "is a 'vit', which is not a causal"),
-        ({"model_type": "qwen33"}, "is a 'qwen33', which transformers .* does not know. Did you mean 'qwen3'.*upgrade"),
-        ({"model_type": "own", "auto_map": {"AutoConfig": "x.Y"}}, "brings code of its own, which .* does not run"),
-    ],
-    ids=lambda value: value.get("model_type") if isinstance(value, dict) else "",
-)
-def test_what_is_no_decoder_that_transformers_has_is_refused_with_what_to_do(tmp_path, written, words):
-    (tmp_path / "config.json").write_text(json.dumps(written))
-    source = locate(f"random:{tmp_path}")
-    with pytest.raises(ConfigurationError, match=words):
-        load_config(source)
+        ({"model_type": "qwen33"}, unknown),
+        (own_code, "brings code of its own, which .* does not run"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        with subtests.test(config["model_type"]), pytest.raises(ConfigurationError, match=message):
+            load_config(source)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", json.dumps({"model_type": ""})])
-def test_a_config_that_cannot_be_read_is_named(tmp_path, text):
-    (tmp_path / "config.json").write_text(text)
+def test_a_config_that_cannot_be_read_is_named(tmp_path, subtests):
+    (tmp_path / "config.json").touch()
     source = locate(f"random:{tmp_path}")
-    with pytest.raises(ConfigurationError, match="the config of 'random:"):
-        load_config(source)
+    for text in ("{", "[]", "{}", json.dumps({"model_type": ""})):
+        (tmp_path / "config.json").write_text(text)
+        with subtests.test(text), pytest.raises(ConfigurationError, match="the config of 'random:"):
+            load_config(source)
 
 
 def test_a_length_beyond_the_positions_is_refused_with_the_longest_that_fits(source):
@@ -326,21 +328,12 @@ def test_a_tokenizer_with_more_tokens_than_embeddings_is_refused(source):
         check_vocabulary(source, config, gpt2_tokenizer())
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters"),
-    [("gpt2", 124_439_808), ("gpt2-medium", 354_823_168), ("gpt2-large", 774_030_080), ("gpt2-xl", 1_557_611_200)],
-)
-def test_the_sizes_are_those_of_gpt2(name, parameters):
-    """Counted on a model without memory, and by formula: V·C + P·C + L·(12·C² + 13·C) + 2·C."""
-    from transformers import GPT2LMHeadModel
-
-    config = load_config(locate(f"random:{name}"))
-    with torch.device("meta"):
-        model = GPT2LMHeadModel(config)
-    c, layers = config.n_embd, config.n_layer
-    assert sum(p.numel() for p in model.parameters()) == parameters
-    assert config.vocab_size * c + config.n_positions * c + layers * (12 * c * c + 13 * c) + 2 * c == parameters
-    assert (config.vocab_size, config.n_positions) == (50257, 1024)
+def test_all_sizes_of_gpt2_have_its_vocabulary_and_its_positions(subtests):
+    """Their numbers of parameters: test_families.py."""
+    for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"):
+        with subtests.test(name):
+            config = load_config(locate(f"random:{name}"))
+            assert (config.vocab_size, config.n_positions) == (50257, 1024)
 
 
 # ---- GPT-2's own tokenizer ----
@@ -353,24 +346,23 @@ def test_gpt2s_vocabulary():
     assert load_tokenizer(locate("random:gpt2-xl")) is tokenizer
 
 
-@pytest.mark.parametrize(
-    ("text", "ids"),
-    [
+def test_the_ids_are_those_of_gpt2(subtests):
+    for text, ids in (
         ("Hello world", [15496, 995]),
         ("!", [0]),
         ("\n", [198]),
         ("<|endoftext|>", [50256]),
         ("The quick brown fox jumps over the lazy dog", [464, 2068, 7586, 21831, 18045, 625, 262, 16931, 3290]),
-    ],
-)
-def test_the_ids_are_those_of_gpt2(text, ids):
-    assert gpt2_tokenizer()(text)["input_ids"] == ids
+    ):
+        with subtests.test(text):
+            assert gpt2_tokenizer()(text)["input_ids"] == ids
 
 
-@pytest.mark.parametrize("text", ["naïve café, 日本語 🙂", "  two  spaces\n\n\ttab ", "don't I'll we've"])
-def test_any_text_comes_back_unchanged(text):
+def test_any_text_comes_back_unchanged(subtests):
     tokenizer = gpt2_tokenizer()
-    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    for text in ("naïve café, 日本語 🙂", "  two  spaces\n\n\ttab ", "don't I'll we've"):
+        with subtests.test(text):
+            assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 
 # ---- loading and saving ----
@@ -481,14 +473,15 @@ def test_generating_twice_gives_the_same_text_and_touches_no_generator(model, to
     assert (random.getstate(), np.random.get_state()[1].tolist()) == states[1:]
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_generating_leaves_the_model_as_it_was(model, tokenizer, training):
-    model.train(training)
-    model.config.use_cache = False
-    generate(model, tokenizer, "Once", 3)
-    assert model.training is training
-    assert model.config.use_cache is False
-    assert all(p.grad is None for p in model.parameters())
+def test_generating_leaves_the_model_as_it_was(model, tokenizer, subtests):
+    for training in (True, False):
+        with subtests.test(training=training):
+            model.train(training)
+            model.config.use_cache = False
+            generate(model, tokenizer, "Once", 3)
+            assert model.training is training
+            assert model.config.use_cache is False
+            assert all(p.grad is None for p in model.parameters())
 
 
 def test_models_have_their_customary_learning_rate():

@@ -20,7 +20,7 @@ from workbench.run import run as training
 from workbench.run.job import prepare
 from workbench.run.run import run
 from workbench.run.trainer import collate, prepare_data
-from workbench.techniques import DataLoading, GradientAccumulation, Lora, Padding, SequenceLength, Streaming
+from workbench.techniques import DataLoading, GradientAccumulation, Padding, SequenceLength, Streaming
 from workbench.texts import corpus
 from workbench.texts.chat import IGNORED, in_one_line, labelled
 
@@ -116,10 +116,12 @@ def test_without_a_template_a_simple_one_serves_and_the_end_of_text_ends_an_answ
     assert answers == [" Hello.<|endoftext|>\n"]
 
 
-@pytest.mark.parametrize(("completion", "counts"), [(" blue.", " blue.<|endoftext|>"), ("", "<|endoftext|>")])
-def test_of_two_texts_the_second_counts_and_both_stay_as_they_are(completion, counts):
-    answers, whole = counted({"prompt": "The sky is", "completion": completion}, gpt2_tokenizer())
-    assert (answers, whole) == ([counts], f"The sky is{completion}<|endoftext|>")
+def test_of_two_texts_the_second_counts_and_both_stay_as_they_are(subtests):
+    for completion in (" blue.", ""):
+        with subtests.test(completion=completion):
+            answers, whole = counted({"prompt": "The sky is", "completion": completion}, gpt2_tokenizer())
+            assert answers == [f"{completion}<|endoftext|>"]
+            assert whole == f"The sky is{completion}<|endoftext|>"
 
 
 def test_where_a_token_joins_two_texts_it_counts():
@@ -151,20 +153,28 @@ def test_a_template_that_rewrites_the_beginning_is_refused():
 # ---- what is recognised ----
 
 
-@pytest.mark.parametrize("kind", ["json", "data.json", "parquet", "saved", "jsonl.gz", "json.gz"])
-@pytest.mark.parametrize("rows", [
-    [{"id": n, "messages": chat} for n, chat in enumerate(CHATS)],
-    [{"id": n, "prompt": "one, two,", "completion": f" {n}"} for n in range(40)],
-    [{"prompt": chat[:1], "completion": chat[1:2]} for chat in CHATS],
-], ids=["messages", "texts", "exchange"])  # fmt: skip
-def test_every_kind_gives_the_same_conversations(tmp_path, kind, rows):
-    own, lines = corpus.load_corpus(written(tmp_path, kind, rows)), corpus.load_corpus(written(tmp_path, "jsonl", rows))
-    assert own.loss == "answers"
-    assert own.sha256 == lines.sha256
-    assert list(own.train) == list(lines.train)
-    assert own.held_out == lines.held_out
-    assert own.documents == len(rows) == len(list(own.train)) + len(own.held_out.split("\n"))
-    assert len(own.held_out.split("\n")) == len(rows) // 10
+KINDS = ("json", "data.json", "parquet", "saved", "jsonl.gz", "json.gz")
+ROWS = {
+    "messages": [{"id": n, "messages": chat} for n, chat in enumerate(CHATS)],
+    "texts": [{"id": n, "prompt": "one, two,", "completion": f" {n}"} for n in range(40)],
+    "exchange": [{"prompt": chat[:1], "completion": chat[1:2]} for chat in CHATS],
+}
+
+
+def test_every_kind_gives_the_same_conversations(tmp_path, subtests):
+    for shape, rows in ROWS.items():
+        folder = tmp_path / shape
+        folder.mkdir()
+        lines = corpus.load_corpus(written(folder, "jsonl", rows))
+        for kind in KINDS:
+            with subtests.test(shape=shape, kind=kind):
+                own = corpus.load_corpus(written(folder, kind, rows))
+                assert own.loss == "answers"
+                assert own.sha256 == lines.sha256
+                assert list(own.train) == list(lines.train)
+                assert own.held_out == lines.held_out
+                assert own.documents == len(rows) == len(list(own.train)) + len(own.held_out.split("\n"))
+                assert len(own.held_out.split("\n")) == len(rows) // 10
 
 
 def test_a_column_text_comes_first_and_messages_can_be_asked_for(tmp_path):
@@ -207,23 +217,29 @@ def test_a_dataset_of_conversations_is_kept_as_such(tmp_path):
 
 
 @pytest.fixture
+def few_chats(tmp_path):
+    return written(tmp_path, "jsonl", [{"messages": chat} for chat in CHATS])
+
+
+@pytest.fixture
 def chats(tmp_path):
     return written(tmp_path, "jsonl", [{"messages": chat} for chat in CHATS * 4])
 
 
-@pytest.mark.parametrize("template", [CHATML, MARKED, None])
-def test_conversations_are_packed_one_after_the_other_with_their_labels(chats, template):
-    tokenizer, own = tokenizer_with(template), corpus.load_corpus(chats)
-    blocks = corpus.make_blocks(own, tokenizer, 24, 4)
-    pairs = [pair for line in own.train for pair in labelled(line, tokenizer, "answers")]
-    expected = [pairs[start : start + 24] for start in range(0, len(pairs) - 23, 24)]
-    expected = [block for block in expected if any(label != IGNORED for _, label in block[1:])]
-    found = [list(zip(row["input_ids"], row["labels"], strict=True)) for row in blocks.train]
-    assert found == expected[: len(expected) // 4 * 4]
-    assert blocks.held_out.column_names == ["input_ids", "labels"]
-    assert all(any(label != IGNORED for label in row["labels"][1:]) for row in blocks.held_out)
-    assert "loss counts answers" in blocks.remarks[0]
-    assert ("no chat template" in blocks.remarks[0]) is (template is None)
+def test_conversations_are_packed_one_after_the_other_with_their_labels(chats, subtests):
+    own = corpus.load_corpus(chats)
+    for name, template in (("plain", CHATML), ("marked", MARKED), ("none", None)):
+        with subtests.test(template=name):
+            tokenizer = tokenizer_with(template)
+            blocks = corpus.make_blocks(own, tokenizer, 24, 4)
+            pairs = [pair for line in own.train for pair in labelled(line, tokenizer, "answers")]
+            expected = [pairs[start : start + 24] for start in range(0, len(pairs) - 23, 24)]
+            expected = [block for block in expected if any(label != IGNORED for _, label in block[1:])]
+            assert pairs_of(blocks.train) == expected[: len(expected) // 4 * 4]
+            assert blocks.held_out.column_names == ["input_ids", "labels"]
+            assert all(any(label != IGNORED for label in row["labels"][1:]) for row in blocks.held_out)
+            assert "loss counts answers" in blocks.remarks[0]
+            assert ("no chat template" in blocks.remarks[0]) is (template is None)
 
 
 def test_the_tokens_are_made_once_for_a_template_and_what_counts(chats, runs_folder):
@@ -258,12 +274,12 @@ def test_the_collator_takes_labels_where_they_are():
 
 
 @pytest.mark.values
-def test_the_loss_of_a_run_is_that_of_the_answers(recipe, chats):
+def test_the_loss_of_a_run_is_that_of_the_answers(recipe, few_chats):
     """Of a single batch, reckoned by hand: the mean over the tokens that count, in whatever micro-batches."""
-    recipe = replace(recipe, corpus=chats, steps=1)
+    recipe = replace(recipe, corpus=few_chats, steps=1)
     source = locate(recipe.model)
     model, tokenizer = load_model(source, load_config(source)).eval(), load_tokenizer(source)
-    own = corpus.load_corpus(chats)
+    own = corpus.load_corpus(few_chats)
     size = len(corpus.make_blocks(own, tokenizer, recipe.sequence_length, 1).train)
     blocks = corpus.make_blocks(own, tokenizer, recipe.sequence_length, size)
     ids, labels = (torch.tensor(blocks.train[name][:]) for name in ("input_ids", "labels"))
@@ -273,7 +289,7 @@ def test_the_loss_of_a_run_is_that_of_the_answers(recipe, chats):
     for techniques in ((), (GradientAccumulation(steps=size),), (DataLoading(num_workers=0),)):
         record = run(replace(recipe, effective_batch_size=size, techniques=techniques), device="cpu")
         assert record.losses == pytest.approx([expected], rel=1e-4)
-    everything = run(replace(recipe, effective_batch_size=size, corpus=f"{chats}:loss=all"), device="cpu")
+    everything = run(replace(recipe, effective_batch_size=size, corpus=f"{few_chats}:loss=all"), device="cpu")
     assert everything.losses[0] != pytest.approx(expected, rel=1e-3)
     assert "the loss counts answers of the conversations" in " ".join(record.warnings)
     assert record.data_sha256 == everything.data_sha256
@@ -285,11 +301,9 @@ def test_what_does_not_count_is_not_learned(recipe, tmp_path):
     rows = [
         {"prompt": f"{n * 7919 % 1000} {n * 104729 % 997} and", "completion": " the end of it all"} for n in range(900)
     ]
-    recipe = replace(recipe, corpus=written(tmp_path, "jsonl", rows), steps=60, techniques=(Lora(rank=8),))
-    answers = run(replace(recipe, techniques=(), learning_rate=1e-2), device="cpu")
-    everything = run(
-        replace(recipe, techniques=(), learning_rate=1e-2, corpus=f"{recipe.corpus}:loss=all"), device="cpu"
-    )
+    recipe = replace(recipe, corpus=written(tmp_path, "jsonl", rows), steps=60, learning_rate=1e-2)
+    answers = run(recipe, device="cpu")
+    everything = run(replace(recipe, corpus=f"{recipe.corpus}:loss=all"), device="cpu")
     assert answers.held_out_loss < 0.3 < 1 < everything.held_out_loss
 
 
@@ -319,27 +333,29 @@ def pairs_of(rows):
     return [list(zip(row["input_ids"], row["labels"], strict=True)) for row in rows]
 
 
-@pytest.mark.parametrize("dynamic", [True, False])
-def test_padding_makes_a_row_of_each_conversation(recipe, chats, dynamic):
+def test_padding_makes_a_row_of_each_conversation(recipe, chats, subtests):
     """In pieces where it is longer; without those in which nothing counts."""
     recipe = replace(recipe, corpus=chats, sequence_length=24)
-    rows, collate_rows = rows_of(recipe, Padding(dynamic=dynamic))
     tokenizer = load_tokenizer(locate(recipe.model))
-    told = [labelled(line, tokenizer, "answers") for line in corpus.load_corpus(chats).train]
-    pieces = [pairs[start : start + 24] for pairs in told for start in range(0, len(pairs), 24)]
+    conversations = [labelled(line, tokenizer, "answers") for line in corpus.load_corpus(chats).train]
+    assert max(map(len, conversations)) > 24  # or nothing is cut
+    pieces = [pairs[start : start + 24] for pairs in conversations for start in range(0, len(pairs), 24)]
     expected = [piece for piece in pieces if any(label != IGNORED for _, label in piece[1:])]
-    assert max(map(len, told)) > 24  # or nothing is cut
-    shown = [
-        [pair for pair, here in zip(pairs, row["attention_mask"], strict=True) if here]
-        for pairs, row in zip(pairs_of(rows), rows, strict=True)
-    ]
-    assert shown == expected[: len(expected) // 8 * 8]
-    assert {len(row["input_ids"]) for row in rows} == ({24} if not dynamic else {len(piece) for piece in shown})
-    batch = collate_rows(rows[:8])
-    assert (batch["labels"][batch["attention_mask"] == 0] == IGNORED).all()
-    kept = batch["labels"] != IGNORED
-    assert torch.equal(batch["labels"][kept], batch["input_ids"][kept])
-    assert kept.sum() == sum(label != IGNORED for piece in expected[:8] for _, label in piece)
+    for dynamic in (True, False):
+        with subtests.test(dynamic=dynamic):
+            rows, collate_rows = rows_of(recipe, Padding(dynamic=dynamic))
+            shown = [
+                [pair for pair, here in zip(pairs, row["attention_mask"], strict=True) if here]
+                for pairs, row in zip(pairs_of(rows), rows, strict=True)
+            ]
+            assert shown == expected[: len(expected) // 8 * 8]
+            lengths = {len(piece) for piece in shown} if dynamic else {24}
+            assert {len(row["input_ids"]) for row in rows} == lengths
+            batch = collate_rows(rows[:8])
+            assert (batch["labels"][batch["attention_mask"] == 0] == IGNORED).all()
+            kept = batch["labels"] != IGNORED
+            assert torch.equal(batch["labels"][kept], batch["input_ids"][kept])
+            assert kept.sum() == sum(label != IGNORED for piece in expected[:8] for _, label in piece)
 
 
 def test_a_stream_has_the_blocks_that_are_packed(recipe, chats):
@@ -365,17 +381,18 @@ def test_a_run_learns_from_them(recipe, chats, technique):
     assert record.held_out_loss < record.held_out_loss_before - 0.1
 
 
-@pytest.mark.parametrize("technique", [Padding(), Streaming()], ids=lambda t: t.name)
-def test_more_than_can_be_held_is_refused_before_loading(recipe, chats, technique, monkeypatch):
+def test_more_than_can_be_held_is_refused_before_loading(recipe, chats, monkeypatch, subtests):
     monkeypatch.setattr(training, "load_model", lambda *_, **__: pytest.fail("loaded"))
     monkeypatch.setattr(corpus, "IN_MEMORY_CHARACTERS", 10_000)
-    with pytest.raises(ConfigurationError, match=rf"corpus: {technique.name} cuts .* more than 10,000 characters"):
-        run(replace(recipe, corpus=chats, techniques=(technique,)), device="cpu")
+    for technique in (Padding(), Streaming()):
+        message = rf"corpus: {technique.name} cuts .* more than 10,000 characters"
+        with subtests.test(technique.name), pytest.raises(ConfigurationError, match=message):
+            run(replace(recipe, corpus=chats, techniques=(technique,)), device="cpu")
 
 
-def test_padded_conversations_are_predicted_as_they_are_measured(recipe, chats):
+def test_padded_conversations_are_predicted_as_they_are_measured(recipe, few_chats):
     """Of unequal rows the longest come first, in the run and in the prediction."""
-    recipe = replace(recipe, corpus=chats, steps=4, evaluation_batch_size=1, techniques=(Padding(),))
+    recipe = replace(recipe, corpus=few_chats, steps=2, evaluation_batch_size=1, techniques=(Padding(),))
     record = run(recipe, device="cpu", longest_first=True)
     predicted = predict(recipe, "cpu", engine="shadow")
     assert predicted.peak_allocated_bytes == pytest.approx(record.peak_allocated_bytes, rel=5e-3)

@@ -36,9 +36,10 @@ def test_of_a_file_the_last_tenth_is_held_out(tmp_path):
     assert text.held_out == "0123456789"
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.md", "A.TXT", "README"])
-def test_plain_text_is_read_whatever_it_is_called(tmp_path, name):
-    assert corpus.load_corpus(str(written(tmp_path, b"some text here", name))).train.startswith("some")
+def test_plain_text_is_read_whatever_it_is_called(tmp_path, subtests):
+    for name in ("a.txt", "a.md", "A.TXT", "README"):
+        with subtests.test(name):
+            assert corpus.load_corpus(str(written(tmp_path, b"some text here", name))).train.startswith("some")
 
 
 def test_a_byte_order_mark_is_dropped(tmp_path):
@@ -79,15 +80,14 @@ def test_the_plain_function_cuts_as_a_run_does():
     assert scope["cut_into_blocks"]([1, 2], 3) == []
 
 
-def test_the_tokens_of_a_text_are_made_once_for_all_lengths(tokenizer, monkeypatch):
-    made = []
-    encoded = corpus.encoded
-    monkeypatch.setattr(corpus, "encoded", lambda text, by: made.extend(text) or encoded(text, by))
-    monkeypatch.setattr(corpus, "_IDS", {})
-    for words, length in (("one two " * 99, 16), ("one two " * 99, 8), ("three four " * 99, 8)):
-        corpus.make_blocks(corpus.Corpus("any", words, "word " * 99, ""), tokenizer, length, batch=1)
-    assert [text for text in made if not text.startswith("word")] == ["one two " * 99, "three four " * 99]
-    assert len(corpus._IDS) == 1
+def test_the_tokens_of_the_last_text_are_kept_for_all_lengths(tokenizer, monkeypatch):
+    encoded, texts = corpus.encoded, []
+    monkeypatch.setattr(corpus, "encoded", lambda text, by: texts.extend(text) or encoded(text, by))
+    first, second = "one two " * 99, "three four " * 99
+    for text, length in ((first, 16), (first, 8), (second, 8), (first, 8)):
+        blocks = corpus.make_blocks(corpus.Corpus("any", text, "word " * 99, ""), tokenizer, length, batch=1)
+        assert tokenizer.decode(blocks.train[0]["input_ids"]) == " ".join(text.split()[:length])
+    assert [text for text in texts if not text.startswith("word")] == [first, second, first]
 
 
 def test_the_held_out_part_is_capped(tokenizer):
@@ -115,11 +115,10 @@ def test_one_word_is_too_short(tmp_path, tokenizer):
         corpus.make_blocks(text, tokenizer, sequence_length=16, batch=1)
 
 
-@pytest.mark.parametrize(
-    "held_out", ["word " * 400, "one\n\ntwo words\n\n" * 30, "a" * 50 + "\n\n", "word", "x\n\n\n\n"]
-)
-def test_a_prompt_can_be_taken_from_any_held_out_text(held_out):
-    prompt = corpus.prompt(corpus.Corpus("any", "", held_out, ""))
-    assert prompt.strip()
-    assert prompt in held_out
-    assert len(prompt) <= corpus.PROMPT_CHARACTERS
+def test_a_prompt_can_be_taken_from_any_held_out_text(subtests):
+    for held_out in ("word " * 400, "one\n\ntwo words\n\n" * 30, "a" * 50 + "\n\n", "word", "x\n\n\n\n"):
+        with subtests.test(held_out=held_out[:20]):
+            prompt = corpus.prompt(corpus.Corpus("any", "", held_out, ""))
+            assert prompt.strip()
+            assert prompt in held_out
+            assert len(prompt) <= corpus.PROMPT_CHARACTERS
