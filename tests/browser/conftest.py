@@ -99,7 +99,8 @@ def browser(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def open_notebook(lab, browser):
-    """Open a notebook and run all its cells; the page, whose cells' outputs are in `.jp-Cell-outputArea`."""
+    """Open a notebook and run all its cells; the page, whose cells' outputs are in `.jp-Cell-outputArea`. The kernels
+    end with the file's tests, or they would go on predicting beside the next ones."""
     address, _ = lab
     pages = []
 
@@ -116,6 +117,11 @@ def open_notebook(lab, browser):
     yield opened
     for page in pages:
         page.close()
+    with urllib.request.urlopen(f"{address}/api/kernels?token=t") as answer:
+        kernels = json.load(answer)
+    for kernel in kernels:
+        request = urllib.request.Request(f"{address}/api/kernels/{kernel['id']}?token=t", method="DELETE")
+        urllib.request.urlopen(request).close()
 
 
 @pytest.fixture

@@ -7,17 +7,22 @@ import nbformat
 
 OUTPUT = ".jp-Cell-outputArea"
 GAUGE = f"{OUTPUT} .workbench-gauge [role=img]"
+NEWEST_GAUGE = f"{OUTPUT} .workbench-gauge:not(.wb-old) [role=img]"  # of an answer to the newest question
+PROMPT = ".jp-NotebookPanel:not(.lm-mod-hidden) .jp-CodeCell .jp-InputArea-prompt"
 VERDICT = re.compile("Fits.|Does not fit")
 
 
-def write_panel(path, source):
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
+def write_notebook(path, *sources, hidden=0):
+    """A notebook of these code cells; the sources of the first ones may be hidden."""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
+    for cell in notebook.cells[:hidden]:
+        cell.metadata = {"jupyter": {"source_hidden": True}}
     notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
     nbformat.write(notebook, path)
 
 
 @contextmanager
-def told(page, what):
+def failing_with_page_text(page, what):
     """What fails here says what the page says."""
     from playwright.sync_api import Error
 
@@ -27,13 +32,27 @@ def told(page, what):
         raise AssertionError(f"no {what}; the page says: {page.locator('body').inner_text()[-3000:]}") from error
 
 
-def run_all(page, menu="Run", entry="Run All Cells"):
-    page.get_by_role("menuitem", name=menu, exact=True).click()
-    page.get_by_role("menuitem", name=entry, exact=True).click()
-    page.get_by_text("| Idle").first.wait_for()
-    with told(page, "verdict"):
-        output(page).get_by_text(VERDICT).filter(visible=True).first.wait_for()  # a closed tab has one, too
-    page.wait_for_timeout(300)
+def run_all(page):
+    """Run the notebook's one cell again, to its end, which is when it has another number. JupyterLab says `Idle` before
+    it has begun, and then the panel of the run before is still on the page."""
+    number_before = number_of_cell(page, "")
+    page.get_by_role("menuitem", name="Run", exact=True).click()
+    page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
+    number_of_cell(page, number_before)
+    with failing_with_page_text(page, "verdict"):
+        page.locator(NEWEST_GAUGE).wait_for()
+
+
+def number_of_cell(page, number_before):
+    """What stands before the cell once it is not running and has another number: `[ ]:`, and then `[1]:`."""
+    with failing_with_page_text(page, "end of the cell"):
+        page.wait_for_function(
+            "([prompt, before]) => {"
+            "  const number = document.querySelector(prompt)?.innerText ?? '*';"
+            "  return !number.includes('*') && number !== before; }",
+            arg=[PROMPT, number_before],
+        )
+    return page.locator(PROMPT).inner_text()
 
 
 def output(page):
@@ -70,7 +89,7 @@ def verdict(page):
 
 
 def wait_for_status(page, words):
-    with told(page, f"status {words!r}"):
+    with failing_with_page_text(page, f"status {words!r}"):
         output(page).locator('[role="status"]', has_text=re.compile(words)).first.wait_for()
 
 

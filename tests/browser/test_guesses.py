@@ -1,11 +1,11 @@
 """A guess in a real chromium: what the page says to it, by mouse and keyboard, alone and in JupyterLab."""
 
-import nbformat
 import pytest
+from driving import output, write_notebook
 
-from tests.browser.driving import output
 from workbench.lessons.exercise import exercise
 
+pytestmark = [pytest.mark.dear, pytest.mark.xdist_group("browser")]
 MIB = 2**20
 HOSTILE = """<b>bold</b> "quoted" 'too' {{answer}} </form><script>window.broken = 1</script>"""
 PAGE = (
@@ -124,19 +124,11 @@ def test_words_stay_words_and_a_narrow_page_stays_narrow(page):
     assert shown.locator("form").evaluate(contrast) == ["rgb(221, 221, 221)"] * 2
 
 
-def test_a_guess_is_judged_and_its_keys_move_no_cell(lab, browser):
-    address, folder = lab
+def test_a_guess_is_judged_and_its_keys_move_no_cell(lab, open_notebook):
+    _, folder = lab
     sources = (SOURCE, 'exercise("How much?", 42 * 2**20, "why")', "'behind'")
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
-    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    for cell in notebook.cells[:2]:
-        cell.metadata = {"jupyter": {"source_hidden": True}}
-    nbformat.write(notebook, folder / "guess.ipynb")
-    page = browser.new_page()
-    page.goto(f"{address}/lab/tree/guess.ipynb?token=t&reset")
-    page.get_by_text("| Idle").first.wait_for()
-    page.get_by_role("menuitem", name="Run", exact=True).click()
-    page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
+    write_notebook(folder / "guess.ipynb", *sources, hidden=2)
+    page = open_notebook("guess.ipynb")
     which, much = output(page).locator("form").nth(0), output(page).locator("form").nth(1)
     much.get_by_role("textbox").wait_for()
     assert page.get_by_text('"logits", "why"').count() == 0  # the source would tell
@@ -152,4 +144,3 @@ def test_a_guess_is_judged_and_its_keys_move_no_cell(lab, browser):
     page.keyboard.type("ddabxm")
     assert page.locator(".jp-NotebookPanel .jp-CodeCell").count() == len(sources)
     assert page.locator(".jp-NotebookPanel .jp-MarkdownCell").count() == 0
-    page.close()

@@ -3,9 +3,10 @@
 import re
 from pathlib import Path
 
-import nbformat
 import pytest
+from driving import write_notebook
 
+pytestmark = [pytest.mark.dear, pytest.mark.xdist_group("browser")]
 PARTS = ".jp-Cell-outputArea .wb-part"
 NOTEBOOK = """\
 import sys
@@ -47,23 +48,20 @@ display(taken, fits.view, several.view, pinned.view, plan.view, advice.view)
 
 
 @pytest.fixture(scope="module")
-def page(lab, browser):
+def page(lab, open_notebook):
     """One notebook with all of them, opened once."""
-    address, folder = lab
+    _, folder = lab
     source = NOTEBOOK.format(folder=str(Path(__file__).parents[1] / "widgets"))
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
-    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    notebook.cells[0].metadata = {"jupyter": {"source_hidden": True}}
-    nbformat.write(notebook, folder / "parts.ipynb")
-    page = browser.new_page()
-    page.goto(f"{address}/lab/tree/parts.ipynb?token=t&reset")
-    page.wait_for_selector(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Cell")
-    page.get_by_text("| Idle").first.wait_for()
-    page.get_by_role("menuitem", name="Run", exact=True).click()
-    page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
+    write_notebook(folder / "parts.ipynb", source, hidden=1)
+    page = open_notebook("parts.ipynb")
     part(page, "All is predicted").wait_for()
-    yield page
-    page.close()
+    return page
+
+
+CUT_OFF = """
+() => [...document.querySelectorAll('.wb-part, .wb-part .wide, .wb-card, .wb-part button, .wb-part li')]
+  .filter(e => e.scrollWidth > e.clientWidth + 2).map(e => e.className + ' ' + e.innerText.slice(0, 60))
+"""
 
 
 def part(page, words):
@@ -108,24 +106,21 @@ def test_make_it_fit_and_advice_become_cards_whose_buttons_take_them(page):
     taken(page, "gradient_checkpointing")
 
 
-@pytest.mark.parametrize("theme", ["Light", "Dark"])
-def test_nothing_is_cut_off_in_light_and_dark(page, browser, screenshot, theme):
+def test_nothing_is_cut_off_in_light_and_dark(page, browser, screenshot, subtests):
     if page.locator("#jp-left-stack").is_visible():
         page.keyboard.press("Control+b")  # the file browser
-    page.get_by_role("menuitem", name="Settings", exact=True).click()
-    page.locator(".lm-Menu-itemLabel", has_text=re.compile("^Theme$")).hover()
-    page.locator(".lm-Menu-itemLabel", has_text=re.compile(f"^JupyterLab {theme}$")).click()
-    page.wait_for_timeout(500)
-    for width in (1280, 700):
-        page.set_viewport_size({"width": width, "height": 2600})
-        page.locator(".jp-WindowedPanel-outer").first.evaluate("e => { e.scrollTop = 0 }")
-        page.wait_for_timeout(300)
-        screenshot(page, f"parts-{width}-{theme.lower()}")
-        cut = page.evaluate(
-            "() => [...document.querySelectorAll('.wb-part, .wb-part .wide, .wb-card, .wb-part button, .wb-part li')]"
-            ".filter(e => e.scrollWidth > e.clientWidth + 2).map(e => e.className + ' ' + e.innerText.slice(0, 60))"
-        )
-        assert cut == []
+    for theme in ("Light", "Dark"):
+        page.get_by_role("menuitem", name="Settings", exact=True).click()
+        page.locator(".lm-Menu-itemLabel", has_text=re.compile("^Theme$")).hover()
+        page.locator(".lm-Menu-itemLabel", has_text=re.compile(f"^JupyterLab {theme}$")).click()
+        page.wait_for_timeout(500)
+        for width in (1280, 700):
+            page.set_viewport_size({"width": width, "height": 2600})
+            page.locator(".jp-WindowedPanel-outer").first.evaluate("e => { e.scrollTop = 0 }")
+            page.wait_for_timeout(300)
+            screenshot(page, f"parts-{width}-{theme.lower()}")
+            with subtests.test(theme=theme, width=width):
+                assert page.evaluate(CUT_OFF) == []
     page.set_viewport_size({"width": 1280, "height": 1000})
     assert browser.strangers == []
     assert page.locator('[data-mime-type$="stderr"]').count() == 0, "no progress bar beside the panel"

@@ -22,11 +22,13 @@ from driving import (
     verdict,
     wait_for_button,
     wait_for_status,
-    write_panel,
+    write_notebook,
 )
 
 from workbench.measure.categories import UNITS
 from workbench.paths import NOTEBOOKS
+
+pytestmark = [pytest.mark.dear, pytest.mark.xdist_group("browser")]
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,7 @@ def panel(open_notebook, lab, model_name, text_file):
         "from workbench import Playground, Recipe\n"
         f"Playground(Recipe(model={model_name!r}, corpus={str(text_file)!r}, sequence_length=32, steps=20_000))"
     )
-    write_panel(lab[1] / "panel.ipynb", source)
+    write_notebook(lab[1] / "panel.ipynb", source)
     return open_notebook("panel.ipynb")
 
 
@@ -59,6 +61,7 @@ def in_sight(page, selector):
 # ---- the gauge ----
 
 
+@pytest.mark.smoke
 def test_a_toggle_changes_gauge_and_words(page):
     before = gauge(page)
     started = time.monotonic()
@@ -246,26 +249,39 @@ def as_html(path):
 # ---- how it looks ----
 
 
-@pytest.mark.parametrize("width", [640, 700, 1000, 1280, 1920])  # 1,280: at 200 % as 640, beside the files as 1,000
-def test_nothing_is_cut_off_and_the_gauge_stays_in_sight(page, browser, screenshot, width):
+WIDTHS = (640, 700, 1000, 1280, 1920)  # 1,280: at 200 % as 640, beside the files as 1,000
+
+
+def test_nothing_is_cut_off_and_the_gauge_stays_in_sight(page, browser, screenshot, subtests):
     if page.locator("#jp-left-stack").is_visible():
         page.keyboard.press("Control+b")  # the file browser
-    page.set_viewport_size({"width": width, "height": 1000 if width > 640 else 500})
-    page.wait_for_timeout(300)
-    wide = page.evaluate(
-        "() => [...document.querySelectorAll('.jp-Cell-outputArea .widget-box, .jp-Cell-outputArea .widget-label, "
-        ".workbench-tabs .lm-TabBar-tabLabel')].filter(e => e.scrollWidth > e.clientWidth + 2).map(e => e.innerText)"
-    )
-    page.locator(".workbench-panel").first.scroll_into_view_if_needed()
-    screenshot(page, f"playground-{width}")
-    output(page).get_by_label("Streaming", exact=True).check()
-    assert in_sight(page, GAUGE)
+    for width in WIDTHS:
+        with subtests.test(width=width):
+            show_at(page, width)
+            cut = page.evaluate(
+                "() => [...document.querySelectorAll('.jp-Cell-outputArea .widget-box, "
+                ".jp-Cell-outputArea .widget-label, .workbench-tabs .lm-TabBar-tabLabel')]"
+                ".filter(e => e.scrollWidth > e.clientWidth + 2).map(e => e.innerText)"
+            )
+            assert cut == []
+            screenshot(page, f"playground-{width}")
+            streaming = output(page).get_by_label("Streaming", exact=True)  # far down: the form scrolls to it
+            streaming.check()
+            assert in_sight(page, GAUGE)
+            streaming.uncheck()
     choose_theme(page, "JupyterLab Dark")
-    screenshot(page, f"playground-{width}-dark")
+    for width in WIDTHS:
+        show_at(page, width)
+        screenshot(page, f"playground-{width}-dark")
     choose_theme(page, "JupyterLab Light")
     page.set_viewport_size({"width": 1280, "height": 1000})
-    assert wide == []
     assert browser.strangers == []
+
+
+def show_at(page, width):
+    page.set_viewport_size({"width": width, "height": 1000 if width > 640 else 500})
+    page.wait_for_timeout(300)
+    page.locator(".workbench-panel").first.scroll_into_view_if_needed()
 
 
 def test_every_lessons_widget_renders(open_notebook, lab):
@@ -295,7 +311,7 @@ def test_every_lessons_widget_renders(open_notebook, lab):
 @pytest.mark.long
 def test_the_pictures_of_the_readme(open_notebook, lab, screenshot):
     """Looked at by eye, then copied to data/pictures: what a T4 needs, and a training of the embedded model."""
-    write_panel(lab[1] / "needs.ipynb", "from workbench import Playground\nPlayground()")
+    write_notebook(lab[1] / "needs.ipynb", "from workbench import Playground\nPlayground()")
     page = open_notebook("needs.ipynb")
     page.set_viewport_size({"width": 1280, "height": 1000})
     choose_theme(page, "JupyterLab Light")

@@ -9,6 +9,7 @@ from tests.lessons.test_timeline import HOSTILE, MIB, ROWS, one_step, prediction
 from workbench.lessons.timeline import scrubber
 from workbench.measure.categories import Category, Phase
 
+pytestmark = [pytest.mark.dear, pytest.mark.xdist_group("browser")]
 LIGHT, DARK = "color: #222; background: #fff", "color: #ddd; background: #111"
 LIVE = "() => steps.map(step => step.live.map(live => [...live].slice(0, step.events)))"
 
@@ -146,16 +147,17 @@ def test_behind_a_tab_it_waits_until_it_is_seen(browser):
     page.close()
 
 
-@pytest.mark.parametrize(("style", "dark"), [(LIGHT, False), (DARK, True)])
-def test_it_has_the_theme_of_the_page_around_it(show, style, dark):
-    page, frame = show(scrubber([prediction(one_step())]), style, width=400)
-    assert frame.evaluate("() => root.classList.contains('dark')") is dark
-    page.evaluate("style => document.body.setAttribute('style', style)", LIGHT if dark else DARK)
-    frame.wait_for_function("dark => root.classList.contains('dark') !== dark", arg=dark)
+def test_it_has_the_theme_of_the_page_around_it(show, subtests):
     heights = "() => [frameElement.offsetHeight, document.documentElement.scrollHeight, innerWidth, root.scrollWidth]"
-    outside, inside, wide, needed = frame.evaluate(heights)
-    assert outside >= inside  # nothing is cut off, and nothing scrolls
-    assert needed <= wide
+    for style, other_style, dark in ((LIGHT, DARK, False), (DARK, LIGHT, True)):
+        with subtests.test(dark=dark):
+            page, frame = show(scrubber([prediction(one_step())]), style, width=400)
+            assert frame.evaluate("() => root.classList.contains('dark')") is dark
+            page.evaluate("style => document.body.setAttribute('style', style)", other_style)
+            frame.wait_for_function("dark => root.classList.contains('dark') !== dark", arg=dark)
+            outside, inside, wide, needed = frame.evaluate(heights)
+            assert outside >= inside  # nothing is cut off, and nothing scrolls
+            assert needed <= wide
 
 
 def test_hostile_names_are_shown_as_they_are(show):

@@ -14,6 +14,7 @@ from workbench.lessons.notebooks import execute_notebook
 from workbench.paths import ROOT
 
 pytest.importorskip("sphinx_book_theme", reason="needs the extra `site`")
+pytestmark = [pytest.mark.dear, pytest.mark.xdist_group("browser")]
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(1)>"
 CELLS = (
     "# 05 · Written by a test\n\nFor $x^2$ and\n\n$$\\frac{a}{b}$$\n\nbut not `$HOME`. [Next](17_headline.ipynb)",
@@ -73,24 +74,28 @@ def test_every_notebook_has_its_page_and_the_front_page_leads_there(site):
     assert 'url=docs/index.html"' in (site / "index.html").read_text()
 
 
-def test_whatever_a_page_refers_to_is_there(pages):
+def test_whatever_a_page_refers_to_is_there(pages, subtests):
     for path, page in pages.items():
         for link in page.links | page.fetched:
             place, part = urldefrag(link)
             if not re.match(r"https?:|data:|mailto:", link) and place:
                 target = path.parent / unquote(place.split("?")[0])
-                assert target.exists(), (path.name, link)
-                assert not part or f'id="{part}"' in target.read_text(encoding="utf-8"), (path.name, link)
+                is_there = target.exists() and (not part or f'id="{part}"' in target.read_text(encoding="utf-8"))
+                if not is_there:
+                    with subtests.test(page=path.name, link=link):
+                        pytest.fail("leads nowhere")
 
 
-def test_no_page_fetches_from_a_network(pages):
+def test_no_page_fetches_from_a_network(pages, subtests):
     for path, page in pages.items():
-        assert not [one for one in page.fetched if re.match(r"(https?:)?//", one)], path
+        with subtests.test(page=path.name):
+            assert not [address for address in page.fetched if re.match(r"(https?:)?//", address)]
 
 
-def test_pictures_have_words(pages):
+def test_pictures_have_words(pages, subtests):
     for path, page in pages.items():
-        assert all(words and not words.endswith(".png") for words in page.pictures), (path.name, page.pictures)
+        with subtests.test(page=path.name):
+            assert all(words and not words.endswith(".png") for words in page.pictures)
     (lesson,) = (page for path, page in pages.items() if path.stem == "05_lora")
     assert lesson.pictures == [" ".join(plots.memory_bars.__doc__.split(".")[0].split()) + "."]
 
@@ -122,18 +127,20 @@ def opened(browser, site):
     assert browser.strangers == []
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_a_narrow_window_scrolls_tables_not_the_page(opened, theme):
-    for name in ("notebooks/05_lora", "data/reference/README", "docs/index", "docs/symptoms", "docs/api"):
-        page = opened(f"{name}.html", 400, theme)
-        assert page.evaluate("() => document.documentElement.scrollWidth") == 400, name
-    page = opened("notebooks/05_lora.html", 400, theme)
-    table = page.locator(".text_html", has=page.locator("table")).first
-    assert table.evaluate("box => box.scrollWidth > 5 * box.clientWidth && getComputedStyle(box).overflowX") == "auto"
-    picture = page.locator(".cell_output img")
-    assert picture.evaluate("one => one.complete && one.naturalWidth") > 100
-    assert picture.evaluate("one => getComputedStyle(one).filter") == "none"
-    assert page.frame_locator("iframe").locator("p").inner_text() == "six times seven is42"
+def test_a_narrow_window_scrolls_tables_not_the_page(opened, subtests):
+    overflow = "box => box.scrollWidth > 5 * box.clientWidth && getComputedStyle(box).overflowX"
+    for theme in ("light", "dark"):
+        for name in ("notebooks/05_lora", "data/reference/README", "docs/index", "docs/symptoms", "docs/api"):
+            with subtests.test(page=name, theme=theme):
+                page = opened(f"{name}.html", 400, theme)
+                assert page.evaluate("() => document.documentElement.scrollWidth") == 400
+        with subtests.test("a table, a picture and a frame", theme=theme):
+            page = opened("notebooks/05_lora.html", 400, theme)
+            assert page.locator(".text_html", has=page.locator("table")).first.evaluate(overflow) == "auto"
+            picture = page.locator(".cell_output img")
+            assert picture.evaluate("one => one.complete && one.naturalWidth") > 100
+            assert picture.evaluate("one => getComputedStyle(one).filter") == "none"
+            assert page.frame_locator("iframe").locator("p").inner_text() == "six times seven is42"
 
 
 def test_search_and_next_work_from_the_disk(opened):

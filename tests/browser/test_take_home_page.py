@@ -1,9 +1,9 @@
 """Taking a recipe home and bringing one, in a real JupyterLab: the clipboard, a file, and what the panel then says."""
 
-import nbformat
 import pytest
+from driving import OUTPUT, write_notebook
 
-OUTPUT = ".jp-Cell-outputArea"
+pytestmark = [pytest.mark.dear, pytest.mark.xdist_group("browser")]
 AXOLOTL = """base_model: <img src=x onerror=alert(1)>
 adapter: qlora
 load_in_4bit: true
@@ -30,9 +30,7 @@ w.VBox([panel.words, tab.view])"""
 
 @pytest.fixture
 def page(lab, open_notebook):
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(SOURCE)])
-    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    nbformat.write(notebook, lab[1] / "home.ipynb")
+    write_notebook(lab[1] / "home.ipynb", SOURCE)
     return open_notebook("home.ipynb")
 
 

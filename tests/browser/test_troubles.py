@@ -7,10 +7,21 @@ import re
 
 import psutil
 import pytest
-from driving import button, fill, output, stop_training, told, verdict, wait_for_button, wait_for_status, write_panel
+from driving import (
+    button,
+    failing_with_page_text,
+    fill,
+    output,
+    stop_training,
+    verdict,
+    wait_for_button,
+    wait_for_status,
+    write_notebook,
+)
 
 from workbench.records.record import Status, read_all
 
+pytestmark = [pytest.mark.dear, pytest.mark.xdist_group("browser")]
 SOURCE = """\
 import os, torch
 from pathlib import Path
@@ -33,9 +44,9 @@ def folder(tmp_path_factory):
 def panel(open_notebook, lab, folder, model_name, text_file):
     def opened(name):
         source = SOURCE.format(name=name, model=model_name, text=str(text_file), steps=20_000, folder=str(folder))
-        write_panel(lab[1] / f"{name}.ipynb", source)
+        write_notebook(lab[1] / f"{name}.ipynb", source)
         page = open_notebook(f"{name}.ipynb")
-        with told(page, "prediction for this machine"):  # the last that is made
+        with failing_with_page_text(page, "prediction for this machine"):  # the last that is made
             output(page).get_by_text(re.compile("of this machine$")).first.wait_for()
         return page
 

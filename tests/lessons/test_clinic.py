@@ -23,14 +23,13 @@ SOURCES = [
 ]
 ASKED = {name: source for source in SOURCES for name in re.findall(r'clinic\.ask\("(\w+)"', source)}
 EMULATED = "evaluation"  # predict_life knows no other engine
-LARGE = {
-    "vocabulary",
-    "states",
-    "xl",
-    "half_copies",
-    "two_gpus",
-}  # seconds each; the notebook judges them as well
-TRIED = [pytest.param(c, id=c.name, marks=[pytest.mark.long] * (c.name in LARGE)) for c in CASES.values()]
+LARGE = ("vocabulary", "states", "xl", "half_copies", "two_gpus")  # seconds each; the notebook judges them as well
+DEAR = ("first_step", "attention", "long_batch", EMULATED)
+
+
+def tried(case):
+    marks = [pytest.mark.long] if case.name in LARGE else [pytest.mark.dear] if case.name in DEAR else []
+    return pytest.param(case, id=case.name, marks=marks)
 
 
 @pytest.fixture(scope="module")
@@ -66,17 +65,18 @@ def test_every_case_is_asked_once():
     assert 12 <= len(CASES) <= 14
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_a_case_has_its_answers_among_its_choices(case):
-    assert case.cause in CAUSES
-    assert {*case.reference, *case.tempting} <= set(case.switches)
-    assert len(set(case.reference)) == len(set(case.tempting)) == 2
-    assert set(case.reference) != set(case.tempting)
-    assert case.hint
-    assert case.answer
+def test_a_case_has_its_answers_among_its_choices(subtests):
+    for name, case in CASES.items():
+        with subtests.test(case=name):
+            assert case.cause in CAUSES
+            assert {*case.reference, *case.tempting} <= set(case.switches)
+            assert len(set(case.reference)) == len(set(case.tempting)) == 2
+            assert set(case.reference) != set(case.tempting)
+            assert case.hint
+            assert case.answer
 
 
-@pytest.mark.parametrize("case", TRIED)
+@pytest.mark.parametrize("case", [tried(case) for case in CASES.values()])
 def test_as_it_is_it_dies_with_the_reference_it_lives_and_the_tempting_pair_is_not_enough(case, trial):
     if case.name == EMULATED and not place.is_set_up():
         pytest.skip("the emulated GPU is not set up here: python -m workbench emulate --set-up")
@@ -118,17 +118,14 @@ def test_it_does_not_fit_if_something_else_is_short():
     assert "the host is full" in str(Tried(1, 2, short="the host is full"))
 
 
-@pytest.mark.parametrize(
-    ("cause", "pair", "told"),
-    [
+def test_what_is_no_answer_is_refused(case, subtests):
+    for cause, pair, message in (
         ("moon", ["lora", "gradient_checkpointing"], r"'moon'\. Known: weights"),
         ("activations", ["lorax", "gradient_checkpointing"], r"'lorax'\. Known: .* Did you mean lora\?"),
         ("activations", ["lora", "lora"], "two different switches. Choose another"),
-    ],
-)
-def test_what_is_no_answer_is_refused(case, cause, pair, told):
-    with pytest.raises(ConfigurationError, match=told):
-        case.judge(cause, pair, needing())
+    ):
+        with subtests.test(cause=cause, pair=pair), pytest.raises(ConfigurationError, match=message):
+            case.judge(cause, pair, needing())
 
 
 def test_an_unknown_case_is_refused():
@@ -145,14 +142,16 @@ def test_switches_that_exclude_each_other_are_wrong_in_words():
     assert "forbids. Drop one of the two." in words
 
 
-@pytest.mark.parametrize("answer", ["reference", "tempting"])
-def test_where_nothing_can_be_tried_the_list_decides_and_says_so(answer):
+def test_where_nothing_can_be_tried_the_list_decides_and_says_so(subtests):
     def missing(switches):
         raise UnavailableError("the emulator is not set up.")
 
-    right, words = CASES["evaluation"].judge("results", getattr(CASES["evaluation"], answer), missing)
-    assert right == (answer == "reference")
-    assert "nothing was tried: the emulator is not set up." in words
+    case = CASES["evaluation"]
+    for pair, is_right in ((case.reference, True), (case.tempting, False)):
+        with subtests.test(pair=pair):
+            right, words = case.judge("results", pair, missing)
+            assert right == is_right
+            assert "nothing was tried: the emulator is not set up." in words
 
 
 def test_switches_change_a_recipe():

@@ -19,6 +19,7 @@ CARD = "emulated:t4"
 QUICK = {"device": CARD, "model": "gpt2-tiny", "steps": 3, "seeds": 1, "sequence_length": 64, "longest": 256}
 
 
+@pytest.mark.dear
 @pytest.mark.skipif(
     not place.is_set_up(), reason="the emulated GPU is not set up here: python -m workbench emulate --set-up"
 )
@@ -65,11 +66,11 @@ def test_losses_that_are_not_there_do_not_agree(runs):
     assert difference(runs[:1], runs[1:2]) != 0
 
 
-@pytest.mark.parametrize("picture", [plots.loss_curves, lambda runs: plots.tradeoffs(compare(to_frame(runs)))])
-def test_a_picture_of_values_says_why_it_is_empty(runs, picture):
-    axes = picture(runs).axes[0]
-    assert [text.get_text() for text in axes.texts if WITHOUT_VALUES in text.get_text()]
-    assert not axes.lines
+def test_a_picture_of_values_says_why_it_is_empty(runs):
+    for picture in (plots.loss_curves(runs), plots.tradeoffs(compare(to_frame(runs)))):
+        axes = picture.axes[0]
+        assert [text.get_text() for text in axes.texts if WITHOUT_VALUES in text.get_text()]
+        assert not axes.lines
 
 
 def test_on_other_devices_an_empty_picture_does_not_speak_of_emulation():

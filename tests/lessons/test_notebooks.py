@@ -4,13 +4,15 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
+from io import StringIO
 from pathlib import Path
 
 import nbformat
 import papermill
 import psutil
 import pytest
+from papermill.engines import Engine, NBClientEngine, papermill_engines
 
 from workbench.errors import ConfigurationError
 from workbench.gpus.process import Worker
@@ -45,6 +47,46 @@ def notebook(tmp_path):
     return make
 
 
+class InThisProcess(Engine):
+    """Executes the cells here: a kernel takes seconds to start, and all around it is papermill's and ours."""
+
+    @classmethod
+    def execute_managed_notebook(cls, nb_man, kernel_name, **options):
+        names, number = {}, 0
+        for index, cell in enumerate(nb_man.nb.cells):
+            if cell.cell_type != "code":
+                continue
+            number += 1
+            nb_man.cell_start(cell, index)
+            cell.execution_count = number
+            printed, failure = StringIO(), None
+            try:
+                with redirect_stdout(printed):
+                    exec(cell.source, names)
+            except Exception as error:
+                failure = error
+            cell.outputs.append(nbformat.v4.new_output("stream", text=printed.getvalue()))
+            if failure is not None:
+                ename = type(failure).__name__
+                cell.outputs.append(nbformat.v4.new_output("error", ename=ename, evalue=str(failure)))
+                nb_man.cell_exception(cell, index, exception=failure)
+                return
+            nb_man.cell_complete(cell, index)
+
+
+@pytest.fixture
+def without_kernels():
+    papermill_engines.register(None, InThisProcess)
+    yield
+    papermill_engines.register(None, NBClientEngine)
+
+
+def output_of(executed):
+    """What the cells of an executed notebook have printed."""
+    cells = nbformat.read(str(executed), as_version=4).cells
+    return "".join(output.text for cell in cells for output in cell.get("outputs", []) if "text" in output)
+
+
 def test_notebooks_are_found_in_order_by_stem_or_part():
     stems = [path.stem for path in find_notebooks()]
     assert stems == sorted(stems)
@@ -67,36 +109,35 @@ def test_an_unknown_parameter_is_refused_before_anything_runs(tmp_path):
     assert not list(tmp_path.rglob("*.ipynb"))
 
 
-def test_parameters_reach_the_cells(notebook, tmp_path):
+def test_parameters_reach_the_cells(notebook, tmp_path, without_kernels):
     path = notebook("print('steps are', steps)")
     assert parameters.of(path) == {"steps": "int"}
     parameters.check_parameters([path], {"steps": 7})
     output = execute_notebook(path, tmp_path / "new" / "out.ipynb", {"steps": 7, "unknown to this one": 1})
-    assert "steps are 7" in str(nbformat.read(str(output), as_version=4).cells)
+    assert output_of(output) == "steps are 7\n"
 
 
-def test_the_kernel_works_in_the_notebooks_folder(notebook, tmp_path):
+def test_the_cells_work_in_the_notebooks_folder(notebook, tmp_path, without_kernels):
     path = notebook("import os; print('at', os.getcwd())")
-    output = execute_notebook(path, tmp_path / "elsewhere" / "out.ipynb")
-    assert f"at {tmp_path}" in str(nbformat.read(str(output), as_version=4).cells)
+    assert output_of(execute_notebook(path, tmp_path / "elsewhere" / "out.ipynb")) == f"at {tmp_path}\n"
 
 
-def test_from_a_wheel_the_kernel_works_beside_the_output(notebook, tmp_path, monkeypatch):
+def test_from_a_wheel_the_cells_work_beside_the_output(notebook, tmp_path, monkeypatch, without_kernels):
     monkeypatch.setattr("workbench.lessons.notebooks.INSTALLED", True)
     path = notebook("import os; print('at', os.getcwd())")
     output = execute_notebook(path, tmp_path / "elsewhere" / "out.ipynb")
-    assert f"at {tmp_path / 'elsewhere'}" in str(nbformat.read(str(output), as_version=4).cells)
+    assert output_of(output) == f"at {tmp_path / 'elsewhere'}\n"
 
 
-def test_a_failing_cell_is_reported_and_what_ran_is_kept(notebook, tmp_path):
-    path = notebook("print('so far')", "1 / 0")
-    with pytest.raises(NotebookError, match=r"lesson.ipynb, cell \d: ZeroDivisionError: division by zero"):
-        execute_notebook(path, tmp_path / "out.ipynb")
-    assert "so far" in (tmp_path / "out.ipynb").read_text()
+def test_a_failing_cell_is_reported_and_what_ran_is_kept(notebook, tmp_path, without_kernels):
+    path = notebook("print('so far')", "1 / 0", "print('never')")
+    with pytest.raises(NotebookError, match=r"lesson.ipynb, cell 4: ZeroDivisionError: division by zero \(see .*out"):
+        execute_notebook(path, tmp_path / "out.ipynb", {"steps": 2})  # the injected cell is the second
+    assert output_of(tmp_path / "out.ipynb") == "so far\n"
 
 
 @pytest.fixture
-def chosen_again(tmp_path, monkeypatch):
+def chosen_again(tmp_path, monkeypatch, without_kernels):
     """Builds the notebooks of `tmp_path` once; returns what then says which of them a build would execute again."""
     monkeypatch.setattr("workbench.lessons.notebooks.NOTEBOOKS", tmp_path)
     with suppress(NotebookError):
@@ -135,7 +176,7 @@ def test_what_is_up_to_date_is_left_alone_and_what_failed_is_not(two, chosen_aga
     assert chosen_again(names=["a"]) == ["a"]
 
 
-def test_those_with_parameters_of_ones_own_do_not_mix_with_the_others(notebook, tmp_path, monkeypatch):
+def test_those_with_parameters_of_ones_own_do_not_mix_with_the_others(notebook, tmp_path, monkeypatch, without_kernels):
     notebook("print(steps)")
     monkeypatch.setattr("workbench.lessons.notebooks.NOTEBOOKS", tmp_path)
     (executed,) = build(given={"steps": 5}, folder=tmp_path / "build")
@@ -146,20 +187,24 @@ def test_those_with_parameters_of_ones_own_do_not_mix_with_the_others(notebook, 
 # ---- the kernel imports what the command is ----
 
 
+@pytest.mark.dear
 def test_the_kernel_and_its_children_import_this_very_package(notebook, tmp_path, monkeypatch):
-    """Whatever else is called workbench where the kernel stands, on PYTHONPATH, or in an editable install."""
+    """Whatever else is called workbench where the kernel stands, on PYTHONPATH, or in an editable install. The kernel
+    stands in the notebook's folder, and has its parameters."""
     for other in (tmp_path, tmp_path / "on path"):
         (other / "workbench").mkdir(parents=True)
         (other / "workbench" / "__init__.py").write_text("raise ImportError('another checkout')")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([".", str(tmp_path / "on path")]))
     path = notebook(
+        "import os\nprint('at', os.getcwd(), steps)",
         "import workbench\nprint('package', workbench.__file__)",
         "import workbench.recipe\nprint('room', workbench.recipe.__file__)",
-        "import os\nfrom workbench.gpus.process import Worker\nfrom workbench.paths import runs_folder\n"
+        "from workbench.gpus.process import Worker\nfrom workbench.paths import runs_folder\n"
         "worker = Worker(os.environ, ['workbench.paths'])\nprint('child', worker.call(runs_folder))\nworker.close()",
     )
     monkeypatch.setenv("WORKBENCH_RUNS", str(tmp_path / "here"))
-    shown = execute_notebook(path, tmp_path / "out.ipynb").read_text()
+    shown = output_of(execute_notebook(path, tmp_path / "elsewhere" / "out.ipynb", {"steps": 7}))
+    assert f"at {tmp_path} 7\n" in shown
     assert f"package {PACKAGE / '__init__.py'}" in shown
     assert f"room {PACKAGE / 'recipe.py'}" in shown
     assert f"child {tmp_path / 'here'}" in shown
@@ -181,6 +226,7 @@ def test_a_worker_imports_this_very_package(tmp_path, monkeypatch):
 # ---- what a run of a notebook leaves ----
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize(("name", "ending"), [("SIGTERM", SystemExit), ("SIGINT", KeyboardInterrupt)])
 def test_a_run_that_is_ended_leaves_no_folder_no_connection_file_and_no_kernel(
     notebook, tmp_path, monkeypatch, name, ending
@@ -196,16 +242,41 @@ def test_a_run_that_is_ended_leaves_no_folder_no_connection_file_and_no_kernel(
         seen.extend([psutil.Process(int((tmp_path / "begun").read_text())), *(tmp_path / "temporary").rglob("*.json")])
         os.kill(os.getpid(), getattr(signal, name))
 
-    before = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("SIGTERM would have ended the process at once"))
+    handlers = {
+        signal.SIGTERM: lambda *_: pytest.fail("SIGTERM would have ended the process at once"),
+        signal.SIGINT: signal.default_int_handler,  # a job in the background ignores it
+    }
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         threading.Thread(target=end, daemon=True).start()
         with pytest.raises(ending):
             execute_notebook(path, tmp_path / "out" / "lesson.ipynb")
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     assert len(seen) == 2, "the connection file is not where it was looked for"
     assert not seen[0].is_running() or seen[0].status() == psutil.STATUS_ZOMBIE
     assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_sigterm_ends_a_run_as_ctrl_c_does_and_the_temporary_folder_goes(
+    notebook, tmp_path, monkeypatch, without_kernels
+):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    path = notebook(
+        "import tempfile\nprint('in', tempfile.gettempdir())",
+        "import os\nimport signal\nos.kill(os.getpid(), signal.SIGTERM)\nimport time\ntime.sleep(1)",
+    )
+    before = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("SIGTERM would have ended the process at once"))
+    try:
+        with pytest.raises(SystemExit, match=f"^{128 + signal.SIGTERM}$"):
+            execute_notebook(path, tmp_path / "out" / "lesson.ipynb")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert output_of(tmp_path / "out" / "lesson.ipynb").startswith(f"in {temporary}/")
+    assert list(temporary.iterdir()) == []
 
 
 def test_afterwards_everything_is_as_it_was():
@@ -216,25 +287,28 @@ def test_afterwards_everything_is_as_it_was():
     assert (dict(os.environ), signal.getsignal(signal.SIGTERM), tempfile.gettempdir()) == (before, handler, place)
 
 
-@pytest.mark.parametrize(
-    ("error", "words"),
-    [
-        (OSError(28, "No space left on device"), "out cannot be written (No space left on device). Free some space"),
-        (OSError(27, "File too large"), "out cannot be written (File too large). Free some space"),
-        (PermissionError(13, "Permission denied", "/a/b"), "/a/b cannot be written (Permission denied)"),
-    ],
+REFUSALS_OF_A_DISK = (
+    (OSError(28, "No space left on device"), "out cannot be written (No space left on device). Free some space"),
+    (OSError(27, "File too large"), "out cannot be written (File too large). Free some space"),
+    (PermissionError(13, "Permission denied", "/a/b"), "/a/b cannot be written (Permission denied)"),
 )
-def test_a_disk_that_refuses_is_told_with_folder_and_cure(notebook, tmp_path, monkeypatch, error, words):
-    def refuses(path, output, **_):
-        Path(output).write_text("{cut sho")
-        raise error
 
-    monkeypatch.setattr(papermill, "execute_notebook", refuses)
-    with pytest.raises(NotebookError) as caught:
-        execute_notebook(notebook("1"), tmp_path / "out" / "lesson.ipynb")
-    assert list((tmp_path / "out").iterdir()) == []
-    assert str(caught.value).startswith("notebooks: ")
-    assert words in str(caught.value)
+
+def test_a_disk_that_refuses_is_told_with_folder_and_cure(notebook, tmp_path, monkeypatch, subtests):
+    path = notebook("1")
+    for error, words in REFUSALS_OF_A_DISK:
+
+        def refuses(path, output, error=error, **_):
+            Path(output).write_text("{cut sho")
+            raise error
+
+        with subtests.test(error=error):
+            monkeypatch.setattr(papermill, "execute_notebook", refuses)
+            with pytest.raises(NotebookError) as caught:
+                execute_notebook(path, tmp_path / "out" / "lesson.ipynb")
+            assert list((tmp_path / "out").iterdir()) == []
+            assert str(caught.value).startswith("notebooks: ")
+            assert words in str(caught.value)
 
 
 def test_a_file_where_the_folder_should_be(notebook, tmp_path):
@@ -253,58 +327,58 @@ def no_kernel(monkeypatch):
     monkeypatch.setattr(papermill, "execute_notebook", lambda *_, **__: pytest.fail("a kernel was started"))
 
 
-@pytest.mark.parametrize(
-    ("name", "given", "words"),
-    [
-        ("lora", {"model": "./nope"}, "model: './nope' is neither an existing folder nor a hub id"),
-        ("lora", {"model": ""}, "recipe: model must be a text, not empty"),
-        ("00", {"model": "./nope"}, "model: 'random:./nope' is neither"),
-        ("optimizer", {"large_model": "./nope"}, "model: 'random:./nope' is neither"),
-        ("lora", {"corpus": "nope.txt"}, "corpus: there is no file 'nope.txt'"),
-        ("lora", {"device": "cuda"}, "notebooks: device 'cuda' cannot be chosen"),
-        ("lora", {"device": "emulated:nope"}, "gpu: there is no 'nope'"),
-        ("lora", {"gpu": "nope"}, "gpu: there is no 'nope'"),
-        ("planner", {"among": "lora nope"}, "There is no technique 'nope'"),
-        ("planner", {"budget": "lots"}, "budget: 'lots' is not an amount of memory"),
-        ("optimizer", {"kinds": "sgd+nope"}, "optimizer: kind must be one of"),
-        ("lora", {"rank": 0}, "notebooks: rank must be a number from 1, got 0"),
-        ("lora", {"alpha": -1.0}, "notebooks: alpha must be a number from 0, got -1.0"),
-        ("lora", {"alpha": float("nan")}, "notebooks: alpha must be a number from 0, got nan"),
-        ("lora", {"alpha": float("inf")}, "notebooks: alpha must be a number from 0, got inf"),
-        ("12_kernels", {"budgets": "1+half"}, "torch_compile: memory_budget must be a number"),
-        ("lora", {"seeds": 0}, "notebooks: seeds must be a number from 1, got 0"),
-        ("lora", {"steps": -3}, "notebooks: steps must be a number from 1, got -3"),
-        (
-            "lora",
-            {"sequence_length": 1},
-            "recipe: sequence_length must be an integer of at least 2 and at most 1048576, got 1",
-        ),
-        ("lora", {"effective_batch_size": 0}, "notebooks: effective_batch_size must be a number from 1"),
-        (
-            "gradient_accumulation",
-            {"accumulation_steps": 0},
-            "notebooks: accumulation_steps must be a number from 1, got 0",
-        ),
-        ("mixed_precision", {"dtype": "fp7"}, "mixed_precision: dtype must be one of bf16, fp16, got 'fp7'"),
-        ("chunked", {"chunk": 0}, "notebooks: chunk must be a number from 1"),
-    ],
-    ids=str,
+REFUSED_PARAMETERS = (
+    ("lora", {"model": "./nope"}, "model: './nope' is neither an existing folder nor a hub id"),
+    ("lora", {"model": ""}, "recipe: model must be a text, not empty"),
+    ("00", {"model": "./nope"}, "model: 'random:./nope' is neither"),
+    ("optimizer", {"large_model": "./nope"}, "model: 'random:./nope' is neither"),
+    ("lora", {"corpus": "nope.txt"}, "corpus: there is no file 'nope.txt'"),
+    ("lora", {"device": "cuda"}, "notebooks: device 'cuda' cannot be chosen"),
+    ("lora", {"device": "emulated:nope"}, "gpu: there is no 'nope'"),
+    ("lora", {"gpu": "nope"}, "gpu: there is no 'nope'"),
+    ("planner", {"among": "lora nope"}, "There is no technique 'nope'"),
+    ("planner", {"budget": "lots"}, "budget: 'lots' is not an amount of memory"),
+    ("optimizer", {"kinds": "sgd+nope"}, "optimizer: kind must be one of"),
+    ("lora", {"rank": 0}, "notebooks: rank must be a number from 1, got 0"),
+    ("lora", {"alpha": -1.0}, "notebooks: alpha must be a number from 0, got -1.0"),
+    ("lora", {"alpha": float("nan")}, "notebooks: alpha must be a number from 0, got nan"),
+    ("lora", {"alpha": float("inf")}, "notebooks: alpha must be a number from 0, got inf"),
+    ("12_kernels", {"budgets": "1+half"}, "torch_compile: memory_budget must be a number"),
+    ("lora", {"seeds": 0}, "notebooks: seeds must be a number from 1, got 0"),
+    ("lora", {"steps": -3}, "notebooks: steps must be a number from 1, got -3"),
+    (
+        "lora",
+        {"sequence_length": 1},
+        "recipe: sequence_length must be an integer of at least 2 and at most 1048576, got 1",
+    ),
+    ("lora", {"effective_batch_size": 0}, "notebooks: effective_batch_size must be a number from 1"),
+    (
+        "gradient_accumulation",
+        {"accumulation_steps": 0},
+        "notebooks: accumulation_steps must be a number from 1, got 0",
+    ),
+    ("mixed_precision", {"dtype": "fp7"}, "mixed_precision: dtype must be one of bf16, fp16, got 'fp7'"),
+    ("chunked", {"chunk": 0}, "notebooks: chunk must be a number from 1"),
 )
-def test_what_a_cell_would_refuse(no_kernel, tmp_path, name, given, words):
-    for start in (
-        lambda: build([name], given, folder=tmp_path / "build"),
-        lambda: execute_notebook(find_notebooks([name])[0], tmp_path / "out.ipynb", given),
-    ):
-        with pytest.raises(ConfigurationError) as caught:
-            start()
-        assert str(caught.value).startswith(words)
-    assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("timeout", [-5, 0, float("nan"), float("inf"), -0.5])
-def test_a_time_that_is_none(no_kernel, tmp_path, timeout):
-    with pytest.raises(ConfigurationError, match=f"notebooks: timeout {timeout} is no time. Give more than 0 seconds"):
-        build(["lora"], folder=tmp_path, timeout_s=timeout)
+def test_what_a_cell_would_refuse(no_kernel, tmp_path, subtests):
+    for name, given, words in REFUSED_PARAMETERS:
+        with subtests.test(notebook=name, given=given):
+            with pytest.raises(ConfigurationError) as built:
+                build([name], given, folder=tmp_path / "build")
+            with pytest.raises(ConfigurationError) as executed:
+                execute_notebook(find_notebooks([name])[0], tmp_path / "out.ipynb", given)
+            assert str(built.value).startswith(words)
+            assert str(executed.value).startswith(words)
+            assert list(tmp_path.iterdir()) == []
+
+
+def test_a_time_that_is_none(no_kernel, tmp_path, subtests):
+    for timeout in (-5, 0, float("nan"), float("inf"), -0.5):
+        words = f"notebooks: timeout {timeout} is no time. Give more than 0 seconds"
+        with subtests.test(timeout=timeout), pytest.raises(ConfigurationError, match=words):
+            build(["lora"], folder=tmp_path, timeout_s=timeout)
 
 
 def test_records_that_could_not_be_written(no_kernel, tmp_path, monkeypatch):

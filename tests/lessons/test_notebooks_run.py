@@ -14,6 +14,8 @@ from workbench.recipe import Recipe
 from workbench.records.record import Record, Status, read_all
 from workbench.techniques import REGISTRY
 
+pytestmark = pytest.mark.dear
+
 QUICK = {
     "steps": 4, "seeds": 1, "sequence_length": 64, "sample_tokens": 8, "longest": 256, "large_length": 64, "rungs": 2,
     "budgets": "1",
@@ -64,41 +66,69 @@ CLAIMS = {
     "99_compare": [r"optimizer\(kind=adamw_8bit\)", r"attention\(implementation=eager\)"],
 }  # fmt: skip
 
-EVERY = [pytest.param(p, id=p.stem, marks=pytest.mark.xdist_group(p.stem)) for p in sorted(NOTEBOOKS.glob("*.ipynb"))]
+SMOKE = "05_lora"  # the one that runs in the first layer
+WITHOUT_A_STEP_TO_DRAG_THROUGH = (
+    "14_planner", "15_out_of_memory", "18_evaluation_and_generation", "19_clinic", "playground",
+)  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=EVERY)
-def executed(request, tmp_path_factory, text_file, model_name, predictions) -> tuple[Path, Path, list[Record]]:
-    folder = tmp_path_factory.mktemp(request.param.stem)
-    (folder / "runs").mkdir()
-    (folder / "runs" / "predictions").symlink_to(predictions)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WORKBENCH_RUNS", str(folder / "runs"))
-        quick = {**QUICK, "corpus": str(text_file), "large_model": model_name}
-        output = execute_notebook(request.param, folder / request.param.name, quick)
-    return request.param, output, read_all(folder / "runs")
+def a_group_of_its_own(path):
+    smoke = [pytest.mark.smoke] if path.stem == SMOKE else []
+    return pytest.param(path, id=path.stem, marks=[pytest.mark.xdist_group(path.stem), *smoke])
 
 
-def test_it_runs_and_its_records_are_true(executed):
-    path, _, records = executed
-    asks_for_runs = "seeds" in parameters.of(path)
-    assert bool(records) == asks_for_runs
+@pytest.mark.parametrize("path", [a_group_of_its_own(path) for path in sorted(NOTEBOOKS.glob("*.ipynb"))])
+def test_a_notebook_runs_and_what_it_leaves_and_says_is_true(
+    path, subtests, tmp_path, text_file, model_name, runs_folder, predicted_once
+):
+    quick = {**QUICK, "corpus": str(text_file), "large_model": model_name}
+    executed = nbformat.read(str(execute_notebook(path, tmp_path / path.name, quick)), as_version=4)
+    outputs = [output for cell in executed.cells for output in cell.get("outputs", [])]
+    records = read_all(runs_folder)
+
+    with subtests.test("it has records if it asks for runs"):
+        assert bool(records) == ("seeds" in parameters.of(path))
     for record in records:
-        if record.status is Status.UNAVAILABLE:
-            assert record.error
-            continue
-        if record.status is Status.OOM:  # a lesson may run out of memory only under a cap that is too small
-            assert 0 < record.memory_cap_bytes < record.peak_allocated_bytes == sum(record.by_category.values())
-            continue
-        assert record.status is Status.OK
-        asked = Recipe.from_dict(record.recipe).training_arguments()
-        assert record.steps_done == len(record.losses) == asked["max_steps"]
-        tokens, full = record.tokens_seen + record.padding_tokens, QUICK["steps"] * 8 * QUICK["sequence_length"]
-        assert tokens < full if record.padding_tokens and tokens != full else tokens == full
-        assert sum(record.by_category.values()) == record.peak_allocated_bytes == max(record.by_phase.values())
-        ranks = record.world_size if record.shard == "full" else 1  # that share them
-        assert record.by_category[Category.WEIGHTS] >= least_weights_bytes(record.dtype) // ranks
-        assert record.held_out_loss < record.held_out_loss_before
+        with subtests.test("a record is true", label=record.label):
+            check_record(record)
+    with subtests.test("its technique is on record beside the baseline"):
+        check_techniques(path, records)
+    for claim in CLAIMS.get(path.stem, []):
+        with subtests.test("what it says of itself is so", claim=claim):
+            assert re.search(claim, text_of(outputs))
+    with subtests.test("it has steps to drag through, and they are small"):
+        frames = [page for page in map(html_of, outputs) if "<iframe" in page]
+        assert len(frames) == (path.stem not in WITHOUT_A_STEP_TO_DRAG_THROUGH)
+        assert all(len(frame) < 300_000 for frame in frames)
+    with subtests.test("what it shows needs no kernel, no network and no apology"):
+        check_outputs(outputs)
+
+
+def html_of(output) -> str:
+    return output.get("data", {}).get("text/html", "")
+
+
+def text_of(outputs) -> str:
+    return "\n".join(output.get("text", "") or html_of(output) for output in outputs)
+
+
+def check_record(record: Record) -> None:
+    if record.status is Status.UNAVAILABLE:
+        assert record.error
+        return
+    if record.status is Status.OOM:  # a lesson may run out of memory only under a cap that is too small
+        assert 0 < record.memory_cap_bytes < record.peak_allocated_bytes == sum(record.by_category.values())
+        return
+    assert record.status is Status.OK
+    asked = Recipe.from_dict(record.recipe).training_arguments()
+    assert record.steps_done == len(record.losses) == asked["max_steps"]
+    tokens = record.tokens_seen + record.padding_tokens
+    all_tokens = QUICK["steps"] * 8 * QUICK["sequence_length"]
+    assert tokens == all_tokens or (record.padding_tokens and tokens < all_tokens)
+    assert sum(record.by_category.values()) == record.peak_allocated_bytes == max(record.by_phase.values())
+    sharing_ranks = record.world_size if record.shard == "full" else 1
+    assert record.by_category[Category.WEIGHTS] >= least_weights_bytes(record.dtype) // sharing_ranks
+    assert record.held_out_loss < record.held_out_loss_before
 
 
 def least_weights_bytes(dtype: str) -> int:
@@ -108,8 +138,7 @@ def least_weights_bytes(dtype: str) -> int:
     return known.get(dtype, 4 * everything)
 
 
-def test_its_technique_is_on_record_beside_the_baseline(executed):
-    path, _, records = executed
+def check_techniques(path: Path, records: list[Record]) -> None:
     stem = path.stem.split("_", 1)[-1]
     taught = {name for name, technique in REGISTRY.items() if stem in (name, technique.family)}
     if taught:
@@ -117,42 +146,11 @@ def test_its_technique_is_on_record_beside_the_baseline(executed):
         assert taught | {"baseline"} <= {label.split("(")[0] for label in labels}
 
 
-def test_what_it_says_of_itself_is_so(executed):
-    path, output, _ = executed
-    outputs = [o for cell in nbformat.read(str(output), as_version=4).cells for o in cell.get("outputs", [])]
-    told = "\n".join(o.get("text", "") or o.get("data", {}).get("text/html", "") for o in outputs)
-    for claim in CLAIMS.get(path.stem, []):
-        assert re.search(claim, told), claim
-
-
-def test_it_has_steps_to_drag_through_and_they_are_small(executed):
-    path, output, _ = executed
-    outputs = [o for cell in nbformat.read(str(output), as_version=4).cells for o in cell.get("outputs", [])]
-    frames = [page for o in outputs if "<iframe" in (page := o.get("data", {}).get("text/html", ""))]
-    without = ("14_planner", "15_out_of_memory", "18_evaluation_and_generation", "19_clinic", "playground")
-    assert len(frames) == (path.stem not in without)
-    assert all(len(frame) < 300_000 for frame in frames)
-
-
-def test_what_it_shows_needs_no_kernel_no_network_and_no_apology(executed):
-    """tests/test_site.py has the page around it."""
-    _, output, _ = executed
-    outputs = [o for cell in nbformat.read(str(output), as_version=4).cells for o in cell.get("outputs", [])]
+def check_outputs(outputs) -> None:
+    """tests/browser/test_site.py has the page around them."""
     for shown in outputs:
         data = shown.get("data", {})
         assert not data or {"text/html", "image/png", "text/markdown", "text/plain"} & set(data), list(data)
         assert "Warning" not in shown.get("text", "") + data.get("text/plain", "")
-        page = data.get("text/html", "")
         for fetched in ("<script src", "<link", 'src="http', "url(http", "@import"):
-            assert fetched not in page, fetched
-
-
-def test_it_runs_alone_from_its_own_folder(tmp_path, monkeypatch):
-    """As in JupyterLab: the kernel's folder is the notebook's, wherever that is."""
-    (tmp_path / "beside.txt").write_text("read from the notebook's folder")
-    lesson = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("print(open('beside.txt').read())")])
-    lesson.metadata["kernelspec"] = {"name": "python3", "language": "python", "display_name": "Python 3"}
-    nbformat.write(lesson, tmp_path / "own.ipynb")
-    execute_notebook(tmp_path / "own.ipynb", tmp_path / "out" / "executed.ipynb")
-    (cell,) = nbformat.read(str(tmp_path / "out" / "executed.ipynb"), as_version=4).cells
-    assert cell.outputs[0].text == "read from the notebook's folder\n"
+            assert fetched not in html_of(shown), fetched

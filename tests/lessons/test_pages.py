@@ -48,14 +48,15 @@ def test_a_page_made_before_its_notebook_was_executed_waits_for_it(settings, tmp
     assert noted == [tmp_path / "05_lora.ipynb"]
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_what_a_page_links_to_is_there(name):
-    assert linked(name)
-    for target in linked(name):
-        path, _, anchor = target.partition("#")
-        file = (DOCS / path).resolve()
-        assert file.is_file(), target
-        assert not anchor or anchor in anchors(file.read_text(encoding="utf-8")), target
+def test_what_a_page_links_to_is_there(subtests):
+    for name in PAGES:
+        with subtests.test(page=name):
+            assert linked(name)
+            for target in linked(name):
+                path, _, anchor = target.partition("#")
+                file = (DOCS / path).resolve()
+                assert file.is_file(), target
+                assert not anchor or anchor in anchors(file.read_text(encoding="utf-8")), target
 
 
 def test_every_lesson_is_on_a_path_or_cures_a_symptom():

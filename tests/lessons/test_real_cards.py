@@ -129,15 +129,12 @@ def test_a_step_is_a_frame_to_drag_through(monkeypatch):
     assert "{{" not in frame
 
 
-@pytest.mark.parametrize(
-    ("operation", "words"),
-    [
+def test_operations_in_words():
+    for operation, words in (
         ("aten._log_softmax_backward_data.default in loss", "gradient of log-softmax of the logits"),
         ("aten.mm.default in transformer.h.3.mlp", "matrix product"),
         ("aten._foreach_sqrt.default", "square root"),
         ("bitsandbytes.dequantize_4bit.default in lm_head", "dequantize 4bit"),
         ("given", "there before the step"),
-    ],
-)
-def test_operations_in_words(operation, words):
-    assert in_words(operation) == words
+    ):
+        assert in_words(operation) == words

@@ -4,7 +4,6 @@ import threading
 import time
 from dataclasses import replace
 
-import pytest
 from parts import MIB, Machine, words_of
 
 from workbench.advise.doctor import diagnose
@@ -84,15 +83,16 @@ def test_the_switches_wait_until_the_advice_is_there():
     assert order.index("switch") == len(order) - 1
 
 
-@pytest.mark.parametrize(("cap", "fitting", "most"), [(140, ["gradient_accumulation"], 12), (101, [], 10)])
-def test_under_a_hard_cap_what_attacks_too_little_is_not_predicted(cap, fitting, most):
-    machine = Machine()
-    advice = Advice(print, machine)
-    advice.show(record(memory_cap_bytes=cap * MIB, by_category={"weights": 100 * MIB}))  # it failed early
-    cards = shown(advice)
-    assert [name for card in cards for name in card.candidate.names if card.candidate.fits] == fitting
-    assert len(machine.asked) <= most
-    assert {"lora", "optimizer"}.isdisjoint(t.name for recipe in machine.asked for t in recipe.techniques)
+def test_under_a_hard_cap_what_attacks_too_little_is_not_predicted(subtests):
+    for cap, fitting, most_predictions in ((140, ["gradient_accumulation"], 12), (101, [], 10)):
+        with subtests.test(cap=cap):
+            machine = Machine()
+            advice = Advice(print, machine)
+            advice.show(record(memory_cap_bytes=cap * MIB, by_category={"weights": 100 * MIB}))  # it failed early
+            cards = shown(advice)
+            assert [name for card in cards for name in card.candidate.names if card.candidate.fits] == fitting
+            assert len(machine.asked) <= most_predictions
+            assert {"lora", "optimizer"}.isdisjoint(t.name for recipe in machine.asked for t in recipe.techniques)
 
 
 def test_what_does_not_fit_looks_like_no_advice_and_says_so():
@@ -195,7 +195,7 @@ def test_plans_for_the_recipe_before_are_said_to_be_old_and_none_is_made_without
     assert part.button.disabled
 
 
-@pytest.mark.parametrize("gpu", ["t4", "cpu"])
-def test_a_plan_says_for_what_it_was_predicted(gpu):
-    part, _, _ = plan(500 * MIB, gpu=gpu)
-    assert {"t4": "NVIDIA T4", "cpu": "this machine&#39;s CPU"}[gpu] in words_of(part)
+def test_a_plan_says_for_what_it_was_predicted():
+    for gpu, title in (("t4", "NVIDIA T4"), ("cpu", "this machine&#39;s CPU")):
+        part, _, _ = plan(500 * MIB, gpu=gpu)
+        assert title in words_of(part)

@@ -53,16 +53,17 @@ def filled(bytes_of, limit, batches=(1, 2, 4, 8, 16, 32, 64)):
     return row
 
 
-@pytest.mark.parametrize("limit", [*range(50, 4000, 37)])
-def test_every_verdict_is_that_of_a_prediction_however_the_line_bends(limit):
+def test_every_verdict_is_that_of_a_prediction_however_the_line_bends(subtests):
     """At first the optimizer's step is the peak, which no batch changes; then the backward pass."""
 
     def bytes_of(batch):
         return max(300, 100 + 50 * batch)
 
-    row = filled(bytes_of, limit)
-    assert row.fitting() == [batch for batch in row.recipes if bytes_of(batch) <= limit]
-    assert len(row.known) <= 5
+    for limit in range(50, 4000, 37):
+        with subtests.test(limit=limit):
+            row = filled(bytes_of, limit)
+            assert row.fitting() == [batch for batch in row.recipes if bytes_of(batch) <= limit]
+            assert len(row.known) <= 5
 
 
 def test_few_are_predicted_and_the_line_between_them_is_straight():

@@ -67,24 +67,25 @@ def panel(recipe):
     return made
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_what_is_shown_is_what_is_downloaded(panel, form):
-    panel.tab.form.value = form
-    panel.tab.refresh()
-    page = Page(panel.tab.page.value)
-    assert page.text == page.file
-    assert page.links["download"] == FORMS[form][0]
-    assert not re.search(r"[\"'\s=]/(tmp|work|root|home)/", page.file)
-    assert "Elsewhere it needs " in panel.tab.page.value  # what to put where: the text and the model are elsewhere
-    if form.endswith("script"):
-        compile(page.file, FORMS[form][0], "exec")
-        assert "trainer.train()" in page.file
-    elif form == "command":
-        assert page.file.startswith("python -m workbench run")
-    else:
-        read = json.loads if form == "JSON" else tomllib.loads
-        assert Recipe.from_dict(read(page.file)).techniques == panel.recipe.techniques
-        assert form == "JSON" or "[technique.lora]\nrank = 2" in page.file
+def test_what_is_shown_is_what_is_downloaded(panel, subtests):
+    for form, (file_name, *_) in FORMS.items():
+        with subtests.test(form=form):
+            panel.tab.form.value = form
+            panel.tab.refresh()
+            page = Page(panel.tab.page.value)
+            assert page.text == page.file
+            assert page.links["download"] == file_name
+            assert not re.search(r"[\"'\s=]/(tmp|work|root|home)/", page.file)
+            assert "Elsewhere it needs " in panel.tab.page.value  # what to put where: text and model are elsewhere
+            if form.endswith("script"):
+                compile(page.file, file_name, "exec")
+                assert "trainer.train()" in page.file
+            elif form == "command":
+                assert page.file.startswith("python -m workbench run")
+            else:
+                read = json.loads if form == "JSON" else tomllib.loads
+                assert Recipe.from_dict(read(page.file)).techniques == panel.recipe.techniques
+                assert form == "JSON" or "[technique.lora]\nrank = 2" in page.file
 
 
 def test_nothing_in_a_recipe_breaks_out_of_the_page():
@@ -129,13 +130,14 @@ def test_what_is_brought_reaches_the_panel_and_is_explained(panel):
     assert "lora" in panel.tab.page.value  # and the tab shows the new one
 
 
-@pytest.mark.parametrize("form", ["recipe file (TOML)", "JSON"])
-def test_what_went_comes_back(form):
+def test_what_went_comes_back(subtests):
     asked = Recipe(steps=3, arguments={"weight_decay": 0.1}, callbacks=["a.b:C"]) | Lora(rank=5)
-    panel = Panel(asked)
-    panel.tab.form.value = form
-    panel.bring(Page(panel.tab.page.value).file)
-    assert panel.chosen == [asked]
+    for form in ("recipe file (TOML)", "JSON"):
+        with subtests.test(form=form):
+            panel = Panel(asked)
+            panel.tab.form.value = form
+            panel.bring(Page(panel.tab.page.value).file)
+            assert panel.chosen == [asked]
 
 
 @pytest.mark.values
@@ -155,15 +157,15 @@ def test_the_file_run_again_gives_the_losses_of_the_recipe(recipe, fine_tuned, t
     assert read_all()[0].losses == fine_tuned(asked).losses != fine_tuned(recipe | Lora(rank=2)).losses
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[1]", "<b>", "lora_r: !!python/object:x {}", "sequence_len: <b>", '{"steps": 0}']
-)
-def test_what_cannot_be_used_changes_nothing(panel, text):
-    before = panel.recipe
-    answer = panel.bring(text)
-    assert panel.chosen == []
-    assert panel.recipe is before
-    assert 'role="alert"' in answer
-    assert "Nothing was changed." in answer
-    assert set(Page(answer).tags) <= TAGS
-    assert panel.tab.pasted.value == text
+def test_what_cannot_be_used_changes_nothing(recipe, subtests):
+    before = recipe | Lora(rank=2)
+    for text in ("", "[1]", "<b>", "lora_r: !!python/object:x {}", "sequence_len: <b>", '{"steps": 0}'):
+        with subtests.test(text=text):
+            panel = Panel(before)
+            answer = panel.bring(text)
+            assert panel.chosen == []
+            assert panel.recipe is before
+            assert 'role="alert"' in answer
+            assert "Nothing was changed." in answer
+            assert set(Page(answer).tags) <= TAGS
+            assert panel.tab.pasted.value == text

@@ -9,9 +9,11 @@ from dataclasses import fields, replace
 from importlib import import_module
 
 import ipywidgets as w
+import psutil
 import pytest
 
 from workbench.errors import ConfigurationError
+from workbench.gpus.catalogue import GPUS
 from workbench.measure.categories import Category
 from workbench.recipe import Recipe
 from workbench.records.record import Record, Status, read_all
@@ -85,15 +87,18 @@ def test_the_controls_give_the_recipe_they_were_set_to(form):
     assert form.recipe() == Recipe(model="gpt2-tiny")
 
 
-@pytest.mark.parametrize("name", REGISTRY)
-def test_switching_a_technique_on_adds_it_and_shows_its_settings(form, name):
-    toggle = form.toggles[name]
-    assert toggle.settings.layout.display == "none"
-    before = len(form.changes)
-    toggle.box.value = True
-    assert len(form.changes) > before
-    assert toggle.settings.layout.display is None
-    assert form.recipe().techniques == (REGISTRY[name](),)
+def test_switching_a_technique_on_adds_it_and_shows_its_settings(form, subtests):
+    for name, technique in REGISTRY.items():
+        with subtests.test(technique=name):
+            toggle = form.toggles[name]
+            assert toggle.settings.layout.display == "none"
+            before = len(form.changes)
+            toggle.box.value = True
+            assert len(form.changes) > before
+            assert toggle.settings.layout.display is None
+            assert form.recipe().techniques == (technique(),)
+            toggle.box.value = False
+            assert form.recipe().techniques == ()
 
 
 def test_what_cannot_be_combined_is_greyed_with_the_reason(form):
@@ -142,13 +147,14 @@ def test_settings_of_a_switch_are_kept_while_it_is_off(form):
     assert form.recipe().techniques == (Lora(rank=32),)
 
 
-@pytest.mark.parametrize(
-    ("typed", "words"), [("1.5", "steps must be an integer"), ("0", "at least 1"), ("", "integer")]
-)
-def test_a_number_is_never_changed_without_a_word(form, typed, words):
-    form.form.controls["steps"].value = typed
-    assert words in form.error.value
-    assert form.valid() is None
+def test_a_number_is_never_changed_without_a_word(form, subtests):
+    for typed, words in (("1.5", "steps must be an integer"), ("0", "at least 1"), ("", "integer")):
+        with subtests.test(typed=typed):
+            form.form.controls["steps"].value = typed
+            assert words in form.error.value
+            assert form.valid() is None
+            form.form.controls["steps"].value = "3"
+            assert form.error.value == ""
 
 
 def test_a_setting_out_of_range_is_said_and_the_control_stays_usable(form):
@@ -183,17 +189,21 @@ def test_the_page_says_in_words_what_the_bar_shows_and_is_escaped():
     assert "✓ Fits." in shown(Forecast(peak=2**30), Limit("t4", 2**30)), "to the byte"
 
 
-@pytest.mark.parametrize("limit", [Limit("t4"), Limit("t4", 2**30), Limit("cpu")])
-def test_the_bold_number_is_the_sum_of_the_legend(limit):
-    found = Forecast()
-    found.peak_reserved_bytes = found.peak_allocated_bytes + 10
-    parts = limit.parts_of(found)
-    context = 0 if limit.budget_bytes else found.context_bytes
-    assert sum(parts.values()) == found.peak_reserved_bytes + context
-    assert limit.limit_bytes - sum(parts.values()) - (found.context_bytes - context) == (
-        limit.have_bytes - sum(parts.values()) if limit.gpu == "cpu" or not limit.budget_bytes else
-        limit.budget_bytes - found.peak_reserved_bytes
-    )  # fmt: skip
+def test_the_bold_number_is_the_sum_of_the_legend(subtests):
+    """A limit of one's own is for what is reserved, without the context; all that a device has, for both."""
+    forecast = Forecast()
+    forecast.peak_reserved_bytes = forecast.peak_allocated_bytes + 10
+    reserved, context = forecast.peak_reserved_bytes, forecast.context_bytes
+    card, memory_here = GPUS["t4"], psutil.virtual_memory().total
+    for limit, needed, have, have_with_context in (
+        (Limit("t4"), reserved + context, card.memory_bytes, card.memory_bytes),
+        (Limit("t4", 2**30), reserved, 2**30, 2**30 + card.context_bytes_estimate),
+        (Limit("cpu"), reserved + context, memory_here, memory_here),
+    ):
+        with subtests.test(limit=limit):
+            assert sum(limit.parts_of(forecast).values()) == needed
+            assert limit.have_bytes == have
+            assert limit.limit_bytes == have_with_context
 
 
 def test_where_a_bar_is_overfull_the_end_of_the_memory_is_marked():
@@ -264,14 +274,15 @@ def test_what_nobody_waits_for_comes_after_the_gauge(form):
     assert "saving" in order
 
 
-@pytest.mark.parametrize("budget", ["lots", "8", "-1GiB"])
-def test_a_budget_that_cannot_be_read_is_said(budget):
-    gauge = Gauge(predictor=lambda recipe, gpu: Forecast())
-    gauge.show(Recipe())
-    gauge.budget.value = budget
-    gauge.newest.wait(10)
-    assert "limit" in gauge.page.value
-    assert "⚠" in gauge.page.value
+def test_a_budget_that_cannot_be_read_is_said(subtests):
+    for budget in ("lots", "8", "-1GiB"):
+        with subtests.test(budget=budget):
+            gauge = Gauge(predictor=lambda recipe, gpu: Forecast())
+            gauge.show(Recipe())
+            gauge.budget.value = budget
+            assert gauge.newest.wait(10)
+            assert "limit" in gauge.page.value
+            assert "⚠" in gauge.page.value
 
 
 def test_an_error_of_the_prediction_is_said_and_the_next_one_works():
@@ -316,7 +327,7 @@ def test_each_switch_says_what_it_saves(form):
 
 @pytest.fixture
 def playground(recipe, predicted, tmp_path):
-    return Playground(recipe, folder=tmp_path)
+    return Playground(replace(recipe, steps=2), folder=tmp_path)
 
 
 def finish(playground):
@@ -429,13 +440,14 @@ def test_a_cap_that_is_too_small_ends_as_out_of_memory(playground, recipe, tmp_p
     assert [record.status for record in read_all(tmp_path)] == [Status.OOM, Status.OK]
 
 
-@pytest.mark.parametrize("cap", ["lots", "8"])
-def test_a_cap_that_cannot_be_read_keeps_start_off(playground, cap):
-    playground.train.here.budget.value = cap
-    assert playground.train.start.disabled
-    assert "Start is off: limit:" in playground.train.what.value
-    playground.train.here.budget.value = ""
-    assert not playground.train.start.disabled
+def test_a_cap_that_cannot_be_read_keeps_start_off(playground, subtests):
+    for cap in ("lots", "8"):
+        with subtests.test(cap=cap):
+            playground.train.here.budget.value = cap
+            assert playground.train.start.disabled
+            assert "Start is off: limit:" in playground.train.what.value
+            playground.train.here.budget.value = ""
+            assert not playground.train.start.disabled
 
 
 def test_start_is_off_for_what_this_machine_has_not(playground, monkeypatch):
@@ -477,19 +489,21 @@ def test_without_a_live_page_it_shows_words_and_bars(playground, monkeypatch, ca
     assert "<script" not in page
 
 
-@pytest.mark.parametrize(("where", "closed"), [("cell-1", True), ("", False)])
-def test_a_cell_that_runs_again_ends_its_panel_and_no_other(recipe, predicted, tmp_path, monkeypatch, where, closed):
+def test_a_cell_that_runs_again_ends_its_panel_and_no_other(recipe, predicted, tmp_path, monkeypatch, subtests):
     """Some front ends do not name their cells: there every panel may still be looked at."""
     monkeypatch.setattr("workbench.widgets.playground.live_page", lambda: True)
-    monkeypatch.setattr("workbench.widgets.playground.cell", lambda: where)
     monkeypatch.setattr("workbench.widgets.playground.display", lambda *_, **__: None)
-    monkeypatch.setattr(Playground, "_in_cell", {})
     first, second = Playground(recipe, folder=tmp_path), Playground(recipe, folder=tmp_path)
     ended = []
     monkeypatch.setattr(Playground, "close", lambda self: ended.append(self))
-    for panel in (first, first, second):
-        panel._ipython_display_()
-    assert ended == ([first] if closed else [])
+    for name_of_the_cell, ended_panels in (("cell-1", [first]), ("", [])):
+        monkeypatch.setattr("workbench.widgets.playground.cell", lambda name=name_of_the_cell: name)
+        monkeypatch.setattr(Playground, "_in_cell", {})
+        with subtests.test(cell=name_of_the_cell):
+            ended.clear()
+            for panel in (first, first, second):
+                panel._ipython_display_()
+            assert ended == ended_panels
 
 
 # ---- history ----
@@ -525,6 +539,7 @@ def test_picked_runs_show_their_texts_and_stay_picked(tmp_path):
     assert len(history.choice.options) == 2
 
 
+@pytest.mark.dear
 def test_headless_use_never_imports_the_widgets():
     code = "import sys, workbench, workbench.run.run, workbench.__main__; print('ipywidgets' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
