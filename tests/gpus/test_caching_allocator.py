@@ -1,6 +1,6 @@
 """Sequences computed by hand from the rules of c10/cuda/CUDACachingAllocator.cpp; and what holds for any sequence."""
 
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 import pytest
 from hypothesis import given, settings
@@ -20,31 +20,35 @@ def blocks(allocator):
     return used + free
 
 
-@pytest.mark.parametrize(("nbytes", "block"), [(1, 512), (512, 512), (513, 1024), (1000, 1024), (10**6, 1_000_448)])
-def test_requests_round_up_to_512_bytes(nbytes, block):
-    assert round_size(nbytes) == block
-    allocator = CachingAllocator()
-    allocator.malloc(nbytes)
-    assert numbers(allocator) == (block, 2 * MIB)
+BLOCKS = {1: 512, 512: 512, 513: 1024, 1000: 1024, 10**6: 1_000_448}
 
 
-@pytest.mark.parametrize(
-    ("size", "segment"),
-    [
-        (512, 2 * MIB),
-        (MIB, 2 * MIB),  # the largest small request
-        (MIB + 512, 20 * MIB),
-        (10 * MIB - 512, 20 * MIB),
-        (10 * MIB, 10 * MIB),  # from here on a segment of its own
-        (10 * MIB + 512, 12 * MIB),
-        (100 * MIB, 100 * MIB),
-    ],
-)
-def test_segments(size, segment):
-    assert segment_size(size) == segment
-    allocator = CachingAllocator()
-    allocator.malloc(size)
-    assert allocator.reserved_bytes == segment
+def test_requests_round_up_to_512_bytes(subtests):
+    for nbytes, block in BLOCKS.items():
+        with subtests.test(nbytes=nbytes):
+            allocator = CachingAllocator()
+            allocator.malloc(nbytes)
+            assert round_size(nbytes) == block
+            assert numbers(allocator) == (block, 2 * MIB)
+
+
+SEGMENTS = {
+    512: 2 * MIB,
+    MIB: 2 * MIB,  # the largest small request
+    MIB + 512: 20 * MIB,
+    10 * MIB - 512: 20 * MIB,
+    10 * MIB: 10 * MIB,  # from here on a segment of its own
+    10 * MIB + 512: 12 * MIB,
+    100 * MIB: 100 * MIB,
+}
+
+
+def test_segments(subtests):
+    for size, segment in SEGMENTS.items():
+        with subtests.test(size=size):
+            allocator = CachingAllocator()
+            allocator.malloc(size)
+            assert segment_size(size) == allocator.reserved_bytes == segment
 
 
 def test_no_bytes_need_no_block():
@@ -113,15 +117,16 @@ def test_a_much_larger_free_block_is_split_rather_than_a_new_segment_made():
     assert numbers(allocator) == (100 * MIB, 100 * MIB)
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)])
-def test_free_neighbours_merge_in_whatever_order_they_are_freed(order):
-    allocator = CachingAllocator()
-    handles = [allocator.malloc(6 * MIB) for _ in range(3)]
-    for which in order:
-        allocator.free(handles[which])
-    assert blocks(allocator) == [(0, 20 * MIB, False)]
-    allocator.malloc(20 * MIB)
-    assert numbers(allocator) == (20 * MIB, 20 * MIB)
+def test_free_neighbours_merge_in_whatever_order_they_are_freed(subtests):
+    for order in permutations(range(3)):
+        with subtests.test(order=order):
+            allocator = CachingAllocator()
+            handles = [allocator.malloc(6 * MIB) for _ in range(3)]
+            for which in order:
+                allocator.free(handles[which])
+            assert blocks(allocator) == [(0, 20 * MIB, False)]
+            allocator.malloc(20 * MIB)
+            assert numbers(allocator) == (20 * MIB, 20 * MIB)
 
 
 def test_what_is_cached_stays_reserved_until_the_cache_is_emptied():

@@ -1,73 +1,64 @@
 """The model of the allocator against PyTorch's own, under the emulated GPU: random requests, the same four numbers.
 
 Both get the same requests; what is refused, and the bytes after every event, must be equal. The real one runs in a
-child process, because the emulated GPU is there from the start of a process or not at all.
+process of its own for each card: an allocator's settings are those of its process.
 """
 
-import json
 import random
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
+import torch
 
 from workbench.gpus.caching_allocator import KIB, MIB, CachingAllocator, OutOfCapacity
 from workbench.gpus.catalogue import gpu
 from workbench.gpus.emulator import place
-from workbench.gpus.emulator.launch import environment
+from workbench.gpus.emulator.call import PROCESSES, call_on
 
 EVENTS = 4000
 KEPT = 120  # blocks at once
 SIZES = (4 * KIB, 512 * KIB, MIB, 4 * MIB, 10 * MIB, 40 * MIB, 300 * MIB)  # up to each, as often as up to any other
-LARGE_CARD, SMALL_CARD = None, 3 * 1024 * MIB
-
-REAL = """
-import json, sys
-import torch
-torch.cuda.init()
-if json.loads(sys.argv[1]):
-    torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
-make, free = torch._C._cuda_cudaCachingAllocator_raw_alloc, torch._C._cuda_cudaCachingAllocator_raw_delete
-blocks, found = {}, []
-for kind, name, nbytes in json.load(sys.stdin):
-    refused = False
-    if kind == "take":
-        try:
-            blocks[name] = make(nbytes, 0)
-        except torch.OutOfMemoryError:
-            refused = True
-    elif name in blocks:
-        free(blocks.pop(name))
-    found.append([refused, torch.cuda.memory_allocated(), torch.cuda.memory_reserved()])
-peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-json.dump({"found": found, "peaks": peaks}, sys.stdout)
-"""
+LARGE = gpu("h100")
+SMALL = replace(LARGE, memory_bytes=3 * 1024 * MIB)  # on which some requests are refused
 
 
 def requests(seed):
     """(kind, name, bytes), of random sizes and in random order."""
-    draw, living, made = random.Random(seed), [], []
+    draw, living, events = random.Random(seed), [], []
     for name in range(EVENTS):
         if living and (len(living) >= KEPT or draw.random() < 0.45):
-            made.append(("give", living.pop(draw.randrange(len(living))), 0))
+            events.append(("give", living.pop(draw.randrange(len(living))), 0))
         else:
             living.append(name)
-            made.append(("take", name, draw.randint(1, draw.choice(SIZES))))
-    return made
+            events.append(("take", name, draw.randint(1, draw.choice(SIZES))))
+    return events
 
 
-def real(made, card, expandable):
-    command = [sys.executable, "-c", REAL, json.dumps(expandable)]
-    done = subprocess.run(command, input=json.dumps(made), env=environment(card), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout)
+def real(events, expandable):
+    """Of each event: whether it was refused, and the bytes that are allocated and reserved after it; and the peaks."""
+    torch.cuda.init()
+    if expandable:
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+    blocks, numbers = {}, []
+    for kind, name, nbytes in events:
+        refused = False
+        if kind == "take":
+            try:
+                blocks[name] = torch._C._cuda_cudaCachingAllocator_raw_alloc(nbytes, 0)
+            except torch.OutOfMemoryError:
+                refused = True
+        elif name in blocks:
+            torch._C._cuda_cudaCachingAllocator_raw_delete(blocks.pop(name))
+        numbers.append((refused, torch.cuda.memory_allocated(), torch.cuda.memory_reserved()))
+    return numbers, (torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())
 
 
-def model(made, card, expandable):
+def modelled(events, card, expandable):
+    """The same of the model."""
     capacity = card.memory_bytes - card.context_bytes_estimate
-    allocator, blocks, found = CachingAllocator(capacity, expandable, card.memory_bytes), {}, []
-    for kind, name, nbytes in made:
+    allocator = CachingAllocator(capacity, expandable, card.memory_bytes)
+    blocks, numbers = {}, []
+    for kind, name, nbytes in events:
         refused = False
         if kind == "take":
             try:
@@ -76,26 +67,27 @@ def model(made, card, expandable):
                 refused = True
         elif name in blocks:
             allocator.free(blocks.pop(name))
-        found.append([refused, allocator.allocated_bytes, allocator.reserved_bytes])
-    return {"found": found, "peaks": [allocator.peak_allocated_bytes, allocator.peak_reserved_bytes]}
+        numbers.append((refused, allocator.allocated_bytes, allocator.reserved_bytes))
+    return numbers, (allocator.peak_allocated_bytes, allocator.peak_reserved_bytes)
 
 
+@pytest.mark.dear
+@pytest.mark.xdist_group("emulated")
 @pytest.mark.skipif(not place.is_set_up(), reason="the emulated GPU is not set up (make emulator)")
-@pytest.mark.parametrize(
-    ("expandable", "memory"),
-    [
-        pytest.param(False, LARGE_CARD, id="segments"),
-        pytest.param(False, SMALL_CARD, id="segments-refusals"),
-        pytest.param(True, LARGE_CARD, id="expandable"),
-        pytest.param(True, SMALL_CARD, id="expandable-refusals"),
-    ],
-)
-def test_the_same_requests_give_the_same_numbers(expandable, memory):
-    card = gpu("h100") if memory is None else replace(gpu("h100"), memory_bytes=memory)
-    made = requests(seed=repr((expandable, memory)))
-    truth = real(made, card, expandable)
-    said = model(made, card, expandable)
-    assert any(refused for refused, *_ in truth["found"]) is (memory is not None)
-    different = [n for n, pair in enumerate(zip(truth["found"], said["found"], strict=True)) if pair[0] != pair[1]]
-    assert not different, (made[different[0]], truth["found"][different[0]], said["found"][different[0]])
-    assert said["peaks"] == truth["peaks"]
+def test_the_same_requests_give_the_same_numbers(subtests):
+    for expandable in (False, True):
+        for card in (LARGE, SMALL):
+            with subtests.test(expandable=expandable, memory_bytes=card.memory_bytes):
+                events = requests(seed=repr((expandable, None if card is LARGE else card.memory_bytes)))
+                PROCESSES.end(card.name)
+                truth, true_peaks = call_on(card, real, events, expandable, modules=("torch",))
+                numbers, peaks = modelled(events, card, expandable)
+                assert any(refused for refused, *_ in truth) is (card is SMALL)
+                different = [
+                    (event, right, wrong)
+                    for event, right, wrong in zip(events, truth, numbers, strict=True)
+                    if right != wrong
+                ]
+                assert not different, different[0]
+                assert peaks == true_peaks
+    PROCESSES.end(LARGE.name)

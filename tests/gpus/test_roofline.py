@@ -13,7 +13,6 @@ from workbench.paths import DATA
 
 H100 = DATA / "reference" / "h100"
 KINDS = ("fp32_flops", "half_flops", "memory_bytes", "bus_bytes")
-ALL = pytest.mark.parametrize("name", GPUS)
 # operations of one multiprocessor in a cycle, from the architectures' white papers: fp32, and the tensor cores with
 # sums in fp32, of which GeForce cards have half
 IN_A_CYCLE = {
@@ -31,20 +30,19 @@ def test_every_gpu_has_rates_and_their_source_and_so_has_a_cpu():
     assert "tools/against_speeds.py" in RATES["cpu"]["source"]
 
 
-@ALL
-def test_the_rates_are_those_of_the_multiprocessors_at_a_clock_that_there_is(name):
-    """A rate with sparsity, or with sums in fp16, would ask for twice the clock."""
-    gpu, rates = GPUS[name], RATES[name]
-    single, half = IN_A_CYCLE[gpu.compute_capability]
-    half //= 2 if gpu.title.startswith("GeForce") else 1
-    clocks = rates["fp32_flops"] / single / gpu.multiprocessors, rates["half_flops"] / half / gpu.multiprocessors
-    assert all(1.4e9 < clock < 2.65e9 for clock in clocks)
-    assert clocks[0] == pytest.approx(clocks[1], rel=0.1)
-
-
-@ALL
-def test_the_bus_is_one_of_the_three_generations(name):
-    assert RATES[name]["bus_bytes"] in {15.75e9, 31.5e9, 31.5e9 / 2, 63e9}
+def test_the_rates_are_those_of_the_multiprocessors_at_a_clock_that_there_is(subtests):
+    """A rate with sparsity, or with sums in fp16, would ask for twice the clock; the bus is of three generations."""
+    for name, gpu in GPUS.items():
+        with subtests.test(gpu=name):
+            rates = RATES[name]
+            single, half = IN_A_CYCLE[gpu.compute_capability]
+            half //= 2 if gpu.title.startswith("GeForce") else 1
+            single_clock = rates["fp32_flops"] / single / gpu.multiprocessors
+            half_clock = rates["half_flops"] / half / gpu.multiprocessors
+            assert 1.4e9 < single_clock < 2.65e9
+            assert 1.4e9 < half_clock < 2.65e9
+            assert single_clock == pytest.approx(half_clock, rel=0.1)
+            assert rates["bus_bytes"] in {15.75e9, 31.5e9, 31.5e9 / 2, 63e9}
 
 
 def test_an_h100_came_near_its_peaks_and_not_beyond():

@@ -137,19 +137,21 @@ def test_what_is_made_in_the_backward_pass_is_temporary():
     assert {tracker.category(s) for s in tracker.storages if s.nbytes == 1000 * FLOAT} == {Category.TEMPORARIES}
 
 
-@pytest.mark.parametrize("use_reentrant", [False, True])
-def test_activations_recomputed_under_checkpointing_are_activations(use_reentrant):
-    x = torch.ones(1000, requires_grad=True)
-    with StorageTracker("cpu") as tracker:
-        tracker.enter_phase(Phase.FORWARD)
-        loss = checkpoint(lambda t: t.exp().exp().exp(), x, use_reentrant=use_reentrant).sum()
-        tracker.enter_phase(Phase.BACKWARD)
-        loss.backward()
-        tracker.enter_phase(None)
-    sizes = [s for s in tracker.storages if s.nbytes == 1000 * FLOAT and tracker.category(s) is Category.ACTIVATIONS]
-    recomputed = [s for s in sizes if s.phase is Phase.BACKWARD]
-    assert len(recomputed) == 3
-    assert len(sizes) - len(recomputed) <= 1  # of the first pass the result alone may be kept
+def test_activations_recomputed_under_checkpointing_are_activations(subtests):
+    for use_reentrant in (False, True):
+        x = torch.ones(1000, requires_grad=True)
+        with StorageTracker("cpu") as tracker:
+            tracker.enter_phase(Phase.FORWARD)
+            loss = checkpoint(lambda t: t.exp().exp().exp(), x, use_reentrant=use_reentrant).sum()
+            tracker.enter_phase(Phase.BACKWARD)
+            loss.backward()
+            tracker.enter_phase(None)
+        large = [s for s in tracker.storages if s.nbytes == 1000 * FLOAT]
+        activations = [s for s in large if tracker.category(s) is Category.ACTIVATIONS]
+        recomputed = [s for s in activations if s.phase is Phase.BACKWARD]
+        with subtests.test(use_reentrant=use_reentrant):
+            assert len(recomputed) == 3
+            assert len(activations) - len(recomputed) <= 1  # of the first pass the result alone may be kept
 
 
 def test_without_checkpointing_no_activation_is_made_in_the_backward_pass(model):
@@ -200,16 +202,16 @@ def test_the_gradient_of_the_tied_embedding_is_a_gradient_from_birth(model):
     assert now(meter.tracker)[Category.GRADIENTS] == parameter_bytes(model)
 
 
-@pytest.mark.parametrize(
-    ("kind", "tensors_per_parameter"),
-    [(torch.optim.AdamW, 2), (torch.optim.SGD, 0), (torch.optim.Adagrad, 1)],
-)
-def test_optimizer_states_are_labelled(model, kind, tensors_per_parameter):
-    optimizer = kind(model.parameters(), lr=1e-3)
-    meter = one_step(model, optimizer)
-    counters = sum("step" in state for state in optimizer.state.values()) * FLOAT
-    expected = tensors_per_parameter * parameter_bytes(model) + counters
-    assert now(meter.tracker).get(Category.OPTIMIZER_STATES, 0) == expected
+def test_optimizer_states_are_labelled(model, subtests):
+    tensors_per_parameter = {torch.optim.AdamW: 2, torch.optim.SGD: 0, torch.optim.Adagrad: 1}
+    for kind, tensors in tensors_per_parameter.items():
+        with subtests.test(kind=kind.__name__):
+            optimizer = kind(model.parameters(), lr=1e-3)
+            meter = one_step(model, optimizer)
+            counters = sum("step" in state for state in optimizer.state.values()) * FLOAT
+            expected = tensors * parameter_bytes(model) + counters
+            assert now(meter.tracker).get(Category.OPTIMIZER_STATES, 0) == expected
+            model.zero_grad()
 
 
 def test_a_state_made_in_the_step_was_a_state_from_birth(model):

@@ -1,13 +1,36 @@
+from pathlib import Path
+
 import pytest
 
 from workbench.gpus.emulator import call, place
 
 
+@pytest.fixture(scope="session")
+def emulators_libraries():
+    """The process that has imported PyTorch's CUDA build: it serves all files."""
+    yield
+    call.TRUNK.end()
+
+
 @pytest.fixture(scope="module")
-def emulator():
+def emulator(emulators_libraries):
     """The emulated GPU, whose processes end with the file; where it is not set up, its tests are skipped."""
     if not place.is_set_up():
         pytest.skip("the emulated GPU is not set up: make emulator")
     yield
     call.PROCESSES.end()
-    call.TRUNK.end()
+
+
+@pytest.fixture(scope="session")
+def shallow_gpt2(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """GPT-2 with four of its twelve layers: tensors of the same sizes, a third of the work."""
+    from workbench.models.load import load_config, load_tokenizer
+    from workbench.models.source import locate
+
+    folder: Path = tmp_path_factory.mktemp("models") / "shallow-gpt2"
+    source = locate("random:gpt2")
+    config = load_config(source)
+    config.n_layer = 4
+    config.save_pretrained(folder)
+    load_tokenizer(source).save_pretrained(folder)
+    return f"random:{folder}"

@@ -27,6 +27,7 @@ from workbench.run.trainer import assemble, prepare_data, prepare_model, trainin
 from workbench.techniques import parse_technique
 from workbench.texts.corpus import Blocks
 
+pytestmark = pytest.mark.dear
 MEAN, WORST = 0.01, 0.025
 ALL = "lora=targets:c_attn+c_fc+c_proj"
 

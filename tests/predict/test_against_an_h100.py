@@ -32,27 +32,40 @@ def run_as(recipe):
 
 REAL = measured()
 DONE = [recipe for recipe in recipes(EMULATED_GRID) if run_as(recipe) in REAL and recipe.model == "random:gpt2"]
-CHOSEN = pytest.mark.parametrize("recipe", DONE[:: len(DONE) // SOME], ids=lambda recipe: recipe.label)
+CHOSEN = DONE[:: len(DONE) // SOME]
 
 
-@CHOSEN
-def test_the_shadow_predicts_what_was_allocated(recipe):
-    found = predict(recipe, "h100", engine=SHADOW)
-    assert found.peak_allocated_bytes == pytest.approx(REAL[run_as(recipe)], rel=CLOSE)
+def compared(recipe, engine, subtests):
+    with subtests.test(recipe=recipe.label):
+        predicted = predict(recipe, "h100", engine=engine)
+        assert predicted.peak_allocated_bytes == pytest.approx(REAL[run_as(recipe)], rel=CLOSE)
 
 
+def test_the_shadow_predicts_what_was_allocated(subtests):
+    compared(CHOSEN[0], SHADOW, subtests)
+
+
+@pytest.mark.dear
+def test_the_shadow_predicts_what_other_recipes_allocated(subtests):
+    for recipe in CHOSEN[1:]:
+        compared(recipe, SHADOW, subtests)
+
+
+@pytest.mark.dear
 @pytest.mark.xdist_group("emulated")
 @pytest.mark.usefixtures("emulator")
-@CHOSEN
-def test_the_emulator_predicts_what_was_allocated(recipe):
-    found = predict(recipe, "h100", engine=EMULATOR)
-    assert found.peak_allocated_bytes == pytest.approx(REAL[run_as(recipe)], rel=CLOSE)
+def test_the_emulator_predicts_what_was_allocated(subtests):
+    for recipe in CHOSEN:
+        compared(recipe, EMULATOR, subtests)
 
 
-@pytest.mark.parametrize("label", ["baseline", "activation_offloading", "optimizer_offloading", "mixed_precision"])
-def test_the_work_of_a_step_is_what_the_estimates_on_record_were_made_of(label):
+@pytest.mark.dear
+def test_the_work_of_a_step_is_what_the_estimates_on_record_were_made_of(subtests):
     """Which are held against the speeds of that card in `tests/gpus/test_roofline.py`."""
     with (REFERENCE / "h100" / "gpt2-124m" / "time.csv").open(encoding="utf-8") as file:
-        (row,) = (row for row in csv.DictReader(file) if row["label"] == label)
-    work = candidate(applied(ON_AN_H100, label), "h100").predicted.work
-    assert [work.get(kind, 0) for kind in KINDS] == pytest.approx([int(row[kind]) for kind in KINDS], rel=0.02)
+        rows = {row["label"]: row for row in csv.DictReader(file)}
+    for label in ("baseline", "activation_offloading", "optimizer_offloading", "mixed_precision"):
+        with subtests.test(label=label):
+            work = candidate(applied(ON_AN_H100, label), "h100").predicted.work
+            recorded = [int(rows[label][kind]) for kind in KINDS]
+            assert [work.get(kind, 0) for kind in KINDS] == pytest.approx(recorded, rel=0.02)

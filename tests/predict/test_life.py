@@ -25,6 +25,11 @@ from workbench.techniques import GradientCheckpointing, Lora, MixedPrecision, Op
 
 pytestmark = [pytest.mark.xdist_group("emulated")]
 
+
+def on_a_card(test):
+    return pytest.mark.dear(pytest.mark.usefixtures("emulator")(test))
+
+
 PHASES = ["load", "first step", "steady step", "evaluate", "generate", "checkpoint", "resume", "save"]
 TINY = Recipe(model="gpt2-tiny", effective_batch_size=8, sequence_length=128)
 LARGE = Recipe(model="random:gpt2", effective_batch_size=8, sequence_length=1024)
@@ -48,7 +53,7 @@ def bytes_of(life, name="allocated_bytes"):
 # ---- on an emulated card ----
 
 
-@pytest.mark.usefixtures("emulator")
+@on_a_card
 def test_what_is_predicted_is_what_this_machine_measures_but_for_the_workspaces_of_the_gpu(measured):
     """cuBLAS has one for each of two threads, the second from the first backward pass on."""
     predicted, workspace = predict_life(TINY, "t4", Habits()), gpu("t4").cublas_workspace_bytes
@@ -60,7 +65,7 @@ def test_what_is_predicted_is_what_this_machine_measures_but_for_the_workspaces_
     assert not measured.refused
 
 
-@pytest.mark.usefixtures("emulator")
+@on_a_card
 def test_a_step_of_a_life_is_the_step_of_a_prediction():
     recipe = LARGE | GradientCheckpointing() | MixedPrecision(dtype="fp16")
     life, step = predict_life(recipe, "t4", Habits()), predict(recipe, "t4", engine=EMULATOR)
@@ -73,7 +78,7 @@ def test_a_step_of_a_life_is_the_step_of_a_prediction():
     assert device["generate"] < device["evaluate"] < device["steady step"] == pytest.approx(device["resume"], rel=0.01)
 
 
-@pytest.mark.usefixtures("emulator")
+@on_a_card
 def test_kept_logits_grow_with_the_held_out_rows_on_the_device_or_on_the_host():
     few, many, plain = (replace(KEEPING, held_out_rows=64), replace(KEEPING, held_out_rows=128), Habits())
     moved = replace(many, eval_accumulation_steps=1)
@@ -85,7 +90,7 @@ def test_kept_logits_grow_with_the_held_out_rows_on_the_device_or_on_the_host():
     assert plain.host_bytes < 2**20
 
 
-@pytest.mark.usefixtures("emulator")
+@on_a_card
 def test_an_evaluation_that_does_not_fit_is_cured_by_what_is_predicted_to_fit():
     recipe, habits = replace(TINY, evaluation_batch_size=1024), replace(KEEPING, held_out_rows=4096)
     life = predict_life(recipe, "t4", habits)
@@ -102,7 +107,7 @@ def test_an_evaluation_that_does_not_fit_is_cured_by_what_is_predicted_to_fit():
     assert set(evaluation_cures("t4", together)) == {"per_device_eval_batch_size=1"}
 
 
-@pytest.mark.usefixtures("emulator")
+@on_a_card
 def test_smaller_batches_and_a_cache_left_out_need_less():
     lean = predict_life(replace(TINY, evaluation_batch_size=1), "t4", Habits(max_new_tokens=64, use_cache=False))
     usual = predict_life(TINY, "t4", Habits(max_new_tokens=64))
@@ -111,7 +116,7 @@ def test_smaller_batches_and_a_cache_left_out_need_less():
     assert bytes_of(lean)["steady step"] == bytes_of(usual)["steady step"]
 
 
-@pytest.mark.usefixtures("emulator")
+@on_a_card
 def test_an_adapter_is_merged_and_what_cannot_be_resumed_is_not():
     adapted = predict_life(TINY | Lora(), "t4", Habits())
     assert list(peaks(adapted)) == PHASES
@@ -120,15 +125,16 @@ def test_an_adapter_is_merged_and_what_cannot_be_resumed_is_not():
     assert list(peaks(offloaded)) == [phase for phase in PHASES if phase not in ("checkpoint", "resume")]
 
 
-@pytest.mark.usefixtures("emulator")
-@pytest.mark.parametrize("change", [Optimizer(kind="adamw_foreach"), Padding()], ids=lambda change: change.name)
-def test_states_on_the_host_are_counted_on_and_the_longest_example_comes_again(change):
+@on_a_card
+def test_states_on_the_host_are_counted_on_and_the_longest_example_comes_again(subtests):
     """The loop over tensors reads on the host how many steps were taken."""
-    found = bytes_of(predict_life(TINY | change, "t4", Habits()))
-    assert found["resume"] == pytest.approx(found["steady step"], rel=0.06)
+    for technique in (Optimizer(kind="adamw_foreach"), Padding()):
+        with subtests.test(technique=technique.name):
+            needed = bytes_of(predict_life(TINY | technique, "t4", Habits()))
+            assert needed["resume"] == pytest.approx(needed["steady step"], rel=0.06)
 
 
-@pytest.mark.usefixtures("emulator")
+@on_a_card
 def test_the_command_line_shows_both_beside_each_other(capsys, tmp_path):
     words = ["gpt2-tiny", "--gpu", "t4", "--life", "--measure", "cpu"]
     assert main(["predict", *words, "--json"]) == 0
@@ -173,17 +179,15 @@ def test_a_measured_checkpoint_holds_what_adam_holds_and_is_resumed(measured):
     assert found["resume"] == pytest.approx(found["steady step"], rel=0.02)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("eval_accumulation_steps:0", "life: eval_accumulation_steps must be an integer of at least 1"),
-        ("prediction_loss_only:maybe", "life: prediction_loss_only must be true or false"),
-        ("logits:kept", "life has no setting 'logits'. Known: prediction_loss_only"),
-    ],
-)
-def test_settings_are_refused_by_name(text, words):
-    with pytest.raises(ConfigurationError, match=words):
-        Habits.parse(text)
+def test_settings_are_refused_by_name(subtests):
+    refused = {
+        "eval_accumulation_steps:0": "life: eval_accumulation_steps must be an integer of at least 1",
+        "prediction_loss_only:maybe": "life: prediction_loss_only must be true or false",
+        "logits:kept": "life has no setting 'logits'. Known: prediction_loss_only",
+    }
+    for text, message in refused.items():
+        with subtests.test(text=text), pytest.raises(ConfigurationError, match=message):
+            Habits.parse(text)
 
 
 def test_more_new_tokens_than_a_sequence_has_are_refused_before_anything_is_loaded(monkeypatch):
@@ -201,10 +205,11 @@ def test_without_the_emulator_nothing_is_invented(monkeypatch, capsys):
     assert "make emulator" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["--measure", "cpu"], ["--settings", "use_cache:no"], ["--life", "--padding"]])
-def test_options_that_do_not_go_together_are_refused(words, capsys):
-    assert main(["predict", "gpt2-tiny", *words]) == 2
-    assert "--life" in capsys.readouterr().err
+def test_options_that_do_not_go_together_are_refused(subtests, capsys):
+    for options in (["--measure", "cpu"], ["--settings", "use_cache:no"], ["--life", "--padding"]):
+        with subtests.test(options=options):
+            assert main(["predict", "gpt2-tiny", *options]) == 2
+            assert "--life" in capsys.readouterr().err
 
 
 def test_the_cpu_is_measured_and_not_predicted():

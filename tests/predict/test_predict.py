@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,12 +15,11 @@ import pytest
 import torch
 
 from workbench import Recipe, predict
-from workbench.errors import ConfigurationError
+from workbench.errors import ConfigurationError, UnavailableError
 from workbench.gpus import process
 from workbench.gpus.catalogue import GPUS
 from workbench.gpus.emulator import call
 from workbench.measure.categories import Category, Phase, format_bytes
-from workbench.predict import cache as prediction_cache
 from workbench.predict import predict as predict_module
 from workbench.predict import worker as prediction_worker
 from workbench.predict.predict import Prediction, predict_all
@@ -36,6 +36,15 @@ from workbench.techniques import (
 from workbench.techniques.base import Call, Stage
 
 MIB = 2**20
+pytestmark = pytest.mark.usefixtures("predicted_once")
+
+
+@pytest.fixture
+def own_predictions(tmp_path, monkeypatch):
+    """A folder in which nothing has been predicted; it is not there yet."""
+    folder = tmp_path / "own"
+    monkeypatch.setenv("WORKBENCH_RUNS", str(folder))
+    return folder / "predictions"
 
 
 @pytest.fixture(scope="session")
@@ -49,15 +58,17 @@ def gpt2() -> Recipe:
 
 
 def test_categories_sum_to_the_peak_exactly(small):
-    for extra in (GradientCheckpointing(), Lora(), MixedPrecision(), GradientAccumulation(steps=2)):
-        found = predict(small | extra)
-        assert sum(found.by_category.values()) == found.peak_allocated_bytes
-        assert found.by_phase[found.peak_phase] == found.peak_allocated_bytes == max(found.by_phase.values())
-        assert found.peak_reserved_bytes >= found.peak_allocated_bytes
-        assert all(found.maximum_by_category[name] >= now for name, now in found.by_category.items())
+    for technique in (GradientCheckpointing(), Lora(), MixedPrecision(), GradientAccumulation(steps=4)):
+        predicted = predict(small | technique)
+        peak = predicted.peak_allocated_bytes
+        assert sum(predicted.by_category.values()) == peak
+        assert predicted.by_phase[predicted.peak_phase] == peak == max(predicted.by_phase.values())
+        assert predicted.peak_reserved_bytes >= peak
+        assert all(predicted.maximum_by_category[name] >= now for name, now in predicted.by_category.items())
 
 
 def test_weights_and_states_are_those_of_the_config(gpt2):
+    """And the peak is named right, after a recomputation too."""
     found = predict(gpt2)
     parameters = 124_439_808  # Radford et al. (2019), the tied head counted once
     assert found.parameters == found.trainable_parameters == parameters
@@ -66,7 +77,8 @@ def test_weights_and_states_are_those_of_the_config(gpt2):
     assert found.maximum_by_category["optimizer_states"] == pytest.approx(8 * parameters, rel=1e-4)
     logits = 8 * 1024 * 50257 * 4
     assert found.by_category["logits_and_loss"] == 3 * logits  # logits, log-softmax, its gradient
-    assert found.peak_operation == "aten._log_softmax_backward_data.default"
+    last = "aten._log_softmax_backward_data.default"
+    assert found.peak_operation == predict(gpt2 | GradientCheckpointing()).peak_operation == last
 
 
 def test_flops_are_those_of_the_known_formula(gpt2):
@@ -76,10 +88,6 @@ def test_flops_are_those_of_the_known_formula(gpt2):
     # the attention's backward multiplies five times where its forward does twice: it recomputes the scores
     attention = (2 + 5) * 2 * layers * length * width
     assert predict(gpt2).flops == pytest.approx(tokens * (6 * matrices + attention), rel=0.001)
-
-
-def test_the_peak_is_named_right_after_a_recomputation_too(gpt2):
-    assert predict(gpt2 | GradientCheckpointing()).peak_operation == "aten._log_softmax_backward_data.default"
 
 
 def test_recomputation_is_counted(gpt2):
@@ -163,7 +171,7 @@ def test_timeline_is_the_live_bytes_of_tensors(small):
 # ---- cache ----
 
 
-def test_a_second_question_is_answered_from_memory_and_a_third_from_disk(small, monkeypatch):
+def test_a_second_question_is_answered_from_memory_and_a_third_from_disk(small, own_predictions, tmp_path, monkeypatch):
     first = predict(small)
 
     def refuse(*_):
@@ -171,8 +179,10 @@ def test_a_second_question_is_answered_from_memory_and_a_third_from_disk(small, 
 
     monkeypatch.setattr(predict_module, "ask", refuse)
     assert predict(small) is first
-    monkeypatch.setattr(prediction_cache, "_memory", {})
+    shutil.copytree(own_predictions, tmp_path / "copied" / "predictions")
+    monkeypatch.setenv("WORKBENCH_RUNS", str(tmp_path / "copied"))
     again = predict(small)
+    assert again is not first
     assert again == first
     np.testing.assert_array_equal(again.timeline.live, first.timeline.live)
     assert again.timeline.phases == first.timeline.phases
@@ -181,26 +191,41 @@ def test_a_second_question_is_answered_from_memory_and_a_third_from_disk(small, 
         np.testing.assert_array_equal(again.timeline.lives[name], first.timeline.lives[name])
 
 
-@pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 cut off", b"no archive"])
-def test_a_damaged_file_is_predicted_anew(small, damage, monkeypatch):
+def test_a_damaged_file_is_predicted_anew(small, own_predictions, tmp_path, monkeypatch, subtests):
     first = predict(small)
-    (path,) = prediction_cache.folder().glob("*.npz")
-    path.write_bytes(damage)
-    monkeypatch.setattr(prediction_cache, "_memory", {})
-    assert predict(small) == first
+    (whole,) = own_predictions.glob("*.npz")
+    for damage in (b"", b"PK\x03\x04 cut off", b"no archive", whole.read_bytes()[:-100]):
+        with subtests.test(damage=damage[:10]):
+            damaged = tmp_path / str(len(damage)) / "predictions" / whole.name
+            damaged.parent.mkdir(parents=True)
+            damaged.write_bytes(damage)
+            monkeypatch.setenv("WORKBENCH_RUNS", str(damaged.parents[1]))
+            monkeypatch.setattr(predict_module, "ask", lambda *_, **__: [first])
+            assert predict(small) == first
+            assert damaged.stat().st_size > len(damage)
 
 
-def test_padding_gpu_recipe_and_versions_are_told_apart(small, monkeypatch):
-    from workbench.predict import predict as prediction
+def test_padding_gpu_recipe_engine_and_versions_are_told_apart(small, own_predictions, monkeypatch):
+    asked = []
 
-    keys = {
-        prediction._key(small, "h100", False, None, "shadow"),
-        prediction._key(small, "h100", True, None, "shadow"),
-        prediction._key(small, "a10", False, None, "shadow"),
-        prediction._key(small | Lora(), "h100", False, None, "shadow"),
-    }
-    monkeypatch.setattr(prediction, "versions", lambda: {"torch": "99"})
-    assert len(keys | {prediction._key(small, "h100", False, None, "shadow")}) == 5
+    def answer(recipe, gpus, padding, ranks, **_):
+        asked.append((recipe.label, *gpus, padding, ranks and str(ranks)))
+        return [UnavailableError("not today")]
+
+    def ask(recipe, gpu="h100", **options):
+        with pytest.raises(UnavailableError, match="not today"):
+            predict(recipe, gpu, **options)
+
+    first = predict(small)
+    monkeypatch.setattr(predict_module, "ask", answer)
+    assert predict(small) is first
+    ask(small, padding=True)
+    ask(small, "a10")
+    ask(small | Lora())
+    ask(small, ranks=2)
+    monkeypatch.setattr(predict_module, "versions", lambda: {"torch": "99"})
+    ask(small)
+    assert len(asked) == 5
 
 
 def test_a_folder_that_cannot_be_written_to_is_no_failure(small, tmp_path, monkeypatch):
@@ -212,38 +237,31 @@ def test_a_folder_that_cannot_be_written_to_is_no_failure(small, tmp_path, monke
 # ---- the worker ----
 
 
-def test_nothing_changes_in_the_caller(small):
+@pytest.mark.dear
+def test_nothing_changes_in_the_caller_and_the_worker_stays_warm_and_ends_with_it(small, own_predictions):
     """In a process of its own, which has not imported torch before, and where a CPU run shows what autocast does."""
     program = f"""
 import sys, os
 before = dict(os.environ), list(sys.path), set(sys.modules)
 from workbench import Recipe, predict
+from workbench.predict import worker
 from workbench.techniques import MixedPrecision
-found = predict(Recipe(model={small.model!r}, effective_batch_size=2, sequence_length=16) | MixedPrecision())
-assert found.peak_allocated_bytes > 0
+recipe = Recipe(model={small.model!r}, effective_batch_size=2, sequence_length=16) | MixedPrecision()
+predicted = predict(recipe)
+assert predicted.peak_allocated_bytes > 0
 assert "torch" not in sys.modules and "transformers" not in sys.modules
 assert (dict(os.environ), list(sys.path)) == before[:2]
+first = worker.SHADOWS.workers["shadow"].process.pid
+predict(recipe, padding=True)
+assert worker.SHADOWS.workers["shadow"].process.pid == first
 import torch
 with torch.autocast("cpu", dtype=torch.bfloat16):
     half = torch.ones(2, 2) @ torch.ones(2, 2)
     assert half.pow(2).dtype is torch.bfloat16  # CUDA's rule would say fp32
-print("same")
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "same", done.stderr
-
-
-def test_the_worker_stays_warm_and_ends_with_its_caller(small):
-    program = f"""
-from workbench import Recipe, predict
-from workbench.gpus import process
-from workbench.predict import worker as prediction_worker
-recipe = Recipe(model={small.model!r}, effective_batch_size=2, sequence_length=16)
-predict(recipe); first = prediction_worker.SHADOWS.workers["shadow"].process.pid
-predict(recipe, padding=True); assert prediction_worker.SHADOWS.workers["shadow"].process.pid == first
 print(first)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     with pytest.raises(ProcessLookupError):
         os.kill(int(done.stdout), 0)
 
@@ -272,6 +290,7 @@ print(predict(small | FreezeSome(), "t4").trainable_parameters, predict(small, "
 """
 
 
+@pytest.mark.dear
 def test_a_technique_that_a_notebook_defines_is_predicted_and_its_next_definition_too(tmp_path):
     program = f"""
 from IPython.core.interactiveshell import InteractiveShell
@@ -287,36 +306,39 @@ cell({OWN.replace("[:tensors]", "[:-tensors]")!r}).raise_error()
     assert less < some < whole == same, done.stderr
 
 
-def test_a_worker_that_died_is_replaced(small):
+@pytest.mark.dear
+def test_a_worker_that_died_is_replaced_and_one_that_cannot_work_says_why(small, own_predictions, monkeypatch):
     predict(small)
     worker = prediction_worker.SHADOWS.workers["shadow"]
     os.kill(worker.process.pid, signal.SIGKILL)
     worker.process.wait()
+    call.TRUNK.end()  # or it would be a fork of this
+    with monkeypatch.context() as patch:
+        cannot = "import sys; sys.stderr.write('no room'); sys.exit(1)  # {path} {modules}"
+        patch.setattr(process, "START", cannot)
+        with pytest.raises(RuntimeError, match="no room"):
+            predict(small, padding=True)
+        assert prediction_worker.SHADOWS.workers == {}
     assert predict(small, padding=True).peak_allocated_bytes > 0
     assert prediction_worker.SHADOWS.workers["shadow"] is not worker
 
 
-def test_a_worker_that_dies_while_it_works_says_so(monkeypatch):
-    monkeypatch.setattr(process, "START", "import sys; sys.stderr.write('no room'); sys.exit(1)  # {path} {modules}")
-    prediction_worker.SHADOWS.end()
-    call.TRUNK.end()  # or it would be a fork of this
-    with pytest.raises(RuntimeError, match="no room"):
-        prediction_worker.ask(None, [], False)
-    assert prediction_worker.SHADOWS.workers == {}
+def test_threads_may_ask_at_the_same_time(small, own_predictions):
+    predicted: dict[str, Prediction] = {}
 
+    def ask(name: str) -> None:
+        predicted[name] = predict(small | Lora(rank=4), name)
 
-def test_threads_may_ask_at_the_same_time(small):
-    found: dict[str, Prediction] = {}
-
-    def one(name: str) -> None:
-        found[name] = predict(small | Lora(rank=4), name)
-
-    threads = [threading.Thread(target=one, args=(name,)) for name in ("t4", "a10", "h100")]
+    threads = [threading.Thread(target=ask, args=(name,)) for name in ("t4", "a10", "h100")]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert {name: p.gpu for name, p in found.items()} == {"t4": "t4", "a10": "a10", "h100": "h100"}
+    assert {name: prediction.gpu for name, prediction in predicted.items()} == {
+        "t4": "t4",
+        "a10": "a10",
+        "h100": "h100",
+    }
 
 
 # ---- what cannot be predicted ----

@@ -8,8 +8,8 @@ from workbench.gpus.emulator import call
 from workbench.predict.shadow.kernels import scratch_of
 from workbench.predict.shadow.reductions import Reduction, Splits
 
-pytestmark = [pytest.mark.xdist_group("emulated"), pytest.mark.usefixtures("emulator")]
-CARDS = ("t4", "rtx4090", "a100-80gb", "b200")
+pytestmark = pytest.mark.xdist_group("emulated")
+AMPERE_AND_LATER = ("rtx4090", "a100-80gb", "b200")
 aten = torch.ops.aten
 SUMS = [  # shape, dimensions
     ((4096, 768), (0,)), ((4096, 768), (1,)), ((4096, 3072), (0,)), ((8, 512, 768), (0, 1)), ((50257, 16), (0,)),
@@ -33,11 +33,11 @@ def of_sums():
 
 
 def of_attention():
-    found = []
+    sizes = []
     for shape in ATTENTION:
         q, k, v = (torch.empty(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-        found.append(taken(lambda q=q, k=k, v=v: aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)))
-    return found
+        sizes.append(taken(lambda q=q, k=k, v=v: aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)))
+    return sizes
 
 
 def operations(device):
@@ -47,7 +47,7 @@ def operations(device):
         return torch.empty(shape, dtype=dtype, device=device)
 
     half, row = torch.bfloat16, torch.zeros(4, 1024, dtype=torch.int64, device=device)
-    found = [
+    calls = [
         (aten.embedding_dense_backward.default, (empty(4, 1024, 768), row, 50257, -1, False)),
         (aten.embedding_dense_backward.default, (empty(2, 1024, 768), row[:2], 50257, -1, False)),
         (aten.embedding_dense_backward.default, (empty(4, 1024, 768, dtype=half), row, 50257, -1, False)),
@@ -68,9 +68,9 @@ def operations(device):
         (aten._scaled_dot_product_efficient_attention, torch.float32),
     ):
         joined = empty(4, 1024, 3, 12, 64, dtype=dtype)  # as GPT-2 has them
-        found += backward_of(kind, *(one.transpose(1, 2) for one in joined.unbind(2)))
+        calls += backward_of(kind, *(part.transpose(1, 2) for part in joined.unbind(2)))
     apart = [empty(4, 12, 1024, 64, dtype=half) for _ in range(3)]  # as rotary embeddings leave them
-    return found + backward_of(aten._scaled_dot_product_flash_attention, *apart)
+    return calls + backward_of(aten._scaled_dot_product_flash_attention, *apart)
 
 
 def backward_of(kind, query, key, value):
@@ -92,7 +92,9 @@ def of_operations():
     return [taken(lambda op=op, args=args: op(*args)) for op, args in operations("cuda")]
 
 
-def said(scratch, card):
+def predicted(scratch, card):
+    """Bytes at the peak: what an operation takes before it makes its result, and the largest group after that."""
+
     def nbytes(block):
         return block if isinstance(block, int) else sum(block.bytes_on(card))
 
@@ -100,27 +102,36 @@ def said(scratch, card):
     return sum(map(nbytes, scratch.before)) + max(groups, default=0)
 
 
-@pytest.mark.parametrize("name", CARDS)
-def test_sums(name):
-    real = call.call_on(gpu(name), of_sums, modules=("torch",))
-    for (shape, dims), nbytes in zip(SUMS, real, strict=True):
-        reduction = Reduction.of(torch.empty(shape, device="meta"), dims)
-        assert sum(reduction.bytes_on(gpu(name))) == nbytes, (shape, dims)
+@pytest.mark.dear
+@pytest.mark.usefixtures("emulator")
+def test_sums(subtests):
+    for card in map(gpu, ("t4", *AMPERE_AND_LATER)):
+        real = call.call_on(card, of_sums, modules=("torch",))
+        for (shape, dims), nbytes in zip(SUMS, real, strict=True):
+            with subtests.test(card=card.name, shape=shape, dims=dims):
+                reduction = Reduction.of(torch.empty(shape, device="meta"), dims)
+                assert sum(reduction.bytes_on(card)) == nbytes
 
 
-@pytest.mark.parametrize("name", [name for name in CARDS if name != "t4"])
-def test_operations_of_a_step(name):
-    real = call.call_on(gpu(name), of_operations, modules=("torch",))
-    for (operation, args), nbytes in zip(operations("meta"), real, strict=True):
-        assert said(scratch_of(operation, args, {}), gpu(name)) == nbytes, (operation, args[0])
+@pytest.mark.dear
+@pytest.mark.usefixtures("emulator")
+def test_operations_of_a_step(subtests):
+    for card in map(gpu, AMPERE_AND_LATER):
+        real = call.call_on(card, of_operations, modules=("torch",))
+        for (operation, args), nbytes in zip(operations("meta"), real, strict=True):
+            with subtests.test(card=card.name, operation=str(operation), shape=str(args[0])[:60]):
+                assert predicted(scratch_of(operation, args, {}), card) == nbytes
 
 
-@pytest.mark.parametrize("name", [name for name in CARDS if name != "t4"])
-def test_attention_without_dropout_is_split_where_multiprocessors_would_idle(name):
-    real = call.call_on(gpu(name), of_attention, modules=("torch",))
-    for (batch, heads, tokens, width), nbytes in zip(ATTENTION, real, strict=True):
-        splits = Splits(batch * heads, tokens, tokens, width)
-        assert sum(splits.bytes_on(gpu(name))) == nbytes, (name, batch, heads, tokens, width)
+@pytest.mark.dear
+@pytest.mark.usefixtures("emulator")
+def test_attention_without_dropout_is_split_where_multiprocessors_would_idle(subtests):
+    for card in map(gpu, AMPERE_AND_LATER):
+        real = call.call_on(card, of_attention, modules=("torch",))
+        for (batch, heads, tokens, width), nbytes in zip(ATTENTION, real, strict=True):
+            with subtests.test(card=card.name, batch=batch, heads=heads, tokens=tokens, width=width):
+                splits = Splits(batch * heads, tokens, tokens, width)
+                assert sum(splits.bytes_on(card)) == nbytes
 
 
 def test_with_dropout_it_is_never_split():

@@ -53,34 +53,37 @@ def small(model_name) -> Recipe:
     return Recipe(model=model_name, effective_batch_size=8, sequence_length=32, dropout=0.1)
 
 
-def same(shortened: Recipe, monkeypatch: pytest.MonkeyPatch, owner: object, name: str, value: object) -> bool:
-    """Whether the recipe's numbers are the same with another value."""
+NUMBERS = ("peak_allocated_bytes", "peak_reserved_bytes", "by_category", "by_phase", "peak_operation")
+
+
+def assert_same(shortened: Recipe, monkeypatch: pytest.MonkeyPatch, owner: object, name: str, value: object) -> None:
+    """The recipe's numbers are the same with another value, with which nothing is left out."""
     short = step.trace(shortened, T4)
     monkeypatch.setattr(owner, name, value)
     long = step.trace(shortened, T4)
     assert short.events < long.events or name == "foreseen"  # something was left out, or not traced
     assert short.work == long.work
-    one, other = replay(short, T4), replay(long, T4)
-    return all(
-        one[number] == other[number]
-        for number in ("peak_allocated_bytes", "peak_reserved_bytes", "by_category", "by_phase", "peak_operation")
-    )
+    short_numbers, long_numbers = replay(short, T4), replay(long, T4)
+    assert {name: short_numbers[name] for name in NUMBERS} == {name: long_numbers[name] for name in NUMBERS}
 
 
 def lives(trace, until: int):
     """Of every storage, in the order of birth, its bytes, category, maker, birth and end."""
     order = np.argsort(trace.born)
-    made = [trace.operations[maker] for maker in trace.maker[order]]
+    makers = [trace.operations[maker] for maker in trace.maker[order]]
     died = np.where(trace.died < until, trace.died, -1)
-    return [*zip(trace.nbytes[order], trace.category[order], made, trace.born[order], died[order], strict=True)]
+    return [*zip(trace.nbytes[order], trace.category[order], makers, trace.born[order], died[order], strict=True)]
 
 
-@pytest.mark.parametrize("techniques", STEPS, ids=lambda some: "+".join(t.name for t in some) or "baseline")
-def test_a_third_step_and_a_second_evaluation_are_foreseen_to_the_byte(small, techniques, monkeypatch):
-    recipe = replace(small, techniques=techniques)
+def label(techniques):
+    return "+".join(technique.name for technique in techniques) or "baseline"
+
+
+def assert_foreseen_as_traced(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     foreseen = step.trace(recipe, T4)
-    monkeypatch.setattr(step, "foreseen", lambda *_: None)
-    traced = step.trace(recipe, T4)
+    with monkeypatch.context() as patch:
+        patch.setattr(step, "foreseen", lambda *_: None)
+        traced = step.trace(recipe, T4)
     assert lives(foreseen, foreseen.events) == lives(traced, foreseen.events)
     assert foreseen.work == traced.work
     assert foreseen.phases() == traced.phases()[: foreseen.events]
@@ -88,11 +91,27 @@ def test_a_third_step_and_a_second_evaluation_are_foreseen_to_the_byte(small, te
     assert shared[0] == shared[1]
 
 
+def test_a_third_step_and_a_second_evaluation_are_foreseen_to_the_byte(small, monkeypatch):
+    assert_foreseen_as_traced(small | Lora(rank=4) | GradientCheckpointing(), monkeypatch)
+
+
+@pytest.mark.dear
+def test_they_are_foreseen_with_any_technique(small, monkeypatch, subtests):
+    for techniques in STEPS:
+        with subtests.test(techniques=label(techniques)):
+            assert_foreseen_as_traced(replace(small, techniques=techniques), monkeypatch)
+
+
 def test_so_they_are_where_weights_are_cast(small, monkeypatch):
     """What autocast has cast goes in no fixed order."""
     answers, foreseen = [], step.foreseen
-    monkeypatch.setattr(step, "foreseen", lambda *given: answers.append(foreseen(*given)) or answers[-1])
-    assert same(small | MixedPrecision(dtype="fp16"), monkeypatch, step, "foreseen", lambda *_: None)
+
+    def noted(*arguments):
+        answers.append(foreseen(*arguments))
+        return answers[-1]
+
+    monkeypatch.setattr(step, "foreseen", noted)
+    assert_same(small | MixedPrecision(dtype="fp16"), monkeypatch, step, "foreseen", lambda *_: None)
     assert answers != [None]
 
 
@@ -106,21 +125,20 @@ def test_steps_that_differ_are_not_foreseen(small, monkeypatch):
 
     enter = step.Meter.enter_phase
     monkeypatch.setattr(step.Meter, "enter_phase", another)
-    found = step.trace(small, T4)
-    kept = found.nbytes[(found.died < 0) & (found.nbytes % 4000 == 0) & (found.nbytes > 0)]
+    trace = step.trace(small, T4)
+    kept = trace.nbytes[(trace.died < 0) & (trace.nbytes % 4000 == 0) & (trace.nbytes > 0)]
     assert {4000, 8000, 12000, 16000, 20000} <= set(map(int, kept))
 
 
-@pytest.mark.parametrize("extra", [(), (Lora(), GradientCheckpointing())])
-def test_a_few_micro_batches_take_what_all_take(small, extra, monkeypatch):
-    assert same(
-        replace(small, techniques=(GradientAccumulation(steps=8), *extra)), monkeypatch, step, "MICRO_BATCHES", MANY
-    )
+@pytest.mark.parametrize("partners", [(), (Lora(), GradientCheckpointing())], ids=label)
+def test_a_few_micro_batches_take_what_all_take(small, partners, monkeypatch):
+    recipe = replace(small, techniques=(GradientAccumulation(steps=8), *partners))
+    assert_same(recipe, monkeypatch, step, "MICRO_BATCHES", MANY)
 
 
-@pytest.mark.parametrize("extra", [(), (GradientAccumulation(steps=2),)])
-def test_a_few_evaluated_batches_take_what_all_take(small, extra, monkeypatch):
-    assert same(replace(small, techniques=extra), monkeypatch, rows, "EVALUATED", MANY)
+@pytest.mark.parametrize("techniques", [(), (GradientAccumulation(steps=2),)], ids=label)
+def test_a_few_evaluated_batches_take_what_all_take(small, techniques, monkeypatch):
+    assert_same(replace(small, techniques=techniques), monkeypatch, rows, "EVALUATED", MANY)
 
 
 def test_rows_and_micro_batches_that_are_not_listed_take_what_they_would(small, monkeypatch):
@@ -184,6 +202,7 @@ def test_the_next_prediction_has_a_new_worker(small):
     assert prediction_worker.SHADOWS.workers["shadow"] is not ended
 
 
+@pytest.mark.dear
 @pytest.mark.xdist_group("emulated")
 @pytest.mark.usefixtures("emulator")
 class TestOnAnEmulatedGpu:
@@ -213,9 +232,9 @@ class TestOnAnEmulatedGpu:
 
 @pytest.fixture
 def trunk():
-    made = Worker(dict(os.environ), ("json",), name="trunk")
-    yield made
-    made.close()
+    worker = Worker(dict(os.environ), ("json",), name="trunk")
+    yield worker
+    worker.close()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks are for the emulated GPU")
@@ -263,8 +282,8 @@ class TestForks:
             "trunk = Worker(dict(os.environ), ()); fork = Fork(trunk, dict(os.environ), 'fork')\n"
             "print(fork.process.pid, trunk.process.pid, flush=True); os._exit(0)"
         )
-        said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-        left = [Path(f"/proc/{pid}/stat") for pid in said.split()]
+        pids = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        left = [Path(f"/proc/{pid}/stat") for pid in pids.split()]
         deadline = time.monotonic() + 10
         while any(path.exists() and path.read_text().split()[2] != "Z" for path in left):
             assert time.monotonic() < deadline
@@ -291,12 +310,12 @@ def by_itself(trace, sizes, card):
 def test_cards_share_a_replay_and_each_has_its_own_numbers(small, techniques):
     """Large ones, one that just has enough, some where cached segments are given back, some that are too small."""
     recipe = replace(small, techniques=techniques, sequence_length=128)
-    trace, found = step.trace(recipe, T4), set()
+    trace, reserved = step.trace(recipe, T4), set()
     for part in (10.0, 2.0, 1.0, 0.999, 0.97, 0.94, 0.9, 0.8, 0.5):
         most = replay(trace, T4)["peak_reserved_bytes"]
         card = replace(T4, memory_bytes=T4.context_bytes_estimate + int(part * most))
         shared = replay(trace, card)
         alone = by_itself(trace, trace.sizes(card), card)
         assert (shared["peak_allocated_bytes"], shared["peak_reserved_bytes"]) == alone
-        found.add(alone[1])
-    assert len(found) > 1  # some gave segments back
+        reserved.add(alone[1])
+    assert len(reserved) > 1  # some gave segments back

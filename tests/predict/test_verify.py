@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from workbench.__main__ import main
-from workbench.errors import ConfigurationError
+from workbench.errors import ConfigurationError, OutOfMemoryError
 from workbench.gpus.process import Worker
 from workbench.predict import verify as verify_module
 from workbench.predict.verify import (
@@ -33,17 +33,11 @@ def test_the_grid_is_large_and_varied():
     assert len({(r.effective_batch_size, r.sequence_length) for r in grid}) >= 6
 
 
-@pytest.mark.parametrize(
-    ("device", "name"),
-    [
-        ("NVIDIA H100 80GB HBM3", "h100"),
-        ("NVIDIA H200", "h200"),
-        ("NVIDIA L4", "l4"),
-        ("Tesla T4", "t4"),
-    ],
-)
-def test_the_gpu_of_a_device(device, name):
-    assert gpu_of(World(0, 1, "cuda", device, None)) == name
+def test_the_gpu_of_a_device(subtests):
+    devices = {"NVIDIA H100 80GB HBM3": "h100", "NVIDIA H200": "h200", "NVIDIA L4": "l4", "Tesla T4": "t4"}
+    for device, name in devices.items():
+        with subtests.test(device=device):
+            assert gpu_of(World(0, 1, "cuda", device, None)) == name
 
 
 def test_a_processor_is_the_cpu_whatever_its_name():
@@ -80,45 +74,61 @@ def grid(tmp_path, model_name):
     return path
 
 
+@pytest.mark.dear
 def test_on_this_cpu_the_predictions_hold_and_the_command_goes_on_where_it_stopped(grid, tmp_path, monkeypatch, capsys):
     output = tmp_path / "verification.json"
     chosen = recipes(grid)
     first = verify(chosen[:1], gpu="cpu", device="cpu", output=output)
-    monkeypatch.setattr(verify_module, "_measured", lambda *_: pytest.fail("measured again"))
-    assert verify(chosen[:1], gpu="cpu", device="cpu", output=output) == first
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(verify_module, "Worker", lambda *_, **__: pytest.fail("measured again"))
+        assert verify(chosen[:1], gpu="cpu", device="cpu", output=output) == first
     arguments = ["verify", "--device", "cpu", "--grid", str(grid), "--output", str(output)]
     assert main(arguments) == 1, "one of them cannot be measured on a CPU"
-    found = json.loads(output.read_text())
-    assert found["gpu"] == "cpu"
-    assert found["summary"]["measured"] == 2
-    assert found["summary"]["allocated_worst"] < 0.01
-    assert "needs a GPU" in found["checks"][2]["remark"]
+    written = json.loads(output.read_text())
+    assert written["gpu"] == "cpu"
+    assert written["summary"]["measured"] == 2
+    assert written["summary"]["allocated_worst"] < 0.01
+    assert "needs a GPU" in written["checks"][2]["remark"]
     assert "needs a GPU" in capsys.readouterr().out
 
 
 @pytest.fixture
-def measuring(monkeypatch):
-    """Measurements that are made up: a recipe in `failing` fails. Returns what was asked for, and `failing`."""
-
-    def measured(recipe, device):
-        asked.append(recipe)
-        check = Check(recipe.label, recipe.model, 4, recipe.sequence_length, recipe.id)
-        if recipe in failing:
-            return replace(check, remark="CUDA error")
-        return replace(check, measured_allocated_bytes=100)
-
-    asked, failing = [], []
+def predicting(monkeypatch):
+    """Predictions that are made up."""
     predicted = SimpleNamespace(micro_batch_size=4, peak_allocated_bytes=100, peak_reserved_bytes=None, fits=True)
     monkeypatch.setattr(verify_module, "predict", lambda recipe, gpu, engine: predicted)
-    monkeypatch.setattr(verify_module, "_measured", measured)
+    return predicted
+
+
+@pytest.fixture
+def measuring(predicting, monkeypatch):
+    """Processes that measure nothing: a recipe in `failing` fails. Returns what was asked for, and `failing`."""
+    asked, failing = [], {}
+
+    class MadeUp:
+        def __init__(self, *_, **__):
+            pass
+
+        def call(self, function, recipe, **_):
+            asked.append(recipe)
+            if recipe in failing:
+                raise failing[recipe]
+            return SimpleNamespace(peak_allocated_bytes=100, peak_reserved_bytes=120, tokens_per_s=7.0)
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(verify_module, "Worker", MadeUp)
     return asked, failing
+
+
+CUDA_ERROR = RuntimeError("Traceback\nCUDA error")
 
 
 def test_what_failed_is_tried_again_and_what_was_measured_is_not(grid, tmp_path, measuring):
     asked, failing = measuring
     output, (one, two, three) = tmp_path / "verification.json", recipes(grid)
-    failing.append(two)
+    failing[two] = CUDA_ERROR
     first = verify([one, two, three], gpu="cpu", output=output)
     assert [check.remark for check in first] == ["", "CUDA error", ""]
     assert [row["remark"] for row in json.loads(output.read_text())["checks"]] == ["", "CUDA error", ""]
@@ -127,43 +137,50 @@ def test_what_failed_is_tried_again_and_what_was_measured_is_not(grid, tmp_path,
     second = verify([one, two, three], gpu="cpu", output=output)
     assert asked == [two]
     assert [check.measured_allocated_bytes for check in second] == [100, 100, 100]
+    assert [check.measured_reserved_bytes for check in second] == [120, 120, 120]
+    assert [check.tokens_per_s for check in second] == [7.0, 7.0, 7.0]
     verify([one, two, three], gpu="cpu", output=output)
     assert asked == [two]
 
 
-def test_what_was_measured_stays_where_a_second_try_is_cut_off(grid, tmp_path, measuring, monkeypatch):
+def test_what_was_measured_stays_where_a_second_try_is_cut_off(grid, tmp_path, measuring):
     _, failing = measuring
     output, chosen = tmp_path / "verification.json", recipes(grid)
-    failing.append(chosen[1])
+    failing[chosen[1]] = CUDA_ERROR
     verify(chosen, gpu="cpu", output=output)
-
-    def cut_off(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(verify_module, "_measured", cut_off)
+    failing[chosen[1]] = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
         verify(chosen, gpu="cpu", output=output)
     kept = [check["recipe_id"] for check in json.loads(output.read_text())["checks"]]
     assert kept == [chosen[0].id, chosen[2].id]
 
 
-def test_what_was_measured_is_predicted_anew(grid, tmp_path, measuring, monkeypatch):
+@pytest.mark.usefixtures("measuring")
+def test_what_was_measured_is_predicted_anew(grid, tmp_path, predicting):
     output, chosen = tmp_path / "verification.json", recipes(grid)
     verify(chosen, gpu="cpu", output=output)
-    better = SimpleNamespace(micro_batch_size=4, peak_allocated_bytes=101, peak_reserved_bytes=None, fits=True)
-    monkeypatch.setattr(verify_module, "predict", lambda recipe, gpu, engine: better)
+    predicting.peak_allocated_bytes = 101
     assert [check.error for check in verify(chosen, gpu="cpu", output=output)] == [pytest.approx(0.01)] * 3
 
 
-def test_a_prediction_that_is_refused_is_a_row_with_the_reason(grid, tmp_path, measuring, monkeypatch):
+@pytest.mark.usefixtures("measuring")
+def test_a_prediction_that_is_refused_is_a_row_with_the_reason(grid, tmp_path, monkeypatch):
     def refuse(recipe, gpu, engine):
         raise ConfigurationError("predict: no bf16")
 
     monkeypatch.setattr(verify_module, "predict", refuse)
-    found = verify(recipes(grid), gpu="t4", output=tmp_path / "verification.json")
-    assert {(check.remark, check.error, check.measured_allocated_bytes) for check in found} == {
+    checks = verify(recipes(grid), gpu="t4", output=tmp_path / "verification.json")
+    assert {(check.remark, check.error, check.measured_allocated_bytes) for check in checks} == {
         ("predict: no bf16", None, 100)
     }
+
+
+def test_what_does_not_fit_is_a_row_that_says_so(grid, tmp_path, measuring):
+    _, failing = measuring
+    chosen = recipes(grid)[:1]
+    failing[chosen[0]] = OutOfMemoryError("no room")
+    (check,) = verify(chosen, gpu="cpu", output=tmp_path / "verification.json")
+    assert (check.remark, check.measured_allocated_bytes) == (NO_ROOM, None)
 
 
 def test_whether_it_fits_is_compared_too():
@@ -186,7 +203,8 @@ def test_an_emulated_gpu_has_a_grid_of_its_own_with_every_technique():
     assert {technique.name for recipe in grid for technique in recipe.techniques} >= REGISTRY.keys() - {"torch_compile"}
 
 
-def test_every_run_is_a_process_of_its_own_that_ends_with_it(recipe, monkeypatch):
+@pytest.mark.usefixtures("predicting")
+def test_every_run_is_a_process_of_its_own_that_ends_with_it(grid, tmp_path, monkeypatch):
     """CUDA, once started by an import, cannot be used in a child that is forked: these are started anew."""
     workers = []
 
@@ -199,14 +217,16 @@ def test_every_run_is_a_process_of_its_own_that_ends_with_it(recipe, monkeypatch
             return SimpleNamespace(peak_allocated_bytes=super().call(os.getpid), peak_reserved_bytes=1, tokens_per_s=1)
 
     monkeypatch.setattr(verify_module, "Worker", Watched)
-    asked = [verify_module._measured(recipe, "cpu").measured_allocated_bytes for _ in range(2)]
-    assert asked == [worker.process.pid for worker in workers]
-    assert len({*asked, os.getpid()}) == 3
+    checks = verify(recipes(grid)[:2], gpu="cpu", device="cpu", output=tmp_path / "verification.json")
+    processes = [check.measured_allocated_bytes for check in checks]
+    assert processes == [worker.process.pid for worker in workers]
+    assert len({*processes, os.getpid()}) == 3
     assert not any(worker.alive() for worker in workers)
 
 
-def test_a_process_that_dies_is_a_row_with_its_last_words(recipe, monkeypatch):
+@pytest.mark.usefixtures("predicting")
+def test_a_process_that_dies_is_a_row_with_its_last_words(grid, tmp_path, monkeypatch):
     monkeypatch.setattr(verify_module, "Worker", lambda *_, **named: Worker({"PYTHONHOME": "/nowhere"}, (), **named))
-    found = verify_module._measured(recipe, "cpu")
-    assert found.measured_allocated_bytes is None
-    assert found.remark
+    (check,) = verify(recipes(grid)[:1], gpu="cpu", device="cpu", output=tmp_path / "verification.json")
+    assert check.measured_allocated_bytes is None
+    assert check.remark

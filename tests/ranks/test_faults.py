@@ -15,7 +15,7 @@ import pytest
 from workbench.errors import ConfigurationError, OutOfMemoryError, UnavailableError
 from workbench.export.written import as_toml
 from workbench.paths import ROOT
-from workbench.ranks.launch import on_ranks, run_on_ranks
+from workbench.ranks.launch import get_free_port, on_ranks, run_on_ranks
 from workbench.ranks.shards import Ranks, shared
 from workbench.ranks.world import refuse_settings
 from workbench.recipe import Recipe
@@ -41,15 +41,17 @@ def rank_process(parent, rank):
     return None
 
 
-def until(found, process):
+def wait_until(condition, process):
+    """Until the condition holds, while the process lives."""
     end = time.monotonic() + SECONDS
     while time.monotonic() < end and process.poll() is None:
-        if what := found():
-            return what
+        if condition():
+            return
         time.sleep(0.05)
     raise AssertionError("it did not come")
 
 
+@pytest.mark.dear
 @pytest.mark.values
 def test_a_rank_that_is_killed_ends_the_run_and_another_number_goes_on_with_it(recipe, tmp_path, runs_folder):
     recipe = replace(recipe, steps=60)
@@ -58,7 +60,7 @@ def test_a_rank_that_is_killed_ends_the_run_and_another_number_goes_on_with_it(r
     process = subprocess.Popen(
         [*COMMAND, str(tmp_path / "recipe.toml"), *words], env=environment(), stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    until(lambda: [*runs_folder.glob("*/checkpoints/checkpoint-*")], process)
+    wait_until(lambda: [*runs_folder.glob("*/checkpoints/checkpoint-*")], process)
     children = psutil.Process(process.pid).children(recursive=True)
     rank_process(process, 1).kill()
     _, errors = process.communicate(timeout=SECONDS)
@@ -75,8 +77,10 @@ def test_a_rank_that_is_killed_ends_the_run_and_another_number_goes_on_with_it(r
     assert resumed.held_out_loss == pytest.approx(whole.held_out_loss, abs=1e-3)
 
 
+@pytest.mark.dear
+@pytest.mark.smoke
 @pytest.mark.values
-def test_ranks_go_on_with_what_one_process_began(recipe, runs_folder):
+def test_ranks_go_on_with_what_one_process_began(recipe, fine_tuned):
 
     def stop(so_far):
         if so_far().steps_done == 5:
@@ -84,15 +88,16 @@ def test_ranks_go_on_with_what_one_process_began(recipe, runs_folder):
 
     with pytest.raises(KeyboardInterrupt):
         run(recipe, device="cpu", checkpoint_every=2, observe=stop)
-    (began,) = read_all(runs_folder)
+    (began,) = read_all()
     resumed = run_on_ranks(recipe, ranks=2, shard="full", device="cpu", checkpoint_every=2, resume=True)
-    whole = run(recipe, device="cpu")
+    whole = fine_tuned(recipe)
     assert (resumed.id, resumed.world_size, resumed.shard) == (began.id, 2, "full")
     assert resumed.resumed_at_steps == [4]
     assert resumed.losses == pytest.approx(whole.losses, abs=1e-4)
     assert resumed.held_out_loss == pytest.approx(whole.held_out_loss, abs=1e-4)
 
 
+@pytest.mark.dear
 def test_out_of_memory_is_an_answer_of_all(recipe, runs_folder):
     with pytest.raises(OutOfMemoryError, match="memory cap of 4.0 MiB"):
         run_on_ranks(recipe, ranks=2, shard="gradients", device="cpu", memory_cap="4MiB")
@@ -101,47 +106,44 @@ def test_out_of_memory_is_an_answer_of_all(recipe, runs_folder):
     assert record.failed_operation
 
 
+@pytest.mark.dear
 def test_ranks_that_are_not_alike_are_all_refused(runs_folder):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    told = subprocess.run(
+    ended = subprocess.run(
         [*launcher, str(Path(__file__).with_name("unlike.py"))],
         env=environment(), capture_output=True, text=True, timeout=SECONDS, check=True,
     )  # fmt: skip
-    assert told.stdout.count("refused: ranks: rank 1 has another recipe than rank 0") == 2
+    assert ended.stdout.count("refused: ranks: rank 1 has another recipe than rank 0") == 2
     assert not read_all(runs_folder)
 
 
 def as_rank(port):
-    told = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    first = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     return subprocess.run(
         [*COMMAND, "gpt2-tiny", "--device", "cpu"],
-        env=environment(**told, WORKBENCH_JOIN_TIMEOUT="2"),
+        env=environment(**first, WORKBENCH_JOIN_TIMEOUT="2"),
         capture_output=True, text=True, timeout=SECONDS, check=False,
     )  # fmt: skip
 
 
-def free_port():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
-
-
+@pytest.mark.dear
 def test_a_rank_that_never_comes_is_not_waited_for_for_ever(runs_folder):
-    told = as_rank(port=free_port())
-    assert told.returncode == 2
-    assert "error: ranks: rank 0 did not find all others within 2 s" in told.stderr
-    assert "All 2 ranks must be started" in told.stderr
+    ended = as_rank(port=get_free_port())
+    assert ended.returncode == 2
+    assert "error: ranks: rank 0 did not find all others within 2 s" in ended.stderr
+    assert "All 2 ranks must be started" in ended.stderr
     assert not read_all(runs_folder)
 
 
+@pytest.mark.dear
 def test_a_port_in_use_is_named(runs_folder):
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
-        told = as_rank(port=taken.getsockname()[1])
-    assert told.returncode == 2
-    assert "EADDRINUSE" in told.stderr
-    assert "a MASTER_PORT that is free" in told.stderr
+        ended = as_rank(port=taken.getsockname()[1])
+    assert ended.returncode == 2
+    assert "EADDRINUSE" in ended.stderr
+    assert "a MASTER_PORT that is free" in ended.stderr
     assert not read_all(runs_folder)
 
 
@@ -154,53 +156,54 @@ def test_settings_of_accelerate_are_refused(monkeypatch):
         refuse_settings()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "count", "expected"),
-    [
-        ((8, 1), 2, (4, 1)),
-        ((4, 2), 2, (4, 1)),
-        ((2, 4), 2, (2, 2)),
-        ((6, 1), 3, (2, 1)),
-        ((3, 4), 6, (2, 1)),
-        ((4, 9), 6, (3, 2)),
-    ],
+SHARED = (  # micro-batch and accumulation of one process, number of ranks, those of a rank
+    ((8, 1), 2, (4, 1)),
+    ((4, 2), 2, (4, 1)),
+    ((2, 4), 2, (2, 2)),
+    ((6, 1), 3, (2, 1)),
+    ((3, 4), 6, (2, 1)),
+    ((4, 9), 6, (3, 2)),
 )
-def test_how_ranks_share_a_batch(arguments, count, expected):
-    names = "per_device_train_batch_size", "gradient_accumulation_steps"
-    assert shared(dict(zip(names, arguments, strict=True)), count) == expected
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: run_on_ranks(ANY, ranks=3), "ranks: 3 cannot share .* of 8 sequences .* Take 6 or 9 sequences"),
-        (lambda: run_on_ranks(ANY, ranks=0), "ranks: 0 is not a number from 1"),
-        (lambda: run_on_ranks(ANY, ranks=2, shard="ful"), "shard: there is no 'ful'.* Did you mean full"),
-        (
-            lambda: run_on_ranks(ANY | StepInBackward(), ranks=2),
-            "ranks: step_in_backward cannot be used here: it uses a gradient before",
-        ),
-        (
-            lambda: Ranks(2, "zero2").check(ANY | technique("pure_bf16")),
-            "pure_bf16 cannot be used here: DeepSpeed steps a",
-        ),
-        (
-            lambda: Ranks(2, "zero3_offload").check(ANY | technique("selective_checkpointing")),
-            "selective_checkpointing cannot be used here: the recomputation would gather.* Take --shard none",
-        ),
-        (
-            lambda: Ranks(2, "zero2").check(ANY | technique("optimizer", kind="muon")),
-            "optimizer cannot be used here: it makes matrices orthogonal",
-        ),
-        (lambda: on_ranks(ANY, ranks=None, shard="full"), "shard: among how many ranks"),
-        (lambda: on_ranks(ANY, ranks=2, shard="full", reuse=True), "ranks: .* Leave out --reuse"),
-        (lambda: Ranks(2).check(ANY | GradientAccumulation(steps=8)) or Ranks(16).check(ANY), "16 cannot share"),
-    ],
+def test_how_ranks_share_a_batch(subtests):
+    for (size, steps), count, expected in SHARED:
+        with subtests.test(size=size, steps=steps, ranks=count):
+            arguments = {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps}
+            assert shared(arguments, count) == expected
+
+
+REFUSED = (
+    (lambda: run_on_ranks(ANY, ranks=3), "ranks: 3 cannot share .* of 8 sequences .* Take 6 or 9 sequences"),
+    (lambda: run_on_ranks(ANY, ranks=0), "ranks: 0 is not a number from 1"),
+    (lambda: run_on_ranks(ANY, ranks=2, shard="ful"), "shard: there is no 'ful'.* Did you mean full"),
+    (
+        lambda: run_on_ranks(ANY | StepInBackward(), ranks=2),
+        "ranks: step_in_backward cannot be used here: it uses a gradient before",
+    ),
+    (
+        lambda: Ranks(2, "zero2").check(ANY | technique("pure_bf16")),
+        "pure_bf16 cannot be used here: DeepSpeed steps a",
+    ),
+    (
+        lambda: Ranks(2, "zero3_offload").check(ANY | technique("selective_checkpointing")),
+        "selective_checkpointing cannot be used here: the recomputation would gather.* Take --shard none",
+    ),
+    (
+        lambda: Ranks(2, "zero2").check(ANY | technique("optimizer", kind="muon")),
+        "optimizer cannot be used here: it makes matrices orthogonal",
+    ),
+    (lambda: on_ranks(ANY, ranks=None, shard="full"), "shard: among how many ranks"),
+    (lambda: on_ranks(ANY, ranks=2, shard="full", reuse=True), "ranks: .* Leave out --reuse"),
+    (lambda: Ranks(2).check(ANY | GradientAccumulation(steps=8)) or Ranks(16).check(ANY), "16 cannot share"),
 )
-def test_what_cannot_be_is_refused_before_anything_is_started(make, words, monkeypatch, runs_folder):
+
+
+def test_what_cannot_be_is_refused_before_anything_is_started(subtests, monkeypatch, runs_folder):
     monkeypatch.setattr("workbench.ranks.launch.start_processes", lambda *_: pytest.fail("it was started"))
-    with pytest.raises(ConfigurationError, match=words):
-        make()
+    for ask, message in REFUSED:
+        with subtests.test(message=message), pytest.raises(ConfigurationError, match=message):
+            ask()
     assert not read_all(runs_folder)
 
 

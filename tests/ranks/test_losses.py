@@ -26,6 +26,7 @@ from workbench.techniques import (
     Padding,
 )
 
+pytestmark = pytest.mark.dear
 BYTES = 4  # fp32
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed here")
 SHARDS = ("none", "gradients", "full")
@@ -62,7 +63,7 @@ def recipes(recipe):
 def alone(recipes, tmp_path_factory):
     """Of each set of techniques the record of one process."""
     folder = tmp_path_factory.mktemp("alone")
-    return {name: run(each, device="cpu", folder=folder) for name, each in recipes.items()}
+    return {name: run(recipe, device="cpu", folder=folder) for name, recipe in recipes.items()}
 
 
 @pytest.fixture(scope="module")
@@ -73,32 +74,35 @@ def together(recipes, tmp_path_factory):
         (place / f"{case}.toml").write_text(as_toml(recipes[name]))
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    told = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    subprocess.run([*launcher, str(Path(__file__).with_name("several.py")), str(place)], check=True, env=told)
-    return {case: read_all(place / "records" / case) for case in CASES}
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    program = Path(__file__).with_name("several.py")
+    subprocess.run([*launcher, str(program), str(place)], check=True, env=environment)
+    records = {}
+    for case in CASES:
+        (records[case],) = read_all(place / "records" / case)
+    return records
 
 
 @pytest.mark.values
-@pytest.mark.parametrize("case", CASES)
-def test_the_losses_are_those_of_one_process(alone, together, case):
-    (record,) = together[case]
-    expected, band = alone[CASES[case]], 2e-3 if CASES[case] == "mixed" else 2e-5
-    assert (record.status, record.world_size, record.shard) == ("ok", 2, case.partition("-")[2])
-    assert record.losses == pytest.approx(expected.losses, abs=band)
-    assert record.held_out_loss == pytest.approx(expected.held_out_loss, abs=band)
-    assert record.tokens_seen == expected.tokens_seen
-    assert record.padding_tokens <= expected.padding_tokens  # a rank pads to the longest of its own
+def test_the_losses_are_those_of_one_process(alone, together, subtests):
+    for case, name in CASES.items():
+        with subtests.test(case=case):
+            record, expected, band = together[case], alone[name], 2e-3 if name == "mixed" else 2e-5
+            assert (record.status, record.world_size, record.shard) == ("ok", 2, case.partition("-")[2])
+            assert record.losses == pytest.approx(expected.losses, abs=band)
+            assert record.held_out_loss == pytest.approx(expected.held_out_loss, abs=band)
+            assert record.tokens_seen == expected.tokens_seen
+            assert record.padding_tokens <= expected.padding_tokens  # a rank pads to the longest of its own
 
 
 def test_each_rank_has_its_part_of_the_batch(together):
-    for case, expected in {"plain-none": (4, 1), "accumulated-none": (4, 1), "accumulated-full": (4, 1)}.items():
-        (record,) = together[case]
-        assert (record.micro_batch_size, record.gradient_accumulation_steps) == expected
+    for case in ("plain-none", "accumulated-none", "accumulated-full"):
+        assert (together[case].micro_batch_size, together[case].gradient_accumulation_steps) == (4, 1)
 
 
 def test_what_is_shed_is_halved(alone, together):
     parameters = alone["plain"].parameters
-    (ddp,), (gradients,), (full,) = (together[f"plain-{shard}"] for shard in SHARDS)
+    ddp, gradients, full = (together[f"plain-{shard}"] for shard in SHARDS)
     assert ddp.maximum_by_category["weights"] == parameters * BYTES
     # beside the gradients DDP keeps buckets of the same size, in which they are added up
     assert ddp.maximum_by_category["gradients"] == 2 * parameters * BYTES
@@ -114,7 +118,7 @@ def test_what_is_shed_is_halved(alone, together):
 @needs_deepspeed
 def test_zero_keeps_what_its_stages_say(alone, together):
     parameters = alone["plain"].parameters * BYTES
-    (second,), (third,) = (together[f"plain-{shard}"] for shard in ("zero2", "zero3"))
+    second, third = together["plain-zero2"], together["plain-zero3"]
     for record in (second, third):
         # AdamW's two, and the weights that it steps: a part of them, copied
         assert record.maximum_by_category["optimizer_states"] == pytest.approx(1.5 * parameters, abs=2048)
@@ -124,13 +128,13 @@ def test_zero_keeps_what_its_stages_say(alone, together):
     assert third.by_phase["optimizer_step"] < second.by_phase["optimizer_step"]
 
 
-def test_the_record_has_the_peak_of_every_rank(together):
-    for (record,) in together.values():
-        assert [its["rank"] for its in record.ranks] == [0, 1]
-        peaks = [its["peak_allocated_bytes"] for its in record.ranks]
-        assert record.peak_allocated_bytes == max(peaks)
-        for its in record.ranks:
-            assert sum(its["by_category"].values()) == its["peak_allocated_bytes"]
+def test_the_record_has_the_peak_of_every_rank(together, subtests):
+    for case, record in together.items():
+        with subtests.test(case=case):
+            assert [rank["rank"] for rank in record.ranks] == [0, 1]
+            assert record.peak_allocated_bytes == max(rank["peak_allocated_bytes"] for rank in record.ranks)
+            for rank in record.ranks:
+                assert sum(rank["by_category"].values()) == rank["peak_allocated_bytes"]
 
 
 @pytest.mark.values
@@ -140,7 +144,7 @@ def test_three_ranks_started_from_python(recipe, runs_folder):
     assert record.losses == pytest.approx(expected.losses, abs=2e-5)
     assert record.held_out_loss == pytest.approx(expected.held_out_loss, abs=2e-5)
     assert len(record.ranks) == 3
-    assert [found.id for found in read_all(runs_folder)] == [expected.id, record.id]
+    assert [kept.id for kept in read_all(runs_folder)] == [expected.id, record.id]
 
 
 @pytest.mark.values
@@ -159,5 +163,5 @@ def test_three_ranks_of_zero_go_on_with_what_one_process_began(recipe, runs_fold
     assert record.resumed_at_steps == [2]
     assert record.losses == pytest.approx(whole.losses, abs=2e-5)
     assert record.held_out_loss == pytest.approx(whole.held_out_loss, abs=2e-5)
-    ours, theirs = (load_file(Path(each.model_path) / "model.safetensors") for each in (record, whole))
+    ours, theirs = (load_file(Path(kept.model_path) / "model.safetensors") for kept in (record, whole))
     torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=0)

@@ -38,17 +38,15 @@ def builder(monkeypatch, tmp_path):
 
 def test_each_process_has_a_folder_for_its_parts_until_they_are_forgotten():
     model = on_meta(load_config(locate("gpt2-tiny")))
-    given, again = (zero.settings_of(SHARD, model)["zero_optimization"] for _ in range(2))
-    folders = {Path(given[part]["nvme_path"]) for part in ("offload_optimizer", "offload_param")}
-    (folder,) = folders
+    first, second = (zero.settings_of(SHARD, model)["zero_optimization"] for _ in range(2))
+    (folder,) = {Path(first[part]["nvme_path"]) for part in ("offload_optimizer", "offload_param")}
     assert folder.is_dir()
-    assert given == again
-    assert LARGEST < given["offload_param"]["buffer_size"] < 2 * LARGEST
+    assert first == second
+    assert LARGEST < first["offload_param"]["buffer_size"] < 2 * LARGEST
     zero.forget()
     assert not folder.exists()
-    assert (
-        zero.configuration(SHARD, False, model, "there")["zero_optimization"]["offload_param"]["nvme_path"] == "there"
-    )
+    named = zero.configuration(SHARD, False, model, "there")["zero_optimization"]
+    assert named["offload_param"]["nvme_path"] == "there"
     zero.settings_of("zero3_offload", model)
     assert not zero.SCRATCH
 

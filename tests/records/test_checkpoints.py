@@ -1,9 +1,10 @@
+import hashlib
 import io
+import itertools
 import json
 import os
 import pickle
 import random
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers.trainer_callback import TrainerState
 
-from workbench.errors import ConfigurationError
 from workbench.records import checkpoints
 from workbench.records.record import warn_once
 
@@ -48,28 +48,39 @@ def contents(step):
 
 @pytest.fixture
 def make(tmp_path):
-    def made(step, **files):
-        aside = tmp_path / ".aside" / f"checkpoint-{step}"
+    """Writes the checkpoint of a step into a folder."""
+
+    def write(step, folder=tmp_path, **files):
+        aside = folder / ".aside" / f"checkpoint-{step}"
         aside.mkdir(parents=True)
         for name, data in {**contents(step), **files}.items():
             (aside / name).write_bytes(data)
-        final = tmp_path / f"checkpoint-{step}"
+        final = folder / f"checkpoint-{step}"
         checkpoints.commit(aside, final, {**SEEN, "tokens_seen": step})
         return final
 
-    return made
+    return write
+
+
+def manifest_of(checkpoint):
+    return json.loads((checkpoint / checkpoints.MANIFEST).read_text())
+
+
+def write_manifest(checkpoint, manifest):
+    (checkpoint / checkpoints.MANIFEST).write_text(json.dumps(manifest))
 
 
 def replaced(checkpoint, name, data):
     """Another content, and a manifest that vouches for it."""
     (checkpoint / name).write_bytes(data)
-    manifest = json.loads((checkpoint / checkpoints.MANIFEST).read_text())
-    manifest["files"][name] = checkpoints._described(checkpoint / name)
-    (checkpoint / checkpoints.MANIFEST).write_text(json.dumps(manifest))
+    manifest = manifest_of(checkpoint)
+    manifest["files"][name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    write_manifest(checkpoint, manifest)
 
 
 def passed_over(folder, damaged, whole, capsys):
     """The warning, one line of it, told once."""
+    warn_once.cache_clear()
     assert checkpoints.newest_checkpoint(folder) == whole
     assert checkpoints.newest_checkpoint(folder) == whole
     (line,) = capsys.readouterr().err.splitlines()
@@ -99,16 +110,21 @@ def test_the_same_step_again_replaces_it(make):
     assert (make(4, **{"model.safetensors": b"new"}) / "model.safetensors").read_bytes() == b"new"
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "training_args.bin", "trainer_state.json", checkpoints.MANIFEST])
-@pytest.mark.parametrize(
-    "damage",
-    [lambda path: path.unlink(), lambda path: os.truncate(path, 0), lambda path: path.write_text("x" * 100)],
-    ids=["missing", "empty", "other content"],
-)
-def test_a_damaged_one_is_passed_over_and_named(make, tmp_path, capsys, name, damage):
-    whole, damaged = make(1), make(2)
-    damage(damaged / name)
-    assert name in passed_over(tmp_path, damaged, whole, capsys)
+FILES = ("model.safetensors", "training_args.bin", "trainer_state.json", checkpoints.MANIFEST)
+DAMAGES = {
+    "missing": Path.unlink,
+    "empty": lambda path: os.truncate(path, 0),
+    "other content": lambda path: path.write_text("x" * 100),
+}
+
+
+def test_a_damaged_one_is_passed_over_and_named(make, tmp_path, capsys, subtests):
+    for name, damage in itertools.product(FILES, DAMAGES):
+        with subtests.test(name=name, damage=damage):
+            folder = tmp_path / damage / name
+            whole, damaged = make(1, folder), make(2, folder)
+            DAMAGES[damage](damaged / name)
+            assert name in passed_over(folder, damaged, whole, capsys)
 
 
 def test_what_is_no_checkpoint_is_not_looked_at(make, tmp_path):
@@ -142,40 +158,54 @@ MANIFESTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("text", MANIFESTS.values(), ids=MANIFESTS)
-def test_a_manifest_that_is_none_is_passed_over(make, tmp_path, capsys, text):
-    whole, damaged = make(1), make(2)
-    (damaged / checkpoints.MANIFEST).write_text(text)
-    passed_over(tmp_path, damaged, whole, capsys)
-
-
-@pytest.mark.parametrize(
-    "counters",
-    [[], None, {}, {"tokens_seen": 1}, {**SEEN, "tokens_seen": "7"}, {**SEEN, "padding_tokens": None},
-     {**SEEN, "tokens_seen": 1.5}, {**SEEN, "tokens_seen": [1]}],
+NO_COUNTERS = (
+    [], None, {}, {"tokens_seen": 1}, {**SEEN, "tokens_seen": "7"}, {**SEEN, "padding_tokens": None},
+    {**SEEN, "tokens_seen": 1.5}, {**SEEN, "tokens_seen": [1]},
 )  # fmt: skip
-def test_counters_that_are_no_numbers_are_passed_over(make, tmp_path, capsys, counters):
+
+
+def test_a_manifest_that_is_none_or_counts_nothing_is_passed_over(make, tmp_path, capsys, subtests):
     whole, damaged = make(1), make(2)
-    manifest = json.loads((damaged / checkpoints.MANIFEST).read_text())
-    (damaged / checkpoints.MANIFEST).write_text(json.dumps({**manifest, "counters": counters}))
-    assert checkpoints.MANIFEST in passed_over(tmp_path, damaged, whole, capsys)
+    manifest = manifest_of(damaged)
+    for case, text in MANIFESTS.items():
+        with subtests.test(case=case):
+            (damaged / checkpoints.MANIFEST).write_text(text)
+            passed_over(tmp_path, damaged, whole, capsys)
+    for counters in NO_COUNTERS:
+        with subtests.test(counters=counters):
+            write_manifest(damaged, {**manifest, "counters": counters})
+            assert checkpoints.MANIFEST in passed_over(tmp_path, damaged, whole, capsys)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["../../x", "/dev/zero", "/etc/passwd", "..", ".", "", "a\0b", "pipe", "zero", "folder", "out", "x" * 300, "nope"],
+NAMES = (
+    "../../x",
+    "/dev/zero",
+    "/etc/passwd",
+    "..",
+    ".",
+    "",
+    "a\0b",
+    "pipe",
+    "zero",
+    "folder",
+    "out",
+    "x" * 300,
+    "nope",
 )
-def test_a_name_that_is_no_file_of_the_folder_is_never_opened(make, tmp_path, capsys, monkeypatch, name):
+
+
+def test_a_name_that_is_no_file_of_the_folder_is_never_opened(make, tmp_path, capsys, subtests):
     whole, damaged = make(1), make(2)
     (tmp_path / "x").write_text("secret")
     os.mkfifo(damaged / "pipe")
     (damaged / "zero").symlink_to("/dev/zero")
     (damaged / "out").symlink_to(tmp_path / "x")
     (damaged / "folder").mkdir()
-    manifest = json.loads((damaged / checkpoints.MANIFEST).read_text())
-    manifest["files"][name] = EMPTY
-    (damaged / checkpoints.MANIFEST).write_text(json.dumps(manifest))
-    passed_over(tmp_path, damaged, whole, capsys)
+    manifest = manifest_of(damaged)
+    for name in NAMES:
+        with subtests.test(name=name):
+            write_manifest(damaged, {**manifest, "files": {**manifest["files"], name: EMPTY}})
+            passed_over(tmp_path, damaged, whole, capsys)
 
 
 def test_a_manifest_that_is_a_pipe_or_a_device_is_never_opened(make, tmp_path, capsys):
@@ -185,7 +215,7 @@ def test_a_manifest_that_is_a_pipe_or_a_device_is_never_opened(make, tmp_path, c
     assert "there is no such file" in passed_over(tmp_path, damaged, whole, capsys)
 
 
-def test_a_file_of_another_size_is_not_hashed(make, tmp_path, capsys, monkeypatch):
+def test_a_file_of_another_size_is_not_hashed(make, tmp_path, capsys):
     whole, damaged = make(1), make(2)
     os.truncate(damaged / "model.safetensors", 2**40)  # sparse: to hash it would take an hour
     assert "not as it was written" in passed_over(tmp_path, damaged, whole, capsys)
@@ -242,27 +272,30 @@ def hostile(path):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", PICKLES)
-def test_whatever_the_bytes_no_code_runs_and_one_sentence_names_the_file(make, tmp_path, capsys, name):
+def test_whatever_the_bytes_no_code_runs_and_one_sentence_names_the_file(make, tmp_path, capsys, subtests):
     trapped = tmp_path / "trapped"
-    whole, damaged = make(1), make(2)
-    for how, data in hostile(trapped).items():
-        replaced(damaged, name, data)
-        warn_once.cache_clear()
-        assert name in passed_over(tmp_path, damaged, whole, capsys), how
-        assert not trapped.exists(), how
+    for name in PICKLES:
+        folder = tmp_path / name
+        whole, damaged = make(1, folder), make(2, folder)
+        for how, data in hostile(trapped).items():
+            with subtests.test(name=name, how=how):
+                replaced(damaged, name, data)
+                assert name in passed_over(folder, damaged, whole, capsys)
+                assert not trapped.exists()
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.binary(max_size=200), place=st.floats(0, 1))
-def test_random_bytes_in_a_pickle_raise_nothing_but_the_sentence(tmp_path_factory, data, place):
-    path = tmp_path_factory.mktemp("pickled") / "optimizer.pt"
+def test_random_bytes_in_a_pickle_raise_nothing(make, tmp_path, data, place):
+    """Either can be read: the one before, or the bytes happen to be a whole pickle."""
+    readable = tmp_path / "checkpoint-1", tmp_path / "checkpoint-2"
+    if not readable[1].exists():
+        make(1), make(2)
     whole = contents(1)["optimizer.pt"]
     cut = int(place * len(whole))
     for content in (data, whole[:cut] + data + whole[cut + len(data) :]):
-        path.write_bytes(content)
-        with suppress(ConfigurationError), checkpoints.unusable(path):  # the sentence, and nothing else
-            checkpoints._read(path)
+        replaced(readable[1], "optimizer.pt", content)
+        assert checkpoints.newest_checkpoint(tmp_path) in readable
 
 
 STATES = {
@@ -272,18 +305,21 @@ STATES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("text", STATES.values(), ids=STATES)
-def test_a_state_of_the_trainer_that_is_none_is_passed_over(make, tmp_path, capsys, text):
+def test_a_state_of_the_trainer_that_is_none_is_passed_over(make, tmp_path, capsys, subtests):
     whole, damaged = make(1), make(2)
-    replaced(damaged, "trainer_state.json", text.encode())
-    assert "trainer_state.json" in passed_over(tmp_path, damaged, whole, capsys)
+    for case, text in STATES.items():
+        with subtests.test(case=case):
+            replaced(damaged, "trainer_state.json", text.encode())
+            assert "trainer_state.json" in passed_over(tmp_path, damaged, whole, capsys)
 
 
-@pytest.mark.parametrize("name", [*sorted(checkpoints.NEEDED), "model.safetensors"])
-def test_a_checkpoint_that_never_had_what_resuming_needs_is_passed_over(make, tmp_path, capsys, name):
-    whole, damaged = make(1), make(2)
-    (damaged / name).unlink()
-    manifest = json.loads((damaged / checkpoints.MANIFEST).read_text())
-    del manifest["files"][name]
-    (damaged / checkpoints.MANIFEST).write_text(json.dumps(manifest))
-    assert "it is missing" in passed_over(tmp_path, damaged, whole, capsys)
+def test_a_checkpoint_that_never_had_what_resuming_needs_is_passed_over(make, tmp_path, capsys, subtests):
+    needed = "model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"
+    for name in needed:
+        with subtests.test(name=name):
+            whole, damaged = make(1, tmp_path / name), make(2, tmp_path / name)
+            (damaged / name).unlink()
+            manifest = manifest_of(damaged)
+            del manifest["files"][name]
+            write_manifest(damaged, manifest)
+            assert "it is missing" in passed_over(tmp_path / name, damaged, whole, capsys)

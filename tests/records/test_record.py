@@ -98,32 +98,27 @@ def test_a_record_can_be_read_by_others_like_any_file(tmp_path):
     assert stat.S_IMODE(record.stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{",
-        "[]",
-        "null",
-        "{}",
-        '{"status": "ok"}',
-        '{"status": "fine"}',
-        '{"id": 1, "status": "ok", "colour": 2}',
-        "\x00",
-    ],
+NO_RECORDS = (
+    "",
+    "{",
+    "[]",
+    "null",
+    "{}",
+    '{"status": "ok"}',
+    '{"status": "fine"}',
+    '{"id": 1, "status": "ok", "colour": 2}',
+    "\x00",
 )
-def test_what_is_no_record_is_refused_by_name(tmp_path, text):
+
+
+def test_what_is_no_record_is_refused_by_name(tmp_path, subtests):
+    cut_off = finished().save(tmp_path).read_text()[:-20]
     path = tmp_path / "broken.json"
-    path.write_text(text)
-    with pytest.raises(ConfigurationError, match=r"broken.json is not a record .* Move it away"):
-        Record.read(path)
-
-
-def test_a_cut_off_record_is_refused(tmp_path):
-    path = finished().save(tmp_path)
-    path.write_text(path.read_text()[:-20])
-    with pytest.raises(ConfigurationError, match="is not a record"):
-        Record.read(path)
+    for text in (*NO_RECORDS, cut_off):
+        path.write_text(text)
+        refused = pytest.raises(ConfigurationError, match=r"broken.json is not a record .* Move it away")
+        with subtests.test(text=text[:40]), refused:
+            Record.read(path)
 
 
 def test_a_broken_file_is_named_and_the_others_are_read(tmp_path, capsys):
@@ -158,20 +153,22 @@ def test_an_empty_table_has_the_same_types(tmp_path):
     assert empty.dtypes.equals(full.dtypes)
 
 
-@pytest.mark.parametrize(
-    ("column", "kind"),
-    [
-        ("peak_allocated_bytes", "Int64"), ("peak_reserved_bytes", "Int64"), ("weights_bytes", "Int64"),
-        ("forward_peak_bytes", "Int64"), ("steps", "Int64"), ("seed", "Int64"), ("trainable_parameters", "Int64"),
-        ("held_out_loss", "Float64"), ("tokens_per_s", "Float64"), ("learning_rate", "Float64"),
-        ("dropout", "Float64"), ("status", "string"), ("label", "string"), ("techniques", "string"),
-        ("model", "string"), ("corpus", "string"), ("device", "string"), ("device_kind", "string"),
-        ("threads", "Int64"), ("world_size", "Int64"), ("timed_steps", "Int64"), ("longest_first", "boolean"),
-    ],
-)  # fmt: skip
-def test_columns_are_typed_also_when_every_value_is_missing(tmp_path, column, kind):
+COLUMNS = {
+    "Int64": "peak_allocated_bytes peak_reserved_bytes weights_bytes forward_peak_bytes steps seed timed_steps "
+    "trainable_parameters threads world_size",
+    "Float64": "held_out_loss tokens_per_s learning_rate dropout",
+    "string": "status label techniques model corpus device device_kind",
+    "boolean": "longest_first",
+}
+
+
+def test_columns_are_typed_also_when_every_value_is_missing(tmp_path, subtests):
     Record.start(Recipe(), **FACTS).save(tmp_path)
-    assert str(records(tmp_path)[column].dtype) == kind
+    frame = records(tmp_path)
+    for kind, columns in COLUMNS.items():
+        for column in columns.split():
+            with subtests.test(column=column):
+                assert str(frame[column].dtype) == kind
 
 
 def test_one_row_a_run_with_units_in_the_names(tmp_path):
@@ -221,22 +218,25 @@ def test_the_newest_good_record_is_found(tmp_path):
     assert equal_to(recipe, tmp_path, **FACTS) == newer
 
 
-@pytest.mark.parametrize("status", [status for status in Status if status is not Status.OK])
-def test_only_ok_is_reused(tmp_path, status):
-    finished(status=status).save(tmp_path)
-    assert equal_to(Recipe(model="gpt2-tiny"), tmp_path, **FACTS) is None
+def test_only_ok_is_reused(tmp_path, subtests):
+    for status in Status:
+        with subtests.test(status=status):
+            finished(status=status).save(tmp_path / status)
+            equal = equal_to(Recipe(model="gpt2-tiny"), tmp_path / status, **FACTS)
+            assert (equal is not None) is (status is Status.OK)
 
 
-@pytest.mark.parametrize("fact", [*FACTS, "world_size"])
-def test_another_world_or_text_is_not_reused(tmp_path, fact):
-    finished().save(tmp_path)
-    assert equal_to(Recipe(model="gpt2-tiny"), tmp_path, **{**FACTS, fact: "another"}) is None
-
-
-@pytest.mark.parametrize("change", [{"seed": 1}, {"steps": 41}, {"techniques": (Lora(),)}])
-def test_another_recipe_is_not_reused(tmp_path, change):
-    finished().save(tmp_path)
-    assert equal_to(Recipe(model="gpt2-tiny", **change), tmp_path, **FACTS) is None
+def test_another_world_text_or_recipe_is_not_reused(tmp_path, subtests):
+    recipe = Recipe(model="gpt2-tiny")
+    record = finished(recipe)
+    record.save(tmp_path)
+    assert equal_to(recipe, tmp_path, **FACTS) == record
+    for fact in (*FACTS, "world_size"):
+        with subtests.test(fact=fact):
+            assert equal_to(recipe, tmp_path, **{**FACTS, fact: "another"}) is None
+    for change in ({"seed": 1}, {"steps": 41}, {"techniques": (Lora(),)}):
+        with subtests.test(change=change):
+            assert equal_to(replace(recipe, **change), tmp_path, **FACTS) is None
 
 
 def test_capped_and_uncapped_runs_do_not_stand_for_each_other(tmp_path):

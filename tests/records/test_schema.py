@@ -65,21 +65,22 @@ def test_an_old_run_whose_process_is_gone_is_marked(rewritten):
     assert (marked.status, marked.device_name) == (Status.KILLED, "AMD EPYC")
 
 
-@pytest.mark.parametrize(
-    ("device", "fields"),
-    [
-        ("NVIDIA A10 (cuda)", ("cuda", "NVIDIA A10", None)),
-        ("AMD EPYC (cpu, 2 threads)", ("cpu", "AMD EPYC", 2)),
-        ("Intel(R) Xeon(R) CPU @ 2.20GHz (cpu, 16 threads)", ("cpu", "Intel(R) Xeon(R) CPU @ 2.20GHz", 16)),
-        ("arm (mps)", ("mps", "arm", None)),
-        ("a sentence of another kind", ("", "a sentence of another kind", None)),
-        ("", ("", "", None)),
-    ],
-)
-def test_the_old_text_of_the_device_becomes_fields(rewritten, device, fields):
-    record = Record.read(rewritten(device=device))
-    assert (record.device_kind, record.device_name, record.threads) == fields
-    assert record.device == device_text(*fields) == device
+DEVICES = {
+    "NVIDIA A10 (cuda)": ("cuda", "NVIDIA A10", None),
+    "AMD EPYC (cpu, 2 threads)": ("cpu", "AMD EPYC", 2),
+    "Intel(R) Xeon(R) CPU @ 2.20GHz (cpu, 16 threads)": ("cpu", "Intel(R) Xeon(R) CPU @ 2.20GHz", 16),
+    "arm (mps)": ("mps", "arm", None),
+    "a sentence of another kind": ("", "a sentence of another kind", None),
+    "": ("", "", None),
+}
+
+
+def test_the_old_text_of_the_device_becomes_fields(rewritten, subtests):
+    for device, fields in DEVICES.items():
+        with subtests.test(device=device):
+            record = Record.read(rewritten(device=device))
+            assert (record.device_kind, record.device_name, record.threads) == fields
+            assert record.device == device_text(*fields) == device
 
 
 def test_a_newer_record_is_called_newer_and_skipped(rewritten, capsys):
@@ -97,14 +98,15 @@ def test_a_newer_record_is_called_newer_and_skipped(rewritten, capsys):
     assert capsys.readouterr().err == f"warning: {words}\n"
 
 
-@pytest.mark.parametrize("changes", [{"colour": 2}, {"schema_version": SCHEMA_VERSION}, {"device": 3}])
-def test_a_field_that_the_schema_does_not_have_is_an_error(rewritten, changes):
+def test_a_field_that_the_schema_does_not_have_is_an_error(rewritten, subtests):
     """Today's schema has no `device`, which the old record brings."""
-    with pytest.raises(ConfigurationError, match="is not a record"):
-        Record.read(rewritten(**changes))
+    for changes in ({"colour": 2}, {"schema_version": SCHEMA_VERSION}, {"device": 3}):
+        with subtests.test(changes=changes), pytest.raises(ConfigurationError, match="is not a record"):
+            Record.read(rewritten(**changes))
 
 
-@pytest.mark.parametrize("schema", [None, 0, -1, 1.5, True, "3", [3]])
-def test_a_schema_version_is_a_number_from_one(rewritten, schema):
-    with pytest.raises(ConfigurationError, match=r"is not a record \(its schema_version is .* Move it away"):
-        Record.read(rewritten(schema_version=schema))
+def test_a_schema_version_is_a_number_from_one(rewritten, subtests):
+    for schema in (None, 0, -1, 1.5, True, "3", [3]):
+        refused = pytest.raises(ConfigurationError, match=r"is not a record \(its schema_version is .* Move it away")
+        with subtests.test(schema=schema), refused:
+            Record.read(rewritten(schema_version=schema))

@@ -28,9 +28,21 @@ def statuses(folder):
     return [record.status for record in read_all(folder)]
 
 
+def process(pid):
+    """As a record has its owner: a later process of the same number began at another time."""
+    return {"host": platform.node(), "pid": pid, "began": psutil.Process(pid).create_time()}
+
+
+def is_alive(record, folder):
+    """Whether the record is left as it is, because its process may live."""
+    place = folder / record.id
+    record.save(place)
+    return store.mark_killed(place) == []
+
+
 def test_a_run_of_this_process_is_alive_until_it_ends(tmp_path):
     record = store.begin(new(), tmp_path)
-    assert record.owner["pid"] == os.getpid()
+    assert record.owner == process(os.getpid())
     assert store.mark_killed(tmp_path) == []
     store.end(replace(record, status=Status.OK), tmp_path)
     assert statuses(tmp_path) == [Status.OK]
@@ -38,7 +50,7 @@ def test_a_run_of_this_process_is_alive_until_it_ends(tmp_path):
 
 def test_a_run_whose_process_is_gone_was_killed(tmp_path):
     done = subprocess.Popen([sys.executable, "-c", ""])
-    owner = store._process(done.pid)
+    owner = process(done.pid)
     done.wait()
     replace(new(), owner=owner).save(tmp_path)
     (killed,) = store.mark_killed(tmp_path)
@@ -48,19 +60,19 @@ def test_a_run_whose_process_is_gone_was_killed(tmp_path):
 
 
 def test_the_number_of_the_process_may_belong_to_another_one_now(tmp_path):
-    replace(new(), owner=store._process(os.getppid()) | {"began": 12.0}).save(tmp_path)
+    replace(new(), owner=process(os.getppid()) | {"began": 12.0}).save(tmp_path)
     assert len(store.mark_killed(tmp_path)) == 1
 
 
-@pytest.mark.parametrize("owner", [store._process(os.getppid()), {"host": "elsewhere", "pid": 1, "began": 0.0}])
-def test_runs_of_a_second_notebook_or_machine_are_left_alone(tmp_path, owner):
-    replace(new(), owner=owner).save(tmp_path)
+def test_runs_of_a_second_notebook_or_machine_are_left_alone(tmp_path):
+    for owner in (process(os.getppid()), {"host": "elsewhere", "pid": 1, "began": 0.0}):
+        replace(new(), owner=owner).save(tmp_path)
     assert store.mark_killed(tmp_path) == []
-    assert statuses(tmp_path) == [Status.RUNNING]
+    assert statuses(tmp_path) == [Status.RUNNING] * 2
 
 
 def test_a_run_of_this_process_that_nobody_executes_any_more_is_dead(tmp_path):
-    replace(new(), owner=store._process(os.getpid())).save(tmp_path)
+    replace(new(), owner=process(os.getpid())).save(tmp_path)
     assert len(store.mark_killed(tmp_path)) == 1
 
 
@@ -78,11 +90,11 @@ def test_a_record_that_cannot_be_written_in_the_end_is_printed(tmp_path, monkeyp
 
     monkeypatch.setattr(os, "replace", full)
     returned = store.end(record, tmp_path)
-    (told,) = returned.warnings
-    assert told.startswith(
+    (warning,) = returned.warnings
+    assert warning.startswith(
         f"the record was printed instead of written: nothing can be written into {tmp_path} (No space"
     )
-    assert told.endswith("Free some space, or set WORKBENCH_RUNS to another folder.")
+    assert warning.endswith("Free some space, or set WORKBENCH_RUNS to another folder.")
     printed = capsys.readouterr().err
     assert f"Keep these lines as {record.id}.json" in printed
     assert json.loads(printed[printed.index("{") :])["held_out_loss"] == 3.25
@@ -115,59 +127,57 @@ def resumable(tmp_path):
     return ask
 
 
-@pytest.mark.parametrize(
-    ("owner", "alive"),
-    [
-        ({}, False),  # nobody ever claimed it
-        (None, False),
-        ({"host": platform.node(), "pid": -5, "began": 0.0}, False),
-        ({"host": platform.node(), "pid": 0, "began": 0.0}, False),
-        ({"host": platform.node(), "pid": 2**40, "began": 0.0}, False),
-        ({"host": platform.node(), "pid": 2**70, "began": 0.0}, False),
-        ({"host": platform.node(), "pid": os.getppid(), "began": 12.0}, False),  # its number belongs to another one now
-        ({"host": platform.node(), "pid": os.getppid(), "began": -math.inf}, False),
-        ({"host": platform.node(), "pid": os.getppid()}, True),
-        ({"host": platform.node(), "pid": os.getppid(), "began": "yesterday"}, True),
-        ({"host": platform.node(), "pid": os.getppid(), "began": math.nan}, True),
-        ({"host": platform.node(), "pid": os.getppid(), "began": None}, True),
-        ({"host": platform.node(), "pid": str(os.getppid()), "began": 0.0}, True),
-        ({"host": platform.node(), "pid": True, "began": 0.0}, True),
-        ({"host": platform.node(), "pid": 1.5, "began": 0.0}, True),
-        ({"host": platform.node(), "pid": [1], "began": 0.0}, True),
-        ({"host": platform.node()}, True),
-        ({"pid": 2**30, "began": 0.0}, True),
-        ({"host": None, "pid": 1, "began": 0.0}, True),
-        ({"host": 7, "pid": 1, "began": 0.0}, True),
-        ({"host": "elsewhere", "pid": "many", "began": {}}, True),
-        ([os.getpid()], True),
-        ("me", True),
-    ],
+HERE, PARENT = platform.node(), os.getppid()
+DEAD = (
+    {},  # nobody ever claimed it
+    {"host": HERE, "pid": 2**40, "began": 0.0},
+    {"host": HERE, "pid": PARENT, "began": 12.0},  # its number belongs to another process now
 )
-def test_an_odd_owner_is_no_reason_to_fail_nor_to_call_a_run_dead_that_may_live(tmp_path, owner, alive):
-    assert store._alive(replace(new(), owner=owner)) is alive
-    if isinstance(owner, dict) and all(map(math.isfinite, (v for v in owner.values() if isinstance(v, float)))):
-        replace(new(), owner=owner).save(tmp_path)
-        read = len(read_all(tmp_path))  # the oddest are named there and skipped
-        assert len(store.mark_killed(tmp_path)) == (read and not alive)
+NO_OWNERS = (
+    None, [os.getpid()], "me", {"host": HERE}, {"pid": 2**30, "began": 0.0}, {"host": HERE, "pid": PARENT},
+    {"host": HERE, "pid": -5, "began": 0.0}, {"host": HERE, "pid": 0, "began": 0.0},
+    {"host": HERE, "pid": 2**70, "began": 0.0}, {"host": HERE, "pid": PARENT, "began": -math.inf},
+    {"host": HERE, "pid": PARENT, "began": math.nan}, {"host": HERE, "pid": PARENT, "began": "yesterday"},
+    {"host": HERE, "pid": PARENT, "began": None}, {"host": HERE, "pid": str(PARENT), "began": 0.0},
+    {"host": HERE, "pid": True, "began": 0.0}, {"host": HERE, "pid": 1.5, "began": 0.0},
+    {"host": HERE, "pid": [1], "began": 0.0}, {"host": None, "pid": 1, "began": 0.0},
+    {"host": 7, "pid": 1, "began": 0.0}, {"host": "elsewhere", "pid": "many", "began": {}},
+)  # fmt: skip
 
 
-def test_a_process_that_may_not_be_looked_at_is_alive(monkeypatch):
+def test_an_odd_owner_is_no_reason_to_fail_nor_to_call_a_run_dead_that_may_live(tmp_path, subtests):
+    for owner in (*DEAD, *NO_OWNERS):
+        with subtests.test(owner=owner):
+            record = new()
+            place = tmp_path / record.id
+            path = record.save(place)
+            text = json.dumps({**json.loads(path.read_text()), "status": "running", "owner": owner})
+            path.write_text(text)
+            if owner in DEAD:
+                assert [killed.id for killed in store.mark_killed(place)] == [record.id]
+                assert statuses(place) == [Status.KILLED]
+            else:  # no record: it is named and left alone
+                assert store.mark_killed(place) == []
+                assert path.read_text() == text
+
+
+def test_a_process_that_may_not_be_looked_at_is_alive(tmp_path, monkeypatch):
     def denied(*_):
         raise psutil.AccessDenied
 
     monkeypatch.setattr(psutil.Process, "create_time", denied)
-    assert store._alive(replace(new(), owner={"host": platform.node(), "pid": os.getppid(), "began": 1.0}))
+    assert is_alive(replace(new(), owner={"host": platform.node(), "pid": os.getppid(), "began": 1.0}), tmp_path)
 
 
-def test_a_killed_child_that_nobody_has_waited_for_is_dead():
+def test_a_killed_child_that_nobody_has_waited_for_is_dead(tmp_path):
     """As in a container, whose first process is seldom an init."""
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    record = replace(new(), owner=store._process(child.pid))
-    assert store._alive(record)
+    record = replace(new(), owner=process(child.pid))
+    assert is_alive(record, tmp_path)
     child.kill()
     while psutil.Process(child.pid).status() != psutil.STATUS_ZOMBIE:
         time.sleep(0.01)
-    assert not store._alive(record)
+    assert not is_alive(record, tmp_path)
     child.wait()
 
 
@@ -198,17 +208,18 @@ def test_while_it_ends_another_thread_does_not_call_it_dead(tmp_path, monkeypatc
 # ---- resuming ----
 
 
-@pytest.mark.parametrize("status", store.UNFINISHED)
-def test_the_newest_unfinished_run_of_the_recipe_is_resumed(unfinished, resumable, status):
-    unfinished(status)
-    newest = unfinished(status)
-    assert resumable() == newest
+def test_what_ended_or_still_runs_is_not_resumed(unfinished, resumable, subtests):
+    for status in (Status.OK, Status.RUNNING, Status.DIVERGED, Status.UNAVAILABLE):
+        with subtests.test(status=status):
+            unfinished(status)
+            assert resumable() is None
 
 
-@pytest.mark.parametrize("status", [Status.OK, Status.RUNNING, Status.DIVERGED, Status.UNAVAILABLE])
-def test_what_ended_or_still_runs_is_not(unfinished, resumable, status):
-    unfinished(status)
-    assert resumable() is None
+def test_the_newest_unfinished_run_of_the_recipe_is_resumed(unfinished, resumable, subtests):
+    for status in (Status.KILLED, Status.INTERRUPTED, Status.FAILED, Status.OOM):
+        with subtests.test(status=status):
+            newest = unfinished(status)
+            assert resumable() == newest
 
 
 def test_without_a_checkpoint_there_is_nothing_to_resume(resumable, tmp_path):
@@ -216,24 +227,24 @@ def test_without_a_checkpoint_there_is_nothing_to_resume(resumable, tmp_path):
     assert resumable() is None
 
 
-@pytest.mark.parametrize(
-    ("recipe", "facts", "words"),
-    [
-        (Recipe(steps=31), {}, "steps was 12 and is now 31"),
-        (Recipe(seed=1, learning_rate=1e-3), {}, "learning_rate was None and is now 0.001; seed was 0 and is now 1"),
-        (Recipe() | Lora(rank=2), {}, "techniques was {} and is now {'lora': {'rank': 2"),
-        (Recipe(), {"data_sha256": "b"}, "data_sha256 was 'a' and is now 'b'"),
-        (Recipe(), {"device_kind": "cuda"}, "device_kind was 'cpu' and is now 'cuda'"),
-        (Recipe(), {"threads": 8}, "threads was 2 and is now 8"),
-    ],
-    ids=["steps", "two", "technique", "text", "device", "threads"],
+DIFFERENT = (
+    (Recipe(steps=31), {}, "steps was 12 and is now 31"),
+    (Recipe(seed=1, learning_rate=1e-3), {}, "learning_rate was None and is now 0.001; seed was 0 and is now 1"),
+    (Recipe() | Lora(rank=2), {}, "techniques was {} and is now {'lora': {'rank': 2"),
+    (Recipe(), {"data_sha256": "b"}, "data_sha256 was 'a' and is now 'b'"),
+    (Recipe(), {"device_kind": "cuda"}, "device_kind was 'cpu' and is now 'cuda'"),
+    (Recipe(), {"threads": 8}, "threads was 2 and is now 8"),
 )
-def test_another_recipe_or_text_is_refused_with_the_difference(unfinished, resumable, recipe, facts, words):
+
+
+def test_another_recipe_or_text_is_refused_with_the_difference(unfinished, resumable, subtests):
     record = unfinished()
-    with pytest.raises(ConfigurationError) as caught:
-        resumable(recipe, **facts)
-    assert f"resume: the unfinished run {record.id} is another one: {words}" in str(caught.value)
-    assert "or run without resume" in str(caught.value)
+    for recipe, facts, difference in DIFFERENT:
+        with subtests.test(difference=difference):
+            with pytest.raises(ConfigurationError) as caught:
+                resumable(recipe, **facts)
+            assert f"resume: the unfinished run {record.id} is another one: {difference}" in str(caught.value)
+            assert "or run without resume" in str(caught.value)
 
 
 def test_one_of_several_unfinished_runs_fits(unfinished, resumable):
@@ -259,22 +270,17 @@ def test_what_is_resumed_keeps_what_it_knew_and_takes_todays_cap(unfinished, tmp
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize(
-    "owner",
-    [{**store._process(os.getppid())}, {"host": "elsewhere", "pid": 17, "began": 0.0}],
-    ids=["of this machine", "of another"],
-)
-def test_a_run_that_goes_on_elsewhere_is_not_resumed(unfinished, resumable, tmp_path, owner):
+def test_a_run_that_goes_on_elsewhere_is_not_resumed(unfinished, resumable, tmp_path, subtests):
     record = unfinished(Status.RUNNING)
-    replace(record, owner=owner).save(tmp_path)
-    with pytest.raises(ConfigurationError) as caught:
-        resumable()
-    words = (
-        f"resume: this run goes on as {record.id}, in process {owner['pid']} on {owner['host']}. Wait for it, or end"
-    )
-    assert str(caught.value).startswith(words)
-    assert str(caught.value).endswith(f"write killed for running in {tmp_path / record.id}.json.")
-    assert resumable(Recipe(steps=999)) is None  # another recipe has nothing to do with it
+    for owner in (process(os.getppid()), {"host": "elsewhere", "pid": 17, "began": 0.0}):
+        replace(record, owner=owner).save(tmp_path)
+        with subtests.test(host=owner["host"]):
+            with pytest.raises(ConfigurationError) as caught:
+                resumable()
+            beginning = f"resume: this run goes on as {record.id}, in process {owner['pid']} on {owner['host']}. Wait"
+            assert str(caught.value).startswith(beginning)
+            assert str(caught.value).endswith(f"write killed for running in {tmp_path / record.id}.json.")
+            assert resumable(Recipe(steps=999)) is None  # another recipe has nothing to do with it
 
 
 def resume_together(barrier, folder, answers):

@@ -76,26 +76,26 @@ def test_an_argument_may_change_the_memory_and_a_prediction_knows(recipe, fine_t
     assert predict(smooth, "cpu").peak_allocated_bytes == pytest.approx(after, rel=0.005)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"wieght_decay": 0.1}, "no field of transformers.Tr.* 'wieght_decay'.* Did you mean weight_decay"),
-        ({"weight_decay": "much"}, "arguments: weight_decay cannot be 'much' .Input should be a valid number"),
-        ({"eval_steps": [2]}, "arguments: eval_steps cannot be .2. .Input should be a valid number"),
-        ({"logging_first_step": 1}, "arguments: logging_first_step cannot be 1 .Input should be a valid boolean"),
-        ({"report_to": 5}, "arguments: report_to cannot be 5 .*valid string, or list"),
-        ({"lr_scheduler_type": "cosin"}, "transformers refuses them .cosin is not a valid SchedulerType.*'cosine'"),
-        ({"warmup_steps": -1}, "Expected value warmup_steps >= 0"),
-        ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "requires an eval strategy"),
-        ({"report_to": "tensorbord"}, "report_to: there is no 'tensorbord'. Known: .*Did you mean tensorboard"),
-        ({"num_train_epochs": 0}, "recipe: steps must be an integer of at least 1, got 0"),
-        ({"num_train_epochs": 1e18}, "recipe: steps must be an integer of at least 1 and below 2.63"),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_what_cannot_be_passed_on_is_said_before_anything_loads(recipe, arguments, words, nothing_is_loaded):
-    with pytest.raises(ConfigurationError, match=words):
-        run(replace(recipe, arguments=arguments), device="cpu")
+REFUSED_ARGUMENTS = (
+    ({"wieght_decay": 0.1}, "no field of transformers.Tr.* 'wieght_decay'.* Did you mean weight_decay"),
+    ({"weight_decay": "much"}, "arguments: weight_decay cannot be 'much' .Input should be a valid number"),
+    ({"eval_steps": [2]}, "arguments: eval_steps cannot be .2. .Input should be a valid number"),
+    ({"logging_first_step": 1}, "arguments: logging_first_step cannot be 1 .Input should be a valid boolean"),
+    ({"report_to": 5}, "arguments: report_to cannot be 5 .*valid string, or list"),
+    ({"lr_scheduler_type": "cosin"}, "transformers refuses them .cosin is not a valid SchedulerType.*'cosine'"),
+    ({"warmup_steps": -1}, "Expected value warmup_steps >= 0"),
+    ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "requires an eval strategy"),
+    ({"report_to": "tensorbord"}, "report_to: there is no 'tensorbord'. Known: .*Did you mean tensorboard"),
+    ({"num_train_epochs": 0}, "recipe: steps must be an integer of at least 1, got 0"),
+    ({"num_train_epochs": 1e18}, "recipe: steps must be an integer of at least 1 and below 2.63"),
+)
+
+
+@pytest.mark.usefixtures("nothing_is_loaded")
+def test_what_cannot_be_passed_on_is_said_before_anything_loads(recipe, subtests):
+    for arguments, message in REFUSED_ARGUMENTS:
+        with subtests.test(arguments=arguments), pytest.raises(ConfigurationError, match=message):
+            run(replace(recipe, arguments=arguments), device="cpu")
     assert read_all() == []
 
 
@@ -108,16 +108,24 @@ def test_a_prediction_and_a_script_refuse_it_too(recipe):
 
 
 @pytest.mark.parametrize(
-    "techniques", [(), (Padding(),), (BatchSize(size=4), SequenceLength(tokens=16))], ids=["plain", "padding", "both"]
+    "techniques", [(), (Padding(),), (BatchSize(size=32), SequenceLength(tokens=16))], ids=["plain", "padding", "both"]
 )
-def test_epochs_become_steps_and_every_row_is_seen(recipe, techniques, monkeypatch):
-    counted = []
-    plain = Trainer.get_train_dataloader
-    monkeypatch.setattr(Trainer, "get_train_dataloader", lambda self: counted.append(len(plain(self))) or plain(self))
-    asked = replace(recipe, effective_batch_size=64, arguments={"num_train_epochs": 2}, techniques=techniques)
-    asked = replace(asked, techniques=tuple(BatchSize(size=32) if t.name == "batch_size" else t for t in techniques))
+def test_epochs_become_steps_and_every_row_is_seen(recipe, techniques, text_file, tmp_path, monkeypatch):
+    text = tmp_path / "short.txt"
+    text.write_text(text_file.read_text(encoding="utf-8")[:12_000], encoding="utf-8")
+    batches_of_an_epoch = []
+    get_train_dataloader = Trainer.get_train_dataloader
+
+    def counting(trainer):
+        loader = get_train_dataloader(trainer)
+        batches_of_an_epoch.append(len(loader))
+        return loader
+
+    monkeypatch.setattr(Trainer, "get_train_dataloader", counting)
+    asked = replace(recipe, corpus=str(text), effective_batch_size=64, techniques=techniques)
+    asked = replace(asked, arguments={"num_train_epochs": 2})
     record = run(asked, device="cpu")
-    assert record.steps_done == 2 * counted[0]
+    assert record.steps_done == 2 * batches_of_an_epoch[0]
     assert record.recipe["steps"] == record.steps_done // Recipe.from_dict({**record.recipe, "steps": 1}).shape.steps
     assert record.recipe["arguments"] == {"num_train_epochs": 2}
     again = run(Recipe.from_dict(record.recipe), device="cpu", reuse=True)
@@ -129,6 +137,7 @@ def test_a_stream_has_no_epochs(recipe, nothing_is_loaded):
         run(replace(recipe, arguments={"num_train_epochs": 1}) | Streaming(), device="cpu")
 
 
+@pytest.mark.dear
 @pytest.mark.values
 def test_a_callback_of_the_recipe_acts_and_the_exported_script_has_it(recipe, tmp_path):
     """The learning rate is so high that the loss rises: both stop early, at the same step with the same loss."""
@@ -162,21 +171,21 @@ def test_a_callback_that_is_given_is_in_the_record_and_its_run_is_not_taken_for_
     assert run(short, device="cpu", reuse=True).recipe_id == short.id
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("no.such.module:Class", "No module named 'no'"),
-        ("transformers:NoSuchCallback", "NoSuchCallback"),
-        ("os:abort", "issubclass"),
-        ("pathlib:Path", "it is no TrainerCallback"),
-        ("transformers.trainer_callback:CallbackHandler", "it is no TrainerCallback|required positional"),
-    ],
+REFUSED_CALLBACKS = (
+    ("no.such.module:Class", "No module named 'no'"),
+    ("transformers:NoSuchCallback", "NoSuchCallback"),
+    ("os:abort", "issubclass"),
+    ("pathlib:Path", "it is no TrainerCallback"),
+    ("transformers.trainer_callback:CallbackHandler", "it is no TrainerCallback|required positional"),
 )
-def test_a_callback_that_cannot_be_used_is_said_before_anything_loads(recipe, name, words, nothing_is_loaded):
-    with pytest.raises(
-        ConfigurationError, match=f"callbacks: {name} cannot be used .*({words}).*Name a TrainerCallback"
-    ):
-        run(replace(recipe, callbacks=[name]), device="cpu")
+
+
+@pytest.mark.usefixtures("nothing_is_loaded")
+def test_a_callback_that_cannot_be_used_is_said_before_anything_loads(recipe, subtests):
+    for name, reason in REFUSED_CALLBACKS:
+        message = f"callbacks: {name} cannot be used .*({reason}).*Name a TrainerCallback"
+        with subtests.test(name=name), pytest.raises(ConfigurationError, match=message):
+            run(replace(recipe, callbacks=[name]), device="cpu")
     assert read_all() == []
 
 
@@ -188,7 +197,7 @@ def test_a_callback_that_fails_leaves_a_record(recipe):
 
 @pytest.mark.values
 def test_runs_with_other_arguments_are_not_compared(recipe):
-    short = replace(recipe, steps=4)
+    short = replace(recipe, steps=2)
     for arguments in ({}, {"weight_decay": 0.5}, {"weight_decay": 0.5, "report_to": []}):
         run(replace(short, arguments=arguments), device="cpu")
     run(replace(short, arguments={"weight_decay": 0.5}) | Lora(rank=2), device="cpu")
@@ -263,10 +272,10 @@ def test_trackio_has_the_losses_of_two_runs_of_one_process(recipe, tmp_path):
     assert done.returncode == 0, done.stderr
     script_of = "import json, sys; from trackio.sqlite_storage import SQLiteStorage as s\n"
     script_of += "print(json.dumps({r: s.get_logs('ours', r) for r in s.get_runs('ours')}))"
-    told = subprocess.run(
+    read = subprocess.run(
         [sys.executable, "-c", script_of], env=environment, capture_output=True, text=True, check=True
     )
-    logs = json.loads(told.stdout.splitlines()[-1])
+    logs = json.loads(read.stdout.splitlines()[-1])
     assert sorted(logs) == sorted(record.id for record in read_all())
     for record in read_all():
         assert [entry["train/loss"] for entry in logs[record.id] if "train/loss" in entry] == record.losses

@@ -1,9 +1,11 @@
 """Two runs in one process would share PyTorch's modes and Accelerate's state: the second is refused."""
 
+import itertools
 import multiprocessing
-import os
+import re
 import threading
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -11,11 +13,10 @@ from workbench import predict
 from workbench.advise.pairs import pairs
 from workbench.errors import ConfigurationError, OutOfMemoryError
 from workbench.records.record import Status, read_all
-from workbench.run import run as training
 from workbench.run.run import only_run, run
 from workbench.widgets.runner import Runner
 
-WORDS = (
+REFUSED = (
     "run: another run goes on in this process \\(baseline on .*, in the thread .*\\).* Wait for it, stop it with Ctrl-C"
 )
 
@@ -35,18 +36,25 @@ def assert_unharmed(record, alone):
     assert record.status is Status.OK
     assert (record.losses, record.held_out_loss) == (alone.losses, alone.held_out_loss)
     assert (record.peak_allocated_bytes, record.by_category) == (alone.peak_allocated_bytes, alone.by_category)
-    assert training._going_on == {}
+
+
+@pytest.fixture(autouse=True)
+def the_next_may_begin(three):
+    """Whatever a test did, it has let go."""
+    yield
+    with only_run(three):
+        pass
 
 
 def during(recipe, action, **options):
     """A run, and what came of an action while it goes on."""
-    seen = []
+    results = []
 
     def observe(so_far):
-        if not seen:
-            seen.append(action())
+        if not results:
+            results.append(action())
 
-    return run(recipe, device="cpu", observe=observe, **options), seen[0]
+    return run(recipe, device="cpu", observe=observe, **options), results[0]
 
 
 def caught(action):
@@ -58,41 +66,47 @@ def caught(action):
 
 def in_a_thread(action):
     """Its result, or what it raised."""
-    found = []
-    thread = threading.Thread(target=lambda: found.append(caught(action)), name="the other")
+    results = []
+    thread = threading.Thread(target=lambda: results.append(caught(action)), name="the other")
     thread.start()
     thread.join(60)
-    return found[0]
+    return results[0]
 
 
-@pytest.mark.parametrize("start", [in_a_thread, caught], ids=["in another thread", "in the callback"])
-@pytest.mark.parametrize("options", [{}, {"reuse": True}, {"resume": True}, {"memory_cap": "1MiB"}], ids=str)
-def test_a_second_run_is_refused_and_the_first_goes_on(three, alone, runs_folder, start, options):
-    def second():
-        return run(replace(three, seed=1), device="cpu", **options)
+OPTIONS = ({}, {"reuse": True}, {"resume": True}, {"memory_cap": "1MiB"})
 
-    record, refused = during(three, lambda: start(second))
-    assert type(refused) is ConfigurationError
-    with pytest.raises(ConfigurationError, match=WORDS):
-        raise refused
+
+def test_a_second_run_is_refused_and_the_first_goes_on(three, alone, runs_folder, subtests):
+    def second_runs():
+        attempts = []
+        for start, options in itertools.product((in_a_thread, caught), OPTIONS):
+            second = partial(run, replace(three, seed=1), device="cpu", **options)
+            attempts.append((start, options, start(second)))
+        return attempts
+
+    record, attempts = during(three, second_runs)
+    for start, options, error in attempts:
+        with subtests.test(start=start.__name__, options=options):
+            assert type(error) is ConfigurationError
+            assert re.match(REFUSED, str(error))
     assert_unharmed(record, alone)
     assert read_all(runs_folder) == [record]
 
 
 def test_many_at_once_let_exactly_one_through(three, alone):
-    barrier, found = threading.Barrier(6), []
+    barrier, results = threading.Barrier(6), []
 
     def start():
         barrier.wait()
-        found.append(caught(lambda: run(three, device="cpu")))
+        results.append(caught(lambda: run(three, device="cpu")))
 
     threads = [threading.Thread(target=start) for _ in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    (record,) = [one for one in found if not isinstance(one, Exception)]
-    assert {type(one) for one in found if one is not record} == {ConfigurationError}
+    (record,) = [result for result in results if not isinstance(result, Exception)]
+    assert {type(result) for result in results if result is not record} == {ConfigurationError}
     assert_unharmed(record, alone)
 
 
@@ -105,9 +119,9 @@ def test_the_playgrounds_training_says_that_a_cell_is_training(three, alone, onl
         runner.wait(30)
 
     record, _ = during(three, second)
-    ((left, words),) = onlooker.ended_as
+    ((left, error_message),) = onlooker.ended_as
     assert left is None
-    assert "another run goes on in this process (baseline on" in words
+    assert "another run goes on in this process (baseline on" in error_message
     assert_unharmed(record, alone)
 
 
@@ -121,44 +135,46 @@ def test_a_cell_is_told_that_the_playground_trains(three, alone, onlooker):
     assert_unharmed(onlooker.ended_as[0][0], alone)
 
 
-def test_pairs_are_refused_too(three, alone):
-    record, refused = during(three, lambda: in_a_thread(lambda: pairs(three, ["lora"], device="cpu")))
+def test_pairs_are_refused_and_a_prediction_disturbs_nothing(three, alone):
+    def both():
+        refused = in_a_thread(lambda: pairs(three, ["lora"], device="cpu"))
+        return refused, in_a_thread(lambda: predict(replace(three, seed=77), "cpu"))
+
+    record, (refused, predicted) = during(three, both)
     assert "another run goes on in this process" in str(refused)
-    assert_unharmed(record, alone)
-
-
-def test_a_prediction_in_another_thread_disturbs_nothing(three, alone):
-    record, predicted = during(three, lambda: in_a_thread(lambda: predict(replace(three, seed=77), "cpu")))
     assert predicted.peak_allocated_bytes > 0
     assert_unharmed(record, alone)
 
 
-@pytest.mark.parametrize(
-    ("error", "ending"),
-    [
-        (KeyboardInterrupt, KeyboardInterrupt),
-        (ZeroDivisionError, ZeroDivisionError),
-        (GeneratorExit, GeneratorExit),
-        (SystemExit, SystemExit),
-        (MemoryError("can't allocate memory"), OutOfMemoryError),
-    ],
+ENDINGS = (  # what is raised in the middle of a run, what comes of it, and how it is on record
+    (KeyboardInterrupt, KeyboardInterrupt, Status.INTERRUPTED),
+    (ZeroDivisionError, ZeroDivisionError, Status.FAILED),
+    (GeneratorExit, GeneratorExit, Status.INTERRUPTED),
+    (SystemExit, SystemExit, Status.INTERRUPTED),
+    (MemoryError("can't allocate memory"), OutOfMemoryError, Status.OOM),
 )
-def test_after_every_ending_the_next_may_begin(three, error, ending, runs_folder):
-    def observe(so_far):
-        raise error
-
-    with pytest.raises(ending):
-        run(three, device="cpu", observe=observe)
-    assert training._going_on == {}
-    (record,) = read_all(runs_folder)
-    assert record.status in (Status.INTERRUPTED, Status.FAILED, Status.OOM)
 
 
-@pytest.mark.parametrize("change", [{"corpus": "nope.txt"}, {"model": "./nope"}, {"sequence_length": 1000}])
-def test_after_a_refusal_the_next_may_begin(three, change):
-    with pytest.raises(ConfigurationError):
-        run(replace(three, **change), device="cpu")
-    assert training._going_on == {}
+def test_after_every_ending_and_every_refusal_the_next_may_begin(three, tmp_path, subtests):
+    for error, ending, status in ENDINGS:
+
+        def observe(so_far, error=error):
+            raise error
+
+        with subtests.test(error=error):
+            folder = tmp_path / ending.__name__
+            with pytest.raises(ending):
+                run(three, device="cpu", observe=observe, folder=folder)
+            (record,) = read_all(folder)
+            assert record.status is status
+            with only_run(three):
+                pass
+    for change in ({"corpus": "nope.txt"}, {"model": "./nope"}, {"sequence_length": 1000}):
+        with subtests.test(change=change):
+            with pytest.raises(ConfigurationError):
+                run(replace(three, **change), device="cpu")
+            with only_run(three):
+                pass
 
 
 def test_a_generator_that_is_closed_or_forgotten_lets_go(three):
@@ -168,27 +184,25 @@ def test_a_generator_that_is_closed_or_forgotten_lets_go(three):
 
     started = lesson()
     next(started)
-    with pytest.raises(ConfigurationError, match=WORDS), only_run(three):
-        pytest.fail("two at once")
-    assert training._going_on  # the refused one has not let go for the other
+    for _ in range(2):  # the refused one has not let go for the other
+        with pytest.raises(ConfigurationError, match=REFUSED), only_run(three):
+            pytest.fail("two at once")
     started.close()
-    assert training._going_on == {}
-    next(lesson())
-    assert training._going_on == {}
+    with only_run(three):
+        pass
+    next(lesson())  # forgotten
 
 
-def in_a_fork(recipe, answers):
-    with only_run(recipe):
-        answers.put(len(training._going_on))
+def in_a_fork(recipe):
+    with only_run(recipe), pytest.raises(ConfigurationError, match=REFUSED), only_run(recipe):
+        pass
 
 
 def test_a_fork_of_a_process_that_trains_may_train(three):
-    context = multiprocessing.get_context("fork")
-    answers = context.SimpleQueue()
     with only_run(three):
-        child = context.Process(target=in_a_fork, args=(three, answers))
+        child = multiprocessing.get_context("fork").Process(target=in_a_fork, args=(three,))
         child.start()
         child.join(30)
         assert child.exitcode == 0
-        assert answers.get() == 2
-        assert list(training._going_on) == [os.getpid()]
+        with pytest.raises(ConfigurationError, match=REFUSED), only_run(three):
+            pytest.fail("the fork has let go for this process")

@@ -1,4 +1,5 @@
 import dataclasses
+import itertools
 import os
 import subprocess
 import sys
@@ -76,59 +77,65 @@ def test_a_record_has_every_field_of_the_world():
 # ---- several ranks ----
 
 
-@pytest.mark.parametrize(
-    ("variables", "named"),
-    [
-        ({"WORLD_SIZE": "2"}, "WORLD_SIZE"),
-        ({"OMPI_COMM_WORLD_SIZE": "4"}, "OMPI_COMM_WORLD_SIZE"),
-        ({"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}, "LOCAL_RANK"),
-        (
-            {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "::1", "MASTER_PORT": "29500"},
-            "WORLD_SIZE",
-        ),
-        ({"RANK": "1"}, "RANK"),
-        ({"PMI_RANK": "1"}, "PMI_RANK"),
-        ({"PMIX_RANK": "3"}, "PMIX_RANK"),
-        ({"PMI_SIZE": "2", "PMI_RANK": "0"}, "PMI_SIZE"),
-        ({"MV2_COMM_WORLD_SIZE": "2"}, "MV2_COMM_WORLD_SIZE"),
-        ({"SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}, "SLURM_NTASKS"),
-        ({"SLURM_PROCID": "1"}, "SLURM_PROCID"),
-        ({"ACCELERATE_MIXED_PRECISION": "bf16"}, "ACCELERATE_MIXED_PRECISION"),
-        ({"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_USE_FSDP": "true"}, "ACCELERATE_USE_FSDP"),
-        ({"ACCELERATE_USE_DEEPSPEED": "1"}, "ACCELERATE_USE_DEEPSPEED"),
-    ],
+LAUNCHED = (  # what a launcher sets, and which of it is named
+    ({"WORLD_SIZE": "2"}, "WORLD_SIZE"),
+    ({"OMPI_COMM_WORLD_SIZE": "4"}, "OMPI_COMM_WORLD_SIZE"),
+    ({"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}, "LOCAL_RANK"),
+    (
+        {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "::1", "MASTER_PORT": "29500"},
+        "WORLD_SIZE",
+    ),
+    ({"RANK": "1"}, "RANK"),
+    ({"PMI_RANK": "1"}, "PMI_RANK"),
+    ({"PMIX_RANK": "3"}, "PMIX_RANK"),
+    ({"PMI_SIZE": "2", "PMI_RANK": "0"}, "PMI_SIZE"),
+    ({"MV2_COMM_WORLD_SIZE": "2"}, "MV2_COMM_WORLD_SIZE"),
+    ({"SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}, "SLURM_NTASKS"),
+    ({"SLURM_PROCID": "1"}, "SLURM_PROCID"),
+    ({"ACCELERATE_MIXED_PRECISION": "bf16"}, "ACCELERATE_MIXED_PRECISION"),
+    ({"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_USE_FSDP": "true"}, "ACCELERATE_USE_FSDP"),
+    ({"ACCELERATE_USE_DEEPSPEED": "1"}, "ACCELERATE_USE_DEEPSPEED"),
 )
-def test_several_ranks_are_refused_before_anything_is_loaded_or_recorded(monkeypatch, runs_folder, variables, named):
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    words = f"run: {named}={variables[named]} in the environment says .* Start several ranks .* unset {named}\\.$"
-    with pytest.raises(ConfigurationError, match=words):
-        run(Recipe(model="no such model"))
-    assert not runs_folder.exists()
 
 
-@pytest.mark.parametrize("variable", devices.ALONE)
-@pytest.mark.parametrize("value", ["two", "", " ", "1.5", "-2", "1" * 5000, "0x1", "１", "1\n2"])
-def test_a_variable_that_is_no_number_is_named_before_anything_is_read(monkeypatch, variable, value):
-    monkeypatch.setenv(variable, value)
-    with pytest.raises(ConfigurationError, match=rf"(?s)^run: {variable}=.{{,40}} in the environment says that"):
-        refuse_several_ranks()
+def test_several_ranks_are_refused_before_anything_is_loaded_or_recorded(monkeypatch, runs_folder, subtests):
+    for variables, named in LAUNCHED:
+        message = f"run: {named}={variables[named]} in the environment says .* Start several ranks .* unset {named}\\.$"
+        with subtests.test(variables=variables), monkeypatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            with pytest.raises(ConfigurationError, match=message):
+                run(Recipe(model="no such model"))
+            assert not runs_folder.exists()
 
 
-@pytest.mark.parametrize(
-    "variables",
-    [
-        {},
-        {"WORLD_SIZE": "1", "RANK": "0"},
-        {"LOCAL_RANK": "-1", "PMI_SIZE": "1"},
-        {"SLURM_NTASKS": "1", "SLURM_PROCID": "0", "MASTER_ADDR": "localhost"},
-        {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_USE_CPU": "False", "ACCELERATE_DYNAMO_BACKEND": "no"},
-    ],
+NO_NUMBERS = ("two", "", " ", "1.5", "-2", "1" * 5000, "0x1", "１", "1\n2")
+
+
+def test_a_variable_that_is_no_number_is_named_before_anything_is_read(monkeypatch, subtests):
+    for variable, value in itertools.product(devices.ALONE, NO_NUMBERS):
+        with subtests.test(variable=variable, value=value[:10]), monkeypatch.context() as patch:
+            patch.setenv(variable, value)
+            message = rf"(?s)^run: {variable}=.{{,40}} in the environment says that"
+            with pytest.raises(ConfigurationError, match=message):
+                refuse_several_ranks()
+
+
+SINGLE = (
+    {},
+    {"WORLD_SIZE": "1", "RANK": "0"},
+    {"LOCAL_RANK": "-1", "PMI_SIZE": "1"},
+    {"SLURM_NTASKS": "1", "SLURM_PROCID": "0", "MASTER_ADDR": "localhost"},
+    {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_USE_CPU": "False", "ACCELERATE_DYNAMO_BACKEND": "no"},
 )
-def test_a_single_process_is_not_refused(monkeypatch, variables):
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    refuse_several_ranks()
+
+
+def test_a_single_process_is_not_refused(monkeypatch, subtests):
+    for variables in SINGLE:
+        with subtests.test(variables=variables), monkeypatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            refuse_several_ranks()
 
 
 def test_the_command_line_refuses_at_once(monkeypatch, runs_folder):
@@ -141,6 +148,7 @@ def test_the_command_line_refuses_at_once(monkeypatch, runs_folder):
     assert not runs_folder.exists()
 
 
+@pytest.mark.dear
 def test_what_one_process_does_alone_is_refused_under_torchrun_and_nothing_hangs(runs_folder):
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "-m", "workbench"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -154,22 +162,31 @@ def test_what_one_process_does_alone_is_refused_under_torchrun_and_nothing_hangs
     assert not runs_folder.exists()
 
 
+@pytest.mark.dear
 def test_a_prediction_does_not_care_who_started_it(monkeypatch, model_name):
     """In its worker nothing is left of a launcher: the Trainer would wait there for the other ranks."""
     for name in devices.ALONE:
         monkeypatch.setenv(name, "2")
-    assert not set(worker._environment()) & set(devices.ALONE)
     worker.SHADOWS.end()  # it was started without them
     recipe = Recipe(model=model_name, effective_batch_size=3, sequence_length=16, seed=1234)
     assert predict(recipe, "cpu").peak_allocated_bytes > 0
 
 
-@pytest.mark.parametrize("command", [["notebooks", "00"], ["notebooks", "lora", "--force"], ["pairs", "gpt2-tiny"]])
-def test_what_makes_runs_refuses_before_the_first(monkeypatch, capsys, command):
+def test_what_makes_runs_refuses_before_the_first(monkeypatch, capsys, subtests, tmp_path):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(papermill, "execute_notebook", lambda *_, **__: pytest.fail("a kernel was started"))
-    assert main(command) == 2
-    assert "error: run: WORLD_SIZE=2 in the environment says" in capsys.readouterr().err
+    output = tmp_path / "verification.json"
+    commands = (
+        ["notebooks", "00"],
+        ["notebooks", "lora", "--force"],
+        ["pairs", "gpt2-tiny"],
+        ["verify", "--device", "cpu", "--output", str(output)],
+    )
+    for command in commands:
+        with subtests.test(command=command):
+            assert main(command) == 2
+            assert "error: run: WORLD_SIZE=2 in the environment says" in capsys.readouterr().err
+    assert not output.exists()
 
 
 def test_the_playground_shows_why_it_does_not_train(monkeypatch, runs_folder, onlooker):
@@ -178,15 +195,7 @@ def test_the_playground_shows_why_it_does_not_train(monkeypatch, runs_folder, on
     runner.attach(onlooker)
     runner.start(Recipe(model="gpt2-tiny"))
     runner.wait(20)
-    ((record, words),) = onlooker.ended_as
+    ((record, error_message),) = onlooker.ended_as
     assert record is None
-    assert words.startswith("run: WORLD_SIZE=2 in the environment says")
+    assert error_message.startswith("run: WORLD_SIZE=2 in the environment says")
     assert not runs_folder.exists()
-
-
-def test_verifying_refuses_too(monkeypatch, tmp_path, capsys):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    output = tmp_path / "verification.json"
-    assert main(["verify", "--device", "cpu", "--output", str(output)]) == 2
-    assert "run: WORLD_SIZE=2" in capsys.readouterr().err
-    assert not output.exists()
