@@ -57,16 +57,18 @@ def test_the_order_of_techniques_does_not_matter():
     assert [t.stage for t in forward.techniques] == sorted(t.stage for t in ALL)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"model": "gpt2"}, {"corpus": "other.txt"}, {"effective_batch_size": 16}, {"sequence_length": 64},
-        {"steps": 41}, {"learning_rate": 1e-4}, {"dropout": 0.0}, {"seed": 1}, {"techniques": (Lora(),)},
-        {"evaluation_batch_size": 2}, {"arguments": {"weight_decay": 0.1}}, {"callbacks": ("a.b:C",)},
-    ],
-)  # fmt: skip
-def test_every_field_changes_the_id(change):
-    assert Recipe(**change).id != Recipe().id
+CHANGES = {
+    "model": "gpt2", "corpus": "other.txt", "effective_batch_size": 16, "sequence_length": 64, "steps": 41,
+    "learning_rate": 1e-4, "dropout": 0.0, "seed": 1, "techniques": (Lora(),), "evaluation_batch_size": 2,
+    "arguments": {"weight_decay": 0.1}, "callbacks": ("a.b:C",),
+}  # fmt: skip
+
+
+def test_every_field_changes_the_id(subtests):
+    assert CHANGES.keys() == {field.name for field in dataclasses.fields(Recipe)}
+    for field, value in CHANGES.items():
+        with subtests.test(field=field):
+            assert Recipe(**{field: value}).id != Recipe().id
 
 
 def test_fields_that_came_later_leave_the_ids_of_older_records():
@@ -84,72 +86,64 @@ def test_a_setting_of_a_technique_changes_the_id():
     assert (Recipe() | Lora(rank=4)).id != (Recipe() | Lora(rank=8)).id
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
+def test_a_number_written_as_an_integer_gives_the_same_id(subtests):
+    for integer, number in (
         (Recipe(learning_rate=1), Recipe(learning_rate=1.0)),
         (Recipe(dropout=0), Recipe(dropout=0.0)),
         (Recipe() | Lora(alpha=16), Recipe() | Lora(alpha=16.0)),
-    ],
-)
-def test_a_number_written_as_an_integer_gives_the_same_id(one, other):
-    assert one == other
-    assert one.id == other.id
+    ):
+        with subtests.test(integer=integer):
+            assert integer == number
+            assert integer.id == number.id
 
 
-@pytest.mark.parametrize("techniques", [(), ALL[:1], ALL])
-def test_json_and_back(techniques):
-    recipe = Recipe(model="random:gpt2", learning_rate=3e-4, seed=7, techniques=techniques)
-    again = Recipe.from_dict(json.loads(json.dumps(recipe.to_dict())))
-    assert again == recipe
-    assert again.id == recipe.id
+def test_json_and_back(subtests):
+    for techniques in ((), ALL[:1], ALL):
+        with subtests.test(techniques=techniques):
+            recipe = Recipe(model="random:gpt2", learning_rate=3e-4, seed=7, techniques=techniques)
+            again = Recipe.from_dict(json.loads(json.dumps(recipe.to_dict())))
+            assert again == recipe
+            assert again.id == recipe.id
 
 
-def test_an_unknown_field_is_named_with_the_known_ones():
-    with pytest.raises(ConfigurationError, match=r"recipe has no field 'stepz'. Known: .*learning_rate.*steps"):
-        Recipe.from_dict({"stepz": 3})
+UNKNOWN = [
+    ({"stepz": 3}, "recipe has no field 'stepz'. Known: .*learning_rate.*steps"),
+    ({"techniques": {"loraa": {}}}, "no technique 'loraa'. Known: .*gradient_checkpointing, .*lora, "),
+    ({"techniques": {"lora": {"r": 8}}}, "lora has no setting 'r'. Known: rank, alpha, dropout, targets"),
+]
+OUT_OF_RANGE = [
+    ("effective_batch_size", 0, "an integer of at least 1 and at most 1048576"),
+    ("effective_batch_size", 2.5, "an integer of at least 1"),
+    ("sequence_length", 1, "an integer of at least 2"),
+    ("steps", 0, "an integer of at least 1"),
+    ("steps", "40", "an integer of at least 1"),
+    ("learning_rate", 0.0, "a number of at least 1e-09 and at most 10.0 or none"),
+    ("learning_rate", "1e-3", "a number of at least 1e-09 and at most 10.0 or none"),
+    ("learning_rate", float("nan"), "a number of at least 1e-09"),
+    ("learning_rate", float("inf"), "at most 10.0"),
+    ("dropout", 1.0, "at most 0.9"),
+    ("seed", -1, "an integer of at least 0"),
+    ("seed", 2**32, "at most 4294967295"),  # which numpy could not take
+    ("model", None, "a text"),
+    ("corpus", 3, "a text"),
+]
 
 
-def test_an_unknown_technique_is_named_with_the_known_ones():
-    with pytest.raises(ConfigurationError, match=r"no technique 'loraa'. Known: .*gradient_checkpointing, .*lora, "):
-        Recipe.from_dict({"techniques": {"loraa": {}}})
+def test_what_is_unknown_is_named_with_what_is_known(subtests):
+    for fields, message in UNKNOWN:
+        with subtests.test(fields=fields), pytest.raises(ConfigurationError, match=message):
+            Recipe.from_dict(fields)
 
 
-def test_an_unknown_setting_is_named_with_the_known_ones():
-    with pytest.raises(ConfigurationError, match=r"lora has no setting 'r'. Known: rank, alpha, dropout, targets"):
-        Recipe.from_dict({"techniques": {"lora": {"r": 8}}})
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "cure"),
-    [
-        ("effective_batch_size", 0, "an integer of at least 1"),
-        ("effective_batch_size", 2.5, "an integer of at least 1"),
-        ("sequence_length", 1, "an integer of at least 2"),
-        ("steps", 0, "an integer of at least 1"),
-        ("steps", "40", "an integer of at least 1"),
-        ("learning_rate", 0.0, "a number of at least 1e-09 and at most 10.0 or none"),
-        ("learning_rate", "1e-3", "a number of at least 1e-09 and at most 10.0 or none"),
-        ("learning_rate", float("nan"), "a number of at least 1e-09"),
-        ("learning_rate", float("inf"), "at most 10.0"),
-        ("dropout", 1.0, "at most 0.9"),
-        ("seed", -1, "an integer of at least 0"),
-        ("model", None, "a text"),
-        ("corpus", 3, "a text"),
-    ],
-)
-def test_a_value_out_of_range_is_named_with_field_and_cure(field, value, cure):
-    with pytest.raises(ConfigurationError) as caught:
-        Recipe(**{field: value})
-    message = str(caught.value)
-    assert message.startswith(f"recipe: {field} must be")
-    assert cure in message
-    assert message.endswith(f"got {value!r}.")
-
-
-def test_a_seed_that_numpy_cannot_take_is_refused_before_the_run():
-    with pytest.raises(ConfigurationError, match="recipe: seed must be .* got 4294967296"):
-        Recipe(seed=2**32)
+def test_a_value_out_of_range_is_named_with_field_and_cure(subtests):
+    for field, value, cure in OUT_OF_RANGE:
+        with subtests.test(field=field, value=value):
+            with pytest.raises(ConfigurationError) as caught:
+                Recipe(**{field: value})
+            message = str(caught.value)
+            assert message.startswith(f"recipe: {field} must be")
+            assert cure in message
+            assert message.endswith(f"got {value!r}.")
 
 
 def test_a_technique_given_twice_is_an_error():
@@ -164,14 +158,14 @@ def test_what_is_no_technique_is_refused():
         Recipe() | "lora"
 
 
-@pytest.mark.parametrize("order", [(Prefix(), GradientCheckpointing()), (GradientCheckpointing(), Prefix())])
-def test_techniques_that_exclude_each_other_are_both_named_and_the_capability(order):
-    with pytest.raises(ConfigurationError) as caught:
-        Recipe(techniques=order)
+def test_techniques_that_exclude_each_other_are_both_named_and_the_capability():
     expected = (
         "prefix brings a key-value cache during training, which gradient_checkpointing forbids. Drop one of the two."
     )
-    assert expected in str(caught.value)
+    for order in ((Prefix(), GradientCheckpointing()), (GradientCheckpointing(), Prefix())):
+        with pytest.raises(ConfigurationError) as caught:
+            Recipe(techniques=order)
+        assert expected in str(caught.value)
 
 
 def test_a_capability_nobody_forbids_is_welcome():
@@ -196,17 +190,14 @@ def test_the_baseline_differs_in_the_techniques_alone():
     assert recipe.baseline == Recipe(steps=9, seed=3)
 
 
-@pytest.mark.parametrize(
-    ("techniques", "label"),
-    [
-        ((), "baseline"),
-        ((Lora(),), "lora"),
-        ((Lora(rank=4),), "lora(rank=4)"),
-        ((MixedPrecision(), GradientAccumulation(steps=2)), "gradient_accumulation(steps=2) + mixed_precision"),
-    ],
-)
-def test_the_label_names_techniques_and_changed_settings(techniques, label):
-    assert Recipe(techniques=techniques).label == label
+def test_the_label_names_techniques_and_changed_settings():
+    labels = {
+        (): "baseline",
+        (Lora(),): "lora",
+        (Lora(rank=4),): "lora(rank=4)",
+        (MixedPrecision(), GradientAccumulation(steps=2)): "gradient_accumulation(steps=2) + mixed_precision",
+    }
+    assert {techniques: Recipe(techniques=techniques).label for techniques in labels} == labels
 
 
 def test_a_plain_run_has_one_micro_batch():
@@ -226,21 +217,23 @@ WHOLE = Recipe(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("recipe", [Recipe(), WHOLE, WHOLE.baseline])
-def test_a_file_and_a_command_give_the_recipe_again(recipe, tmp_path):
+def parsed_command(command):
+    """The recipe that its options give, after `python -m workbench run MODEL`."""
+    model, *words = shlex.split(command)[4:]
+    options = list(zip(words[::2], words[1::2], strict=True))
+    lists = {name: [value for option, value in options if option == name] for name in ("--technique", "--set")}
+    fields = {name.removeprefix("--").replace("-", "_"): value for name, value in options if name not in lists}
+    return parse_recipe({"model": model, **fields}, lists["--technique"], lists["--set"])
+
+
+def test_a_file_and_a_command_give_the_recipe_again(tmp_path, subtests):
     path = tmp_path / "recipe.toml"
-    path.write_text(as_toml(recipe), encoding="utf-8")
-    assert read_recipe(path) == parse_recipe({"model": str(path)}) == recipe
-    assert read_recipe(path).id == recipe.id
-    words = shlex.split(as_command(recipe))[5:]
-    pairs = list(zip(words[::2], words[1::2], strict=True))
-    given = {
-        name.removeprefix("--").replace("-", "_"): value
-        for name, value in pairs
-        if name not in ("--set", "--technique")
-    }
-    told = {name: [value for option, value in pairs if option == name] for name in ("--technique", "--set")}
-    assert parse_recipe({"model": recipe.model, **given}, told["--technique"], told["--set"]) == recipe
+    for recipe in (Recipe(), WHOLE, WHOLE.baseline):
+        with subtests.test(recipe=recipe):
+            path.write_text(as_toml(recipe), encoding="utf-8")
+            assert read_recipe(path) == parse_recipe({"model": str(path)}) == recipe
+            assert read_recipe(path).id == recipe.id
+            assert parsed_command(as_command(recipe)) == recipe
 
 
 def test_a_file_says_what_is_not_as_by_default():
@@ -263,29 +256,29 @@ weight_decay = 0.1
 """
 
 
-@pytest.mark.parametrize(
-    ("values", "techniques", "changes", "expected"),
-    [
-        ({}, [], [], {}),
-        ({"steps": "7", "learning_rate": "1e-3"}, [], ["steps=9"], {"steps": 7, "learning_rate": 1e-3}),
-        ({}, [], ["technique.lora.rank=4"], {"lora": Lora(rank=4, alpha=32)}),
-        ({}, ["lora=rank:4"], ["technique.lora.rank=8"], {"lora": Lora(rank=4)}),
-        ({}, [], ["technique.lora={}"], {"lora": Lora()}),
-        ({}, [], ["arguments.lr_scheduler_kwargs.num_cycles=2", "arguments.run_name=mine"],
-         {"arguments": {"weight_decay": 0.1, "lr_scheduler_kwargs": {"num_cycles": 2}, "run_name": "mine"}}),
-        ({}, [], ["arguments={}"], {"arguments": {}}),
-        ({}, [], ["model=gpt2-tiny", "corpus=./a b.txt"], {"model": "gpt2-tiny", "corpus": "./a b.txt"}),
-        ({"learning_rate": "none"}, [], ["learning_rate=0.1"], {}),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_options_go_over_changes_and_these_over_the_file(values, techniques, changes, expected, tmp_path):
+OVER_THE_FILE = [  # options, techniques, changes, and what is otherwise than in the file
+    ({}, [], [], {}),
+    ({"steps": "7", "learning_rate": "1e-3"}, [], ["steps=9"], {"steps": 7, "learning_rate": 1e-3}),
+    ({}, [], ["technique.lora.rank=4"], {"lora": Lora(rank=4, alpha=32)}),
+    ({}, ["lora=rank:4"], ["technique.lora.rank=8"], {"lora": Lora(rank=4)}),
+    ({}, [], ["technique.lora={}"], {"lora": Lora()}),
+    ({}, [], ["arguments.lr_scheduler_kwargs.num_cycles=2", "arguments.run_name=mine"],
+     {"arguments": {"weight_decay": 0.1, "lr_scheduler_kwargs": {"num_cycles": 2}, "run_name": "mine"}}),
+    ({}, [], ["arguments={}"], {"arguments": {}}),
+    ({}, [], ["model=gpt2-tiny", "corpus=./a b.txt"], {"model": "gpt2-tiny", "corpus": "./a b.txt"}),
+    ({"learning_rate": "none"}, [], ["learning_rate=0.1"], {}),
+]  # fmt: skip
+
+
+def test_options_go_over_changes_and_these_over_the_file(tmp_path, subtests):
     path = tmp_path / "r.toml"
     path.write_text(FILE, encoding="utf-8")
-    lora = expected.pop("lora", Lora(rank=16, alpha=32))
-    whole = {"model": "gpt2", "steps": 50, "arguments": {"weight_decay": 0.1}, **expected}
-    found = parse_recipe({"model": str(path), **values}, techniques, changes)
-    assert found == Recipe(**whole, techniques=(lora, GradientCheckpointing()))
+    file = {"model": "gpt2", "steps": 50, "arguments": {"weight_decay": 0.1}, "lora": Lora(rank=16, alpha=32)}
+    for options, techniques, changes, otherwise in OVER_THE_FILE:
+        with subtests.test(options=options, techniques=techniques, changes=changes):
+            fields = {**file, **otherwise}
+            expected = Recipe(techniques=(fields.pop("lora"), GradientCheckpointing()), **fields)
+            assert parse_recipe({"model": str(path), **options}, techniques, changes) == expected
 
 
 def test_changes_need_no_file_and_can_leave_the_techniques_out(tmp_path):
@@ -309,66 +302,57 @@ def test_a_file_is_found_from_the_working_directory_and_so_are_its_paths(tmp_pat
     assert read_recipe("inside/r.toml").corpus == "a.txt"
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (
-            "steps = 5\nmodel gpt2",
-            r"r.toml cannot be read .Expected '=' .*at line 2.*Write for example: steps = 50",
-        ),
-        ("steps = 5\nsteps = 6", "Cannot overwrite a value"),
-        ("stepz = 5", "recipe has no field 'stepz'.*Did you mean steps"),
-        ("[technique.lorra]", "recipe has no technique 'lorra'.*Did you mean lora"),
-        ("[technique.lora]\nrnk = 5", "lora has no setting 'rnk'.*Did you mean rank"),
-        ("[technique.lora]\nrank = 'x'", "lora: rank must be an integer of at least 1, got 'x'"),
-        ("technique = 5", "recipe takes each technique by its name"),
-        ("steps = '5'", "recipe: steps must be an integer of at least 1, got '5'"),
-        ("steps = 2026-11-23", "recipe: steps must be an integer of at least 1"),
-        ("arguments = 5", "these arguments cannot be kept in a file"),
-        ("arguments.weight_decay = 2026-11-23", "these arguments cannot be kept in a file .datetime.date"),
-        ("callbacks = 'a'", "callbacks are named 'package.module:Class', got .'a'."),
-        ("callbacks = ['a:b', 5]", "callbacks are named 'package.module:Class', got .'a:b', 5."),
-        ("callbacks = ['a:b(1)']", "callbacks are named 'package.module:Class'"),
-        ("\udcff", "cannot be read .'utf-8' codec can't decode"),
-        (None, "cannot be read .*No such file"),
-    ],
-)
-def test_a_file_that_cannot_be_used_is_said(text, words, tmp_path):
+UNUSABLE = [
+    ("steps = 5\nmodel gpt2", "r.toml cannot be read .Expected '=' .*at line 2.*Write for example: steps = 50"),
+    ("steps = 5\nsteps = 6", "Cannot overwrite a value"),
+    ("stepz = 5", "recipe has no field 'stepz'.*Did you mean steps"),
+    ("[technique.lorra]", "recipe has no technique 'lorra'.*Did you mean lora"),
+    ("[technique.lora]\nrnk = 5", "lora has no setting 'rnk'.*Did you mean rank"),
+    ("[technique.lora]\nrank = 'x'", "lora: rank must be an integer of at least 1, got 'x'"),
+    ("technique = 5", "recipe takes each technique by its name"),
+    ("steps = '5'", "recipe: steps must be an integer of at least 1, got '5'"),
+    ("steps = 2026-11-23", "recipe: steps must be an integer of at least 1"),
+    ("arguments = 5", "these arguments cannot be kept in a file"),
+    ("arguments.weight_decay = 2026-11-23", "these arguments cannot be kept in a file .datetime.date"),
+    ("callbacks = 'a'", "callbacks are named 'package.module:Class', got .'a'."),
+    ("callbacks = ['a:b', 5]", "callbacks are named 'package.module:Class', got .'a:b', 5."),
+    ("callbacks = ['a:b(1)']", "callbacks are named 'package.module:Class'"),
+    ("\udcff", "cannot be read .'utf-8' codec can't decode"),
+]
+DECIDED_ELSEWHERE = [
+    ({"per_device_train_batch_size": 4}, "Use the field effective_batch_size"),
+    ({"max_steps": 4}, "Use the field steps"),
+    ({"bf16": True}, "Use the technique mixed_precision"),
+    ({"gradient_checkpointing": True}, "Use the technique gradient_checkpointing"),
+    ({"activation_checkpointing_kwargs": {"a": 1}}, "Use the technique gradient_checkpointing"),
+    ({"optim": "adafactor"}, "Use the technique optimizer"),
+    ({"output_dir": "x"}, "set WORKBENCH_RUNS"),
+    ({"seed": 4}, "Use the field seed"),
+    ({"hub_token": "secret"}, "push that folder yourself"),
+    ({"weight_decay": None}, "cannot be kept in a file .None cannot be written"),
+    ({"weight_decay": float("nan")}, "cannot be kept in a file"),
+    ({"warmup_steps": 2**63}, "cannot be kept in a file"),
+    ({"a b": 1}, "cannot be kept in a file"),
+    (["weight_decay"], "cannot be kept in a file"),
+]
+
+
+def test_a_file_that_cannot_be_used_is_said(tmp_path, subtests):
     path = tmp_path / "r.toml"
-    if text is not None:
+    for text, message in UNUSABLE:
         path.write_text(text, encoding="utf-8", errors="surrogateescape")
-    with pytest.raises(ConfigurationError, match=f"(?s){words}"):
-        read_recipe(path)
-
-
-def test_a_folder_is_no_file(tmp_path):
+        with subtests.test(text=text), pytest.raises(ConfigurationError, match=f"(?s){message}"):
+            read_recipe(path)
+    with pytest.raises(ConfigurationError, match="cannot be read .*No such file"):
+        read_recipe(tmp_path / "missing.toml")
     with pytest.raises(ConfigurationError, match="cannot be read .*Is a directory|Permission"):
         read_recipe(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"per_device_train_batch_size": 4}, "Use the field effective_batch_size"),
-        ({"max_steps": 4}, "Use the field steps"),
-        ({"bf16": True}, "Use the technique mixed_precision"),
-        ({"gradient_checkpointing": True}, "Use the technique gradient_checkpointing"),
-        ({"activation_checkpointing_kwargs": {"a": 1}}, "Use the technique gradient_checkpointing"),
-        ({"optim": "adafactor"}, "Use the technique optimizer"),
-        ({"output_dir": "x"}, "set WORKBENCH_RUNS"),
-        ({"seed": 4}, "Use the field seed"),
-        ({"hub_token": "secret"}, "push that folder yourself"),
-        ({"weight_decay": None}, "cannot be kept in a file .None cannot be written"),
-        ({"weight_decay": float("nan")}, "cannot be kept in a file"),
-        ({"warmup_steps": 2**63}, "cannot be kept in a file"),
-        ({"a b": 1}, "cannot be kept in a file"),
-        (["weight_decay"], "cannot be kept in a file"),
-    ],
-    ids=str,
-)
-def test_an_argument_that_is_decided_elsewhere_is_refused_with_what_to_use(arguments, words):
-    with pytest.raises(ConfigurationError, match=f"recipe: .*{words}"):
-        Recipe(arguments=arguments)
+def test_an_argument_that_is_decided_elsewhere_is_refused_with_what_to_use(subtests):
+    for arguments, message in DECIDED_ELSEWHERE:
+        with subtests.test(arguments=arguments), pytest.raises(ConfigurationError, match=f"recipe: .*{message}"):
+            Recipe(arguments=arguments)
 
 
 def test_the_table_of_what_is_decided_names_arguments_and_techniques_that_there_are():
@@ -384,14 +368,11 @@ def test_the_table_of_what_is_decided_names_arguments_and_techniques_that_there_
             assert name in Recipe.__dataclass_fields__
 
 
-@pytest.mark.parametrize(
-    ("arguments", "technique"), [({"max_grad_norm": 1.0}, StepInBackward()), ({"optim": "rmsprop"}, Optimizer())]
-)
-def test_an_argument_that_a_technique_decides_is_refused_with_its_name(arguments, technique):
-    with pytest.raises(
-        ConfigurationError, match=f"arguments has {next(iter(arguments))}, which {technique.name} decides"
-    ):
-        Recipe(arguments=arguments) | technique
+def test_an_argument_that_a_technique_decides_is_refused_with_its_name(subtests):
+    for argument, value, technique in (("max_grad_norm", 1.0, StepInBackward()), ("optim", "rmsprop", Optimizer())):
+        message = f"arguments has {argument}, which {technique.name} decides"
+        with subtests.test(argument=argument), pytest.raises(ConfigurationError, match=message):
+            Recipe(arguments={argument: value}) | technique
 
 
 def test_a_later_change_of_what_was_given_changes_no_recipe():

@@ -1,10 +1,9 @@
-"""Hostile names, labels and messages stay what they are: text. And nothing of ours opens a door."""
+"""Hostile names, labels and messages stay what they are: text. And no code of others is run."""
 
 import csv
 import dataclasses
 import json
 import re
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -38,7 +37,7 @@ def finished(label: str, number: int, hostile: str) -> Record:
         "trainable_parameters": 10, "by_category": {str(c): 0 for c in Category} | {"weights": 100 + number},
     }  # fmt: skip
     recipe = {"corpus": hostile, "effective_batch_size": 8, "sequence_length": 128, "steps": 2, "seed": 0}
-    return Record(f"id{number}", f"2026-01-01T00:00:0{number}.000+00:00", Status.OK, recipe, "r", label, **facts)
+    return Record(f"id{number}", f"2026-01-01T00:00:{number:02}.000+00:00", Status.OK, recipe, "r", label, **facts)
 
 
 def frame_of(label: str, hostile: str):
@@ -90,9 +89,11 @@ def test_a_spreadsheet_calculates_none_of_them(label, hostile, tmp_path):
         assert {cell.removeprefix("'") for cell in cells} >= {hostile.removeprefix("'"), label.removeprefix("'")}
 
 
-@pytest.mark.parametrize("hostile", NASTY)
-def test_pictures_can_be_drawn_of_them(hostile, tmp_path):
-    table = compare(frame_of(f"x{hostile}", hostile))
+def test_pictures_can_be_drawn_of_them(tmp_path):
+    """Of a record they show its label; all of them stand in one picture of each kind."""
+    labels = ["baseline", *(f"x{hostile}" for hostile in NASTY)]
+    table = compare(to_frame([finished(label, number, NASTY[0]) for number, label in enumerate(labels)]))
+    assert set(table.index) == set(labels)
     for picture in (plots.memory_bars(table), plots.tradeoffs(table)):
         picture.savefig(tmp_path / "picture.png")
         plt.close(picture)
@@ -120,19 +121,20 @@ def test_a_link_that_leads_out_is_refused(tmp_path):
         inside(tmp_path / "root", "x")
 
 
-@pytest.mark.parametrize("identity", ["../../x", "/tmp/x", "a\0b", "x" * 300, "..", 7, None])
-def test_a_record_whose_id_is_a_path_is_neither_read_nor_written(identity, tmp_path):
+def test_a_record_whose_id_is_a_path_is_neither_read_nor_written(tmp_path, subtests):
     record = finished("baseline", 0, "x")
     path = record.save(tmp_path)
-    path.write_text(json.dumps({**dataclasses.asdict(record), "id": identity}))
-    with pytest.raises(ConfigurationError, match="is not a record"):
-        Record.read(path)
-    with pytest.raises(ConfigurationError, match="name: "):
-        dataclasses.replace(record, id=f"{identity}/../../x").save(tmp_path)
-    assert [found.name for found in tmp_path.iterdir()] == [path.name]
+    for identity in ("../../x", "/tmp/x", "a\0b", "x" * 300, "..", 7, None):
+        with subtests.test(identity=identity):
+            path.write_text(json.dumps({**dataclasses.asdict(record), "id": identity}))
+            with pytest.raises(ConfigurationError, match="is not a record"):
+                Record.read(path)
+            with pytest.raises(ConfigurationError, match="name: "):
+                dataclasses.replace(record, id=f"{identity}/../../x").save(tmp_path)
+            assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
-# ---- code from elsewhere, and doors ----
+# ---- code from elsewhere ----
 
 
 def sources() -> list[Path]:
@@ -144,22 +146,16 @@ OWN_PROCESS = {"process.py": {"pickle.load("}}
 
 
 def test_no_code_and_no_pickles_of_others_are_run():
+    """It sees a call that no test makes, too."""
+    faults = []
     for path in sources():
         text = path.read_text(encoding="utf-8")
-        assert not re.search(r"trust_remote_code\s*=\s*True|weights_only\s*=\s*False", text), path
-        calls = re.findall(r"\bpickle\.loads?\(|(?<![.\w])eval\(|(?<![.\w])exec\(", text)
-        assert set(calls) <= OWN_PROCESS.get(path.name, set()), path
-        for call in re.findall(r"torch\.load\([^)]*\)", text):
-            assert "weights_only=True" in call, path
-        for call in re.findall(r"Auto\w+\.from_pretrained\([^)]*\)", text) if path.suffix == ".py" else ():
-            assert "trust_remote_code=False" in call, path
-
-
-def test_jupyter_stays_on_this_machine_with_its_token():
-    listed = subprocess.run(["git", "-C", str(ROOT), "ls-files"], capture_output=True, text=True, check=True).stdout
-    assert not re.search(r"jupyter\w*_config|\.jupyter/|jupyter_server_config", listed)
-    for name in ("Makefile", "README.md", ".ci/run", "pyproject.toml"):
-        assert not re.search(
-            r"0\.0\.0\.0|--ip\b|--allow-root|\.token\s*=|\.password\s*=|allow_origin|disable_check_xsrf",
-            (ROOT / name).read_text(encoding="utf-8"),
-        ), name
+        calls = re.findall(r"trust_remote_code\s*=\s*True|weights_only\s*=\s*False", text)
+        calls += re.findall(r"\bpickle\.loads?\(|(?<![.\w])eval\(|(?<![.\w])exec\(", text)
+        faults += [(path.name, call) for call in calls if call not in OWN_PROCESS.get(path.name, ())]
+        loads = [(call, "weights_only=True") for call in re.findall(r"torch\.load\([^)]*\)", text)]
+        if path.suffix == ".py":
+            models = re.findall(r"Auto\w+\.from_pretrained\([^)]*\)", text)
+            loads += [(call, "trust_remote_code=False") for call in models]
+        faults += [(path.name, call) for call, argument in loads if argument not in call]
+    assert faults == []

@@ -26,70 +26,65 @@ def test_a_setting_keeps_its_default_and_describes_itself():
     assert heat.metadata["help"] == "how hot"
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("shelves", "an integer of at least 1 and at most 4"),
-        ("heat", "a number of at least 50.0"),
-        ("fan", "true or false"),
-        ("mode", "one of top, bottom"),
-        ("timer", "an integer of at least 1 or none"),
-    ],
-)
-def test_described_in_words(name, words):
-    assert described(next(field for field in fields(Oven) if field.name == name)) == words
+DESCRIBED = {
+    "shelves": "an integer of at least 1 and at most 4",
+    "heat": "a number of at least 50.0",
+    "fan": "true or false",
+    "mode": "one of top, bottom",
+    "timer": "an integer of at least 1 or none",
+}
+INSIDE = [
+    {}, {"shelves": 1}, {"shelves": 4}, {"heat": 50}, {"heat": 1e9}, {"fan": True}, {"mode": "bottom"}, {"timer": 1},
+]  # fmt: skip
+OUTSIDE = [
+    ("shelves", 0), ("shelves", 5), ("shelves", 2.0), ("shelves", "2"), ("shelves", None), ("shelves", True),
+    ("heat", 49.9), ("heat", "180"), ("heat", float("nan")), ("heat", False), ("fan", 1), ("fan", "yes"),
+    ("mode", "left"), ("mode", None), ("timer", 0), ("timer", 1.5),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "values",
-    [{}, {"shelves": 1}, {"shelves": 4}, {"heat": 50}, {"heat": 1e9}, {"fan": True}, {"mode": "bottom"}, {"timer": 1}],
-)
-def test_values_inside_the_range_and_at_its_ends_pass(values):
-    check_settings(Oven(**values), "oven")
+def test_settings_are_described_in_words():
+    assert {field.name: described(field) for field in fields(Oven) if field.name in DESCRIBED} == DESCRIBED
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("shelves", 0), ("shelves", 5), ("shelves", 2.0), ("shelves", "2"), ("shelves", None), ("shelves", True),
-        ("heat", 49.9), ("heat", "180"), ("heat", float("nan")), ("heat", False), ("fan", 1), ("fan", "yes"),
-        ("mode", "left"), ("mode", None), ("timer", 0), ("timer", 1.5),
-    ],
-)  # fmt: skip
-def test_values_outside_are_refused_naming_owner_field_value_and_cure(name, value):
-    with pytest.raises(ConfigurationError) as caught:
-        check_settings(Oven(**{name: value}), "oven")
-    field = next(field for field in fields(Oven) if field.name == name)
-    assert str(caught.value) == f"oven: {name} must be {described(field)}, got {value!r}."
+def test_values_inside_the_range_and_at_its_ends_pass(subtests):
+    for values in INSIDE:
+        with subtests.test(values=values):
+            check_settings(Oven(**values), "oven")
+
+
+def test_values_outside_are_refused_naming_owner_field_value_and_cure(subtests):
+    for name, value in OUTSIDE:
+        with subtests.test(name=name, value=value):
+            with pytest.raises(ConfigurationError) as caught:
+                check_settings(Oven(**{name: value}), "oven")
+            assert str(caught.value) == f"oven: {name} must be {DESCRIBED[name]}, got {value!r}."
 
 
 def test_a_field_that_is_no_setting_is_not_checked():
     check_settings(Oven(serial=17), "oven")
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ({"shelves": "3"}, {"shelves": 3}),
-        ({"heat": "2e2"}, {"heat": 200.0}),
-        ({"fan": "Yes"}, {"fan": True}),
-        ({"fan": "0"}, {"fan": False}),
-        ({"mode": "bottom"}, {"mode": "bottom"}),
-        ({"timer": "None"}, {"timer": None}),
-        ({"timer": "5"}, {"timer": 5}),
-        ({}, {}),
-    ],
-)
-def test_parse_gives_values_of_the_fields_types(text, value):
-    parsed = parse_settings(Oven, text, "oven")
-    assert parsed == value
-    assert [type(v) for v in parsed.values()] == [type(v) for v in value.values()]
+READABLE = [
+    ({"shelves": "3"}, {"shelves": 3}), ({"heat": "2e2"}, {"heat": 200.0}), ({"fan": "Yes"}, {"fan": True}),
+    ({"fan": "0"}, {"fan": False}), ({"mode": "bottom"}, {"mode": "bottom"}), ({"timer": "None"}, {"timer": None}),
+    ({"timer": "5"}, {"timer": 5}), ({}, {}),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "text"), [("shelves", "2.5"), ("shelves", ""), ("heat", "hot"), ("fan", "maybe")])
-def test_parse_names_field_and_text_that_cannot_be_read(name, text):
-    with pytest.raises(ConfigurationError, match=f"oven: {name} must be .*, got {text!r}"):
-        parse_settings(Oven, {name: text}, "oven")
+def test_parse_gives_values_of_the_fields_types(subtests):
+    for text, values in READABLE:
+        with subtests.test(text=text):
+            parsed = parse_settings(Oven, text, "oven")
+            assert parsed == values
+            assert [type(value) for value in parsed.values()] == [type(value) for value in values.values()]
+
+
+def test_parse_names_field_and_text_that_cannot_be_read(subtests):
+    for name, text in [("shelves", "2.5"), ("shelves", ""), ("heat", "hot"), ("fan", "maybe")]:
+        words = f"oven: {name} must be .*, got {text!r}"
+        with subtests.test(name=name, text=text), pytest.raises(ConfigurationError, match=words):
+            parse_settings(Oven, {name: text}, "oven")
 
 
 def test_parse_lists_the_known_names_for_an_unknown_one():
@@ -104,51 +99,52 @@ def test_parse_does_not_take_a_field_that_is_no_setting():
         parse_settings(Oven, {"serial": "17"}, "oven")
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (True, "true"), (3, "3"), (1e-8, "1e-08"), (1e16, "1e+16"), ('a "b" \\ \x7f😀\n', None),
-        (["a", ("b", 1.5)], '["a", ["b", 1.5]]'),
-        ({"num cycles": {"a": []}}, '{"num cycles" = {"a" = []}}'), ("", '""'),
-    ],
-)  # fmt: skip
-def test_what_toml_writes_it_reads(value, text):
-    assert text is None or toml(value) == text
-    read = tomllib.loads(f"it = {toml(value)}")["it"]
-    assert read == json.loads(json.dumps(value))
-    assert type(read) is type(value) or isinstance(value, tuple | str)
+WRITTEN = [
+    (True, "true"), (3, "3"), (1e-8, "1e-08"), (1e16, "1e+16"), ('a "b" \\ \x7f😀\n', None),
+    (["a", ("b", 1.5)], '["a", ["b", 1.5]]'),
+    ({"num cycles": {"a": []}}, '{"num cycles" = {"a" = []}}'), ("", '""'),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("value", [None, math.nan, math.inf, 2**63, "\ud800", "a\0b", [None], {"a": {1}}, b"x"])
-def test_what_toml_or_a_record_cannot_hold_is_refused(value):
-    with pytest.raises(ValueError, match=r"cannot be written|not JSON compliant"):
-        toml(value)
+def test_what_toml_writes_it_reads(subtests):
+    for value, text in WRITTEN:
+        with subtests.test(value=value):
+            assert text is None or toml(value) == text
+            read = tomllib.loads(f"it = {toml(value)}")["it"]
+            assert read == json.loads(json.dumps(value))
+            assert type(read) is type(value) or isinstance(value, tuple | str)
 
 
-@pytest.mark.parametrize(
-    ("text", "read"),
-    [
-        ("steps=5", {"steps": 5}),
-        ("a.b.c = 1e-4", {"a": {"b": {"c": 1e-4}}}),
-        ("a=true", {"a": True}),
-        ("a=cosine", {"a": "cosine"}),
-        ('a="1984"', {"a": "1984"}),
-        ("a=[1, 'b']", {"a": [1, "b"]}),
-        ("a={b = 1}", {"a": {"b": 1}}),
-        ("corpus=./a b=c.txt", {"corpus": "./a b=c.txt"}),
-        ("a=", {"a": ""}),
-    ],
-)
-def test_a_change_as_it_is_typed(text, read):
-    assert assigned(text) == read
+def test_what_toml_or_a_record_cannot_hold_is_refused(subtests):
+    words = r"cannot be written|not JSON compliant"
+    for value in (None, math.nan, math.inf, 2**63, "\ud800", "a\0b", [None], {"a": {1}}, b"x"):
+        with subtests.test(value=repr(value)), pytest.raises(ValueError, match=words):
+            toml(value)
 
 
-@pytest.mark.parametrize("text", ["", "a", "=", "a=\0", "a b=1", ".a=1", "a..b=1", "a\nb=1"])
-def test_what_is_no_change_is_said(text):
-    with pytest.raises(
-        ConfigurationError, match="--set: .* is not NAME=VALUE. Write for example technique.lora.rank=16"
-    ):
-        assigned(text)
+TYPED = {
+    "steps=5": {"steps": 5},
+    "a.b.c = 1e-4": {"a": {"b": {"c": 1e-4}}},
+    "a=true": {"a": True},
+    "a=cosine": {"a": "cosine"},
+    'a="1984"': {"a": "1984"},
+    "a=[1, 'b']": {"a": [1, "b"]},
+    "a={b = 1}": {"a": {"b": 1}},
+    "corpus=./a b=c.txt": {"corpus": "./a b=c.txt"},
+    "a=": {"a": ""},
+}
+
+
+def test_a_change_as_it_is_typed():
+    assert {text: assigned(text) for text in TYPED} == TYPED
+    assert assigned("a=true")["a"] is True
+
+
+def test_what_is_no_change_is_said(subtests):
+    words = "--set: .* is not NAME=VALUE. Write for example technique.lora.rank=16"
+    for text in ("", "a", "=", "a=\0", "a b=1", ".a=1", "a..b=1", "a\nb=1"):
+        with subtests.test(text=text), pytest.raises(ConfigurationError, match=words):
+            assigned(text)
 
 
 def test_tables_are_merged_and_an_empty_one_empties():

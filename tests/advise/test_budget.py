@@ -55,7 +55,7 @@ class KeepsACopy(Technique):
 
 
 @pytest.fixture
-def small(recipe):
+def small(recipe, predicted_once):
     return replace(recipe, steps=1)
 
 
@@ -160,37 +160,39 @@ def test_a_changed_recipe_is_told_from_a_changed_library(small, tmp_path):
 # ---- what makes no sense is refused before anything is predicted ----
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", "has no budget in it. A table has a limit"),
-        ("[a]\n[a]\n", "cannot be read .*twice.* A table has a limit"),
-        ('[a]\nlimit = "1GiB"\ngpu = "t4"\nrecipe = {}\nscript = "python a.py"', "a has limit, gpu, recipe, script. A"),
-        ('[a]\nlimit = "1GiB"\ngpu = "t4"', "a has limit, gpu. A table has a limit"),
-        ("[a]", "a has nothing. A table has a limit"),
-        ("a = 1", "check: a takes each key by its name"),
-        ('[a]\nlimit = "1GiB"\nrecipe = {}', "a has limit, recipe. A table has a limit"),
-        ('[a]\nlimit = "1GiB"\ngpu = "t4"\nscripts = "x"', "check: a has no key 'scripts'. .* Did you mean script?"),
-        (
-            '[a]\nlimit = "16GiB"\ngpu = "t4"\nrecipe = {}',
-            "the limit of a, 16.0 GiB, is more than the NVIDIA T4 has .*",
-        ),
-        ('[a]\nlimit = "much"\ngpu = "t4"\nrecipe = {}', "the limit of a: 'much' is not an amount of memory"),
-        ('[a]\nlimit = "1GiB"\ngpu = "t5"\nrecipe = {}', "gpu: there is no 't5'. Known: "),
-        ('[a]\nlimit = "1GiB"\ngpu = "cpu"\nscript = "python a.py"', "gpu: there is no 'cpu'. Known: "),
-        ('[a]\nlimit = "1GiB"\ngpu = "t4"\nscript = 3', "the script of a must be a command line, got 3"),
-        ('[a]\nlimit = "1GiB"\ngpu = "t4"\nscript = "python \'a"', "the script of a must be a command line, got"),
-        ('[a]\nlimit = "1GiB"\ngpu = "t4"\nrecipe = {sequence_length = 1}', "sequence_length must be an integer of at"),
-    ],
-)
-def test_contradictory_budgets(text, words, tmp_path, monkeypatch, capsys):
+CONTRADICTORY = [
+    ("", "has no budget in it. A table has a limit"),
+    ("[a]\n[a]\n", "cannot be read .*twice.* A table has a limit"),
+    ('[a]\nlimit = "1GiB"\ngpu = "t4"\nrecipe = {}\nscript = "python a.py"', "a has limit, gpu, recipe, script. A"),
+    ('[a]\nlimit = "1GiB"\ngpu = "t4"', "a has limit, gpu. A table has a limit"),
+    ("[a]", "a has nothing. A table has a limit"),
+    ("a = 1", "check: a takes each key by its name"),
+    ('[a]\nlimit = "1GiB"\nrecipe = {}', "a has limit, recipe. A table has a limit"),
+    ('[a]\nlimit = "1GiB"\ngpu = "t4"\nscripts = "x"', "check: a has no key 'scripts'. .* Did you mean script?"),
+    (
+        '[a]\nlimit = "16GiB"\ngpu = "t4"\nrecipe = {}',
+        "the limit of a, 16.0 GiB, is more than the NVIDIA T4 has .*",
+    ),
+    ('[a]\nlimit = "much"\ngpu = "t4"\nrecipe = {}', "the limit of a: 'much' is not an amount of memory"),
+    ('[a]\nlimit = "1GiB"\ngpu = "t5"\nrecipe = {}', "gpu: there is no 't5'. Known: "),
+    ('[a]\nlimit = "1GiB"\ngpu = "cpu"\nscript = "python a.py"', "gpu: there is no 'cpu'. Known: "),
+    ('[a]\nlimit = "1GiB"\ngpu = "t4"\nscript = 3', "the script of a must be a command line, got 3"),
+    ('[a]\nlimit = "1GiB"\ngpu = "t4"\nscript = "python \'a"', "the script of a must be a command line, got"),
+    ('[a]\nlimit = "1GiB"\ngpu = "t4"\nrecipe = {sequence_length = 1}', "sequence_length must be an integer of at"),
+]
+
+
+def test_contradictory_budgets(tmp_path, monkeypatch, subtests):
     monkeypatch.setattr(budgets, "predict", lambda *_: pytest.fail("predicted"))
     monkeypatch.setattr(budgets, "emulate", lambda *_, **__: pytest.fail("emulated"))
-    good = '[good]\nlimit = "1GiB"\ngpu = "t4"\nrecipe = {}\n' if text.startswith("[a]\nlimit") else ""
-    (tmp_path / "budget.toml").write_text(good + text)
-    with pytest.raises(ConfigurationError, match=words):
-        read_budgets(tmp_path / "budget.toml")
-    assert main(["check", str(tmp_path / "budget.toml")]) == 2
+    path = tmp_path / "budget.toml"
+    for text, message in CONTRADICTORY:
+        with subtests.test(text=text):
+            good = '[good]\nlimit = "1GiB"\ngpu = "t4"\nrecipe = {}\n' if text.startswith("[a]\nlimit") else ""
+            path.write_text(good + text)
+            with pytest.raises(ConfigurationError, match=message):
+                read_budgets(path)
+            assert main(["check", str(path)]) == 2
 
 
 def test_no_file_and_a_damaged_lock(tmp_path, small, monkeypatch):
@@ -229,6 +231,8 @@ def program(tmp_path, monkeypatch):
     return library
 
 
+@pytest.mark.dear
+@pytest.mark.smoke
 def test_a_library_that_takes_more_is_named_with_the_programs_line(program, tmp_path):
     budget, lock = Budget("it", "python train.py", "60MiB", "t4"), tmp_path / "it.json"
     (first,) = judge([budget], lock)
@@ -241,6 +245,7 @@ def test_a_library_that_takes_more_is_named_with_the_programs_line(program, tmp_
     assert sum(then.found.by_category.values()) == then.found.peak_bytes
 
 
+@pytest.mark.dear
 def test_a_program_that_runs_out_is_over_whatever_its_peak(program, tmp_path):
     program("logits.new_empty(2**34)")
     (verdict,) = judge([Budget("it", "python train.py", "14GiB", "t4")], tmp_path / "it.json")
@@ -249,23 +254,34 @@ def test_a_program_that_runs_out_is_over_whatever_its_peak(program, tmp_path):
     assert "out of the card's memory, over its limit of 14.0 GiB" in verdict.as_text()
 
 
-@pytest.mark.parametrize(
-    ("status", "refusals", "words"),
-    [(3, None, "exit status 3, having not used the GPU"), (3, 0, "exit status 3, having used"), (0, 2, ""), (1, 2, "")],
-)
-def test_a_program_that_fails_is_no_answer_and_one_that_mended_its_refusals_is(status, refusals, words, monkeypatch):
-    device = {"peak_reserved_bytes": 2 * MIB, "peak_allocated_bytes": MIB, "refusals": refusals, "functions": {}}
-    processes = ({"torch": "2.13.0", "devices": [device]},) if refusals is not None else ()
-    found = Emulation(gpu("t4"), ("python",), status, processes)
-    monkeypatch.setattr(budgets, "emulate", lambda *_, **__: found)
-    budget = Budget("it", "python train.py", "14GiB", "t4")
-    if words:
-        with pytest.raises(ConfigurationError, match=f"program of it ended with {words}"):
-            budgets._needed(budget)
-    else:
-        need = budgets._needed(budget)
-        assert (need.refused, need.facts["torch"]) == (status != 0, "2.13.0")
-        assert "transformers" not in need.facts, "it ran under another Python"
+@pytest.fixture
+def ended(monkeypatch, tmp_path):
+    """What is judged of a program that ended so on an emulated card, and was refused memory so often."""
+
+    def judged(status, *refusals):
+        memory = {"peak_reserved_bytes": 2 * MIB, "peak_allocated_bytes": MIB, "functions": {}}
+        processes = [{"torch": "2.13.0", "devices": [{**memory, "refusals": count}]} for count in refusals]
+        emulation = Emulation(gpu("t4"), ("python",), status, tuple(processes))
+        monkeypatch.setattr(budgets, "emulate", lambda *_, **__: emulation)
+        (verdict,) = judge([Budget("it", "python train.py", "14GiB", "t4")], tmp_path / f"{status} {refusals}.json")
+        return verdict
+
+    return judged
+
+
+def test_a_program_that_fails_is_no_answer(ended):
+    with pytest.raises(ConfigurationError, match="program of it ended with exit status 3, having not used the GPU"):
+        ended(3)
+    with pytest.raises(ConfigurationError, match="program of it ended with exit status 3, having used"):
+        ended(3, 0)
+
+
+def test_a_program_that_mended_its_refusals_is_one(ended):
+    mended, refused = ended(0, 2), ended(1, 2)
+    assert (mended.over, refused.over) == (False, True)
+    for verdict in (mended, refused):
+        assert verdict.found.facts["torch"] == "2.13.0"
+        assert "transformers" not in verdict.found.facts, "it ran under another Python"
 
 
 # ---- in pytest ----

@@ -1,5 +1,6 @@
 import dataclasses
 import math
+from itertools import product
 
 import pandas as pd
 import pytest
@@ -75,22 +76,21 @@ def test_speeds_are_compared_seed_by_seed_so_that_a_machine_which_slows_down_slo
     assert (row["speed_ratio"], row["slowest"], row["fastest"], row["pairs"]) == (0.5, 0.5, 0.5, 2)
 
 
-@pytest.mark.parametrize(
-    ("speeds", "rate"),
-    [
+def test_a_cost_on_which_the_pairs_do_not_agree_is_unknown_not_free(subtests):
+    for speeds, rate in (
         ((1000, 1000), math.inf),
         ((985, 1500), math.inf),
         ((500, 500), 10.0),
         ((900, 1100), math.nan),
         ((500,), math.nan),
-    ],
-)
-def test_a_cost_on_which_the_pairs_do_not_agree_is_unknown_not_free(speeds, rate):
-    runs = [record("x", seed=seed, peak=90, speed=speed) for seed, speed in enumerate(speeds)]
-    table = table_of(*twice(), *runs)
-    assert table.loc["x", "saved_bytes_per_lost_s"] == pytest.approx(rate, nan_ok=True)
-    assert style_comparison(table).to_html().count(">?<") == math.isnan(rate)
-    assert ("?" in next(line for line in comparison_text(table).splitlines() if line[0] == "x")) == math.isnan(rate)
+    ):
+        with subtests.test(speeds=speeds):
+            runs = [record("x", seed=seed, peak=90, speed=speed) for seed, speed in enumerate(speeds)]
+            table = table_of(*twice(), *runs)
+            unknown = math.isnan(rate)
+            assert table.loc["x", "saved_bytes_per_lost_s"] == pytest.approx(rate, nan_ok=True)
+            assert style_comparison(table).to_html().count(">?<") == unknown
+            assert ("?" in next(line for line in comparison_text(table).splitlines() if line[0] == "x")) == unknown
 
 
 def test_the_baselines_run_nearest_in_time_is_the_one_beside():
@@ -104,14 +104,16 @@ def test_the_baselines_run_nearest_in_time_is_the_one_beside():
     assert table_of(far, hours).loc["x", "timing"] == "", "a day is not long beside a training of a day"
 
 
-@pytest.mark.parametrize("disturbed", ["baseline", "x"])
-def test_a_disturbed_timing_is_said_to_be_and_not_ranked(disturbed):
-    share = {"baseline": 0.0, "x": 0.0, disturbed: 0.4}
-    table = table_of(*twice(contended_share=share["baseline"]), *twice("x", peak=90, contended_share=share["x"]))
-    assert table.loc["x", "timing"] == "disturbed"
-    assert math.isnan(table.loc["x", "speed_ratio"])
-    assert "disturbed" in comparison_text(table)
-    assert any("x (other programs took" in sentence for sentence in conclusions(table))
+def test_a_disturbed_timing_is_said_to_be_and_not_ranked(subtests):
+    for disturbed in ("baseline", "x"):
+        with subtests.test(disturbed=disturbed):
+            share = {"baseline": 0.0, "x": 0.0, disturbed: 0.4}
+            baseline = twice(contended_share=share["baseline"])
+            table = table_of(*baseline, *twice("x", peak=90, contended_share=share["x"]))
+            assert table.loc["x", "timing"] == "disturbed"
+            assert math.isnan(table.loc["x", "speed_ratio"])
+            assert "disturbed" in comparison_text(table)
+            assert any("x (other programs took" in sentence for sentence in conclusions(table))
 
 
 def test_what_was_not_timed_is_no_bargain():
@@ -161,28 +163,29 @@ def test_runs_under_a_memory_cap_are_left_out():
         table_of(record(memory_cap_bytes=300), record("lora"))
 
 
-@pytest.mark.parametrize(
-    ("loss", "verdict"), [(4.1, "same"), (4.19, "tie"), (4.01, "tie"), (4.5, "worse"), (3.5, "better")]
-)
-def test_a_difference_inside_the_spread_is_a_tie(loss, verdict):
+def test_a_difference_inside_the_spread_is_a_tie():
     baseline = [record(seed=s, loss=4 + s / 10) for s in range(3)]
-    others = [record("x", seed=s, loss=loss) for s in range(3)]
-    assert table_of(*baseline, *others).loc["x", "loss_verdict"] == verdict
+    verdicts = {4.1: "same", 4.19: "tie", 4.01: "tie", 4.5: "worse", 3.5: "better"}
+    others = {loss: [record("x", seed=s, loss=loss) for s in range(3)] for loss in verdicts}
+    assert {loss: table_of(*baseline, *runs).loc["x", "loss_verdict"] for loss, runs in others.items()} == verdicts
 
 
-@pytest.mark.parametrize(
-    "tried",
-    [{}, {"0.001": 1.0}, {"0.0005": 2.0, "0.001": 1.0}, {"0.0001": 3.0, "0.0005": 2.0, "0.001": 1.0}],
-    ids=["nothing", "one", "two", "the best at the edge"],
-)
-@pytest.mark.parametrize("who", ["baseline", "x"])
-def test_without_a_search_there_is_no_verdict(tried, who):
-    evidence = {"baseline": SEARCHED, "x": SEARCHED, who: tried}
-    base, other = ([evidence[label], loss] for label, loss in (("baseline", 4.0), ("x", 3.0)))
-    runs = [*twice(rates_tried=base[0], loss=base[1]), *twice("x", rates_tried=other[0], loss=other[1])]
-    table = table_of(*runs)
-    assert table.loc["x", "loss_verdict"] == "not searched"
-    assert any("for want of a search: x (-1.000)" in sentence for sentence in conclusions(table))
+NO_SEARCH = {
+    "nothing": {},
+    "one": {"0.001": 1.0},
+    "two": {"0.0005": 2.0, "0.001": 1.0},
+    "the best at the edge": {"0.0001": 3.0, "0.0005": 2.0, "0.001": 1.0},
+}
+
+
+def test_without_a_search_there_is_no_verdict(subtests):
+    for label, (name, tried) in product(("baseline", "x"), NO_SEARCH.items()):
+        with subtests.test(label=label, tried=name):
+            rates = {"baseline": SEARCHED, "x": SEARCHED, label: tried}
+            baseline = twice(rates_tried=rates["baseline"], loss=4.0)
+            table = table_of(*baseline, *twice("x", rates_tried=rates["x"], loss=3.0))
+            assert table.loc["x", "loss_verdict"] == "not searched"
+            assert any("for want of a search: x (-1.000)" in sentence for sentence in conclusions(table))
 
 
 def test_of_several_rates_the_searched_one_counts_and_then_the_newest():
@@ -199,17 +202,18 @@ def test_one_seed_cannot_tell_a_difference():
     assert math.isnan(table.loc["x", "held_out_loss_spread"])
 
 
-@pytest.mark.parametrize("status", [s for s in Status if s is not Status.OK])
-def test_only_finished_runs_are_ranked(status):
-    table = table_of(record(), record("x", peak=1, loss=0.0, status=status))
-    assert list(table.index) == ["baseline"]
+def test_only_finished_runs_are_ranked(subtests):
+    for status in [status for status in Status if status is not Status.OK]:
+        with subtests.test(status=status):
+            table = table_of(record(), record("x", peak=1, loss=0.0, status=status))
+            assert list(table.index) == ["baseline"]
 
 
-@pytest.mark.parametrize("seeds", [(1, 3), (3, 1)])
-def test_a_spread_must_be_known_on_both_sides(seeds):
-    runs = [record(seed=s, loss=4 + s / 100) for s in range(seeds[0])]
-    runs += [record("x", seed=s, loss=4.2 + s / 100) for s in range(seeds[1])]
-    assert table_of(*runs).loc["x", "loss_verdict"] == "?"
+def test_a_spread_must_be_known_on_both_sides():
+    for seeds in ((1, 3), (3, 1)):
+        runs = [record(seed=s, loss=4 + s / 100) for s in range(seeds[0])]
+        runs += [record("x", seed=s, loss=4.2 + s / 100) for s in range(seeds[1])]
+        assert table_of(*runs).loc["x", "loss_verdict"] == "?", seeds
 
 
 def test_speed_is_shown_with_its_spread_and_may_tie():
@@ -230,25 +234,23 @@ def test_the_newest_run_of_a_seed_counts():
     assert table_of(record(peak=100), record(peak=90)).loc["baseline", "peak_allocated_bytes"] == 90
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"model": "gpt2"},
-        {"memory_source": "cuda-allocator"},
-        {"data_sha256": "another"},
-        {"device_kind": "cuda"},
-        {"device_name": "EPYC"},
-        {"threads": 8},
-        {"threads": None},
-        {"world_size": 2},
-    ],
-    ids=str,
-)
-def test_what_does_not_compare_is_left_out(other):
-    table = table_of(record("x", peak=1, **other), record(), record("y", peak=2))
-    assert list(table.index) == ["y", "baseline"]
-    newer = table_of(record(), record("y"), record("x", **other), record(**other))
-    assert set(newer.index) == {"x", "baseline"}
+def test_what_does_not_compare_is_left_out(subtests):
+    for fact, value in (
+        ("model", "gpt2"),
+        ("memory_source", "cuda-allocator"),
+        ("data_sha256", "another"),
+        ("device_kind", "cuda"),
+        ("device_name", "EPYC"),
+        ("threads", 8),
+        ("threads", None),
+        ("world_size", 2),
+    ):
+        with subtests.test(fact=fact, value=value):
+            other = {fact: value}
+            table = table_of(record("x", peak=1, **other), record(), record("y", peak=2))
+            assert list(table.index) == ["y", "baseline"]
+            newer = table_of(record(), record("y"), record("x", **other), record(**other))
+            assert set(newer.index) == {"x", "baseline"}
 
 
 def test_the_group_of_the_newest_run_is_taken_if_it_has_a_baseline():

@@ -111,12 +111,14 @@ def test_the_cause_names_phase_operation_request_and_the_largest_part():
     assert "Fragmentation" not in cause
 
 
-@pytest.mark.parametrize(("reserved", "told"), [(600, True), (599, False), (None, False)])
-def test_fragmentation_is_what_a_request_would_have_fitted_into(reserved, told):
-    facts = {"reserved_at_failure_bytes": reserved and reserved * MIB}
-    found = diagnosed(**A10, **facts)
-    assert found.fragmented is ("Fragmentation: 120 MiB more were reserved" in found.cause) is told
-    assert diagnosed(**facts).fragmented is False  # nothing caches on a CPU
+def test_fragmentation_is_what_a_request_would_have_fitted_into(subtests):
+    for reserved, fragmented in ((600 * MIB, True), (599 * MIB, False), (None, False)):
+        with subtests.test(reserved=reserved):
+            facts = {"reserved_at_failure_bytes": reserved}
+            diagnosis = diagnosed(**A10, **facts)
+            words = "Fragmentation: 120 MiB more were reserved"
+            assert diagnosis.fragmented is (words in diagnosis.cause) is fragmented
+            assert diagnosed(**facts).fragmented is False  # nothing caches on a CPU
 
 
 def test_what_was_alive_before_takes_its_part_on_a_gpu_but_not_of_a_cap_on_the_cpu():
@@ -250,26 +252,27 @@ def test_predicted_to_fit_but_did_not_says_so_and_looks_for_less():
 # ---- which device ----
 
 
-@pytest.mark.parametrize(
-    ("device", "total_gib", "name"),
-    [
-        ("NVIDIA A10", 22, "a10"),
-        ("NVIDIA A10G", 22, "a10"),
-        ("NVIDIA A100-SXM4-40GB", 39.4, "a100-40gb"),
-        ("NVIDIA A100-SXM4-80GB", 79.2, "a100-80gb"),
-        ("NVIDIA H100 80GB HBM3", 79.1, "h100"),
-        ("NVIDIA L40S", 44.4, "l40s"),
-        ("Tesla T4", 14.6, "t4"),
-        ("NVIDIA GeForce RTX 4060 Ti", 15.6, "rtx4060ti-16gb"),
-        ("NVIDIA GeForce RTX 4090", None, "rtx4090"),
-        ("Quadro RTX 8000", 44.5, "l40s"),  # unknown: the nearest memory
-    ],
-)
-def test_predictions_are_for_the_gpu_of_that_name_or_memory(device, total_gib, name):
-    machine = Machine()
-    found = diagnosed(machine, device_kind="cuda", device_name=device, device_bytes=total_gib and int(total_gib * GIB))
-    assert {gpu for _, gpu in machine.asked} == {name}
-    assert found.predicted_for == GPUS[name].title
+NAMES = [
+    ("NVIDIA A10", 22, "a10"),
+    ("NVIDIA A10G", 22, "a10"),
+    ("NVIDIA A100-SXM4-40GB", 39.4, "a100-40gb"),
+    ("NVIDIA A100-SXM4-80GB", 79.2, "a100-80gb"),
+    ("NVIDIA H100 80GB HBM3", 79.1, "h100"),
+    ("NVIDIA L40S", 44.4, "l40s"),
+    ("Tesla T4", 14.6, "t4"),
+    ("NVIDIA GeForce RTX 4060 Ti", 15.6, "rtx4060ti-16gb"),
+    ("NVIDIA GeForce RTX 4090", None, "rtx4090"),
+    ("Quadro RTX 8000", 44.5, "l40s"),  # unknown: the nearest memory
+]
+
+
+def test_predictions_are_for_the_gpu_of_that_name_or_memory(subtests):
+    for device, gigabytes, name in NAMES:
+        with subtests.test(device=device):
+            machine, size = Machine(), gigabytes and int(gigabytes * GIB)
+            diagnosis = diagnosed(machine, device_kind="cuda", device_name=device, device_bytes=size)
+            assert {gpu for _, gpu in machine.asked} == {name}
+            assert diagnosis.predicted_for == GPUS[name].title
 
 
 def test_a_gpus_room_is_its_own_and_a_cap_leaves_the_context_out():
@@ -384,18 +387,13 @@ def test_the_tracker_notes_what_a_device_refused():
 # ---- true runs ----
 
 
-@pytest.fixture
-def starved(recipe, runs_folder):
-    short = replace(recipe, steps=3)
+@pytest.mark.usefixtures("predicted_once")
+def test_the_error_carries_its_record_and_every_advised_change_runs_where_the_recipe_did_not(recipe):
+    short = replace(recipe, steps=2)
     cap = int(0.6 * predict(short, "cpu").peak_allocated_bytes)
     with pytest.raises(OutOfMemoryError) as caught:
         run(short, device="cpu", memory_cap=cap)
-    (record,) = read_all()
-    return record, caught.value
-
-
-def test_the_error_carries_its_record(starved):
-    record, error = starved
+    (record,), error = read_all(), caught.value
     assert (error.record_id, error.phase, error.operation) == (record.id, record.peak_phase, record.failed_operation)
     assert error.by_category == record.by_category
     assert record.failed_operation.startswith("aten.")
@@ -403,9 +401,6 @@ def test_the_error_carries_its_record(starved):
     assert error.reserved_bytes is None
     assert str(error).endswith("python -m workbench doctor")
 
-
-def test_every_advised_change_runs_where_the_recipe_did_not(starved):
-    record, _ = starved
     found = diagnose(record, among=["gradient_accumulation", "gradient_checkpointing"])
     assert found.changes
     for change in found.changes:
@@ -446,7 +441,7 @@ def batches_of(recipe, monkeypatch, **options):
 
 def test_every_early_batch_has_the_longest_example(recipe, monkeypatch):
     padded = replace(recipe, steps=4, sequence_length=120) | Padding() | GradientAccumulation(steps=4)
-    usual, one = batches_of(padded, monkeypatch)
+    usual, one = batches_of(replace(padded, steps=3), monkeypatch)
     seen, other = batches_of(padded, monkeypatch, longest_first=True)
     assert seen[:12] == [120] * 12
     assert usual[:12] != [120] * 12
@@ -463,14 +458,15 @@ def test_it_comes_again_and_again_and_then_the_others_follow():
     assert len(order) == 8
 
 
-@pytest.mark.parametrize(("technique", "words"), [(None, "all examples have 32 tokens"), (Streaming(), "a stream")])
-def test_it_says_where_it_changes_nothing(recipe, technique, words):
-    short = replace(recipe, steps=2, techniques=(technique,) if technique else ())
-    plain, record = run(short, device="cpu"), run(short, device="cpu", longest_first=True)
-    assert len(record.warnings) == 1
-    assert record.warnings[0].startswith("longest_first: ")
-    assert words in record.warnings[0]
-    assert record.losses == plain.losses
+def test_it_says_where_it_changes_nothing(recipe, fine_tuned, subtests):
+    for techniques, words in (((), "all examples have 32 tokens"), ((Streaming(),), "a stream")):
+        with subtests.test(techniques=techniques):
+            short = replace(recipe, steps=2, techniques=techniques)
+            record = run(short, device="cpu", longest_first=True)
+            assert len(record.warnings) == 1
+            assert record.warnings[0].startswith("longest_first: ")
+            assert words in record.warnings[0]
+            assert record.losses == fine_tuned(short).losses
 
 
 def test_it_is_not_mixed_with_other_orders(recipe):
@@ -484,6 +480,7 @@ def test_it_is_not_mixed_with_other_orders(recipe):
             run(short, device="cpu", longest_first=True, **options)
 
 
+@pytest.mark.usefixtures("predicted_once")
 def test_lora_is_offered_where_states_are_the_largest_part(recipe):
     """With true predictions: of a cap that leaves too little for the optimizer, an adapter is one way out."""
     alone = predict(recipe, "cpu")

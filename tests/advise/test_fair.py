@@ -42,15 +42,16 @@ def runs(monkeypatch):
     return emulated, best, done
 
 
-@pytest.mark.parametrize(("at", "rates"), [(0, 3), (-3, 5), (2, 5), (-20, fair.MOST + 1)])
-def test_a_search_goes_on_until_the_rates_to_either_side_are_worse(runs, at, rates):
+def test_a_search_goes_on_until_the_rates_to_either_side_are_worse(runs, subtests):
     _, best, _ = runs
-    best["baseline"] = CUSTOMARY * 2.0**at
-    found, tried = search(RECIPE)
-    edge = CUSTOMARY * 2.0 ** max(at, -fair.MOST)
-    assert (found.learning_rate, len(tried)) == (edge, rates)
-    frame = to_frame([record(rates_tried=tried)])
-    assert frame["rate_searched"].tolist() == [at > -fair.MOST], "at the edge it may be better still"
+    for halvings, rates in ((0, 3), (3, 5), (-2, 5), (20, fair.MOST + 1)):
+        with subtests.test(halvings=halvings):
+            best["baseline"] = CUSTOMARY / 2.0**halvings
+            result, tried = search(RECIPE)
+            edge = CUSTOMARY / 2.0 ** min(halvings, fair.MOST)
+            assert (result.learning_rate, len(tried)) == (edge, rates)
+            frame = to_frame([record(rates_tried=tried)])
+            assert frame["rate_searched"].tolist() == [halvings < fair.MOST], "at the edge it may be better still"
 
 
 def test_rates_that_diverge_or_that_no_recipe_may_have_bound_a_search(runs):
@@ -95,20 +96,19 @@ def test_the_baseline_is_timed_again_after_every_few_others(runs):
     assert len(found[0]) == 2
 
 
-@pytest.mark.parametrize(
-    ("other", "alike"),
-    [
-        (RECIPE | GradientCheckpointing() | FusedGelu(), True),
-        (RECIPE | GradientCheckpointing() | Lora(), False),
-        (RECIPE | StepInBackward(), False),
-        (replace(RECIPE, steps=13) | FusedGelu(), False),
-    ],
-    ids=["exact", "lora", "clips otherwise", "other steps"],
-)
-def test_only_what_is_exact_takes_over_the_search(runs, other, alike):
-    side_by_side(RECIPE, other, seeds=2)
-    searched = [recipe for recipe in runs[2] if recipe.label == other.label and recipe.seed == 0]
-    assert (len(searched) == 1) == alike
+def test_only_what_is_exact_takes_over_the_search(runs, subtests):
+    _, _, done = runs
+    for case, other, alike in (
+        ("exact", RECIPE | GradientCheckpointing() | FusedGelu(), True),
+        ("lora", RECIPE | GradientCheckpointing() | Lora(), False),
+        ("clips otherwise", RECIPE | StepInBackward(), False),
+        ("other steps", replace(RECIPE, steps=13) | FusedGelu(), False),
+    ):
+        with subtests.test(case=case):
+            done.clear()
+            side_by_side(RECIPE, other, seeds=2)
+            searched = [recipe for recipe in done if recipe.label == other.label and recipe.seed == 0]
+            assert (len(searched) == 1) == alike
 
 
 def test_with_one_seed_or_without_values_nothing_is_searched(runs):
@@ -121,6 +121,8 @@ def test_with_one_seed_or_without_values_nothing_is_searched(runs):
     assert {recipe.learning_rate for recipe in done} == {None}
 
 
+@pytest.mark.dear
+@pytest.mark.smoke
 @pytest.mark.values
 def test_the_command_searches_times_in_turn_and_prints_the_verdicts(model_name, text_file, capsys, tmp_path):
     small = [model_name, "--corpus", str(text_file), "--steps", "5", "--sequence-length", "16", "--dropout", "0"]

@@ -42,13 +42,13 @@ def filled(limit, recipe=RECIPE, refuse=lambda recipe: False):
     return found, asked
 
 
-@pytest.mark.parametrize("limit", [120, 300, 700, 5000])
-def test_every_verdict_is_that_of_a_prediction(limit):
-    found, _ = filled(limit)
-    for rows in (found.rows, found.beside):
-        for row in rows:
-            fitting = [b for b, one in row.recipes.items() if Needed(one).peak_reserved_bytes <= limit * MIB]
-            assert row.fitting() == fitting
+def test_every_verdict_is_that_of_a_prediction(subtests):
+    for limit in (120, 300, 700, 5000):
+        with subtests.test(limit=limit):
+            table, _ = filled(limit)
+            for row in (*table.rows, *table.beside):
+                needed = {batch: Needed(recipe).peak_reserved_bytes for batch, recipe in row.recipes.items()}
+                assert row.fitting() == [batch for batch, size in needed.items() if size <= limit * MIB]
 
 
 def test_beside_it_stands_the_planners_change_for_the_recipe_if_it_does_not_fit():

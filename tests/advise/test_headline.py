@@ -22,6 +22,30 @@ def test_a_rung_has_what_those_below_it_have_and_of_a_name_the_last():
     assert len(recipes[-1].techniques) == len(recipes[-2].techniques)
 
 
+def test_a_rung_is_told_beside_the_first_one(monkeypatch):
+    def predict(recipe, gpu):
+        asked.append((recipe, gpu))
+        rung = len(asked)
+        parts = {"weights": 30 // rung, "activations": 90 // rung}
+        return SimpleNamespace(by_category=parts, peak_allocated_bytes=120 // rung, flops=1000 * rung, source="made up")
+
+    asked = []
+    monkeypatch.setattr(headline, "predict", predict)
+    table = headline.memory(LARGE)
+    assert asked == [
+        (recipe, rung.get("gpu", LARGE["gpu"]))
+        for recipe, rung in zip(headline.climbed(LARGE), LARGE["rungs"], strict=True)
+    ]
+    assert table["label"].tolist()[:2] == ["plain", " + ".join(LARGE["rungs"][1]["adds"])]
+    assert table["smaller"].tolist()[:3] == [1, 2, 3]
+    assert table["operations"].tolist()[:3] == [1, 2, 3]
+    assert table.iloc[1].to_dict() == {
+        "label": " + ".join(LARGE["rungs"][1]["adds"]), "peak_allocated_bytes": 60, "smaller": 2, "operations": 2,
+        "memory_source": "made up", "weights_bytes": 15, "activations_bytes": 45,
+    }  # fmt: skip
+
+
+@pytest.mark.dear
 @pytest.mark.usefixtures("predicted_once")
 def test_the_small_ladder_reaches_an_eighth_of_the_memory_at_a_third_more_operations():
     table = headline.memory(SMALL)

@@ -28,8 +28,7 @@ from workbench.texts.chat import labelled
 WORDS = ["when", "shall", "we", "three", "meet", "again", "in", "thunder", "lightning", "or", "in", "rain"]
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from("\U0001d160\u0344ﷺ שּׁ\n"), max_size=60)
 
-
-MADE_ONCE = cache(tokens_at_most)
+MADE_ONCE, READ_DOCUMENTS = cache(tokens_at_most), readers.read_documents
 
 
 @dataclass(frozen=True)
@@ -131,11 +130,11 @@ def changed(**parts):
 BEGIN = processors.TemplateProcessing("<|endoftext|> $A", special_tokens=[("<|endoftext|>", 50256)])
 SPLIT = pre_tokenizers.Sequence([pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(False)])
 BOUNDED = {}, {"normalizer": normalizers.NFC()}, {"post_processor": BEGIN}, {"pre_tokenizer": SPLIT}
-OTHERS = [
-    {"normalizer": normalizers.NFKC()},
-    {"pre_tokenizer": pre_tokenizers.ByteLevel(add_prefix_space=True)},
-    {"pre_tokenizer": pre_tokenizers.Metaspace()},
-]
+UNBOUNDED = {
+    "nfkc": {"normalizer": normalizers.NFKC()},
+    "prefix": {"pre_tokenizer": pre_tokenizers.ByteLevel(add_prefix_space=True)},
+    "metaspace": {"pre_tokenizer": pre_tokenizers.Metaspace()},
+}
 
 
 @pytest.fixture(scope="module")
@@ -152,13 +151,15 @@ def test_no_text_has_more_tokens_than_its_bytes_allow(bounded, text):
         assert len(tokenizer(text)["input_ids"]) <= at_most(text) < ENDLESS
 
 
-@pytest.mark.parametrize("parts", OTHERS, ids=["nfkc", "prefix", "metaspace"])
-def test_all_is_tokenized_where_bytes_bound_nothing(parts, tmp_path, asked, monkeypatch):
-    tokenizer = changed(**parts)
-    assert tokens_at_most(tokenizer)("a") == ENDLESS
-    monkeypatch.setattr(module, "load_tokenizer", lambda _: tokenizer)
-    found = scan(recipe(written(tmp_path / "rows.jsonl", [words(n % 30) + "." for n in range(60)])), "t4")
-    assert found.counted == found.rows == 60
+def test_all_is_tokenized_where_bytes_bound_nothing(tmp_path, asked, monkeypatch, subtests):
+    rows = recipe(written(tmp_path / "rows.jsonl", [words(n % 30) + "." for n in range(60)]))
+    for name, parts in UNBOUNDED.items():
+        with subtests.test(name):
+            tokenizer = changed(**parts)
+            assert tokens_at_most(tokenizer)("a") == ENDLESS
+            monkeypatch.setattr(module, "load_tokenizer", lambda _, tokenizer=tokenizer: tokenizer)
+            result = scan(rows, "t4")
+            assert result.counted == result.rows == 60
 
 
 def test_texts_are_not_held(tmp_path, asked):
@@ -184,36 +185,47 @@ class Counted(torch.nn.Module):
         return {"loss": (self.weight * torch.rand(1)).sum()}
 
 
-@pytest.mark.parametrize(("rows", "size", "together", "seed"), [(37, 4, 1, 42), (64, 8, 2, 0), (10, 3, 3, 7)])
-def test_the_order_is_that_of_a_trainer_that_trains(rows, size, together, seed, tmp_path):
+def accumulated(recipe, steps):
+    return recipe | GradientAccumulation(steps=steps) if steps > 1 else recipe
+
+
+def rows_of_a_training(rows, size, together, seed, folder):
+    """The rows of two epochs, in the order in which a Trainer trains with them."""
     taken = []
 
     def collate(batch):
-        taken.append([one["row"] for one in batch])
-        return {"row": torch.tensor(taken[-1])}
+        taken.extend(example["row"] for example in batch)
+        return {"row": torch.tensor([example["row"] for example in batch])}
 
     arguments = TrainingArguments(
-        str(tmp_path), per_device_train_batch_size=size, gradient_accumulation_steps=together, num_train_epochs=2,
+        str(folder), per_device_train_batch_size=size, gradient_accumulation_steps=together, num_train_epochs=2,
         seed=seed, use_cpu=True, report_to="none", save_strategy="no", disable_tqdm=True,
     )  # fmt: skip
     data = datasets.Dataset.from_dict({"row": range(rows)})
     Trainer(Counted(), arguments, train_dataset=data, data_collator=collate).train()
-    asked = recipe("rows.jsonl", effective_batch_size=size * together, seed=seed)
-    asked = asked | GradientAccumulation(steps=together) if together > 1 else asked
-    orders = [training_order(asked, rows, epoch).tolist() for epoch in (0, 1)]
-    assert [row for batch in taken for row in batch] == orders[0] + orders[1]
+    return taken
 
 
-@pytest.mark.parametrize("together", [1, 2])
-def test_the_step_and_the_batch_are_those_in_which_the_row_comes(together, tmp_path, asked):
+def test_the_order_is_that_of_a_trainer_that_trains(tmp_path, subtests):
+    for rows, size, together, seed in ((37, 4, 1, 42), (64, 8, 2, 0), (10, 3, 3, 7)):
+        with subtests.test(rows=rows, size=size, together=together, seed=seed):
+            wanted = accumulated(recipe("rows.jsonl", effective_batch_size=size * together, seed=seed), together)
+            orders = [training_order(wanted, rows, epoch).tolist() for epoch in (0, 1)]
+            assert rows_of_a_training(rows, size, together, seed, tmp_path) == orders[0] + orders[1]
+
+
+def test_the_step_and_the_batch_are_those_in_which_the_row_comes(tmp_path, asked, subtests):
     path = written(tmp_path / "rows.jsonl", [words(80 if n == 29 else 5 + n % 3, n) for n in range(41)])
-    wanted = recipe(path) | GradientAccumulation(steps=together) if together > 1 else recipe(path)
-    order, found, size = training_order(wanted, 41).tolist(), scan(wanted, "t4"), 4 // together
-    batch = next(order[n : n + size] for n in range(0, 41, size) if 29 in order[n : n + size])
-    assert found.batch == [f"line {row + 1}" for row in batch]
-    assert found.longest[0]["step"] == order.index(29) // 4 + 1
-    assert found.steps == 11
-    assert asked[0] == (size, found.longest[0]["tokens"], True)
+    for together in (1, 2):
+        with subtests.test(together=together):
+            asked.clear()
+            wanted = accumulated(recipe(path), together)
+            order, result, size = training_order(wanted, 41).tolist(), scan(wanted, "t4"), 4 // together
+            batch = next(order[n : n + size] for n in range(0, 41, size) if 29 in order[n : n + size])
+            assert result.batch == [f"line {row + 1}" for row in batch]
+            assert result.longest[0]["step"] == order.index(29) // 4 + 1
+            assert result.steps == 11
+            assert asked == [(size, result.longest[0]["tokens"], True)]
 
 
 # ---- what fits ----
@@ -248,12 +260,12 @@ def test_without_gaps_more_fits(tmp_path, asked):
 
 
 def test_what_fits_is_predicted_once_and_read_once(tmp_path, asked, monkeypatch):
-    path = written(tmp_path / "rows.jsonl", [words(n + 1, n) for n in range(50)])
-    monkeypatch.setattr(module._Lengths, "cut", None)
+    path, read = written(tmp_path / "rows.jsonl", [words(n + 1, n) for n in range(50)]), []
+    monkeypatch.setattr(readers, "read_documents", lambda *asked: read.append(asked) or READ_DOCUMENTS(*asked))
     found = scan(recipe(path), "t4")
     assert found.fits
     assert found.cap is None
-    assert len(asked) == 1
+    assert (len(asked), len(read)) == (1, 2), "once to look at its beginning, and once as a whole"
     assert "it fits" in scan_text(found)
     assert "What makes it fit" not in scan_text(found)
 
@@ -300,11 +312,11 @@ def test_a_stream_has_no_order(tmp_path, asked):
         assert "Write it to a file first" in refused(name)
 
 
-@pytest.mark.parametrize("texts", [[], ["one row"], ["one", "two", "three"], ["", " ", "", None]])
-def test_too_few_rows_and_rows_without_text(texts, tmp_path, asked):
-    words = refused(written(tmp_path / "rows.jsonl", texts))
-    assert "Give" in words
-    assert asked == []
+def test_too_few_rows_and_rows_without_text(tmp_path, asked, subtests):
+    for texts in ([], ["one row"], ["one", "two", "three"], ["", " ", "", None]):
+        with subtests.test(texts=texts):
+            assert "Give" in refused(written(tmp_path / "rows.jsonl", texts))
+            assert asked == []
 
 
 def test_a_file_that_cannot_be_read_is_refused_with_its_line(tmp_path, asked):
@@ -323,26 +335,29 @@ def test_a_file_that_cannot_be_read_is_refused_with_its_line(tmp_path, asked):
     assert "plain text, which has no rows" in refused(plain)
 
 
-@pytest.mark.parametrize("kind", ["messages", "conversations", "prompt"])
-def test_of_conversations_the_rows_are_as_long_as_in_training(kind, tmp_path, asked, monkeypatch):
-    names = ("from", "value") if kind == "conversations" else ("role", "content")
-    sizes = [5] * 20 + [90, 400] + [7] * 26
-    rows = []
-    for size in sizes:
-        said = [dict(zip(names, pair, strict=True)) for pair in (("user", words(size)), ("assistant", "So be it."))]
-        rows.append({"prompt": words(size), "completion": " So be it."} if kind == "prompt" else {kind: said})
-    rows[3] = dict.fromkeys(rows[3])  # a null
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    found = scan(recipe(tmp_path / "rows.jsonl"), "t4", longest=2)
-    tokenizer, source = gpt2_tokenizer(), readers.find_text(str(tmp_path / "rows.jsonl"), "")
-    counted = [len(labelled("".join(parts), tokenizer, "answers")) for parts in source.documents() if parts]
-    assert [(row["place"], row["tokens"]) for row in found.longest] == [
-        ("line 22", max(counted)),
-        ("line 21", counted[19]),
-    ]
-    assert (found.rows, found.empty) == (48, ["line 4"])
-    order = [*training_order(found.recipe, 48)]
-    assert found.longest[0]["step"] == order.index(21) // found.recipe.effective_batch_size + 1
+def conversation(kind, size):
+    """A row of that kind, in which the user says so many words."""
+    if kind == "prompt":
+        return {"prompt": words(size), "completion": " So be it."}
+    speaker, said = ("from", "value") if kind == "conversations" else ("role", "content")
+    return {kind: [{speaker: "user", said: words(size)}, {speaker: "assistant", said: "So be it."}]}
+
+
+def test_of_conversations_the_rows_are_as_long_as_in_training(tmp_path, asked, subtests):
+    for kind in ("messages", "conversations", "prompt"):
+        with subtests.test(kind=kind):
+            path = tmp_path / f"{kind}.jsonl"
+            rows = [conversation(kind, size) for size in [5] * 20 + [90, 400] + [7] * 26]
+            rows[3] = dict.fromkeys(rows[3])  # a null
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+            result = scan(recipe(path), "t4", longest=2)
+            tokenizer, source = gpt2_tokenizer(), readers.find_text(str(path), "")
+            counted = [len(labelled("".join(parts), tokenizer, "answers")) for parts in source.documents() if parts]
+            longest = [(row["place"], row["tokens"]) for row in result.longest]
+            assert longest == [("line 22", max(counted)), ("line 21", counted[19])]
+            assert (result.rows, result.empty) == (48, ["line 4"])
+            order = [*training_order(result.recipe, 48)]
+            assert result.longest[0]["step"] == order.index(21) // result.recipe.effective_batch_size + 1
 
 
 def test_a_conversation_that_its_template_cannot_write_is_refused_with_its_line(tmp_path, asked):
@@ -356,20 +371,19 @@ def test_a_conversation_that_its_template_cannot_write_is_refused_with_its_line(
 
 def test_a_file_that_changes_meanwhile_is_refused(tmp_path, asked, monkeypatch):
     path = written(tmp_path / "rows.jsonl", [words(900), *(words(20, n) for n in range(80))])
-    tokenize = module._Lengths._tokenize
 
-    def meanwhile(*args):
-        tokenize(*args)
+    def meanwhile(*asked):
+        yield from READ_DOCUMENTS(*asked)
         written(tmp_path / "rows.jsonl", ["other"] * 90)
 
-    monkeypatch.setattr(module._Lengths, "_tokenize", meanwhile)
+    monkeypatch.setattr(readers, "read_documents", meanwhile)
     assert "was changed while it was read" in refused(path, effective_batch_size=64)
 
 
-@pytest.mark.parametrize("technique", [Padding(group_by_length=True), Streaming(), SequenceLength(tokens=64)])
-def test_techniques_that_make_other_examples_are_refused(technique, tmp_path, asked):
-    words = refused(written(tmp_path / "rows.jsonl", ["a"] * 9), technique)
-    assert f"Leave {technique.name} out" in words
+def test_techniques_that_make_other_examples_are_refused(tmp_path, asked):
+    path = written(tmp_path / "rows.jsonl", ["a"] * 9)
+    for technique in (Padding(group_by_length=True), Streaming(), SequenceLength(tokens=64)):
+        assert f"Leave {technique.name} out" in refused(path, technique)
 
 
 def test_the_command_says_it_in_words_and_as_json(tmp_path, asked, capsys):

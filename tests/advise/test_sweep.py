@@ -1,4 +1,7 @@
-"""Grids of runs on Ray: its own several nodes on this machine, of which one is killed in the middle."""
+"""Grids of runs on Ray: its own several nodes on this machine, of which one is killed in the middle.
+
+Those that start Ray are `dear`; the others, which look at grids, nodes and outcomes, do without it.
+"""
 
 import _thread
 import os
@@ -15,7 +18,6 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import yaml
-from ray.runtime_env import RuntimeEnv
 from transformers import TrainerCallback
 
 from workbench.__main__ import _parser, main
@@ -94,6 +96,7 @@ def small(model_name, text_file):
     return Recipe(model=model_name, corpus=str(text_file), callbacks=("tests.advise.test_sweep:Held",), **shape)
 
 
+@pytest.mark.dear
 def test_a_node_is_killed_in_the_middle_and_nothing_is_lost_or_made_twice(
     cluster, environment, predicted, small, runs_folder
 ):
@@ -138,6 +141,7 @@ def test_a_node_is_killed_in_the_middle_and_nothing_is_lost_or_made_twice(
     assert "not ranked: baseline, seed 0: not started. No node has what it needs" in sweep_text(again)
 
 
+@pytest.mark.dear
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_a_folder_that_is_another_one_on_the_nodes_is_refused(cluster, predicted, small, tmp_path):
     descriptor = os.open(tmp_path, os.O_RDONLY)
@@ -150,6 +154,7 @@ def test_a_folder_that_is_another_one_on_the_nodes_is_refused(cluster, predicted
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.dear
 def test_ctrl_c_ends_the_tasks_and_the_ray_that_was_started_and_leaves_records(environment, predicted, small):
     def interrupt():
         until(lambda: [each for each in read_all() if each.status is Status.RUNNING])
@@ -171,6 +176,7 @@ def test_ctrl_c_ends_the_tasks_and_the_ray_that_was_started_and_leaves_records(e
     until(lambda: {*psutil.Process().children(recursive=True)} <= before)
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("address", ["ray://127.0.0.1:1", "127.0.0.1:1", "nonsense"])
 def test_a_cluster_that_does_not_answer_is_an_error_at_once(address, tmp_path, capsys, monkeypatch):
     (tmp_path / "grid.toml").write_text(GRID)
@@ -201,28 +207,29 @@ def test_a_grid_is_every_value_with_every_other(tmp_path):
     assert len(read_grid(ROOT / "docs" / "sweep" / "grid.toml")) == 24
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("[grid", "grid.toml cannot be read"),
-        ("[girds]", "has no table 'girds'. Known: seeds, recipe, grid. Did you mean grid?"),
-        ("seeds = 0", "seeds must be an integer of at least 1, got 0"),
-        ("seeds = true", "seeds must be an integer of at least 1, got True"),
-        ("grid = 3", "grid takes each field by its name, as in {name: value}, got 3"),
-        ("[grid]\nstep = [1]", "grid has no field 'step'."),
-        ("[grid]\nsteps = 5", "steps must be a list in [grid], got 5. Write for example"),
-        ("[grid]\nsteps = []", "steps must be a list in [grid], got []"),
-        ("[grid]\nsteps = [1, 0]", "with {'steps': 0}: recipe: steps must be an integer of at least 1, got 0."),
-        ("[recipe]\nmodle = 'gpt2'", "recipe has no field 'modle'."),
-        ("[grid]\ntechnique = [{}, {lora = {rank = 0}}]", "'rank': 0}}}: lora: rank must be an integer of at least 1"),
-    ],
-)
-def test_a_grid_with_errors_fails_before_anything_starts(tmp_path, capsys, text, words):
-    (tmp_path / "grid.toml").write_text(text)
-    assert main(["sweep", str(tmp_path / "grid.toml"), "--on", "127.0.0.1:1"]) == 2
-    error = capsys.readouterr().err
-    assert words in error
-    assert "grid.toml" in error
+WRONG_GRIDS = [
+    ("[grid", "grid.toml cannot be read"),
+    ("[girds]", "has no table 'girds'. Known: seeds, recipe, grid. Did you mean grid?"),
+    ("seeds = 0", "seeds must be an integer of at least 1, got 0"),
+    ("seeds = true", "seeds must be an integer of at least 1, got True"),
+    ("grid = 3", "grid takes each field by its name, as in {name: value}, got 3"),
+    ("[grid]\nstep = [1]", "grid has no field 'step'."),
+    ("[grid]\nsteps = 5", "steps must be a list in [grid], got 5. Write for example"),
+    ("[grid]\nsteps = []", "steps must be a list in [grid], got []"),
+    ("[grid]\nsteps = [1, 0]", "with {'steps': 0}: recipe: steps must be an integer of at least 1, got 0."),
+    ("[recipe]\nmodle = 'gpt2'", "recipe has no field 'modle'."),
+    ("[grid]\ntechnique = [{}, {lora = {rank = 0}}]", "'rank': 0}}}: lora: rank must be an integer of at least 1"),
+]
+
+
+def test_a_grid_with_errors_fails_before_anything_starts(tmp_path, capsys, subtests):
+    for text, message in WRONG_GRIDS:
+        with subtests.test(text=text):
+            (tmp_path / "grid.toml").write_text(text)
+            assert main(["sweep", str(tmp_path / "grid.toml"), "--on", "127.0.0.1:1"]) == 2
+            error = capsys.readouterr().err
+            assert message in error
+            assert "grid.toml" in error
 
 
 def test_nodes_that_differ_are_named():
@@ -281,6 +288,8 @@ def test_runs_without_a_baseline_and_failures_are_told():
 
 
 def test_the_files_for_clusters_give_commands_that_there_are():
+    from ray.runtime_env import RuntimeEnv
+
     folder = ROOT / "docs" / "sweep"
     job, ray_job = (yaml.safe_load((folder / name).read_text()) for name in ("job.yaml", "kubernetes.yaml"))
     assert RuntimeEnv(**job)["env_vars"]["WORKBENCH_RUNS"] == "/shared/runs"

@@ -5,7 +5,6 @@ import time
 import tomllib
 from dataclasses import fields
 from itertools import chain
-from pathlib import Path
 
 import pytest
 
@@ -147,76 +146,78 @@ RECIPE = Recipe(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("recipe", [Recipe(), RECIPE])
-def test_our_own_files_come_back_as_they_went(recipe):
-    plain = recipe.to_dict()
-    assert Recipe.from_dict(tomllib.loads(as_toml(recipe))) == recipe
-    for text in (as_toml(recipe), json.dumps(plain), "\ufeff" + json.dumps(plain, indent=1)):
-        assert of(text) == recipe
-    assert of(json.dumps({"id": "x", "status": "ok", "recipe": plain})) == recipe  # a record
+def test_our_own_files_come_back_as_they_went(subtests):
+    for recipe in (Recipe(), RECIPE):
+        with subtests.test(recipe=recipe):
+            plain = recipe.to_dict()
+            assert Recipe.from_dict(tomllib.loads(as_toml(recipe))) == recipe
+            for text in (as_toml(recipe), json.dumps(plain), "\ufeff" + json.dumps(plain, indent=1)):
+                assert of(text) == recipe
+            assert of(json.dumps({"id": "x", "status": "ok", "recipe": plain})) == recipe  # a record
 
 
-@pytest.mark.parametrize(
-    ("text", "techniques"),
-    [
-        ("adapter: lora\npeft_use_dora: true\nbf16: false", [Dora()]),
-        ("adapter:\nbf16: true", [PureBf16()]),
-        ("micro_batch_size: 1\nbf16: false\nfp16: 'true'", [MixedPrecision(dtype="fp16")]),
-        ("sequence_len: 8\nbf16: no\neager_attention: yes", [Attention()]),
-        (
-            "sequence_len: 8\nbf16: no\ngradient_checkpointing: offload_disk",
-            [GradientCheckpointing(use_reentrant=True), ActivationOffloading(to="disk")],
-        ),
-        (
-            "finetuning_type: full\nbf16: true\ndisable_gradient_checkpointing: true\noptim: adafactor",
-            [MixedPrecision(), Optimizer(kind="adafactor")],
-        ),
-        ("cutoff_len: 8\nfinetuning_type: full\npure_bf16: true\ndisable_gradient_checkpointing: 'True'", [PureBf16()]),
-        (
-            "cutoff_len: 8\nlora_target: all\nquantization_bit: 4\ndouble_quantization: false\nflash_attn: disabled\n"
-            "disable_gradient_checkpointing: true",
-            [Qlora(targets="all-linear", double_quantization=False), Attention()],
-        ),
-    ],
-)
-def test_what_acts_together_is_read_together(text, techniques):
-    assert of(text).techniques == Recipe(techniques=tuple(techniques)).techniques
+TOGETHER = [
+    ("adapter: lora\npeft_use_dora: true\nbf16: false", [Dora()]),
+    ("adapter:\nbf16: true", [PureBf16()]),
+    ("micro_batch_size: 1\nbf16: false\nfp16: 'true'", [MixedPrecision(dtype="fp16")]),
+    ("sequence_len: 8\nbf16: no\neager_attention: yes", [Attention()]),
+    (
+        "sequence_len: 8\nbf16: no\ngradient_checkpointing: offload_disk",
+        [GradientCheckpointing(use_reentrant=True), ActivationOffloading(to="disk")],
+    ),
+    (
+        "finetuning_type: full\nbf16: true\ndisable_gradient_checkpointing: true\noptim: adafactor",
+        [MixedPrecision(), Optimizer(kind="adafactor")],
+    ),
+    ("cutoff_len: 8\nfinetuning_type: full\npure_bf16: true\ndisable_gradient_checkpointing: 'True'", [PureBf16()]),
+    (
+        "cutoff_len: 8\nlora_target: all\nquantization_bit: 4\ndouble_quantization: false\nflash_attn: disabled\n"
+        "disable_gradient_checkpointing: true",
+        [Qlora(targets="all-linear", double_quantization=False), Attention()],
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", "each setting by its name"),
-        ("- a\n- b", "got .'a', 'b'."),
-        ("[1, 2]", "each setting by its name"),
-        ("just words", "each setting by its name"),
-        ('{"steps": ', "cannot be read as JSON"),
-        ("steps = \n", "cannot be read as TOML"),
-        ("a: b: c", "cannot be read as YAML"),
-        ("{}", "no setting is known"),
-        ("colour: <b>red</b>", "no setting is known, of 'colour'"),
-        ("lora_r: !!python/object/apply:os.system ['true']", "could not determine a constructor"),
-        ("a: &a [x]\nlora_r: [*a, *a]", "has aliases"),
-        ("x" * (LIMIT + 1), "it has more than 100,000 characters"),
-        ("lora_r: 1\n" * LIMIT, "it has more than 100,000 characters"),
-        ('{"recipe":' * 100_000, "cannot be read as JSON"),
-        ("[" * 20_000, "cannot be read as YAML"),
-        ("micro_batch_size: 0", "axolotl: micro_batch_size: 0.*effective_batch_size must be an integer of at least 1"),
-        ("sequence_len: many", "axolotl: sequence_len: many.*sequence_length must be"),
-        ("learning_rate: .nan\nadapter: lora", "axolotl: learning_rate: NaN.*must be a number"),
-        ("micro_batch_size: two\ngradient_accumulation_steps: 2", "axolotl: micro_batch_size: two.*'two'"),
-        ("adapter: lora\nlora_r: -1", "axolotl: adapter: lora, lora_r: -1.*rank must be"),
-        ('{"steps": 5, "stepz": 6}', "recipe has no field 'stepz'.*Did you mean steps"),
-        ('{"techniques": {"lroa": {}}}', "Did you mean lora"),
-        ("[techniques.lora]\nrank = 0", "lora: rank must be an integer of at least 1"),
-    ],
-    ids=lambda text: text[:20],
-)
-def test_what_cannot_be_used_is_said_at_once(text, words):
-    started = time.monotonic()
-    with pytest.raises(ConfigurationError, match=f"(?s){words}"):
-        read_settings(text)
-    assert time.monotonic() - started < 3
+def test_what_acts_together_is_read_together(subtests):
+    for text, techniques in TOGETHER:
+        with subtests.test(text=text):
+            assert of(text).techniques == Recipe(techniques=tuple(techniques)).techniques
+
+
+UNUSABLE = [
+    ("", "each setting by its name"),
+    ("- a\n- b", "got .'a', 'b'."),
+    ("[1, 2]", "each setting by its name"),
+    ("just words", "each setting by its name"),
+    ('{"steps": ', "cannot be read as JSON"),
+    ("steps = \n", "cannot be read as TOML"),
+    ("a: b: c", "cannot be read as YAML"),
+    ("{}", "no setting is known"),
+    ("colour: <b>red</b>", "no setting is known, of 'colour'"),
+    ("lora_r: !!python/object/apply:os.system ['true']", "could not determine a constructor"),
+    ("a: &a [x]\nlora_r: [*a, *a]", "has aliases"),
+    ("x" * (LIMIT + 1), "it has more than 100,000 characters"),
+    ("lora_r: 1\n" * LIMIT, "it has more than 100,000 characters"),
+    ('{"recipe":' * 100_000, "cannot be read as JSON"),
+    ("[" * 20_000, "cannot be read as YAML"),
+    ("micro_batch_size: 0", "axolotl: micro_batch_size: 0.*effective_batch_size must be an integer of at least 1"),
+    ("sequence_len: many", "axolotl: sequence_len: many.*sequence_length must be"),
+    ("learning_rate: .nan\nadapter: lora", "axolotl: learning_rate: NaN.*must be a number"),
+    ("micro_batch_size: two\ngradient_accumulation_steps: 2", "axolotl: micro_batch_size: two.*'two'"),
+    ("adapter: lora\nlora_r: -1", "axolotl: adapter: lora, lora_r: -1.*rank must be"),
+    ('{"steps": 5, "stepz": 6}', "recipe has no field 'stepz'.*Did you mean steps"),
+    ('{"techniques": {"lroa": {}}}', "Did you mean lora"),
+    ("[techniques.lora]\nrank = 0", "lora: rank must be an integer of at least 1"),
+]
+
+
+def test_what_cannot_be_used_is_said_at_once(subtests):
+    for text, message in UNUSABLE:
+        with subtests.test(text=text[:20]):
+            started = time.monotonic()
+            with pytest.raises(ConfigurationError, match=f"(?s){message}"):
+                read_settings(text)
+            assert time.monotonic() - started < 3
 
 
 def test_the_largest_text_is_read_in_bearable_time():
@@ -248,11 +249,6 @@ def test_the_table_names_what_there_is():
             name for program in FOREIGN["program"] for rule in program["rule"] for name in rule.get("set", {})
         }
         assert all(isinstance(text, str) for text in translations.values())
-
-
-def test_no_technique_is_named_beside_the_table():
-    source = (Path(read_settings.__code__.co_filename)).read_text(encoding="utf-8")
-    assert not [name for name in REGISTRY if name in source]
 
 
 def test_what_no_control_shows_is_told():

@@ -13,6 +13,7 @@ import sys
 import tokenize
 import tomllib
 from dataclasses import replace
+from functools import cache
 from importlib.metadata import packages_distributions, version
 from importlib.util import find_spec
 
@@ -99,6 +100,10 @@ TECHNIQUES = {
 }
 
 
+SMOKE = ("baseline", "chunked_cross_entropy", "step_in_backward", "padding", "streaming", "all")  # each seam, once
+ROWS = [pytest.param(name, marks=pytest.mark.smoke if name in SMOKE else ()) for name in TECHNIQUES]
+
+
 def unbroken(source):
     """With calls in one line again."""
     return re.sub(r",\n *\)", ")", re.sub(r"([(,])\n +", lambda m: m[1] + " " * (m[1] == ","), source))
@@ -129,11 +134,17 @@ def executed(tmp_path, monkeypatch):
     return execute
 
 
-@pytest.mark.parametrize("techniques", TECHNIQUES.values(), ids=TECHNIQUES)
-def test_it_finds_the_same_losses_and_the_same_peak(recipe, executed, techniques):
-    recipe = replace(recipe, techniques=techniques)
-    record = run(recipe, device="cpu")
-    losses, held_out, peak = executed(script(recipe))
+@pytest.fixture(scope="module")
+def source_of(recipe):
+    """The script of each row of TECHNIQUES, written once."""
+    return cache(lambda name: script(replace(recipe, techniques=TECHNIQUES[name])))
+
+
+@pytest.mark.dear
+@pytest.mark.parametrize("name", ROWS)
+def test_it_finds_the_same_losses_and_the_same_peak(recipe, executed, source_of, name):
+    record = run(replace(recipe, techniques=TECHNIQUES[name]), device="cpu")
+    losses, held_out, peak = executed(source_of(name))
     assert losses == record.losses
     assert held_out == [record.held_out_loss_before, record.held_out_loss]
     assert peak == pytest.approx(record.peak_allocated_bytes, rel=0.01)
@@ -148,8 +159,9 @@ REFUSED = {  # by TRL's trainer: what it is that it has no arguments for
 ROUNDED = {"mixed_precision", "pure_bf16", "pure_bf16 and an adapter", "all"}  # TRL's loss rounds elsewhere
 
 
+@pytest.mark.dear
 @pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not installed")
-@pytest.mark.parametrize("name", [name for name in TECHNIQUES if name not in REFUSED])
+@pytest.mark.parametrize("name", [row for row in ROWS if row.values[0] not in REFUSED])
 def test_trls_trainer_finds_the_same_losses_up_to_rounding(recipe, executed, monkeypatch, name):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     recipe = replace(recipe, techniques=TECHNIQUES[name])
@@ -160,11 +172,13 @@ def test_trls_trainer_finds_the_same_losses_up_to_rounding(recipe, executed, mon
     assert held_out == pytest.approx([record.held_out_loss_before, record.held_out_loss], rel=rounding)
 
 
-@pytest.mark.parametrize("name", sorted(REFUSED))
-def test_what_trls_trainer_has_no_arguments_for_is_refused(recipe, name):
-    with pytest.raises(ConfigurationError, match="set as it is, does what TRL's trainer has no arguments for") as error:
-        script(replace(recipe, techniques=TECHNIQUES[name]), "trl")
-    assert str(error.value).split()[1].strip(",") in {technique.name for technique in TECHNIQUES[name]}
+def test_what_trls_trainer_has_no_arguments_for_is_refused(recipe, subtests):
+    words = "set as it is, does what TRL's trainer has no arguments for"
+    for name in sorted(REFUSED):
+        with subtests.test(name):
+            with pytest.raises(ConfigurationError, match=words) as error:
+                script(replace(recipe, techniques=TECHNIQUES[name]), "trl")
+            assert str(error.value).split()[1].strip(",") in {technique.name for technique in TECHNIQUES[name]}
 
 
 def test_another_flavour_is_refused(recipe):
@@ -172,6 +186,7 @@ def test_another_flavour_is_refused(recipe):
         script(recipe, "axolotl")
 
 
+@pytest.mark.dear
 @pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.long)])
 def test_its_workers_may_begin_in_any_way(recipe, tmp_path, monkeypatch, method):
     """As on macOS, on Windows and with Python 3.14: a worker imports the script, and is sent what makes batches."""
@@ -187,6 +202,8 @@ def test_its_workers_may_begin_in_any_way(recipe, tmp_path, monkeypatch, method)
     assert losses_in(tmp_path) == (record.losses, [record.held_out_loss_before, record.held_out_loss])
 
 
+@pytest.mark.dear
+@pytest.mark.smoke
 def test_it_starts_from_saved_weights_and_the_embedded_text_too(executed):
     recipe = Recipe(model="gpt2-tiny", effective_batch_size=2, sequence_length=32, steps=2)
     losses, held_out, _ = executed(script(recipe))
@@ -220,22 +237,32 @@ def test_saved_weights_are_quantized_as_they_load(executed, text_file):
     assert held_out[-1] == record.held_out_loss
 
 
-@pytest.mark.parametrize("techniques", TECHNIQUES.values(), ids=TECHNIQUES)
-def test_the_functions_that_a_run_calls_are_the_scripts_own(recipe, techniques):
+def calls_of(technique):
+    calls = [
+        technique.examples(),
+        technique.dataset(),
+        technique.collator(),
+        technique.model(GPT2),
+        technique.trainer(),
+    ]
+    return [call for call in calls if call is not None]
+
+
+@pytest.mark.dear
+def test_the_functions_that_a_run_calls_are_the_scripts_own(source_of, subtests):
     """Nothing is written twice, as code and as a string: the script has the very source."""
-    source, called = script(replace(recipe, techniques=techniques)), []
-    for technique in techniques:
-        calls = [technique.examples(), technique.dataset(), technique.collator(), technique.model(GPT2)]
-        called += [call for call in (*calls, technique.trainer()) if call is not None]
-    for call in called:
-        if call.switches.keys() & DEFAULTS:  # the Trainer's own arguments stand for it, where it has them
-            assert call.function.__name__ not in source
-            assert all(f"{name}=" in source for name, value in call.switches.items() if value is not None)
-        elif call.function.__module__.startswith("workbench"):
-            assert inspect.getsource(call.function) in source + "\n"
-        else:
-            assert f"model = {call.function.__name__}(model, " in source
-    compile(source, "script", "exec")
+    for name, techniques in TECHNIQUES.items():
+        with subtests.test(name):
+            source = source_of(name)
+            for call in (call for technique in techniques for call in calls_of(technique)):
+                if call.switches.keys() & DEFAULTS:  # the Trainer's own arguments stand for it, where it has them
+                    assert call.function.__name__ not in source
+                    assert all(f"{name}=" in source for name, value in call.switches.items() if value is not None)
+                elif call.function.__module__.startswith("workbench"):
+                    assert inspect.getsource(call.function) in source + "\n"
+                else:
+                    assert f"model = {call.function.__name__}(model, " in source
+            compile(source, "script", "exec")
 
 
 def test_it_needs_no_workbench_and_reads_like_a_script(recipe):
@@ -252,9 +279,9 @@ def test_it_needs_no_workbench_and_reads_like_a_script(recipe):
 SEVERAL = ["baseline", "lora", "qlora", "all", "both offloaded", "padding", "streaming", "a library's optimizer"]
 
 
-def test_no_model_of_the_hub_may_bring_code(monkeypatch):
+def test_no_model_of_the_hub_may_bring_code(text_file, monkeypatch):
     """A folder was looked at when the script was written; a repository of the hub may change."""
-    recipe = Recipe(model="gpt2-tiny", techniques=(Lora(),))
+    recipe = Recipe(model="gpt2-tiny", corpus=str(text_file), techniques=(Lora(),))
     assert "trust_remote_code" not in script(recipe)
     for hub in (lambda: script(replace(recipe, model="random:gpt2")), lambda: script(recipe)):
         source = hub()  # the first one's tokenizer is the hub's
@@ -271,32 +298,36 @@ def test_lora_with_checkpointing_is_35_lines():
     assert len({each.start[0] for each in code if not each.string.startswith('"""')}) <= 35
 
 
-@pytest.mark.parametrize("name", SEVERAL)
-def test_ruff_finds_nothing_and_formats_nothing(recipe, tmp_path, name):
+def test_ruff_finds_nothing_and_formats_nothing(source_of, tmp_path, subtests):
     """By its defaults; a function of ours is as wide as it is in its file, up to 120 characters."""
-    source = script(replace(recipe, techniques=TECHNIQUES[name]))
-    widths = [120] if "\nclass " in source or source.count("\ndef ") > 2 else [88, 100, 120]
-    assert 88 in widths or name not in ("baseline", "lora")
-    (tmp_path / "train.py").write_text(source, encoding="utf-8")
-    ruff = [sys.executable, "-m", "ruff"]
-    for words in (["check"], *(["format", "--check", f"--line-length={width}"] for width in widths)):
-        command = [*ruff, *words, "--isolated", "--no-cache", "train.py"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout
+    sources = {f"{name}.py": source_of(name) for name in SEVERAL}
+    wide = {file for file, source in sources.items() if "\nclass " in source or source.count("\ndef ") > 2}
+    assert not wide & {"baseline.py", "lora.py"}
+    for file, source in sources.items():
+        (tmp_path / file).write_text(source, encoding="utf-8")
+    formats = [(["format", "--check", f"--line-length={width}"], sources.keys() - wide) for width in (88, 100)]
+    for options, files in ((["check"], sources), *formats, (["format", "--check", "--line-length=120"], sources)):
+        with subtests.test(options=options):
+            command = [sys.executable, "-m", "ruff", *options, "--isolated", "--no-cache", *files]
+            done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+            assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("name", [*SEVERAL, "optimizer made by hand", "workers"])
-def test_its_first_lines_say_what_it_needs(recipe, name):
+def test_its_first_lines_say_what_it_needs(source_of, subtests):
     """PEP 723: the packages that are imported, in the versions that are here, and what these load by a name."""
-    source = script(replace(recipe, techniques=TECHNIQUES[name]))
     pattern = r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)$\s)+)^# ///$"  # of the specification
-    (block,) = re.finditer(pattern, source)
-    lines = block["content"].splitlines()
-    said = tomllib.loads("\n".join(line[2:] for line in lines))
-    assert (block.start(), block["type"], said["requires-python"]) == (0, "script", ">=3.11")
-    needed = {name: version(name).split("+")[0] for name in packages_behind(source)}
-    found = dict(one.replace("transformers[torch]", "transformers").split("==") for one in said["dependencies"])
-    assert found == needed
+    for name in (*SEVERAL, "optimizer made by hand", "workers"):
+        with subtests.test(name):
+            source = source_of(name)
+            (block,) = re.finditer(pattern, source)
+            said = tomllib.loads("\n".join(line[2:] for line in block["content"].splitlines()))
+            assert (block.start(), block["type"], said["requires-python"]) == (0, "script", ">=3.11")
+            pins = (pin.replace("transformers[torch]", "transformers") for pin in said["dependencies"])
+            needed = {package: version(package).split("+")[0] for package in packages_behind(source)}
+            assert dict(pin.split("==") for pin in pins) == needed
+
+
+PACKAGES = packages_distributions()
 
 
 def packages_behind(source):
@@ -308,7 +339,7 @@ def packages_behind(source):
     modules |= {"torchao"} if "import_module(" in source else set()
     modules |= {"bitsandbytes"} if "BitsAndBytesConfig" in source else set()
     tops = {module.split(".")[0] for module in modules} - sys.stdlib_module_names
-    return {packages_distributions()[top][0] for top in tops}
+    return {PACKAGES[top][0] for top in tops}
 
 
 def test_it_names_files_as_seen_from_where_it_will_run(recipe, tmp_path, monkeypatch):
@@ -332,16 +363,18 @@ def test_the_command_prints_nothing_but_the_script(recipe, capsys):
     assert main(["script", recipe.model, "--corpus", "missing.txt"]) == 2
 
 
-def test_a_small_vocabulary_gets_the_tokenizer_that_a_run_takes(tmp_path, monkeypatch):
+def test_a_small_vocabulary_gets_the_tokenizer_that_a_run_takes(text_file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    source = script(Recipe(model="random:mistralai/Mistral-7B-v0.1"))  # 32,000 tokens, GPT-2's ids go up to 50,256
+    source = script(
+        Recipe("random:mistralai/Mistral-7B-v0.1", corpus=str(text_file))
+    )  # 32,000 tokens, GPT-2's ids go up to 50,256
     assert f'AutoTokenizer.from_pretrained("{MODELS / "gpt2-tiny"}"' in unbroken(source)
     assert 'AutoConfig.for_model("mistral", vocab_size=32000,' in unbroken(source)
     assert "loss_type" not in source  # which Mistral's class sets
 
 
-def test_sizes_and_dropout_are_spelled_out():
-    source = script(Recipe(model="random:gpt2-medium", dropout=0.2))
+def test_sizes_and_dropout_are_spelled_out(text_file):
+    source = script(Recipe(model="random:gpt2-medium", corpus=str(text_file), dropout=0.2))
     assert 'AutoConfig.for_model("gpt2", n_embd=1024, n_layer=24, n_head=16, resid_pdrop=0.2,' in unbroken(source)
     assert "learning_rate=5e-05," in source
 

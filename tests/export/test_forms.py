@@ -19,6 +19,9 @@ from workbench.run.run import run
 from workbench.techniques import GradientCheckpointing, Lora
 from workbench.widgets.takehome import FORMS
 
+FILES = {form: (name, write) for form, (name, write) in FORMS.items() if name.endswith((".toml", ".json"))}
+PROGRAMS = [form for form in FORMS if form not in FILES]
+
 
 @pytest.fixture
 def home(recipe, tmp_path, monkeypatch):
@@ -49,11 +52,23 @@ def executed(name, text):
     return [entry["loss"] for entry in history if "loss" in entry]
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_what_is_taken_home_trains_what_a_run_trains(home, form):
+@pytest.fixture
+def expected(recipe, fine_tuned):
+    """The losses of the recipe where it lay."""
+    return fine_tuned(replace(recipe, steps=2) | Lora(rank=2) | GradientCheckpointing()).losses
+
+
+def test_a_file_that_is_taken_home_is_the_recipe(home, expected, subtests):
+    for name, write in FILES.values():
+        with subtests.test(name):
+            assert executed(name, portable(home, write(home))[0]) == expected
+
+
+@pytest.mark.dear
+@pytest.mark.parametrize("form", PROGRAMS)
+def test_a_program_that_is_taken_home_trains_what_a_run_trains(home, expected, form):
     name, write = FORMS[form]
     if "trl" in name and find_spec("trl") is None:
         pytest.skip("TRL is not installed")
     losses = executed(name, portable(home, write(home))[0])
-    expected = run(home, device="cpu").losses
     assert losses == (pytest.approx(expected, rel=1e-6) if "trl" in name else expected)

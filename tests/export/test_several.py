@@ -50,6 +50,7 @@ def started(command, folder, **variables):
     return done
 
 
+@pytest.mark.dear
 @pytest.mark.values
 def test_on_two_processes_it_finds_the_losses_of_one(recipe, tmp_path, monkeypatch):
     """Four rows twice become four rows on each rank; of the 54 that are held out each counts once."""
@@ -68,6 +69,7 @@ def test_on_two_processes_it_finds_the_losses_of_one(recipe, tmp_path, monkeypat
     assert (tmp_path / "fine-tuned" / "tokenizer.json").exists()
 
 
+@pytest.mark.dear
 @pytest.mark.values
 def test_on_two_processes_conversations_count_as_in_one(recipe, tmp_path, monkeypatch):
     """Unequally many of their tokens are answers, and an odd number of rows is held out."""
@@ -86,6 +88,7 @@ def test_on_two_processes_conversations_count_as_in_one(recipe, tmp_path, monkey
     assert held_out == pytest.approx([record.held_out_loss_before, record.held_out_loss], abs=1e-5)
 
 
+@pytest.mark.dear
 @pytest.mark.values
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed here")
 def test_on_two_processes_deepspeed_finds_the_losses_of_one(recipe, tmp_path, monkeypatch):
@@ -106,26 +109,25 @@ def test_on_two_processes_deepspeed_finds_the_losses_of_one(recipe, tmp_path, mo
     assert sum(parameter.numel() for parameter in whole.parameters()) == record.parameters
 
 
-@pytest.mark.parametrize("shard", SHARDED)
-def test_accelerate_reads_what_is_meant(tmp_path, monkeypatch, shard):
+def test_accelerate_reads_what_is_meant(tmp_path, monkeypatch, subtests):
     """As its launcher does, and then each of the processes that it starts."""
-    (path := tmp_path / "accelerate.yaml").write_text(
-        accelerate_configuration(Recipe(model="gpt2-tiny"), Ranks(4, shard))
-    )
-    told = load_config_from_file(str(path))
-    assert (told.distributed_type, told.num_processes) == (DistributedType.FSDP, 4)
-    arguments = launch_command_parser().parse_args(["--config_file", str(path), "train.py"])
-    for name, value in prepare_multi_gpu_env(_validate_launch_command(arguments)[0]).items():
-        monkeypatch.setenv(name, value)
-    plugin = FullyShardedDataParallelPlugin()
-    assert (plugin.fsdp_version, plugin.reshard_after_forward) == (2, shard != "gradients")
-    assert type(plugin.cpu_offload) is (CPUOffloadPolicy if shard == "full_offload" else OffloadPolicy)
-    assert not plugin.cpu_ram_efficient_loading  # or only the first rank would have the script's weights
-    assert not plugin.activation_checkpointing  # the script says it
-    assert plugin.state_dict_type.name == "FULL_STATE_DICT"
-    model = AutoModelForCausalLM.from_pretrained(MODELS / "gpt2-tiny")
-    plugin.set_auto_wrap_policy(model)
-    assert plugin.auto_wrap_policy.keywords["transformer_layer_cls"] == {type(model.transformer.h[0])}
+    model, path = AutoModelForCausalLM.from_pretrained(MODELS / "gpt2-tiny"), tmp_path / "accelerate.yaml"
+    for shard in SHARDED:
+        path.write_text(accelerate_configuration(Recipe(model="gpt2-tiny"), Ranks(4, shard)))
+        with subtests.test(shard=shard), monkeypatch.context() as environment:
+            configuration = load_config_from_file(str(path))
+            assert (configuration.distributed_type, configuration.num_processes) == (DistributedType.FSDP, 4)
+            arguments = launch_command_parser().parse_args(["--config_file", str(path), "train.py"])
+            for name, value in prepare_multi_gpu_env(_validate_launch_command(arguments)[0]).items():
+                environment.setenv(name, value)
+            plugin = FullyShardedDataParallelPlugin()
+            assert (plugin.fsdp_version, plugin.reshard_after_forward) == (2, shard != "gradients")
+            assert type(plugin.cpu_offload) is (CPUOffloadPolicy if shard == "full_offload" else OffloadPolicy)
+            assert not plugin.cpu_ram_efficient_loading  # or only the first rank would have the script's weights
+            assert not plugin.activation_checkpointing  # the script says it
+            assert plugin.state_dict_type.name == "FULL_STATE_DICT"
+            plugin.set_auto_wrap_policy(model)
+            assert plugin.auto_wrap_policy.keywords["transformer_layer_cls"] == {type(model.transformer.h[0])}
 
 
 def test_without_shards_it_is_ddp(recipe, tmp_path):
@@ -134,6 +136,7 @@ def test_without_shards_it_is_ddp(recipe, tmp_path):
     assert (told.distributed_type, told.num_processes, told.fsdp_config) == (DistributedType.MULTI_GPU, 2, {})
 
 
+@pytest.mark.dear
 @pytest.mark.skipif(not place.is_set_up(), reason="the emulated GPU is not set up here")
 def test_on_two_emulated_gpus_it_is_fsdp2(recipe, tmp_path, monkeypatch):
     """The very files, with PyTorch's CUDA build: what accelerate does not do on a CPU."""
@@ -147,19 +150,22 @@ def test_on_two_emulated_gpus_it_is_fsdp2(recipe, tmp_path, monkeypatch):
     assert "FSDPGPT2LMHeadModel True 2" in done.stdout
 
 
-@pytest.mark.parametrize("flavour", ["trainer", "trl"])
-def test_each_rank_takes_its_part(recipe, tmp_path, flavour):
-    save_script(replace(recipe, effective_batch_size=12) | GradientAccumulation(steps=3), tmp_path, flavour, Ranks(6))
-    source = (tmp_path / "train.py").read_text()
-    assert "per_device_train_batch_size=2," in source  # of 4 rows three times: 12 among six
-    assert "gradient_accumulation_steps" not in source
-    assert re.search(r"^(MODEL, LENGTH, )?BATCH = (.*, )?12$", source, flags=re.M)  # one line or three, as paths are
-    assert "ddp_find_unused_parameters=False," in source
-    assert "workbench" not in source
-    for words in (["check"], ["format", "--check", "--line-length=88"]):
-        command = [sys.executable, "-m", "ruff", *words, "--isolated", "--no-cache", "train.py"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout
+def test_each_rank_takes_its_part(recipe, tmp_path, subtests):
+    recipe = replace(recipe, effective_batch_size=12) | GradientAccumulation(steps=3)
+    for flavour in ("trainer", "trl"):
+        with subtests.test(flavour=flavour):
+            save_script(recipe, tmp_path / flavour, flavour, Ranks(6))
+            source = (tmp_path / flavour / "train.py").read_text()
+            assert "per_device_train_batch_size=2," in source  # of 4 rows three times: 12 among six
+            assert "gradient_accumulation_steps" not in source
+            # one line or three, as paths are
+            assert re.search(r"^(MODEL, LENGTH, )?BATCH = (.*, )?12$", source, flags=re.M)
+            assert "ddp_find_unused_parameters=False," in source
+            assert "workbench" not in source
+            for options in (["check"], ["format", "--check", "--line-length=88"]):
+                command = [sys.executable, "-m", "ruff", *options, "--isolated", "--no-cache", "train.py"]
+                done = subprocess.run(command, cwd=tmp_path / flavour, capture_output=True, text=True)
+                assert done.returncode == 0, done.stdout
 
 
 def test_the_command_writes_both_and_prints_the_third(recipe, tmp_path, monkeypatch, capsys):
@@ -183,30 +189,30 @@ def test_of_one_process_it_writes_the_script_alone(recipe, tmp_path, monkeypatch
     assert [path.name for path in (tmp_path / "home").iterdir()] == ["train.py"]
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["--ranks", "2"], "script: accelerate's configuration stands beside it. Add --save FOLDER."),
-        (["--shard", "full"], "shard: among how many ranks? Add --ranks 2."),
-        (["--ranks", "3", "--save", "x"], "ranks: 3 cannot share an effective batch of 8 sequences"),
-        (["--ranks", "2", "--shard", "ful", "--save", "x"], "shard: there is no 'ful'"),
-    ],
-)
-def test_what_cannot_be_is_refused(recipe, tmp_path, monkeypatch, capsys, words, told):
+REFUSED = [
+    (["--ranks", "2"], "script: accelerate's configuration stands beside it. Add --save FOLDER."),
+    (["--shard", "full"], "shard: among how many ranks? Add --ranks 2."),
+    (["--ranks", "3", "--save", "x"], "ranks: 3 cannot share an effective batch of 8 sequences"),
+    (["--ranks", "2", "--shard", "ful", "--save", "x"], "shard: there is no 'ful'"),
+]
+UNSHARED = [
+    (StepInBackward(), "step_in_backward cannot be used here"),
+    (Qlora(), "new weights that are quantized as they load would be written by every rank"),
+]
+
+
+def test_what_cannot_be_is_refused(recipe, tmp_path, monkeypatch, capsys, subtests):
     monkeypatch.chdir(tmp_path)
-    assert main(["script", recipe.model, "--corpus", recipe.corpus, *words]) == 2
-    assert told in capsys.readouterr().err
-    assert not list(tmp_path.glob("x"))
+    for options, message in REFUSED:
+        with subtests.test(options=options):
+            assert main(["script", recipe.model, "--corpus", recipe.corpus, *options]) == 2
+            assert message in capsys.readouterr().err
+            assert not (tmp_path / "x").exists()
 
 
-@pytest.mark.parametrize(
-    ("technique", "shard", "told"),
-    [
-        (StepInBackward(), "none", "step_in_backward cannot be used here"),
-        (Qlora(), "none", "new weights that are quantized as they load would be written by every rank"),
-    ],
-)
-def test_so_is_what_ranks_cannot_share(recipe, tmp_path, technique, shard, told):
-    with pytest.raises(ConfigurationError, match=told):
-        save_script(recipe | technique, tmp_path / "x", ranks=Ranks(2, shard))
-    assert not (tmp_path / "x").exists()
+def test_so_is_what_ranks_cannot_share(recipe, tmp_path, subtests):
+    for technique, message in UNSHARED:
+        with subtests.test(technique=technique.name):
+            with pytest.raises(ConfigurationError, match=message):
+                save_script(recipe | technique, tmp_path / "x", ranks=Ranks(2, "none"))
+            assert not (tmp_path / "x").exists()

@@ -2,8 +2,6 @@
 
 import os
 
-import pytest
-
 from workbench.export.script import portable, script
 from workbench.export.written import as_command, as_toml
 from workbench.paths import ROOT
@@ -28,16 +26,17 @@ def test_nor_has_one_of_the_embedded_model_and_text(tmp_path, monkeypatch):
     assert moved[str(ROOT / "data/models/gpt2-tiny")] == "gpt2-tiny"
 
 
-@pytest.mark.parametrize("write", [as_toml, as_command], ids=["file", "command"])
-def test_nor_has_a_recipe(write, tmp_path, monkeypatch):
+def test_nor_has_a_recipe_as_a_file_or_a_command(tmp_path, monkeypatch, subtests):
     monkeypatch.chdir(tmp_path)
     recipe = Recipe(model="random:/srv/models/mine", corpus=str(tmp_path / "texts" / "a b.txt"))
-    text, moved = portable(recipe, write(recipe))
-    assert moved == {"/srv/models/mine": "mine", recipe.corpus: "texts/a b.txt"}
-    assert "/srv" not in text
-    assert str(tmp_path) not in text
-    assert "random:mine" in text
-    assert "texts/a b.txt" in text
+    for write in (as_toml, as_command):
+        with subtests.test(write=write.__name__):
+            text, moved = portable(recipe, write(recipe))
+            assert moved == {"/srv/models/mine": "mine", recipe.corpus: "texts/a b.txt"}
+            assert "/srv" not in text
+            assert str(tmp_path) not in text
+            assert "random:mine" in text
+            assert "texts/a b.txt" in text
 
 
 def test_what_only_looks_like_a_path_stays():
