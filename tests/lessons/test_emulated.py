@@ -74,5 +74,9 @@ def test_a_picture_of_values_says_why_it_is_empty(runs):
 
 
 def test_on_other_devices_an_empty_picture_does_not_speak_of_emulation():
-    (text,) = plots.loss_curves([record(losses=[])]).axes[0].texts
+    figure = plots.loss_curves([record(losses=[])])
+    (text,) = figure.axes[0].texts
     assert text.get_text() == "no losses on record"
+    words, picture = text.get_window_extent(), figure.bbox
+    assert picture.x0 <= words.x0 < words.x1 <= picture.x1
+    assert picture.y0 <= words.y0 < words.y1 <= picture.y1, "the words stand outside of the picture"

@@ -1,6 +1,7 @@
 """The meter against the PyTorch profiler, which sees every allocation by another way, and against its own promises."""
 
 import gc
+import weakref
 from contextlib import nullcontext
 from functools import cache
 
@@ -9,7 +10,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from workbench.measure.allocators import live_tensor_bytes
+from workbench.measure.allocators import allocator_for, live_tensor_bytes
 from workbench.measure.categories import Category, Phase
 from workbench.measure.meter import Meter, attached_tensors
 from workbench.techniques import GradientCheckpointing, Lora
@@ -298,3 +299,27 @@ def test_the_meter_keeps_no_tensor_alive_that_hangs_on_a_weight():
         gc.collect()
         model(torch.ones(4, 8))
     assert meter.report().peak_allocated_bytes < 4000
+
+
+def test_what_only_a_circle_of_references_keeps_is_gone_before_a_run_is_measured(monkeypatch, subtests):
+    """On CUDA and on Apple's GPUs: its memory would be in use before, and the cache could not give it back."""
+
+    class Circle:
+        def __init__(self):
+            self.itself = self
+
+    monkeypatch.setattr("torch._C._cuda_clearCublasWorkspaces", lambda: None, raising=False)
+    for name in ("cuda", "mps"):
+        with subtests.test(device=name):
+            circle = Circle()
+            kept = weakref.ref(circle)
+            emptied = []
+            for function in ("empty_cache", "reset_peak_memory_stats"):
+                monkeypatch.setattr(f"torch.{name}.{function}", lambda: emptied.append(kept()), raising=False)  # noqa: B023
+            gc.disable()
+            try:
+                del circle
+                allocator_for(torch.device(name)).prepare()
+            finally:
+                gc.enable()
+            assert emptied[0] is None

@@ -229,6 +229,10 @@ def test_new_weights_are_refused_for_the_same_values(new_folder, subtests):
             folder.refused("the config of", "cannot be used (", CORRECT, random="random:")
 
 
+def test_a_number_out_of_range_is_named_with_its_range(new_folder):
+    new_folder().config(embd_pdrop=1.5).refused("embd_pdrop is 1.5, which is not from 0 to 1")
+
+
 TEXTS = {
     "a list": "[]", "nothing": "", "half": "{", "null": "null", "a number": "7", "a text": '"gpt2"', "{}": "{}",
     "brackets": "[" * 200_000, "objects": '{"a":' * 200_000, "a mark": '\ufeff{"model_type": "gpt2"}', "NaN": "NaN",
