@@ -16,6 +16,9 @@ pytest.importorskip("torchao")
 pytest.importorskip("optimi")
 STATE_BYTES = {"adamw_stochastic": 4, "adamw_8bit_stochastic": 2 + 8 / 256, "adamw_4bit_stochastic": 1 + 8 / 128,
                "adamw_kahan": 6}  # fmt: skip
+# what they may still lose of what plain bf16 rounds away. Four seeds lost 0 to 0.032; states of 4 bits, which are coarse
+# themselves, 0.13 to 0.25
+LOST = {"adamw_stochastic": 0.05, "adamw_8bit_stochastic": 0.05, "adamw_4bit_stochastic": 1 / 3, "adamw_kahan": 0.05}
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +37,7 @@ def test_what_plain_bf16_rounds_away_is_kept(long, kind):
     exact, rounded = long(), long(PureBf16())
     kept = long(PureBf16(), Optimizer(kind=kind))
     assert rounded - exact > 0.02
-    assert abs(kept - exact) < 0.25 * (rounded - exact)
+    assert abs(kept - exact) < LOST[kind] * (rounded - exact)
 
 
 @pytest.mark.parametrize(("kind", "bytes_each"), STATE_BYTES.items())
