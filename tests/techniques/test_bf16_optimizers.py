@@ -16,8 +16,8 @@ pytest.importorskip("torchao")
 pytest.importorskip("optimi")
 STATE_BYTES = {"adamw_stochastic": 4, "adamw_8bit_stochastic": 2 + 8 / 256, "adamw_4bit_stochastic": 1 + 8 / 128,
                "adamw_kahan": 6}  # fmt: skip
-# what they may still lose of what plain bf16 rounds away. Four seeds lost 0 to 0.032; states of 4 bits, which are coarse
-# themselves, 0.13 to 0.25
+# what they may still lose of what plain bf16 rounds away. Four seeds lost 0 to 0.032, and 0.13 to 0.25 with states of
+# 4 bits, which are coarse themselves
 LOST = {"adamw_stochastic": 0.05, "adamw_8bit_stochastic": 0.05, "adamw_4bit_stochastic": 1 / 3, "adamw_kahan": 0.05}
 
 
