@@ -110,6 +110,7 @@ class CpuBudget:
 
     # ---- in the process that shows the results ----
 
+    @pytest.hookimpl(optionalhook=True)  # of pytest-xdist
     def pytest_testnodedown(self, node: object) -> None:
         """A process of pytest-xdist has ended; each has collected, and left out, the same."""
         self.left_out = getattr(node, "workeroutput", {}).get(LEFT_OUT, 0)

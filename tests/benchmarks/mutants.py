@@ -26,6 +26,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 LAYERS = {"first": "(smoke or not dear) and not long", "dear": "dear and not smoke and not long"}
 KINDS = ("drop", "compare", "constant", "return")
@@ -219,7 +221,7 @@ class Layer:
         path.write_text(fault.made_in(source), encoding="utf-8")
         arguments = self.checkout.parent / "tests.txt"
         arguments.write_text("\n".join(tests), encoding="utf-8")
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", self.expression, f"@{arguments}"]
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-m", self.expression, f"@{arguments}"]
         process = subprocess.Popen(
             [sys.executable, "-m", "pytest", *options],
             cwd=self.checkout,
@@ -239,7 +241,9 @@ class Layer:
             path.write_text(source, encoding="utf-8")
         if process.returncode == 0:
             return ""
-        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, flags=re.MULTILINE)
+        if process.returncode != pytest.ExitCode.TESTS_FAILED:
+            raise RuntimeError(f"pytest ended with {process.returncode}:\n{output[-3000:]}")
+        failed = re.search(r"^(?:FAILED|ERROR|SUBFAILED\S*) (tests\S+)", output, flags=re.MULTILINE)
         return failed[1] if failed else output[-300:]
 
 
