@@ -268,15 +268,22 @@ def test_overlapped_copies_are_as_many_bytes(on_gpu, recipe, tmp_path):
     assert overlapped.peak_allocated_bytes <= moved.peak_allocated_bytes + 2 * largest
 
 
+@pytest.fixture
+def fixed_order(monkeypatch):
+    """In which order CUDA sums some gradients is not fixed otherwise, and the seventh digit of a loss then moves."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 @pytest.mark.gpu
 @pytest.mark.values
-def test_overlapped_it_is_exact_and_no_slower(tmp_path):
+def test_overlapped_it_is_exact_and_no_slower(tmp_path, fixed_order):
     """On a step that is long enough for a bus: GPT-2 124M."""
     recipe = Recipe(model="random:gpt2", effective_batch_size=4, sequence_length=512, steps=8, dropout=0.0)
     plain, overlapped = (
         run(recipe | ActivationOffloading(overlap=overlap), device="cuda", folder=tmp_path) for overlap in (False, True)
     )
-    # in which order CUDA sums some gradients is not fixed; with deterministic kernels an H200 had the same bits
-    assert overlapped.losses[0] == plain.losses[0]
-    assert overlapped.losses == pytest.approx(plain.losses, rel=1e-4)
+    assert overlapped.losses == plain.losses
     assert overlapped.step_time_s < 1.05 * plain.step_time_s
