@@ -336,6 +336,7 @@ REFUSED_PARAMETERS = (
     ("lora", {"device": "cuda"}, "notebooks: device 'cuda' cannot be chosen"),
     ("lora", {"device": "emulated:nope"}, "gpu: there is no 'nope'"),
     ("lora", {"gpu": "nope"}, "gpu: there is no 'nope'"),
+    ("lora", {"card_models": "gpt2+./nope"}, "model: 'random:./nope' is neither"),
     ("planner", {"among": "lora nope"}, "There is no technique 'nope'"),
     ("planner", {"budget": "lots"}, "budget: 'lots' is not an amount of memory"),
     ("optimizer", {"kinds": "sgd+nope"}, "optimizer: kind must be one of"),

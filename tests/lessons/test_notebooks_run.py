@@ -18,7 +18,7 @@ pytestmark = pytest.mark.dear
 
 QUICK = {
     "steps": 4, "seeds": 1, "sequence_length": 64, "sample_tokens": 8, "longest": 256, "large_length": 64, "rungs": 2,
-    "budgets": "1",
+    "budgets": "1", "card_models": "gpt2",
 }  # fmt: skip
 
 

@@ -80,6 +80,7 @@ def _refuse_values(path: Path, known: Mapping[str, str], given: Mapping[str, Any
     found["kinds"] = lambda kinds: [taught(kind=kind) for kind in kinds.split("+")]  # type: ignore[call-arg]
     budgeted = next((name for name, cls in REGISTRY.items() if "memory_budget" in cls.__dataclass_fields__), "")  # type: ignore[attr-defined]
     found["budgets"] = lambda text: [parse_technique(f"{budgeted}=memory_budget:{one}") for one in text.split("+")]
+    found["card_models"] = lambda names: [locate_config(name) for name in names.split("+")]
     found["among"] = lambda names: [technique(name) for name in names.split()]
     for name in values.keys() & found.keys():
         if values[name] not in ("auto", "cpu"):  # the lesson's own choice, and no GPU
