@@ -424,6 +424,7 @@ def test_what_is_refused_before_it_starts_is_said(playground, recipe, tmp_path):
     assert not playground.train.start.disabled
 
 
+@pytest.mark.dear  # the doctor looks for advice meanwhile, with predictions
 def test_a_cap_that_is_too_small_ends_as_out_of_memory(playground, recipe, tmp_path):
     playground.train.here.budget.value = "3MiB"
     playground.train.start.click()
