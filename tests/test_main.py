@@ -16,10 +16,10 @@ from workbench import __main__ as main_module
 from workbench import __version__
 from workbench.__main__ import COMMANDS, main
 from workbench.export.written import as_command
+from workbench.measure.device import Device
 from workbench.recipe import Recipe
 from workbench.records.record import Status, read_all
 from workbench.run.trainer import SeamTrainer
-from workbench.run.world import World
 from workbench.techniques import REGISTRY
 
 
@@ -348,6 +348,6 @@ def test_the_environment_is_told_without_the_users_home(capsys):
     told = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert told["torch"] == torch.__version__
     assert told["workbench"] == __version__
-    assert told["device"] == str(World.find())
+    assert told["device"] == str(Device.find())
     assert told["emulator"] in ("set up", "not set up")
     assert str(Path.home()) not in "".join(told.values())

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
-import torch
 
 from workbench.errors import ConfigurationError
 from workbench.export.written import as_command, as_toml, parse_recipe, read_recipe
 from workbench.paths import ROOT
 from workbench.recipe import DECIDED, Recipe
-from workbench.run.trainer import training_arguments
+from workbench.run.arguments import argument_values, training_arguments
 from workbench.techniques import (
     REGISTRY,
     GradientAccumulation,
@@ -390,7 +389,7 @@ def test_the_file_on_the_front_page_is_one(tmp_path):
     recipe = read_recipe(tmp_path / "recipe.toml")
     assert Recipe.from_dict(tomllib.loads(as_toml(recipe))) == recipe
     assert recipe.label == "gradient_checkpointing + lora(rank=16)"
-    asked = training_arguments(recipe, 1e-3, torch.device("cpu"), tmp_path)
+    asked = training_arguments(argument_values(recipe, 1e-3), "cpu", tmp_path)
     assert {
         name: getattr(asked, name) for name in recipe.arguments if name not in ("report_to", "num_train_epochs")
     } == {name: value for name, value in recipe.arguments.items() if name not in ("report_to", "num_train_epochs")}

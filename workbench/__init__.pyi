@@ -13,6 +13,9 @@ from workbench.lessons import plots as plots
 from workbench.measure.categories import Category as Category
 from workbench.measure.categories import Phase as Phase
 from workbench.measure.categories import format_bytes as format_bytes
+from workbench.measure.device import Device as Device
+from workbench.measure.device import describe_device as describe_device
+from workbench.measure.device import pick_device as pick_device
 from workbench.measure.meter import Meter as Meter
 from workbench.predict.predict import predict as predict
 from workbench.predict.prediction import Prediction as Prediction
@@ -20,8 +23,6 @@ from workbench.ranks.launch import run_on_ranks as run_on_ranks
 from workbench.recipe import Recipe as Recipe
 from workbench.records.record import Record as Record
 from workbench.run.run import run as run
-from workbench.run.world import describe_device as describe_device
-from workbench.run.world import pick_device as pick_device
 from workbench.widgets.playground import Playground as Playground
 
 __version__: str

@@ -231,7 +231,8 @@ def _recipe(args: argparse.Namespace, *, config_only: bool = False) -> Recipe:
 def run_recipe(args: argparse.Namespace) -> int:
     """Fine-tune one recipe. Without --technique it is the baseline that others are compared with."""
 
-    from workbench.run.world import check_device, refuse_several_ranks
+    from workbench.measure.device import check_device
+    from workbench.run.world import refuse_several_ranks
 
     several = launched() or args.ranks is not None or args.shard is not None
     if not several:
@@ -521,10 +522,10 @@ def show_environment(args: argparse.Namespace) -> None:
     """What an issue should tell: versions, the device, whether the emulator is set up, and where records lie."""
 
     from workbench.gpus.emulator.place import is_set_up
+    from workbench.measure.device import Device
     from workbench.paths import git_commit, versions
-    from workbench.run.world import World
 
-    facts = {**versions(), "commit": git_commit() or "none", "system": platform.platform(), "device": World.find()}
+    facts = {**versions(), "commit": git_commit() or "none", "system": platform.platform(), "device": Device.find()}
     facts |= {"emulator": "set up" if is_set_up() else "not set up", "records": runs_folder()}
     print("\n".join(f"{name:14}{value}" for name, value in facts.items()).replace(str(Path.home()), "~"))
 

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -472,7 +472,7 @@ def test_it_says_where_it_changes_nothing(recipe, fine_tuned, subtests):
 def test_it_is_not_mixed_with_other_orders(recipe):
     short = replace(recipe, steps=1)
     record = run(short, device="cpu", longest_first=True)
-    facts = {**asdict(World.find("cpu")), "data_sha256": record.data_sha256}
+    facts = {**World.find("cpu").facts(), "data_sha256": record.data_sha256}
     assert find_equal(Record.start(short, model=short.model, **facts)) is None
     assert find_equal(Record.start(short, model=short.model, longest_first=True, **facts)) == record
     for options in ({"resume": True}, {"checkpoint_every": 1}):

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import datasets
 import pytest
-import torch
 from datasets import Dataset
 
 from workbench.export.script import script
 from workbench.run.job import prepare
 from workbench.run.run import run
+from workbench.run.world import World
 from workbench.techniques import Lora, Padding, SequenceLength, Streaming
 from workbench.texts import readers
 
@@ -123,7 +123,7 @@ def test_trls_trainer_takes_them_as_they_are_labelled(short, tmp_path, monkeypat
 
 def test_a_template_that_marks_answers_is_the_models_own(short, tmp_path):
     folder = Path(short.model.removeprefix("random:"))
-    tokenizer = prepare(short, torch.device("cpu")).tokenizer
+    tokenizer = prepare(short, World.find("cpu")).material.tokenizer
     tokenizer.chat_template = MARKING
     for file in folder.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())

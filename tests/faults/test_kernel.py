@@ -12,10 +12,10 @@ from dataclasses import replace
 from workbench import Recipe, holders, release
 from workbench.measure.allocators import live_tensor_bytes
 from workbench.run.run import run
-from workbench.run.run import _Watch
+from workbench.run.watch import Watch
 from pathlib import Path
 recipe = Recipe(model={model!r}, corpus={corpus!r}, steps=3, effective_batch_size=4, sequence_length=32)
-whole = _Watch.on_step_end
+whole = Watch.on_step_end
 def live():
     gc.collect()
     return live_tensor_bytes("cpu")
@@ -26,7 +26,7 @@ def ending(error):
             raise error
     return on_step_end
 def go(error=None):
-    _Watch.on_step_end = ending(error)
+    Watch.on_step_end = ending(error)
     return run(recipe, device="cpu").status
 """
 CELLS = {

@@ -17,8 +17,9 @@ from workbench.errors import ConfigurationError
 from workbench.records import checkpoints
 from workbench.records.record import Status, read_all
 from workbench.records.store import checkpoint_folder
-from workbench.run import run as training
-from workbench.run.run import _Watch, run
+from workbench.run import place
+from workbench.run.run import run
+from workbench.run.watch import Watch
 from workbench.techniques import GradientAccumulation, GradientCheckpointing, Lora, OptimizerOffloading
 
 STEPS, EVERY = 7, 2
@@ -35,7 +36,7 @@ def stopped_after(monkeypatch):
     """Interrupt a run after one of its steps, as Ctrl-C does."""
 
     def stop(recipe, step, error=KeyboardInterrupt, **options):
-        whole = _Watch.on_step_end
+        whole = Watch.on_step_end
 
         def on_step_end(self, args, state, control, **rest):
             whole(self, args, state, control, **rest)
@@ -43,7 +44,7 @@ def stopped_after(monkeypatch):
                 raise error
 
         with monkeypatch.context() as patch:
-            patch.setattr(_Watch, "on_step_end", on_step_end)
+            patch.setattr(Watch, "on_step_end", on_step_end)
             with pytest.raises(error):
                 run(recipe, device="cpu", **{"checkpoint_every": EVERY, **options})
 
@@ -104,7 +105,7 @@ def test_nothing_is_left_of_the_checkpoints_of_a_run_that_ended_well(dropping, r
 
 def test_another_recipe_is_refused_before_the_model_loads(dropping, stopped_after, monkeypatch):
     stopped_after(dropping, 5)
-    monkeypatch.setattr(training, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(place, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
     with pytest.raises(ConfigurationError, match="seed was 0 and is now 1"):
         run(replace(dropping, seed=1), device="cpu", resume=True)
 
@@ -116,7 +117,7 @@ def test_an_impossible_interval_is_refused(dropping):
 
 
 def test_states_that_a_checkpoint_does_not_reach_are_refused_before_the_model_loads(dropping, monkeypatch, subtests):
-    monkeypatch.setattr(training, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(place, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
     message = "optimizer_offloading keeps what training needs where a checkpoint"
     for options in ({"resume": True}, {"checkpoint_every": EVERY}):
         with subtests.test(**options):

@@ -21,9 +21,10 @@ from workbench.errors import ConfigurationError, UnavailableError
 from workbench.models.load import check_trainable, load_config, load_model, load_tokenizer, quiet, save_model
 from workbench.models.source import check_vocabulary, locate, locate_config
 from workbench.paths import MODELS
-from workbench.predict.skeleton import config_for
+from workbench.predict.rows import blocks_for, material_for
 from workbench.recipe import Recipe
 from workbench.run.job import prepare
+from workbench.run.world import World
 from workbench.techniques import Dora, Ia3, Lora, PrefixTuning, PromptTuning, Qlora
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -560,7 +561,7 @@ def test_the_inner_width_counts_where_it_is_a_side(config, subtests):
 
 def test_a_rank_is_refused_wherever_the_technique_is_applied():
     recipe = Recipe(model="gpt2-tiny") | Lora(rank=193)
-    for check in (lambda: config_for(recipe), lambda: prepare(recipe, torch.device("cpu"))):
+    for check in (lambda: material_for(recipe, blocks_for(recipe)), lambda: prepare(recipe, World.find("cpu"))):
         with pytest.raises(ConfigurationError, match="rank 193 is more than the width"):
             check()
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
 from torch.profiler import ProfilerActivity, profile
 
 from tests.conftest import END_OF_TEXT_ID
@@ -23,7 +22,8 @@ from workbench.models.source import locate
 from workbench.paths import MODELS
 from workbench.predict.prediction import Prediction
 from workbench.recipe import Recipe
-from workbench.run.trainer import assemble, prepare_data, prepare_model, training_arguments
+from workbench.run.arguments import argument_values, training_arguments
+from workbench.run.trainer import assemble, prepare_data, prepare_model
 from workbench.techniques import parse_technique
 from workbench.texts.corpus import Blocks
 
@@ -116,7 +116,7 @@ def _real(recipe: Recipe, folder: Path) -> tuple[int, MemoryReport]:
     rows = Dataset.from_dict({"input_ids": [list(range(recipe.sequence_length))] * recipe.effective_batch_size})
     with quiet():
         model = prepare_model(recipe, load_model(source, load_config(source)))
-        arguments = training_arguments(recipe, 1e-4, torch.device("cpu"), folder / "trainer")
+        arguments = training_arguments(argument_values(recipe, 1e-4), "cpu", folder / "trainer")
         arguments.eval_on_start = False
         meter = Meter(model, before_bytes=0)
         text = "", load_tokenizer(source), recipe.sequence_length, recipe.effective_batch_size

@@ -17,7 +17,8 @@ from workbench.models.load import load_config, load_model, quiet
 from workbench.models.source import locate
 from workbench.predict.rows import STEPS
 from workbench.predict.shadow.step import train
-from workbench.run.trainer import SeamTrainer, assemble, collate, training_arguments
+from workbench.run.arguments import argument_values, training_arguments
+from workbench.run.trainer import SeamTrainer, assemble, collate
 from workbench.techniques import GradientAccumulation
 
 
@@ -84,7 +85,7 @@ def assembled(recipe, limit, folder):
     source = locate(recipe.model)
     with quiet():
         model = load_model(source, load_config(source))
-    arguments = training_arguments(recipe, 1e-4, torch.device("cpu"), folder)
+    arguments = training_arguments(argument_values(recipe, 1e-4), "cpu", folder)
     arguments.eval_on_start, arguments.max_grad_norm = False, limit
     rows = Dataset.from_dict(
         {"input_ids": [list(range(recipe.sequence_length))] * (STEPS * recipe.effective_batch_size)}

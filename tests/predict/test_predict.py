@@ -383,7 +383,7 @@ class ReadsValues(Technique):
 
     stage: ClassVar[Stage] = Stage.WRAP
 
-    def missing(self, device_type):
+    def missing(self, device):
         return "this machine has no such device"
 
     def model(self, family):

@@ -11,6 +11,7 @@ import pytest
 
 from workbench import predict
 from workbench.errors import ConfigurationError
+from workbench.measure.device import Device
 from workbench.techniques import (
     REGISTRY,
     ActivationOffloading,
@@ -88,7 +89,7 @@ def test_the_predicted_peak_is_the_measured_one(short, fine_tuned, technique):
 @pytest.mark.dear
 def test_the_predicted_peak_is_the_measured_one_with_every_technique(short, fine_tuned, subtests):
     for technique in (*DEFAULTS, *MORE):
-        if technique not in QUICK and not technique.missing("cpu"):
+        if technique not in QUICK and not technique.missing(Device("cpu")):
             with subtests.test(technique=str(technique)):
                 assert_predicted_as_measured(_plain(short, technique), technique, fine_tuned)
 

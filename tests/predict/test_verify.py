@@ -8,6 +8,7 @@ import pytest
 from workbench.__main__ import main
 from workbench.errors import ConfigurationError, OutOfMemoryError
 from workbench.gpus.process import Worker
+from workbench.measure.device import Device
 from workbench.predict import verify as verify_module
 from workbench.predict.verify import (
     EMULATED_GRID,
@@ -20,7 +21,6 @@ from workbench.predict.verify import (
     verification_text,
     verify,
 )
-from workbench.run.world import World
 from workbench.techniques import REGISTRY
 
 
@@ -37,16 +37,16 @@ def test_the_gpu_of_a_device(subtests):
     devices = {"NVIDIA H100 80GB HBM3": "h100", "NVIDIA H200": "h200", "NVIDIA L4": "l4", "Tesla T4": "t4"}
     for device, name in devices.items():
         with subtests.test(device=device):
-            assert gpu_of(World(0, 1, "cuda", device, None)) == name
+            assert gpu_of(Device("cuda", device)) == name
 
 
 def test_a_processor_is_the_cpu_whatever_its_name():
-    assert gpu_of(World(0, 1, "cpu", "a processor beside an A10 (cuda)", 2)) == "cpu"
+    assert gpu_of(Device("cpu", "a processor beside an A10 (cuda)", threads=2)) == "cpu"
 
 
 def test_an_unknown_gpu_is_refused_with_the_cure():
     with pytest.raises(ConfigurationError, match="not in the table of GPUs. Name one that is like it: --gpu NAME"):
-        gpu_of(World(0, 1, "cuda", "Voodoo 2", None))
+        gpu_of(Device("cuda", "Voodoo 2"))
 
 
 def check(predicted, measured):

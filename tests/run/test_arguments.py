@@ -20,7 +20,7 @@ from workbench.export.script import script
 from workbench.predict.predict import predict
 from workbench.recipe import Recipe
 from workbench.records.record import Record, Status, read_all
-from workbench.run import run as training
+from workbench.run import place
 from workbench.run.run import run
 from workbench.techniques import BatchSize, Lora, Padding, SequenceLength, Streaming
 
@@ -46,7 +46,7 @@ class Late(TrainerCallback):
 
 @pytest.fixture
 def nothing_is_loaded(monkeypatch):
-    monkeypatch.setattr(training, "load_model", lambda *_, **__: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(place, "load_model", lambda *_, **__: pytest.fail("a model was loaded"))
 
 
 @pytest.mark.values

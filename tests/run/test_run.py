@@ -18,8 +18,10 @@ from workbench.models.load import load_config, load_model, load_tokenizer
 from workbench.models.source import locate
 from workbench.recipe import Recipe
 from workbench.records.record import Record, Status, read_all
-from workbench.run import run as training
+from workbench.run import job, place, watch
+from workbench.run.execute import why_diverged
 from workbench.run.run import run
+from workbench.run.stopwatch import WARM_UP_STEPS
 from workbench.techniques import GradientCheckpointing, Lora, Technique
 from workbench.techniques.base import Call, Stage
 from workbench.texts import corpus
@@ -138,7 +140,7 @@ def test_memory_adds_up(recipe, fine_tuned):
 
 def test_speed_leaves_the_warm_up_out(recipe, fine_tuned, three):
     record = fine_tuned(recipe)
-    assert record.timed_steps == recipe.steps - training.WARM_UP_STEPS
+    assert record.timed_steps == recipe.steps - WARM_UP_STEPS
     assert record.tokens_per_s == pytest.approx(8 * 32 / record.step_time_s)
     short = fine_tuned(three)
     assert (short.timed_steps, short.step_time_s, short.tokens_per_s) == (0, None, None)
@@ -216,7 +218,7 @@ def answered(monkeypatch):
 
     def answer(recipe, **options):
         with monkeypatch.context() as patch:
-            patch.setattr(training, "load_model", load)
+            patch.setattr(place, "load_model", load)
             try:
                 return run(recipe, device="cpu", **{"reuse": True, **options})
             except LoadedError:
@@ -343,7 +345,7 @@ def test_the_rule_of_a_divergence(subtests):
             elif diverged:
                 reason = "the loss was not a finite number after 2 good steps."
             cure = " Lower the learning rate, which was 0.003." if diverged else ""
-            assert training.why_diverged(record, after, vocabulary) == reason + cure
+            assert why_diverged(record, after, vocabulary) == reason + cure
 
 
 @pytest.mark.values
@@ -412,7 +414,7 @@ def test_a_failure_is_recorded_with_its_reason_and_raised_and_harms_no_later_run
 
 @pytest.fixture
 def no_loading(monkeypatch):
-    monkeypatch.setattr(training, "load_model", lambda *_, **__: pytest.fail("the weights were loaded"))
+    monkeypatch.setattr(place, "load_model", lambda *_, **__: pytest.fail("the weights were loaded"))
 
 
 REFUSED = (
@@ -453,7 +455,7 @@ def test_auto_is_recorded_as_what_it_stands_for(text_file):
 
 def test_what_a_killed_run_has_measured_is_on_disk_by_then(three, tmp_path, monkeypatch):
     """A kill leaves no word: what is read while the run goes on is all that would be there."""
-    monkeypatch.setattr(training, "WRITE_EVERY_S", 0.0)
+    monkeypatch.setattr(watch, "WRITE_EVERY_S", 0.0)
     on_disk = []
     run(three, device="cpu", observe=lambda so_far: on_disk.append(only_record(tmp_path)), folder=tmp_path)
     assert [(record.status, record.steps_done) for record in on_disk] == [(Status.RUNNING, steps) for steps in range(3)]
@@ -491,17 +493,17 @@ def test_another_errors_own_words_are_kept(three, runs_folder):
 
 @pytest.mark.usefixtures("no_loading")
 def test_a_folder_that_cannot_be_written_to_is_refused_before_the_text_is_read(three, subtests):
-    for place in ("/proc/nope", "/dev/null", "/dev/null/runs"):
-        message = f"^folder: nothing can be written into {place} .*set WORKBENCH_RUNS"
-        with subtests.test(place=place), pytest.raises(ConfigurationError, match=message):
-            run(replace(three, corpus="nope.txt"), device="cpu", folder=Path(place))
+    for folder in ("/proc/nope", "/dev/null", "/dev/null/runs"):
+        message = f"^folder: nothing can be written into {folder} .*set WORKBENCH_RUNS"
+        with subtests.test(folder=folder), pytest.raises(ConfigurationError, match=message):
+            run(replace(three, corpus="nope.txt"), device="cpu", folder=Path(folder))
 
 
 def test_what_lacks_a_package_leaves_the_unfinished_run_as_it_was(three, runs_folder, monkeypatch):
     """It could not be resumed any more if it were marked as unavailable."""
     unfinished = replace(Record.start(three), status=Status.INTERRUPTED)
     unfinished.save(runs_folder)
-    monkeypatch.setattr(training, "why_not_here", lambda *_: "lora needs a package.")
+    monkeypatch.setattr(job, "why_not_here", lambda *_: "lora needs a package.")
     with pytest.raises(UnavailableError):
         run(three, device="cpu", resume=True)
     assert [record.status for record in read_all(runs_folder)] == [Status.INTERRUPTED, Status.UNAVAILABLE]

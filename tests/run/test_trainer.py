@@ -11,8 +11,9 @@ from workbench.models.family import family_of
 from workbench.models.load import load_config, load_model
 from workbench.models.source import locate
 from workbench.records.record import Status
+from workbench.run.arguments import argument_values, training_arguments
 from workbench.run.run import run
-from workbench.run.trainer import collate, model_arguments, prepare_model, training_arguments
+from workbench.run.trainer import collate, model_arguments, prepare_model
 from workbench.techniques import GradientAccumulation, Technique
 from workbench.techniques.base import Call, Stage
 
@@ -140,7 +141,7 @@ NO_SEAMS = (  # asked outside of a run
     "replacing", "given",
 )  # fmt: skip
 ON_CONSTRUCTION = ("shape", "training_arguments")  # asked whenever a recipe is made, which a run does first
-IN_CHECKS = ("examples",)  # whether there are any
+AT_THE_GATE = ("examples", "dataset", "collator")
 
 
 def test_the_probe_overrides_every_seam():
@@ -157,7 +158,7 @@ def test_every_seam_is_called(probed):
 
 
 def test_the_context_around_the_run_is_the_first_to_begin_and_the_last_to_end(probed):
-    during = [call for call in probed[1] if call not in (*ON_CONSTRUCTION, *IN_CHECKS)]
+    during = [call for call in probed[1] if call not in (*ON_CONSTRUCTION, *AT_THE_GATE)]
     assert during[0] == "run_context"
     assert during[-1] == "the run context ends"
 
@@ -246,7 +247,7 @@ def test_without_a_dropout_in_the_recipe_the_models_own_stays(recipe):
 
 def test_the_trainers_arguments(recipe, tmp_path):
     asked = recipe | GradientAccumulation(steps=4)
-    arguments = training_arguments(asked, 1e-3, torch.device("cpu"), tmp_path)
+    arguments = training_arguments(argument_values(asked, 1e-3), "cpu", tmp_path)
     assert arguments.per_device_train_batch_size == 2
     assert arguments.gradient_accumulation_steps == 4
     assert arguments.max_steps == asked.steps

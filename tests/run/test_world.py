@@ -12,18 +12,20 @@ import torch
 from workbench import predict, run
 from workbench.__main__ import main
 from workbench.errors import ConfigurationError, UnavailableError
+from workbench.gpus.catalogue import GPUS
+from workbench.measure import device as devices
+from workbench.measure.device import Device
 from workbench.paths import ROOT
 from workbench.predict import worker
 from workbench.recipe import Recipe
 from workbench.records.record import Record
-from workbench.run import world as devices
-from workbench.run.world import World, refuse_several_ranks
+from workbench.run.world import ALONE, World, refuse_several_ranks
 from workbench.widgets.runner import Runner
 
 
 @pytest.fixture(autouse=True)
 def no_launcher(monkeypatch):
-    for name in (*devices.ALONE, *(name for name in os.environ if name.startswith("ACCELERATE_"))):
+    for name in (*ALONE, *(name for name in os.environ if name.startswith("ACCELERATE_"))):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -54,24 +56,34 @@ def test_a_device_that_is_not_there_is_no_reason_to_take_another(monkeypatch):
         devices.pick_device("cuda")
 
 
-def test_the_world_is_found_as_fields_and_told_in_words():
+def test_the_world_is_found_and_its_device_told_in_words():
     world = World.find("cpu")
-    assert (world.rank, world.world_size, world.device_kind) == (0, 1, "cpu")
-    assert world.threads == torch.get_num_threads()
-    assert world.device == torch.device("cpu")
-    assert str(world) == f"{world.device_name} (cpu, {world.threads} threads)" == devices.describe_device(world.device)
+    assert (world.rank, world.world_size, world.device.kind) == (0, 1, "cpu")
+    assert world.device.threads == torch.get_num_threads()
+    assert world.device.torch == torch.device("cpu")
+    assert str(world.device) == f"{world.device.name} (cpu, {world.device.threads} threads)"
+    assert str(world.device) == devices.describe_device(world.device.torch)
 
 
-def test_a_gpu_has_a_name_and_no_threads(monkeypatch):
+def test_a_gpu_has_a_name_memory_and_a_capability_and_no_threads(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA A10")
-    world = World.find("cuda")
-    assert world == World(0, 1, "cuda", "NVIDIA A10", None)
-    assert str(world) == "NVIDIA A10 (cuda)"
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1000, 2000))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 6))
+    device = Device.find("cuda")
+    assert device == Device("cuda", "NVIDIA A10", 2000, (8, 6), None)
+    assert str(device) == "NVIDIA A10 (cuda)"
 
 
-def test_a_record_has_every_field_of_the_world():
-    assert {field.name for field in dataclasses.fields(World)} <= {field.name for field in dataclasses.fields(Record)}
+def test_a_card_that_is_not_here_is_described_in_the_same_words():
+    card = GPUS["t4"].device
+    assert (card.kind, card.compute_capability, card.total_bytes) == ("cuda", (7, 5), GPUS["t4"].memory_bytes)
+    assert not card.computes_bf16
+    assert GPUS["a100-40gb"].device.computes_bf16
+
+
+def test_a_record_has_every_fact_of_the_world():
+    assert World.find("cpu").facts().keys() <= {field.name for field in dataclasses.fields(Record)}
 
 
 # ---- several ranks ----
@@ -113,7 +125,7 @@ NO_NUMBERS = ("two", "", " ", "1.5", "-2", "1" * 5000, "0x1", "１", "1\n2")
 
 
 def test_a_variable_that_is_no_number_is_named_before_anything_is_read(monkeypatch, subtests):
-    for variable, value in itertools.product(devices.ALONE, NO_NUMBERS):
+    for variable, value in itertools.product(ALONE, NO_NUMBERS):
         with subtests.test(variable=variable, value=value[:10]), monkeypatch.context() as patch:
             patch.setenv(variable, value)
             message = rf"(?s)^run: {variable}=.{{,40}} in the environment says that"
@@ -165,7 +177,7 @@ def test_what_one_process_does_alone_is_refused_under_torchrun_and_nothing_hangs
 @pytest.mark.dear
 def test_a_prediction_does_not_care_who_started_it(monkeypatch, model_name):
     """In its worker nothing is left of a launcher: the Trainer would wait there for the other ranks."""
-    for name in devices.ALONE:
+    for name in ALONE:
         monkeypatch.setenv(name, "2")
     worker.SHADOWS.end()  # it was started without them
     recipe = Recipe(model=model_name, effective_batch_size=3, sequence_length=16, seed=1234)

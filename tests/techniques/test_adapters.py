@@ -4,7 +4,6 @@ import re
 from dataclasses import replace
 
 import pytest
-import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, OPTConfig, Phi3Config
 
 from workbench.errors import ConfigurationError
@@ -15,6 +14,7 @@ from workbench.models.source import locate
 from workbench.run.job import prepare
 from workbench.run.run import run
 from workbench.run.trainer import prepare_model
+from workbench.run.world import World
 from workbench.techniques import REGISTRY, Dora, Ia3, Lora, PrefixTuning, PromptTuning, Qlora
 from workbench.techniques.base import Adapter
 from workbench.techniques.low_rank import LowRank
@@ -130,11 +130,11 @@ def test_the_merged_model_is_the_trained_one(recipe, fine_tuned, adapter):
 
 def test_what_is_so_small_customarily_learns_faster(recipe, fine_tuned, subtests):
     customary = replace(recipe, learning_rate=None)
-    assert prepare(customary, torch.device("cpu")).learning_rate == 1e-3
+    assert prepare(customary, World.find("cpu")).record.learning_rate == 1e-3
     for name, cls in REGISTRY.items():
         if issubclass(cls, Adapter):
             with subtests.test(adapter=name):
-                rate = prepare(customary | cls(), torch.device("cpu")).learning_rate
+                rate = prepare(customary | cls(), World.find("cpu")).record.learning_rate
                 assert rate == pytest.approx(1e-2 if issubclass(cls, LowRank) else 1e-1)
     assert fine_tuned(recipe | Lora()).learning_rate == recipe.learning_rate
 

@@ -7,6 +7,7 @@ import torch
 
 from workbench.errors import ConfigurationError, UnavailableError
 from workbench.export.script import script
+from workbench.measure.device import Device
 from workbench.records.record import Status, read_all
 from workbench.run.run import run
 from workbench.techniques import Allocator
@@ -51,11 +52,13 @@ def test_what_the_environment_says_is_kept(monkeypatch):
 
 
 def test_what_the_baseline_has_too_is_refused(monkeypatch, subtests):
-    assert Allocator().missing("cuda") is None
+    assert Allocator().missing(Device("cuda")) is None
     for variable in VARIABLES:
         with subtests.test(variable), monkeypatch.context() as patch:
             patch.setenv(variable, "expandable_segments:True")
-            assert "so the baseline would have it too. Unset PYTORCH_CUDA_ALLOC_CONF" in Allocator().missing("cuda")
+            assert "so the baseline would have it too. Unset PYTORCH_CUDA_ALLOC_CONF" in Allocator().missing(
+                Device("cuda")
+            )
 
 
 def test_nothing_to_change_is_refused():

@@ -4,13 +4,13 @@ from dataclasses import replace
 from itertools import chain
 
 import pytest
-import torch
 
 from workbench.errors import ConfigurationError
 from workbench.measure.categories import Phase
 from workbench.recipe import Recipe
+from workbench.run.arguments import argument_values
 from workbench.run.job import prepare
-from workbench.run.trainer import argument_values, prepare_data
+from workbench.run.world import World
 from workbench.techniques import BatchSize, GradientAccumulation, SequenceLength
 
 
@@ -69,12 +69,11 @@ def test_the_same_text_is_cut_into_pieces_and_the_held_out_text_is_not(recipe, s
     for tokens in (8, 16):
         with subtests.test(tokens=tokens):
             asked = recipe | SequenceLength(tokens=tokens)
-            blocks = prepare(asked, torch.device("cpu")).blocks
-            data = prepare_data(asked, blocks)
-            rows = data["train_dataset"]["input_ids"]
+            job = prepare(asked, World.find("cpu"))
+            rows = job.data["train_dataset"]["input_ids"]
             assert {len(row) for row in rows} == {tokens}
-            assert list(chain(*rows)) == list(chain(*blocks.train["input_ids"]))
-            assert {len(row) for row in data["eval_dataset"]["input_ids"]} == {32}
+            assert list(chain(*rows)) == list(chain(*job.material.blocks.train["input_ids"]))
+            assert {len(row) for row in job.data["eval_dataset"]["input_ids"]} == {32}
 
 
 def test_shorter_sequences_learn_something_else(recipe, fine_tuned):
@@ -141,6 +140,6 @@ def test_one_token_has_nothing_to_predict():
 def test_the_customary_learning_rate_falls_with_the_root_of_the_tokens_of_a_step(recipe):
     customary = replace(recipe, learning_rate=None)
     for technique in (SequenceLength(tokens=8), BatchSize(size=2)):
-        assert prepare(customary | technique, torch.device("cpu")).learning_rate == pytest.approx(1e-3 / 2)
+        assert prepare(customary | technique, World.find("cpu")).record.learning_rate == pytest.approx(1e-3 / 2)
     asked = replace(recipe, learning_rate=3e-3) | BatchSize(size=2)
-    assert prepare(asked, torch.device("cpu")).learning_rate == 3e-3
+    assert prepare(asked, World.find("cpu")).record.learning_rate == 3e-3

@@ -7,6 +7,7 @@ import torch
 
 from workbench.errors import ConfigurationError
 from workbench.measure.categories import Category
+from workbench.measure.device import Device
 from workbench.recipe import Recipe
 from workbench.run.run import run
 from workbench.techniques import Lora, Optimizer, PureBf16
@@ -80,14 +81,14 @@ def test_without_the_package_it_is_unavailable_with_the_cure(monkeypatch, subtes
     for kind in LIBRARIES:
         with subtests.test(kind):
             ((module, package),) = KINDS[kind]["packages"].items()
-            assert Optimizer(kind=kind).missing("cpu") == (
+            assert Optimizer(kind=kind).missing(Device("cpu")) == (
                 f"optimizer=kind:{kind} needs {module}. Install it with: pip install {package}"
             )
 
 
 def test_flashoptim_is_for_cuda_and_for_bf16_weights(recipe):
     chosen = Optimizer(kind="adamw_flash")
-    assert chosen.missing("cpu").endswith("has no kernels for cpu. Use kind:adamw_8bit_stochastic.")
+    assert chosen.missing(Device("cpu")).endswith("has no kernels for cpu. Use kind:adamw_8bit_stochastic.")
     with pytest.raises(ConfigurationError, match="Add pure_bf16 and no adapter"):
         chosen.check_model(torch.nn.Linear(2, 2))
     chosen.check_model(torch.nn.Linear(2, 2).bfloat16())

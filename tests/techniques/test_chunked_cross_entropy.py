@@ -7,6 +7,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from workbench.errors import ConfigurationError
 from workbench.measure.categories import Category
+from workbench.measure.device import Device
 from workbench.measure.tracker import StorageTracker
 from workbench.techniques import ChunkedCrossEntropy, MixedPrecision
 from workbench.techniques.base import Numerics
@@ -154,8 +155,8 @@ def test_a_run_with_pytorchs_own_finds_the_same_losses_in_fp32(recipe, fine_tune
 
 def test_an_older_pytorch_has_none(monkeypatch):
     monkeypatch.delattr(torch.nn.functional, "linear_cross_entropy", raising=False)
-    assert "needs PyTorch 2.13" in ChunkedCrossEntropy(kernel="pytorch").missing("cpu")
-    assert ChunkedCrossEntropy().missing("cpu") is None
+    assert "needs PyTorch 2.13" in ChunkedCrossEntropy(kernel="pytorch").missing(Device("cpu"))
+    assert ChunkedCrossEntropy().missing(Device("cpu")) is None
 
 
 def test_under_autocast_it_rounds_as_the_model_does():

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from workbench import techniques
 from workbench.errors import ConfigurationError
 from workbench.measure.categories import Category
+from workbench.measure.device import Device
 from workbench.paths import DATA
 from workbench.recipe import Recipe
 from workbench.settings import described, kind, optional
@@ -167,7 +168,7 @@ def test_a_planner_is_offered_what_saves_and_what_runs_there(subtests):
                 if not cls.attacks:
                     assert offered == ()
                 if compute_capability is None:
-                    assert not any("CUDA" in (variant.missing("cpu") or "") for variant in offered)
+                    assert not any("CUDA" in (variant.missing(Device("cpu")) or "") for variant in offered)
                 else:
                     assert offered or compute_capability < (8, 0) or name in UNOFFERED or not cls.attacks
 
@@ -336,7 +337,7 @@ def living_parameters():
 @pytest.mark.parametrize("training", TRAININGS, ids=lambda training: (Recipe() | training.technique).label)
 def test_a_training_shows_what_is_declared(recipe, fine_tuned, training, subtests):
     chosen = recipe | training.technique
-    if reason := training.technique.missing("cpu"):
+    if reason := training.technique.missing(Device("cpu")):
         pytest.skip(reason)
     plain = fine_tuned(recipe)
     before = living_parameters()

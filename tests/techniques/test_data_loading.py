@@ -6,6 +6,7 @@ import pyarrow
 import pytest
 
 from workbench.errors import ConfigurationError, UnavailableError
+from workbench.measure.device import Device
 from workbench.models.load import load_tokenizer
 from workbench.models.source import locate
 from workbench.run.run import run
@@ -81,7 +82,7 @@ def test_settings_that_change_nothing_are_refused(recipe):
 def test_pinning_can_be_switched_off():
     assert DataLoading(pin_memory=False).training_arguments({})["dataloader_pin_memory"] is False
     assert "dataloader_pin_memory" not in DataLoading().training_arguments({})
-    assert DataLoading(pin_memory=False).missing("cuda") is None
+    assert DataLoading(pin_memory=False).missing(Device("cuda")) is None
 
 
 def test_other_examples_have_rows_to_map_too(recipe, fine_tuned):

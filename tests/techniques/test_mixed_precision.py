@@ -1,6 +1,7 @@
 import pytest
 
 from workbench.errors import UnavailableError
+from workbench.measure.device import Device
 from workbench.records.record import Status, read_all
 from workbench.run.run import run
 from workbench.techniques import MixedPrecision
@@ -23,7 +24,7 @@ def test_fp16_without_a_gpu_is_refused_and_recorded(recipe, runs_folder):
 
 
 def test_fp16_is_missing_on_the_cpu_alone():
-    assert "Use dtype:bf16" in MixedPrecision(dtype="fp16").missing("cpu")
-    assert MixedPrecision(dtype="bf16").missing("cpu") is None
-    assert MixedPrecision(dtype="fp16").missing("cuda") is None
-    assert MixedPrecision(dtype="fp16").missing("mps") is None
+    assert "Use dtype:bf16" in MixedPrecision(dtype="fp16").missing(Device("cpu"))
+    assert MixedPrecision(dtype="bf16").missing(Device("cpu")) is None
+    assert MixedPrecision(dtype="fp16").missing(Device("cuda")) is None
+    assert MixedPrecision(dtype="fp16").missing(Device("mps")) is None

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from workbench.errors import UnavailableError
+from workbench.measure.device import Device
 from workbench.measure.offloaded import DISK, Account
 from workbench.records.record import Status, read_all
 from workbench.run.run import run
@@ -152,10 +153,10 @@ def test_a_full_disk_is_named_with_the_cure(recipe, technique, monkeypatch, runs
 
 def test_where_host_memory_is_the_devices_own_it_is_refused(subtests):
     for kind in (ActivationOffloading, OptimizerOffloading):
-        assert kind().missing("cuda") is None
+        assert kind().missing(Device("cuda")) is None
         for device_type in ("cpu", "mps"):
             with subtests.test(kind.name, device_type=device_type):
-                refusal = kind().missing(device_type)
+                refusal = kind().missing(Device(device_type))
                 assert refusal.startswith(
                     f"{kind.name}=to:cpu needs a CUDA device, and this run is on the {device_type}"
                 )
@@ -175,5 +176,5 @@ def test_a_folder_that_is_itself_in_memory_is_refused(monkeypatch, subtests):
     for technique in ON_DISK:
         for device_type in ("cpu", "cuda"):
             with subtests.test(technique.name, device_type=device_type):
-                refusal = technique.missing(device_type)
+                refusal = technique.missing(Device(device_type))
                 assert refusal.startswith(f"{technique.name}=to:disk: /dev/shm is itself held in memory")

@@ -15,6 +15,7 @@ from transformers import Trainer, TrainingArguments
 
 from workbench.errors import ConfigurationError, UnavailableError
 from workbench.measure.categories import Category
+from workbench.measure.device import Device
 from workbench.models.load import load_config, load_model
 from workbench.models.source import locate
 from workbench.ranks.shards import Ranks
@@ -39,7 +40,7 @@ OTHERS = ("sgd", "sgd_momentum", "adafactor", "adamw_8bit", "muon")
 
 
 def skip_if_missing(kind):
-    if reason := Optimizer(kind=kind).missing("cpu"):
+    if reason := Optimizer(kind=kind).missing(Device("cpu")):
         pytest.skip(reason)
 
 
@@ -222,12 +223,12 @@ def test_without_bitsandbytes_it_is_unavailable_with_the_cure(recipe, runs_folde
     (record,) = read_all(runs_folder)
     assert record.status is Status.UNAVAILABLE
     assert record.losses == []
-    assert Optimizer(kind="adafactor").missing("cpu") is None
+    assert Optimizer(kind="adafactor").missing(Device("cpu")) is None
 
 
 def test_eight_bits_have_no_kernels_on_mps():
-    assert Optimizer(kind="adafactor").missing("mps") is None
-    assert Optimizer(kind="adamw_8bit").missing("mps")
+    assert Optimizer(kind="adafactor").missing(Device("mps")) is None
+    assert Optimizer(kind="adamw_8bit").missing(Device("mps"))
 
 
 # ---- the step on the host ----
@@ -340,7 +341,7 @@ def test_with_the_step_in_the_backward_pass_no_gradient_stays(streams):
 
 def test_where_it_cannot_be_used_it_says_so(recipe):
     chosen = Optimizer(kind="adamw_on_host")
-    assert "has no kernels for cpu. Use kind:adamw_8bit" in chosen.missing("cpu")
+    assert "has no kernels for cpu. Use kind:adamw_8bit" in chosen.missing(Device("cpu"))
     with pytest.raises(ConfigurationError, match="mixed_precision brings a scaled loss.*which optimizer forbids"):
         recipe | chosen | MixedPrecision(dtype="fp16")
     for shard in ("none", "full"):

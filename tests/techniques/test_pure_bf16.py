@@ -2,10 +2,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
 from workbench.measure.categories import Category
+from workbench.measure.device import Device
 from workbench.models.load import load_config, load_model
 from workbench.models.source import locate
 from workbench.techniques import Lora, PureBf16
@@ -58,7 +58,7 @@ def test_it_works_beside_lora(recipe, fine_tuned):
     assert adapted.maximum_by_category[weights] < 0.6 * fine_tuned(recipe).maximum_by_category[weights]
 
 
-def test_a_gpu_that_would_emulate_it_is_refused(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda emulated: emulated)
-    assert "compute capability 8.0" in PureBf16().missing("cuda")
-    assert PureBf16().missing("cpu") is None
+def test_a_gpu_that_would_emulate_it_is_refused():
+    assert "compute capability 8.0" in PureBf16().missing(Device("cuda", compute_capability=(7, 5)))
+    assert PureBf16().missing(Device("cuda", compute_capability=(8, 0))) is None
+    assert PureBf16().missing(Device("cpu")) is None

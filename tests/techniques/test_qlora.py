@@ -8,6 +8,7 @@ from transformers import GPT2Config
 
 from workbench.errors import ConfigurationError, UnavailableError
 from workbench.measure.categories import Category
+from workbench.measure.device import Device
 from workbench.measure.meter import attached_tensors
 from workbench.models.family import family_of
 from workbench.models.load import load_config, load_model
@@ -136,5 +137,5 @@ def test_without_bitsandbytes_it_is_unavailable_with_the_cure(recipe, monkeypatc
 
 
 def test_a_device_without_kernels_is_named():
-    assert "no 4-bit kernels for mps" in Qlora().missing("mps")
-    assert Qlora().missing("cpu") is None
+    assert "no 4-bit kernels for mps" in Qlora().missing(Device("mps"))
+    assert Qlora().missing(Device("cpu")) is None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from workbench.measure.device import Device
 from workbench.recipe import Recipe
 from workbench.techniques import (
     ActivationOffloading,
@@ -136,7 +137,7 @@ PAIRS = [
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.label)
 def test_it_is_exact_beside_other_techniques_too(recipe, fine_tuned, pair):
     without = replace(recipe, steps=2, dropout=pair.dropout, techniques=pair.partners)
-    if reasons := [technique.missing("cpu") for technique in pair.partners if technique.missing("cpu")]:
+    if reasons := [technique.missing(Device("cpu")) for technique in pair.partners if technique.missing(Device("cpu"))]:
         pytest.skip(reasons[0])
     alone, both = fine_tuned(without), fine_tuned(without | pair.technique)
     if pair.band:

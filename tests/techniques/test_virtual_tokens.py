@@ -13,7 +13,8 @@ from workbench.models.load import load_config, load_model, load_tokenizer
 from workbench.models.source import locate
 from workbench.run.job import prepare
 from workbench.run.run import run
-from workbench.run.trainer import collate, prepare_data, prepare_model
+from workbench.run.trainer import collate, prepare_model
+from workbench.run.world import World
 from workbench.techniques import GradientCheckpointing, PrefixTuning, PromptTuning
 from workbench.texts import corpus
 
@@ -39,10 +40,10 @@ def test_the_loss_of_a_prompt_is_that_of_the_same_tokens_as_everywhere(recipe):
     """The mean over the T - 1 tokens after the first: by hand, from the logits."""
     prompted = replace(recipe, steps=1) | PromptTuning(virtual_tokens=3)
     record = run(prompted, device="cpu")
-    plan = prepare(prompted, torch.device("cpu"))
+    job = prepare(prompted, World.find("cpu"))
     torch.manual_seed(recipe.seed)
-    model = prepare_model(plan.recipe, load_model(plan.source, plan.config)).eval()
-    rows = prepare_data(plan.recipe, plan.blocks)["eval_dataset"]
+    model = prepare_model(job.recipe, load_model(job.material.source, job.material.config)).eval()
+    rows = job.data["eval_dataset"]
     batch = collate([rows[i] for i in range(len(rows))])
     with torch.no_grad():
         logits = model(input_ids=batch["input_ids"]).logits[:, 3:-1]

@@ -16,10 +16,11 @@ from workbench.models.load import load_config, load_model, load_tokenizer, quiet
 from workbench.models.source import locate
 from workbench.predict.predict import predict
 from workbench.records.record import Status
-from workbench.run import run as training
+from workbench.run import place
 from workbench.run.job import prepare
 from workbench.run.run import run
-from workbench.run.trainer import collate, prepare_data
+from workbench.run.trainer import collate
+from workbench.run.world import World
 from workbench.techniques import DataLoading, GradientAccumulation, Padding, SequenceLength, Streaming
 from workbench.texts import corpus
 from workbench.texts.chat import IGNORED, in_one_line, labelled
@@ -325,7 +326,7 @@ def test_what_is_exact_finds_the_same_losses_held_out_ones_too(recipe, chats):
 
 def rows_of(recipe, *techniques):
     recipe = replace(recipe, techniques=techniques)
-    data = prepare_data(recipe, prepare(recipe, torch.device("cpu")).blocks)
+    data = prepare(recipe, World.find("cpu")).data
     return [*data["train_dataset"]], data["data_collator"]
 
 
@@ -382,7 +383,7 @@ def test_a_run_learns_from_them(recipe, chats, technique):
 
 
 def test_more_than_can_be_held_is_refused_before_loading(recipe, chats, monkeypatch, subtests):
-    monkeypatch.setattr(training, "load_model", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr(place, "load_model", lambda *_, **__: pytest.fail("loaded"))
     monkeypatch.setattr(corpus, "IN_MEMORY_CHARACTERS", 10_000)
     for technique in (Padding(), Streaming()):
         message = rf"corpus: {technique.name} cuts .* more than 10,000 characters"

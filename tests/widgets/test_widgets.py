@@ -17,7 +17,7 @@ from workbench.gpus.catalogue import GPUS
 from workbench.measure.categories import Category
 from workbench.recipe import Recipe
 from workbench.records.record import Record, Status, read_all
-from workbench.run import run as training
+from workbench.run import execute
 from workbench.techniques import REGISTRY, GradientCheckpointing, Lora
 from workbench.widgets import pages
 from workbench.widgets.controls import TOOLTIP, RecipeForm
@@ -407,7 +407,7 @@ def test_a_failure_is_an_alarm_with_its_reason(playground, monkeypatch, tmp_path
     def fail(*_, **__):
         raise ValueError("<script>boom</script>")
 
-    monkeypatch.setattr(training.seams, "assemble", fail)
+    monkeypatch.setattr(execute, "assemble", fail)
     playground.train.start.click()
     finish(playground)
     assert "failed after 0 steps. &lt;script&gt;boom" in playground.train.words.value

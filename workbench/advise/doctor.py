@@ -337,7 +337,7 @@ class _ChangeSearch:
 
     def _smaller_evaluation(self, baseline: Candidate, budget: int) -> list[Candidate]:
         """Where the evaluation failed, the most sequences that it may have at once; or none."""
-        from workbench.run.trainer import argument_values
+        from workbench.run.arguments import argument_values
 
         size = argument_values(self.recipe, 0.0)["per_device_eval_batch_size"]
         while self.failure.phase == Phase.EVALUATION and (size := size // 2):

@@ -23,6 +23,7 @@ from workbench.errors import OutOfMemoryError, UnavailableError
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.gpus.emulator.launch import emulate
 from workbench.measure.categories import parse_bytes
+from workbench.measure.device import Device
 from workbench.paths import DATA, beside
 from workbench.predict.predict import predict
 from workbench.recipe import Recipe
@@ -102,8 +103,9 @@ def losses(recipes: Iterable[Recipe]) -> pd.DataFrame:
     """
     search, sets = PLAN["search"], {}
     for recipe in recipes:
-        kept = tuple(t for t in recipe.techniques if t.numerics is not Numerics.EXACT or not t.missing("cpu"))
-        if not any(technique.missing("cpu") for technique in kept):
+        cpu = Device.find("cpu")
+        kept = tuple(t for t in recipe.techniques if t.numerics is not Numerics.EXACT or not t.missing(cpu))
+        if not any(technique.missing(cpu) for technique in kept):
             small = Recipe(model=search["model"], steps=search["steps"], dropout=0.0, techniques=kept)
             sets[small.label] = small
     base = next(iter(sets.values())).baseline

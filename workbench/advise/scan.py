@@ -255,10 +255,11 @@ def training_order(recipe: Recipe, rows: int, epoch: int = 0) -> Any:
     import torch
     from transformers import Trainer
 
-    from workbench.run.trainer import training_arguments
+    from workbench.run.arguments import argument_values, training_arguments
 
     with tempfile.TemporaryDirectory() as folder:
-        arguments = training_arguments(recipe, 1.0, torch.device("cpu"), Path(folder))
+        values = argument_values(recipe, 1.0) | {"report_to": "none"}
+        arguments = training_arguments(values, "cpu", Path(folder))
         arguments.eval_on_start = False
         loader: Any = Trainer(torch.nn.Linear(1, 1), arguments, train_dataset=range(rows)).get_train_dataloader()
     loader.set_epoch(epoch)

@@ -191,11 +191,10 @@ def _facts(marker: str, device: str) -> dict[str, Any]:
     store.mark_killed(Path(marker).parent)  # of this node
     found: dict[str, Any] = {"shared": Path(marker).exists(), **versions(), "commit": git_commit()}
     if device != CPU:
-        from workbench.measure.allocators import total_bytes
-        from workbench.run.world import World
+        from workbench.measure.device import Device
 
-        world = World.find(device)
-        found |= {"card": world.device_name, "card_bytes": total_bytes(world.device)}
+        card = Device.find(device)
+        found |= {"card": card.name, "card_bytes": card.total_bytes}
     return found
 
 

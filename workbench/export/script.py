@@ -28,9 +28,10 @@ from workbench.models.source import RANDOM
 from workbench.paths import beside
 from workbench.ranks.shards import Ranks, shared
 from workbench.recipe import Recipe
+from workbench.run.arguments import training_arguments
 from workbench.run.job import Job, prepare
-from workbench.run.trainer import argument_values, model_arguments
-from workbench.run.world import pick_device
+from workbench.run.trainer import model_arguments
+from workbench.run.world import World
 from workbench.techniques.base import Arguments, Call
 from workbench.texts import chat, corpus, readers
 
@@ -60,8 +61,9 @@ def script(recipe: Recipe, flavour: str = "trainer", ranks: Ranks | None = None)
         ranks.check(recipe)
     if flavour not in WORDS["flavours"]:
         raise ConfigurationError(f"script: {flavour!r} is no flavour. Choose one of {', '.join(WORDS['flavours'])}.")
-    job = prepare(recipe, pick_device())
-    if job.source.adapter:
+    job = prepare(recipe, World.find())
+    training_arguments(job.arguments, job.device.kind, Path("fine-tuned"))  # what it refuses, the script would refuse
+    if job.material.source.adapter:
         raise ConfigurationError(f"script: {recipe.model!r} is an adapter. Save the model as 'merged' and use that.")
     main = _Main(job, flavour, ranks)
     lines = "\n\n".join("\n".join(part) for part in (main.data(), main.model(), main.trainer()))
@@ -119,7 +121,8 @@ class _Main:
         self.sources, self.switches, self.given = Sources(), Arguments(), list[str]()
         self.template, self.labelled = "", ""
         self.rows = WORDS["rows"]["text"].format(given="text", text="text")
-        self.tokenizer, self.place = _near(job.tokenizer.name_or_path or "gpt2"), _near(job.source.location)
+        self.tokenizer = _near(job.material.tokenizer.name_or_path or "gpt2")
+        self.place = _near(job.material.source.location)
         self.constants = {"MODEL": _literal(self.place)} if self.place == self.tokenizer else {}
         self.constants |= {"LENGTH": str(self.recipe.sequence_length), "BATCH": str(self.recipe.effective_batch_size)}
 
@@ -167,7 +170,10 @@ class _Main:
         if reading is readings["others"]:
             self.sources.add(readers.read_documents)
         words: dict[str, Any] = {"path": _near(str(source.path)), "column": source.column, "encoding": source.encoding}
-        words |= {"between": self.job.tokenizer.eos_token or corpus.END_OF_TEXT, "share": 1 - corpus.HELD_OUT_SHARE}
+        words |= {
+            "between": self.job.material.tokenizer.eos_token or corpus.END_OF_TEXT,
+            "share": 1 - corpus.HELD_OUT_SHARE,
+        }
         words |= {"columns": source.column.split(","), "most": corpus.HELD_OUT_TOKENS}
         told = "found" if "," in source.column else "[found]"  # a row of one column is its value
         call = ", ".join(f"{name}={_literal(word)}" for name, word in source.asked if word)
@@ -175,7 +181,7 @@ class _Main:
 
     def _conversations(self, source: readers.TextSource, kind: str) -> dict[str, Any]:
         """How they are read; and the function that says what of one counts goes into the rows."""
-        known, template = WORDS["reading"]["conversations"], chat.template_of(self.job.tokenizer)
+        known, template = WORDS["reading"]["conversations"], chat.template_of(self.job.material.tokenizer)
         if kind not in known:
             self.sources.add(readers.read_documents)
         reading = known | known.get(kind, known["others"])
@@ -186,17 +192,18 @@ class _Main:
         labels = f"{self.sources.add(chat.labels_of)}(each, tokenizer, template{everything})"
         self.rows = WORDS["rows"]["conversations"].format(labels=labels)
         self.labelled = known["labelling"].format(labels=labels)
-        if not self.job.tokenizer.chat_template:
+        if not self.job.material.tokenizer.chat_template:
             self.template = f"tokenizer.chat_template = {_literal(template)}"
         return reading  # type: ignore[no-any-return]
 
     def model(self) -> Iterator[str]:
         """Lines that make `model`, with the weights of a run, and change it as the techniques do."""
-        job, family, place = self.job, family_of(self.job.config), self.place
+        material, place = self.job.material, self.place
+        family = family_of(material.config)
         arguments = {"dtype": "float32", **model_arguments(self.recipe, family)}
-        if job.source.random:
+        if material.source.random:
             yield from self._new_weights(place, arguments)
-            arguments = {n: value for n, value in arguments.items() if n in BUILT or not hasattr(job.config, n)}
+            arguments = {n: value for n, value in arguments.items() if n in BUILT or not hasattr(material.config, n)}
             place = "new-weights" if arguments.keys() - {*BUILT} else ""  # such as quantization, which acts on loading
             if place and self.ranks:
                 told = "new weights that are quantized as they load would be written by every rank"
@@ -205,7 +212,7 @@ class _Main:
         if place:
             named = self._named(place)
             yield from self._statement("model = ", "AutoModelForCausalLM.from_pretrained", named, arguments)
-        if getattr(on_meta(job.config), "loss_type", None) != "ForCausalLM":
+        if getattr(on_meta(material.config), "loss_type", None) != "ForCausalLM":
             yield 'model.loss_type = "ForCausalLM"  # else T labels are counted, not T - 1'
         if calls := [*self._calls("model = ", ["model"], "model", family)]:
             seed = f"torch.manual_seed({self.recipe.seed})"  # which TRL's trainer sets too before it adds an adapter
@@ -219,7 +226,7 @@ class _Main:
     def _new_weights(self, place: str, arguments: Arguments) -> Iterator[str]:
         sizes = dict(PUBLISHED.get(place, {}))
         kind = sizes.pop("model_type", None)
-        sizes |= {n: value for n, value in arguments.items() if n not in BUILT and hasattr(self.job.config, n)}
+        sizes |= {n: value for n, value in arguments.items() if n not in BUILT and hasattr(self.job.material.config, n)}
         made = f"AutoConfig.{'for_model' if kind else 'from_pretrained'}"
         yield "torch.manual_seed(0)"
         yield from self._statement("config = ", made, [_literal(kind)] if kind else self._named(place), sizes)
@@ -230,13 +237,13 @@ class _Main:
 
     def trainer(self) -> Iterator[str]:
         flavour, own = WORDS["flavours"][self.flavour], TRL if self.flavour == "trl" else {}
-        values: Arguments = own | argument_values(self.recipe, self.job.learning_rate) | self.switches
+        values: Arguments = own | self.job.arguments | self.switches
         if self.ranks:
             values |= zip(PARTS, shared(values, self.ranks.count), strict=True)
             values |= {"ddp_find_unused_parameters": False} if self.ranks.engine == "ddp" else {}
             if self.ranks.engine == "deepspeed":  # whose configuration asks for autocast
                 values.pop("bf16", None)
-            rows, most = len(self.job.blocks.held_out), values[EVALUATED]
+            rows, most = len(self.job.data["eval_dataset"]), values[EVALUATED]
             # whole batches, or the Trainer fills the last one up with rows that it then counts twice
             values[EVALUATED] = max(size for size in range(1, most + 1) if rows % size == 0)
         said = {name: value for name, value in values.items() if name in SAID or value != DEFAULTS.get(name)}

@@ -11,11 +11,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from workbench import models
 from workbench.errors import ConfigurationError
 from workbench.export.script import WORDS, script
+from workbench.measure.device import pick_device
 from workbench.models.family import on_meta
 from workbench.ranks.shards import SHARDS, Ranks
 from workbench.ranks.zero import configuration
 from workbench.recipe import Recipe
-from workbench.run.world import pick_device
 
 SCRIPT, CONFIGURATION, ZERO = "train.py", "accelerate.yaml", "deepspeed.json"
 DISK = "offloaded"  # folder for what waits there

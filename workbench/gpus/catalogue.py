@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 from workbench.errors import ConfigurationError
+from workbench.measure.device import Device
 from workbench.paths import beside
 from workbench.settings import unknown
 
@@ -42,6 +43,11 @@ class Gpu:
     measured: bool
     source: str
     context_bytes: int | None = None
+
+    @property
+    def device(self) -> Device:
+        """The card as the device of a run."""
+        return Device("cuda", self.title, self.memory_bytes, self.compute_capability)
 
     @property
     def multiprocessor(self) -> SimpleNamespace:

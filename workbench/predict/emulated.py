@@ -26,21 +26,23 @@ from workbench.gpus.emulator import card
 from workbench.gpus.emulator.padding import announce_padding
 from workbench.measure.allocators import allocator_for
 from workbench.measure.categories import Category, format_bytes
+from workbench.measure.device import Device
 from workbench.measure.meter import Meter
 from workbench.models.family import family_of
 from workbench.models.load import count_parameters, load_model, quiet
 from workbench.predict.prediction import Prediction, prediction_of
 from workbench.predict.rank import as_first, part_of
-from workbench.predict.rows import MICRO_BATCHES, STEPS, assembled, facts
+from workbench.predict.rows import MICRO_BATCHES, STEPS, assembled, blocks_for, facts, job_for, material_for
 from workbench.predict.shadow.replay import maker_at
 from workbench.predict.shadow.stand_ins import replaced_libraries
 from workbench.predict.shadow.tracker import ShadowTracker
-from workbench.predict.skeleton import can_be_skeleton, config_for, skeleton
+from workbench.predict.skeleton import can_be_skeleton, skeleton
 from workbench.ranks.run import RankMeter
 from workbench.ranks.shards import Ranks
 from workbench.recipe import Recipe
-from workbench.run.job import why_not_here
+from workbench.run.job import Job
 from workbench.run.trainer import SeamTrainer, model_arguments, prepare_model
+from workbench.texts.corpus import Blocks
 
 DEVICE = torch.device("cuda")
 HOST_STEP, ZEROS = torch.ops.aten._fused_adamw_.default, torch.ops.aten.zeros_like.default
@@ -73,32 +75,37 @@ def too_much() -> ConfigurationError:
 
 
 def _predict(recipe: Recipe, gpu: Gpu, padding: bool, ranks: Ranks | None) -> Prediction:
-    source, config = config_for(recipe)
-    with as_first(ranks, DEVICE), on_card(recipe) as (recipe, scratch):
-        model = card_model(recipe, config, source, ranks)
-        return _Emulated(recipe, gpu, model, scratch, padding, ranks).predict()
+    blocks = blocks_for(recipe, world_size=ranks.count if ranks else 1)
+    with as_first(ranks, DEVICE), on_card(recipe, blocks, ranks) as (job, scratch):
+        model = card_model(job, ranks)
+        return _Emulated(recipe, job, gpu, model, scratch, padding, ranks).predict()
 
 
 @contextmanager
-def on_card(recipe: Recipe) -> Iterator[tuple[Recipe, Path]]:
-    """What surrounds a run: the recipe as it can be emulated, and a folder. Raises ConfigurationError: it cannot."""
-    lacking = [one for one in recipe.techniques if one.missing(DEVICE.type)]
-    techniques = tuple(one.stand_in() if one in lacking else one for one in recipe.techniques)
-    recipe = replace(recipe, techniques=techniques)
-    if why := why_not_here(recipe, DEVICE):
-        raise ConfigurationError(f"predict: {why}")
+def on_card(recipe: Recipe, blocks: Blocks, ranks: Ranks | None = None) -> Iterator[tuple[Job, Path]]:
+    """What surrounds a run: the job of the recipe as it can be emulated, and a folder. Raises ConfigurationError: it
+    cannot be."""
+    device = Device.find(DEVICE.type)
+    lacking = [technique for technique in recipe.techniques if technique.missing(device)]
+    techniques = [technique.stand_in() if technique in lacking else technique for technique in recipe.techniques]
+    recipe = replace(recipe, techniques=tuple(techniques))
+    job = job_for(recipe, device, material_for(recipe, blocks), ranks)
+    if job.lacking:
+        raise ConfigurationError(f"predict: {job.lacking}")
     allocator_for(DEVICE).prepare()
     with ExitStack() as stack:
         for technique in recipe.techniques:
             stack.enter_context(technique.run_context())
         stack.enter_context(quiet())
         stack.enter_context(replaced_libraries() if lacking else nullcontext())
-        yield recipe, Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        yield job, Path(stack.enter_context(tempfile.TemporaryDirectory()))
 
 
-def card_model(recipe: Recipe, config: Any, source: Any, ranks: Ranks | None = None) -> PreTrainedModel:
+def card_model(job: Job, ranks: Ranks | None = None) -> PreTrainedModel:
     """On the card; of a model that is sharded, this rank's part, cut from the host's as in a run. Quantization acts
     while weights are loaded: such a model is made whole, and loaded."""
+    recipe = job.recipe
+    config = job.material.config
     arguments = model_arguments(recipe, family_of(config))
     if can_be_skeleton(config, arguments):
         model = prepare_model(recipe, skeleton(config, **arguments))
@@ -109,7 +116,7 @@ def card_model(recipe: Recipe, config: Any, source: Any, ranks: Ranks | None = N
     if "device_map" in made:
         made["device_map"] = {"": DEVICE}  # quantizing costs nothing there, and its traces are swept before the run
     with no_init_weights():  # nobody reads them
-        model = load_model(replace(source, random=True), config, **made)
+        model = load_model(replace(job.material.source, random=True), config, **made)
     model = prepare_model(recipe, model)
     return cast("PreTrainedModel", model.to(DEVICE))  # type: ignore[arg-type]  # the stub takes no device
 
@@ -199,14 +206,21 @@ class _Emulated:
     """One recipe on the card, trained for a few steps under the meter."""
 
     def __init__(
-        self, recipe: Recipe, gpu: Gpu, model: PreTrainedModel, scratch: Path, padding: bool, ranks: Ranks | None
+        self,
+        recipe: Recipe,
+        job: Job,
+        gpu: Gpu,
+        model: PreTrainedModel,
+        scratch: Path,
+        padding: bool,
+        ranks: Ranks | None,
     ) -> None:
         self.recipe, self.gpu, self.model, self.ranks = recipe, gpu, model, ranks
         self.tracker = CardTracker(getattr(model.config, "vocab_size", None))
         self.tracker.name_modules(model)
         self.meter = RankMeter(model, before_bytes=0, tracker=self.tracker)
         watch = _Watch(self.tracker, self.meter)
-        self.trainer, self.micro_batches = assembled(recipe, model, self.meter, DEVICE, scratch, [watch], ranks=ranks)
+        self.trainer, self.micro_batches = assembled(job, model, self.meter, DEVICE, scratch, [watch], ranks)
         self.trainer.args.dataloader_num_workers = 0  # they only fill the host's memory, anew at every evaluation
         self.trainer.args.max_steps = STEPS  # a technique may ask for more
         self.tracker.untrained = max(self.micro_batches - MICRO_BATCHES, 0)

@@ -26,7 +26,6 @@ from workbench.measure.allocators import allocator_for
 from workbench.predict.emulated import DEVICE, FewMicroBatches, card_model, on_card, too_much
 from workbench.predict.phases import Habits, Life
 from workbench.predict.rows import STEPS, assembled, blocks_for
-from workbench.predict.skeleton import config_for
 from workbench.predict.walk import DEAF, PeakTracker, Walk
 from workbench.recipe import Recipe
 from workbench.run.trainer import SeamTrainer
@@ -83,17 +82,16 @@ def life_here(recipe: Recipe, gpu: Gpu, habits: Habits) -> Life:
 
 def _walked(recipe: Recipe, gpu: Gpu, habits: Habits, refused: list[str]) -> CardWalk:
     """The walk; where the card is too small, until then."""
-    source, config = config_for(recipe)
+    blocks = blocks_for(recipe, habits.held_out_rows, every=not habits.prediction_loss_only)
     with ExitStack() as stack:
         stack.enter_context(patch.dict(os.environ))
         stack.enter_context(patch("safetensors.torch.serialize_file", _write_hole))
         stack.enter_context(patch.object(trainer_pt_utils, "nested_numpify", _numpify(trainer_pt_utils.nested_numpify)))
-        recipe, scratch = stack.enter_context(on_card(recipe))
+        job, scratch = stack.enter_context(on_card(recipe, blocks))
         host = stack.enter_context(HostTracker())
 
         def assemble(model: Any) -> SeamTrainer:
-            blocks = blocks_for(recipe, habits.held_out_rows, every=not habits.prediction_loss_only)
-            trainer, _ = assembled(recipe, model, DEAF, DEVICE, scratch, blocks=blocks)
+            trainer, _ = assembled(job, model, DEAF, DEVICE, scratch)
             trainer.args.dataloader_num_workers = 0
             # as accelerate finds for a single process, after it has asked the card for the sizes
             cast("Any", trainer.accelerator).pad_across_processes = lambda tensor, **_: tensor
@@ -103,8 +101,8 @@ def _walked(recipe: Recipe, gpu: Gpu, habits: Habits, refused: list[str]) -> Car
                 setattr(trainer, name, partial(_with_holes, trainer, getattr(trainer, name)))
             return trainer
 
-        load, peaks = partial(card_model, recipe, config, source), allocator_for(DEVICE).take_peaks
-        walk = CardWalk(recipe, habits, DEVICE, peaks, host.take, load, assemble, scratch, gpu=gpu, refused=refused)
+        load, peaks = partial(card_model, job), allocator_for(DEVICE).take_peaks
+        walk = CardWalk(job.recipe, habits, DEVICE, peaks, host.take, load, assemble, scratch, gpu=gpu, refused=refused)
         with suppress(torch.OutOfMemoryError):
             walk.run()
     return walk

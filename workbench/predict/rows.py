@@ -1,5 +1,6 @@
 """What a prediction trains on: rows of any tokens, of a large step as few as give the same memory; and its Trainer."""
 
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
@@ -8,14 +9,17 @@ import torch
 from datasets import Dataset
 
 from workbench.errors import ConfigurationError
+from workbench.measure.device import Device
 from workbench.measure.meter import Meter
-from workbench.models.load import load_tokenizer
+from workbench.models.load import load_config, load_tokenizer
 from workbench.models.source import ModelSource, locate_config
 from workbench.ranks.shards import Ranks, shared
 from workbench.ranks.zero import trainer_of
 from workbench.recipe import Recipe
-from workbench.run.job import own_examples
-from workbench.run.trainer import SeamTrainer, argument_values, assemble, prepare_data, training_arguments
+from workbench.run.arguments import EPOCHS, argument_values, training_arguments
+from workbench.run.job import Job, Material, check_model, own_examples, prepare
+from workbench.run.trainer import SeamTrainer, assemble
+from workbench.run.world import World
 from workbench.texts import corpus
 from workbench.texts.corpus import Blocks
 
@@ -54,27 +58,58 @@ def blocks_for(recipe: Recipe, held_out: int | None = None, every: bool = False,
     return Blocks(train, held_out, _text(recipe))
 
 
+def material_for(recipe: Recipe, blocks: Blocks) -> Material:
+    """What a prediction trains instead of what the recipe names: nothing of it is downloaded but a config.
+
+    Raises ConfigurationError: the model cannot be used, its length, or with a technique.
+    """
+    source = locate_config(recipe.model)
+    config = load_config(source)
+    check_model(recipe, source, config)
+    return Material(source=source, config=config, tokenizer=None, blocks=blocks)
+
+
+def job_for(recipe: Recipe, device: Device, material: Material, ranks: Ranks | None = None) -> Job:
+    """The job of a prediction. No program is told of it, the recipe's callbacks are not called, and an epoch has no
+    length. Raises ConfigurationError as the gate does."""
+    unused = ("report_to", EPOCHS)
+    arguments = {name: value for name, value in recipe.arguments.items() if name not in unused}
+    world = World(device)
+    if ranks:
+        world = World(device, ranks.highest, ranks.count, ranks.shard)
+    return prepare(replace(recipe, arguments=arguments, callbacks=()), world, material=material)
+
+
 def assembled(
-    recipe: Recipe, model: Any, meter: Meter, device: torch.device, scratch: Path, callbacks: Any = (),
-    blocks: Blocks | None = None, ranks: Ranks | None = None,
-) -> tuple[SeamTrainer, int]:  # fmt: skip
+    job: Job,
+    model: Any,
+    meter: Meter,
+    device: torch.device,
+    scratch: Path,
+    callbacks: Any = (),
+    ranks: Ranks | None = None,
+) -> tuple[SeamTrainer, int]:
     """A Trainer that fetches what is `listed`, and how many micro-batches a step of the recipe has, on each rank.
+
+    Args:
+        device: on which the tensors are, real or not: it plays the job's own.
 
     Raises ConfigurationError for more sequences at once than kernels take.
     """
-    arguments = training_arguments(recipe, 1e-4, device, scratch)
     world_size, kind = (ranks.count, trainer_of(ranks.shard)) if ranks else (1, SeamTrainer)
-    size, count = shared(recipe.training_arguments(), world_size)
+    size, count = shared(job.arguments, world_size)
     if size > AT_ONCE:
         raise ConfigurationError(
             f"predict: CUDA's attention kernels take {AT_ONCE:,} sequences at once, and this step has {size:,}. Lower "
             "effective_batch_size, or split it into micro-batches."
         )
-    fetched = listed(recipe, world_size)
-    arguments.per_device_train_batch_size = fetched[0]
-    arguments.gradient_accumulation_steps = fetched[1] * world_size  # of which each rank takes its part
-    data = prepare_data(recipe, blocks or blocks_for(recipe, world_size=world_size))
-    trainer = assemble(recipe, model, data, arguments, meter, [*callbacks], kind)
+    fetched = listed(job.recipe, world_size)
+    batches = {
+        "per_device_train_batch_size": fetched[0],
+        "gradient_accumulation_steps": fetched[1] * world_size,  # of which each rank takes its part
+    }
+    arguments = training_arguments(job.arguments | batches, device.type, scratch)
+    trainer = assemble(job.recipe, model, job.data, arguments, meter, [*callbacks], kind)
     if (size, count) != fetched:
         _enlarge(trainer, size, count)
     return trainer, count

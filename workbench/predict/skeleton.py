@@ -7,22 +7,8 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from workbench.errors import ConfigurationError
-from workbench.models.load import BUILT, load_config, quiet, settled
-from workbench.models.source import ModelSource, check_length, locate_config
-from workbench.recipe import Recipe
+from workbench.models.load import BUILT, quiet, settled
 from workbench.techniques.base import Arguments
-
-
-def config_for(recipe: Recipe) -> tuple[ModelSource, Any]:
-    """Where the recipe's model is, and its config. Raises ConfigurationError: it cannot be used, its length, or with a
-    technique."""
-    source = locate_config(recipe.model)
-    config = load_config(source)
-    taken = {technique.name: technique.positions for technique in recipe.techniques if technique.positions}
-    check_length(source, config, recipe.sequence_length, taken)
-    for technique in recipe.techniques:
-        technique.check_config(config)
-    return source, config
 
 
 def can_be_skeleton(config: PreTrainedConfig, arguments: Arguments) -> bool:

@@ -22,11 +22,12 @@ from workbench.errors import ConfigurationError, OutOfMemoryError, WorkbenchErro
 from workbench.gpus.catalogue import of_device
 from workbench.gpus.emulator.card import DEVICE, emulated_card
 from workbench.gpus.process import Worker
+from workbench.measure.device import Device
 from workbench.paths import DATA, INSTALLED, runs_folder, versions, write_whole
 from workbench.predict.predict import CPU, SHADOW, predict
 from workbench.recipe import Recipe
 from workbench.records.record import Record
-from workbench.run.world import World, refuse_several_ranks
+from workbench.run.world import refuse_several_ranks
 from workbench.techniques import parse_technique
 
 REFERENCE = DATA / "reference"
@@ -84,22 +85,22 @@ def recipes(path: Path = GRID) -> list[Recipe]:
 
 
 def gpu_of_device(device: str | None) -> str:
-    """The name in `GPUS` of a device that `run` takes. Raises as `gpu_of` and `World.find` do."""
+    """The name in `GPUS` of a device that `run` takes. Raises as `gpu_of` and `Device.find` do."""
     card = emulated_card(device or "")
-    return card.name if card else gpu_of(World.find(device))
+    return card.name if card else gpu_of(Device.find(device))
 
 
-def gpu_of(world: World) -> str:
-    """The name in `GPUS` of a world's device; `cpu` for the CPU.
+def gpu_of(device: Device) -> str:
+    """The name in `GPUS` of a device; `cpu` for the CPU.
 
     Raises:
         ConfigurationError: a GPU that is not in the table.
     """
-    if world.device_kind == "cpu":
+    if device.kind == "cpu":
         return CPU
-    found = of_device(world.device_name)
+    found = of_device(device.name)
     if found is None:
-        raise ConfigurationError(f"verify: {world} is not in the table of GPUs. Name one that is like it: --gpu NAME.")
+        raise ConfigurationError(f"verify: {device} is not in the table of GPUs. Name one that is like it: --gpu NAME.")
     return found.name
 
 

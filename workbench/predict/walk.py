@@ -4,7 +4,8 @@ import re
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,16 +15,18 @@ import torch
 from transformers import Trainer, TrainerCallback
 
 from workbench.errors import ConfigurationError, UnavailableError
-from workbench.measure.allocators import allocator_for, total_bytes
+from workbench.measure.allocators import allocator_for
 from workbench.measure.categories import Category
 from workbench.measure.tracker import Storage, StorageTracker
 from workbench.models.load import quiet, save_model
 from workbench.predict.phases import Habits, Life, Peak
 from workbench.predict.rows import STEPS
 from workbench.recipe import Recipe
-from workbench.run.job import UNMERGEABLE, prepare, why_not_here
-from workbench.run.run import load_for, only_run
-from workbench.run.trainer import SeamTrainer, assemble, prepare_data, training_arguments
+from workbench.run.arguments import training_arguments
+from workbench.run.job import UNMERGEABLE, prepare
+from workbench.run.place import Values, load_for
+from workbench.run.run import only_run
+from workbench.run.trainer import SeamTrainer, assemble
 from workbench.run.world import World, refuse_several_ranks
 
 
@@ -56,6 +59,10 @@ def resident_peak() -> int:
         Path("/proc/self/clear_refs").write_text("5")
         return int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) * 1024
     return int(psutil.Process().memory_info().rss)
+
+
+def resident_since(before: int) -> int:
+    return resident_peak() - before
 
 
 # a meter for a Trainer whose phases somebody else reads
@@ -182,12 +189,14 @@ def measure_life(recipe: Recipe, device: str, habits: Habits) -> Life:
     """
     refuse_several_ranks()
     world = World.find(device)
-    if lacking := why_not_here(recipe, world.device):
-        raise UnavailableError(lacking)
     with only_run(recipe), ExitStack() as stack:
-        job, allocator = prepare(recipe, world.device), allocator_for(world.device)
-        blocks, rows = job.blocks, habits.held_out_rows or len(job.blocks.held_out)
-        blocks = replace(blocks, held_out=blocks.held_out.select([i % len(blocks.held_out) for i in range(rows)]))
+        job = prepare(recipe, world)
+        if job.lacking:
+            raise UnavailableError(job.lacking)
+        allocator = allocator_for(world.device.torch)
+        held_out = job.data["eval_dataset"]
+        rows = [row % len(held_out) for row in range(habits.held_out_rows or len(held_out))]
+        data = job.data | {"eval_dataset": held_out.select(rows)}
         for technique in job.recipe.techniques:
             stack.enter_context(technique.run_context())
         stack.enter_context(quiet())
@@ -196,24 +205,24 @@ def measure_life(recipe: Recipe, device: str, habits: Habits) -> Life:
         tracker = stack.enter_context(PeakTracker("cpu")) if device == "cpu" else None
 
         def load() -> Any:
-            model = load_for(job).to(job.device)  # type: ignore[arg-type]  # the stub takes no device
+            model = load_for(job, Values()).to(job.device.torch)  # type: ignore[arg-type]  # the stub takes no device
             if tracker:  # which has not seen weights that come out of a file
                 tracker.label([*model.parameters(), *model.buffers()], Category.WEIGHTS)
             return model
 
         def assembled(model: Any) -> SeamTrainer:
-            arguments = training_arguments(job.recipe, job.learning_rate, job.device, scratch)
-            return assemble(job.recipe, model, prepare_data(job.recipe, blocks), arguments, DEAF, [])
+            arguments = training_arguments(job.arguments | {"report_to": "none"}, job.device.kind, scratch)
+            return assemble(job.recipe, model, data, arguments, DEAF, [])
 
         resident_peak()
         before = resident_peak()
         on_device = (lambda: (tracker.take(), None)) if tracker else allocator.take_peaks
-        walk = Walk(
-            job.recipe, habits, job.device, on_device, lambda: resident_peak() - before, load, assembled, scratch
-        )
+        device_here = job.device.torch
+        on_host = partial(resident_since, before)
+        walk = Walk(job.recipe, habits, device_here, on_device, on_host, load, assembled, scratch)
         with suppress(torch.OutOfMemoryError):
             walk.run()
     if not walk.peaks:
         raise UnavailableError(f"life: the model alone is too large for this {device}.")
     refused = (walk.now,) if walk.now else ()
-    return Life(job.recipe, allocator.source, habits, tuple(walk.peaks), total_bytes(job.device), 0, refused)
+    return Life(job.recipe, allocator.source, habits, tuple(walk.peaks), job.device.total_bytes, 0, refused)

@@ -19,6 +19,7 @@ from torch.distributed.elastic.utils.distributed import get_free_port
 from workbench.errors import ConfigurationError, OutOfMemoryError, UnavailableError, WorkbenchError
 from workbench.gpus.emulator.card import emulated_card
 from workbench.gpus.emulator.launch import environment
+from workbench.measure.device import check_device
 from workbench.paths import PIN, runs_folder
 from workbench.ranks import launched
 from workbench.ranks.run import is_lost, run_as_rank
@@ -26,7 +27,7 @@ from workbench.ranks.shards import Ranks
 from workbench.recipe import Recipe
 from workbench.records import store
 from workbench.records.record import Record, Status, read_all
-from workbench.run.world import check_device, refuse_several_ranks
+from workbench.run.world import refuse_several_ranks
 
 ERRORS = {kind.exit_code: kind for kind in (WorkbenchError, ConfigurationError, UnavailableError, OutOfMemoryError)}
 START = f"{PIN}; from workbench.ranks.launch import answer; answer()"

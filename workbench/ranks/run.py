@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -20,15 +20,18 @@ from workbench.measure.allocators import allocator_for
 from workbench.measure.categories import Category
 from workbench.measure.meter import Meter
 from workbench.models.load import count_parameters
+from workbench.paths import check_writable, runs_folder
 from workbench.ranks import zero
 from workbench.ranks.shard import ResizableTracker, fully_sharded, gathered, mesh_of, whole
-from workbench.ranks.shards import SHARDS, Ranks
-from workbench.ranks.trainer import RankTrainer
+from workbench.ranks.shards import Ranks
 from workbench.ranks.world import agree, from_all, from_first, join, refuse_settings
 from workbench.recipe import Recipe
 from workbench.records import store
 from workbench.records.record import Record, Status
-from workbench.run.run import Execution, load_for, run
+from workbench.run.job import Job, prepare
+from workbench.run.place import Observer, Place, load_for
+from workbench.run.run import executed, only_run
+from workbench.run.trainer import SeamTrainer
 from workbench.run.world import World
 
 MEMORY = (
@@ -68,78 +71,99 @@ class RankMeter(Meter):
             self._label_owned()
 
 
-class RankExecution(Execution):
-    """One rank's execution of a job. What is asked of all is asked of each in the same order, or they would wait."""
+class RankPlace(Place):
+    """One rank. What is asked of all is asked of each in the same order, or they would wait for each other."""
 
-    trainer_kind, meter_kind = RankTrainer, RankMeter
-    shard: ClassVar[str] = "none"
-    check = staticmethod(refuse_settings)
+    meter_kind = RankMeter
 
-    @classmethod
-    def world(cls, device: str | None = None) -> World:
-        Ranks(shard=cls.shard).require()
-        world = join(device, cls.shard)
-        if SHARDS[cls.shard]["engine"] == "deepspeed":
-            zero.set_accelerator(world.device_kind)
-            zero.open_disk(cls.shard)
-        return world
+    def __init__(self, job: Job, observe: Observer | None = None) -> None:
+        super().__init__(job, observe)
+        self.ranks = Ranks(job.world.world_size, job.world.shard)
+        self.trainer_kind = zero.trainer_of(job.world.shard)
+        self.counted = (0, 0)  # parameters, and those that are trained
 
-    @classmethod
-    def begin(cls, record: Record, folder: Path | None, resume: bool = False) -> Record:
-        Ranks(record.world_size, cls.shard).check(Recipe.from_dict(record.recipe))
-        agree({"versions": record.versions, "recipe": record.recipe, "text": record.data_sha256, "shard": cls.shard})
-        return replace(from_first(lambda: store.begin(record, folder, resume)), rank=record.rank)
+    # ---- the record, which the first rank keeps ----
 
-    @classmethod
-    def end(cls, record: Record, folder: Path | None, error: BaseException | None) -> Record:
-        """The first rank keeps the record: of the rank with the highest peak, with those of all; or why it failed."""
-        with suppress(OSError):
-            if record.status in (Status.OK, Status.DIVERGED):
-                record = _joined(record)
-            elif record.status is not Status.UNAVAILABLE:
-                record = _explained(record, folder, error)
-        return store.end(record, folder) if record.rank == 0 else record
-
-    def placed(self, model: PreTrainedModel) -> PreTrainedModel:
-        self.counted = count_parameters(model)  # DeepSpeed leaves empty parameters behind
-        if SHARDS[self.shard]["engine"] == "fsdp":
-            return fully_sharded(model, self.shard, mesh_of(self.job.device.type, self.record.world_size))
-        if SHARDS[self.shard]["engine"] == "deepspeed":
-            model = zero.partitioned(model, self.shard)
-        return super().placed(model)
-
-    def _note_actual(self, *given: Any) -> None:
-        super()._note_actual(*given)
-        parameters, trainable = self.counted
-        dtype = getattr(self.trainer, "dtype", self.record.dtype)
-        self.record = replace(self.record, parameters=parameters, trainable_parameters=trainable, dtype=dtype)
+    def begin(self) -> None:
+        record = self.record
+        agree(
+            {
+                "versions": record.versions,
+                "recipe": record.recipe,
+                "text": record.data_sha256,
+                "shard": record.shard,
+            }
+        )
+        begun = from_first(lambda: store.begin(record, self.job.folder, self.job.resume))
+        self.record = replace(begun, rank=record.rank)
 
     def write(self) -> None:
         if self.record.rank == 0:
             super().write()
 
-    def _checkpoint(self) -> Path | None:
-        return from_first(super()._checkpoint)
+    def end(self) -> Record:
+        """That of the rank with the highest peak, with those of all; or why it failed."""
+        with suppress(OSError):
+            if self.record.status in (Status.OK, Status.DIVERGED):
+                self.record = _joined(self.record)
+            elif self.record.status is not Status.UNAVAILABLE:
+                self.record = _explained(self.record, self.run_folder, self.error)
+        if self.record.rank == 0:
+            super().end()
+        return self.record
 
-    def _keep(self, model: PreTrainedModel) -> str:
+    # ---- the model, of which a rank may keep a part ----
+
+    def placed(self, model: PreTrainedModel) -> PreTrainedModel:
+        self.counted = count_parameters(model)  # DeepSpeed leaves empty parameters behind
+        if self.ranks.engine == "fsdp":
+            return fully_sharded(model, self.ranks.shard, mesh_of(self.job.device.kind, self.ranks.count))
+        if self.ranks.engine == "deepspeed":
+            model = zero.partitioned(model, self.ranks.shard)
+        return super().placed(model)
+
+    def trained_facts(self, model: PreTrainedModel, trainer: SeamTrainer) -> dict[str, Any]:
+        facts = super().trained_facts(model, trainer)
+        facts["parameters"], facts["trainable_parameters"] = self.counted
+        facts["dtype"] = getattr(trainer, "dtype", facts["dtype"])
+        return facts
+
+    def checkpoint(self) -> Path | None:
+        newest: Path | None = from_first(super().checkpoint)
+        return newest
+
+    def save(self, model: PreTrainedModel) -> None:
         """Written by the first rank, from a model of its own in host memory where this one is sharded."""
-        if self.options.save is None:
-            return ""
-        engine = SHARDS[self.shard]["engine"]
-        values = zero.unpartitioned(model) if engine == "deepspeed" else whole(model.state_dict())
+        if self.job.save is None:
+            return
+        values = zero.unpartitioned(model) if self.ranks.engine == "deepspeed" else whole(model.state_dict())
         if self.record.rank != 0:
-            return ""
-        if engine != "ddp":
-            model = load_for(self.job)
+            return
+        if self.ranks.engine != "ddp":
+            model = load_for(self.job, self.values)
             model.load_state_dict(values)
-        return super()._keep(model)
+        super().save(model)
 
 
-def execution_of(shard: str) -> type[RankExecution]:
-    return type("RankExecution", (RankExecution,), {"shard": shard, "trainer_kind": zero.trainer_of(shard)})
+def join_world(device: str | None, shard: str) -> World:
+    """This process as one of the ranks that a launcher has started. Raises as `join` and `Ranks.require` do."""
+    Ranks(shard=shard).require()
+    world = join(device, shard)
+    if Ranks(shard=shard).engine == "deepspeed":
+        zero.set_accelerator(world.device.kind)
+        zero.open_disk(shard)
+    return world
 
 
-def run_as_rank(recipe: Recipe, *, shard: str = "none", **options: Any) -> Record:
+def run_as_rank(
+    recipe: Recipe,
+    *,
+    shard: str = "none",
+    device: str | None = None,
+    folder: Path | None = None,
+    observe: Observer | None = None,
+    **options: Any,
+) -> Record:
     """`workbench.run` in a process that torchrun or `accelerate launch` has started as one of several ranks.
 
     The effective batch is shared among them, and losses are those of one process, up to rounding. The first rank
@@ -158,8 +182,14 @@ def run_as_rank(recipe: Recipe, *, shard: str = "none", **options: Any) -> Recor
         signal.signal(signal.SIGTERM, _told_to_end)
     joined = dist.is_initialized()  # by a program that runs several recipes
     try:
-        with patch.dict(os.environ):  # which joining adds to
-            record = run(recipe, execution=execution_of(shard), **options)
+        with patch.dict(os.environ), only_run(recipe):  # joining adds to the environment
+            refuse_settings()
+            check_writable(folder or runs_folder())
+            store.mark_killed(folder)
+            world = join_world(device, shard)
+            Ranks(world.world_size, shard).check(recipe)
+            job = prepare(recipe, world, folder=folder, **options)
+            record = executed(RankPlace(job, observe))
         dist.barrier()  # gloo's threads let go of what they have sent, which they cannot while the group is destroyed
         return record
     finally:
@@ -188,10 +218,10 @@ def _joined(record: Record) -> Record:
     return replace(record, **{name: highest[name] for name in MEMORY}, **sums, ranks=told)
 
 
-def _explained(record: Record, folder: Path | None, error: BaseException | None) -> Record:
-    """What went wrong: with this rank, or, where this one only lost another, with that one."""
+def _explained(record: Record, place: Path, error: BaseException | None) -> Record:
+    """What went wrong: with this rank, or, where this one only lost another, with that one. Ranks tell each other in
+    files of the run's folder."""
     words = {"status": record.status, "error": f"rank {record.rank}: {record.error}"}
-    place = store.checkpoint_folder(record, folder).parent
     lost = is_lost(error)
     if record.rank != 0 and not lost:
         place.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
@@ -10,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from workbench.errors import ConfigurationError, explained
+from workbench.measure.device import Device
 from workbench.run.world import ACCELERATES, World
 
 TIMEOUT = "WORKBENCH_JOIN_TIMEOUT"  # in seconds: how long ranks wait for each other at the beginning
@@ -37,8 +37,8 @@ def join(device: str | None, shard: str) -> World:
     if torch.cuda.is_available() and device in (None, "cuda"):
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     rank, count = (int(os.environ.get(name, "0")) for name in ("RANK", "WORLD_SIZE"))
-    world = replace(World.find(device), rank=rank, world_size=count, shard=shard)
-    if world.device_kind == "cpu":
+    world = World(Device.find(device), rank, count, shard)
+    if world.device.kind == "cpu":
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"  # not cpu:0, another device, to which every batch would be copied
     seconds = float(os.environ.get(TIMEOUT, 300))
     if not dist.is_initialized():
@@ -46,7 +46,7 @@ def join(device: str | None, shard: str) -> World:
             f"All {world.world_size} ranks must be started, with the same MASTER_ADDR, and a MASTER_PORT that is free."
         )
         with explained(f"ranks: rank {world.rank} did not find all others within {seconds:g} s", cure):
-            backend = GPUS if world.device_kind == "cuda" else HOSTS
+            backend = GPUS if world.device.kind == "cuda" else HOSTS
             dist.init_process_group(backend, timeout=timedelta(seconds=seconds))
     return world
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from workbench.errors import ConfigurationError, in_a_line
+from workbench.measure.device import device_text
 from workbench.paths import git_commit, inside, runs_folder, valid_name, versions, write_whole
 from workbench.recipe import Recipe
 from workbench.settings import checker
@@ -171,11 +172,6 @@ class Record:
     def device(self) -> str:
         """The device in words, for tables and messages."""
         return device_text(self.device_kind, self.device_name, self.threads)
-
-
-def device_text(kind: str, name: str, threads: int | None) -> str:
-    """`NVIDIA A10 (cuda)`, `AMD EPYC (cpu, 2 threads)`: to be read by people, and never taken apart again."""
-    return f"{name} ({kind}{f', {threads} threads' if threads else ''})" if kind else name
 
 
 def _migrated(data: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
@@ -18,19 +17,16 @@ from torch.utils.data import Sampler
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
-from workbench.errors import ConfigurationError, UnavailableError, brief, explained, in_a_line
+from workbench.errors import ConfigurationError, explained
 from workbench.measure.categories import Phase
 from workbench.measure.meter import Meter
 from workbench.models.family import ModelFamily
-from workbench.paths import beside, unwritten
+from workbench.paths import unwritten
 from workbench.recipe import Recipe
 from workbench.records import checkpoints
-from workbench.settings import checker, named, unknown
 from workbench.techniques.base import Arguments, Call, Technique
 from workbench.texts.corpus import Blocks
 
-ALWAYS = beside(__file__, "trainer.toml")  # arguments that are the same for every run, wherever it runs
-EPOCHS = "num_train_epochs"
 # or accelerate would import DeepSpeed, which takes seconds, to see whether a model is one of its
 models_of_accelerate.is_deepspeed_available = lambda: "deepspeed" in sys.modules
 EARLY_STEPS = 3  # the first makes the optimizer's states, so the second is the first that needs all memory
@@ -224,59 +220,6 @@ def make_callbacks(recipe: Recipe) -> list[TrainerCallback]:
                 raise TypeError("it is no TrainerCallback")
             made.append(kind())
     return made
-
-
-def check_reports(arguments: TrainingArguments) -> None:
-    """Raises ConfigurationError: transformers cannot report to it. UnavailableError: it is not installed."""
-    for name in arguments.report_to or ():
-        if name not in INTEGRATION_TO_CALLBACK:
-            raise unknown("report_to: there is no", name, INTEGRATION_TO_CALLBACK)
-        try:
-            INTEGRATION_TO_CALLBACK[name]()
-        except (RuntimeError, ImportError) as error:
-            words = in_a_line(error)
-            cure = "" if "pip install" in words else f" Install it with: pip install {name}"
-            raise UnavailableError(f"report_to: {words}.{cure}") from None
-
-
-def argument_values(recipe: Recipe, learning_rate: float) -> Arguments:
-    """The recipe's `TrainingArguments` and those that are the same for every run, wherever it runs.
-
-    Epochs are not among them: `prepare` has made them steps.
-    """
-    decided = recipe.training_arguments()
-    tokens = decided["per_device_train_batch_size"] * recipe.shape.tokens
-    return {
-        **decided,
-        "learning_rate": learning_rate,
-        "warmup_steps": decided["max_steps"] // 10,
-        # evaluation is on the recipe's own blocks, whatever length is trained on; no more tokens at once than there
-        "per_device_eval_batch_size": recipe.evaluation_batch_size or max(1, tokens // recipe.sequence_length),
-        **ALWAYS,
-        **{name: value for name, value in recipe.arguments.items() if name != EPOCHS},
-    }
-
-
-def training_arguments(
-    recipe: Recipe, learning_rate: float, device: torch.device, folder: Path, checkpoint_every: int | None = None,
-    reports: bool = False,
-) -> TrainingArguments:  # fmt: skip
-    """The arguments of a run on one device, named after its folder; `checkpoint_every` so many steps, a checkpoint goes
-    there. Without `reports` no other program is told of it.
-
-    Raises ConfigurationError: TrainingArguments have no such field, or not of this type, or refuse its value.
-    """
-    types: dict[str, Any] = {field.name: field.type for field in fields(TrainingArguments)}
-    for name, value in named(recipe.arguments, types, "arguments", "field of transformers.TrainingArguments").items():
-        with explained(f"arguments: {name} cannot be {brief(value)}", "See transformers.TrainingArguments."):
-            checker(types[name]).validate_python(value, strict=True)
-    saving = {"save_strategy": "steps", "save_steps": checkpoint_every} if checkpoint_every else {}
-    values: Arguments = {"dataloader_pin_memory": device.type == "cuda", "run_name": folder.name}
-    values |= argument_values(recipe, learning_rate) | saving | ({} if reports else {"report_to": "none"})
-    with explained("arguments: transformers refuses them", "Change what it names, or leave it out."):
-        arguments = TrainingArguments(output_dir=str(folder), use_cpu=device.type == "cpu", disable_tqdm=True, **values)
-    arguments._n_gpu = min(arguments.n_gpu, 1)  # with several, DataParallel would multiply the batch
-    return arguments
 
 
 def assemble(

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from workbench.errors import ConfigurationError
+from workbench.measure.device import Device
 from workbench.settings import setting
 from workbench.techniques.base import Arguments, Stage, Technique
 
@@ -44,10 +45,10 @@ class Allocator(Technique):
         split = f",max_split_size_mb:{self.max_split_size_mb}" if self.max_split_size_mb else ""
         return f"expandable_segments:{self.expandable_segments}{split}"
 
-    def missing(self, device_type: str) -> str | None:
-        if device_type != "cuda":
+    def missing(self, device: Device) -> str | None:
+        if device.kind != "cuda":
             return (
-                f"{self.name}: these are settings of PyTorch's allocator for CUDA. On this device ({device_type}) "
+                f"{self.name}: these are settings of PyTorch's allocator for CUDA. On this device ({device.kind}) "
                 "there is none to set. Run it where there is a CUDA device."
             )
         theirs = _environment()

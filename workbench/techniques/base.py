@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self
 
 from workbench.errors import ConfigurationError, explained
 from workbench.measure.categories import Category
+from workbench.measure.device import Device
 from workbench.models.family import ModelFamily, family_of, on_meta
 from workbench.settings import check_settings, named, setting
 
@@ -136,17 +137,14 @@ class Technique:
     def settings(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
 
-    def missing(self, device_type: str) -> str | None:
-        """Why this machine cannot run the technique, and the cure; None if it can. Asked by `run` before loading."""
+    def missing(self, device: Device) -> str | None:
+        """Why the technique cannot run on this device, or with what is installed here, and the cure; None if it can.
+        Asked before anything is loaded."""
 
     def check_config(self, config: Any) -> None:
         """Raises ConfigurationError if a model of this config does not suit. Asked by `run` before loading."""
 
     # ---- the seams, in the order in which they are applied; None is what those return that are only described ----
-
-    def run_context(self) -> AbstractContextManager[Any]:
-        """A context around the whole run, entered before anything is loaded: for settings of the process."""
-        return nullcontext()
 
     def shape(self, shape: Shape) -> Shape:
         """Other batches, with as many tokens in all. Called on construction of a recipe too: keep it light.
@@ -178,6 +176,11 @@ class Technique:
 
     def collator(self) -> Call | None:
         """Of (collator, rows): the batch of B rows, `input_ids` and `labels` (B, T), made otherwise, or None."""
+
+    def run_context(self) -> AbstractContextManager[Any]:
+        """A context around the whole run, entered before the model is loaded: for settings of the process. The data
+        are ready by then."""
+        return nullcontext()
 
     def model_arguments(self, family: ModelFamily) -> Arguments:
         """Keyword arguments of `from_pretrained`, for example `dtype`. A value may be a Call that makes it."""
@@ -246,13 +249,6 @@ def equal_parts(whole: int, part: int, least: int, what: str, field: str, plural
             f"tokens. Possible {plural}: {possible}."
         )
     return whole // part
-
-
-def lacks_bf16(device_type: str) -> bool:
-    """Whether this is a GPU on which PyTorch would only emulate bf16."""
-    import torch
-
-    return device_type == "cuda" and not torch.cuda.is_bf16_supported(False)
 
 
 def add_adapter(kind: Any, **settings: Any) -> Call:

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 from workbench.errors import ConfigurationError
+from workbench.measure.device import Device
 from workbench.models.family import on_meta
 from workbench.settings import setting
 from workbench.techniques.base import Call, Numerics, Stage, Technique
@@ -134,7 +135,7 @@ class ChunkedCrossEntropy(Technique):
         if self.kernel == "pytorch":
             object.__setattr__(self, "numerics", Numerics.APPROXIMATE)
 
-    def missing(self, device_type: str) -> str | None:
+    def missing(self, device: Device) -> str | None:
         import torch
 
         if self.kernel == "pytorch" and not hasattr(torch.nn.functional, "linear_cross_entropy"):

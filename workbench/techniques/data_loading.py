@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.errors import ConfigurationError
+from workbench.measure.device import Device
 from workbench.settings import setting
 from workbench.techniques.base import Arguments, Call, Capability, Stage, Technique
 
@@ -44,9 +45,9 @@ class DataLoading(Technique):
         if (self.memory_mapped, self.num_workers, self.pin_memory) == (False, 0, True):
             raise ConfigurationError(f"{self.name}: this is how every recipe loads its data. Change one of the three.")
 
-    def missing(self, device_type: str) -> str | None:
-        if not self.pin_memory and device_type != "cuda":
-            never = f"memory is pinned for copies to a CUDA device; on this device ({device_type}) it never is"
+    def missing(self, device: Device) -> str | None:
+        if not self.pin_memory and device.kind != "cuda":
+            never = f"memory is pinned for copies to a CUDA device; on this device ({device.kind}) it never is"
             return f"{self.name}: {never}. Leave pin_memory true, or run it where there is a CUDA device."
         return None
 

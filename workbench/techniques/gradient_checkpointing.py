@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from workbench.measure.device import Device
 from workbench.models.family import ModelFamily
 from workbench.settings import setting
 from workbench.techniques.base import Call, Capability, Stage, Technique
@@ -39,10 +40,10 @@ class GradientCheckpointing(Technique):
     forbids = frozenset({Capability.KEY_VALUE_CACHE, Capability.RECOMPUTATION})
     worth_trying = tuple({"every_n_layers": n} for n in (4, 2, 1))
 
-    def missing(self, device_type: str) -> str | None:
-        if self.offload and device_type != "cuda":
+    def missing(self, device: Device) -> str | None:
+        if self.offload and device.kind != "cuda":
             return (
-                f"{self.name}=offload:true needs a CUDA device; a {device_type}'s memory is the host's. Leave it out."
+                f"{self.name}=offload:true needs a CUDA device; a {device.kind}'s memory is the host's. Leave it out."
             )
         return None
 

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
+from workbench.measure.device import Device
 from workbench.settings import setting
-from workbench.techniques.base import Arguments, Capability, Stage, Technique, lacks_bf16
+from workbench.techniques.base import Arguments, Capability, Stage, Technique
 
 
 @dataclass(frozen=True)
@@ -24,13 +25,13 @@ class MixedPrecision(Technique):
         if self.dtype == "fp16":
             object.__setattr__(self, "brings", frozenset({Capability.LOSS_SCALING}))
 
-    def missing(self, device_type: str) -> str | None:
-        if self.dtype == "fp16" and device_type == "cpu":
+    def missing(self, device: Device) -> str | None:
+        if self.dtype == "fp16" and device.kind == "cpu":
             return (
                 "mixed_precision=dtype:fp16 needs a GPU, and this run is on the cpu: loss scaling is not done there, "
                 "and the Trainer would silently train in fp32. Use dtype:bf16."
             )
-        if self.dtype == "bf16" and lacks_bf16(device_type):
+        if self.dtype == "bf16" and not device.computes_bf16:
             return "mixed_precision=dtype:bf16 needs compute capability 8.0 or newer. Use dtype:fp16 on this GPU."
         return None
 

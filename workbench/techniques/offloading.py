@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from workbench.errors import UnavailableError
 from workbench.measure.categories import format_bytes
+from workbench.measure.device import Device
 from workbench.measure.offloaded import DISK, HOST, Account
 from workbench.paths import no_disk
 from workbench.settings import setting
@@ -156,10 +157,10 @@ class Offloading(Technique):
         account = DISK if self.to == "disk" else HOST
         return {"place": partial(Counted, self.place, account, self.name, self.what)}
 
-    def missing(self, device_type: str) -> str | None:
-        if self.to == "cpu" and device_type != "cuda":
+    def missing(self, device: Device) -> str | None:
+        if self.to == "cpu" and device.kind != "cuda":
             return (
-                f"{self.name}=to:cpu needs a CUDA device, and this run is on the {device_type}: its memory is the "
+                f"{self.name}=to:cpu needs a CUDA device, and this run is on the {device.kind}: its memory is the "
                 "host's own, so nothing would move. Use to:disk."
             )
         why = no_disk() if self.to == "disk" else ""

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from workbench.errors import ConfigurationError
+from workbench.measure.device import Device
 from workbench.paths import beside
 from workbench.settings import setting
 from workbench.techniques.base import Arguments, Call, Capability, Numerics, Stage, Technique
@@ -59,9 +60,9 @@ class Optimizer(Technique):
         """What the kind's table says."""
         return KINDS[self.kind].get(name, otherwise)
 
-    def missing(self, device_type: str) -> str | None:
-        if device_type not in self._of("devices", [device_type]):
-            return f"optimizer=kind:{self.kind} has no kernels for {device_type}. Use kind:{self._of('instead')}."
+    def missing(self, device: Device) -> str | None:
+        if device.kind not in self._of("devices", [device.kind]):
+            return f"optimizer=kind:{self.kind} has no kernels for {device.kind}. Use kind:{self._of('instead')}."
         for package, name in self._of("packages", {}).items():
             if find_spec(package) is None:
                 return f"optimizer=kind:{self.kind} needs {package}. Install it with: pip install {name}"

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
+from workbench.measure.device import Device
 from workbench.models.family import ModelFamily
-from workbench.techniques.base import Arguments, Capability, Stage, Technique, lacks_bf16
+from workbench.techniques.base import Arguments, Capability, Stage, Technique
 
 
 @dataclass(frozen=True)
@@ -18,8 +19,10 @@ class PureBf16(Technique):
     stage = Stage.QUANTIZE
     brings = frozenset({Capability.SIXTEEN_BIT_WEIGHTS})
 
-    def missing(self, device_type: str) -> str | None:
-        return "pure_bf16 needs compute capability 8.0 or newer. Drop it." if lacks_bf16(device_type) else None
+    def missing(self, device: Device) -> str | None:
+        if device.computes_bf16:
+            return None
+        return "pure_bf16 needs compute capability 8.0 or newer. Drop it."
 
     @classmethod
     def variants(cls, compute_capability: tuple[int, int] | None) -> tuple[Technique, ...]:

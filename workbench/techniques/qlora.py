@@ -4,9 +4,10 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
+from workbench.measure.device import Device
 from workbench.models.family import ModelFamily
 from workbench.settings import setting
-from workbench.techniques.base import Arguments, Call, Capability, lacks_bf16
+from workbench.techniques.base import Arguments, Call, Capability
 from workbench.techniques.low_rank import LowRank
 
 
@@ -26,12 +27,12 @@ class Qlora(LowRank):
 
     brings = frozenset({Capability.ADAPTER, Capability.QUANTIZED_WEIGHTS})
 
-    def missing(self, device_type: str) -> str | None:
+    def missing(self, device: Device) -> str | None:
         if find_spec("bitsandbytes") is None:
             return "qlora needs the package bitsandbytes, which is not installed: pip install bitsandbytes==0.50.2"
-        if device_type not in ("cpu", "cuda"):
-            return f"qlora: bitsandbytes has no 4-bit kernels for {device_type}. Use --device cpu."
-        if self.compute == "bfloat16" and lacks_bf16(device_type):
+        if device.kind not in ("cpu", "cuda"):
+            return f"qlora: bitsandbytes has no 4-bit kernels for {device.kind}. Use --device cpu."
+        if self.compute == "bfloat16" and not device.computes_bf16:
             return "qlora=compute:bfloat16 needs compute capability 8.0 or newer. Use compute:float32 on this GPU."
         return None
 

@@ -9,8 +9,11 @@ from typing import Any
 from unittest.mock import patch
 
 from workbench.errors import ConfigurationError
+from workbench.measure.device import Device
 from workbench.settings import setting
 from workbench.techniques.base import Call, Capability, Stage, Technique
+
+TRITONS = (7, 0)  # the compute capability that Triton needs
 
 
 def compile_training(trainer: Any, memory_budget: float) -> None:
@@ -43,16 +46,20 @@ class TorchCompile(Technique):
     forbids = frozenset({Capability.UNEQUAL_BATCHES})  # each length is compiled anew, in the middle of what is timed
     worth_trying = ()  # a prediction compiles, which takes minutes: too long for a search
 
-    def missing(self, device_type: str) -> str | None:
-        from torch.utils._triton import has_triton
+    def missing(self, device: Device) -> str | None:
+        from torch.utils._triton import has_triton_package
 
-        compiler = os.environ.get(*(("CC", "gcc") if device_type == "cuda" else ("CXX", "g++")))
-        lacking = {
-            f"a CPU or CUDA, not {device_type}: use --device cpu": device_type not in ("cpu", "cuda"),
-            "compute capability 7.0 and Triton: pip install triton": device_type == "cuda" and not has_triton(),
-            f"the compiler {compiler}: install it, or name another by CC and CXX": which(compiler) is None,
-        }
-        return next((f"{self.name} needs {what}. Or leave {self.name} out." for what in lacking if lacking[what]), None)
+        variable, usual = ("CC", "gcc") if device.kind == "cuda" else ("CXX", "g++")
+        compiler = os.environ.get(variable, usual)
+        if device.kind not in ("cpu", "cuda"):
+            needed = f"a CPU or CUDA, not {device.kind}: use --device cpu"
+        elif device.kind == "cuda" and not (has_triton_package() and (device.compute_capability or TRITONS) >= TRITONS):
+            needed = "compute capability 7.0 and Triton: pip install triton"
+        elif which(compiler) is None:
+            needed = f"the compiler {compiler}: install it, or name another by CC and CXX"
+        else:
+            return None
+        return f"{self.name} needs {needed}. Or leave {self.name} out."
 
     @contextmanager
     def run_context(self) -> Iterator[None]:

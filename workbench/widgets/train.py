@@ -11,8 +11,8 @@ from markupsafe import escape
 from workbench.errors import WorkbenchError
 from workbench.gpus.catalogue import GPUS, of_device
 from workbench.lessons import plots
-from workbench.measure.allocators import total_bytes
 from workbench.measure.categories import format_bytes
+from workbench.measure.device import Device
 from workbench.models.known import PUBLISHED
 from workbench.models.source import EMBEDDED, RANDOM
 from workbench.predict.beside import predicted_peak
@@ -21,7 +21,6 @@ from workbench.recipe import Recipe
 from workbench.records.record import Record, Status
 from workbench.records.store import mark_killed
 from workbench.run.job import why_not_here
-from workbench.run.world import World
 from workbench.widgets.cards import Advice
 from workbench.widgets.gauge import Gauge
 from workbench.widgets.history import loss_words
@@ -86,7 +85,7 @@ class Train:
         try:
             recipe = self.trained()
             _ = self.here.limit
-            reason = why_not_here(recipe, World.find(None).device) if recipe else "The recipe cannot be used as it is."
+            reason = why_not_here(recipe, Device.find()) if recipe else "The recipe cannot be used as it is."
         except WorkbenchError as error:
             reason = str(error)
         self.start.disabled = bool(reason) or RUNNER.running
@@ -151,8 +150,8 @@ class Train:
 @cache
 def here() -> str:
     """What predictions for this machine are made for: its GPU, or its CPU."""
-    world = World.find(None)
-    card = of_device(world.device_name, total_bytes(world.device)) if world.device_kind == "cuda" else None
+    device = Device.find()
+    card = of_device(device.name, device.total_bytes) if device.kind == "cuda" else None
     return card.name if card else CPU
 
 

@@ -20,11 +20,12 @@ from transformers import PreTrainedModel
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.gpus.catalogue import Gpu
 from workbench.measure.categories import Phase
+from workbench.measure.device import Device
 from workbench.measure.meter import Meter
 from workbench.models.family import family_of
 from workbench.models.load import count_parameters, quiet
 from workbench.predict.rank import as_first, part_of
-from workbench.predict.rows import MICRO_BATCHES, STEPS, assembled, facts
+from workbench.predict.rows import MICRO_BATCHES, STEPS, assembled, blocks_for, facts, job_for, material_for
 from workbench.predict.shadow.patches import cuda_choices, fill_tables, make_fake, scale_losses, traceable
 from workbench.predict.shadow.repeated import foreseen
 from workbench.predict.shadow.stand_ins import (
@@ -38,10 +39,11 @@ from workbench.predict.shadow.stand_ins import (
 )
 from workbench.predict.shadow.trace import Trace
 from workbench.predict.shadow.tracker import ShadowTracker
-from workbench.predict.skeleton import config_for, skeleton
+from workbench.predict.skeleton import skeleton
 from workbench.ranks.run import RankMeter
 from workbench.ranks.shards import SHARDS, Ranks
 from workbench.recipe import Recipe
+from workbench.run.job import Job
 from workbench.run.trainer import SeamTrainer, count_padding, model_arguments, prepare_model
 
 DEVICE = torch.device("cpu")  # plays the GPU
@@ -63,24 +65,27 @@ def trace(recipe: Recipe, gpu: Gpu | None, padding: bool = False, ranks: Ranks |
     """
     refuse_offloading(gpu, ranks)
     recipe = replace(recipe, techniques=tuple(technique.stand_in() for technique in recipe.techniques))
-    config = config_for(recipe)[1]
-    tracker = ShadowTracker(config.vocab_size, cuda=gpu is not None)
+    material = material_for(recipe, blocks_for(recipe, world_size=ranks.count if ranks else 1))
+    tracker = ShadowTracker(material.config.vocab_size, cuda=gpu is not None)
+    device = gpu.device if gpu else Device.find("cpu")
     with _naming_failures(tracker), quiet(), tempfile.TemporaryDirectory() as scratch, as_first(ranks, DEVICE):
-        model = _model(recipe, config)
+        job = job_for(recipe, device, material, ranks)
+        model = _model(job)
         tracker.name_modules(model)
         with (
             patch.object(SeamTrainer, "get_optimizer_cls_and_kwargs", staticmethod(optimizer_kind)),
             patch("transformers.modeling_utils.save_on_cpu", SavedNowhere, create=True),
             replaced_libraries(),
         ):
-            return _Shadow(recipe, model, tracker, padding, Path(scratch), ranks).run(gpu)
+            return _Shadow(job, model, tracker, padding, Path(scratch), ranks).run(gpu)
 
 
-def _model(recipe: Recipe, config: Any) -> PreTrainedModel:
-    family = family_of(config)
+def _model(job: Job) -> PreTrainedModel:
+    recipe = job.recipe
+    family = family_of(job.material.config)
     arguments = model_arguments(recipe, family)
     quantization = take_quantization(arguments)
-    model = skeleton(config, **arguments)
+    model = skeleton(job.material.config, **arguments)
     if quantization is not None:
         pack_matrices(model, family, quantization)
     model = prepare_model(recipe, model)
@@ -128,9 +133,9 @@ def refuse_offloading(gpu: Gpu | None, ranks: Ranks | None) -> None:
 
 @dataclass
 class _Shadow:
-    """One recipe on its way from a model without memory to a trace."""
+    """One job on its way from a model without memory to a trace."""
 
-    recipe: Recipe
+    job: Job
     model: PreTrainedModel
     tracker: ShadowTracker
     padding: bool
@@ -157,7 +162,9 @@ class _Shadow:
             stack.enter_context(meter)
             found = self._traced(train(trainer, meter, fakes, evaluated))
         asked = dict(attention.asked) if attention else {}
-        allocator = {k: v for technique in self.recipe.techniques for k, v in technique.allocator_settings().items()}
+        allocator = {
+            k: v for technique in self.job.recipe.techniques for k, v in technique.allocator_settings().items()
+        }
         known = facts(trainer, counted, self.micro_batches, padded)
         return replace(found, uses_bf16=uses_bf16, allocator=allocator, attention=asked, facts=known)
 
@@ -175,7 +182,7 @@ class _Shadow:
         return self.tracker.trace()
 
     def _trainer(self, meter: Meter) -> SeamTrainer:
-        trainer, self.micro_batches = assembled(self.recipe, self.model, meter, DEVICE, self.scratch, ranks=self.ranks)
+        trainer, self.micro_batches = assembled(self.job, self.model, meter, DEVICE, self.scratch, ranks=self.ranks)
         self.tracker.untrained = max(self.micro_batches - MICRO_BATCHES, 0)
         fill_tables()
         if trainer.args.fp16:
