@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from workbench.gpus.process import Worker
+from workbench.launch import Child
 from workbench.imports import Postponed, quick_imports
 
 LATER = ("torch._inductor.compile_fx", "torchao")
@@ -45,7 +45,7 @@ def test_a_process_imports_what_it_needs_and_is_as_before():
 
 
 def test_a_worker_imports_no_more():
-    worker = Worker(dict(os.environ), ("bitsandbytes", "transformers.trainer"), name="prediction worker")
+    worker = Child(dict(os.environ), ("bitsandbytes", "transformers.trainer"), name="prediction worker")
     try:
         assert worker.call(eval, f"[m for m in {LATER} if m in __import__('sys').modules]") == []
     finally:

@@ -26,7 +26,7 @@ CASES = (
 
 
 def processor_time() -> float:
-    worker = prediction_worker.SHADOWS.workers.get("shadow")
+    worker = prediction_worker.SHADOWS.children.get("shadow")
     return sum(psutil.Process(worker.process.pid).cpu_times()[:2]) if worker else 0.0
 
 

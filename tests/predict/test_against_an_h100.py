@@ -8,10 +8,10 @@ import csv
 
 import pytest
 from against_speeds import KINDS, ON_AN_H100, REFERENCE, applied, candidate
+from verify import EMULATED_GRID, recipes
 
 from workbench.paths import DATA
 from workbench.predict.predict import EMULATOR, SHADOW, predict
-from workbench.predict.verify import EMULATED_GRID, recipes
 
 CLOSE = 0.005  # as for the emulated cards; versions differ
 SOME = 6  # spread over the configurations

@@ -6,11 +6,11 @@ import json
 from dataclasses import replace
 
 import pytest
+from verify import EMULATED_GRID, Check, recipes, verify
 
 from workbench.gpus.catalogue import GPUS
 from workbench.paths import DATA
 from workbench.predict.predict import EMULATOR, SHADOW, predict, predict_all
-from workbench.predict.verify import EMULATED_GRID, Check, recipes, verify
 from workbench.recipe import Recipe
 from workbench.techniques import Lora, MixedPrecision
 

@@ -10,11 +10,10 @@ from workbench.errors import ConfigurationError
 from workbench.gpus import process
 from workbench.gpus.catalogue import gpu
 from workbench.gpus.emulator import call
-from workbench.gpus.process import Fork
+from workbench.launch import Fork
 from workbench.measure.categories import Category, Phase
 from workbench.predict import worker as prediction_worker
 from workbench.predict.predict import CPU, EMULATOR, SHADOW, predict
-from workbench.predict.report import prediction_text
 from workbench.run.run import run
 from workbench.techniques import (
     ActivationOffloading,
@@ -106,7 +105,7 @@ def test_the_parts_sum_to_the_peak_and_say_what_they_are():
     assert predicted.peak_operation == "aten._log_softmax_backward_data.default"
     assert predicted.parameters == predicted.trainable_parameters == 124_439_808
     assert predicted.timeline.total.max() <= predicted.peak_allocated_bytes
-    assert "PyTorch's allocator on an emulated GPU, not measured" in prediction_text(predicted)
+    assert "PyTorch's allocator on an emulated GPU, not measured" in str(predicted)
 
 
 def test_an_evaluation_that_peaks_has_its_parts_too():
@@ -177,12 +176,12 @@ def test_a_shadow_that_is_a_fork_of_the_emulators_process_casts_the_same():
     call.start_process(gpu("t4"), prediction_worker.ON_CARD)
     asked = SMALL | MixedPrecision("fp16") | Lora(), ["t4", "h100", CPU], False
     forked = prediction_worker.ask(*asked)
-    assert isinstance(prediction_worker.SHADOWS.workers["shadow"], Fork)
+    assert isinstance(prediction_worker.SHADOWS.children["shadow"], Fork)
     prediction_worker.SHADOWS.end()
     call.TRUNK.end()
     alone = prediction_worker.ask(*asked)
     assert [replace(answer, versions={}) for answer in alone] == [replace(answer, versions={}) for answer in forked]
-    assert not isinstance(prediction_worker.SHADOWS.workers["shadow"], Fork)
+    assert not isinstance(prediction_worker.SHADOWS.children["shadow"], Fork)
 
 
 @pytest.mark.usefixtures("own_predictions")
@@ -194,7 +193,7 @@ def test_where_nothing_can_be_forked_each_card_has_a_process_of_its_own(monkeypa
     call.PROCESSES.end()
     monkeypatch.setattr(process.os, "pidfd_open", refused)
     alone = predict(replace(SMALL, steps=4), "t4", engine=EMULATOR)
-    assert not isinstance(call.PROCESSES.workers["t4"], Fork)
+    assert not isinstance(call.PROCESSES.children["t4"], Fork)
     assert alone.by_category == forked.by_category
     call.PROCESSES.end()
 
@@ -202,15 +201,15 @@ def test_where_nothing_can_be_forked_each_card_has_a_process_of_its_own(monkeypa
 @pytest.mark.usefixtures("own_predictions")
 def test_the_process_of_a_card_stays_warm_and_few_are_kept(monkeypatch):
     predict(SMALL, "h100", engine=EMULATOR)
-    first = call.PROCESSES.workers["h100"].process.pid
+    first = call.PROCESSES.children["h100"].process.pid
     predict(replace(SMALL, steps=4), "h100", engine=EMULATOR)
-    assert call.PROCESSES.workers["h100"].process.pid == first
-    monkeypatch.setattr(call.PROCESSES, "at_most", len(call.PROCESSES.workers))
+    assert call.PROCESSES.children["h100"].process.pid == first
+    monkeypatch.setattr(call.PROCESSES, "at_most", len(call.PROCESSES.children))
     call.PROCESSES.end("t4")
     predict(SMALL, "t4", engine=EMULATOR)
-    assert list(call.PROCESSES.workers)[-1] == "t4"
+    assert list(call.PROCESSES.children)[-1] == "t4"
     predict(SMALL, "a10", engine=EMULATOR)
-    assert len(call.PROCESSES.workers) == call.PROCESSES.at_most
+    assert len(call.PROCESSES.children) == call.PROCESSES.at_most
 
 
 # ---- what the shadow models, against the libraries themselves ----

@@ -17,8 +17,8 @@ from workbench.gpus.emulator import place
 from workbench.lessons.plots import life_bars
 from workbench.models.load import load_config
 from workbench.models.source import locate
-from workbench.predict.life import life_table, life_text, predict_life, predict_with_life
-from workbench.predict.phases import Habits
+from workbench.predict.life import predict_life, predict_with_life
+from workbench.predict.phases import Habits, life_table
 from workbench.predict.predict import EMULATOR, predict
 from workbench.predict.walk import measure_life, resident_peak
 from workbench.techniques import GradientCheckpointing, Lora, MixedPrecision, Optimizer, OptimizerOffloading, Padding
@@ -97,7 +97,7 @@ def test_an_evaluation_that_does_not_fit_is_cured_by_what_is_predicted_to_fit():
     assert life.refused == ("evaluate",)
     assert predict(recipe, "t4", engine=EMULATOR).fits  # who asks for the step alone
     assert not predict_with_life(recipe, "t4", habits).fits
-    assert "fits   NO (evaluate)" in life_text(life)
+    assert "fits   NO (evaluate)" in str(life)
     cures = evaluation_cures("t4", life)
     assert set(cures) == {"prediction_loss_only=True", "eval_accumulation_steps=1"}
     assert "  prediction_loss_only=True: " in cures_text(cures)

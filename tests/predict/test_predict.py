@@ -23,7 +23,7 @@ from workbench.measure.categories import Category, Phase, format_bytes
 from workbench.predict import predict as predict_module
 from workbench.predict import worker as prediction_worker
 from workbench.predict.predict import Prediction, predict_all
-from workbench.predict.report import fitting, prediction_text
+from workbench.predict.report import fitting
 from workbench.predict.tensors import LIVES
 from workbench.techniques import (
     GradientAccumulation,
@@ -251,9 +251,9 @@ predicted = predict(recipe)
 assert predicted.peak_allocated_bytes > 0
 assert "torch" not in sys.modules and "transformers" not in sys.modules
 assert (dict(os.environ), list(sys.path)) == before[:2]
-first = worker.SHADOWS.workers["shadow"].process.pid
+first = worker.SHADOWS.children["shadow"].process.pid
 predict(recipe, padding=True)
-assert worker.SHADOWS.workers["shadow"].process.pid == first
+assert worker.SHADOWS.children["shadow"].process.pid == first
 import torch
 with torch.autocast("cpu", dtype=torch.bfloat16):
     half = torch.ones(2, 2) @ torch.ones(2, 2)
@@ -309,7 +309,7 @@ cell({OWN.replace("[:tensors]", "[:-tensors]")!r}).raise_error()
 @pytest.mark.dear
 def test_a_worker_that_died_is_replaced_and_one_that_cannot_work_says_why(small, own_predictions, monkeypatch):
     predict(small)
-    worker = prediction_worker.SHADOWS.workers["shadow"]
+    worker = prediction_worker.SHADOWS.children["shadow"]
     os.kill(worker.process.pid, signal.SIGKILL)
     worker.process.wait()
     call.TRUNK.end()  # or it would be a fork of this
@@ -318,9 +318,9 @@ def test_a_worker_that_died_is_replaced_and_one_that_cannot_work_says_why(small,
         patch.setattr(process, "START", cannot)
         with pytest.raises(RuntimeError, match="no room"):
             predict(small, padding=True)
-        assert prediction_worker.SHADOWS.workers == {}
+        assert prediction_worker.SHADOWS.children == {}
     assert predict(small, padding=True).peak_allocated_bytes > 0
-    assert prediction_worker.SHADOWS.workers["shadow"] is not worker
+    assert prediction_worker.SHADOWS.children["shadow"] is not worker
 
 
 def test_threads_may_ask_at_the_same_time(small, own_predictions):
@@ -424,7 +424,7 @@ def test_a_stand_in_is_driven_instead_whatever_this_machine_lacks(small):
 
 def test_the_report_shows_peak_categories_phases_and_gpus(gpt2):
     found = predict(gpt2)
-    text = prediction_text(found)
+    text = str(found)
     for words in ("predicted for NVIDIA H100", "not measured", "reserved", "logits and loss", "optimizer step", "█"):
         assert words in text
     gpus = {"h100": found, "rtx3070": predict(gpt2, "rtx3070"), "t4": ConfigurationError("no bf16")}

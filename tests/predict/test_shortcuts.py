@@ -20,7 +20,7 @@ from workbench.errors import ConfigurationError, UnavailableError
 from workbench.gpus.caching_allocator import CachingAllocator, OutOfCapacity
 from workbench.gpus.catalogue import gpu
 from workbench.gpus.emulator import call
-from workbench.gpus.process import Fork, Worker
+from workbench.launch import Child, Fork
 from workbench.predict import rows
 from workbench.predict import worker as prediction_worker
 from workbench.predict.engine import EMULATOR
@@ -179,7 +179,7 @@ def test_shorter_sequences_of_a_large_batch_too(small):
 
 
 def test_an_answer_that_takes_too_long_ends_the_process():
-    worker = Worker(dict(os.environ), (), name="prediction worker")
+    worker = Child(dict(os.environ), (), name="prediction worker")
     with pytest.raises(UnavailableError, match=r"prediction worker: no answer within 0.2 s.*longer time_limit"):
         worker.call(time.sleep, 60, time_limit=0.2)
     assert worker.process.wait(timeout=10) < 0
@@ -187,7 +187,7 @@ def test_an_answer_that_takes_too_long_ends_the_process():
 
 
 def test_within_the_limit_the_clock_is_stopped():
-    worker = Worker(dict(os.environ), ())
+    worker = Child(dict(os.environ), ())
     assert worker.call(abs, -1, time_limit=30) == 1
     assert worker.call(abs, -2) == 2
     assert worker.alive()
@@ -197,9 +197,9 @@ def test_within_the_limit_the_clock_is_stopped():
 def test_the_next_prediction_has_a_new_worker(small):
     with pytest.raises(UnavailableError, match="no answer within"):
         predict(small | Lora(rank=3), time_limit=0.01)
-    ended = prediction_worker.SHADOWS.workers["shadow"]
+    ended = prediction_worker.SHADOWS.children["shadow"]
     assert predict(small | Lora(rank=3)).peak_allocated_bytes > 0
-    assert prediction_worker.SHADOWS.workers["shadow"] is not ended
+    assert prediction_worker.SHADOWS.children["shadow"] is not ended
 
 
 @pytest.mark.dear
@@ -232,7 +232,7 @@ class TestOnAnEmulatedGpu:
 
 @pytest.fixture
 def trunk():
-    worker = Worker(dict(os.environ), ("json",), name="trunk")
+    worker = Child(dict(os.environ), ("json",), name="trunk")
     yield worker
     worker.close()
 
@@ -278,8 +278,8 @@ class TestForks:
 
     def test_they_end_with_their_owner(self):
         code = (
-            "import os; from workbench.gpus.process import Fork, Worker\n"
-            "trunk = Worker(dict(os.environ), ()); fork = Fork(trunk, dict(os.environ), 'fork')\n"
+            "import os; from workbench.launch import Child, Fork\n"
+            "trunk = Child(dict(os.environ), ()); fork = Fork(trunk, dict(os.environ), 'fork')\n"
             "print(fork.process.pid, trunk.process.pid, flush=True); os._exit(0)"
         )
         pids = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

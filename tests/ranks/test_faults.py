@@ -200,7 +200,7 @@ REFUSED = (
 
 
 def test_what_cannot_be_is_refused_before_anything_is_started(subtests, monkeypatch, runs_folder):
-    monkeypatch.setattr("workbench.ranks.launch.start_processes", lambda *_: pytest.fail("it was started"))
+    monkeypatch.setattr("workbench.ranks.launch.start", lambda *_, **__: pytest.fail("it was started"))
     for ask, message in REFUSED:
         with subtests.test(message=message), pytest.raises(ConfigurationError, match=message):
             ask()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.errors import WorkbenchError, explained
 from workbench.gpus.catalogue import Gpu
-from workbench.gpus.process import Kept, Worker
+from workbench.launch import Child, Kept
 from workbench.recipe import Recipe
 from workbench.run.world import ALONE
 
@@ -68,12 +68,12 @@ def start(gpu: str = "h100") -> None:
         SHADOWS.start("shadow", _started)
 
 
-def _started() -> Worker:
+def _started() -> Child:
     """A fork of the emulator's process, if there is one: it has loaded the libraries already."""
     from workbench.gpus.emulator.call import fork_of_trunk
 
     name = "prediction worker"
-    return fork_of_trunk(_environment(), name) or Worker(_environment(), MODULES, name=name)
+    return fork_of_trunk(_environment(), name) or Child(_environment(), MODULES, name=name)
 
 
 def _environment() -> dict[str, str]:

@@ -1,37 +1,34 @@
 """Starting the ranks of a run on this machine, and saying what became of them."""
 
-import json
-import logging
 import os
 import signal
-import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout, suppress
+from collections.abc import Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std, start_processes
 from torch.distributed.elastic.utils.distributed import get_free_port
 
-from workbench.errors import ConfigurationError, OutOfMemoryError, UnavailableError, WorkbenchError
+from workbench.errors import ConfigurationError, UnavailableError, WorkbenchError
+from workbench.gpus.emulator import place
 from workbench.gpus.emulator.card import emulated_card
-from workbench.gpus.emulator.launch import environment
+from workbench.gpus.emulator.launch import INSIDE, environment
+from workbench.launch import Child, LostChildError, start
 from workbench.measure.device import check_device
-from workbench.paths import PIN, runs_folder
+from workbench.paths import runs_folder
 from workbench.ranks import launched
-from workbench.ranks.run import is_lost, run_as_rank
+from workbench.ranks.run import run_as_rank
 from workbench.ranks.shards import Ranks
 from workbench.recipe import Recipe
 from workbench.records import store
 from workbench.records.record import Record, Status, read_all
 from workbench.run.world import refuse_several_ranks
 
-ERRORS = {kind.exit_code: kind for kind in (WorkbenchError, ConfigurationError, UnavailableError, OutOfMemoryError)}
-START = f"{PIN}; from workbench.ranks.launch import answer; answer()"
-HANDLED = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT") if hasattr(signal, name)]
+TERMINAL = 2  # standard error, to which the first rank writes; the others into files
+GRACE_S = 2.0  # for ranks to say themselves why they ended, once one of them has
+ENDING_S = 20.0  # for those that wait for another to write their record, once they are told to end
 
 
 def on_ranks(recipe: Recipe, *, ranks: int | None, shard: str, reuse: bool = False, **options: Any) -> Record:
@@ -48,9 +45,14 @@ def on_ranks(recipe: Recipe, *, ranks: int | None, shard: str, reuse: bool = Fal
 
 
 def run_on_ranks(
-    recipe: Recipe, *, ranks: int = 2, shard: str = "none", device: str | None = None, folder: Path | None = None,
+    recipe: Recipe,
+    *,
+    ranks: int = 2,
+    shard: str = "none",
+    device: str | None = None,
+    folder: Path | None = None,
     **options: Any,
-) -> Record:  # fmt: skip
+) -> Record:
     """Fine-tune a recipe on several ranks of this machine: a process each, with a GPU each where there are GPUs.
 
     Args:
@@ -72,104 +74,114 @@ def run_on_ranks(
     refuse_several_ranks()
     Ranks(ranks, shard).check(recipe)
     Ranks(ranks, shard).require()
-    told: dict[str, str] = {}
-    if card := emulated_card(device or ""):
-        told, device = environment(card, ranks), "cuda"
-    elif (seen := torch.cuda.device_count()) and device in (None, "cuda") and seen < ranks:
-        raise UnavailableError(f"ranks: {ranks} were asked for, and this machine has {seen} GPUs. Use --device cpu.")
+    variables: dict[str, str] = dict(os.environ)
+    path: list[str] = []
+    card = emulated_card(device or "")
+    if card:
+        variables = environment(card, ranks)
+        path = [str(INSIDE), *place.python_path()]
+        device = "cuda"
+    gpus = torch.cuda.device_count()
+    if not card and gpus and device in (None, "cuda") and gpus < ranks:
+        raise UnavailableError(f"ranks: {ranks} were asked for, and this machine has {gpus} GPUs. Use --device cpu.")
     check_device(device)
     folder = folder or runs_folder()
-    request = {"recipe": recipe.to_dict(), "folder": str(folder), "shard": shard, "device": device, **options}
-    with tempfile.TemporaryDirectory() as scratch:
-        (place := Path(scratch)).joinpath("request.json").write_text(json.dumps(request))
-        first, failures = _ended(ranks, place, told)
-        store.mark_killed(folder)
-        record = next((r for r in reversed(read_all(folder)) if r.owner.get("pid") == first), None)
-        if failures is None:
-            _interrupt(record, folder)
-        if record is None or failures:
-            raise _error(record, place, failures or {})
-    return record
+    children = [
+        start(
+            run_as_rank,
+            recipe,
+            shard=shard,
+            device=device,
+            folder=folder,
+            environment=variables | rank_variables,
+            path=path,
+            output=None if rank else TERMINAL,
+            name=f"rank {rank}",
+            **options,
+        )
+        for rank, rank_variables in enumerate(variables_of_ranks(ranks))
+    ]
+    first_pid = children[0].process.pid
+    answers = answers_of(children)
+    store.mark_killed(folder)
+    records = [record for record in read_all(folder) if record.owner.get("pid") == first_pid]
+    record = records[-1] if records else None
+    if answers is None:
+        # Which rank hears of it first is chance: the others only lose that one.
+        if record and record.status is Status.KILLED:
+            replace(record, status=Status.INTERRUPTED, error="interrupted by the user").save(folder)
+        raise KeyboardInterrupt
+    failures = {rank: answer for rank, answer in enumerate(answers) if isinstance(answer, BaseException)}
+    if failures:
+        raise explained_failure(failures, children, record)
+    first: Record = answers[0]
+    return first
 
 
-def _ended(ranks: int, place: Path, told: dict[str, str]) -> tuple[int, dict[int, Any] | None]:
-    """The first rank's process, and the ranks that failed, when all have ended; None if they were interrupted."""
-    with _own_signals():
-        processes = _started(ranks, place, told)
+def variables_of_ranks(count: int) -> list[dict[str, str]]:
+    """What torchrun tells each rank in its environment, so that they find each other."""
+    shared = {
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(get_free_port()),
+        "TOKENIZERS_PARALLELISM": "false",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // count))),
+    }
+    return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
+
+
+def answers_of(children: Sequence[Child]) -> list[Any] | None:
+    """What each rank returns or raises, when all have ended; None if they were interrupted.
+
+    When one fails, the others wait for it in vain: they are told to end, and end their record.
+    """
+    interrupted = False
+    with ThreadPoolExecutor(len(children)) as pool:
+        futures = [pool.submit(child.answer) for child in children]
         try:
-            return processes.pids()[0], dict(processes.wait().failures)
-        except SignalException:
-            return processes.pids()[0], None
-        finally:
-            processes.close()
+            wait(futures, return_when=FIRST_EXCEPTION)
+            wait(futures, timeout=GRACE_S)
+        except KeyboardInterrupt:
+            interrupted = True
+        tell_to_end(children, futures)
+        wait(futures, timeout=ENDING_S)
+        for child in children:
+            child.kill()
+        wait(futures)
+        for child in children:
+            child.close()
+    if interrupted:
+        return None
+    return [future.exception() or future.result() for future in futures]
 
 
-def _interrupt(record: Record | None, folder: Path) -> NoReturn:
-    """As Ctrl-C does: which rank hears of it first is chance."""
-    if record is not None and record.status is Status.KILLED:
-        replace(record, status=Status.INTERRUPTED, error="interrupted by the user").save(folder)
-    raise KeyboardInterrupt
+def tell_to_end(children: Sequence[Child], futures: Sequence["Future[Any]"]) -> None:
+    for child, future in zip(children, futures, strict=True):
+        if not future.done():
+            child.process.terminate()
 
 
-def _started(ranks: int, place: Path, told: dict[str, str]) -> Any:
-    """The ranks' processes. The first writes to the terminal, the others into files."""
-    shared = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", **told}
-    shared |= {"MASTER_PORT": str(get_free_port()), "TOKENIZERS_PARALLELISM": "false"}
-    threads = str(max(1, torch.get_num_threads() // ranks))
-    shared |= {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads)}
-    envs = {rank: {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)}
-    logs = DefaultLogsSpecs(str(place), redirects={rank: Std.ALL if rank else Std.NONE for rank in envs})
-    logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)  # it is said below
-    return start_processes("rank", sys.executable, dict.fromkeys(envs, ("-c", START, str(place))), envs, logs)
-
-
-@contextmanager
-def _own_signals() -> Iterator[None]:
-    """PyTorch's launcher takes signals over, and does not give them back."""
-    before = {number: signal.getsignal(number) for number in HANDLED}
-    try:
-        yield
-    finally:
-        with suppress(ValueError):  # in another thread than the main one, where it has taken none
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-
-def _error(record: Record | None, place: Path, failures: dict[int, Any]) -> WorkbenchError:
-    """What a rank has said of itself; or how those ended that said nothing."""
-    for path in sorted(place.glob("answer-*.json")):
-        answer = json.loads(path.read_text())
-        return ERRORS[answer["exit_code"]](answer["error"])
+def explained_failure(
+    failures: dict[int, BaseException], children: Sequence[Child], record: Record | None
+) -> BaseException:
+    """What the first rank that knows has said; or the record; or how those ended that said nothing."""
+    for error in failures.values():
+        if isinstance(error, WorkbenchError) and not isinstance(error, LostChildError):
+            return error
     if record is not None and record.status not in (Status.KILLED, Status.RUNNING):
         return WorkbenchError(f"ranks: the run {record.id} is on record as {record.status}: {record.error}")
-    first = {rank: each for rank, each in failures.items() if each.exitcode not in (1, -signal.SIGTERM)} or failures
-    told = [f"rank {rank} ended with {_how(each, place)}" for rank, each in sorted(first.items())]
-    known = f" The run is on record as killed: {record.id}." if record else ""
-    return WorkbenchError(f"ranks: {'; '.join(told) or 'no rank left a record'}.{known}")
+    # Not those that had to be told to end, if any ended by itself.
+    lost = [rank for rank, error in failures.items() if isinstance(error, LostChildError)]
+    first = [rank for rank in lost if children[rank].process.returncode != -signal.SIGTERM]
+    endings = [f"rank {rank} ended with {how_it_ended(children[rank], failures[rank])}" for rank in first or failures]
+    on_record = f" The run is on record as killed: {record.id}." if record else ""
+    return WorkbenchError(f"ranks: {'; '.join(endings)}.{on_record}")
 
 
-def _how(failure: Any, place: Path) -> str:
-    lines = [line for path in place.rglob(f"{failure.local_rank}/stderr.log") for line in path.read_text().splitlines()]
-    words = f" ({lines[-1].strip()})" if lines else ""
-    return (failure.signal_name() if failure.exitcode < 0 else f"exit status {failure.exitcode}") + words
-
-
-# ---- in the process of a rank ----
-
-
-def answer() -> None:
-    """Run what is asked for; where it is refused, write down why."""
-    place = Path(sys.argv[-1])
-    request = json.loads((place / "request.json").read_text())
-    recipe, folder = Recipe.from_dict(request.pop("recipe")), Path(request.pop("folder"))
-    try:
-        with redirect_stdout(sys.stderr):
-            run_as_rank(recipe, folder=folder, **request)
-    except WorkbenchError as error:
-        told = {"exit_code": error.exit_code, "error": str(error)}
-        (place / f"answer-{os.environ['RANK']}.json").write_text(json.dumps(told))
-        sys.exit(error.exit_code)
-    except BaseException as error:
-        if is_lost(error):
-            sys.exit(1)  # the one that ended first tells why
-        raise
+def how_it_ended(child: Child, error: BaseException) -> str:
+    """The signal that ended it; or the last line of what it says."""
+    status = child.process.returncode or 0
+    if isinstance(error, LostChildError) and status < 0:
+        return signal.Signals(-status).name
+    return str(error).strip().splitlines()[-1]

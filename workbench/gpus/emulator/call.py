@@ -9,7 +9,7 @@ from workbench.gpus.catalogue import Gpu
 from workbench.gpus.emulator import place
 from workbench.gpus.emulator.card import emulated_card
 from workbench.gpus.emulator.launch import INSIDE, environment
-from workbench.gpus.process import Fork, Kept, Worker
+from workbench.launch import Child, Fork, Kept
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -35,19 +35,21 @@ def call_on(gpu: Gpu, function: Callable[..., R], *args: Any, modules: Sequence[
 
 def start_process(gpu: Gpu, modules: Sequence[str]) -> None:
     """Start what the card's process will be a fork of: it loads its libraries while the caller does something else."""
-    told = {**environment(gpu), "EMULATED_TRUNK": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # this asks no driver
-    TRUNK.start("trunk", partial(Worker, told, modules, [str(INSIDE), *place.python_path()], "emulator's process"))
+    variables = {**environment(gpu), "EMULATED_TRUNK": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # this asks no driver
+    path = [str(INSIDE), *place.python_path()]
+    TRUNK.start("trunk", partial(Child, variables, modules, path, name="emulator's process"))
 
 
-def _started(gpu: Gpu, modules: Sequence[str]) -> Worker:
+def _started(gpu: Gpu, modules: Sequence[str]) -> Child:
     start_process(gpu, modules)
-    own, name = environment(gpu), f"process with the emulated {gpu.title}"
-    return fork_of_trunk(own, name) or Worker(own, modules, place.python_path(), name)
+    variables = environment(gpu)
+    name = f"process with the emulated {gpu.title}"
+    return fork_of_trunk(variables, name) or Child(variables, modules, place.python_path(), name=name)
 
 
-def fork_of_trunk(environment: Mapping[str, str], name: str) -> Worker | None:
-    """A worker that has the libraries already; None if no process has, or none can be forked here."""
-    trunk = TRUNK.workers.get("trunk")
+def fork_of_trunk(environment: Mapping[str, str], name: str) -> Child | None:
+    """A child that has the libraries already; None if no process has, or none can be forked here."""
+    trunk = TRUNK.children.get("trunk")
     with TRUNK.lock, suppress(OSError):  # a kernel before 5.3, or a sandbox, has no handles of processes
         return Fork(trunk, environment, name) if trunk and trunk.alive() else None
     return None
