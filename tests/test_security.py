@@ -142,7 +142,7 @@ def sources() -> list[Path]:
 
 
 # the pipe to a process that it started itself
-OWN_PROCESS = {"process.py": {"pickle.load("}}
+OWN_PROCESS = {"launch.py": {"pickle.load("}}
 
 
 def test_no_code_and_no_pickles_of_others_are_run():

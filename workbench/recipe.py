@@ -137,6 +137,8 @@ class Recipe:
 
         Raises ConfigurationError for an unknown field, technique or setting, and for what is no mapping.
         """
+        if isinstance(data, cls):
+            return data
         values = named(data, sorted([*(f.name for f in fields(cls)), FILES]), "recipe", "field")
         both = [named(values.pop(key, {}), sorted(REGISTRY), "recipe", FILES) for key in ("techniques", FILES)]
         chosen = {name: each for name, each in merged(*both).items() if name not in {t.name for t in instead}}

@@ -10,7 +10,6 @@ from workbench.lessons import parameters
 from workbench.lessons.notebooks import execute_notebook
 from workbench.measure.categories import Category
 from workbench.paths import NOTEBOOKS
-from workbench.recipe import Recipe
 from workbench.records.record import Record, Status, read_all
 from workbench.techniques import REGISTRY
 
@@ -120,7 +119,7 @@ def check_record(record: Record) -> None:
         assert 0 < record.memory_cap_bytes < record.peak_allocated_bytes == sum(record.by_category.values())
         return
     assert record.status is Status.OK
-    asked = Recipe.from_dict(record.recipe).training_arguments()
+    asked = record.recipe.training_arguments()
     assert record.steps_done == len(record.losses) == asked["max_steps"]
     tokens = record.tokens_seen + record.padding_tokens
     all_tokens = QUICK["steps"] * 8 * QUICK["sequence_length"]

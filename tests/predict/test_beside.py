@@ -18,4 +18,5 @@ def test_of_a_device_that_nobody_knows_nothing_is_predicted(recipe):
 
 def test_what_cannot_be_predicted_has_no_peak(recipe):
     made = Record.start(recipe)
-    assert predicted_peak(replace(made, device_kind="cpu", recipe={**made.recipe, "model": "random:no such"})) is None
+    unknown = {**made.recipe_settings, "model": "random:no such"}
+    assert predicted_peak(replace(made, device_kind="cpu", recipe_settings=unknown)) is None

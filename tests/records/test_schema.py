@@ -36,6 +36,7 @@ def test_an_old_record_is_read_in_todays_form():
     assert (record.rank, record.world_size) == (0, 1)
     assert (record.device_kind, record.device_name, record.threads) == ("cpu", "AMD EPYC", 2)
     assert record.device == old.pop("device")
+    assert record.recipe_settings == old.pop("recipe")
     assert all(getattr(record, name) == value for name, value in old.items())
 
 

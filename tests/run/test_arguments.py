@@ -18,7 +18,6 @@ from workbench.advise.frame import records
 from workbench.errors import ConfigurationError, UnavailableError
 from workbench.export.script import script
 from workbench.predict.predict import predict
-from workbench.recipe import Recipe
 from workbench.records.record import Record, Status, read_all
 from workbench.run import place
 from workbench.run.run import run
@@ -59,7 +58,7 @@ def test_arguments_reach_the_trainer_and_act(recipe, fine_tuned):
     plain = fine_tuned(recipe)
     assert record.losses[0] == plain.losses[0]
     assert record.losses[-1] != plain.losses[-1]
-    assert record.recipe["arguments"] == ARGUMENTS
+    assert record.recipe.arguments == ARGUMENTS
     assert record.timed_steps == plain.timed_steps
 
 
@@ -126,9 +125,9 @@ def test_epochs_become_steps_and_every_row_is_seen(recipe, techniques, text_file
     asked = replace(asked, arguments={"num_train_epochs": 2})
     record = run(asked, device="cpu")
     assert record.steps_done == 2 * batches_of_an_epoch[0]
-    assert record.recipe["steps"] == record.steps_done // Recipe.from_dict({**record.recipe, "steps": 1}).shape.steps
-    assert record.recipe["arguments"] == {"num_train_epochs": 2}
-    again = run(Recipe.from_dict(record.recipe), device="cpu", reuse=True)
+    assert record.recipe.steps == record.steps_done // replace(record.recipe, steps=1).shape.steps
+    assert record.recipe.arguments == {"num_train_epochs": 2}
+    again = run(record.recipe, device="cpu", reuse=True)
     assert again.id == record.id
 
 
@@ -147,7 +146,7 @@ def test_a_callback_of_the_recipe_acts_and_the_exported_script_has_it(recipe, tm
     )  # fmt: skip
     record = run(asked, device="cpu")
     assert 0 < record.steps_done < 12
-    assert record.recipe["callbacks"] == [STOPPING]
+    assert record.recipe.callbacks == (STOPPING,)
     text = script(asked)
     assert "from transformers import" in text
     assert "trainer.add_callback(EarlyStoppingCallback)" in text
@@ -166,7 +165,7 @@ def test_a_callback_of_the_recipe_acts_and_the_exported_script_has_it(recipe, tm
 def test_a_callback_that_is_given_is_in_the_record_and_its_run_is_not_taken_for_another(recipe):
     short = replace(recipe, steps=1)
     first = run(short, device="cpu", callbacks=[Counting()])
-    assert first.recipe["callbacks"] == [f"{__name__}:Counting"]
+    assert first.recipe.callbacks == (f"{__name__}:Counting",)
     assert run(short, device="cpu", callbacks=[Counting()], reuse=True).id != first.id
     assert run(short, device="cpu", reuse=True).recipe_id == short.id
 
@@ -221,9 +220,9 @@ def test_a_run_is_not_resumed_with_other_arguments(recipe):
 
 def test_what_was_recorded_before_there_were_arguments_is_read_as_ever(recipe, tmp_path):
     record = Record.start(recipe)
-    assert not {"arguments", "callbacks"} & record.recipe.keys()
+    assert not {"arguments", "callbacks"} & record.recipe_settings.keys()
     record.save(tmp_path)
-    assert Recipe.from_dict(Record.read(record.path(tmp_path)).recipe).id == record.recipe_id == recipe.id
+    assert Record.read(record.path(tmp_path)).recipe.id == record.recipe_id == recipe.id
 
 
 def test_a_program_that_is_not_installed_is_named_with_its_package(recipe, nothing_is_loaded, monkeypatch):

@@ -450,7 +450,7 @@ def test_more_sample_tokens_than_the_model_has_positions_are_refused(no_loading,
 def test_auto_is_recorded_as_what_it_stands_for(text_file):
     asked = Recipe(model="auto", corpus=str(text_file), effective_batch_size=4, sequence_length=128, steps=1)
     record = run(asked, device="cpu")
-    assert record.model == record.recipe["model"] == "gpt2-tiny"
+    assert record.model == record.recipe.model == "gpt2-tiny"
 
 
 def test_what_a_killed_run_has_measured_is_on_disk_by_then(three, tmp_path, monkeypatch):

@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+from pairs import pairs
 
 from workbench import predict
-from workbench.advise.pairs import pairs
 from workbench.errors import ConfigurationError, OutOfMemoryError
 from workbench.records.record import Status, read_all
 from workbench.run.run import only_run, run

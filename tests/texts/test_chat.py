@@ -316,9 +316,9 @@ def test_what_is_exact_finds_the_same_losses_held_out_ones_too(recipe, chats):
     assert accumulated.losses == pytest.approx(plain.losses, rel=1e-5)
     assert accumulated.held_out_loss_before == pytest.approx(plain.held_out_loss_before, rel=1e-6)
     assert accumulated.held_out_loss == pytest.approx(plain.held_out_loss, rel=1e-5)
-    assert plain.recipe["evaluation_batch_size"] == 1
+    assert plain.recipe.evaluation_batch_size == 1
     asked = run(replace(recipe, evaluation_batch_size=3), device="cpu")
-    assert asked.recipe["evaluation_batch_size"] == 3
+    assert asked.recipe.evaluation_batch_size == 3
 
 
 # ---- techniques with rows of their own ----

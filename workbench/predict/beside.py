@@ -5,7 +5,6 @@ from contextlib import suppress
 from workbench.errors import WorkbenchError
 from workbench.gpus.catalogue import of_device
 from workbench.predict.predict import CPU, predict
-from workbench.recipe import Recipe
 from workbench.records.record import Record
 
 
@@ -14,5 +13,5 @@ def predicted_peak(record: Record) -> int | None:
     card = of_device(record.device_name, record.device_bytes) if record.device_kind == "cuda" else None
     name = card.name if card else CPU if record.device_kind == CPU else None
     with suppress(WorkbenchError):
-        return predict(Recipe.from_dict(record.recipe), name).peak_allocated_bytes if name else None
+        return predict(record.recipe, name).peak_allocated_bytes if name else None
     return None

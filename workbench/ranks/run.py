@@ -89,7 +89,7 @@ class RankPlace(Place):
         agree(
             {
                 "versions": record.versions,
-                "recipe": record.recipe,
+                "recipe": record.recipe_settings,
                 "text": record.data_sha256,
                 "shard": record.shard,
             }

@@ -23,6 +23,7 @@ from workbench.settings import checker
 SCHEMA_VERSION = 2  # one more whenever a field changes its name or its meaning; `_migrated` then knows the older form
 WORLD = ("world_size", "device_kind", "device_name", "threads", "shard")
 DECIDING = ("recipe_id", "data_sha256", "memory_cap_bytes", "longest_first", "versions", "git_commit", *WORLD)
+IN_FILES = {"recipe_settings": "recipe"}  # fields that have another name there
 OWNER = {"host": str, "pid": int, "began": float}
 
 
@@ -41,7 +42,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Record:
-    """What was asked (`recipe`), what really happened, and what was measured. Units are in the names.
+    """What was asked for (`recipe`), what really happened, and what was measured. Units are in the names.
 
     Fields are None, or empty, where a run did not get that far. `by_category` is read at the instant of the peak and
     sums to `peak_allocated_bytes`; `maximum_by_category` is each category's own maximum, whenever that was.
@@ -52,7 +53,7 @@ class Record:
     id: str
     created_at: str
     status: Status
-    recipe: dict[str, Any]
+    recipe_settings: dict[str, Any]  # `recipe` in the file
     recipe_id: str
     label: str
     schema_version: int = SCHEMA_VERSION
@@ -126,10 +127,21 @@ class Record:
         now = datetime.now(UTC)
         unique = f"{now:%Y%m%dT%H%M%S%f}-{secrets.token_hex(2)}-{recipe.id}"  # several processes, one instant
         return cls(
-            id=unique, created_at=now.isoformat(timespec="milliseconds"), status=Status.RUNNING,
-            recipe=recipe.to_dict(), recipe_id=recipe.id, label=recipe.label,
-            versions=versions(), git_commit=git_commit(), **facts,
-        )  # fmt: skip
+            id=unique,
+            created_at=now.isoformat(timespec="milliseconds"),
+            status=Status.RUNNING,
+            recipe_settings=recipe.to_dict(),
+            recipe_id=recipe.id,
+            label=recipe.label,
+            versions=versions(),
+            git_commit=git_commit(),
+            **facts,
+        )
+
+    @property
+    def recipe(self) -> Recipe:
+        """What was asked for. Raises ConfigurationError: it has a technique or a setting that is not known here."""
+        return Recipe.from_dict(self.recipe_settings)
 
     def path(self, folder: Path | None = None) -> Path:
         """Where the record is kept. Raises ConfigurationError for an id that cannot be a file's name."""
@@ -141,8 +153,11 @@ class Record:
 
     def to_json(self) -> str:
         """Strict JSON: a number that is not finite becomes null, and what is no Unicode in a text `?`."""
-        endless = {name: None for name, value in vars(self).items() if isinstance(value, float) and not isfinite(value)}
-        values = dataclasses.asdict(self) | endless
+        values = {}
+        for name, value in dataclasses.asdict(self).items():
+            if isinstance(value, float) and not isfinite(value):
+                value = None
+            values[IN_FILES.get(name, name)] = value
         return json.dumps(values, indent=1, allow_nan=False, ensure_ascii=False).encode("utf-8", "replace").decode()
 
     @classmethod
@@ -182,18 +197,23 @@ def _migrated(data: dict[str, Any]) -> dict[str, Any]:
     """
     if data["schema_version"] == 1:
         text = data.pop("device", "")
-        found = re.fullmatch(r"(.*) \((\w+)(?:, (\d{1,9}) threads)?\)", text)
-        name, kind, threads = found.groups() if found else (text, "", None)
-        data |= {"device_name": name, "device_kind": kind, "threads": int(threads) if threads else None}
+        match = re.fullmatch(r"(.*) \((\w+)(?:, (\d{1,9}) threads)?\)", text)
+        data["device_name"] = match[1] if match else text
+        data["device_kind"] = match[2] if match else ""
+        data["threads"] = int(match[3]) if match and match[3] else None
         offloading = data["recipe"].get("techniques", {}).get("optimizer_offloading", {})
         if offloading.get("backend") == "pytorch":
             del offloading["backend"]
-    return {**data, "schema_version": SCHEMA_VERSION}
+    for name, name_in_file in IN_FILES.items():
+        data[name] = data.pop(name_in_file)
+    data["schema_version"] = SCHEMA_VERSION
+    return data
 
 
 def _integer(text: str) -> int:
     """Refuses what a column of a table cannot hold, and NaN and Infinity."""
-    if not text[-1].isdigit() or abs(number := int(text)) >= 2**63:
+    number = int(text) if text[-1].isdigit() else 2**63
+    if abs(number) >= 2**63:
         raise ValueError(f"{text:.30} is no number below 2^63")
     return number
 
@@ -201,39 +221,43 @@ def _integer(text: str) -> int:
 def _typed(data: dict[str, Any]) -> Record:
     """Raises ValueError for a field that is missing, unknown, not of its type, or no use to a table."""
     record: Record = checker(Record).validate_json(json.dumps(data, allow_nan=False))
-    Recipe.from_dict({**record.recipe, "techniques": {}})  # of which a user may have some that are not registered
-    made, owner = record.created_at, record.owner
-    good = {
+    settings = record.recipe_settings
+    # Not the techniques: a user may have some that are not registered here.
+    Recipe.from_dict({**settings, "techniques": {}})
+    owner = record.owner
+    owner_types = {name: type(value) for name, value in owner.items()}
+    created_at = datetime.fromisoformat(record.created_at).replace(tzinfo=UTC).isoformat(timespec="milliseconds")
+    is_good = {
         "id": valid_name(record.id),  # folders are named by it
-        "created_at": made == datetime.fromisoformat(made).replace(tzinfo=UTC).isoformat(timespec="milliseconds"),
-        "recipe": isinstance(record.recipe.get("techniques"), dict),
-        "owner": {name: type(value) for name, value in owner.items()} in ({}, OWNER) and owner.get("pid", 1) > 0,
+        "created_at": record.created_at == created_at,
+        "recipe_settings": isinstance(settings.get("techniques"), dict),
+        "owner": owner_types in ({}, OWNER) and owner.get("pid", 1) > 0,
         "by_category": sum(record.by_category.values()) == (record.peak_allocated_bytes or 0),
     }
-    for name, fine in good.items():
-        if not fine:
-            raise ValueError(f"its {name} cannot be {getattr(record, name)!r:.90}")
+    for name, good in is_good.items():
+        if not good:
+            raise ValueError(f"its {IN_FILES.get(name, name)} cannot be {getattr(record, name)!r:.90}")
     return record
 
 
 @cache
-def warn_once(words: str) -> None:
+def warn_once(message: str) -> None:
     """On standard error, once in a process, however often a folder is read."""
-    print(f"warning: {words}", file=sys.stderr)
+    print(f"warning: {message}", file=sys.stderr)
 
 
 def read_all(folder: Path | None = None) -> list[Record]:
     """Every record of a folder, oldest first. A file that is not a record is named on standard error and skipped."""
-    found = []
+    records = []
     for path in sorted((folder or runs_folder()).glob("*.json")):
         try:
             record = Record.read(path)
             if record.id != path.stem and record.path(path.parent).exists():  # its status may be an earlier one
                 raise ConfigurationError(f"records: {path} is a copy of {record.id}.json. Move it away.")
-            found.append(record)
+            records.append(record)
         except ConfigurationError as error:
             warn_once(str(error))
-    return found
+    return records
 
 
 def find_equal(record: Record, *, sampled: bool = False, folder: Path | None = None) -> Record | None:
