@@ -202,6 +202,10 @@ class Child:
         self.process.send_signal(signal.SIGINT if os.name == "posix" else signal.SIGTERM)
 
     def kill(self) -> None:
+        """By force, with the processes that it has started."""
+        if hasattr(os, "killpg") and self.process.poll() is None:
+            with suppress(ProcessLookupError, PermissionError):  # it leads no group yet
+                os.killpg(self.process.pid, signal.SIGKILL)
         self.process.kill()
 
     def alive(self) -> bool:
@@ -322,6 +326,39 @@ class Kept:
             self.children.pop(known).close()
 
 
+# ---- a child that need not import ----
+
+TRAINS = "workbench.run.run"  # what brings all libraries that a run needs
+TRUNK = Kept()
+
+
+def warm_up() -> Child:
+    """Start the process that `warm_child` will come from: it imports meanwhile."""
+    return TRUNK.start("trunk", lambda: Child(os.environ, [TRAINS], name="warm process"))
+
+
+def warm_child(name: str) -> Child:
+    """A child that has imported what trains. The first one waits until that is done, some seconds.
+
+    It is a fork where that can be. Elsewhere it is the warm process itself, and the next one must be warmed up anew.
+    """
+    with TRUNK.lock:
+        trunk = warm_up()
+        with suppress(OSError, AttributeError):  # no handles of processes here, or not even forks
+            if trunk.call(can_be_forked):
+                return Fork(trunk, os.environ, name)
+        TRUNK.children.pop("trunk")
+        trunk.name = name
+        return trunk
+
+
+def can_be_forked() -> bool:
+    """Whether this process cannot have started a GPU's driver as it imported: no fork could go on with that."""
+    import torch
+
+    return torch.version.cuda is None and torch.version.hip is None
+
+
 # ---- in the child ----
 
 _pipes: list[IO[bytes]] = []  # that it serves
@@ -370,6 +407,7 @@ def fork(environment: Mapping[str, str], requests: str, answers: str) -> int:
             return number
         try:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.setsid()  # so that what it starts can be ended with it
             for pipe in _pipes:
                 pipe.close()  # or nobody would see it when the process that was forked ends
             os.environ.clear()

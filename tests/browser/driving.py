@@ -96,7 +96,7 @@ def wait_for_status(page, words):
 def stop_training(page):
     if button(page, "Stop").count() and button(page, "Stop").is_enabled():
         button(page, "Stop").click()
-        wait_for_status(page, "interrupted after")
+        wait_for_status(page, "interrupted after|Stopped before it began")
 
 
 def choose_theme(page, name):

@@ -65,7 +65,7 @@ def page(one):
 
 
 def worker_of(kernel):
-    (found,) = (p for p in psutil.Process(kernel).children() if "workbench.launch" in " ".join(p.cmdline()))
+    (found,) = (p for p in psutil.Process(kernel).children() if "workbench.predict" in " ".join(p.cmdline()))
     return found
 
 

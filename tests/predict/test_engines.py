@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from workbench import Recipe
+from workbench import Recipe, launch
 from workbench.errors import ConfigurationError
-from workbench.gpus import process
 from workbench.gpus.catalogue import gpu
 from workbench.gpus.emulator import call
 from workbench.launch import Fork
@@ -191,7 +190,7 @@ def test_where_nothing_can_be_forked_each_card_has_a_process_of_its_own(monkeypa
 
     forked = predict(SMALL, "t4", engine=EMULATOR)
     call.PROCESSES.end()
-    monkeypatch.setattr(process.os, "pidfd_open", refused)
+    monkeypatch.setattr(launch.os, "pidfd_open", refused)
     alone = predict(replace(SMALL, steps=4), "t4", engine=EMULATOR)
     assert not isinstance(call.PROCESSES.children["t4"], Fork)
     assert alone.by_category == forked.by_category

@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from workbench import Recipe, predict
+from workbench import Recipe, launch, predict
 from workbench.errors import ConfigurationError, UnavailableError
-from workbench.gpus import process
 from workbench.gpus.catalogue import GPUS
 from workbench.gpus.emulator import call
 from workbench.measure.categories import Category, Phase, format_bytes
@@ -315,7 +314,7 @@ def test_a_worker_that_died_is_replaced_and_one_that_cannot_work_says_why(small,
     call.TRUNK.end()  # or it would be a fork of this
     with monkeypatch.context() as patch:
         cannot = "import sys; sys.stderr.write('no room'); sys.exit(1)  # {path} {modules}"
-        patch.setattr(process, "START", cannot)
+        patch.setattr(launch, "SERVE", cannot)
         with pytest.raises(RuntimeError, match="no room"):
             predict(small, padding=True)
         assert prediction_worker.SHADOWS.children == {}

@@ -197,6 +197,7 @@ def test_what_makes_runs_refuses_before_the_first(monkeypatch, capsys, subtests)
             assert "error: run: WORLD_SIZE=2 in the environment says" in capsys.readouterr().err
 
 
+@pytest.mark.dear
 def test_the_playground_shows_why_it_does_not_train(monkeypatch, runs_folder, onlooker):
     monkeypatch.setenv("WORLD_SIZE", "2")
     runner = Runner()

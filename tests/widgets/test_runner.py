@@ -1,81 +1,97 @@
-"""Stop, however slowly what is stopped comes to its end: the panels are told once, and the next training may begin."""
+"""Start and Stop of a training in a process of its own: the panels are told once, whatever happens to that process."""
 
-import contextlib
+import os
+import signal
 import time
+from dataclasses import replace
 
+import psutil
 import pytest
 
-from workbench.recipe import Recipe
+from workbench.launch import TRUNK, warm_child
+from workbench.records.record import Status, read_all
 from workbench.widgets import runner as module
-from workbench.widgets.runner import STOP_PATIENCE_S, Runner
+from workbench.widgets.runner import Runner
 
-RECIPE = Recipe(model="gpt2-tiny")
-
-
-def steps_until_stopped(recipe, observe, **_):
-    while True:
-        observe(lambda: None)
-        time.sleep(0.01)
-
-
-def one_long_step(recipe, observe, **_):
-    observe(lambda: None)
-    while True:
-        time.sleep(0.01)
-
-
-def steps_that_lose_an_interrupt(recipe, observe, **_):
-    """As Python does with one that comes while it runs a finalizer: it is printed, and the training goes on."""
-    with contextlib.suppress(KeyboardInterrupt):
-        one_long_step(recipe, observe)
-    steps_until_stopped(recipe, observe)
-
-
-def the_last_step(recipe, observe, **_):
-    time.sleep(STOP_PATIENCE_S)  # nobody is asked again
+pytestmark = pytest.mark.dear  # all libraries are imported once more
 
 
 @pytest.fixture
-def training(monkeypatch, onlooker):
-    monkeypatch.setattr(onlooker, "progressed", lambda record: None)
-    runner = Runner()
-    runner.attach(onlooker)
-
-    def started(run):
-        monkeypatch.setattr(module, "run", run)
-        runner.start(RECIPE)
-        time.sleep(0.1)
-        return runner
-
-    return started
+def runner(onlooker, monkeypatch):
+    started = Runner()
+    started.attach(onlooker)
+    yield started
+    started.stop()
+    started.wait(60)
 
 
-@pytest.mark.parametrize("run", [steps_until_stopped, one_long_step, steps_that_lose_an_interrupt, the_last_step])
-def test_the_end_is_told_however_long_it_takes(training, onlooker, monkeypatch, run):
-    """A second interrupt, a moment after the first, would have ended the telling."""
+@pytest.fixture
+def endless(recipe):
+    return replace(recipe, steps=100_000)
 
-    def read_slowly(folder):
-        for _ in range(30):
-            time.sleep(STOP_PATIENCE_S / 10)
-        return []
 
-    monkeypatch.setattr(module, "read_all", read_slowly)
-    runner = training(run)
+def wait_for_a_step(folder, besides=0):
+    deadline = time.monotonic() + 60
+    while sum(bool(record.steps_done) for record in read_all(folder)) <= besides:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def the_child(folder):
+    (record,) = (record for record in read_all(folder) if record.status is Status.RUNNING)
+    return psutil.Process(record.owner["pid"])
+
+
+def test_what_does_not_hear_of_stop_is_ended_by_force_and_told_as_killed(
+    runner, onlooker, endless, runs_folder, monkeypatch
+):
+    def deaf():
+        import signal
+
+        from workbench.run.elsewhere import execute_here
+
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        return execute_here()
+
+    monkeypatch.setattr(module, "execute_here", deaf)
+    runner.start(endless, runs_folder)
+    wait_for_a_step(runs_folder)
+    child = the_child(runs_folder)
     runner.stop()
-    runner.wait(60)
-    assert onlooker.ended_as == [(None, "" if run is the_last_step else "stopped")]
+    runner.wait(20)
+    ((record, message),) = onlooker.ended_as
+    assert (record.status, message) == (Status.KILLED, "")
+    assert "ended by force when it did not stop" in record.error
+    assert record.steps_done > 0
+    assert read_all(runs_folder) == [record]
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_one_that_is_killed_is_told_with_its_steps(runner, onlooker, endless, runs_folder):
+    runner.start(endless, runs_folder)
+    wait_for_a_step(runs_folder)
+    os.kill(the_child(runs_folder).pid, signal.SIGKILL)
+    runner.wait(20)
+    ((record, _),) = onlooker.ended_as
+    assert record.status is Status.KILLED
+    assert "killed in the middle" in record.error
+    assert record.steps_done > 0
+    assert read_all(runs_folder) == [record]
+
+
+def test_stop_is_heard_before_anything_has_begun(runner, onlooker, endless, runs_folder):
+    TRUNK.end()  # so that the libraries have to be imported first
+    runner.start(endless, runs_folder)
+    began_at_s = time.monotonic()
+    runner.stop()
+    runner.wait(20)
+    print(f"stopped after {time.monotonic() - began_at_s:.2f} s")
+    assert onlooker.ended_as == [(None, "stopped")]
+    assert read_all(runs_folder) == []
     assert not runner.running
 
 
-def test_a_step_that_takes_long_is_interrupted_and_a_short_one_ends(training, onlooker):
-    for run in (one_long_step, steps_until_stopped):
-        runner = training(run)
-        runner.stop()
-        runner.wait(60)
-    assert [words for _, words in onlooker.ended_as] == ["stopped", "stopped"]
-
-
-def test_one_who_cannot_look_on_any_more_ends_no_training(training, onlooker, monkeypatch, capsys):
+def test_one_who_cannot_look_on_any_more_ends_no_training(runner, onlooker, endless, runs_folder, monkeypatch, capsys):
     """As at the restart of a kernel: the run is then on record as killed, with its steps, and not as failed."""
     blind, seen = type(onlooker)(), []
 
@@ -85,25 +101,46 @@ def test_one_who_cannot_look_on_any_more_ends_no_training(training, onlooker, mo
     blind.progressed = blind.ended = closed
     monkeypatch.setattr(module, "REFRESH_S", 0.0)
     monkeypatch.setattr(onlooker, "progressed", seen.append)
-    runner = training(steps_until_stopped)
     runner.attach(blind)
-    time.sleep(0.2)
-    steps = len(seen)
-    time.sleep(0.2)
-    assert len(seen) > steps > 0
+    runner.start(endless, runs_folder)
+    deadline = time.monotonic() + 60
+    while len(seen) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     runner.stop()
-    runner.wait(60)
-    assert onlooker.ended_as == [(None, "stopped")]
+    runner.wait(20)
+    assert [record.status for record, _ in onlooker.ended_as] == [Status.INTERRUPTED]
     assert "Event loop is closed" in capsys.readouterr().err
 
 
-def test_what_was_to_stop_one_training_does_not_stop_the_next(training, onlooker):
-    runner = training(steps_until_stopped)
+def test_what_was_to_stop_one_training_does_not_stop_the_next(runner, onlooker, endless, runs_folder):
+    runner.start(endless, runs_folder)
+    wait_for_a_step(runs_folder)
     runner.stop()
-    runner.wait(60)
-    runner = training(steps_until_stopped)  # before the patience with the first has ended
-    time.sleep(2 * STOP_PATIENCE_S)
+    runner.wait(20)
+    runner.start(endless, runs_folder)
+    wait_for_a_step(runs_folder, besides=1)
     assert runner.running
     assert len(onlooker.ended_as) == 1
-    runner.stop()
+
+
+def test_relative_paths_are_those_of_the_caller(
+    runner, onlooker, recipe, tmp_path, text_file, runs_folder, monkeypatch
+):
+    """Of the moment, whatever they were when the libraries were imported."""
+    warm_child("another").close()
+    (tmp_path / "mine.txt").write_text(text_file.read_text())
+    monkeypatch.chdir(tmp_path)
+    runner.start(replace(recipe, corpus="mine.txt", steps=1), runs_folder)
     runner.wait(60)
+    assert [record.status for record, _ in onlooker.ended_as] == [Status.OK]
+
+
+def test_where_nothing_can_be_forked_the_warm_process_itself_trains(runner, onlooker, recipe, runs_folder, monkeypatch):
+    monkeypatch.setattr(os, "pidfd_open", lambda pid: (_ for _ in ()).throw(OSError("no such call")))
+    for number in (1, 2):
+        runner.start(replace(recipe, steps=number), runs_folder)
+        runner.wait(60)
+    assert [record.status for record, _ in onlooker.ended_as] == [Status.OK] * 2
+    assert len({record.owner["pid"] for record, _ in onlooker.ended_as}) == 2
+    TRUNK.end()

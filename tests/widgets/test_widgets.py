@@ -17,9 +17,8 @@ from workbench.gpus.catalogue import GPUS
 from workbench.measure.categories import Category
 from workbench.recipe import Recipe
 from workbench.records.record import Record, Status, read_all
-from workbench.run import execute
 from workbench.techniques import REGISTRY, GradientCheckpointing, Lora
-from workbench.widgets import pages
+from workbench.widgets import pages, runner
 from workbench.widgets.controls import TOOLTIP, RecipeForm
 from workbench.widgets.gauge import Gauge, Limit
 from workbench.widgets.history import History, overlay
@@ -322,7 +321,7 @@ def test_each_switch_says_what_it_saves(form):
     assert "wb-old" in form.toggles["lora"].saving._dom_classes
 
 
-# ---- playground: real trainings of the small model ----
+# ---- playground: real trainings of the small model, in a process that imports all libraries ----
 
 
 @pytest.fixture
@@ -335,6 +334,8 @@ def finish(playground):
     assert not RUNNER.running
 
 
+@pytest.mark.dear
+@pytest.mark.smoke
 def test_a_run_ends_with_its_numbers_and_is_in_the_history(playground, tmp_path):
     train = playground.train
     train.start.click()
@@ -352,6 +353,7 @@ def test_a_run_ends_with_its_numbers_and_is_in_the_history(playground, tmp_path)
     assert train.stop.disabled
 
 
+@pytest.mark.dear
 def test_stop_ends_it_within_a_second_and_leaves_a_record(playground, recipe, tmp_path):
     playground.choose(replace(recipe, steps=100_000))
     playground.train.start.click()
@@ -367,6 +369,7 @@ def test_stop_ends_it_within_a_second_and_leaves_a_record(playground, recipe, tm
     assert not playground.train.start.disabled
 
 
+@pytest.mark.dear
 def test_another_panel_of_the_kernel_shows_the_same_training_and_can_stop_it(playground, recipe, tmp_path):
     playground.choose(replace(recipe, steps=100_000))
     playground.train.start.click()
@@ -385,36 +388,50 @@ def test_another_panel_of_the_kernel_shows_the_same_training_and_can_stop_it(pla
     assert len(read_all(tmp_path)) == 1
 
 
+@pytest.mark.dear
 def test_a_step_that_takes_long_is_stopped_in_its_middle(playground, monkeypatch, tmp_path):
-    from workbench.run.trainer import SeamTrainer
+    def one_long_step():
+        from workbench.run.elsewhere import execute_here
+        from workbench.run.trainer import SeamTrainer
 
-    inside = threading.Event()
+        def endless(self, *_, **__):
+            (tmp_path / "inside").touch()
+            while True:
+                time.sleep(0.01)
 
-    def endless(self, *_, **__):
-        inside.set()
-        while True:
-            time.sleep(0.01)
+        SeamTrainer.training_step = endless
+        return execute_here()
 
-    monkeypatch.setattr(SeamTrainer, "training_step", endless)
+    monkeypatch.setattr(runner, "execute_here", one_long_step)
     playground.train.start.click()
-    inside.wait(60)
+    while not (tmp_path / "inside").exists():
+        time.sleep(0.02)
     playground.train.stop.click()
     RUNNER.wait(20)
     assert [record.status for record in read_all(tmp_path)] == [Status.INTERRUPTED]
 
 
+@pytest.mark.dear
 def test_a_failure_is_an_alarm_with_its_reason(playground, monkeypatch, tmp_path):
-    def fail(*_, **__):
-        raise ValueError("<script>boom</script>")
+    def fail():
+        from workbench.run import execute
+        from workbench.run.elsewhere import execute_here
 
-    monkeypatch.setattr(execute, "assemble", fail)
+        def assemble(*_, **__):
+            raise ValueError("<script>boom</script>")
+
+        execute.assemble = assemble
+        return execute_here()
+
+    monkeypatch.setattr(runner, "execute_here", fail)
     playground.train.start.click()
     finish(playground)
-    assert "failed after 0 steps. &lt;script&gt;boom" in playground.train.words.value
+    assert "failed after 0 steps. ValueError: &lt;script&gt;boom" in playground.train.words.value
     assert "#D55E00" in playground.train.words.value
     assert [record.status for record in read_all(tmp_path)] == [Status.FAILED]
 
 
+@pytest.mark.dear
 def test_what_is_refused_before_it_starts_is_said(playground, recipe, tmp_path):
     playground.choose(replace(recipe, corpus="missing.txt"))
     playground.train.start.click()

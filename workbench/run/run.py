@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from transformers import TrainerCallback
 
@@ -19,7 +20,7 @@ from workbench.recipe import Recipe
 from workbench.records import store
 from workbench.records.record import Record, Status, find_equal
 from workbench.run.execute import execute
-from workbench.run.job import prepare
+from workbench.run.job import Job, prepare
 from workbench.run.place import Observer, Place
 from workbench.run.world import World, refuse_several_ranks
 
@@ -76,28 +77,33 @@ def run(
         OutOfMemoryError: recorded as `oom`; it says where, and `diagnose(record)` what to change.
             Other failures are recorded as `failed` or `interrupted` and raised.
     """
-    refuse_several_ranks()
+    options = {
+        "save": save,
+        "sample_tokens": sample_tokens,
+        "checkpoint_every": checkpoint_every,
+        "resume": resume,
+        "memory_cap": memory_cap,
+        "longest_first": longest_first,
+        "callbacks": callbacks,
+    }
     with only_run(recipe):
-        if not reuse:
-            check_writable(folder or runs_folder())
-        store.mark_killed(folder)
-        job = prepare(
-            recipe,
-            World.find(device),
-            save=save,
-            sample_tokens=sample_tokens,
-            checkpoint_every=checkpoint_every,
-            resume=resume,
-            memory_cap=memory_cap,
-            longest_first=longest_first,
-            callbacks=callbacks,
-            folder=folder,
-        )
+        job = prepare_alone(recipe, device, folder, may_write_nothing=reuse, **options)
         if reuse and save is None and not callbacks:
             known = find_equal(job.record, sampled=bool(sample_tokens), folder=folder)
             if known:
                 return known
         return executed(Place(job, observe))
+
+
+def prepare_alone(
+    recipe: Recipe, device: str | None, folder: Path | None, *, may_write_nothing: bool = False, **options: Any
+) -> Job:
+    """The job of a recipe for this process alone. Raises as the gate does, and where nothing could be recorded."""
+    refuse_several_ranks()
+    if not may_write_nothing:
+        check_writable(folder or runs_folder())
+    store.mark_killed(folder)
+    return prepare(recipe, World.find(device), folder=folder, **options)
 
 
 def executed(here: Place) -> Record:

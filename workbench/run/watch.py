@@ -14,7 +14,7 @@ from workbench.measure.meter import Meter
 from workbench.run.place import Place
 from workbench.run.stopwatch import WARM_UP_STEPS, Stopwatch
 
-WRITE_EVERY_S = 2.0  # what a killed run has measured until then
+WRITE_EVERY_S = 0.5  # what a killed run has measured until then; a panel shows it
 
 
 class Watch(TrainerCallback):

@@ -10,6 +10,7 @@ from IPython.display import HTML, display
 from markupsafe import escape
 
 from workbench.errors import ConfigurationError
+from workbench.launch import warm_up
 from workbench.lessons.timeline import scrubber
 from workbench.predict.predict import Prediction
 from workbench.recipe import Recipe
@@ -49,6 +50,7 @@ class Playground:
         recipe = recipe or Recipe(model="gpt2", effective_batch_size=8, sequence_length=1024)
         self._form: RecipeForm | None = None  # while it is made, its parts ask already
         self._drawn: Prediction | None = None  # on the timeline
+        self._is_live = False  # on a page with a kernel
         self._kept: Any = None  # what stays in the notebook when the widgets are gone
         self.gauge = Gauge(gpu, changed=self._changed, shown=self._answered)
         self.train = Train(self.recipe, self.choose, folder, changed=self._ended)
@@ -90,6 +92,7 @@ class Playground:
         if cell() and (before := self._in_cell.get(cell(), self)) is not self:
             before.close()
         self._in_cell[cell()] = self
+        self._is_live = True
         display({WIDGET: self.view.get_view_spec(), "text/plain": WITHOUT_KERNEL}, raw=True)
         self._kept = display(HTML(""), display_id=True)
         self._keep()
@@ -111,6 +114,8 @@ class Playground:
 
     def _answered(self) -> None:
         self._keep()
+        if self._is_live:
+            warm_up()  # after the first prediction, which should not have to wait
         if self._form is not None and list(self._tabs)[self.tab.selected_index or 0] == "Timeline":
             self._draw()
 

@@ -1,49 +1,51 @@
-"""One training at a time, in a thread of its own: the page stays alive, can be reloaded, and can stop the run."""
+"""One training at a time, in a process of its own: the page stays alive, can be reloaded, and can stop the run."""
 
-import ctypes
-import os
 import threading
 import time
 import traceback
 from collections.abc import Callable
-from datetime import UTC, datetime
+from concurrent.futures import Future
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Protocol
 from weakref import WeakSet
 
 from workbench.errors import ConfigurationError
+from workbench.launch import Child, LostChildError, warm_child, warm_up
 from workbench.recipe import Recipe
-from workbench.records.record import Record, read_all
-from workbench.run.run import run
+from workbench.records.record import Record
+from workbench.run.elsewhere import execute_here, finished, prepare_here
 
 REFRESH_S = 0.5
-STOP_PATIENCE_S = 0.6
+STOPPED = "stopped"  # before its record began
+LOOK_S = 0.05  # how often it is looked whether the run has ended, or is to be stopped
 
 
 class Watcher(Protocol):
-    """Who looks on. All but the first `began` are called in the training's thread."""
+    """Who looks on. All but the first `began` are called in a thread of the runner."""
 
     def began(self, recipe: Recipe) -> None:
         """A training of this recipe goes on."""
 
     def progressed(self, record: Record) -> None:
-        """Its record so far, at most every REFRESH_S seconds."""
+        """Its record so far, about every REFRESH_S seconds."""
 
-    def ended(self, record: Record | None, words: str) -> None:
+    def ended(self, record: Record | None, message: str) -> None:
         """Its finished record, None if it was refused before it began; and, if it failed, the error's words."""
 
 
 class Runner:
-    """Starts, watches and stops `run`. A process has one, `RUNNER`, to which every panel attaches."""
+    """Starts, watches and stops runs. A process has one, `RUNNER`, to which every panel attaches."""
 
     def __init__(self) -> None:
         self.recipe: Recipe | None = None  # of the training that goes on
         self._watchers: WeakSet[Watcher] = WeakSet()
         self._thread = threading.Thread()
-        self._stop, self._interrupted, self._lock = False, False, threading.Lock()
-        self._last: Record | None = None
-        self._shown_at, self._began = 0.0, ""
-        self._first_at, self._steps = 0.0, 0
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._last: Record | None = None  # that was shown
+        self._last_at_s = 0.0
+        self._first: tuple[int, float] | None = None  # the first step that was seen, and when
 
     @property
     def running(self) -> bool:
@@ -51,8 +53,12 @@ class Runner:
 
     @property
     def seconds_per_step(self) -> float:
-        """Of the present run, from its first step on; 0 while nothing is known."""
-        return (time.monotonic() - self._first_at) / self._steps if self._steps > 0 else 0.0
+        """Of the present run, from the first step that was seen on; 0 while nothing is known."""
+        if self._first is None or self._last is None:
+            return 0.0
+        first_step, first_at_s = self._first
+        steps = self._last.steps_done - first_step
+        return (self._last_at_s - first_at_s) / steps if steps > 0 else 0.0
 
     def attach(self, watcher: Watcher) -> None:
         """Tell it from now on, and at once what goes on."""
@@ -65,72 +71,79 @@ class Runner:
     def detach(self, watcher: Watcher) -> None:
         self._watchers.discard(watcher)
 
-    def start(self, recipe: Recipe, **options: Any) -> None:
-        """Options are those of `run`. Raises ConfigurationError if a training is running."""
+    def start(self, recipe: Recipe, folder: Path | None = None, **options: Any) -> None:
+        """Train a recipe. Options are those of `run`. Raises ConfigurationError if a training is running."""
         with self._lock:
             if self.recipe is not None:
                 raise ConfigurationError(f"start: {self.recipe.label} is training in this kernel. Wait, or stop it.")
-            self.recipe, self._last = recipe, None
-        self._stop, self._interrupted, self._steps = False, False, -1
-        self._began = datetime.now(UTC).isoformat(timespec="milliseconds")
+            self.recipe = recipe
+        self._last = None
+        self._first = None
+        self._stop.clear()
         self._tell(lambda watcher: watcher.began(recipe))
-        self._thread = threading.Thread(target=self._train, args=(recipe, options), name="playground", daemon=True)
+        self._thread = threading.Thread(
+            target=self._train, args=(recipe, folder, options), name="playground", daemon=True
+        )
         self._thread.start()
 
     def stop(self) -> None:
-        """End the run after its present step, or in the middle of a step that takes longer than STOP_PATIENCE_S."""
-        self._stop = True
-        threading.Timer(STOP_PATIENCE_S, self._insist).start()
+        """End the run, as Ctrl-C does; by force if it does not end within `launch.PATIENCE_S`."""
+        self._stop.set()
 
     def wait(self, seconds: float | None = None) -> None:
         """Until the training that was started has ended; for tests."""
         self._thread.join(seconds)
 
-    def _insist(self) -> None:
-        """Raise KeyboardInterrupt in the training's thread, as Ctrl-C does in the main one. Once: a second would end
-        what the first lets it do, write its record and tell of its end."""
-        with self._lock:
-            if self._stop and not self._interrupted:
-                self._interrupted = True
-                self._send(ctypes.py_object(KeyboardInterrupt))
-
-    def _send(self, exception: Any) -> None:
-        """To the training's thread; None takes back what is on its way.
-
-        Python's C API documentation, `PyThreadState_SetAsyncExc`.
-        """
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident or 0), exception)
-
-    def _observe(self, so_far: Callable[[], Record]) -> None:
-        """After each step. Who is asked to stop and still trains has not heard of it yet, or never will: what is raised
-        in a finalizer, Python prints and forgets."""
-        with self._lock:
-            if self._stop:
-                self._stop = False
-                self._send(None)
-                raise KeyboardInterrupt
-        self._steps += 1
-        self._first_at = self._first_at if self._steps else time.monotonic()
-        if time.monotonic() - self._shown_at >= REFRESH_S:
-            self._last = record = so_far()
-            self._tell(lambda watcher: watcher.progressed(record))
-            self._shown_at = time.monotonic()
-
-    def _train(self, recipe: Recipe, options: dict[str, Any]) -> None:
-        record, words = None, ""
+    def _train(self, recipe: Recipe, folder: Path | None, options: dict[str, Any]) -> None:
+        record = None
+        message = ""
         try:
-            try:
-                record = run(recipe, observe=self._observe, **options)
-            finally:
-                with self._lock:  # an interrupt that is on its way comes here, and none after it
-                    self._stop = False
-        except KeyboardInterrupt:
-            words = "stopped"
+            record = self._trained(recipe, folder, options)
+        except LostChildError as lost:  # before its record began
+            message = STOPPED if self._stop.is_set() else str(lost)
         except Exception as error:
-            words = str(error) or type(error).__name__
-        left = record or self._last_of(options.get("folder"))
+            message = str(error) or type(error).__name__
         self.recipe = None
-        self._tell(lambda watcher: watcher.ended(left, words))
+        self._tell(lambda watcher: watcher.ended(record, message))
+        warm_up()  # for the next one
+
+    def _trained(self, recipe: Recipe, folder: Path | None, options: dict[str, Any]) -> Record:
+        """The record of a run in a child. Raises what refuses it before it begins."""
+        child: Child = self._while_looking(lambda: warm_child("training"))
+        with closing(child):
+            child.ask(prepare_here, recipe, str(Path.cwd()), folder, options)
+            begun: Record = self._while_looking(child.answer, child)
+            child.ask(execute_here)
+            record: Record = self._while_looking(lambda: finished(child, begun, folder), child, begun.path(folder))
+            return record
+
+    def _while_looking(self, wait: Callable[[], Any], child: Child | None = None, path: Path | None = None) -> Any:
+        """What a function returns that waits for the child. Meanwhile the child is cancelled if the run is to be
+        stopped, and the watchers are told what the record on disk says."""
+        answer = in_a_thread(wait)
+        shown_at_s = time.monotonic()
+        while not answer.done():
+            if self._stop.is_set():
+                if child is None:  # it is not there yet, and will not be needed
+                    answer.add_done_callback(close_result)
+                    raise LostChildError(STOPPED)
+                child.cancel()
+            if path and time.monotonic() - shown_at_s >= REFRESH_S:
+                self._show(path)
+                shown_at_s = time.monotonic()
+            time.sleep(LOOK_S)
+        return answer.result()
+
+    def _show(self, path: Path) -> None:
+        with suppress(ConfigurationError):  # it is not on disk yet
+            record = Record.read(path)
+            if record.steps_done == (self._last.steps_done if self._last else 0):
+                return
+            self._last = record
+            self._last_at_s = time.monotonic()
+            if self._first is None:
+                self._first = (record.steps_done, self._last_at_s)
+            self._tell(lambda watcher: watcher.progressed(record))
 
     def _tell(self, tell: Callable[[Watcher], None]) -> None:
         """What goes wrong with one who looks on, as when a kernel that ends has closed its loop, ends no training."""
@@ -140,10 +153,24 @@ class Runner:
             except Exception:
                 traceback.print_exc()
 
-    def _last_of(self, folder: Path | None) -> Record | None:
-        """What the failed run has left, and not that of another kernel; None if it was refused before it began."""
-        mine = (record for record in reversed(read_all(folder)) if record.owner.get("pid") == os.getpid())
-        return next((record for record in mine if record.created_at >= self._began), None)
+
+def in_a_thread(function: Callable[[], Any]) -> "Future[Any]":
+    """What a function returns or raises, once it does."""
+    future: Future[Any] = Future()
+
+    def call() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=call, name="waiting for the training", daemon=True).start()
+    return future
+
+
+def close_result(answer: "Future[Child]") -> None:
+    with suppress(Exception):
+        answer.result().close()
 
 
 RUNNER = Runner()

@@ -27,7 +27,7 @@ from workbench.widgets.history import loss_words
 from workbench.widgets.light import HTML, VBox
 from workbench.widgets.pages import page, picture, small
 from workbench.widgets.part import Choose
-from workbench.widgets.runner import RUNNER
+from workbench.widgets.runner import RUNNER, STOPPED
 
 Chosen = Callable[[], Recipe | None]
 
@@ -125,6 +125,8 @@ class Train:
 
     def ended(self, record: Record | None, words: str) -> None:
         status = record.status if record is not None else Status.FAILED
+        if record is None and words == STOPPED:
+            status = Status.INTERRUPTED
         good = status in (Status.OK, Status.INTERRUPTED)
         self.progress.bar_style = "success" if status is Status.OK else "" if good else "danger"
         self.stop.disabled = True
@@ -169,6 +171,8 @@ def _live(record: Record, predicted: int | None = None) -> str:
 
 
 def _summary(record: Record | None, words: str) -> str:
+    if record is None and words == STOPPED:
+        return "■ Stopped before it began."
     if record is None:
         return f"⚠ not started: {words}"
     if record.status is Status.OK:
