@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
+import torch
 
 from workbench.errors import ConfigurationError
 from workbench.export.written import as_command, as_toml, parse_recipe, read_recipe
@@ -397,3 +398,12 @@ def test_the_file_on_the_front_page_is_one(tmp_path):
         words = shlex.split(line)
         changes = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
         assert parse_recipe({"model": str(tmp_path / "recipe.toml")}, [], changes)
+
+
+def test_a_recipe_knows_its_model(recipe):
+    lora = recipe | Lora()
+    model = lora.load()
+    assert lora.config.vocab_size == model.config.vocab_size
+    assert {name.split(".")[-2] for name, p in model.named_parameters() if p.requires_grad} == {"default"}
+    first, second = (lora.load().state_dict() for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)

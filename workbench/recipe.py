@@ -8,13 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from itertools import permutations, product
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from workbench.errors import ConfigurationError, brief, explained
 from workbench.paths import beside
 from workbench.settings import check_settings, merged, named, setting, toml
 from workbench.techniques import REGISTRY, Technique
-from workbench.techniques.base import Arguments, Capability, Shape
+from workbench.techniques.base import Arguments, Call, Capability, Shape
+
+if TYPE_CHECKING:
+    from workbench.models.family import ModelFamily
 
 FILES = "technique"  # the word for techniques in files, where each has a table
 LATER = ("evaluation_batch_size", "arguments", "callbacks")  # fields that came later: they are in an id if given
@@ -123,6 +126,51 @@ class Recipe:
             for name in sorted(decided & self.arguments.keys()):
                 raise ConfigurationError(f"recipe: arguments has {name}, which {entry.name} decides. Drop one of them.")
         return arguments
+
+    @property
+    def config(self) -> Any:
+        """The config of its model: a hub's is fetched, its weights are not. Raises as a run does."""
+        from workbench.models import load, source
+
+        return load.load_config(source.locate_config(source.resolve_auto(self.model, "cpu")))
+
+    def load(self) -> Any:
+        """Its model on the host, with weights, and with what every technique does to a model. Raises as a run does."""
+        from transformers import set_seed
+
+        from workbench.models import load, source
+
+        located = source.locate(source.resolve_auto(self.model, "cpu"))
+        with load.quiet():
+            model = self.load_from(located, load.load_config(located))
+        set_seed(self.seed)  # what techniques add is drawn
+        return self.prepare_model(model)
+
+    def load_from(self, source: Any, config: Any) -> Any:
+        """The model of a `ModelSource` with its config, loaded as the techniques ask, and nothing done to it yet."""
+        from workbench.models import load
+        from workbench.models.family import family_of
+
+        settings = self.model_arguments(family_of(config))
+        arguments = {name: value() if isinstance(value, Call) else value for name, value in settings.items()}
+        return load.load_model(source, config, **arguments)
+
+    def model_arguments(self, family: "ModelFamily") -> Arguments:
+        """The keyword arguments of `from_pretrained` that the recipe decides; a value may be a Call that makes it."""
+        arguments: Arguments = {}
+        if self.dropout is not None:
+            arguments = dict.fromkeys(family.dropout_fields, self.dropout)
+        for technique in self.techniques:
+            arguments |= technique.model_arguments(family)
+        return arguments
+
+    def prepare_model(self, model: Any) -> Any:
+        """A loaded model after every technique's model seam. Raises ConfigurationError: it does not suit one."""
+        for technique in self.techniques:
+            model = technique.applied_to(model)
+        for technique in self.techniques:
+            technique.check_model(model)
+        return model
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready. Inverse of `from_dict`."""

@@ -7,9 +7,9 @@ import pytest
 
 from workbench.__main__ import main
 from workbench.errors import ConfigurationError
+from workbench.models import load
 from workbench.recipe import Recipe
 from workbench.records.record import Record, Status, read_all
-from workbench.run import place
 from workbench.run.run import run
 
 
@@ -28,7 +28,7 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     def loaded(*_: object, **__: object) -> None:
         raise AssertionError("weights were loaded before the fault was found")
 
-    monkeypatch.setattr(place, "load_model", loaded)
+    monkeypatch.setattr(load, "load_model", loaded)
 
 
 @pytest.fixture

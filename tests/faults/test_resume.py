@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from workbench.errors import ConfigurationError
+from workbench.models import load
 from workbench.records import checkpoints
 from workbench.records.record import Status, read_all
 from workbench.records.store import checkpoint_folder
-from workbench.run import place
 from workbench.run.run import run
 from workbench.run.watch import Watch
 from workbench.techniques import GradientAccumulation, GradientCheckpointing, Lora, OptimizerOffloading
@@ -105,7 +105,7 @@ def test_nothing_is_left_of_the_checkpoints_of_a_run_that_ended_well(dropping, r
 
 def test_another_recipe_is_refused_before_the_model_loads(dropping, stopped_after, monkeypatch):
     stopped_after(dropping, 5)
-    monkeypatch.setattr(place, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(load, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
     with pytest.raises(ConfigurationError, match="seed was 0 and is now 1"):
         run(replace(dropping, seed=1), device="cpu", resume=True)
 
@@ -117,7 +117,7 @@ def test_an_impossible_interval_is_refused(dropping):
 
 
 def test_states_that_a_checkpoint_does_not_reach_are_refused_before_the_model_loads(dropping, monkeypatch, subtests):
-    monkeypatch.setattr(place, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(load, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
     message = "optimizer_offloading keeps what training needs where a checkpoint"
     for options in ({"resume": True}, {"checkpoint_every": EVERY}):
         with subtests.test(**options):

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from workbench.models import load
 from workbench.recipe import Recipe
 from workbench.records import store
 from workbench.records.record import Record, Status, read_all
-from workbench.run import place
 from workbench.run.run import run
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -103,7 +103,7 @@ def quick(recipe):
 def test_a_full_disk_is_refused_before_the_model_loads(quick, small_disk, monkeypatch):
     kept = run(quick, device="cpu", folder=small_disk)
     fill(small_disk, leave=0)
-    monkeypatch.setattr(place, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(load, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
     with pytest.raises(Exception, match=r"nothing can be written into .* \(No space left on device\). Free some space"):
         run(replace(quick, seed=1), device="cpu", folder=small_disk)
     assert read_all(small_disk) == [kept]

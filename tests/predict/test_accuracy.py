@@ -23,7 +23,7 @@ from workbench.paths import MODELS
 from workbench.predict.prediction import Prediction
 from workbench.recipe import Recipe
 from workbench.run.arguments import argument_values, training_arguments
-from workbench.run.trainer import assemble, prepare_data, prepare_model
+from workbench.run.trainer import assemble, prepare_data
 from workbench.techniques import parse_technique
 from workbench.texts.corpus import Blocks
 
@@ -115,7 +115,7 @@ def _real(recipe: Recipe, folder: Path) -> tuple[int, MemoryReport]:
     source = locate(recipe.model)
     rows = Dataset.from_dict({"input_ids": [list(range(recipe.sequence_length))] * recipe.effective_batch_size})
     with quiet():
-        model = prepare_model(recipe, load_model(source, load_config(source)))
+        model = recipe.prepare_model(load_model(source, load_config(source)))
         arguments = training_arguments(argument_values(recipe, 1e-4), "cpu", folder / "trainer")
         arguments.eval_on_start = False
         meter = Meter(model, before_bytes=0)

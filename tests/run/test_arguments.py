@@ -17,9 +17,9 @@ from workbench.advise.compare import caption, compare
 from workbench.advise.frame import records
 from workbench.errors import ConfigurationError, UnavailableError
 from workbench.export.script import script
+from workbench.models import load
 from workbench.predict.predict import predict
 from workbench.records.record import Record, Status, read_all
-from workbench.run import place
 from workbench.run.run import run
 from workbench.techniques import BatchSize, Lora, Padding, SequenceLength, Streaming
 
@@ -45,7 +45,7 @@ class Late(TrainerCallback):
 
 @pytest.fixture
 def nothing_is_loaded(monkeypatch):
-    monkeypatch.setattr(place, "load_model", lambda *_, **__: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(load, "load_model", lambda *_, **__: pytest.fail("a model was loaded"))
 
 
 @pytest.mark.values

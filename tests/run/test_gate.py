@@ -13,7 +13,6 @@ from workbench.models import load
 from workbench.predict.prediction import compute
 from workbench.predict.rows import blocks_for, job_for, material_for
 from workbench.records.record import Status, read_all
-from workbench.run import place
 from workbench.run.execute import execute
 from workbench.run.job import prepare
 from workbench.run.place import Place
@@ -55,7 +54,7 @@ def test_training_arguments_are_built_once(one_step, built, subtests):
 
 
 def test_the_gate_builds_none_and_loads_nothing(one_step, built, monkeypatch, runs_folder):
-    monkeypatch.setattr(place, "load_model", lambda *_, **__: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(load, "load_model", lambda *_, **__: pytest.fail("a model was loaded"))
     prepare(one_step, World.find("cpu"))
     assert built == []
     assert not runs_folder.exists()
@@ -74,7 +73,7 @@ def test_what_an_error_was_is_on_record_and_with_the_place(one_step, monkeypatch
     def failing(*_, **__):
         raise KeyError("x")
 
-    monkeypatch.setattr(place, "load_model", failing)
+    monkeypatch.setattr(load, "load_model", failing)
     here = Place(prepare(one_step, World.find("cpu"), folder=runs_folder))
     record = execute(here)
     assert (record.status, record.error) == (Status.FAILED, "KeyError: 'x'")

@@ -14,11 +14,12 @@ from workbench.__main__ import main
 from workbench.advise.frame import records
 from workbench.errors import ConfigurationError, OutOfMemoryError, UnavailableError, WorkbenchError
 from workbench.measure.allocators import live_tensor_bytes
+from workbench.models import load
 from workbench.models.load import load_config, load_model, load_tokenizer
 from workbench.models.source import locate
 from workbench.recipe import Recipe
 from workbench.records.record import Record, Status, read_all
-from workbench.run import job, place, watch
+from workbench.run import job, watch
 from workbench.run.execute import why_diverged
 from workbench.run.run import run
 from workbench.run.stopwatch import WARM_UP_STEPS
@@ -213,12 +214,12 @@ def answered(monkeypatch):
     class LoadedError(Exception):
         pass
 
-    def load(*_, **__):
+    def loading(*_, **__):
         raise LoadedError
 
     def answer(recipe, **options):
         with monkeypatch.context() as patch:
-            patch.setattr(place, "load_model", load)
+            patch.setattr(load, "load_model", loading)
             try:
                 return run(recipe, device="cpu", **{"reuse": True, **options})
             except LoadedError:
@@ -414,7 +415,7 @@ def test_a_failure_is_recorded_with_its_reason_and_raised_and_harms_no_later_run
 
 @pytest.fixture
 def no_loading(monkeypatch):
-    monkeypatch.setattr(place, "load_model", lambda *_, **__: pytest.fail("the weights were loaded"))
+    monkeypatch.setattr(load, "load_model", lambda *_, **__: pytest.fail("the weights were loaded"))
 
 
 REFUSED = (

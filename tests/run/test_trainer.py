@@ -13,7 +13,7 @@ from workbench.models.source import locate
 from workbench.records.record import Status
 from workbench.run.arguments import argument_values, training_arguments
 from workbench.run.run import run
-from workbench.run.trainer import collate, model_arguments, prepare_model
+from workbench.run.trainer import collate
 from workbench.techniques import GradientAccumulation, Technique
 from workbench.techniques.base import Call, Stage
 
@@ -231,7 +231,7 @@ def test_the_recipes_dropout_holds_everywhere(recipe, subtests):
     for dropout in (0.0, 0.3):
         with subtests.test(dropout=dropout):
             config = load_config(source)
-            model = load_model(source, config, **model_arguments(replace(recipe, dropout=dropout), family_of(config)))
+            model = load_model(source, config, **replace(recipe, dropout=dropout).model_arguments(family_of(config)))
             rates = [module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)]
             assert len(rates) > 4
             assert set(rates) == {dropout}
@@ -240,7 +240,7 @@ def test_the_recipes_dropout_holds_everywhere(recipe, subtests):
 def test_without_a_dropout_in_the_recipe_the_models_own_stays(recipe):
     source = locate("random:gpt2-tiny")
     config = load_config(source)
-    model = prepare_model(replace(recipe, dropout=None), load_model(source, config))
+    model = replace(recipe, dropout=None).prepare_model(load_model(source, config))
     assert model.transformer.drop.p == config.embd_pdrop
     assert model.transformer.h[0].attn.resid_dropout.p == config.resid_pdrop
 

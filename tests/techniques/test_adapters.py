@@ -13,7 +13,6 @@ from workbench.models.load import load_config, load_model
 from workbench.models.source import locate
 from workbench.run.job import prepare
 from workbench.run.run import run
-from workbench.run.trainer import prepare_model
 from workbench.run.world import World
 from workbench.techniques import REGISTRY, Dora, Ia3, Lora, PrefixTuning, PromptTuning, Qlora
 from workbench.techniques.base import Adapter
@@ -141,7 +140,7 @@ def test_what_is_so_small_customarily_learns_faster(recipe, fine_tuned, subtests
 
 def test_the_models_dropout_leaves_the_adapters_own_alone(recipe):
     source = locate(recipe.model)
-    model = prepare_model(recipe | Lora(dropout=0.3), load_model(source, load_config(source)))
+    model = (recipe | Lora(dropout=0.3)).prepare_model(load_model(source, load_config(source)))
     rates = {
         "lora" if "lora" in name else name.split(".")[-1]: module.p
         for name, module in model.named_modules()

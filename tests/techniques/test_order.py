@@ -11,7 +11,6 @@ from workbench.errors import ConfigurationError
 from workbench.models.family import family_of
 from workbench.recipe import Recipe
 from workbench.run.run import run
-from workbench.run.trainer import model_arguments
 from workbench.techniques import (
     REGISTRY,
     ChunkedCrossEntropy,
@@ -71,7 +70,7 @@ def test_renaming_changes_nothing_about_what_a_pair_does():
         assert acting(other) == acting(recipe), recipe.label
         assert other.training_arguments() == recipe.training_arguments(), recipe.label
         assert other.shape == recipe.shape, recipe.label
-        assert model_arguments(other, GPT2).keys() == model_arguments(recipe, GPT2).keys(), recipe.label
+        assert other.model_arguments(GPT2).keys() == recipe.model_arguments(GPT2).keys(), recipe.label
 
 
 def test_techniques_of_one_stage_never_meet_in_a_seam():
@@ -82,9 +81,8 @@ def test_techniques_of_one_stage_never_meet_in_a_seam():
             for seam in SEAMS:
                 both = [call.function for call in (calls(one, seam), calls(other, seam)) if call is not None]
                 assert len(both) < 2 or TRAINER_PARTS.get(both[0].__name__) != TRAINER_PARTS.get(both[1].__name__)
-            assert not model_arguments(Recipe(techniques=(one,)), GPT2).keys() & model_arguments(
-                Recipe(techniques=(other,)), GPT2
-            )
+            names = [Recipe(techniques=(alone,)).model_arguments(GPT2).keys() for alone in (one, other)]
+            assert not names[0] & names[1]
 
 
 TRAINER_PARTS = {"chunk_loss": "the loss", "offload_activations": "the context of the forward pass"}

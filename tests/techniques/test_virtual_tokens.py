@@ -13,7 +13,7 @@ from workbench.models.load import load_config, load_model, load_tokenizer
 from workbench.models.source import locate
 from workbench.run.job import prepare
 from workbench.run.run import run
-from workbench.run.trainer import collate, prepare_model
+from workbench.run.trainer import collate
 from workbench.run.world import World
 from workbench.techniques import GradientCheckpointing, PrefixTuning, PromptTuning
 from workbench.texts import corpus
@@ -42,7 +42,7 @@ def test_the_loss_of_a_prompt_is_that_of_the_same_tokens_as_everywhere(recipe):
     record = run(prompted, device="cpu")
     job = prepare(prompted, World.find("cpu"))
     torch.manual_seed(recipe.seed)
-    model = prepare_model(job.recipe, load_model(job.material.source, job.material.config)).eval()
+    model = job.recipe.prepare_model(load_model(job.material.source, job.material.config)).eval()
     rows = job.data["eval_dataset"]
     batch = collate([rows[i] for i in range(len(rows))])
     with torch.no_grad():

@@ -11,12 +11,12 @@ from datasets import Dataset
 
 from workbench.errors import ConfigurationError
 from workbench.export.bring import keep
+from workbench.models import load
 from workbench.models.gpt2 import gpt2_tokenizer
 from workbench.models.load import load_config, load_model, load_tokenizer, quiet
 from workbench.models.source import locate
 from workbench.predict.predict import predict
 from workbench.records.record import Status
-from workbench.run import place
 from workbench.run.job import prepare
 from workbench.run.run import run
 from workbench.run.trainer import collate
@@ -383,7 +383,7 @@ def test_a_run_learns_from_them(recipe, chats, technique):
 
 
 def test_more_than_can_be_held_is_refused_before_loading(recipe, chats, monkeypatch, subtests):
-    monkeypatch.setattr(place, "load_model", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr(load, "load_model", lambda *_, **__: pytest.fail("loaded"))
     monkeypatch.setattr(corpus, "IN_MEMORY_CHARACTERS", 10_000)
     for technique in (Padding(), Streaming()):
         message = rf"corpus: {technique.name} cuts .* more than 10,000 characters"

@@ -30,7 +30,6 @@ from workbench.ranks.shards import Ranks, shared
 from workbench.recipe import Recipe
 from workbench.run.arguments import training_arguments
 from workbench.run.job import Job, prepare
-from workbench.run.trainer import model_arguments
 from workbench.run.world import World
 from workbench.techniques.base import Arguments, Call
 from workbench.texts import chat, corpus, readers
@@ -200,7 +199,7 @@ class _Main:
         """Lines that make `model`, with the weights of a run, and change it as the techniques do."""
         material, place = self.job.material, self.place
         family = family_of(material.config)
-        arguments = {"dtype": "float32", **model_arguments(self.recipe, family)}
+        arguments = {"dtype": "float32", **self.recipe.model_arguments(family)}
         if material.source.random:
             yield from self._new_weights(place, arguments)
             arguments = {n: value for n, value in arguments.items() if n in BUILT or not hasattr(material.config, n)}

@@ -41,7 +41,7 @@ from workbench.ranks.run import RankMeter
 from workbench.ranks.shards import Ranks
 from workbench.recipe import Recipe
 from workbench.run.job import Job
-from workbench.run.trainer import SeamTrainer, model_arguments, prepare_model
+from workbench.run.trainer import SeamTrainer
 from workbench.texts.corpus import Blocks
 
 DEVICE = torch.device("cuda")
@@ -106,9 +106,9 @@ def card_model(job: Job, ranks: Ranks | None = None) -> PreTrainedModel:
     while weights are loaded: such a model is made whole, and loaded."""
     recipe = job.recipe
     config = job.material.config
-    arguments = model_arguments(recipe, family_of(config))
+    arguments = recipe.model_arguments(family_of(config))
     if can_be_skeleton(config, arguments):
-        model = prepare_model(recipe, skeleton(config, **arguments))
+        model = recipe.prepare_model(skeleton(config, **arguments))
         if ranks and ranks.engine != "ddp":
             return part_of(given_memory(model, torch.device("cpu")), ranks, DEVICE.type)
         return given_memory(model, DEVICE)
@@ -117,8 +117,8 @@ def card_model(job: Job, ranks: Ranks | None = None) -> PreTrainedModel:
         made["device_map"] = {"": DEVICE}  # quantizing costs nothing there, and its traces are swept before the run
     with no_init_weights():  # nobody reads them
         model = load_model(replace(job.material.source, random=True), config, **made)
-    model = prepare_model(recipe, model)
-    return cast("PreTrainedModel", model.to(DEVICE))  # type: ignore[arg-type]  # the stub takes no device
+    model = recipe.prepare_model(model)
+    return cast("PreTrainedModel", model.to(DEVICE))
 
 
 def given_memory(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:

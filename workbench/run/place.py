@@ -20,14 +20,12 @@ from workbench.gpus.emulator.padding import announce_padding
 from workbench.measure.meter import Meter
 from workbench.measure.out_of_memory import Refusal, read
 from workbench.models import generate
-from workbench.models.family import family_of
-from workbench.models.load import count_parameters, load_model, save_model, storage_type
+from workbench.models.load import count_parameters, save_model, storage_type
 from workbench.paths import unwritten
 from workbench.records import checkpoints, store
 from workbench.records.record import Record
 from workbench.run.job import Job
-from workbench.run.trainer import SeamTrainer, model_arguments, prepare_model
-from workbench.techniques.base import Call
+from workbench.run.trainer import SeamTrainer
 
 Observer = Callable[[Callable[[], Record]], None]
 
@@ -209,13 +207,12 @@ class Place:
 
 def load_for(job: Job, values: Values) -> PreTrainedModel:
     """The job's model after every technique's model seam, on the host."""
-    arguments = model_arguments(job.recipe, family_of(job.material.config))
-    made = {name: value() if isinstance(value, Call) else value for name, value in arguments.items()}
     with values.while_loading():
-        model = load_model(job.material.source, job.material.config, **made)
+        model = job.recipe.load_from(job.material.source, job.material.config)
     values.loaded(model)
     set_seed(job.recipe.seed)  # what techniques add is drawn
-    return prepare_model(job.recipe, model)
+    prepared: PreTrainedModel = job.recipe.prepare_model(model)
+    return prepared
 
 
 def memory_facts(meter: Meter, earlier_peak_bytes: int) -> dict[str, Any]:

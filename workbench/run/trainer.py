@@ -20,11 +20,10 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from workbench.errors import ConfigurationError, explained
 from workbench.measure.categories import Phase
 from workbench.measure.meter import Meter
-from workbench.models.family import ModelFamily
 from workbench.paths import unwritten
 from workbench.recipe import Recipe
 from workbench.records import checkpoints
-from workbench.techniques.base import Arguments, Call, Technique
+from workbench.techniques.base import Call, Technique
 from workbench.texts.corpus import Blocks
 
 # or accelerate would import DeepSpeed, which takes seconds, to see whether a model is one of its
@@ -193,21 +192,6 @@ def _examples(technique: Technique, call: Call, text: tuple[Any, ...], seed: int
         return call(*text, seed)
     except ValueError as error:
         raise ConfigurationError(f"{technique.name}: {error}") from None
-
-
-def model_arguments(recipe: Recipe, family: ModelFamily) -> Arguments:
-    """The keyword arguments of `from_pretrained` that the recipe decides; a value may be a Call that makes it."""
-    dropout = {} if recipe.dropout is None else dict.fromkeys(family.dropout_fields, recipe.dropout)
-    return dropout | {name: value for t in recipe.techniques for name, value in t.model_arguments(family).items()}
-
-
-def prepare_model(recipe: Recipe, model: PreTrainedModel) -> PreTrainedModel:
-    """Apply every technique's model seam."""
-    for technique in recipe.techniques:
-        model = technique.applied_to(model)
-    for technique in recipe.techniques:
-        technique.check_model(model)
-    return model
 
 
 def make_callbacks(recipe: Recipe) -> list[TrainerCallback]:

@@ -44,7 +44,7 @@ from workbench.ranks.run import RankMeter
 from workbench.ranks.shards import SHARDS, Ranks
 from workbench.recipe import Recipe
 from workbench.run.job import Job
-from workbench.run.trainer import SeamTrainer, count_padding, model_arguments, prepare_model
+from workbench.run.trainer import SeamTrainer, count_padding
 
 DEVICE = torch.device("cpu")  # plays the GPU
 FORESEEN = 4  # pauses after which the rest may be foreseen: the second step has been traced
@@ -80,15 +80,15 @@ def trace(recipe: Recipe, gpu: Gpu | None, padding: bool = False, ranks: Ranks |
             return _Shadow(job, model, tracker, padding, Path(scratch), ranks).run(gpu)
 
 
-def _model(job: Job) -> PreTrainedModel:
+def _model(job: Job) -> Any:
     recipe = job.recipe
     family = family_of(job.material.config)
-    arguments = model_arguments(recipe, family)
+    arguments = recipe.model_arguments(family)
     quantization = take_quantization(arguments)
     model = skeleton(job.material.config, **arguments)
     if quantization is not None:
         pack_matrices(model, family, quantization)
-    model = prepare_model(recipe, model)
+    model = recipe.prepare_model(model)
     copy_adapted(model)
     return model
 
