@@ -29,7 +29,7 @@ ROOMS = {
     "models", "texts", "techniques", "measure", "run", "records", "ranks", "gpus", "predict", "advise", "export",
     "lessons", "widgets",
 }  # fmt: skip
-FILES_BESIDE_THE_ROOMS = {"__init__", "__main__", "errors", "hub", "imports", "settings", "recipe", "paths"}
+FILES_BESIDE_THE_ROOMS = {"__init__", "__main__", "errors", "hub", "imports", "launch", "settings", "recipe", "paths"}
 
 # a technique, or the command line, says what is missing; pytest loads its plugin itself
 FOUND_AT_RUN_TIME = {"deepspeed", "pytest", "ray"}
@@ -273,8 +273,8 @@ def version_is_the_same_everywhere() -> Faults:
 def forms_ask_for_the_environment() -> Faults:
     for path in sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")):
         fields = yaml.safe_load(path.read_text(encoding="utf-8"))["body"]
-        if not any("python -m workbench env" in field["attributes"]["label"] for field in fields):
-            yield f".github/ISSUE_TEMPLATE/{path.name}: add a field that asks for `python -m workbench env`"
+        if not any("python -m workbench --version" in field["attributes"]["label"] for field in fields):
+            yield f".github/ISSUE_TEMPLATE/{path.name}: add a field that asks for `python -m workbench --version`"
 
 
 @rule

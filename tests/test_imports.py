@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from workbench.launch import Child
 from workbench.imports import Postponed, quick_imports
+from workbench.launch import Child
 
 LATER = ("torch._inductor.compile_fx", "torchao")
 PROGRAM = f"""

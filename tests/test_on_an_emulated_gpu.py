@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from pairs import pairs
 from torch.utils._triton import has_triton_package
 
 from workbench.advise.doctor import diagnose
-from workbench.advise.pairs import pairs
 from workbench.errors import OutOfMemoryError, UnavailableError
 from workbench.gpus.catalogue import gpu
 from workbench.gpus.emulator import place

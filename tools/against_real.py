@@ -1,8 +1,8 @@
 """Published measurements on real GPUs, each repeated on the emulated one: tools/against_real.py [PART OF AN ID …]
 
-`data/reference/real/public.json` has the rows, with source, versions and what is not known of each; the scripts beside
-it do the same work anew, in our own words. Printed are the signed errors of the emulated bytes; nothing is fitted. The
-results of a whole run are kept in `data/reference/real/emulated.json`.
+`data/reference/real/public.json` has the rows, with source, versions and what is not known of each; the scripts in
+`tools/real` do the same work anew, in our own words. Printed are the signed errors of the emulated bytes; nothing is
+fitted. The results of a whole run are kept in `data/reference/real/emulated.json`.
 """
 
 import argparse
@@ -10,12 +10,14 @@ import json
 import subprocess
 import sys
 from functools import cache
+from pathlib import Path
 
 from workbench.gpus.catalogue import gpu
 from workbench.gpus.emulator.launch import environment
 from workbench.paths import DATA, versions
 
 REAL = DATA / "reference" / "real"
+SCRIPTS = Path(__file__).resolve().with_name("real")
 
 
 def main() -> int:
@@ -36,7 +38,7 @@ def main() -> int:
 @cache
 def ran(card: str, script: str, *arguments: str) -> subprocess.CompletedProcess:
     """A script on the emulated card; one that prints a whole sweep is run once for all its rows."""
-    command = [sys.executable, str(REAL / "scripts" / script), *arguments]
+    command = [sys.executable, str(SCRIPTS / script), *arguments]
     return subprocess.run(command, env=environment(gpu(card)), capture_output=True, text=True, check=False)
 
 

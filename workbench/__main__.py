@@ -39,9 +39,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from functools import partial
 from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 from workbench import __version__
 from workbench.errors import DISTRIBUTION, ConfigurationError, WorkbenchError, needed_extra, visible
@@ -58,16 +57,24 @@ from workbench.ranks import launched
 from workbench.ranks.report import ranks_text
 from workbench.recipe import Recipe
 from workbench.settings import described, unknown
-from workbench.techniques import REGISTRY, parse_technique, technique
+from workbench.techniques import REGISTRY, technique
 from workbench.texts import corpus
 from workbench.texts.readers import split_name
 
 MODULE = "python -m workbench"
 TRAINERS_SEED = "42"  # the default of TrainingArguments
-SHOWN = {
-    "id": "id", "created_at": "begun", "status": "status", "label": "recipe", "model": "model", "seed": "seed",
-    "peak_allocated_bytes": "peak", "held_out_loss": "loss", "tokens_per_s": "tokens/s",
-}  # fmt: skip
+COLUMNS = {  # of a table of records, with their titles
+    "id": "id",
+    "created_at": "begun",
+    "status": "status",
+    "label": "recipe",
+    "model": "model",
+    "seed": "seed",
+    "peak_allocated_bytes": "peak",
+    "held_out_loss": "loss",
+    "tokens_per_s": "tokens/s",
+}
+START_OF_A_BAR = re.compile(r"(?:\r|\x1b\[A)*")  # a progress bar returns to the start of its line, or to one above
 
 
 class _Shown:
@@ -81,15 +88,16 @@ class _Shown:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> None:
-        lead, rest = re.fullmatch(r"((?:\r|\x1b\[A)*)(.*)", text, flags=re.DOTALL).groups()  # type: ignore[union-attr]
-        self._heard(self._stream.write, lead + visible(rest))
+        match = START_OF_A_BAR.match(text)
+        start = match.group() if match else ""
+        self._attempt(self._stream.write, start + visible(text.removeprefix(start)))
 
     def flush(self) -> None:
-        self._heard(self._stream.flush)
+        self._attempt(self._stream.flush)
 
-    def _heard(self, say: Callable[..., Any], *words: str) -> None:
+    def _attempt(self, function: Callable[..., Any], *arguments: str) -> None:
         try:
-            say(*words)
+            function(*arguments)
         except OSError as error:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())  # or Python complains at its end
             if not isinstance(error, BrokenPipeError):
@@ -99,7 +107,8 @@ class _Shown:
 def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")  # Windows consoles may not know an arrow
-    out, err = (cast(Any, stream and _Shown(stream)) for stream in (sys.stdout, sys.stderr))  # None where it is closed
+    out: Any = sys.stdout and _Shown(sys.stdout)  # None where it is closed
+    err: Any = sys.stderr and _Shown(sys.stderr)
     with redirect_stdout(out), redirect_stderr(err):
         try:
             return _command(arguments)
@@ -121,7 +130,8 @@ def _command(arguments: Sequence[str] | None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except ModuleNotFoundError as error:
-        if (unavailable := needed_extra(error)) is None:
+        unavailable = needed_extra(error)
+        if unavailable is None:
             raise
         print(f"error: {unavailable}", file=sys.stderr)
         return unavailable.exit_code
@@ -138,17 +148,46 @@ class _Parser(argparse.ArgumentParser):
     """Its errors name the nearest that is known."""
 
     def error(self, message: str) -> NoReturn:
-        if found := re.search(r"(.*): invalid choice: '(.*)' \(choose from (.*)\)", message):
-            raise unknown(f"{self.prog}: {found[1]} takes no", found[2], re.findall(r"[\w-]+", found[3]))
+        match = re.search(r"(.*): invalid choice: '(.*)' \(choose from (.*)\)", message)
+        if match:
+            raise unknown(f"{self.prog}: {match[1]} takes no", match[2], re.findall(r"[\w-]+", match[3]))
         super().error(message)
 
-    def refuse(self, given: str) -> NoReturn:
+    def refuse(self, argument: str) -> NoReturn:
         """What it does not know. Raises ConfigurationError."""
-        name, known = given.partition("=")[0], [one for one in self._option_string_actions if one.startswith("--")]
-        said = str(unknown(f"{self.prog} takes no", name, known))
-        if "--set" in known and name.startswith("--") and "Did you mean" not in said:
-            said += f" A field of TrainingArguments is --set arguments.{name.strip('-').replace('-', '_')}=VALUE."
-        raise ConfigurationError(said)
+        name = argument.partition("=")[0]
+        options = [option for option in self._option_string_actions if option.startswith("--")]
+        message = str(unknown(f"{self.prog} takes no", name, options))
+        if "--set" in options and name.startswith("--") and "Did you mean" not in message:
+            message += f" A field of TrainingArguments is --set arguments.{name.strip('-').replace('-', '_')}=VALUE."
+        raise ConfigurationError(message)
+
+
+class _Version(argparse.Action):
+    """`--version`: which workbench this is, and what an issue should tell beside that."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        print(f"{DISTRIBUTION} {__version__}", flush=True)  # at once: the device is torch's to tell, after seconds
+        print(_environment())
+        parser.exit()
+
+
+def _environment() -> str:
+    """Versions, the device, whether the emulator is set up, and where records lie; not the user's name."""
+    from workbench.gpus.emulator.place import is_set_up
+    from workbench.measure.device import Device
+    from workbench.paths import git_commit, versions
+
+    facts = {
+        **versions(),
+        "commit": git_commit() or "none",
+        "system": platform.platform(),
+        "device": Device.find(),
+        "emulator": "set up" if is_set_up() else "not set up",
+        "records": runs_folder(),
+    }
+    lines = [f"{name:14}{value}" for name, value in facts.items()]
+    return "\n".join(lines).replace(str(Path.home()), "~")
 
 
 def _at_least(least: int, kind: type = int) -> Callable[[str], Any]:
@@ -164,36 +203,56 @@ def _at_least(least: int, kind: type = int) -> Callable[[str], Any]:
 
 
 TYPES: dict[str, Callable[[str], Any]] = {
-    "count": _at_least(1), "number": _at_least(0), "seconds": _at_least(0, float), "path": Path,
-}  # fmt: skip
+    "count": _at_least(1),
+    "number": _at_least(0),
+    "seconds": _at_least(0, float),
+    "path": Path,
+}
 COMMANDS = beside(__file__, "commands.toml")
 RECIPE = COMMANDS.pop("recipe")  # what commands take with a recipe, beside its own settings
 
 
 def _parser() -> _Parser:
     functions: dict[str, Callable[[argparse.Namespace], int | None]] = {
-        "run": run_recipe, "predict": predict_recipe, "plan": show_plan, "doctor": show_diagnosis,
-        "script": write_script, "emulate": emulate_program, "verify": verify_predictions, "pairs": show_pairs,
-        "notebooks": run_notebooks, "lessons": take_lessons, "list": list_techniques, "records": show_records,
-        "compare": show_comparison, "headline": show_headline, "check": check_budgets, "frontier": show_frontier,
-        "scan": scan_rows, "env": show_environment, "try": try_techniques, "sweep": sweep_recipes,
-    }  # fmt: skip
-    raw = argparse.RawDescriptionHelpFormatter
+        "run": run_recipe,
+        "predict": predict_recipe,
+        "plan": show_plan,
+        "scan": scan_rows,
+        "doctor": show_diagnosis,
+        "check": check_budgets,
+        "script": write_script,
+        "emulate": emulate_program,
+        "sweep": sweep_recipes,
+        "notebooks": run_notebooks,
+        "lessons": take_lessons,
+        "list": list_techniques,
+        "records": show_records,
+        "compare": show_comparison,
+    }
     program = "workbench" if Path(sys.argv[0]).stem == "workbench" else MODULE
     title, examples, exit_codes = str(__doc__).replace(MODULE, program).split("\n\n")
-    parser = _Parser(prog=program, description=title, epilog=f"{examples}\n\n{exit_codes}", formatter_class=raw)
-    parser.add_argument("--version", action="version", version=f"{DISTRIBUTION} {__version__}")
+    parser = _Parser(
+        prog=program,
+        description=title,
+        epilog=f"{examples}\n\n{exit_codes}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    help_text = "show versions, the device and where records lie, as an issue should tell them, and exit"
+    parser.add_argument("--version", action=_Version, nargs=0, help=help_text)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, row in COMMANDS.items():
-        made = commands.add_parser(
-            name, help=row["help"], usage=row.get("usage"), description=inspect.getdoc(functions[name]),
+        command = commands.add_parser(
+            name,
+            help=row["help"],
+            usage=row.get("usage"),
+            description=inspect.getdoc(functions[name]),
             epilog=f"example: {program} {row['example']}",
-        )  # fmt: skip
-        made.set_defaults(function=functions[name], parser=made)
+        )
+        command.set_defaults(function=functions[name], parser=command)
         if "recipe" in row:
-            _add_recipe(made)
+            _add_recipe(command)
         for option, fields in row.get("takes", {}).items():
-            _add(made, option, **fields)
+            _add(command, option, **fields)
     return parser
 
 
@@ -218,14 +277,19 @@ def _add_recipe(parser: argparse.ArgumentParser) -> None:
 
 
 def _recipe(args: argparse.Namespace, *, config_only: bool = False) -> Recipe:
-    given = {name: text for name in recipe_options() if (text := getattr(args, name)) is not None}
-    recipe = parse_recipe(given, args.technique, args.set)
+    values = {name: getattr(args, name) for name in recipe_options() if getattr(args, name) is not None}
+    recipe = parse_recipe(values, args.technique, args.set)
     corpus.load_corpus(recipe.corpus)  # these two say what is wrong before torch is imported, which takes seconds
     if recipe.model != "auto":
         (locate_config if config_only else locate)(recipe.model)
     if not config_only:
         imported()
     return recipe
+
+
+def _print(result: Any, as_json: bool) -> None:
+    """A result as people read it, or as one JSON object."""
+    print(json.dumps(result.to_dict()) if as_json else result)
 
 
 def run_recipe(args: argparse.Namespace) -> int:
@@ -247,10 +311,15 @@ def run_recipe(args: argparse.Namespace) -> int:
     from workbench.run.run import run
 
     options: dict[str, Any] = {
-        "device": args.device, "reuse": args.reuse, "save": args.save, "sample_tokens": args.sample_tokens,
-        "checkpoint_every": args.checkpoint_every, "resume": args.resume, "memory_cap": memory_cap,
+        "device": args.device,
+        "reuse": args.reuse,
+        "save": args.save,
+        "sample_tokens": args.sample_tokens,
+        "checkpoint_every": args.checkpoint_every,
+        "resume": args.resume,
+        "memory_cap": memory_cap,
         "longest_first": args.longest_first,
-    }  # fmt: skip
+    }
     with redirect_stdout(sys.stderr):  # standard output is for the result alone
         if several:
             from workbench.ranks.launch import on_ranks
@@ -260,28 +329,34 @@ def run_recipe(args: argparse.Namespace) -> int:
             record = run(recipe, **options)
     if record.rank:
         return 0  # the first rank tells
-    print(json.dumps(dataclasses.asdict(record)) if args.json else _summary(record))
+    print(json.dumps(json.loads(record.to_json())) if args.json else _summary(record))
     return 0 if record.status is Status.OK and bool(record.model_path) == bool(args.save) else 1
 
 
 def _summary(record: Any) -> str:
-    parts = ", ".join(f"{k.replace('_', ' ')} {format_bytes(v)}" for k, v in record.by_category.items() if v)
-    speed = (
-        f"{record.tokens_per_s:,.0f} tokens/s over {record.timed_steps} steps" if record.timed_steps else "not timed"
-    )
+    sizes = {name.replace("_", " "): size for name, size in record.by_category.items() if size}
+    parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in sizes.items())
+    phase = record.peak_phase.replace("_", " ")
+    speed = "not timed"
+    if record.timed_steps:
+        speed = f"{record.tokens_per_s:,.0f} tokens/s over {record.timed_steps} steps"
     lines = [
         f"{record.label} on {record.model}, {record.device}: {record.status} {record.error}".rstrip(),
-        f"  peak    {format_bytes(record.peak_allocated_bytes)} in the {record.peak_phase.replace('_', ' ')} "
-        f"({record.memory_source}): {parts}",
+        f"  peak    {format_bytes(record.peak_allocated_bytes)} in the {phase} ({record.memory_source}): {parts}",
         f"  loss    {_from_to(record.losses[:1], record.losses[-1:])} in training; held out "
         f"{_from_to([record.held_out_loss_before], [record.held_out_loss])}",
-        *([f"  ranks   {ranks_text(record)}"] if record.ranks else []),
+    ]
+    if record.ranks:
+        lines.append(f"  ranks   {ranks_text(record)}")
+    lines += [
         f"  speed   {speed}; {record.trainable_parameters:,} of {record.parameters:,} parameters trained",
         f"  record  {record.path()}",
     ]
-    lines += [f"  model   {record.model_path}"] if record.model_path else []
+    if record.model_path:
+        lines.append(f"  model   {record.model_path}")
     lines += [f"  warning {warning}" for warning in record.warnings]
-    lines += [f"\nbefore: {record.text_before}", f"\nafter:  {record.text_after}"] if record.text_after else []
+    if record.text_after:
+        lines += [f"\nbefore: {record.text_before}", f"\nafter:  {record.text_after}"]
     return "\n".join(lines)
 
 
@@ -301,11 +376,11 @@ def predict_recipe(args: argparse.Namespace) -> None:
             "predict: --settings, --measure and --save belong to --life. Add it, or leave them out."
         )
     from workbench.predict.predict import CPU, GPU_NAMES, SHADOW, Prediction, predict, predict_all
-    from workbench.predict.report import fitting, prediction_text
-    from workbench.predict.worker import SHADOWS, start
+    from workbench.predict.report import fitting
+    from workbench.predict.worker import SHADOWS, warm_predictions
 
     table = not args.json and args.gpu != CPU
-    start(args.gpu)  # meanwhile
+    warm_predictions(args.gpu)  # meanwhile
     with redirect_stdout(sys.stderr):  # standard output is for the result alone
         recipe = _recipe(args, config_only=True)
         world = {"padding": args.padding, "ranks": args.ranks, "shard": args.shard}
@@ -316,7 +391,7 @@ def predict_recipe(args: argparse.Namespace) -> None:
         except WorkbenchError:
             SHADOWS.end()  # nobody will look at the table
             raise
-    print(json.dumps(prediction.to_dict()) if args.json else prediction_text(prediction))
+    _print(prediction, args.json)
     if table and any(isinstance(other, Prediction) for other in others.result()):  # the shadow offloads no shards
         print()
         print(fitting(dict(zip(GPU_NAMES, others.result(), strict=True)) | {prediction.gpu: prediction}))
@@ -331,9 +406,12 @@ def _show_life(args: argparse.Namespace) -> None:
             "--ranks."
         )
     from workbench.advise.doctor import cures_text, evaluation_cures
-    from workbench.predict.life import life_table, life_text, predict_life
+    from workbench.predict.life import predict_life
+    from workbench.predict.phases import life_table, life_text
 
-    habits, lives, cures = Habits.parse(args.settings), {}, {}
+    habits = Habits.parse(args.settings)
+    lives = {}
+    cures = {}
     with redirect_stdout(sys.stderr):
         recipe = _recipe(args, config_only=not args.measure)
         try:
@@ -347,49 +425,75 @@ def _show_life(args: argparse.Namespace) -> None:
             from workbench.predict.walk import measure_life
 
             lives["measured"] = measure_life(recipe, args.measure, habits)
-    found = list(lives.values())
     if args.json:
-        named = {name: life.to_dict() for name, life in lives.items()}
-        print(json.dumps({**named, "cures": {words: life.to_dict() for words, life in cures.items()}}))
+        by_name = {name: life.to_dict() for name, life in lives.items()}
+        print(json.dumps({**by_name, "cures": {change: life.to_dict() for change, life in cures.items()}}))
     else:
-        print(life_text(*found) + cures_text(cures))
+        print(life_text(*lives.values()) + cures_text(cures))
     if args.save:
         from workbench.lessons.plots import life_bars
 
-        life_table(*found).to_csv(_folder(args.save) / "life.csv")
-        life_bars(*found).savefig(args.save / "life.png", dpi=130)
+        life_table(*lives.values()).to_csv(_folder(args.save) / "life.csv")
+        life_bars(*lives.values()).savefig(args.save / "life.png", dpi=130)
 
 
 def show_plan(args: argparse.Namespace) -> int:
     """The smallest sets of techniques with which a recipe fits into a budget, found by predictions: exact ones
-    first, then those that take less time. Techniques that you switch on here stay on in all of them.
+    first, then those that take less time. Techniques that you switch on here stay on in all of them. With --frontier:
+    which batches and lengths fit on a GPU, the recipe as it is and with the planner's best change.
     """
+    if args.frontier:
+        return _show_frontier(args)
+    if args.engine or args.output:
+        raise ConfigurationError("plan: --engine and --output belong to --frontier. Add it, or leave them out.")
     budget = parse_bytes(args.budget, "budget") if args.budget is not None else None
     recipe = _recipe(args, config_only=True)
-    from workbench.advise.plan import plan, plan_text
+    from workbench.advise.plan import plan
     from workbench.predict.life import predict_with_life
 
     fields = {f.name: getattr(recipe, f.name) for f in dataclasses.fields(Recipe)}
     if args.life:
         fields["predict"] = partial(predict_with_life, habits=Habits.parse(args.settings))
+    if args.most_changes:
+        fields["most_changes"] = args.most_changes
     with redirect_stdout(sys.stderr):
-        planned = plan(budget=budget, gpu=args.gpu, most_changes=args.most_changes, **fields)
-    print(json.dumps(planned.to_dict()) if args.json else plan_text(planned))
+        planned = plan(budget=budget, gpu=args.gpu, **fields)
+    _print(planned, args.json)
     return 0 if planned.candidates else 1
 
 
-def check_budgets(args: argparse.Namespace) -> int:
-    """Memory as a test: fail when the predicted peak of a recipe, or that of a program on an emulated GPU, is over its
-    limit in budget.toml, and say by category and operation what has moved since it was stored beside that file.
-    """
+def _show_frontier(args: argparse.Namespace) -> int:
+    """Which batches and lengths fit on a GPU: the recipe as it is, and with the planner's best change."""
+    if args.budget or args.most_changes or args.life or args.settings:
+        raise ConfigurationError(
+            "plan: --frontier is about a step within all that a GPU has. Drop --budget, --most-changes, --life, "
+            "--settings."
+        )
+    recipe = _recipe(args, config_only=True)
+    from workbench.advise.frontier import PICTURES, frontier, save_picture
 
-    from workbench.advise.budget import judge, read_budgets
+    if args.output and args.output.suffix not in PICTURES:
+        raise ConfigurationError(f"plan: --output {str(args.output)!r} must end in {', '.join(PICTURES)}.")
+    with redirect_stdout(sys.stderr):
+        cells = frontier(recipe, args.gpu, engine=args.engine)
+    _print(cells, args.json)
+    if args.output:
+        save_picture(cells, args.output)
+    return 0
+
+
+def scan_rows(args: argparse.Namespace) -> None:
+    """Which row of a file will be the longest, in which step it comes under the order that the Trainer's own
+    sampler gives, whether its batch fits on a GPU, and which cap or packing makes it fit.
+    """
+    seed = args.seed or (None if args.model.endswith(FILE) else TRAINERS_SEED)
+    values = {"model": args.model, "corpus": args.rows, "effective_batch_size": args.batch_size, "seed": seed}
+    recipe = parse_recipe({name: text for name, text in values.items() if text is not None}, args.technique, args.set)
+    from workbench.advise.scan import scan
 
     with redirect_stdout(sys.stderr):
-        verdicts = judge(read_budgets(args.file), args.file.with_suffix(".lock.json"), args.update)
-    told = [verdict.to_dict() for verdict in verdicts] if args.json else [verdict.as_text() for verdict in verdicts]
-    print(json.dumps(told) if args.json else "\n".join(map(str, told)))
-    return int(any(verdict.over for verdict in verdicts))
+        scanned = scan(recipe, args.gpu, longest=args.longest, engine=args.engine)
+    _print(scanned, args.json)
 
 
 def show_diagnosis(args: argparse.Namespace) -> None:
@@ -402,52 +506,23 @@ def show_diagnosis(args: argparse.Namespace) -> None:
     record = newest_out_of_memory(args.record)
     with redirect_stdout(sys.stderr):
         diagnosis = diagnose(record)
-    print(json.dumps(diagnosis.to_dict()) if args.json else diagnosis.as_text())
+    _print(diagnosis, args.json)
 
 
-def show_frontier(args: argparse.Namespace) -> None:
-    """Which batches and lengths fit on a GPU: the recipe as it is, and with the planner's best change."""
-
-    recipe = _recipe(args, config_only=True)
-    from workbench.advise.frontier import PICTURES, frontier, frontier_text, save_picture
-
-    if args.output and args.output.suffix not in PICTURES:
-        raise ConfigurationError(f"frontier: {str(args.output)!r} must end in {', '.join(PICTURES)}.")
-    with redirect_stdout(sys.stderr):
-        found = frontier(recipe, args.gpu, engine=args.engine)
-    print(json.dumps(found.to_dict()) if args.json else frontier_text(found))
-    if args.output:
-        save_picture(found, args.output)
-
-
-def scan_rows(args: argparse.Namespace) -> None:
-    """Which row of a file will be the longest, in which step it comes under the order that the Trainer's own
-    sampler gives, whether its batch fits on a GPU, and which cap or packing makes it fit.
+def check_budgets(args: argparse.Namespace) -> int:
+    """Memory as a test: fail when the predicted peak of a recipe, or that of a program on an emulated GPU, is over its
+    limit in budget.toml, and say by category and operation what has moved since it was stored beside that file.
     """
-    seed = args.seed or (None if args.model.endswith(FILE) else TRAINERS_SEED)
-    values = {"model": args.model, "corpus": args.rows, "effective_batch_size": args.batch_size, "seed": seed}
-    recipe = parse_recipe({name: text for name, text in values.items() if text is not None}, args.technique, args.set)
-    from workbench.advise.scan import scan, scan_text
+
+    from workbench.advise.budget import judge, read_budgets
 
     with redirect_stdout(sys.stderr):
-        found = scan(recipe, args.gpu, longest=args.longest, engine=args.engine)
-    print(json.dumps(found.to_dict()) if args.json else scan_text(found))
-
-
-def show_headline(args: argparse.Namespace) -> None:
-    """How far techniques go together, rung by rung: memory, operations, losses, and what other programs need."""
-
-    from workbench.advise.headline import headline
-
-    with redirect_stdout(sys.stderr):
-        found = dict(headline())
-    for title, table in found.items():
-        shown = table[[name for name in table if name == "peak_allocated_bytes" or not name.endswith("_bytes")]]
-        bytes_as = {"peak_allocated_bytes": format_bytes}
-        print(f"{title}\n{shown.to_string(index=False, float_format='{:.4g}'.format, formatters=bytes_as)}\n")
-    if args.save:
-        for number, (title, table) in enumerate(found.items()):
-            table.assign(table=title).to_csv(_folder(args.save) / f"headline-{number}.csv", index=False)
+        verdicts = judge(read_budgets(args.file), args.file.with_suffix(".lock.json"), args.update)
+    if args.json:
+        print(json.dumps([verdict.to_dict() for verdict in verdicts]))
+    else:
+        print("\n".join(map(str, verdicts)))
+    return int(any(verdict.over for verdict in verdicts))
 
 
 def write_script(args: argparse.Namespace) -> None:
@@ -468,8 +543,56 @@ def write_script(args: argparse.Namespace) -> None:
         from workbench.ranks.shards import Ranks
 
         ranks = Ranks(args.ranks, args.shard or "none") if args.ranks else None
-        told = save_script(recipe, args.save, args.flavour, ranks) if args.save else script(recipe, args.flavour)
-    print(told, end="\n" if args.save else "")
+        text = save_script(recipe, args.save, args.flavour, ranks) if args.save else script(recipe, args.flavour)
+    print(text, end="\n" if args.save else "")
+
+
+def emulate_program(args: argparse.Namespace) -> int:
+    """Run a PyTorch program, unchanged, on an emulated GPU: PyTorch's own CUDA allocator and choice of kernels
+    on libraries that keep the books of memory and compute nothing. It says the exact peak, who holds it, and
+    where it fits; out of memory comes as on the card. Values are not computed. The program's exit status is
+    kept.
+    """
+
+    from workbench.gpus.emulator.card import with_memory
+    from workbench.gpus.emulator.launch import emulate
+    from workbench.gpus.emulator.place import set_up
+    from workbench.gpus.emulator.report import banner, emulation_json, emulation_text
+
+    if args.set_up:
+        print(f"The emulated GPU is set up: {set_up()}")
+        return 0
+    gpu = find_gpu(args.gpu)
+    gpu = with_memory(gpu, parse_bytes(args.memory, "memory")) if args.memory is not None else gpu
+    print(banner(gpu), file=sys.stderr, flush=True)
+    emulation = emulate(
+        args.program[args.program[:1] == ["--"] :],
+        gpu,
+        ranks=args.ranks,
+        padding=args.padding,
+        timeout_s=args.timeout or None,
+        history=not args.no_history,
+        snapshot=args.snapshot,
+        output=sys.stderr if args.json else None,
+    )
+    print(json.dumps(emulation_json(emulation)) if args.json else emulation_text(emulation))
+    return emulation.exit_status
+
+
+def sweep_recipes(args: argparse.Namespace) -> int:
+    """Every recipe of a grid with every seed, as tasks on Ray: on this machine, or on a cluster whose nodes share the
+    records' folder. What is on record is not made again.
+    """
+    from workbench.advise.sweep import read_grid, sweep, sweep_text
+
+    with redirect_stdout(sys.stderr):
+        recipes = [
+            dataclasses.replace(recipe, corpus=absolute(recipe.corpus), model=absolute(recipe.model))
+            for recipe in read_grid(args.grid)
+        ]
+        outcomes = sweep(recipes, on=args.on, device=args.device, threads=args.threads)
+    print(sweep_text(outcomes))
+    return 0 if all(outcome.status == "ok" for outcome in outcomes) else 1
 
 
 def run_notebooks(args: argparse.Namespace) -> None:
@@ -497,7 +620,8 @@ def absolute(name: str) -> str:
 
 def _value(text: str) -> Any:
     """JSON or text. A file is named from where the caller stands; the notebooks run in a folder of their own."""
-    if (path := absolute(text)) != text:
+    path = absolute(text)
+    if path != text:
         return path
     try:
         return json.loads(text)
@@ -518,18 +642,6 @@ def take_lessons(args: argparse.Namespace) -> None:
         print(f'JupyterLab is not installed yet: pip install "{DISTRIBUTION}[lessons]"')
 
 
-def show_environment(args: argparse.Namespace) -> None:
-    """What an issue should tell: versions, the device, whether the emulator is set up, and where records lie."""
-
-    from workbench.gpus.emulator.place import is_set_up
-    from workbench.measure.device import Device
-    from workbench.paths import git_commit, versions
-
-    facts = {**versions(), "commit": git_commit() or "none", "system": platform.platform(), "device": Device.find()}
-    facts |= {"emulator": "set up" if is_set_up() else "not set up", "records": runs_folder()}
-    print("\n".join(f"{name:14}{value}" for name, value in facts.items()).replace(str(Path.home()), "~"))
-
-
 def list_techniques(args: argparse.Namespace) -> None:
     chosen = {name: type(technique(name)) for name in args.names} or REGISTRY
     for name, cls in sorted(chosen.items()):
@@ -548,19 +660,15 @@ def show_records(args: argparse.Namespace) -> None:
     if args.export:
         _export(records(), args.export)
         return
-    shown = records()[list(SHOWN)].tail(args.last).rename(columns=SHOWN)
-    formats = {"begun": "{:%d %b %H:%M}", "loss": "{:.4g}", "tokens/s": "{:,.0f}"}
-    written = {"peak": format_bytes, **{name: text.format for name, text in formats.items()}}
-    table = shown.to_string(index=False, na_rep="", formatters=written)
+    shown = records()[list(COLUMNS)].tail(args.last).rename(columns=COLUMNS)
+    formats = {
+        "peak": format_bytes,
+        "begun": "{:%d %b %H:%M}".format,
+        "loss": "{:.4g}".format,
+        "tokens/s": "{:,.0f}".format,
+    }
+    table = shown.to_string(index=False, na_rep="", formatters=formats)
     print(table if len(shown) else "No runs yet: workbench run gpt2-tiny")
-
-
-def _folder(path: Path) -> Path:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigurationError(f"{path}: it cannot be a folder ({error.strerror}). Name another one.") from None
-    return path
 
 
 def _export(frame: Any, path: str) -> None:
@@ -576,104 +684,12 @@ def _export(frame: Any, path: str) -> None:
     print(f"{len(frame)} runs written to {path}")
 
 
-def verify_predictions(args: argparse.Namespace) -> int:
-    """Measure the configurations of data/reference/grid.json here, or those of
-    data/reference/emulated/grid.json on an emulated GPU, and compare with predictions.
-    """
-
-    from workbench.predict import verify as verification
-
-    gpu = args.gpu or verification.gpu_of_device(args.device)
-    output = Path(args.output) if args.output else verification.default_output(gpu, args.device)
-    chosen = verification.recipes(Path(args.grid) if args.grid else verification.default_grid(args.device))
-    done = verification.verify(chosen, gpu=gpu, device=args.device, output=output, fresh=args.fresh, engine=args.engine)
-    print(f"{verification.verification_text(done)}\n{output}")
-    return 0 if verification.summary(done)["measured"] == len(done) else 1
-
-
-def emulate_program(args: argparse.Namespace) -> int:
-    """Run a PyTorch program, unchanged, on an emulated GPU: PyTorch's own CUDA allocator and choice of kernels
-    on libraries that keep the books of memory and compute nothing. It says the exact peak, who holds it, and
-    where it fits; out of memory comes as on the card. Values are not computed. The program's exit status is
-    kept.
-    """
-
-    from workbench.gpus.emulator.card import with_memory
-    from workbench.gpus.emulator.launch import emulate
-    from workbench.gpus.emulator.place import set_up
-    from workbench.gpus.emulator.report import banner, emulation_json, emulation_text
-
-    if args.set_up:
-        print(f"The emulated GPU is set up: {set_up()}")
-        return 0
-    gpu = find_gpu(args.gpu)
-    gpu = with_memory(gpu, parse_bytes(args.memory, "memory")) if args.memory is not None else gpu
-    print(banner(gpu), file=sys.stderr, flush=True)
-    found = emulate(
-        args.program[args.program[:1] == ["--"] :], gpu, ranks=args.ranks, padding=args.padding,
-        timeout_s=args.timeout or None, history=not args.no_history, snapshot=args.snapshot,
-        output=sys.stderr if args.json else None,
-    )  # fmt: skip
-    print(json.dumps(emulation_json(found)) if args.json else emulation_text(found))
-    return found.exit_status
-
-
-def show_pairs(args: argparse.Namespace) -> None:
-    """Run every pair of techniques on one recipe, or of those that are named, at their default settings; or say why
-    they do not go together.
-    """
-
-    from workbench.advise.pairs import matrix, pairs, refusals
-    from workbench.run.world import refuse_several_ranks
-
-    refuse_several_ranks()
-    names, args.technique = [technique(name).name for name in args.technique], []
-    with redirect_stdout(sys.stderr):
-        recipe = _recipe(args)
-        table = pairs(recipe, names or [each.name for each in recipe.techniques] or None)
-    print(matrix(table).to_string())
-    if len(refused := refusals(table)):
-        print(refused.to_string(index=False))
-    if args.save:
-        table.to_csv(args.save, index=False)
-
-
-def try_techniques(args: argparse.Namespace) -> None:
-    """Each of the named techniques alone beside the recipe without any: learning rates searched alike, and timed in
-    turn.
-    """
-    from workbench.advise.compare import compare, comparison_text, conclusions
-    from workbench.advise.fair import side_by_side
-    from workbench.advise.frame import to_frame
-    from workbench.run.world import refuse_several_ranks
-
-    refuse_several_ranks()
-    named, args.technique = [parse_technique(words) for words in args.technique], []
-    folder = args.save and _folder(Path(args.save))
-    with redirect_stdout(sys.stderr):
-        recipe = _recipe(args)
-        alone = [recipe.baseline | each for each in (*named, *recipe.techniques)]
-        runs = side_by_side(recipe.baseline, *alone, seeds=args.seeds, device=args.device)
-    table = compare(to_frame(list(chain.from_iterable(runs))))
-    print(comparison_text(table), *(f"- {sentence}" for sentence in conclusions(table)), sep="\n")
-    if folder:
-        _save_comparison(table, folder)
-
-
-def sweep_recipes(args: argparse.Namespace) -> int:
-    """Every recipe of a grid with every seed, as tasks on Ray: on this machine, or on a cluster whose nodes share the
-    records' folder. What is on record is not made again.
-    """
-    from workbench.advise.sweep import read_grid, sweep, sweep_text
-
-    with redirect_stdout(sys.stderr):
-        found = read_grid(args.grid)
-        recipes = [
-            dataclasses.replace(each, corpus=absolute(each.corpus), model=absolute(each.model)) for each in found
-        ]
-        outcomes = sweep(recipes, on=args.on, device=args.device, threads=args.threads)
-    print(sweep_text(outcomes))
-    return 0 if all(each.status == "ok" for each in outcomes) else 1
+def _folder(path: Path) -> Path:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"{path}: it cannot be a folder ({error.strerror}). Name another one.") from None
+    return path
 
 
 def show_comparison(args: argparse.Namespace) -> None:

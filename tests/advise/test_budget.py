@@ -145,16 +145,16 @@ def test_an_update_stores_what_is_found_and_a_check_does_not(toml, upgrade):
     assert json.loads(lock.read_text())["small"]["facts"]["transformers"] == "99.0"
     (verdict,) = judge(read_budgets(path), lock)
     assert verdict.before == verdict.found
-    assert "\n" not in verdict.as_text()
+    assert "\n" not in str(verdict)
 
 
 def test_a_changed_recipe_is_told_from_a_changed_library(small, tmp_path):
     lock = tmp_path / "a.json"
     judge([Budget("it", small, "1GiB", "t4")], lock)
     (verdict,) = judge([Budget("it", small | Lora(), "1GiB", "t4")], lock)
-    assert f"recipe {small.id} → {(small | Lora()).id}" in verdict.as_text()
+    assert f"recipe {small.id} → {(small | Lora()).id}" in str(verdict)
     assert verdict.grown_bytes < 0
-    assert verdict.as_text().splitlines()[1].startswith("  −")
+    assert str(verdict).splitlines()[1].startswith("  −")
 
 
 # ---- what makes no sense is refused before anything is predicted ----
@@ -241,7 +241,7 @@ def test_a_library_that_takes_more_is_named_with_the_programs_line(program, tmp_
     (then,) = judge([budget], lock)
     assert then.over
     assert then.grown_bytes == 32 * MIB
-    assert "+32.0 MiB  train.py:4 in <module>, by use in library.py" in then.as_text()
+    assert "+32.0 MiB  train.py:4 in <module>, by use in library.py" in str(then)
     assert sum(then.found.by_category.values()) == then.found.peak_bytes
 
 
@@ -251,7 +251,7 @@ def test_a_program_that_runs_out_is_over_whatever_its_peak(program, tmp_path):
     (verdict,) = judge([Budget("it", "python train.py", "14GiB", "t4")], tmp_path / "it.json")
     assert verdict.over
     assert verdict.found.peak_bytes < MIB * 100
-    assert "out of the card's memory, over its limit of 14.0 GiB" in verdict.as_text()
+    assert "out of the card's memory, over its limit of 14.0 GiB" in str(verdict)
 
 
 @pytest.fixture

@@ -123,7 +123,7 @@ def test_what_was_not_timed_is_no_bargain():
 
 def with_technique(name, label, **maxima):
     made = record(label, maximum_by_category={"gradients": 50, "optimizer_states": 100, "activations": 70, **maxima})
-    made.recipe["techniques"] = {name: {}} if name else {}
+    made.recipe_settings["techniques"] = {name: {}} if name else {}
     return made
 
 
@@ -321,6 +321,6 @@ def test_largest_loss_difference_looks_at_every_step_and_seed():
 
 def test_missing_dropout_is_one_group_and_a_number_another():
     plain, dropped = record(), record("x")
-    dropped.recipe["dropout"] = 0.5
+    dropped.recipe_settings["dropout"] = 0.5
     assert list(table_of(dropped, plain).index) == ["baseline"]
     assert isinstance(table_of(plain), pd.DataFrame)

@@ -11,7 +11,7 @@ import pytest
 
 from workbench.__main__ import main
 from workbench.advise import plan as planner
-from workbench.advise.plan import Search, families, plan, plan_text
+from workbench.advise.plan import Search, families, plan
 from workbench.errors import ConfigurationError, OutOfMemoryError
 from workbench.export.written import as_command
 from workbench.gpus.catalogue import gpu
@@ -186,7 +186,7 @@ def test_what_fits_already_needs_no_change_and_one_prediction():
     assert len(result.tried) == len(machine.asked) == 1
     assert result[0].headroom_bytes == 0
     assert result[0].numerics is Numerics.EXACT
-    assert "It fits without any change" in plan_text(result)
+    assert "It fits without any change" in str(result)
 
 
 def test_single_changes_exact_first_then_by_compute():
@@ -264,7 +264,7 @@ def test_nothing_fits_and_it_is_said_with_what_dominates():
     assert result.closest.label == "split(level=3) + chunk" or result.closest.label == "chunk + split(level=3)"
     assert result.closest.needed_bytes == 505 * MIB
     assert result.closest.dominant == (Category.OPTIMIZER_STATES, 200 * MIB)
-    words = plan_text(result)
+    words = str(result)
     assert "Nothing was found that fits. Closest: chunk + split(level=3)" in words
     assert "needs 505 MiB, 355 MiB too much; optimizer states dominate with 200 MiB." in words
 
@@ -310,7 +310,7 @@ def test_what_cannot_be_predicted_is_left_out_and_said():
     result = Search(RECIPE, 1200 * MIB, broken, families=FAMILIES).plan()
     assert labels(result) == ["split", "round"]
     assert result.skipped["recompute"] == "predict: cannot be traced"
-    assert "not predicted: recompute: predict: cannot be traced" in plan_text(result)
+    assert "not predicted: recompute: predict: cannot be traced" in str(result)
 
 
 def test_the_search_is_frugal():

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast, Trainer, TrainingArguments
 
 from workbench.__main__ import main
 from workbench.advise import scan as module
-from workbench.advise.scan import ENDLESS, GAPS, scan, scan_text, tokens_at_most, training_order
+from workbench.advise.scan import ENDLESS, GAPS, scan, tokens_at_most, training_order
 from workbench.errors import ConfigurationError
 from workbench.models.gpt2 import gpt2_tokenizer
 from workbench.recipe import Recipe
@@ -244,8 +244,8 @@ def test_the_cap_is_the_longest_that_fits_and_says_what_it_cuts(tmp_path, asked)
     assert found.cap["cut_tokens"] == sum(length - cap for length in lengths if length > cap)
     assert found.cap["packed_bytes"] == cap * size * 10**6 < found.cap["needed_bytes"]
     assert asked[-2:] == [(size, cap, True), (size, cap, False)]
-    assert f"cuts {found.cap['cut_tokens']:,} tokens from {found.cap['cut_rows']:,} rows (" in scan_text(found)
-    assert "plan gpt2 --corpus" in scan_text(found)
+    assert f"cuts {found.cap['cut_tokens']:,} tokens from {found.cap['cut_rows']:,} rows (" in str(found)
+    assert "plan gpt2 --corpus" in str(found)
 
 
 def test_without_gaps_more_fits(tmp_path, asked):
@@ -255,8 +255,8 @@ def test_without_gaps_more_fits(tmp_path, asked):
     assert (with_gaps.gaps, without.gaps) == (GAPS, 0)
     assert with_gaps.needed_bytes == round(without.needed_bytes * (1 + GAPS))
     assert with_gaps.cap["tokens"] < without.cap["tokens"] == ROOM // 64 // 10**6 // 8 * 8
-    assert "no gaps: this scan with --technique allocator" in scan_text(with_gaps)
-    assert "no gaps" not in scan_text(without)
+    assert "no gaps: this scan with --technique allocator" in str(with_gaps)
+    assert "no gaps" not in str(without)
 
 
 def test_what_fits_is_predicted_once_and_read_once(tmp_path, asked, monkeypatch):
@@ -266,8 +266,8 @@ def test_what_fits_is_predicted_once_and_read_once(tmp_path, asked, monkeypatch)
     assert found.fits
     assert found.cap is None
     assert (len(asked), len(read)) == (1, 2), "once to look at its beginning, and once as a whole"
-    assert "it fits" in scan_text(found)
-    assert "What makes it fit" not in scan_text(found)
+    assert "it fits" in str(found)
+    assert "What makes it fit" not in str(found)
 
 
 def test_a_row_beyond_the_positions_is_a_finding(tmp_path, asked):
@@ -276,14 +276,14 @@ def test_a_row_beyond_the_positions_is_a_finding(tmp_path, asked):
     assert found.needed_bytes <= found.limit_bytes
     assert not found.fits
     assert (found.positions, found.cap["tokens"], found.cap["cut_rows"]) == (1000, 1000, 1)
-    assert "beyond the 1,000 positions of gpt2" in scan_text(found)
+    assert "beyond the 1,000 positions of gpt2" in str(found)
 
 
 def test_where_not_even_the_shortest_fit_the_planner_is_named(tmp_path, asked):
     path = written(tmp_path / "rows.jsonl", [words(9, n) for n in range(5000)])
     found = scan(recipe(path, effective_batch_size=4096), "t4")
     assert (found.fits, found.cap) == (False, None)
-    assert "Not even rows of 8 tokens fit" in scan_text(found)
+    assert "Not even rows of 8 tokens fit" in str(found)
 
 
 def test_empty_rows_are_said(tmp_path, asked):
@@ -293,7 +293,7 @@ def test_empty_rows_are_said(tmp_path, asked):
     assert (len(found.longest), found.longest[-1]["tokens"]) == (6, 0)
     assert found.empty == ["line 2", "line 4", "line 5"]
     assert found.longest[0]["place"] == "line 3"
-    assert "line 2, line 4, line 5" in scan_text(found)
+    assert "line 2, line 4, line 5" in str(found)
 
 
 # ---- what cannot be scanned ----

@@ -1,5 +1,5 @@
-"""The shadow against PyTorch's own allocator: peaks of runs on emulated GPUs, as `verify --device emulated:GPU` has
-written them down. No GPU, no emulator and no CUDA build is needed to compare.
+"""The shadow against PyTorch's own allocator: peaks of runs on emulated GPUs, as `tools/verify.py --device
+emulated:GPU` has written them down. No GPU, no emulator and no CUDA build is needed to compare.
 """
 
 import json

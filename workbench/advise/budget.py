@@ -121,22 +121,30 @@ class Verdict:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; bytes are integers."""
-        told = {"name": self.budget.name, "limit_bytes": self.budget.limit_bytes, "over": self.over}
-        before = asdict(self.before) if self.before else None
-        return {**told, "grown_bytes": self.grown_bytes, "found": asdict(self.found), "before": before}
+        return {
+            "name": self.budget.name,
+            "limit_bytes": self.budget.limit_bytes,
+            "over": self.over,
+            "grown_bytes": self.grown_bytes,
+            "found": asdict(self.found),
+            "before": asdict(self.before) if self.before else None,
+        }
 
-    def as_text(self) -> str:
+    def __str__(self) -> str:
         """The verdict; below it what has moved, or of a first one over its limit, what holds most."""
-        found, before = self.found, self.before
-        words = "out of the card's memory, over" if found.refused else "over" if self.over else "within"
-        told = f"{format_bytes(found.peak_bytes)} ({found.facts['source']})"
-        lines = [f"{self.budget.name}: {told}, {words} its limit of {format_bytes(self.budget.limit_bytes)}"]
-        if before and before != found:
-            lines.append(f"  {_signed(self.grown_bytes)} since it was stored: {_moved(before, found)}")
-            lines += _differences("by category", found.by_category, before.by_category)
-            lines += _differences("by operation", found.by_operation, before.by_operation, before, found)
+        now = self.found
+        before = self.before
+        verdict = "over" if self.over else "within"
+        if now.refused:
+            verdict = "out of the card's memory, over"
+        need = f"{format_bytes(now.peak_bytes)} ({now.facts['source']})"
+        lines = [f"{self.budget.name}: {need}, {verdict} its limit of {format_bytes(self.budget.limit_bytes)}"]
+        if before and before != now:
+            lines.append(f"  {_signed(self.grown_bytes)} since it was stored: {_moved(before, now)}")
+            lines += _differences("by category", now.by_category, before.by_category)
+            lines += _differences("by operation", now.by_operation, before.by_operation, before, now)
         elif self.over:
-            lines += _differences("who holds most", found.by_operation, {})
+            lines += _differences("who holds most", now.by_operation, {})
         return "\n".join(lines)
 
 
@@ -144,10 +152,12 @@ def _signed(nbytes: int) -> str:
     return f"{'−' if nbytes < 0 else '+'}{format_bytes(abs(nbytes))}"
 
 
-def _moved(before: Need, found: Need) -> str:
+def _moved(before: Need, now: Need) -> str:
     """What else is not as it was: `transformers 5.17.0 → 5.23.0`."""
-    then, now = before.facts, found.facts
-    moved = [f"{name} {then.get(name)} → {now[name]}" for name in now if then.get(name) != now[name]]
+    moved = []
+    for name, fact in now.facts.items():
+        if before.facts.get(name) != fact:
+            moved.append(f"{name} {before.facts.get(name)} → {fact}")
     return ", ".join(moved) or "in the same environment"
 
 
@@ -157,26 +167,30 @@ def _differences(title: str, now: dict[str, int], then: dict[str, int], *needs: 
     lines = []
     for name in sorted(filter(changes.get, changes), key=lambda name: -abs(changes[name]))[:SHOWN]:
         numbers = [str(need.tensors.get(name, 0)) for need in needs]
-        told = f" ({' → '.join(numbers)} tensors)" if len(set(numbers)) > 1 else ""
-        lines.append(f"    {_signed(changes[name]):>10}  {name}{told}")
+        tensors = f" ({' → '.join(numbers)} tensors)" if len(set(numbers)) > 1 else ""
+        lines.append(f"    {_signed(changes[name]):>10}  {name}{tensors}")
     return [f"  {title}", *lines] if lines else []
 
 
 def read_budgets(path: Path) -> list[Budget]:
     """The budgets of a file. Raises ConfigurationError: it cannot be read, or a budget in it makes no sense."""
-    if not (tables := read_toml(path, "check", EXAMPLE)):
+    tables = read_toml(path, "check", EXAMPLE)
+    if not tables:
         raise ConfigurationError(f"check: {path} has no budget in it. {EXAMPLE}")
     return [_budget(name, table) for name, table in tables.items()]
 
 
 def _budget(name: str, table: object) -> Budget:
-    given = named(table, KEYS, f"check: {name}", "key")
-    if not {"limit", "gpu"} <= given.keys() or ("recipe" in given) == ("script" in given):
-        raise ConfigurationError(f"check: {name} has {', '.join(given) or 'nothing'}. {EXAMPLE}")
-    what = given["recipe" if "recipe" in given else "script"]
-    if "recipe" in given:
-        what = read_recipe(what) if isinstance(what, str) else Recipe.from_dict(what)
-    return Budget(name, what, given["limit"], given["gpu"])
+    values = named(table, KEYS, f"check: {name}", "key")
+    if not {"limit", "gpu"} <= values.keys() or ("recipe" in values) == ("script" in values):
+        raise ConfigurationError(f"check: {name} has {', '.join(values) or 'nothing'}. {EXAMPLE}")
+    if "script" in values:
+        what = values["script"]
+    elif isinstance(values["recipe"], str):
+        what = read_recipe(values["recipe"])
+    else:
+        what = Recipe.from_dict(values["recipe"])
+    return Budget(name, what, values["limit"], values["gpu"])
 
 
 def judge(budgets: Iterable[Budget], lock: Path, update: bool = False) -> list[Verdict]:
@@ -192,12 +206,12 @@ def judge(budgets: Iterable[Budget], lock: Path, update: bool = False) -> list[V
     if lock.exists():
         with explained(f"check: {lock} cannot be read", "Remove it: the next check writes it anew."):
             stored = LOCK.validate_json(lock.read_bytes())
-    found = {budget: _needed(budget) for budget in budgets}
-    now = {budget.name: need for budget, need in found.items()}
-    kept = stored | now if update else now | stored
-    if kept != stored:
-        write_whole(lock, LOCK.dump_json(kept, indent=1).decode() + "\n")
-    return [Verdict(budget, need, stored.get(budget.name)) for budget, need in found.items()]
+    needs = {budget: _needed(budget) for budget in budgets}
+    now = {budget.name: need for budget, need in needs.items()}
+    to_store = stored | now if update else now | stored
+    if to_store != stored:
+        write_whole(lock, LOCK.dump_json(to_store, indent=1).decode() + "\n")
+    return [Verdict(budget, need, stored.get(budget.name)) for budget, need in needs.items()]
 
 
 def _needed(budget: Budget) -> Need:
@@ -207,30 +221,53 @@ def _needed(budget: Budget) -> Need:
     return _of_program(budget, program)
 
 
-def _of_prediction(found: Prediction) -> Need:
-    assert found.timeline is not None
-    lives, event = found.timeline.lives, found.timeline.peak(Phase(found.peak_phase))
+def _of_prediction(prediction: Prediction) -> Need:
+    assert prediction.timeline is not None
+    lives = prediction.timeline.lives
+    event = prediction.timeline.peak(Phase(prediction.peak_phase))
     alive = (lives["born"] <= event) & ((lives["died"] < 0) | (lives["died"] > event))
-    makers, categories = [NUMBER.sub(".*", name) for name in found.timeline.operations], list(Category)
-    pairs = zip(lives["category"][alive], lives["maker"][alive], strict=True)
-    held = pd.Series(lives["nbytes"][alive]).groupby([f"{categories[c]}: {makers[m]}" for c, m in pairs])
-    need = found.peak_reserved_bytes or found.peak_allocated_bytes
-    by_category = {**found.by_category, UNUSED: need - found.peak_allocated_bytes}
-    facts = {"recipe": found.recipe_id, "source": found.source, "peak in": found.peak_phase, **found.versions}
-    return Need(need, by_category, held.sum().to_dict(), held.count().to_dict(), facts)
+    makers = [NUMBER.sub(".*", name) for name in prediction.timeline.operations]
+    categories = list(Category)
+    names = [
+        f"{categories[category]}: {makers[maker]}"
+        for category, maker in zip(lives["category"][alive], lives["maker"][alive], strict=True)
+    ]
+    tensors = pd.Series(lives["nbytes"][alive]).groupby(names)
+    peak = prediction.peak_reserved_bytes or prediction.peak_allocated_bytes
+    facts = {
+        "recipe": prediction.recipe_id,
+        "source": prediction.source,
+        "peak in": prediction.peak_phase,
+        **prediction.versions,
+    }
+    return Need(
+        peak_bytes=peak,
+        by_category={**prediction.by_category, UNUSED: peak - prediction.peak_allocated_bytes},
+        by_operation=tensors.sum().to_dict(),
+        tensors=tensors.count().to_dict(),
+        facts=facts,
+    )
 
 
-def _of_program(budget: Budget, found: Emulation) -> Need:
-    devices = found.devices
-    refused = found.exit_status != 0 and any(device["refusals"] for device in devices)  # else it mended that
-    if not devices or (found.exit_status and not refused):
+def _of_program(budget: Budget, program: Emulation) -> Need:
+    devices = program.devices
+    refused = program.exit_status != 0 and any(device["refusals"] for device in devices)  # else it mended that
+    if not devices or (program.exit_status and not refused):
         raise ConfigurationError(
-            f"check: the program of {budget.name} ended with exit status {found.exit_status}, having "
+            f"check: the program of {budget.name} ended with exit status {program.exit_status}, having "
             f"{'used' if devices else 'not used'} the GPU. What it said stands above."
         )
-    peak, allocated = devices[0]["peak_reserved_bytes"], devices[0]["peak_allocated_bytes"]
-    by_category = {"allocated": allocated, UNUSED: peak - allocated}
-    ours = versions() if found.command[0] == sys.executable else {}  # another Python has other libraries
-    known = {**ours, "torch": found.processes[0]["torch"]}
-    facts = {"program": str(budget.what), "source": f"{DEVICE}{found.gpu.name}", **known}
-    return Need(peak, by_category, devices[0]["functions"], {}, facts, refused)
+    reserved = devices[0]["peak_reserved_bytes"]
+    allocated = devices[0]["peak_allocated_bytes"]
+    facts = {"program": str(budget.what), "source": f"{DEVICE}{program.gpu.name}"}
+    if program.command[0] == sys.executable:  # another Python has other libraries
+        facts |= versions()
+    facts["torch"] = program.processes[0]["torch"]
+    return Need(
+        peak_bytes=reserved,
+        by_category={"allocated": allocated, UNUSED: reserved - allocated},
+        by_operation=devices[0]["functions"],
+        tensors={},
+        facts=facts,
+        refused=refused,
+    )

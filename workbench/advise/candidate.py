@@ -41,8 +41,8 @@ class Candidate:
 
         Cached memory that PyTorch would give back near the limit counts, so the answer errs on the safe side.
         """
-        found = self.predicted
-        return (found.peak_reserved_bytes or found.peak_allocated_bytes) + found.context_bytes
+        predicted = self.predicted
+        return (predicted.peak_reserved_bytes or predicted.peak_allocated_bytes) + predicted.context_bytes
 
     @property
     def headroom_bytes(self) -> int:
@@ -73,9 +73,13 @@ class Candidate:
 
     def _extra(self, measure: Callable[[Mapping[str, int]], float]) -> float:
         """Of all steps: a technique may change how many there are."""
-        both = (self, self.compared_with or self)
-        now, before = (measure(c.predicted.work) * c.recipe.training_arguments()["max_steps"] for c in both)
-        return now / before - 1 if before else 0.0
+
+        def total(candidate: Candidate) -> float:
+            steps = int(candidate.recipe.training_arguments()["max_steps"])
+            return measure(candidate.predicted.work) * steps
+
+        before = total(self.compared_with or self)
+        return total(self) / before - 1 if before else 0.0
 
     @property
     def cost(self) -> str:
@@ -124,18 +128,26 @@ class Candidate:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        found = self.predicted
         return {
-            "label": self.label, "words": self.words, "recipe": self.recipe.to_dict(),
-            "changes": {change.name: change.settings() for change in self.changes}, "numerics": str(self.numerics),
+            "label": self.label,
+            "words": self.words,
+            "recipe": self.recipe.to_dict(),
+            "changes": {change.name: change.settings() for change in self.changes},
+            "numerics": str(self.numerics),
             "needed_bytes": self.needed_bytes,
             "predicted_bytes": self.needed_bytes,  # what `doctor --json` calls it
-            "headroom_bytes": self.headroom_bytes, "saved_bytes": self.saved_bytes, "fits": self.fits,
-            "peak_allocated_bytes": found.peak_allocated_bytes, "peak_reserved_bytes": found.peak_reserved_bytes,
-            "context_bytes": found.context_bytes, "by_category": dict(found.by_category),
-            "extra_compute": self.extra_compute, "extra_time": self.extra_time, "gives_up": list(self.gives_up),
+            "headroom_bytes": self.headroom_bytes,
+            "saved_bytes": self.saved_bytes,
+            "fits": self.fits,
+            "peak_allocated_bytes": self.predicted.peak_allocated_bytes,
+            "peak_reserved_bytes": self.predicted.peak_reserved_bytes,
+            "context_bytes": self.predicted.context_bytes,
+            "by_category": dict(self.predicted.by_category),
+            "extra_compute": self.extra_compute,
+            "extra_time": self.extra_time,
+            "gives_up": list(self.gives_up),
             "command": self.command,
-        }  # fmt: skip
+        }
 
 
 def rank(candidate: Candidate) -> tuple[int, float, int, int]:
@@ -157,10 +169,11 @@ def entry(candidate: Candidate, heading: str, compared: str, gives_up: Iterable[
 def _words(change: Technique, recipe: Recipe) -> str:
     """One line: what to turn on, or what to set."""
     settings = change.settings()
-    before = next((t.settings() for t in recipe.techniques if t.name == change.name), None)
-    if before is not None:
-        changed = [f"{name} to {now} (now {before[name]})" for name, now in settings.items() if now != before[name]]
-        return f"Set {change.name} {', '.join(changed)}"
+    for technique in recipe.techniques:
+        if technique.name == change.name:
+            before = technique.settings()
+            changed = [f"{name} to {now} (now {before[name]})" for name, now in settings.items() if now != before[name]]
+            return f"Set {change.name} {', '.join(changed)}"
     defaults = {field.name: field.default for field in fields(change)}  # type: ignore[arg-type]
     telling = [f"{n}={v}" for n, v in settings.items() if len(settings) == 1 or v != defaults[n]]
     return f"Turn on {change.name}" + (f" with {', '.join(telling)}" if telling else "")

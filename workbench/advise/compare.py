@@ -98,9 +98,9 @@ def _beside(runs: pd.DataFrame, bases: pd.DataFrame) -> pd.DataFrame:
     reach = (2 * both["timed_steps"] * both["step_time_s"]).astype(float).clip(lower=BESIDE_S).fillna(BESIDE_S)
     both["timing"] = np.select([disturbed, both["gap"] > reach], ["disturbed", "apart"], "")
     ratios = (both["tokens_per_s_x"] / both["tokens_per_s_y"]).astype(float).where(both["timing"] == "")
-    found = both.assign(ratio=ratios).groupby("label")
-    table = found["ratio"].agg(speed_ratio="median", slowest="min", fastest="max", pairs="count")
-    return table.assign(timing=found["timing"].max().where(table["pairs"] == 0, ""))
+    recipes = both.assign(ratio=ratios).groupby("label")
+    table = recipes["ratio"].agg(speed_ratio="median", slowest="min", fastest="max", pairs="count")
+    return table.assign(timing=recipes["timing"].max().where(table["pairs"] == 0, ""))
 
 
 def _lost(row: pd.Series) -> float:
@@ -109,7 +109,9 @@ def _lost(row: pd.Series) -> float:
         return float("nan")
     if row["slowest"] >= 1 - EQUAL:
         return 0.0
-    return float("nan") if row["fastest"] >= 1 else row["tokens_seen"] / row["tokens_per_s"] * (1 - row["speed_ratio"])
+    if row["fastest"] >= 1:
+        return float("nan")
+    return float(row["tokens_seen"] / row["tokens_per_s"] * (1 - row["speed_ratio"]))
 
 
 def _rate(row: pd.Series) -> float:
@@ -161,7 +163,8 @@ def _summary(runs: pd.DataFrame) -> pd.DataFrame:
 def verdict(row: pd.Series, base: pd.Series) -> str:
     """`same` to six digits; else `not searched` without a search for both learning rates, `?` with one seed, `tie`
     within the larger of the two spreads, `better` or `worse`."""
-    difference, spread = row["loss_difference"], _spread(row, base, "held_out_loss")
+    difference = row["loss_difference"]
+    spread = _spread(row, base, "held_out_loss")
     if row.name == BASELINE or pd.isna(difference):
         return ""
     if abs(difference) < 1e-6 * base["held_out_loss"]:
@@ -170,7 +173,9 @@ def verdict(row: pd.Series, base: pd.Series) -> str:
         return "?"
     if not (row["rate_searched"] and base["rate_searched"]):
         return "not searched"
-    return "tie" if abs(difference) <= spread else "better" if difference < 0 else "worse"
+    if abs(difference) <= spread:
+        return "tie"
+    return "better" if difference < 0 else "worse"
 
 
 def _spread(a: pd.Series, b: pd.Series, column: str) -> float:
@@ -180,14 +185,15 @@ def _spread(a: pd.Series, b: pd.Series, column: str) -> float:
 
 def pareto(table: pd.DataFrame) -> list[str]:
     """Labels that no other row beats: no worse in memory, speed and loss, and better in one. Ties beat nothing."""
-    return [str(label) for label in table.index if not any(_beats(table, other, label) for other in table.index)]
+    rows = [row for _, row in table.iterrows()]
+    return [str(row.name) for row in rows if not any(_beats(other, row) for other in rows)]
 
 
-def _beats(table: pd.DataFrame, one: object, other: object) -> bool:
-    a, b = table.loc[one], table.loc[other]
+def _beats(a: pd.Series, b: pd.Series) -> bool:
+    speed_range = max(EQUAL, a["fastest"] - a["slowest"], b["fastest"] - b["slowest"])
     gains = [
         b["peak_allocated_bytes"] - a["peak_allocated_bytes"],
-        _beyond(a["speed_ratio"] - b["speed_ratio"], max(EQUAL, *(row["fastest"] - row["slowest"] for row in (a, b)))),
+        _beyond(a["speed_ratio"] - b["speed_ratio"], speed_range),
         _beyond(b["held_out_loss"] - a["held_out_loss"], _spread(a, b, "held_out_loss")),
     ]
     return bool(min(gains) >= 0 and max(gains) > 0)
@@ -207,7 +213,9 @@ FORMATS: dict[str, Callable[[Any], str]] = {
 
 
 def _bargain_in_words(rate: float) -> str:
-    return "free" if rate == np.inf else _bytes_or(rate, "?") if rate else ""
+    if rate == np.inf:
+        return "free"
+    return _bytes_or(rate, "?") if rate else ""
 
 
 def _bytes_or(number: float, unknown: str) -> str:
@@ -216,10 +224,14 @@ def _bytes_or(number: float, unknown: str) -> str:
 
 def _shown(table: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, Callable[[Any], str]]]:
     """The columns that people read, in their order, and how those with numbers are written."""
+    moved = {}
+    for column, title in ELSEWHERE.items():
+        if table[column].any():
+            moved[title] = table[column].map(partial(_bytes_or, unknown=""))
     columns = {
         "peak": table["peak_allocated_bytes"],
         "saves": table["saved_fraction"],
-        **{words: table[c].map(partial(_bytes_or, unknown="")) for c, words in ELSEWHERE.items() if table[c].any()},
+        **moved,
         "held-out loss": [_with_spread(row, "held_out_loss", ".3f") for _, row in table.iterrows()],
         "against baseline": table["loss_verdict"],
         "tokens/s": [_with_spread(row, "tokens_per_s", ",.0f") for _, row in table.iterrows()],
@@ -234,9 +246,11 @@ def _shown(table: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, Callable[[Any],
 
 
 def _with_spread(row: pd.Series, column: str, digits: str) -> str:
-    value, spread = row[column], row[f"{column}_spread"]
-    words = f"{value:{digits}}" + ("" if pd.isna(spread) else f" ± {spread / 2:{digits}}")
-    return "–" if pd.isna(value) else words
+    value = row[column]
+    spread = row[f"{column}_spread"]
+    if pd.isna(value):
+        return "–"
+    return f"{value:{digits}}" if pd.isna(spread) else f"{value:{digits}} ± {spread / 2:{digits}}"
 
 
 def _speed(row: pd.Series) -> str:
@@ -266,18 +280,23 @@ def largest_loss_difference(ones: Sequence[Record], others: Sequence[Record]) ->
 
     Not a number if they have none, as on an emulated GPU.
     """
-    pairs = [zip(one.losses, other.losses, strict=True) for one, other in zip(ones, others, strict=True)]
-    return max((abs(a - b) for pair in pairs for a, b in pair), default=float("nan"))
+    differences = []
+    for record, other in zip(ones, others, strict=True):
+        differences += [abs(a - b) for a, b in zip(record.losses, other.losses, strict=True)]
+    return max(differences, default=float("nan"))
 
 
 def caption(table: pd.DataFrame) -> str:
     """What the rows have in common, in one line."""
-    a, seeds, source = table.attrs, table["seeds"].max(), table.attrs["memory_source"]
+    a = table.attrs
+    seeds = table["seeds"].max()
+    source = a["memory_source"]
+    arguments = f", with {a['arguments']}" if a["arguments"] else ""
     unknown = f"; {WITHOUT_VALUES}, so no loss and no speed" if source.startswith("emulated") else ""
     ranks = f", the highest of {a['world_size']} ranks ({a['shard']})" if a["shard"] else ""
     return (
         f"{a['model']} on {a['corpus']}: {a['effective_batch_size']} × {a['sequence_length']} tokens a step, "
-        f"{a['steps']} steps, {seeds} seed{'s' if seeds > 1 else ''}{a['arguments'] and ', with '}{a['arguments']}. "
+        f"{a['steps']} steps, {seeds} seed{'s' if seeds > 1 else ''}{arguments}. "
         f"Memory: {source} on {a['device']}{ranks}{unknown}."
     )
 
@@ -312,30 +331,37 @@ def _smallest(others: pd.DataFrame, base: pd.Series) -> str:
 
 def _unharmed(others: pd.DataFrame) -> str:
     free = others[others["loss_verdict"].isin(["same", "tie", "better"])]
-    words = f"Held-out loss no worse than the baseline's (or a tie): {', '.join(free.index) or 'none'}."
-    told = {"worse": "Worse", "?": "Not to be told with one seed", "not searched": "Not judged, for want of a search"}
-    for verdict, name in told.items():
+    sentences = [f"Held-out loss no worse than the baseline's (or a tie): {', '.join(free.index) or 'none'}."]
+    titles = {"worse": "Worse", "?": "Not to be told with one seed", "not searched": "Not judged, for want of a search"}
+    for verdict, title in titles.items():
         rows = others[others["loss_verdict"] == verdict]
-        listed = [f"{label} ({row['loss_difference']:+.3f})" for label, row in rows.iterrows()]
-        words += f" {name}: {', '.join(listed)}." if listed else ""
-    return words
+        if len(rows):
+            labels = [f"{label} ({row['loss_difference']:+.3f})" for label, row in rows.iterrows()]
+            sentences.append(f"{title}: {', '.join(labels)}.")
+    return " ".join(sentences)
 
 
 def _untimed(table: pd.DataFrame) -> list[str]:
-    why = {
+    reasons = {
         "disturbed": f"other programs took more than {DISTURBED:.0%} of the processors' time",
         "apart": "the baseline was not run beside them, and the machine may have changed since",
     }
-    named = {word: table.index[table["timing"] == word].drop(BASELINE, errors="ignore") for word in why}
-    found = [f"{', '.join(labels)} ({why[word]})" for word, labels in named.items() if len(labels)]
-    return [f"Speeds that are not compared: {'; '.join(found)}. `workbench try` takes turns."] if found else []
+    untimed = []
+    for timing, reason in reasons.items():
+        labels = table.index[table["timing"] == timing].drop(BASELINE, errors="ignore")
+        if len(labels):
+            untimed.append(f"{', '.join(labels)} ({reason})")
+    if not untimed:
+        return []
+    return [f"Speeds that are not compared: {'; '.join(untimed)}. `workbench.side_by_side` takes turns."]
 
 
 def _fastest(others: pd.DataFrame) -> str:
     timed = others.dropna(subset=["speed_ratio"])
     if timed.empty:
         return "No speed can be compared."
-    best, slowest = timed.loc[timed["speed_ratio"].idxmax()], timed.loc[timed["speed_ratio"].idxmin()]
+    best = timed.loc[timed["speed_ratio"].idxmax()]
+    slowest = timed.loc[timed["speed_ratio"].idxmin()]
     if len(timed) == 1:
         return f"Here {best.name} runs at {best['speed_ratio']:.2f}× the baseline's speed."
     return (

@@ -17,7 +17,6 @@ from workbench.export.written import as_command
 from workbench.gpus.catalogue import MIB, of_device
 from workbench.gpus.emulator.card import DEVICE
 from workbench.measure.categories import Phase, format_bytes
-from workbench.paths import beside
 from workbench.predict import predict as prediction
 from workbench.predict.life import predict_life
 from workbench.predict.phases import Life
@@ -26,11 +25,14 @@ from workbench.recipe import Recipe
 from workbench.records.record import Record, Status, read_all
 from workbench.techniques import REGISTRY
 
-WORDS = beside(__file__, "doctor.toml")
 MARGIN = 0.1  # asked of a change where the prediction says that the recipe fits as it is, but the run has not
 EMULATED = "(emulated)"  # ends the name that such a card gives itself (workbench/gpus/emulator/card.py)
 BESIDE = 0.25  # part of the need that techniques save beside what they attack; LoRA 0.12, the most of seven recipes
 NOTEWORTHY = 0.01  # part of the room: less than this, alive before the run, is not mentioned
+RELEASE = (
+    "workbench.release() drops the last exception's frames and the results of cells (Out, _); `del` your own "
+    "variables: models, optimizers, trainers, losses that still have their graph."
+)
 
 
 @dataclass(frozen=True)
@@ -61,11 +63,14 @@ class Diagnosis:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        nested = {"changes": [_plain(change) for change in self.changes], "checklist": list(self.checklist)}
-        return {**vars(self), **nested, "closest": self.closest and _plain(self.closest)}
+        return {
+            **vars(self),
+            "changes": [_plain(change) for change in self.changes],
+            "closest": self.closest and _plain(self.closest),
+            "checklist": list(self.checklist),
+        }
 
-    def as_text(self) -> str:
-        """The diagnosis as people read it."""
+    def __str__(self) -> str:
         lines = [f"record {self.record_id}", "", "Cause", *_indented(self.cause.splitlines()), "", "What to change"]
         lines += _indented([self.note] if self.note else [])
         if self.predicted_bytes is not None and not self.note:
@@ -73,9 +78,9 @@ class Diagnosis:
         if self.changes:
             lines += _indented([f"Each of these alone is enough, as predicted for {self.predicted_for}:"])
         for number, change in enumerate(self.changes, start=1):
-            lines += ["", *_told(change, f"{number}. ")]
+            lines += ["", *_lines(change, f"{number}. ")]
         if self.closest:
-            lines += ["", "  No single change is enough. The closest:", "", *_told(self.closest)]
+            lines += ["", "  No single change is enough. The closest:", "", *_lines(self.closest)]
         if self.closest or not self.changes:
             lines += ["", "  For several changes together:", f"     {self.plan_command}"]
         return "\n".join([*lines, "", "If it should have fitted", *_indented(f"- {line}" for line in self.checklist)])
@@ -85,7 +90,7 @@ def _indented(lines: Iterable[str]) -> list[str]:
     return [f"  {line}" for line in lines]
 
 
-def _told(candidate: Candidate, number: str = "") -> list[str]:
+def _lines(candidate: Candidate, number: str = "") -> list[str]:
     less = f"{format_bytes(candidate.saved_bytes)} less"
     return _indented(entry(candidate, number + candidate.words, less, [_costs(candidate)]))
 
@@ -95,7 +100,9 @@ def _plain(candidate: Candidate) -> dict[str, Any]:
 
 
 def _costs(candidate: Candidate) -> str:
-    return next((change.costs for change in candidate.changes), WORDS["smaller_evaluation"])
+    if not candidate.changes:  # a smaller evaluation
+        return "an evaluation takes longer; training stays as it is"
+    return candidate.changes[0].costs
 
 
 class SmallerEvaluation(Candidate):
@@ -116,11 +123,15 @@ def newest_out_of_memory(record_id: str | None = None) -> Record:
     Raises:
         ConfigurationError: there is none.
     """
-    found = [r for r in read_all() if (r.id == record_id if record_id else r.status is Status.OOM)]
-    if not found:
-        which = f"no record {record_id!r}" if record_id else "no run that ran out of memory on record"
-        raise ConfigurationError(f"doctor: there is {which}. See `python -m workbench records`.")
-    return found[-1]
+    if record_id:
+        records = [record for record in read_all() if record.id == record_id]
+        missing = f"no record {record_id!r}"
+    else:
+        records = [record for record in read_all() if record.status is Status.OOM]
+        missing = "no run that ran out of memory on record"
+    if not records:
+        raise ConfigurationError(f"doctor: there is {missing}. See `python -m workbench records`.")
+    return records[-1]
 
 
 def diagnose(record: Record, *, among: Iterable[str] | None = None, predict: Predictor | None = None) -> Diagnosis:
@@ -143,35 +154,58 @@ def diagnose(record: Record, *, among: Iterable[str] | None = None, predict: Pre
     search = _ChangeSearch(failure, predict or prediction.predict, among)
     changes = search.changes()
     fitting = tuple(change for change in changes if change.fits)
+    closest = None
+    if changes and not fitting:
+        closest = min(changes, key=lambda change: change.needed_bytes)
     largest, size = _largest(record.by_category)
     return Diagnosis(
-        record_id=record.id, cause=failure.cause(), phase=failure.phase, operation=record.failed_operation,
-        largest_category=largest, largest_bytes=size, room_bytes=failure.room_bytes,
-        requested_bytes=record.requested_bytes, before_bytes=record.before_bytes, fragmented=failure.fragmented,
-        predicted_for=search.predicted_for, predicted_bytes=search.needed_bytes, changes=fitting,
-        closest=None if fitting or not changes else min(changes, key=lambda change: change.needed_bytes),
-        plan_command=search.plan_command(), note=search.note, checklist=failure.checklist(),
-    )  # fmt: skip
+        record_id=record.id,
+        cause=failure.cause(),
+        phase=failure.phase,
+        operation=record.failed_operation,
+        largest_category=largest,
+        largest_bytes=size,
+        room_bytes=failure.room_bytes,
+        requested_bytes=record.requested_bytes,
+        before_bytes=record.before_bytes,
+        fragmented=failure.fragmented,
+        predicted_for=search.predicted_for,
+        predicted_bytes=search.needed_bytes,
+        changes=fitting,
+        closest=closest,
+        plan_command=search.plan_command(),
+        note=search.note,
+        checklist=failure.checklist(),
+    )
 
 
 def evaluation_cures(gpu: str, life: Life) -> dict[str, Life]:
     """Of a life whose evaluation does not fit: each change with which it does, and the life with that change."""
-    recipe, habits, changed = life.recipe, life.habits, {}
-    if "evaluate" in life.refused and habits.prediction_loss_only:
-        changed["per_device_eval_batch_size=1"] = replace(recipe, evaluation_batch_size=1), habits
-    elif "evaluate" in life.refused:
-        changed["prediction_loss_only=True"] = recipe, replace(habits, prediction_loss_only=True)
-        changed["eval_accumulation_steps=1"] = recipe, replace(habits, eval_accumulation_steps=1)
-    found = {words: predict_life(one, gpu, other) for words, (one, other) in changed.items()}
-    return {words: cured for words, cured in found.items() if "evaluate" not in cured.refused}
+    if "evaluate" not in life.refused:
+        return {}
+    recipe = life.recipe
+    habits = life.habits
+    if habits.prediction_loss_only:
+        changed = {"per_device_eval_batch_size=1": (replace(recipe, evaluation_batch_size=1), habits)}
+    else:
+        changed = {
+            "prediction_loss_only=True": (recipe, replace(habits, prediction_loss_only=True)),
+            "eval_accumulation_steps=1": (recipe, replace(habits, eval_accumulation_steps=1)),
+        }
+    cured = {}
+    for change, (changed_recipe, changed_habits) in changed.items():
+        changed_life = predict_life(changed_recipe, gpu, changed_habits)
+        if "evaluate" not in changed_life.refused:
+            cured[change] = changed_life
+    return cured
 
 
 def cures_text(cures: Mapping[str, Life]) -> str:
     """What to change in the evaluation, with what it then needs."""
     lines = ["\n\nWhat to change in the evaluation, as predicted again:"] if cures else []
-    for words, life in cures.items():
+    for change, life in cures.items():
         (peak,) = (peak for peak in life.peaks if peak.phase == "evaluate")
-        lines.append(f"  {words}: {format_bytes(peak.device_bytes)}, and {format_bytes(peak.host_bytes)} on the host")
+        lines.append(f"  {change}: {format_bytes(peak.device_bytes)}, and {format_bytes(peak.host_bytes)} on the host")
     return "\n".join(lines)
 
 
@@ -206,17 +240,20 @@ class _Failure:
     """
 
     def __init__(self, record: Record) -> None:
-        self.record, self.recipe = record, Recipe.from_dict(record.recipe)
+        self.record = record
+        self.recipe = record.recipe
         self.kind = record.device_kind or "cpu"
         self.on_gpu = self.kind == "cuda"
         self.gpu = of_device(record.device_name, record.device_bytes) if self.on_gpu else None
         # an early failure has no memory source, but every record has the name of the device
         self.emulated = record.device_name.endswith(EMULATED)
         self.device = f"{DEVICE}{self.gpu.name}" if self.gpu and self.emulated else self.kind
-        allocated, reserved = record.allocated_at_failure_bytes, record.reserved_at_failure_bytes
+        allocated = record.allocated_at_failure_bytes
+        reserved = record.reserved_at_failure_bytes
         self.held_bytes = record.peak_allocated_bytes if allocated is None else allocated
-        known = record.memory_cap_bytes or record.device_bytes
-        self.room_bytes = known or (self.gpu.memory_bytes if self.gpu else self.held_bytes)
+        self.room_bytes = record.memory_cap_bytes or record.device_bytes
+        if not self.room_bytes:
+            self.room_bytes = self.gpu.memory_bytes if self.gpu else self.held_bytes
         counted = self.on_gpu or record.memory_cap_bytes is None  # a cap on the CPU counts the run's own only
         self.alive_before_bytes = (record.before_bytes or 0) if counted else 0
         self.unused_bytes = None if reserved is None or allocated is None else reserved - allocated
@@ -236,11 +273,15 @@ class _Failure:
         lines += [self._request()] if record.requested_bytes is not None else [record.error]
         largest, size = _largest(record.by_category)
         if size and record.peak_allocated_bytes:
-            sizes = {"size": format_bytes(size), "peak": format_bytes(record.peak_allocated_bytes)}
+            category = largest.replace("_", " ")
             share = size / record.peak_allocated_bytes
-            lines.append(WORDS["largest"].format(category=largest.replace("_", " "), share=share, **sizes))
+            peak = format_bytes(record.peak_allocated_bytes)
+            lines.append(f"The largest part of the peak was {category}: {format_bytes(size)}, {share:.0%} of {peak}.")
         if self.fragmented:
-            lines.append(WORDS["fragmented"].format(unused=format_bytes(self.unused_bytes or 0)))
+            lines.append(
+                f"Fragmentation: {format_bytes(self.unused_bytes or 0)} more were reserved and unused, enough for the "
+                "request, but not in one piece."
+            )
         return "\n".join([*lines, *self._alive_before()])
 
     def _request(self) -> str:
@@ -252,7 +293,8 @@ class _Failure:
         return f"{operation} {format_bytes(record.requested_bytes or 0)} more{held}{limit}."
 
     def _alive_before(self) -> list[str]:
-        before, room = self.record.before_bytes or 0, self.room_bytes or 0
+        before = self.record.before_bytes or 0
+        room = self.room_bytes or 0
         if before <= NOTEWORTHY * room or not before:
             return []
         counted = "they took their part of the room" if self.alive_before_bytes else "the cap does not count them"
@@ -262,18 +304,25 @@ class _Failure:
         """What holds tensors in this process, and how to let go of them."""
         from workbench.advise.leaks import holders  # which imports torch
 
-        words = WORDS["checklist"]
         if self.emulated:
-            return (words["emulated"],)
+            return ("An emulated GPU is the run's own: nothing else takes its memory.",)
         lines = [f"{name} holds {format_bytes(size)} now" for name, size in holders(self.kind)]
-        return (*(lines or [words["nothing_held"]]), words["release"], words["gpu" if self.on_gpu else "cpu"])
+        if not lines:
+            lines = ["Nothing holds tensors in this process. In a notebook, look there: workbench.holders()."]
+        if self.on_gpu:
+            others = "Other processes share the device: nvidia-smi lists them."
+        else:
+            others = "Restarting the kernel frees all of it."
+        return (*lines, RELEASE, others)
 
 
 class _ChangeSearch:
     """Predictions for the recipe and its single changes, against the room that the record had."""
 
     def __init__(self, failure: _Failure, predict: Predictor, among: Iterable[str] | None) -> None:
-        self.failure, self.recipe, self.gpu = failure, failure.recipe, failure.gpu
+        self.failure = failure
+        self.recipe = failure.recipe
+        self.gpu = failure.gpu
         self.name = self.gpu.name if self.gpu else prediction.CPU
         self.predicted_for = self.gpu.title if self.gpu else THIS_CPU
         self.families = families(self.gpu.compute_capability if self.gpu else None, among)
@@ -293,17 +342,19 @@ class _ChangeSearch:
     def changes(self) -> list[Candidate]:
         """All single changes that fit, the best first; if none does, those that were tried."""
         if self.budget_bytes is None:
-            self.note = WORDS["unknown_room"]
+            self.note = "Nobody knows how much memory there was, so nothing can be predicted."
             return []
         try:
-            found = self._search(self.budget_bytes)
+            changes = self._search(self.budget_bytes)
         except (ConfigurationError, UnavailableError) as error:
             self.note = f"No prediction helps: {error}"
             return []
-        cap = self.failure.record.memory_cap_bytes  # what runs must run on the same kind of device, under the same cap
-        room = f" --memory-cap {cap / MIB:.6g}MiB" if cap and cap > MIB else f" --memory-cap {cap}B" if cap else ""
-        options = f"--device {self.failure.device}{room}"
-        return [replace(candidate, options=options) for candidate in sorted(found, key=rank)]
+        # what runs must run on the same kind of device, under the same cap
+        options = f"--device {self.failure.device}"
+        cap = self.failure.record.memory_cap_bytes
+        if cap:
+            options += f" --memory-cap {cap / MIB:.6g}MiB" if cap > MIB else f" --memory-cap {cap}B"
+        return [replace(candidate, options=options) for candidate in sorted(changes, key=rank)]
 
     def promising(self) -> list[str]:
         """As the function of this name; what attacks no memory stands at the end."""
@@ -322,9 +373,10 @@ class _ChangeSearch:
         baseline, budget = self._begin(room)
         others = self._allocators(baseline)
         new = Search(self.recipe, budget, self.predict, self.families, most_changes=1).plan()
-        found = [*new.candidates, *self._other_settings(baseline, budget), *others]
-        found += self._smaller_evaluation(baseline, budget)
-        return [candidate for candidate in found if candidate.fits] or [*new.tried[1:]]  # the first has no change
+        candidates = [*new.candidates, *self._other_settings(baseline, budget), *others]
+        candidates += self._smaller_evaluation(baseline, budget)
+        fitting = [candidate for candidate in candidates if candidate.fits]
+        return fitting or [*new.tried[1:]]  # the first has no change
 
     def _begin(self, room: int) -> tuple[Candidate, int]:
         """The recipe as it is, and what it may need after a change."""
@@ -332,15 +384,21 @@ class _ChangeSearch:
         self.needed_bytes = baseline.needed_bytes
         if not baseline.fits:
             return baseline, room
-        self.note = WORDS["fits_as_it_is"].format(spare=format_bytes(baseline.headroom_bytes), margin=MARGIN)
+        self.note = (
+            f"Predicted to fit as it is, with {format_bytes(baseline.headroom_bytes)} to spare: something else takes "
+            f"memory, see below. The changes need at least {MARGIN:.0%} less than the recipe as it is."
+        )
         return baseline, int(baseline.needed_bytes * (1 - MARGIN))
 
     def _smaller_evaluation(self, baseline: Candidate, budget: int) -> list[Candidate]:
         """Where the evaluation failed, the most sequences that it may have at once; or none."""
         from workbench.run.arguments import argument_values
 
+        if self.failure.phase != Phase.EVALUATION:
+            return []
         size = argument_values(self.recipe, 0.0)["per_device_eval_batch_size"]
-        while self.failure.phase == Phase.EVALUATION and (size := size // 2):
+        while size > 1:
+            size //= 2
             recipe = replace(self.recipe, evaluation_batch_size=size)
             tried = SmallerEvaluation(recipe, (), self.predict(recipe), budget, baseline)
             if tried.fits:
@@ -349,14 +407,21 @@ class _ChangeSearch:
 
     def _other_settings(self, baseline: Candidate, budget: int) -> list[Candidate]:
         """Of each technique that the recipe has, the gentlest other settings that fit."""
-        found: list[Candidate] = []
+        candidates: list[Candidate] = []
         for now in self.recipe.techniques:
-            others = {now.name: tuple(variant for variant in self.families.get(now.name, ()) if variant != now)}
-            without = replace(self.recipe, techniques=tuple(t for t in self.recipe.techniques if t is not now))
-            if others[now.name]:
-                tried = Search(without, budget, self.predict, others, most_changes=1, compared_with=baseline).plan()
-                found += [candidate for candidate in tried.candidates if candidate.changes]
-        return found
+            others = tuple(variant for variant in self.families.get(now.name, ()) if variant != now)
+            if others:
+                without = replace(self.recipe, techniques=tuple(t for t in self.recipe.techniques if t is not now))
+                search = Search(
+                    without,
+                    budget,
+                    self.predict,
+                    {now.name: others},
+                    most_changes=1,
+                    compared_with=baseline,
+                )
+                candidates += [candidate for candidate in search.plan().candidates if candidate.changes]
+        return candidates
 
     def _allocators(self, baseline: Candidate) -> list[Candidate]:
         """Against fragmentation: techniques that change the allocator, and no category of memory."""
@@ -370,6 +435,6 @@ class _ChangeSearch:
         """Looks for sets of changes within the same room. Empty where the room is not known."""
         if self.budget_bytes is None:
             return ""
-        words = shlex.split(as_command(self.recipe))
-        words[words.index("run")] = "plan"
-        return shlex.join([*words, "--gpu", self.name, "--budget", f"{self.budget_bytes}B"])
+        command = shlex.split(as_command(self.recipe))
+        command[command.index("run")] = "plan"
+        return shlex.join([*command, "--gpu", self.name, "--budget", f"{self.budget_bytes}B"])

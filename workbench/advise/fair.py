@@ -12,16 +12,20 @@ from workbench.techniques import Numerics
 
 FACTOR = 2.0  # between the rates that a search tries
 MOST = 8  # rates tried to each side of the first
-LIMITS = next(field.metadata for field in fields(Recipe) if field.name == "learning_rate")
+LIMITS = {field.name: field.metadata for field in fields(Recipe)}["learning_rate"]
 BETWEEN = 4  # recipes timed between two runs of the first
 
 Tried = dict[str, float | None]
 
 
 def side_by_side(
-    recipe: Recipe, *others: Recipe, seeds: int = 3, reuse: bool = False,
-    device: str | None = None, folder: Path | None = None,
-) -> list[list[Record]]:  # fmt: skip
+    recipe: Recipe,
+    *others: Recipe,
+    seeds: int = 3,
+    reuse: bool = False,
+    device: str | None = None,
+    folder: Path | None = None,
+) -> list[list[Record]]:
     """Runs of a recipe and of others that are compared with it: for each of them a list, with a run of every seed.
 
     The held-out loss of each is that of its best learning rate (`search`). What differs from the recipe in exact
@@ -37,31 +41,33 @@ def side_by_side(
     Raises what `run` raises.
     """
 
-    def rated(each: Recipe) -> tuple[Recipe, Tried]:
-        return search(each, device=device, folder=folder) if seeds > 1 else (each, {})
+    def rated(other: Recipe) -> tuple[Recipe, Tried]:
+        return search(other, device=device, folder=folder) if seeds > 1 else (other, {})
 
-    first, tried = rated(recipe)
-    chosen = [_taken_over(each, recipe, first, tried) or rated(each) for each in others]
+    def timed(other: Recipe, rates: Tried, seed: int, reuse: bool) -> Record:
+        record = run(replace(other, seed=seed), device=device, reuse=reuse, folder=folder)
+        record = replace(record, rates_tried=rates or record.rates_tried)
+        record.save(folder)
+        return record
 
-    def timed(each: Recipe, tried: Tried, seed: int, reuse: bool) -> Record:
-        found = run(replace(each, seed=seed), device=device, reuse=reuse, folder=folder)
-        found = replace(found, rates_tried=tried or found.rates_tried)
-        found.save(folder)
-        return found
-
+    first, first_rates = rated(recipe)
+    chosen = [_taken_over(other, recipe, first, first_rates) or rated(other) for other in others]
     began = datetime.now(UTC).isoformat(timespec="milliseconds")
-    found: list[list[Record]] = [[] for _ in (recipe, *others)]
+    runs_of_first: list[Record] = []
+    runs_of_others: list[list[Record]] = [[] for _ in others]
     for seed in range(seeds):
-        new = 0
-        for place, (each, its) in enumerate(chosen, 1):
-            found[place].append(record := timed(each, its, seed, reuse))
-            new += record.created_at >= began
+        new = 0  # runs since the first was timed last
+        for (other, rates), runs in zip(chosen, runs_of_others, strict=True):
+            record = timed(other, rates, seed, reuse)
+            runs.append(record)
+            if record.created_at >= began:
+                new += 1
             if new == BETWEEN:
-                found[0].append(timed(first, tried, seed, reuse=False))
+                runs_of_first.append(timed(first, first_rates, seed, reuse=False))
                 new = 0
-        if new or not any(record.recipe["seed"] == seed for record in found[0]):
-            found[0].append(timed(first, tried, seed, reuse and not new))
-    return found
+        if new or not any(record.recipe_settings["seed"] == seed for record in runs_of_first):
+            runs_of_first.append(timed(first, first_rates, seed, reuse and not new))
+    return [runs_of_first, *runs_of_others]
 
 
 def _taken_over(other: Recipe, recipe: Recipe, rated: Recipe, tried: Tried) -> tuple[Recipe, Tried] | None:
@@ -85,9 +91,12 @@ def search(recipe: Recipe, *, device: str | None = None, folder: Path | None = N
         return recipe, {}
     rates = [first.learning_rate * FACTOR**power for power in range(-MOST, MOST + 1)]
     losses: dict[float, float] = {}
-    while waiting := _next(rates, losses):
-        found = run(replace(recipe, learning_rate=waiting[0]), device=device, reuse=True, folder=folder)
-        losses[waiting[0]] = math.inf if found.held_out_loss is None else found.held_out_loss
+    waiting = _next(rates, losses)
+    while waiting:
+        rate = waiting[0]
+        record = run(replace(recipe, learning_rate=rate), device=device, reuse=True, folder=folder)
+        losses[rate] = math.inf if record.held_out_loss is None else record.held_out_loss
+        waiting = _next(rates, losses)
     tried = {f"{rate:g}": losses[rate] if losses[rate] < math.inf else None for rate in sorted(losses)}
     return replace(recipe, learning_rate=_best(losses)), tried
 

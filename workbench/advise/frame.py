@@ -13,9 +13,9 @@ from workbench.recipe import Recipe
 from workbench.records.record import Record, Status, read_all
 
 NULLABLE = {bool: "boolean", int: "Int64", float: "Float64"}  # pandas' own types, in which a value may be missing
-ASKED = ("corpus", "effective_batch_size", "sequence_length", "steps", "seed", "dropout")
+RECIPE_FIELDS = ("corpus", "effective_batch_size", "sequence_length", "steps", "seed", "dropout")
 LEFT_OUT = ("schema_version", "text_before", "text_after")
-TOLD = ("report_to", "run_name", "project", "trackio_space_id", "log_level")  # arguments that change no result
+REPORTING = ("report_to", "run_name", "project", "trackio_space_id", "log_level")  # arguments that change no result
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # OWASP, "CSV Injection"
 
 
@@ -27,10 +27,10 @@ def records(folder: Path | None = None) -> pd.DataFrame:
     return to_frame(read_all(folder))
 
 
-def to_frame(found: list[Record]) -> pd.DataFrame:
+def to_frame(records: list[Record]) -> pd.DataFrame:
     """Records as rows; numbers become nullable `Int64` and `Float64`, so that a missing one stays missing."""
     columns = list(_row(Record("", "", Status.OK, {}, "", "")))
-    frame = pd.DataFrame([_row(record) for record in found], columns=columns)
+    frame = pd.DataFrame([_row(record) for record in records], columns=columns)
     types = {**get_type_hints(Recipe), **get_type_hints(Record)}
     # the bytes of each category and phase are keys of a record's dictionaries, not fields
     kinds = {name: "Int64" if name.endswith("_bytes") else _column_type(types.get(name, str)) for name in columns}
@@ -42,30 +42,41 @@ def to_frame(found: list[Record]) -> pd.DataFrame:
 def _row(record: Record) -> dict[str, Any]:
     """Flat: scalars as they are, `<category>_bytes` at the peak, `<category>_maximum_bytes` whenever that was,
     `<phase>_peak_bytes`."""
-    recipe, flat = record.recipe, {k: v for k, v in vars(record).items() if not isinstance(v, dict | list)}
-    flat = {name: value for name, value in flat.items() if name not in LEFT_OUT}
-    asked = {name: recipe.get(name) for name in ASKED}
-    categories = {f"{c}_bytes": record.by_category.get(c, 0 if record.by_category else None) for c in Category}
-    categories |= {f"{c}_maximum_bytes": record.maximum_by_category.get(c) for c in Category}
-    phases = {f"{p}_peak_bytes": record.by_phase.get(p) for p in Phase}
-    techniques = "+".join(sorted(recipe.get("techniques", {}))) or "baseline"
-    passed = {name: value for name, value in recipe.get("arguments", {}).items() if name not in TOLD}
-    passed |= {"callbacks": recipe["callbacks"]} if recipe.get("callbacks") else {}
-    also: dict[str, Any] = {"techniques": techniques, "arguments": json.dumps(passed, sort_keys=True) if passed else ""}
-    also |= {"rate_searched": _searched(record.rates_tried)}
-    return {**flat, "device": record.device, **asked, **also, **categories, **phases}
+    settings = record.recipe_settings
+    row: dict[str, Any] = {}
+    for name, value in vars(record).items():
+        if name not in LEFT_OUT and not isinstance(value, dict | list):
+            row[name] = value
+    row["device"] = record.device
+    row |= {name: settings.get(name) for name in RECIPE_FIELDS}
+    row["techniques"] = "+".join(sorted(settings.get("techniques", {}))) or "baseline"
+    arguments = {name: value for name, value in settings.get("arguments", {}).items() if name not in REPORTING}
+    if settings.get("callbacks"):
+        arguments["callbacks"] = settings["callbacks"]
+    row["arguments"] = json.dumps(arguments, sort_keys=True) if arguments else ""
+    row["rate_searched"] = _searched(record.rates_tried)
+    absent = 0 if record.by_category else None
+    row |= {f"{category}_bytes": record.by_category.get(category, absent) for category in Category}
+    row |= {f"{category}_maximum_bytes": record.maximum_by_category.get(category) for category in Category}
+    row |= {f"{phase}_peak_bytes": record.by_phase.get(phase) for phase in Phase}
+    return row
 
 
 def _searched(tried: dict[str, float | None]) -> bool:
     """Whether the best of the rates was found: one below it and one above it were tried too."""
-    rates = sorted(tried, key=float)
-    losses = [math.inf if (loss := tried[rate]) is None else loss for rate in rates]
-    return len(rates) > 2 and 0 < losses.index(min(losses)) < len(rates) - 1
+    losses = []
+    for rate in sorted(tried, key=float):
+        loss = tried[rate]
+        losses.append(math.inf if loss is None else loss)
+    return len(losses) > 2 and 0 < losses.index(min(losses)) < len(losses) - 1
 
 
 def _column_type(kind: Any) -> str:
     """The pandas type for a field of this type, which may be an optional one."""
-    return next((NULLABLE[one] for one in get_args(kind) or (kind,) if one in NULLABLE), "string")
+    for alternative in get_args(kind) or (kind,):
+        if alternative in NULLABLE:
+            return NULLABLE[alternative]
+    return "string"
 
 
 def to_csv(frame: pd.DataFrame, path: Path | str, *, index: bool = False) -> None:

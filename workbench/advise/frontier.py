@@ -1,6 +1,5 @@
 """`frontier(recipe, gpu="t4")`: which batches and lengths fit on a card, and which with the planner's best change."""
 
-from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -24,7 +23,8 @@ from workbench.models.source import locate_config
 from workbench.predict import predict as prediction
 from workbench.recipe import Recipe
 
-ROWS, AROUND = 5, 3  # powers of two: of the length, up to the model's positions; of the batch, on either side
+ROWS = 5  # lengths: powers of two, up to the model's positions
+AROUND = 3  # batches on either side of the recipe's own, in powers of two
 NEAR = 0.03  # of the limit: nearer to it a number is predicted, not interpolated
 SIGNS = "✓ fits, ✗ does not; without a number: it lies between two that do, or do not; – cannot be had; [ ] as asked"
 PICTURES = (".png", ".svg", ".pdf")
@@ -38,17 +38,23 @@ class Row:
     """
 
     def __init__(self, recipe: Recipe, length: int, batches: Iterable[int], limit_bytes: int) -> None:
-        self.length, self.batches, self.limit_bytes, self.refused = length, tuple(batches), limit_bytes, ""
+        self.length = length
+        self.batches = tuple(batches)
+        self.limit_bytes = limit_bytes
+        self.refused = ""
         self.own = recipe.effective_batch_size if length == recipe.sequence_length else None
-        self.recipes, self.known = dict[int, Recipe](), dict[int, int]()
+        self.recipes: dict[int, Recipe] = {}
+        self.known: dict[int, int] = {}
         for batch in self.batches:
             with suppress(ConfigurationError):
                 self.recipes[batch] = replace(recipe, sequence_length=length, effective_batch_size=batch)
 
     def needed(self, batch: int) -> float:
         """Bytes, predicted, or on the straight line between the nearest predicted ones; nan: not known."""
-        known: dict[int, float] = {**self.known} or {0: nan}
-        return float(np.interp(batch, sorted(known), [known[b] for b in sorted(known)], left=nan, right=nan))
+        if not self.known:
+            return nan
+        batches = sorted(self.known)
+        return float(np.interp(batch, batches, [self.known[b] for b in batches], left=nan, right=nan))
 
     def fitting(self) -> list[int]:
         return [batch for batch in self.recipes if self.needed(batch) <= self.limit_bytes]
@@ -64,25 +70,35 @@ class Row:
         for first in (self.own, min(self.recipes), max(self.recipes)):
             if first in self.recipes and first not in self.known:
                 return first
-        fitting, away = self.fitting(), {b: abs(self.needed(b) - self.limit_bytes) for b in self.recipes}
-        between = [(b, low, high) for low, high in pairwise(sorted(self.known)) for b in away if low < b < high]
-        differ = [b for b, low, high in between if (low in fitting) != (high in fitting)]
-        near = [b for b, _, _ in between if away[b] <= NEAR * self.limit_bytes]
-        return min([*differ, *near], key=lambda b: away[b], default=None)
+        fitting = self.fitting()
+        distance = {batch: abs(self.needed(batch) - self.limit_bytes) for batch in self.recipes}
+        unclear = []
+        near = []
+        for low, high in pairwise(sorted(self.known)):
+            between = [batch for batch in self.recipes if low < batch < high]
+            if (low in fitting) != (high in fitting):
+                unclear += between
+            near += [batch for batch in between if distance[batch] <= NEAR * self.limit_bytes]
+        return min([*unclear, *near], key=lambda batch: distance[batch], default=None)
 
     def predict(self, batch: int, predict: Predictor, gpu: str) -> None:
         """What is refused is refused to larger batches, too."""
         try:
-            one = self.recipes[batch]
-            self.known[batch] = Candidate(one, (), predict(one, gpu), self.limit_bytes).needed_bytes
+            recipe = self.recipes[batch]
+            self.known[batch] = Candidate(recipe, (), predict(recipe, gpu), self.limit_bytes).needed_bytes
         except WorkbenchError as error:
             self.refused = str(error)
             self.recipes = {smaller: recipe for smaller, recipe in self.recipes.items() if smaller < batch}
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; of batches that are neither fitting nor predicted, those beyond the fitting ones do not fit."""
-        known = {"batches": self.batches, "fitting": self.fitting(), "predicted_bytes": self.known}
-        return {"length": self.length, **known, "refused": self.refused}
+        return {
+            "length": self.length,
+            "batches": self.batches,
+            "fitting": self.fitting(),
+            "predicted_bytes": self.known,
+            "refused": self.refused,
+        }
 
 
 def positions_of(recipe: Recipe) -> int:
@@ -92,12 +108,18 @@ def positions_of(recipe: Recipe) -> int:
 
 def rows_of(recipe: Recipe, limit_bytes: int) -> list[Row]:
     """The recipe at other lengths and batches. Raises as `load_config` does."""
-    most = positions_of(recipe)
-    longest, middle = (1 << (n.bit_length() - 1) for n in (most, recipe.effective_batch_size))
-    many = max(ROWS, (longest // recipe.sequence_length).bit_length())
-    lengths = {recipe.sequence_length, *(longest >> k for k in range(many))} - {0, 1}
-    batches = {recipe.effective_batch_size, *((middle << k) >> AROUND for k in range(2 * AROUND + 1))} - {0}
+    longest = _power_of_two(positions_of(recipe))
+    middle = _power_of_two(recipe.effective_batch_size)
+    halvings = max(ROWS, (longest // recipe.sequence_length).bit_length())  # down to the recipe's own length
+    lengths = {recipe.sequence_length, *(longest // 2**halving for halving in range(halvings))} - {0, 1}
+    around = (middle * 2**doubling // 2**AROUND for doubling in range(2 * AROUND + 1))
+    batches = {recipe.effective_batch_size, *around} - {0}
     return [Row(recipe, length, sorted(batches), limit_bytes) for length in sorted(lengths)]
+
+
+def _power_of_two(number: int) -> int:
+    """The largest that is not larger."""
+    return 1 << (number.bit_length() - 1)
 
 
 class Frontier:
@@ -112,14 +134,20 @@ class Frontier:
     """
 
     def __init__(self, recipe: Recipe, gpu: str, limit_bytes: int, predict: Predictor, engine: str = "") -> None:
-        self.recipe, self.gpu, self.limit_bytes, self.predict, self.engine = recipe, gpu, limit_bytes, predict, engine
-        self.rows, self.beside = rows_of(recipe, limit_bytes), list[Row]()
+        self.recipe = recipe
+        self.gpu = gpu
+        self.limit_bytes = limit_bytes
+        self.predict = predict
+        self.engine = engine
+        self.rows = rows_of(recipe, limit_bytes)
         self.change: Candidate | None = None
+        self.beside: list[Row] = []
 
     def fill(self) -> Iterator[str]:
         """Says before each prediction what is looked for."""
         yield from self._filled(self.rows)
-        if target := self.beyond():
+        target = self.beyond()
+        if target:
             yield "what makes more of it fit"
             self.change = self._planned(target)
         if self.change:
@@ -129,23 +157,28 @@ class Frontier:
 
     def _filled(self, rows: list[Row]) -> Iterator[str]:
         for row in sorted(rows, key=lambda row: abs(row.length - self.recipe.sequence_length)):
-            while (batch := row.next()) is not None:
+            batch = row.next()
+            while batch is not None:
                 yield f"{batch} × {row.length} tokens"
                 row.predict(batch, self.predict, self.gpu)
+                batch = row.next()
 
     def beyond(self) -> Recipe | None:
         """The recipe, or that with the fewest tokens of those that do not fit."""
-        over = [one for row in self.rows for b, one in row.recipes.items() if row.needed(b) > self.limit_bytes]
-        return min(over, key=self._distance, default=None)
+        too_large = []
+        for row in self.rows:
+            too_large += [recipe for batch, recipe in row.recipes.items() if row.needed(batch) > self.limit_bytes]
+        return min(too_large, key=self._distance, default=None)
 
-    def _distance(self, one: Recipe) -> tuple[bool, int, int]:
-        return one != self.recipe, one.effective_batch_size * one.sequence_length, one.effective_batch_size
+    def _distance(self, other: Recipe) -> tuple[bool, int, int]:
+        return other != self.recipe, other.effective_batch_size * other.sequence_length, other.effective_batch_size
 
     def _planned(self, target: Recipe) -> Candidate | None:
-        with suppress(ConfigurationError):  # the card has less than the weights
-            found = plan(budget=self.limit_bytes, gpu=self.gpu, predict=self.predict, **vars(target))
-            return next(iter(found), None)
-        return None
+        try:
+            planned = plan(budget=self.limit_bytes, gpu=self.gpu, predict=self.predict, **vars(target))
+        except ConfigurationError:  # the card has less than the weights
+            return None
+        return next(iter(planned), None)
 
     @property
     def change_words(self) -> str:
@@ -155,12 +188,23 @@ class Frontier:
         shape = f"{self.change.recipe.effective_batch_size} × {self.change.recipe.sequence_length} tokens"
         return f"{self.change.words} (loss {self.change.numerics}; the planner's first for {shape})"
 
+    def __str__(self) -> str:
+        title = f"{self.recipe.label} on {self.recipe.model}, batch × length within {format_bytes(self.limit_bytes)}"
+        lines = [f"{title} ({self.gpu}), predicted by the {self.engine}, not measured", SIGNS]
+        lines += [*_table(self.rows), "", self.change_words, *_table(self.beside)]
+        lines += [f"refused, {row.length} tokens: {row.refused}" for row in self.rows if row.refused]
+        return "\n".join(lines)
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        rows, beside = ([row.to_dict() for row in rows] for rows in (self.rows, self.beside))
-        change = self.change and self.change.to_dict()
-        facts = {"gpu": self.gpu, "engine": self.engine, "limit_bytes": self.limit_bytes}
-        return facts | {"rows": rows, "change": change, "beside": beside}
+        return {
+            "gpu": self.gpu,
+            "engine": self.engine,
+            "limit_bytes": self.limit_bytes,
+            "rows": [row.to_dict() for row in self.rows],
+            "change": self.change and self.change.to_dict(),
+            "beside": [row.to_dict() for row in self.beside],
+        }
 
 
 def frontier(recipe: Recipe, gpu: str = "h100", *, engine: str | None = None) -> Frontier:
@@ -170,49 +214,52 @@ def frontier(recipe: Recipe, gpu: str = "h100", *, engine: str | None = None) ->
         ConfigurationError: an unknown GPU or engine, a model that cannot be used, or no cell can be predicted.
         UnavailableError: the config of a hub model cannot be had, or the emulator asked for is not set up.
     """
-    card, chosen = find_gpu(gpu), prediction.engine_for(gpu, engine)
-    predict = partial(prediction.predict, engine=chosen)
-    found = Frontier(prediction.resolved(recipe, [card.name]), card.name, card.memory_bytes, predict, chosen)
-    deque(tqdm(found.fill(), desc="predicting", unit=" cells", disable=None, leave=False), 0)
-    if not any(row.known for row in found.rows):
-        raise ConfigurationError(found.rows[0].refused)
-    return found
-
-
-def frontier_text(found: Frontier) -> str:
-    """Both tables as people read them."""
-    title = f"{found.recipe.label} on {found.recipe.model}, batch × length within {format_bytes(found.limit_bytes)}"
-    how = f"{title} ({found.gpu}), predicted by the {found.engine}, not measured"
-    refused = [f"refused, {row.length} tokens: {row.refused}" for row in found.rows if row.refused]
-    return "\n".join([how, SIGNS, *_table(found.rows), "", found.change_words, *_table(found.beside), *refused])
+    card = find_gpu(gpu)
+    engine = prediction.engine_for(gpu, engine)
+    predict = partial(prediction.predict, engine=engine)
+    cells = Frontier(prediction.resolved(recipe, [card.name]), card.name, card.memory_bytes, predict, engine)
+    for _ in tqdm(cells.fill(), desc="predicting", unit=" cells", disable=None, leave=False):
+        pass  # the bar moves
+    if not any(row.known for row in cells.rows):
+        raise ConfigurationError(cells.rows[0].refused)
+    return cells
 
 
 def _table(rows: list[Row]) -> list[str]:
-    head = [f"{'tokens':>7}" + "".join(f"{batch:>12}" for batch in row.batches) for row in rows[:1]]
-    return [*head, *(f"{row.length:>7}" + "".join(_cell(row, batch) for batch in row.batches) for row in rows)]
+    if not rows:
+        return []
+    lines = [f"{'tokens':>7}" + "".join(f"{batch:>12}" for batch in rows[0].batches)]
+    for row in rows:
+        lines.append(f"{row.length:>7}" + "".join(f"{_cell(row, batch):>12}" for batch in row.batches))
+    return lines
 
 
 def _cell(row: Row, batch: int) -> str:
-    sign = "–" if batch not in row.recipes else "✓" if batch in row.fitting() else "✗"
-    words = f"{sign} {format_bytes(row.known[batch])}" if batch in row.known else sign
-    return f"{f'[{words}]' if batch == row.own else words:>12}"
+    cell = "✓" if batch in row.fitting() else "✗"
+    if batch not in row.recipes:
+        cell = "–"
+    if batch in row.known:
+        cell += f" {format_bytes(row.known[batch])}"
+    return f"[{cell}]" if batch == row.own else cell
 
 
-def save_picture(found: Frontier, path: Path) -> None:
+def save_picture(cells: Frontier, path: Path) -> None:
     """Both tables as heat maps: violet fits, orange does not, and what is white is near the limit."""
     from matplotlib.colors import TwoSlopeNorm
     from matplotlib.figure import Figure
 
-    maps = {found.recipe.label: found.rows} | ({found.change.label: found.beside} if found.change else {})
+    maps = {cells.recipe.label: cells.rows}
+    if cells.change:
+        maps[cells.change.label] = cells.beside
     figure = Figure(figsize=(6.4 * len(maps), 4.2), layout="constrained")
     for axes, (title, rows) in zip(figure.subplots(1, len(maps), squeeze=False)[0], maps.items(), strict=True):
-        shares = np.array([[row.needed(batch) / found.limit_bytes for batch in row.batches] for row in rows])
+        shares = np.array([[row.needed(batch) / cells.limit_bytes for batch in row.batches] for row in rows])
         axes.imshow(shares, cmap="PuOr_r", norm=TwoSlopeNorm(1.0, 0.0, 2.0), origin="lower", aspect="auto", alpha=0.6)
         for y, row in enumerate(rows):
             for x, batch in enumerate(row.batches):
-                axes.text(x, y, _cell(row, batch).strip().replace(" ", "\n", 1), ha="center", va="center", fontsize=8)
+                axes.text(x, y, _cell(row, batch).replace(" ", "\n", 1), ha="center", va="center", fontsize=8)
         axes.set(title=title, xlabel="batch, sequences", ylabel="length, tokens")
         axes.set_xticks(range(len(rows[0].batches)), [str(batch) for batch in rows[0].batches])
         axes.set_yticks(range(len(rows)), [str(row.length) for row in rows])
-    figure.suptitle(f"{found.recipe.model} within {format_bytes(found.limit_bytes)} ({found.gpu}), predicted")
+    figure.suptitle(f"{cells.recipe.model} within {format_bytes(cells.limit_bytes)} ({cells.gpu}), predicted")
     figure.savefig(path, dpi=130)

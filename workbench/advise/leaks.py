@@ -22,8 +22,9 @@ def holders(device_type: str = "cpu", limit: int = 10) -> list[tuple[str, int]]:
     Looked at are the variables and the `Out` of the main module (in Jupyter the user's own), and the frames of the
     last exception. One tensor may count under several names: all of them have to go.
     """
-    found = {name: storage_bytes(_reachable(thing), device_type) for name, thing in _roots().items()}
-    return sorted(((name, n) for name, n in found.items() if n), key=lambda item: -item[1])[:limit]
+    sizes = {name: storage_bytes(_reachable(root), device_type) for name, root in _roots().items()}
+    holding = [(name, size) for name, size in sizes.items() if size]
+    return sorted(holding, key=lambda entry: -entry[1])[:limit]
 
 
 def release() -> int:
@@ -49,7 +50,8 @@ def _shell() -> Any:
 
 def _roots() -> dict[str, Any]:
     """By name, what the user's variables, the results of cells and the frames of the last exception hold."""
-    main, shell = vars(sys.modules["__main__"]), _shell()
+    main = vars(sys.modules["__main__"])
+    shell = _shell()
     hidden = {"In", "Out"} | set(shell.user_ns_hidden if shell else ())
     roots = {name: value for name, value in main.items() if not name.startswith("_") and name not in hidden}
     roots |= {f"Out[{number}]": value for number, value in main.get("Out", {}).items()}
@@ -62,7 +64,8 @@ def _roots() -> dict[str, Any]:
 
 def _reachable(root: Any) -> Iterator[Any]:
     """An object and all that it refers to, directly or through others; modules, classes and functions are left out."""
-    seen, waiting = {id(root)}, [root]
+    seen = {id(root)}
+    waiting = [root]
     while waiting:
         thing = waiting.pop()
         yield thing
@@ -81,7 +84,8 @@ def _forget() -> None:
         kept = vars(sys).pop(name, None)
         if isinstance(kept, BaseException):
             clear_frames(kept)
-    if shell := _shell():
+    shell = _shell()
+    if shell:
         shell.displayhook.flush()  # Out, _, __ and ___
         shell.last_execution_result = None  # which holds the exception too
         for name in ("_", "__", "___"):

@@ -28,7 +28,8 @@ from workbench.techniques import REGISTRY, Technique
 
 THIS_CPU = "this machine's CPU"
 ALWAYS_REMOVABLE = (Category.TEMPORARIES, Category.UNATTRIBUTED)  # shrink along with whatever else shrinks
-SETS, EXTENSIONS = 3, 5  # how many sets of each kind of numerics are extended, and by how many techniques
+SETS = 3  # of each kind of numerics that are extended
+EXTENSIONS = 5  # techniques by which a set is extended
 WORTHWHILE = 0.05  # a technique that attacks less than this part of the peak is not added to a set
 
 
@@ -58,15 +59,43 @@ class Plan:
     def __getitem__(self, index: int) -> Candidate:
         return self.candidates[index]
 
+    def __str__(self) -> str:
+        lines = [
+            f"budget {format_bytes(self.budget_bytes)}, predicted for {self.predicted_for} "
+            f"({len(self.tried)} predictions)",
+            f"as it is: needs {format_bytes(self.baseline.needed_bytes)}, {_room(self.baseline)}",
+        ]
+        if self.baseline.fits:
+            lines += ["", "It fits without any change:", f"  {self.baseline.command}"]
+        elif self.candidates:
+            for number, candidate in enumerate(self.candidates, start=1):
+                title = f"{number}. {candidate.label}"
+                lines += ["", *entry(candidate, title, _room(candidate), candidate.gives_up)]
+        else:
+            category, size = self.closest.dominant
+            lines += [
+                "",
+                f"Nothing was found that fits. Closest: {self.closest.label}",
+                f"   needs {format_bytes(self.closest.needed_bytes)}, {_room(self.closest)}; "
+                f"{category.replace('_', ' ')} dominate with {format_bytes(size)}.",
+                "   Choose a larger budget, a smaller model, or a smaller batch or sequence.",
+            ]
+        lines += cards_text(self.on_cards)
+        lines += [f"\nnot predicted: {label}: {reason}" for label, reason in self.skipped.items()]
+        return "\n".join(lines)
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         return {
-            "budget_bytes": self.budget_bytes, "predicted_for": self.predicted_for,
-            "baseline": self.baseline.to_dict(), "closest": self.closest.to_dict(),
+            "budget_bytes": self.budget_bytes,
+            "predicted_for": self.predicted_for,
+            "baseline": self.baseline.to_dict(),
+            "closest": self.closest.to_dict(),
             "candidates": [candidate.to_dict() for candidate in self.candidates],
-            "predictions": len(self.tried), "skipped": dict(self.skipped),
+            "predictions": len(self.tried),
+            "skipped": dict(self.skipped),
             "on_two_cards": [candidate.to_dict() for candidate in self.on_cards],
-        }  # fmt: skip
+        }
 
 
 def plan(
@@ -93,10 +122,13 @@ def plan(
     Raises:
         ConfigurationError: an unclear budget, or one below the weights; an unknown GPU; a recipe that cannot be used.
     """
-    found = None if gpu == prediction.CPU else find_gpu(gpu)
-    if budget is None and found is None:
+    card = None if gpu == prediction.CPU else find_gpu(gpu)
+    if budget is not None:
+        budget_bytes = parse_bytes(budget, "budget")
+    elif card is not None:
+        budget_bytes = card.memory_bytes
+    else:
         raise ConfigurationError("budget: a CPU has none of its own. Give one, as in budget='2GiB'.")
-    budget_bytes = found.memory_bytes if budget is None and found else parse_bytes(budget or 0, "budget")
     recipe = Recipe.from_dict({**fields, "techniques": {}})
     recipe = replace(recipe, techniques=tuple(fields.get("techniques", ())))
     ask: Predictor = predict or prediction.predict
@@ -104,11 +136,11 @@ def plan(
         prediction.resolved(recipe, [gpu]),
         budget_bytes,
         lambda wanted: ask(wanted, gpu),
-        families=families(found.compute_capability if found else None, among),
-        predicted_for=found.title if found else THIS_CPU,
+        families=families(card.compute_capability if card else None, among),
+        predicted_for=card.title if card else THIS_CPU,
         most_changes=most_changes,
     ).plan()
-    if found is None or predict or searched.baseline.fits:
+    if card is None or predict or searched.baseline.fits:
         return searched
     return replace(searched, on_cards=on_two_cards(searched.baseline.recipe, gpu, budget_bytes))
 
@@ -121,10 +153,10 @@ def families(
     Raises:
         ConfigurationError: no technique has that name.
     """
-    known = sorted(REGISTRY)
-    names = tuple(known if among is None else among)
-    if unknown := [name for name in names if name not in known]:
-        raise ConfigurationError(f"among: there is no technique {unknown[0]!r}. Known: {', '.join(known)}.")
+    names = sorted(REGISTRY) if among is None else tuple(among)
+    for name in names:
+        if name not in REGISTRY:
+            raise ConfigurationError(f"among: there is no technique {name!r}. Known: {', '.join(sorted(REGISTRY))}.")
     return {name: REGISTRY[name].variants(compute_capability) for name in names}
 
 
@@ -160,9 +192,15 @@ class Search:
         """Raises ConfigurationError: the budget is below the weights, whatever is tried on them."""
         with self.bar:
             self._refuse_less_than_the_weights()
-            found = [self.baseline] if self.baseline.fits else sorted(self._levels(), key=rank)
-        tried = tuple(candidate for candidate in self.known.values() if candidate)
-        return Plan(self.budget_bytes, self.predicted_for, self.baseline, tuple(found), tried, self.skipped)
+            candidates = [self.baseline] if self.baseline.fits else sorted(self._levels(), key=rank)
+        return Plan(
+            budget_bytes=self.budget_bytes,
+            predicted_for=self.predicted_for,
+            baseline=self.baseline,
+            candidates=tuple(candidates),
+            tried=tuple(candidate for candidate in self.known.values() if candidate),
+            skipped=self.skipped,
+        )
 
     def _possible(self, change: Technique) -> bool:
         """Some settings do not suit the recipe: a batch that cannot be split so often, a technique it has already."""
@@ -177,7 +215,8 @@ class Search:
         if sizes[0] <= self.budget_bytes:
             return
         for family in self.families.values():
-            if Category.WEIGHTS in family[-1].attacks and (tried := self._try((family[-1],))):
+            tried = self._try((family[-1],)) if Category.WEIGHTS in family[-1].attacks else None
+            if tried:
                 sizes.append(tried.predicted.by_category.get(Category.WEIGHTS, 0))
         if min(sizes) > self.budget_bytes:
             raise ConfigurationError(
@@ -189,39 +228,40 @@ class Search:
     def _levels(self) -> list[Candidate]:
         """Sets of one change, of two, and so on. Once something fits, only sets that alter the loss less are
         extended, and none once a set with the same loss fits."""
-        found: list[Candidate] = []
+        fitting: list[Candidate] = []
         frontier = [self.baseline]
         for _ in range(self.most_changes):
-            reached = self._extend(frontier, found)
-            found = _without_supersets([*found, *(self._relaxed(c) for c in reached if c.fits)])
-            open_sets = sorted((c for c in reached if not c.fits), key=lambda c: c.needed_bytes)
-            better = NUMERICS[: _best(found)]
-            frontier = [c for kind in better for c in [s for s in open_sets if s.numerics is kind][:SETS]]
-        return found
+            reached = self._extend(frontier, fitting)
+            fitting = _without_supersets([*fitting, *(self._relaxed(c) for c in reached if c.fits)])
+            too_large = sorted((c for c in reached if not c.fits), key=lambda c: c.needed_bytes)
+            frontier = []
+            for numerics in NUMERICS[: _best(fitting)]:
+                closest = [candidate for candidate in too_large if candidate.numerics is numerics]
+                frontier += closest[:SETS]
+        return fitting
 
-    def _extend(self, frontier: list[Candidate], found: list[Candidate]) -> list[Candidate]:
+    def _extend(self, frontier: list[Candidate], fitting: list[Candidate]) -> list[Candidate]:
         """Every set of the frontier with one more technique, where that makes it smaller."""
         reached: dict[frozenset[str], Candidate] = {}
         for start in frontier:
-            for family in self._promising(start, found):
+            for family in self._promising(start, fitting):
                 changes = tuple(sorted((*start.changes, family[-1]), key=lambda change: change.name))
                 names = frozenset(change.name for change in changes)
-                if names in reached or any(candidate.names <= names for candidate in found):
+                if names in reached or any(candidate.names <= names for candidate in fitting):
                     continue
                 tried = self._try(changes)
                 if tried and tried.needed_bytes < start.needed_bytes:
                     reached[names] = tried
         return list(reached.values())
 
-    def _promising(self, start: Candidate, found: list[Candidate]) -> list[tuple[Technique, ...]]:
+    def _promising(self, start: Candidate, fitting: list[Candidate]) -> list[tuple[Technique, ...]]:
         """The techniques to add, first those that attack most of what is there at the peak.
 
         Alone all are tried, since some act on more than they attack; what cannot act alone is not tried again.
         """
         families = [family for name, family in self.families.items() if name not in start.names]
         families = [family for family in families if self.known.get((family[-1],), self.baseline)]
-        families = [family for family in families if NUMERICS.index(family[0].numerics) < _best(found)]
-
+        families = [family for family in families if NUMERICS.index(family[0].numerics) < _best(fitting)]
         if not start.changes:
             return families
         attacked = {family: attacked_bytes(family[-1], start.predicted) for family in families}
@@ -245,12 +285,14 @@ class Search:
     def _gentlest(self, candidate: Candidate, change: Technique) -> Candidate:
         """Bisect one technique's settings; the last of them is known to fit."""
         family = self.families[change.name]
-        low, high = 0, len(family) - 1
+        low = 0
+        high = len(family) - 1
         while low < high:
             middle = (low + high) // 2
             tried = self._try(tuple(family[middle] if c.name == change.name else c for c in candidate.changes))
             if tried and tried.fits:
-                candidate, high = tried, middle
+                candidate = tried
+                high = middle
             else:
                 low = middle + 1
         return candidate
@@ -280,40 +322,14 @@ def attacked_bytes(change: Technique, predicted: Prediction) -> int:
     return sum(predicted.by_category.get(category, 0) for category in {*change.attacks, *ALWAYS_REMOVABLE})
 
 
-def _best(found: list[Candidate]) -> int:
+def _best(fitting: list[Candidate]) -> int:
     """The best numerics that fit so far, as a rank; beyond the last rank if nothing does."""
-    return min((NUMERICS.index(candidate.numerics) for candidate in found), default=len(NUMERICS))
+    return min((NUMERICS.index(candidate.numerics) for candidate in fitting), default=len(NUMERICS))
 
 
 def _without_supersets(candidates: list[Candidate]) -> list[Candidate]:
     distinct = {candidate.names: candidate for candidate in candidates}
     return [candidate for names, candidate in distinct.items() if not any(other < names for other in distinct)]
-
-
-def plan_text(found: Plan) -> str:
-    """The plan as people read it."""
-    lines = [
-        f"budget {format_bytes(found.budget_bytes)}, predicted for {found.predicted_for} "
-        f"({len(found.tried)} predictions)",
-        f"as it is: needs {format_bytes(found.baseline.needed_bytes)}, {_room(found.baseline)}",
-    ]
-    if found.baseline.fits:
-        lines += ["", "It fits without any change:", f"  {found.baseline.command}"]
-    elif found.candidates:
-        for number, candidate in enumerate(found.candidates, start=1):
-            lines += ["", *entry(candidate, f"{number}. {candidate.label}", _room(candidate), candidate.gives_up)]
-    else:
-        category, size = found.closest.dominant
-        lines += [
-            "",
-            f"Nothing was found that fits. Closest: {found.closest.label}",
-            f"   needs {format_bytes(found.closest.needed_bytes)}, {_room(found.closest)}; "
-            f"{category.replace('_', ' ')} dominate with {format_bytes(size)}.",
-            "   Choose a larger budget, a smaller model, or a smaller batch or sequence.",
-        ]
-    lines += cards_text(found.on_cards)
-    lines += [f"\nnot predicted: {label}: {reason}" for label, reason in found.skipped.items()]
-    return "\n".join(lines)
 
 
 def _room(candidate: Candidate) -> str:

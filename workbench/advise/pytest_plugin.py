@@ -9,7 +9,6 @@ It fails as `workbench check` does. What was found is stored beside the file of 
 """
 
 from collections.abc import Callable
-from itertools import count
 from typing import Any
 
 import pytest
@@ -23,17 +22,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def memory_budget(request: pytest.FixtureRequest) -> Callable[[Any, str, str], None]:
     """`memory_budget(what, limit, gpu)`; growth within the limit is a warning."""
 
-    numbers = count(1)
+    number = 0
 
     def check(what: Any, limit: str, gpu: str) -> None:
         from workbench.advise.budget import Budget, judge  # not earlier: everybody's pytest loads this file
 
-        budget = Budget(f"{request.node.name}, {next(numbers)}", what, limit, gpu)
+        nonlocal number
+        number += 1
+        budget = Budget(f"{request.node.name}, {number}", what, limit, gpu)
         lock = request.path.with_suffix(".memory.json")
         (verdict,) = judge([budget], lock, request.config.getoption("--update-memory"))
         if verdict.over:
-            pytest.fail(verdict.as_text(), pytrace=False)
+            pytest.fail(str(verdict), pytrace=False)
         if verdict.grown_bytes > 0:
-            request.node.warn(pytest.PytestWarning(verdict.as_text()))
+            request.node.warn(pytest.PytestWarning(str(verdict)))
 
     return check

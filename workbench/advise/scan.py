@@ -25,19 +25,21 @@ from workbench.measure.categories import format_bytes
 from workbench.models.load import load_tokenizer
 from workbench.models.source import locate_config
 from workbench.predict import predict as prediction
-from workbench.predict.worker import start
+from workbench.predict.worker import warm_predictions
 from workbench.recipe import Recipe
 from workbench.techniques import REGISTRY, Capability, Technique
 from workbench.texts import chat, readers
 
-AT_ONCE, MANY = 1 << 22, 4096  # characters, and rows, that are tokenized together
+AT_ONCE = 1 << 22  # characters that are tokenized together
+MANY = 4096  # rows that are tokenized together
 MULTIPLE = 8  # of tokens, a cap: what matrix units like
 SHOWN = 8  # rows of a list
 # Of what a batch needs: the gaps that batches of unequal length leave in the reserved memory, too small for the next.
 # GPT-2 124M on an emulated T4, epochs of 300 and 1,600 rows: caps with 10 % to spare held in eight of eight trainings
 # (batches of 8 and 16, several seeds), a cap with 5 % in one of two.
 GAPS = 0.1
-UNKNOWN, ENDLESS = -1, 1 << 62
+UNKNOWN = -1  # a number of tokens
+ENDLESS = 1 << 62  # tokens, where nothing bounds them
 NFC_GROWTH = 3  # UTF-8 bytes for one, at most (Unicode FAQ, "Normalization"); ASCII stays as it is
 
 
@@ -71,6 +73,36 @@ class Scan:
     def fits(self) -> bool:
         return self.needed_bytes <= self.limit_bytes and self.longest[0]["tokens"] <= self.positions
 
+    def __str__(self) -> str:
+        recipe = self.recipe
+        longest = self.longest[0]
+        tokens = min(longest["tokens"], self.positions)
+        need = format_bytes(self.needed_bytes)
+        more = ", …" if len(self.batch) > SHOWN else ""
+        lines = [
+            f"{recipe.corpus}: {self.rows:,} rows; {self.counted:,} were tokenized, the others have too few bytes",
+            f"The longest by the tokenizer of {recipe.model}, and where the Trainer's own order has them for the seed "
+            f"{recipe.seed}, of {self.steps:,} steps of the first epoch:",
+        ]
+        for row in self.longest:
+            lines.append(f"{row['tokens']:>12,} tokens   step {row['step']:<9,} {row['place']}")
+        lines += [
+            f"The largest batch, in step {longest['step']:,}: {', '.join(self.batch[:SHOWN])}{more}",
+            f"  A whole batch padded to {tokens:,} tokens needs {need}, with {self.gaps:.0%} added for gaps between "
+            f"unequal batches; {find_gpu(self.gpu).title} has {format_bytes(self.limit_bytes)}: "
+            f"{'it fits' if self.needed_bytes <= self.limit_bytes else 'it does NOT fit'}. "
+            f"Predicted by the {self.engine}, not measured.",
+        ]
+        if longest["tokens"] > self.positions:
+            lines.append(
+                f"  The longest is beyond the {self.positions:,} positions of {recipe.model}: training stops there."
+            )
+        if self.empty:
+            lines.append(f"Empty, so that nothing is learned from them: {', '.join(self.empty)}")
+        if not self.fits:
+            lines += _cures(self, tokens)
+        return "\n".join(lines)
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         return {**vars(self), "recipe": self.recipe.to_dict(), "fits": self.fits}
@@ -86,35 +118,52 @@ def scan(recipe: Recipe, gpu: str = "h100", *, longest: int = 5, engine: str | N
         ConfigurationError: the corpus is a stream, cannot be read, or has no text or fewer rows than a batch; or a
             technique makes examples of its own.
     """
-    card, source = find_gpu(gpu), row_source(recipe)
-    engine, recipe = prediction.engine_for(card.name, engine), prediction.resolved(recipe, [card.name])
+    card = find_gpu(gpu)
+    source = row_source(recipe)
+    engine = prediction.engine_for(card.name, engine)
+    recipe = prediction.resolved(recipe, [card.name])
     positions = positions_of(recipe) - sum(technique.positions for technique in recipe.techniques)
     lengths = _Lengths(source, load_tokenizer(locate_config(recipe.model)))
     if engine == prediction.engine_for(card.name):
-        start(card.name)  # meanwhile
+        warm_predictions(card.name)  # meanwhile
     lengths.count_longest(longest)
     if len(lengths.tokens) < recipe.shape.sequences or len(lengths.empty) == len(lengths.tokens):
-        words = f"scan: {source.name} has {len(lengths.tokens)} rows, {len(lengths.empty)} of them empty"
-        raise ConfigurationError(f"{words}. Give at least a batch of {recipe.shape.sequences} rows, with text in them.")
+        raise ConfigurationError(
+            f"scan: {source.name} has {len(lengths.tokens)} rows, {len(lengths.empty)} of them empty. Give at least a "
+            f"batch of {recipe.shape.sequences} rows, with text in them."
+        )
     order = training_order(recipe, len(lengths.tokens))
     examples, batch, steps = _placed(recipe, lengths, order)
-    most = min(examples[0]["tokens"], positions)
     gaps = 0.0 if any(_leaves_no_gaps(technique) for technique in recipe.techniques) else GAPS
 
     def needed(tokens: int, padding: bool = True) -> int:
-        one = replace(recipe, sequence_length=max(tokens, 2))
-        predicted = prediction.predict(one, card.name, padding=padding, engine=engine)
-        return round(Candidate(one, (), predicted, card.memory_bytes).needed_bytes * (1 + gaps * padding))
+        cut = replace(recipe, sequence_length=max(tokens, 2))
+        predicted = prediction.predict(cut, card.name, padding=padding, engine=engine)
+        return round(Candidate(cut, (), predicted, card.memory_bytes).needed_bytes * (1 + gaps * padding))
 
-    counted = len(order) - lengths.tokens.count(UNKNOWN)
-    facts = engine, card.memory_bytes, needed(most), gaps, positions, len(order), counted, steps
-    found = Scan(recipe, card.name, *facts, examples, batch, [*map(lengths.place, lengths.empty[:SHOWN])], None)
+    scanned = Scan(
+        recipe=recipe,
+        gpu=card.name,
+        engine=engine,
+        limit_bytes=card.memory_bytes,
+        needed_bytes=needed(min(examples[0]["tokens"], positions)),
+        gaps=gaps,
+        positions=positions,
+        rows=len(order),
+        counted=len(order) - lengths.tokens.count(UNKNOWN),
+        steps=steps,
+        longest=examples,
+        batch=batch,
+        empty=[lengths.place(row) for row in lengths.empty[:SHOWN]],
+        cap=None,
+    )
     possible = range(MULTIPLE, min(examples[0]["tokens"] - 1, positions) + 1, MULTIPLE)
-    if found.fits or not (fitting := possible[: bisect_right(possible, card.memory_bytes, key=needed)]):
-        return found
-    cap = fitting[-1]
-    sizes = {"needed_bytes": needed(cap), "packed_bytes": needed(cap, padding=False)}
-    return replace(found, cap={"tokens": cap, **sizes, **lengths.cut(cap)})
+    fitting = [] if scanned.fits else possible[: bisect_right(possible, card.memory_bytes, key=needed)]
+    if not fitting:
+        return scanned
+    tokens = fitting[-1]
+    cap = {"tokens": tokens, "needed_bytes": needed(tokens), "packed_bytes": needed(tokens, padding=False)}
+    return replace(scanned, cap=cap | lengths.cut(tokens))
 
 
 def _leaves_no_gaps(technique: Technique) -> bool:
@@ -125,17 +174,25 @@ def row_source(recipe: Recipe) -> readers.TextSource:
     """The file or folder whose rows are the examples, its beginning read. Raises as `scan` does."""
     for technique in recipe.techniques:
         if Capability.TRAINING_SET in technique.forbids:
-            words = f"scan: {technique.name} makes other examples of a text; here each row is one, as it is"
-            raise ConfigurationError(f"{words}. Leave {technique.name} out.")
-    path = Path(name := recipe.corpus)
+            raise ConfigurationError(
+                f"scan: {technique.name} makes other examples of a text; here each row is one, as it is. Leave "
+                f"{technique.name} out."
+            )
+    name = recipe.corpus
+    path = Path(name)
     if name == "-" or "://" in name or (path.exists() and not path.is_file() and not path.is_dir()):
-        words = f"scan: {name!r} is a stream, and the order of training is known only for rows that can be counted"
-        raise ConfigurationError(f"{words}. Write it to a file first, for example rows.jsonl.")
+        raise ConfigurationError(
+            f"scan: {name!r} is a stream, and the order of training is known only for rows that can be counted. Write "
+            "it to a file first, for example rows.jsonl."
+        )
     source = readers.find_text(name, "Give a file with one example per row.")
-    if plain := [file for file in source.files() if file.is_file() and readers.kind_of(file) in readers.PLAIN]:
-        words = f"scan: {plain[0]} is plain text, which has no rows and is packed into blocks of equal length"
-        raise ConfigurationError(f"{words}. Give {', '.join(sorted({*readers.KINDS} - {*readers.PLAIN}))}.")
-    next(source.documents(), None)
+    for file in source.files():
+        if file.is_file() and readers.kind_of(file) in readers.PLAIN:
+            raise ConfigurationError(
+                f"scan: {file} is plain text, which has no rows and is packed into blocks of equal length. Give "
+                f"{', '.join(sorted({*readers.KINDS} - {*readers.PLAIN}))}."
+            )
+    next(source.documents(), None)  # raises what is wrong at its beginning
     return source
 
 
@@ -147,26 +204,37 @@ def tokens_at_most(tokenizer: Any) -> Callable[[str], int]:
     """
     backend = tokenizer.backend_tokenizer
     state = json.loads(backend.to_str())
-    before, model, more = json.dumps(state["pre_tokenizer"]), state["model"], backend.num_special_tokens_to_add(False)
+    model = state["model"]
+    before = json.dumps(state["pre_tokenizer"])
     normalizer = (state["normalizer"] or {"type": None})["type"]
     by_bytes = '"ByteLevel"' in before and '"add_prefix_space": true' not in before and not model.get("byte_fallback")
     if model["type"] != "BPE" or not by_bytes or normalizer not in (None, "NFC"):
         return lambda text: ENDLESS
+    special = backend.num_special_tokens_to_add(False)
     growth = NFC_GROWTH if normalizer else 1
-    return lambda text: more + (len(text) if text.isascii() else growth * len(text.encode()))
+    return lambda text: special + (len(text) if text.isascii() else growth * len(text.encode()))
 
 
 class _Lengths:
     """Of every row its file, its line or row there, a bound of its tokens, and their number where it was counted."""
 
     def __init__(self, source: readers.TextSource, tokenizer: Any) -> None:
-        self.source, self.files, self.signature = source, source.files(), source.signature()
-        self.tokenizer, self.template = tokenizer, chat.template_of(tokenizer)  # of conversations
-        self.at_most, self.backend = tokens_at_most(tokenizer), tokenizer.backend_tokenizer
+        self.source = source
+        self.files = source.files()
+        self.signature = source.signature()
+        self.tokenizer = tokenizer
+        self.template = chat.template_of(tokenizer)  # of conversations
+        self.at_most = tokens_at_most(tokenizer)
+        self.backend = tokenizer.backend_tokenizer
         self.backend.no_truncation()
         self.backend.no_padding()
-        self.more = self.backend.num_special_tokens_to_add(False)  # but a template writes its own
-        self.file, self.number, self.bound, self.special, self.tokens, self.empty = (array("q") for _ in range(6))
+        self.special_per_row = self.backend.num_special_tokens_to_add(False)  # but a template writes its own
+        self.file = array("q")
+        self.number = array("q")
+        self.bound = array("q")
+        self.special = array("q")
+        self.tokens = array("q")
+        self.empty = array("q")
         self.longest: list[int] = []  # numbers of tokens, in order
 
     def count_longest(self, many: int) -> None:
@@ -190,7 +258,8 @@ class _Lengths:
 
     def _read(self, wanted: Callable[[int], bool]) -> None:
         """Read all rows, and tokenize those that are wanted, many together."""
-        waiting, size = dict[int, str](), 0
+        waiting: dict[int, str] = {}
+        size = 0
         for row, (file, number, text, special, bound) in enumerate(self._rows()):
             if row == len(self.tokens):
                 self.file.append(file)
@@ -204,7 +273,8 @@ class _Lengths:
                 size += len(text)
             if size > AT_ONCE or len(waiting) == MANY:
                 self._tokenize(waiting)
-                waiting, size = {}, 0
+                waiting = {}
+                size = 0
         self._tokenize(waiting)
 
     def _rows(self) -> Iterator[tuple[int, int, str, int, int]]:
@@ -212,24 +282,31 @@ class _Lengths:
         try:
             for file, path in enumerate(self.files):
                 rows = readers.read_documents(str(path), self.source.column, self.source.encoding)
-                for number, found in tqdm(rows, path.name, unit=" rows", disable=None, leave=False):
-                    text, special = self._written(path, number, found) if self.source.loss else (found or "", self.more)
+                for number, content in tqdm(rows, path.name, unit=" rows", disable=None, leave=False):
+                    if self.source.loss:
+                        text, special = self._written(path, number, content)
+                    else:
+                        text = content or ""
+                        special = self.special_per_row
                     yield file, number, text, special, self.at_most(text)
         except Exception:
-            sum(1 for _ in self.source.documents())  # says what is wrong, where, and what to do
+            for _ in self.source.documents():  # which says what is wrong, where, and what to do
+                pass
             raise
 
-    def _written(self, path: Path, number: int, found: Any) -> tuple[str, int]:
+    def _written(self, path: Path, number: int, content: Any) -> tuple[str, int]:
         """A conversation as the text that its template makes of it, and the special tokens that it gets beside."""
-        if (line := chat.in_one_line(self.source.column, found)) is None:
+        line = chat.in_one_line(self.source.column, content)
+        if line is None:
             return "", 0
         try:
             parts, write = chat.parts_of(json.loads(line), self.tokenizer, self.template)
-            return str(write(parts)), self.more if isinstance(parts, str) else 0
+            return str(write(parts)), self.special_per_row if isinstance(parts, str) else 0
         except Exception as error:  # a template may raise anything
-            place = f"{self.source.name}: {self._place(path, number)}"
-            words = f"{place}: the chat template cannot be used ({in_a_line(error)})"
-            raise readers.refusal(f"{words}. Correct the row, or use a model with another template.") from None
+            raise readers.refusal(
+                f"{self.source.name}: {self._place(path, number)}: the chat template cannot be used "
+                f"({in_a_line(error)}). Correct the row, or use a model with another template."
+            ) from None
 
     def _tokenize(self, texts: dict[int, str]) -> None:
         encodings = self.backend.encode_batch_fast([*texts.values()], add_special_tokens=False)
@@ -242,12 +319,15 @@ class _Lengths:
 def _placed(recipe: Recipe, lengths: _Lengths, order: Any) -> tuple[list[dict[str, Any]], list[str], int]:
     """The longest rows, of equals the first to come; the batch of the first; and the steps of an epoch."""
     arguments = recipe.training_arguments()
-    size, together = arguments["per_device_train_batch_size"], arguments["gradient_accumulation_steps"]
+    batch_size = arguments["per_device_train_batch_size"]
+    rows_per_step = batch_size * arguments["gradient_accumulation_steps"]
     position = np.argsort(order)
+    steps = position // rows_per_step + 1
     rows = np.lexsort((position, -np.array(lengths.tokens)))[: len(lengths.longest)]
-    first, steps = position[rows[0]] // size * size, position // (size * together) + 1
-    found = [{"place": lengths.place(r), "tokens": lengths.tokens[r], "step": int(steps[r])} for r in rows]
-    return found, [*map(lengths.place, order[first : first + size])], int(steps.max())
+    longest = [{"place": lengths.place(r), "tokens": lengths.tokens[r], "step": int(steps[r])} for r in rows]
+    first = position[rows[0]] // batch_size * batch_size
+    batch = [lengths.place(row) for row in order[first : first + batch_size]]
+    return longest, batch, int(steps.max())
 
 
 def training_order(recipe: Recipe, rows: int, epoch: int = 0) -> Any:
@@ -266,39 +346,20 @@ def training_order(recipe: Recipe, rows: int, epoch: int = 0) -> Any:
     return np.concatenate([*loader.batch_sampler])
 
 
-def scan_text(found: Scan) -> str:
-    """The scan as people read it."""
-    recipe, worst, more = found.recipe, found.longest[0], ", …" if len(found.batch) > SHOWN else ""
-    tokens, need, room = min(worst["tokens"], found.positions), found.needed_bytes, found.limit_bytes
-    lines = [
-        f"{recipe.corpus}: {found.rows:,} rows; {found.counted:,} were tokenized, the others have too few bytes",
-        f"The longest by the tokenizer of {recipe.model}, and where the Trainer's own order has them for the seed "
-        f"{recipe.seed}, of {found.steps:,} steps of the first epoch:",
-        *(f"{row['tokens']:>12,} tokens   step {row['step']:<9,} {row['place']}" for row in found.longest),
-        f"The largest batch, in step {worst['step']:,}: {', '.join(found.batch[:SHOWN])}{more}",
-        f"  A whole batch padded to {tokens:,} tokens needs {format_bytes(need)}, with {found.gaps:.0%} added for gaps "
-        f"between unequal batches; {find_gpu(found.gpu).title} has {format_bytes(room)}: "
-        f"{'it fits' if need <= room else 'it does NOT fit'}. Predicted by the {found.engine}, not measured.",
-    ]
-    if worst["tokens"] > found.positions:
-        lines += [f"  The longest is beyond the {found.positions:,} positions of {recipe.model}: training stops there."]
-    if found.empty:
-        lines += [f"Empty, so that nothing is learned from them: {', '.join(found.empty)}"]
-    return "\n".join([*lines, *([] if found.fits else _cures(found, tokens))])
-
-
-def _cures(found: Scan, tokens: int) -> list[str]:
-    command = as_command(replace(found.recipe, sequence_length=tokens)).replace(" run ", " plan ", 1)
-    others = [f"  other techniques, with rows of up to {tokens:,} tokens: {command} --gpu {found.gpu}"]
-    if found.gaps:
-        name = next(name for name, technique in REGISTRY.items() if _leaves_no_gaps(technique()))
-        others += [f"  no gaps: this scan with --technique {name}"]
-    if (cap := found.cap) is None:
+def _cures(scan: Scan, tokens: int) -> list[str]:
+    """What makes rows of up to so many tokens fit."""
+    command = as_command(replace(scan.recipe, sequence_length=tokens)).replace(" run ", " plan ", 1)
+    others = [f"  other techniques, with rows of up to {tokens:,} tokens: {command} --gpu {scan.gpu}"]
+    if scan.gaps:
+        names = [name for name, technique in REGISTRY.items() if _leaves_no_gaps(technique())]
+        others += [f"  no gaps: this scan with --technique {name}" for name in names[:1]]
+    cap = scan.cap
+    if cap is None:
         return [f"Not even rows of {MULTIPLE} tokens fit. What may make them fit:", *others]
     return [
         "What makes it fit:",
         f"  a cap at {cap['tokens']:,} tokens: needs {format_bytes(cap['needed_bytes'])}; cuts {cap['cut_tokens']:,} "
-        f"tokens from {cap['cut_rows']:,} rows ({cap['cut_rows'] / found.rows:.2%})",
+        f"tokens from {cap['cut_rows']:,} rows ({cap['cut_rows'] / scan.rows:.2%})",
         f"  packing into blocks of {cap['tokens']:,}: needs {format_bytes(cap['packed_bytes'])}; drops at most "
         f"{cap['tokens'] - 1:,} tokens, at the end of the last block; rows are cut at the borders of blocks",
         *others,

@@ -36,11 +36,13 @@ from workbench.texts.corpus import load_corpus
 
 EXAMPLE = 'Write for example seeds = 3, below it [recipe] with model = "gpt2-tiny", and [grid] with steps = [50, 100].'
 CORES = 2  # of a Ray that is started here
-# through its object store go a few words
-OWN = {"include_dashboard": False, "object_store_memory": 100 * 2**20}
+STARTED_HERE = {"include_dashboard": False, "object_store_memory": 100 * 2**20}  # through which go a few words
 PROCESS_BYTES = 1536 * 2**20  # Python, PyTorch and the libraries, beside the tensors of a run
 RETRIES = 3  # of a task whose node or process is lost; Ray's own default
-KNOCK_S, LOOK_S, END_S, LEFT_S = 5.0, 300.0, 60.0, 300.0
+KNOCK_S = 5.0  # to find out whether anything listens at an address
+LOOK_S = 300.0  # for a node to tell of itself
+END_S = 60.0  # for runs to write their records when the sweep ends
+LEFT_S = 300.0  # without a run that ends, before the nodes are looked at
 CURE = "Name one that every node has at the same path, in the environment variable WORKBENCH_RUNS."
 RESOURCES = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}  # of a task, and what a node calls them
 Need = dict[str, float]  # resources of a task
@@ -63,15 +65,14 @@ def read_grid(path: Path) -> list[Recipe]:
     Raises:
         ConfigurationError: no TOML, an unknown name, what is no list, or a recipe that is refused, with its values.
     """
-    given = named(read_toml(path, "sweep", EXAMPLE), ("seeds", "recipe", "grid"), f"sweep: {path}", "table")
-    known = [*(field.name for field in fields(Recipe)), FILES]
-    base, grid = (
-        named(given.get(table, {}), known, f"sweep: {path}, {table}", "field") for table in ("recipe", "grid")
-    )
-    seeds = given.get("seeds", 1)
+    tables = named(read_toml(path, "sweep", EXAMPLE), ("seeds", "recipe", "grid"), f"sweep: {path}", "table")
+    names = [*(field.name for field in fields(Recipe)), FILES]
+    base = named(tables.get("recipe", {}), names, f"sweep: {path}, recipe", "field")
+    grid = named(tables.get("grid", {}), names, f"sweep: {path}, grid", "field")
+    seeds = tables.get("seeds", 1)
     if type(seeds) is not int or seeds < 1:
         raise ConfigurationError(f"sweep: {path}: seeds must be an integer of at least 1, got {brief(seeds)}.")
-    axes = {"seed": list(range(seeds)), **grid} if "seeds" in given else grid
+    axes = {"seed": list(range(seeds)), **grid} if "seeds" in tables else grid
     for name, values in axes.items():
         if not isinstance(values, list) or not values:
             raise ConfigurationError(f"sweep: {path}: {name} must be a list in [grid], got {brief(values)}. {EXAMPLE}")
@@ -87,9 +88,13 @@ def _recipe(data: dict[str, Any], place: str) -> Recipe:
 
 
 def sweep(
-    recipes: list[Recipe], *, on: str | None = None, device: str | None = None, threads: int = 1,
+    recipes: list[Recipe],
+    *,
+    on: str | None = None,
+    device: str | None = None,
+    threads: int = 1,
     folder: Path | None = None,
-) -> list[Outcome]:  # fmt: skip
+) -> list[Outcome]:
     """Run every recipe as a task on Ray, and say how each has ended. Ctrl-C ends the tasks and leaves their records.
 
     Args:
@@ -115,17 +120,19 @@ def sweep(
         check_nodes({node["name"]: node["facts"] for node in nodes}, folder)
         unseeded = tqdm({replace(recipe, seed=0) for recipe in recipes}, desc="predicted", unit="recipe")
         needs = {recipe: needed(recipe, device, threads, nodes[0]["facts"]) for recipe in unseeded}
-        task, tasks = ray.remote(max_calls=1, max_retries=RETRIES)(_fine_tune), dict[Any, tuple[Recipe, Need]]()
-        outcomes = list[Outcome]()
+        fine_tune = ray.remote(max_calls=1, max_retries=RETRIES)(_fine_tune)
+        tasks: dict[Any, tuple[Recipe, Need]] = {}
+        outcomes: list[Outcome] = []
         try:
             for recipe in recipes:
                 need = needs[replace(recipe, seed=0)]
                 if has_room(need, nodes):
-                    begun = task.options(**need).remote(recipe, folder, device, threads, marker.name)
-                    tasks[begun] = recipe, need
+                    task = fine_tune.options(**need).remote(recipe, folder, device, threads, marker.name)
+                    tasks[task] = (recipe, need)
                 else:
-                    told = ", ".join(f"{name} {number:,.12g}" for name, number in need.items())
-                    outcomes.append(Outcome(recipe, "not started", f"No node has what it needs by prediction: {told}."))
+                    amounts = ", ".join(f"{name} {number:,.12g}" for name, number in need.items())
+                    reason = f"No node has what it needs by prediction: {amounts}."
+                    outcomes.append(Outcome(recipe, "not started", reason))
             return outcomes + _collected(ray, tasks)
         finally:
             _end(ray, list(tasks))
@@ -136,16 +143,20 @@ def sweep(
 def _connected(on: str | None, threads: int) -> Iterator[ModuleType]:
     """Ray, connected to a cluster or started here. Raises UnavailableError: none answers at that address."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read on import: a Ray that starts here tells nobody
-    address, handler = on or os.environ.get("RAY_ADDRESS", "local"), signal.getsignal(signal.SIGTERM)
+    address = on or os.environ.get("RAY_ADDRESS", "local")
+    handler = signal.getsignal(signal.SIGTERM)
     if address != "local":  # twenty times 40 s, where something answers that is not Ray
         os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "3")
     import ray
 
-    own: dict[str, Any] = {**OWN, "num_cpus": max(CORES, threads)} if address == "local" else {}
+    options: dict[str, Any] = {}
+    if address == "local":
+        options = {**STARTED_HERE, "num_cpus": max(CORES, threads)}
     try:
-        if place := re.fullmatch(r"(?:ray://)?\[?([^]]+?)\]?:(\d+)", address):  # where none answers Ray waits long
-            socket.create_connection((place[1], int(place[2])), KNOCK_S).close()
-        ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **own)
+        match = re.fullmatch(r"(?:ray://)?\[?([^]]+?)\]?:(\d+)", address)
+        if match:  # where none answers Ray waits long
+            socket.create_connection((match[1], int(match[2])), KNOCK_S).close()
+        ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
     except Exception as error:  # of many kinds, by address and version
         raise UnavailableError(
             f"sweep: Ray cannot be used at {address} ({in_a_line(error)}). Check the address, that `ray status` works "
@@ -166,7 +177,8 @@ def _visited(ray: ModuleType, marker: str, device: str) -> list[Node]:
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    kind, share = ("CPU", 0.0) if device == CPU else ("GPU", 0.001)  # a task without a share sees no GPU
+    kind = "CPU" if device == CPU else "GPU"
+    share = 0.0 if device == CPU else 0.001  # a task without a share sees no GPU
     nodes: list[Node] = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get(kind)]
     if not nodes:
         raise UnavailableError(f"sweep: no node of the cluster has a {kind}. Add one, or name another --device.")
@@ -189,25 +201,29 @@ def _visited(ray: ModuleType, marker: str, device: str) -> list[Node]:
 def _facts(marker: str, device: str) -> dict[str, Any]:
     """Of the node where this is called: whether it has the marker, its versions, its card."""
     store.mark_killed(Path(marker).parent)  # of this node
-    found: dict[str, Any] = {"shared": Path(marker).exists(), **versions(), "commit": git_commit()}
+    facts: dict[str, Any] = {"shared": Path(marker).exists(), **versions(), "commit": git_commit()}
     if device != CPU:
         from workbench.measure.device import Device
 
         card = Device.find(device)
-        found |= {"card": card.name, "card_bytes": card.total_bytes}
-    return found
+        facts |= {"card": card.name, "card_bytes": card.total_bytes}
+    return facts
 
 
 def check_nodes(facts: dict[str, dict[str, Any]], folder: Path) -> None:
     """Raises ConfigurationError: a node does not see the folder. UnavailableError: their runs would not compare."""
-    if blind := [name for name, each in facts.items() if not each["shared"]]:
+    blind = [name for name, of_node in facts.items() if not of_node["shared"]]
+    if blind:
         raise ConfigurationError(f"sweep: {folder} is not shared: on {', '.join(blind)} it is another one. {CURE}")
-    own = {"workbench": versions()["workbench"], "commit": git_commit()}  # this machine's PyTorch may be another
+    here = {"workbench": versions()["workbench"], "commit": git_commit()}  # this machine's PyTorch may be another
+    machines = {**facts, "this machine": here}
     for what in (*versions(), "commit", "card"):
-        found = {name: each[what] or "none" for name, each in {**facts, "this machine": own}.items() if what in each}
-        if len(set(found.values())) > 1:
-            told = ", ".join(f"{value} on {name}" for name, value in found.items())
-            raise UnavailableError(f"sweep: {what} is {told}, and runs would not compare. Use nodes with the same one.")
+        values = {name: of_node[what] or "none" for name, of_node in machines.items() if what in of_node}
+        if len(set(values.values())) > 1:
+            differing = ", ".join(f"{value} on {name}" for name, value in values.items())
+            raise UnavailableError(
+                f"sweep: {what} is {differing}, and runs would not compare. Use nodes with the same one."
+            )
 
 
 def needed(recipe: Recipe, device: str, threads: int, facts: dict[str, Any]) -> Need:
@@ -219,16 +235,20 @@ def needed(recipe: Recipe, device: str, threads: int, facts: dict[str, Any]) -> 
     if device == CPU:
         return {"num_cpus": threads, "memory": PROCESS_BYTES + predict(recipe, CPU).peak_allocated_bytes}
     card = of_device(facts["card"], facts["card_bytes"])
-    found = predict(recipe, card.name if card else "h100")
-    peak = (found.peak_reserved_bytes or found.peak_allocated_bytes) + found.context_bytes
+    predicted = predict(recipe, card.name if card else "h100")
+    peak = (predicted.peak_reserved_bytes or predicted.peak_allocated_bytes) + predicted.context_bytes
     return {"num_cpus": 1, "memory": PROCESS_BYTES, "num_gpus": math.ceil(1000 * peak / facts["card_bytes"]) / 1000}
 
 
 def has_room(need: Need, nodes: list[Node]) -> bool:
     """Whether some living node could run it, if nothing else ran there."""
-    there = [node["Resources"] for node in nodes if node["Alive"]]
-    there = [{**each, "GPU": min(each.get("GPU", 0), 1)} for each in there]  # a run takes one card or a share of it
-    return any(all(each.get(RESOURCES[name], 0) >= number for name, number in need.items()) for each in there)
+    for node in nodes:
+        if node["Alive"]:
+            resources = dict(node["Resources"])
+            resources["GPU"] = min(resources.get("GPU", 0), 1)  # a run takes one card or a share of it
+            if all(resources.get(RESOURCES[name], 0) >= number for name, number in need.items()):
+                return True
+    return False
 
 
 def _fine_tune(recipe: Recipe, folder: Path, device: str, threads: int, marker: str) -> Outcome:
@@ -249,7 +269,8 @@ def _fine_tune(recipe: Recipe, folder: Path, device: str, threads: int, marker: 
         record = run(recipe, device=device, reuse=True, folder=folder)
         return Outcome(recipe, record.status, record.error, record.id)
     except Exception as error:  # whatever it was, the others go on
-        return Outcome(recipe, Status.OOM if isinstance(error, OutOfMemoryError) else Status.FAILED, in_a_line(error))
+        status = Status.OOM if isinstance(error, OutOfMemoryError) else Status.FAILED
+        return Outcome(recipe, status, in_a_line(error))
 
 
 def _collected(ray: ModuleType, tasks: dict[Any, tuple[Recipe, Need]]) -> list[Outcome]:
@@ -288,10 +309,11 @@ def mark_lost(nodes: list[Node], folder: Path) -> None:
     """Give the status `killed` to runs that say `running`, of dead processes of this machine and of nodes that Ray has
     lost: nobody else can tell of another machine."""
     store.mark_killed(folder)
-    lost, there = ({node["NodeManagerHostname"] for node in nodes if node["Alive"] is alive} for alive in (False, True))
+    alive = {node["NodeManagerHostname"] for node in nodes if node["Alive"]}
+    lost = {node["NodeManagerHostname"] for node in nodes} - alive
     with FileLock(folder / store.LOCK):
         for record in read_all(folder):
-            if record.status is Status.RUNNING and record.owner.get("host") in lost - there:
+            if record.status is Status.RUNNING and record.owner.get("host") in lost:
                 replace(record, status=Status.KILLED, error="Ray has lost its node").save(folder)
 
 
@@ -300,17 +322,19 @@ def sweep_text(outcomes: list[Outcome], folder: Path | None = None) -> str:
     from workbench.advise.compare import compare, comparison_text, conclusions
     from workbench.advise.frame import to_frame
 
-    told, groups = list[str](), dict[Recipe, list[Record]]()
-    for each in outcomes:
-        runs = groups.setdefault(replace(each.recipe.baseline, seed=0), [])
-        if each.status == Status.OK:
-            runs.append(Record.read((folder or runs_folder()) / f"{each.record_id}.json"))
+    lines: list[str] = []
+    groups: dict[Recipe, list[Record]] = {}
+    for outcome in outcomes:
+        recipe = outcome.recipe
+        runs = groups.setdefault(replace(recipe.baseline, seed=0), [])
+        if outcome.status == Status.OK:
+            runs.append(Record.read((folder or runs_folder()) / f"{outcome.record_id}.json"))
         else:
-            told.append(f"not ranked: {each.recipe.label}, seed {each.recipe.seed}: {each.status}. {each.reason}")
+            lines.append(f"not ranked: {recipe.label}, seed {recipe.seed}: {outcome.status}. {outcome.reason}")
     for runs in groups.values():
         try:
             table = compare(to_frame(runs))
-            told += ["", comparison_text(table), "", *(f"- {sentence}" for sentence in conclusions(table))]
+            lines += ["", comparison_text(table), "", *(f"- {sentence}" for sentence in conclusions(table))]
         except ConfigurationError as error:  # without a baseline
-            told += ["", str(error)]
-    return "\n".join(told).lstrip()
+            lines += ["", str(error)]
+    return "\n".join(lines).lstrip()

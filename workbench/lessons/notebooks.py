@@ -29,7 +29,7 @@ from workbench.run.world import refuse_several_ranks
 DEVICE_PARAMETER = "device"
 
 # predictions come from a process of their own, which can load its libraries while the kernel loads the same
-PREPARE = f"{PIN}; from workbench.predict.worker import start as _start; _start('t4'); del _start"
+PREPARE = f"{PIN}; from workbench.predict.worker import warm_predictions as _start; _start('t4'); del _start"
 
 
 class NotebookError(WorkbenchError):

@@ -1,10 +1,14 @@
-"""The phases of a run's life: what decides them beside the recipe, and the peak of each."""
+"""The phases of a run's life: what decides them beside the recipe, the peak of each, and how lives are shown."""
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from workbench.measure.categories import format_bytes
 from workbench.recipe import Recipe
 from workbench.settings import check_settings, parse_settings, separated, setting
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,48 @@ class Life:
         """The phase that needs most of the device."""
         return max(self.peaks, key=lambda peak: peak.device_bytes)
 
+    def __str__(self) -> str:
+        return life_text(self)
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready. It fits if no phase is refused."""
         return {**asdict(self), "recipe": self.recipe.to_dict(), "fits": not self.refused}
+
+
+def life_table(*lives: Life) -> "pd.DataFrame":
+    """One row for each phase; of each life its bytes, and of two the ratio of those on the device."""
+    import pandas as pd
+
+    frames = {life.source: pd.DataFrame(map(asdict, life.peaks)).set_index("phase").astype(float) for life in lives}
+    if len(lives) == 2:
+        first, second = frames.values()
+        frames["ratio"] = (first / second).drop(columns="host_bytes")
+    return pd.concat(frames, axis=1).dropna(axis=1, how="all")
+
+
+def life_text(*lives: Life) -> str:
+    """The lives of one recipe, predicted or measured, in one table, and the verdict over each."""
+    table = life_table(*lives).rename(columns=lambda name: name.removesuffix("_bytes"))
+    shown = table.apply(lambda column: column.map("{:.3f}".format if column.name[0] == "ratio" else format_bytes))
+    recipe = lives[0].recipe
+    head = f"{recipe.label} on {recipe.model}, the whole life of a run"
+    return "\n".join([head, "", shown.to_string(na_rep="–"), *map(_verdict, lives)])
+
+
+def _verdict(life: Life) -> str:
+    import psutil
+
+    peak = life.highest
+    host_bytes = max(peak.host_bytes for peak in life.peaks)
+    how = "predicted, not measured" if life.source.startswith("emulated") else "measured"
+    fits = f"NO ({', '.join(life.refused)})" if life.refused else "yes"
+    room = f" and about {format_bytes(life.context_bytes)} of context" if life.context_bytes else ""
+    if life.capacity_bytes:
+        room += f", of {format_bytes(life.capacity_bytes)}"
+    return (
+        f"\n{life.source} ({how})\n"
+        f"  fits   {fits}: {format_bytes(peak.allocated_bytes)} allocated, "
+        f"{format_bytes(peak.device_bytes)} reserved in {peak.phase}{room}\n"
+        f"  host   at most {format_bytes(host_bytes)}; "
+        f"this machine has {format_bytes(psutil.virtual_memory().total)}"
+    )

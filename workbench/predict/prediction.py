@@ -1,6 +1,7 @@
 """`Prediction`, and `compute`, which makes it from a trace. Importing this does not import torch."""
 
-from dataclasses import dataclass, field, fields
+import dataclasses
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from workbench.errors import WorkbenchError
@@ -69,9 +70,14 @@ class Prediction:
             return True
         return self.peak_reserved_bytes + self.context_bytes <= self.capacity_bytes
 
+    def __str__(self) -> str:
+        from workbench.predict.report import prediction_text
+
+        return prediction_text(self)
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, without the timeline."""
-        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "timeline"}
+        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "timeline"}
         return plain | {"fits": self.fits, "flops": self.flops}
 
 
@@ -79,13 +85,13 @@ def compute(
     recipe: Recipe, gpus: list[str], padding: bool, ranks: "Ranks | None" = None
 ) -> list[Prediction | WorkbenchError]:
     """Make the predictions. It patches libraries while it runs, so call it in the worker process only."""
-    found: list[Prediction | WorkbenchError] = []
+    answers: list[Prediction | WorkbenchError] = []
     for name in gpus:
         try:
-            found.append(_compute(recipe, name, padding, ranks))
+            answers.append(_compute(recipe, name, padding, ranks))
         except WorkbenchError as error:
-            found.append(error)
-    return found
+            answers.append(error)
+    return answers
 
 
 def _compute(recipe: Recipe, name: str, padding: bool, ranks: "Ranks | None") -> Prediction:
@@ -97,8 +103,8 @@ def _compute(recipe: Recipe, name: str, padding: bool, ranks: "Ranks | None") ->
     return prediction_of(recipe, gpu, "predicted", ranks, **replay(trace, gpu), work=trace.work, **trace.facts)
 
 
-def prediction_of(recipe: Recipe, gpu: Gpu | None, how: str, ranks: "Ranks | None", **found: Any) -> Prediction:
-    """With what a recipe and a GPU say of themselves, and what an engine `found`: the other fields."""
+def prediction_of(recipe: Recipe, gpu: Gpu | None, how: str, ranks: "Ranks | None", **fields: Any) -> Prediction:
+    """With what a recipe and a GPU say of themselves; the other fields come from an engine."""
     name = gpu.name if gpu else CPU
     return Prediction(
         recipe=recipe.to_dict(),
@@ -112,7 +118,7 @@ def prediction_of(recipe: Recipe, gpu: Gpu | None, how: str, ranks: "Ranks | Non
         versions=versions(),
         ranks=ranks.count if ranks else 1,
         shard=ranks.shard if ranks else "",
-        **{field: _plain(value) for field, value in found.items()},
+        **{name: _plain(value) for name, value in fields.items()},
     )
 
 

@@ -8,19 +8,19 @@ from workbench.predict.prediction import Prediction
 
 BAR_WIDTH = 40
 ROUTING = "a mixture of experts: which of them a token goes to depends on values, so real peaks differ"
-
 MESSAGES = "what NCCL takes for its messages comes beside this, outside of PyTorch's allocator"
 
 
 def prediction_text(prediction: Prediction) -> str:
-    """Peak, categories and phases of one prediction."""
+    """Peak, categories and phases of one prediction: what `print(prediction)` shows."""
     p = prediction
     gpu = GPUS[p.gpu].title if p.gpu in GPUS else "this machine's kernels"
+    padding = " with padding" if p.padding else ""
+    ranks = f", on each of {p.ranks:,} ranks (shard {p.shard})" if p.shard else ""
     reserved = f", {format_bytes(p.peak_reserved_bytes)} reserved" if p.peak_reserved_bytes is not None else ""
     lines = [
         f"{p.label} on {p.model}, {p.micro_batch_size} × {p.recipe['sequence_length']} tokens at a time"
-        f"{' with padding' if p.padding else ''}{_ranks(p)}: predicted for {gpu} by "
-        f"{engine_words(p.source)}, not measured",
+        f"{padding}{ranks}: predicted for {gpu} by {engine_words(p.source)}, not measured",
         f"  peak   {format_bytes(p.peak_allocated_bytes)} allocated{reserved}, in the {p.peak_phase.replace('_', ' ')}",
         f"         at {p.peak_operation}",
         f"  fits   {_fit(p)}",
@@ -28,32 +28,16 @@ def prediction_text(prediction: Prediction) -> str:
         "",
         f"  {'':18}{'at the peak':>12}{'at most':>12}",
     ]
-    most = {name: format_bytes(size) for name, size in p.maximum_by_category.items()}
-    lines += [_line(name, size, most[name], p) for name, size in p.by_category.items()]
-    lines += [f"  note   {note}" for note, here in ((ROUTING, p.has_experts), (MESSAGES, p.ranks > 1)) if here]
+    for category, size in p.by_category.items():
+        lines.append(_line(category, size, format_bytes(p.maximum_by_category[category]), p))
+    if p.has_experts:
+        lines.append(f"  note   {ROUTING}")
+    if p.ranks > 1:
+        lines.append(f"  note   {MESSAGES}")
     lines += ["", f"  {'':18}{'peak':>12}"]
-    return "\n".join([*lines, *(_line(name, size, "", p) for name, size in p.by_phase.items())])
-
-
-def _ranks(p: Prediction) -> str:
-    """Whose memory it is, of several ranks."""
-    return f", on each of {p.ranks:,} ranks (shard {p.shard})" if p.shard else ""
-
-
-def fitting(found: dict[str, Prediction | WorkbenchError]) -> str:
-    """On which of these GPUs it fits, with what each would reserve, and why not on the others."""
-    predicted = {name: p for name, p in found.items() if isinstance(p, Prediction)}
-    fits = [
-        f"    {name:14}{format_bytes(p.peak_reserved_bytes or 0):>12}{format_bytes(p.capacity_bytes or 0):>12}"
-        for name, p in predicted.items()
-        if p.fits
-    ]
-    too_small = [name for name, p in predicted.items() if not p.fits]
-    head = f"  {'fits on':16}{'reserves':>12}{'has':>12}"
-    lines = [head, *fits] if fits else ["  fits on          none of the known GPUs"]
-    lines += [f"  does not fit on  {', '.join(too_small)}"] if too_small else []
-    errors = {name: error for name, error in found.items() if isinstance(error, WorkbenchError)}
-    return "\n".join([*lines, *(f"  cannot run on    {name}: {error}" for name, error in errors.items())])
+    for phase, size in p.by_phase.items():
+        lines.append(_line(phase, size, "", p))
+    return "\n".join(lines)
 
 
 def _fit(p: Prediction) -> str:
@@ -66,3 +50,24 @@ def _fit(p: Prediction) -> str:
 def _line(name: str, size: int, most: str, p: Prediction) -> str:
     bar = "█" * round(BAR_WIDTH * size / p.peak_allocated_bytes)
     return f"  {name.replace('_', ' '):18}{format_bytes(size):>12}{most:>12}  {bar}".rstrip()
+
+
+def fitting(answers: dict[str, Prediction | WorkbenchError]) -> str:
+    """On which of these GPUs it fits, with what each would reserve, and why not on the others."""
+    fits = []
+    too_small = []
+    cannot = []
+    for gpu, answer in answers.items():
+        if isinstance(answer, WorkbenchError):
+            cannot.append(f"  cannot run on    {gpu}: {answer}")
+        elif answer.fits:
+            reserves = format_bytes(answer.peak_reserved_bytes or 0)
+            fits.append(f"    {gpu:14}{reserves:>12}{format_bytes(answer.capacity_bytes or 0):>12}")
+        else:
+            too_small.append(gpu)
+    lines = ["  fits on          none of the known GPUs"]
+    if fits:
+        lines = [f"  {'fits on':16}{'reserves':>12}{'has':>12}", *fits]
+    if too_small:
+        lines.append(f"  does not fit on  {', '.join(too_small)}")
+    return "\n".join([*lines, *cannot])

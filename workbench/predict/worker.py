@@ -56,7 +56,7 @@ def ask(*request: Any, time_limit: float = SECONDS) -> Any:
     return SHADOWS.call("shadow", _started, compute, *request, time_limit=time_limit)
 
 
-def start(gpu: str = "h100") -> None:
+def warm_predictions(gpu: str = "h100") -> None:
     """Start the process that predictions for this GPU will come from: it loads its libraries meanwhile."""
     from workbench.gpus.catalogue import gpu as find_gpu
     from workbench.gpus.emulator import call

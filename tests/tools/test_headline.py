@@ -1,15 +1,13 @@
 from itertools import pairwise
 from types import SimpleNamespace
 
+import headline
 import pandas as pd
 import pytest
+from headline import LARGE, SMALL
 
 from tests.advise.test_compare import record
-from workbench.__main__ import main
-from workbench.advise import headline
 from workbench.errors import OutOfMemoryError, UnavailableError
-
-SMALL, LARGE = headline.PLAN["ladder"]
 
 
 def test_a_rung_has_what_those_below_it_have_and_of_a_name_the_last():
@@ -33,14 +31,13 @@ def test_a_rung_is_told_beside_the_first_one(monkeypatch):
     monkeypatch.setattr(headline, "predict", predict)
     table = headline.memory(LARGE)
     assert asked == [
-        (recipe, rung.get("gpu", LARGE["gpu"]))
-        for recipe, rung in zip(headline.climbed(LARGE), LARGE["rungs"], strict=True)
+        (recipe, rung.gpu or LARGE.gpu) for recipe, rung in zip(headline.climbed(LARGE), LARGE.rungs, strict=True)
     ]
-    assert table["label"].tolist()[:2] == ["plain", " + ".join(LARGE["rungs"][1]["adds"])]
+    assert table["label"].tolist()[:2] == ["plain", " + ".join(LARGE.rungs[1].adds)]
     assert table["smaller"].tolist()[:3] == [1, 2, 3]
     assert table["operations"].tolist()[:3] == [1, 2, 3]
     assert table.iloc[1].to_dict() == {
-        "label": " + ".join(LARGE["rungs"][1]["adds"]), "peak_allocated_bytes": 60, "smaller": 2, "operations": 2,
+        "label": " + ".join(LARGE.rungs[1].adds), "peak_allocated_bytes": 60, "smaller": 2, "operations": 2,
         "memory_source": "made up", "weights_bytes": 15, "activations_bytes": 45,
     }  # fmt: skip
 
@@ -91,14 +88,6 @@ def test_sets_that_a_cpu_can_judge_are_compared_on_the_small_model(monkeypatch):
     assert set(table["loss_verdict"]) == {"", "same"}
 
 
-def test_a_verdict_is_that_of_the_comparison():
-    table = headline.judged(
-        {"baseline": [4.0, 4.1], "a": [4.05, 4.12], "b": [4.4, 4.5], "c": [3.0, 3.1], "d": [4.0, 4.1]}
-    )
-    assert table["loss_verdict"].tolist() == ["", "tie", "worse", "better", "same"]
-    assert table["held_out_loss_spread"].tolist() == pytest.approx([0.1, 0.07, 0.1, 0.1, 0.1])
-
-
 def test_a_program_whose_package_is_missing_is_said_not_to_be_tried(monkeypatch):
     monkeypatch.setattr(headline, "find_spec", lambda _: None)
     found = SimpleNamespace(processes=[{"devices": [{"peak_allocated_bytes": 7}]}])
@@ -108,7 +97,7 @@ def test_a_program_whose_package_is_missing_is_said_not_to_be_tried(monkeypatch)
     assert table["peak_allocated_bytes"].tolist()[:3] == [7, 7, 7]
     packages = ["trl", "unsloth", "unsloth"]
     assert table["source"].tolist()[-3:] == [f"not tried: pip install {package}" for package in packages]
-    assert all((headline.PEERS / command[1].split("/")[-1]).exists() for command in commands)
+    assert all((headline.SCRIPTS / command[1].split("/")[-1]).exists() for command in commands)
 
 
 def test_a_program_that_is_a_package_is_named_with_its_version(monkeypatch):
@@ -119,9 +108,9 @@ def test_a_program_that_is_a_package_is_named_with_its_version(monkeypatch):
     assert headline.peers()["program"].tolist()[2:4] == ["nanoGPT's step", "TRL's SFTTrainer, trl 1.2 of trl"]
 
 
-def test_the_command_prints_and_writes_every_table(monkeypatch, tmp_path, capsys):
+def test_it_prints_and_writes_every_table(monkeypatch, tmp_path, capsys):
     one = pd.DataFrame({"techniques": ["baseline"], "held_out_loss": [4.0]})
     monkeypatch.setattr(headline, "headline", lambda: iter([("losses", one), ("again", one)]))
-    assert main(["headline", "--save", str(tmp_path / "tables")]) == 0
+    headline.main(["--save", str(tmp_path / "tables")])
     assert capsys.readouterr().out.count("baseline") == 2
     assert len(list((tmp_path / "tables").glob("*.csv"))) == 2

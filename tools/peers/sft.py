@@ -1,6 +1,6 @@
 """GPT-2 124M with TRL's SFTTrainer and its defaults, on texts that fill the context.
 
-python -m workbench emulate --gpu rtx3090 -- python data/reference/peers/sft.py
+python -m workbench emulate --gpu rtx3090 -- python tools/peers/sft.py
 """
 
 import tempfile

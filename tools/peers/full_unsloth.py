@@ -1,6 +1,6 @@
 """GPT-2 124M, every parameter, with Unsloth and its defaults, on texts that fill the context; or uncompiled.
 
-python -m workbench emulate --gpu rtx3090 -- python data/reference/peers/full_unsloth.py [uncompiled]
+python -m workbench emulate --gpu rtx3090 -- python tools/peers/full_unsloth.py [uncompiled]
 """
 
 import os

@@ -1,6 +1,6 @@
 """GPT-2 124M with the training step of nanoGPT: bf16 autocast, fused AdamW, gradients clipped, flash attention.
 
-    python -m workbench emulate --gpu rtx3090 -- python data/reference/peers/nanogpt.py
+    python -m workbench emulate --gpu rtx3090 -- python tools/peers/nanogpt.py
 
 The step is nanoGPT's (github.com/karpathy/nanoGPT, `train.py`: its defaults, without torch.compile), with transformers'
 model in place of its own, whose memory differs by the GELU alone: nanoGPT's is one kernel.

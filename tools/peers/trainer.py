@@ -1,6 +1,6 @@
 """GPT-2 124M with the Hugging Face Trainer: its defaults, or (`switched`) what it has against memory.
 
-python -m workbench emulate --gpu rtx3090 -- python data/reference/peers/trainer.py [switched]
+python -m workbench emulate --gpu rtx3090 -- python tools/peers/trainer.py [switched]
 """
 
 import sys

@@ -1,7 +1,7 @@
-"""The ladders of `python -m workbench headline`, measured on a CUDA device: peaks, speeds, losses at searched rates.
+"""The ladders of `tools/headline.py`, measured on a CUDA device: peaks, speeds, losses at searched rates.
 
-    python data/reference/real/scripts/headline.py FOLDER memory     # 124M rung by rung; XL on cards that are capped
-    python data/reference/real/scripts/headline.py FOLDER losses     # held-out loss of new weights, three seeds
+    python tools/real/headline.py FOLDER memory     # 124M rung by rung; XL on cards that are capped
+    python tools/real/headline.py FOLDER losses     # held-out loss of new weights, three seeds
 
 Weights are new (`random:gpt2`), which changes neither memory nor speed; the losses compare trainings from scratch.
 """

@@ -1,0 +1,123 @@
+"""Which techniques go together: every pair measured, emulated, or refused with the reason.
+
+    python tools/pairs.py --save data/reference/cpu/gpt2-tiny/pairs.csv     # all, on the embedded model: 45 minutes
+    python tools/pairs.py --technique lora --technique gradient_checkpointing
+
+`workbench.advise.pairs` shows the table.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable
+from contextlib import redirect_stdout
+from itertools import combinations
+from pathlib import Path
+
+import pandas as pd
+
+from workbench.advise.pairs import EMULATED, MEASURED, matrix, refusals
+from workbench.errors import ConfigurationError, OutOfMemoryError, UnavailableError
+from workbench.export.written import parse_recipe
+from workbench.gpus.emulator import place
+from workbench.recipe import Recipe
+from workbench.run.run import run
+from workbench.run.world import refuse_several_ranks
+from workbench.techniques import REGISTRY, technique
+
+UNAVAILABLE = "unavailable"
+CARD = "emulated:h100"  # for what this machine cannot run
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default="gpt2-tiny", help="as `workbench run` takes it, or a RECIPE.toml")
+    parser.add_argument("--steps", default="2", metavar="N", help="at least 2, the default")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="as in `workbench run`")
+    parser.add_argument("--technique", action="append", default=[], metavar="NAME", help="only these")
+    parser.add_argument("--save", type=Path, metavar="FILE.csv", help="write the table there")
+    args = parser.parse_args(arguments)
+    refuse_several_ranks()
+    recipe = parse_recipe({"model": args.model, "steps": args.steps}, changes=args.set)
+    names = [technique(name).name for name in args.technique] or [entry.name for entry in recipe.techniques]
+    with redirect_stdout(sys.stderr):
+        table = pairs(recipe, names or None)
+    print(matrix(table).to_string())
+    refused = refusals(table)
+    if len(refused):
+        print(refused.to_string(index=False))
+    if args.save:
+        table.to_csv(args.save, index=False)
+
+
+def pairs(
+    recipe: Recipe, names: Iterable[str] | None = None, *, device: str | None = None, folder: Path | None = None
+) -> pd.DataFrame:
+    """Every technique alone and every pair of them, at their default settings, on one recipe.
+
+    A pair that a recipe refuses costs nothing; the others are run; what this machine cannot run is run on an emulated
+    H100, where an emulator is set up. The columns are those of `workbench.advise.pairs`, `peak_allocated_bytes` and
+    `memory_source`. What is saved is a part of the peak on the device that the row is from.
+
+    Raises:
+        ConfigurationError: a single step, after which no optimizer states have been used yet.
+    """
+    if recipe.steps < 2:
+        raise ConfigurationError("pairs: steps must be at least 2: the states of an optimizer are not there before.")
+    chosen = sorted(REGISTRY if names is None else names)
+    wanted = [(name, name) for name in chosen] + list(combinations(chosen, 2))
+    here = measured(recipe.baseline, wanted, device, folder)
+    lacking = here[here["verdict"] == UNAVAILABLE]
+    if lacking.empty or not place.is_set_up():
+        return here
+    emulated = on_the_card(recipe.baseline, list(zip(lacking["one"], lacking["other"], strict=True)), folder)
+    both = pd.concat([here.drop(lacking.index), emulated])
+    return both.sort_values(["one", "other"], ignore_index=True)
+
+
+def on_the_card(baseline: Recipe, lacking: list[tuple[str, str]], folder: Path | None) -> pd.DataFrame:
+    """The rows of these pairs, emulated: with them run their techniques alone, which they are held against."""
+    names = {name for pair in lacking for name in pair}
+    alone = [(name, name) for name in sorted(names)]
+    wanted = list(dict.fromkeys(alone + lacking))
+    table = measured(baseline, wanted, CARD, folder).set_index(["one", "other"])
+    return table.loc[lacking].reset_index()
+
+
+def measured(baseline: Recipe, wanted: list[tuple[str, str]], device: str | None, folder: Path | None) -> pd.DataFrame:
+    """A row for each pair that is wanted, run on one device."""
+    peak = run(baseline, device=device, reuse=True, folder=folder).peak_allocated_bytes or 0
+    rows = [(one, other, *verdict(baseline, {one, other}, device, folder)) for one, other in wanted]
+    columns = ["one", "other", "verdict", "reason", "peak_allocated_bytes", "memory_source"]
+    table = pd.DataFrame(rows, columns=columns).astype({"peak_allocated_bytes": "Int64"})
+    is_pair = table["one"] != table["other"]
+    alone = table[~is_pair].set_index("one")["peak_allocated_bytes"]
+    both_alone = pd.concat([table["one"].map(alone), table["other"].map(alone)], axis=1)
+    beyond = (both_alone.min(axis=1, skipna=False) - table["peak_allocated_bytes"]) / peak
+    return table.assign(
+        saved_fraction=1 - table["peak_allocated_bytes"] / peak,
+        saved_beyond_fraction=beyond.where(is_pair),
+    )
+
+
+def verdict(
+    recipe: Recipe, names: set[str], device: str | None, folder: Path | None
+) -> tuple[str, str, int | None, str]:
+    """The verdict, its reason, and the peak with its source."""
+    try:
+        for name in sorted(names):
+            recipe = recipe | REGISTRY[name]()
+        record = run(recipe, device=device, reuse=True, folder=folder)
+    except UnavailableError as error:
+        return UNAVAILABLE, str(error), None, ""
+    except ConfigurationError as error:
+        return "refused", str(error).removeprefix("recipe: "), None, ""
+    except OutOfMemoryError as error:
+        return "oom", str(error), None, ""
+    except Exception as error:  # one pair that fails must not hide the others
+        return "failed", f"{type(error).__name__}: {str(error).splitlines()[0]}", None, ""
+    emulated = record.memory_source.startswith("emulated")
+    return EMULATED if emulated else MEASURED, "", record.peak_allocated_bytes, record.memory_source
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,290 @@
+"""Predictions held against measurements on this machine's device, or on an emulated GPU.
+
+    python tools/verify.py                          # data/reference/grid.json, on the fastest device here
+    python tools/verify.py --device emulated:t4     # data/reference/emulated/grid.json, by the shadow
+
+The configurations were chosen before anything was measured. Each is measured in a new process, so that no run sees the
+memory of another; on an emulated GPU in that card's process. What was measured is kept in the output, and predicted
+again: the program goes on where it was stopped, and tries again what failed. It ends with 1 if anything was not
+measured.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from tqdm import tqdm
+
+from workbench.errors import ConfigurationError, OutOfMemoryError, WorkbenchError
+from workbench.gpus.catalogue import of_device
+from workbench.gpus.emulator.card import DEVICE, emulated_card
+from workbench.launch import launch
+from workbench.measure.device import Device
+from workbench.paths import DATA, versions, write_whole
+from workbench.predict.predict import CPU, SHADOW, predict
+from workbench.recipe import Recipe
+from workbench.records.record import Record
+from workbench.run.run import run
+from workbench.run.world import refuse_several_ranks
+from workbench.techniques import parse_technique
+
+REFERENCE = DATA / "reference"
+GRID = REFERENCE / "grid.json"
+EMULATED_GRID = REFERENCE / "emulated" / "grid.json"
+VERIFIED_STEPS = 6  # three to warm up, which carry the tracker, and three to time
+EMULATED_STEPS = 3  # where there is nothing to time
+NO_ROOM = "does not fit"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", help="cpu, cuda, mps or emulated:GPU (default: the fastest there is)")
+    parser.add_argument("--gpu", help="what to predict for (default: the GPU that is here)")
+    parser.add_argument("--engine", help="emulator or shadow: what predicts (default: as `workbench predict`)")
+    parser.add_argument("--grid", type=Path, metavar="FILE", help="other configurations, in the form of grid.json")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="default: verification.json in data/reference")
+    parser.add_argument("--fresh", action="store_true", help="measure again what is in the output already")
+    args = parser.parse_args(arguments)
+    gpu = args.gpu or gpu_of_device(args.device)
+    output = args.output or default_output(gpu, args.device)
+    checks = verify(
+        recipes(args.grid or default_grid(args.device)),
+        gpu=gpu,
+        device=args.device,
+        output=output,
+        fresh=args.fresh,
+        engine=args.engine,
+    )
+    print(f"{as_text(checks)}\n{output}")
+    return 0 if summary(checks)["measured"] == len(checks) else 1
+
+
+@dataclass(frozen=True)
+class Check:
+    """One configuration. `error` is (predicted - measured) / measured; None where there is no measurement.
+
+    What was not measured, or not predicted, has the reason in `remark`.
+    """
+
+    label: str
+    model: str
+    micro_batch_size: int
+    sequence_length: int
+    recipe_id: str
+    predicted_allocated_bytes: int | None = None
+    predicted_reserved_bytes: int | None = None
+    predicted_fits: bool = True
+    measured_allocated_bytes: int | None = None
+    measured_reserved_bytes: int | None = None
+    tokens_per_s: float | None = None
+    remark: str = ""
+
+    @property
+    def error(self) -> float | None:
+        return relative_error(self.predicted_allocated_bytes, self.measured_allocated_bytes)
+
+    @property
+    def reserved_error(self) -> float | None:
+        return relative_error(self.predicted_reserved_bytes, self.measured_reserved_bytes)
+
+
+def relative_error(predicted: int | None, measured: int | None) -> float | None:
+    return None if not measured or predicted is None else (predicted - measured) / measured
+
+
+def default_grid(device: str | None) -> Path:
+    return EMULATED_GRID if emulated_card(device or "") else GRID
+
+
+def recipes(path: Path = GRID) -> list[Recipe]:
+    """The configurations of a grid file."""
+    return [
+        Recipe(
+            model=entry["model"],
+            effective_batch_size=entry["batch"],
+            sequence_length=entry["length"],
+            steps=VERIFIED_STEPS,
+            techniques=tuple(map(parse_technique, entry["techniques"])),
+        )
+        for entry in json.loads(path.read_text(encoding="utf-8"))
+    ]
+
+
+def gpu_of_device(device: str | None) -> str:
+    """The name in `GPUS` of a device that `run` takes. Raises as `gpu_of` and `Device.find` do."""
+    card = emulated_card(device or "")
+    return card.name if card else gpu_of(Device.find(device))
+
+
+def gpu_of(device: Device) -> str:
+    """The name in `GPUS` of a device; `cpu` for the CPU.
+
+    Raises:
+        ConfigurationError: a GPU that is not in the table.
+    """
+    if device.kind == "cpu":
+        return CPU
+    gpu = of_device(device.name)
+    if gpu is None:
+        raise ConfigurationError(f"verify: {device} is not in the table of GPUs. Name one that is like it: --gpu NAME.")
+    return gpu.name
+
+
+def default_output(gpu: str, device: str | None = None) -> Path:
+    """Among the reference measurements."""
+    is_emulated = (device or "").startswith(DEVICE)
+    folder = REFERENCE / "emulated" if is_emulated else REFERENCE
+    return folder / gpu / "verification.json"
+
+
+def verify(
+    chosen: Sequence[Recipe],
+    *,
+    gpu: str,
+    device: str | None = None,
+    output: Path,
+    fresh: bool = False,
+    engine: str | None = None,
+) -> list[Check]:
+    """Predict and measure each recipe; `output` (JSON) grows with each, and what was measured there is not done again.
+
+    A configuration that failed has a row with the reason in `remark`, and is tried again by the next call.
+
+    Args:
+        gpu: what to predict for, a name of `GPUS` or `cpu`.
+        device: what to measure on, as for `run`.
+        fresh: forget what stands in `output`.
+        engine: of the predictions; on an emulated GPU the shadow, since the emulator would be compared with itself.
+
+    Raises:
+        ConfigurationError: torchrun started this process.
+    """
+    refuse_several_ranks()
+    if engine is None and emulated_card(device or ""):
+        engine = SHADOW
+    measured_before = {} if fresh or not output.exists() else read(output)
+    checks = {recipe.id: measured_before.get(recipe.id) for recipe in chosen}
+    for recipe in tqdm(chosen, desc="verify", unit="run"):
+        check = checks[recipe.id] or measured(recipe, device)
+        checks[recipe.id] = with_prediction(check, recipe, gpu, engine)
+        write(output, [check for check in checks.values() if check], gpu)
+    return [check for check in checks.values() if check]
+
+
+def with_prediction(check: Check, recipe: Recipe, gpu: str, engine: str | None) -> Check:
+    """The check with what is predicted today."""
+    try:
+        prediction = predict(recipe, gpu, engine=engine)
+    except WorkbenchError as error:
+        return replace(check, remark=check.remark or str(error))
+    return replace(
+        check,
+        micro_batch_size=prediction.micro_batch_size,
+        predicted_allocated_bytes=prediction.peak_allocated_bytes,
+        predicted_reserved_bytes=prediction.peak_reserved_bytes,
+        predicted_fits=prediction.fits,
+    )
+
+
+def measured(recipe: Recipe, device: str | None) -> Check:
+    """A check without a prediction; if it failed, with the reason."""
+    micro_batch_size = recipe.training_arguments()["per_device_train_batch_size"]
+    check = Check(recipe.label, recipe.model, micro_batch_size, recipe.sequence_length, recipe.id)
+    try:
+        record = run_alone(recipe, device)
+    except OutOfMemoryError:
+        return replace(check, remark=NO_ROOM)
+    except WorkbenchError as error:
+        return replace(check, remark=str(error))
+    except RuntimeError as error:  # of the other process
+        return replace(check, remark=str(error).splitlines()[-1])
+    return replace(
+        check,
+        measured_allocated_bytes=record.peak_allocated_bytes,
+        measured_reserved_bytes=record.peak_reserved_bytes,
+        tokens_per_s=record.tokens_per_s,
+    )
+
+
+def run_alone(recipe: Recipe, device: str | None) -> Record:
+    """As in a prediction, evaluation counts, and of examples of unequal length the longest come first."""
+    with tempfile.TemporaryDirectory() as folder:
+        options: dict[str, Any] = {"device": device, "folder": Path(folder), "longest_first": True}
+        if emulated_card(device or ""):  # which is another process anyway
+            return run(replace(recipe, steps=EMULATED_STEPS), **options)
+        record: Record = launch(run, recipe, name="run", **options)
+        return record
+
+
+def read(output: Path) -> dict[str, Check]:
+    """What was measured under these versions of the libraries, without predictions, by the id of the recipe."""
+    written = json.loads(output.read_text(encoding="utf-8"))
+    if written["versions"] != versions():
+        return {}
+    names = {field.name for field in fields(Check) if not field.name.startswith("predicted")}
+    checks = [Check(**{name: row[name] for name in names & row.keys()}) for row in written["checks"]]
+    return {check.recipe_id: check for check in checks if check.measured_allocated_bytes is not None}
+
+
+def write(output: Path, checks: list[Check], gpu: str) -> None:
+    """Facts of the whole, then a line for each check."""
+    facts = json.dumps({"gpu": gpu, "versions": versions(), "summary": summary(checks)}, indent=1)
+    lines = []
+    for check in checks:
+        row = {**asdict(check), "error": check.error, "reserved_error": check.reserved_error}
+        lines.append(f"  {json.dumps(row, ensure_ascii=False)}")
+    rows = ",\n".join(lines)
+    head = facts.removesuffix("\n}")
+    write_whole(output, f'{head},\n "checks": [\n{rows}\n ]\n}}\n')
+
+
+def summary(checks: Sequence[Check]) -> dict[str, Any]:
+    """Mean and worst of the absolute errors, and the largest underestimate, over what was measured."""
+    figures: dict[str, Any] = {
+        "configurations": len(checks),
+        "measured": sum(check.error is not None for check in checks),
+    }
+    errors_of = {"allocated": [check.error for check in checks], "reserved": [check.reserved_error for check in checks]}
+    for name, errors in errors_of.items():
+        signed = [error for error in errors if error is not None]
+        if signed:
+            figures[f"{name}_mean"] = fmean(map(abs, signed))
+            figures[f"{name}_worst"] = max(map(abs, signed))
+            figures[f"{name}_most_under"] = max(0.0, -min(signed))
+    return figures
+
+
+def as_text(checks: Sequence[Check]) -> str:
+    """One line a configuration, then the summary."""
+    lines = [f"{'allocated':>8} {'reserved':>8}  batch, length, model, techniques (predicted against measured)"]
+    for check in checks:
+        line = (
+            f"{percent(check.error):>8} {percent(check.reserved_error):>8}  {check.micro_batch_size:>3} × "
+            f"{check.sequence_length:<5} {check.model:20} {check.label} {remark(check)}"
+        )
+        lines.append(line.rstrip())
+    shares = {name: value for name, value in summary(checks).items() if isinstance(value, float)}
+    figures = [f"{name.replace('_', ' ')} {share:.2%}" for name, share in shares.items()]
+    return "\n".join([*lines, "", ", ".join(figures) or "nothing was measured"])
+
+
+def remark(check: Check) -> str:
+    if check.remark == NO_ROOM:
+        return "(DOES NOT FIT, WAS SAID TO FIT)" if check.predicted_fits else f"({NO_ROOM}, as predicted)"
+    if check.measured_allocated_bytes is not None and not check.predicted_fits:
+        return "(FITS, WAS SAID NOT TO)"
+    return f"({check.remark})" if check.remark else ""
+
+
+def percent(error: float | None) -> str:
+    return "–" if error is None else f"{error:+.2%}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
