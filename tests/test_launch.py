@@ -19,7 +19,6 @@ from workbench.run.job import prepare
 from workbench.run.place import Place
 from workbench.run.world import World
 
-
 # Functions that are defined in a test are sent whole; one of this file would import it, and torch with it.
 
 

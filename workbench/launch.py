@@ -321,9 +321,11 @@ class Kept:
 
     def end(self, name: str | None = None) -> None:
         """End the child of this name, or all."""
-        ended = [known for known in self.children if name in (None, known)]
-        for known in ended:
-            self.children.pop(known).close()
+        names = [*self.children] if name is None else [name]
+        for ended_name in names:
+            child = self.children.pop(ended_name, None)
+            if child is not None:
+                child.close()
 
 
 # ---- a child that need not import ----

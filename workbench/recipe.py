@@ -64,13 +64,14 @@ class Recipe:
         for entry in self.techniques:
             if not isinstance(entry, Technique):
                 raise ConfigurationError(f"recipe: {brief(entry)} is not a technique. Write for example Lora(rank=8).")
-        object.__setattr__(self, "techniques", tuple(sorted(self.techniques, key=lambda t: (t.stage, t.name))))
-        for one, other in permutations(self.techniques, 2):
-            if one.name == other.name:
-                raise ConfigurationError(f"recipe: {one.name} is given twice. Keep one of the two settings.")
-            for capability in one.forbids & other.brings:
+        in_order = sorted(self.techniques, key=lambda technique: (technique.stage, technique.name))
+        object.__setattr__(self, "techniques", tuple(in_order))
+        for first, second in permutations(self.techniques, 2):
+            if first.name == second.name:
+                raise ConfigurationError(f"recipe: {first.name} is given twice. Keep one of the two settings.")
+            for capability in first.forbids & second.brings:
                 raise ConfigurationError(
-                    f"recipe: {other.name} brings {capability}, which {one.name} forbids. Drop one of the two."
+                    f"recipe: {second.name} brings {capability}, which {first.name} forbids. Drop one of the two."
                 )
         self._check_passed_on()
         self.training_arguments()
@@ -80,9 +81,9 @@ class Recipe:
         with explained("recipe: these arguments cannot be kept in a file", "Write for example {'weight_decay': 0.1}."):
             lines = [f"{name} = {toml(value)}" for name, value in self.arguments.items()]
             object.__setattr__(self, "arguments", tomllib.loads("\n".join(lines)))
-        for (name, value), (patterns, words) in product(self.arguments.items(), DECIDED.items()):
+        for (name, value), (patterns, instead) in product(self.arguments.items(), DECIDED.items()):
             if any(fnmatchcase(f"{name}={value}", pattern) for pattern in patterns.split()):
-                raise ConfigurationError(f"recipe: arguments cannot have {name}. {words}")
+                raise ConfigurationError(f"recipe: arguments cannot have {name}. {instead}")
         names = self.callbacks if isinstance(self.callbacks, tuple | list) else [self.callbacks]
         if not all(isinstance(name, str) and re.fullmatch(r"[\w.]+:\w+", name) for name in names):
             raise ConfigurationError(f"recipe: callbacks are named 'package.module:Class', got {brief(names)}.")
@@ -174,10 +175,14 @@ class Recipe:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready. Inverse of `from_dict`."""
-        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("techniques", *LATER)}
-        later = {name: value for name in LATER if (value := getattr(self, name))}
-        later |= {"callbacks": [*self.callbacks]} if self.callbacks else {}
-        return {**plain, "techniques": {t.name: t.settings() for t in self.techniques}, **later}
+        data = {field.name: getattr(self, field.name) for field in fields(self)}
+        data["callbacks"] = [*self.callbacks]
+        for name in LATER:  # last, and only where they say something: ids of older recipes stay as they are
+            value = data.pop(name)
+            if value:
+                data[name] = value
+        data["techniques"] = {technique.name: technique.settings() for technique in self.techniques}
+        return data
 
     @classmethod
     def from_dict(cls, data: object, instead: Sequence[Technique] = ()) -> Self:
@@ -188,9 +193,13 @@ class Recipe:
         if isinstance(data, cls):
             return data
         values = named(data, sorted([*(f.name for f in fields(cls)), FILES]), "recipe", "field")
-        both = [named(values.pop(key, {}), sorted(REGISTRY), "recipe", FILES) for key in ("techniques", FILES)]
-        chosen = {name: each for name, each in merged(*both).items() if name not in {t.name for t in instead}}
-        return cls(**values, techniques=(*(REGISTRY[name].given(each) for name, each in chosen.items()), *instead))
+        tables = [named(values.pop(key, {}), sorted(REGISTRY), "recipe", FILES) for key in ("techniques", FILES)]
+        replaced = {technique.name for technique in instead}
+        techniques = [*instead]
+        for name, settings in merged(*tables).items():
+            if name not in replaced:
+                techniques.append(REGISTRY[name].given(settings))
+        return cls(**values, techniques=tuple(techniques))
 
     @property
     def id(self) -> str:
@@ -200,7 +209,12 @@ class Recipe:
 
 def changed_settings(entry: Any, *but: str) -> dict[str, Any]:
     """The settings, of a technique or a recipe, that differ from their defaults; without some."""
-    return {f.name: v for f in fields(entry) if f.name not in but and (v := getattr(entry, f.name)) != f.default}
+    changed = {}
+    for field_ in fields(entry):
+        value = getattr(entry, field_.name)
+        if field_.name not in but and value != field_.default:
+            changed[field_.name] = value
+    return changed
 
 
 def _label(entry: Technique) -> str:

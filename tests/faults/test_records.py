@@ -5,7 +5,7 @@ import math
 import os
 import shutil
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def finished(recipe=None, **changes):
 
 
 BASE = finished()  # the record beside the odd ones
-WHOLE = asdict(finished(Recipe(model="gpt2-tiny") | Lora()))
+WHOLE = json.loads(finished(Recipe(model="gpt2-tiny") | Lora()).to_json())
 
 
 def everything(folder: Path) -> None:

@@ -15,8 +15,7 @@ from workbench.measure.categories import Category, Phase, format_bytes
 from workbench.measure.emulated import emulated
 from workbench.measure.timeline import Timeline
 from workbench.paths import beside
-from workbench.predict.life import life_table
-from workbench.predict.phases import Life
+from workbench.predict.phases import Life, life_table
 from workbench.records.record import Record
 
 MIB = 2**20

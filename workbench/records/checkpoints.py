@@ -13,23 +13,25 @@ from workbench.errors import ConfigurationError, explained
 from workbench.paths import sync, valid_name
 from workbench.records.record import warn_once
 
-FOLDER = "checkpoints"  # in that of a run
+FOLDER = "checkpoints"  # inside the folder of a run
 MANIFEST = "complete.json"  # the last file to be written: name, size and hash of the others, and the run's counters
 CHECKPOINTS_KEPT = 2
 COUNTERS = ("tokens_seen", "padding_tokens")
 NEEDED = {"optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"}  # beside the weights
-MANIFEST_CHARACTERS = 1_000_000  # of which far fewer are needed
+MANIFEST_CHARACTERS = 1_000_000  # far more than any manifest has: of a longer file, no more is read
 
 
 def commit(aside: Path, final: Path, counters: dict[str, int]) -> None:
-    """Turn a folder that has just been written into a checkpoint, and drop those beyond the newest KEPT.
+    """Turn a folder that has just been written into a checkpoint, and drop those beyond the newest CHECKPOINTS_KEPT.
 
     Raises:
         OSError: for example no space left; `final` then does not exist.
     """
     files = sorted(path for path in aside.rglob("*") if path.is_file())
-    manifest = {"counters": counters, "files": {str(path.relative_to(aside)): _described(path) for path in files}}
-    (aside / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+    described = {str(path.relative_to(aside)): _described(path) for path in files}
+    manifest = json.dumps({"counters": counters, "files": described})
+    (aside / MANIFEST).write_text(manifest, encoding="utf-8")
+    # everything is on the disk before the folder gets its name, so a checkpoint that can be seen is whole
     for path in (*files, aside / MANIFEST, aside):
         sync(path)
     final.parent.mkdir(parents=True, exist_ok=True)
@@ -41,7 +43,7 @@ def commit(aside: Path, final: Path, counters: dict[str, int]) -> None:
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint that is whole and can be read; of the others, each is named once on standard error."""
+    """The newest checkpoint that is whole and can be read. Those passed over are named on standard error, once."""
     for checkpoint in _by_step(folder):
         try:
             _check(checkpoint)
@@ -58,14 +60,15 @@ def unusable(what: object, *others: type[Exception]) -> AbstractContextManager[N
 
 
 def counters(checkpoint: Path) -> dict[str, int]:
-    """What `commit` was given."""
-    found = _manifest(checkpoint)["counters"]
-    return {name: index(found[name]) for name in COUNTERS}
+    """The counters that `commit` wrote. Raises TypeError for one that is no integer."""
+    written = _manifest(checkpoint)["counters"]
+    return {name: index(written[name]) for name in COUNTERS}
 
 
 def _by_step(folder: Path) -> list[Path]:
-    found = [path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdecimal()]
-    return sorted(found, key=_step, reverse=True)
+    """The checkpoints of a folder, the newest first."""
+    paths = [path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdecimal()]
+    return sorted(paths, key=_step, reverse=True)
 
 
 def _step(checkpoint: Path) -> int:
@@ -73,7 +76,7 @@ def _step(checkpoint: Path) -> int:
 
 
 def _check(checkpoint: Path) -> None:
-    """Raises ConfigurationError unless every file is the folder's own, what the manifest says, and of use."""
+    """Raises ConfigurationError unless every file lies in the folder itself, is as the manifest says, and readable."""
     with unusable(f"{MANIFEST} in {checkpoint}"):
         files = dict(_manifest(checkpoint)["files"])
         weights = next((name for name in files if name.endswith(".safetensors")), "model.safetensors")
@@ -81,14 +84,15 @@ def _check(checkpoint: Path) -> None:
     for name in sorted({weights, *NEEDED, *files}):
         with unusable(f"{name!r:.90} in {checkpoint}"):
             path = checkpoint / name
-            own = valid_name(name) and path.is_file() and not path.is_symlink()
-            if not own or path.stat().st_size != files[name]["bytes"] or _described(path) != files[name]:
+            in_folder = valid_name(name) and path.is_file() and not path.is_symlink()
+            # the size first: it shows a file that was cut off without hashing gigabytes
+            if not in_folder or path.stat().st_size != files[name]["bytes"] or _described(path) != files[name]:
                 raise ValueError("it is missing, or not as it was written")
             _read(path)
 
 
 def _read(path: Path) -> None:
-    """Raises what comes, if the Trainer could not read it. No code in it is run."""
+    """Raises an error of any kind if the Trainer could not read the file. No code in it is run."""
     import torch
     from transformers.trainer_callback import TrainerState
     from transformers.trainer_pt_utils import safe_globals
@@ -100,11 +104,12 @@ def _read(path: Path) -> None:
         state = TrainerState.load_from_json(str(path))
         if state.global_step != _step(path.parent):
             raise ValueError(f"it is of step {state.global_step}")
-        sum(number for entry in state.log_history for number in entry.values())  # or they are no numbers
+        sum(number for entry in state.log_history for number in entry.values())  # a TypeError, if some are no numbers
 
 
 def _manifest(checkpoint: Path) -> Any:
-    if not (path := checkpoint / MANIFEST).is_file():
+    path = checkpoint / MANIFEST
+    if not path.is_file():
         raise ValueError("there is no such file")
     with path.open(encoding="utf-8") as file:
         return json.loads(file.read(MANIFEST_CHARACTERS))

@@ -23,8 +23,12 @@ from workbench.settings import checker
 SCHEMA_VERSION = 2  # one more whenever a field changes its name or its meaning; `_migrated` then knows the older form
 WORLD = ("world_size", "device_kind", "device_name", "threads", "shard")
 DECIDING = ("recipe_id", "data_sha256", "memory_cap_bytes", "longest_first", "versions", "git_commit", *WORLD)
-IN_FILES = {"recipe_settings": "recipe"}  # fields that have another name there
 OWNER = {"host": str, "pid": int, "began": float}
+
+
+def name_in_file(field_name: str) -> str:
+    """What a field of a record is called in its file."""
+    return "recipe" if field_name == "recipe_settings" else field_name
 
 
 class Status(StrEnum):
@@ -48,7 +52,12 @@ class Record:
     sums to `peak_allocated_bytes`; `maximum_by_category` is each category's own maximum, whenever that was.
     """
 
-    __pydantic_config__: ClassVar = {"strict": True, "extra": "forbid", "allow_inf_nan": False}
+    __pydantic_config__: ClassVar = {
+        "strict": True,
+        "extra": "forbid",
+        "allow_inf_nan": False,
+        "alias_generator": name_in_file,
+    }
 
     id: str
     created_at: str
@@ -157,7 +166,7 @@ class Record:
         for name, value in dataclasses.asdict(self).items():
             if isinstance(value, float) and not isfinite(value):
                 value = None
-            values[IN_FILES.get(name, name)] = value
+            values[name_in_file(name)] = value
         return json.dumps(values, indent=1, allow_nan=False, ensure_ascii=False).encode("utf-8", "replace").decode()
 
     @classmethod
@@ -204,8 +213,6 @@ def _migrated(data: dict[str, Any]) -> dict[str, Any]:
         offloading = data["recipe"].get("techniques", {}).get("optimizer_offloading", {})
         if offloading.get("backend") == "pytorch":
             del offloading["backend"]
-    for name, name_in_file in IN_FILES.items():
-        data[name] = data.pop(name_in_file)
     data["schema_version"] = SCHEMA_VERSION
     return data
 
@@ -236,7 +243,7 @@ def _typed(data: dict[str, Any]) -> Record:
     }
     for name, good in is_good.items():
         if not good:
-            raise ValueError(f"its {IN_FILES.get(name, name)} cannot be {getattr(record, name)!r:.90}")
+            raise ValueError(f"its {name_in_file(name)} cannot be {getattr(record, name)!r:.90}")
     return record
 
 

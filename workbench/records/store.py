@@ -39,10 +39,12 @@ def begin(record: Record, folder: Path | None, resume: bool = False) -> Record:
     """
     folder = folder or runs_folder()
     try:
-        with FileLock(folder / LOCK) if resume else nullcontext():  # two may want the same one
-            record = _resumed(record, folder) if resume else record
+        # only who resumes needs the lock: two processes may want the same unfinished run
+        with FileLock(folder / LOCK) if resume else nullcontext():
+            if resume:
+                record = _resumed(record, folder)
             record = replace(record, status=Status.RUNNING, error="", owner=_process(os.getpid()))
-            _running_here.add(record.id)  # first: another thread may look for dead runs at any time
+            _running_here.add(record.id)  # before it is saved: another thread may look for dead runs at any time
             record.save(folder)
     except OSError as error:
         raise ConfigurationError(f"folder: {unwritten(folder, error)}") from None
@@ -54,34 +56,42 @@ def end(record: Record, folder: Path | None) -> Record:
 
     The checkpoints of a run that ended well are of no use any more.
     """
-    checkpointed = checkpoint_folder(record, folder)
+    checkpoint_root = checkpoint_folder(record, folder)
     if record.status is Status.OK:
-        shutil.rmtree(checkpointed, ignore_errors=True)
-    for empty in (checkpointed, checkpointed.parent):
+        shutil.rmtree(checkpoint_root, ignore_errors=True)
+    # the Trainer makes these folders in any case; `rmdir` removes only empty ones
+    for empty in (checkpoint_root, checkpoint_root.parent):
         with suppress(OSError):
-            empty.rmdir()  # the Trainer makes it in any case; only if nothing is in it
+            empty.rmdir()
     try:
         record.save(folder)
     except OSError as error:
-        told = f"the record was printed instead of written: {unwritten(folder or runs_folder(), error)}"
-        record = replace(record, warnings=[*record.warnings, told])
-        print(f"warning: {told} Keep these lines as {record.id}.json:\n{record.to_json()}", file=sys.stderr)
+        warning = f"the record was printed instead of written: {unwritten(folder or runs_folder(), error)}"
+        record = replace(record, warnings=[*record.warnings, warning])
+        print(f"warning: {warning} Keep these lines as {record.id}.json:\n{record.to_json()}", file=sys.stderr)
     _running_here.discard(record.id)
     return record
 
 
 def out_of_memory_error(record: Record) -> OutOfMemoryError:
-    """What an `oom` record says, with the cure in its words, and beside them where it happened."""
-    exact = ", ".join(name for name, t in REGISTRY.items() if t.numerics is Numerics.EXACT and t.attacks)
-    cure = f"Use a smaller effective_batch_size or sequence_length, or a technique with the same loss: {exact}."
-    room = f"memory cap of {format_bytes(record.memory_cap_bytes)}" if record.memory_cap_bytes else "memory"
+    """The error for an `oom` record: a message with a cure, and as attributes where the memory ended."""
+    same_loss = []
+    for name, technique in REGISTRY.items():
+        if technique.attacks and technique.numerics is Numerics.EXACT:
+            same_loss.append(name)
+    limit = f"memory cap of {format_bytes(record.memory_cap_bytes)}" if record.memory_cap_bytes else "memory"
     return OutOfMemoryError(
-        f"{record.label} did not fit into the {room} of {record.device}: {record.error} {cure} "
-        "For a diagnosis: python -m workbench doctor",
-        record_id=record.id, phase=record.peak_phase, operation=record.failed_operation, by_category=record.by_category,
-        requested_bytes=record.requested_bytes, allocated_bytes=record.allocated_at_failure_bytes,
+        f"{record.label} did not fit into the {limit} of {record.device}: {record.error} "
+        f"Use a smaller effective_batch_size or sequence_length, or a technique with the same loss: "
+        f"{', '.join(same_loss)}. For a diagnosis: python -m workbench doctor",
+        record_id=record.id,
+        phase=record.peak_phase,
+        operation=record.failed_operation,
+        by_category=record.by_category,
+        requested_bytes=record.requested_bytes,
+        allocated_bytes=record.allocated_at_failure_bytes,
         reserved_bytes=record.reserved_at_failure_bytes,
-    )  # fmt: skip
+    )
 
 
 def mark_killed(folder: Path | None = None) -> list[Record]:
@@ -89,17 +99,21 @@ def mark_killed(folder: Path | None = None) -> list[Record]:
 
     Runs of other living processes, and of other machines that share the folder, are left alone.
     """
-    folder, marked = folder or runs_folder(), list[Record]()
+    folder = folder or runs_folder()
+    marked: list[Record] = []
     if not _dead(folder):
         return marked
     with suppress(OSError), FileLock(folder / LOCK):  # a folder that cannot be written to is still shown
-        for record in _dead(folder):  # anew: another process may have marked one meanwhile, and gone on with it
-            marked.append(replace(record, status=Status.KILLED, error="the process ended without a word"))
-            marked[-1].save(folder)
+        # read again under the lock: another process may have marked one meanwhile, and gone on with it
+        for record in _dead(folder):
+            killed = replace(record, status=Status.KILLED, error="the process ended without a word")
+            marked.append(killed)
+            killed.save(folder)
     return marked
 
 
 def _dead(folder: Path) -> list[Record]:
+    """Records that say `running` although the process that began the run is gone."""
     return [record for record in read_all(folder) if record.status is Status.RUNNING and not _alive(record)]
 
 
@@ -114,57 +128,68 @@ def resumable(record: Record, folder: Path | None) -> Record | None:
         ConfigurationError: there is one, but of another recipe, text or device; the message names every difference. Or
             the same run is going on in another process, which is named.
     """
-    another = ""
+    refusal = ""
     for other in reversed(read_all(folder)):
-        different = _differences(other, record)
-        if other.status is Status.RUNNING and not different and _alive(other):
+        differences = _differences(other, record)
+        if other.status is Status.RUNNING and not differences and _alive(other):
             raise ConfigurationError(
                 f"resume: this run goes on as {other.id}, in process {other.owner.get('pid')} on "
                 f"{other.owner.get('host')}. Wait for it, or end it. If nobody runs it any more, write killed for "
                 f"running in {other.path(folder)}."
             )
         if other.status in UNFINISHED and checkpoints.newest_checkpoint(checkpoint_folder(other, folder)):
-            if not different:
+            if not differences:
                 return other
-            another = another or f"the unfinished run {other.id} is another one: {'; '.join(different)}"
-    if another:
-        raise ConfigurationError(f"resume: {another}. Give the same recipe and text, or run without resume.")
+            # an older run may still be the same one; if none is, the message is about the newest
+            refusal = refusal or f"the unfinished run {other.id} is another one: {'; '.join(differences)}"
+    if refusal:
+        raise ConfigurationError(f"resume: {refusal}. Give the same recipe and text, or run without resume.")
     return None
 
 
 def _resumed(record: Record, folder: Path) -> Record:
-    """The run to go on with, under the conditions asked for now; or the new one, which says that there is none."""
-    if (found := resumable(record, folder)) is not None:
-        return replace(found, **{name: getattr(record, name) for name in ("memory_cap_bytes", "device_bytes", *WORLD)})
-    told = "nothing to resume: no unfinished run of this recipe has a whole checkpoint, so this one starts anew"
-    print(f"warning: {told}", file=sys.stderr)
-    return replace(record, warnings=[*record.warnings, told])
+    """The unfinished run to go on with, with the cap and the device of now; else the new one, with a warning."""
+    unfinished = resumable(record, folder)
+    if unfinished is not None:
+        conditions = ("memory_cap_bytes", "device_bytes", *WORLD)
+        return replace(unfinished, **{name: getattr(record, name) for name in conditions})
+    warning = "nothing to resume: no unfinished run of this recipe has a whole checkpoint, so this one starts anew"
+    print(f"warning: {warning}", file=sys.stderr)
+    return replace(record, warnings=[*record.warnings, warning])
 
 
-def _differences(one: Record, other: Record) -> list[str]:
-    pairs = [(name, one.recipe.get(name), other.recipe.get(name)) for name in one.recipe | other.recipe]
+def _differences(before: Record, now: Record) -> list[str]:
+    """What keeps a run from going on as another one began, in sentences."""
+    was = before.recipe_settings
+    wanted = now.recipe_settings
+    changes = [(name, was.get(name), wanted.get(name)) for name in was | wanted]
     # another number of ranks may go on: its losses are equal but for rounding
-    kept = WORLD if one.world_size == other.world_size else ("device_kind", "device_name")
-    pairs += [(name, getattr(one, name), getattr(other, name)) for name in (*kept, "data_sha256")]
-    return [f"{name} was {was!r} and is now {now!r}" for name, was, now in pairs if was != now]
+    world = WORLD if before.world_size == now.world_size else ("device_kind", "device_name")
+    changes += [(name, getattr(before, name), getattr(now, name)) for name in (*world, "data_sha256")]
+    return [f"{name} was {old!r} and is now {new!r}" for name, old, new in changes if old != new]
 
 
 def _process(pid: int) -> dict[str, Any]:
-    """A later process of the same number began at another time."""
+    """What names a process for good: a later one of the same number began at another time."""
     return {"host": platform.node(), "pid": pid, "began": psutil.Process(pid).create_time()}
 
 
 def _alive(record: Record) -> bool:
-    """Where nobody can tell, yes: on another machine, of another user, or of an owner that is no process."""
+    """Whether the process that began the run still exists.
+
+    True if that is unknown: on another machine, of another user, or where the owner is no process.
+    """
     owner = record.owner if isinstance(record.owner, dict) else {}
-    pid, began = owner.get("pid"), owner.get("began")
+    pid = owner.get("pid")
     if owner.get("host") != platform.node() or type(pid) is not int:
         return bool(record.owner)
     if pid == os.getpid():
         return record.id in _running_here
     try:
         process = psutil.Process(pid)
-        return process.status() != psutil.STATUS_ZOMBIE and not abs(process.create_time() - began) >= 1.0
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        return not abs(process.create_time() - owner.get("began")) >= 1.0  # seconds
     except (psutil.NoSuchProcess, ValueError, OverflowError):  # no process can have such a number
         return False
     except (psutil.Error, TypeError):

@@ -128,7 +128,7 @@ def ending(here: Place, error: BaseException) -> dict[str, Any]:
     if isinstance(error, OSError) and error.errno in FULL:
         message = f"run: {unwritten(Path(str(error.filename or here.job.folder)), error)}"
         here.error = WorkbenchError(message)
-    if isinstance(error, torch.OutOfMemoryError) or any(words in message for words in OUT_OF_MEMORY):
+    if isinstance(error, torch.OutOfMemoryError) or any(phrase in message for phrase in OUT_OF_MEMORY):
         here.error = None
         return {"status": Status.OOM, "error": message.splitlines()[0], **here.refusal(message)}
     return {"status": Status.FAILED, "error": message}

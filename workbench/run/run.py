@@ -89,9 +89,9 @@ def run(
     with only_run(recipe):
         job = prepare_alone(recipe, device, folder, may_write_nothing=reuse, **options)
         if reuse and save is None and not callbacks:
-            known = find_equal(job.record, sampled=bool(sample_tokens), folder=folder)
-            if known:
-                return known
+            equal_record = find_equal(job.record, sampled=bool(sample_tokens), folder=folder)
+            if equal_record:
+                return equal_record
         return executed(Place(job, observe))
 
 

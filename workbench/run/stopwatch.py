@@ -31,13 +31,18 @@ class Stopwatch:
         timed = len(self.laps) - WARM_UP_STEPS
         if timed < 1:
             return {"timed_steps": 0}
-        (start, before), (end, after) = self.laps[WARM_UP_STEPS - 1], self.laps[-1]
-        seconds, own, idle = (end - start).tolist()
-        room = seconds * len(processors())
+        start, tokens_before = self.laps[WARM_UP_STEPS - 1]
+        end, tokens_after = self.laps[-1]
+        seconds, processor_s, idle_s = (end - start).tolist()
+        available_s = seconds * len(processors())
         return {
-            "timed_steps": timed, "step_time_s": seconds / timed, "tokens_per_s": (after - before) / seconds,
-            "step_processor_s": own / timed, "contended_share": max(0.0, room - own - 2 * idle) / room,
-        }  # fmt: skip
+            "timed_steps": timed,
+            "step_time_s": seconds / timed,
+            "tokens_per_s": (tokens_after - tokens_before) / seconds,
+            "step_processor_s": processor_s / timed,
+            # While one processor is idle, nobody has to wait for another: so an idle second excuses a busy one, too.
+            "contended_share": max(0.0, available_s - processor_s - 2 * idle_s) / available_s,
+        }
 
 
 def processors() -> list[int]:
@@ -47,6 +52,8 @@ def processors() -> list[int]:
 
 def clocks() -> np.ndarray:
     """Seconds: of the clock, of processor time of this process, and in which these processors were idle, added up."""
-    each = psutil.cpu_times(percpu=True)
-    idle = sum(each[number].idle + getattr(each[number], "iowait", 0.0) for number in processors())
-    return np.array([time.perf_counter(), time.process_time(), idle])
+    times = psutil.cpu_times(percpu=True)
+    idle_s = 0.0
+    for number in processors():
+        idle_s += times[number].idle + getattr(times[number], "iowait", 0.0)
+    return np.array([time.perf_counter(), time.process_time(), idle_s])

@@ -40,7 +40,9 @@ class SeamTrainer(Trainer):
 
     def __init__(self, *, meter: Meter, **kwargs: Any) -> None:
         self._meter = meter
-        self.tokens_seen, self.padding_tokens, self.micro_batch_size = 0, 0, 0
+        self.tokens_seen = 0
+        self.padding_tokens = 0
+        self.micro_batch_size = 0
         self.warnings: list[str] = []
         self._aside: Path | None = None
         self._longest: int | None = None
@@ -93,8 +95,8 @@ class SeamTrainer(Trainer):
         rows: Any = self.train_dataset
         lengths = np.array([len(ids) for ids in rows["input_ids"]] if isinstance(rows, Dataset) else [0])
         if lengths.min() == lengths.max():
-            found = f"all examples have {lengths.max()} tokens" if lengths.any() else "a stream has no order"
-            self.warnings.append(f"longest_first: {found}; nothing was changed")
+            reason = f"all examples have {lengths.max()} tokens" if lengths.any() else "a stream has no order"
+            self.warnings.append(f"longest_first: {reason}; nothing was changed")
             return
         self._longest = int(lengths.argmax())
 
@@ -128,7 +130,8 @@ class SeamTrainer(Trainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """The Trainer's, but aside first. A disk that is full costs the checkpoint, not the run."""
-        folder, name = Path(str(self.args.output_dir), checkpoints.FOLDER), f"checkpoint-{self.state.global_step}"
+        folder = Path(str(self.args.output_dir), checkpoints.FOLDER)
+        name = f"checkpoint-{self.state.global_step}"
         self._aside = folder / ".aside"
         shutil.rmtree(self._aside, ignore_errors=True)
         try:
@@ -149,12 +152,16 @@ class LongestFirst(Sampler[int]):
     another sampler. So in every epoch."""
 
     def __init__(self, longest: int, others: Sampler[int], size: int, until: int) -> None:
-        self.longest, self.others, self.size, self.until = longest, others, size, until
+        self.longest = longest
+        self.others = others
+        self.size = size
+        self.until = until
 
     def __iter__(self) -> Iterator[int]:
         others = (row for row in self.others if row != self.longest)
         for place in range(len(self)):
-            yield self.longest if place < self.until and place % self.size == 0 else next(others)
+            is_head = place < self.until and place % self.size == 0
+            yield self.longest if is_head else next(others, self.longest)
 
     def __len__(self) -> int:
         return len(self.others)  # type: ignore[arg-type]
@@ -179,11 +186,16 @@ def prepare_data(recipe: Recipe, blocks: Blocks) -> dict[str, Any]:
     train: Any = blocks.train
     collator = cast("Callable[..., Any]", collate)
     for technique in recipe.techniques:
-        if call := technique.examples():
-            train = _examples(technique, call, blocks.text, recipe.seed)
+        make_examples = technique.examples()
+        if make_examples:
+            train = _examples(technique, make_examples, blocks.text, recipe.seed)
     for technique in recipe.techniques:
-        train = call(train) if (call := technique.dataset()) else train
-        collator = partial(call, collator) if (call := technique.collator()) else collator
+        change_rows = technique.dataset()
+        if change_rows:
+            train = change_rows(train)
+        collate_otherwise = technique.collator()
+        if collate_otherwise:
+            collator = partial(collate_otherwise, collator)
     return {"train_dataset": train, "eval_dataset": blocks.held_out, "data_collator": collator}
 
 
@@ -196,20 +208,25 @@ def _examples(technique: Technique, call: Call, text: tuple[Any, ...], seed: int
 
 def make_callbacks(recipe: Recipe) -> list[TrainerCallback]:
     """Those of the recipe. Raises ConfigurationError: Python finds no such class, or it is no TrainerCallback."""
-    made: list[TrainerCallback] = []
+    callbacks: list[TrainerCallback] = []
     for name in recipe.callbacks:
         with explained(f"callbacks: {name} cannot be used", "Name a TrainerCallback, as package.module:Class."):
             kind = resolve_name(name)
             if not issubclass(kind, TrainerCallback):
                 raise TypeError("it is no TrainerCallback")
-            made.append(kind())
-    return made
+            callbacks.append(kind())
+    return callbacks
 
 
 def assemble(
-    recipe: Recipe, model: PreTrainedModel, data: dict[str, Any], arguments: TrainingArguments,
-    meter: Meter, callbacks: list[TrainerCallback], kind: type[SeamTrainer] = SeamTrainer,
-) -> SeamTrainer:  # fmt: skip
+    recipe: Recipe,
+    model: PreTrainedModel,
+    data: dict[str, Any],
+    arguments: TrainingArguments,
+    meter: Meter,
+    callbacks: list[TrainerCallback],
+    kind: type[SeamTrainer] = SeamTrainer,
+) -> SeamTrainer:
     """The Trainer, of a kind, for a recipe whose data and model have been prepared."""
     trainer = kind(meter=meter, model=model, args=arguments, callbacks=callbacks, **data)
     trainer.remove_callback(PrinterCallback)
