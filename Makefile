@@ -51,6 +51,7 @@ lint: .venv/ready  ## ruff, mypy, import layers, the repository's own files, not
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tests/lint.py
+	$(BIN)/python tests/voice.py
 	$(BIN)/nbstripout --keep-id --verify notebooks/*.ipynb
 
 lab: .venv/ready  ## open the notebooks in JupyterLab

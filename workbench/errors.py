@@ -19,8 +19,9 @@ class WorkbenchError(Exception):
 
 
 def visible(text: str) -> str:
-    """With `\\x1b` for an escape, and so on: what has no shape could colour, move or reverse what a terminal shows."""
-    return SHAPELESS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    """The text with `\\x1b` for an escape, and so on: characters without a shape could colour, move or reverse what a
+    terminal shows."""
+    return SHAPELESS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 # controls but tab and newline, soft hyphens, marks and overrides of direction, separators, surrogates, tags
@@ -44,10 +45,12 @@ class UnavailableError(WorkbenchError, RuntimeError):
 
 @contextmanager
 def explained(what: str, cure: str, *others: type[Exception]) -> Iterator[None]:
-    """Whatever a library raises over a file that it cannot use becomes a ConfigurationError: `what` (words). `cure`
+    """Whatever a library raises over a file that it cannot use becomes a ConfigurationError.
+
+    Its message is `what` is wrong, in brackets what the library says, and the `cure`.
 
     Args:
-        others: errors that come from elsewhere, and stay what they are.
+        others: errors that have other causes than the file, and stay what they are.
     """
     try:
         yield
@@ -58,7 +61,7 @@ def explained(what: str, cure: str, *others: type[Exception]) -> Iterator[None]:
 
 
 def brief(value: object) -> str:
-    """As Python writes it, cut at 90 characters."""
+    """The value as Python writes it, cut at 90 characters."""
     try:
         return f"{value!r:.90}"
     except (ValueError, RecursionError):  # more digits, or more brackets in each other, than Python writes
@@ -66,13 +69,22 @@ def brief(value: object) -> str:
 
 
 def in_a_line(error: Exception) -> str:
-    """The words of an error without line breaks and not endless; with its kind, if they alone say too little."""
-    words = " ".join(str(error).split())
-    if of_pydantic := getattr(error, "errors", None):
-        wrong = ([*map(str, each["loc"]), each["msg"]] for each in of_pydantic())
-        words = ", or ".join(dict.fromkeys(f"{'.'.join(where)}: {what}".lstrip(": ") for *where, what in wrong))
-    few = isinstance(error, KeyError) or not words
-    return f"{type(error).__name__ + ' ' if few else ''}{words:.300}".strip(" .")
+    """The message of an error, without line breaks and cut at 300 characters.
+
+    With the name of the error's class, if the message alone says too little.
+    """
+    message = " ".join(str(error).split())
+    pydantic_errors = getattr(error, "errors", None)
+    if pydantic_errors:
+        faults = []
+        for fault in pydantic_errors():
+            field = ".".join(map(str, fault["loc"]))
+            faults.append(f"{field}: {fault['msg']}" if field else fault["msg"])
+        message = ", or ".join(dict.fromkeys(faults))  # each once
+    message = f"{message:.300}"
+    if isinstance(error, KeyError) or not message:
+        message = f"{type(error).__name__} {message}"
+    return message.strip(" .")
 
 
 def needed_extra(error: ModuleNotFoundError) -> UnavailableError | None:
@@ -85,10 +97,12 @@ def needed_extra(error: ModuleNotFoundError) -> UnavailableError | None:
     except PackageNotFoundError:  # the package is imported from where it lies and was never installed
         return None
     for requirement in declared:
-        if extra := re.fullmatch(rf"{missing}\b(?!-).*extra == ['\"]([\w-]+)['\"]", requirement, flags=re.IGNORECASE):
+        # such as: torchao>=0.18; extra == 'optimizers'
+        match = re.fullmatch(rf"{missing}\b(?!-).*extra == ['\"]([\w-]+)['\"]", requirement, flags=re.IGNORECASE)
+        if match:
             return UnavailableError(
                 f"workbench: this needs the package {missing}, which is not installed. "
-                f'Install it with: pip install "{DISTRIBUTION}[{extra[1]}]"'
+                f'Install it with: pip install "{DISTRIBUTION}[{match[1]}]"'
             )
     return None
 
@@ -102,7 +116,8 @@ class OutOfMemoryError(WorkbenchError, RuntimeError):
         phase: where the memory ended, `"forward"` and so on; empty before the first phase.
         operation: the operation that was refused, if it was watched.
         by_category: bytes of each category at the peak, with what was refused where the tracker keeps the cap.
-        requested_bytes, allocated_bytes, reserved_bytes: the request, and what there was at that moment; None: unknown.
+        requested_bytes: of the refused request; None if unknown, as of the next two.
+        allocated_bytes, reserved_bytes: what there was at that moment.
     """
 
     exit_code: ClassVar[int] = 4

@@ -1,7 +1,8 @@
-"""Where the workbench keeps things: the embedded models, texts and notebooks, and the learner's own runs. And which
-workbench this is, among which libraries.
+"""Where the workbench keeps things (the embedded models, texts and notebooks, the learner's own runs), how files are
+written whole, and which versions of what are installed.
 
-In a checkout they lie beside the package; a wheel has them in `workbench/_data`, where nothing is ever written.
+In a checkout models, texts and notebooks lie beside the package; a wheel has them in `workbench/_data`, where nothing
+is ever written.
 """
 
 import errno
@@ -38,37 +39,39 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 PACKAGES = ("torch", "transformers", "accelerate", "peft", "datasets")  # that decide a result
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")  # that becomes part of a path
 
-# for a child: it gets this very package, whatever else is called workbench on its path or where it stands
+# what a child process runs first, to import this very package, whatever else is called workbench on its path
 PIN = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import workbench; del sys.path[0]"
 
 
 def beside(module: str, name: str) -> Any:
-    """What a TOML or JSON file holds that lies beside a module, which gives its `__file__`."""
+    """The contents of a TOML or JSON file that lies beside a module, which gives its `__file__`."""
     text = Path(module).with_name(name).read_text(encoding="utf-8")
     return tomllib.loads(text) if name.endswith(".toml") else json.loads(text)
 
 
 def read_toml(path: Path, owner: str, cure: str) -> dict[str, Any]:
-    """What a user's TOML file holds. Raises ConfigurationError: it cannot be read, or is no TOML in the line named."""
+    """The contents of a user's TOML file. Raises ConfigurationError if it cannot be read, with the line at fault."""
     with explained(f"{owner}: {path} cannot be read", cure):
         return tomllib.loads(path.expanduser().read_text(encoding="utf-8-sig"))
 
 
 def runs_folder() -> Path:
     """The folder that the environment variable `WORKBENCH_RUNS` names, else `data/runs`; the user's from a wheel."""
-    own = user_data_path(DISTRIBUTION, appauthor=False) / "runs" if INSTALLED else DATA / "runs"
-    return Path(os.environ.get("WORKBENCH_RUNS") or own).expanduser().resolve()
+    default = user_data_path(DISTRIBUTION, appauthor=False) / "runs" if INSTALLED else DATA / "runs"
+    return Path(os.environ.get("WORKBENCH_RUNS") or default).expanduser().resolve()
 
 
 def check_writable(folder: Path) -> None:
-    """Whether files can be written there. A folder that is not there yet is not made.
+    """Write a file into the folder, or into the nearest parent that exists, and remove it again.
 
     Raises:
-        ConfigurationError: they cannot, with the reason.
+        ConfigurationError: that failed, with the reason.
     """
     try:
-        there = next(place for place in (folder, *folder.parents) if place.exists())
-        with tempfile.TemporaryFile(dir=there) as file:
+        existing = folder
+        while not existing.exists() and existing != existing.parent:
+            existing = existing.parent
+        with tempfile.TemporaryFile(dir=existing) as file:
             file.write(bytes(2**16))  # a record has a few kilobytes
     except OSError as error:
         raise ConfigurationError(f"folder: {unwritten(folder, error)}") from None
@@ -76,17 +79,18 @@ def check_writable(folder: Path) -> None:
 
 def unwritten(folder: Path, error: Exception) -> str:
     """What a user is told when the disk refuses: the folder, why, and what to do."""
-    words = str(error).splitlines()[0]
-    if "unexpected pos" in words or "PytorchStreamWriter" in words:  # how torch says that a write was cut short
-        words = "the disk took only a part of a file"
-    reason = getattr(error, "strerror", None) or words
+    message = str(error).splitlines()[0]
+    if "unexpected pos" in message or "PytorchStreamWriter" in message:  # how torch says that a write was cut short
+        message = "the disk took only a part of a file"
+    reason = getattr(error, "strerror", None) or message
     return f"nothing can be written into {folder} ({reason}). Free some space, or set WORKBENCH_RUNS to another folder."
 
 
 @contextmanager
 def aside(folder: Path, what: str, ending: str = "") -> Iterator[Path]:
-    """A path to write to, until `put_in_place` gives the file its name. Nothing else stays of it, nor of what killed
-    processes left.
+    """A path to write `what` to, until `put_in_place` gives the file its name; if that does not happen, it is removed.
+
+    Such parts of other processes, which were killed meanwhile, are removed as well.
 
     Raises:
         UnavailableError: the disk is full, or the folder cannot be written to.
@@ -94,17 +98,26 @@ def aside(folder: Path, what: str, ending: str = "") -> Iterator[Path]:
     part = folder / f"{os.urandom(4).hex()}@{platform.node()}.{os.getpid()}-part{ending}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for left in folder.glob("*-part*"):
-            host, _, pid = left.name.partition("-part")[0].rpartition(".")
-            if host.rpartition("@")[2] in (host, platform.node()) and pid.isdigit() and not pid_exists(int(pid)):
-                left.unlink()
+        for other_part in folder.glob("*-part*"):
+            if _left_by_dead_process(other_part):
+                other_part.unlink()
         with ExitStack() as stack:
             stack.callback(part.unlink, missing_ok=True)
             yield part
     except OSError as error:
-        why = "the disk is full" if error.errno in FULL else error.strerror or error
-        cure = "Free some space, or name another place in the environment variable WORKBENCH_RUNS."
-        raise UnavailableError(f"{what} cannot be written to {folder}: {why}. {cure}") from None
+        reason = "the disk is full" if error.errno in FULL else error.strerror or error
+        raise UnavailableError(
+            f"{what} cannot be written to {folder}: {reason}. Free some space, or name another place in the "
+            "environment variable WORKBENCH_RUNS."
+        ) from None
+
+
+def _left_by_dead_process(part: Path) -> bool:
+    """Whether nobody writes to this part any more. False if another machine, which shares the folder, wrote it."""
+    writer, _, pid = part.name.partition("-part")[0].rpartition(".")
+    _, at, host = writer.rpartition("@")
+    here = not at or host == platform.node()  # older versions wrote no host
+    return here and pid.isdigit() and not pid_exists(int(pid))
 
 
 def write_whole(path: Path, text: str) -> Path:
@@ -119,14 +132,14 @@ def write_whole(path: Path, text: str) -> Path:
 
 
 def put_in_place(part: Path, name: str) -> Path:
-    """The file under its name in the same folder, whole on the disk before it is there."""
+    """Give a file its name in the same folder. It is whole on the disk before it can be seen under this name."""
     sync(part)
     return part.replace(part.with_name(name))
 
 
 def sync(path: Path) -> None:
-    """Have the system write a file or a folder out. Windows cannot open folders for this, and does not need to."""
-    if path.is_dir() and os.name == "nt":
+    """Have the system write a file or a folder out to the disk."""
+    if path.is_dir() and os.name == "nt":  # Windows cannot open folders for this, and does not need to
         return
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
@@ -144,8 +157,7 @@ def inside(root: Path, name: str) -> Path:
     """`root / name`.
 
     Raises:
-        ConfigurationError: the name has other characters than letters, digits, `.`, `-` and `_`, or more than 64 of
-            them, or the path, links resolved, leaves the root.
+        ConfigurationError: the name is not valid (`valid_name`), or the path, links resolved, leaves the root.
     """
     if not valid_name(name):
         raise ConfigurationError(f"name: {name!r:.90} cannot be a file's. Use 1 to 64 letters, digits, dots, - and _.")
@@ -158,19 +170,20 @@ def inside(root: Path, name: str) -> Path:
 @cache
 def versions() -> dict[str, str]:
     """Versions of Python, the workbench and the libraries that decide a result."""
-    found = {"python": sys.version.split()[0]}
-    for name, package in (("workbench", DISTRIBUTION), *zip(PACKAGES, PACKAGES, strict=True)):
+    distributions = {"workbench": DISTRIBUTION} | {package: package for package in PACKAGES}
+    versions_by_name = {"python": sys.version.split()[0]}
+    for name, distribution in distributions.items():
         try:
-            found[name] = version(package)
+            versions_by_name[name] = version(distribution)
         except PackageNotFoundError:
-            found[name] = "missing"
-    return found
+            versions_by_name[name] = "missing"
+    return versions_by_name
 
 
 @cache
 def git_commit() -> str:
     """The commit of the workbench's checkout, `-dirty` with local changes, empty outside of git and from a wheel."""
-    if INSTALLED:  # else the repository that the environment happens to lie in would be taken
+    if INSTALLED:  # git would describe the repository that the environment happens to lie in
         return ""
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
@@ -180,9 +193,15 @@ def git_commit() -> str:
 
 
 def no_disk() -> str:
-    """Why what waits in a temporary file would save no memory: its folder is itself kept there. Empty: it would."""
-    mounts = {Path(part.mountpoint): part.fstype for part in disk_partitions(all=True)}
+    """Why a temporary file would save no memory, with the cure: its folder is held in memory. Empty if it is not."""
+    file_systems = {Path(part.mountpoint): part.fstype for part in disk_partitions(all=True)}
     folder = Path(tempfile.gettempdir()).resolve()
-    system = next((mounts[path] for path in (folder, *folder.parents) if path in mounts), "")
-    saved = "nothing would be saved. Let the environment variable TMPDIR name a folder on a disk."
-    return f"{tempfile.gettempdir()} is itself held in memory (tmpfs), so {saved}" if system in IN_MEMORY else ""
+    for path in (folder, *folder.parents):
+        if path in file_systems:  # the nearest mount decides
+            if file_systems[path] not in IN_MEMORY:
+                return ""
+            return (
+                f"{tempfile.gettempdir()} is itself held in memory (tmpfs), so nothing would be saved. Let the "
+                "environment variable TMPDIR name a folder on a disk."
+            )
+    return ""

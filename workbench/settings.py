@@ -22,7 +22,7 @@ from workbench.errors import ConfigurationError, brief
 
 @cache
 def checker(kind: Any) -> Any:
-    """pydantic's `TypeAdapter` of a type. It is loaded late: most commands begin without."""
+    """pydantic's `TypeAdapter` of a type. pydantic is imported late, because most commands do without it."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind)
@@ -44,12 +44,17 @@ def setting(
 
 def described(field: Field[Any]) -> str:
     """What the field accepts, in words: `an integer of at least 1`."""
-    choices = ", ".join(field.metadata.get("choices", ()))
-    words = f"one of {choices}" if choices else IN_WORDS.get(kind(field), "")
-    low, high = field.metadata.get("minimum"), field.metadata.get("maximum")
-    words += f" of at least {low}" if low is not None else ""
-    words += f" and at most {high}" if high is not None else ""
-    return words + (" or none" if optional(field) else "")
+    choices = field.metadata.get("choices")
+    low = field.metadata.get("minimum")
+    high = field.metadata.get("maximum")
+    text = f"one of {', '.join(choices)}" if choices else IN_WORDS.get(kind(field), "")
+    if low is not None:
+        text += f" of at least {low}"
+    if high is not None:
+        text += f" and at most {high}"
+    if optional(field):
+        text += " or none"
+    return text
 
 
 def check_settings(settings: Any, owner: str) -> None:
@@ -67,7 +72,8 @@ def check_settings(settings: Any, owner: str) -> None:
 
 
 def separated(text: str, owner: str) -> dict[str, str]:
-    """`rank:8,alpha:16`, as typed on a command line, by name. Raises ConfigurationError for what is no name:value."""
+    """`rank:8,alpha:16`, as typed on a command line, as a dictionary. Raises ConfigurationError: it is no name:value,
+    or a name is there twice."""
     values: dict[str, str] = {}
     for part in filter(None, text.split(",")):
         key, colon, value = part.partition(":")
@@ -91,38 +97,40 @@ def parse_settings(cls: type[Any], values: Mapping[str, str], owner: str) -> dic
     return {name: _convert(fields[name], text, owner) for name, text in named(values, fields, owner).items()}
 
 
-def named(values: object, known: Iterable[str], owner: str, what: str = "setting") -> dict[str, Any]:
-    """What is given by name, from a JSON file for example.
+def named(values: object, allowed: Iterable[str], owner: str, what: str = "setting") -> dict[str, Any]:
+    """Values by name, from a JSON file for example, once they are known to be that.
 
     Raises:
-        ConfigurationError: it is no mapping, or has a name that is not known; the nearest known one is offered.
+        ConfigurationError: they are no mapping, or a name is not allowed; the nearest one that is is offered.
     """
     if not isinstance(values, Mapping):
         raise ConfigurationError(f"{owner} takes each {what} by its name, as in {{name: value}}, got {brief(values)}.")
     for name in values:
-        if name not in known:
-            raise unknown(f"{owner} has no {what}", name, known)
+        if name not in allowed:
+            raise unknown(f"{owner} has no {what}", name, allowed)
     return dict(values)
 
 
-def unknown(words: str, name: object, known: Iterable[str]) -> ConfigurationError:
+def unknown(complaint: str, name: object, names: Iterable[str]) -> ConfigurationError:
     """`lora has no setting 'rang'. Known: rank, alpha. Did you mean rank?`"""
-    near = difflib.get_close_matches(str(name), known, n=1)
+    near = difflib.get_close_matches(str(name), names, n=1)
     guess = f" Did you mean {near[0]}?" if near else ""
-    listed = ", ".join(known) or "it has no settings"
-    told = f"Known: {listed}." if len(listed) < 1000 else "Its documentation has them all."
-    return ConfigurationError(f"{words} {brief(name)}. {told}{guess}")
+    listed = ", ".join(names) or "it has no settings"
+    hint = f"Known: {listed}." if len(listed) < 1000 else "Its documentation has them all."
+    return ConfigurationError(f"{complaint} {brief(name)}. {hint}{guess}")
 
 
 def toml(value: Any) -> str:
     """A value as TOML has it. Raises ValueError for what TOML or a record cannot hold: none, NaN, no Unicode, 2^63."""
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{toml(name)} = {toml(each)}' for name, each in value.items())}}}"
+        entries = [f"{toml(name)} = {toml(entry)}" for name, entry in value.items()]
+        return f"{{{', '.join(entries)}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml, value))}]"
     if not isinstance(value, str | int | float) or (value and _unwritable(value)):
         raise ValueError(f"{brief(value)} cannot be written")
-    return json.dumps(value, allow_nan=False, ensure_ascii=False).replace("\x7f", "\\u007f")  # which JSON leaves
+    text = json.dumps(value, allow_nan=False, ensure_ascii=False)
+    return text.replace("\x7f", "\\u007f")  # JSON leaves it, TOML does not take it
 
 
 def assigned(text: str) -> dict[str, Any]:
@@ -131,16 +139,21 @@ def assigned(text: str) -> dict[str, Any]:
     Raises ConfigurationError for what is no NAME=VALUE.
     """
     name, equals, value = text.partition("=")
-    for write in (str, toml) if equals else ():
+    if equals:
         with suppress(ValueError, RecursionError):
-            return tomllib.loads(f"{name} = {write(value)}")
+            return tomllib.loads(f"{name} = {value}")
+        with suppress(ValueError, RecursionError):
+            return tomllib.loads(f"{name} = {toml(value)}")
     raise ConfigurationError(f"--set: {brief(text)} is not NAME=VALUE. Write for example technique.lora.rank=16.")
 
 
-def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """`other` over `one`, table by table; an empty table empties."""
-    inner = {name: value for name, value in other.items() if value and {type(value), type(one.get(name))} == {dict}}
-    return {**one, **other, **{name: merged(one[name], value) for name, value in inner.items()}}
+def merged(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The changes over the settings, table by table; an empty table empties."""
+    result = {**settings, **changes}
+    for name, value in changes.items():
+        if value and isinstance(value, dict) and isinstance(settings.get(name), dict):
+            result[name] = merged(settings[name], value)
+    return result
 
 
 def _convert(field: Field[Any], text: str, owner: str) -> Any:
@@ -156,7 +169,7 @@ def _boolean(text: str) -> bool:
     return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[text.lower()]
 
 
-_UNWRITABLE = re.compile("^\\s*$|[\0\ud800-\udfff]")  # so Python reads the bytes of a name that is not UTF-8
+_UNWRITABLE = re.compile("^\\s*$|[\0\ud800-\udfff]")  # surrogates stand for bytes of a file's name that are not UTF-8
 _READERS: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "bool": _boolean}
 KINDS: dict[str, type | tuple[type, ...]] = {"int": int, "float": (int, float), "bool": bool, "str": str}
 IN_WORDS = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a text"}
@@ -164,8 +177,9 @@ IN_WORDS = {"int": "an integer", "float": "a number", "bool": "true or false", "
 
 def kind(field: Field[Any]) -> str:
     """The name of the field's type: `int` for `int` and for `int | None`."""
-    kinds = get_args(field.type) or (field.type,)
-    return next(str(getattr(k, "__name__", k)) for k in kinds if k is not type(None))
+    types = get_args(field.type) or (field.type,)
+    first = types[0] if types[0] is not type(None) else types[1]
+    return str(getattr(first, "__name__", first))
 
 
 def optional(field: Field[Any]) -> bool:
@@ -179,10 +193,12 @@ def _refusal(field: Field[Any], value: Any, owner: str) -> ConfigurationError:
 
 
 def _unwritable(value: Any) -> str:
-    """What keeps a value out of a path, a record, or a column of a table, in words; empty if nothing does."""
+    """The demand that a value does not meet for a path, a record, or a column of a table; empty if it meets all."""
     if isinstance(value, str) and _UNWRITABLE.search(value):
         return ", not empty and all of it Unicode (rename a file whose name is not)"
-    return " and below 2^63" if isinstance(value, int | float) and 2**63 <= abs(value) < math.inf else ""
+    if isinstance(value, int | float) and 2**63 <= abs(value) < math.inf:
+        return " and below 2^63"
+    return ""
 
 
 def _acceptable(field: Field[Any], value: Any) -> bool:
@@ -192,7 +208,9 @@ def _acceptable(field: Field[Any], value: Any) -> bool:
         return False
     if _unwritable(value) or (isinstance(value, float) and not math.isfinite(value)):
         return False
-    choices, low, high = (field.metadata.get(key) for key in ("choices", "minimum", "maximum"))
+    choices = field.metadata.get("choices")
+    low = field.metadata.get("minimum")
+    high = field.metadata.get("maximum")
     if choices and value not in choices:
         return False
     return (low is None or value >= low) and (high is None or value <= high)

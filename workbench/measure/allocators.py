@@ -18,8 +18,8 @@ from workbench.measure.garbage import collect_garbage
 
 
 class DeviceAllocator:
-    """Byte counters of one device. As they stand here, those of the CPU, which has no counters: in use is the sum of
-    the living tensors that Python can reach.
+    """Byte counters of one device. This base class is the CPU's, which has no counters: in use is the sum of the living
+    tensors that Python can reach.
 
     Attributes:
         source: the name that a record gives to these numbers.
@@ -42,6 +42,8 @@ class DeviceAllocator:
 
 
 class CudaAllocator(DeviceAllocator):
+    """PyTorch's caching allocator, on a GPU or on one in software."""
+
     enforces_caps = True
 
     @property
@@ -50,7 +52,7 @@ class CudaAllocator(DeviceAllocator):
 
     def prepare(self) -> None:
         collect_garbage()
-        torch._C._cuda_clearCublasWorkspaces()  # else the first run of a process alone would count them in its peak
+        torch._C._cuda_clearCublasWorkspaces()  # else only the first run of a process would count them in its peak
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
 
@@ -58,13 +60,16 @@ class CudaAllocator(DeviceAllocator):
         return torch.cuda.memory_allocated()
 
     def take_peaks(self) -> tuple[int, int | None]:
-        peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+        allocated = torch.cuda.max_memory_allocated()
+        reserved = torch.cuda.max_memory_reserved()
         torch.cuda.reset_peak_memory_stats()
-        return peaks
+        return allocated, reserved
 
 
 class MpsAllocator(DeviceAllocator):
-    source = "mps-allocator+tracker"  # PyTorch can set a limit there, but not say what it was before: enforces no caps
+    """Apple's. PyTorch can set a limit there, but not say what it was before, so that it enforces no caps."""
+
+    source = "mps-allocator+tracker"
 
     def prepare(self) -> None:
         collect_garbage()
@@ -78,28 +83,36 @@ class MpsAllocator(DeviceAllocator):
 
 
 def allocator_for(device: torch.device) -> DeviceAllocator:
-    return {"cuda": CudaAllocator, "mps": MpsAllocator}.get(device.type, DeviceAllocator)()
+    if device.type == "cuda":
+        return CudaAllocator()
+    return MpsAllocator() if device.type == "mps" else DeviceAllocator()
 
 
 def storage_bytes(things: Iterable[Any], device_type: str) -> int:
-    """Bytes of the distinct storages on a device type that the tensors among these things have."""
+    """Bytes of the storages on a device type that the tensors among these things have, each storage counted once."""
     sizes: dict[int, int] = {}
     for thing in things:
-        # by `type`, because `isinstance` would make lazy objects load what they stand for
-        for part in parts(thing) if issubclass(type(thing), torch.Tensor) else ():
-            if part.device.type == device_type and part.layout is torch.strided:
-                storage = part.untyped_storage()
+        # `isinstance` would make lazy objects load what they stand for
+        if not issubclass(type(thing), torch.Tensor):
+            continue
+        for tensor in parts(thing):
+            if tensor.device.type == device_type and tensor.layout is torch.strided:
+                storage = tensor.untyped_storage()
                 sizes[storage._cdata] = storage.nbytes()
     return sum(sizes.values())
 
 
 def parts(thing: Any) -> list[Any]:
-    """The tensors that a thing is made of. Of quantized states the class looks like a tensor, or holds some."""
+    """The plain tensors that a thing is made of: itself, those it wraps, or those in its attributes.
+
+    Quantized states of optimizers are wrappers (torchao) or hold tensors (bitsandbytes).
+    """
     if is_traceable_wrapper_subclass(thing):
-        return [part for name in thing.__tensor_flatten__()[0] for part in parts(getattr(thing, name))]
+        names, _ = thing.__tensor_flatten__()
+        return [tensor for name in names for tensor in parts(getattr(thing, name))]
     if isinstance(thing, torch.Tensor):
         return [thing]
-    return [held for held in getattr(thing, "__dict__", {}).values() if isinstance(held, torch.Tensor)]
+    return [value for value in getattr(thing, "__dict__", {}).values() if isinstance(value, torch.Tensor)]
 
 
 def live_tensor_bytes(device_type: str) -> int:
@@ -123,7 +136,8 @@ def capped(device: torch.device, cap_bytes: int | None) -> Iterator[None]:
     if cap_bytes is None or total is None:
         yield
         return
-    index = torch.cuda.current_device() if device.index is None else device.index  # the fractions are kept by index
+    # the fractions are kept by the device's index
+    index = torch.cuda.current_device() if device.index is None else device.index
     before = torch.cuda.get_per_process_memory_fraction(index)
     torch.cuda.set_per_process_memory_fraction(min(cap_bytes / total, 1.0), index)
     try:

@@ -30,17 +30,29 @@ class Phase(StrEnum):
 
 def format_bytes(number: float) -> str:
     """Bytes as people read them, in binary units: `1536` is `'1.5 KiB'`."""
-    units = ("B", "KiB", "MiB", "GiB")
-    power = 0
-    while abs(number) >= 1024 and power < len(units) - 1:
-        number, power = number / 1024, power + 1
-    digits = 0 if power == 0 or abs(number) >= 100 else 1
-    return f"{number:.{digits}f} {units[power]}"
+    units = ["B", "KiB", "MiB", "GiB"]
+    while abs(number) >= 1024 and len(units) > 1:
+        number /= 1024
+        units.pop(0)
+    digits = 0 if units[0] == "B" or abs(number) >= 100 else 1
+    return f"{number:.{digits}f} {units[0]}"
 
 
-UNITS = {name: 2 ** (10 * power) for power, name in enumerate(("KiB", "MiB", "GiB", "TiB"), start=1)}
-UNITS |= {name: 10 ** (3 * power) for power, name in enumerate(("KB", "MB", "GB", "TB"), start=1)}
-UNITS |= {name.lower(): size for name, size in UNITS.items()} | {"B": 1, "bytes": 1}
+UNITS = {
+    "B": 1,
+    "bytes": 1,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+}
+# lower case too, but not `b`, which may mean bits
+UNITS |= {name.lower(): size for name, size in UNITS.items() if name != "B"}
+AMOUNT = re.compile(r"\s*(\d{1,99}(?:\.\d{1,99})?)\s*([A-Za-z]+)\s*")
 
 
 def parse_bytes(text: str | int, owner: str) -> int:
@@ -49,8 +61,13 @@ def parse_bytes(text: str | int, owner: str) -> int:
     Raises:
         ConfigurationError: no unit, a unit that may mean either, or not more than zero; `owner` is named.
     """
-    found = isinstance(text, str) and re.fullmatch(r"\s*(\d{1,99}(?:\.\d{1,99})?)\s*([A-Za-z]+)\s*", text)
-    nbytes = Decimal(found[1]) * UNITS.get(found[2], 0) if found else text if type(text) is int else 0
+    nbytes: int | Decimal = 0  # of what is no amount
+    if isinstance(text, str):
+        match = AMOUNT.fullmatch(text)
+        if match:
+            nbytes = Decimal(match[1]) * UNITS.get(match[2], 0)
+    elif isinstance(text, int) and not isinstance(text, bool):
+        nbytes = text
     if not 1 <= nbytes < 2**63:
         raise ConfigurationError(
             f"{owner}: {brief(text)} is not an amount of memory. Write a number above zero and its unit, less than "

@@ -42,4 +42,5 @@ def clear_frames(error: BaseException | None) -> None:
     for frame in frames_of(error):
         with suppress(RuntimeError):  # it is still executing
             frame.clear()
-        _ = frame.f_locals  # brings a dictionary up to date that the frame keeps if it was looked at before
+        # a frame whose variables were looked at before keeps a copy of them: reading it again brings that up to date
+        _ = frame.f_locals

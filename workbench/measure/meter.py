@@ -37,8 +37,8 @@ from workbench.measure.tracker import StorageTracker
 class MemoryReport:
     """The memory of one run, in bytes. `by_category` is read at the instant of the peak and sums to it exactly.
 
-    Beside the device: what a technique held in host memory or on a disk (its peak) and moved there and back, and what
-    of the model, the gradients and the optimizer states lay in host memory while the device was another; None: nothing.
+    `peak_host_bytes` and `peak_disk_bytes` are what a technique held there, `moved_bytes` what it moved there and back;
+    None: nothing. On a GPU, model, gradients and optimizer states that lay in host memory count as held there too.
     """
 
     memory_source: str
@@ -82,15 +82,19 @@ class Meter:
         cap_bytes: int | None = None,
         tracker: StorageTracker | None = None,
     ) -> None:
-        device = next(model.parameters()).device
+        parameters = list(model.parameters())
+        device = parameters[0].device
         self._allocator = allocator_for(device)
         self.enforces_cap = cap_bytes is not None and not self._allocator.enforces_caps
         vocabulary_size = getattr(getattr(model, "config", None), "vocab_size", None)
-        watched = cap_bytes if self.enforces_cap else None
-        self.tracker = tracker or self.tracker_kind(device.type, vocabulary_size, cap_bytes=watched)
-        self._model, self._optimizer, self._device_type = model, optimizer, device.type
+        tracker_cap = cap_bytes if self.enforces_cap else None
+        self.tracker = tracker or self.tracker_kind(device.type, vocabulary_size, cap_bytes=tracker_cap)
+        self._model = model
+        self._optimizer = optimizer
+        self._device_type = device.type
         self._attached = [weakref.ref(tensor) for tensor in attached_tensors(model)]
-        self._before, self._given_before = before_bytes or 0, before_bytes
+        self._before = before_bytes or 0
+        self._reads_before = before_bytes is None
         self._peaks: dict[Phase, int] = {}
         self._reserved: int | None = None
         self._owned_on_host = 0
@@ -98,15 +102,16 @@ class Meter:
         self._attributing = False
         # hooks run in the order in which they came: one that an optimizer brings, and that frees the gradient, is later
         self._hooks = ExitStack()
-        for parameter in model.parameters():
+        for parameter in parameters:
             if parameter.requires_grad:
-                self._hooks.callback(parameter.register_post_accumulate_grad_hook(self._label_gradient).remove)
+                hook = parameter.register_post_accumulate_grad_hook(self._label_gradient)
+                self._hooks.callback(hook.remove)
 
     def __enter__(self) -> Self:
         self._allocator.prepare()
         for account in (HOST, DISK):
             account.reset()
-        if self._given_before is None:
+        if self._reads_before:
             owned = chain.from_iterable(self._owned().values())
             self._before = max(self._allocator.in_use() - storage_bytes(owned, self._device_type), 0)
         self.attribute(True)
@@ -121,9 +126,10 @@ class Meter:
         self._optimizer = optimizer
 
     def see(self, inputs: Iterable[Any]) -> None:
-        """What a step is about to train on was made while the tracker did not look."""
+        """Book what a step is about to train on, which was made while the tracker did not look."""
         if self._attributing:
-            self.tracker.label((tensor for tensor in inputs if isinstance(tensor, torch.Tensor)), Category.TEMPORARIES)
+            tensors = [tensor for tensor in inputs if isinstance(tensor, torch.Tensor)]
+            self.tracker.label(tensors, Category.TEMPORARIES)
 
     def attribute(self, on: bool) -> None:
         """Switch the tracker on or off. Calls must nest with other dispatch modes."""
@@ -156,13 +162,21 @@ class Meter:
 
     def _owned(self) -> dict[Category, list[torch.Tensor]]:
         """What the model and the optimizer hold now, on any device."""
-        attached = [tensor for reference in self._attached if (tensor := reference()) is not None]
-        states = chain.from_iterable(s.values() for s in self._optimizer.state.values()) if self._optimizer else ()
         parameters = list(self._model.parameters())
+        weights: list[torch.Tensor] = [*parameters, *self._model.buffers()]
+        for reference in self._attached:
+            tensor = reference()
+            if tensor is not None:
+                weights.append(tensor)
+        states: list[torch.Tensor] = []
+        if self._optimizer:
+            for state in self._optimizer.state.values():
+                for value in state.values():
+                    states += parts(value)
         return {
-            Category.WEIGHTS: [*parameters, *self._model.buffers(), *attached],
-            Category.GRADIENTS: [p.grad for p in parameters if p.grad is not None],
-            Category.OPTIMIZER_STATES: [part for value in states for part in parts(value)],
+            Category.WEIGHTS: weights,
+            Category.GRADIENTS: [parameter.grad for parameter in parameters if parameter.grad is not None],
+            Category.OPTIMIZER_STATES: states,
         }
 
     def _label_owned(self) -> None:
@@ -170,7 +184,8 @@ class Meter:
         for category, tensors in owned.items():
             self.tracker.label(tensors, category)
         if self._device_type != "cpu":
-            tensors = [tensor for tensors in owned.values() for tensor in tensors if tensor.ndim]
+            # single numbers, such as Adam's count of steps, are on the host in any case
+            tensors = [tensor for tensor in chain.from_iterable(owned.values()) if tensor.ndim]
             self._owned_on_host = max(self._owned_on_host, storage_bytes(tensors, "cpu"))
 
     def _label_gradient(self, parameter: torch.Tensor) -> None:
@@ -188,25 +203,28 @@ class Meter:
             ValueError: nothing was measured inside a phase.
         """
         timeline = self.tracker.timeline()
-        events = {phase: timeline.peak(phase) for phase in Phase if phase in self._peaks}
-        nothing = dict.fromkeys(Category, 0)
-        tracked = {phase: timeline.by_category(event) if event >= 0 else nothing for phase, event in events.items()}
-        # the allocator's peak of each phase, or the tracker's where that is all there is
-        by_phase = {phase: max(self._peaks[phase], sum(parts.values())) for phase, parts in tracked.items()}
+        tracked: dict[Phase, dict[Category, int]] = {}
+        by_phase: dict[Phase, int] = {}
+        for phase in Phase:
+            if phase in self._peaks:
+                event = timeline.peak(phase)
+                tracked[phase] = timeline.by_category(event) if event >= 0 else dict.fromkeys(Category, 0)
+                # the allocator's peak, or the tracker's where that is all there is
+                by_phase[phase] = max(self._peaks[phase], sum(tracked[phase].values()))
         if not any(by_phase.values()):
             raise ValueError("nothing was measured: put the training step inside `with meter.phase(...)` blocks")
         peak_phase = max(by_phase, key=lambda phase: by_phase[phase])
-        peak, by_category = by_phase[peak_phase], tracked[peak_phase]
-        by_category = by_category | {Category.UNATTRIBUTED: peak - sum(by_category.values())}
+        # what the allocator saw and the tracker did not, as scratch memory inside a kernel
+        unattributed = by_phase[peak_phase] - sum(tracked[peak_phase].values())
         maximum = {category: int(timeline.live[row].max()) for row, category in enumerate(Category)}
         return MemoryReport(
             memory_source=self._allocator.source,
             before_bytes=self._before,
-            peak_allocated_bytes=peak,
+            peak_allocated_bytes=by_phase[peak_phase],
             peak_reserved_bytes=self._reserved,
             peak_phase=peak_phase,
-            by_category=by_category,
-            maximum_by_category=maximum | {Category.UNATTRIBUTED: by_category[Category.UNATTRIBUTED]},
+            by_category=tracked[peak_phase] | {Category.UNATTRIBUTED: unattributed},
+            maximum_by_category=maximum | {Category.UNATTRIBUTED: unattributed},
             by_phase=by_phase,
             peak_host_bytes=HOST.peak_bytes + self._owned_on_host or None,
             peak_disk_bytes=DISK.peak_bytes or None,
@@ -220,16 +238,17 @@ def attached_tensors(model: torch.nn.Module) -> list[torch.Tensor]:
     Quantized weights keep their scales this way: they are neither parameters nor buffers, but memory all the same.
     Gradients are not among them. Ask before training: later a module may hold what it computed.
     """
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     seen: set[int] = set()
     waiting: list[Any] = [*model.modules(), *model.parameters()]
     while waiting:
         thing = waiting.pop()
+        # classes, modules of Python and meshes of ranks belong to the process, not to the model
         if id(thing) in seen or isinstance(thing, (type, ModuleType, DeviceMesh)):
             continue
         seen.add(id(thing))
         if isinstance(thing, torch.Tensor):
-            found.append(thing)
-        held = thing if isinstance(thing, (list, tuple, dict)) else getattr(thing, "__dict__", {})
-        waiting.extend(held.values() if isinstance(held, dict) else held)
-    return found
+            tensors.append(thing)
+        contents = thing if isinstance(thing, (list, tuple, dict)) else getattr(thing, "__dict__", {})
+        waiting.extend(contents.values() if isinstance(contents, dict) else contents)
+    return tensors

@@ -4,8 +4,8 @@
     HOST.move(nbytes)     # written there, or read back
     HOST.release(nbytes)  # no longer held
 
-There is one account a place and process, as there is one allocator. What is counted are the bytes held on purpose, not
-the process's resident memory, which also holds libraries and caches and never says what grew.
+There is one account for each place in a process, as there is one allocator. What is counted are the bytes held on
+purpose, not the process's resident memory, which also holds libraries and caches and never says what grew.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,9 @@ class Account:
 
     def reset(self) -> None:
         """A new run begins. What is still held stays held."""
-        self.peak_bytes, self.moved_bytes = self.held_bytes, 0
+        self.peak_bytes = self.held_bytes
+        self.moved_bytes = 0
 
 
-HOST, DISK = Account(), Account()
+HOST = Account()
+DISK = Account()

@@ -27,10 +27,11 @@ def read(message: str) -> Refusal:
     requested = _size(rf"[Tt]ried to allocate {_SIZE}", message)
     allocated = _size(rf"{_SIZE} is allocated by PyTorch", message)
     unallocated = _size(rf"{_SIZE} is reserved by PyTorch but unallocated", message)
-    known = allocated is not None and unallocated is not None
-    return Refusal(requested, allocated, (allocated or 0) + (unallocated or 0) if known else None)
+    if allocated is None or unallocated is None:
+        return Refusal(requested, allocated)
+    return Refusal(requested, allocated, allocated + unallocated)
 
 
 def _size(pattern: str, message: str) -> int | None:
-    found = re.search(pattern, message)
-    return int(float(found[1]) * UNITS[found[2]]) if found else None
+    match = re.search(pattern, message)
+    return int(float(match[1]) * UNITS[match[2]]) if match else None

@@ -11,21 +11,25 @@ from workbench.measure.categories import Category, Phase
 
 
 def live_bytes(lives: Mapping[str, NDArray[Any]], events: int) -> NDArray[np.int64]:
-    """Of each category after every event, from storages' `nbytes`, `category`, `born` and `died` (-1: they live).
+    """Live bytes of each category after every event, of shape (categories, events).
 
-    Every event is one birth or one end.
+    Args:
+        lives: a column each of the storages' `nbytes`, `category`, `born` and `died` (-1: they live). Every event is
+            the birth or the end of exactly one storage, so that no two changes fall together.
     """
+    sizes = lives["nbytes"]
+    categories = lives["category"]
+    ended = lives["died"] >= 0
     change = np.zeros((len(Category), events), dtype=np.int64)
-    sizes, ended = lives["nbytes"], lives["died"] >= 0
-    change[lives["category"], lives["born"]] = sizes
-    change[lives["category"][ended], lives["died"][ended]] = -sizes[ended]
+    change[categories, lives["born"]] = sizes
+    change[categories[ended], lives["died"][ended]] = -sizes[ended]
     return np.asarray(change.cumsum(axis=1))
 
 
 def phases_of(events: int, starts: Sequence[tuple[int, Phase | None]]) -> tuple[Phase | None, ...]:
-    """The phase of every event, from the event that each began with."""
-    which = np.searchsorted([start for start, _ in starts], np.arange(events), side="right") - 1
-    return tuple(starts[i][1] for i in which)
+    """The phase of every event, from the pairs (first event, phase)."""
+    indices = np.searchsorted([start for start, _ in starts], np.arange(events), side="right") - 1
+    return tuple(starts[index][1] for index in indices)
 
 
 @dataclass(frozen=True)
@@ -40,9 +44,11 @@ class Timeline:
         return np.asarray(self.live.sum(axis=0))
 
     def peak(self, phase: Phase | None = None) -> int:
-        """Index of the event with most live bytes, in one phase if given. -1 if the phase has no event."""
-        inside = np.array([phase is None or p is phase for p in self.phases], dtype=bool)
-        return int(np.where(inside, self.total, -1).argmax()) if inside.any() else -1
+        """Index of the event with most live bytes, of one phase or of all. -1 if the phase has no event."""
+        inside = np.array([phase is None or phase is other for other in self.phases], dtype=bool)
+        if not inside.any():
+            return -1
+        return int(np.where(inside, self.total, -1).argmax())
 
     def by_category(self, event: int) -> dict[Category, int]:
         return {category: int(self.live[row, event]) for row, category in enumerate(Category)}

@@ -41,8 +41,8 @@ class Storage:
 
 
 def wrapped(types: Iterable[type]) -> bool:
-    """Whether tensors are among these that are made of others: their class says of which operations theirs are made."""
-    return any(hasattr(kind, "__tensor_flatten__") for kind in types)
+    """Whether one of these tensor classes wraps other tensors. Its operations come here again, on the inner tensors."""
+    return any(hasattr(tensor_class, "__tensor_flatten__") for tensor_class in types)
 
 
 class StorageTracker(TorchDispatchMode):
@@ -52,16 +52,26 @@ class StorageTracker(TorchDispatchMode):
         device_type: only storages on this kind of device are booked, for example `"cpu"`.
         vocabulary_size: tensors whose last dimension is this are logits, or their loss and its gradient.
         cap_bytes: an operation inside a phase that leaves more bytes alive than this raises `torch.OutOfMemoryError`,
-            after its outputs were booked. None: no end.
+            after its outputs were booked. None: no limit.
 
     Attributes:
         failed_operation: the operation that ran out of memory, `aten.mm.default`; empty if none did.
-        refusal: by how much that operation would have grown what was alive, and that; empty without a cap.
+        refusal: the bytes that this operation would have added, and those alive before it; empty without a cap.
     """
+
+    # torch.compile, and operators that hold graphs, work under the tracker as they do without it: otherwise what is
+    # attributed would not be what is compiled
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
 
     def __init__(self, device_type: str, vocabulary_size: int | None = None, *, cap_bytes: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.device_type, self.vocabulary_size, self.cap_bytes = device_type, vocabulary_size, cap_bytes
+        self.device_type = device_type
+        self.vocabulary_size = vocabulary_size
+        self.cap_bytes = cap_bytes
         self.live_bytes = 0
         self.storages: list[Storage] = []
         self.failed_operation = ""
@@ -72,10 +82,6 @@ class StorageTracker(TorchDispatchMode):
         self._phase_starts: list[tuple[int, Phase | None]] = [(0, None)]
         self._forward_pass_ends: list[int] = []  # the number of ends is the number of the pass that is open
         self._in_forward_pass = False
-
-    # torch.compile works under the tracker as without it (or what is attributed would not be what is compiled), and so
-    # do the operators of its graphs that hold others
-    ignore_compile_internals, supports_higher_order_operators = classmethod(lambda _: True), True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if wrapped(types):
@@ -94,7 +100,8 @@ class StorageTracker(TorchDispatchMode):
             if isinstance(leaf, torch.Tensor):
                 self._book(leaf)
         if self.cap_bytes is not None and self._phase is not None and self.live_bytes > self.cap_bytes:
-            self.failed_operation, self.refusal = str(func), Refusal(max(self.live_bytes - before, 0), before)
+            self.failed_operation = str(func)
+            self.refusal = Refusal(max(self.live_bytes - before, 0), before)
             raise torch.OutOfMemoryError(
                 f"the {self._phase.replace('_', ' ')} phase would hold {format_bytes(self.live_bytes)} of tensors; "
                 f"the memory cap is {format_bytes(self.cap_bytes)}."
@@ -109,7 +116,8 @@ class StorageTracker(TorchDispatchMode):
     def label(self, tensors: Iterable[torch.Tensor], category: Category) -> None:
         """Say what living tensors are for; a tensor not seen before is booked as alive from now on."""
         for tensor in tensors:
-            if (storage := self._book(tensor)) is not None:
+            storage = self._book(tensor)
+            if storage is not None:
                 storage.label = category
 
     def _set_in_forward_pass(self, inside: bool) -> None:
@@ -118,21 +126,25 @@ class StorageTracker(TorchDispatchMode):
         self._in_forward_pass = inside
 
     def _book(self, tensor: torch.Tensor) -> Storage | None:
+        """The storage of a tensor, booked if it is new; None if it takes no memory of this device."""
         if not self._watches(tensor):
             return None
         memory = tensor.untyped_storage()
         storage = self._alive.get(memory._cdata)
-        if storage is None:
-            if memory.nbytes() == 0:
-                return None
-            forward_pass = len(self._forward_pass_ends) if self._in_forward_pass else None
-            storage = Storage(memory.nbytes(), self._tick(), self._phase, forward_pass)
-            self.storages.append(storage)
-            self.live_bytes += storage.nbytes
-            self._alive[memory._cdata] = storage
-            weakref.finalize(memory, self._bury, memory._cdata, storage).atexit = False
-            if tensor.ndim >= 2 and tensor.shape[-1] == self.vocabulary_size:  # as it was made; views may be transposed
-                storage.label = Category.LOGITS_AND_LOSS
+        if storage is not None:
+            return storage
+        if memory.nbytes() == 0:
+            return None
+        forward_pass = len(self._forward_pass_ends) if self._in_forward_pass else None
+        storage = Storage(memory.nbytes(), self._tick(), self._phase, forward_pass)
+        self.storages.append(storage)
+        self.live_bytes += storage.nbytes
+        self._alive[memory._cdata] = storage
+        # the weak reference is to the storage, which outlives the tensor if a view of it does
+        weakref.finalize(memory, self._bury, memory._cdata, storage).atexit = False
+        # the shape is that of the tensor that was made; later views may be transposed
+        if tensor.ndim >= 2 and tensor.shape[-1] == self.vocabulary_size:
+            storage.label = Category.LOGITS_AND_LOSS
         return storage
 
     def _watches(self, tensor: torch.Tensor) -> bool:
@@ -141,7 +153,7 @@ class StorageTracker(TorchDispatchMode):
     def _bury(self, key: int, storage: Storage) -> None:
         storage.died = self._tick()
         self.live_bytes -= storage.nbytes
-        if self._alive.get(key) is storage:
+        if self._alive.get(key) is storage:  # else a new storage has the address already
             del self._alive[key]
 
     def _tick(self) -> int:
@@ -154,17 +166,21 @@ class StorageTracker(TorchDispatchMode):
             return storage.label
         if storage.forward_pass is None or storage.forward_pass >= len(self._forward_pass_ends):
             return Category.TEMPORARIES
-        outlived = storage.died is None or storage.died >= self._forward_pass_ends[storage.forward_pass]
-        return Category.ACTIVATIONS if outlived else Category.TEMPORARIES
+        outlived_its_pass = storage.died is None or storage.died >= self._forward_pass_ends[storage.forward_pass]
+        return Category.ACTIVATIONS if outlived_its_pass else Category.TEMPORARIES
 
     def lives(self) -> dict[str, Any]:
         """Of every storage its size, birth, end (-1: it lives), and the category that it turned out to have."""
-        rows = {category: row for row, category in enumerate(Category)}
-        found = [(s.nbytes, s.born, -1 if s.died is None else s.died, rows[self.category(s)]) for s in self.storages]
-        columns = np.array(found, dtype=np.int64).reshape(-1, 4).T
+        numbers = {category: number for number, category in enumerate(Category)}
+        rows = []
+        for storage in self.storages:
+            died = -1 if storage.died is None else storage.died
+            rows.append((storage.nbytes, storage.born, died, numbers[self.category(storage)]))
+        columns = np.array(rows, dtype=np.int64).reshape(-1, 4).T  # also of no rows
         return dict(zip(("nbytes", "born", "died", "category"), columns, strict=True))
 
     def timeline(self) -> Timeline:
         """The whole history so far."""
-        lives, events = self.lives(), max(self._clock, 1)  # in this order: storages may end meanwhile
+        lives = self.lives()
+        events = max(self._clock, 1)  # read after the lives: storages may end meanwhile
         return Timeline(live_bytes(lives, events), phases_of(events, self._phase_starts))

@@ -10,8 +10,10 @@ GPT2_TOKENS = 50257
 
 
 def learning_rate(config: Any) -> float:
-    """The customary rate of full fine-tuning: the Trainer's default, and for models narrower than GPT-2 the rate that
-    was best for the embedded one (of 0.0005, 0.001 and 0.002, after 30 steps on Shakespeare)."""
+    """The customary rate of full fine-tuning: the Trainer's default, and a larger one for models narrower than GPT-2.
+
+    The larger one was the best for the embedded model, of 0.0005, 0.001 and 0.002, after 30 steps on Shakespeare.
+    """
     return 5e-5 if config.get_text_config().hidden_size >= NARROW else 1e-3
 
 
@@ -24,8 +26,10 @@ def gpt2_tokenizer() -> Any:
     from tokenizers import pre_tokenizers
     from transformers import GPT2Tokenizer
 
-    _, *lines = (MODELS / "gpt2" / "merges.txt").read_text(encoding="utf-8").splitlines()  # the first has a version
-    merges = [tuple(line.split(" ")) for line in lines]
+    lines = (MODELS / "gpt2" / "merges.txt").read_text(encoding="utf-8").splitlines()
+    merges = [tuple(line.split(" ")) for line in lines[1:]]  # the first line has a version
     # the alphabet in the order of GPT-2's `bytes_to_unicode`: printable bytes first, then the others as U+0100…
-    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, merges), "<|endoftext|>"]
-    return GPT2Tokenizer({token: i for i, token in enumerate(tokens)}, merges, model_max_length=1024)  # type: ignore[arg-type]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = [*alphabet, *map("".join, merges), "<|endoftext|>"]
+    ids = {token: index for index, token in enumerate(tokens)}
+    return GPT2Tokenizer(ids, merges, model_max_length=1024)  # type: ignore[arg-type]

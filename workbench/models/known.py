@@ -9,12 +9,27 @@ from workbench.paths import beside
 
 PUBLISHED: dict[str, dict[str, Any]] = beside(__file__, "known.toml")
 
-RANGES: dict[str, tuple[float, float]] = beside(__file__, "ranges.toml")
+# what numbers of a config can be, by their usual names; ends included
+RANGES: dict[str, tuple[float, float]] = {
+    "num_hidden_layers": (1, 1_000),
+    "initializer_range": (0, 10),
+    "hidden_size": (1, 10_000_000),
+    "num_attention_heads": (1, 10_000_000),
+    "vocab_size": (1, 10_000_000),
+    "max_position_embeddings": (1, 10_000_000),
+    "layer_norm_epsilon": (1e-12, 1),
+    "layer_norm_eps": (1e-12, 1),
+    "rms_norm_eps": (1e-12, 1),
+}
 
 
 def check_kind(name: str, written: dict[str, Any]) -> None:
-    """Raises ConfigurationError for a config.json, as `written`, that is not of a decoder which transformers has; and
-    ValueError for one that does not say of what it is."""
+    """Refuse a config.json, as `written`, of which no decoder of transformers can be made.
+
+    Raises:
+        ConfigurationError: it is of another kind of model, or of one that this transformers does not have.
+        ValueError: it does not say of which kind it is.
+    """
     from transformers import CONFIG_MAPPING, __version__
     from transformers.models.auto import modeling_auto as auto
 
@@ -28,10 +43,10 @@ def check_kind(name: str, written: dict[str, Any]) -> None:
         )
     if kind not in CONFIG_MAPPING:
         near = difflib.get_close_matches(kind, auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, 1)
+        guess = f"Did you mean {near[0]!r}? " if near else ""
         raise ConfigurationError(
-            f"model: {name!r} is a {kind!r}, which transformers {__version__} does not know. "
-            + (f"Did you mean {near[0]!r}? " if near else "")
-            + "A newer one may: pip install --upgrade transformers."
+            f"model: {name!r} is a {kind!r}, which transformers {__version__} does not know. {guess}"
+            "A newer one may: pip install --upgrade transformers."
         )
     masked = kind in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES and not written.get("is_decoder")
     if masked or written.get("is_encoder_decoder") or kind not in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
@@ -45,8 +60,10 @@ def check_kind(name: str, written: dict[str, Any]) -> None:
 def check_ranges(config: Any) -> None:
     """Raises ValueError for a number that no model can have."""
     text = config.get_text_config()
-    for usual, (low, high) in {**RANGES, **dict.fromkeys(dropout_fields(config), (0, 1))}.items():
-        name = getattr(text, "attribute_map", {}).get(usual, usual)
+    other_names = getattr(text, "attribute_map", {})  # GPT-2 calls its hidden_size n_embd
+    ranges = RANGES | dict.fromkeys(dropout_fields(config), (0, 1))
+    for usual_name, (low, high) in ranges.items():
+        name = other_names.get(usual_name, usual_name)
         value = getattr(text, name, None)
         if value is not None and not low <= value <= high:
             raise ValueError(f"{name} is {value}, which is not from {low:,} to {high:,}")

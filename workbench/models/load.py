@@ -16,7 +16,7 @@ from workbench.models.source import EMBEDDED, ModelSource, base_of, locate, virt
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-BUILT = ("dtype", "attn_implementation")  # arguments of loading that a new model is made with just as well
+BUILT = ("dtype", "attn_implementation")  # arguments of `from_pretrained` that `from_config` takes, too
 
 
 def load_config(source: ModelSource) -> "PreTrainedConfig":
@@ -32,7 +32,7 @@ def load_config(source: ModelSource) -> "PreTrainedConfig":
         check_kind(source.name, PreTrainedConfig.get_config_dict(source.location)[0])
         config: PreTrainedConfig = AutoConfig.from_pretrained(source.location, trust_remote_code=False)
         check_ranges(config)
-        family_of(config)  # makes a model of it without memory
+        family_of(config)  # makes a model of it without memory, which finds all else that is wrong
     return config
 
 
@@ -46,34 +46,38 @@ def check_trainable(source: ModelSource, config: "PreTrainedConfig") -> None:
     import torch
     from peft import PeftModel
 
-    if source.adapter and (tokens := virtual_tokens(source)):
+    tokens = virtual_tokens(source) if source.adapter else 0
+    if tokens:
         raise ConfigurationError(
             f"model: {source.name!r} is an adapter of {tokens} virtual tokens, which cannot be merged into weights to "
             f"fine-tune. Start from its base, {base_of(source).name!r}."
         )
-    of = "base" if source.adapter else "config"
-    cure = f"Copy or save weights and {of} again, together, with save_pretrained()."
-    with quiet(), explained(f"model: the weights of {source.name!r} do not suit its {of}", cure):
+    partner = "base" if source.adapter else "config"
+    cure = f"Copy or save weights and {partner} again, together, with save_pretrained()."
+    with quiet(), explained(f"model: the weights of {source.name!r} do not suit its {partner}", cure):
         if source.adapter:
             check_trainable(base_of(source), config)
             with torch.device("meta"):
                 model = PeftModel.from_pretrained(on_meta(config), source.location, low_cpu_mem_usage=True)
-                # again, for its report
-                _compare(model.load_adapter(source.location, "default", low_cpu_mem_usage=True)._asdict())
+                # loaded a second time, because only this returns a report
+                report = model.load_adapter(source.location, "default", low_cpu_mem_usage=True)
+            _compare(report._asdict())
         elif not source.random:
-            more = {"device_map": "meta", "output_loading_info": True, "ignore_mismatched_sizes": True}
-            _compare(_from_checkpoint(source, config, more)[1])
+            on_meta_device = {"device_map": "meta", "output_loading_info": True, "ignore_mismatched_sizes": True}
+            _, report = _from_checkpoint(source, config, on_meta_device)
+            _compare(report)
 
 
 def _compare(report: dict[str, Any]) -> None:
     """Raises ValueError if weights are missing, too many, or of other shapes."""
-    unexpected = {name for name in report["unexpected_keys"] if not name.endswith(".attn.masked_bias")}  # in old files
-    found = [f"{name!r} is missing" for name in sorted(report["missing_keys"])]
-    found += [f"{name!r} is too much" for name in sorted(unexpected)]
-    for name, has, wanted in sorted(report.get("mismatched_keys", ())):
-        found.append(f"{name!r} has the shape {[*has]}, not {[*wanted]}")
-    if found:
-        raise ValueError(f"{found[0]}; {len(found)} such")
+    faults = [f"{name!r} is missing" for name in sorted(report["missing_keys"])]
+    for name in sorted(report["unexpected_keys"]):
+        if not name.endswith(".attn.masked_bias"):  # in old files of GPT-2, and of no use
+            faults.append(f"{name!r} is too much")
+    for name, shape, wanted in sorted(report.get("mismatched_keys", ())):
+        faults.append(f"{name!r} has the shape {[*shape]}, not {[*wanted]}")
+    if faults:
+        raise ValueError(f"{faults[0]}; {len(faults)} such")
 
 
 def load_tokenizer(source: ModelSource) -> Any:
@@ -81,10 +85,10 @@ def load_tokenizer(source: ModelSource) -> Any:
     from transformers import AutoTokenizer
 
     folder = Path(source.location)
-    own = any((folder / name).exists() for name in ("tokenizer.json", "vocab.json"))
-    if (source.random and source.location in PUBLISHED) or (folder.is_dir() and not own):
-        few = PUBLISHED.get(source.location, {}).get("vocab_size", GPT2_TOKENS) < GPT2_TOKENS
-        return load_tokenizer(locate(EMBEDDED)) if few else gpt2_tokenizer()
+    has_tokenizer = any((folder / name).exists() for name in ("tokenizer.json", "vocab.json"))
+    if (source.random and source.location in PUBLISHED) or (folder.is_dir() and not has_tokenizer):
+        vocabulary_size = PUBLISHED.get(source.location, {}).get("vocab_size", GPT2_TOKENS)
+        return load_tokenizer(locate(EMBEDDED)) if vocabulary_size < GPT2_TOKENS else gpt2_tokenizer()
     cure = "Save it again with save_pretrained(), or delete tokenizer.json to use GPT-2's own."
     with explained(f"model: the tokenizer of {source.name!r} cannot be read", cure):
         return AutoTokenizer.from_pretrained(source.location, trust_remote_code=False)
@@ -96,13 +100,16 @@ def quiet() -> Iterator[None]:
     import datasets
     from transformers.utils import logging as transformers_logging
 
-    with ExitStack() as back, warnings.catch_warnings():
-        back.callback(transformers_logging.set_verbosity, transformers_logging.get_verbosity())
+    with ExitStack() as restore, warnings.catch_warnings():
+        restore.callback(transformers_logging.set_verbosity, transformers_logging.get_verbosity())
         transformers_logging.set_verbosity_error()
-        for library, bars in ((transformers_logging, "progress_bar"), (datasets, "progress_bars")):
-            if library.is_progress_bar_enabled():  # not where this stands inside another one of its kind
-                back.callback(getattr(library, f"enable_{bars}"))
-                getattr(library, f"disable_{bars}")()
+        # inside another `quiet` the bars are off already, and stay so when this one ends
+        if transformers_logging.is_progress_bar_enabled():
+            restore.callback(transformers_logging.enable_progress_bar)
+            transformers_logging.disable_progress_bar()
+        if datasets.is_progress_bar_enabled():
+            restore.callback(datasets.enable_progress_bars)
+            datasets.disable_progress_bars()
         warnings.simplefilter("ignore", FutureWarning)
         warnings.simplefilter("ignore", UserWarning)
         yield
@@ -112,8 +119,7 @@ def load_model(source: ModelSource, config: "PreTrainedConfig", **arguments: Any
     """The model, in fp32 unless `dtype` says otherwise, on the CPU unless `device_map` says otherwise.
 
     An adapter is merged into its base; one of virtual tokens cannot be, and stays beside it. As with `from_pretrained`,
-    an argument that is a setting of the config, for example `activation_function`, changes it; the config given stays
-    as it is.
+    an argument that is a setting of the config, for example `activation_function`, changes that, in a copy.
     """
     config, arguments = settled(config, {"dtype": "float32", **arguments})
     built = {name: value for name, value in arguments.items() if name in BUILT}
@@ -123,7 +129,7 @@ def load_model(source: ModelSource, config: "PreTrainedConfig", **arguments: Any
         else:
             model = _new(config, built) if source.random else _with_adapter(source, config, built)
             if arguments.keys() > built.keys():
-                # through `from_pretrained`, for arguments that act on loading, as quantization does
+                # once more, for arguments that act on loading, as quantization does
                 model = type(model).from_pretrained(None, config=config, state_dict=model.state_dict(), **arguments)
     # GPT-2's class sets none: the Trainer would then count T predictions in a sequence of T tokens, not T - 1, and
     # divide the loss by too much (transformers 5.23, `Trainer._get_num_items_in_batch`)
@@ -133,10 +139,16 @@ def load_model(source: ModelSource, config: "PreTrainedConfig", **arguments: Any
 
 def settled(config: "PreTrainedConfig", arguments: dict[str, Any]) -> tuple["PreTrainedConfig", dict[str, Any]]:
     """A copy of the config with those arguments that are settings of it, and the other arguments."""
-    settings = {name: value for name, value in arguments.items() if name not in BUILT and hasattr(config, name)}
+    settings = {}
+    others = {}
+    for name, value in arguments.items():
+        if name not in BUILT and hasattr(config, name):
+            settings[name] = value
+        else:
+            others[name] = value
     config = copy.deepcopy(config)
     config.update(settings)
-    return config, {name: value for name, value in arguments.items() if name not in settings}
+    return config, others
 
 
 def _from_checkpoint(source: ModelSource, config: "PreTrainedConfig", arguments: dict[str, Any]) -> Any:
@@ -153,8 +165,9 @@ def _new(config: "PreTrainedConfig", arguments: dict[str, Any]) -> Any:
 
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        made = cast("Any", AutoModelForCausalLM).from_config(config, **{**arguments, "dtype": "float32"})
-        return made.to(getattr(torch, arguments["dtype"]))
+        # the random numbers are drawn in fp32, whatever `dtype` is, so that they are the same
+        model = cast("Any", AutoModelForCausalLM).from_config(config, **{**arguments, "dtype": "float32"})
+        return model.to(getattr(torch, arguments["dtype"]))
 
 
 def _with_adapter(source: ModelSource, config: "PreTrainedConfig", arguments: dict[str, Any]) -> Any:
@@ -170,12 +183,19 @@ def _with_adapter(source: ModelSource, config: "PreTrainedConfig", arguments: di
 
 def count_parameters(model: "PreTrainedModel") -> tuple[int, int]:
     """(all, trainable). A weight of bitsandbytes counts as the numbers it stands for, not as the bytes they are in."""
-    numbers = [((getattr(p, "quant_state", None) or p).shape.numel(), p.requires_grad) for p in model.parameters()]
-    return sum(count for count, _ in numbers), sum(count for count, trainable in numbers if trainable)
+    total = 0
+    trainable = 0
+    for parameter in model.parameters():
+        quantized = getattr(parameter, "quant_state", None)
+        count = (quantized or parameter).shape.numel()
+        total += count
+        if parameter.requires_grad:
+            trainable += count
+    return total, trainable
 
 
 def storage_type(model: "PreTrainedModel") -> str:
-    """In what the weights are stored: `float32`, or `nf4 + float32` where some are quantized by bitsandbytes."""
+    """The type in which the weights are stored: `float32`, or `nf4 + float32` where bitsandbytes quantized some."""
     states = [getattr(parameter, "quant_state", None) for parameter in model.parameters()]
     quantized = sorted({str(state.quant_type) for state in states if state is not None})
     return " + ".join([*quantized, str(model.dtype).removeprefix("torch.")])
@@ -201,7 +221,7 @@ def save_model(
         model = cast("Any", model).merge_and_unload()
     elif adapted:
         for config in model.peft_config.values():
-            config.base_model_name_or_path = source.name
+            config.base_model_name_or_path = source.name  # how a recipe calls the base, and not a folder of the cache
     with quiet():
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)

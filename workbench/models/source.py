@@ -18,7 +18,7 @@ EMBEDDED = "gpt2-tiny"
 
 RANDOM = "random:"
 INDEX = "model.safetensors.index.json"
-READ = (".json", ".jinja", ".safetensors", ".txt")  # the kinds of files that transformers and PEFT look for
+READ = (".json", ".jinja", ".safetensors", ".txt")  # endings of the files that transformers and PEFT look for
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,16 @@ def resolve_auto(name: str, device_type: str) -> str:
     """`auto` becomes the name of a model, and a printed sentence says which and why."""
     if name != "auto":
         return name
-    embedded = (EMBEDDED, "embedded, 2.8 M parameters, because this machine has no GPU")
-    new = (f"{RANDOM}gpt2", "124 M new parameters: an emulated GPU computes nothing with weights")
-    hub = ("gpt2", f"from the hub, 124 M parameters, because this machine has {device_type}")
-    chosen, why = embedded if device_type == "cpu" else new if emulated() else hub
-    print(f"model: auto is {chosen} ({why})")
+    if device_type == "cpu":
+        chosen = EMBEDDED
+        reason = "embedded, 2.8 M parameters, because this machine has no GPU"
+    elif emulated():
+        chosen = f"{RANDOM}gpt2"
+        reason = "124 M new parameters: an emulated GPU computes nothing with weights"
+    else:
+        chosen = "gpt2"
+        reason = f"from the hub, 124 M parameters, because this machine has {device_type}"
+    print(f"model: auto is {chosen} ({reason})")
     return chosen
 
 
@@ -52,15 +57,19 @@ def locate(name: str) -> ModelSource:
     """
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-    random, plain = name.startswith(RANDOM), name.removeprefix(RANDOM)
+    random = name.startswith(RANDOM)
+    plain = name.removeprefix(RANDOM)
     if plain == EMBEDDED:
         return ModelSource(name, str(MODELS / EMBEDDED), random)
     if random and plain in PUBLISHED:
         return ModelSource(name, plain, random)
-    if plain and os.path.isdir(folder := os.path.expanduser(plain)):  # any text at all may be asked
-        _say_which(plain)
+    # `os.path` takes any text at all, which `pathlib` does not
+    folder = os.path.expanduser(plain)
+    if plain and os.path.isdir(folder):
+        _check_which(plain)
         return _folder(name, Path(folder), random)
-    cure = f"Known without a download: {EMBEDDED}, {', '.join(RANDOM + each for each in PUBLISHED if '/' not in each)}."
+    sizes = [RANDOM + size for size in PUBLISHED if "/" not in size]
+    cure = f"Known without a download: {EMBEDDED}, {', '.join(sizes)}."
     with explained(f"model: {name!r:.90} is neither an existing folder nor a hub id", cure):
         validate_repo_id(plain)
     require(plain, f"{EMBEDDED} (embedded) or {RANDOM}gpt2 (no download)", "model", "model:", PUBLISHED)
@@ -72,7 +81,8 @@ def _folder(name: str, folder: Path, random: bool) -> ModelSource:
     adapter = "adapter_config.json" in names
     if not adapter and "config.json" not in names:
         raise ConfigurationError(f"model: the folder {name!r} has no config.json. Give the folder of a saved model.")
-    if not adapter and not random and not any(each.endswith(".safetensors") for each in names):
+    has_weights = any(file_name.endswith(".safetensors") for file_name in names)
+    if not (adapter or random or has_weights):
         raise ConfigurationError(
             f"model: the folder {name!r} has no *.safetensors weights. Save them with save_pretrained(), "
             f"or train from new weights with {RANDOM}{name}."
@@ -86,9 +96,12 @@ def _folder(name: str, folder: Path, random: bool) -> ModelSource:
     return ModelSource(name, str(folder.resolve()), random, adapter)
 
 
-def _say_which(name: str) -> None:
-    """A folder whose name may be the hub's too is taken, as `from_pretrained` does, but not for one of GPT-2's sizes:
-    what is known and recorded of those is the hub's."""
+def _check_which(name: str) -> None:
+    """A folder whose name may be a model's on the hub, too, is taken, as `from_pretrained` does; a line says so.
+
+    Raises:
+        ConfigurationError: the name is that of a size of GPT-2: what is known and recorded of these is the hub's.
+    """
     if name in PUBLISHED and "/" not in name:
         raise ConfigurationError(
             f"model: {name!r} is GPT-2 on the hub, and a folder here. Write ./{name} for the folder, or "
@@ -99,37 +112,44 @@ def _say_which(name: str) -> None:
 
 
 def _readable(folder: Path) -> set[str]:
-    """The names of the files that loading looks for. A pipe among them would never end."""
+    """The names of the files that loading looks for."""
     cure = "Put the files themselves there, and give yourself the right to read them."
     with explained(f"model: the folder {folder} cannot be used", cure):
-        found = [path for path in folder.iterdir() if path.suffix in READ]
-        if wrong := [path.name for path in found if not (path.is_file() and os.access(path, os.R_OK))]:
-            raise ValueError(f"{min(wrong)} is not a file that can be read")
-        return {path.name for path in found}
+        paths = [path for path in folder.iterdir() if path.suffix in READ]
+        for path in sorted(paths):
+            if not path.is_file() or not os.access(path, os.R_OK):  # a pipe, for example, would never end
+                raise ValueError(f"{path.name} is not a file that can be read")
+        return {path.name for path in paths}
 
 
 def _refuse_damaged(folder: Path, names: set[str]) -> None:
-    """Open each file of weights: its header says how long the file has to be. An index may name its neighbours only."""
+    """Raises ConfigurationError for weights that are cut off, or an index that leads out of the folder."""
     from safetensors import safe_open
 
     cure = "Copy or save it again."
-    for path in (folder / name for name in sorted(names) if name.endswith(".safetensors")):
-        with explained(f"model: {path} is damaged or cut off", cure), safe_open(path, framework="numpy"):
-            pass
+    for name in sorted(names):
+        if name.endswith(".safetensors"):
+            path = folder / name
+            # opening is enough: the header says how long the file has to be
+            with explained(f"model: {path} is damaged or cut off", cure), safe_open(path, framework="numpy"):
+                pass
     if INDEX in names and "model.safetensors" not in names:
         with explained(f"model: {folder / INDEX} does not fit its folder", cure):
-            if elsewhere := {*json.loads((folder / INDEX).read_text("utf-8"))["weight_map"].values()} - names:
+            index = json.loads((folder / INDEX).read_text("utf-8"))
+            elsewhere = set(index["weight_map"].values()) - names
+            if elsewhere:
                 raise ValueError(f"{min(elsewhere)!r} is not a file there")
 
 
 def locate_config(name: str) -> ModelSource:
-    """Like `locate`, for a model of which only the config is needed: no weights, and none of the known sizes asked of
-    the hub. Raises as `locate` does."""
+    """Like `locate`, for a model of which only the config is needed: no weights, and the hub is asked for none of the
+    published sizes. Raises as `locate` does."""
     plain = name.removeprefix(RANDOM)
     if plain in PUBLISHED:
         return ModelSource(name, plain, random=True)
     if plain and os.path.exists(os.path.join(os.path.expanduser(plain), "adapter_config.json")):
-        return locate_config(str(base_of(locate(plain)).name))
+        return locate_config(base_of(locate(plain)).name)
+    # that of a model with new weights is looked for in the same place, and no weights are asked for
     return replace(locate(RANDOM + plain), name=name)
 
 
@@ -141,6 +161,7 @@ def _adapter_config(source: ModelSource) -> Any:
 
 
 def base_of(source: ModelSource) -> ModelSource:
+    """The model that an adapter was trained beside. Raises as `locate` does, and for an adapter of an adapter."""
     base = locate(str(_adapter_config(source).base_model_name_or_path or ""))
     if base.adapter:
         raise ConfigurationError(f"model: the adapter {source.name!r} is for another adapter. Save it as 'merged'.")
@@ -148,6 +169,7 @@ def base_of(source: ModelSource) -> ModelSource:
 
 
 def virtual_tokens(source: ModelSource) -> int:
+    """How many learned positions an adapter puts before each text."""
     return getattr(_adapter_config(source), "num_virtual_tokens", None) or 0
 
 
@@ -155,13 +177,13 @@ def check_length(source: ModelSource, config: Any, sequence_length: int, taken: 
     """Raises ConfigurationError if the model has fewer positions than the sequences have tokens.
 
     Args:
-        taken: positions that others need before each sequence, by their names.
+        taken: positions that techniques need before each sequence, by their names.
     """
     available = positions(config)
-    room = available - sum(taken.values())
-    if sequence_length > room:
+    longest = available - sum(taken.values())
+    if sequence_length > longest:
         others = "".join(f" with the {count} positions that {name} takes" for name, count in taken.items())
-        cure = f"Use at most {room}." if room > 1 else "Take fewer of them."
+        cure = f"Use at most {longest}." if longest > 1 else "Take fewer of them."
         raise ConfigurationError(
             f"recipe: sequence_length {sequence_length}{others} is beyond the {available} positions of "
             f"{source.name}. {cure}"
@@ -170,11 +192,12 @@ def check_length(source: ModelSource, config: Any, sequence_length: int, taken: 
 
 def check_vocabulary(source: ModelSource, config: Any, tokenizer: Any) -> None:
     """Raises ConfigurationError if the tokenizer can produce ids that the model has no embedding for."""
-    largest, embedded = max(tokenizer.get_vocab().values(), default=0), config.get_text_config().vocab_size
-    if largest >= embedded:
+    largest_id = max(tokenizer.get_vocab().values(), default=0)
+    embeddings = config.get_text_config().vocab_size
+    if largest_id >= embeddings:
         raise ConfigurationError(
-            f"model: {source.name} has embeddings for {embedded} tokens, but its tokenizer's ids go up to "
-            f"{largest}. Save the tokenizer that belongs to the model into its folder."
+            f"model: {source.name} has embeddings for {embeddings} tokens, but its tokenizer's ids go up to "
+            f"{largest_id}. Save the tokenizer that belongs to the model into its folder."
         )
 
 

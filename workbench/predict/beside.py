@@ -11,7 +11,8 @@ from workbench.records.record import Record
 def predicted_peak(record: Record) -> int | None:
     """Bytes predicted for the device that a run was measured on; None where that cannot be predicted."""
     card = of_device(record.device_name, record.device_bytes) if record.device_kind == "cuda" else None
-    name = card.name if card else CPU if record.device_kind == CPU else None
+    if card is None and record.device_kind != CPU:
+        return None
     with suppress(WorkbenchError):
-        return predict(record.recipe, name).peak_allocated_bytes if name else None
+        return predict(record.recipe, card.name if card else CPU).peak_allocated_bytes
     return None

@@ -22,8 +22,10 @@ def folder() -> Path:
 def get(key: str) -> Prediction | None:
     """The prediction with this key; None if there is none, or its file is damaged."""
     place = (folder(), key)
-    if place not in _memory and (found := _read(folder() / f"{key}.npz")):
-        _memory[place] = found
+    if place not in _memory:
+        prediction = _read(folder() / f"{key}.npz")
+        if prediction:
+            _memory[place] = prediction
     return _memory.get(place)
 
 
@@ -58,7 +60,8 @@ def _read(path: Path) -> Prediction | None:
     try:
         with np.load(path, allow_pickle=False) as data:
             plain: dict[str, Any] = json.loads(str(data["plain"]))
-            lives, operations = {name: data[name] for name in LIVES}, tuple(map(str, data["operations"]))
+            lives = {name: data[name] for name in LIVES}
+            operations = tuple(map(str, data["operations"]))
             phases = tuple(_PHASES[code] for code in data["phases"])
         timeline = TensorTimeline(live_bytes(lives, len(phases)), phases, lives, operations)
         return Prediction(**plain, timeline=timeline)

@@ -45,7 +45,8 @@ from workbench.run.trainer import SeamTrainer
 from workbench.texts.corpus import Blocks
 
 DEVICE = torch.device("cuda")
-HOST_STEP, ZEROS = torch.ops.aten._fused_adamw_.default, torch.ops.aten.zeros_like.default
+HOST_STEP = torch.ops.aten._fused_adamw_.default
+ZEROS = torch.ops.aten.zeros_like.default
 
 
 def predict_here(recipe: Recipe, gpu: Gpu, padding: bool, ranks: Ranks | None = None) -> Prediction:
@@ -112,11 +113,11 @@ def card_model(job: Job, ranks: Ranks | None = None) -> PreTrainedModel:
         if ranks and ranks.engine != "ddp":
             return part_of(given_memory(model, torch.device("cpu")), ranks, DEVICE.type)
         return given_memory(model, DEVICE)
-    made = {name: value() if callable(value) else value for name, value in arguments.items()}
-    if "device_map" in made:
-        made["device_map"] = {"": DEVICE}  # quantizing costs nothing there, and its traces are swept before the run
+    loading = {name: value() if callable(value) else value for name, value in arguments.items()}
+    if "device_map" in loading:
+        loading["device_map"] = {"": DEVICE}  # quantizing costs nothing there, and its traces are swept before the run
     with no_init_weights():  # nobody reads them
-        model = load_model(replace(job.material.source, random=True), config, **made)
+        model = load_model(replace(job.material.source, random=True), config, **loading)
     model = recipe.prepare_model(model)
     return cast("PreTrainedModel", model.to(DEVICE))
 
@@ -175,7 +176,8 @@ class _Watch(TrainerCallback):
     """As that of a run: each step has its phases, under the tracker; the books are of the last and what follows it."""
 
     def __init__(self, tracker: CardTracker, meter: Meter) -> None:
-        self.tracker, self.meter = tracker, meter
+        self.tracker = tracker
+        self.meter = meter
 
     def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
         self.tracker.books = state.global_step == state.max_steps - 1
@@ -195,7 +197,9 @@ class FewMicroBatches:
     """
 
     def __init__(self, trainer: SeamTrainer) -> None:
-        self.trainer, self.step, self.done = trainer, trainer.training_step, 0
+        self.trainer = trainer
+        self.step = trainer.training_step
+        self.done = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         self.done = 0 if self.trainer.accelerator.sync_gradients else self.done + 1
@@ -215,7 +219,10 @@ class _Emulated:
         padding: bool,
         ranks: Ranks | None,
     ) -> None:
-        self.recipe, self.gpu, self.model, self.ranks = recipe, gpu, model, ranks
+        self.recipe = recipe
+        self.gpu = gpu
+        self.model = model
+        self.ranks = ranks
         self.tracker = CardTracker(getattr(model.config, "vocab_size", None))
         self.tracker.name_modules(model)
         self.meter = RankMeter(model, before_bytes=0, tracker=self.tracker)
@@ -236,14 +243,16 @@ class _Emulated:
             self.trainer.train()
             self.trainer.evaluate()
         workspaces = _workspace_bytes()
-        report, trace = self.meter.report(), self.tracker.trace()
-        timeline, known = trace.timeline(trace.nbytes), Prediction.__annotations__
+        report = self.meter.report()
+        trace = self.tracker.trace()
+        timeline = trace.timeline(trace.nbytes)
+        fields = Prediction.__annotations__
         return prediction_of(
             self.recipe,
             self.gpu,
             "emulated",
             self.ranks,
-            **{name: value for name, value in vars(report).items() if name in known},
+            **{name: value for name, value in vars(report).items() if name in fields},
             peak_operation=maker_at(trace, trace.nbytes, timeline.peak(report.peak_phase)),
             work=trace.work,
             workspace_bytes=workspaces,

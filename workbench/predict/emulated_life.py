@@ -72,12 +72,21 @@ class CardWalk(Walk):
 def life_here(recipe: Recipe, gpu: Gpu, habits: Habits) -> Life:
     """The life on the card that this process sees. Raises ConfigurationError as a prediction does."""
     refused: list[str] = []
-    while (walk := _walked(recipe, gpu, habits, refused)).now:
+    walk = _walked(recipe, gpu, habits, refused)
+    while walk.now:  # it ended within this phase: once more, with enough memory there
         if walk.now in refused:
             raise too_much()
         refused.append(walk.now)
-    source, context = f"emulated:{gpu.name}", gpu.context_bytes_estimate
-    return Life(recipe, source, habits, tuple(walk.peaks), gpu.memory_bytes, context, tuple(refused))
+        walk = _walked(recipe, gpu, habits, refused)
+    return Life(
+        recipe,
+        f"emulated:{gpu.name}",
+        habits,
+        tuple(walk.peaks),
+        gpu.memory_bytes,
+        gpu.context_bytes_estimate,
+        tuple(refused),
+    )
 
 
 def _walked(recipe: Recipe, gpu: Gpu, habits: Habits, refused: list[str]) -> CardWalk:
@@ -101,7 +110,8 @@ def _walked(recipe: Recipe, gpu: Gpu, habits: Habits, refused: list[str]) -> Car
                 setattr(trainer, name, partial(_with_holes, trainer, getattr(trainer, name)))
             return trainer
 
-        load, peaks = partial(card_model, job), allocator_for(DEVICE).take_peaks
+        load = partial(card_model, job)
+        peaks = allocator_for(DEVICE).take_peaks
         walk = CardWalk(job.recipe, habits, DEVICE, peaks, host.take, load, assemble, scratch, gpu=gpu, refused=refused)
         with suppress(torch.OutOfMemoryError):
             walk.run()
@@ -134,7 +144,8 @@ def _write_hole(tensors: dict[str, Any], filename: Any, metadata: dict[str, str]
     header: dict[str, Any] = {"__metadata__": metadata or {}}
     end = 0
     for name, tensor in tensors.items():
-        begin, end = end, end + tensor.data_len
+        begin = end
+        end += tensor.data_len
         header[name] = {"dtype": tensor.dtype, "shape": [*tensor.shape], "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     with Path(filename).open("wb") as file:

@@ -53,11 +53,11 @@ def predict(
         UnavailableError: the config of a hub model cannot be had, the emulator asked for is not set up, or the time
             was up: the process was ended, and the next prediction starts another.
     """
-    asked: dict[str, Any] = {"padding": padding, "engine": engine, "time_limit": time_limit}
-    (found,) = predict_all(recipe, [gpu], ranks=ranks, shard=shard, **asked)
-    if isinstance(found, WorkbenchError):
-        raise found
-    return found
+    options: dict[str, Any] = {"padding": padding, "engine": engine, "time_limit": time_limit}
+    (answer,) = predict_all(recipe, [gpu], ranks=ranks, shard=shard, **options)
+    if isinstance(answer, WorkbenchError):
+        raise answer
+    return answer
 
 
 def predict_all(
@@ -73,20 +73,19 @@ def predict_all(
     request = padding, _ranks(recipe, ranks, shard)
     engines = {name: engine_for(name, engine) for name in names}
     keys = {name: _key(recipe, name, *request, engines[name]) for name in names}
-    known: dict[str, Any] = {name: prediction_cache.get(key) for name, key in keys.items()}
-    missing = [name for name in names if known[name] is None]
-    made = {
-        name: ask_emulator(recipe, find_gpu(name), *request, time_limit=time_limit)
-        for name in missing
-        if engines[name] == EMULATOR
-    }
-    if shadowed := [name for name in missing if engines[name] == SHADOW]:
-        answers = ask(recipe, shadowed, *request, time_limit=time_limit * len(shadowed))
-        made |= dict(zip(shadowed, answers, strict=True))
-    for name, found in made.items():
-        if isinstance(found, Prediction):
-            prediction_cache.put(keys[name], found)
-    return [{**known, **made}[name] for name in names]
+    answers: dict[str, Any] = {name: prediction_cache.get(key) for name, key in keys.items()}
+    missing = [name for name in names if answers[name] is None]
+    for name in missing:
+        if engines[name] == EMULATOR:
+            answers[name] = ask_emulator(recipe, find_gpu(name), *request, time_limit=time_limit)
+    shadowed = [name for name in missing if engines[name] == SHADOW]
+    if shadowed:  # one step serves several cards
+        shadows = ask(recipe, shadowed, *request, time_limit=time_limit * len(shadowed))
+        answers |= dict(zip(shadowed, shadows, strict=True))
+    for name in missing:
+        if isinstance(answers[name], Prediction):
+            prediction_cache.put(keys[name], answers[name])
+    return [answers[name] for name in names]
 
 
 def resolved(recipe: Recipe, gpus: list[str]) -> Recipe:

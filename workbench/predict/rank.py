@@ -30,9 +30,11 @@ def as_first(ranks: Ranks | None, device: torch.device) -> Iterator[None]:
         return
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    told = {"WORLD_SIZE": str(ranks.count), "ACCELERATE_TORCH_DEVICE": str(device)}  # it would take cpu:0 for a CPU
+    variables = dict.fromkeys(LAUNCHERS, "0")
+    variables["WORLD_SIZE"] = str(ranks.count)
+    variables["ACCELERATE_TORCH_DEVICE"] = str(device)  # it would take cpu:0 for a CPU
     with ExitStack() as stack:
-        stack.enter_context(patch.dict(os.environ, {**dict.fromkeys(LAUNCHERS, "0"), **told}))
+        stack.enter_context(patch.dict(os.environ, variables))
         dist.init_process_group("fake", store=FakeStore(), rank=ranks.highest, world_size=ranks.count)
         if ranks.engine == "deepspeed":
             from deepspeed.comm.torch import TorchBackend
@@ -55,7 +57,8 @@ class Sending:
     """
 
     def __init__(self, work: dist.Work, sent: torch.Tensor) -> None:
-        self._work, self._sent = work, [sent]
+        self._work = work
+        self._sent = [sent]
 
     def wait(self) -> None:
         self._work.wait()

@@ -49,7 +49,8 @@ def blocks_for(recipe: Recipe, held_out: int | None = None, every: bool = False,
         held_out: rows that are evaluated; by default as many as `make_blocks` cuts from HELD_OUT_TOKENS.
         every: each batch of them, because something is kept of each.
     """
-    length, (size, count) = recipe.sequence_length, listed(recipe, world_size)
+    length = recipe.sequence_length
+    size, count = listed(recipe, world_size)
     together: int = argument_values(recipe, 0.0)["per_device_eval_batch_size"]
     whole, rest = divmod(held_out or max(1, corpus.HELD_OUT_TOKENS // length), together)
     rows = max(size * count * world_size, min(recipe.effective_batch_size, TOKENS // length))
@@ -130,19 +131,20 @@ def facts(trainer: SeamTrainer, parameters: tuple[int, int], micro_batches: int,
 
 def _enlarge(trainer: Any, size: int, count: int) -> None:
     """Let every step hold `count` micro-batches of `size` sequences, however few are fetched."""
-    fetch, made = trainer.get_batch_samples, trainer.args.gradient_accumulation_steps
-    rows = [size] * made
-    rows[-2:-1] = [size * (count - made + 1)] * len(rows[-2:-1])
+    fetch = trainer.get_batch_samples
+    fetched = trainer.args.gradient_accumulation_steps
+    rows = [size] * fetched
+    if fetched > 1:  # the last but one stands for all those that are not fetched, too
+        rows[-2] = size * (count - fetched + 1)
 
-    def fetched(*args: Any) -> Any:
+    def enlarged(*args: Any) -> Any:
         batches, items = fetch(*args)
-        large = [
-            {name: tensor.new_empty((n, *tensor.shape[1:])) for name, tensor in batch.items()}
-            for n, batch in zip(rows, batches, strict=True)
-        ]
+        large = []
+        for row_count, batch in zip(rows, batches, strict=True):
+            large.append({name: tensor.new_empty((row_count, *tensor.shape[1:])) for name, tensor in batch.items()})
         return large, items
 
-    trainer.get_batch_samples = fetched
+    trainer.get_batch_samples = enlarged
 
 
 def _text(recipe: Recipe) -> tuple[Any, Any, int, int]:
@@ -157,15 +159,17 @@ def _text(recipe: Recipe) -> tuple[Any, Any, int, int]:
 
 
 @lru_cache(maxsize=1)
-def _labelled(text: corpus.Corpus, known: Any) -> tuple[list[tuple[int, int]], ...]:
-    return tuple(corpus.Conversations(text, known.tokenizer))
+def _labelled(text: corpus.Corpus, remembering: Any) -> tuple[list[tuple[int, int]], ...]:
+    return tuple(corpus.Conversations(text, remembering.tokenizer))
 
 
 class _Remembering:
     """A tokenizer that is asked for the same texts in every prediction, and is not to be hashed with them."""
 
     def __init__(self, source: ModelSource) -> None:
-        self.source, self.tokenizer = source, (tokenizer := load_tokenizer(source))
+        tokenizer = load_tokenizer(source)
+        self.source = source
+        self.tokenizer = tokenizer
         self.encode = lru_cache(maxsize=TEXTS)(lambda text: tokenizer(text, verbose=False)["input_ids"])
 
     def __call__(self, text: str, **_: Any) -> dict[str, Any]:

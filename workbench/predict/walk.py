@@ -35,7 +35,8 @@ class PeakTracker(StorageTracker):
 
     def __init__(self, *kinds: str) -> None:
         super().__init__(kinds[0])
-        self.kinds, self.peak_bytes = kinds, 0
+        self.kinds = kinds
+        self.peak_bytes = 0
 
     def _watches(self, tensor: torch.Tensor) -> bool:
         return tensor.device.type in self.kinds and tensor.layout is torch.strided
@@ -47,8 +48,9 @@ class PeakTracker(StorageTracker):
 
     def take(self) -> int:
         """The peak since the last call."""
-        peak, self.peak_bytes = self.peak_bytes, self.live_bytes
-        return peak
+        peak_bytes = self.peak_bytes
+        self.peak_bytes = self.live_bytes
+        return peak_bytes
 
 
 def resident_peak() -> int:
@@ -99,9 +101,10 @@ class Walk(TrainerCallback):
 
     def enter(self, phase: str) -> None:
         """From now on memory belongs to this phase; to none, if it has no name."""
-        device, host = self.on_device(), self.on_host()
+        device_bytes = self.on_device()
+        host_bytes = self.on_host()
         if self.now:
-            self.peaks.append(Peak(self.now, *device, host))
+            self.peaks.append(Peak(self.now, *device_bytes, host_bytes))
         self.now = phase
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -110,7 +113,9 @@ class Walk(TrainerCallback):
 
     def run(self) -> None:
         """Raises ConfigurationError: new tokens leave no room for a prompt."""
-        enter, length, new = self.enter, self.recipe.sequence_length, self.habits.max_new_tokens
+        enter = self.enter
+        length = self.recipe.sequence_length
+        new = self.habits.max_new_tokens
         if new >= length:
             raise ConfigurationError(f"life: max_new_tokens must be below the sequence_length, {length}, got {new}.")
         enter("load")
@@ -141,10 +146,13 @@ class Walk(TrainerCallback):
         trainer.add_callback(self)
         trainer.put_longest_first()
         arguments = trainer.args
-        arguments.eval_on_start, arguments.max_steps, arguments.ignore_data_skip = False, steps, True
+        arguments.eval_on_start = False
+        arguments.max_steps = steps
+        arguments.ignore_data_skip = True
         arguments.eval_accumulation_steps = self.habits.eval_accumulation_steps
         if not self.habits.prediction_loss_only:
-            arguments.prediction_loss_only, trainer.compute_metrics = False, lambda _: {}
+            arguments.prediction_loss_only = False
+            trainer.compute_metrics = lambda _: {}
         return trainer
 
     def _generate(self, model: Any, prompt: int, new: int) -> None:
@@ -169,8 +177,9 @@ class Walk(TrainerCallback):
     def _save(self, model: Any) -> None:
         """Whole weights, where the recipe's adapter can be merged into them."""
         whole = not any(technique.brings & UNMERGEABLE.keys() for technique in self.recipe.techniques)
-        form, names = "merged" if whole else "adapter", {"name": self.recipe.model}
-        nothing: Any = SimpleNamespace(save_pretrained=lambda folder: None, **names)  # for tokenizer and source
+        form = "merged" if whole else "adapter"
+        # for tokenizer and source
+        nothing: Any = SimpleNamespace(save_pretrained=lambda folder: None, name=self.recipe.model)
         save_model(model, nothing, nothing, form, self.scratch / "model")
 
 

@@ -6,8 +6,9 @@ from workbench.records.record import Record
 
 def ranks_text(record: Record) -> str:
     """The peak of each, where they are alike; or the highest and the lowest, and what makes the difference."""
-    ordered = sorted(record.ranks, key=lambda its: its["peak_allocated_bytes"])
-    low, high = ordered[0], ordered[-1]
+    ordered = sorted(record.ranks, key=lambda facts: facts["peak_allocated_bytes"])
+    low = ordered[0]
+    high = ordered[-1]
     more = high["peak_allocated_bytes"] - low["peak_allocated_bytes"]
     head = f"{record.world_size}, shard {record.shard}: {format_bytes(high['peak_allocated_bytes'])}"
     if not more:

@@ -48,21 +48,26 @@ class RankMeter(Meter):
     tracker_kind = ResizableTracker
 
     def __init__(self, model: PreTrainedModel, **options: Any) -> None:
-        first: Any = next(model.parameters())
-        # where this rank computes: what it keeps of the model may wait on the host
-        device = torch.device(first.device_mesh.device_type) if isinstance(first, DTensor) else first.device
+        first: Any = next(model.parameters(), None)
+        device = first.device
+        if isinstance(first, DTensor):  # where this rank computes: what it keeps of the model may wait on the host
+            device = torch.device(first.device_mesh.device_type)
         self.others: Callable[[], Mapping[Category, list[torch.Tensor]]] = dict  # what an engine keeps beside the model
         self.buckets: dict[int, weakref.ref[torch.Tensor]] = {}  # of DDP, which live as long as the Trainer's model
-        if elsewhere := first.device.type != device.type:
+        waits_elsewhere = first.device.type != device.type
+        if waits_elsewhere:
             options.setdefault("tracker", self.tracker_kind(device.type, getattr(model.config, "vocab_size", None)))
         super().__init__(model, **options)
-        if elsewhere:
-            self._allocator, self._device_type, self.enforces_cap = allocator_for(device), device.type, False
+        if waits_elsewhere:
+            self._allocator = allocator_for(device)
+            self._device_type = device.type
+            self.enforces_cap = False
 
     def _owned(self) -> dict[Category, list[torch.Tensor]]:
         owned = super()._owned()
         owned[Category.WEIGHTS] += gathered(self._model)
-        owned[Category.GRADIENTS] += [bucket for its in self.buckets.values() if (bucket := its()) is not None]
+        buckets = [reference() for reference in self.buckets.values()]
+        owned[Category.GRADIENTS] += [bucket for bucket in buckets if bucket is not None]
         return owned | {category: owned[category] + tensors for category, tensors in self.others().items()}
 
     def label_now(self, *_: Any, **__: Any) -> None:
@@ -212,21 +217,26 @@ def is_lost(error: BaseException | None) -> bool:
 def _joined(record: Record) -> Record:
     """With what all ranks have measured."""
     ranks = from_all({name: getattr(record, name) for name in (*MEMORY, *SUMMED)})
-    highest = max(ranks, key=lambda its: its["peak_allocated_bytes"])
-    sums = {name: sum(values) for name in SUMMED if None not in (values := [its[name] for its in ranks])}
-    told = [{"rank": rank, **{name: its[name] for name in MEMORY[:4]}} for rank, its in enumerate(ranks)]
-    return replace(record, **{name: highest[name] for name in MEMORY}, **sums, ranks=told)
+    highest = max(ranks, key=lambda facts: facts["peak_allocated_bytes"])
+    joined: dict[str, Any] = {name: highest[name] for name in MEMORY}
+    for name in SUMMED:
+        values = [facts[name] for facts in ranks]
+        if None not in values:
+            joined[name] = sum(values)
+    peaks = [{"rank": rank, **{name: facts[name] for name in MEMORY[:4]}} for rank, facts in enumerate(ranks)]
+    return replace(record, **joined, ranks=peaks)
 
 
-def _explained(record: Record, place: Path, error: BaseException | None) -> Record:
+def _explained(record: Record, run_folder: Path, error: BaseException | None) -> Record:
     """What went wrong: with this rank, or, where this one only lost another, with that one. Ranks tell each other in
     files of the run's folder."""
-    words = {"status": record.status, "error": f"rank {record.rank}: {record.error}"}
+    ending = {"status": record.status, "error": f"rank {record.rank}: {record.error}"}
     lost = is_lost(error)
     if record.rank != 0 and not lost:
-        place.mkdir(parents=True, exist_ok=True)
-        (place / f"rank-{record.rank}.json").write_text(json.dumps(words))
+        run_folder.mkdir(parents=True, exist_ok=True)
+        (run_folder / f"rank-{record.rank}.json").write_text(json.dumps(ending))
     if lost:
-        found = sorted(place.glob("rank-*.json"))
-        words = json.loads(found[0].read_text()) if found else {"status": Status.KILLED, "error": LOST}
-    return replace(record, status=Status(words["status"]), error=words["error"])
+        ending = {"status": Status.KILLED, "error": LOST}
+        for path in sorted(run_folder.glob("rank-*.json"))[:1]:
+            ending = json.loads(path.read_text())
+    return replace(record, status=Status(ending["status"]), error=ending["error"])

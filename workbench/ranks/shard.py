@@ -22,6 +22,7 @@ from workbench.measure.tracker import Storage, StorageTracker
 from workbench.ranks.shards import SHARDS
 
 RESIZE = torch.UntypedStorage.resize_
+TRYING = "_propagate_tensor_meta_non_cached"  # how DTensor tries an operation on fake tensors
 
 
 def fully_sharded(model: PreTrainedModel, shard: str, mesh: Any) -> PreTrainedModel:
@@ -71,13 +72,14 @@ class ResizableTracker(StorageTracker):
     is sharded, what lies on this rank. Whole fake ones, on which DTensor tries its operations, are not there."""
 
     def __enter__(self) -> Any:
-        self._patches, tried = ExitStack(), "_propagate_tensor_meta_non_cached"
+        self._patches = ExitStack()
         self._patches.enter_context(patch.object(torch.UntypedStorage, "resize_", self._resized(RESIZE)))
-        self._patches.enter_context(patch.object(ShardingPropagator, tried, _aside(getattr(ShardingPropagator, tried))))
+        trying = _aside(getattr(ShardingPropagator, TRYING))
+        self._patches.enter_context(patch.object(ShardingPropagator, TRYING, trying))
         return super().__enter__()  # type: ignore[no-untyped-call]
 
-    def __exit__(self, *given: Any) -> None:
-        super().__exit__(*given)  # type: ignore[no-untyped-call]
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._patches.close()
 
     def _resized(self, resize: Any) -> Any:
@@ -85,10 +87,10 @@ class ResizableTracker(StorageTracker):
             before = self._alive.get(storage._cdata)
             if before is not None and size != before.nbytes:
                 self._bury(storage._cdata, before)
-            found = resize(storage, size)
+            result = resize(storage, size)
             if size and storage.device.type in (self.device_type, "meta"):  # where a fake tensor has its storage
                 self._book(torch.empty(0, dtype=torch.uint8, device=self.device_type).set_(storage))
-            return found
+            return result
 
         return resized
 

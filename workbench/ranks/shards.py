@@ -55,9 +55,14 @@ class Ranks:
     def _refusal(self, technique: Technique) -> str:
         if self.engine == "fsdp":
             return technique.unsharded
-        given = {technique.name, *(f"{technique.name}={name}:{value}" for name, value in technique.settings().items())}
-        known = [table for name, table in REFUSED.items() if name == self.engine or self.shard.startswith(name)]
-        return next((table[name] for table in known for name in sorted(given & table.keys())), "")
+        settings = {technique.name}
+        for name, value in technique.settings().items():
+            settings.add(f"{technique.name}={name}:{value}")
+        for name, table in REFUSED.items():
+            if name == self.engine or self.shard.startswith(name):
+                for refused in sorted(settings & table.keys()):
+                    return table[refused]
+        return ""
 
     def require(self) -> None:
         """Raises UnavailableError: the library that makes it so is not installed."""
@@ -71,12 +76,13 @@ def shared(arguments: Mapping[str, Any], count: int) -> tuple[int, int]:
     Raises:
         ConfigurationError: the ranks do not divide the batch.
     """
-    size, summed = arguments["per_device_train_batch_size"], arguments["gradient_accumulation_steps"]
-    each, rest = divmod(size * summed, count)
+    size = arguments["per_device_train_batch_size"]
+    whole = size * arguments["gradient_accumulation_steps"]
+    part, rest = divmod(whole, count)
     if rest:
         raise ConfigurationError(
-            f"ranks: {count} cannot share an effective batch of {size * summed} sequences in equal parts. Take "
-            f"{each * count or count} or {(each + 1) * count} sequences, or another number of ranks."
+            f"ranks: {count} cannot share an effective batch of {whole} sequences in equal parts. Take "
+            f"{part * count or count} or {(part + 1) * count} sequences, or another number of ranks."
         )
-    micro_batch = max(sequences for sequences in range(1, size + 1) if each % sequences == 0)
-    return micro_batch, each // micro_batch
+    micro_batch = max(sequences for sequences in range(1, size + 1) if part % sequences == 0)
+    return micro_batch, part // micro_batch

@@ -46,7 +46,8 @@ class RankTrainer(SeamTrainer):
         args.per_device_eval_batch_size = min(args.per_device_eval_batch_size, parts[0])
         super().__init__(model=model, args=self._settled(args, model), **kwargs)
         accelerator: Any = self.accelerator
-        self._prepare, accelerator.prepare_model = accelerator.prepare_model, self._prepared
+        self._prepare = accelerator.prepare_model
+        accelerator.prepare_model = self._prepared
         self._kept: tuple[dict[str, Any], dict[str, Any]] = {}, {}
 
     def _settled(self, args: Any, model: Any) -> Any:
@@ -54,25 +55,25 @@ class RankTrainer(SeamTrainer):
         return args
 
     def _prepared(self, model: Any, evaluation_mode: bool = False, **_: Any) -> Any:
-        found = self._prepare(model, device_placement=False, evaluation_mode=True)
+        prepared = self._prepare(model, device_placement=False, evaluation_mode=True)
         if self.sharded or evaluation_mode:
-            return found
-        wrapped = DistributedDataParallel(found)
+            return prepared
+        wrapped = DistributedDataParallel(prepared)
         wrapped.register_comm_hook(self._meter, added_up)
         return wrapped
 
     def _move_model_to_device(self, model: Any, device: torch.device) -> None:
         """It is there, or waits on the host."""
 
-    def get_eval_dataloader(self, *given: Any) -> DataLoader[Any]:
+    def get_eval_dataloader(self, *args: Any) -> DataLoader[Any]:
         alone = {"device": self.args.device, "put_on_device": True, "num_processes": 1, "process_index": 0}
         with patch.object(self.accelerator, "prepare", partial(prepare_data_loader, **alone)):
-            return super().get_eval_dataloader(*given)
+            return super().get_eval_dataloader(*args)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         """As one process would: every rank has all batches, so nothing is gathered, nor averaged over ranks."""
         alone = patch.object(self.args, "average_tokens_across_devices", False)
-        with alone, patch.object(self.accelerator, "gather", lambda found: found):
+        with alone, patch.object(self.accelerator, "gather", lambda losses: losses):
             return super().evaluation_loop(*args, **kwargs)
 
     # ---- checkpoints: those of one process, so that any number of ranks can go on with them ----
@@ -106,7 +107,8 @@ class RankTrainer(SeamTrainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: Any, model: Any = None) -> None:
         model = model or self.model
-        like, load = model.state_dict(), model.load_state_dict
+        like = model.state_dict()
+        load = model.load_state_dict
 
         def cut(values: Mapping[str, Any], *rest: Any, **options: Any) -> Any:
             return load({name: cut_like(value, like.get(name)) for name, value in values.items()}, *rest, **options)
@@ -123,8 +125,10 @@ class RankTrainer(SeamTrainer):
 
         def cut(saved: dict[str, Any]) -> None:
             states = saved["state"].items()
-            cut = {i: {name: cut_like(value, parameters[i]) for name, value in its.items()} for i, its in states}
-            load({**saved, "state": cut})
+            parts = {}
+            for number, state in states:
+                parts[number] = {name: cut_like(value, parameters[number]) for name, value in state.items()}
+            load({**saved, "state": parts})
 
         with patch.object(optimizer, "load_state_dict", cut):
             super()._load_optimizer_and_scheduler(checkpoint)

@@ -13,7 +13,8 @@ from workbench.measure.device import Device
 from workbench.run.world import ACCELERATES, World
 
 TIMEOUT = "WORKBENCH_JOIN_TIMEOUT"  # in seconds: how long ranks wait for each other at the beginning
-GPUS, HOSTS = "cpu:gloo,cuda:nccl", "gloo"  # what carries their messages
+GPUS = "cpu:gloo,cuda:nccl"  # what carries their messages
+HOSTS = "gloo"
 Given = TypeVar("Given")
 
 
@@ -51,12 +52,12 @@ def join(device: str | None, shard: str) -> World:
     return world
 
 
-def from_first(made: Callable[[], Given]) -> Given:
+def from_first(make: Callable[[], Given]) -> Given:
     """What the first rank makes, on all of them; or what it raises."""
     answer: list[Any] = [None, None]
     if dist.get_rank() == 0:
         try:
-            answer[0] = made()
+            answer[0] = make()
         except Exception as error:
             answer[1] = error
     dist.broadcast_object_list(answer, src=0)
@@ -67,18 +68,18 @@ def from_first(made: Callable[[], Given]) -> Given:
 
 def from_all(part: Given) -> list[Given]:
     """What every rank has, in their order."""
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, part)
-    return found
+    parts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, part)
+    return parts
 
 
 def agree(facts: Mapping[str, Any]) -> None:
     """Raises ConfigurationError, on every rank alike, where one has another value than the first."""
-    found = from_all(dict(facts))
-    for rank, its in enumerate(found):
-        for name, value in found[0].items():
-            if its[name] != value:
+    ranks = from_all(dict(facts))
+    for rank, theirs in enumerate(ranks):
+        for name, value in ranks[0].items():
+            if theirs[name] != value:
                 raise ConfigurationError(
-                    f"ranks: rank {rank} has another {name} than rank 0: {its[name]!r:.200}, not {value!r:.200}. Start "
-                    "all of them with the same command, in equal environments."
+                    f"ranks: rank {rank} has another {name} than rank 0: {theirs[name]!r:.200}, not {value!r:.200}. "
+                    "Start all of them with the same command, in equal environments."
                 )

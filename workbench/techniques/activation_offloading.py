@@ -11,29 +11,45 @@ from workbench.techniques.offloading import Offloading, SideStream
 
 
 class Copy:
-    """A storage, written once however many saved tensors look into it, read back once while one of them is in use."""
+    """A copy of one storage at a place outside of the device's memory.
 
-    def __init__(self, tensor: Any, place: Any, before: "Callable[[], Copy | None]") -> None:
+    However many saved tensors look into the storage, it is written once, and read back once while one of them is in
+    use.
+
+    Args:
+        before: the copy that was made before this one, and will be needed after it; only known where copies overlap.
+    """
+
+    def __init__(self, tensor: Any, place: Any, before: "weakref.ref[Copy] | None") -> None:
         import torch
 
         storage = tensor.untyped_storage()
-        data = tensor.detach().as_strided((storage.nbytes() // tensor.element_size(),), (1,), 0).view(torch.uint8)
-        self.of, self.version, self.device, self.nbytes = weakref.ref(storage), tensor._version, data.device, len(data)
-        self.place, self.room = place, place.allocate(data)
-        self.sent: Any = place.store(self.room, 0, data)  # the event, of a copy on a stream of its own
-        self.arrived: Any = False  # not even asked for
+        elements = storage.nbytes() // tensor.element_size()
+        data = tensor.detach().as_strided((elements,), (1,), 0).view(torch.uint8)  # whatever part the tensor shows
+        self.original = weakref.ref(storage)
+        self.version = tensor._version  # which counts changes in place
+        self.device = data.device
+        self.nbytes = len(data)
+        self.place = place
+        self.room = place.allocate(data)
+        self.sent: Any = place.store(self.room, 0, data)  # an event, if the copy runs on a stream of its own
+        self.asked_back = False
+        self.arrived: Any = None  # an event like `sent`
         self.before = before
-        self.last: Callable[[], Any] = lambda: None
+        self.storage: weakref.ref[Any] | None = None  # on the device again
 
     def restored(self) -> Any:
         """All bytes of the storage, on the device."""
         import torch
 
-        if (alive := self.last()) is not None:
-            return torch.empty(0, dtype=torch.uint8, device=self.device).set_(alive)
+        storage = self.storage() if self.storage else None
+        if storage is not None:
+            return torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage)
         buffer = torch.empty(self.nbytes, dtype=torch.uint8, device=self.device)
         self.arrived = self.place.load(self.room, 0, buffer)
-        self.last = weakref.ref(buffer.untyped_storage())  # which is all of the tensor that autograd keeps
+        self.asked_back = True
+        # of the tensor that is made of this buffer, autograd keeps nothing but the storage
+        self.storage = weakref.ref(buffer.untyped_storage())
         return buffer
 
 
@@ -49,73 +65,95 @@ class SavedTensors:
 
     def __init__(self, keep: list[Any], minimum_bytes: int, place: Any, overlap: bool = False) -> None:
         self.keep = {tensor.untyped_storage()._cdata for tensor in keep}
-        self.minimum_bytes, self.place, self.overlap = minimum_bytes, place, overlap
-        self.newest: Callable[[], Copy | None] = lambda: None
-        self.held: dict[int, tuple[Any, Any]] = {}  # by the copy that comes, and 0, what leaves
+        self.minimum_bytes = minimum_bytes
+        self.place = place
+        self.overlap = overlap
         self.copies: weakref.WeakValueDictionary[int, Copy] = weakref.WeakValueDictionary()
+        self.newest: weakref.ref[Copy] | None = None
+        # while a copy runs on another stream, what it reads or fills must stay: (what, its event), under "leaving", or
+        # under the id of the copy that comes back
+        self.held: dict[Any, tuple[Any, Any]] = {}
 
     def stays(self, tensor: Any) -> bool:
+        """Whether a saved tensor is left where it is."""
         import torch
         from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-        special = is_traceable_wrapper_subclass(tensor) or tensor.layout is not torch.strided
-        if special or torch.nn.Parameter in (type(tensor), type(tensor._base)):  # one that FSDP has gathered, too
+        if is_traceable_wrapper_subclass(tensor) or tensor.layout is not torch.strided:
+            return True
+        if torch.nn.Parameter in (type(tensor), type(tensor._base)):  # also a parameter that FSDP has gathered
             return True
         storage = tensor.untyped_storage()
-        whole = storage.nbytes() % tensor.element_size() == 0
-        return storage._cdata in self.keep or storage.nbytes() < max(self.minimum_bytes, 1) or not whole
+        in_parts = storage.nbytes() % tensor.element_size() != 0  # `Copy` could not show it as such elements
+        return storage._cdata in self.keep or storage.nbytes() < max(self.minimum_bytes, 1) or bool(in_parts)
 
     def pack(self, tensor: Any) -> Any:
+        """What autograd keeps in place of a tensor: the tensor, or a function that brings it back."""
         if self.stays(tensor):
             # kept whole, the result of an operation would keep the operation, which keeps what is packed: for ever, if
             # no backward pass comes to free it, as with DoRA's norm
             return tensor if tensor.grad_fn is None else tensor.detach()
         storage = tensor.untyped_storage()
         copy = self.copies.get(storage._cdata)
-        if copy is None or copy.of() is not storage or copy.version != tensor._version:
-            copy = self.copies[storage._cdata] = Copy(tensor, self.place, self.newest)
+        # another storage may have the address by now, and the same one may have been changed in place
+        if copy is None or copy.original() is not storage or copy.version != tensor._version:
+            copy = Copy(tensor, self.place, self.newest)
+            self.copies[storage._cdata] = copy
             if self.overlap:
                 self.newest = weakref.ref(copy)
-                self.settle(0)
-                self.held[0] = storage, copy.sent
-        dtype, (size, stride, offset) = tensor.dtype, (tensor.size(), tensor.stride(), tensor.storage_offset())
-        return lambda: self.back(copy).view(dtype).as_strided(size, stride, offset)
+                self.settle("leaving")
+                self.held["leaving"] = (storage, copy.sent)
+        dtype = tensor.dtype
+        view = (tensor.size(), tensor.stride(), tensor.storage_offset())
 
-    def back(self, copy: Copy) -> Any:
-        """All bytes of its storage; and the one that was packed before it, which is needed after it, sets out."""
-        self.settle(0)
-        buffer, before = copy.restored(), copy.before()
-        self.settle(id(copy), copy.arrived)
-        if before and before.arrived is False:
-            self.held[id(before)] = before.restored(), before.arrived
-        return buffer
+        def restored() -> Any:
+            return self.bring_back(copy).view(dtype).as_strided(*view)
 
-    def settle(self, key: int, event: Any = None) -> None:
-        """Let go of what is held: all that is computed from now on comes after its copy, or after the event."""
-        if event := self.held.pop(key, (None, event))[1]:
-            event.wait()
-
-    def __del__(self) -> None:
-        for key in [*self.held]:  # what came and nobody asked for
-            self.settle(key)
+        return restored
 
     @staticmethod
     def unpack(saved: Any) -> Any:
         return saved() if callable(saved) else saved
+
+    def bring_back(self, copy: Copy) -> Any:
+        """All bytes of a storage. The one packed before it, which is needed next, sets out too."""
+        self.settle("leaving")
+        buffer = copy.restored()
+        before = copy.before() if copy.before else None
+        self.settle(id(copy), copy.arrived)
+        if before and not before.asked_back:
+            self.held[id(before)] = (before.restored(), before.arrived)
+        return buffer
+
+    def settle(self, key: Any, event: Any = None) -> None:
+        """Let go of what is held: all that is computed from now on comes after its copy, or after the event."""
+        _, event = self.held.pop(key, (None, event))
+        if event:
+            event.wait()
+
+    def __del__(self) -> None:
+        for key in list(self.held):  # what came and nobody asked for
+            self.settle(key)
 
 
 def offload_activations(trainer: Any, place: Callable[[], Any], minimum_bytes: int, overlap: bool) -> None:
     """What each forward pass of the trainer saves for the backward pass waits at a place of its own."""
     from torch.autograd.graph import saved_tensors_hooks
 
-    plain = trainer.compute_loss_context_manager
+    plain_context = trainer.compute_loss_context_manager
 
     def context() -> Any:
-        there = place()
-        hooks = SavedTensors([*trainer.model.parameters(), *trainer.model.buffers()], minimum_bytes, there, overlap)
-        stack = plain()
+        pass_place = place()
+        keep = [*trainer.model.parameters(), *trainer.model.buffers()]
+        hooks = SavedTensors(keep, minimum_bytes, pass_place, overlap)
+
+        def close_after_failure(error_type: Any, *_: Any) -> None:
+            if error_type:  # no backward pass follows
+                pass_place.close()
+
+        stack = plain_context()
         stack.enter_context(saved_tensors_hooks(hooks.pack, hooks.unpack))
-        stack.push(lambda kind, *_: there.close() if kind else None)  # after a failure no backward pass follows
+        stack.push(close_after_failure)
         return stack
 
     trainer.compute_loss_context_manager = context

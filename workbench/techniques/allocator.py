@@ -51,11 +51,11 @@ class Allocator(Technique):
                 f"{self.name}: these are settings of PyTorch's allocator for CUDA. On this device ({device.kind}) "
                 "there is none to set. Run it where there is a CUDA device."
             )
-        theirs = _environment()
-        if "expandable_segments:True" in theirs and self.expandable_segments:
+        environment = _environment()
+        if "expandable_segments:True" in environment and self.expandable_segments:
             return (
-                f"{self.name}: the environment already sets {theirs!r}, for every run of this process, so the baseline "
-                f"would have it too. Unset {' and '.join(VARIABLES)} and start Python again."
+                f"{self.name}: the environment already sets {environment!r}, for every run of this process, so the "
+                f"baseline would have it too. Unset {' and '.join(VARIABLES)} and start Python again."
             )
         return None
 
@@ -86,7 +86,10 @@ class Allocator(Technique):
 
 def _environment() -> str:
     """What the user's own environment says to the allocator."""
-    return next((os.environ[name] for name in VARIABLES if name in os.environ), "")
+    for name in VARIABLES:
+        if name in os.environ:
+            return os.environ[name]
+    return ""
 
 
 def apply(configuration: str) -> None:

@@ -42,7 +42,7 @@ class Stage(IntEnum):
     QUANTIZE = auto()  # in what the weights are stored
     ADAPT = auto()  # trained parts are added to frozen ones
     WRAP = auto()  # what surrounds the model's work: precision, recomputation, offloading, the loss
-    COMPILE = auto()  # all of that, as kernels made for it
+    COMPILE = auto()  # all of that becomes kernels of its own
     OPTIMIZE = auto()  # what turns gradients into steps
     STEP = auto()  # when these are taken
 
@@ -93,11 +93,11 @@ class Call:
     measured: Mapping[str, Any] = field(default_factory=dict)
     switches: Mapping[str, Any] = field(default_factory=dict)
 
-    def __call__(self, *given: Any) -> Any:
-        settings = {**self.settings, **self.measured}
-        return self.function(
-            *given, **{n: value() if isinstance(value, Call) else value for n, value in settings.items()}
-        )
+    def __call__(self, *arguments: Any) -> Any:
+        settings: dict[str, Any] = {}
+        for name, value in {**self.settings, **self.measured}.items():
+            settings[name] = value() if isinstance(value, Call) else value
+        return self.function(*arguments, **settings)
 
 
 class Technique:
@@ -117,8 +117,8 @@ class Technique:
     forbids: ClassVar[frozenset[Capability]] = frozenset()
     learning_rate_factor: ClassVar[float] = 1.0  # the customary rate, relative to that of full fine-tuning with AdamW
     worth_trying: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)  # settings, as `variants` orders them
-    alone: ClassVar[str] = ""  # why it cannot be used on several ranks, if so
-    unsharded: ClassVar[str] = ""  # why not on a model that is cut into shards
+    alone: ClassVar[str] = ""  # why it cannot be used on several ranks; empty if it can
+    unsharded: ClassVar[str] = ""  # why not on a model that is cut into shards; empty if it can
     can_be_resumed: ClassVar[bool] = True  # a checkpoint of the Trainer holds all that training needs to go on
 
     def __post_init__(self) -> None:
@@ -241,21 +241,26 @@ class Technique:
 
 
 def equal_parts(whole: int, part: int, least: int, what: str, field: str, plural: str, cure: str) -> int:
-    """Into how many parts of this size the whole is cut. Raises ConfigurationError: not into several equal ones."""
+    """Into how many parts of size `part` the whole is cut.
+
+    Raises:
+        ConfigurationError: not into several equal ones. The message lists the sizes from `least` on that would do, or
+            the cure if there are none.
+    """
     if part >= whole or whole % part:
-        possible = ", ".join(str(size) for size in range(least, whole)[:4096] if whole % size == 0) or f"none: {cure}"
+        sizes = [str(size) for size in range(least, whole)[:4096] if whole % size == 0]
         raise ConfigurationError(
             f"{what} are not equal parts of the recipe's {field} of {whole}, so the runs could not see the same "
-            f"tokens. Possible {plural}: {possible}."
+            f"tokens. Possible {plural}: {', '.join(sizes) or f'none: {cure}'}."
         )
     return whole // part
 
 
-def add_adapter(kind: Any, **settings: Any) -> Call:
-    """The model, frozen, with what a config of PEFT's, of this kind and with these settings, adds to be trained."""
+def add_adapter(config_class: Any, **settings: Any) -> Call:
+    """Of (model): the model, frozen, with the trained parts that a config of this class of PEFT's adds."""
     from peft import get_peft_model
 
-    return Call(get_peft_model, {"peft_config": Call(kind, {"task_type": "CAUSAL_LM", **settings})})
+    return Call(get_peft_model, {"peft_config": Call(config_class, {"task_type": "CAUSAL_LM", **settings})})
 
 
 class Adapter(Technique):
@@ -264,8 +269,8 @@ class Adapter(Technique):
     stage = Stage.ADAPT
     brings = frozenset({Capability.ADAPTER})
     forbids = frozenset({Capability.ADAPTER})
-    # what is so small needs larger steps: the best of 10, 30, 100 and 300 on the embedded model for all of them but the
-    # low-rank ones
+    # so few parameters need larger steps: of 10, 30, 100 and 300 the best on the embedded model, for all adapters but
+    # the low-rank ones
     learning_rate_factor = 100.0
 
     def check_config(self, config: Any) -> None:

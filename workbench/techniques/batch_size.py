@@ -24,6 +24,13 @@ class BatchSize(Technique):
     worth_trying = ()
 
     def shape(self, shape: Shape) -> Shape:
-        what = f"{self.name}: batches of {self.size}", "batch", "sizes for this batch", "use a larger batch"
-        steps = shape.steps * equal_parts(shape.sequences, self.size, 1, *what)
-        return replace(shape, sequences=self.size, steps=steps)
+        parts = equal_parts(
+            shape.sequences,
+            self.size,
+            least=1,
+            what=f"{self.name}: batches of {self.size}",
+            field="batch",
+            plural="sizes for this batch",
+            cure="use a larger batch",
+        )
+        return replace(shape, sequences=self.size, steps=shape.steps * parts)

@@ -41,30 +41,36 @@ def linear_cross_entropy() -> Any:
         @staticmethod
         def backward(ctx: Any, grad_loss: Any) -> Any:
             hidden, weight, labels = ctx.saved_tensors
-            grad_hidden, grad_weight = torch.empty_like(hidden), None
+            grad_hidden = torch.empty_like(hidden)
+            grad_weight = None
             if ctx.needs_input_grad[1]:
                 grad_weight = torch.zeros_like(weight, dtype=torch.float32)
             for start in range(0, len(labels), ctx.chunk):
-                rows, targets = hidden[start : start + ctx.chunk], labels[start : start + ctx.chunk]
-                kept = targets != -100
-                grad = (rows @ weight.t()).float()  # logits; from here on in place, to what will be their gradient:
+                piece = slice(start, start + ctx.chunk)
+                rows = hidden[piece]
+                targets = labels[piece]
+                counts = targets != -100
+                # the gradient of the logits is softmax minus the one-hot labels; it is made of the logits, in place
+                grad = (rows @ weight.t()).float()
                 grad.sub_(grad.amax(-1, keepdim=True)).exp_()
-                grad.div_(grad.sum(-1, keepdim=True))  # probabilities, minus one-hot labels
-                grad.scatter_add_(1, (targets * kept)[:, None], torch.full_like(grad[:, :1], -1))
-                grad = grad.mul_((kept * grad_loss)[:, None]).to(weight.dtype)
-                torch.mm(grad, weight, out=grad_hidden[start : start + ctx.chunk])
+                grad.div_(grad.sum(-1, keepdim=True))
+                grad.scatter_add_(1, (targets * counts)[:, None], torch.full_like(grad[:, :1], -1))
+                grad = grad.mul_((counts * grad_loss)[:, None]).to(weight.dtype)
+                torch.mm(grad, weight, out=grad_hidden[piece])
                 if grad_weight is not None and grad_weight.dtype == grad.dtype:
                     grad_weight.addmm_(grad.t(), rows)
                 elif grad_weight is not None:
                     grad_weight += grad.t() @ rows
-                del grad
-            return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None
+                del grad  # before the next chunk is made
+            if grad_weight is not None:
+                grad_weight = grad_weight.to(weight.dtype)
+            return grad_hidden, grad_weight, None, None
 
     return LinearCrossEntropy
 
 
-def pytorchs(hidden: Any, weight: Any, labels: Any, chunk: int) -> Any:
-    """The same sum as PyTorch computes it: with the gradients, in the forward pass."""
+def pytorch_kernel(hidden: Any, weight: Any, labels: Any, chunk: int) -> Any:
+    """The same sum by PyTorch's own function, which makes the gradients in the forward pass already."""
     import torch
 
     options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=chunk)
@@ -81,36 +87,41 @@ def without_logits(model: Any, chunk: int, kernel: str = "recompute") -> Iterato
 
     model = getattr(model, "module", model)  # DistributedDataParallel wraps it
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    head, plain = base.get_output_embeddings(), base.loss_function
-    summed = pytorchs if kernel == "pytorch" else linear_cross_entropy().apply
+    head = base.get_output_embeddings()
+    plain_loss = base.loss_function
+    sum_of_losses = pytorch_kernel if kernel == "pytorch" else linear_cross_entropy().apply
 
     def loss(logits: Any, labels: Any, vocab_size: int, num_items_in_batch: Any = None, **_: Any) -> Any:
-        hidden = logits  # so transformers calls what comes out of the head
-        # as it does: token t predicts t + 1, the last one nothing; the sum is divided by the labels that
+        hidden = logits  # transformers' name for what comes out of the head
+        # as transformers does: token t predicts t + 1, the last one nothing; the sum is divided by the labels that
         # count, of this batch or of all that are accumulated for one step
         labels = torch.nn.functional.pad(labels[..., 1:], (0, 1), value=-100).flatten()
         count = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch
-        kind, dtype = hidden.device.type, head.weight.dtype
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else dtype
-        with torch.autocast(kind, enabled=False):
-            rows, weight = hidden.flatten(0, 1).to(dtype), head.weight.to(dtype)
-            return summed(rows, weight, labels.to(rows.device), chunk) / count
+        device_type = hidden.device.type
+        dtype = head.weight.dtype
+        if torch.is_autocast_enabled(device_type):
+            dtype = torch.get_autocast_dtype(device_type)
+        with torch.autocast(device_type, enabled=False):
+            rows = hidden.flatten(0, 1).to(dtype)
+            weight = head.weight.to(dtype)
+            return sum_of_losses(rows, weight, labels.to(rows.device), chunk) / count
 
-    head.forward, base.loss_function = lambda hidden: hidden, loss
+    head.forward = lambda hidden: hidden
+    base.loss_function = loss
     try:
         yield
     finally:
-        del head.forward
-        base.loss_function = plain
+        del head.forward  # that of its class is there again
+        base.loss_function = plain_loss
 
 
 def chunk_loss(trainer: Any, chunk: int, kernel: str) -> None:
     """The trainer computes its loss without all logits at once, `chunk` rows at a time."""
-    whole = trainer.compute_loss
+    plain_compute_loss = trainer.compute_loss
 
     def compute_loss(model: Any, *args: Any, **kwargs: Any) -> Any:
         with without_logits(model, chunk, kernel):
-            return whole(model, *args, **kwargs)
+            return plain_compute_loss(model, *args, **kwargs)
 
     trainer.compute_loss = compute_loss
 
@@ -156,9 +167,9 @@ class ChunkedCrossEntropy(Technique):
 
         head = model.get_output_embeddings()
         if type(head) is not torch.nn.Linear or head.bias is not None:
-            found = "has a bias" if type(head) is torch.nn.Linear else f"is {type(head).__name__}"
+            fault = "has a bias" if type(head) is torch.nn.Linear else f"is {type(head).__name__}"
             raise ConfigurationError(
-                f"{self.name}: the head must be a plain linear layer without bias, and {found}. "
+                f"{self.name}: the head must be a plain linear layer without bias, and {fault}. "
                 f"Leave {self.name} out, or the head out of what is quantized or adapted."
             )
 

@@ -47,13 +47,17 @@ class DataLoading(Technique):
 
     def missing(self, device: Device) -> str | None:
         if not self.pin_memory and device.kind != "cuda":
-            never = f"memory is pinned for copies to a CUDA device; on this device ({device.kind}) it never is"
-            return f"{self.name}: {never}. Leave pin_memory true, or run it where there is a CUDA device."
+            return (
+                f"{self.name}: memory is pinned for copies to a CUDA device; on this device ({device.kind}) it never "
+                "is. Leave pin_memory true, or run it where there is a CUDA device."
+            )
         return None
 
     def dataset(self) -> Call | None:
         return Call(map_from_disk) if self.memory_mapped else None
 
     def training_arguments(self, arguments: Arguments) -> Arguments:
-        unpinned = {} if self.pin_memory else {"dataloader_pin_memory": False}
-        return {**arguments, "dataloader_num_workers": self.num_workers, **unpinned}
+        arguments = {**arguments, "dataloader_num_workers": self.num_workers}
+        if not self.pin_memory:
+            arguments["dataloader_pin_memory"] = False
+        return arguments

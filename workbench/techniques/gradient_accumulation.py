@@ -24,11 +24,14 @@ class GradientAccumulation(Technique):
     def training_arguments(self, arguments: Arguments) -> Arguments:
         batch = arguments["per_device_train_batch_size"]
         if batch % self.steps:
-            ways = ", ".join(str(k) for k in range(2, batch + 1)[:4096] if batch % k == 0) or "none: use a larger batch"
+            # only the smaller ones: of a huge batch there are too many
+            divisors = [str(steps) for steps in range(2, batch + 1)[:4096] if batch % steps == 0]
             raise ConfigurationError(
                 f"{self.name}: a batch of {batch} cannot be split into {self.steps} equal micro-batches. "
-                f"Possible steps for this batch: {ways}."
+                f"Possible steps for this batch: {', '.join(divisors) or 'none: use a larger batch'}."
             )
-        summed = arguments.get("gradient_accumulation_steps", 1) * self.steps
-        split = {"per_device_train_batch_size": batch // self.steps, "gradient_accumulation_steps": summed}
-        return {**arguments, **split}
+        return {
+            **arguments,
+            "per_device_train_batch_size": batch // self.steps,
+            "gradient_accumulation_steps": arguments.get("gradient_accumulation_steps", 1) * self.steps,
+        }

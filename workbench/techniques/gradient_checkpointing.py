@@ -15,9 +15,11 @@ def checkpoint_blocks(model: Any, every_n_layers: int, use_reentrant: bool, offl
 
     # transformers 5.23 renamed the method; 5.17 has only the older name
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    enable({"use_reentrant": use_reentrant}, **({"offload": True} if offload else {}))
+    offloading = {"offload": True} if offload else {}  # an older one has no such argument
+    enable({"use_reentrant": use_reentrant}, **offloading)
     model.config.use_cache = False
-    for index, block in enumerate(m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)):
+    blocks = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    for index, block in enumerate(blocks):
         block.gradient_checkpointing = index % every_n_layers == 0
     return model
 
@@ -48,6 +50,7 @@ class GradientCheckpointing(Technique):
         return None
 
     def model(self, family: ModelFamily) -> Call:
+        # a dataclass keeps the defaults of its fields as class attributes
         changed = {name: value for name, value in self.settings().items() if value != getattr(type(self), name)}
         switches = {"activation_checkpointing": True, "activation_checkpointing_kwargs": changed or None}
         return Call(checkpoint_blocks, self.settings(), switches=switches)

@@ -36,11 +36,17 @@ class Ia3(Adapter):
 
     def model(self, family: ModelFamily) -> Call:
         from peft import IA3Config
-        from peft.utils import constants as of_peft
+        from peft.utils import constants
 
-        # of the feedforward modules the input is scaled, not the output; GPT-2's `Conv1D` is stored (in, out)
-        inputs = of_peft.TRANSFORMERS_MODELS_TO_IA3_FEEDFORWARD_MODULES_MAPPING[family.model_type]
-        scaled = of_peft.TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING[family.model_type]
-        names = scaled if self.feedforward else [name for name in scaled if name not in inputs]
-        matrices = {"target_modules": names, "feedforward_modules": inputs if self.feedforward else []}
-        return add_adapter(IA3Config, **matrices, fan_in_fan_out=family.matrices_are_transposed)
+        scaled = constants.TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING[family.model_type]
+        # of these the inputs are scaled, not the outputs
+        feedforward = constants.TRANSFORMERS_MODELS_TO_IA3_FEEDFORWARD_MODULES_MAPPING[family.model_type]
+        if not self.feedforward:
+            scaled = [name for name in scaled if name not in feedforward]
+            feedforward = []
+        return add_adapter(
+            IA3Config,
+            target_modules=scaled,
+            feedforward_modules=feedforward,
+            fan_in_fan_out=family.matrices_are_transposed,
+        )

@@ -26,12 +26,14 @@ class LowRank(Adapter):
 
     def check_config(self, config: Any) -> None:
         family = family_of(config)
-        if wrong := [name for name in self.matrices(family) if name not in family.matrices]:
-            raise ConfigurationError(
-                f"{self.name}: {family.model_type} has no matrix {wrong[0]!r}. Choose from "
-                f"{', '.join(family.matrices)}, joined by +, or take all-linear."
-            )
-        width = min(family.matrices[name] for name in self.matrices(family))
+        names = self.matrices(family)
+        for name in names:
+            if name not in family.matrices:
+                raise ConfigurationError(
+                    f"{self.name}: {family.model_type} has no matrix {name!r}. Choose from "
+                    f"{', '.join(family.matrices)}, joined by +, or take all-linear."
+                )
+        width = min(family.matrices[name] for name in names)
         if self.rank > width:
             raise ConfigurationError(
                 f"{self.name}: rank {self.rank} is more than the width of the smallest matrix that it adapts, {width}. "
@@ -40,19 +42,25 @@ class LowRank(Adapter):
         super().check_config(config)
 
     def matrices(self, family: ModelFamily) -> list[str]:
-        """The names of those that are adapted. Of a kind that PEFT says nothing of, `auto` is what it says of most."""
+        """The names of the matrices that are adapted."""
         from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as USUAL
 
-        if self.targets not in ("auto", "all-linear"):
+        if self.targets == "all-linear":
+            return list(family.matrices)
+        if self.targets != "auto":
             return self.targets.split("+")
-        usual = USUAL.get(family.model_type, ("q_proj", "v_proj")) if self.targets == "auto" else ()
+        # queries and values are what PEFT adapts of most kinds; a model without matrices of these names has all adapted
+        usual = USUAL.get(family.model_type, ("q_proj", "v_proj"))
         return [name for name in usual if name in family.matrices] or list(family.matrices)
 
     def update(self, family: ModelFamily) -> Arguments:
-        """The settings of `LoraConfig`; `fan_in_fan_out`: matrices are stored (in, out), as GPT-2's `Conv1D` does."""
+        """The settings of `LoraConfig`, without those that have its own defaults."""
         settings = {"r": self.rank, "lora_alpha": self.alpha, "target_modules": self.matrices(family)}
-        changed = {"lora_dropout": self.dropout, "fan_in_fan_out": family.matrices_are_transposed}
-        return settings | {name: value for name, value in changed.items() if value}
+        if self.dropout:
+            settings["lora_dropout"] = self.dropout
+        if family.matrices_are_transposed:  # stored (in, out), as GPT-2's `Conv1D` does
+            settings["fan_in_fan_out"] = True
+        return settings
 
     def model(self, family: ModelFamily) -> Call:
         from peft import LoraConfig

@@ -42,7 +42,7 @@ class HostMemory:
 
 class SideStream(HostMemory):
     """Page-locked host memory. The copies run on a stream of their own, beside what is computed after they are asked
-    for; each gives the event at which it is done."""
+    for; `store` and `load` return the event at which a copy is done."""
 
     stream: Any = None
 
@@ -65,7 +65,9 @@ class DiskFile:
         self.nbytes = 0
 
     def allocate(self, like: "torch.Tensor") -> Any:
-        room, self.nbytes = self.nbytes, self.nbytes + like.nbytes
+        """The offset of the room in the file, in bytes."""
+        room = self.nbytes
+        self.nbytes += like.nbytes
         return room
 
     def store(self, room: Any, start: int, data: "torch.Tensor") -> None:
@@ -92,27 +94,41 @@ def as_bytes(tensor: Any) -> Any:
 
 
 class Nowhere:
-    """For predictions: what is not on the device takes nothing of it, and a copy from there fills a buffer in place."""
+    """For predictions: what waits outside of the device takes nothing of it, and what comes back fills a buffer that is
+    there already."""
 
-    allocate = store = load = close = staticmethod(lambda *_: None)
+    def allocate(self, like: "torch.Tensor") -> None:
+        pass
+
+    def store(self, room: Any, start: int, data: "torch.Tensor") -> None:
+        pass
+
+    def load(self, room: Any, start: int, buffer: "torch.Tensor") -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 class Room:
-    """Room at a place that is counted as long as somebody has it."""
+    """Room at a place, which is in the account as long as this object lives."""
 
     def __init__(self, room: Any) -> None:
         self.room = room
 
 
 class Counted:
-    """A place with an account of what it holds and moves, and a clear word when the disk is full.
+    """A place with an account of what it holds and moves, and a clear message when the disk is full.
 
     Args:
         owner: the technique, and `what` it keeps there, for the message.
     """
 
     def __init__(self, place: type[Any], account: Account, owner: str, what: str) -> None:
-        self.place, self.account, self.owner, self.what = place(), account, owner, what
+        self.place = place()
+        self.account = account
+        self.owner = owner
+        self.what = what
 
     def allocate(self, like: "torch.Tensor") -> Room:
         room = Room(self.place.allocate(like))
@@ -146,7 +162,7 @@ class Offloading(Technique):
     to: str = setting("cpu", "where they wait: host memory, or a file in TMPDIR", choices=("cpu", "disk"))
 
     stage = Stage.WRAP
-    what: ClassVar[str]  # waits there, in words
+    what: ClassVar[str]  # the tensors that wait there, in words
 
     @property
     def place(self) -> type[Any]:
@@ -163,12 +179,13 @@ class Offloading(Technique):
                 f"{self.name}=to:cpu needs a CUDA device, and this run is on the {device.kind}: its memory is the "
                 "host's own, so nothing would move. Use to:disk."
             )
-        why = no_disk() if self.to == "disk" else ""
-        return f"{self.name}=to:disk: {why}" if why else None
+        reason = no_disk() if self.to == "disk" else ""
+        return f"{self.name}=to:disk: {reason}" if reason else None
 
     @classmethod
     def variants(cls, compute_capability: tuple[int, int] | None) -> tuple[Technique, ...]:
-        return (cls(to="disk" if compute_capability is None else "cpu"),)  # a CPU's memory is the host's already
+        to = "disk" if compute_capability is None else "cpu"  # a CPU's memory is the host's already
+        return (cls(to=to),)
 
     def stand_in(self) -> Technique:
         """The same tensors go and come back at the same moments; their copies take no memory of the device."""

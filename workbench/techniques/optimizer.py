@@ -8,11 +8,100 @@ from typing import Any
 
 from workbench.errors import ConfigurationError
 from workbench.measure.device import Device
-from workbench.paths import beside
 from workbench.settings import setting
 from workbench.techniques.base import Arguments, Call, Capability, Numerics, Stage, Technique
 
-KINDS: dict[str, Arguments] = beside(__file__, "optimizer.toml")
+ON_BITSANDBYTES: Arguments = {
+    "packages": {"bitsandbytes": "bitsandbytes"},
+    "unsharded": "bitsandbytes' kernels know no shards",
+}
+IN_PIECES: Arguments = {
+    "numerics": Numerics.APPROXIMATE,
+    "unsharded": "its steps in pieces would change copies of the shards",
+}
+PIECE = 2**22  # elements
+
+
+def _stochastic(name: str) -> Arguments:
+    library = {"module": "torchao.optim", "name": name, "settings": {"bf16_stochastic_round": True}, "piece": PIECE}
+    return {**IN_PIECES, "packages": {"torchao": "torchao"}, "library": library}
+
+
+# What is particular of each kind: what the loss does (`numerics`; else it is another optimizer), the customary rate
+# relative to AdamW's, and how the Trainer gets it: by a name that it has itself (`trainer`), or by one of the functions
+# below, from `use_adamw` on (`adamw`, `muon`, `library`, `host`), with their settings. `packages`: modules that it
+# needs, and what to install for each; `devices` that it has kernels for, and what to use `instead` on others; what it
+# `forbids` in a recipe; why it cannot be used on shards (`unsharded`) or on several ranks (`alone`).
+KINDS: dict[str, Arguments] = {
+    "adamw_fused": {"numerics": Numerics.EXACT, "trainer": {"optim": "adamw_torch_fused"}},
+    # SGD does not divide by the size of the gradient, and needs a far larger rate: the best of 100, 300, 1,000 and
+    # 2,000 times Adam's, with momentum of 30 and 100, for the embedded model after 30 steps on Shakespeare
+    "sgd": {"learning_rate_factor": 1000.0, "trainer": {"optim": "sgd"}},
+    "sgd_momentum": {"learning_rate_factor": 100.0, "trainer": {"optim": "sgd", "optim_args": "momentum=0.9"}},
+    "adafactor": {
+        "trainer": {"optim": "adafactor"},
+        "unsharded": "transformers' Adafactor adds whole tensors to shards",
+    },
+    "adamw_8bit": {
+        **ON_BITSANDBYTES,
+        "numerics": Numerics.APPROXIMATE,
+        "trainer": {"optim": "adamw_8bit"},
+        "devices": ["cuda", "cpu"],
+        "instead": "adafactor",
+    },
+    "adamw_paged": {
+        **ON_BITSANDBYTES,
+        "numerics": Numerics.EXACT,
+        "trainer": {"optim": "paged_adamw_32bit"},
+        "devices": ["cuda"],
+        "instead": "adamw_8bit",
+    },
+    "adamw_8bit_paged": {
+        **ON_BITSANDBYTES,
+        "numerics": Numerics.APPROXIMATE,
+        "trainer": {"optim": "paged_adamw_8bit"},
+        "devices": ["cuda"],
+        "instead": "adamw_8bit",
+    },
+    # the Trainer's `adamw_torch` leaves the choice to PyTorch: foreach on a GPU, the loop on a CPU
+    "adamw_foreach": {"numerics": Numerics.EXACT, "adamw": {"foreach": True}},
+    "adamw_loop": {"numerics": Numerics.EXACT, "adamw": {"foreach": False}},
+    # of a quarter, a half, 1, 2 and 4 times AdamW's rate the last two are alike for the embedded model after 48 steps
+    # on Shakespeare (4.20, two seeds; 4.26 at AdamW's own rate, where AdamW has 4.21), and the smaller one is taken;
+    # after 12 steps 4 times is the best. `adjust_lr_fn` gives the step in a matrix about the size that AdamW's has
+    "muon": {"learning_rate_factor": 2.0, "muon": {"adjust_lr_fn": "match_rms_adamw"}},
+    "adamw_stochastic": _stochastic("_AdamW"),
+    "adamw_8bit_stochastic": _stochastic("AdamW8bit"),
+    "adamw_4bit_stochastic": _stochastic("AdamW4bit"),
+    "adamw_kahan": {
+        **IN_PIECES,
+        "packages": {"optimi": "torch-optimi"},
+        "library": {
+            "module": "optimi",
+            "name": "AdamW",
+            "settings": {"kahan_sum": True, "triton": False, "foreach": False},
+            "piece": PIECE,
+        },
+    },
+    "adamw_flash": {
+        "numerics": Numerics.APPROXIMATE,
+        "packages": {"triton": "triton", "flashoptim": "flashoptim"},
+        "devices": ["cuda"],
+        "instead": "adamw_8bit_stochastic",
+        "library": {"module": "flashoptim", "name": "FlashAdamW", "settings": {}, "piece": 0},
+        "unsharded": "its kernels know no shards",
+    },
+    "adamw_on_host": {
+        "numerics": Numerics.EXACT,
+        "packages": {"torchao": "torchao"},
+        "devices": ["cuda"],
+        "instead": "adamw_8bit",
+        "host": {},
+        # the scaler of losses would look for gradients in its groups, which are the parameters on the host
+        "forbids": [Capability.LOSS_SCALING],
+        "alone": "torchao's optimizer is made for one GPU; zero2_offload takes the step on the host",
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -51,36 +140,36 @@ class Optimizer(Technique):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "numerics", Numerics(self._of("numerics", Numerics.DIFFERENT)))
+        # the instance's own, over what the class and its card say; `object`, because the dataclass is frozen
+        table = KINDS[self.kind]
+        object.__setattr__(self, "numerics", table.get("numerics", Numerics.DIFFERENT))
+        object.__setattr__(self, "forbids", self.forbids.union(table.get("forbids", ())))
         for name in ("learning_rate_factor", "unsharded", "alone"):
-            object.__setattr__(self, name, self._of(name, getattr(self, name)))
-        object.__setattr__(self, "forbids", self.forbids | {Capability[each] for each in self._of("forbids", ())})
-
-    def _of(self, name: str, otherwise: Any = None) -> Any:
-        """What the kind's table says."""
-        return KINDS[self.kind].get(name, otherwise)
+            if name in table:
+                object.__setattr__(self, name, table[name])
 
     def missing(self, device: Device) -> str | None:
-        if device.kind not in self._of("devices", [device.kind]):
-            return f"optimizer=kind:{self.kind} has no kernels for {device.kind}. Use kind:{self._of('instead')}."
-        for package, name in self._of("packages", {}).items():
-            if find_spec(package) is None:
-                return f"optimizer=kind:{self.kind} needs {package}. Install it with: pip install {name}"
+        table = KINDS[self.kind]
+        if device.kind not in table.get("devices", [device.kind]):
+            return f"optimizer=kind:{self.kind} has no kernels for {device.kind}. Use kind:{table['instead']}."
+        for module, distribution in table.get("packages", {}).items():
+            if find_spec(module) is None:
+                return f"optimizer=kind:{self.kind} needs {module}. Install it with: pip install {distribution}"
         return None
 
     def check_model(self, model: Any) -> None:
-        kinds = {str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.requires_grad}
-        if self.kind == "adamw_flash" and "float32" in kinds:
+        types = {str(parameter.dtype) for parameter in model.parameters() if parameter.requires_grad}
+        if self.kind == "adamw_flash" and "torch.float32" in types:
             raise ConfigurationError(
                 "optimizer=kind:adamw_flash keeps what 16-bit weights round away, and float32 ones are trained here. "
                 "Add pure_bf16 and no adapter, or use kind:adamw_8bit."
             )
 
     def training_arguments(self, arguments: Arguments) -> Arguments:
-        return {**arguments, **self._of("trainer", {})}
+        return {**arguments, **KINDS[self.kind].get("trainer", {})}
 
     def run_context(self) -> AbstractContextManager[Any]:
-        if "bitsandbytes" not in self._of("packages", {}):
+        if "bitsandbytes" not in KINDS[self.kind].get("packages", {}):
             return super().run_context()
         # The Trainer tells bitsandbytes about embeddings in one object for the whole process, which would hold the
         # embeddings of a model that is gone, and apply its settings, kept by the position of a parameter, to the
@@ -93,8 +182,11 @@ class Optimizer(Technique):
 
     def trainer(self) -> Call | None:
         """None where the Trainer makes the optimizer by itself."""
-        uses: dict[str, Any] = {"adamw": use_adamw, "muon": use_muon, "library": use_library, "host": use_host}
-        return next((Call(use, self._of(name)) for name, use in uses.items() if name in KINDS[self.kind]), None)
+        functions: dict[str, Any] = {"adamw": use_adamw, "muon": use_muon, "library": use_library, "host": use_host}
+        for name, function in functions.items():
+            if name in KINDS[self.kind]:
+                return Call(function, KINDS[self.kind][name])
+        return None
 
     def stand_in(self) -> Technique:
         """Of FlashOptim predictions replace the library, whose kernels are Triton's."""
@@ -113,42 +205,56 @@ def use_muon(trainer: Any, adjust_lr_fn: str) -> None:
     """PyTorch's Muon for the matrices inside the blocks; its AdamW for embeddings, the head and what is no matrix."""
     import torch
 
-    modules = [m for m in trainer.model.modules() if isinstance(m, torch.nn.Embedding)]
-    outside = {id(getattr(m, "weight", None)) for m in (*modules, trainer.model.get_output_embeddings())}
+    head = trainer.model.get_output_embeddings()
+    embeddings = [module for module in trainer.model.modules() if isinstance(module, torch.nn.Embedding)]
+    outside = {id(getattr(module, "weight", None)) for module in (*embeddings, head)}
     # a single row or column, as (IA)³ learns, has nothing to be made orthogonal
-    inside = {id(p) for p in trainer.model.parameters() if p.ndim == 2 and min(p.shape) > 1} - outside
+    matrices = {id(p) for p in trainer.model.parameters() if p.ndim == 2 and min(p.shape) > 1}
+    inside = matrices - outside
 
     class MuonAndAdamW(torch.optim.Optimizer):
         def __init__(self, groups: list[dict[str, Any]], **options: Any) -> None:
-            inner = [{**g, "params": [p for p in g["params"] if id(p) in inside]} for g in groups]
-            outer = [{**g, "params": [p for p in g["params"] if id(p) not in inside]} for g in groups]
-            muon = torch.optim.Muon(inner, lr=options["lr"], adjust_lr_fn=adjust_lr_fn)
-            self.both = muon, torch.optim.AdamW(outer, **options)
-            super().__init__([one.param_groups[i] for i in range(len(groups)) for one in self.both], {})
+            inner_groups = []
+            outer_groups = []
+            for group in groups:
+                inner_groups.append({**group, "params": [p for p in group["params"] if id(p) in inside]})
+                outer_groups.append({**group, "params": [p for p in group["params"] if id(p) not in inside]})
+            muon = torch.optim.Muon(inner_groups, lr=options["lr"], adjust_lr_fn=adjust_lr_fn)
+            adamw = torch.optim.AdamW(outer_groups, **options)
+            self.both = (muon, adamw)
+            in_turns: list[dict[str, Any]] = []  # Muon's are those of even numbers
+            for pair in zip(muon.param_groups, adamw.param_groups, strict=True):
+                in_turns += pair
+            super().__init__(in_turns, {})
 
         def step(self, closure: Any = None) -> None:  # type: ignore[override]
-            for index, one in enumerate(self.both):  # other groups, after a state was loaded
-                one.state, one.param_groups = self.state, self.param_groups[index::2]
-                one.step()
+            for index, optimizer in enumerate(self.both):
+                # after a state was loaded, these are other objects
+                optimizer.state = self.state
+                optimizer.param_groups = self.param_groups[index::2]
+                optimizer.step()
 
-    trainer.optimizer_cls_and_kwargs = (MuonAndAdamW, trainer.get_optimizer_cls_and_kwargs(trainer.args)[1])
+    _, options = trainer.get_optimizer_cls_and_kwargs(trainer.args)
+    trainer.optimizer_cls_and_kwargs = (MuonAndAdamW, options)
 
 
 def use_library(trainer: Any, module: str, name: str, settings: dict[str, Any], piece: int) -> None:
     """An optimizer of another library, whose step takes a piece of a parameter at a time; 0: the whole."""
-    kind = getattr(import_module(module), name)
+    optimizer_class = getattr(import_module(module), name)
+    if piece:
+        optimizer_class = piecewise(optimizer_class, piece)
     options = {"lr": trainer.args.learning_rate, "eps": trainer.args.adam_epsilon, **settings}
     options["betas"] = (trainer.args.adam_beta1, trainer.args.adam_beta2)
-    trainer.optimizer_cls_and_kwargs = (piecewise(kind, piece) if piece else kind, options)
+    trainer.optimizer_cls_and_kwargs = (optimizer_class, options)
 
 
 def use_host(trainer: Any) -> None:
     """torchao's AdamW on the host, of tensors of 4,096 elements and more, with gradients as they are when it steps."""
     import torch
 
-    kind: Any = import_module("torchao.optim.cpu_offload").CPUOffloadOptimizer
+    offloading: Any = import_module("torchao.optim.cpu_offload").CPUOffloadOptimizer
 
-    class OnHost(kind):  # type: ignore[misc]
+    class OnHost(offloading):  # type: ignore[misc]
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
             # torchao's hooks send what is not clipped yet, and would keep the parameters they hang on, for ever
@@ -157,8 +263,13 @@ def use_host(trainer: Any) -> None:
 
         @property
         def state(self) -> Any:
-            held = {p: {**self.optim_dict[p].state[h], "w": h, "g": h.grad} for p, h in self.param_d2h_map.items()}
-            return held | (self.d_opt.state if self.d_opt else {})
+            """Of each parameter, also its weights and gradient on the host: all that is held there."""
+            states = {}
+            for parameter, host in self.param_d2h_map.items():
+                states[parameter] = {**self.optim_dict[parameter].state[host], "w": host, "g": host.grad}
+            if self.d_opt:  # that of the small parameters, on the device
+                states |= self.d_opt.state
+            return states
 
         def step(self, closure: Any = None) -> Any:
             for parameter, host in self.param_d2h_map.items():
@@ -176,29 +287,38 @@ def use_host(trainer: Any) -> None:
             if self.d_opt:
                 self.d_param_groups = self.d_opt.param_groups
 
-    trainer.optimizer_cls_and_kwargs = (OnHost, trainer.get_optimizer_cls_and_kwargs(trainer.args)[1])
+    _, options = trainer.get_optimizer_cls_and_kwargs(trainer.args)
+    trainer.optimizer_cls_and_kwargs = (OnHost, options)
 
 
-def piecewise(kind: Any, elements: int) -> Any:
+def piecewise(optimizer_class: Any, elements: int) -> Any:
     """An optimizer that looks at each number by itself, with a step that takes so many elements at a time.
 
     torchao compiles its step where there is Triton; elsewhere its fp32 copies would be several times a parameter. Nor
-    can it be compiled while PyTorch's operations are watched, and what was tried then is not tried again.
+    can it be compiled while PyTorch's operations are watched, and a compilation that failed then is not tried again.
     """
     import torch
     from torch.utils._triton import has_triton
 
-    class Piecewise(kind):  # type: ignore[misc]
+    class Piecewise(optimizer_class):  # type: ignore[misc]
         def __init__(self, groups: list[dict[str, Any]], **options: Any) -> None:
-            self.pieces = {p: p.detach().view(-1).split(elements) for group in groups for p in group["params"]}
-            split = [[piece for p in group["params"] for piece in self.pieces[p]] for group in groups]
-            super().__init__([{**g, "params": pieces} for g, pieces in zip(groups, split, strict=True)], **options)
+            self.pieces: dict[Any, Any] = {}
+            groups_of_pieces = []
+            for group in groups:
+                group_pieces = []
+                for parameter in group["params"]:
+                    self.pieces[parameter] = parameter.detach().view(-1).split(elements)
+                    group_pieces += self.pieces[parameter]
+                groups_of_pieces.append({**group, "params": group_pieces})
+            super().__init__(groups_of_pieces, **options)
 
         def step(self, closure: Any = None) -> None:
-            for p, pieces in self.pieces.items():
-                parts = [None] * len(pieces) if p.grad is None else p.grad.reshape(-1).split(elements)
-                for piece, part in zip(pieces, parts, strict=True):
-                    piece.grad = part
+            for parameter, pieces in self.pieces.items():
+                gradients = [None] * len(pieces)
+                if parameter.grad is not None:
+                    gradients = parameter.grad.reshape(-1).split(elements)
+                for piece, gradient in zip(pieces, gradients, strict=True):
+                    piece.grad = gradient
             eager = torch._C._len_torch_dispatch_stack() > 0 or not has_triton()
             with torch.no_grad(), torch.compiler.set_stance("force_eager" if eager else "default"):
                 super().step()

@@ -28,17 +28,20 @@ def streaming_adamw(states: Any, chunk: int, fused: bool) -> Any:
             return loss
 
         def update(self, parameter: Any, group: Any) -> None:
-            state, new = self.state[parameter], not self.state[parameter]
-            if new:
+            """One step of a parameter, in pieces: its moments come to the device, are used, and go back."""
+            state = self.state[parameter]
+            is_new = not state
+            if is_new:
                 state["step"] = torch.zeros((), device=parameter.device if fused else "cpu")
                 state["rooms"] = [states.allocate(parameter.detach()) for _ in range(2)]
-            weights, gradient = parameter.detach().view(-1), parameter.grad.reshape(-1)
+            weights = parameter.detach().view(-1)
+            gradient = parameter.grad.reshape(-1)
             buffers = [torch.empty_like(weights[:chunk]) for _ in range(2)]
             for start in range(0, len(weights), chunk):
                 piece = slice(start, start + chunk)
                 moments = [buffer[: len(weights[piece])] for buffer in buffers]
                 for room, moment in zip(state["rooms"], moments, strict=True):
-                    if new:
+                    if is_new:
                         moment.zero_()
                     else:
                         states.load(room, start, moment)
@@ -49,11 +52,25 @@ def streaming_adamw(states: Any, chunk: int, fused: bool) -> Any:
 
         def update_piece(self, weights: Any, gradient: Any, moments: list[Any], step: Any, group: Any) -> None:
             """PyTorch's own kernel, on a part of a parameter."""
-            numbers = {name: group[name] for name in ("lr", "weight_decay", "eps")}
-            numbers |= {"beta1": group["betas"][0], "beta2": group["betas"][1]}
-            tensors = [[weights], [gradient], *([moment] for moment in moments), [], [step.clone()]]
-            update: Any = adamw
-            update(*tensors, foreach=False, fused=fused, amsgrad=False, maximize=False, **numbers)
+            average, average_of_squares = moments
+            kernel: Any = adamw
+            kernel(
+                [weights],
+                [gradient],
+                [average],
+                [average_of_squares],
+                [],
+                [step.clone()],  # the kernel counts the step; there is one for all pieces
+                foreach=False,
+                fused=fused,
+                amsgrad=False,
+                maximize=False,
+                lr=group["lr"],
+                beta1=group["betas"][0],
+                beta2=group["betas"][1],
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+            )
 
         def state_dict(self) -> Any:
             if self.state:
@@ -67,8 +84,8 @@ def streaming_adamw(states: Any, chunk: int, fused: bool) -> Any:
 
 def offload_optimizer(trainer: Any, place: Callable[[], Any], chunk: int) -> None:
     """The trainer steps with AdamW, whose moments are at a place outside of the device's memory."""
-    _, options = trainer.get_optimizer_cls_and_kwargs(trainer.args)  # its kernel too, `fused`: the same rounding
-    fused = options.pop("fused", False)
+    _, options = trainer.get_optimizer_cls_and_kwargs(trainer.args)
+    fused = options.pop("fused", False)  # the kernel that the trainer would use, so that the rounding is the same
     trainer.optimizer_cls_and_kwargs = (streaming_adamw(place(), chunk, fused), options)
 
 

@@ -35,8 +35,9 @@ class Padding(Technique):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.group_by_length and not self.dynamic:
-            idle = "group_by_length changes nothing if every example is padded to T"
-            raise ConfigurationError(f"{self.name}: {idle}. Set dynamic to true.")
+            raise ConfigurationError(
+                f"{self.name}: group_by_length changes nothing if every example is padded to T. Set dynamic to true."
+            )
         if self.dynamic:
             object.__setattr__(self, "brings", self.brings | {Capability.UNEQUAL_BATCHES})
 
@@ -47,8 +48,9 @@ class Padding(Technique):
         return Call(pad)
 
     def training_arguments(self, arguments: Arguments) -> Arguments:
-        grouped = {"train_sampling_strategy": "group_by_length", "length_column_name": "length"}
-        return {**arguments, **(grouped if self.group_by_length else {})}
+        if not self.group_by_length:
+            return arguments
+        return {**arguments, "train_sampling_strategy": "group_by_length", "length_column_name": "length"}
 
 
 def separate_examples(text: Any, tokenizer: Any, length: int, batch: int, seed: int, pad_to_length: bool) -> Any:
@@ -57,27 +59,35 @@ def separate_examples(text: Any, tokenizer: Any, length: int, batch: int, seed: 
 
     rows = make_examples(text, tokenizer, length, batch)
     if not rows:
-        few = f"the text has fewer than {batch} paragraphs or pieces of {length} tokens, not enough for one batch"
-        raise ValueError(f"{few}. Use a longer text or a smaller effective_batch_size.")
-    return Dataset.from_list([pad_to(row, length) for row in rows] if pad_to_length else rows)
+        raise ValueError(
+            f"the text has fewer than {batch} paragraphs or pieces of {length} tokens, not enough for one batch. "
+            "Use a longer text or a smaller effective_batch_size."
+        )
+    if pad_to_length:
+        rows = [pad_to(row, length) for row in rows]
+    return Dataset.from_list(rows)
 
 
 def make_examples(text: Any, tokenizer: Any, length: int, batch: int) -> list[dict[str, Any]]:
-    """Paragraphs or conversations as rows of at most `length` tokens, of which one is predicted; whole batches."""
-    pieces = []
-    for pairs in paragraphs(text, tokenizer) if isinstance(text, str) else text:
-        pieces += [pairs[start : start + length] for start in range(0, len(pairs), length)]
-    pieces = [[*map(list, zip(*piece, strict=True))] for piece in pieces]
-    rows = [(ids, told) for ids, told in pieces if {*told[1:]} - {-100}]
-    rows = rows[: len(rows) // batch * batch]
-    return [{"input_ids": i, "labels": told, "attention_mask": [1] * len(i), "length": len(i)} for i, told in rows]
+    """Paragraphs, or conversations, as rows of at most `length` tokens, in whole batches.
+
+    A row in which no label is predicted is left out: all of them are -100, but for the first, which none precedes.
+    """
+    documents = paragraphs(text, tokenizer) if isinstance(text, str) else text
+    rows = []
+    for document in documents:  # pairs of a token and its label
+        for start in range(0, len(document), length):
+            ids, labels = map(list, zip(*document[start : start + length], strict=True))
+            if set(labels[1:]) - {-100}:
+                rows.append({"input_ids": ids, "labels": labels, "attention_mask": [1] * len(ids), "length": len(ids)})
+    return rows[: len(rows) // batch * batch]
 
 
 def paragraphs(text: str, tokenizer: Any) -> Iterator[list[tuple[int, int]]]:
-    """Each as tokens, ended by the end of text, with their labels: all count."""
+    """Each paragraph as pairs of a token and its label, the token itself; the last one is the end of the text."""
     for paragraph in filter(str.strip, re.split(r"\n\s*\n", text)):
         tokens = [*chain.from_iterable(encoded([paragraph.strip()], tokenizer)), tokenizer.eos_token_id]
-        yield [*zip(tokens, tokens, strict=True)]
+        yield [(token, token) for token in tokens]
 
 
 # The padding token is 0, but any would do: no token attends to it, and its label is -100.
@@ -86,14 +96,23 @@ FILLING = {"input_ids": 0, "attention_mask": 0, "labels": -100}
 
 def pad_to(row: dict[str, Any], length: int) -> dict[str, Any]:
     """A row with `length` tokens; the added ones are left out by the attention mask and have no label."""
-    return {**row, **{name: row[name] + [value] * (length - len(row[name])) for name, value in FILLING.items()}}
+    padded = dict(row)
+    for name, value in FILLING.items():
+        padded[name] = row[name] + [value] * (length - len(row[name]))
+    return padded
 
 
 def pad(_: Any, rows: list[dict[str, list[int]]]) -> dict[str, Any]:
-    """B rows to `input_ids`, `attention_mask` and `labels`, all (B, longest); what is padding is not predicted. Takes
-    the place of a collator of rows that are equally long."""
+    """B rows to `input_ids`, `attention_mask` and `labels`, all (B, longest); padding is not predicted.
+
+    It takes the place of a collator for rows of equal length, its first argument.
+    """
     import torch
 
-    whole = [{"attention_mask": [1] * len(row["input_ids"]), "labels": row["input_ids"], **row} for row in rows]
-    padded = [pad_to(row, max(len(each["input_ids"]) for each in rows)) for row in whole]
+    longest = max(len(row["input_ids"]) for row in rows)
+    padded = []
+    for row in rows:
+        # blocks, of which evaluations are made, come without a mask, and without labels if all tokens count
+        whole = {"attention_mask": [1] * len(row["input_ids"]), "labels": row["input_ids"], **row}
+        padded.append(pad_to(whole, longest))
     return {name: torch.tensor([row[name] for row in padded]) for name in FILLING}

@@ -27,8 +27,8 @@ class PrefixTuning(VirtualTokens):
 
     def check_config(self, config: Any) -> None:
         text = config.get_text_config()
-        others = {*(getattr(text, "layer_types", None) or ())} - ATTENDING
-        if others or not hasattr(text, "num_attention_heads"):
+        other_layers = set(getattr(text, "layer_types", None) or ()) - ATTENDING
+        if other_layers or not hasattr(text, "num_attention_heads"):
             raise ConfigurationError(
                 f"{self.name}: a {config.model_type!r} has layers without keys and values. Use lora or prompt_tuning."
             )

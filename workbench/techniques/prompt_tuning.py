@@ -9,7 +9,10 @@ from workbench.techniques.base import Call, Capability, VirtualTokens, add_adapt
 
 
 def hide_first_label(collator: Callable[..., Any], rows: Any) -> Any:
-    """The last virtual token would predict it: T labels, while the Trainer divides the loss by T - 1."""
+    """The collator's batch, whose first text token is not predicted.
+
+    The last virtual token would predict it: that would be T labels, and the Trainer divides the loss by T - 1.
+    """
     batch = collator(rows)
     batch["labels"][:, 0] = -100
     return batch

@@ -26,7 +26,8 @@ class PureBf16(Technique):
 
     @classmethod
     def variants(cls, compute_capability: tuple[int, int] | None) -> tuple[Technique, ...]:
-        return (cls(),) if compute_capability is None or compute_capability >= (8, 0) else ()
+        native = compute_capability is None or compute_capability >= (8, 0)
+        return (cls(),) if native else ()
 
     def model_arguments(self, family: ModelFamily) -> Arguments:
         return {"dtype": "bfloat16"}

@@ -40,9 +40,11 @@ class Qlora(LowRank):
         from transformers import BitsAndBytesConfig
 
         quantization = {
-            "load_in_4bit": True, "bnb_4bit_quant_type": self.format, "bnb_4bit_compute_dtype": self.compute,
+            "load_in_4bit": True,
+            "bnb_4bit_quant_type": self.format,
+            "bnb_4bit_compute_dtype": self.compute,
             "bnb_4bit_use_double_quant": self.double_quantization,
-        }  # fmt: skip
+        }
         return {"quantization_config": Call(BitsAndBytesConfig, quantization), "device_map": {"": "cpu"}}
 
     def model(self, family: ModelFamily) -> Call:

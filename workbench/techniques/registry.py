@@ -1,6 +1,6 @@
 """The techniques by their names: a table in `cards.toml`, and the class of that name in the file of that name."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
@@ -9,14 +9,15 @@ from workbench.paths import beside
 from workbench.settings import parse_settings, separated, unknown
 from workbench.techniques.base import Numerics, Technique
 
-READ: dict[str, Callable[[Any], Any]] = {"attacks": lambda names: tuple(map(Category, names)), "numerics": Numerics}
-
 
 def _class_of(name: str, card: Mapping[str, Any]) -> type[Technique]:
     """Of `batch_size` the class `BatchSize`, with its name and what its card says."""
     cls: type[Technique] = getattr(import_module(f"{__package__}.{name}"), name.title().replace("_", ""))
-    for field, value in {"name": name, **card}.items():
-        setattr(cls, field, READ.get(field, str)(value))
+    cls.name = name
+    for field, value in card.items():
+        setattr(cls, field, value)
+    cls.attacks = tuple(Category(category) for category in card.get("attacks", ()))
+    cls.numerics = Numerics(card["numerics"])
     return cls
 
 
@@ -30,7 +31,7 @@ def technique(name: str, /, **settings: Any) -> Technique:
     Raises:
         ConfigurationError: unknown name or setting, or a value out of range.
     """
-    return _known(name).given(settings)
+    return _find(name).given(settings)
 
 
 def parse_technique(text: str) -> Technique:
@@ -39,11 +40,12 @@ def parse_technique(text: str) -> Technique:
     Raises:
         ConfigurationError: unknown name or setting, or a value that is malformed or out of range.
     """
-    name, _, rest = text.partition("=")
-    return _known(name)(**parse_settings(_known(name), separated(rest, name), name))
+    name, _, settings = text.partition("=")
+    cls = _find(name)
+    return cls(**parse_settings(cls, separated(settings, name), name))
 
 
-def _known(name: str) -> type[Technique]:
+def _find(name: str) -> type[Technique]:
     if name not in REGISTRY:
         raise unknown("There is no technique", name, sorted(REGISTRY))
     return REGISTRY[name]

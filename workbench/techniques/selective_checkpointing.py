@@ -14,9 +14,11 @@ def is_kept(_: Any, operation: Any, *args: Any, **kwargs: Any) -> bool:
     a second time, and every dropout after it would get others than in the forward pass.
     """
     name = operation.overloadpacket.__name__
-    given = dict(zip((a.name for a in operation._schema.arguments), args, strict=False)) | kwargs
-    product = name in ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "gemm_4bit")  # the last of bitsandbytes
-    return product or (name.startswith("_scaled_dot_product_") and not given.get("dropout_p"))
+    if name in ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "gemm_4bit"):  # the last is bitsandbytes'
+        return True
+    argument_names = [argument.name for argument in operation._schema.arguments]
+    arguments = dict(zip(argument_names, args, strict=False)) | kwargs
+    return name.startswith("_scaled_dot_product_") and not arguments.get("dropout_p")
 
 
 def checkpoint_selectively(model: Any) -> Any:

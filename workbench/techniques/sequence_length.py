@@ -8,16 +8,23 @@ from workbench.techniques.base import Call, Capability, Shape, Stage, Technique,
 
 
 def cut_rows(dataset: Any, length: int) -> Any:
-    """Rows of `length` tokens, cut from longer ones in their order, in every column; without those in which no label is
-    predicted."""
+    """Rows of at most `length` tokens, cut from longer ones in their order, in every column.
 
-    def cut(rows: Any) -> Any:
-        return {name: [r[i : i + length] for r in of for i in range(0, len(r), length)] for name, of in rows.items()}
+    Rows in which no label is predicted, all of them -100 but the first, are left out.
+    """
+
+    def cut(columns: Any) -> Any:
+        shorter: dict[str, list[Any]] = {}
+        for name, rows in columns.items():
+            shorter[name] = []
+            for row in rows:
+                shorter[name] += [row[start : start + length] for start in range(0, len(row), length)]
+        return shorter
 
     rows = dataset.map(cut, batched=True, keep_in_memory=True)
-    if "labels" not in rows.column_names:  # all count
+    if "labels" not in rows.column_names:  # then every token is a label
         return rows
-    return rows.select([i for i, labels in enumerate(rows["labels"]) if {*labels[1:]} != {-100}])
+    return rows.select([index for index, labels in enumerate(rows["labels"]) if set(labels[1:]) != {-100}])
 
 
 @dataclass(frozen=True)
@@ -37,8 +44,16 @@ class SequenceLength(Technique):
     forbids = frozenset({Capability.TRAINING_SET})  # it cuts packed blocks
 
     def shape(self, shape: Shape) -> Shape:
-        given = f"{self.name}: pieces of {self.tokens} tokens", "sequence_length", "lengths", "use a longer one"
-        return replace(shape, tokens=self.tokens, steps=shape.steps * equal_parts(shape.tokens, self.tokens, 2, *given))
+        parts = equal_parts(
+            shape.tokens,
+            self.tokens,
+            least=2,
+            what=f"{self.name}: pieces of {self.tokens} tokens",
+            field="sequence_length",
+            plural="lengths",
+            cure="use a longer one",
+        )
+        return replace(shape, tokens=self.tokens, steps=shape.steps * parts)
 
     def dataset(self) -> Call:
         return Call(cut_rows, {"length": self.tokens})

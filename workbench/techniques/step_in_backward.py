@@ -8,57 +8,75 @@ from workbench.settings import setting
 from workbench.techniques.base import Arguments, Call, Capability, Stage, Technique
 
 
-def one_by_one(kind: Any, max_grad_norm: float) -> Any:
-    """An optimizer class, made of one of a kind for each parameter: it steps when the gradient comes, and drops it."""
+def one_by_one(optimizer_class: Any, max_grad_norm: float) -> Any:
+    """A class of optimizers that step a parameter when its gradient comes, and drop the gradient.
+
+    Each parameter has an optimizer of the class given for itself alone.
+    """
     import torch
 
     class OneByOne(torch.optim.Optimizer):
         def __init__(self, groups: list[dict[str, Any]], **options: Any) -> None:
             super().__init__(groups, {})
-            every = {p: {**group, "params": [p]} for group in groups for p in group["params"]}
-            self.each = {parameter: kind([group], **options) for parameter, group in every.items()}
-            self.gather()
-            # hooks that hold the optimizer would hold the parameters they hang on, where no collector looks
-            step: Any = weakref.WeakMethod(self.step_one)
-            for parameter in self.each:
-                parameter.register_post_accumulate_grad_hook(lambda p: step()(p) if step() else None)
+            self.optimizers: dict[Any, Any] = {}
+            for group in groups:
+                for parameter in group["params"]:
+                    self.optimizers[parameter] = optimizer_class([{**group, "params": [parameter]}], **options)
+            self.gather_groups()
+            # a hook that held the optimizer would hold the parameter it hangs on, in a circle that no collector sees
+            weak_step: Any = weakref.WeakMethod(self.step_parameter)
 
-        def gather(self) -> None:
-            """The learning rate's schedule finds the groups of all of them here."""
-            self.param_groups = [group for one in self.each.values() for group in one.param_groups]
+            def hook(parameter: Any) -> None:
+                step_parameter = weak_step()
+                if step_parameter is not None:
+                    step_parameter(parameter)
+
+            for parameter in self.optimizers:
+                parameter.register_post_accumulate_grad_hook(hook)
+
+        def gather_groups(self) -> None:
+            """The groups of all the optimizers, where the learning rate's schedule looks for them."""
+            self.param_groups = []
+            for optimizer in self.optimizers.values():
+                self.param_groups += optimizer.param_groups
 
         @property
         def state(self) -> Any:
-            return {parameter: its for one in self.each.values() for parameter, its in one.state.items()}
+            states = {}
+            for optimizer in self.optimizers.values():
+                states.update(optimizer.state)
+            return states
 
         @state.setter
-        def state(self, _: Any) -> None: ...
+        def state(self, _: Any) -> None:
+            """PyTorch's base class sets an empty one."""
 
-        def step_one(self, parameter: Any) -> None:
+        def step_parameter(self, parameter: Any) -> None:
             if max_grad_norm:
                 torch.nn.utils.clip_grad_norm_([parameter], max_grad_norm)
-            self.each[parameter].step()
+            self.optimizers[parameter].step()
             parameter.grad = None
 
         def step(self, closure: Any = None) -> None:  # type: ignore[override]
-            """Nothing is left to do."""
+            """Nothing is left to do: the backward pass has stepped every parameter."""
 
         def state_dict(self) -> Any:
-            """That of each: its class knows which states may be cast when they are loaded."""
-            return {"each": [one.state_dict() for one in self.each.values()]}
+            """Those of all the optimizers: their class knows which states may be cast when they are loaded."""
+            return {"each": [optimizer.state_dict() for optimizer in self.optimizers.values()]}
 
         def load_state_dict(self, saved: Any) -> None:
-            for one, its in zip(self.each.values(), saved["each"], strict=True):
-                one.load_state_dict(its)
-            self.gather()
+            for optimizer, state_dict in zip(self.optimizers.values(), saved["each"], strict=True):
+                optimizer.load_state_dict(state_dict)
+            self.gather_groups()  # loading makes new groups
 
     return OneByOne
 
 
 def step_in_backward(trainer: Any, max_grad_norm: float) -> None:
     """The trainer's optimizer, whichever it is, steps parameter by parameter during the backward pass."""
-    kind, options = trainer.optimizer_cls_and_kwargs or trainer.get_optimizer_cls_and_kwargs(trainer.args)
-    trainer.optimizer_cls_and_kwargs = (one_by_one(kind, max_grad_norm), options)
+    plain = trainer.optimizer_cls_and_kwargs or trainer.get_optimizer_cls_and_kwargs(trainer.args)
+    optimizer_class, options = plain
+    trainer.optimizer_cls_and_kwargs = (one_by_one(optimizer_class, max_grad_norm), options)
 
 
 @dataclass(frozen=True)

@@ -38,10 +38,19 @@ def stream_examples(text: Any, tokenizer: Any, length: int, batch: int, seed: in
 
 
 def stream_blocks(text: Any, tokenizer: Any, length: int, batch: int) -> Iterator[dict[str, list[int]]]:
-    """Blocks of `length` tokens, in whole batches; the text is tokenised in the same pieces as for packed blocks, and
-    conversations, which have their tokens, are packed like those."""
-    blocks = labelled_rows(text, length)  # nothing is read before one is asked for
+    """Blocks of `length` tokens, in whole batches.
+
+    The text is tokenised in the same pieces as for packed blocks; conversations come with their tokens, and are packed
+    in the same way.
+    """
     if isinstance(text, str):
-        blocks = ({"input_ids": block, "labels": block} for block in packed_blocks([text], tokenizer, length))
-    while len(rows := [*islice(blocks, batch)]) == batch:
+        blocks: Iterator[Any] = (
+            {"input_ids": block, "labels": block} for block in packed_blocks([text], tokenizer, length)
+        )
+    else:
+        blocks = labelled_rows(text, length)
+    while True:
+        rows = list(islice(blocks, batch))
+        if len(rows) < batch:  # the rest of the text does not fill one
+            return
         yield from rows

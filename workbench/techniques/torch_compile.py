@@ -2,11 +2,10 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from shutil import which
 from typing import Any
-from unittest.mock import patch
 
 from workbench.errors import ConfigurationError
 from workbench.measure.device import Device
@@ -21,9 +20,13 @@ def compile_training(trainer: Any, memory_budget: float) -> None:
     import torch._functorch.config
 
     torch._functorch.config.activation_memory_budget = memory_budget
-    whole, compiled = trainer.compute_loss, torch.compile(trainer.model)
+    plain_compute_loss = trainer.compute_loss
+    compiled = torch.compile(trainer.model)
 
-    trainer.compute_loss = lambda model, *args, **kwargs: whole(compiled if model.training else model, *args, **kwargs)
+    def compute_loss(model: Any, *args: Any, **kwargs: Any) -> Any:
+        return plain_compute_loss(compiled if model.training else model, *args, **kwargs)
+
+    trainer.compute_loss = compute_loss
 
 
 @dataclass(frozen=True)
@@ -47,29 +50,23 @@ class TorchCompile(Technique):
     worth_trying = ()  # a prediction compiles, which takes minutes: too long for a search
 
     def missing(self, device: Device) -> str | None:
-        from torch.utils._triton import has_triton_package
-
-        variable, usual = ("CC", "gcc") if device.kind == "cuda" else ("CXX", "g++")
-        compiler = os.environ.get(variable, usual)
-        if device.kind not in ("cpu", "cuda"):
-            needed = f"a CPU or CUDA, not {device.kind}: use --device cpu"
-        elif device.kind == "cuda" and not (has_triton_package() and (device.compute_capability or TRITONS) >= TRITONS):
-            needed = "compute capability 7.0 and Triton: pip install triton"
-        elif which(compiler) is None:
-            needed = f"the compiler {compiler}: install it, or name another by CC and CXX"
-        else:
-            return None
-        return f"{self.name} needs {needed}. Or leave {self.name} out."
+        lacking = _lacking(device)
+        return f"{self.name} needs {lacking}. Or leave {self.name} out." if lacking else None
 
     @contextmanager
     def run_context(self) -> Iterator[None]:
         """What was compiled before is forgotten: it would serve the next model too, whatever its budget is."""
         import torch._functorch.config
 
-        taking = {f"_empty_strided_{device}": seen_by_tracker(device) for device in ("cpu", "cuda")}
-        torch._dynamo.reset()
-        budget = torch._functorch.config.patch(activation_memory_budget=1.0)
-        with patch.multiple("torch._C._dynamo.guards", **taking), budget:  # type: ignore[call-overload]
+        guards: Any = torch._C._dynamo.guards
+        with ExitStack() as stack:
+            # compiled code takes memory by these functions, which the tracker would not see
+            for device in ("cpu", "cuda"):
+                name = f"_empty_strided_{device}"
+                stack.callback(setattr, guards, name, getattr(guards, name))
+                setattr(guards, name, seen_by_tracker(device))
+            torch._dynamo.reset()
+            stack.enter_context(torch._functorch.config.patch(activation_memory_budget=1.0))  # and back at the end
             yield
         torch._dynamo.reset()
 
@@ -80,14 +77,32 @@ class TorchCompile(Technique):
         raise ConfigurationError(f"predict: {self.name} needs an emulated GPU and Triton. Or measure it with `run`.")
 
 
+def _lacking(device: Device) -> str:
+    """What this machine lacks to compile for a device, with its cure; empty if it is nothing."""
+    from torch.utils._triton import has_triton_package
+
+    if device.kind not in ("cpu", "cuda"):
+        return f"a CPU or CUDA, not {device.kind}: use --device cpu"
+    compiler = os.environ.get("CXX", "g++")
+    if device.kind == "cuda":
+        compiler = os.environ.get("CC", "gcc")
+        if not has_triton_package() or (device.compute_capability or TRITONS) < TRITONS:
+            return "compute capability 7.0 and Triton: pip install triton"
+    if which(compiler) is None:
+        return f"the compiler {compiler}: install it, or name another by CC and CXX"
+    return ""
+
+
 def seen_by_tracker(device: str) -> Callable[..., Any]:
-    """How compiled code takes memory, past PyTorch's dispatcher; through it while something watches there."""
+    """How compiled code takes memory. PyTorch's own function for that goes past the dispatcher, and no tracker sees it;
+    this one goes through it while something watches there."""
     import torch
 
     plain = getattr(torch._C._dynamo.guards, f"_empty_strided_{device}")
 
     def empty_strided(size: Any, stride: Any, dtype: Any) -> Any:
-        watched = torch._C._len_torch_dispatch_stack() > 0
-        return torch.empty_strided(size, stride, dtype=dtype, device=device) if watched else plain(size, stride, dtype)
+        if torch._C._len_torch_dispatch_stack() > 0:
+            return torch.empty_strided(size, stride, dtype=dtype, device=device)
+        return plain(size, stride, dtype)
 
     return empty_strided
