@@ -11,7 +11,8 @@ from workbench.measure.emulated import emulated
 if TYPE_CHECKING:
     import torch
 
-KINDS = ("cuda", "mps", "cpu")  # the fastest first
+CPU = "cpu"
+KINDS = ("cuda", "mps", CPU)  # the fastest first
 NATIVE_BF16 = (8, 0)  # from this compute capability on; PyTorch would emulate it on an older GPU
 
 

@@ -4,7 +4,7 @@ import os
 
 from workbench.errors import ConfigurationError
 from workbench.gpus.emulator import place
-from workbench.predict.prediction import CPU
+from workbench.measure.device import CPU
 
 EMULATOR = "emulator"
 SHADOW = "shadow"

@@ -5,18 +5,23 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from workbench.errors import WorkbenchError
-from workbench.gpus.catalogue import Gpu
+from workbench.gpus.catalogue import GPUS, Gpu
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.gpus.roofline import flops
-from workbench.measure.categories import Phase
+from workbench.measure.categories import Phase, format_bytes
+from workbench.measure.device import CPU
 from workbench.paths import versions
+from workbench.predict.engine import engine_words
 from workbench.recipe import Recipe
 
 if TYPE_CHECKING:
     from workbench.predict.tensors import TensorTimeline
     from workbench.ranks.shards import Ranks
 
-CPU = "cpu"
+
+BAR_WIDTH = 40
+ROUTING = "a mixture of experts: which of them a token goes to depends on values, so real peaks differ"
+MESSAGES = "what NCCL takes for its messages comes beside this, outside of PyTorch's allocator"
 
 
 @dataclass(frozen=True)
@@ -71,8 +76,7 @@ class Prediction:
         return self.peak_reserved_bytes + self.context_bytes <= self.capacity_bytes
 
     def __str__(self) -> str:
-        from workbench.predict.report import prediction_text
-
+        """Peak, categories and phases, with bars."""
         return prediction_text(self)
 
     def to_dict(self) -> dict[str, Any]:
@@ -127,3 +131,47 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): number for key, number in value.items()}
     return str(value) if isinstance(value, Phase) else value
+
+
+# ---- a prediction as text ----
+
+
+def prediction_text(prediction: Prediction) -> str:
+    """Peak, categories and phases of one prediction: what `print(prediction)` shows."""
+    p = prediction
+    gpu = GPUS[p.gpu].title if p.gpu in GPUS else "this machine's kernels"
+    padding = " with padding" if p.padding else ""
+    ranks = f", on each of {p.ranks:,} ranks (shard {p.shard})" if p.shard else ""
+    reserved = f", {format_bytes(p.peak_reserved_bytes)} reserved" if p.peak_reserved_bytes is not None else ""
+    lines = [
+        f"{p.label} on {p.model}, {p.micro_batch_size} × {p.recipe['sequence_length']} tokens at a time"
+        f"{padding}{ranks}: predicted for {gpu} by {engine_words(p.source)}, not measured",
+        f"  peak   {format_bytes(p.peak_allocated_bytes)} allocated{reserved}, in the {p.peak_phase.replace('_', ' ')}",
+        f"         at {p.peak_operation}",
+        f"  fits   {_fit(p)}",
+        f"  work   {p.flops / 1e12:,.2f} × 10¹² floating-point operations per step, recomputation included",
+        "",
+        f"  {'':18}{'at the peak':>12}{'at most':>12}",
+    ]
+    for category, size in p.by_category.items():
+        lines.append(_line(category, size, format_bytes(p.maximum_by_category[category]), p))
+    if p.has_experts:
+        lines.append(f"  note   {ROUTING}")
+    if p.ranks > 1:
+        lines.append(f"  note   {MESSAGES}")
+    lines += ["", f"  {'':18}{'peak':>12}"]
+    for phase, size in p.by_phase.items():
+        lines.append(_line(phase, size, "", p))
+    return "\n".join(lines)
+
+
+def _fit(p: Prediction) -> str:
+    if p.capacity_bytes is None or p.peak_reserved_bytes is None:
+        return "no limit known"
+    need = f"{format_bytes(p.peak_reserved_bytes)} and about {format_bytes(p.context_bytes)} of CUDA context"
+    return f"{'yes' if p.fits else 'NO'}: {need}, of {format_bytes(p.capacity_bytes)}"
+
+
+def _line(name: str, size: int, most: str, p: Prediction) -> str:
+    bar = "█" * round(BAR_WIDTH * size / p.peak_allocated_bytes)
+    return f"  {name.replace('_', ' '):18}{format_bytes(size):>12}{most:>12}  {bar}".rstrip()
