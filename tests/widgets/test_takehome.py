@@ -141,6 +141,7 @@ def test_what_went_comes_back(subtests):
 
 
 @pytest.mark.values
+@pytest.mark.dear  # it starts a program that imports everything
 def test_the_file_run_again_gives_the_losses_of_the_recipe(recipe, fine_tuned, tmp_path, monkeypatch):
     """Text and model where the page says that they have to be."""
     from workbench.__main__ import main
