@@ -14,7 +14,6 @@ NOT_YET = [
     "export",
     "gpus",
     "lessons",
-    "predict/shadow",
     "ranks/zero.py",
     "texts",
     "widgets",

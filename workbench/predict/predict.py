@@ -18,11 +18,12 @@ from typing import Any
 from workbench.errors import ConfigurationError, WorkbenchError
 from workbench.gpus.catalogue import GPUS
 from workbench.gpus.catalogue import gpu as find_gpu
+from workbench.measure.device import CPU
 from workbench.models.source import EMBEDDED, RANDOM
 from workbench.paths import PACKAGE, versions
 from workbench.predict import cache as prediction_cache
 from workbench.predict.engine import EMULATOR, ENGINES, SHADOW, engine_for
-from workbench.predict.prediction import CPU, Prediction
+from workbench.predict.prediction import Prediction
 from workbench.predict.worker import SECONDS, ask, ask_emulator
 from workbench.ranks.shards import SHARDS, Ranks
 from workbench.recipe import Recipe

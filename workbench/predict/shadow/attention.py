@@ -133,10 +133,16 @@ def _autocast(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _question(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, dropout: float,
-    causal: bool, may_group: bool,
-) -> Question:  # fmt: skip
-    cuda, grouped = torch.backends.cuda, query.shape[-3] != key.shape[-3]
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout: float,
+    causal: bool,
+    may_group: bool,
+) -> Question:
+    cuda = torch.backends.cuda
+    grouped = query.shape[-3] != key.shape[-3]
     enabled = {backend for backend in Backend if getattr(cuda, f"{backend}_sdp_enabled")()}
     return Question(
         dtype=query.dtype,

@@ -93,12 +93,22 @@ def _embedding_backward(gradient: torch.Tensor, indices: torch.Tensor, *_: Any) 
     """`embedding_dense_backward_cuda` in `Embedding.cu` and `embedding_backward_cuda_kernel` in
     `EmbeddingBackwardKernel.cu`: more than 3,072 indices are sorted; then come the segments of equal ones, each cut
     into pieces of 10 (`NROWS_PER_THREAD`), and a row for each piece that there may be. Without what CUB sorts in."""
-    count, width = indices.numel(), gradient.shape[-1]
+    count = indices.numel()
+    width = gradient.shape[-1]
     if count <= 3072:
         return NO_SCRATCH
-    each, pieces = count * INT64_BYTES, count // 10 + count
-    segments = (each, INT64_BYTES, each, each, INT64_BYTES, pieces * INT64_BYTES, pieces * width * FP32_BYTES)
-    return Scratch(before=(each, each), after=(segments,))
+    indices_bytes = count * INT64_BYTES
+    pieces = count // 10 + count
+    segments = (
+        indices_bytes,
+        INT64_BYTES,
+        indices_bytes,
+        indices_bytes,
+        INT64_BYTES,
+        pieces * INT64_BYTES,
+        pieces * width * FP32_BYTES,
+    )
+    return Scratch(before=(indices_bytes, indices_bytes), after=(segments,))
 
 
 def _flash_forward(

@@ -33,13 +33,13 @@ def make_fake(model: torch.nn.Module, mode: FakeTensorMode, device: torch.device
 
     Techniques must have been applied before: adapters cannot be put into a model of fake parameters.
     """
-    made: dict[int, torch.Tensor] = {}
+    fakes: dict[int, torch.Tensor] = {}
     for module in model.modules():
         # `register_parameter` and `setattr` check what a fake tensor does not pass
         for tensors in cast("tuple[dict[str, torch.Tensor | None], ...]", (module._parameters, module._buffers)):
             for name, tensor in tensors.items():
                 if tensor is not None:
-                    tensors[name] = made.setdefault(id(tensor), _fake_tensor(tensor, mode, device))
+                    tensors[name] = fakes.setdefault(id(tensor), _fake_tensor(tensor, mode, device))
     model.to = lambda *_, **__: model  # type: ignore[method-assign]  # the Trainer moves it; it is there already
 
 
@@ -88,11 +88,13 @@ def traceable(padding: Callable[[], bool]) -> Iterator[None]:
 
     from workbench.run import trainer
 
-    known: Callable[..., bool] = masking_utils._ignore_causal_mask_sdpa
+    by_shapes: Callable[..., bool] = masking_utils._ignore_causal_mask_sdpa
     packed: Callable[..., Any] = masking_utils.find_packed_sequence_indices
 
     def ignore_mask(padding_mask: torch.Tensor | None, *args: Any, **kwargs: Any) -> bool:
-        return False if padding_mask is not None and padding() else known(None, *args, **kwargs)
+        if padding_mask is not None and padding():
+            return False
+        return by_shapes(None, *args, **kwargs)
 
     def not_packed(position_ids: torch.Tensor) -> None:
         packed(position_ids)  # allocates what it allocates
@@ -118,10 +120,10 @@ def traceable(padding: Callable[[], bool]) -> Iterator[None]:
         yield
 
 
-def _grouped_product(a: torch.Tensor, b: torch.Tensor, *_: Any, offs: Any = None, **given: Any) -> torch.Tensor:
+def _grouped_product(a: torch.Tensor, b: torch.Tensor, *_: Any, offs: Any = None, **options: Any) -> torch.Tensor:
     """The product of a mixture of experts: as large for any routing."""
-    made: torch.Tensor = meta._create_grouped_mm_output_tensor(a, b, offs, given.get("out_dtype"))
-    return made
+    product: torch.Tensor = meta._create_grouped_mm_output_tensor(a, b, offs, options.get("out_dtype"))
+    return product
 
 
 def _on_storage(tensor: Any, storage: torch.UntypedStorage, *place: Any) -> torch.Tensor:
@@ -131,8 +133,8 @@ def _on_storage(tensor: Any, storage: torch.UntypedStorage, *place: Any) -> torc
     with _disable_current_modes():
         plain = torch._C.TensorBase.set_(torch.empty(0, dtype=tensor.dtype, device=storage.device), storage)
     mode = tensor.fake_mode
-    made: torch.Tensor = mode.fake_tensor_converter.from_meta_and_device(mode, plain, tensor.fake_device)
-    return made
+    fake: torch.Tensor = mode.fake_tensor_converter.from_meta_and_device(mode, plain, tensor.fake_device)
+    return fake
 
 
 # ---- this process, for a GPU ----

@@ -12,10 +12,13 @@ import torch
 
 from workbench.gpus.catalogue import Gpu
 
-MAX_THREADS, WARP = 512, 32
+MAX_THREADS = 512
+WARP = 32
 VECTOR = 4  # vt0: values that a thread loads at once
-MIN_VALUES, MAX_VALUES = 16, 256  # of a thread
-ACCUMULATOR_BYTES, SEMAPHORE_BYTES = 4, 4
+MIN_VALUES = 16  # of a thread
+MAX_VALUES = 256
+ACCUMULATOR_BYTES = 4
+SEMAPHORE_BYTES = 4
 
 Dimension = tuple[int, int]  # size, stride in elements
 
@@ -43,10 +46,12 @@ class Reduction:
 
     def bytes_on(self, gpu: Gpu) -> tuple[int, int]:
         """The buffer and the semaphores; zeros where each output has a block of its own."""
-        outputs, inputs = (math.prod(size for size, _ in dimensions) for dimensions in (self.kept, self.reduced))
+        outputs = math.prod(size for size, _ in self.kept)
+        inputs = math.prod(size for size, _ in self.reduced)
         if not outputs or not inputs:
             return 0, 0
-        stride, kept_stride = self.reduced[0][1] if self.reduced else 1, self.kept[0][1] if self.kept else 0
+        stride = self.reduced[0][1] if self.reduced else 1
+        kept_stride = self.kept[0][1] if self.kept else 0
         along = not self.kept or stride < kept_stride  # the fastest dimension is one that goes
         width, height = (inputs, outputs) if along else (outputs, inputs)
         vector = 1
@@ -73,7 +78,10 @@ class Reduction:
     def _output_vector(self) -> int:
         """`get_output_vec_size`: the largest power of two up to 4 that divides the row and all other strides."""
         numbers = [self.kept[0][0], *(stride for _, stride in (*self.reduced, *self.kept[1:]))]
-        return next(v for v in (4, 2, 1) if all(number % v == 0 for number in numbers))
+        for size in (4, 2):
+            if all(number % size == 0 for number in numbers):
+                return size
+        return 1
 
 
 @dataclass(frozen=True)
@@ -97,18 +105,24 @@ class Splits:
         splits = self._splits(2 * gpu.multiprocessors)
         if splits == 1:
             return 0, 0
-        each = splits * self.rows * self.queries * ACCUMULATOR_BYTES
-        return each, each * _ceil(self.width, 32) * 32
+        sums_bytes = splits * self.rows * self.queries * ACCUMULATOR_BYTES
+        return sums_bytes, sums_bytes * _ceil(self.width, 32) * 32
 
     def _splits(self, at_once: int) -> int:
         blocks = self.rows * _ceil(self.queries, 64)
-        pieces = _ceil(self.keys, 256 if self.width <= 64 else 128 if self.width <= 128 else 64)
+        keys_at_once = 64
+        if self.width <= 64:
+            keys_at_once = 256
+        elif self.width <= 128:
+            keys_at_once = 128
+        pieces = _ceil(self.keys, keys_at_once)
         if blocks >= 0.8 * at_once:
             return 1
         most = min(128, at_once, pieces)
         useful = [n for n in range(1, most + 1) if n == 1 or _ceil(pieces, n) != _ceil(pieces, n - 1)]
         filled = {n: blocks * n / at_once / _ceil(blocks * n, at_once) for n in useful}
-        return next(n for n in useful if filled[n] >= 0.85 * max(filled.values()))
+        enough = [n for n in useful if filled[n] >= 0.85 * max(filled.values())]
+        return enough[0]
 
 
 def _ceil(number: int, by: int) -> int:
@@ -117,13 +131,15 @@ def _ceil(number: int, by: int) -> int:
 
 def _joined(dimensions: list[Dimension]) -> tuple[Dimension, ...]:
     """Dimensions that follow each other in memory are one; those of size 1 are none."""
-    found: list[Dimension] = []
-    for size, stride in (dimension for dimension in dimensions if dimension[0] != 1):
-        if found and math.prod(found[-1]) == stride:
-            found[-1] = found[-1][0] * size, found[-1][1]
+    joined: list[Dimension] = []
+    for size, stride in dimensions:
+        if size == 1:
+            continue
+        if joined and math.prod(joined[-1]) == stride:
+            joined[-1] = (joined[-1][0] * size, joined[-1][1])
         else:
-            found.append((size, stride))
-    return tuple(found)
+            joined.append((size, stride))
+    return tuple(joined)
 
 
 def _block(width: int, height: int, threads: int) -> tuple[int, int]:

@@ -20,7 +20,8 @@ def foreseen(trace: Trace, evaluation: Events, step: Events) -> Trace | None:
     It does if all that the step leaves alive takes the place of what it freed of the step before, and if nothing that
     the evaluation made lives on but workspaces.
     """
-    if longer := _again(trace, step, ()):
+    longer = _again(trace, step, ())
+    if longer:
         # when training is over, nobody holds the batch, the loss and the norm of the last step any longer
         left = (longer.born >= trace.events) & (longer.died < 0) & np.isin(longer.category, PASSING)
         longer.died[left] = longer.events + np.arange(left.sum())
@@ -30,14 +31,16 @@ def foreseen(trace: Trace, evaluation: Events, step: Events) -> Trace | None:
 def _again(trace: Trace, window: Events, once: tuple[int, ...]) -> Trace | None:
     """With the events of the window once more, at the end. `once`: storages that are not made a second time."""
     begin, end = window
-    made = (trace.born >= begin) & (trace.born < end)
-    made[list(once)] = False
+    born = (trace.born >= begin) & (trace.born < end)
+    born[list(once)] = False
     freed = (trace.died >= begin) & (trace.died < end)
-    left, taken = np.flatnonzero(made & ~freed), np.flatnonzero(freed & ~made)
+    left = np.flatnonzero(born & ~freed)
+    taken = np.flatnonzero(freed & ~born)
     if not _alike(trace, left, taken):
         return None
-    copied, count = np.flatnonzero(made), len(trace.born)
-    times = np.sort(np.concatenate([trace.born[made], trace.died[freed]]))
+    copied = np.flatnonzero(born)
+    count = len(trace.born)
+    times = np.sort(np.concatenate([trace.born[born], trace.died[freed]]))
 
     def later(events: Any) -> Any:
         return trace.events + np.searchsorted(times, events)

@@ -29,11 +29,12 @@ def replay(trace: Trace, gpu: Gpu | None) -> dict[str, Any]:
     sizes = trace.sizes(gpu)
     if gpu is None:
         return _read(trace, sizes, trace.timeline(sizes).total)
-    room, found = gpu.memory_bytes - gpu.context_bytes_estimate, _of_enough(trace, sizes.tobytes())
-    if found["peak_reserved_bytes"] > room:
+    room = gpu.memory_bytes - gpu.context_bytes_estimate
+    with_enough = _of_enough(trace, sizes.tobytes())
+    if with_enough["peak_reserved_bytes"] > room:
         with suppress(OutOfCapacity):
             return _allocated(trace, sizes, capacity_bytes=room, device_bytes=gpu.memory_bytes)
-    return found
+    return with_enough
 
 
 @lru_cache(maxsize=8)
@@ -44,10 +45,12 @@ def _of_enough(trace: Trace, sizes: bytes) -> dict[str, Any]:
 
 def _allocated(trace: Trace, sizes: NDArray[np.int64], **limits: Any) -> dict[str, Any]:
     allocator = CachingAllocator(**limits, **trace.allocator)
-    moves, ended = np.empty(trace.events, dtype=np.int64), np.flatnonzero(trace.died >= 0)
+    moves = np.empty(trace.events, dtype=np.int64)
+    ended = np.flatnonzero(trace.died >= 0)
     moves[trace.born] = np.arange(len(sizes))
     moves[trace.died[ended]] = ~ended  # the complement, which is negative, of what goes
-    handles, requests = [0] * len(sizes), sizes.tolist()
+    handles = [0] * len(sizes)
+    requests = sizes.tolist()
     allocated = np.empty(trace.events, dtype=np.int64)
     for event, move in enumerate(moves.tolist()):
         if move >= 0:

@@ -19,8 +19,11 @@ from transformers import Trainer
 from workbench.models.family import ModelFamily
 from workbench.techniques.base import Arguments, Call
 
-SCALED, SCALES_SCALED = 64, 256  # 4-bit numbers that share a scale, and scales that do
-EIGHT_BIT_BLOCK, EIGHT_BIT_MINIMUM, EIGHT_BIT_VALUES = 256, 4096, 256  # `Optimizer2State`
+SCALED = 64  # 4-bit numbers that share a scale
+SCALES_SCALED = 256  # scales that share one themselves
+EIGHT_BIT_BLOCK = 256  # this and the next two: `Optimizer2State`
+EIGHT_BIT_MINIMUM = 4096
+EIGHT_BIT_VALUES = 256
 PAGED_MINIMUM = 100_000  # elements: `get_state_buffer`
 HOSTS_MINIMUM = 4096  # `minimal_size`
 
@@ -30,11 +33,11 @@ HOSTS_MINIMUM = 4096  # `minimal_size`
 
 def take_quantization(arguments: Arguments) -> Arguments | None:
     """The settings of a `BitsAndBytesConfig`, taken out of the arguments of loading; None without one."""
-    made: Call | None = arguments.pop("quantization_config", None)
-    if made is None:
+    config: Call | None = arguments.pop("quantization_config", None)
+    if config is None:
         return None
     arguments.pop("device_map", None)
-    return dict(made.settings)
+    return dict(config.settings)
 
 
 def pack_matrices(model: Any, family: ModelFamily, settings: Arguments) -> None:
@@ -85,7 +88,8 @@ class FourBitLinear(torch.nn.Linear):
             packed = torch.empty(inputs * outputs // 2, 1, dtype=torch.uint8)
             for name, tensor in _scales(inputs * outputs, settings["bnb_4bit_use_double_quant"]).items():
                 self.register_buffer(name, tensor)
-        self.compute, self.matrix_dtype = getattr(torch, settings["bnb_4bit_compute_dtype"]), dtype
+        self.compute = getattr(torch, settings["bnb_4bit_compute_dtype"])
+        self.matrix_dtype = dtype
         self.weight = torch.nn.Parameter(packed, requires_grad=False)
         if bias is not None:
             self.bias = torch.nn.Parameter(bias.to(self.compute), requires_grad=False)
@@ -104,12 +108,14 @@ class FourBitLinear(torch.nn.Linear):
 def _scales(numbers: int, double: bool) -> dict[str, torch.Tensor]:
     """What belongs to so many 4-bit numbers: `QuantState`, as `quantize_4bit` fills it."""
     count = math.ceil(numbers / SCALED)
-    made = {"code": torch.empty(16), "absmax": torch.empty(count)}  # the values that 4 bits stand for, and the scales
+    # the values that 4 bits stand for, and the scales
+    tensors = {"code": torch.empty(16), "absmax": torch.empty(count)}
     if double:
-        made["absmax"] = torch.empty(count, dtype=torch.uint8)
-        made |= {"offset": torch.empty(()), "absmax_absmax": torch.empty(math.ceil(count / SCALES_SCALED))}
-        made["absmax_code"] = torch.empty(256)
-    return made
+        tensors["absmax"] = torch.empty(count, dtype=torch.uint8)
+        tensors["offset"] = torch.empty(())
+        tensors["absmax_absmax"] = torch.empty(math.ceil(count / SCALES_SCALED))
+        tensors["absmax_code"] = torch.empty(256)
+    return tensors
 
 
 # ---- optimizer states of 8 bits, or in unified memory ----
@@ -132,7 +138,8 @@ class LibrarysAdamW(torch.optim.Optimizer):
 
     def __init__(self, parameters: Any, bits: int, paged: bool) -> None:
         super().__init__(parameters, {})
-        self.bits, self.paged_from = bits, PAGED_MINIMUM if paged else math.inf
+        self.bits = bits
+        self.paged_from = PAGED_MINIMUM if paged else math.inf
         self.embeddings: set[int] = set()  # for which the Trainer asks for 32-bit states, of an optimizer it makes
         self.tables: dict[str, torch.Tensor] = {}
 
@@ -151,8 +158,10 @@ class LibrarysAdamW(torch.optim.Optimizer):
         blocks = math.ceil(parameter.numel() / EIGHT_BIT_BLOCK)
         for i in both:
             self.tables.setdefault(f"qmap{i}", torch.empty(EIGHT_BIT_VALUES, device=parameter.device))
-        made = {f"state{i}": torch.zeros_like(parameter, dtype=torch.uint8) for i in here}
-        return {**made, **{f"absmax{i}": torch.zeros(blocks, device=parameter.device) for i in both}, **self.tables}
+        state = {f"state{i}": torch.zeros_like(parameter, dtype=torch.uint8) for i in here}
+        for i in both:
+            state[f"absmax{i}"] = torch.zeros(blocks, device=parameter.device)
+        return state | self.tables
 
 
 class FlashStates(LibrarysAdamW):
@@ -162,12 +171,13 @@ class FlashStates(LibrarysAdamW):
         super().__init__([{**group, "lr": lr} for group in groups], bits=8, paged=False)
 
     def new_state(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-        made = {}
+        state = {}
         for name in ("exp_avg", "exp_avg_sq"):
             plain = torch.zeros_like(parameter)
-            made[name] = torch.empty_like(plain, dtype=torch.uint8)
-            made[f"{name} scales"] = plain.new_empty((plain.numel() + 31) // 32, dtype=torch.float16)
-        return {**made, "error_bits": torch.zeros_like(parameter, dtype=torch.int8)}
+            state[name] = torch.empty_like(plain, dtype=torch.uint8)
+            state[f"{name} scales"] = plain.new_empty((plain.numel() + 31) // 32, dtype=torch.float16)
+        state["error_bits"] = torch.zeros_like(parameter, dtype=torch.int8)
+        return state
 
 
 # ---- tensors that wait on the host ----
@@ -178,7 +188,8 @@ class HostsAdamW(torch.optim.Optimizer):
 
     def __init__(self, groups: list[dict[str, Any]], **options: Any) -> None:
         small = [{**g, "params": [p for p in g["params"] if p.numel() < HOSTS_MINIMUM]} for g in groups]
-        self.d_opt, self.param_d2h_map = torch.optim.AdamW(small, **options), dict[Any, Any]()
+        self.d_opt = torch.optim.AdamW(small, **options)
+        self.param_d2h_map: dict[Any, Any] = {}
         self.param_groups = self.d_opt.param_groups
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -189,7 +200,9 @@ class SavedNowhere(torch.autograd.graph.saved_tensors_hooks):
     """`torch.autograd.graph.save_on_cpu`: what comes back is contiguous, and new."""
 
     def __init__(self, **_: Any) -> None:
-        super().__init__(lambda saved: (saved.size(), saved.dtype), lambda told: torch.empty(told[0], dtype=told[1]))
+        super().__init__(
+            lambda saved: (saved.size(), saved.dtype), lambda packed: torch.empty(packed[0], dtype=packed[1])
+        )
 
 
 MODULES: dict[str, Any] = {  # of libraries, for `sys.modules`

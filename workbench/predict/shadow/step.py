@@ -152,21 +152,27 @@ class _Shadow:
         trainer = self._trainer(meter)
         uses_bf16 = trainer.args.bf16 or any(p.dtype is torch.bfloat16 for p in self.model.parameters())
         refuse_precision(gpu, uses_bf16)
-        batches, held_out = self._batches(trainer), _held_out(trainer)
+        batches = self._batches(trainer)
+        held_out = _held_out(trainer)
         padded = self.padding or any(map(count_padding, batches))
         with ExitStack() as stack:
             stack.enter_context(traceable(lambda: padded and self.model.training))
             attention = stack.enter_context(cuda_choices(gpu)) if gpu else None
             stack.enter_context(mode)
-            fakes, evaluated = ([_fake_batch(batch, mode) for batch in some] for some in (batches, held_out))
+            trained = [_fake_batch(batch, mode) for batch in batches]
+            evaluated = [_fake_batch(batch, mode) for batch in held_out]
             stack.enter_context(meter)
-            found = self._traced(train(trainer, meter, fakes, evaluated))
-        asked = dict(attention.asked) if attention else {}
-        allocator = {
-            k: v for technique in self.job.recipe.techniques for k, v in technique.allocator_settings().items()
-        }
-        known = facts(trainer, counted, self.micro_batches, padded)
-        return replace(found, uses_bf16=uses_bf16, allocator=allocator, attention=asked, facts=known)
+            trace_of_steps = self._traced(train(trainer, meter, trained, evaluated))
+        allocator: dict[str, Any] = {}
+        for technique in self.job.recipe.techniques:
+            allocator |= technique.allocator_settings()
+        return replace(
+            trace_of_steps,
+            uses_bf16=uses_bf16,
+            allocator=allocator,
+            attention=dict(attention.asked) if attention else {},
+            facts=facts(trainer, counted, self.micro_batches, padded),
+        )
 
     def _traced(self, training: Iterator[None]) -> Trace:
         """Until what follows can be foreseen."""
@@ -174,8 +180,10 @@ class _Shadow:
         for _ in training:
             pauses.append(self.tracker.events)
             if len(pauses) == FORESEEN:
-                evaluation, step = (pauses[0], pauses[1]), (pauses[-2], pauses[-1])
-                if whole := foreseen(self.tracker.trace(), evaluation, step):
+                evaluation = (pauses[0], pauses[1])
+                step = (pauses[-2], pauses[-1])
+                whole = foreseen(self.tracker.trace(), evaluation, step)
+                if whole:
                     return whole
             if len(pauses) <= FORESEEN:
                 self.tracker.begin_step()
@@ -194,16 +202,17 @@ class _Shadow:
 
         Where examples have unequal lengths, each batch has the longest: the peak of a run is that of such a batch.
         """
-        size, count = trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps
+        size = trainer.args.per_device_train_batch_size
+        count = trainer.args.gradient_accumulation_steps
         dataset: Any = trainer.train_dataset
         others = cycle(list(islice(cast("Iterable[Any]", dataset), size * count)))
-        longest = dataset[_longest(dataset)] if isinstance(dataset, Dataset) else next(others)
+        longest = dataset[_longest(dataset)] if isinstance(dataset, Dataset) else next(others, None)
         collator = cast("Callable[..., Batch]", trainer.data_collator)
-        made = [collator([longest, *islice(others, size - 1)]) for _ in range(count)]
+        batches = [collator([longest, *islice(others, size - 1)]) for _ in range(count)]
         if self.padding:
-            for batch in made:
+            for batch in batches:
                 batch.setdefault("attention_mask", torch.ones_like(batch["input_ids"]))
-        return made
+        return batches
 
 
 def train(trainer: SeamTrainer, meter: Meter, batches: list[Batch], held_out: Sequence[Batch] = ()) -> Iterator[None]:
@@ -267,11 +276,12 @@ class _Loader:
     """Each batch is there until the next one is, as with accelerate's loader; on the host it collates one `ahead`."""
 
     def __init__(self, batches: Sequence[Batch], ahead: bool) -> None:
-        self.dataset, self.ahead = batches, ahead
+        self.dataset = batches
+        self.ahead = ahead
 
     def __iter__(self) -> Iterator[Batch]:
         moved = ({name: tensor.clone() for name, tensor in batch.items()} for batch in self.dataset)
-        waiting = [next(moved)] if self.ahead else []
+        waiting = [*islice(moved, 1)] if self.ahead else []
         for batch in moved:
             waiting.append(batch)
             yield waiting.pop(0)
@@ -280,7 +290,8 @@ class _Loader:
 
 def _held_out(trainer: SeamTrainer) -> list[Batch]:
     """The batches of an evaluation; the last one may be smaller."""
-    size, rows = trainer.args.per_device_eval_batch_size, list(cast("Iterable[Any]", trainer.eval_dataset))
+    size = trainer.args.per_device_eval_batch_size
+    rows = list(cast("Iterable[Any]", trainer.eval_dataset))
     collator = cast("Callable[..., Batch]", trainer.data_collator)
     return [collator(rows[start : start + size]) for start in range(0, len(rows), size)]
 

@@ -49,9 +49,9 @@ class Trace:
         sizes = self.nbytes.copy()
         if gpu is not None:
             sizes[list(self.workspaces)] = gpu.cublas_workspace_bytes
-            known = {work: work.bytes_on(gpu) for work in set(self.shared.values())}
+            bytes_of = {work: work.bytes_on(gpu) for work in set(self.shared.values())}
             for first, work in self.shared.items():
-                sizes[first : first + 2] = known[work]
+                sizes[first : first + 2] = bytes_of[work]
         return sizes
 
     def phases(self) -> tuple[Phase | None, ...]:

@@ -18,12 +18,11 @@ def _kept(recipe: Recipe, on_gpu: bool, padding: bool, ranks: Ranks | None) -> l
 
 def trace_for(recipe: Recipe, gpu: Gpu | None, padding: bool, ranks: Ranks | None = None) -> Trace:
     """A trace of this recipe in which every choice is the one this GPU makes. Raises as `trace` does."""
-    known = _kept(recipe, gpu is not None, padding, ranks)
-    asked = (one for one in known if all(gpu and choose_backend(gpu, q) is a for q, a in one.attention.items()))
-    found = next(asked, None)
-    if found is None:
-        found = trace(recipe, gpu, padding, ranks)
-        known.append(found)
-    else:
-        refuse_precision(gpu, found.uses_bf16)
-    return found
+    traces = _kept(recipe, gpu is not None, padding, ranks)
+    for earlier in traces:
+        if all(gpu and choose_backend(gpu, question) is backend for question, backend in earlier.attention.items()):
+            refuse_precision(gpu, earlier.uses_bf16)
+            return earlier
+    new = trace(recipe, gpu, padding, ranks)
+    traces.append(new)
+    return new

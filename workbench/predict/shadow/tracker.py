@@ -91,11 +91,12 @@ class ShadowTracker(ResizableTracker):
         module = self._open[-1] if self._open else ""
         packet = getattr(func, "overloadpacket", None)
         scratch = scratch_of(func, args, kwargs or {}) if self.cuda else NO_SCRATCH
-        before, first = self._book_blocks(scratch.before), len(self.storages)
+        before = self._book_blocks(scratch.before)
+        first = len(self.storages)
         try:
             out = _book_results(self, func, types, args, kwargs)
         except Exception:
-            self.failed = str(func), module  # others may follow while contexts are left
+            self.failed = (str(func), module)  # others may follow while contexts are left
             raise
         if self._phase is not Phase.EVALUATION:
             self._count(func, packet, args, kwargs or {}, out)
@@ -119,7 +120,8 @@ class ShadowTracker(ResizableTracker):
         """Every micro-batch ends with the phase in which, after the last one, the optimizer steps."""
         super().enter_phase(phase)
         if phase is Phase.OPTIMIZER_STEP:
-            self._last, self._so_far = self.worked() - self._so_far, self.worked()
+            self._last = self.worked() - self._so_far
+            self._so_far = self.worked()
 
     def worked(self) -> "Counter[str]":
         """`work`, and `bus_bytes`: what was moved to the host or a disk, and back."""
@@ -149,12 +151,12 @@ class ShadowTracker(ResizableTracker):
     def _fill_makers(self, operation: Any, module: str) -> None:
         self._makers.extend([(operation, module)] * (len(self.storages) - len(self._makers)))
 
-    def _reorder(self, order: tuple[int, ...] | None, made: list[Storage]) -> None:
+    def _reorder(self, order: tuple[int, ...] | None, results: list[Storage]) -> None:
         """The results in the order in which CUDA takes them; those that it has elsewhere take nothing."""
-        if order is None or len(made) < len(order):
+        if order is None or len(results) < len(order):
             return
-        clock = [storage.born for storage in made]
-        for place, storage in enumerate(made):
+        clock = [storage.born for storage in results]
+        for place, storage in enumerate(results):
             if place in order:
                 storage.born = clock[order.index(place)]
             else:
@@ -167,13 +169,15 @@ class ShadowTracker(ResizableTracker):
             self._book_block(0)
 
     def _book_blocks(self, blocks: Sequence[Block]) -> list[Storage]:
-        found = []
+        storages = []
         for block in blocks:
-            if not isinstance(block, int):
-                self.shared[len(self.storages)] = block
-                found.append(self._book_block(0))
-            found.append(self._book_block(block if isinstance(block, int) else 0))
-        return found
+            if isinstance(block, int):
+                storages.append(self._book_block(block))
+                continue
+            self.shared[len(self.storages)] = block  # two storages, whose sizes are those of a GPU
+            storages.append(self._book_block(0))
+            storages.append(self._book_block(0))
+        return storages
 
     def _bury_blocks(self, blocks: list[Storage]) -> None:
         for storage in reversed(blocks):
