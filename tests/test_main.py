@@ -83,6 +83,8 @@ def test_what_cannot_be_used_is_said_in_one_line_without_a_record(quick, model_n
 FIELD = "A field of TrainingArguments is --set arguments.weight_decay=VALUE."
 UNKNOWN = [
     (["rum"], r"argument COMMAND takes no 'rum'\. Known: run, .*Did you mean run\?"),
+    (["frontier", "gpt2"], r"frontier is no command since version 0\.4\. Use plan --frontier, with the same options\."),
+    (["verify"], r"verify is no command since .* run tools/verify\.py\."),
     (["run", "--techniqe", "lora"], r"run takes no '--techniqe'.*Did you mean --technique\?"),
     (["run", "--weight-decay", "0.1"], rf"run takes no '--weight-decay'\. Known: --help, --corpus, .*{FIELD}"),
     (["run", "--weight-decay=0.1"], rf"run takes no '--weight-decay'\..*{FIELD}"),

@@ -144,11 +144,24 @@ def _command(arguments: Sequence[str] | None) -> int:
         return 130
 
 
+# commands of version 0.3, and what does the same
+RETIRED = {
+    "frontier": "Use plan --frontier, with the same options.",
+    "env": "Use --version.",
+    "try": "Call workbench.side_by_side(recipe, recipe | technique) from Python.",
+    "headline": "In a checkout, run tools/headline.py.",
+    "pairs": "In a checkout, run tools/pairs.py.",
+    "verify": "In a checkout, run tools/verify.py.",
+}
+
+
 class _Parser(argparse.ArgumentParser):
     """Its errors name the nearest that is known."""
 
     def error(self, message: str) -> NoReturn:
         match = re.search(r"(.*): invalid choice: '(.*)' \(choose from (.*)\)", message)
+        if match and match[2] in RETIRED:
+            raise ConfigurationError(f"{match[2]} is no command since version 0.4. {RETIRED[match[2]]}")
         if match:
             raise unknown(f"{self.prog}: {match[1]} takes no", match[2], re.findall(r"[\w-]+", match[3]))
         super().error(message)
