@@ -109,7 +109,7 @@ def test_of_a_kernel_restarted_in_a_training_nothing_is_lost(page, folder):
     before = {record.id for record in read_all(folder)}
     start(page)
     while not any(record.steps_done for record in read_all(folder) if record.id not in before):
-        page.wait_for_timeout(200)  # it is written every two seconds
+        page.wait_for_timeout(200)  # it is written now and then
     page.get_by_role("menuitem", name="Kernel", exact=True).click()
     page.get_by_role("menuitem", name="Restart Kernel and Run All Cells…", exact=True).click()
     page.locator(".jp-Dialog button.jp-mod-accept").click()

@@ -1,6 +1,9 @@
 """The gate and the story behind it: made once, executed anywhere, and always ended in a record."""
 
+import itertools
 from dataclasses import replace
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import dill
 import pytest
@@ -99,3 +102,25 @@ def test_a_device_that_is_not_here_has_the_same_gate(one_step, monkeypatch):
     assert "compute capability 8.0" in jobs["t4"].lacking
     assert jobs["a100-40gb"].lacking == ""
     assert jobs["t4"].arguments == jobs["a100-40gb"].arguments
+
+
+def test_a_long_record_is_not_written_more_often_than_its_share_of_the_time_allows(one_step, monkeypatch, runs_folder):
+    from workbench.run import watch
+
+    clock = SimpleNamespace(now_s=0.0)
+    written_at_s = []
+    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+
+    def slow_write(here):
+        written_at_s.append(clock.now_s)
+        clock.now_s += 0.1
+
+    monkeypatch.setattr(Place, "write", slow_write)
+    looking_on = watch.Watch(Place(prepare(one_step, World.find("cpu"), folder=runs_folder)), meter=MagicMock())
+    while clock.now_s < 20:
+        clock.now_s += 0.25
+        looking_on.on_step_end(None, SimpleNamespace(global_step=1, max_steps=2), SimpleNamespace())
+    assert written_at_s[0] == 0.5
+    waits = [later - earlier for earlier, later in itertools.pairwise(written_at_s)]
+    assert waits
+    assert all(wait >= 0.1 / watch.WRITE_SHARE for wait in waits)

@@ -457,6 +457,7 @@ def test_auto_is_recorded_as_what_it_stands_for(text_file):
 def test_what_a_killed_run_has_measured_is_on_disk_by_then(three, tmp_path, monkeypatch):
     """A kill leaves no word: what is read while the run goes on is all that would be there."""
     monkeypatch.setattr(watch, "WRITE_EVERY_S", 0.0)
+    monkeypatch.setattr(watch, "WRITE_SHARE", math.inf)
     on_disk = []
     run(three, device="cpu", observe=lambda so_far: on_disk.append(only_record(tmp_path)), folder=tmp_path)
     assert [(record.status, record.steps_done) for record in on_disk] == [(Status.RUNNING, steps) for steps in range(3)]

@@ -15,6 +15,7 @@ from workbench.run.place import Place
 from workbench.run.stopwatch import WARM_UP_STEPS, Stopwatch
 
 WRITE_EVERY_S = 0.5  # what a killed run has measured until then; a panel shows it
+WRITE_SHARE = 0.02  # of the time, at most: a record of 100,000 steps takes a sixth of a second
 
 
 class Watch(TrainerCallback):
@@ -28,7 +29,7 @@ class Watch(TrainerCallback):
         self.meter = meter
         self.losses_are_finite = True
         self.skipped_steps = 0
-        self.written_at_s = time.monotonic()
+        self.write_at_s = time.monotonic() + WRITE_EVERY_S
         self.stopwatch = Stopwatch()
         # In a terminal and in JupyterLab; not where output is collected, as under papermill or in a pipe.
         shown = sys.stderr.isatty() or "JPY_SESSION_NAME" in os.environ
@@ -58,7 +59,7 @@ class Watch(TrainerCallback):
         self.bar.update()
         if self.here.observe is not None:
             self.here.observe(self.here.look)
-        if time.monotonic() - self.written_at_s > WRITE_EVERY_S:
+        if time.monotonic() >= self.write_at_s:
             self.write()
 
     def on_evaluate(self, *args: Any, **others: Any) -> None:
@@ -79,8 +80,10 @@ class Watch(TrainerCallback):
         self.bar.close()
 
     def write(self) -> None:
+        began_at_s = time.monotonic()
         self.here.write()
-        self.written_at_s = time.monotonic()
+        written_at_s = time.monotonic()
+        self.write_at_s = written_at_s + max(WRITE_EVERY_S, (written_at_s - began_at_s) / WRITE_SHARE)
 
     def speed(self) -> dict[str, Any]:
         """Fields of a record: over the steps after the warm-up, padding not counted. Unknown (None) if there are none,
