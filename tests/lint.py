@@ -29,7 +29,18 @@ ROOMS = {
     "models", "texts", "techniques", "measure", "run", "records", "ranks", "gpus", "predict", "advise", "export",
     "lessons", "widgets",
 }  # fmt: skip
-FILES_BESIDE_THE_ROOMS = {"__init__", "__main__", "errors", "hub", "imports", "launch", "settings", "recipe", "paths"}
+FILES_BESIDE_THE_ROOMS = {
+    "__init__",
+    "__main__",
+    "errors",
+    "hub",
+    "imports",
+    "launch",
+    "options",
+    "recipe",
+    "paths",
+    "settings",
+}
 
 # a technique, or the command line, says what is missing; pytest loads its plugin itself
 FOUND_AT_RUN_TIME = {"deepspeed", "pytest", "ray"}

@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
-from workbench.imports import Postponed, quick_imports
+from workbench.imports import quick_imports
 from workbench.launch import Child
+from workbench.patches.torchao import Postponed
 
 LATER = ("torch._inductor.compile_fx", "torchao")
 PROGRAM = f"""
@@ -25,7 +26,7 @@ models = [count for folder, count in folders.items() if os.path.join("transforme
 print(json.dumps({{
     "loaded": loaded,
     "as before": before == (torch.compile, functools.lru_cache, gc.isenabled()),
-    "finders": [str(finder) for finder in sys.meta_path if type(finder).__name__ == "SimpleNamespace"],
+    "finders": [str(finder) for finder in sys.meta_path if type(finder).__module__.startswith("workbench")],
     "folders of models": len(models),
     "read again": sum(count > 1 for count in models),
     "then": [quantizer.flatten_tensor_state_dict({{}})[0], "torchao" in sys.modules],
@@ -79,7 +80,7 @@ def imported_quickly(tmp_path, monkeypatch):
         monkeypatch.setattr("torch.compile", lambda function=None, **options: compiled.append(options) or (lambda f: f))
         with quick_imports():
             module = __import__(name)
-        monkeypatch.delitem(sys.modules, name)
+        del sys.modules[name]  # `monkeypatch` would put it back
         assert module.remembered.cache_info().maxsize == 128
         return module, compiled
 

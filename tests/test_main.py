@@ -14,9 +14,10 @@ import torch
 
 from workbench import __main__ as main_module
 from workbench import __version__
-from workbench.__main__ import COMMANDS, main
+from workbench.__main__ import main
 from workbench.export.written import as_command
 from workbench.measure.device import Device
+from workbench.options import COMMANDS
 from workbench.records.record import Status, read_all
 from workbench.run.trainer import SeamTrainer
 from workbench.techniques import REGISTRY, Lora
@@ -180,7 +181,7 @@ def test_records_and_compare(quick, capsys, tmp_path):
 def test_an_unknown_notebook_or_parameter_is_refused(capsys):
     assert main(["notebooks", "nope"]) == 2
     assert main(["notebooks", "lora", "-p", "stepz", "3"]) == 2
-    assert "no parameter is called 'stepz'" in capsys.readouterr().err
+    assert "notebooks has no parameter 'stepz'" in capsys.readouterr().err
 
 
 def test_help_is_light_and_teaches():

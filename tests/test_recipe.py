@@ -326,6 +326,7 @@ DECIDED_ELSEWHERE = [
     ({"gradient_checkpointing": True}, "Use the technique gradient_checkpointing"),
     ({"activation_checkpointing_kwargs": {"a": 1}}, "Use the technique gradient_checkpointing"),
     ({"optim": "adafactor"}, "Use the technique optimizer"),
+    ({"optim": "paged_adamw_8bit"}, "Use the technique optimizer"),
     ({"output_dir": "x"}, "set WORKBENCH_RUNS"),
     ({"seed": 4}, "Use the field seed"),
     ({"hub_token": "secret"}, "push that folder yourself"),

@@ -69,8 +69,7 @@ def main() -> None:
     known = FOLDER / "ranks.csv"
     kept = pd.read_csv(known, keep_default_na=True).fillna({"technique": ""}) if known.exists() else pd.DataFrame()
     chosen = sys.argv[1:] or MODELS
-    shards = [name for name, shard in SHARDS.items() if "unpredicted" not in shard]
-    made = [row(*cell_of) for cell_of in product(chosen, TECHNIQUES, shards, RANKS)]
+    made = [row(*cell_of) for cell_of in product(chosen, TECHNIQUES, SHARDS, RANKS)]
     others = kept[~kept["model"].isin(chosen)] if len(kept) else kept
     table = pd.concat([others, pd.DataFrame(made)], ignore_index=True)
     table = table.sort_values("model", key=lambda names: names.map(MODELS.index), kind="stable", ignore_index=True)

@@ -11,7 +11,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import Field
 from functools import cache
@@ -19,13 +19,18 @@ from typing import Any, get_args
 
 from workbench.errors import ConfigurationError, brief
 
+KINDS: dict[str, type | tuple[type, ...]] = {"int": int, "float": (int, float), "bool": bool, "str": str}
+IN_WORDS = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a text"}
+UNWRITABLE = re.compile("^\\s*$|[\0\ud800-\udfff]")  # surrogates stand for bytes of a file's name that are not UTF-8
+TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
 
 @cache
-def checker(kind: Any) -> Any:
+def checker(annotation: Any) -> Any:
     """pydantic's `TypeAdapter` of a type. pydantic is imported late, because most commands do without it."""
     from pydantic import TypeAdapter
 
-    return TypeAdapter(kind)
+    return TypeAdapter(annotation)
 
 
 def setting(
@@ -160,25 +165,22 @@ def _convert(field: Field[Any], text: str, owner: str) -> Any:
     if optional(field) and text.lower() in ("", "none"):
         return None
     try:
-        return _READERS.get(kind(field), str)(text)
+        match kind(field):
+            case "int":
+                return int(text)
+            case "float":
+                return float(text)
+            case "bool":
+                return TRUTHS[text.lower()]
     except (ValueError, KeyError):
         raise _refusal(field, text, owner) from None
-
-
-def _boolean(text: str) -> bool:
-    return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[text.lower()]
-
-
-_UNWRITABLE = re.compile("^\\s*$|[\0\ud800-\udfff]")  # surrogates stand for bytes of a file's name that are not UTF-8
-_READERS: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "bool": _boolean}
-KINDS: dict[str, type | tuple[type, ...]] = {"int": int, "float": (int, float), "bool": bool, "str": str}
-IN_WORDS = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a text"}
+    return text
 
 
 def kind(field: Field[Any]) -> str:
     """The name of the field's type: `int` for `int` and for `int | None`."""
     types = get_args(field.type) or (field.type,)
-    first = types[0] if types[0] is not type(None) else types[1]
+    first = types[1] if types[0] is type(None) else types[0]
     return str(getattr(first, "__name__", first))
 
 
@@ -194,7 +196,7 @@ def _refusal(field: Field[Any], value: Any, owner: str) -> ConfigurationError:
 
 def _unwritable(value: Any) -> str:
     """The demand that a value does not meet for a path, a record, or a column of a table; empty if it meets all."""
-    if isinstance(value, str) and _UNWRITABLE.search(value):
+    if isinstance(value, str) and UNWRITABLE.search(value):
         return ", not empty and all of it Unicode (rename a file whose name is not)"
     if isinstance(value, int | float) and 2**63 <= abs(value) < math.inf:
         return " and below 2^63"

@@ -16,7 +16,7 @@ from workbench.advise.budget import Budget, judge, read_budgets
 from workbench.errors import ConfigurationError
 from workbench.gpus.catalogue import gpu
 from workbench.gpus.emulator import place
-from workbench.gpus.emulator.launch import Emulation
+from workbench.gpus.emulator.report import Emulation
 from workbench.measure.categories import Category
 from workbench.paths import ROOT
 from workbench.predict.predict import predict

@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import math
 from itertools import product
 
@@ -6,6 +7,7 @@ import pandas as pd
 import pytest
 
 from workbench.advise.compare import (
+    Comparison,
     caption,
     compare,
     comparison_text,
@@ -310,6 +312,23 @@ def test_conclusions_follow_the_numbers():
     assert "bad is the fastest at 2.00×" in sentences[2]
     assert conclusions(table_of(*base)) == ["There is only the baseline so far."]
     assert conclusions(table_of(*base, *slow))[2] == "Here slow runs at 0.50× the baseline's speed."
+
+
+def test_a_comparison_prints_itself_with_what_is_not_ranked_and_becomes_json():
+    runs = [record(peak=100), record("x", peak=50), record("<b>y", status=Status.OOM, error="no memory")]
+    comparison = Comparison(to_frame(runs))
+    lines = str(comparison).splitlines()
+    assert str(comparison).startswith(comparison_text(comparison.table))
+    assert "not ranked: <b>y: oom. no memory" in lines
+    assert lines[lines.index("") :][-1].startswith("- Not beaten in memory")
+    assert "&lt;b&gt;y" in comparison._repr_html_()
+    plain = json.loads(json.dumps(comparison.to_dict()))
+    assert [(row["label"], row["saved_bytes"], row["lost_s"]) for row in plain["rows"]] == [
+        ("x", 50, None),
+        ("baseline", 0, None),
+    ]
+    assert plain["unranked"] == {"<b>y": {"status": "oom", "reason": "no memory"}}
+    assert (plain["model"], plain["conclusions"]) == ("gpt2-tiny", conclusions(comparison.table))
 
 
 def test_largest_loss_difference_looks_at_every_step_and_seed():

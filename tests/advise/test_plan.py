@@ -40,6 +40,10 @@ class Needed:
         return sum(self.by_category.values())
 
     @property
+    def need_bytes(self):
+        return (self.peak_reserved_bytes or self.peak_allocated_bytes) + self.context_bytes
+
+    @property
     def work(self):
         return {"fp32_flops": self.flops, **self.more}
 

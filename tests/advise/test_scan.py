@@ -35,8 +35,7 @@ MADE_ONCE, READ_DOCUMENTS = cache(tokens_at_most), readers.read_documents
 class Needed:
     """A megabyte for a token of a micro-batch."""
 
-    peak_reserved_bytes: int
-    context_bytes: int = 0
+    need_bytes: int
 
 
 @pytest.fixture
@@ -164,9 +163,9 @@ def test_all_is_tokenized_where_bytes_bound_nothing(tmp_path, asked, monkeypatch
 
 def test_texts_are_not_held(tmp_path, asked):
     path = written(tmp_path / "rows.jsonl", (words(2000, n % 50) for n in range(2000)))  # 20 MB
-    lengths = module._Lengths(module.row_source(recipe(path)), gpt2_tokenizer())
+    lengths = module._Rows(module.row_source(recipe(path)), gpt2_tokenizer())
     tracemalloc.start()
-    lengths._read(lambda row: False)
+    lengths._read(lambda row, bound: False)
     assert tracemalloc.get_traced_memory()[1] < 3 * 2**20
     tracemalloc.stop()
 

@@ -16,12 +16,9 @@ import ipywidgets as w
 from IPython.display import display
 from parts import MIB, Machine
 from workbench.recipe import Recipe
-from workbench.techniques import GradientAccumulation, GradientCheckpointing, Lora
 from workbench.records.record import Record, Status
 from workbench.widgets.cards import Advice, MakeItFit
 from workbench.widgets import fits as what_fits
-from workbench.widgets.pinned import Pinned
-from workbench.widgets.several import SeveralCards
 
 recipe, machine = Recipe(model="gpt2-tiny", effective_batch_size=16, sequence_length=512), Machine()
 taken = w.HTML()
@@ -33,17 +30,13 @@ failed = replace(
     by_category={{"activations": 350 * MIB, "weights": 100 * MIB}},
 )
 what_fits.predict_all = machine.each
-advice, plan, fits, several, pinned = (
-    kind(choose, machine) for kind in (Advice, MakeItFit, what_fits.WhatFits, SeveralCards, Pinned)
-)
+advice, plan, fits = Advice(choose), MakeItFit(choose), what_fits.WhatFits()
+for part in (advice, plan, fits):
+    part.predictor = machine
 advice.show(failed)
 plan.show(recipe, "t4", 800 * MIB)
 fits.show(recipe, "t4", 800 * MIB)
-several.show(recipe, "t4", 800 * MIB)
-pinned.show(recipe, "t4", 800 * MIB)
-pinned.pin.click()
-pinned.show(replace(recipe, steps=3) | GradientCheckpointing() | Lora(rank=4), "t4", 800 * MIB)
-display(taken, fits.view, several.view, pinned.view, plan.view, advice.view)
+display(taken, fits.view, plan.view, advice.view)
 """
 
 
@@ -78,20 +71,6 @@ def test_the_table_has_headers_and_a_caption(page):
     assert table.get_by_role("columnheader").count() == 8
     assert table.get_by_role("rowheader").count() == 5
     assert fits.get_by_role("listitem").count() == 21
-
-
-def test_the_bar_of_a_rank_follows_the_number_of_cards(page):
-    several = part(page, "One card alone")
-    several.get_by_label("cards", exact=True).select_option("8")
-    several.get_by_role("img", name=re.compile("^Each of 8 cards: ✓ fits")).wait_for()
-    assert several.get_by_role("img", name=re.compile("^One card alone: ✗ does not fit")).count() == 1
-
-
-def test_a_and_b_are_swapped_by_keyboard(page):
-    pinned = part(page, "B − A")
-    assert pinned.get_by_role("row", name=re.compile("^needed in all")).inner_text().split("\t")[3].startswith("−")
-    pinned.get_by_role("button", name="Swap A and B").press("Enter")
-    taken(page, "baseline 16")
 
 
 def test_make_it_fit_and_advice_become_cards_whose_buttons_take_them(page):

@@ -26,9 +26,9 @@ SOURCE = """\
 import os, torch
 from pathlib import Path
 from workbench import Playground, Recipe
-from workbench.widgets import savings
+from workbench.widgets.savings import Savings
 torch.set_num_threads(1)
-savings.QUIET_S = 3600.0  # the worker answers the gauge alone
+Savings.quiet_s = 3600.0  # the worker answers the gauge alone
 Path("{name}.pid").write_text(str(os.getpid()))
 os.environ["WORKBENCH_RUNS"] = {folder!r}  # no prediction of other panels: the worker answers
 recipe = Recipe(model={model!r}, corpus={text!r}, sequence_length=32, steps={steps})

@@ -8,6 +8,7 @@ import runpy
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import dedent
 
 import datasets
 import pytest
@@ -19,6 +20,7 @@ from workbench.run.run import run
 from workbench.run.world import World
 from workbench.techniques import Lora, Padding, SequenceLength, Streaming
 from workbench.texts import readers
+from workbench.texts.corpus import load_corpus
 
 MARKING = (
     "{% for message in messages %}{{ message.role }}: {% if message.role == 'assistant' %}{% generation %}"
@@ -91,6 +93,34 @@ def test_so_they_are_in_other_files(short, tmp_path, subtests):
         with subtests.test(name):
             asked = replace(short, corpus=written(rows, tmp_path / name))
             assert executed(script(asked)) == expected(asked)
+
+
+def test_texts_are_read_from_other_files_as_in_a_run(short, tmp_path, subtests):
+    """What `main` has read before it makes a tokenizer."""
+    documents = [{"text": f"{asked}\r\n{told}"} for asked, told in QUESTIONS * 4] + [{"text": None}, {"text": " "}]
+    names = [written(documents, tmp_path / name) for name in ("all.json", "all.jsonl.gz", "saved")]
+    (tmp_path / "data.json").write_text(json.dumps({"data": documents}))
+    (arrow,) = (tmp_path / "saved").glob("*.arrow")
+    (tmp_path / "all.arrow").write_bytes(arrow.read_bytes())
+    with gzip.open(tmp_path / "plain.txt.gz", "wt", newline="") as file:
+        file.write("".join(row["text"] for row in documents if row["text"]))
+    for name in (*names, "data.json", "all.arrow", "plain.txt.gz"):
+        with subtests.test(name):
+            source = script(replace(short, corpus=name))
+            head, main = source[: source.index("\n    tokenizer = ")].split("def main():\n")
+            scope = {}
+            exec(compile(head + dedent(main), "script", "exec"), scope)
+            text = load_corpus(name)
+            parts = scope["text"][: scope["cut"]], scope["text"][scope["cut"] :]
+            assert parts == (str(text.train), str(text.held_out))
+
+
+def test_the_rows_of_a_json_file_may_stand_under_data(short, tmp_path):
+    (tmp_path / "shared.json").write_text(json.dumps({"data": SHARED}))
+    asked = replace(short, corpus="shared.json")
+    source = script(asked)
+    assert 'rows = json.load(file)["data"]' in source
+    assert executed(source) == expected(asked)
 
 
 DEAR = pytest.mark.dear  # the same is shown of plain texts in test_export.py

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.__main__ import _Shown, main
+from workbench.__main__ import main
 from workbench.errors import ConfigurationError, OutOfMemoryError, visible
 from workbench.measure.categories import Category
+from workbench.options import print_visibly
 from workbench.recipe import Recipe
 from workbench.records.record import Record, Status
 from workbench.techniques import Lora
@@ -110,13 +111,11 @@ def test_an_argument_is_quoted_and_refused_with_2(capsys, subtests):
             assert not output.out
 
 
-def test_progress_bars_still_move_and_nothing_else_does():
+def test_whatever_a_result_holds_is_printed_without_being_done():
     stream = io.StringIO()
-    shown = _Shown(stream)
-    for text in ("\rstep 1", "\x1b[A\x1b[A", "\n", "\rlabel \x1b[2J\rerror: no"):
-        shown.write(text)
-    assert stream.getvalue() == "\rstep 1\x1b[A\x1b[A\n\rlabel \\x1b[2J\\rerror: no"
-    assert not shown.isatty()
+    print_visibly(f"{HOSTILE}\n\x1b[A\x1b[2J", stream)
+    assert stream.getvalue() == f"{SHOWN}\n\\x1b[A\\x1b[2J\n"
+    print_visibly("to a stream that is closed", None)
 
 
 # ---- how commands end ----
@@ -145,7 +144,7 @@ def test_a_number_that_makes_no_sense_is_refused(capsys, subtests):
 
 BAD_INPUT = (
     (["notebooks", "-p", "steps", "1", "-p", "steps", "2"], "notebooks: steps is given twice. Keep one of the two"),
-    (["notebooks", "-p", "x", "[" * 100_000], "notebooks: no parameter is called 'x'."),
+    (["notebooks", "-p", "x", "[" * 100_000], "notebooks has no parameter 'x'. Known: "),
     (["run", "gpt2-tiny", "--corpus", ""], "recipe: corpus must be a text, not empty"),
     (["run", ""], "recipe: model must be a text, not empty"),
     (["run", "gpt2-tiny", "--corpus", "caf\udce9.txt"], "(rename a file whose name is not), got 'caf\\udce9.txt'."),

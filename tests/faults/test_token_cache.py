@@ -286,9 +286,9 @@ from workbench import __main__ as front
 from workbench.techniques.data_loading import map_from_disk
 def run_recipe(args):
     mapped = map_from_disk(Dataset.from_dict({"a": [1]}))
-    print("mapped", flush=True)
+    print("mapped", file=sys.__stdout__, flush=True)
     signal.pause()
-front.run_recipe = run_recipe
+front.COMMAND_FUNCTIONS["run"] = run_recipe
 sys.exit(front.main(["run", "gpt2-tiny"]))
 """
 

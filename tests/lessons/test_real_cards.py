@@ -12,9 +12,7 @@ from workbench.lessons import real_cards
 from workbench.lessons.real_cards import on_real_cards, step_on_card
 from workbench.lessons.timeline import in_words
 from workbench.measure.categories import Category
-from workbench.predict.predict import SHADOW, predict
-from workbench.recipe import Recipe
-from workbench.techniques import GradientCheckpointing, Lora, MixedPrecision
+from workbench.techniques import GradientCheckpointing, Lora
 
 GIB = 2**30
 SMALL = {"models": ("gpt2",)}
@@ -26,9 +24,8 @@ def asked(monkeypatch):
     answers, wanted = {}, []
 
     def predict_all(recipe, gpus):
-        (name,) = gpus
-        wanted.append((name, recipe.label))
-        return [answers[name, recipe.label]]
+        wanted.extend((name, recipe.label) for name in gpus)
+        return [answers[name, recipe.label] for name in gpus]
 
     monkeypatch.setattr(real_cards, "predict_all", predict_all)
     return answers, wanted
@@ -51,32 +48,17 @@ def cells(styler):
     return [[text.replace("\xa0", " ").strip() for text in row] for row in found]
 
 
-def test_one_prediction_serves_two_cards_that_allocate_the_same(asked):
+def test_each_card_is_asked_itself_and_the_peak_is_that_of_the_first(asked):
+    """Where memory is short, PyTorch gives cached blocks back: a smaller card reserves less."""
     answers, wanted = asked
-    answers["t4", "baseline"] = found("t4", 15, 16)
+    answers |= {("t4", "baseline"): found("t4", 15, 16), ("rtx3090", "baseline"): found("rtx3090", 15.5, 17)}
     ((*_, t4, rtx3090, peak, reserved, unattributed, largest, comes),) = cells(on_real_cards(**SMALL))
-    assert wanted == [("t4", "baseline")]
+    assert wanted == [("t4", "baseline"), ("rtx3090", "baseline")]
     assert t4.startswith("✗ 1.9 GiB over")
-    assert rtx3090.startswith("✓ 7.2 GiB left")
+    assert rtx3090.startswith("✓ 6.2 GiB left")
     assert (peak, reserved, unattributed) == ("15.0 GiB", "16.0 GiB", "1.0 MiB")
     assert largest == "activations, 15.0 GiB"
     assert comes == "backward phase: gradient of log-softmax of the logits"
-
-
-def test_where_only_the_reserved_bytes_are_too_much_the_card_is_asked_itself(asked):
-    answers, wanted = asked
-    answers["t4", "baseline"] = found("t4", 22, 24)
-    answers["rtx3090", "baseline"] = found("rtx3090", 22, 23)
-    ((_, _, t4, rtx3090, *_),) = cells(on_real_cards(**SMALL))
-    assert [name for name, _ in wanted] == ["t4", "rtx3090"]
-    assert (t4[0], rtx3090[0]) == ("✗", "✓")
-
-
-def test_other_workspaces_are_another_prediction(asked):
-    answers, wanted = asked
-    answers |= {("t4", "baseline"): found("t4", 5, 6), ("h100", "baseline"): found("h100", 5.1, 6.1)}
-    on_real_cards(gpus=("t4", "h100"), **SMALL)
-    assert [name for name, _ in wanted] == ["t4", "h100"]
 
 
 def test_a_card_that_cannot_says_why_and_the_next_is_asked(asked):
@@ -112,14 +94,6 @@ def test_the_caption_says_that_nothing_was_measured_and_by_whom(asked):
     page = on_real_cards(gpus=("t4",), length=512, **SMALL).to_html()
     assert "8 × 512 tokens a step" in page
     assert "Predicted, not measured, with the NVIDIA T4's kernels by the shadow of its step." in page
-
-
-def test_cards_with_equal_workspaces_do_allocate_the_same():
-    """Which `on_real_cards` relies on; half precision takes other attention kernels, which keep a little more."""
-    for technique, most in ((GradientCheckpointing(), 0), (MixedPrecision(dtype="fp16"), 0.001)):
-        recipe = Recipe(model="gpt2-tiny", sequence_length=256) | technique
-        one, other = (predict(recipe, gpu, engine=SHADOW) for gpu in real_cards.CARDS)
-        assert abs(one.peak_allocated_bytes / other.peak_allocated_bytes - 1) <= most
 
 
 def test_a_step_is_a_frame_to_drag_through(monkeypatch):

@@ -14,8 +14,8 @@ from workbench.errors import ConfigurationError
 from workbench.gpus.catalogue import GPUS
 from workbench.lessons import timeline as page
 from workbench.measure.categories import Category, Phase
+from workbench.measure.timeline import LIVES, TensorTimeline
 from workbench.predict.prediction import Prediction
-from workbench.predict.tensors import LIVES, TensorTimeline
 
 MIB = 2**20
 ROWS = {category: row for row, category in enumerate(Category)}
@@ -67,7 +67,7 @@ def prediction(timeline, **changes) -> Prediction:
     peak = int(timeline.total.max()) if timeline else 0
     gpu = GPUS["t4"]
     found = Prediction(
-        recipe={"sequence_length": 1024}, recipe_id="r", label="baseline", model="gpt2", gpu="t4",
+        recipe_settings={"sequence_length": 1024}, recipe_id="r", label="baseline", model="gpt2", gpu="t4",
         source="predicted:t4", peak_allocated_bytes=peak + MIB, peak_reserved_bytes=peak + 2 * MIB, by_category={},
         maximum_by_category={}, by_phase={}, peak_phase="backward", peak_operation="", work={},
         context_bytes=gpu.context_bytes_estimate, workspace_bytes=0, capacity_bytes=gpu.memory_bytes, padding=False,

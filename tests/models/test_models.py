@@ -249,7 +249,7 @@ def test_a_hub_that_never_answers(hub):
 
 
 def test_what_is_cached_is_read_without_waiting_for_a_hub_until_there_is_one_again(hub, server, monkeypatch):
-    monkeypatch.setattr(the_hub, "_GIVEN_UP", {})
+    monkeypatch.setattr(the_hub, "_GIVEN_UP", set())
     hub(server.server_port)
     server.status = 200
     folder = Path(huggingface_hub.constants.HF_HUB_CACHE) / "models--nobody--no-such-model-at-all"

@@ -1,7 +1,6 @@
 from dataclasses import replace
 
-from workbench.predict.beside import predicted_peak
-from workbench.predict.predict import CPU, predict
+from workbench.predict.predict import CPU, predict, predicted_peak
 from workbench.records.record import Record, Status
 
 

@@ -19,11 +19,11 @@ from workbench.errors import ConfigurationError, UnavailableError
 from workbench.gpus.catalogue import GPUS
 from workbench.gpus.emulator import call
 from workbench.measure.categories import Category, Phase, format_bytes
+from workbench.measure.timeline import LIVES
 from workbench.predict import predict as predict_module
 from workbench.predict import worker as prediction_worker
 from workbench.predict.predict import Prediction, predict_all
-from workbench.predict.report import fitting
-from workbench.predict.tensors import LIVES
+from workbench.predict.prediction import fitting
 from workbench.techniques import (
     GradientAccumulation,
     GradientCheckpointing,
@@ -153,9 +153,12 @@ def test_json_has_everything_but_the_timeline(small):
     found = predict(small)
     again = json.loads(json.dumps(found.to_dict()))
     assert again["fits"] is True
-    assert set(again) == {f.name for f in dataclasses.fields(Prediction)} - {"timeline"} | {"fits", "flops"}
+    names = {field.name for field in dataclasses.fields(Prediction)}
+    assert set(again) == names - {"timeline", "recipe_settings"} | {"recipe", "fits", "flops"}
     assert set(again["by_category"]) == {str(c) for c in Category}
     assert again["recipe_id"] == small.id
+    assert again["recipe"] == small.to_dict()
+    assert found.recipe == small
 
 
 def test_timeline_is_the_live_bytes_of_tensors(small):

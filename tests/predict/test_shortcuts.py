@@ -23,7 +23,7 @@ from workbench.gpus.emulator import call
 from workbench.launch import Child, Fork
 from workbench.predict import rows
 from workbench.predict import worker as prediction_worker
-from workbench.predict.engine import EMULATOR
+from workbench.predict.predict import EMULATOR
 from workbench.predict.shadow import step
 from workbench.predict.shadow.replay import replay
 from workbench.techniques import (

@@ -5,7 +5,7 @@ import pytest
 from workbench.errors import ConfigurationError
 from workbench.models.load import load_config
 from workbench.models.source import locate_config
-from workbench.predict.skeleton import can_be_skeleton, skeleton
+from workbench.predict.rows import can_be_skeleton, skeleton
 
 
 def test_a_skeleton_has_shapes_and_no_memory():

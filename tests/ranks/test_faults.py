@@ -178,6 +178,15 @@ REFUSED = (
     (lambda: run_on_ranks(ANY, ranks=0), "ranks: 0 is not a number from 1"),
     (lambda: run_on_ranks(ANY, ranks=2, shard="ful"), "shard: there is no 'ful'.* Did you mean full"),
     (
+        lambda: run_on_ranks(ANY, ranks=2, shard="zero3_nvme"),
+        "shard: zero3_nvme went in this version; take zero3_offload, or write the script and set offload to nvme in",
+    ),
+    (
+        lambda: run_on_ranks(ANY, ranks=2, shard="zero3", checkpoint_every=2),
+        "checkpoint_every: under zero3 each rank would write pieces .* Take --shard none or full.* write the script",
+    ),
+    (lambda: Ranks(2, "zero2").check(ANY, resume=True), "checkpoint_every: under zero2 .* Take --shard none or full"),
+    (
         lambda: run_on_ranks(ANY | StepInBackward(), ranks=2),
         "ranks: step_in_backward cannot be used here: it uses a gradient before",
     ),

@@ -149,18 +149,10 @@ def test_three_ranks_started_from_python(recipe, runs_folder):
 
 @pytest.mark.values
 @needs_deepspeed
-def test_three_ranks_of_zero_go_on_with_what_one_process_began(recipe, runs_folder):
-    recipe = replace(recipe, effective_batch_size=6, steps=5)
-
-    def stop(so_far):
-        if so_far().steps_done == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(recipe, device="cpu", checkpoint_every=2, observe=stop)
-    record = run_on_ranks(recipe, ranks=3, shard="zero3", device="cpu", checkpoint_every=2, resume=True, save="merged")
+def test_three_ranks_of_zero_save_the_model_of_one_process(recipe):
+    recipe = replace(recipe, effective_batch_size=6, steps=3)
+    record = run_on_ranks(recipe, ranks=3, shard="zero3", device="cpu", save="merged")
     whole = run(recipe, device="cpu", save="merged")
-    assert record.resumed_at_steps == [2]
     assert record.losses == pytest.approx(whole.losses, abs=2e-5)
     assert record.held_out_loss == pytest.approx(whole.held_out_loss, abs=2e-5)
     ours, theirs = (load_file(Path(kept.model_path) / "model.safetensors") for kept in (record, whole))

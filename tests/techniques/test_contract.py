@@ -108,6 +108,21 @@ def test_it_is_frozen_and_made_of_documented_settings(subtests):
                     setattr(default, field.name, field.default)
 
 
+def test_a_stand_in_differs_in_what_it_does_alone(subtests):
+    """A prediction drives it: what is decided by name, stage and capabilities is decided as in a run."""
+    kinds = REGISTRY["optimizer"].__dataclass_fields__["kind"].metadata["choices"]
+    techniques = [cls() for cls in REGISTRY.values() if cls is not REGISTRY["torch_compile"]]  # it is refused
+    techniques += [Optimizer(kind=name) for name in kinds]
+    techniques.append(GradientCheckpointing(offload=True))
+    same = ("name", "title", "stage", "numerics", "brings", "forbids", "learning_rate_factor", "alone", "unsharded")
+    for plain in techniques:
+        with subtests.test(technique=str(plain)):
+            stand_in = plain.stand_in()
+            assert isinstance(stand_in, type(plain))
+            assert stand_in.settings() == plain.settings()
+            assert [getattr(stand_in, name) for name in same] == [getattr(plain, name) for name in same]
+
+
 def acceptable_values(field):
     """The choices of a setting, or the ends of its range."""
     if kind(field) == "bool":

@@ -70,7 +70,7 @@ def hub_at(port, home, *, offline=False, token=None):
         patch.delenv("HF_TOKEN", raising=False)
         if token:
             patch.setenv("HF_TOKEN", token)
-        patch.setattr(hub, "_GIVEN_UP", {})
+        patch.setattr(hub, "_GIVEN_UP", set())
         hub.data_set_files.cache_clear()
         yield
         hub.data_set_files.cache_clear()

@@ -30,34 +30,35 @@ class MadeUp:
         return None if self.unused_bytes is None else self.peak_allocated_bytes + self.unused_bytes
 
     @property
+    def need_bytes(self):
+        return (self.peak_reserved_bytes or self.peak_allocated_bytes) + self.context_bytes
+
+    @property
     def fits(self):
-        return (self.peak_reserved_bytes or 0) + self.context_bytes <= self.capacity_bytes
+        return self.need_bytes <= self.capacity_bytes
 
 
 class Machine:
     """100 MiB of weights and 1 MiB of activations for 8 tokens at once, a tenth of them with checkpointing; on a GPU
-    28 MiB reserved beside, and 72 MiB of context. Ranks share all of it. `answer` may raise, or wait."""
+    28 MiB reserved beside, and 72 MiB of context. `answer` may raise, or wait."""
 
     def __init__(self, answer=lambda recipe: None):
-        self.asked, self.shards, self.answer = [], [], answer
+        self.asked, self.answer = [], answer
 
-    def __call__(self, recipe, gpu, ranks=1, shard="none"):
+    def __call__(self, recipe, gpu):
         self.asked.append(recipe)
-        self.shards.append(shard)
         self.answer(recipe)
         arguments, names = recipe.training_arguments(), {technique.name for technique in recipe.techniques}
         tokens = arguments["per_device_train_batch_size"] * recipe.sequence_length
-        activations = tokens * MIB // (80 if "gradient_checkpointing" in names else 8) // ranks
+        activations = tokens * MIB // (80 if "gradient_checkpointing" in names else 8)
         beside = {} if gpu == "cpu" else {"context_bytes": 72 * MIB, "unused_bytes": 28 * MIB}
         capacity = GPUS[gpu].memory_bytes if gpu in GPUS else None
-        return MadeUp(
-            {"weights": 100 * MIB // ranks, "activations": activations}, gpu, **beside, capacity_bytes=capacity
-        )
+        return MadeUp({"weights": 100 * MIB, "activations": activations}, gpu, **beside, capacity_bytes=capacity)
 
     def each(self, recipe, gpus, engine):
         return [self(recipe, gpu) for gpu in gpus]
 
 
 def words_of(part):
-    """What the page says, without its style."""
-    return part.page.value.partition("</style>")[2]
+    """What the page says."""
+    return part.page.value

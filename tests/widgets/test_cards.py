@@ -1,8 +1,8 @@
 """Candidates as cards: advice after an out-of-memory, and plans, with a made-up predictor."""
 
-import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 from parts import MIB, Machine, words_of
 
@@ -11,8 +11,9 @@ from workbench.errors import ConfigurationError
 from workbench.recipe import Recipe
 from workbench.records.record import Record, Status
 from workbench.techniques import GradientCheckpointing
-from workbench.widgets.background import SEARCH, patient
 from workbench.widgets.cards import Advice, MakeItFit
+from workbench.widgets.controls import RecipeForm
+from workbench.widgets.savings import Savings
 
 RECIPE = Recipe(model="gpt2-tiny", effective_batch_size=16, sequence_length=256)  # 612 MiB, 712 with a GPU's own
 
@@ -25,9 +26,20 @@ def record(**facts):
     return replace(Record.start(RECIPE, model="gpt2-tiny"), **{**known, **facts})
 
 
+def made(kind, choose=print, machine=None):
+    part = kind(choose)
+    part.predictor = machine or Machine()
+    return part
+
+
 def shown(part):
-    assert part.newest.wait(30)
-    return part._made[: len(part.cards.children)]
+    """Of each card its candidate, its button, and what it says."""
+    assert part.wait(30)
+    buttons_and_texts = [card.children for card in part.cards.children]
+    return [
+        SimpleNamespace(candidate=candidate, take=take, words=text)
+        for candidate, (take, text) in zip(part.candidates, buttons_and_texts, strict=True)
+    ]
 
 
 # ---- advice ----
@@ -35,7 +47,7 @@ def shown(part):
 
 def test_every_advice_is_a_card_that_says_what_it_needs_and_costs_and_sets_the_recipe():
     chosen = []
-    advice = Advice(chosen.append, Machine())
+    advice = made(Advice, chosen.append)
     advice.show(record())
     cards = shown(advice)
     assert [card.candidate.words for card in cards] == [c.words for c in diagnose(record(), predict=Machine()).changes]
@@ -54,7 +66,7 @@ def test_every_advice_is_a_card_that_says_what_it_needs_and_costs_and_sets_the_r
 def test_the_cause_is_there_before_anything_is_predicted_and_what_attacks_the_peak_is_tried_first():
     pages = []
     machine = Machine(lambda recipe: pages.append(words_of(advice)))
-    advice = Advice(print, machine)
+    advice = made(Advice, machine=machine)
     advice.show(record())
     shown(advice)
     assert "ran out of memory in the backward phase" in pages[0]
@@ -66,28 +78,30 @@ def test_the_cause_is_there_before_anything_is_predicted_and_what_attacks_the_pe
 
 
 def test_the_switches_wait_until_the_advice_is_there():
-    order, switch = [], patient(lambda: order.append("switch"), SEARCH)
-    beside = threading.Thread(target=switch)
+    order = []
+    savings = Savings(RecipeForm(RECIPE, ["lora"]).toggles)
+    savings.quiet_s = 0
+    savings.predictor = lambda *_: order.append("switch") or SimpleNamespace(need_bytes=1)
 
     def slow(recipe):
-        if not beside.is_alive():
-            beside.start()
+        if not savings.is_working:
+            savings.show(RECIPE, "t4")
         time.sleep(0.01)
         order.append("advice")
 
-    advice = Advice(print, Machine(slow))
+    advice = made(Advice, machine=Machine(slow))
     advice.show(record(memory_cap_bytes=101 * MIB))
     shown(advice)
-    beside.join(10)
+    assert savings.wait(10)
     assert order.count("advice") > 3
-    assert order.index("switch") == len(order) - 1
+    assert order[order.index("switch") :] == ["switch"] * 2
 
 
 def test_under_a_hard_cap_what_attacks_too_little_is_not_predicted(subtests):
     for cap, fitting, most_predictions in ((140, ["gradient_accumulation"], 12), (101, [], 10)):
         with subtests.test(cap=cap):
             machine = Machine()
-            advice = Advice(print, machine)
+            advice = made(Advice, machine=machine)
             advice.show(record(memory_cap_bytes=cap * MIB, by_category={"weights": 100 * MIB}))  # it failed early
             cards = shown(advice)
             assert [name for card in cards for name in card.candidate.names if card.candidate.fits] == fitting
@@ -96,7 +110,7 @@ def test_under_a_hard_cap_what_attacks_too_little_is_not_predicted(subtests):
 
 
 def test_what_does_not_fit_looks_like_no_advice_and_says_so():
-    advice = Advice(print, Machine())
+    advice = made(Advice)
     advice.show(record(memory_cap_bytes=101 * MIB))
     (card,) = shown(advice)
     assert card.take.button_style == ""
@@ -106,7 +120,7 @@ def test_what_does_not_fit_looks_like_no_advice_and_says_so():
 
 
 def test_advice_says_why_there_is_none():
-    advice = Advice(print, Machine(raising(ConfigurationError("no <b>such</b> model"))))
+    advice = made(Advice, machine=Machine(raising(ConfigurationError("no <b>such</b> model"))))
     advice.show(record())
     assert shown(advice) == []
     assert "No prediction helps: no &lt;b&gt;such" in words_of(advice)
@@ -127,7 +141,7 @@ def raising(error):
 
 def plan(limit, machine=None, recipe=RECIPE, gpu="t4"):
     chosen = []
-    part = MakeItFit(chosen.append, machine or Machine())
+    part = made(MakeItFit, chosen.append, machine)
     part.show(recipe, gpu, limit)
     part.button.click()
     return part, shown(part), chosen
@@ -174,7 +188,7 @@ def test_it_counts_its_predictions_and_is_stopped_by_another_recipe():
         time.sleep(0.05)
 
     pages, machine = [], Machine(slow)
-    part = MakeItFit(print, machine)
+    part = made(MakeItFit, machine=machine)
     part.show(RECIPE, "t4", 500 * MIB)
     assert machine.asked == [], "nothing is looked for before the button is pressed"
     part.button.click()

@@ -21,17 +21,15 @@ def test_a_panel_is_made_in_fewer_messages_than_zeromq_holds(messages, tmp_path)
     assert 0 < len(messages) < 500
 
 
-def test_widgets_look_alike_unless_they_are_given_a_look():
+def test_all_widgets_share_a_layout_and_those_of_a_class_a_style():
     one, other = light.HTML("one"), light.Checkbox()
     assert one.layout is other.layout
     assert one.style is light.HTML("two").style
     assert one.style is not other.style
-    assert light.VBox(layout=w.Layout(display="none")).layout is not one.layout
-    assert one.layout.display is None
 
 
 def test_a_look_that_was_closed_is_made_again():
-    before = light.shared_look(w.Layout, width="20em")
-    assert light.shared_look(w.Layout, width="20em") is before
+    before = light.the_only(w.Layout)
+    assert light.the_only(w.Layout) is before
     before.close()
-    assert light.shared_look(w.Layout, width="20em").comm is not None
+    assert light.HTML().layout.comm is not None

@@ -99,7 +99,7 @@ def test_one_who_cannot_look_on_any_more_ends_no_training(runner, onlooker, endl
         raise RuntimeError("Event loop is closed")
 
     blind.progressed = blind.ended = closed
-    monkeypatch.setattr(module, "REFRESH_S", 0.0)
+    monkeypatch.setattr(module, "REFRESH_S", 0.05)
     monkeypatch.setattr(onlooker, "progressed", seen.append)
     runner.attach(blind)
     runner.start(endless, runs_folder)

@@ -71,7 +71,7 @@ def test_what_is_shown_is_what_is_downloaded(panel, subtests):
     for form, (file_name, *_) in FORMS.items():
         with subtests.test(form=form):
             panel.tab.form.value = form
-            panel.tab.refresh()
+            panel.tab.show()
             page = Page(panel.tab.page.value)
             assert page.text == page.file
             assert page.links["download"] == file_name
@@ -102,7 +102,7 @@ def test_an_impossible_recipe_is_said(panel):
         raise ConfigurationError("recipe: <b>no</b>.")
 
     panel.tab.recipe = refuse
-    panel.tab.refresh()
+    panel.tab.show()
     assert "⚠ recipe: &lt;b&gt;no&lt;/b&gt;." in panel.tab.page.value
     panel.bring("micro_batch_size: 3")  # the way out
     assert panel.chosen[0].effective_batch_size == 3

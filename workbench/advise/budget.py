@@ -26,17 +26,17 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
-import pandas as pd
-
+from workbench.advise.result import Result
 from workbench.errors import ConfigurationError, brief, explained
 from workbench.export.written import read_recipe
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.gpus.emulator.card import DEVICE
-from workbench.gpus.emulator.launch import Emulation, emulate
+from workbench.gpus.emulator.launch import emulate
+from workbench.gpus.emulator.report import Emulation
 from workbench.measure.categories import Category, Phase, format_bytes, parse_bytes
 from workbench.paths import read_toml, versions, write_whole
 from workbench.predict.predict import CPU, Prediction, predict
@@ -104,31 +104,29 @@ LOCK = checker(dict[str, Need])
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Verdict(Result):
     """What a budget's recipe or program needs now, and what was stored before; None: nothing."""
 
     budget: Budget
     found: Need
     before: Need | None
+    json_fields: ClassVar[tuple[str, ...]] = ("name", "limit_bytes", "over", "grown_bytes", "found", "before")
+
+    @property
+    def name(self) -> str:
+        return self.budget.name
+
+    @property
+    def limit_bytes(self) -> int:
+        return self.budget.limit_bytes
 
     @property
     def over(self) -> bool:
-        return self.found.refused or self.found.peak_bytes > self.budget.limit_bytes
+        return self.found.refused or self.found.peak_bytes > self.limit_bytes
 
     @property
     def grown_bytes(self) -> int:
         return self.found.peak_bytes - self.before.peak_bytes if self.before else 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready; bytes are integers."""
-        return {
-            "name": self.budget.name,
-            "limit_bytes": self.budget.limit_bytes,
-            "over": self.over,
-            "grown_bytes": self.grown_bytes,
-            "found": asdict(self.found),
-            "before": asdict(self.before) if self.before else None,
-        }
 
     def __str__(self) -> str:
         """The verdict; below it what has moved, or of a first one over its limit, what holds most."""
@@ -138,7 +136,7 @@ class Verdict:
         if now.refused:
             verdict = "out of the card's memory, over"
         need = f"{format_bytes(now.peak_bytes)} ({now.facts['source']})"
-        lines = [f"{self.budget.name}: {need}, {verdict} its limit of {format_bytes(self.budget.limit_bytes)}"]
+        lines = [f"{self.name}: {need}, {verdict} its limit of {format_bytes(self.limit_bytes)}"]
         if before and before != now:
             lines.append(f"  {_signed(self.grown_bytes)} since it was stored: {_moved(before, now)}")
             lines += _differences("by category", now.by_category, before.by_category)
@@ -162,13 +160,15 @@ def _moved(before: Need, now: Need) -> str:
 
 
 def _differences(title: str, now: dict[str, int], then: dict[str, int], *needs: Need) -> list[str]:
+    """The largest, each in a line; where there are `needs`, with their numbers of tensors."""
     changes = Counter(now)
     changes.subtract(then)
     lines = []
-    for name in sorted(filter(changes.get, changes), key=lambda name: -abs(changes[name]))[:SHOWN]:
+    for name in sorted(changes, key=lambda name: -abs(changes[name]))[:SHOWN]:
         numbers = [str(need.tensors.get(name, 0)) for need in needs]
         tensors = f" ({' → '.join(numbers)} tensors)" if len(set(numbers)) > 1 else ""
-        lines.append(f"    {_signed(changes[name]):>10}  {name}{tensors}")
+        if changes[name]:
+            lines.append(f"    {_signed(changes[name]):>10}  {name}{tensors}")
     return [f"  {title}", *lines] if lines else []
 
 
@@ -206,12 +206,16 @@ def judge(budgets: Iterable[Budget], lock: Path, update: bool = False) -> list[V
     if lock.exists():
         with explained(f"check: {lock} cannot be read", "Remove it: the next check writes it anew."):
             stored = LOCK.validate_json(lock.read_bytes())
-    needs = {budget: _needed(budget) for budget in budgets}
-    now = {budget.name: need for budget, need in needs.items()}
-    to_store = stored | now if update else now | stored
+    to_store = dict(stored)
+    verdicts = []
+    for budget in budgets:
+        need = _needed(budget)
+        verdicts.append(Verdict(budget, need, stored.get(budget.name)))
+        if update or budget.name not in stored:
+            to_store[budget.name] = need
     if to_store != stored:
         write_whole(lock, LOCK.dump_json(to_store, indent=1).decode() + "\n")
-    return [Verdict(budget, need, stored.get(budget.name)) for budget, need in needs.items()]
+    return verdicts
 
 
 def _needed(budget: Budget) -> Need:
@@ -228,24 +232,21 @@ def _of_prediction(prediction: Prediction) -> Need:
     alive = (lives["born"] <= event) & ((lives["died"] < 0) | (lives["died"] > event))
     makers = [NUMBER.sub(".*", name) for name in prediction.timeline.operations]
     categories = list(Category)
-    names = [
-        f"{categories[category]}: {makers[maker]}"
-        for category, maker in zip(lives["category"][alive], lives["maker"][alive], strict=True)
-    ]
-    tensors = pd.Series(lives["nbytes"][alive]).groupby(names)
-    peak = prediction.peak_reserved_bytes or prediction.peak_allocated_bytes
-    facts = {
-        "recipe": prediction.recipe_id,
-        "source": prediction.source,
-        "peak in": prediction.peak_phase,
-        **prediction.versions,
-    }
+    by_operation: Counter[str] = Counter()
+    tensors: Counter[str] = Counter()
+    columns = [lives[column][alive] for column in ("category", "maker", "nbytes")]
+    for category, maker, nbytes in zip(*columns, strict=True):
+        name = f"{categories[category]}: {makers[maker]}"
+        by_operation[name] += int(nbytes)
+        tensors[name] += 1
+    peak = prediction.need_bytes - prediction.context_bytes
+    facts = {"recipe": prediction.recipe_id, "source": prediction.source, "peak in": prediction.peak_phase}
     return Need(
         peak_bytes=peak,
         by_category={**prediction.by_category, UNUSED: peak - prediction.peak_allocated_bytes},
-        by_operation=tensors.sum().to_dict(),
-        tensors=tensors.count().to_dict(),
-        facts=facts,
+        by_operation=dict(by_operation),
+        tensors=dict(tensors),
+        facts=facts | prediction.versions,
     )
 
 

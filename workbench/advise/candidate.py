@@ -1,24 +1,26 @@
 """One set of changes to a recipe, with what it is predicted to need, as the planner and the doctor show it."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
+from workbench.advise.result import Result
 from workbench.export.written import as_command
 from workbench.gpus.roofline import RATES, flops, seconds
 from workbench.measure.categories import format_bytes
 from workbench.predict.prediction import Prediction
-from workbench.recipe import Recipe
+from workbench.recipe import Recipe, changed_settings
 from workbench.techniques import Numerics, Technique
 
 NUMERICS = tuple(Numerics)  # from the best to the worst
+PREDICTED_FIELDS = ("peak_allocated_bytes", "peak_reserved_bytes", "context_bytes", "by_category")
 
-
-Predictor = Callable[..., Prediction]  # of a recipe, for a GPU's name or "cpu"; and of a rank, as `predict` has it
+# of a recipe, for a GPU's name or "cpu"; and of one rank of several, with the arguments of `predict`
+Predictor = Callable[..., Prediction]
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Candidate(Result):
     """A recipe after `changes`, predicted, against a budget.
 
     Args:
@@ -34,27 +36,53 @@ class Candidate:
     budget_bytes: int
     compared_with: "Candidate | None" = None
     options: str = ""
+    json_fields: ClassVar[tuple[str, ...]] = (
+        "label",
+        "words",
+        "recipe",
+        "numerics",
+        "needed_bytes",
+        "predicted_bytes",
+        "headroom_bytes",
+        "saved_bytes",
+        "fits",
+        "extra_compute",
+        "extra_time",
+        "gives_up",
+        "command",
+    )
 
     @property
     def needed_bytes(self) -> int:
-        """All that the device must give: what the allocator reserves, and the context.
+        """All that the device must give (`Prediction.need_bytes`)."""
+        return self.predicted.need_bytes
 
-        Cached memory that PyTorch would give back near the limit counts, so the answer errs on the safe side.
-        """
-        predicted = self.predicted
-        return (predicted.peak_reserved_bytes or predicted.peak_allocated_bytes) + predicted.context_bytes
+    @property
+    def predicted_bytes(self) -> int:
+        """What `doctor --json` calls it."""
+        return self.needed_bytes
 
     @property
     def headroom_bytes(self) -> int:
         return self.budget_bytes - self.needed_bytes
 
     @property
+    def room(self) -> str:
+        """How far it is from the budget, in words: `3.1 GiB to spare`."""
+        return f"{format_bytes(abs(self.headroom_bytes))} {'to spare' if self.fits else 'too much'}"
+
+    @property
     def fits(self) -> bool:
         return self.headroom_bytes >= 0
 
     @property
+    def before(self) -> "Candidate":
+        """The recipe without the changes."""
+        return self.compared_with or self
+
+    @property
     def saved_bytes(self) -> int:
-        return (self.compared_with or self).needed_bytes - self.needed_bytes
+        return self.before.needed_bytes - self.needed_bytes
 
     @property
     def extra_compute(self) -> float:
@@ -69,23 +97,24 @@ class Candidate:
         1.40; in half precision by 1.5, at worst 1.9, for the card then waits for launches; and by 5.8 where
         micro-batches are small too (`data/reference/README.md`, and there too for a CPU).
         """
-        return self._extra(lambda work: seconds(work, RATES[self.predicted.gpu]))
+        return self._extra(self._seconds)
+
+    def _seconds(self, work: Mapping[str, int]) -> float:
+        return seconds(work, RATES[self.predicted.gpu])
 
     def _extra(self, measure: Callable[[Mapping[str, int]], float]) -> float:
+        before = self.before._total(measure)
+        return self._total(measure) / before - 1 if before else 0.0
+
+    def _total(self, measure: Callable[[Mapping[str, int]], float]) -> float:
         """Of all steps: a technique may change how many there are."""
-
-        def total(candidate: Candidate) -> float:
-            steps = int(candidate.recipe.training_arguments()["max_steps"])
-            return measure(candidate.predicted.work) * steps
-
-        before = total(self.compared_with or self)
-        return total(self) / before - 1 if before else 0.0
+        return measure(self.predicted.work) * int(self.recipe.training_arguments()["max_steps"])
 
     @property
     def cost(self) -> str:
         """Operations, time, and the bytes that wait elsewhere, in words."""
-        size = self.predicted.work.get("bus_bytes", 0)
-        moved = f", {format_bytes(size)} moved a step" if size else ""
+        bus_bytes = self.predicted.work.get("bus_bytes", 0)
+        moved = f", {format_bytes(bus_bytes)} moved a step" if bus_bytes else ""
         return f"{self.extra_compute:+.0%} operations, about {self.extra_time:+.0%} time (estimate){moved}"
 
     @property
@@ -95,7 +124,7 @@ class Candidate:
     @property
     def numerics(self) -> Numerics:
         """That of the change which alters the loss most."""
-        return max((change.numerics for change in self.changes), key=NUMERICS.index, default=Numerics.EXACT)
+        return NUMERICS[max((NUMERICS.index(change.numerics) for change in self.changes), default=0)]
 
     @property
     def gives_up(self) -> tuple[str, ...]:
@@ -109,7 +138,7 @@ class Candidate:
     @property
     def words(self) -> str:
         """What to do: "Turn on …" or "Set …"."""
-        return "; ".join(_words(change, (self.compared_with or self).recipe) for change in self.changes)
+        return "; ".join(_words(change, self.before.recipe) for change in self.changes)
 
     @property
     def command(self) -> str:
@@ -117,37 +146,24 @@ class Candidate:
 
     @property
     def dominant(self) -> tuple[str, int]:
-        """The largest category at the peak."""
-        return max(self.predicted.by_category.items(), key=lambda entry: entry[1])
+        """The largest category at the peak, and its bytes."""
+        sizes = self.predicted.by_category
+        largest = max(sizes, key=sizes.__getitem__)
+        return largest, sizes[largest]
 
     def row(self) -> dict[str, Any]:
         """For `plots.memory_bars`: the columns that a record's row has too."""
-        parts = {f"{category}_bytes": size for category, size in self.predicted.by_category.items()}
         peak = self.predicted.peak_allocated_bytes
-        return {"label": self.label, "memory_source": "predicted", "peak_allocated_bytes": peak, **parts}
+        row = {"label": self.label, "memory_source": "predicted", "peak_allocated_bytes": peak}
+        for category, size in self.predicted.by_category.items():
+            row[f"{category}_bytes"] = size
+        return row
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        return {
-            "label": self.label,
-            "words": self.words,
-            "recipe": self.recipe.to_dict(),
-            "changes": {change.name: change.settings() for change in self.changes},
-            "numerics": str(self.numerics),
-            "needed_bytes": self.needed_bytes,
-            "predicted_bytes": self.needed_bytes,  # what `doctor --json` calls it
-            "headroom_bytes": self.headroom_bytes,
-            "saved_bytes": self.saved_bytes,
-            "fits": self.fits,
-            "peak_allocated_bytes": self.predicted.peak_allocated_bytes,
-            "peak_reserved_bytes": self.predicted.peak_reserved_bytes,
-            "context_bytes": self.predicted.context_bytes,
-            "by_category": dict(self.predicted.by_category),
-            "extra_compute": self.extra_compute,
-            "extra_time": self.extra_time,
-            "gives_up": list(self.gives_up),
-            "command": self.command,
-        }
+        predicted = {name: getattr(self.predicted, name) for name in PREDICTED_FIELDS}
+        changes = {change.name: change.settings() for change in self.changes}
+        return {**super().to_dict(), **predicted, "changes": changes}
 
 
 def rank(candidate: Candidate) -> tuple[int, float, int, int]:
@@ -167,13 +183,14 @@ def entry(candidate: Candidate, heading: str, compared: str, gives_up: Iterable[
 
 
 def _words(change: Technique, recipe: Recipe) -> str:
-    """One line: what to turn on, or what to set."""
+    """What to turn on, or of a technique that the recipe has already, what to set."""
     settings = change.settings()
     for technique in recipe.techniques:
         if technique.name == change.name:
-            before = technique.settings()
-            changed = [f"{name} to {now} (now {before[name]})" for name, now in settings.items() if now != before[name]]
+            now = technique.settings()
+            changed = [f"{name} to {value} (now {now[name]})" for name, value in settings.items() if value != now[name]]
             return f"Set {change.name} {', '.join(changed)}"
-    defaults = {field.name: field.default for field in fields(change)}  # type: ignore[arg-type]
-    telling = [f"{n}={v}" for n, v in settings.items() if len(settings) == 1 or v != defaults[n]]
-    return f"Turn on {change.name}" + (f" with {', '.join(telling)}" if telling else "")
+    if len(settings) > 1:
+        settings = changed_settings(change)
+    telling = ", ".join(f"{name}={value}" for name, value in settings.items())
+    return f"Turn on {change.name} with {telling}" if telling else f"Turn on {change.name}"

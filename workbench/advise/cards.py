@@ -1,5 +1,6 @@
 """Would a second card help? One rank of two that share a recipe (FSDP2), predicted, against one card's budget."""
 
+from contextlib import suppress
 from dataclasses import replace
 
 from workbench.advise.candidate import Candidate
@@ -17,36 +18,28 @@ def on_two_cards(recipe: Recipe, gpu: str, budget_bytes: int) -> tuple[Candidate
     """A rank of the recipe on two cards: with the same sequences a step, which halves its batch; and with the batch
     that one card has now, twice as many a step. What cannot be shared or predicted is not among them."""
     candidates = []
+    options = f"--ranks {CARDS} --shard {SHARD}"
     for size in (recipe.effective_batch_size, CARDS * recipe.effective_batch_size):
-        try:
+        with suppress(ConfigurationError):
             shared = replace(recipe, effective_batch_size=size)
             predicted = prediction.predict(shared, gpu, ranks=CARDS, shard=SHARD)
-        except ConfigurationError:
-            continue
-        options = f"--ranks {CARDS} --shard {SHARD}"
-        candidates.append(Candidate(shared, (), predicted, budget_bytes, options=options))
+            candidates.append(Candidate(shared, (), predicted, budget_bytes, options=options))
     return tuple(candidates)
 
 
 def cards_text(candidates: tuple[Candidate, ...]) -> list[str]:
     """Both answers in lines; of one that does not fit, what sharding cannot make smaller."""
-    if not candidates:
-        return []
-    lines = ["", f"On {CARDS} such cards, sharded (FSDP2), a rank of"]
+    lines = ["", f"On {CARDS} such cards, sharded (FSDP2), a rank of"] if candidates else []
     for candidate in candidates:
-        lines += _lines(candidate)
+        predicted = candidate.predicted
+        lines.append(
+            f"   {candidate.recipe.effective_batch_size} sequences a step, {predicted.micro_batch_size} at a time on "
+            f"each card: needs {format_bytes(candidate.needed_bytes)}, {candidate.room}"
+        )
+        if candidate.fits:
+            lines.append(f"      {candidate.command}")
+        else:
+            kept = format_bytes(sum(predicted.by_category.get(category, 0) for category in KEPT))
+            whole = format_bytes(predicted.peak_allocated_bytes)
+            lines.append(f"      {kept} of the {whole} at its peak are activations and logits: no rank sheds them")
     return lines
-
-
-def _lines(candidate: Candidate) -> list[str]:
-    predicted = candidate.predicted
-    room = format_bytes(abs(candidate.headroom_bytes))
-    need = (
-        f"   {candidate.recipe.effective_batch_size} sequences a step, {predicted.micro_batch_size} at a time on each "
-        f"card: needs {format_bytes(candidate.needed_bytes)}, {room} {'to spare' if candidate.fits else 'too much'}"
-    )
-    if candidate.fits:
-        return [need, f"      {candidate.command}"]
-    kept = format_bytes(sum(predicted.by_category.get(category, 0) for category in KEPT))
-    whole = format_bytes(predicted.peak_allocated_bytes)
-    return [need, f"      {kept} of the {whole} at its peak are activations and logits: no rank sheds them"]

@@ -8,13 +8,14 @@ run beside it in time, and not where other programs took processors from one of 
 """
 
 import html
-from collections.abc import Callable, Sequence
-from functools import partial
+import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from workbench.advise.result import Result
 from workbench.errors import ConfigurationError
 from workbench.measure.categories import Category, format_bytes
 from workbench.records.record import Record, Status
@@ -22,10 +23,12 @@ from workbench.techniques import REGISTRY
 
 IN_WORDS = ["model", "corpus", "effective_batch_size", "sequence_length", "steps", "dropout", "memory_source"]
 SAME = [*IN_WORDS, "arguments", "data_sha256", "device_kind", "device_name", "threads", "world_size", "shard"]
+IN_COMMON = [*IN_WORDS, "arguments", "device", "world_size", "shard"]
 BASELINE = "baseline"
 MEASURED = ["peak_allocated_bytes", "trainable_parameters", "learning_rate"]
 WITHOUT_VALUES = "an emulated GPU computes no values"
-BY_CATEGORY = [f"{c}_{what}" for what in ("bytes", "maximum_bytes") for c in Category]
+MAXIMA = [f"{category}_maximum_bytes" for category in Category]
+BY_CATEGORY = [*(f"{category}_bytes" for category in Category), *MAXIMA]
 ELSEWHERE = {"peak_host_bytes": "in host memory", "peak_disk_bytes": "on disk"}  # what was moved out of the device
 
 DISTURBED = 0.1  # of the processors' time, taken by others: 0.03 on two quiet cores, 0.34 beside one busy process
@@ -60,21 +63,20 @@ def compare(frame: pd.DataFrame) -> pd.DataFrame:
     """
     group = _newest_group(frame)
     runs = group.sort_values("created_at").drop_duplicates(["label", "learning_rate", "seed"], keep="last")
-    table = _summary(runs)
-    table = table.join(_beside(runs, group[group["label"] == BASELINE])).fillna({"pairs": 0, "timing": ""})
+    speeds = _beside(runs, group[group["label"] == BASELINE])
+    table = _summary(runs).join(speeds).fillna({"pairs": 0, "timing": ""})
     base = table.loc[BASELINE]
     table["saved_bytes"] = base["peak_allocated_bytes"] - table["peak_allocated_bytes"]
     table["saved_fraction"] = table["saved_bytes"] / base["peak_allocated_bytes"]
     table["loss_difference"] = table["held_out_loss"] - base["held_out_loss"]
-    table["loss_verdict"] = [verdict(row, base) for _, row in table.iterrows()]
-    table["lost_s"] = [_lost(row) for _, row in table.iterrows()]
-    table["saved_bytes_per_lost_s"] = [_rate(row) for _, row in table.iterrows()]
-    table["without_effect"] = [_without_effect(row, base) for _, row in table.iterrows()]
-    table = table.iloc[sorted(range(len(table)), key=lambda i: _bargain(table.iloc[i]))]
-    table = table.drop(columns=[f"{c}_maximum_bytes" for c in Category])
-    table.attrs = {
-        name: str(group[name].iloc[-1]) for name in (*IN_WORDS, "arguments", "device", "world_size", "shard")
-    }
+    table["loss_verdict"] = table.apply(verdict, axis=1, base=base)
+    table["lost_s"] = table.apply(_lost, axis=1)
+    table["saved_bytes_per_lost_s"] = table.apply(_rate, axis=1)
+    table["without_effect"] = table.apply(_without_effect, axis=1, base=base)
+    rows = sorted((row for _, row in table.iterrows()), key=_bargain)
+    table = table.loc[[row.name for row in rows]].drop(columns=MAXIMA)
+    newest = group.iloc[-1]
+    table.attrs = {name: str(newest[name]) for name in IN_COMMON}
     return table
 
 
@@ -86,6 +88,31 @@ def unranked(frame: pd.DataFrame) -> pd.DataFrame:
     others = others.merge(group[same].drop_duplicates()).sort_values("created_at")
     newest = others.drop_duplicates("label", keep="last").set_index("label")
     return newest[["status", "error"]].rename(columns={"error": "reason"})
+
+
+class Comparison(Result):
+    """A frame of records compared: the `table` of `compare`, what is `unranked`, and what both say."""
+
+    def __init__(self, frame: pd.DataFrame) -> None:
+        self.table = compare(frame)
+        self.unranked = unranked(frame)
+
+    def __str__(self) -> str:
+        lines = [comparison_text(self.table)]
+        for label, row in self.unranked.iterrows():
+            lines.append(f"not ranked: {label}: {row['status']}. {row['reason']}")
+        lines.append("")
+        lines += [f"- {sentence}" for sentence in conclusions(self.table)]
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready; what is missing, or infinite, is null."""
+        return {
+            **self.table.attrs,
+            "rows": json.loads(self.table.reset_index().to_json(orient="records")),
+            "unranked": self.unranked.astype(str).to_dict("index"),
+            "conclusions": conclusions(self.table),
+        }
 
 
 def _beside(runs: pd.DataFrame, bases: pd.DataFrame) -> pd.DataFrame:
@@ -129,11 +156,16 @@ def _bargain(row: pd.Series) -> tuple[bool, float, float, bool]:
 
 def _without_effect(row: pd.Series, base: pd.Series) -> str:
     """Finds the switch that did nothing, as fp16 on a CPU would: what it attacks is as large as without it."""
-    chosen = [REGISTRY[name] for name in str(row["techniques"]).split("+") if name in REGISTRY]
-    attacked = list(dict.fromkeys(category for technique in chosen for category in technique.attacks))
-    columns = [f"{category}_maximum_bytes" for category in attacked]
-    shrank = any(pd.isna(row[c] + base[c]) or row[c] < 0.999 * base[c] for c in columns)  # unknown is not idle
-    return "" if shrank else ", ".join(category.replace("_", " ") for category in attacked)
+    attacked: dict[str, None] = {}
+    for name in str(row["techniques"]).split("+"):
+        if name in REGISTRY:
+            attacked |= dict.fromkeys(REGISTRY[name].attacks)
+    for category in attacked:
+        now = row[f"{category}_maximum_bytes"]
+        before = base[f"{category}_maximum_bytes"]
+        if pd.isna(now) or pd.isna(before) or now < 0.999 * before:  # unknown is not idle
+            return ""
+    return ", ".join(category.replace("_", " ") for category in attacked)
 
 
 def _newest_group(frame: pd.DataFrame) -> pd.DataFrame:
@@ -204,45 +236,25 @@ def _beyond(difference: float, spread: float) -> float:
     return difference if abs(difference) > np.nan_to_num(spread) else 0.0
 
 
-FORMATS: dict[str, Callable[[Any], str]] = {
-    "peak": format_bytes,
-    "saves": lambda fraction: f"{round(fraction, 2) + 0:.0%}",  # no minus before a zero
-    "trainable": "{:,}".format,
-    "learning rate": "{:.0e}".format,
-}
-
-
-def _bargain_in_words(rate: float) -> str:
-    if rate == np.inf:
-        return "free"
-    return _bytes_or(rate, "?") if rate else ""
-
-
-def _bytes_or(number: float, unknown: str) -> str:
-    return unknown if pd.isna(number) else format_bytes(number)
-
-
-def _shown(table: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, Callable[[Any], str]]]:
-    """The columns that people read, in their order, and how those with numbers are written."""
-    moved = {}
+def _shown(table: pd.DataFrame) -> pd.DataFrame:
+    """The columns that people read, in their order: as text, but for the peak, whose bar wants a number."""
+    columns = {"peak": table["peak_allocated_bytes"], "saves": table["saved_fraction"].map(_percent)}
     for column, title in ELSEWHERE.items():
         if table[column].any():
-            moved[title] = table[column].map(partial(_bytes_or, unknown=""))
-    columns = {
-        "peak": table["peak_allocated_bytes"],
-        "saves": table["saved_fraction"],
-        **moved,
-        "held-out loss": [_with_spread(row, "held_out_loss", ".3f") for _, row in table.iterrows()],
-        "against baseline": table["loss_verdict"],
-        "tokens/s": [_with_spread(row, "tokens_per_s", ",.0f") for _, row in table.iterrows()],
-        "speed": [_speed(row) for _, row in table.iterrows()],
-        "saved per second lost": table["saved_bytes_per_lost_s"].map(_bargain_in_words),
-        "trainable": table["trainable_parameters"],
-        "learning rate": table["learning_rate"],
-        "peak is in": table["peak_phase"].str.replace("_", " "),
-    }
-    shown = pd.DataFrame(columns, index=table.index.rename(None))
-    return shown, {name: FORMATS[name] for name in shown if name in FORMATS}
+            columns[title] = table[column].map(format_bytes, na_action="ignore").fillna("")
+    columns["held-out loss"] = table.apply(_with_spread, axis=1, column="held_out_loss", digits=".3f")
+    columns["against baseline"] = table["loss_verdict"]
+    columns["tokens/s"] = table.apply(_with_spread, axis=1, column="tokens_per_s", digits=",.0f")
+    columns["speed"] = table.apply(_speed, axis=1)
+    columns["saved per second lost"] = table["saved_bytes_per_lost_s"].map(_bargain_in_words)
+    columns["trainable"] = table["trainable_parameters"].map("{:,}".format)
+    columns["learning rate"] = table["learning_rate"].map("{:.0e}".format)
+    columns["peak is in"] = table["peak_phase"].str.replace("_", " ")
+    return pd.DataFrame(columns, index=table.index.rename(None))
+
+
+def _percent(fraction: float) -> str:
+    return f"{round(fraction, 2) + 0:.0%}"  # no minus before a zero
 
 
 def _with_spread(row: pd.Series, column: str, digits: str) -> str:
@@ -260,10 +272,17 @@ def _speed(row: pd.Series) -> str:
     return f"{row['speed_ratio']:.2f}" + (f" ± {half:.2f}" if half else "") + "×"
 
 
+def _bargain_in_words(rate: float) -> str:
+    if pd.isna(rate):
+        return "?"
+    if rate == np.inf:
+        return "free"
+    return format_bytes(rate) if rate else ""
+
+
 def style_comparison(table: pd.DataFrame) -> "pd.io.formats.style.Styler":
     """The table as people read it, with bars behind the peaks; all text is escaped."""
-    shown, formats = _shown(table)
-    styler = shown.style.format(formats, escape="html").format_index(escape="html", axis=0)
+    styler = _shown(table).style.format({"peak": format_bytes}, escape="html").format_index(escape="html", axis=0)
     narrow = [{"selector": "td", "props": "white-space: nowrap; padding: 0.3em 0.5em"}]
     styler = styler.set_table_styles([*narrow, {"selector": "th", "props": "padding: 0.3em 0.5em"}])
     return styler.bar(subset=["peak"], color="#E69F0066", vmin=0).set_caption(html.escape(caption(table)))
@@ -271,8 +290,7 @@ def style_comparison(table: pd.DataFrame) -> "pd.io.formats.style.Styler":
 
 def comparison_text(table: pd.DataFrame) -> str:
     """The same table for a terminal."""
-    shown, formats = _shown(table)
-    return f"{shown.to_string(formatters=formats)}\n\n{caption(table)}"
+    return f"{_shown(table).to_string(formatters={'peak': format_bytes})}\n\n{caption(table)}"
 
 
 def largest_loss_difference(ones: Sequence[Record], others: Sequence[Record]) -> float:
@@ -288,39 +306,39 @@ def largest_loss_difference(ones: Sequence[Record], others: Sequence[Record]) ->
 
 def caption(table: pd.DataFrame) -> str:
     """What the rows have in common, in one line."""
-    a = table.attrs
+    facts = table.attrs
     seeds = table["seeds"].max()
-    source = a["memory_source"]
-    arguments = f", with {a['arguments']}" if a["arguments"] else ""
-    unknown = f"; {WITHOUT_VALUES}, so no loss and no speed" if source.startswith("emulated") else ""
-    ranks = f", the highest of {a['world_size']} ranks ({a['shard']})" if a["shard"] else ""
-    return (
-        f"{a['model']} on {a['corpus']}: {a['effective_batch_size']} × {a['sequence_length']} tokens a step, "
-        f"{a['steps']} steps, {seeds} seed{'s' if seeds > 1 else ''}{arguments}. "
-        f"Memory: {source} on {a['device']}{ranks}{unknown}."
-    )
+    shape = f"{facts['effective_batch_size']} × {facts['sequence_length']} tokens a step, {facts['steps']} steps"
+    text = f"{facts['model']} on {facts['corpus']}: {shape}, {seeds} seed{'s' if seeds > 1 else ''}"
+    if facts["arguments"]:
+        text += f", with {facts['arguments']}"
+    text += f". Memory: {facts['memory_source']} on {facts['device']}"
+    if facts["shard"]:
+        text += f", the highest of {facts['world_size']} ranks ({facts['shard']})"
+    if _is_emulated(table):
+        text += f"; {WITHOUT_VALUES}, so no loss and no speed"
+    return f"{text}."
+
+
+def _is_emulated(table: pd.DataFrame) -> bool:
+    return str(table.attrs["memory_source"]).startswith("emulated")
 
 
 def conclusions(table: pd.DataFrame) -> list[str]:
     """What the table says, in sentences computed from it."""
     others = table.drop(index=BASELINE)
-    base = table.loc[BASELINE]
     if others.empty:
         return ["There is only the baseline so far."]
-    if table.attrs["memory_source"].startswith("emulated"):
-        return [_smallest(others, base), *_idle(others), f"Of loss and speed nothing is known: {WITHOUT_VALUES}."]
+    smallest = _smallest(others, table.loc[BASELINE])
+    if _is_emulated(table):
+        return [smallest, *_idle(others), f"Of loss and speed nothing is known: {WITHOUT_VALUES}."]
     unbeaten = f"Not beaten in memory, speed and loss at once: {', '.join(pareto(table))}."
-    return [_smallest(others, base), _unharmed(others), _fastest(others), *_untimed(table), *_idle(others), unbeaten]
-
-
-def _idle(others: pd.DataFrame) -> list[str]:
-    rows = others[others["without_effect"] != ""]
-    return [f"{label} changed nothing of what it attacks: {what}." for label, what in rows["without_effect"].items()]
+    return [smallest, _unharmed(others), _fastest(others), *_untimed(others), *_idle(others), unbeaten]
 
 
 def _smallest(others: pd.DataFrame, base: pd.Series) -> str:
     best = others.loc[others["peak_allocated_bytes"].idxmin()]
-    largest = max(Category, key=lambda c: base[f"{c}_bytes"])
+    largest = base[[f"{category}_bytes" for category in Category]].astype(float).idxmax().removesuffix("_bytes")
     return (
         f"{best.name} has the smallest peak, {format_bytes(best['peak_allocated_bytes'])} instead of "
         f"{format_bytes(base['peak_allocated_bytes'])} ({best['saved_fraction']:.0%} less). The largest part of the "
@@ -333,22 +351,33 @@ def _unharmed(others: pd.DataFrame) -> str:
     free = others[others["loss_verdict"].isin(["same", "tie", "better"])]
     sentences = [f"Held-out loss no worse than the baseline's (or a tie): {', '.join(free.index) or 'none'}."]
     titles = {"worse": "Worse", "?": "Not to be told with one seed", "not searched": "Not judged, for want of a search"}
-    for verdict, title in titles.items():
-        rows = others[others["loss_verdict"] == verdict]
-        if len(rows):
-            labels = [f"{label} ({row['loss_difference']:+.3f})" for label, row in rows.iterrows()]
+    for word, title in titles.items():
+        differences = others["loss_difference"][others["loss_verdict"] == word]
+        labels = [f"{label} ({difference:+.3f})" for label, difference in differences.items()]
+        if labels:
             sentences.append(f"{title}: {', '.join(labels)}.")
     return " ".join(sentences)
 
 
-def _untimed(table: pd.DataFrame) -> list[str]:
+def _fastest(others: pd.DataFrame) -> str:
+    timed = others["speed_ratio"].dropna().sort_values(kind="stable")
+    if timed.empty:
+        return "No speed can be compared."
+    fastest = f"at {timed.iloc[-1]:.2f}× the baseline's speed"
+    if len(timed) == 1:
+        return f"Here {timed.index[0]} runs {fastest}."
+    slowest = f"{timed.index[0]} the slowest at {timed.iloc[0]:.2f}×"
+    return f"Here {timed.index[-1]} is the fastest {fastest} and {slowest}."
+
+
+def _untimed(others: pd.DataFrame) -> list[str]:
     reasons = {
         "disturbed": f"other programs took more than {DISTURBED:.0%} of the processors' time",
         "apart": "the baseline was not run beside them, and the machine may have changed since",
     }
     untimed = []
     for timing, reason in reasons.items():
-        labels = table.index[table["timing"] == timing].drop(BASELINE, errors="ignore")
+        labels = others.index[others["timing"] == timing]
         if len(labels):
             untimed.append(f"{', '.join(labels)} ({reason})")
     if not untimed:
@@ -356,15 +385,6 @@ def _untimed(table: pd.DataFrame) -> list[str]:
     return [f"Speeds that are not compared: {'; '.join(untimed)}. `workbench.side_by_side` takes turns."]
 
 
-def _fastest(others: pd.DataFrame) -> str:
-    timed = others.dropna(subset=["speed_ratio"])
-    if timed.empty:
-        return "No speed can be compared."
-    best = timed.loc[timed["speed_ratio"].idxmax()]
-    slowest = timed.loc[timed["speed_ratio"].idxmin()]
-    if len(timed) == 1:
-        return f"Here {best.name} runs at {best['speed_ratio']:.2f}× the baseline's speed."
-    return (
-        f"Here {best.name} is the fastest at {best['speed_ratio']:.2f}× the baseline's speed and {slowest.name} the "
-        f"slowest at {slowest['speed_ratio']:.2f}×."
-    )
+def _idle(others: pd.DataFrame) -> list[str]:
+    idle = others["without_effect"][others["without_effect"] != ""]
+    return [f"{label} changed nothing of what it attacks: {categories}." for label, categories in idle.items()]

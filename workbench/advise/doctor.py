@@ -1,17 +1,19 @@
 """`diagnose(record)`: why a run ran out of memory, and the smallest single changes that are predicted to fit.
 
-The cause is read off the record. The changes are found by the planner's search, limited to one change; and of each
-technique that the recipe has already, other settings are tried in its place. No technique is known here by name.
+The cause is read off the record: each rule says what it finds, or nothing. The changes are found by the planner's
+search, limited to one change, which may be another setting of a technique that the recipe has already. No technique is
+known here by name.
 """
 
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from workbench.advise.candidate import Candidate, Predictor, entry, rank
 from workbench.advise.plan import SETS, THIS_CPU, Search, attacked_bytes, families
+from workbench.advise.result import Result
 from workbench.errors import ConfigurationError, UnavailableError
 from workbench.export.written import as_command
 from workbench.gpus.catalogue import MIB, of_device
@@ -35,55 +37,228 @@ RELEASE = (
 )
 
 
-@dataclass(frozen=True)
-class Diagnosis:
-    """What `diagnose` found. Bytes are those of the record, at the moment of the failure; None: not known.
+def diagnose(record: Record, *, among: Iterable[str] | None = None, predict: Predictor | None = None) -> "Diagnosis":
+    """Why this run ran out of memory, and which single changes are predicted to fit.
 
-    `changes` are single changes, the best first. Where no single one fits they are empty, `closest` is the one that
-    comes nearest, and `plan_command` looks for several. `note` says why there are no predictions, or what they miss.
+    Args:
+        record: of the status `oom`.
+        among: names of the techniques to choose from; by default all there are. Each costs a prediction or a few.
+        predict: another predictor than `workbench.predict`.
+
+    Raises:
+        ConfigurationError: the record is of another status; or a name in `among` is not known.
+    """
+    if record.status is not Status.OOM:
+        raise ConfigurationError(
+            f"diagnose: the record {record.id} has the status {record.status}; only one that ran out of memory (oom) "
+            "can be diagnosed. The newest of those: python -m workbench doctor"
+        )
+    diagnosis = Diagnosis(record)
+    diagnosis.look_for_changes(_Changes(diagnosis, predict or prediction.predict, among))
+    return diagnosis
+
+
+def newest_out_of_memory(record_id: str | None = None) -> Record:
+    """The record of that id, or the newest that ran out of memory.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    if record_id:
+        records = [record for record in read_all() if record.id == record_id]
+        missing = f"no record {record_id!r}"
+    else:
+        records = [record for record in read_all() if record.status is Status.OOM]
+        missing = "no run that ran out of memory on record"
+    if not records:
+        raise ConfigurationError(f"doctor: there is {missing}. See `python -m workbench records`.")
+    return records[-1]
+
+
+def cause(record: Record) -> str:
+    """Why it ran out of memory, as far as the record says it: no prediction is made."""
+    return Diagnosis(record).cause
+
+
+def promising(record: Record, predict: Predictor) -> list[str]:
+    """Names for `diagnose` to choose among, first those that attack most. Of those that attack far less than is missing
+    no more than make SETS names. Empty where nothing can be predicted.
+    """
+    diagnosis = Diagnosis(record)
+    if diagnosis.budget_bytes is None:
+        return []
+    changes = _Changes(diagnosis, predict, None)
+    with suppress(ConfigurationError, UnavailableError):
+        baseline, budget_bytes = changes.begin(diagnosis.budget_bytes)
+        attacked = {}
+        for name, family in changes.families.items():
+            attacked[name] = attacked_bytes(family[-1], baseline.predicted) if family else 0
+        enough = baseline.needed_bytes * (1 - BESIDE) - budget_bytes
+        least = min([enough, *sorted(attacked.values())[-SETS:]])
+        names = sorted(attacked, key=attacked.__getitem__, reverse=True)
+        return [name for name in names if attacked[name] >= least or not changes.families[name]]
+    return []
+
+
+class Diagnosis(Result):
+    """Why a run ran out of memory, and what to change. Bytes are those at the moment of the failure; None: not known.
+
+    Attributes:
+        phase: where it failed, which is not always where the peak was: after the last step, only evaluation is left.
+        largest_category, largest_bytes: the largest part of the peak.
+        held_bytes: what was alive when the request came.
+        room_bytes: the cap; else the memory of the GPU; else what was in use when the request was refused.
+        before_bytes: what was alive before the run; `counted_bytes` of it took their part of the room.
+        unused_bytes: reserved by PyTorch's allocator and not in use.
+        fragmented: the request would have fitted into what was unused, had that been in one piece.
+        predicted_bytes: what the recipe is predicted to need on `predicted_for`.
+        changes: single changes that fit, the best first. Where no single one does, `closest` comes nearest, and
+            `plan_command` looks for several.
+        note: why there are no predictions, or what they miss.
     """
 
-    record_id: str
-    cause: str
-    phase: str
-    operation: str
-    largest_category: str
-    largest_bytes: int | None
-    room_bytes: int | None
-    requested_bytes: int | None
-    before_bytes: int | None
-    fragmented: bool
-    predicted_for: str
-    predicted_bytes: int | None
-    changes: tuple[Candidate, ...]
-    closest: Candidate | None
-    plan_command: str
-    note: str
-    checklist: tuple[str, ...]
+    json_fields = (
+        "record_id",
+        "cause",
+        "phase",
+        "operation",
+        "largest_category",
+        "largest_bytes",
+        "room_bytes",
+        "requested_bytes",
+        "before_bytes",
+        "fragmented",
+        "predicted_for",
+        "predicted_bytes",
+        "plan_command",
+        "note",
+        "checklist",
+    )
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {
-            **vars(self),
-            "changes": [_plain(change) for change in self.changes],
-            "closest": self.closest and _plain(self.closest),
-            "checklist": list(self.checklist),
-        }
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.recipe = record.recipe
+        self.record_id = record.id
+        self.operation = record.failed_operation
+        self.phase = record.peak_phase
+        if record.steps_done >= self.recipe.training_arguments()["max_steps"]:
+            self.phase = Phase.EVALUATION
+        self.largest_category = max(record.by_category, key=record.by_category.__getitem__, default="")
+        self.largest_bytes = record.by_category.get(self.largest_category)
+
+        self.kind = record.device_kind or "cpu"
+        self.gpu = of_device(record.device_name, record.device_bytes) if self.kind == "cuda" else None
+        # an early failure has no memory source, but every record has the name of the device
+        self.emulated = record.device_name.endswith(EMULATED)
+
+        self.requested_bytes = record.requested_bytes
+        self.held_bytes = record.allocated_at_failure_bytes
+        self.unused_bytes = 0
+        if self.held_bytes is None:
+            self.held_bytes = record.peak_allocated_bytes
+        elif record.reserved_at_failure_bytes is not None:
+            self.unused_bytes = record.reserved_at_failure_bytes - self.held_bytes
+        self.fragmented = self.kind == "cuda" and 0 < (record.requested_bytes or 0) <= self.unused_bytes
+        self.room_bytes = self._room()
+        self.before_bytes = record.before_bytes
+        self.counted_bytes = record.before_bytes or 0
+        if self.kind != "cuda" and record.memory_cap_bytes is not None:  # such a cap counts the run's own alone
+            self.counted_bytes = 0
+
+        self.predicted_for = self.gpu.title if self.gpu else THIS_CPU
+        self.predicted_bytes: int | None = None
+        self.changes: tuple[Candidate, ...] = ()
+        self.closest: Candidate | None = None
+        self.note = ""
+
+    def _room(self) -> int | None:
+        record = self.record
+        if record.memory_cap_bytes or record.device_bytes:
+            return record.memory_cap_bytes or record.device_bytes
+        return self.gpu.memory_bytes if self.gpu else self.held_bytes
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """What a recipe may need, its context included: a cap is one for the allocator and leaves the context out."""
+        if self.room_bytes is None or (self.kind == "cuda" and self.gpu is None):
+            return None
+        context_bytes = 0
+        if self.gpu and self.record.memory_cap_bytes:
+            context_bytes = self.gpu.context_bytes_estimate
+        return max(self.room_bytes + context_bytes - self.counted_bytes, 1)
+
+    def look_for_changes(self, changes: "_Changes") -> None:
+        if self.budget_bytes is None:
+            self.note = "Nobody knows how much memory there was, so nothing can be predicted."
+            return
+        try:
+            candidates = changes.search(self.budget_bytes)
+        except (ConfigurationError, UnavailableError) as error:
+            self.note = f"No prediction helps: {error}"
+            return
+        candidates = [replace(candidate, options=self.options) for candidate in sorted(candidates, key=rank)]
+        self.changes = tuple(candidate for candidate in candidates if candidate.fits)
+        if not self.changes:
+            self.closest = min(candidates, key=lambda candidate: candidate.needed_bytes, default=None)
+
+    @property
+    def cause(self) -> str:
+        """A sentence a line: what each rule finds in the record."""
+        return "\n".join(filter(None, [rule(self) for rule in RULES]))
+
+    @property
+    def options(self) -> str:
+        """With which a change runs on the same kind of device, under the same cap."""
+        options = f"--device {DEVICE}{self.gpu.name}" if self.gpu and self.emulated else f"--device {self.kind}"
+        cap = self.record.memory_cap_bytes
+        if cap:
+            options += f" --memory-cap {cap / MIB:.6g}MiB" if cap > MIB else f" --memory-cap {cap}B"
+        return options
+
+    @property
+    def plan_command(self) -> str:
+        """Looks for sets of changes within the same room. Empty where the room is not known."""
+        if self.budget_bytes is None:
+            return ""
+        command = shlex.split(as_command(self.recipe))
+        command[command.index("run")] = "plan"
+        gpu = self.gpu.name if self.gpu else prediction.CPU
+        return shlex.join([*command, "--gpu", gpu, "--budget", f"{self.budget_bytes}B"])
+
+    @property
+    def checklist(self) -> tuple[str, ...]:
+        """What holds tensors in this process, and how to let go of them."""
+        from workbench.advise.leaks import holders  # which imports torch
+
+        if self.emulated:
+            return ("An emulated GPU is the run's own: nothing else takes its memory.",)
+        lines = [f"{name} holds {format_bytes(size)} now" for name, size in holders(self.kind)]
+        if not lines:
+            lines = ["Nothing holds tensors in this process. In a notebook, look there: workbench.holders()."]
+        if self.kind == "cuda":
+            return (*lines, RELEASE, "Other processes share the device: nvidia-smi lists them.")
+        return (*lines, RELEASE, "Restarting the kernel frees all of it.")
 
     def __str__(self) -> str:
         lines = [f"record {self.record_id}", "", "Cause", *_indented(self.cause.splitlines()), "", "What to change"]
-        lines += _indented([self.note] if self.note else [])
-        if self.predicted_bytes is not None and not self.note:
-            lines += _indented([f"As it is, the recipe is predicted to need {format_bytes(self.predicted_bytes)}."])
+        if self.note:
+            lines.append(f"  {self.note}")
+        elif self.predicted_bytes is not None:
+            lines.append(f"  As it is, the recipe is predicted to need {format_bytes(self.predicted_bytes)}.")
         if self.changes:
-            lines += _indented([f"Each of these alone is enough, as predicted for {self.predicted_for}:"])
+            lines.append(f"  Each of these alone is enough, as predicted for {self.predicted_for}:")
         for number, change in enumerate(self.changes, start=1):
             lines += ["", *_lines(change, f"{number}. ")]
         if self.closest:
             lines += ["", "  No single change is enough. The closest:", "", *_lines(self.closest)]
-        if self.closest or not self.changes:
+        if not self.changes:
             lines += ["", "  For several changes together:", f"     {self.plan_command}"]
         return "\n".join([*lines, "", "If it should have fitted", *_indented(f"- {line}" for line in self.checklist)])
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        changes = [_plain(change) for change in self.changes]
+        return {**super().to_dict(), "changes": changes, "closest": self.closest and _plain(self.closest)}
 
 
 def _indented(lines: Iterable[str]) -> list[str]:
@@ -105,6 +280,62 @@ def _costs(candidate: Candidate) -> str:
     return candidate.changes[0].costs
 
 
+# ---- the cause: each rule says what it finds, or nothing ----
+
+
+def where_it_ended(diagnosis: Diagnosis) -> str:
+    record = diagnosis.record
+    phase = f"the {diagnosis.phase.replace('_', ' ')} phase" if diagnosis.phase else "loading, before training"
+    done = f"after {record.steps_done} whole steps" if record.steps_done else "before a step was done"
+    return f"{record.label} on {record.model} ran out of memory in {phase}, {done}."
+
+
+def what_was_refused(diagnosis: Diagnosis) -> str:
+    record = diagnosis.record
+    if record.requested_bytes is None:
+        return record.error
+    text = f"{record.failed_operation or 'It'} asked for {format_bytes(record.requested_bytes)} more"
+    if diagnosis.held_bytes is not None:
+        text += f" while {format_bytes(diagnosis.held_bytes)} were in use"
+    if diagnosis.room_bytes:
+        room = "memory cap" if record.memory_cap_bytes else "memory of the device"
+        text += f"; the {room} is {format_bytes(diagnosis.room_bytes)}"
+    return f"{text}."
+
+
+def what_held_most(diagnosis: Diagnosis) -> str:
+    size = diagnosis.largest_bytes
+    peak = diagnosis.record.peak_allocated_bytes
+    if not size or not peak:
+        return ""
+    category = diagnosis.largest_category.replace("_", " ")
+    share = f"{size / peak:.0%} of {format_bytes(peak)}"
+    return f"The largest part of the peak was {category}: {format_bytes(size)}, {share}."
+
+
+def what_was_in_pieces(diagnosis: Diagnosis) -> str:
+    if not diagnosis.fragmented:
+        return ""
+    return (
+        f"Fragmentation: {format_bytes(diagnosis.unused_bytes)} more were reserved and unused, enough for the "
+        "request, but not in one piece."
+    )
+
+
+def what_was_there_before(diagnosis: Diagnosis) -> str:
+    before = diagnosis.before_bytes or 0
+    if before <= NOTEWORTHY * (diagnosis.room_bytes or 0) or not before:
+        return ""
+    counted = "they took their part of the room" if diagnosis.counted_bytes else "the cap does not count them"
+    return f"{format_bytes(before)} of tensors were alive before the run began; {counted}."
+
+
+RULES = (where_it_ended, what_was_refused, what_held_most, what_was_in_pieces, what_was_there_before)
+
+
+# ---- the changes ----
+
+
 class SmallerEvaluation(Candidate):
     """The recipe with fewer sequences evaluated at once: no technique, and the loss stays the same."""
 
@@ -117,66 +348,74 @@ class SmallerEvaluation(Candidate):
         return f"Set evaluation_batch_size to {self.recipe.evaluation_batch_size}"
 
 
-def newest_out_of_memory(record_id: str | None = None) -> Record:
-    """The record of that id, or the newest that ran out of memory.
+@dataclass
+class _Changes:
+    """Predictions for the recipe of a failure and its single changes, against the room that its record had."""
 
-    Raises:
-        ConfigurationError: there is none.
-    """
-    if record_id:
-        records = [record for record in read_all() if record.id == record_id]
-        missing = f"no record {record_id!r}"
-    else:
-        records = [record for record in read_all() if record.status is Status.OOM]
-        missing = "no run that ran out of memory on record"
-    if not records:
-        raise ConfigurationError(f"doctor: there is {missing}. See `python -m workbench records`.")
-    return records[-1]
+    diagnosis: Diagnosis
+    predictor: Predictor
+    among: Iterable[str] | None
 
+    def __post_init__(self) -> None:
+        gpu = self.diagnosis.gpu
+        self.gpu = gpu.name if gpu else prediction.CPU
+        self.recipe = self.diagnosis.recipe
+        self.families = families(gpu.compute_capability if gpu else None, self.among)
 
-def diagnose(record: Record, *, among: Iterable[str] | None = None, predict: Predictor | None = None) -> Diagnosis:
-    """Why this run ran out of memory, and which single changes are predicted to fit.
+    def predict(self, recipe: Recipe) -> Prediction:
+        return self.predictor(recipe, self.gpu)
 
-    Args:
-        record: of the status `oom`.
-        among: names of the techniques to choose from; by default all there are. Each costs a prediction or a few.
-        predict: another predictor than `workbench.predict`.
+    def search(self, room_bytes: int) -> list[Candidate]:
+        """All single changes that fit; if none does, those that were tried."""
+        baseline, budget_bytes = self.begin(room_bytes)
+        allocators = self._allocators(baseline)
+        search = Search(self.recipe, budget_bytes, self.predict, self.families, most_changes=1, replacing=True)
+        planned = search.plan()
+        candidates = [*planned.candidates, *allocators, *self._smaller_evaluation(baseline, budget_bytes)]
+        fitting = [candidate for candidate in candidates if candidate.fits]
+        return fitting or [*planned.tried[1:]]  # the first has no change
 
-    Raises:
-        ConfigurationError: the record is of another status; or a name in `among` is not known.
-    """
-    if record.status is not Status.OOM:
-        raise ConfigurationError(
-            f"diagnose: the record {record.id} has the status {record.status}; only one that ran out of memory (oom) "
-            "can be diagnosed. The newest of those: python -m workbench doctor"
+    def begin(self, room_bytes: int) -> tuple[Candidate, int]:
+        """The recipe as it is, and what it may need after a change."""
+        baseline = Candidate(self.recipe, (), self.predict(self.recipe), room_bytes)
+        self.diagnosis.predicted_bytes = baseline.needed_bytes
+        if not baseline.fits:
+            return baseline, room_bytes
+        self.diagnosis.note = (
+            f"Predicted to fit as it is, with {format_bytes(baseline.headroom_bytes)} to spare: something else takes "
+            f"memory, see below. The changes need at least {MARGIN:.0%} less than the recipe as it is."
         )
-    failure = _Failure(record)
-    search = _ChangeSearch(failure, predict or prediction.predict, among)
-    changes = search.changes()
-    fitting = tuple(change for change in changes if change.fits)
-    closest = None
-    if changes and not fitting:
-        closest = min(changes, key=lambda change: change.needed_bytes)
-    largest, size = _largest(record.by_category)
-    return Diagnosis(
-        record_id=record.id,
-        cause=failure.cause(),
-        phase=failure.phase,
-        operation=record.failed_operation,
-        largest_category=largest,
-        largest_bytes=size,
-        room_bytes=failure.room_bytes,
-        requested_bytes=record.requested_bytes,
-        before_bytes=record.before_bytes,
-        fragmented=failure.fragmented,
-        predicted_for=search.predicted_for,
-        predicted_bytes=search.needed_bytes,
-        changes=fitting,
-        closest=closest,
-        plan_command=search.plan_command(),
-        note=search.note,
-        checklist=failure.checklist(),
-    )
+        return baseline, int(baseline.needed_bytes * (1 - MARGIN))
+
+    def _smaller_evaluation(self, baseline: Candidate, budget_bytes: int) -> list[Candidate]:
+        """Where the evaluation failed, the most sequences that it may have at once; or none."""
+        from workbench.run.arguments import argument_values
+
+        if self.diagnosis.phase != Phase.EVALUATION:
+            return []
+        size = argument_values(self.recipe, 0.0)["per_device_eval_batch_size"]
+        while size > 1:
+            size //= 2
+            recipe = replace(self.recipe, evaluation_batch_size=size)
+            candidate = SmallerEvaluation(recipe, (), self.predict(recipe), budget_bytes, baseline)
+            if candidate.fits:
+                return [candidate]
+        return []
+
+    def _allocators(self, baseline: Candidate) -> list[Candidate]:
+        """Against fragmentation: techniques that change the allocator, and no category of memory."""
+        candidates: list[Candidate] = []
+        present = {technique.name for technique in self.recipe.techniques}
+        for name in self.families:
+            technique = REGISTRY[name]()
+            if self.diagnosis.fragmented and name not in present and technique.allocator_settings():
+                recipe = self.recipe | technique
+                predicted = self.predict(recipe)
+                candidates.append(Candidate(recipe, (technique,), predicted, baseline.budget_bytes, baseline))
+        return candidates
+
+
+# ---- the evaluation of a life, which `predict --life` shows ----
 
 
 def evaluation_cures(gpu: str, life: Life) -> dict[str, Life]:
@@ -207,234 +446,3 @@ def cures_text(cures: Mapping[str, Life]) -> str:
         (peak,) = (peak for peak in life.peaks if peak.phase == "evaluate")
         lines.append(f"  {change}: {format_bytes(peak.device_bytes)}, and {format_bytes(peak.host_bytes)} on the host")
     return "\n".join(lines)
-
-
-def promising(record: Record, predict: Predictor) -> list[str]:
-    """Names for `diagnose` to choose among: first those that attack most for few predictions; of those that attack far
-    less than is missing no more than make SETS names. Empty where nothing can be predicted.
-    """
-    with suppress(ConfigurationError, UnavailableError):
-        return _ChangeSearch(_Failure(record), predict, None).promising()
-    return []
-
-
-def cause(record: Record) -> str:
-    """Why it ran out of memory, as far as the record says it: no prediction is made."""
-    return _Failure(record).cause()
-
-
-def _largest(by_category: Mapping[str, int]) -> tuple[str, int | None]:
-    return max(by_category.items(), key=lambda entry: entry[1], default=("", None))
-
-
-class _Failure:
-    """What the record says about the failure. Bytes are those at the moment of it; None: not known.
-
-    Attributes:
-        device: as `run` is told of it.
-        held_bytes: what was alive when the request came.
-        room_bytes: the cap; else the memory of the GPU; else what was in use when the request was refused.
-        alive_before_bytes: what was alive before the run and counted against the room.
-        unused_bytes: reserved by PyTorch's allocator and not in use.
-        fragmented: the request would have fitted into what was unused, had that been in one piece.
-    """
-
-    def __init__(self, record: Record) -> None:
-        self.record = record
-        self.recipe = record.recipe
-        self.kind = record.device_kind or "cpu"
-        self.on_gpu = self.kind == "cuda"
-        self.gpu = of_device(record.device_name, record.device_bytes) if self.on_gpu else None
-        # an early failure has no memory source, but every record has the name of the device
-        self.emulated = record.device_name.endswith(EMULATED)
-        self.device = f"{DEVICE}{self.gpu.name}" if self.gpu and self.emulated else self.kind
-        allocated = record.allocated_at_failure_bytes
-        reserved = record.reserved_at_failure_bytes
-        self.held_bytes = record.peak_allocated_bytes if allocated is None else allocated
-        self.room_bytes = record.memory_cap_bytes or record.device_bytes
-        if not self.room_bytes:
-            self.room_bytes = self.gpu.memory_bytes if self.gpu else self.held_bytes
-        counted = self.on_gpu or record.memory_cap_bytes is None  # a cap on the CPU counts the run's own only
-        self.alive_before_bytes = (record.before_bytes or 0) if counted else 0
-        self.unused_bytes = None if reserved is None or allocated is None else reserved - allocated
-        self.fragmented = self.on_gpu and 0 < (record.requested_bytes or 0) <= (self.unused_bytes or 0)
-
-    @property
-    def phase(self) -> str:
-        """Where it failed, which is not always where the peak was: after the last step, only evaluation is left."""
-        whole = self.record.steps_done >= self.recipe.training_arguments()["max_steps"]
-        return Phase.EVALUATION if whole else self.record.peak_phase
-
-    def cause(self) -> str:
-        record = self.record
-        phase = f"the {self.phase.replace('_', ' ')} phase" if self.phase else "loading, before training"
-        done = f"after {record.steps_done} whole steps" if record.steps_done else "before a step was done"
-        lines = [f"{record.label} on {record.model} ran out of memory in {phase}, {done}."]
-        lines += [self._request()] if record.requested_bytes is not None else [record.error]
-        largest, size = _largest(record.by_category)
-        if size and record.peak_allocated_bytes:
-            category = largest.replace("_", " ")
-            share = size / record.peak_allocated_bytes
-            peak = format_bytes(record.peak_allocated_bytes)
-            lines.append(f"The largest part of the peak was {category}: {format_bytes(size)}, {share:.0%} of {peak}.")
-        if self.fragmented:
-            lines.append(
-                f"Fragmentation: {format_bytes(self.unused_bytes or 0)} more were reserved and unused, enough for the "
-                "request, but not in one piece."
-            )
-        return "\n".join([*lines, *self._alive_before()])
-
-    def _request(self) -> str:
-        record = self.record
-        room = "memory cap" if record.memory_cap_bytes else "memory of the device"
-        operation = f"{record.failed_operation} asked for" if record.failed_operation else "It asked for"
-        limit = f"; the {room} is {format_bytes(self.room_bytes)}" if self.room_bytes else ""
-        held = f" while {format_bytes(self.held_bytes)} were in use" if self.held_bytes is not None else ""
-        return f"{operation} {format_bytes(record.requested_bytes or 0)} more{held}{limit}."
-
-    def _alive_before(self) -> list[str]:
-        before = self.record.before_bytes or 0
-        room = self.room_bytes or 0
-        if before <= NOTEWORTHY * room or not before:
-            return []
-        counted = "they took their part of the room" if self.alive_before_bytes else "the cap does not count them"
-        return [f"{format_bytes(before)} of tensors were alive before the run began; {counted}."]
-
-    def checklist(self) -> tuple[str, ...]:
-        """What holds tensors in this process, and how to let go of them."""
-        from workbench.advise.leaks import holders  # which imports torch
-
-        if self.emulated:
-            return ("An emulated GPU is the run's own: nothing else takes its memory.",)
-        lines = [f"{name} holds {format_bytes(size)} now" for name, size in holders(self.kind)]
-        if not lines:
-            lines = ["Nothing holds tensors in this process. In a notebook, look there: workbench.holders()."]
-        if self.on_gpu:
-            others = "Other processes share the device: nvidia-smi lists them."
-        else:
-            others = "Restarting the kernel frees all of it."
-        return (*lines, RELEASE, others)
-
-
-class _ChangeSearch:
-    """Predictions for the recipe and its single changes, against the room that the record had."""
-
-    def __init__(self, failure: _Failure, predict: Predictor, among: Iterable[str] | None) -> None:
-        self.failure = failure
-        self.recipe = failure.recipe
-        self.gpu = failure.gpu
-        self.name = self.gpu.name if self.gpu else prediction.CPU
-        self.predicted_for = self.gpu.title if self.gpu else THIS_CPU
-        self.families = families(self.gpu.compute_capability if self.gpu else None, among)
-        self.predict: Callable[[Recipe], Prediction] = lambda recipe: predict(recipe, self.name)
-        self.needed_bytes: int | None = None
-        self.note = ""
-
-    @property
-    def budget_bytes(self) -> int | None:
-        """What a recipe may need, its context included: a cap is one for the allocator and leaves the context out."""
-        room = self.failure.room_bytes
-        if room is None or (self.failure.on_gpu and self.gpu is None):
-            return None
-        context = self.gpu.context_bytes_estimate if self.gpu and self.failure.record.memory_cap_bytes else 0
-        return max(room + context - self.failure.alive_before_bytes, 1)
-
-    def changes(self) -> list[Candidate]:
-        """All single changes that fit, the best first; if none does, those that were tried."""
-        if self.budget_bytes is None:
-            self.note = "Nobody knows how much memory there was, so nothing can be predicted."
-            return []
-        try:
-            changes = self._search(self.budget_bytes)
-        except (ConfigurationError, UnavailableError) as error:
-            self.note = f"No prediction helps: {error}"
-            return []
-        # what runs must run on the same kind of device, under the same cap
-        options = f"--device {self.failure.device}"
-        cap = self.failure.record.memory_cap_bytes
-        if cap:
-            options += f" --memory-cap {cap / MIB:.6g}MiB" if cap > MIB else f" --memory-cap {cap}B"
-        return [replace(candidate, options=options) for candidate in sorted(changes, key=rank)]
-
-    def promising(self) -> list[str]:
-        """As the function of this name; what attacks no memory stands at the end."""
-        if self.budget_bytes is None:
-            return []
-        baseline, budget = self._begin(self.budget_bytes)
-        attacked = {name: attacked_bytes(f[-1], baseline.predicted) for name, f in self.families.items() if f}
-        missing = baseline.needed_bytes - budget
-        least = min([missing - BESIDE * baseline.needed_bytes, *sorted(attacked.values())[-SETS:]])
-        many = missing < max(attacked.values(), default=0) / 2  # are enough: first those that are soon bisected
-        bisections = {name: len(self.families[name]).bit_length() if many else 1 for name in attacked}
-        worth = {name: size / bisections[name] for name, size in attacked.items() if size >= least}
-        return [*sorted(worth, key=lambda n: -worth[n]), *(n for n in self.families if n not in attacked)]
-
-    def _search(self, room: int) -> list[Candidate]:
-        baseline, budget = self._begin(room)
-        others = self._allocators(baseline)
-        new = Search(self.recipe, budget, self.predict, self.families, most_changes=1).plan()
-        candidates = [*new.candidates, *self._other_settings(baseline, budget), *others]
-        candidates += self._smaller_evaluation(baseline, budget)
-        fitting = [candidate for candidate in candidates if candidate.fits]
-        return fitting or [*new.tried[1:]]  # the first has no change
-
-    def _begin(self, room: int) -> tuple[Candidate, int]:
-        """The recipe as it is, and what it may need after a change."""
-        baseline = Candidate(self.recipe, (), self.predict(self.recipe), room)
-        self.needed_bytes = baseline.needed_bytes
-        if not baseline.fits:
-            return baseline, room
-        self.note = (
-            f"Predicted to fit as it is, with {format_bytes(baseline.headroom_bytes)} to spare: something else takes "
-            f"memory, see below. The changes need at least {MARGIN:.0%} less than the recipe as it is."
-        )
-        return baseline, int(baseline.needed_bytes * (1 - MARGIN))
-
-    def _smaller_evaluation(self, baseline: Candidate, budget: int) -> list[Candidate]:
-        """Where the evaluation failed, the most sequences that it may have at once; or none."""
-        from workbench.run.arguments import argument_values
-
-        if self.failure.phase != Phase.EVALUATION:
-            return []
-        size = argument_values(self.recipe, 0.0)["per_device_eval_batch_size"]
-        while size > 1:
-            size //= 2
-            recipe = replace(self.recipe, evaluation_batch_size=size)
-            tried = SmallerEvaluation(recipe, (), self.predict(recipe), budget, baseline)
-            if tried.fits:
-                return [tried]
-        return []
-
-    def _other_settings(self, baseline: Candidate, budget: int) -> list[Candidate]:
-        """Of each technique that the recipe has, the gentlest other settings that fit."""
-        candidates: list[Candidate] = []
-        for now in self.recipe.techniques:
-            others = tuple(variant for variant in self.families.get(now.name, ()) if variant != now)
-            if others:
-                without = replace(self.recipe, techniques=tuple(t for t in self.recipe.techniques if t is not now))
-                search = Search(
-                    without,
-                    budget,
-                    self.predict,
-                    {now.name: others},
-                    most_changes=1,
-                    compared_with=baseline,
-                )
-                candidates += [candidate for candidate in search.plan().candidates if candidate.changes]
-        return candidates
-
-    def _allocators(self, baseline: Candidate) -> list[Candidate]:
-        """Against fragmentation: techniques that change the allocator, and no category of memory."""
-        present = {technique.name for technique in self.recipe.techniques}
-        missing = [REGISTRY[name]() for name in self.families if self.failure.fragmented and name not in present]
-        changed = [(technique, self.recipe | technique) for technique in missing if technique.allocator_settings()]
-        budget = baseline.budget_bytes
-        return [Candidate(other, (change,), self.predict(other), budget, baseline) for change, other in changed]
-
-    def plan_command(self) -> str:
-        """Looks for sets of changes within the same room. Empty where the room is not known."""
-        if self.budget_bytes is None:
-            return ""
-        command = shlex.split(as_command(self.recipe))
-        command[command.index("run")] = "plan"
-        return shlex.join([*command, "--gpu", self.name, "--budget", f"{self.budget_bytes}B"])

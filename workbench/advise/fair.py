@@ -1,7 +1,7 @@
 """Recipes side by side, fairly: each at a learning rate that was searched in the same way, all timed in turn."""
 
 import math
-from dataclasses import fields, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from workbench.techniques import Numerics
 
 FACTOR = 2.0  # between the rates that a search tries
 MOST = 8  # rates tried to each side of the first
-LIMITS = {field.name: field.metadata for field in fields(Recipe)}["learning_rate"]
+LIMITS = Recipe.__dataclass_fields__["learning_rate"].metadata
 BETWEEN = 4  # recipes timed between two runs of the first
 
 Tried = dict[str, float | None]
@@ -89,25 +89,20 @@ def search(recipe: Recipe, *, device: str | None = None, folder: Path | None = N
     first = run(recipe, device=device, reuse=True, folder=folder)
     if first.learning_rate is None or (first.status is Status.OK and first.held_out_loss is None):
         return recipe, {}
-    rates = [first.learning_rate * FACTOR**power for power in range(-MOST, MOST + 1)]
+    rates = []
+    for power in range(-MOST, MOST + 1):
+        rate = first.learning_rate * FACTOR**power
+        if LIMITS["minimum"] <= rate <= LIMITS["maximum"]:
+            rates.append(rate)
     losses: dict[float, float] = {}
-    waiting = _next(rates, losses)
+    best = first.learning_rate
+    waiting = [best]
     while waiting:
-        rate = waiting[0]
-        record = run(replace(recipe, learning_rate=rate), device=device, reuse=True, folder=folder)
-        losses[rate] = math.inf if record.held_out_loss is None else record.held_out_loss
-        waiting = _next(rates, losses)
+        record = run(replace(recipe, learning_rate=waiting[0]), device=device, reuse=True, folder=folder)
+        losses[waiting[0]] = math.inf if record.held_out_loss is None else record.held_out_loss
+        # where all have diverged the smallest, from which to go on
+        best = min(losses, key=lambda rate: (losses[rate], rate))
+        place = rates.index(best)
+        waiting = [rate for rate in rates[max(place - 1, 0) : place + 2] if rate not in losses]
     tried = {f"{rate:g}": losses[rate] if losses[rate] < math.inf else None for rate in sorted(losses)}
-    return replace(recipe, learning_rate=_best(losses)), tried
-
-
-def _best(losses: dict[float, float]) -> float:
-    """The rate with the smallest loss; where all have diverged the smallest, from which to go on."""
-    return min(losses, key=lambda rate: (losses[rate], rate))
-
-
-def _next(rates: list[float], losses: dict[float, float]) -> list[float]:
-    """The rates that are to be tried still: the best so far needs one on either side. First the one in the middle."""
-    best = rates.index(_best(losses)) if losses else MOST
-    around = [rates[place] for place in (best, best - 1, best + 1) if 0 <= place < len(rates)]
-    return [rate for rate in around if rate not in losses and LIMITS["minimum"] <= rate <= LIMITS["maximum"]]
+    return replace(recipe, learning_rate=best), tried

@@ -12,12 +12,13 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from threading import current_thread, main_thread
-from typing import Any
+from typing import Any, ClassVar
 
 from tqdm import tqdm
 
 from workbench.advise.candidate import NUMERICS, Candidate, Predictor, entry, rank
 from workbench.advise.cards import cards_text, on_two_cards
+from workbench.advise.result import Result
 from workbench.errors import ConfigurationError
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.measure.categories import Category, format_bytes, parse_bytes
@@ -34,7 +35,7 @@ WORTHWHILE = 0.05  # a technique that attacks less than this part of the peak is
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Result):
     """What a search found. `candidates` fit, the best first; `tried` is every set that was predicted, in that order."""
 
     budget_bytes: int
@@ -43,7 +44,21 @@ class Plan:
     candidates: tuple[Candidate, ...]
     tried: tuple[Candidate, ...]
     skipped: Mapping[str, str] = field(default_factory=dict)  # what could not be predicted, and why
-    on_cards: tuple[Candidate, ...] = ()  # where it does not fit as it is: a rank of it on two cards
+    on_two_cards: tuple[Candidate, ...] = ()  # where it does not fit as it is: a rank of it
+    json_fields: ClassVar[tuple[str, ...]] = (
+        "budget_bytes",
+        "predicted_for",
+        "baseline",
+        "closest",
+        "candidates",
+        "predictions",
+        "skipped",
+        "on_two_cards",
+    )
+
+    @property
+    def predictions(self) -> int:
+        return len(self.tried)
 
     @property
     def closest(self) -> Candidate:
@@ -62,40 +77,28 @@ class Plan:
     def __str__(self) -> str:
         lines = [
             f"budget {format_bytes(self.budget_bytes)}, predicted for {self.predicted_for} "
-            f"({len(self.tried)} predictions)",
-            f"as it is: needs {format_bytes(self.baseline.needed_bytes)}, {_room(self.baseline)}",
+            f"({self.predictions} predictions)",
+            f"as it is: needs {format_bytes(self.baseline.needed_bytes)}, {self.baseline.room}",
         ]
         if self.baseline.fits:
             lines += ["", "It fits without any change:", f"  {self.baseline.command}"]
         elif self.candidates:
             for number, candidate in enumerate(self.candidates, start=1):
                 title = f"{number}. {candidate.label}"
-                lines += ["", *entry(candidate, title, _room(candidate), candidate.gives_up)]
+                lines += ["", *entry(candidate, title, candidate.room, candidate.gives_up)]
         else:
-            category, size = self.closest.dominant
+            closest = self.closest
+            category, size = closest.dominant
             lines += [
                 "",
-                f"Nothing was found that fits. Closest: {self.closest.label}",
-                f"   needs {format_bytes(self.closest.needed_bytes)}, {_room(self.closest)}; "
+                f"Nothing was found that fits. Closest: {closest.label}",
+                f"   needs {format_bytes(closest.needed_bytes)}, {closest.room}; "
                 f"{category.replace('_', ' ')} dominate with {format_bytes(size)}.",
                 "   Choose a larger budget, a smaller model, or a smaller batch or sequence.",
             ]
-        lines += cards_text(self.on_cards)
+        lines += cards_text(self.on_two_cards)
         lines += [f"\nnot predicted: {label}: {reason}" for label, reason in self.skipped.items()]
         return "\n".join(lines)
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {
-            "budget_bytes": self.budget_bytes,
-            "predicted_for": self.predicted_for,
-            "baseline": self.baseline.to_dict(),
-            "closest": self.closest.to_dict(),
-            "candidates": [candidate.to_dict() for candidate in self.candidates],
-            "predictions": len(self.tried),
-            "skipped": dict(self.skipped),
-            "on_two_cards": [candidate.to_dict() for candidate in self.on_cards],
-        }
 
 
 def plan(
@@ -131,18 +134,22 @@ def plan(
         raise ConfigurationError("budget: a CPU has none of its own. Give one, as in budget='2GiB'.")
     recipe = Recipe.from_dict({**fields, "techniques": {}})
     recipe = replace(recipe, techniques=tuple(fields.get("techniques", ())))
-    ask: Predictor = predict or prediction.predict
-    searched = Search(
+
+    def predict_here(recipe: Recipe) -> Prediction:
+        return (predict or prediction.predict)(recipe, gpu)
+
+    search = Search(
         prediction.resolved(recipe, [gpu]),
         budget_bytes,
-        lambda wanted: ask(wanted, gpu),
+        predict_here,
         families=families(card.compute_capability if card else None, among),
         predicted_for=card.title if card else THIS_CPU,
         most_changes=most_changes,
-    ).plan()
-    if card is None or predict or searched.baseline.fits:
-        return searched
-    return replace(searched, on_cards=on_two_cards(searched.baseline.recipe, gpu, budget_bytes))
+    )
+    planned = search.plan()
+    if card is None or predict or planned.baseline.fits:
+        return planned
+    return replace(planned, on_two_cards=on_two_cards(search.recipe, gpu, budget_bytes))
 
 
 def families(
@@ -167,7 +174,7 @@ class Search:
     Args:
         recipe: what to fit; techniques that it has already stay in every candidate.
         families: of each technique the settings to try, from the one that gives up least to the one that saves most.
-        compared_with: what the candidates save and cost is against this; by default against `recipe`.
+        replacing: other settings of techniques that it has already are changes, too.
     """
 
     recipe: Recipe
@@ -176,13 +183,17 @@ class Search:
     families: Mapping[str, tuple[Technique, ...]]
     predicted_for: str = ""
     most_changes: int = 4
-    compared_with: Candidate | None = None
+    replacing: bool = False
 
     def __post_init__(self) -> None:
-        possible = {name: tuple(filter(self._possible, family)) for name, family in self.families.items()}
-        self.families = {name: family for name, family in possible.items() if family and family[-1].attacks}
-        self.baseline = Candidate(self.recipe, (), self.predict(self.recipe), self.budget_bytes, self.compared_with)
-        self.known: dict[tuple[Technique, ...], Candidate | None] = {(): self.baseline}
+        offered = {}
+        for name, family in self.families.items():
+            possible = tuple(change for change in family if self._with((change,)))
+            if possible and possible[-1].attacks:
+                offered[name] = possible
+        self.families = offered
+        self.baseline = Candidate(self.recipe, (), self.predict(self.recipe), self.budget_bytes)
+        self.tried: dict[tuple[Technique, ...], Candidate | None] = {(): self.baseline}
         self.skipped: dict[str, str] = {}
         aside = current_thread() is not main_thread()  # of a panel, which has words of its own
         quiet = aside or not (sys.stderr.isatty() or "JPY_SESSION_NAME" in os.environ)
@@ -194,34 +205,26 @@ class Search:
             self._refuse_less_than_the_weights()
             candidates = [self.baseline] if self.baseline.fits else sorted(self._levels(), key=rank)
         return Plan(
-            budget_bytes=self.budget_bytes,
-            predicted_for=self.predicted_for,
-            baseline=self.baseline,
+            self.budget_bytes,
+            self.predicted_for,
+            self.baseline,
             candidates=tuple(candidates),
-            tried=tuple(candidate for candidate in self.known.values() if candidate),
+            tried=tuple(candidate for candidate in self.tried.values() if candidate),
             skipped=self.skipped,
         )
 
-    def _possible(self, change: Technique) -> bool:
-        """Some settings do not suit the recipe: a batch that cannot be split so often, a technique it has already."""
-        try:
-            return bool(self.recipe | change)
-        except ConfigurationError:
-            return False
-
     def _refuse_less_than_the_weights(self) -> None:
         """A technique may make the weights smaller; only if none makes them small enough is the budget refused."""
-        sizes = [self.baseline.predicted.by_category.get(Category.WEIGHTS, 0)]
-        if sizes[0] <= self.budget_bytes:
-            return
+        weights = _weights(self.baseline)
+        least = weights
         for family in self.families.values():
-            tried = self._try((family[-1],)) if Category.WEIGHTS in family[-1].attacks else None
-            if tried:
-                sizes.append(tried.predicted.by_category.get(Category.WEIGHTS, 0))
-        if min(sizes) > self.budget_bytes:
+            if least > self.budget_bytes and Category.WEIGHTS in family[-1].attacks:
+                smaller = self._try((family[-1],))
+                least = min(least, _weights(smaller) if smaller else least)
+        if least > self.budget_bytes:
             raise ConfigurationError(
                 f"budget: {format_bytes(self.budget_bytes)} is below the weights of {self.recipe.model} alone, "
-                f"{format_bytes(sizes[0])}; the least that a technique makes of them is {format_bytes(min(sizes))}. "
+                f"{format_bytes(weights)}; the least that a technique makes of them is {format_bytes(least)}. "
                 "Choose a smaller model or a larger budget."
             )
 
@@ -232,12 +235,13 @@ class Search:
         frontier = [self.baseline]
         for _ in range(self.most_changes):
             reached = self._extend(frontier, fitting)
-            fitting = _without_supersets([*fitting, *(self._relaxed(c) for c in reached if c.fits)])
-            too_large = sorted((c for c in reached if not c.fits), key=lambda c: c.needed_bytes)
+            fitting += [self._relaxed(candidate) for candidate in reached if candidate.fits]
+            fitting = _without_supersets(fitting)
+            too_large = [candidate for candidate in reached if not candidate.fits]
+            too_large.sort(key=lambda candidate: candidate.needed_bytes)
             frontier = []
             for numerics in NUMERICS[: _best(fitting)]:
-                closest = [candidate for candidate in too_large if candidate.numerics is numerics]
-                frontier += closest[:SETS]
+                frontier += [candidate for candidate in too_large if candidate.numerics is numerics][:SETS]
         return fitting
 
     def _extend(self, frontier: list[Candidate], fitting: list[Candidate]) -> list[Candidate]:
@@ -249,9 +253,9 @@ class Search:
                 names = frozenset(change.name for change in changes)
                 if names in reached or any(candidate.names <= names for candidate in fitting):
                     continue
-                tried = self._try(changes)
-                if tried and tried.needed_bytes < start.needed_bytes:
-                    reached[names] = tried
+                candidate = self._try(changes)
+                if candidate and candidate.needed_bytes < start.needed_bytes:
+                    reached[names] = candidate
         return list(reached.values())
 
     def _promising(self, start: Candidate, fitting: list[Candidate]) -> list[tuple[Technique, ...]]:
@@ -259,14 +263,17 @@ class Search:
 
         Alone all are tried, since some act on more than they attack; what cannot act alone is not tried again.
         """
-        families = [family for name, family in self.families.items() if name not in start.names]
-        families = [family for family in families if self.known.get((family[-1],), self.baseline)]
-        families = [family for family in families if NUMERICS.index(family[0].numerics) < _best(fitting)]
+        attacked = {}
+        for name, family in self.families.items():
+            acts_alone = self.tried.get((family[-1],), self.baseline)
+            alters_less = NUMERICS.index(family[0].numerics) < _best(fitting)
+            if acts_alone and alters_less and name not in start.names:
+                attacked[family] = attacked_bytes(family[-1], start.predicted)
         if not start.changes:
-            return families
-        attacked = {family: attacked_bytes(family[-1], start.predicted) for family in families}
+            return list(attacked)
         least = WORTHWHILE * sum(start.predicted.by_category.values())
-        return sorted((f for f in families if attacked[f] >= least), key=lambda f: -attacked[f])[:EXTENSIONS]
+        worthwhile = [family for family in attacked if attacked[family] >= least]
+        return sorted(worthwhile, key=attacked.__getitem__, reverse=True)[:EXTENSIONS]
 
     def _relaxed(self, candidate: Candidate) -> Candidate:
         """The same techniques, none of them needlessly, each with the gentlest settings that still fit."""
@@ -275,23 +282,24 @@ class Search:
             if without and without.fits:
                 return self._relaxed(without)
         for change in sorted(candidate.changes, key=self._cost_alone, reverse=True):
-            candidate = self._gentlest(candidate, change)
+            candidate = self._gentlest(candidate, change.name)
         return candidate
 
     def _cost_alone(self, change: Technique) -> float:
-        alone = self.known.get((change,))
+        alone = self.tried.get((change,))
         return alone.extra_time if alone else 0.0
 
-    def _gentlest(self, candidate: Candidate, change: Technique) -> Candidate:
+    def _gentlest(self, candidate: Candidate, name: str) -> Candidate:
         """Bisect one technique's settings; the last of them is known to fit."""
-        family = self.families[change.name]
+        family = self.families[name]
         low = 0
         high = len(family) - 1
         while low < high:
             middle = (low + high) // 2
-            tried = self._try(tuple(family[middle] if c.name == change.name else c for c in candidate.changes))
-            if tried and tried.fits:
-                candidate = tried
+            changes = [family[middle] if change.name == name else change for change in candidate.changes]
+            gentler = self._try(tuple(changes))
+            if gentler and gentler.fits:
+                candidate = gentler
                 high = middle
             else:
                 low = middle + 1
@@ -299,27 +307,42 @@ class Search:
 
     def _try(self, changes: tuple[Technique, ...]) -> Candidate | None:
         """Predict once; None where the techniques exclude each other, do not suit the batch, or cannot be predicted."""
-        if changes not in self.known:
-            self.known[changes] = self._predicted(changes)
-        return self.known[changes]
+        if changes not in self.tried:
+            self.tried[changes] = self._predicted(changes)
+        return self.tried[changes]
 
     def _predicted(self, changes: tuple[Technique, ...]) -> Candidate | None:
-        try:
-            recipe = replace(self.recipe, techniques=(*self.recipe.techniques, *changes))
-        except ConfigurationError:
-            return None  # no recipe has this set, so there is nothing to report either
+        recipe = self._with(changes)
+        if recipe is None:  # there is no such recipe, so there is nothing to report either
+            return None
         try:
             predicted = self.predict(recipe)
         except ConfigurationError as error:
             self.skipped[replace(recipe, techniques=changes).label] = str(error)
             return None
         self.bar.update()
-        return Candidate(recipe, changes, predicted, self.budget_bytes, self.compared_with or self.baseline)
+        return Candidate(recipe, changes, predicted, self.budget_bytes, self.baseline)
+
+    def _with(self, changes: tuple[Technique, ...]) -> Recipe | None:
+        """None: that is no recipe, such as one with a batch that cannot be split so often, or the recipe itself."""
+        kept = self.recipe.techniques
+        if self.replacing:
+            names = {change.name for change in changes}
+            kept = tuple(technique for technique in kept if technique.name not in names)
+        try:
+            recipe = replace(self.recipe, techniques=(*kept, *changes))
+        except ConfigurationError:
+            return None
+        return recipe if recipe != self.recipe else None
 
 
 def attacked_bytes(change: Technique, predicted: Prediction) -> int:
     """Of what is there at the peak, that which the technique may make smaller."""
     return sum(predicted.by_category.get(category, 0) for category in {*change.attacks, *ALWAYS_REMOVABLE})
+
+
+def _weights(candidate: Candidate) -> int:
+    return candidate.predicted.by_category.get(Category.WEIGHTS, 0)
 
 
 def _best(fitting: list[Candidate]) -> int:
@@ -330,7 +353,3 @@ def _best(fitting: list[Candidate]) -> int:
 def _without_supersets(candidates: list[Candidate]) -> list[Candidate]:
     distinct = {candidate.names: candidate for candidate in candidates}
     return [candidate for names, candidate in distinct.items() if not any(other < names for other in distinct)]
-
-
-def _room(candidate: Candidate) -> str:
-    return f"{format_bytes(abs(candidate.headroom_bytes))} {'to spare' if candidate.fits else 'too much'}"

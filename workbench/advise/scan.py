@@ -10,14 +10,15 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from heapq import nlargest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from workbench.advise.candidate import Candidate
 from workbench.advise.frontier import positions_of
+from workbench.advise.result import Result
 from workbench.errors import ConfigurationError, in_a_line
 from workbench.export.written import as_command
 from workbench.gpus.catalogue import gpu as find_gpu
@@ -44,7 +45,7 @@ NFC_GROWTH = 3  # UTF-8 bytes for one, at most (Unicode FAQ, "Normalization"); A
 
 
 @dataclass(frozen=True)
-class Scan:
+class Scan(Result):
     """What a scan found. `needed_bytes` are predicted for a whole batch, padded to the longest row or to `positions`,
     and `gaps` more, a part of the need, for what unequal batches leave free in the allocator's memory.
 
@@ -73,12 +74,13 @@ class Scan:
     def fits(self) -> bool:
         return self.needed_bytes <= self.limit_bytes and self.longest[0]["tokens"] <= self.positions
 
+    @property
+    def padded_tokens(self) -> int:
+        """To which the largest batch is padded: the longest row, as far as the model has positions."""
+        return min(int(self.longest[0]["tokens"]), self.positions)
+
     def __str__(self) -> str:
         recipe = self.recipe
-        longest = self.longest[0]
-        tokens = min(longest["tokens"], self.positions)
-        need = format_bytes(self.needed_bytes)
-        more = ", …" if len(self.batch) > SHOWN else ""
         lines = [
             f"{recipe.corpus}: {self.rows:,} rows; {self.counted:,} were tokenized, the others have too few bytes",
             f"The longest by the tokenizer of {recipe.model}, and where the Trainer's own order has them for the seed "
@@ -86,22 +88,42 @@ class Scan:
         ]
         for row in self.longest:
             lines.append(f"{row['tokens']:>12,} tokens   step {row['step']:<9,} {row['place']}")
+        more = ", …" if len(self.batch) > SHOWN else ""
         lines += [
-            f"The largest batch, in step {longest['step']:,}: {', '.join(self.batch[:SHOWN])}{more}",
-            f"  A whole batch padded to {tokens:,} tokens needs {need}, with {self.gaps:.0%} added for gaps between "
-            f"unequal batches; {find_gpu(self.gpu).title} has {format_bytes(self.limit_bytes)}: "
+            f"The largest batch, in step {self.longest[0]['step']:,}: {', '.join(self.batch[:SHOWN])}{more}",
+            f"  A whole batch padded to {self.padded_tokens:,} tokens needs {format_bytes(self.needed_bytes)}, with "
+            f"{self.gaps:.0%} added for gaps between unequal batches; {find_gpu(self.gpu).title} has "
+            f"{format_bytes(self.limit_bytes)}: "
             f"{'it fits' if self.needed_bytes <= self.limit_bytes else 'it does NOT fit'}. "
             f"Predicted by the {self.engine}, not measured.",
         ]
-        if longest["tokens"] > self.positions:
+        if self.longest[0]["tokens"] > self.positions:
             lines.append(
                 f"  The longest is beyond the {self.positions:,} positions of {recipe.model}: training stops there."
             )
         if self.empty:
             lines.append(f"Empty, so that nothing is learned from them: {', '.join(self.empty)}")
-        if not self.fits:
-            lines += _cures(self, tokens)
-        return "\n".join(lines)
+        return "\n".join([*lines, *([] if self.fits else self._cures())])
+
+    def _cures(self) -> list[str]:
+        cap = self.cap
+        lines = [f"Not even rows of {MULTIPLE} tokens fit. What may make them fit:"]
+        if cap:
+            lines = [
+                "What makes it fit:",
+                f"  a cap at {cap['tokens']:,} tokens: needs {format_bytes(cap['needed_bytes'])}; cuts "
+                f"{cap['cut_tokens']:,} tokens from {cap['cut_rows']:,} rows ({cap['cut_rows'] / self.rows:.2%})",
+                f"  packing into blocks of {cap['tokens']:,}: needs {format_bytes(cap['packed_bytes'])}; drops at most "
+                f"{cap['tokens'] - 1:,} tokens, at the end of the last block; rows are cut at the borders of blocks",
+            ]
+        tokens = self.padded_tokens
+        command = as_command(replace(self.recipe, sequence_length=tokens)).replace(" run ", " plan ", 1)
+        lines.append(f"  other techniques, with rows of up to {tokens:,} tokens: {command} --gpu {self.gpu}")
+        for name, technique in REGISTRY.items():
+            if self.gaps and _leaves_no_gaps(technique()):
+                lines.append(f"  no gaps: this scan with --technique {name}")
+                break
+        return lines
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -123,24 +145,24 @@ def scan(recipe: Recipe, gpu: str = "h100", *, longest: int = 5, engine: str | N
     engine = prediction.engine_for(card.name, engine)
     recipe = prediction.resolved(recipe, [card.name])
     positions = positions_of(recipe) - sum(technique.positions for technique in recipe.techniques)
-    lengths = _Lengths(source, load_tokenizer(locate_config(recipe.model)))
+    rows = _Rows(source, load_tokenizer(locate_config(recipe.model)))
     if engine == prediction.engine_for(card.name):
         warm_predictions(card.name)  # meanwhile
-    lengths.count_longest(longest)
-    if len(lengths.tokens) < recipe.shape.sequences or len(lengths.empty) == len(lengths.tokens):
+    rows.count_longest(longest)
+    if len(rows.tokens) < recipe.shape.sequences or len(rows.empty) == len(rows.tokens):
         raise ConfigurationError(
-            f"scan: {source.name} has {len(lengths.tokens)} rows, {len(lengths.empty)} of them empty. Give at least a "
+            f"scan: {source.name} has {len(rows.tokens)} rows, {len(rows.empty)} of them empty. Give at least a "
             f"batch of {recipe.shape.sequences} rows, with text in them."
         )
-    order = training_order(recipe, len(lengths.tokens))
-    examples, batch, steps = _placed(recipe, lengths, order)
     gaps = 0.0 if any(_leaves_no_gaps(technique) for technique in recipe.techniques) else GAPS
 
     def needed(tokens: int, padding: bool = True) -> int:
         cut = replace(recipe, sequence_length=max(tokens, 2))
         predicted = prediction.predict(cut, card.name, padding=padding, engine=engine)
-        return round(Candidate(cut, (), predicted, card.memory_bytes).needed_bytes * (1 + gaps * padding))
+        return round(predicted.need_bytes * (1 + gaps * padding))
 
+    order = training_order(recipe, len(rows.tokens))
+    examples, batch, steps = _placed(recipe, rows, order)
     scanned = Scan(
         recipe=recipe,
         gpu=card.name,
@@ -150,20 +172,25 @@ def scan(recipe: Recipe, gpu: str = "h100", *, longest: int = 5, engine: str | N
         gaps=gaps,
         positions=positions,
         rows=len(order),
-        counted=len(order) - lengths.tokens.count(UNKNOWN),
+        counted=len(order) - rows.tokens.count(UNKNOWN),
         steps=steps,
         longest=examples,
         batch=batch,
-        empty=[lengths.place(row) for row in lengths.empty[:SHOWN]],
+        empty=[rows.place(row) for row in rows.empty[:SHOWN]],
         cap=None,
     )
-    possible = range(MULTIPLE, min(examples[0]["tokens"] - 1, positions) + 1, MULTIPLE)
-    fitting = [] if scanned.fits else possible[: bisect_right(possible, card.memory_bytes, key=needed)]
+    return scanned if scanned.fits else replace(scanned, cap=_longest_cap(scanned, needed, rows))
+
+
+def _longest_cap(scan: Scan, needed: Callable[..., int], rows: "_Rows") -> dict[str, int] | None:
+    """The longest length that fits, with what it needs padded and packed, and what it cuts; None: none fits."""
+    caps = range(MULTIPLE, min(scan.longest[0]["tokens"] - 1, scan.positions) + 1, MULTIPLE)
+    fitting = caps[: bisect_right(caps, scan.limit_bytes, key=needed)]
     if not fitting:
-        return scanned
+        return None
     tokens = fitting[-1]
     cap = {"tokens": tokens, "needed_bytes": needed(tokens), "packed_bytes": needed(tokens, padding=False)}
-    return replace(scanned, cap=cap | lengths.cut(tokens))
+    return cap | rows.cut(tokens)
 
 
 def _leaves_no_gaps(technique: Technique) -> bool:
@@ -210,13 +237,17 @@ def tokens_at_most(tokenizer: Any) -> Callable[[str], int]:
     by_bytes = '"ByteLevel"' in before and '"add_prefix_space": true' not in before and not model.get("byte_fallback")
     if model["type"] != "BPE" or not by_bytes or normalizer not in (None, "NFC"):
         return lambda text: ENDLESS
-    special = backend.num_special_tokens_to_add(False)
+    special: int = backend.num_special_tokens_to_add(False)
     growth = NFC_GROWTH if normalizer else 1
-    return lambda text: special + (len(text) if text.isascii() else growth * len(text.encode()))
+
+    def at_most(text: str) -> int:
+        return special + (len(text) if text.isascii() else growth * len(text.encode()))
+
+    return at_most
 
 
-class _Lengths:
-    """Of every row its file, its line or row there, a bound of its tokens, and their number where it was counted."""
+class _Rows:
+    """Of every row its file, its line or row there, and its tokens, where they were counted."""
 
     def __init__(self, source: readers.TextSource, tokenizer: Any) -> None:
         self.source = source
@@ -231,19 +262,17 @@ class _Lengths:
         self.special_per_row = self.backend.num_special_tokens_to_add(False)  # but a template writes its own
         self.file = array("q")
         self.number = array("q")
-        self.bound = array("q")
-        self.special = array("q")
         self.tokens = array("q")
         self.empty = array("q")
-        self.longest: list[int] = []  # numbers of tokens, in order
+        self.longest: list[int] = []  # numbers of tokens, the largest first
 
     def count_longest(self, many: int) -> None:
         self.longest = [0] * many
-        self._read(lambda row: self.bound[row] >= self.longest[0])
+        self._read(lambda row, bound: bound >= self.longest[-1])
 
     def cut(self, cap: int) -> dict[str, int]:
         """From how many rows how many tokens a cap cuts."""
-        self._read(lambda row: self.tokens[row] == UNKNOWN and self.bound[row] > cap)
+        self._read(lambda row, bound: self.tokens[row] == UNKNOWN and bound > cap)
         if self.source.signature() != self.signature:
             raise readers.refusal(f"{self.source.name} was changed while it was read. Start again.")
         over = [tokens - cap for tokens in self.tokens if tokens > cap]
@@ -254,40 +283,47 @@ class _Lengths:
 
     def _place(self, path: Path, number: int) -> str:
         unit = "row" if readers.kind_of(path) in (*readers.TABLES, ".json") else "line"
-        return f"{path.name + ', ' if len(self.files) > 1 else ''}{unit} {number}"
+        return f"{path.name}, {unit} {number}" if len(self.files) > 1 else f"{unit} {number}"
 
-    def _read(self, wanted: Callable[[int], bool]) -> None:
-        """Read all rows, and tokenize those that are wanted, many together."""
-        waiting: dict[int, str] = {}
+    def _read(self, wanted: Callable[[int, int], bool]) -> None:
+        """Read all rows, and tokenize those that are wanted, by their number and bound, many together."""
+        waiting: list[tuple[int, str, int]] = []
         size = 0
-        for row, (file, number, text, special, bound) in enumerate(self._rows()):
-            if row == len(self.tokens):
+        for row, (file, number, text, special, bound) in enumerate(self._texts()):
+            if row == len(self.tokens):  # the first reading
                 self.file.append(file)
                 self.number.append(number)
-                self.bound.append(bound)
-                self.special.append(special)
                 self.tokens.append(UNKNOWN)
-                self.empty.extend([] if text and not text.isspace() else [row])
-            if wanted(row):
-                waiting[row] = text
+                if not text or text.isspace():
+                    self.empty.append(row)
+            if wanted(row, bound):
+                waiting.append((row, text, special))
                 size += len(text)
             if size > AT_ONCE or len(waiting) == MANY:
                 self._tokenize(waiting)
-                waiting = {}
+                waiting = []
                 size = 0
         self._tokenize(waiting)
 
-    def _rows(self) -> Iterator[tuple[int, int, str, int, int]]:
+    def _tokenize(self, waiting: list[tuple[int, str, int]]) -> None:
+        texts = [text for _, text, _ in waiting]
+        encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
+        counted = []
+        for (row, _, special), encoding in zip(waiting, encodings, strict=True):
+            self.tokens[row] = len(encoding) + special
+            counted.append(self.tokens[row])
+        self.longest = nlargest(len(self.longest), [*self.longest, *counted])
+
+    def _texts(self) -> Iterator[tuple[int, int, str, int, int]]:
         """Of every row the file, the line or row there, the text, of a null none, its special tokens, and the bound."""
         try:
             for file, path in enumerate(self.files):
                 rows = readers.read_documents(str(path), self.source.column, self.source.encoding)
                 for number, content in tqdm(rows, path.name, unit=" rows", disable=None, leave=False):
+                    text = content or ""
+                    special = self.special_per_row
                     if self.source.loss:
                         text, special = self._written(path, number, content)
-                    else:
-                        text = content or ""
-                        special = self.special_per_row
                     yield file, number, text, special, self.at_most(text)
         except Exception:
             for _ in self.source.documents():  # which says what is wrong, where, and what to do
@@ -308,26 +344,21 @@ class _Lengths:
                 f"({in_a_line(error)}). Correct the row, or use a model with another template."
             ) from None
 
-    def _tokenize(self, texts: dict[int, str]) -> None:
-        encodings = self.backend.encode_batch_fast([*texts.values()], add_special_tokens=False)
-        counted = [len(encoding) + self.special[row] for row, encoding in zip(texts, encodings, strict=True)]
-        for row, tokens in zip(texts, counted, strict=True):
-            self.tokens[row] = tokens
-        self.longest = sorted([*self.longest, *counted])[-len(self.longest) :]
 
-
-def _placed(recipe: Recipe, lengths: _Lengths, order: Any) -> tuple[list[dict[str, Any]], list[str], int]:
+def _placed(recipe: Recipe, rows: _Rows, order: Any) -> tuple[list[dict[str, Any]], list[str], int]:
     """The longest rows, of equals the first to come; the batch of the first; and the steps of an epoch."""
     arguments = recipe.training_arguments()
     batch_size = arguments["per_device_train_batch_size"]
     rows_per_step = batch_size * arguments["gradient_accumulation_steps"]
-    position = np.argsort(order)
-    steps = position // rows_per_step + 1
-    rows = np.lexsort((position, -np.array(lengths.tokens)))[: len(lengths.longest)]
-    longest = [{"place": lengths.place(r), "tokens": lengths.tokens[r], "step": int(steps[r])} for r in rows]
-    first = position[rows[0]] // batch_size * batch_size
-    batch = [lengths.place(row) for row in order[first : first + batch_size]]
-    return longest, batch, int(steps.max())
+    position = np.argsort(order)  # of each row
+    longest_rows = np.lexsort((position, -np.array(rows.tokens)))[: len(rows.longest)]
+    longest = []
+    for row in longest_rows:
+        step = int(position[row]) // rows_per_step + 1
+        longest.append({"place": rows.place(row), "tokens": rows.tokens[row], "step": step})
+    first = position[longest_rows[0]] // batch_size * batch_size
+    batch = [rows.place(row) for row in order[first : first + batch_size]]
+    return longest, batch, (len(order) - 1) // rows_per_step + 1
 
 
 def training_order(recipe: Recipe, rows: int, epoch: int = 0) -> Any:
@@ -344,23 +375,3 @@ def training_order(recipe: Recipe, rows: int, epoch: int = 0) -> Any:
         loader: Any = Trainer(torch.nn.Linear(1, 1), arguments, train_dataset=range(rows)).get_train_dataloader()
     loader.set_epoch(epoch)
     return np.concatenate([*loader.batch_sampler])
-
-
-def _cures(scan: Scan, tokens: int) -> list[str]:
-    """What makes rows of up to so many tokens fit."""
-    command = as_command(replace(scan.recipe, sequence_length=tokens)).replace(" run ", " plan ", 1)
-    others = [f"  other techniques, with rows of up to {tokens:,} tokens: {command} --gpu {scan.gpu}"]
-    if scan.gaps:
-        names = [name for name, technique in REGISTRY.items() if _leaves_no_gaps(technique())]
-        others += [f"  no gaps: this scan with --technique {name}" for name in names[:1]]
-    cap = scan.cap
-    if cap is None:
-        return [f"Not even rows of {MULTIPLE} tokens fit. What may make them fit:", *others]
-    return [
-        "What makes it fit:",
-        f"  a cap at {cap['tokens']:,} tokens: needs {format_bytes(cap['needed_bytes'])}; cuts {cap['cut_tokens']:,} "
-        f"tokens from {cap['cut_rows']:,} rows ({cap['cut_rows'] / scan.rows:.2%})",
-        f"  packing into blocks of {cap['tokens']:,}: needs {format_bytes(cap['packed_bytes'])}; drops at most "
-        f"{cap['tokens'] - 1:,} tokens, at the end of the last block; rows are cut at the borders of blocks",
-        *others,
-    ]

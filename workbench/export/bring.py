@@ -10,7 +10,6 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from fnmatch import fnmatchcase
-from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
@@ -29,7 +28,8 @@ if TYPE_CHECKING:
 LIMIT = 100_000  # characters
 CURE = "Paste a recipe of the workbench, TrainingArguments as JSON, or the YAML of LLaMA-Factory or axolotl."
 FOREIGN = beside(__file__, "foreign.toml")
-OWN = {field.name for field in fields(Recipe)} - {"learning_rate", "seed"} | {"technique"}  # others name these two
+OURS = {field.name for field in fields(Recipe)} - {"learning_rate", "seed"} | {"technique"}  # others name these two
+ASSIGNMENT = re.compile(r"(?m)^[\w.\"-]+\s*=")  # of TOML
 
 
 class Brought(NamedTuple):
@@ -56,17 +56,22 @@ def read_settings(text: str, base: Recipe | None = None) -> Brought:
     Raises:
         ConfigurationError: it cannot be read, names nothing that is known, or has a value that a recipe refuses.
     """
-    data, given = _read(text)
-    if isinstance(data.get("recipe"), dict) or data.keys() & OWN:
-        own = Recipe.from_dict(data.get("recipe", data))
-        unseen = [(f"arguments.{name}", str(value)) for name, value in own.arguments.items()]
-        unseen += [("callbacks", f"{name}, whose code a run imports") for name in own.callbacks]
-        return Brought(own, "the workbench", unseen, [])  # what no control shows
-    known = [len(given.keys() & set(chain(*map(_keys, program["rule"])))) for program in FOREIGN["program"]]
-    if not any(known):
-        raise ConfigurationError(f"recipe: no setting is known, of {', '.join(given)[:90]!r}. {CURE}")
-    program = FOREIGN["program"][known.index(max(known))]
-    return _translated(program, given, replace(base or Recipe(), techniques=(), learning_rate=None))
+    data, texts = _read(text)
+    if isinstance(data.get("recipe"), dict) or data.keys() & OURS:
+        recipe = Recipe.from_dict(data.get("recipe", data))
+        unseen = [(f"arguments.{name}", str(value)) for name, value in recipe.arguments.items()]
+        unseen += [("callbacks", f"{name}, whose code a run imports") for name in recipe.callbacks]
+        return Brought(recipe, "the workbench", unseen, [])  # what no control shows
+    settings_known_to = []
+    for program in FOREIGN["program"]:
+        names = {name for rule in program["rule"] for name in _names_of(rule)}
+        settings_known_to.append(len(names & texts.keys()))
+    if not any(settings_known_to):
+        raise ConfigurationError(f"recipe: no setting is known, of {', '.join(texts)[:90]!r}. {CURE}")
+    # Programs share some names: the text is of the one that knows most of them.
+    likeliest = settings_known_to.index(max(settings_known_to))
+    unsaid = replace(base or Recipe(), techniques=(), learning_rate=None)
+    return _translated(FOREIGN["program"][likeliest], texts, unsaid)
 
 
 class _NoAliases(yaml.SafeLoader):  # type: ignore[misc]
@@ -80,74 +85,126 @@ class _NoAliases(yaml.SafeLoader):  # type: ignore[misc]
 
 def _read(text: str) -> tuple[dict[str, Any], dict[str, str]]:
     """The settings as they are, and their texts."""
-    text, tables = text.strip("\ufeff \r\n"), re.search(r"(?m)^[\w.\"-]+\s*=", text[:LIMIT])
-    form = "JSON" if text.startswith("{") else "TOML" if tables else "YAML"
+    text = text.strip("\ufeff \r\n")
+    form = "YAML"
+    if text.startswith("{"):
+        form = "JSON"
+    elif ASSIGNMENT.search(text[:LIMIT]):
+        form = "TOML"
     with explained(f"recipe: this cannot be read as {form}", CURE):
         if len(text) > LIMIT:
             raise ValueError(f"it has more than {LIMIT:,} characters")
-        read = json.loads(text) if form == "JSON" else tomllib.loads(text) if tables else yaml.load(text, _NoAliases)
-        data = named(read, read or (), "recipe")
+        settings = _parsed(text, form)
+        data = named(settings, settings or (), "recipe")
         return data, _texts(data)
+
+
+def _parsed(text: str, form: str) -> Any:
+    if form == "JSON":
+        return json.loads(text)
+    if form == "TOML":
+        return tomllib.loads(text)
+    return yaml.load(text, _NoAliases)
 
 
 def _texts(data: Mapping[Any, Any], outer: str = "") -> dict[str, str]:
     """By name, `outer.inner` for what is inside of another; "" for none. To YAML `1e-4` is a text anyway."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for name, value in data.items():
-        plain = value if isinstance(value, str) else json.dumps(value, default=str).removesuffix(".0")
-        found |= _texts(value, f"{outer}{name}.") if isinstance(value, dict) else {f"{outer}{name}": plain}
-    return {name: "" if text == "null" else text.strip() for name, text in found.items()}
+        if isinstance(value, dict):
+            texts |= _texts(value, f"{outer}{name}.")
+            continue
+        text = value if isinstance(value, str) else json.dumps(value, default=str).removesuffix(".0")
+        texts[f"{outer}{name}"] = "" if text == "null" else text.strip()
+    return texts
 
 
-def _keys(rule: Mapping[str, Any]) -> list[str]:
+def _names_of(rule: Mapping[str, Any]) -> list[str]:
     """The settings that a rule is about."""
-    when = (key for key, texts in rule.get("when", {}).items() if not texts.startswith("!"))
-    return list(dict.fromkeys(chain(when, *rule.get("set", {}).values())))
+    names = [name for name, patterns in rule.get("when", {}).items() if not patterns.startswith("!")]
+    for parts in rule.get("set", {}).values():
+        names += parts
+    return list(dict.fromkeys(names))
 
 
-def _translated(program: Mapping[str, Any], given: Mapping[str, str], recipe: Recipe) -> Brought:
-    texts, understood, used = {**program["defaults"], **given}, [], set()
+def _translated(program: Mapping[str, Any], texts: Mapping[str, str], recipe: Recipe) -> Brought:
+    """The recipe that a program's settings mean.
+
+    Args:
+        texts: of the settings, by name.
+        recipe: has what they do not say.
+    """
+    with_defaults = {**program["defaults"], **texts}
+    understood = []
+    used = set()
     for rule in program["rule"]:
-        keys = [key for key in _keys(rule) if texts.get(key)]
-        if keys and all(_like(texts.get(key, "").lower(), pattern) for key, pattern in rule.get("when", {}).items()):
-            theirs = ", ".join(f"{key}: {texts[key]:.90}" + ("" if key in given else " (its default)") for key in keys)
-            try:
-                recipe, words = _applied(rule, texts, recipe)
-            except ValueError as error:
-                raise ConfigurationError(f"{program['title']}: {theirs}: {error}") from None
-            understood.append((theirs, words))
-            used.update(keys)
-    rest = [key for key, text in given.items() if key not in used and not _like(text.lower(), FOREIGN["off"])]
-    reasons = {**program["reasons"], **FOREIGN["reasons"], "*": "not known here"}
-    why = {key: next(words for names, words in reasons.items() if _like(key, names)) for key in rest}
-    return Brought(recipe, program["title"], understood, [(f"{key}: {given[key]:.90}", why[key]) for key in rest])
+        names = [name for name in _names_of(rule) if with_defaults.get(name)]
+        # A rule about settings that are all absent would only say what their program does anyway.
+        if not names or not _holds(rule, with_defaults):
+            continue
+        stated = [f"{name}: {with_defaults[name]:.90}" + ("" if name in texts else " (its default)") for name in names]
+        theirs = ", ".join(stated)
+        try:
+            recipe, ours = _applied(rule, with_defaults, recipe)
+        except ValueError as error:
+            raise ConfigurationError(f"{program['title']}: {theirs}: {error}") from None
+        understood.append((theirs, ours))
+        used.update(names)
+    reasons = {**program["reasons"], **FOREIGN["reasons"]}
+    left_out = []
+    for name, text in texts.items():
+        if name not in used and not _like(text.lower(), FOREIGN["off"]):
+            left_out.append((f"{name}: {text:.90}", _reason_for(name, reasons)))
+    return Brought(recipe, program["title"], understood, left_out)
+
+
+def _holds(rule: Mapping[str, Any], texts: Mapping[str, str]) -> bool:
+    """Whether every setting under `when` has one of its texts."""
+    return all(_like(texts.get(name, "").lower(), patterns) for name, patterns in rule.get("when", {}).items())
+
+
+def _reason_for(name: str, reasons: Mapping[str, str]) -> str:
+    """Why a setting has no part in the recipe, by the first patterns that it is like."""
+    for patterns, reason in reasons.items():
+        if _like(name, patterns):
+            return reason
+    return "not known here"
 
 
 def _applied(rule: Mapping[str, Any], texts: Mapping[str, str], recipe: Recipe) -> tuple[Recipe, str]:
     """The recipe with what a rule sets, and that in words."""
-    found = {name: _value(name, [texts.get(key, "") for key in keys]) for name, keys in rule.get("set", {}).items()}
-    values = {name: text for name, text in found.items() if text} | rule.get("fixed", {})
-    words = ",".join(f"{name}:{text}" for name, text in values.items())
+    values = {}
+    for field, names in rule.get("set", {}).items():
+        value = _value(field, [texts.get(name, "") for name in names])
+        if value:
+            values[field] = value
+    values |= rule.get("fixed", {})
+    ours = ",".join(f"{field}:{value}" for field, value in values.items())
     if "technique" in rule:
-        words = f"{rule['technique']}={words}".rstrip("=")
-        recipe |= parse_technique(words)
+        ours = f"{rule['technique']}={ours}".rstrip("=")  # as on the command line
+        recipe |= parse_technique(ours)
     else:
         recipe = replace(recipe, **parse_settings(Recipe, values, "recipe"))
-    return recipe, "; ".join(filter(None, (words, rule.get("says"))))
+    if ours and "says" in rule:
+        return recipe, f"{ours}; {rule['says']}"
+    return recipe, ours or rule.get("says", "")
 
 
-def _value(name: str, texts: list[str]) -> str:
+def _value(field: str, texts: list[str]) -> str:
     """The text of a setting: in our words; of several numbers the product. Raises ValueError for no number."""
-    texts = [*filter(None, texts)]
-    if words := FOREIGN["words"].get(name):
-        ours = "+".join(words.get(part, part) for part in re.findall(r"[\w.-]+", " ".join(texts)))
-        return "+".join(sorted({*re.findall(r"[^+]+", ours)}))
+    texts = [text for text in texts if text]
+    translations = FOREIGN["words"].get(field)
+    if translations:
+        parts = [translations.get(part, part) for part in re.findall(r"[\w.-]+", " ".join(texts))]
+        ours = {part for part in "+".join(parts).split("+") if part}
+        return "+".join(sorted(ours))
     return str(math.prod(map(int, texts))) if len(texts) > 1 else "".join(texts)
 
 
 def _like(text: str, patterns: str) -> bool:
     """Whether it matches one of the patterns, or, after a !, none."""
-    return any(fnmatchcase(text, one) for one in patterns.removeprefix("!").split("|")) != patterns.startswith("!")
+    matches = any(fnmatchcase(text, pattern) for pattern in patterns.removeprefix("!").split("|"))
+    return not matches if patterns.startswith("!") else matches
 
 
 def keep(dataset: "Dataset", column: str = "") -> str:
@@ -166,8 +223,9 @@ def keep(dataset: "Dataset", column: str = "") -> str:
         cure = "Of several splits give one, as dataset['train']; read a stream first: Dataset.from_list(list(stream))."
         raise readers.refusal(f"a datasets.Dataset is needed, got a {type(dataset).__name__}. {cure}")
     kept = (column or readers.column_of(names)).split(",")
-    if missing := [name for name in kept if name not in names]:
-        raise readers.refusal(f"the data set has no column {missing[0]!r}; it has {', '.join(names)}. Name one.")
+    for name in kept:
+        if name not in names:
+            raise readers.refusal(f"the data set has no column {name!r}; it has {', '.join(names)}. Name one.")
     with aside(runs_folder() / "texts", "corpus: the data set", ".parquet") as part:
         renamed = {} if readers.column_of(kept) == ",".join(kept) else {column: "text"}
         dataset.select_columns(kept).rename_columns(renamed).to_parquet(part)

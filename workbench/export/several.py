@@ -4,21 +4,32 @@ import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from workbench import models
 from workbench.errors import ConfigurationError
-from workbench.export.script import WORDS, script
+from workbench.export.script import script
 from workbench.measure.device import pick_device
 from workbench.models.family import on_meta
 from workbench.ranks.shards import SHARDS, Ranks
 from workbench.ranks.zero import configuration
 from workbench.recipe import Recipe
 
-SCRIPT, CONFIGURATION, ZERO = "train.py", "accelerate.yaml", "deepspeed.json"
-DISK = "offloaded"  # folder for what waits there
+SCRIPT = "train.py"
+CONFIGURATION = "accelerate.yaml"
+ZERO = "deepspeed.json"
+HEAD = """\
+# accelerate launch --config_file accelerate.yaml train.py
+#
+# {title}.
+# Batch, accumulation, precision and checkpointing are the script's.
+"""
+ONLY_GPUS = "# On a CPU accelerate takes this for DDP, and shards nothing.\n"
+# of an engine, by accelerate's own questionnaire; where there is no GPU the script's use_cpu makes gloo of MULTI_GPU
+TYPES = {"ddp": "MULTI_GPU", "fsdp": "FSDP", "deepspeed": "DEEPSPEED"}
 
 
 def accelerate_configuration(recipe: Recipe, ranks: Ranks, folder: Path = Path()) -> str:
@@ -27,20 +38,37 @@ def accelerate_configuration(recipe: Recipe, ranks: Ranks, folder: Path = Path()
     FSDP2 needs GPUs: on a CPU accelerate takes this for DDP, and shards nothing. DeepSpeed's own configuration is
     another file in the folder.
     """
-    words, row = WORDS["accelerate"], SHARDS[ranks.shard]
-    head, told = words["head"].format(title=row["title"]), {**words[ranks.engine], "num_processes": ranks.count}
+    head = HEAD.format(title=SHARDS[ranks.shard]["title"])
+    settings: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": TYPES[ranks.engine],
+        "num_machines": 1,
+        "main_process_port": 0,  # any that is free
+        "machine_rank": 0,
+        "num_processes": ranks.count,
+    }
     if ranks.engine == "fsdp":
-        head += words["only_gpus"]
-        model = on_meta(models.load_config(models.locate(recipe.model)))
-        blocks = {type(module).__name__ for module in model.modules() if isinstance(module, GradientCheckpointingLayer)}
-        told["fsdp_config"] = words["fsdp_config"] | {
-            "fsdp_transformer_layer_cls_to_wrap": ",".join(sorted(blocks)),
-            "fsdp_reshard_after_forward": row["settings"]["reshard_after_forward"],
-            "fsdp_offload_params": row.get("offload", False),
-        }
+        head += ONLY_GPUS
+        settings["fsdp_config"] = fsdp_settings(recipe, ranks)
     if ranks.engine == "deepspeed":
-        told["deepspeed_config"] = {"deepspeed_config_file": str(folder / ZERO), "zero3_init_flag": False}
-    return f"{head}{yaml.safe_dump(told, sort_keys=False)}"
+        settings["deepspeed_config"] = {"deepspeed_config_file": str(folder / ZERO), "zero3_init_flag": False}
+    return f"{head}{yaml.safe_dump(settings, sort_keys=False)}"
+
+
+def fsdp_settings(recipe: Recipe, ranks: Ranks) -> dict[str, Any]:
+    """FSDP2 around each transformer block, as a run has it."""
+    model = on_meta(models.load_config(models.locate(recipe.model)))
+    blocks = {type(module).__name__ for module in model.modules() if isinstance(module, GradientCheckpointingLayer)}
+    row = SHARDS[ranks.shard]
+    return {
+        "fsdp_version": 2,
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_cpu_ram_efficient_loading": False,  # else all ranks but the first would start from empty weights
+        "fsdp_state_dict_type": "FULL_STATE_DICT",  # save_model() writes one model, not each rank's shards
+        "fsdp_transformer_layer_cls_to_wrap": ",".join(sorted(blocks)),
+        "fsdp_reshard_after_forward": row["settings"]["reshard_after_forward"],
+        "fsdp_offload_params": row.get("offload", False),
+    }
 
 
 def save_script(recipe: Recipe, folder: Path, flavour: str = "trainer", ranks: Ranks | None = None) -> str:
@@ -54,16 +82,16 @@ def save_script(recipe: Recipe, folder: Path, flavour: str = "trainer", ranks: R
     """
     recipe = replace(recipe, model=models.resolve_auto(recipe.model, pick_device().type))
     texts = {SCRIPT: script(recipe, flavour, ranks)}
+    command = ["python"]
     if ranks:
         texts[CONFIGURATION] = accelerate_configuration(recipe, ranks, folder)
-    if ranks and ranks.engine == "deepspeed":
-        bf16, model = "bf16" in recipe.training_arguments(), on_meta(models.load_config(models.locate(recipe.model)))
-        texts[ZERO] = json.dumps(configuration(ranks.shard, bf16, model, str(folder / DISK)), indent=2)
+        command = ["accelerate", "launch", "--config_file", str(folder / CONFIGURATION)]
+        if ranks.engine == "deepspeed":
+            texts[ZERO] = json.dumps(configuration(ranks.shard, "bf16" in recipe.training_arguments()), indent=2)
     for name in texts:
         if (folder / name).exists():
             raise ConfigurationError(f"script: {folder / name} is there already. Name another folder, or remove it.")
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
-    start = ["accelerate", "launch", "--config_file", str(folder / CONFIGURATION)] if ranks else ["python"]
-    return shlex.join([*start, str(folder / SCRIPT)])
+    return shlex.join([*command, str(folder / SCRIPT)])

@@ -4,7 +4,6 @@ import ast
 import inspect
 import sys
 from collections.abc import Iterator
-from itertools import chain
 from types import ModuleType
 from typing import Any
 
@@ -25,55 +24,63 @@ class Sources:
 
     def add(self, thing: Any) -> str:
         """Include a function or class; the name by which the script calls it."""
-        module = sys.modules[thing.__module__]
-        if module.__name__.split(".")[0] == OWN:
-            self._add_name(thing.__name__, module)
+        name = str(thing.__name__)
+        top, _, _ = thing.__module__.partition(".")
+        if top == OWN:
+            self._define(name, sys.modules[thing.__module__])
         else:
-            self.imports.add((module.__name__.split(".")[0], thing.__name__))
-        return str(thing.__name__)
+            self.imports.add((top, name))
+        return name
 
-    def _add_name(self, name: str, module: ModuleType) -> None:
+    def _define(self, name: str, module: ModuleType) -> None:
+        """Include what a name of a module of ours stands for, after all that it needs."""
         if name in self.definitions:
             return
         self.definitions[name] = ""  # being made: a function may name itself
-        node = _top_level(module)[name]
-        for used in _names(node):
-            if used != name and used in _top_level(module):
-                self._add_used(used, module)
-        del self.definitions[name]
-        self.definitions[name] = _source(node, getattr(module, name), module)
+        statements = _top_level(module)
+        for used in _names(statements[name]):
+            if used != name and used in statements:
+                self._need(used, statements[used], module)
+        del self.definitions[name]  # so that it comes after what it needs
+        self.definitions[name] = _source(statements[name], getattr(module, name), module)
 
-    def _add_used(self, name: str, module: ModuleType) -> None:
-        node = _top_level(module)[name]
-        if not isinstance(node, ast.Import | ast.ImportFrom):
-            self._add_name(name, module)
-        elif isinstance(node, ast.Import):
+    def _need(self, name: str, statement: ast.stmt, module: ModuleType) -> None:
+        """Include a name by the statement that makes it: an import, or a definition of the module's own."""
+        if isinstance(statement, ast.Import):
             self.imports.add((name, ""))
-        elif str(node.module).split(".")[0] == OWN:
-            self._add_name(name, sys.modules[str(node.module)])
+        elif not isinstance(statement, ast.ImportFrom):
+            self._define(name, module)
+        elif str(statement.module).partition(".")[0] == OWN:
+            self._define(name, sys.modules[str(statement.module)])
         else:
-            self.imports.add((str(node.module), name))
+            self.imports.add((str(statement.module), name))
 
 
-def _source(node: ast.AST, thing: Any, module: ModuleType) -> str:
-    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+def _source(statement: ast.stmt, thing: Any, module: ModuleType) -> str:
+    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
         return inspect.getsource(inspect.unwrap(thing)).rstrip()
-    return str(ast.get_source_segment(inspect.getsource(module), node))
+    return str(ast.get_source_segment(inspect.getsource(module), statement))
 
 
 def _top_level(module: ModuleType) -> dict[str, ast.stmt]:
     """The statement that makes each name of a module, those for type checkers included."""
-    body = ast.parse(inspect.getsource(module)).body
-    nodes = chain.from_iterable(node.body if isinstance(node, ast.If) else [node] for node in body)
-    return {name: node for node in nodes for name in _made(node)}
+    statements: dict[str, ast.stmt] = {}
+    for outer in ast.parse(inspect.getsource(module)).body:
+        for statement in outer.body if isinstance(outer, ast.If) else [outer]:
+            statements |= dict.fromkeys(_names_made_by(statement), statement)
+    return statements
 
 
-def _made(node: ast.stmt) -> list[str]:
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        return [alias.asname or alias.name for alias in node.names]
-    if isinstance(node, ast.FunctionDef | ast.ClassDef):
-        return [node.name]
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+def _names_made_by(statement: ast.stmt) -> list[str]:
+    if isinstance(statement, ast.Import | ast.ImportFrom):
+        return [alias.asname or alias.name for alias in statement.names]
+    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+        return [statement.name]
+    targets: list[ast.expr] = []
+    if isinstance(statement, ast.Assign):
+        targets = statement.targets
+    elif isinstance(statement, ast.AnnAssign):
+        targets = [statement.target]
     return [target.id for target in targets if isinstance(target, ast.Name)]
 
 

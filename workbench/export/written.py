@@ -9,7 +9,7 @@ from typing import Any
 from workbench.paths import read_toml
 from workbench.recipe import Recipe, changed_settings
 from workbench.settings import assigned, described, merged, parse_settings, toml
-from workbench.techniques import parse_technique
+from workbench.techniques import Technique, parse_technique
 
 FILE = ".toml"  # how the name of a recipe file ends
 EXAMPLE = "Write for example: steps = 50, and below it, a line each, [technique.lora], rank = 16."
@@ -17,29 +17,35 @@ EXAMPLE = "Write for example: steps = 50, and below it, a line each, [technique.
 
 def as_command(recipe: Recipe) -> str:
     """The command line that runs this recipe."""
-    words = ["python", "-m", "workbench", "run", recipe.model]
+    command = ["python", "-m", "workbench", "run", recipe.model]
     for name, value in changed_settings(recipe, "model", "techniques", "arguments", "callbacks").items():
-        words += [flag(name), _written(value)]
-    for entry in sorted(recipe.techniques, key=lambda t: t.name):
-        changed = ",".join(f"{name}:{_written(value)}" for name, value in changed_settings(entry).items())
-        words += ["--technique", f"{entry.name}={changed}" if changed else entry.name]
+        command += [flag(name), _written(value)]
+    for technique in by_name(recipe):
+        settings = [f"{name}:{_written(value)}" for name, value in changed_settings(technique).items()]
+        command += ["--technique", f"{technique.name}={','.join(settings)}".rstrip("=")]
     for name, value in recipe.arguments.items():
-        words += ["--set", f"arguments.{name}={toml(value)}"]
-    words += ["--set", f"callbacks={toml(recipe.callbacks)}"] if recipe.callbacks else []
-    return shlex.join(words)
+        command += ["--set", f"arguments.{name}={toml(value)}"]
+    if recipe.callbacks:
+        command += ["--set", f"callbacks={toml(recipe.callbacks)}"]
+    return shlex.join(command)
 
 
 def as_toml(recipe: Recipe) -> str:
     """A recipe file: the model, and what is not as by default. Inverse of `read_recipe`."""
-    tables = [("", {"model": recipe.model, **changed_settings(recipe, "techniques", "arguments")})]
-    named = sorted(recipe.techniques, key=lambda t: t.name)
-    tables += [(f"technique.{t.name}", changed_settings(t)) for t in named]
-    tables += [("arguments", dict(recipe.arguments))] if recipe.arguments else []
-    lines = list[str]()
-    for head, settings in tables:
-        lines += ["", f"[{head}]"] if head else []
-        lines += [f"{name} = {toml(value)}" for name, value in settings.items()]
+    lines = assignments({"model": recipe.model, **changed_settings(recipe, "techniques", "arguments")})
+    for technique in by_name(recipe):
+        lines += ["", f"[technique.{technique.name}]", *assignments(changed_settings(technique))]
+    if recipe.arguments:
+        lines += ["", "[arguments]", *assignments(recipe.arguments)]
     return "\n".join([*lines, ""])
+
+
+def assignments(settings: Mapping[str, Any]) -> list[str]:
+    return [f"{name} = {toml(value)}" for name, value in settings.items()]
+
+
+def by_name(recipe: Recipe) -> list[Technique]:
+    return sorted(recipe.techniques, key=lambda technique: technique.name)
 
 
 def read_recipe(path: Path | str) -> Recipe:
@@ -56,26 +62,31 @@ def parse_recipe(values: Mapping[str, str], techniques: Iterable[str] = (), chan
 
     Raises ConfigurationError for a text that cannot be read, and as the recipe itself does.
     """
-    given, data = parse_settings(Recipe, values, "run"), dict[str, Any]()
-    if given.get("model", "").endswith(FILE):
-        data = read_toml(Path(given.pop("model")), "recipe", EXAMPLE)
+    fields_of_recipe = parse_settings(Recipe, values, "run")
+    data: dict[str, Any] = {}
+    if fields_of_recipe.get("model", "").endswith(FILE):
+        data = read_toml(Path(fields_of_recipe.pop("model")), "recipe", EXAMPLE)
+    # What is typed goes over what the file says.
     for change in changes:
         data = merged(data, assigned(change))
-    return Recipe.from_dict(data | given, [*map(parse_technique, techniques)])
+    return Recipe.from_dict(data | fields_of_recipe, [parse_technique(text) for text in techniques])
 
 
 def recipe_options() -> dict[str, tuple[str, str]]:
     """Of each field that a command line has an option for: the option, and its help."""
-    return {
-        f.name: (flag(f.name), f"{f.metadata['help']} ({described(f)}; default {_written(f.default)})")
-        for f in fields(Recipe)
-        if "help" in f.metadata
-    }
+    options = {}
+    for field in fields(Recipe):
+        if "help" in field.metadata:
+            meaning = f"{field.metadata['help']} ({described(field)}; default {_written(field.default)})"
+            options[field.name] = (flag(field.name), meaning)
+    return options
 
 
 def flag(field_name: str) -> str:
     """The command line's name of a field; people know some by a shorter one."""
-    return {"effective_batch_size": "--batch-size"}.get(field_name, "--" + field_name.replace("_", "-"))
+    if field_name == "effective_batch_size":
+        return "--batch-size"
+    return "--" + field_name.replace("_", "-")
 
 
 def _written(value: Any) -> str:

@@ -11,10 +11,10 @@ took the lower address, which only the driver decides.
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any
 
-KIB, MIB = 2**10, 2**20
+KIB = 2**10
+MIB = 2**20
 SMALLEST_BLOCK_BYTES = 512  # kMinBlockSize: every request is rounded up to a multiple
 SMALL_REQUEST_BYTES = 1 * MIB  # kSmallSize: the largest request of the small pool
 SMALL_SEGMENT_BYTES = 2 * MIB  # kSmallBuffer
@@ -92,15 +92,23 @@ class CachingAllocator:
     """
 
     def __init__(
-        self, capacity_bytes: int | None = None, expandable_segments: bool = False, device_bytes: int = ENOUGH_BYTES
+        self,
+        capacity_bytes: int | None = None,
+        expandable_segments: bool = False,
+        device_bytes: int = ENOUGH_BYTES,
     ) -> None:
-        self.capacity_bytes, self.expandable_segments = capacity_bytes, expandable_segments
+        self.capacity_bytes = capacity_bytes
+        self.expandable_segments = expandable_segments
         self.device_bytes = device_bytes
-        self.allocated_bytes = self.reserved_bytes = 0
-        self.peak_allocated_bytes = self.peak_reserved_bytes = 0
-        self._small, self._large = _Pool(small=True), _Pool(small=False)
+        self.allocated_bytes = 0
+        self.reserved_bytes = 0
+        self.peak_allocated_bytes = 0
+        self.peak_reserved_bytes = 0
+        self._small = _Pool(small=True)
+        self._large = _Pool(small=False)
         self._blocks: dict[int, _Block] = {}
-        self._handles, self._next_address = count(1), 0
+        self._last_handle = 0
+        self._next_address = 0
 
     def malloc(self, nbytes: int) -> int:
         """A handle for a new block; 0, as PyTorch's null pointer, for no bytes at all.
@@ -123,9 +131,9 @@ class CachingAllocator:
         block.used = True
         self.allocated_bytes += block.size
         self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
-        handle = next(self._handles)
-        self._blocks[handle] = block
-        return handle
+        self._last_handle += 1
+        self._blocks[self._last_handle] = block
+        return self._last_handle
 
     def free(self, handle: int) -> None:
         """Give a block back to its pool, merged with free neighbours. Raises KeyError for a handle not in use."""
@@ -150,7 +158,7 @@ class CachingAllocator:
     def blocks(self) -> list[tuple[int, int, bool]]:
         """(address, size, used) of every block, used ones first."""
         used = [(block.address, block.size, True) for block in self._blocks.values()]
-        free = [(address, size, False) for pool in (self._small, self._large) for size, address, _ in pool.free]
+        free = [(block.address, block.size, False) for _, _, block in self._small.free + self._large.free]
         return used + free
 
     def _best_fit(self, pool: _Pool, size: int) -> _Block | None:
@@ -159,25 +167,38 @@ class CachingAllocator:
         if index == len(pool.free):
             return None
         block: _Block = pool.free[index][2]
-        for _, _, other in pool.free[index + 1 :] if self.expandable_segments else ():
-            if _room(other) >= _room(block):
-                break
-            block = other
+        if self.expandable_segments:
+            for _, _, other in pool.free[index + 1 :]:
+                if _room(other) >= _room(block):
+                    break
+                block = other
         pool.take(block)
         return block
 
     def _split(self, block: _Block, size: int) -> None:
         """Cut the block to `size`, unless so little remains that it stays with the block, and counts as allocated."""
-        fine = block.pool.small or self.expandable_segments
-        if block.size - size >= (SMALLEST_BLOCK_BYTES if fine else SMALL_REQUEST_BYTES + 1):
+        rest = block.size - size
+        if block.pool.small or self.expandable_segments:
+            is_worth_it = rest >= SMALLEST_BLOCK_BYTES
+        else:
+            is_worth_it = rest > SMALL_REQUEST_BYTES
+        if is_worth_it:
             self._cut(block, size)
 
     def _cut(self, block: _Block, size: int) -> None:
         """Keep the first `size` bytes in `block`; the rest becomes a block of its own in the pool."""
-        rest = _Block(block.address + size, block.size - size, block.pool, block, block.following, mapped=block.mapped)
+        rest = _Block(
+            block.address + size,
+            block.size - size,
+            block.pool,
+            previous=block,
+            following=block.following,
+            mapped=block.mapped,
+        )
         if rest.following:
             rest.following.previous = rest
-        block.following, block.size = rest, size
+        block.following = rest
+        block.size = size
         block.pool.put(rest)
 
     def _merge(self, block: _Block) -> None:
@@ -189,7 +210,8 @@ class CachingAllocator:
                 if other is block.following:
                     block.following = other.following
                 else:
-                    block.address, block.previous = other.address, other.previous
+                    block.address = other.address
+                    block.previous = other.previous
         if block.previous:
             block.previous.following = block
         if block.following:
@@ -208,7 +230,9 @@ class CachingAllocator:
         if self.expandable_segments:
             return self._expand(pool, size)
         nbytes = segment_size(size)
-        return _Block(self._take_addresses(nbytes), nbytes, pool) if self._reserve(nbytes) else None
+        if not self._reserve(nbytes):
+            return None
+        return _Block(self._take_addresses(nbytes), nbytes, pool)
 
     def _take_addresses(self, nbytes: int) -> int:
         self._next_address += nbytes
@@ -233,7 +257,9 @@ class CachingAllocator:
     def _expandable_place(self, pool: _Pool, size: int) -> _Block:
         for _, unmapped in pool.unmapped:
             before = unmapped.previous
-            start: _Block = before if before and not before.used else unmapped
+            start: _Block = unmapped
+            if before and not before.used:
+                start = before
             if _free_run(start) >= size:
                 return start
         nbytes = -(-self.device_bytes * 9 // 8 // LARGE_SEGMENT_BYTES) * LARGE_SEGMENT_BYTES  # also whole small pages
@@ -256,8 +282,10 @@ class CachingAllocator:
 
     def _unmap(self, block: _Block) -> None:
         """Give the whole pages inside a free block back; what is left of it on either side stays in the pool."""
-        page, end = block.pool.page_bytes, block.address + block.size
-        first, last = -(-block.address // page) * page, end // page * page
+        page = block.pool.page_bytes
+        end = block.address + block.size
+        first = -(-block.address // page) * page
+        last = end // page * page
         if first >= last:
             return
         block.pool.take(block)
@@ -278,12 +306,15 @@ class CachingAllocator:
 def _room(block: _Block) -> int:
     """How large a block of an expandable segment could become."""
     after = block.following
-    return block.size + (after.size if after and not after.mapped else 0)
+    if after and not after.mapped:
+        return block.size + after.size
+    return block.size
 
 
 def _free_run(block: _Block | None) -> int:
     """Bytes of address space from a block on, up to the next block in use."""
     total = 0
     while block and not block.used:
-        total, block = total + block.size, block.following
+        total += block.size
+        block = block.following
     return total

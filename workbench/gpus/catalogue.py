@@ -22,7 +22,9 @@ from workbench.measure.device import Device
 from workbench.paths import beside
 from workbench.settings import unknown
 
-GIB, MIB, KIB = 2**30, 2**20, 2**10
+KIB = 2**10
+MIB = 2**20
+GIB = 2**30
 CONTEXT_BYTES_ESTIMATE = 512 * MIB
 
 
@@ -53,7 +55,8 @@ class Gpu:
     def multiprocessor(self) -> SimpleNamespace:
         """What one of them has: `threads`, `blocks` at once, `shared_bytes`, and at most `shared_bytes_of_a_block`.
         Kernels and their scratch are chosen by it."""
-        return SimpleNamespace(**_MULTIPROCESSORS["{}.{}".format(*self.compute_capability)])
+        major, minor = self.compute_capability
+        return SimpleNamespace(**_MULTIPROCESSORS[f"{major}.{minor}"])
 
     @property
     def native_bf16(self) -> bool:
@@ -71,7 +74,7 @@ class Gpu:
 
         One handle is made by every thread that multiplies: the one of the forward pass and the one of autograd.
         """
-        return 32 * MIB if self.compute_capability[0] in (9, 10, 12) else 2 * 4 * MIB + 16 * 8 * 2**10
+        return 32 * MIB if self.compute_capability[0] in (9, 10, 12) else 2 * 4 * MIB + 16 * 8 * KIB
 
     @property
     def context_bytes_estimate(self) -> int:
@@ -93,23 +96,29 @@ def gpu(name: str) -> Gpu:
     Raises:
         ConfigurationError: unknown, with the known ones; or the beginning of several names.
     """
-    key = "".join(character for character in name.lower() if character.isalnum())
-    plain = {"".join(c for c in known if c.isalnum()): row for known, row in GPUS.items()}
-    if key in plain:
-        return plain[key]
-    if key and (several := [row.name for known, row in plain.items() if known.startswith(key)]):
+    key = _letters(name)
+    rows = {_letters(row.name): row for row in GPUS.values()}
+    if key in rows:
+        return rows[key]
+    several = [row.name for letters, row in rows.items() if letters.startswith(key)]
+    if key and several:
         raise ConfigurationError(f"gpu: {name!r} may be {' or '.join(several)}. Name one.")
     raise unknown("gpu: there is no", name, GPUS)
 
 
+def _letters(name: str) -> str:
+    return "".join(character for character in name.lower() if character.isalnum())
+
+
 def of_device(name: str, total_bytes: int | None = None) -> Gpu | None:
     """The known GPU of this product name; of two, or if none is named so, that whose memory is nearest."""
-    named: dict[Gpu, int] = {}
-    for known, row in GPUS.items():
-        model = re.findall(r"[a-z]+|\d+", known.split("-")[0])  # "rtx4060ti" is written "RTX 4060 Ti"
-        if re.search(r"\b" + " ?".join(model) + r"(?!\d)", name.lower()):
-            named[row] = len(model)
-    longest = [row for row, length in named.items() if length == max(named.values())]
+    longest: list[Gpu] = []
+    most = 0
+    for row in GPUS.values():
+        model = re.findall(r"[a-z]+|\d+", row.name.split("-")[0])  # "rtx4060ti" is written "RTX 4060 Ti"
+        if len(model) >= most and re.search(r"\b" + " ?".join(model) + r"(?!\d)", name.lower()):
+            longest = [*longest, row] if len(model) == most else [row]
+            most = len(model)
     if total_bytes is None:
         return longest[0] if longest else None
     return min(longest or GPUS.values(), key=lambda row: abs(row.memory_bytes - total_bytes))

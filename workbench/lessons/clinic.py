@@ -7,13 +7,13 @@ nothing can be tried, the reference answer in `clinic.toml` decides, and the ver
 import html
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
 import ipywidgets as w
 import pandas as pd
 from IPython.display import HTML, display
 
-from workbench.advise.candidate import Candidate
 from workbench.errors import ConfigurationError, UnavailableError, WorkbenchError
 from workbench.lessons.exercise import exercise
 from workbench.measure.categories import Category, format_bytes
@@ -25,7 +25,6 @@ from workbench.techniques import parse_technique
 
 TEXTS = beside(__file__, "clinic.toml")
 CAUSES: dict[str, str] = TEXTS["causes"]
-WORDS: dict[str, str] = TEXTS["words"]
 
 
 @dataclass(frozen=True)
@@ -47,9 +46,11 @@ class Tried:
         return self.needed_bytes <= self.budget_bytes and not self.short
 
     def __str__(self) -> str:
-        (name, size), sizes = self.largest, map(format_bytes, (self.needed_bytes, self.budget_bytes))
-        most = WORDS["most"].format(name=name.replace("_", " "), size=format_bytes(size)) if name else ""
-        return WORDS["needs"].format(*sizes) + most + f"; {self.short}" * bool(self.short)
+        text = f"needs {format_bytes(self.needed_bytes)} of {format_bytes(self.budget_bytes)}"
+        category, size = self.largest
+        if category:
+            text += f", most of it {category.replace('_', ' ')}: {format_bytes(size)}"
+        return f"{text}; {self.short}" if self.short else text
 
 
 Trial = Callable[[Collection[str]], Tried]
@@ -59,9 +60,9 @@ def predicted_on(recipe: Recipe, gpu: str) -> Trial:
     """A training step on a GPU, predicted."""
 
     def trial(switches: Collection[str]) -> Tried:
-        now = changed(recipe, switches)
-        one = Candidate(now, (), predict(now, gpu), 0)
-        return Tried(one.needed_bytes, one.predicted.capacity_bytes or 0, one.dominant)
+        prediction = predict(changed(recipe, switches), gpu)
+        largest = max(prediction.by_category.items(), key=itemgetter(1))
+        return Tried(prediction.need_bytes, prediction.capacity_bytes or 0, largest)
 
     return trial
 
@@ -74,8 +75,10 @@ def changed(recipe: Recipe, switches: Collection[str]) -> Recipe:
     """
     for switch in switches:
         name = switch.removeprefix("no ").partition("=")[0]
-        added = () if switch.startswith("no ") else (parse_technique(switch),)
-        recipe = replace(recipe, techniques=(*(t for t in recipe.techniques if t.name != name), *added))
+        techniques = [technique for technique in recipe.techniques if technique.name != name]
+        if not switch.startswith("no "):
+            techniques.append(parse_technique(switch))
+        recipe = replace(recipe, techniques=tuple(techniques))
     return recipe
 
 
@@ -102,16 +105,25 @@ class Case:
         named(dict.fromkeys(pair), self.switches, f"clinic: {self.name}", "switch")
         if len(set(pair)) != 2:
             raise ConfigurationError(f"clinic: {self.name} asks for two different switches. Choose another one.")
-        found = cause == (trial(()).largest[0] if self.cause in list(Category) else self.cause)
+        true_cause = self.cause
+        if true_cause in list(Category):
+            true_cause, _ = trial(()).largest
+        is_cause = cause == true_cause
+        is_enough, tried = self._try(pair, trial)
+        verdict = "That is the cause." if is_cause else "The cause is another one."
+        return is_cause and is_enough, f"{verdict} {tried}"
+
+    def _try(self, pair: Collection[str], trial: Trial) -> tuple[bool, str]:
         try:
             tried = trial(pair)
-            enough, told = tried.fits, WORDS["enough" if tried.fits else "not_enough"].format(" + ".join(pair), tried)
         except ConfigurationError as refusal:
-            enough, told = False, str(refusal)
+            return False, str(refusal)
         except UnavailableError as missing:
-            enough = set(pair) == set(self.reference)
-            told = WORDS["listed" if enough else "not_listed"].format(missing)
-        return found and enough, f"{WORDS['cause_right' if found else 'cause_wrong']} {told}"
+            is_listed = set(pair) == set(self.reference)
+            these = "These two are the listed answer" if is_listed else "These two are not the listed answer"
+            return is_listed, f"{these}, and nothing was tried: {missing}"
+        enough = "is enough" if tried.fits else "is not enough"
+        return tried.fits, f"{' + '.join(pair)} {enough}: it {tried}."
 
 
 CASES = {name: Case(name, **texts) for name, texts in TEXTS["cases"].items()}
@@ -126,10 +138,13 @@ class Clinic:
     """
 
     def __init__(self, solve: bool, live: bool) -> None:
-        self.solve, self.live, self.board = solve, live, w.HTML()
+        self.solve = solve
+        self.live = live
+        self.board = w.HTML()
         self.trials: dict[str, Trial] = {}
-        self.rows: dict[str, tuple[Any, ...]] = {}  # of the table that `grade` shows
         self.solved: set[str] = set()
+        self.judged: list[dict[str, Any]] = []  # reference answers: rows of the table that `grade` shows
+        self.wrong: list[str] = []  # the cases of those that the judge does not take
 
     def ask(self, name: str, trial: Trial) -> None:
         """Show a case's form, a folded hint and a folded answer.
@@ -139,28 +154,38 @@ class Clinic:
         """
         self.trials |= named({name: trial}, CASES, "clinic", "case")
         case = CASES[name]
-        cause, pair, told = CAUSES[case.cause], " + ".join(case.reference), ""
+        cause = CAUSES[case.cause]
+        pair = " + ".join(case.reference)
+        answer = f"{pair}. {case.answer}"
         if self.solve:
-            right, told = case.judge(case.cause, case.reference, trial)
-            self.rows[name] = (case.title, cause, pair, right, told)
-        answer = f"{pair}. {case.answer} {told}"
+            right, verdict = case.judge(case.cause, case.reference, trial)
+            row = {"case": case.title, "cause": cause, "switches": pair, "right": right, "judged": verdict}
+            self.judged.append(row)
+            if not right:
+                self.wrong.append(name)
+            answer += f" {verdict}"
         if self.live:
             display(self.form(case), _folded("Answer", f"{cause}; {answer}"))
         else:
-            question = WORDS["question"].format(" · ".join(case.switches))
+            switches = " · ".join(case.switches)
+            question = f"What took the memory? And which two of these switches are enough together: {switches}?"
             display(exercise(question, cause, answer, choices=list(CAUSES.values())))
         display(_folded("Hint", case.hint))
 
     def form(self, case: Case) -> w.VBox:
         """Three choices, a button, and the verdict."""
-        causes, switches = [(text, name) for name, text in CAUSES.items()], [(name, name) for name in case.switches]
-        boxes = [_choice(*each) for each in zip(TEXTS["boxes"], (causes, switches, switches), strict=True)]
-        check, verdict = w.Button(description="Check", button_style="primary"), w.HTML(_status(""))
+        causes = [(text, name) for name, text in CAUSES.items()]
+        switches = [(name, name) for name in case.switches]
+        boxes = [_choice("cause", causes), _choice("first switch", switches), _choice("second switch", switches)]
+        check = w.Button(description="Check", button_style="primary")
+        verdict = w.HTML(_status(""))
 
         def press(_: Any) -> None:
-            check.disabled, verdict.value = True, _status(WORDS["trying"])
+            check.disabled = True
+            verdict.value = _status("Trying it …")
             verdict.value = _status(self.answer(case, *(box.value for box in boxes)))
-            check.disabled, self.board.value = False, _status(self.score)
+            self.board.value = _status(self.score)
+            check.disabled = False
 
         check.on_click(press)
         return w.VBox([*boxes, check, verdict])
@@ -168,17 +193,18 @@ class Clinic:
     def answer(self, case: Case, cause: str, *pair: str) -> str:
         """The verdict on a reader's answer, in words, with the score."""
         if not all((cause, *pair)):
-            return WORDS["incomplete"]
+            return "Choose a cause and two switches first."
         try:
-            right, words = case.judge(cause, pair, self.trials[case.name])
+            right, verdict = case.judge(cause, pair, self.trials[case.name])
         except WorkbenchError as error:
             return str(error)
-        self.solved |= {case.name} if right else set()
-        return f"{WORDS['right' if right else 'not_yet']} {words} {self.score}"
+        if right:
+            self.solved.add(case.name)
+        return f"{'Right.' if right else 'Not yet.'} {verdict} {self.score}"
 
     @property
     def score(self) -> str:
-        return WORDS["score"].format(len(self.solved), len(self.trials))
+        return f"Solved: {len(self.solved)} of {len(self.trials)}."
 
     def grade(self) -> None:
         """Show the reader's score, and folded, since it has the answers, what the judge says of the reference.
@@ -189,23 +215,30 @@ class Clinic:
         self.board.value = _status(self.score)
         if self.live:
             display(self.board)
-        wrong = [name for name, (_, _, _, right, _) in self.rows.items() if not right]
-        if self.rows:
-            judged = WORDS["judged"].format(len(self.rows) - len(wrong), len(self.rows))
-            table = pd.DataFrame(self.rows.values(), columns=TEXTS["columns"]).to_html(index=False)
-            display(HTML(f"<details><summary>{judged}</summary>{table}</details>"))
-        if wrong:
-            raise WorkbenchError(WORDS["wrong"].format(", ".join(wrong)))
+        if self.judged:
+            right = f"{len(self.judged) - len(self.wrong)} of {len(self.judged)}"
+            summary = f"{right} reference answers judged right; unfold them when you are done"
+            table = pd.DataFrame(self.judged).to_html(index=False)
+            display(HTML(f"<details><summary>{summary}</summary>{table}</details>"))
+        if self.wrong:
+            raise WorkbenchError(
+                f"clinic: the judge calls these reference answers wrong: {', '.join(self.wrong)}. "
+                "Change clinic.toml, or the case in the notebook."
+            )
 
 
-def _choice(words: str, options: list[tuple[str, str]]) -> w.Dropdown:
-    style, layout = {"description_width": "8em"}, {"width": "min(44em, 100%)"}
-    return w.Dropdown(description=words, options=[(WORDS["choose"], ""), *options], style=style, layout=layout)
+def _choice(description: str, options: list[tuple[str, str]]) -> w.Dropdown:
+    return w.Dropdown(
+        description=description,
+        options=[("choose …", ""), *options],
+        style={"description_width": "8em"},
+        layout={"width": "min(44em, 100%)"},
+    )
 
 
-def _status(words: str) -> str:
-    return f'<div role="status" style="line-height: 1.5; max-width: 60em">{html.escape(words)}</div>'
+def _status(text: str) -> str:
+    return f'<div role="status" style="line-height: 1.5; max-width: 60em">{html.escape(text)}</div>'
 
 
-def _folded(summary: str, words: str) -> HTML:
-    return HTML(f"<details><summary>{summary}</summary><p>{html.escape(words)}</p></details>")
+def _folded(summary: str, text: str) -> HTML:
+    return HTML(f"<details><summary>{summary}</summary><p>{html.escape(text)}</p></details>")

@@ -4,12 +4,12 @@
 pages alike. Run headless, nobody guesses, and the answer lies folded in the output.
 """
 
-import html
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from jinja2 import Template
 
 from workbench.errors import ConfigurationError
 from workbench.measure.categories import format_bytes
@@ -28,9 +28,15 @@ class Exercise:
 
 
 def exercise(
-    question: str, answer: float | str, why: str, *, number: int | None = None, choices: Sequence[str] = (),
-    unit: str = "bytes", within: float = 0.1,
-) -> Exercise:  # fmt: skip
+    question: str,
+    answer: float | str,
+    why: str,
+    *,
+    number: int | None = None,
+    choices: Sequence[str] = (),
+    unit: str = "bytes",
+    within: float = 0.1,
+) -> Exercise:
     """A form that judges a guess.
 
     Args:
@@ -46,14 +52,26 @@ def exercise(
         ConfigurationError: the answer is none of the choices.
     """
     if (choices or isinstance(answer, str)) and answer not in choices:
-        words = ", ".join(choices) or "there are none"
-        raise ConfigurationError(f"exercise: {answer!r} is none of the choices: {words}. Add it to them.")
-    told = {"answer": answer, "choices": [*choices], "unit": unit, "within": within}
+        listed = ", ".join(choices) or "there are none"
+        raise ConfigurationError(f"exercise: {answer!r} is none of the choices: {listed}. Add it to them.")
     if not isinstance(answer, str):
-        told["answer"] = answer = float(answer)  # numpy's numbers are none of json's
-        digits = f"{answer:,.0f}" if answer.is_integer() or abs(answer) >= 1000 else f"{answer:.3g}"
-        answer = format_bytes(int(answer)) if unit == "bytes" else f"{digits} {unit}".strip()
-    texts = {"label": f"Exercise {number}." if number else "Your guess.", "question": question}
-    texts |= {"answer": answer, "why": why, "told": json.dumps(told)}
-    form = re.sub(r"{{(\w+)}}", lambda name: html.escape(texts[name[1]]), FORM.read_text(encoding="utf-8"))
+        answer = float(answer)  # numpy's numbers are none of json's
+    judged = {"answer": answer, "choices": [*choices], "unit": unit, "within": within}
+    texts = {
+        "label": f"Exercise {number}." if number else "Your guess.",
+        "question": question,
+        "answer": _in_words(answer, unit),
+        "why": why,
+        "told": json.dumps(judged),
+    }
+    form = Template(FORM.read_text(encoding="utf-8"), autoescape=True).render(texts)
     return Exercise({"text/html": form, "text/plain": f"{question} (The answer is folded: see this in a browser.)"})
+
+
+def _in_words(answer: float | str, unit: str) -> str:
+    if isinstance(answer, str):
+        return answer
+    if unit == "bytes":
+        return format_bytes(int(answer))
+    digits = f"{answer:,.0f}" if answer.is_integer() or abs(answer) >= 1000 else f"{answer:.3g}"
+    return f"{digits} {unit}".strip()

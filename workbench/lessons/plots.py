@@ -3,7 +3,6 @@
 import io
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,15 +13,26 @@ from workbench.advise.compare import WITHOUT_VALUES, pareto
 from workbench.measure.categories import Category, Phase, format_bytes
 from workbench.measure.emulated import emulated
 from workbench.measure.timeline import Timeline
-from workbench.paths import beside
 from workbench.predict.phases import Life, life_table
 from workbench.records.record import Record
 
 MIB = 2**20
+GIB = 2**30
 NO_VALUES = emulated() and WITHOUT_VALUES  # what a lesson says in place of a value; empty on every other device
-_PALETTE = beside(__file__, "plots.toml")
-GREY, LINES = _PALETTE["grey"], _PALETTE["lines"]
-COLOURS: dict[Category, str] = {Category(name): colour for name, colour in _PALETTE["categories"].items()}
+
+# Okabe and Ito, "Color Universal Design" (2008): told apart with every kind of colour vision
+LINES = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999"]
+DASHES = ["-", "--", ":", "-."]
+GREY = "#808080"
+COLOURS = {
+    Category.WEIGHTS: "#0072B2",
+    Category.GRADIENTS: "#56B4E9",
+    Category.OPTIMIZER_STATES: "#009E73",
+    Category.ACTIVATIONS: "#E69F00",
+    Category.LOGITS_AND_LOSS: "#D55E00",
+    Category.TEMPORARIES: "#CC79A7",
+    Category.UNATTRIBUTED: "#999999",
+}
 
 
 class Picture(Figure):
@@ -41,22 +51,21 @@ def memory_bars(frame: pd.DataFrame, limit_bytes: int | None = None) -> Picture:
     """
     rows = frame.reset_index().drop_duplicates("label", keep="last").set_index("label")
     peaks = rows["peak_allocated_bytes"].astype(float) / MIB
+    sizes = rows[[f"{category}_bytes" for category in Category]].fillna(0).astype(float) / MIB
+    sizes.columns = list(Category)
+    sizes = sizes.loc[:, sizes.max() > 0.002 * peaks.max()]  # what would not be seen
     figure, axes = _axes(8.0, 0.9 + 0.5 * len(rows))
-    left = np.zeros(len(rows))
-    for category in Category:
-        sizes = rows[f"{category}_bytes"].fillna(0).to_numpy(dtype=float) / MIB
-        if sizes.max() > 0.002 * peaks.max():
-            axes.barh(list(rows.index), sizes, left=left, color=COLOURS[category], label=_words(category), height=0.65)
-            left += sizes
+    colours = [COLOURS[category] for category in sizes]
+    sizes.rename(columns=_words).plot.barh(ax=axes, stacked=True, color=colours, width=0.65, legend=False)
     for row, peak in enumerate(peaks):
         axes.text(peak, row, f" {format_bytes(peak * MIB)}", va="center", color=GREY)
     if limit_bytes is not None:
-        words = f"limit {format_bytes(limit_bytes)}"
-        axes.axvline(limit_bytes / MIB, color=GREY, linestyle="--", zorder=0, label=words)
-    axes.invert_yaxis()
+        label = f"limit {format_bytes(limit_bytes)}"
+        axes.axvline(limit_bytes / MIB, color=GREY, linestyle="--", zorder=0, label=label)
     sources = ", ".join(sorted(set(rows["memory_source"])))
-    axes.set(xlim=(0, peaks.max() * 1.16), xlabel=f"bytes at the peak, MiB ({sources})")
-    return _finish(figure, axes, columns=4)
+    axes.set(xlim=(0, 1.16 * peaks.max()), xlabel=f"bytes at the peak, MiB ({sources})", ylabel="")
+    axes.invert_yaxis()
+    return _with_legend(figure, columns=4)
 
 
 def loss_curves(records: Sequence[Record]) -> Picture:
@@ -65,51 +74,59 @@ def loss_curves(records: Sequence[Record]) -> Picture:
     figure, axes = _axes(8.0, 3.4)
     if not any(record.losses for record in records):
         return _say_none(figure, axes, "losses", {record.memory_source for record in records})
-    alike = len({len(record.losses) for record in records}) == 1
-    labels = list(dict.fromkeys(record.label for record in records))
-    for index, label in enumerate(labels):
-        ones = [record for record in records if record.label == label]
-        runs, colour = np.array([record.losses for record in ones]), LINES[index % len(LINES)]
-        steps = np.arange(1, runs.shape[1] + 1) * (1 if alike else ones[0].tokens_seen / runs.shape[1])
-        axes.plot(steps, runs.mean(axis=0), color=colour, label=label, linestyle=("-", "--", ":", "-.")[index % 4])
-        axes.fill_between(steps, runs.min(axis=0), runs.max(axis=0), color=colour, alpha=0.18, linewidth=0)
-    axes.set(xlabel="step (one optimizer update)" if alike else "tokens seen", ylabel="training loss")
-    return _finish(figure, axes, columns=3)
+    over_tokens = len({len(record.losses) for record in records}) > 1
+    for label in dict.fromkeys(record.label for record in records):
+        runs = [record for record in records if record.label == label]
+        losses = np.array([record.losses for record in runs])
+        steps = np.arange(1, losses.shape[1] + 1)
+        if over_tokens:
+            steps = steps * runs[0].tokens_seen / len(steps)
+        (line,) = axes.plot(steps, losses.mean(axis=0), label=label)
+        lowest = losses.min(axis=0)
+        highest = losses.max(axis=0)
+        axes.fill_between(steps, lowest, highest, color=line.get_color(), alpha=0.18, linewidth=0)
+    axes.set_xlabel("tokens seen" if over_tokens else "step (one optimizer update)")
+    axes.set_ylabel("training loss")
+    return _with_legend(figure, columns=3)
 
 
 def timeline(history: Timeline, start: int = 0, stop: int | None = None) -> Picture:
     """Live bytes after every event, stacked by category, with the phases named."""
-    live = history.live[:, start:stop] / MIB
-    events = np.arange(start, start + live.shape[1])
+    live = pd.DataFrame(history.live[:, start:stop].T / MIB, columns=list(Category))
+    live = live.loc[:, live.any()]
+    live.index += start
     figure, axes = _axes(8.5, 3.8)
-    shown = {category: row for category, row in zip(Category, live, strict=True) if row.any()}
-    colours, words = [COLOURS[category] for category in shown], [_words(category) for category in shown]
-    axes.stackplot(events, list(shown.values()), colors=colours, labels=words, step="post", linewidth=0)
-    _name_phases(axes, history.phases[start:stop], start, float(live.sum(axis=0).max()))
+    colours = [COLOURS[category] for category in live]
+    labels = [_words(category) for category in live]
+    axes.stackplot(live.index, live.T, colors=colours, labels=labels, step="post", linewidth=0)
     axes.set(xlabel="event (a tensor comes or goes)", ylabel="live bytes, MiB")
-    return _finish(figure, axes, columns=4)
-
-
-def life_bars(*lives: Life) -> Figure:
-    """Of each phase of a run the bytes on the device and on the host; a line where the device ends."""
-    table = life_table(*lives).drop(columns="ratio", level=0, errors="ignore").iloc[::-1, ::-1] / 2**30
-    table.columns = [f"{source} {_words(name.removesuffix('_bytes'))}" for source, name in table.columns]
-    figure, axes = _axes(8.0, 6.0)
-    most = 1.1 * table.max(axis=None)
-    table.plot.barh(ax=axes, width=0.8, color=LINES, xlabel="GiB", ylabel="", xlim=(0, most), legend=False)
-    for life in lives:
-        axes.axvline(((life.capacity_bytes or 0) - life.context_bytes) / 2**30, color=GREY, linestyle="--")
-    return _finish(figure, axes, columns=3)
+    _name_phases(axes, history.phases[start:stop], start, float(live.sum(axis=1).max()))
+    return _with_legend(figure, columns=4)
 
 
 def _name_phases(axes: Axes, phases: Sequence[Phase | None], start: int, height: float) -> None:
-    for phase, some in groupby(phases):
-        events = len(list(some))
-        if phase is not None and events > len(phases) / 60:
+    for phase, events in groupby(phases):
+        count = len(list(events))
+        if phase is not None and count > len(phases) / 60:  # there is room for its name
             axes.axvline(start, color=GREY, linewidth=0.8, linestyle=":")
-            axes.text(start + events / 2, height * 1.04, _words(phase), ha="center", color=GREY, fontsize=9)
-        start += events
-    axes.set_ylim(0, height * 1.14)
+            axes.text(start + count / 2, 1.04 * height, _words(phase), ha="center", color=GREY, fontsize=9)
+        start += count
+    axes.set_ylim(0, 1.14 * height)
+
+
+def life_bars(*lives: Life) -> Picture:
+    """Of each phase of a run the bytes on the device and on the host; a line where the device ends."""
+    table = life_table(*lives).drop(columns="ratio", level=0, errors="ignore") / GIB
+    table.columns = [f"{source} {_words(name.removesuffix('_bytes'))}" for source, name in table.columns]
+    figure, axes = _axes(8.0, 6.0)
+    longest = 1.1 * table.max(axis=None)
+    upwards = table.iloc[::-1, ::-1]  # a bar plot begins at the bottom
+    upwards.plot.barh(ax=axes, width=0.8, color=LINES, xlim=(0, longest), legend=False)
+    axes.set(xlabel="GiB", ylabel="")
+    for life in lives:
+        room = (life.capacity_bytes or 0) - life.context_bytes
+        axes.axvline(room / GIB, color=GREY, linestyle="--")
+    return _with_legend(figure, columns=3)
 
 
 def tradeoffs(table: pd.DataFrame) -> Picture:
@@ -118,35 +135,45 @@ def tradeoffs(table: pd.DataFrame) -> Picture:
     figure, axes = _axes(10.0, max(4.2, 0.27 * len(timed) + 1.6))
     if timed.empty:
         return _say_none(figure, axes, "speed", set(table["memory_source"]))
-    peaks, speeds = timed["peak_allocated_bytes"] / MIB, timed["speed_ratio"]
+    peaks = timed["peak_allocated_bytes"] / MIB
+    speeds = timed["speed_ratio"]
     points = axes.scatter(peaks, speeds, c=timed["held_out_loss"], cmap="viridis_r", s=90, zorder=3)
     front = timed.index.isin(pareto(table))
     axes.scatter(peaks[front], speeds[front], s=230, facecolors="none", edgecolors=GREY, linewidths=1.4, zorder=2)
     _name_beside(axes, peaks, speeds)
     axes.margins(0.08)
     axes.set(xlabel="peak memory, MiB (left is better)", ylabel="speed, the baseline's is 1 (up is better)")
-    bar = figure.colorbar(points, ax=axes, location="bottom", aspect=50, label="held-out loss (yellow is better)")
+    bar = figure.colorbar(points, ax=axes, location="bottom", aspect=50)
+    bar.set_label("held-out loss (yellow is better)", color=GREY)
     bar.ax.tick_params(colors=GREY)
-    bar.ax.xaxis.label.set_color(GREY)
     bar.outline.set_visible(False)
-    return _finish(figure, axes, columns=0)
+    return figure
 
 
 def _name_beside(axes: Axes, x: pd.Series, y: pd.Series) -> None:
     """The names in a column to the right, each with a line to its point: many points are close to each other."""
     line = {"arrowstyle": "-", "color": GREY, "linewidth": 0.5, "relpos": (0, 0.5), "shrinkB": 5}
-    style: dict[str, Any] = {"va": "center", "fontsize": 9, "color": GREY, "arrowprops": line}
-    for place, label in enumerate(y.sort_values().index):
-        beside = (1.05, (place + 0.5) / len(y))
-        axes.annotate(str(label), (x[label], y[label]), xytext=beside, textcoords="axes fraction", **style)
+    for row, label in enumerate(y.sort_values().index):
+        axes.annotate(
+            str(label),
+            (x[label], y[label]),
+            xytext=(1.05, (row + 0.5) / len(y)),
+            textcoords="axes fraction",
+            verticalalignment="center",
+            fontsize=9,
+            color=GREY,
+            arrowprops=line,
+        )
 
 
 def _say_none(figure: Picture, axes: Axes, what: str, sources: set[str]) -> Picture:
     """In place of a picture: there is nothing to draw, and why."""
-    why = f": {WITHOUT_VALUES}" if any(source.startswith("emulated") for source in sources) else ""
-    axes.text(0.5, 0.5, f"no {what} on record{why}", transform=axes.transAxes, ha="center", color=GREY)
-    figure.set_size_inches(8.0, 1.2)
+    text = f"no {what} on record"
+    if any(source.startswith("emulated") for source in sources):
+        text += f": {WITHOUT_VALUES}"
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", color=GREY)
     axes.set_axis_off()
+    figure.set_size_inches(8.0, 1.2)
     return figure
 
 
@@ -156,17 +183,18 @@ def _words(name: str) -> str:
 
 def _axes(width: float, height: float) -> tuple[Picture, Axes]:
     figure = Picture(figsize=(width, height), layout="constrained", facecolor="none")
-    axes = figure.subplots(subplot_kw={"facecolor": "none"})
+    axes = figure.subplots()
+    axes.set_facecolor("none")
+    axes.set_prop_cycle(color=4 * LINES, linestyle=7 * DASHES)
     axes.tick_params(colors=GREY)
     axes.spines[:].set_color(GREY)
     axes.spines[["top", "right"]].set_visible(False)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.label.set_color(GREY)
+    axes.xaxis.label.set_color(GREY)
+    axes.yaxis.label.set_color(GREY)
     return figure, axes
 
 
-def _finish(figure: Picture, axes: Axes, columns: int) -> Picture:
-    if columns:
-        legend = figure.legend(loc="outside lower center", ncols=columns, frameon=False, labelcolor=GREY, fontsize=9)
-        legend.set_zorder(5)
+def _with_legend(figure: Picture, columns: int) -> Picture:
+    legend = figure.legend(loc="outside lower center", ncols=columns, frameon=False, labelcolor=GREY, fontsize=9)
+    legend.set_zorder(5)
     return figure

@@ -18,16 +18,22 @@ import numpy as np
 from workbench.errors import ConfigurationError
 from workbench.gpus.catalogue import GPUS
 from workbench.lessons.plots import COLOURS
-from workbench.predict.engine import engine_words
-from workbench.predict.prediction import Prediction
-from workbench.predict.tensors import TensorTimeline
+from workbench.measure.timeline import TensorTimeline
+from workbench.predict.prediction import Prediction, engine_words
 
 PAGE = Path(__file__).with_name("timeline.html")
 OPERATIONS: dict[str, str] = json.loads(Path(__file__).with_name("operations.json").read_text(encoding="utf-8"))
+NOTHING = "scrubber: a prediction has no timeline. Pass what `predict` returned, one or two."
 FACTS = (
-    "label", "model", "capacity_bytes", "context_bytes", "peak_allocated_bytes", "peak_reserved_bytes",
-    "micro_batch_size", "gradient_accumulation_steps",
-)  # fmt: skip
+    "label",
+    "model",
+    "capacity_bytes",
+    "context_bytes",
+    "peak_allocated_bytes",
+    "peak_reserved_bytes",
+    "micro_batch_size",
+    "gradient_accumulation_steps",
+)
 
 
 def scrubber(predictions: Sequence[Prediction], capacity_bytes: int | None = None) -> str:
@@ -39,16 +45,17 @@ def scrubber(predictions: Sequence[Prediction], capacity_bytes: int | None = Non
     Raises:
         ConfigurationError: there is nothing to show, or a prediction has no timeline.
     """
-    if not predictions or any(p.timeline is None for p in predictions):
-        raise ConfigurationError("scrubber: a prediction has no timeline. Pass what `predict` returned, one or two.")
-    told = [_facts(p) | lives_of(p.timeline) for p in predictions if p.timeline]
-    packed = base64.b64encode(zlib.compress(json.dumps([told, COLOURS, capacity_bytes]).encode())).decode()
+    if not predictions:
+        raise ConfigurationError(NOTHING)
+    steps = [_facts(prediction) for prediction in predictions]
+    packed = base64.b64encode(zlib.compress(json.dumps([steps, COLOURS, capacity_bytes]).encode())).decode()
     page = PAGE.read_text(encoding="utf-8").replace("{{packed}}", packed)
     page = page.replace("{{operations}}", json.dumps(OPERATIONS))
-    words = f"Memory over the operations of a training step: {', '.join(p.label for p in predictions)}"
-    style = f"width: 100%; height: {300 + 380 * len(told)}px; border: 0; color-scheme: light dark"
+    labels = ", ".join(prediction.label for prediction in predictions)
+    title = html.escape(f"Memory over the operations of a training step: {labels}")
+    style = f"width: 100%; height: {300 + 380 * len(steps)}px; border: 0; color-scheme: light dark"
     # in a div, since IPython warns of HTML that is a frame
-    return f'<div><iframe title="{html.escape(words)}" style="{style}" srcdoc="{html.escape(page)}"></iframe></div>'
+    return f'<div><iframe title="{title}" style="{style}" srcdoc="{html.escape(page)}"></iframe></div>'
 
 
 def in_words(operation: str) -> str:
@@ -56,18 +63,27 @@ def in_words(operation: str) -> str:
     library, _, rest = operation.partition(" in ")[0].partition(".")
     name = (rest or library).partition(".")[0].lstrip("_").removeprefix("foreach_")
     forward = re.sub(r"_backward(_data)?$", "", name)
-    words = OPERATIONS.get(forward, forward.replace("_", " "))
-    return words if forward == name else f"gradient of {words}"
+    operation_name = OPERATIONS.get(forward, forward.replace("_", " "))
+    return operation_name if forward == name else f"gradient of {operation_name}"
+
+
+def _facts(prediction: Prediction) -> dict[str, Any]:
+    """What the page shows of a prediction, JSON-ready."""
+    if prediction.timeline is None:
+        raise ConfigurationError(NOTHING)
+    facts = {name: getattr(prediction, name) for name in FACTS}
+    facts["sequence_length"] = prediction.recipe_settings["sequence_length"]
+    facts["card"] = GPUS[prediction.gpu].title if prediction.gpu in GPUS else "this machine's CPU"
+    facts["engine"] = engine_words(prediction.source)
+    return facts | lives_of(prediction.timeline)
 
 
 def lives_of(timeline: TensorTimeline) -> dict[str, Any]:
     """All of a timeline, JSON-ready; `born` as differences, which are short, and for `died` the events between."""
-    born, died = timeline.lives["born"], timeline.lives["died"]
-    short = {"born": np.diff(born, prepend=0), "died": np.where(died < 0, -1, died - born)}
-    arrays = {name: array.tolist() for name, array in (timeline.lives | short).items()}
-    return arrays | {"operations": timeline.operations, "phases": timeline.phases}
-
-
-def _facts(p: Prediction) -> dict[str, Any]:
-    more = {"card": GPUS[p.gpu].title if p.gpu in GPUS else "this machine's CPU", "engine": engine_words(p.source)}
-    return {name: getattr(p, name) for name in FACTS} | more | {"sequence_length": p.recipe["sequence_length"]}
+    lives = dict(timeline.lives)
+    born = lives["born"]
+    died = lives["died"]
+    lives["born"] = np.diff(born, prepend=0)
+    lives["died"] = np.where(died < 0, -1, died - born)
+    arrays = {name: array.tolist() for name, array in lives.items()}
+    return {**arrays, "operations": timeline.operations, "phases": timeline.phases}

@@ -61,7 +61,8 @@ class Meter:
         model: its parameters and buffers, and tensors that hang on them when it comes, such as the scales of quantized
             weights, are the weights; `model.config.vocab_size`, if any, tells logits apart.
         optimizer: its state tensors are the optimizer states. `Trainer` makes its optimizer late: pass it to `watch`.
-        tracker: another than that of the model's device, as a prediction has it.
+        tracker: another than that of the device, as a prediction has it.
+        device: that computes, if it is not the one on which the model's parameters wait.
 
     The peak is that of the run itself: what was in use before the model came is `before_bytes`, not part of it. Pass
     `before_bytes` when the model was loaded after that reading was taken, as the training loop does.
@@ -81,9 +82,10 @@ class Meter:
         before_bytes: int | None = None,
         cap_bytes: int | None = None,
         tracker: StorageTracker | None = None,
+        device: torch.device | None = None,
     ) -> None:
         parameters = list(model.parameters())
-        device = parameters[0].device
+        device = device or parameters[0].device
         self._allocator = allocator_for(device)
         self.enforces_cap = cap_bytes is not None and not self._allocator.enforces_caps
         vocabulary_size = getattr(getattr(model, "config", None), "vocab_size", None)

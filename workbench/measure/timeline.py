@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 from workbench.measure.categories import Category, Phase
 
+LIVES = ("nbytes", "born", "died", "category", "maker")  # columns of a `TensorTimeline`
+
 
 def live_bytes(lives: Mapping[str, NDArray[Any]], events: int) -> NDArray[np.int64]:
     """Live bytes of each category after every event, of shape (categories, events).
@@ -52,3 +54,14 @@ class Timeline:
 
     def by_category(self, event: int) -> dict[Category, int]:
         return {category: int(self.live[row, event]) for row, category in enumerate(Category)}
+
+
+@dataclass(frozen=True)
+class TensorTimeline(Timeline):
+    """With the life of every tensor: under each name of `LIVES` a column, as `live_bytes` takes them.
+
+    `maker` counts in `operations`, which have made the tensors.
+    """
+
+    lives: dict[str, NDArray[Any]]
+    operations: tuple[str, ...]

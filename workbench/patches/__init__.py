@@ -1,4 +1,4 @@
-"""What is replaced in other libraries while a run or a prediction lasts: one file a library, each patch with its reason.
+"""What is replaced in other libraries while a run or a prediction lasts: one file a library, each with its reason.
 
 A patch is a bet on a name that its owner may change. It says `until` which version, or what, it is needed.
 """
@@ -30,7 +30,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 @contextmanager
-def environment(variables: Mapping[str, str] | None = None) -> Iterator[None]:
+def changed_environment(variables: Mapping[str, str] | None = None) -> Iterator[None]:
     """The process's environment as it was, afterwards; with these variables meanwhile."""
     before = dict(os.environ)
     os.environ.update(variables or {})

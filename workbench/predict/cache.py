@@ -54,8 +54,7 @@ def _write(path: Path, prediction: Prediction) -> None:
 def _read(path: Path) -> Prediction | None:
     import numpy as np
 
-    from workbench.measure.timeline import live_bytes
-    from workbench.predict.tensors import LIVES, TensorTimeline
+    from workbench.measure.timeline import LIVES, TensorTimeline, live_bytes
 
     try:
         with np.load(path, allow_pickle=False) as data:

@@ -5,15 +5,13 @@ not: the model comes from its config, and nothing computes with them. Everything
 process under the emulator, where torch sees the card as `cuda`.
 """
 
-import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
-from unittest.mock import patch
 
 import torch
 from transformers import PreTrainedModel, TrainerCallback
@@ -30,13 +28,22 @@ from workbench.measure.device import Device
 from workbench.measure.meter import Meter
 from workbench.models.family import family_of
 from workbench.models.load import count_parameters, load_model, quiet
+from workbench.patches import changed_environment
 from workbench.predict.prediction import Prediction, prediction_of
 from workbench.predict.rank import as_first, part_of
-from workbench.predict.rows import MICRO_BATCHES, STEPS, assembled, blocks_for, facts, job_for, material_for
+from workbench.predict.rows import (
+    MICRO_BATCHES,
+    STEPS,
+    assembled,
+    blocks_for,
+    can_be_skeleton,
+    facts,
+    job_for,
+    material_for,
+    skeleton,
+)
 from workbench.predict.shadow.replay import maker_at
-from workbench.predict.shadow.stand_ins import replaced_libraries
 from workbench.predict.shadow.tracker import ShadowTracker
-from workbench.predict.skeleton import can_be_skeleton, skeleton
 from workbench.ranks.run import RankMeter
 from workbench.ranks.shards import Ranks
 from workbench.recipe import Recipe
@@ -62,7 +69,7 @@ def predict_here(recipe: Recipe, gpu: Gpu, padding: bool, ranks: Ranks | None = 
     except torch.OutOfMemoryError:
         pass  # outside of the handler, whose traceback would keep the tensors
     enough = {card.VARIABLE: card.variable(replace(gpu, memory_bytes=ENOUGH_BYTES))}  # the stubs read it when asked
-    with patch.dict(os.environ, enough), suppress(torch.OutOfMemoryError):
+    with changed_environment(enough), suppress(torch.OutOfMemoryError):
         return _predict(recipe, gpu, padding, ranks)
     raise too_much()
 
@@ -76,10 +83,43 @@ def too_much() -> ConfigurationError:
 
 
 def _predict(recipe: Recipe, gpu: Gpu, padding: bool, ranks: Ranks | None) -> Prediction:
+    """A few steps of the recipe on the card, under the meter."""
     blocks = blocks_for(recipe, world_size=ranks.count if ranks else 1)
     with as_first(ranks, DEVICE), on_card(recipe, blocks, ranks) as (job, scratch):
         model = card_model(job, ranks)
-        return _Emulated(recipe, job, gpu, model, scratch, padding, ranks).predict()
+        tracker = CardTracker(getattr(model.config, "vocab_size", None))
+        tracker.name_modules(model)
+        meter = RankMeter(model, before_bytes=0, tracker=tracker)
+        trainer, micro_batches = assembled(job, model, meter, DEVICE, scratch, [_Watch(tracker, meter)])
+        tracker.untrained = max(micro_batches - MICRO_BATCHES, 0)
+        trainer.args.dataloader_num_workers = 0  # they only fill the host's memory, anew at every evaluation
+        trainer.args.max_steps = STEPS  # a technique may ask for more
+        if padding:
+            trainer.data_collator = partial(_masked, cast("Any", trainer.data_collator))
+        cast("Any", trainer).training_step = FewMicroBatches(trainer)
+        padded = announce_padding(trainer, padding)
+        counted = count_parameters(model)
+        with meter:
+            trainer.put_longest_first()
+            trainer.train()
+            trainer.evaluate()
+        workspaces = _workspace_bytes()
+        report = meter.report()
+        trace = tracker.trace()
+        timeline = trace.timeline(trace.nbytes)
+        fields = Prediction.__annotations__
+        return prediction_of(
+            recipe,
+            gpu,
+            "emulated",
+            ranks,
+            **{name: value for name, value in vars(report).items() if name in fields},
+            peak_operation=maker_at(trace, trace.nbytes, timeline.peak(report.peak_phase)),
+            work=trace.work,
+            workspace_bytes=workspaces,
+            timeline=timeline,
+            **facts(trainer, counted, micro_batches, padded),
+        )
 
 
 @contextmanager
@@ -98,7 +138,6 @@ def on_card(recipe: Recipe, blocks: Blocks, ranks: Ranks | None = None) -> Itera
         for technique in recipe.techniques:
             stack.enter_context(technique.run_context())
         stack.enter_context(quiet())
-        stack.enter_context(replaced_libraries() if lacking else nullcontext())
         yield job, Path(stack.enter_context(tempfile.TemporaryDirectory()))
 
 
@@ -204,61 +243,6 @@ class FewMicroBatches:
     def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         self.done = 0 if self.trainer.accelerator.sync_gradients else self.done + 1
         return self.step(*args, **kwargs) if self.done < MICRO_BATCHES else torch.zeros((), device=DEVICE)
-
-
-class _Emulated:
-    """One recipe on the card, trained for a few steps under the meter."""
-
-    def __init__(
-        self,
-        recipe: Recipe,
-        job: Job,
-        gpu: Gpu,
-        model: PreTrainedModel,
-        scratch: Path,
-        padding: bool,
-        ranks: Ranks | None,
-    ) -> None:
-        self.recipe = recipe
-        self.gpu = gpu
-        self.model = model
-        self.ranks = ranks
-        self.tracker = CardTracker(getattr(model.config, "vocab_size", None))
-        self.tracker.name_modules(model)
-        self.meter = RankMeter(model, before_bytes=0, tracker=self.tracker)
-        watch = _Watch(self.tracker, self.meter)
-        self.trainer, self.micro_batches = assembled(job, model, self.meter, DEVICE, scratch, [watch], ranks)
-        self.trainer.args.dataloader_num_workers = 0  # they only fill the host's memory, anew at every evaluation
-        self.trainer.args.max_steps = STEPS  # a technique may ask for more
-        self.tracker.untrained = max(self.micro_batches - MICRO_BATCHES, 0)
-        if padding:
-            self.trainer.data_collator = partial(_masked, cast("Any", self.trainer.data_collator))
-        cast("Any", self.trainer).training_step = FewMicroBatches(self.trainer)
-        self.padded = announce_padding(self.trainer, padding)
-
-    def predict(self) -> Prediction:
-        counted = count_parameters(self.model)
-        with self.meter:
-            self.trainer.put_longest_first()
-            self.trainer.train()
-            self.trainer.evaluate()
-        workspaces = _workspace_bytes()
-        report = self.meter.report()
-        trace = self.tracker.trace()
-        timeline = trace.timeline(trace.nbytes)
-        fields = Prediction.__annotations__
-        return prediction_of(
-            self.recipe,
-            self.gpu,
-            "emulated",
-            self.ranks,
-            **{name: value for name, value in vars(report).items() if name in fields},
-            peak_operation=maker_at(trace, trace.nbytes, timeline.peak(report.peak_phase)),
-            work=trace.work,
-            workspace_bytes=workspaces,
-            timeline=timeline,
-            **facts(self.trainer, counted, self.micro_batches, self.padded),
-        )
 
 
 def _workspace_bytes() -> int:

@@ -7,26 +7,27 @@ optimizer's states. Of the host that leaves out one state at a time, which `torc
 
 import json
 import os
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
-from unittest.mock import patch
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
-from transformers import trainer_pt_utils
 
 from workbench.gpus.caching_allocator import ENOUGH_BYTES
 from workbench.gpus.catalogue import GPUS, Gpu
 from workbench.gpus.emulator import card
 from workbench.gpus.emulator.padding import announce_padding
 from workbench.measure.allocators import allocator_for
+from workbench.patches import changed_environment
+from workbench.patches.safetensors import files_written_by
+from workbench.patches.transformers import arrays_made_by
 from workbench.predict.emulated import DEVICE, FewMicroBatches, card_model, on_card, too_much
 from workbench.predict.phases import Habits, Life
 from workbench.predict.rows import STEPS, assembled, blocks_for
-from workbench.predict.walk import DEAF, PeakTracker, Walk
+from workbench.predict.walk import NoMeter, PeakTracker, Walk
 from workbench.recipe import Recipe
 from workbench.run.trainer import SeamTrainer
 
@@ -92,15 +93,16 @@ def life_here(recipe: Recipe, gpu: Gpu, habits: Habits) -> Life:
 def _walked(recipe: Recipe, gpu: Gpu, habits: Habits, refused: list[str]) -> CardWalk:
     """The walk; where the card is too small, until then."""
     blocks = blocks_for(recipe, habits.held_out_rows, every=not habits.prediction_loss_only)
-    with ExitStack() as stack:
-        stack.enter_context(patch.dict(os.environ))
-        stack.enter_context(patch("safetensors.torch.serialize_file", _write_hole))
-        stack.enter_context(patch.object(trainer_pt_utils, "nested_numpify", _numpify(trainer_pt_utils.nested_numpify)))
-        job, scratch = stack.enter_context(on_card(recipe, blocks))
-        host = stack.enter_context(HostTracker())
+    with (
+        changed_environment(),
+        files_written_by(_write_hole),
+        arrays_made_by(_without_content),
+        on_card(recipe, blocks) as (job, scratch),
+        HostTracker() as host,
+    ):
 
         def assemble(model: Any) -> SeamTrainer:
-            trainer, _ = assembled(job, model, DEAF, DEVICE, scratch)
+            trainer, _ = assembled(job, model, cast("Any", NoMeter()), DEVICE, scratch)
             trainer.args.dataloader_num_workers = 0
             # as accelerate finds for a single process, after it has asked the card for the sizes
             cast("Any", trainer.accelerator).pad_across_processes = lambda tensor, **_: tensor
@@ -118,16 +120,16 @@ def _walked(recipe: Recipe, gpu: Gpu, habits: Habits, refused: list[str]) -> Car
     return walk
 
 
-def _numpify(original: Any) -> Any:
+def _without_content(numpify: Any, tensors: Any) -> Any:
     """Arrays on the host: of logits and labels the shape alone."""
 
     def shape(tensor: torch.Tensor) -> Any:
         if tensor.ndim < 2:
-            return original(tensor)
+            return numpify(tensor)
         held = torch.empty_like(tensor, device="meta")
         return held.to(torch.float32) if held.dtype is torch.bfloat16 else held  # NumPy has no bf16
 
-    return partial(tree_map, shape)
+    return tree_map(shape, tensors)
 
 
 def _with_holes(trainer: Any, move: Any, checkpoint: str | None) -> None:

@@ -9,9 +9,8 @@ from functools import cache
 
 from workbench.errors import ConfigurationError
 from workbench.gpus.catalogue import gpu as find_gpu
-from workbench.predict.engine import EMULATOR, engine_for
 from workbench.predict.phases import Habits, Life
-from workbench.predict.predict import CPU, Prediction, predict, resolved
+from workbench.predict.predict import CPU, EMULATOR, Prediction, engine_for, predict, resolved
 from workbench.predict.worker import SECONDS, ask_life
 from workbench.recipe import Recipe
 

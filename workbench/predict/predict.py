@@ -8,36 +8,48 @@ that allocator: everywhere, and for this machine's CPU. The environment variable
 
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from workbench.errors import ConfigurationError, WorkbenchError
-from workbench.gpus.catalogue import GPUS
+from workbench.gpus.catalogue import GPUS, of_device
 from workbench.gpus.catalogue import gpu as find_gpu
+from workbench.gpus.emulator import place
 from workbench.measure.device import CPU
 from workbench.models.source import EMBEDDED, RANDOM
 from workbench.paths import PACKAGE, versions
 from workbench.predict import cache as prediction_cache
-from workbench.predict.engine import EMULATOR, ENGINES, SHADOW, engine_for
 from workbench.predict.prediction import Prediction
 from workbench.predict.worker import SECONDS, ask, ask_emulator
-from workbench.ranks.shards import SHARDS, Ranks
+from workbench.ranks.shards import Ranks
 from workbench.recipe import Recipe
+from workbench.records.record import Record
 
 __all__ = ["CPU", "EMULATOR", "ENGINES", "SHADOW", "Prediction", "engine_for", "predict", "predict_all"]
 
 
 GPU_NAMES = tuple(GPUS)
+EMULATOR = "emulator"
+SHADOW = "shadow"
+ENGINES = (EMULATOR, SHADOW)
 
 
 def predict(
-    recipe: Recipe, gpu: str = "h100", *, padding: bool = False, engine: str | None = None,
-    time_limit: float = SECONDS, ranks: int | None = None, shard: str = "none",
-) -> Prediction:  # fmt: skip
+    recipe: Recipe,
+    gpu: str = "h100",
+    *,
+    padding: bool = False,
+    engine: str | None = None,
+    time_limit: float = SECONDS,
+    ranks: int | None = None,
+    shard: str = "none",
+) -> Prediction:
     """Predict the memory of a recipe's training step.
 
     Args:
@@ -54,39 +66,81 @@ def predict(
         UnavailableError: the config of a hub model cannot be had, the emulator asked for is not set up, or the time
             was up: the process was ended, and the next prediction starts another.
     """
-    options: dict[str, Any] = {"padding": padding, "engine": engine, "time_limit": time_limit}
-    (answer,) = predict_all(recipe, [gpu], ranks=ranks, shard=shard, **options)
+    (answer,) = predict_all(
+        recipe,
+        [gpu],
+        padding=padding,
+        engine=engine,
+        time_limit=time_limit,
+        ranks=ranks,
+        shard=shard,
+    )
     if isinstance(answer, WorkbenchError):
         raise answer
     return answer
 
 
 def predict_all(
-    recipe: Recipe, gpus: Iterable[str] = GPU_NAMES, *, padding: bool = False, engine: str | None = None,
-    time_limit: float = SECONDS, ranks: int | None = None, shard: str = "none",
-) -> list[Prediction | WorkbenchError]:  # fmt: skip
+    recipe: Recipe,
+    gpus: Iterable[str] = GPU_NAMES,
+    *,
+    padding: bool = False,
+    engine: str | None = None,
+    time_limit: float = SECONDS,
+    ranks: int | None = None,
+    shard: str = "none",
+) -> list[Prediction | WorkbenchError]:
     """As `predict`, for several GPUs in their order; in place of one that cannot run the recipe stands the error.
 
     The limit is for each of them.
     """
     names = [name if name == CPU else find_gpu(name).name for name in gpus]
     recipe = resolved(recipe, names)
-    request = padding, _ranks(recipe, ranks, shard)
+    request = (padding, _ranks(recipe, ranks, shard))
     engines = {name: engine_for(name, engine) for name in names}
     keys = {name: _key(recipe, name, *request, engines[name]) for name in names}
-    answers: dict[str, Any] = {name: prediction_cache.get(key) for name, key in keys.items()}
-    missing = [name for name in names if answers[name] is None]
-    for name in missing:
+    answers: dict[str, Any] = {name: prediction_cache.get(keys[name]) for name in names}
+    new = [name for name in names if answers[name] is None]
+    shadowed = []
+    for name in new:
         if engines[name] == EMULATOR:
             answers[name] = ask_emulator(recipe, find_gpu(name), *request, time_limit=time_limit)
-    shadowed = [name for name in missing if engines[name] == SHADOW]
+        else:
+            shadowed.append(name)
     if shadowed:  # one step serves several cards
         shadows = ask(recipe, shadowed, *request, time_limit=time_limit * len(shadowed))
         answers |= dict(zip(shadowed, shadows, strict=True))
-    for name in missing:
+    for name in new:
         if isinstance(answers[name], Prediction):
             prediction_cache.put(keys[name], answers[name])
     return [answers[name] for name in names]
+
+
+def engine_for(gpu: str, engine: str | None = None) -> str:
+    """`"emulator"` or `"shadow"`: as asked, as the environment says, or the emulator where it is set up.
+
+    Raises:
+        ConfigurationError: no such engine, or the emulator for the CPU.
+        UnavailableError: the emulator was asked for and is not set up.
+    """
+    if engine == EMULATOR and gpu == CPU:
+        raise ConfigurationError("predict: the emulator plays GPUs. Leave out the engine, or name a GPU.")
+    chosen = engine or (SHADOW if gpu == CPU else os.environ.get("WORKBENCH_ENGINE"))
+    if chosen not in (None, "", *ENGINES):
+        raise ConfigurationError(f"predict: engine {chosen!r} is not one of {', '.join(ENGINES)}.")
+    if chosen == EMULATOR:
+        place.stub_folder()
+    return chosen or (EMULATOR if place.is_set_up() else SHADOW)
+
+
+def predicted_peak(record: Record) -> int | None:
+    """Bytes predicted for the device that a run was measured on; None where that cannot be predicted."""
+    card = of_device(record.device_name, record.device_bytes) if record.device_kind == "cuda" else None
+    if card is None and record.device_kind != CPU:
+        return None
+    with suppress(WorkbenchError):
+        return predict(record.recipe, card.name if card else CPU).peak_allocated_bytes
+    return None
 
 
 def resolved(recipe: Recipe, gpus: list[str]) -> Recipe:
@@ -103,8 +157,6 @@ def _ranks(recipe: Recipe, count: int | None, shard: str) -> Ranks | None:
     if count is None:
         raise ConfigurationError("shard: among how many ranks? Add --ranks 2.")
     ranks = Ranks(count, shard)
-    if why := SHARDS[shard].get("unpredicted"):
-        raise ConfigurationError(f"shard: {shard} is not predicted: {why}. Measure it: run --ranks {count}.")
     ranks.check(recipe)
     ranks.require()
     return ranks

@@ -1,6 +1,5 @@
 """`Prediction`, and `compute`, which makes it from a trace. Importing this does not import torch."""
 
-import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +10,11 @@ from workbench.gpus.roofline import flops
 from workbench.measure.categories import Phase, format_bytes
 from workbench.measure.device import CPU
 from workbench.paths import versions
-from workbench.predict.engine import engine_words
 from workbench.recipe import Recipe
+from workbench.records.record import name_in_file
 
 if TYPE_CHECKING:
-    from workbench.predict.tensors import TensorTimeline
+    from workbench.measure.timeline import TensorTimeline
     from workbench.ranks.shards import Ranks
 
 
@@ -36,7 +35,7 @@ class Prediction:
     kernels would take; there is no allocator and no capacity.
     """
 
-    recipe: dict[str, Any]
+    recipe_settings: dict[str, Any]  # `recipe` in JSON
     recipe_id: str
     label: str
     model: str
@@ -65,15 +64,26 @@ class Prediction:
     timeline: "TensorTimeline | None" = field(default=None, compare=False, repr=False)
 
     @property
+    def recipe(self) -> Recipe:
+        """What it is of. Raises ConfigurationError: it has a technique that is not known here."""
+        return Recipe.from_dict(self.recipe_settings)
+
+    @property
     def flops(self) -> int:
         return flops(self.work)
 
     @property
+    def need_bytes(self) -> int:
+        """All that the device must give: what the allocator reserves (of a CPU, what is allocated), and the context.
+
+        Cached memory that PyTorch would give back near the limit counts, so the answer errs on the safe side.
+        """
+        return (self.peak_reserved_bytes or self.peak_allocated_bytes) + self.context_bytes
+
+    @property
     def fits(self) -> bool:
-        """The reserved memory and the context are within what the GPU has."""
-        if self.capacity_bytes is None or self.peak_reserved_bytes is None:
-            return True
-        return self.peak_reserved_bytes + self.context_bytes <= self.capacity_bytes
+        """What it needs is within what the GPU has."""
+        return self.capacity_bytes is None or self.need_bytes <= self.capacity_bytes
 
     def __str__(self) -> str:
         """Peak, categories and phases, with bars."""
@@ -81,7 +91,7 @@ class Prediction:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, without the timeline."""
-        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "timeline"}
+        plain = {name_in_file(name): value for name, value in vars(self).items() if name != "timeline"}
         return plain | {"fits": self.fits, "flops": self.flops}
 
 
@@ -89,29 +99,26 @@ def compute(
     recipe: Recipe, gpus: list[str], padding: bool, ranks: "Ranks | None" = None
 ) -> list[Prediction | WorkbenchError]:
     """Make the predictions. It patches libraries while it runs, so call it in the worker process only."""
+    from workbench.predict.shadow.replay import replay
+    from workbench.predict.shadow.step import trace_for
+
     answers: list[Prediction | WorkbenchError] = []
     for name in gpus:
+        gpu = None if name == CPU else find_gpu(name)
         try:
-            answers.append(_compute(recipe, name, padding, ranks))
+            trace = trace_for(recipe, gpu, padding, ranks)
+            facts = {**replay(trace, gpu), "work": trace.work, **trace.facts}
+            answers.append(prediction_of(recipe, gpu, "predicted", ranks, **facts))
         except WorkbenchError as error:
             answers.append(error)
     return answers
-
-
-def _compute(recipe: Recipe, name: str, padding: bool, ranks: "Ranks | None") -> Prediction:
-    from workbench.predict.shadow.replay import replay
-    from workbench.predict.shadow.traces import trace_for
-
-    gpu = None if name == CPU else find_gpu(name)
-    trace = trace_for(recipe, gpu, padding, ranks)
-    return prediction_of(recipe, gpu, "predicted", ranks, **replay(trace, gpu), work=trace.work, **trace.facts)
 
 
 def prediction_of(recipe: Recipe, gpu: Gpu | None, how: str, ranks: "Ranks | None", **fields: Any) -> Prediction:
     """With what a recipe and a GPU say of themselves; the other fields come from an engine."""
     name = gpu.name if gpu else CPU
     return Prediction(
-        recipe=recipe.to_dict(),
+        recipe_settings=recipe.to_dict(),
         recipe_id=recipe.id,
         label=recipe.label,
         model=recipe.model,
@@ -133,7 +140,12 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Phase) else value
 
 
-# ---- a prediction as text ----
+# ---- predictions as text ----
+
+
+def engine_words(source: str) -> str:
+    """Who made a prediction with this `source`, for tables and captions."""
+    return "PyTorch's allocator on an emulated GPU" if source.startswith("emulated") else "the shadow of its step"
 
 
 def prediction_text(prediction: Prediction) -> str:
@@ -144,7 +156,7 @@ def prediction_text(prediction: Prediction) -> str:
     ranks = f", on each of {p.ranks:,} ranks (shard {p.shard})" if p.shard else ""
     reserved = f", {format_bytes(p.peak_reserved_bytes)} reserved" if p.peak_reserved_bytes is not None else ""
     lines = [
-        f"{p.label} on {p.model}, {p.micro_batch_size} × {p.recipe['sequence_length']} tokens at a time"
+        f"{p.label} on {p.model}, {p.micro_batch_size} × {p.recipe_settings['sequence_length']} tokens at a time"
         f"{padding}{ranks}: predicted for {gpu} by {engine_words(p.source)}, not measured",
         f"  peak   {format_bytes(p.peak_allocated_bytes)} allocated{reserved}, in the {p.peak_phase.replace('_', ' ')}",
         f"         at {p.peak_operation}",
@@ -175,3 +187,24 @@ def _fit(p: Prediction) -> str:
 def _line(name: str, size: int, most: str, p: Prediction) -> str:
     bar = "█" * round(BAR_WIDTH * size / p.peak_allocated_bytes)
     return f"  {name.replace('_', ' '):18}{format_bytes(size):>12}{most:>12}  {bar}".rstrip()
+
+
+def fitting(answers: dict[str, Prediction | WorkbenchError]) -> str:
+    """On which of these GPUs it fits, with what each would reserve, and why not on the others."""
+    fits = []
+    too_small = []
+    cannot = []
+    for gpu, answer in answers.items():
+        if isinstance(answer, WorkbenchError):
+            cannot.append(f"  cannot run on    {gpu}: {answer}")
+        elif answer.fits:
+            reserves = format_bytes(answer.peak_reserved_bytes or 0)
+            fits.append(f"    {gpu:14}{reserves:>12}{format_bytes(answer.capacity_bytes or 0):>12}")
+        else:
+            too_small.append(gpu)
+    lines = ["  fits on          none of the known GPUs"]
+    if fits:
+        lines = [f"  {'fits on':16}{'reserves':>12}{'has':>12}", *fits]
+    if too_small:
+        lines.append(f"  does not fit on  {', '.join(too_small)}")
+    return "\n".join([*lines, *cannot])

@@ -1,16 +1,15 @@
 """One rank of several in one process, which plays the first of them: the others are not there, nor what they send."""
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from functools import wraps
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from transformers import PreTrainedModel
 
+from workbench.patches import changed_environment
+from workbench.patches.deepspeed import messages_kept_until_waited_for
 from workbench.ranks import LAUNCHERS
 from workbench.ranks.shard import fully_sharded, mesh_of
 from workbench.ranks.shards import Ranks
@@ -34,14 +33,11 @@ def as_first(ranks: Ranks | None, device: torch.device) -> Iterator[None]:
     variables["WORLD_SIZE"] = str(ranks.count)
     variables["ACCELERATE_TORCH_DEVICE"] = str(device)  # it would take cpu:0 for a CPU
     with ExitStack() as stack:
-        stack.enter_context(patch.dict(os.environ, variables))
+        stack.enter_context(changed_environment(variables))
         dist.init_process_group("fake", store=FakeStore(), rank=ranks.highest, world_size=ranks.count)
         if ranks.engine == "deepspeed":
-            from deepspeed.comm.torch import TorchBackend
-
             set_accelerator(device.type)
-            send = keeping(TorchBackend.all_gather_into_tensor)
-            stack.enter_context(patch.object(TorchBackend, "all_gather_into_tensor", send))
+            stack.enter_context(messages_kept_until_waited_for())
         try:
             yield
         finally:
@@ -49,31 +45,6 @@ def as_first(ranks: Ranks | None, device: torch.device) -> Iterator[None]:
                 let_go()
             forget()
             dist.destroy_process_group()
-
-
-class Sending:
-    """A message on its way, which keeps what it sends until it is waited for, as NCCL's do (PyTorch's `TensorShelf` in
-    ProcessGroupNCCL.hpp). For DeepSpeed that is a copy, on the GPU, of weights that wait in host memory.
-    """
-
-    def __init__(self, work: dist.Work, sent: torch.Tensor) -> None:
-        self._work = work
-        self._sent = [sent]
-
-    def wait(self) -> None:
-        self._work.wait()
-        self._sent.clear()
-
-
-def keeping(send: Callable[..., Any]) -> Callable[..., Any]:
-    """DeepSpeed's sending of a tensor. A fake message would let go of it at once, and gloo's when it has come."""
-
-    @wraps(send)
-    def sent(self: Any, output_tensor: torch.Tensor, input_tensor: torch.Tensor, **kwargs: Any) -> Any:
-        work = send(self, output_tensor, input_tensor, **kwargs)
-        return Sending(work, input_tensor) if kwargs.get("async_op") else work
-
-    return sent
 
 
 def part_of(

@@ -1,4 +1,5 @@
-"""What a prediction trains on: rows of any tokens, of a large step as few as give the same memory; and its Trainer."""
+"""What a prediction trains: a model without memory, on rows of any tokens, of a large step as few as give the same
+memory; and its Trainer."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -7,11 +8,13 @@ from typing import Any, cast
 
 import torch
 from datasets import Dataset
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
 
 from workbench.errors import ConfigurationError
 from workbench.measure.device import Device
 from workbench.measure.meter import Meter
-from workbench.models.load import load_config, load_tokenizer
+from workbench.models.load import BUILT, load_config, load_tokenizer, quiet, settled
 from workbench.models.source import ModelSource, locate_config
 from workbench.ranks.shards import Ranks, shared
 from workbench.ranks.zero import trainer_of
@@ -20,6 +23,7 @@ from workbench.run.arguments import EPOCHS, argument_values, training_arguments
 from workbench.run.job import Job, Material, check_model, own_examples, prepare
 from workbench.run.trainer import SeamTrainer, assemble
 from workbench.run.world import World
+from workbench.techniques.base import Arguments
 from workbench.texts import corpus
 from workbench.texts.corpus import Blocks
 
@@ -70,6 +74,38 @@ def material_for(recipe: Recipe, blocks: Blocks) -> Material:
     return Material(source=source, config=config, tokenizer=None, blocks=blocks)
 
 
+def can_be_skeleton(config: PreTrainedConfig, arguments: Arguments) -> bool:
+    """Whether these arguments of `from_pretrained` do not act while weights are loaded, as quantization does."""
+    return not _missed(settled(config, arguments)[1])
+
+
+def _missed(arguments: Arguments) -> list[str]:
+    return sorted(set(arguments) - set(BUILT))
+
+
+def skeleton(config: PreTrainedConfig, **arguments: Any) -> PreTrainedModel:
+    """The model on the meta device: shapes and types, no memory.
+
+    Args:
+        arguments: of `from_pretrained`: `dtype`, `attn_implementation` and settings of the config.
+
+    Raises:
+        ConfigurationError: another argument, whose effect on loading would be missed.
+    """
+    config, arguments = settled(config, {"dtype": "float32", **arguments})
+    missed = _missed(arguments)
+    if missed:
+        raise ConfigurationError(
+            f"predict: {missed[0]} acts while weights are loaded, which a prediction does not do. "
+            "Measure this recipe with `run`, or give the technique that asks for it a `stand_in`."
+        )
+    with quiet(), torch.device("meta"), no_init_weights():
+        model: PreTrainedModel = cast("Any", AutoModelForCausalLM).from_config(config, **arguments)
+    model.tie_weights()
+    model.loss_type = "ForCausalLM"  # as `load_model` sets it
+    return model
+
+
 def job_for(recipe: Recipe, device: Device, material: Material, ranks: Ranks | None = None) -> Job:
     """The job of a prediction. No program is told of it, the recipe's callbacks are not called, and an epoch has no
     length. Raises ConfigurationError as the gate does."""
@@ -88,7 +124,6 @@ def assembled(
     device: torch.device,
     scratch: Path,
     callbacks: Any = (),
-    ranks: Ranks | None = None,
 ) -> tuple[SeamTrainer, int]:
     """A Trainer that fetches what is `listed`, and how many micro-batches a step of the recipe has, on each rank.
 
@@ -97,20 +132,21 @@ def assembled(
 
     Raises ConfigurationError for more sequences at once than kernels take.
     """
-    world_size, kind = (ranks.count, trainer_of(ranks.shard)) if ranks else (1, SeamTrainer)
-    size, count = shared(job.arguments, world_size)
+    world = job.world
+    size, count = shared(job.arguments, world.world_size)
     if size > AT_ONCE:
         raise ConfigurationError(
             f"predict: CUDA's attention kernels take {AT_ONCE:,} sequences at once, and this step has {size:,}. Lower "
             "effective_batch_size, or split it into micro-batches."
         )
-    fetched = listed(job.recipe, world_size)
+    fetched = listed(job.recipe, world.world_size)
     batches = {
         "per_device_train_batch_size": fetched[0],
-        "gradient_accumulation_steps": fetched[1] * world_size,  # of which each rank takes its part
+        "gradient_accumulation_steps": fetched[1] * world.world_size,  # of which each rank takes its part
     }
     arguments = training_arguments(job.arguments | batches, device.type, scratch)
-    trainer = assemble(job.recipe, model, job.data, arguments, meter, [*callbacks], kind)
+    trainer_kind = trainer_of(world.shard) if world.shard else SeamTrainer
+    trainer = assemble(job.recipe, model, job.data, arguments, meter, [*callbacks], trainer_kind)
     if (size, count) != fetched:
         _enlarge(trainer, size, count)
     return trainer, count

@@ -3,12 +3,11 @@
 import re
 import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import torch
@@ -63,13 +62,23 @@ def resident_peak() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def resident_since(before: int) -> int:
-    return resident_peak() - before
+class NoMeter:
+    """In place of the `Meter` that a Trainer tells of its phases, where a walk reads the memory by itself."""
 
+    def watch(self, optimizer: Any) -> None:
+        pass
 
-# a meter for a Trainer whose phases somebody else reads
-TOLD = "watch", "see", "attribute", "enter_phase"
-DEAF: Any = SimpleNamespace(phase=nullcontext, **dict.fromkeys(TOLD, lambda *_: None))
+    def see(self, tensors: Any) -> None:
+        pass
+
+    def attribute(self, on: bool) -> None:
+        pass
+
+    def enter_phase(self, phase: Any) -> None:
+        pass
+
+    def phase(self, phase: Any) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 class _EnoughError(Exception):
@@ -165,13 +174,18 @@ class Walk(TrainerCallback):
             return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
 
         ids = torch.zeros((1, prompt), dtype=torch.long, device=self.device)
-        options = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": 0}
         model.eval()
         with quiet(), suppress(_EnoughError):
             model.generate(
-                input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=self.habits.use_cache,
-                stopping_criteria=[stop], **options,
-            )  # fmt: skip
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                use_cache=self.habits.use_cache,
+                stopping_criteria=[stop],
+                max_new_tokens=new,
+                min_new_tokens=new,
+                do_sample=False,
+                pad_token_id=0,
+            )
         model.train()
 
     def _save(self, model: Any) -> None:
@@ -221,14 +235,17 @@ def measure_life(recipe: Recipe, device: str, habits: Habits) -> Life:
 
         def assembled(model: Any) -> SeamTrainer:
             arguments = training_arguments(job.arguments | {"report_to": "none"}, job.device.kind, scratch)
-            return assemble(job.recipe, model, data, arguments, DEAF, [])
+            return assemble(job.recipe, model, data, arguments, cast("Any", NoMeter()), [])
+
+        def on_device() -> tuple[int, int | None]:
+            return (tracker.take(), None) if tracker else allocator.take_peaks()
+
+        def on_host() -> int:
+            return resident_peak() - before
 
         resident_peak()
         before = resident_peak()
-        on_device = (lambda: (tracker.take(), None)) if tracker else allocator.take_peaks
-        device_here = job.device.torch
-        on_host = partial(resident_since, before)
-        walk = Walk(job.recipe, habits, device_here, on_device, on_host, load, assembled, scratch)
+        walk = Walk(job.recipe, habits, job.device.torch, on_device, on_host, load, assembled, scratch)
         with suppress(torch.OutOfMemoryError):
             walk.run()
     if not walk.peaks:

@@ -5,7 +5,8 @@ card has another (`workbench.gpus.emulator.call`).
 """
 
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from workbench.errors import WorkbenchError, explained
 from workbench.gpus.catalogue import Gpu
@@ -24,23 +25,32 @@ CANNOT = "predict: this recipe cannot be run on an emulated GPU"
 SECONDS = 120.0  # seconds for a prediction: fifty times what the largest known model takes
 
 SHADOWS = Kept()
+R = TypeVar("R")
 
 
 def ask_emulator(recipe: Recipe, gpu: Gpu, *request: Any, time_limit: float = SECONDS) -> "Prediction | WorkbenchError":
     """The prediction of PyTorch's own allocator, in the process of this card. Raises RuntimeError: it failed."""
-    from workbench.gpus.emulator.call import call_on
-
     try:
-        return call_on(gpu, compute_emulated, recipe, gpu, *request, modules=ON_CARD, time_limit=time_limit)
+        return _ask_card(compute_emulated, recipe, gpu, *request, time_limit=time_limit)
     except WorkbenchError as error:
         return error
 
 
 def ask_life(recipe: Recipe, gpu: Gpu, habits: "Habits", time_limit: float = SECONDS) -> "Life":
     """The life of a run, in the process of this card. Raises as `call_on`."""
+    return _ask_card(compute_life, recipe, gpu, habits, time_limit=time_limit)
+
+
+def _ask_card(
+    compute: Callable[..., R],
+    recipe: Recipe,
+    gpu: Gpu,
+    *request: Any,
+    time_limit: float,
+) -> R:
     from workbench.gpus.emulator.call import call_on
 
-    return call_on(gpu, compute_life, recipe, gpu, habits, modules=ON_CARD, time_limit=time_limit)
+    return call_on(gpu, compute, recipe, gpu, *request, modules=ON_CARD, time_limit=time_limit)
 
 
 def ask(*request: Any, time_limit: float = SECONDS) -> Any:
@@ -60,7 +70,7 @@ def warm_predictions(gpu: str = "h100") -> None:
     """Start the process that predictions for this GPU will come from: it loads its libraries meanwhile."""
     from workbench.gpus.catalogue import gpu as find_gpu
     from workbench.gpus.emulator import call
-    from workbench.predict.engine import EMULATOR, engine_for
+    from workbench.predict.predict import EMULATOR, engine_for
 
     if engine_for(gpu) == EMULATOR:
         call.start_process(find_gpu(gpu), ON_CARD)

@@ -3,7 +3,7 @@
 import os
 import signal
 from collections.abc import Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,13 +31,21 @@ GRACE_S = 2.0  # for ranks to say themselves why they ended, once one of them ha
 ENDING_S = 20.0  # for those that wait for another to write their record, once they are told to end
 
 
-def on_ranks(recipe: Recipe, *, ranks: int | None, shard: str, reuse: bool = False, **options: Any) -> Record:
+def on_ranks(
+    recipe: Recipe,
+    *,
+    ranks: int | None,
+    shard: str,
+    reuse: bool = False,
+    **options: Any,
+) -> Record:
     """As one of the ranks that a launcher has started, or by starting them. Raises as `run_on_ranks`."""
     if reuse:
         raise ConfigurationError("ranks: a run on several is not taken from what is on record. Leave out --reuse.")
     if launched():
-        if ranks not in (None, size := int(os.environ["WORLD_SIZE"])):
-            raise ConfigurationError(f"ranks: the launcher started {size}, not {ranks}. Leave out --ranks.")
+        started = int(os.environ["WORLD_SIZE"])
+        if ranks not in (None, started):
+            raise ConfigurationError(f"ranks: the launcher started {started}, not {ranks}. Leave out --ranks.")
         return run_as_rank(recipe, shard=shard, **options)
     if ranks is None:
         raise ConfigurationError("shard: among how many ranks? Add --ranks 2, or start it under torchrun.")
@@ -58,7 +66,7 @@ def run_on_ranks(
     Args:
         ranks: so many.
         shard: what each rank keeps: `"none"` (DDP), `"gradients"`, `"full"` or `"full_offload"` (FSDP2), `"zero2"`,
-            `"zero3"`, `"zero2_offload"`, `"zero3_offload"` or `"zero3_nvme"` (DeepSpeed).
+            `"zero3"`, `"zero2_offload"` or `"zero3_offload"` (DeepSpeed).
         device: as `run` has it; `"emulated:h100"` emulates so many cards.
         options: `save`, `sample_tokens`, `checkpoint_every`, `resume`, `memory_cap` and `longest_first`, as `run` has
             them.
@@ -67,12 +75,13 @@ def run_on_ranks(
         The one record. Its memory is that of the rank with the highest peak; `record.ranks` has the peak of each.
 
     Raises:
-        ConfigurationError: the ranks cannot share the batch, a technique cannot be sharded, or as `run`.
+        ConfigurationError: the ranks cannot share the batch, a technique cannot be sharded, checkpoints are asked of
+            DeepSpeed, or as `run`.
         UnavailableError: there are fewer GPUs than ranks, or DeepSpeed is not installed; and as `run`.
         WorkbenchError: a rank ended without a word; the run is on record as `killed`.
     """
     refuse_several_ranks()
-    Ranks(ranks, shard).check(recipe)
+    Ranks(ranks, shard).check(recipe, **options)
     Ranks(ranks, shard).require()
     variables: dict[str, str] = dict(os.environ)
     path: list[str] = []
@@ -144,7 +153,9 @@ def answers_of(children: Sequence[Child]) -> list[Any] | None:
             wait(futures, timeout=GRACE_S)
         except KeyboardInterrupt:
             interrupted = True
-        tell_to_end(children, futures)
+        for child, future in zip(children, futures, strict=True):
+            if not future.done():
+                child.process.terminate()
         wait(futures, timeout=ENDING_S)
         for child in children:
             child.kill()
@@ -154,12 +165,6 @@ def answers_of(children: Sequence[Child]) -> list[Any] | None:
     if interrupted:
         return None
     return [future.exception() or future.result() for future in futures]
-
-
-def tell_to_end(children: Sequence[Child], futures: Sequence["Future[Any]"]) -> None:
-    for child, future in zip(children, futures, strict=True):
-        if not future.done():
-            child.process.terminate()
 
 
 def explained_failure(

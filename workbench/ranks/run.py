@@ -1,25 +1,24 @@
 """One run on several ranks: every one executes the recipe on its part of the batch, the first keeps the record."""
 
 import json
-import os
 import signal
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from workbench.measure.allocators import allocator_for
 from workbench.measure.categories import Category
-from workbench.measure.meter import Meter
+from workbench.measure.meter import MemoryReport, Meter
 from workbench.models.load import count_parameters
+from workbench.patches import changed_environment
 from workbench.paths import check_writable, runs_folder
 from workbench.ranks import zero
 from workbench.ranks.shard import ResizableTracker, fully_sharded, gathered, mesh_of, whole
@@ -32,45 +31,44 @@ from workbench.run.job import Job, prepare
 from workbench.run.place import Observer, Place, load_for
 from workbench.run.run import executed, only_run
 from workbench.run.trainer import SeamTrainer
-from workbench.run.world import World
 
-MEMORY = (
-    "peak_allocated_bytes", "peak_reserved_bytes", "peak_phase", "by_category", "maximum_by_category", "by_phase",
-    "before_bytes", "peak_host_bytes", "peak_disk_bytes", "moved_bytes",
-)  # fmt: skip
+MEMORY = [field.name for field in fields(MemoryReport)]
+OF_EACH = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_phase", "by_category")  # in the record of them all
 SUMMED = ("tokens_seen", "padding_tokens", "tokens_per_s")  # over the ranks
 LOST = "another rank ended without a word"
 
 
 class RankMeter(Meter):
-    """Weights that are gathered count as weights, as long as they are whole."""
+    """Weights that are gathered count as weights, as long as they are whole.
+
+    Attributes:
+        others: asked for what an engine keeps beside the model.
+        buckets: of DDP, by their numbers; they live as long as the Trainer's model.
+    """
 
     tracker_kind = ResizableTracker
 
     def __init__(self, model: PreTrainedModel, **options: Any) -> None:
-        first: Any = next(model.parameters(), None)
-        device = first.device
-        if isinstance(first, DTensor):  # where this rank computes: what it keeps of the model may wait on the host
-            device = torch.device(first.device_mesh.device_type)
-        self.others: Callable[[], Mapping[Category, list[torch.Tensor]]] = dict  # what an engine keeps beside the model
-        self.buckets: dict[int, weakref.ref[torch.Tensor]] = {}  # of DDP, which live as long as the Trainer's model
-        waits_elsewhere = first.device.type != device.type
-        if waits_elsewhere:
-            options.setdefault("tracker", self.tracker_kind(device.type, getattr(model.config, "vocab_size", None)))
+        self.others: Callable[[], Mapping[Category, list[torch.Tensor]]] = dict
+        self.buckets: dict[int, weakref.ref[torch.Tensor]] = {}
+        parameter: Any = next(model.parameters(), None)
+        if isinstance(parameter, DTensor) and parameter.device.type != parameter.device_mesh.device_type:
+            # What this rank keeps of the model waits on the host.
+            options["device"] = torch.device(parameter.device_mesh.device_type)
         super().__init__(model, **options)
-        if waits_elsewhere:
-            self._allocator = allocator_for(device)
-            self._device_type = device.type
-            self.enforces_cap = False
 
     def _owned(self) -> dict[Category, list[torch.Tensor]]:
         owned = super()._owned()
         owned[Category.WEIGHTS] += gathered(self._model)
-        buckets = [reference() for reference in self.buckets.values()]
-        owned[Category.GRADIENTS] += [bucket for bucket in buckets if bucket is not None]
-        return owned | {category: owned[category] + tensors for category, tensors in self.others().items()}
+        for reference in self.buckets.values():
+            bucket = reference()
+            if bucket is not None:
+                owned[Category.GRADIENTS].append(bucket)
+        for category, tensors in self.others().items():
+            owned[category] += tensors
+        return owned
 
-    def label_now(self, *_: Any, **__: Any) -> None:
+    def label_now(self) -> None:
         """Within a phase: what will be gone when it ends."""
         if self._attributing:
             self._label_owned()
@@ -99,7 +97,7 @@ class RankPlace(Place):
                 "shard": record.shard,
             }
         )
-        begun = from_first(lambda: store.begin(record, self.job.folder, self.job.resume))
+        begun = from_first(partial(store.begin, record, self.job.folder, self.job.resume))
         self.record = replace(begun, rank=record.rank)
 
     def write(self) -> None:
@@ -110,9 +108,9 @@ class RankPlace(Place):
         """That of the rank with the highest peak, with those of all; or why it failed."""
         with suppress(OSError):
             if self.record.status in (Status.OK, Status.DIVERGED):
-                self.record = _joined(self.record)
+                self.record = joined(self.record)
             elif self.record.status is not Status.UNAVAILABLE:
-                self.record = _explained(self.record, self.run_folder, self.error)
+                self.record = with_reason(self.record, self.run_folder, self.error)
         if self.record.rank == 0:
             super().end()
         return self.record
@@ -141,23 +139,13 @@ class RankPlace(Place):
         """Written by the first rank, from a model of its own in host memory where this one is sharded."""
         if self.job.save is None:
             return
-        values = zero.unpartitioned(model) if self.ranks.engine == "deepspeed" else whole(model.state_dict())
+        values = zero.whole_weights(model) if self.ranks.engine == "deepspeed" else whole(model.state_dict())
         if self.record.rank != 0:
             return
         if self.ranks.engine != "ddp":
             model = load_for(self.job, self.values)
             model.load_state_dict(values)
         super().save(model)
-
-
-def join_world(device: str | None, shard: str) -> World:
-    """This process as one of the ranks that a launcher has started. Raises as `join` and `Ranks.require` do."""
-    Ranks(shard=shard).require()
-    world = join(device, shard)
-    if Ranks(shard=shard).engine == "deepspeed":
-        zero.set_accelerator(world.device.kind)
-        zero.open_disk(shard)
-    return world
 
 
 def run_as_rank(
@@ -182,30 +170,33 @@ def run_as_rank(
         ConfigurationError: the ranks cannot share the batch, a technique cannot be sharded, or the ranks are not alike;
             and as `run`.
     """
-    Ranks(shard=shard)
+    Ranks(shard=shard).require()
     with suppress(ValueError):  # in another thread than the main one
-        signal.signal(signal.SIGTERM, _told_to_end)
-    joined = dist.is_initialized()  # by a program that runs several recipes
+        signal.signal(signal.SIGTERM, end_this_rank)
+    was_joined = dist.is_initialized()  # by a program that runs several recipes
     try:
-        with patch.dict(os.environ), only_run(recipe):  # joining adds to the environment
+        with changed_environment(), only_run(recipe):  # joining adds variables
             refuse_settings()
             check_writable(folder or runs_folder())
             store.mark_killed(folder)
-            world = join_world(device, shard)
-            Ranks(world.world_size, shard).check(recipe)
+            world = join(device, shard)
+            ranks = Ranks(world.world_size, shard)
+            ranks.check(recipe, **options)
+            if ranks.engine == "deepspeed":
+                zero.set_accelerator(world.device.kind)
             job = prepare(recipe, world, folder=folder, **options)
             record = executed(RankPlace(job, observe))
         dist.barrier()  # gloo's threads let go of what they have sent, which they cannot while the group is destroyed
         return record
     finally:
         zero.forget()
-        if not joined and dist.is_initialized():
+        if not was_joined and dist.is_initialized():
             dist.destroy_process_group()
 
 
-def _told_to_end(*_: Any) -> None:
+def end_this_rank(*_: Any) -> None:
     """The launcher ends the ranks that are left when one has ended."""
-    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # told twice, it still ends its record
     raise SystemExit(LOST)
 
 
@@ -214,29 +205,28 @@ def is_lost(error: BaseException | None) -> bool:
     return isinstance(error, SystemExit) or any(word in str(error) for word in ("gloo", "NCCL", "Connection"))
 
 
-def _joined(record: Record) -> Record:
+def joined(record: Record) -> Record:
     """With what all ranks have measured."""
     ranks = from_all({name: getattr(record, name) for name in (*MEMORY, *SUMMED)})
     highest = max(ranks, key=lambda facts: facts["peak_allocated_bytes"])
-    joined: dict[str, Any] = {name: highest[name] for name in MEMORY}
+    of_all: dict[str, Any] = {name: highest[name] for name in MEMORY}
     for name in SUMMED:
         values = [facts[name] for facts in ranks]
         if None not in values:
-            joined[name] = sum(values)
-    peaks = [{"rank": rank, **{name: facts[name] for name in MEMORY[:4]}} for rank, facts in enumerate(ranks)]
-    return replace(record, **joined, ranks=peaks)
+            of_all[name] = sum(values)
+    of_each = [{"rank": rank, **{name: facts[name] for name in OF_EACH}} for rank, facts in enumerate(ranks)]
+    return replace(record, **of_all, ranks=of_each)
 
 
-def _explained(record: Record, run_folder: Path, error: BaseException | None) -> Record:
+def with_reason(record: Record, run_folder: Path, error: BaseException | None) -> Record:
     """What went wrong: with this rank, or, where this one only lost another, with that one. Ranks tell each other in
     files of the run's folder."""
     ending = {"status": record.status, "error": f"rank {record.rank}: {record.error}"}
-    lost = is_lost(error)
-    if record.rank != 0 and not lost:
-        run_folder.mkdir(parents=True, exist_ok=True)
-        (run_folder / f"rank-{record.rank}.json").write_text(json.dumps(ending))
-    if lost:
+    if is_lost(error):
         ending = {"status": Status.KILLED, "error": LOST}
         for path in sorted(run_folder.glob("rank-*.json"))[:1]:
             ending = json.loads(path.read_text())
+    elif record.rank != 0:
+        run_folder.mkdir(parents=True, exist_ok=True)
+        (run_folder / f"rank-{record.rank}.json").write_text(json.dumps(ending))
     return replace(record, status=Status(ending["status"]), error=ending["error"])

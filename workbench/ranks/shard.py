@@ -1,40 +1,41 @@
 """Sharding with FSDP2, and the books of memory that grows and shrinks in place."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import ExitStack
-from itertools import chain
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.distributed.tensor._sharding_prop import ShardingPropagator
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from workbench.measure.allocators import parts
 from workbench.measure.categories import Category
 from workbench.measure.tracker import Storage, StorageTracker
+from workbench.patches.torch import operations_tried_unseen, storages_resized_by
 from workbench.ranks.shards import SHARDS
 
 RESIZE = torch.UntypedStorage.resize_
-TRYING = "_propagate_tensor_meta_non_cached"  # how DTensor tries an operation on fake tensors
 
 
 def fully_sharded(model: PreTrainedModel, shard: str, mesh: Any) -> PreTrainedModel:
     """The model with FSDP2 around every transformer block and around the rest, as PyTorch's documentation of
-    `fully_shard` advises. Where a rank of the mesh is a GPU, its shards come there, a block at a time."""
+    `fully_shard` advises. Where a rank of the mesh is a GPU, its shards come there, a block at a time.
+
+    From now on it takes whole weights, `model.load_state_dict(weights)`, and keeps this rank's part of them.
+    """
     row = SHARDS[shard]
-    settings = {"mesh": mesh, **row.get("settings", {})}
+    settings = {"mesh": mesh, **row["settings"]}
     if row.get("offload") and mesh.device_type != "cpu":
         settings["offload_policy"] = CPUOffloadPolicy(pin_memory=True)
-    for block in [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]:
-        fully_shard(block, **settings)
+    for block in list(model.modules()):
+        if isinstance(block, GradientCheckpointingLayer):
+            fully_shard(block, **settings)
     fully_shard(model, **settings)
+    model.register_load_state_dict_pre_hook(cut_weights)
     return model
 
 
@@ -45,26 +46,22 @@ def mesh_of(device_kind: str, count: int) -> Any:
 
 def whole(values: Any) -> Any:
     """Nested values with every shard gathered, in host memory: all ranks must ask."""
-    return tree_map(lambda value: value.full_tensor().cpu() if isinstance(value, DTensor) else value, values)
+    return tree_map_only(DTensor, lambda shard: shard.full_tensor().cpu(), values)
+
+
+def cut_weights(model: torch.nn.Module, weights: dict[str, Any], *_: Any) -> None:
+    """Of whole weights, on their way into a sharded model, this rank's part."""
+    shards = model.state_dict()
+    for name, value in weights.items():
+        weights[name] = cut_like(value, shards.get(name))
 
 
 def cut_like(value: Any, like: Any) -> Any:
     """This rank's shard of a whole tensor, as that of another of its shape is cut; anything else as it is."""
     if isinstance(like, DTensor) and isinstance(value, torch.Tensor) and value.shape == like.shape:
-        return distribute_tensor(
-            value.to(like.device_mesh.device_type), like.device_mesh, like.placements, src_data_rank=None
-        )
+        mesh = like.device_mesh
+        return distribute_tensor(value.to(mesh.device_type), mesh, like.placements, src_data_rank=None)
     return value
-
-
-def _aside(function: Any) -> Any:
-    """The function outside of all modes."""
-
-    def called(*args: Any) -> Any:
-        with _disable_current_modes():
-            return function(*args)
-
-    return called
 
 
 class ResizableTracker(StorageTracker):
@@ -73,38 +70,38 @@ class ResizableTracker(StorageTracker):
 
     def __enter__(self) -> Any:
         self._patches = ExitStack()
-        self._patches.enter_context(patch.object(torch.UntypedStorage, "resize_", self._resized(RESIZE)))
-        trying = _aside(getattr(ShardingPropagator, TRYING))
-        self._patches.enter_context(patch.object(ShardingPropagator, TRYING, trying))
+        self._patches.enter_context(storages_resized_by(self._resized))
+        self._patches.enter_context(operations_tried_unseen())
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._patches.close()
 
-    def _resized(self, resize: Any) -> Any:
-        def resized(storage: torch.UntypedStorage, size: int) -> Any:
-            before = self._alive.get(storage._cdata)
-            if before is not None and size != before.nbytes:
-                self._bury(storage._cdata, before)
-            result = resize(storage, size)
-            if size and storage.device.type in (self.device_type, "meta"):  # where a fake tensor has its storage
-                self._book(torch.empty(0, dtype=torch.uint8, device=self.device_type).set_(storage))
-            return result
-
-        return resized
+    def _resized(self, storage: torch.UntypedStorage, size: int) -> Any:
+        before = self._alive.get(storage._cdata)
+        if before is not None and size != before.nbytes:
+            self._bury(storage._cdata, before)
+        result = RESIZE(storage, size)
+        if size and storage.device.type in (self.device_type, "meta"):  # where a fake tensor has its storage
+            self._book(torch.empty(0, dtype=torch.uint8, device=self.device_type).set_(storage))
+        return result
 
     def _bury(self, key: int, storage: Storage) -> None:
         if storage.died is None:  # an emptied one ends once more, with its tensor
             super()._bury(key, storage)
 
     def label(self, tensors: Iterable[torch.Tensor], category: Category) -> None:
-        super().label(chain.from_iterable(parts(tensor) for tensor in tensors), category)
+        plain = [part for tensor in tensors for part in parts(tensor)]
+        super().label(plain, category)
 
 
-def gathered(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+def gathered(model: torch.nn.Module) -> list[torch.Tensor]:
     """The weights that are whole on this rank at the moment."""
+    weights: list[torch.Tensor] = []
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            for parameter in getattr(module._get_fsdp_state()._fsdp_param_group, "fsdp_params", ()):
-                yield from (t for t in parameter.all_gather_outputs if t.untyped_storage().nbytes())
+            group = module._get_fsdp_state()._fsdp_param_group
+            for parameter in getattr(group, "fsdp_params", ()):
+                weights += [tensor for tensor in parameter.all_gather_outputs if tensor.untyped_storage().nbytes()]
+    return weights

@@ -12,9 +12,37 @@ from workbench.settings import unknown
 from workbench.techniques import Technique
 
 SHARDS: Mapping[str, Any] = beside(__file__, "shards.toml")
-REFUSED: Mapping[str, Mapping[str, str]] = beside(__file__, "refused.toml")
 NEEDED = {"deepspeed": "deepspeed==0.19.8"}  # what pip installs, of an engine that is not PyTorch's own
 MOST = 1024  # ranks: of one training that is predicted
+RETIRED = {
+    "zero3_nvme": "take zero3_offload, or write the script and set offload to nvme in DeepSpeed's own configuration",
+}
+FLAT = "its step fails on the flat pieces that DeepSpeed hands it"
+# Of an engine, or of the ways to shard whose names begin so: techniques, or a setting of one, that would not train as
+# in one process, and why. Of FSDP2 the techniques' own cards say it (`unsharded`).
+REFUSED = {
+    "deepspeed": {
+        "pure_bf16": "DeepSpeed steps a second copy of 16-bit weights in fp32, which would be mixed precision",
+        "mixed_precision=dtype:fp16": (
+            "DeepSpeed scales the loss in its own way, not yet held against one process; take dtype:bf16"
+        ),
+        "optimizer_offloading": (
+            "DeepSpeed steps flat pieces, not the tensors whose moments it streams; zero2_offload and zero3_offload "
+            "keep states on the host"
+        ),
+        "optimizer=kind:adafactor": "its states are rows and columns of matrices, and DeepSpeed hands it flat pieces",
+        "optimizer=kind:muon": "it makes matrices orthogonal, and DeepSpeed hands it flat pieces",
+        "optimizer=kind:adamw_stochastic": FLAT,
+        "optimizer=kind:adamw_8bit_stochastic": FLAT,
+        "optimizer=kind:adamw_4bit_stochastic": FLAT,
+        "optimizer=kind:adamw_kahan": FLAT,
+    },
+    "zero3": {
+        "selective_checkpointing": (
+            "the recomputation would gather weights that it has not seen being gathered; zero2 can do it"
+        ),
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -31,6 +59,8 @@ class Ranks:
     def __post_init__(self) -> None:
         if type(self.count) is not int or not 1 <= self.count <= MOST:
             raise ConfigurationError(f"ranks: {self.count!r:.90} is not a number from 1 to {MOST:,}.")
+        if self.shard in RETIRED:
+            raise ConfigurationError(f"shard: {self.shard} went in this version; {RETIRED[self.shard]}.")
         if self.shard not in SHARDS:
             raise unknown("shard: there is no", self.shard, SHARDS)
 
@@ -44,29 +74,55 @@ class Ranks:
         come first, beside most activations."""
         return self.count - 1 if SHARDS[self.shard].get("last_is_highest") else 0
 
-    def check(self, recipe: Recipe) -> None:
-        """Raises ConfigurationError for a batch that the ranks cannot share, and techniques that cannot be sharded."""
+    def check(
+        self,
+        recipe: Recipe,
+        *,
+        checkpoint_every: int | None = None,
+        resume: bool = False,
+        **_: Any,
+    ) -> None:
+        """What a run on these ranks cannot do is refused, with the cure.
+
+        Raises:
+            ConfigurationError: a batch that the ranks cannot share, a technique that cannot be sharded, or checkpoints
+                of pieces that only DeepSpeed could put together.
+        """
         shared(recipe.training_arguments(), self.count)
         for technique in recipe.techniques:
-            if why := technique.alone or self._refusal(technique):
-                cure = "Leave it out." if technique.alone else "Take --shard none, or leave it out."
-                raise ConfigurationError(f"ranks: {technique.name} cannot be used here: {why}. {cure}")
+            if technique.alone:
+                raise ConfigurationError(
+                    f"ranks: {technique.name} cannot be used here: {technique.alone}. Leave it out."
+                )
+            reason = self._refusal(technique)
+            if reason:
+                raise ConfigurationError(
+                    f"ranks: {technique.name} cannot be used here: {reason}. Take --shard none, or leave it out."
+                )
+        if self.engine == "deepspeed" and (resume or checkpoint_every is not None):
+            raise ConfigurationError(
+                f"checkpoint_every: under {self.shard} each rank would write pieces that only DeepSpeed can put "
+                "together. Take --shard none or full, whose checkpoints are whole; or leave out checkpoint_every and "
+                "resume, and write the script, which leaves checkpoints to DeepSpeed."
+            )
 
     def _refusal(self, technique: Technique) -> str:
+        """Why a technique cannot be used on a model that is cut so; empty if it can."""
         if self.engine == "fsdp":
             return technique.unsharded
         settings = {technique.name}
         for name, value in technique.settings().items():
             settings.add(f"{technique.name}={name}:{value}")
-        for name, table in REFUSED.items():
+        for name, reasons in REFUSED.items():
             if name == self.engine or self.shard.startswith(name):
-                for refused in sorted(settings & table.keys()):
-                    return table[refused]
+                for refused in sorted(settings & reasons.keys()):
+                    return reasons[refused]
         return ""
 
     def require(self) -> None:
         """Raises UnavailableError: the library that makes it so is not installed."""
-        if (package := NEEDED.get(self.engine)) and find_spec(self.engine) is None:
+        package = NEEDED.get(self.engine)
+        if package and find_spec(self.engine) is None:
             raise UnavailableError(f"shard: {self.shard} needs {self.engine}. Install it with: pip install {package}")
 
 

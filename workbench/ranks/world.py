@@ -37,7 +37,8 @@ def join(device: str | None, shard: str) -> World:
     """
     if torch.cuda.is_available() and device in (None, "cuda"):
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    rank, count = (int(os.environ.get(name, "0")) for name in ("RANK", "WORLD_SIZE"))
+    rank = int(os.environ.get("RANK", "0"))
+    count = int(os.environ.get("WORLD_SIZE", "0"))
     world = World(Device.find(device), rank, count, shard)
     if world.device.kind == "cpu":
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"  # not cpu:0, another device, to which every batch would be copied

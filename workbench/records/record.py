@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from workbench.errors import ConfigurationError, in_a_line
+from workbench.measure.categories import format_bytes
 from workbench.measure.device import device_text
 from workbench.paths import git_commit, inside, runs_folder, valid_name, versions, write_whole
 from workbench.recipe import Recipe
@@ -152,6 +153,11 @@ class Record:
         """What was asked for. Raises ConfigurationError: it has a technique or a setting that is not known here."""
         return Recipe.from_dict(self.recipe_settings)
 
+    @property
+    def need_bytes(self) -> int | None:
+        """What the allocator had reserved at most; without one, what was allocated at the peak. None: not measured."""
+        return self.peak_reserved_bytes or self.peak_allocated_bytes
+
     def path(self, folder: Path | None = None) -> Path:
         """Where the record is kept. Raises ConfigurationError for an id that cannot be a file's name."""
         return inside(folder or runs_folder(), f"{self.id}.json")
@@ -168,6 +174,14 @@ class Record:
                 value = None
             values[name_in_file(name)] = value
         return json.dumps(values, indent=1, allow_nan=False, ensure_ascii=False).encode("utf-8", "replace").decode()
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready: what its file holds."""
+        return dict(json.loads(self.to_json()))
+
+    def __str__(self) -> str:
+        """Peak, loss and speed, and where record and model are."""
+        return record_text(self)
 
     @classmethod
     def read(cls, path: Path) -> "Record":
@@ -280,3 +294,56 @@ def find_equal(record: Record, *, sampled: bool = False, folder: Path | None = N
         if other.status is Status.OK and equal and (other.text_after or not sampled):
             return other
     return None
+
+
+# ---- a record as text ----
+
+
+def record_text(record: Record) -> str:
+    """What became of a run: what `print(record)` shows. A figure that it did not get to has no line."""
+    lines = [f"{record.label} on {record.model}, {record.device}: {record.status} {record.error}".rstrip()]
+    if record.peak_allocated_bytes is not None:
+        sizes = [f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in record.by_category.items() if size]
+        phase = record.peak_phase.replace("_", " ")
+        peak = format_bytes(record.peak_allocated_bytes)
+        lines.append(f"  peak    {peak} in the {phase} ({record.memory_source}): {', '.join(sizes)}")
+    first = record.losses[0] if record.losses else None
+    last = record.losses[-1] if record.losses else None
+    in_training = f"{_in_digits(first)} → {_in_digits(last)} in training"
+    held_out = f"{_in_digits(record.held_out_loss_before)} → {_in_digits(record.held_out_loss)}"
+    lines.append(f"  loss    {in_training}; held out {held_out}")
+    if record.ranks:
+        lines.append(f"  ranks   {_ranks_text(record)}")
+    speed = "not timed"
+    if record.timed_steps:
+        speed = f"{record.tokens_per_s:,.0f} tokens/s over {record.timed_steps} steps"
+    if record.parameters is not None:
+        speed += f"; {record.trainable_parameters:,} of {record.parameters:,} parameters trained"
+    lines += [f"  speed   {speed}", f"  record  {record.path()}"]
+    if record.model_path:
+        lines.append(f"  model   {record.model_path}")
+    lines += [f"  warning {warning}" for warning in record.warnings]
+    if record.text_after:
+        lines += [f"\nbefore: {record.text_before}", f"\nafter:  {record.text_after}"]
+    return "\n".join(lines)
+
+
+def _in_digits(loss: float | None) -> str:
+    return "none" if loss is None else f"{loss:.3f}"
+
+
+def _ranks_text(record: Record) -> str:
+    """The peak of each, where they are alike; or the highest and the lowest, and what makes the difference."""
+    ordered = sorted(record.ranks, key=lambda facts: facts["peak_allocated_bytes"])
+    low = ordered[0]
+    high = ordered[-1]
+    more = high["peak_allocated_bytes"] - low["peak_allocated_bytes"]
+    head = f"{record.world_size}, shard {record.shard}: {format_bytes(high['peak_allocated_bytes'])}"
+    if not more:
+        return f"{head} on each"
+    parts = {name: size - low["by_category"].get(name, 0) for name, size in high["by_category"].items()}
+    most = max(parts, key=lambda name: parts[name])
+    return (
+        f"{head} on rank {high['rank']}, {format_bytes(more)} more than on rank {low['rank']}; "
+        f"most of that is {most.replace('_', ' ')}"
+    )

@@ -84,7 +84,7 @@ class Place:
         trainer, meter: while the run goes on.
     """
 
-    trainer_kind: type[SeamTrainer] = SeamTrainer
+    trainer_kind: Callable[..., SeamTrainer] = SeamTrainer
     meter_kind: type[Meter] = Meter
 
     def __init__(self, job: Job, observe: Observer | None = None) -> None:

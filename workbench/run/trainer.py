@@ -225,7 +225,7 @@ def assemble(
     arguments: TrainingArguments,
     meter: Meter,
     callbacks: list[TrainerCallback],
-    kind: type[SeamTrainer] = SeamTrainer,
+    kind: Callable[..., SeamTrainer] = SeamTrainer,
 ) -> SeamTrainer:
     """The Trainer, of a kind, for a recipe whose data and model have been prepared."""
     trainer = kind(meter=meter, model=model, args=arguments, callbacks=callbacks, **data)

@@ -16,7 +16,7 @@ from workbench.errors import ConfigurationError, explained
 from workbench.measure.categories import Category
 from workbench.measure.device import Device
 from workbench.models.family import ModelFamily, family_of, on_meta
-from workbench.settings import check_settings, named, setting
+from workbench.settings import check_settings, described, named, setting
 
 Arguments = dict[str, Any]
 
@@ -137,6 +137,19 @@ class Technique:
     def settings(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
 
+    def card(self) -> str:
+        """What it attacks, costs and does to the loss, and a line for each setting: what the command `list` prints."""
+        lines = [
+            f"{self.name}: {self.title}",
+            f"  attacks    {', '.join(category.replace('_', ' ') for category in self.attacks)}",
+            f"  costs      {self.costs}",
+            f"  same loss  {self.numerics}",
+        ]
+        for entry in fields(self):  # type: ignore[arg-type]
+            accepts = f"{entry.metadata['help']} ({described(entry)})"
+            lines.append(f"  {self.name}={entry.name}:{entry.default}  {accepts}")
+        return "\n".join(lines)
+
     def missing(self, device: Device) -> str | None:
         """Why the technique cannot run on this device, or with what is installed here, and the cure; None if it can.
         Asked before anything is loaded."""
@@ -222,8 +235,8 @@ class Technique:
 
         A prediction runs the recipe on fake tensors: no values, no kernels, and "cpu" stands for the GPU's memory. A
         technique that moves tensors to the host, or whose own kernels PyTorch cannot trace, returns itself with other
-        seams (`replacing`), which allocate the same bytes at the same moments in plain PyTorch. What the Trainer or
-        transformers take from bitsandbytes, 8-bit states and 4-bit weights, predictions replace by themselves.
+        seams (`replacing`), which allocate the same bytes at the same moments in plain PyTorch. Of a fake parameter
+        `isinstance` tells that it is one, `type` does not.
         """
         return self
 

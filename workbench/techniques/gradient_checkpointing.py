@@ -24,6 +24,32 @@ def checkpoint_blocks(model: Any, every_n_layers: int, use_reentrant: bool, offl
     return model
 
 
+def checkpoint_to_nowhere(model: Any, every_n_layers: int, use_reentrant: bool, offload: bool) -> Any:
+    """For a prediction: what `checkpoint_blocks` leaves on the host takes nothing, and comes back contiguous and new.
+
+    So does PyTorch's `save_on_cpu`, in which transformers wraps the checkpoint of a block.
+    """
+    import torch
+    from torch.autograd.graph import saved_tensors_hooks
+
+    def come_back(saved: tuple[Any, Any]) -> Any:
+        shape, dtype = saved
+        return torch.empty(shape, dtype=dtype)
+
+    def in_hooks(checkpoint: Any) -> Any:
+        def saved_nowhere(*args: Any, **kwargs: Any) -> Any:
+            with saved_tensors_hooks(lambda saved: (saved.size(), saved.dtype), come_back):
+                return checkpoint(*args, **kwargs)
+
+        return saved_nowhere
+
+    model = checkpoint_blocks(model, every_n_layers, use_reentrant, offload=False)
+    for module in model.modules():
+        if getattr(module, "gradient_checkpointing", False):
+            module._gradient_checkpointing_func = in_hooks(module._gradient_checkpointing_func)
+    return model
+
+
 @dataclass(frozen=True)
 class GradientCheckpointing(Technique):
     """Keeps only the input of every n-th transformer block and runs those blocks again during the backward pass.
@@ -54,3 +80,9 @@ class GradientCheckpointing(Technique):
         changed = {name: value for name, value in self.settings().items() if value != getattr(type(self), name)}
         switches = {"activation_checkpointing": True, "activation_checkpointing_kwargs": changed or None}
         return Call(checkpoint_blocks, self.settings(), switches=switches)
+
+    def stand_in(self) -> Technique:
+        """With `offload`, the inputs of blocks leave a shadow's device: its tensors are all on one."""
+        if not self.offload:
+            return self
+        return self.replacing(model=lambda technique, family: Call(checkpoint_to_nowhere, technique.settings()))

@@ -189,8 +189,18 @@ class Optimizer(Technique):
         return None
 
     def stand_in(self) -> Technique:
-        """Of FlashOptim predictions replace the library, whose kernels are Triton's."""
-        return self.replacing(missing=lambda *_: None) if self.kind == "adamw_flash" else self
+        """Another function in place of `trainer`, for kinds whose kernels cannot be traced or that use the host.
+
+        That of FlashOptim needs no Triton, so there is nothing that a device can lack.
+        """
+        from workbench.techniques.stand_ins.optimizer import CALLS
+
+        if self.kind not in CALLS:
+            return self
+        members: dict[str, Any] = {"trainer": lambda technique: CALLS[technique.kind]}
+        if self.kind == "adamw_flash":
+            members["missing"] = lambda *_: None
+        return self.replacing(**members)
 
 
 def use_adamw(trainer: Any, foreach: bool) -> None:
@@ -248,11 +258,11 @@ def use_library(trainer: Any, module: str, name: str, settings: dict[str, Any], 
     trainer.optimizer_cls_and_kwargs = (optimizer_class, options)
 
 
-def use_host(trainer: Any) -> None:
+def use_host(trainer: Any, module: str = "torchao.optim.cpu_offload") -> None:
     """torchao's AdamW on the host, of tensors of 4,096 elements and more, with gradients as they are when it steps."""
     import torch
 
-    offloading: Any = import_module("torchao.optim.cpu_offload").CPUOffloadOptimizer
+    offloading: Any = import_module(module).CPUOffloadOptimizer
 
     class OnHost(offloading):  # type: ignore[misc]
         def __init__(self, *args: Any, **options: Any) -> None:

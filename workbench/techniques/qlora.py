@@ -7,7 +7,7 @@ from typing import Any
 from workbench.measure.device import Device
 from workbench.models.family import ModelFamily
 from workbench.settings import setting
-from workbench.techniques.base import Arguments, Call, Capability
+from workbench.techniques.base import Arguments, Call, Capability, Technique
 from workbench.techniques.low_rank import LowRank
 
 
@@ -49,6 +49,21 @@ class Qlora(LowRank):
 
     def model(self, family: ModelFamily) -> Call:
         return replace(super().model(family), function=add_to_four_bits)
+
+    def stand_in(self) -> Technique:
+        """Packed matrices in a model that is not loaded: nothing is asked of loading, and all is done to the model."""
+        return self.replacing(model_arguments=LowRank.model_arguments, model=Qlora.packed_model)
+
+    def packed_model(self, family: ModelFamily) -> Call:
+        """For a prediction, in place of `model`."""
+        from workbench.techniques.stand_ins.qlora import add_to_packed
+
+        settings = {
+            "matrices": tuple(family.matrices),
+            "compute": self.compute,
+            "double_quantization": self.double_quantization,
+        }
+        return Call(add_to_packed, {**super().model(family).settings, **settings})
 
 
 def add_to_four_bits(model: Any, peft_config: Any) -> Any:

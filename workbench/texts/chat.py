@@ -15,16 +15,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_types import MinLen
 from typing_extensions import TypedDict  # pydantic wants this one, up to Python 3.11
 
-from workbench.paths import beside
 from workbench.settings import checker
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-ANSWERS, ALL = LOSSES = ("answers", "all")
+ANSWERS = "answers"
+ALL = "all"
+LOSSES = (ANSWERS, ALL)
 IGNORED = -100  # the label of what does not count
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
-TEMPLATE: str = beside(__file__, "chat.toml")["template"]  # for a tokenizer that has none, such as GPT-2's
+# how messages are written for a tokenizer that has no template, such as GPT-2's: a line for each
+TEMPLATE = (
+    "{% for message in messages %}{{ message.role + ': ' + message.content }}"
+    "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
 
 
 class Message(TypedDict):
@@ -63,26 +69,48 @@ ROWS = ("messages", "conversations", "prompt,completion")  # the columns of a ro
 
 
 def in_one_line(columns: str, values: Any) -> str | None:
-    """A conversation as one line of JSON; None for a null. Raises ValueError if it is none."""
-    if columns == "conversations":
-        columns, values = "messages", [*map(as_message, values)] if isinstance(values, list) else values
-    row = dict(zip(columns.split(","), values if "," in columns else [values], strict=True))
-    kind = Texts if "," in columns and str in map(type, values or ()) else Exchange if "," in columns else Conversation
-    check = checker(kind)
+    """A conversation as one line of JSON; None for a null. Raises ValueError if it is none.
+
+    Args:
+        values: what the row has in these columns: of several a tuple.
+    """
+    if "," in columns:
+        row = dict(zip(columns.split(","), values, strict=True))
+    elif columns == "conversations" and isinstance(values, list):
+        row = {"messages": [as_message(message) for message in values]}
+    else:
+        row = {"messages": values}
+    if None in row.values():
+        return None
+    check = checker(_shape(row))
     try:
-        said = None if None in row.values() else check.validate_python(row)
+        conversation = check.validate_python(row)
     except ValueError as error:
-        found = error.errors()[0]  # type: ignore[attr-defined]  # pydantic's
-        raise ValueError(f"{'.'.join(map(str, found['loc']))}: {found['msg']}") from None
-    return said and str(check.dump_json(said, exclude_none=True), "utf-8")
+        fault = error.errors()[0]  # type: ignore[attr-defined]  # pydantic's
+        raise ValueError(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}") from None
+    return str(check.dump_json(conversation, exclude_none=True), "utf-8")
 
 
-def as_message(said: Any) -> Any:
+def _shape(row: dict[str, Any]) -> type:
+    """Which of the three kinds of rows it is meant to be."""
+    if "messages" in row:
+        return Conversation
+    if isinstance(row["prompt"], str) or isinstance(row["completion"], str):
+        return Texts
+    return Exchange
+
+
+def as_message(message: Any) -> Any:
     """What someone says, ShareGPT's `from` and `value` by the names that templates know."""
-    names, roles = {"from": "role", "value": "content"}, {"human": "user", "gpt": "assistant"}
-    if not isinstance(said, dict):
-        return said
-    return {names.get(name, name): roles.get(value, value) if name == "from" else value for name, value in said.items()}
+    if not isinstance(message, dict):
+        return message
+    names = {"from": "role", "value": "content"}
+    roles = {"human": "user", "gpt": "assistant"}
+    renamed = {}
+    for name, value in message.items():
+        is_role = name == "from" and isinstance(value, str)
+        renamed[names.get(name, name)] = roles.get(value, value) if is_role else value
+    return renamed
 
 
 def template_of(tokenizer: "PreTrainedTokenizerBase") -> str:
@@ -101,27 +129,44 @@ def labelled(line: str, tokenizer: "PreTrainedTokenizerBase", loss: str) -> list
 
 
 def labels_of(row: Any, tokenizer: Any, template: str, answers: bool = True) -> list[tuple[int, int]]:
-    """The tokens of a conversation, each with its label: itself where an answer is, or everywhere. What is one the
-    template tells, or what it adds to the conversation before it."""
+    """The tokens of a conversation, each with its label: itself where an answer is, or everywhere.
+
+    The template marks what is an answer, or else it is what the template adds to the conversation before it.
+    """
     parts, write = parts_of(row, tokenizer, template)
     if answers and "messages" in row and GENERATION.search(template):
-        asked = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
-        found = write(parts, **asked, tokenizer_kwargs={"verbose": False})
-        return [(i, i if n else IGNORED) for i, n in zip(found["input_ids"], found["assistant_masks"], strict=True)]
-    turns = [(i, i + 1) for i, part in enumerate(parts) if "messages" in row and part["role"] == "assistant"]
-    turns = turns if "messages" in row else [(len(row["prompt"]), len(parts))]
-    whole = write(parts)
-    counted = bytearray(len(whole))
-    for first, last in turns if answers else ():
-        start = write(parts[:first], add_generation_prompt=True) if first else ""
-        until = write(parts[:last]) if last < len(parts) else whole
-        if not (whole.startswith(until) and until.startswith(start)):
+        marked = write(
+            parts,
+            tokenize=True,
+            return_dict=True,
+            return_assistant_tokens_mask=True,
+            tokenizer_kwargs={"verbose": False},
+        )
+        marks = zip(marked["input_ids"], marked["assistant_masks"], strict=True)
+        return [(token, token if counts else IGNORED) for token, counts in marks]
+    text = write(parts)
+    counted = bytearray(len(text))  # a character each: 1 where it counts
+    turns = turns_of(row, parts) if answers else []
+    for first, last in turns:
+        before = write(parts[:first], add_generation_prompt=True) if first else ""
+        until = write(parts[:last]) if last < len(parts) else text
+        if not (text.startswith(until) and until.startswith(before)):
             raise ValueError("it writes the beginning of a conversation otherwise than the whole")
-        counted[len(start) : len(until)] = b"\1" * (len(until) - len(start))
+        counted[len(before) : len(until)] = b"\1" * (len(until) - len(before))
     # a template writes special tokens itself
-    found = tokenizer(whole, add_special_tokens=isinstance(parts, str), return_offsets_mapping=True, verbose=False)
-    pairs = zip(found["input_ids"], found["offset_mapping"], strict=True)
-    return [(i, i if not answers or any(counted[start:end]) else IGNORED) for i, (start, end) in pairs]
+    encoded = tokenizer(text, add_special_tokens=isinstance(parts, str), return_offsets_mapping=True, verbose=False)
+    pairs = []
+    for token, (start, end) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
+        counts = not answers or any(counted[start:end])
+        pairs.append((token, token if counts else IGNORED))
+    return pairs
+
+
+def turns_of(row: Any, parts: Any) -> list[tuple[int, int]]:
+    """Where answers begin and end among the parts of a conversation."""
+    if "messages" not in row:
+        return [(len(row["prompt"]), len(parts))]
+    return [(i, i + 1) for i, part in enumerate(parts) if part["role"] == "assistant"]
 
 
 def parts_of(row: Any, tokenizer: Any, template: str) -> tuple[Any, Any]:

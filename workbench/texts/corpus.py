@@ -53,8 +53,8 @@ class Stream:
 
     def __iter__(self) -> Iterator[str]:
         if self.source.loss:
-            whole = ("".join(parts) for parts in self.source.documents() if parts is not None)
-            yield from islice(whole, self.start, self.end)
+            conversations = ("".join(parts) for parts in self.source.documents() if parts is not None)
+            yield from islice(conversations, self.start, self.end)
             return
         position = 0
         for piece in _joined(self.source, Counter()):
@@ -129,53 +129,64 @@ def load_corpus(name: str) -> Corpus:
     """
     if name in embedded():
         train, held_out = (path.read_text(encoding="utf-8") for path in embedded_files(name))
-        here = f"{name!r} is the embedded text; what has this name in the working folder is ./{name}"
+        remarks = []
+        if os.path.lexists(name):
+            remarks.append(f"{name!r} is the embedded text; what has this name in the working folder is ./{name}")
         digest = hashlib.sha256(f"{train}\0{held_out}".encode()).hexdigest()
-        return Corpus(name, train, held_out, digest, remarks=(here,) if os.path.lexists(name) else ())
+        return Corpus(name, train, held_out, digest, remarks=tuple(remarks))
     source = texts.find_text(name, f"Embedded: {', '.join(embedded())}. Give one of these or the path of a UTF-8 text.")
     signature = source.signature()
-    is_short = sum(size for _, size, *_ in signature) <= IN_MEMORY_CHARACTERS
-    return (_survey if is_short else _survey_unless_changed)(source, signature)
+    size = sum(file_size for _, file_size, *_ in signature)
+    survey = _survey if size <= IN_MEMORY_CHARACTERS else _survey_unless_changed
+    return survey(source, signature)
 
 
 def _joined(source: texts.TextSource, tally: Counter[str]) -> Iterator[str]:
     """All documents in pieces, END_OF_TEXT between them; blank ones and nulls are counted and left out."""
     for document in source.documents():
-        some = iter(document or ())
-        begin = next(some, None)
-        if begin is None:
+        pieces = iter(document or ())
+        first = next(pieces, None)  # a blank document has no pieces
+        if first is None:
             tally["null texts" if document is None else "blank documents"] += 1
             continue
         if tally["documents"]:
             yield LINE_END if source.loss else END_OF_TEXT
         tally["documents"] += 1
-        yield begin
-        yield from some
+        yield first
+        yield from pieces
 
 
 def _survey(source: texts.TextSource, signature: texts.Signature) -> Corpus:
     """One pass for the hash, the length and the faults; a second one for the held-out part of a long text."""
-    digest, tally, kept, total = hashlib.sha256(), Counter[str](), list[str](), 0
+    digest = hashlib.sha256()
+    tally = Counter[str]()  # what was read, and what was left out
+    pieces: list[str] = []
+    characters = 0
     for piece in _joined(source, tally):
         digest.update(piece.encode())
-        total += len(piece)
-        if total <= IN_MEMORY_CHARACTERS:
-            kept.append(piece)
+        characters += len(piece)
+        if characters <= IN_MEMORY_CHARACTERS:
+            pieces.append(piece)
+    documents = tally.pop("documents", 0)
     tally["files of other kinds"] = len(source.others())
-    remarks = tuple(f"{n} {what} left out" for what, n in sorted(tally.items()) if n and what != "documents")
-    if not tally["documents"]:
+    remarks = tuple(f"{count} {what} left out" for what, count in sorted(tally.items()) if count)
+    if not documents:
         reason = "; ".join(remarks) or "there is no document in it"
         raise texts.refusal(f"{source.name} is empty: {reason}. Give a file with text in it.")
-    text, is_long = "".join(kept), total > IN_MEMORY_CHARACTERS or bool(source.loss)
-    size, most = (tally["documents"], HELD_OUT_TOKENS) if source.loss else (total, HELD_OUT_CHARACTERS)
+    size = documents if source.loss else characters
     cut = int(size * (1 - HELD_OUT_SHARE))
-    end = cut + most
-    train = Stream(source, 0, cut, signature) if is_long else text[:cut]
-    between = LINE_END if source.loss else ""
-    held_out = between.join(Stream(source, cut, end, signature)) if is_long else text[cut:end]
+    end = cut + (HELD_OUT_TOKENS if source.loss else HELD_OUT_CHARACTERS)
+    train: str | Stream
+    if source.loss or characters > IN_MEMORY_CHARACTERS:
+        train = Stream(source, 0, cut, signature)
+        held_out = (LINE_END if source.loss else "").join(Stream(source, cut, end, signature))
+    else:
+        text = "".join(pieces)
+        train = text[:cut]
+        held_out = text[cut:end]
     if not held_out.strip():
         raise texts.refusal(f"the last tenth of {source.name}, which is held out, is blank. Trim the file.")
-    return Corpus(source.name, train, held_out, digest.hexdigest(), tally["documents"], remarks, source.loss, total)
+    return Corpus(source.name, train, held_out, digest.hexdigest(), documents, remarks, source.loss, characters)
 
 
 # reading a long text takes seconds to minutes; the corpus that is kept is small: a stream
@@ -187,20 +198,22 @@ def prompt(corpus: Corpus) -> str:
     the beginning of the first."""
     text = corpus.held_out
     if corpus.loss:
-        first = next(iter(json.loads(text.partition(LINE_END)[0]).values()))
+        first, *_ = json.loads(text.partition(LINE_END)[0]).values()
         text = f"{first if isinstance(first, str) else first[0].get('content')} -"
-    paragraph = text.find("\n\n", len(text) // 10)
-    documents = f"{text[max(paragraph, 0) :]}{END_OF_TEXT}{text}".split(END_OF_TEXT)
-    passage = next(document for document in documents if document.strip()).strip()
+    paragraph = max(text.find("\n\n", len(text) // 10), 0)
+    passage = ""
+    for document in f"{text[paragraph:]}{END_OF_TEXT}{text}".split(END_OF_TEXT):
+        passage = passage or document.strip()
     return passage[:PROMPT_CHARACTERS].rsplit(maxsplit=1)[0]
 
 
 def check_in_memory(text: Corpus, owners: list[str]) -> None:
     """Raises ConfigurationError if a technique, one of `owners`, needs all of a text that is too long to be held."""
     if owners and text.characters > IN_MEMORY_CHARACTERS:
-        need = f"{owners[0]} cuts the text into examples of its own and needs all of it in memory"
-        long = f"{text.name} has more than {IN_MEMORY_CHARACTERS:,} characters"
-        raise texts.refusal(f"{need}, but {long}. Use a part of it, or drop {owners[0]}.")
+        raise texts.refusal(
+            f"{owners[0]} cuts the text into examples of its own and needs all of it in memory, but {text.name} has "
+            f"more than {IN_MEMORY_CHARACTERS:,} characters. Use a part of it, or drop {owners[0]}."
+        )
 
 
 def make_blocks(corpus: Corpus, tokenizer: "PreTrainedTokenizerBase", sequence_length: int, batch: int) -> Blocks:
@@ -222,19 +235,27 @@ def make_blocks(corpus: Corpus, tokenizer: "PreTrainedTokenizerBase", sequence_l
         train = Dataset(pa.table({"input_ids": blocks}), fingerprint=os.urandom(8).hex())  # else made from three copies
     else:
         train = Dataset.from_file(str(_tokenised(corpus, corpus.train, tokenizer, sequence_length)))
-    rows = max(1, HELD_OUT_TOKENS // sequence_length)
-    kept = corpus.held_out.split(LINE_END) if corpus.loss else [corpus.held_out]
-    held_out = Dataset.from_list([*islice(_rows(corpus, kept, tokenizer, sequence_length), rows)])
+    held_out_text = corpus.held_out.split(LINE_END) if corpus.loss else [corpus.held_out]
+    held_out_rows = _rows(corpus, held_out_text, tokenizer, sequence_length)
+    held_out = Dataset.from_list(list(islice(held_out_rows, max(1, HELD_OUT_TOKENS // sequence_length))))
     if len(train) < batch:
-        few = f"{corpus.name} gives {len(train)} training blocks of {sequence_length} tokens, but a batch needs {batch}"
-        raise texts.refusal(f"{few}. Use a longer text, a smaller sequence_length or a smaller effective_batch_size.")
+        raise texts.refusal(
+            f"{corpus.name} gives {len(train)} training blocks of {sequence_length} tokens, but a batch needs {batch}. "
+            "Use a longer text, a smaller sequence_length or a smaller effective_batch_size."
+        )
     if not held_out:
-        short = f"the held-out part of {corpus.name} is shorter than one block of {sequence_length} tokens"
-        raise texts.refusal(f"{short}. Use a longer text or a smaller sequence_length.")
-    text = (Conversations(corpus, tokenizer) if corpus.loss else corpus.train), tokenizer, sequence_length, batch
-    simple = "" if tokenizer.chat_template else "; there is no chat template: messages, if any, get a simple one"
-    remarks = (f"the loss counts {corpus.loss} of the conversations{simple}",) if corpus.loss else ()
-    return Blocks(train.select(range(len(train) // batch * batch)), held_out, text, remarks)
+        raise texts.refusal(
+            f"the held-out part of {corpus.name} is shorter than one block of {sequence_length} tokens. Use a longer "
+            "text or a smaller sequence_length."
+        )
+    train = train.select(range(len(train) // batch * batch))
+    if not corpus.loss:
+        return Blocks(train, held_out, (corpus.train, tokenizer, sequence_length, batch))
+    remark = f"the loss counts {corpus.loss} of the conversations"
+    if not tokenizer.chat_template:
+        remark += "; there is no chat template: messages, if any, get a simple one"
+    text = Conversations(corpus, tokenizer)
+    return Blocks(train, held_out, (text, tokenizer, sequence_length, batch), (remark,))
 
 
 def cut_into_blocks(tokens: "Any", length: int) -> "list[Any]":
@@ -278,8 +299,8 @@ def packed_blocks(text: Iterable[str], tokenizer: "PreTrainedTokenizerBase", len
 
 def _packed(tokens: Iterable[list[Any]], length: int) -> Iterator[list[Any]]:
     rest: list[Any] = []
-    for some in tokens:
-        rest += some
+    for more in tokens:
+        rest += more
         yield from cut_into_blocks(rest, length)
         rest = rest[len(rest) // length * length :]
 
@@ -290,18 +311,22 @@ def _rows(corpus: Corpus, text: Iterable[str], tokenizer: Any, length: int) -> I
         yield from ({"input_ids": block} for block in packed_blocks(text, tokenizer, length))
         return
     rows = labelled_rows((_labelled(corpus, line, tokenizer) for line in text), length)
-    if not (first := [*islice(rows, 1)]):
+    first = list(islice(rows, 1))
+    if not first:
         part = "held-out" if isinstance(text, list) else "training"
-        none = f"the {part} part of {corpus.name} gives no block of {length} tokens in which one counts"
-        cure = "Use more conversations, with messages of the role assistant, or a smaller sequence_length."
-        raise texts.refusal(f"{none}. {cure}")
+        raise texts.refusal(
+            f"the {part} part of {corpus.name} gives no block of {length} tokens in which one counts. Use more "
+            "conversations, with messages of the role assistant, or a smaller sequence_length."
+        )
     yield from chain(first, rows)
 
 
 def labelled_rows(conversations: Iterable[list[tuple[int, int]]], length: int) -> Iterator[dict[str, Any]]:
     """Blocks of conversations as rows, without those in which no label is predicted."""
-    blocks = (zip(*block, strict=True) for block in _packed(conversations, length))
-    return ({"input_ids": ids, "labels": labels} for ids, labels in blocks if {*labels[1:]} != {IGNORED})
+    for block in _packed(conversations, length):
+        ids, labels = zip(*block, strict=True)
+        if set(labels[1:]) != {IGNORED}:
+            yield {"input_ids": ids, "labels": labels}
 
 
 def _labelled(corpus: Corpus, line: str, tokenizer: Any) -> list[tuple[int, int]]:
@@ -309,8 +334,10 @@ def _labelled(corpus: Corpus, line: str, tokenizer: Any) -> list[tuple[int, int]
         return labelled(line, tokenizer, corpus.loss)
     except Exception as error:  # a template may raise anything
         place = texts.find_text(corpus.name, "").place_of(line)
-        cure = "Correct the row, use a model with another template, or let all tokens count: loss=all"
-        raise texts.refusal(f"{place}: the chat template cannot be used ({in_a_line(error)}). {cure}") from None
+        raise texts.refusal(
+            f"{place}: the chat template cannot be used ({in_a_line(error)}). Correct the row, use a model with "
+            "another template, or let all tokens count: loss=all"
+        ) from None
 
 
 SPACE = r"(?<=\S)(?=[ \n])"
@@ -329,17 +356,26 @@ def _pieces(text: Iterable[str]) -> Iterator[str]:
     Where there is no such place either, as in so many spaces, emoji or repetitions of one letter, the cut is made all
     the same, that memory stays bounded: there, and nowhere else, the tokens may be others than those of the whole.
     """
-    size, most, rest = PIECE_CHARACTERS, LONGEST_PIECE, ""
-    usual = rf".{{1,{size}}}\Z|.{{{size},{most}}}?(?:{SPACE}|\Z)"
-    best = re.compile("|".join([usual, *(f".{{1,{most}}}{end}" for end in (SPACE, WORD_END, WHOLE, ""))]), re.DOTALL)
+    best_end = _ends_of_pieces(PIECE_CHARACTERS, LONGEST_PIECE)
+    enough = LONGEST_PIECE + len(END_OF_TEXT)  # of the text to see what is the best place
+    rest = ""
     for part in chain(text, [None]):
         rest += part or ""
         start = 0
-        enough = 0 if part is None else most + len(END_OF_TEXT)  # of the text to see what is the best place
-        while len(rest) - start > enough and (found := best.match(rest, start)):
-            yield found[0]
-            start = found.end()
+        while len(rest) - start > (0 if part is None else enough):
+            piece = best_end.match(rest, start)
+            if piece is None:
+                break
+            yield piece[0]
+            start = piece.end()
         rest = rest[start:]
+
+
+def _ends_of_pieces(size: int, longest: int) -> re.Pattern[str]:
+    """A piece of about `size` characters that ends at the best of several places."""
+    pieces = [rf".{{1,{size}}}\Z|.{{{size},{longest}}}?(?:{SPACE}|\Z)"]
+    pieces += [f".{{1,{longest}}}{end}" for end in (SPACE, WORD_END, WHOLE, "")]
+    return re.compile("|".join(pieces), re.DOTALL)
 
 
 def _tokenised(corpus: Corpus, text: Stream, tokenizer: "PreTrainedTokenizerBase", length: int) -> Path:
@@ -349,9 +385,10 @@ def _tokenised(corpus: Corpus, text: Stream, tokenizer: "PreTrainedTokenizerBase
     folder = runs_folder() / "tokens"
     with aside(folder, f"corpus: the tokens of {corpus.name}") as part:
         for path in folder.glob(f"{state}-*.arrow"):
-            facts = path.is_file() and os.access(path, os.R_OK) and texts.TextSource(path.name, path).signature()
-            if facts and path.stem.endswith(_digest(path, facts)):
-                return path
+            if path.is_file() and os.access(path, os.R_OK):
+                signature = texts.TextSource(path.name, path).signature()
+                if path.stem.endswith(_digest(path, signature)):
+                    return path
             if path.is_dir():  # a file is replaced, which another process may have done meanwhile
                 shutil.rmtree(path, ignore_errors=True)
         _write_blocks(_rows(corpus, _shown(text), tokenizer, length), part)
@@ -377,5 +414,8 @@ def _write_blocks(rows: Iterator[dict[str, Any]], path: Path) -> None:
     from datasets.arrow_writer import ArrowWriter
 
     with ArrowWriter(path=str(path)) as writer:
-        while some := list(islice(rows, 1024)):
-            writer.write_batch({name: [row[name] for row in some] for name in some[0]})
+        while True:
+            batch = list(islice(rows, 1024))
+            if not batch:
+                return
+            writer.write_batch({name: [row[name] for row in batch] for name in batch[0]})

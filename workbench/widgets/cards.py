@@ -1,77 +1,125 @@
 """Changes that are predicted to fit, as cards: advice after an out-of-memory, and plans for the recipe as it is."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
 import ipywidgets as w
 
-from workbench.advise.candidate import Candidate, Predictor, rank
+from workbench.advise.candidate import Candidate, rank
 from workbench.advise.doctor import cause, diagnose, promising
 from workbench.advise.plan import THIS_CPU, Search, families
 from workbench.gpus.catalogue import GPUS
 from workbench.predict.predict import Prediction, resolved
 from workbench.recipe import Recipe
 from workbench.records.record import Record
-from workbench.widgets.background import SEARCH
-from workbench.widgets.pages import page
-from workbench.widgets.part import Answer, Choose, Part
+from workbench.widgets.light import HTML, Button, HBox, VBox
+from workbench.widgets.pages import page, status
+from workbench.widgets.part import SEARCH, Part
 
 MOST = 6  # cards of one search
 
+Choose = Callable[[Recipe], None]
+Answer = str | tuple[str, Sequence[Candidate]]  # a page, and what becomes cards below it
 
-class Advice(Part):
+
+class Cards(Part):
+    """A page, and below it candidates that can be taken.
+
+    Args:
+        choose: called with the recipe that the user takes.
+    """
+
+    quiet_s = 0.0
+
+    def __init__(self, choose: Choose) -> None:
+        super().__init__()
+        self.choose = choose
+        self.candidates: Sequence[Candidate] = ()
+        self.cards = HBox(_dom_classes=("wb-cards",))
+        self.view.children = (*self.view.children, self.cards)
+
+    def put(self, answer: Answer) -> None:
+        if isinstance(answer, str):
+            answer = answer, ()
+        text, candidates = answer
+        super().put(text)
+        if candidates != self.candidates:  # a card that is the same stays, or a click on it could miss it
+            self.candidates = candidates
+            self.cards.children = [card(candidate, self.choose) for candidate in candidates]
+
+
+def card(candidate: Candidate, choose: Choose) -> w.Widget:
+    """What a candidate needs and costs, whether it fits, and a button that takes it."""
+    style = "primary" if candidate.fits else ""
+    take = Button(description=candidate.words, button_style=style)
+    take.on_click(lambda _: choose(candidate.recipe))
+    return VBox([take, HTML(page("card", candidate=candidate))], _dom_classes=("wb-card",))
+
+
+class Advice(Cards):
     """After a run that ran out of memory: the cause at once, then each single change that is found to fit."""
 
-    quiet_s = 0.0
-
     def answers(self, record: Record) -> Iterator[Answer]:
-        ask, found = cache(self.predictor), list[Candidate]()
+        predictor = cache(self.predict)
+        changes: list[Candidate] = []
         with SEARCH:
-            yield page("advice", cause=cause(record), looking="the recipe as it is", found=found), ()
-            for name in (among := promising(record, ask)):
-                yield page("advice", cause=cause(record), looking=name, found=found), sorted(found, key=rank)[:MOST]
-                found += diagnose(record, among=[name], predict=ask).changes
-            whole = diagnose(record, among=among, predict=ask)
-        yield page("advice", cause=whole.cause, whole=whole), whole.changes[:MOST] or [c for c in [whole.closest] if c]
+            yield page("advice", cause=cause(record), looking="the recipe as it is", found=changes)
+            names = promising(record, predictor)
+            for name in names:
+                text = page("advice", cause=cause(record), looking=name, found=changes)
+                yield text, sorted(changes, key=rank)[:MOST]
+                changes += diagnose(record, among=[name], predict=predictor).changes
+            whole = diagnose(record, among=names, predict=predictor)
+        closest = [whole.closest] if whole.closest else []
+        yield page("advice", cause=whole.cause, whole=whole), whole.changes[:MOST] or closest
 
 
-class MakeItFit(Part):
+class MakeItFit(Cards):
     """The planner behind one button. What it found stays when the recipe changes, and is said to be older."""
 
-    quiet_s = 0.0
-
-    def __init__(self, choose: Choose, predictor: Predictor | None = None) -> None:
-        super().__init__(choose, predictor)
+    def __init__(self, choose: Choose) -> None:
+        super().__init__(choose)
         self._wanted: tuple[Any, ...] = (None,)
-        self.button = w.Button(description="Make it fit", button_style="primary", tooltip="look for changes that fit")
-        self.button.on_click(lambda _: super(MakeItFit, self).show(*self._wanted))
+        self.button = Button(
+            description="Make it fit",
+            button_style="primary",
+            tooltip="look for changes that fit",
+        )
+        self.button.on_click(self._look)
         self.view.children = (self.button, *self.view.children)
 
     def show(self, *question: Any) -> None:
-        """What the button looks for from now on; a search for something else ends with its present prediction."""
-        self._wanted, before = question, self._wanted
+        """What the button looks for from now on; a search for something else is given up."""
+        if question == self._wanted:
+            return
+        self._wanted = question
         self.button.disabled = question[0] is None
-        if self.page.value and before != question:
-            self.page.value = page("words", words="Found before the last change; the button looks again.")
+        if self.is_working:
+            self.stop()
+            self.put(status("Stopped: the recipe, the card or its limit has changed."))
+        elif self.page.value:
+            self.page.value = status("Found before the last change; the button looks again.")
+
+    def _look(self, _: object) -> None:
+        super().show(*self._wanted)
 
     def answers(self, recipe: Recipe, gpu: str, limit_bytes: int) -> Iterator[Answer]:
-        question, card, asked = (recipe, gpu, limit_bytes), GPUS.get(gpu), list[Recipe]()
-        title, capability = (card.title, card.compute_capability) if card else (THIS_CPU, None)
+        gpu_card = GPUS.get(gpu)
+        predictions: list[Prediction] = []
 
-        def ask(wanted: Recipe) -> Prediction:
-            if self._wanted != question:
-                raise InterruptedError
-            self._put((page("plan", done=len(asked), limit=limit_bytes), ()))
-            asked.append(wanted)
-            return self.predictor(wanted, gpu)
+        def predictor(wanted: Recipe) -> Prediction:
+            self.give(page("plan", done=len(predictions), limit=limit_bytes))
+            predictions.append(self.predict(wanted, gpu))
+            return predictions[-1]
 
-        try:
-            recipe, offered = resolved(recipe, [gpu]), families(capability)
-            with SEARCH:
-                found = Search(recipe, limit_bytes, ask, families=offered, predicted_for=title).plan()
-        except InterruptedError:
-            yield page("words", words="Stopped: the recipe, the card or its limit has changed."), ()
-            return
-        cards = [c for c in found.candidates or [found.closest] if c.changes]
-        yield page("plan", found=found, more=len(cards[MOST:])), cards[:MOST]
+        with SEARCH:
+            plan = Search(
+                resolved(recipe, [gpu]),
+                limit_bytes,
+                predictor,
+                families=families(gpu_card.compute_capability if gpu_card else None),
+                predicted_for=gpu_card.title if gpu_card else THIS_CPU,
+            ).plan()
+        candidates = [candidate for candidate in plan.candidates or [plan.closest] if candidate.changes]
+        yield page("plan", found=plan, more=len(candidates[MOST:])), candidates[:MOST]

@@ -2,23 +2,19 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
-import ipywidgets as w
 import psutil
 
-from workbench.advise.candidate import Predictor
 from workbench.errors import WorkbenchError
-from workbench.gpus.catalogue import GPUS
+from workbench.gpus.catalogue import GPUS, Gpu
 from workbench.measure.categories import parse_bytes
-from workbench.predict.predict import CPU, Prediction, predict
+from workbench.predict.predict import CPU, Prediction
 from workbench.recipe import Recipe
-from workbench.widgets.background import URGENT
-from workbench.widgets.light import HTML, LABEL
+from workbench.widgets.light import HTML, Dropdown, HBox, Text
 from workbench.widgets.pages import CONTEXT, UNUSED, page, small
-from workbench.widgets.part import Answer, Part
+from workbench.widgets.part import URGENT, Part
 
-NARROW = {"width": "19em", "max_width": "100%"}
+LOOK = {"_dom_classes": ("wb-choice",)}
 
 
 @dataclass(frozen=True)
@@ -34,25 +30,38 @@ class Limit:
     budget_bytes: int | None = None
 
     @property
+    def card(self) -> Gpu | None:
+        """None is this machine."""
+        return GPUS.get(self.gpu)
+
+    @property
     def title(self) -> str:
-        return "the limit" if self.budget_bytes else GPUS[self.gpu].title if self.gpu in GPUS else "this machine"
+        if self.budget_bytes:
+            return "the limit"
+        return self.card.title if self.card else "this machine"
 
     @property
     def have_bytes(self) -> int:
         """For the parts of a prediction together, as `parts_of` names them."""
-        device = GPUS[self.gpu].memory_bytes if self.gpu in GPUS else psutil.virtual_memory().total
-        return self.budget_bytes or device
+        if self.budget_bytes:
+            return self.budget_bytes
+        return self.card.memory_bytes if self.card else int(psutil.virtual_memory().total)
 
     @property
     def limit_bytes(self) -> int:
         """As `have_bytes`, for what is reserved and the context together."""
-        beside = GPUS[self.gpu].context_bytes_estimate if self.budget_bytes and self.gpu in GPUS else 0
-        return self.have_bytes + beside
+        if self.budget_bytes and self.card:
+            return self.budget_bytes + self.card.context_bytes_estimate
+        return self.have_bytes
 
-    def parts_of(self, p: Prediction) -> dict[str, int]:
+    def parts_of(self, prediction: Prediction) -> dict[str, int]:
         """All that the prediction needs, by name: the tensors by category, and what is around them."""
-        beside = {UNUSED: (p.peak_reserved_bytes or p.peak_allocated_bytes) - p.peak_allocated_bytes}
-        return {**p.by_category, **beside, CONTEXT: 0 if self.budget_bytes else p.context_bytes}
+        reserved_bytes = prediction.need_bytes - prediction.context_bytes
+        return {
+            **prediction.by_category,
+            UNUSED: reserved_bytes - prediction.peak_allocated_bytes,
+            CONTEXT: 0 if self.budget_bytes else prediction.context_bytes,
+        }
 
 
 class Gauge(Part):
@@ -60,38 +69,37 @@ class Gauge(Part):
 
     Args:
         gpu: what to predict for, at first.
-        predictor: `predict`, or something that answers like it.
-        changed: called without arguments when another GPU or another limit is chosen.
-        shown: called without arguments after every answer, in the thread.
-        quiet_s: how long it waits for another change before it predicts.
+
+    Attributes:
+        shown: called after every answer, mostly in the thread.
+        prediction: the last one; None while another recipe is predicted.
     """
 
-    def __init__(
-        self,
-        gpu: str = "t4",
-        predictor: Predictor | None = None,
-        changed: Callable[[], None] = lambda: None,
-        shown: Callable[[], None] = lambda: None,
-        quiet_s: float = 0.0,
-    ) -> None:
-        self.quiet_s = quiet_s
-        super().__init__(lambda _: None)
-        self.predictor = predictor or predict
-        self.changed, self.shown = changed, shown
-        options = [(g.title, g.name) for g in GPUS.values()] + [("this machine's CPU", CPU)]
-        self.gpu = w.Dropdown(options=options, value=gpu, description="predict for", style=LABEL, layout=NARROW)
-        self.budget = w.Text(
-            description="limit", placeholder="all it has, or as 8GiB", continuous_update=False,
-            style=LABEL, layout=NARROW,
-        )  # fmt: skip
-        self.asked = HTML()
-        choices = w.HBox([self.gpu, self.budget, self.asked], layout=w.Layout(flex_flow="row wrap"))
-        self.view.children = (choices, self.page)
+    quiet_s = 0.0
+
+    def __init__(self, gpu: str = "t4") -> None:
+        super().__init__()
+        self.shown: Callable[[], object] = nothing
+        self.prediction: Prediction | None = None
+        cards = [(card.title, card.name) for card in GPUS.values()]
+        options = [*cards, ("this machine's CPU", CPU)]
+        self.gpu = Dropdown(description="predict for", options=options, value=gpu, **LOOK)
+        self.budget = Text(
+            description="limit",
+            placeholder="all it has, or as 8GiB",
+            continuous_update=False,
+            **LOOK,
+        )
+        self.status = HTML()
+        choices = HBox([self.gpu, self.budget, self.status], _dom_classes=("wb-row",))
+        style, _ = self.view.children
+        self.view.children = (style, choices, self.page)
         self.view.add_class("workbench-gauge")
-        self.recipe: Recipe | None = None
-        self.prediction: Prediction | None = None  # the last one
-        for made in (self.gpu, self.budget):
-            made.observe(lambda _: self._choose(), names="value")
+
+    def on_choice(self, function: Callable[..., object]) -> None:
+        """Call this whenever another GPU or another limit is chosen; it should show the recipe again."""
+        for field in (self.gpu, self.budget):
+            field.observe(function, names="value")
 
     @property
     def limit(self) -> Limit:
@@ -99,33 +107,29 @@ class Gauge(Part):
         text = self.budget.value.strip()
         return Limit(self.gpu.value, parse_bytes(text, "limit") if text else None)
 
-    @property
-    def capability(self) -> tuple[int, int] | None:
-        """The compute capability of the chosen card; None for a CPU."""
-        return GPUS[self.gpu.value].compute_capability if self.gpu.value in GPUS else None
-
-    def show(self, *question: Any) -> None:
+    def show(self, recipe: Recipe | None) -> None:
         """Predict this recipe from now on; None while there is no valid one."""
-        (self.recipe,) = question
-        self.asked.value = small(f"predicting {self.recipe.label} …" if self.recipe else "")
-        try:
-            super().show(self.recipe, self.limit)
-        except WorkbenchError as error:
-            super().show(self.recipe, error)
-
-    def _choose(self) -> None:
-        self.show(self.recipe)
-        self.changed()
-
-    def answers(self, recipe: Recipe, limit: Limit | WorkbenchError) -> Iterator[Answer]:
         self.prediction = None
-        if isinstance(limit, WorkbenchError):
-            raise limit
-        with URGENT:
-            self.prediction = found = self.predictor(recipe, limit.gpu)
-        yield page("gauge", p=found, parts=limit.parts_of(found), have=limit.have_bytes, title=limit.title), ()
+        self.status.value = small(f"predicting {recipe.label} …") if recipe else ""
+        try:
+            super().show(recipe, self.limit)
+        except WorkbenchError as error:
+            self.refuse(error)
 
-    def _put(self, answer: Answer) -> None:
-        super()._put(answer)
-        self.asked.value = ""
+    def answers(self, recipe: Recipe, limit: Limit) -> Iterator[str]:
+        with URGENT:
+            prediction = self.predictor(recipe, limit.gpu)
+        parts = limit.parts_of(prediction)
+        text = page("gauge", p=prediction, parts=parts, have=limit.have_bytes, title=limit.title)
+        self.go_on()
+        self.prediction = prediction
+        yield text
+
+    def put(self, answer: str) -> None:
+        super().put(answer)
+        self.status.value = ""
         self.shown()
+
+
+def nothing() -> None:
+    """What happens when nobody looks on."""

@@ -9,54 +9,59 @@ import ipywidgets as w
 from workbench.advise.frame import to_frame
 from workbench.lessons import plots
 from workbench.measure.categories import format_bytes
-from workbench.predict.beside import predicted_peak
+from workbench.predict.predict import predicted_peak
 from workbench.records.record import Record, read_all
 from workbench.records.store import mark_killed
-from workbench.widgets.background import Newest
 from workbench.widgets.light import HTML, VBox
 from workbench.widgets.pages import begun, page, picture
+from workbench.widgets.part import Background
 
 SHOWN = 50
 
 
-class History:
+class History(Background):
     """Runs of this and of earlier kernels, the newest first, each with its prediction for the device it ran on."""
 
+    quiet_s = 0.3
+
     def __init__(self, folder: Path | None = None) -> None:
+        super().__init__()
         self.folder = folder
         self.table = HTML()
-        self.choice = w.SelectMultiple(description="compare", rows=8, layout=w.Layout(width="auto"))
+        self.choice = w.SelectMultiple(description="compare", rows=8, _dom_classes=("wb-wide",))
         self.page = HTML("<p>Pick one run or several above (Ctrl or Shift for more).</p>")
         self.view = VBox([self.table, self.choice, self.page])
-        self.choice.observe(lambda _: self._show(), names="value")
-        self.predicted: dict[str, int | None] = {}
-        self.newest = Newest(self._predictions, self._tabulate, quiet_s=0.3)
+        self.choice.observe(self._show_picked, names="value")
+        self.predicted: dict[str, int | None] = {}  # by the record's id
         self.refresh()
 
-    def show(self) -> None:
+    def show(self, *_: object) -> None:
         """It is looked at: read the folder again, and predict what has no prediction yet."""
         self.refresh()
-        self.newest.ask([record for record in self._records if record.id not in self.predicted])
+        self.ask([record for record in self._records if record.id not in self.predicted])
 
     def refresh(self) -> None:
         """Read the folder again; what was picked stays picked."""
         mark_killed(self.folder)
-        self._records = list(reversed(read_all(self.folder)[-SHOWN:]))
-        picked = self.choice.value
+        self._records = read_all(self.folder)[-SHOWN:][::-1]
+        picked = self._picked()
         self.choice.options = [(name_of(record), record.id) for record in self._records]
-        self.choice.value = tuple(one for one in picked if one in {record.id for record in self._records})
-        self._tabulate(None)
+        self.choice.value = tuple(record.id for record in picked)
+        self.put()
 
-    def _tabulate(self, _: None) -> None:
-        self.table.value = page("history", records=self._records, predicted=self.predicted)
-
-    def _predictions(self, records: list[Record]) -> Iterator[None]:
+    def answers(self, records: list[Record]) -> Iterator[None]:
         for record in records:
             self.predicted[record.id] = predicted_peak(record) if record.peak_allocated_bytes else None
-            yield
+            yield None
 
-    def _show(self) -> None:
-        picked = [record for record in self._records if record.id in self.choice.value]
+    def put(self, _: None = None) -> None:
+        self.table.value = page("history", records=self._records, predicted=self.predicted)
+
+    def _picked(self) -> list[Record]:
+        return [record for record in self._records if record.id in self.choice.value]
+
+    def _show_picked(self, _: object) -> None:
+        picked = self._picked()
         self.page.value = overlay(picked) if picked else "<p>Nothing is picked.</p>"
 
 
@@ -67,16 +72,18 @@ def name_of(record: Record) -> str:
 def overlay(records: Sequence[Record]) -> str:
     """Curves, bars and texts of several runs; each keeps a name of its own, though their labels may be equal."""
     named = [replace(record, label=f"{number}: {record.label}") for number, record in enumerate(records, 1)]
-    trained = [record for record in named if record.losses]
     measured = [record for record in named if record.peak_allocated_bytes]
-    curves = picture(plots.loss_curves(trained), loss_words(trained)) if trained else ""
-    bars = picture(plots.memory_bars(to_frame(measured)), _peaks(measured)) if measured else ""
-    return page("overlay", curves=curves, bars=bars, records=named)
+    bars = ""
+    if measured:
+        peaks = [f"{record.label} {format_bytes(record.peak_allocated_bytes or 0)}" for record in measured]
+        bars = picture(plots.memory_bars(to_frame(measured)), f"Peak memory: {'; '.join(peaks)}")
+    return page("overlay", curves=loss_picture(named), bars=bars, records=named)
 
 
-def loss_words(records: Sequence[Record]) -> str:
-    return "Training loss: " + "; ".join(f"{r.label} from {r.losses[0]:.3f} to {r.losses[-1]:.3f}" for r in records)
-
-
-def _peaks(records: Sequence[Record]) -> str:
-    return "Peak memory: " + "; ".join(f"{r.label} {format_bytes(r.peak_allocated_bytes or 0)}" for r in records)
+def loss_picture(records: Sequence[Record]) -> str:
+    """The training losses as curves, with a text that says where each begins and ends; empty if there are none."""
+    trained = [record for record in records if record.losses]
+    if not trained:
+        return ""
+    ranges = [f"{record.label} from {record.losses[0]:.3f} to {record.losses[-1]:.3f}" for record in trained]
+    return picture(plots.loss_curves(trained), f"Training loss: {'; '.join(ranges)}")

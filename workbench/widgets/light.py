@@ -1,47 +1,38 @@
-"""ipywidgets that share one layout and one style with all others which are given none.
+"""Widgets that share one layout and, by their class, one style. What makes one look otherwise is in `panel.css`.
 
-Every widget is a message to the page, and so are its layout and its style. Of the messages that wait for a busy page
-ZeroMQ holds 1,000 and drops what comes after (its socket option `ZMQ_SNDHWM`), and the page then says "widget model not
-found", or waits for ever for the end of the cell. A panel is hundreds of widgets.
+Every widget is a message to the page, and its layout and its style would be two more. Of the messages that wait for a
+busy page ZeroMQ holds 1,000 and drops what comes after (its socket option `ZMQ_SNDHWM`); the page then says "widget
+model not found", or waits for ever for the end of the cell. A panel is hundreds of widgets.
 """
 
+from functools import partial
 from typing import Any
 
 import ipywidgets as w
 
-LABEL = {"description_width": "initial"}  # as wide as its words
-_SHARED: dict[tuple[Any, ...], w.Widget] = {}
+_shared: dict[type[w.Widget], w.Widget] = {}
 
 
-def shared_look(cls: type[w.Widget], **state: str) -> w.Widget:
-    """One layout, or one style, for all that look like this; whoever changes it later changes it for all."""
-    key = (cls, *state.items())
-    if key not in _SHARED or _SHARED[key].comm is None:  # closed, as by Widget.close_all()
-        _SHARED[key] = cls(**state)
-    return _SHARED[key]
+def the_only(cls: type[w.Widget]) -> w.Widget:
+    """The one layout, or the one style of a class."""
+    if cls not in _shared or _shared[cls].comm is None:  # it was closed, as by Widget.close_all()
+        _shared[cls] = cls()
+    return _shared[cls]
 
 
-class Light(w.DOMWidget):  # type: ignore[misc]
-    """A widget's layout and style, where it is not given its own."""
-
-    def __init__(self, *args: Any, **state: Any) -> None:
-        looks = {"layout": shared_look(w.Layout)}
-        if hasattr(type(self), "style"):
-            looks["style"] = shared_look(type(self).style.klass)
-        super().__init__(*args, **{**looks, **state})
+def light(cls: type[w.Widget], *args: Any, **state: Any) -> Any:
+    """A widget of this class; `state` are its traits."""
+    state["layout"] = the_only(w.Layout)
+    if hasattr(cls, "style"):
+        state["style"] = the_only(cls.style.klass)
+    return cls(*args, **state)
 
 
-class HTML(Light, w.HTML):  # type: ignore[misc]
-    pass
-
-
-class VBox(Light, w.VBox):  # type: ignore[misc]
-    pass
-
-
-class HBox(Light, w.HBox):  # type: ignore[misc]
-    pass
-
-
-class Checkbox(Light, w.Checkbox):  # type: ignore[misc]
-    pass
+HTML = partial(light, w.HTML)
+VBox = partial(light, w.VBox)
+HBox = partial(light, w.HBox)
+Text = partial(light, w.Text)
+Dropdown = partial(light, w.Dropdown)
+Combobox = partial(light, w.Combobox)
+Checkbox = partial(light, w.Checkbox)
+Button = partial(light, w.Button)

@@ -2,8 +2,10 @@
 
 import base64
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
+from IPython.core.getipython import get_ipython
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
 
@@ -11,25 +13,22 @@ from workbench.lessons.plots import COLOURS, Picture
 from workbench.measure.categories import format_bytes
 from workbench.records.record import Record
 
-UNUSED, CONTEXT = "reserved, unused", "CUDA context"
-SHADES: dict[str, str] = {**{str(n): shade for n, shade in COLOURS.items()}, UNUSED: "#c8c8c8", CONTEXT: "#5c5c5c"}
+STYLE = f"<style>{Path(__file__).with_name('panel.css').read_text(encoding='utf-8')}</style>"
+UNUSED = "reserved, unused"
+CONTEXT = "CUDA context"
+SHADES: dict[str, str] = dict(COLOURS.items())
+SHADES[UNUSED] = "#c8c8c8"
+SHADES[CONTEXT] = "#5c5c5c"
 
 
 def live_page() -> bool:
     """Whether somebody looks on: a page lets its cells ask for input, papermill and nbconvert do not (`allow_stdin` in
     Jupyter's messaging protocol)."""
-    return bool(_request().get("content", {}).get("allow_stdin"))
+    return bool(request().get("content", {}).get("allow_stdin"))
 
 
-def cell() -> str:
-    """The cell that is executed, as JupyterLab and VS Code name it; empty where nobody does."""
-    return str(_request().get("metadata", {}).get("cellId", ""))
-
-
-def _request() -> dict[str, Any]:
+def request() -> dict[str, Any]:
     """What the kernel was asked to execute."""
-    from IPython.core.getipython import get_ipython
-
     kernel = getattr(get_ipython(), "kernel", None)
     return dict(kernel.get_parent() or {}) if kernel else {}
 
@@ -40,17 +39,21 @@ def page(template: str, **names: Any) -> str:
 
 
 def small(text: object) -> str:
-    return f"<small>{escape(text)}</small>"
+    return f"<small>{escape(text)}</small>" if text else ""
 
 
-def alarm(words: object) -> str:
-    return f'<p role="alert">⚠ {escape(words)}</p>'
+def alarm(text: object) -> str:
+    return f'<p role="alert" class="wb-alarm">⚠ {escape(text)}</p>'
 
 
-def picture(figure: Picture, words: str) -> Markup:
+def status(text: object) -> str:
+    return f'<p role="status">{escape(text)}</p>'
+
+
+def picture(figure: Picture, text: str) -> Markup:
     """An image with its text equivalent; no file and no network."""
     source = base64.b64encode(figure._repr_png_()).decode()
-    return Markup('<img alt="{}" src="data:image/png;base64,{}" style="max-width: 100%">').format(words, source)
+    return Markup('<img alt="{}" src="data:image/png;base64,{}" style="max-width: 100%">').format(text, source)
 
 
 def begun(record: Record) -> str:
@@ -59,5 +62,6 @@ def begun(record: Record) -> str:
 
 
 TEMPLATES = Environment(loader=PackageLoader("workbench.widgets"), autoescape=True, trim_blocks=True)
-TEMPLATES.filters |= {"bytes": format_bytes, "begun": begun}
+TEMPLATES.filters["bytes"] = format_bytes
+TEMPLATES.filters["begun"] = begun
 TEMPLATES.globals["shades"] = SHADES

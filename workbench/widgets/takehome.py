@@ -3,7 +3,6 @@
 import base64
 import json
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 
 import ipywidgets as w
@@ -13,41 +12,47 @@ from workbench.export.bring import read_settings
 from workbench.export.script import portable, script
 from workbench.export.written import as_command, as_toml
 from workbench.recipe import Recipe
-from workbench.widgets.light import HTML, VBox
+from workbench.widgets.light import HTML, Button, Dropdown, VBox
 from workbench.widgets.pages import alarm, page
 
-FORMS: dict[str, tuple[str, Callable[[Recipe], str]]] = {  # the name of the file, and what is in it
+
+def as_json(recipe: Recipe) -> str:
+    return json.dumps(recipe.to_dict(), indent=1, ensure_ascii=False)
+
+
+FORMS: dict[str, tuple[str, Callable[[Recipe], str]]] = {  # the name of the file, and what writes it
     "Hugging Face script": ("train.py", script),
     "TRL script": ("train_trl.py", partial(script, flavour="trl")),
     "recipe file (TOML)": ("recipe.toml", as_toml),
-    "JSON": ("recipe.json", lambda recipe: json.dumps(recipe.to_dict(), indent=1, ensure_ascii=False)),
+    "JSON": ("recipe.json", as_json),
     "command": ("train.sh", as_command),
 }
+READABLE = "a recipe or a record of the workbench, TrainingArguments as JSON, YAML of LLaMA-Factory or axolotl"
 
 
 class TakeHome:
     """Shows the recipe in one of several forms, to be copied or downloaded, and reads recipes and others' settings.
 
     Args:
-        recipe: gives the recipe of the moment; may raise ConfigurationError.
+        recipe: returns the recipe of the moment; may raise ConfigurationError.
         choose: called with a recipe that was brought.
     """
 
     def __init__(self, recipe: Callable[[], Recipe], choose: Callable[[Recipe], None]) -> None:
-        self.recipe, self.choose = recipe, choose
-        what = "a recipe or a record of the workbench, TrainingArguments as JSON, YAML of LLaMA-Factory or axolotl"
-        self.form = w.Dropdown(options=list(FORMS), description="as")
-        self.pasted = w.Textarea(placeholder=what, tooltip=what, rows=12, layout=w.Layout(width="auto"))
-        self.use = w.Button(description="Use it", tooltip="set the panel to what the text says")
-        self.page, self.answer = HTML(), HTML()
-        bring = VBox([HTML("<b>Bring</b>"), self.pasted, self.use, self.answer])
-        self.view = VBox([self.form, self.page, bring])
-        self.form.observe(lambda _: self.refresh(), names="value")
-        self.use.on_click(lambda _: self._bring())
+        self.recipe = recipe
+        self.choose = choose
+        self.form = Dropdown(options=list(FORMS), description="as")
+        self.pasted = w.Textarea(placeholder=READABLE, tooltip=READABLE, rows=12, _dom_classes=("wb-wide",))
+        self.use = Button(description="Use it", tooltip="set the panel to what the text says")
+        self.page = HTML()
+        self.answer = HTML()
+        self.view = VBox([self.form, self.page, HTML("<b>Bring</b>"), self.pasted, self.use, self.answer])
+        self.form.observe(self.show, names="value")
+        self.use.on_click(self._bring)
 
-    def refresh(self) -> None:
+    def show(self, *_: object) -> None:
         """Write the recipe of the moment."""
-        name, write = FORMS[self.form.value]
+        file_name, write = FORMS[self.form.value]
         try:
             recipe = self.recipe()
             text, moved = portable(recipe, write(recipe))
@@ -55,12 +60,13 @@ class TakeHome:
             self.page.value = alarm(error)
             return
         data = base64.b64encode(text.encode()).decode()
-        self.page.value = page("takehome", name=name, data=data, text=text, moved=moved)
+        self.page.value = page("takehome", name=file_name, data=data, text=text, moved=moved)
 
-    def _bring(self) -> None:
-        base = None  # where the form cannot be used
-        with suppress(WorkbenchError):
+    def _bring(self, _: object) -> None:
+        try:
             base = self.recipe()
+        except WorkbenchError:
+            base = None  # the form cannot be used, and what is brought is the way out
         try:
             brought = read_settings(self.pasted.value, base)
             self.choose(brought.recipe)
@@ -68,4 +74,4 @@ class TakeHome:
             self.answer.value = alarm(f"{error} Nothing was changed.")
         else:
             self.answer.value = page("brought", brought=brought)
-            self.refresh()
+            self.show()

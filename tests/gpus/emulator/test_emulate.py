@@ -15,10 +15,10 @@ from workbench.errors import ConfigurationError
 from workbench.gpus.catalogue import gpu
 from workbench.gpus.emulator.call import PROCESSES, call_on
 from workbench.gpus.emulator.card import emulated_card, variable, with_memory
-from workbench.gpus.emulator.launch import INSIDE, TIMED_OUT, emulate, environment, started_by
+from workbench.gpus.emulator.launch import INSIDE, emulate, environment, started_by
 from workbench.gpus.emulator.padding import VARIABLE as PADDING
 from workbench.gpus.emulator.place import python_path
-from workbench.gpus.emulator.report import emulation_text, fits
+from workbench.gpus.emulator.report import TIMED_OUT
 
 MIB = 2**20
 
@@ -76,8 +76,8 @@ def test_out_of_memory_comes_in_pytorchs_own_words(program):
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.00 GiB. GPU 0 has a total capacity of"
         in out.err
     )
-    assert fits(found) == {}
-    assert "ran out of memory" in emulation_text(found)
+    assert found.fits == {}
+    assert "ran out of memory" in str(found)
 
 
 @pytest.mark.dear
@@ -132,26 +132,19 @@ def test_expandable_segments_pinned_memory_streams_and_events(program):
 
 @pytest.mark.dear
 def test_what_is_not_emulated_is_refused_by_name(program):
-    """Each is an error of Python, which a program may catch."""
+    """It is an error of Python, which a program may catch."""
     source = """
 import torch
-zeros = torch.zeros(300, 300, device="cuda")
-for refused in (
-    lambda: torch.linalg.qr(zeros),
-    lambda: torch.fft.fft(zeros[0]),
-    lambda: torch.cuda.graph(torch.cuda.CUDAGraph()).__enter__(),
-):
-    try:
-        refused()
-    except RuntimeError:
-        print("refused")
+torch.zeros(300, 300, device="cuda")
+try:
+    torch.cuda.graph(torch.cuda.CUDAGraph()).__enter__()
+except RuntimeError:
+    print("refused")
 raise SystemExit(3)
 """
     found, out = program(source, gpu("h100"))
-    assert (found.exit_status, out.out) == (3, "refused\n" * 3)
-    functions = "cusolverDnXgeqrf_bufferSize", "cufftXtMakePlanMany", "cudaStreamBeginCapture (CUDA graphs)"
-    for function in functions:
-        assert f"emulated GPU: {function} is not emulated" in out.err
+    assert (found.exit_status, out.out) == (3, "refused\n")
+    assert "emulated GPU: cudaStreamBeginCapture (CUDA graphs) is not emulated" in out.err
 
 
 @pytest.mark.dear
@@ -182,14 +175,14 @@ def test_a_program_that_waits_for_ever_is_ended_and_says_where(program):
     assert found.exit_status == TIMED_OUT
     assert "line 4 in wait" in found.stuck_at
     assert found.processes[0]["devices"][0]["peak_reserved_bytes"] == 2 * MIB
-    assert "perhaps waiting for a value that is never computed" in emulation_text(found)
+    assert "perhaps waiting for a value that is never computed" in str(found)
 
 
 @pytest.mark.dear
 def test_a_program_that_is_killed_leaves_no_report_and_that_is_said(program):
     found, _ = program("import os, torch\ntorch.ones(8, device='cuda')\nos.kill(os.getpid(), 9)", gpu("t4"))
     assert (found.exit_status, found.processes, found.silent) == (137, (), 1)
-    assert "1 processes that used the GPU were killed" in emulation_text(found)
+    assert "1 processes that used the GPU were killed" in str(found)
 
 
 @pytest.mark.dear
@@ -247,7 +240,7 @@ def test_ranks_shard_as_they_do_on_several_cards(program):
     assert found.exit_status == 0, out.err[-2000:]
     assert [process["rank"] for process in found.processes] == [0, 1]
     assert [process["devices"][0]["index"] for process in found.processes] == [0, 1]
-    assert "rank 1, device 1" in emulation_text(found)
+    assert "rank 1, device 1" in str(found)
 
 
 # ---- how it is started, and what is collected of programs that use no GPU ----

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from workbench.gpus.catalogue import GPUS, gpu
-from workbench.gpus.emulator.launch import TIMED_OUT, Emulation
-from workbench.gpus.emulator.report import NOT_MEASURED, banner, emulation_json, emulation_text, fits
+from workbench.gpus.emulator.report import NOT_MEASURED, TIMED_OUT, Emulation, banner
 
 MIB, GIB = 2**20, 2**30
 
@@ -34,7 +33,7 @@ def test_the_banner_names_the_card_and_says_that_nothing_is_computed():
 
 
 def test_a_program_that_fits_is_told_with_its_peak_its_holders_and_the_cards_that_have_room():
-    lines = emulation_text(emulation(process(0, device()))).splitlines()
+    lines = str(emulation(process(0, device()))).splitlines()
     title = gpu("a100-40gb").title
     assert lines[0].startswith(f"emulated {title} (")
     assert lines[0].endswith(f"GiB): {NOT_MEASURED}")
@@ -52,43 +51,43 @@ def test_a_program_that_fits_is_told_with_its_peak_its_holders_and_the_cards_tha
 def test_a_card_has_room_for_what_was_reserved_and_its_context_to_the_byte():
     t4 = gpu("t4")
     room = t4.memory_bytes - t4.context_bytes_estimate
-    assert fits(emulation(process(0, device(reserved=room))))["t4"]
-    assert not fits(emulation(process(0, device(reserved=room + 1))))["t4"]
-    assert set(fits(emulation(process(0, device())))) == set(GPUS)
+    assert emulation(process(0, device(reserved=room))).fits["t4"]
+    assert not emulation(process(0, device(reserved=room + 1))).fits["t4"]
+    assert set(emulation(process(0, device())).fits) == set(GPUS)
 
 
 def test_the_rank_that_reserves_most_decides():
     both = emulation(process(0, device()), process(1, device(index=1, reserved=60 * GIB)))
     assert both.peak_reserved_bytes == 60 * GIB
     assert [reported["index"] for reported in both.devices] == [1, 0]
-    assert "  rank 1, device 1: peak 15.0 GiB allocated, 60.0 GiB reserved; host" in emulation_text(both)
-    assert not fits(both)["a100-40gb"]
+    assert "  rank 1, device 1: peak 15.0 GiB allocated, 60.0 GiB reserved; host" in str(both)
+    assert not both.fits["a100-40gb"]
 
 
 def test_where_it_ran_out_of_memory_nothing_is_known_of_other_cards():
     refused = emulation(process(0, device(refusals=1)), exit_status=1)
-    assert fits(refused) == {}
-    assert "20.0 GiB reserved; ran out of memory; host" in emulation_text(refused)
-    assert "it needs more than that: which card has room is not known. Try a larger one" in emulation_text(refused)
+    assert refused.fits == {}
+    assert "20.0 GiB reserved; ran out of memory; host" in str(refused)
+    assert "it needs more than that: which card has room is not known. Try a larger one" in str(refused)
 
 
 def test_what_is_missing_or_was_cut_short_is_said(tmp_path):
-    assert "  no process used the GPU" in emulation_text(emulation())
-    killed = emulation_text(emulation(silent=2))
+    assert "  no process used the GPU" in str(emulation())
+    killed = str(emulation(silent=2))
     assert "  2 processes that used the GPU were killed and left no report" in killed
     assert "no process used the GPU" not in killed
-    short = emulation_text(emulation(process(0, device(in_history=10 * GIB))))
+    short = str(emulation(process(0, device(in_history=10 * GIB))))
     assert "(of the history's end, 10.0 GiB; the peak was before)" in short
-    stuck = emulation_text(emulation(process(0, device()), stuck_at="line 4 in wait\nline 5 in <module>"))
+    stuck = str(emulation(process(0, device()), stuck_at="line 4 in wait\nline 5 in <module>"))
     assert "perhaps waiting for a value that is never computed:\n    line 4 in wait\n    line 5 in <module>" in stuck
     path = Path("step.pickle")
-    assert "  snapshot  step.pickle (open it at https" in emulation_text(emulation(snapshots=(path,)))
+    assert "  snapshot  step.pickle (open it at https" in str(emulation(snapshots=(path,)))
 
 
 @pytest.mark.parametrize("stuck_at", ["", "line 4 in wait"])
 def test_as_json_bytes_are_integers_and_nothing_is_left_out(stuck_at):
     found = emulation(process(0, device()), exit_status=TIMED_OUT, stuck_at=stuck_at, snapshots=(Path("a"),), silent=1)
-    facts = emulation_json(found)
+    facts = found.to_dict()
     assert json.loads(json.dumps(facts)) == facts
     assert facts == {
         "memory_source": "emulated:a100-40gb",
@@ -103,6 +102,18 @@ def test_as_json_bytes_are_integers_and_nothing_is_left_out(stuck_at):
         "peak_reserved_bytes": 20 * GIB,
         "processes": [process(0, device())],
         "processes_without_report": 1,
-        "fits": fits(found),
+        "fits": found.fits,
+        "not_measured": [],
         "snapshots": ["a"],
     }
+
+
+def test_what_nobody_has_measured_makes_it_a_lower_bound():
+    known = process(0, device())
+    both = emulation(known, {**process(1, device(index=1)), "not_measured": ["cuDNN's workspace of convolutions"]})
+    assert both.not_measured == ["cuDNN's workspace of convolutions"]
+    text = str(both)
+    assert "needs at least 20.0 GiB" in text
+    assert "may fit on" in text
+    assert text.endswith("a lower bound: nobody has measured cuDNN's workspace of convolutions")
+    assert "at least" not in str(emulation(known))

@@ -15,6 +15,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -28,8 +29,16 @@ OURS = "libemulator.so"
 NVIDIA = re.compile(r"lib(cu|nccl|nvrtc|nvshmem|nvJitLink|nvToolsExt|nvidia-ml)")
 LIBRARIES = tomllib.loads((SOURCES / "libraries.toml").read_text(encoding="utf-8"))
 ASKER = "libc10_cuda.so"
-RUNTIME, CALLS_RUNTIME = "libcudart", ("libcuda", "libnvidia-ml", "libnccl")  # these are written on top of it
+RUNTIME = "libcudart"
+CALLS_RUNTIME = ("libcuda", "libnvidia-ml", "libnccl")  # these are written on top of it
 REFUSED = re.compile("|".join(LIBRARIES["refused"]))
+# What functions write for their caller on the host: a new handle, a size of scratch, or something else.
+OUTPUTS = tomllib.loads((SOURCES / "outputs.toml").read_text(encoding="utf-8"))
+CREATES = {name: number for number, names in OUTPUTS["creates"].items() for name in names.split()}
+SIZES = {name: arguments for arguments, names in OUTPUTS["sizes"].items() for name in names.split()}
+SIZE_TYPES = {"4": "int", "8": "size_t"}  # by its bytes
+TITLES = {"cusolver": "cuSOLVER", "cusparse": "cuSPARSE", "cufft": "cuFFT", "curand": "cuRAND"}
+WRITES = set(OUTPUTS["writes"]["names"].split())
 
 
 @dataclass
@@ -57,13 +66,15 @@ def stubs(files: Iterable[Path], cache: Path) -> Path:
     """
     files = sorted(files)
     folder = cache / f"stubs-{_key(files)}"
-    if not (folder / OURS).is_file():
-        cache.mkdir(parents=True, exist_ok=True)
-        with FileLock(cache / ".lock"), tempfile.TemporaryDirectory(dir=cache, prefix=".building-") as aside:
-            if not (folder / OURS).is_file():  # which another process may have built meanwhile
-                (made := Path(aside, "stubs")).mkdir()
-                _build(wanted(files), cuda_major(files), made)
-                made.rename(folder)
+    if (folder / OURS).is_file():
+        return folder
+    cache.mkdir(parents=True, exist_ok=True)
+    with FileLock(cache / ".lock"), tempfile.TemporaryDirectory(dir=cache, prefix=".building-") as aside:
+        if not (folder / OURS).is_file():  # which another process may have built meanwhile
+            new = Path(aside, "stubs")
+            new.mkdir()
+            _build(wanted(files), cuda_major(files), new)
+            new.rename(folder)
     return folder
 
 
@@ -79,36 +90,39 @@ def _key(files: Iterable[Path]) -> str:
 def wanted(files: Iterable[Path]) -> list[Library]:
     """NVIDIA's libraries, as these files import from them."""
     files = list(files)
-    asked = _asker(files)
-    libraries = {
-        name: Library(name, {found.decode(): "" for found in re.findall(pattern.encode(), asked)})
-        for name, pattern in LIBRARIES["by_name"].items()
-    }
+    libraries: dict[str, Library] = {}
+    asker = _asker(files)
+    for name, pattern in LIBRARIES["by_name"].items():
+        texts = re.findall(pattern.encode(), asker)
+        libraries[name] = Library(name, {text.decode(): "" for text in texts})
     libraries["libcuda.so.1"].symbols |= dict.fromkeys(LIBRARIES["of_triton"], "")
     unversioned: set[str] = set()
-    for found in map(imports, files):
-        for name in filter(NVIDIA.match, found.needed):
+    for path in files:
+        imported = imports(path)
+        for name in filter(NVIDIA.match, imported.needed):
             libraries.setdefault(name, Library(name))
-        for symbol, owner, version in found.symbols:
+        for symbol, owner, version in imported.symbols:
             if NVIDIA.match(owner):
                 libraries.setdefault(owner, Library(owner)).symbols[symbol] = version
             elif not owner:
                 unversioned.add(symbol)
     for library in libraries.values():
-        if pattern := LIBRARIES["unversioned"].get(library.stem):
+        pattern = LIBRARIES["unversioned"].get(library.stem)
+        if pattern:
             library.symbols |= {name: "" for name in unversioned if re.match(pattern, name)}
     return sorted(libraries.values(), key=lambda library: library.name)
 
 
 def cuda_major(files: Iterable[Path]) -> int:
     """12 or 13, as one of PyTorch's libraries says. Raises UnavailableError for another CUDA."""
-    found = re.search(rb"libcudart\.so\.(\d+)", _asker(files))
-    if found is None or int(found[1]) not in (12, 13):
+    runtime = re.search(rb"libcudart\.so\.(\d+)", _asker(files))
+    major = int(runtime[1]) if runtime else 0
+    if major not in (12, 13):
         raise UnavailableError(
-            f"emulator: this PyTorch wants {found[0].decode() if found else 'no CUDA runtime'}, and only CUDA 12 and "
-            "13 are emulated. Install a PyTorch that is built for one of them."
+            f"emulator: this PyTorch wants {runtime[0].decode() if runtime else 'no CUDA runtime'}, and only CUDA 12 "
+            "and 13 are emulated. Install a PyTorch that is built for one of them."
         )
-    return int(found[1])
+    return major
 
 
 def _asker(files: Iterable[Path]) -> bytes:
@@ -120,10 +134,12 @@ def _asker(files: Iterable[Path]) -> bytes:
 
 def compiler() -> list[str]:
     """The command of a C compiler: `$CC`, what the machine has, or the ziglang package. Raises UnavailableError."""
-    if named := os.environ.get("CC"):
-        return named.split()
-    if found := next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None):
-        return [found]
+    if os.environ.get("CC"):
+        return os.environ["CC"].split()
+    for name in ("cc", "gcc", "clang"):
+        command = shutil.which(name)
+        if command:
+            return [command]
     if find_spec("ziglang"):
         return [sys.executable, "-m", "ziglang", "cc"]
     raise UnavailableError(
@@ -137,40 +153,66 @@ def _build(libraries: list[Library], major: int, folder: Path) -> None:
     command += [f"-DCUDA_MAJOR={major}", f"-I{SOURCES}"]
     _compile([*command, str(SOURCES / "emulator.c"), f"-Wl,-soname,{OURS}", "-o", str(folder / OURS)])
     runtime = [library for library in libraries if library.stem == RUNTIME]
+    others = [library for library in libraries if library.stem != RUNTIME]
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        for some in (runtime, [library for library in libraries if library not in runtime]):
-            list(pool.map(lambda library: _make(library, command, folder), some))
+        # `list` waits, and raises what a compiler said; the others are linked with the runtime
+        list(pool.map(partial(_make, command, folder), runtime))
+        list(pool.map(partial(_make, command, folder), others))
 
 
-def _make(library: Library, command: list[str], folder: Path) -> None:
-    generated, script = folder / f"{library.name}.c", folder / f"{library.name}.map"
+def _make(command: list[str], folder: Path, library: Library) -> None:
+    generated = folder / f"{library.name}.c"
     generated.write_text(_functions(sorted(library.symbols)))
+    script = folder / f"{library.name}.map"
     script.write_text(_versions(library.symbols))
-    called = [str(path) for path in folder.glob(f"{RUNTIME}.so.*[0-9]") if library.stem in CALLS_RUNTIME]
-    linked = [f"-Wl,-soname,{library.name}", "-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed"]
-    inputs = [*map(str, library.sources), str(generated), str(folder / OURS), *called]
-    versioned = [f"-Wl,--version-script={script}"] if any(library.symbols.values()) else []
-    _compile([*command, *linked, *versioned, *inputs, "-o", str(folder / library.name)])
+    command = [*command, f"-Wl,-soname,{library.name}", "-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed"]
+    if any(library.symbols.values()):
+        command.append(f"-Wl,--version-script={script}")
+    command += [*map(str, library.sources), str(generated), str(folder / OURS)]
+    if library.stem in CALLS_RUNTIME:
+        command += map(str, folder.glob(f"{RUNTIME}.so.*[0-9]"))
+    _compile([*command, "-o", str(folder / library.name)])
 
 
 def _functions(names: Iterable[str]) -> str:
-    """A macro of `stubs/stub.h` for each."""
-    lines = (f"{'REFUSED' if REFUSED.match(name) else 'STUB'}({name})" for name in names)
-    return "\n".join(['#include "stub.h"', *lines, ""])
+    """A macro of `stubs/stub.h` for each. None says "success" to a caller who waits for an answer."""
+    lines = ['#include "stub.h"']
+    for name in names:
+        if name in CREATES:
+            lines.append(f"CREATES({name}, {CREATES[name]})")
+        elif name in SIZES:
+            lines.append(_says_no_scratch(name))
+        elif name in WRITES or REFUSED.match(name):
+            lines.append(f"REFUSED({name})")
+        else:
+            lines.append(f"STUB({name})")
+    return "\n".join([*lines, ""])
+
+
+def _says_no_scratch(name: str) -> str:
+    """A macro for a function that is asked how many bytes of scratch another one wants."""
+    answers = []
+    for argument in SIZES[name].split():
+        number, size = argument.split(":")
+        answers.append(f"SIZE({SIZE_TYPES[size]}, {number})")
+    prefix = re.match("cusolver|cusparse|cufft|curand", name)
+    library = TITLES[prefix[0]] if prefix else "a library"
+    return f'SIZES({name}, "scratch of {library}", {" ".join(answers)})'
 
 
 def _versions(symbols: Mapping[str, str]) -> str:
     """A linker script: each version that a caller asks for, with its symbols."""
-    nodes = {
-        version: [f"{s};" for s, of in symbols.items() if of == version] for version in sorted({*symbols.values()})
-    }
-    return "".join(f"{version} {{ global: {' '.join(of)} }};\n" for version, of in nodes.items() if version)
+    by_version: dict[str, list[str]] = {}
+    for symbol, version in symbols.items():
+        if version:
+            by_version.setdefault(version, []).append(f"{symbol};")
+    return "".join(f"{version} {{ global: {' '.join(by_version[version])} }};\n" for version in sorted(by_version))
 
 
 def _compile(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ended.returncode:
         raise UnavailableError(
             f"emulator: {command[0]} could not build a stub library ({Path(command[-1]).name}): "
-            f"{done.stderr.strip()[-600:]} Try another compiler: pip install ziglang, then CC='python -m ziglang cc'."
+            f"{ended.stderr.strip()[-600:]} Try another compiler: pip install ziglang, then CC='python -m ziglang cc'."
         )

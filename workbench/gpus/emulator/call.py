@@ -51,7 +51,8 @@ def fork_of_trunk(environment: Mapping[str, str], name: str) -> Child | None:
     """A child that has the libraries already; None if no process has, or none can be forked here."""
     trunk = TRUNK.children.get("trunk")
     with TRUNK.lock, suppress(OSError):  # a kernel before 5.3, or a sandbox, has no handles of processes
-        return Fork(trunk, environment, name) if trunk and trunk.alive() else None
+        if trunk and trunk.alive():
+            return Fork(trunk, environment, name)
     return None
 
 
@@ -63,7 +64,7 @@ def also_on_emulated_devices(function: Callable[P, R]) -> Callable[P, R]:
         card = emulated_card(str(kwargs.get("device") or ""))
         if card is None:
             return function(*args, **kwargs)
-        told: dict[str, Any] = {**kwargs, "device": "cuda"}
-        return call_on(card, dispatched, *args, **told)
+        on_card: dict[str, Any] = {**kwargs, "device": "cuda"}
+        return call_on(card, dispatched, *args, **on_card)
 
     return dispatched

@@ -22,18 +22,24 @@ def imports(path: Path) -> Imports:
 
     with path.open("rb") as file:
         sections = {section["sh_type"]: section for section in ELFFile(file).iter_sections()}
-        needed = {tag.needed for tag in sections["SHT_DYNAMIC"].iter_tags("DT_NEEDED")}
-        libraries = sections["SHT_GNU_verneed"].iter_versions() if "SHT_GNU_verneed" in sections else ()
-        known = {one["vna_other"]: (library.name, one.name) for library, ones in libraries for one in ones}
-        table, numbers, symbols = sections["SHT_DYNSYM"], sections.get("SHT_GNU_versym"), set()
-        for i in range(1, _first_of_its_own(sections)):
-            if (symbol := table.get_symbol(i))["st_shndx"] == "SHN_UNDEF":
-                version = known.get(numbers.get_symbol(i)["ndx"]) if numbers else None
-                symbols.add((symbol.name, *(version or ("", ""))))
-        return Imports(frozenset(needed), frozenset(symbols))
+        needed = frozenset(tag.needed for tag in sections["SHT_DYNAMIC"].iter_tags("DT_NEEDED"))
+        versions = {}  # by their numbers in this file
+        if "SHT_GNU_verneed" in sections:
+            for library, wanted in sections["SHT_GNU_verneed"].iter_versions():
+                for version in wanted:
+                    versions[version["vna_other"]] = (library.name, version.name)
+        table = sections["SHT_DYNSYM"]
+        numbers = sections.get("SHT_GNU_versym")
+        symbols = set()
+        for i in range(1, _first_defined(sections)):
+            symbol = table.get_symbol(i)
+            if symbol["st_shndx"] == "SHN_UNDEF":
+                number = numbers.get_symbol(i)["ndx"] if numbers else None
+                symbols.add((symbol.name, *versions.get(number, ("", ""))))
+        return Imports(needed, frozenset(symbols))
 
 
-def _first_of_its_own(sections: dict[str, Any]) -> int:
+def _first_defined(sections: dict[str, Any]) -> int:
     """The hash table has what the library defines, and so begins behind what it wants: PyTorch defines 300,000 symbols.
     An empty one says 1 (`symoffset`, https://flapenguin.me/elf-dt-gnu-hash)."""
     begin = sections["SHT_GNU_HASH"].params["symoffset"] if "SHT_GNU_HASH" in sections else 1

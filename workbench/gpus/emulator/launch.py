@@ -10,42 +10,18 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from workbench.errors import ConfigurationError
 from workbench.gpus.catalogue import Gpu
 from workbench.gpus.emulator import card, place
 from workbench.gpus.emulator.padding import VARIABLE as PADDING
+from workbench.gpus.emulator.report import TIMED_OUT, Emulation
 
 INSIDE = Path(__file__).with_name("inside")
-TIMED_OUT = 124  # the exit status that timeout(1) has
 SECONDS_TO_END = 20.0
 PYTHON = ("python", "python3")
-
-
-@dataclass(frozen=True)
-class Emulation:
-    """What became of a program. `processes` are the reports of those that used a GPU, by rank; bytes are integers."""
-
-    gpu: Gpu
-    command: tuple[str, ...]
-    exit_status: int
-    processes: tuple[dict[str, Any], ...]
-    stuck_at: str = ""  # where it was when its time was over
-    silent: int = 0  # processes that ended without a report, being killed
-    snapshots: tuple[Path, ...] = ()
-
-    @property
-    def devices(self) -> list[dict[str, Any]]:
-        """The reports of all devices, that which reserved most first."""
-        devices = [device for process in self.processes for device in process["devices"]]
-        return sorted(devices, key=lambda device: -device["peak_reserved_bytes"])
-
-    @property
-    def peak_reserved_bytes(self) -> int:
-        return max((device["peak_reserved_bytes"] for device in self.devices), default=0)
 
 
 def environment(gpu: Gpu, count: int = 1, *, padding: bool = False) -> dict[str, str]:
@@ -58,18 +34,18 @@ def environment(gpu: Gpu, count: int = 1, *, padding: bool = False) -> dict[str,
         UnavailableError: the emulator is not set up, or cannot be on this machine.
     """
     stubs = place.stub_folder()
-    before = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    path = os.pathsep.join([str(INSIDE), *place.python_path(), *before])
-    kept = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-    told = {
+    variables = dict(os.environ)
+    variables.pop("CUDA_VISIBLE_DEVICES", None)  # it would choose among this machine's cards
+    before = filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))
+    return variables | {
+        "PYTHONPATH": os.pathsep.join([str(INSIDE), *place.python_path(), *before]),
         card.VARIABLE: card.variable(gpu, count),
         "EMULATED_CARD": gpu.name,
         "EMULATED_STUBS": str(stubs),
-        "TRITON_LIBCUDA_PATH": str(stubs),
+        "TRITON_LIBCUDA_PATH": str(stubs),  # Triton compiles its launcher against the driver
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "1",  # calls `watch` of `inside`
         PADDING: "1" if padding else "",
     }
-    return {**kept, "PYTHONPATH": path, **told}
 
 
 def emulate(
@@ -98,21 +74,28 @@ def emulate(
         UnavailableError: the emulator is not set up, or cannot be on this machine.
     """
     command = started_by(command, ranks)
-    with tempfile.TemporaryDirectory() as reports:
-        told = {"EMULATED_REPORTS": reports, "EMULATED_HISTORY": ("snapshot" if snapshot else "1") if history else ""}
-        told["EMULATED_FROM"] = f"{Path.cwd()}{os.sep}"
+    remembered = ""
+    if history:
+        remembered = "snapshot" if snapshot else "1"
+    with tempfile.TemporaryDirectory() as folder:
+        variables = environment(gpu, ranks, padding=padding) | {
+            "EMULATED_REPORTS": folder,
+            "EMULATED_HISTORY": remembered,
+            "EMULATED_FROM": f"{Path.cwd()}{os.sep}",
+        }
         try:
-            process = subprocess.Popen(command, env=environment(gpu, ranks, padding=padding) | told, stdout=output)
+            process = subprocess.Popen(command, env=variables, stdout=output)
         except OSError as error:
             cure = " A Python program needs python in front of it." if command[0].endswith(".py") else ""
             raise ConfigurationError(f"emulate: {command[0]!r} cannot be started: {error.strerror}.{cure}") from None
-        stuck_at, status = _wait(process, Path(reports), timeout_s)
-        found = sorted(Path(reports).glob("[0-9]*.json"))
-        processes = [json.loads(path.read_text()) for path in found]
-        kept = _keep(found, snapshot) if snapshot else ()
-        silent = len(list(Path(reports).glob("using-*"))) - len(found)
-    processes = sorted((p for p in processes if p["devices"]), key=lambda p: (p["rank"], p["process"]))
-    return Emulation(gpu, tuple(command), status, tuple(processes), stuck_at, max(silent, 0), kept)
+        stuck_at, status = _wait(process, Path(folder), timeout_s)
+        reports = sorted(Path(folder).glob("[0-9]*.json"))
+        processes = [json.loads(path.read_text()) for path in reports]
+        snapshots = _keep(reports, snapshot) if snapshot else ()
+        silent = max(len(list(Path(folder).glob("using-*"))) - len(reports), 0)
+    using_a_gpu = [process for process in processes if process["devices"]]
+    using_a_gpu.sort(key=lambda process: (process["rank"], process["process"]))
+    return Emulation(gpu, tuple(command), status, tuple(using_a_gpu), stuck_at, silent, snapshots)
 
 
 def started_by(command: Sequence[str], ranks: int) -> list[str]:
@@ -149,7 +132,8 @@ def _where(reports: Path) -> str:
         with suppress(ProcessLookupError):
             os.kill(int(path.name.partition("-")[2]), signal.SIGUSR1)
     time.sleep(0.5)
-    return next((text for path in files if (text := path.read_text().strip())), "")
+    stacks = [path.read_text().strip() for path in files]
+    return next(filter(None, stacks), "")
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
@@ -161,10 +145,12 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
             return
 
 
-def _keep(found: Sequence[Path], snapshot: Path) -> tuple[Path, ...]:
+def _keep(reports: Sequence[Path], snapshot: Path) -> tuple[Path, ...]:
     """Move the snapshots to where they are asked for."""
-    there = [pickle for path in found if (pickle := path.with_suffix(".pickle")).exists()]
     snapshot.parent.mkdir(parents=True, exist_ok=True)
-    if len(there) == 1:
-        return (Path(shutil.move(there[0], snapshot)),)
-    return tuple(Path(shutil.move(p, snapshot.with_stem(f"{snapshot.stem}-{p.stem}"))) for p in there)
+    pickles = [path.with_suffix(".pickle") for path in reports if path.with_suffix(".pickle").exists()]
+    moved = []
+    for pickle in pickles:
+        target = snapshot if len(pickles) == 1 else snapshot.with_stem(f"{snapshot.stem}-{pickle.stem}")
+        moved.append(Path(shutil.move(pickle, target)))
+    return tuple(moved)

@@ -3,7 +3,8 @@
 import os
 from itertools import islice
 from typing import Any
-from unittest.mock import patch
+
+from workbench.patches import changed_environment
 
 VARIABLE = "EMULATED_PADDING"
 
@@ -17,5 +18,5 @@ def announce_padding(trainer: Any, padding: bool = False) -> bool:
     mask = trainer.data_collator(rows).get("attention_mask")
     padded = padding or (mask is not None and bool((mask == 0).any()))
     os.environ[VARIABLE] = "1" if padded else ""
-    trainer.evaluate = patch.dict(os.environ, {VARIABLE: ""})(trainer.evaluate)
+    trainer.evaluate = changed_environment({VARIABLE: ""})(trainer.evaluate)
     return padded

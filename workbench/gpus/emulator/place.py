@@ -37,12 +37,19 @@ def torch_folder() -> Path:
         UnavailableError: there is none yet, or it cannot be used on this machine.
     """
     refuse_other_machines()
-    if folder := _found():
-        return folder
+    for folder in (_installed(), _own_place() / "torch"):
+        if (folder / CUDA_LIBRARY).is_file():
+            return folder
     raise UnavailableError(
         f"emulator: the PyTorch that is installed ({version('torch')}) has no CUDA inside, and the emulated GPU runs "
         f"PyTorch's CUDA build. Set it up once ({DOWNLOAD}; it goes into {cache_folder()}): {SET_UP}"
     )
+
+
+def python_path() -> list[str]:
+    """What a child needs in front of its import path to get this PyTorch."""
+    folder = torch_folder()
+    return [] if folder == _installed() else [str(folder.parent)]
 
 
 def is_set_up() -> bool:
@@ -60,8 +67,10 @@ def set_up() -> Path:
         UnavailableError: pip cannot fetch it, or the stubs cannot be built.
     """
     refuse_other_machines()
-    if not _found():
-        _fetch(_place())
+    try:
+        torch_folder()
+    except UnavailableError:
+        _fetch(_own_place())
     return stub_folder()
 
 
@@ -74,53 +83,46 @@ def refuse_other_machines() -> None:
         )
 
 
-def python_path() -> list[str]:
-    """What a child needs in front of its import path to get this PyTorch."""
-    return [] if torch_folder() == _installed() else [str(_place())]
-
-
-def _found() -> Path | None:
-    """The first of the folders that has PyTorch's CUDA build."""
-    folders = _installed(), _place() / "torch"
-    return next((folder for folder in folders if (folder / CUDA_LIBRARY).is_file()), None)
-
-
 def _installed(package: str = "torch") -> Path:
     spec = find_spec(package)
     return Path(str(spec.origin)).parent if spec and spec.origin else Path("nowhere")
+
+
+def _own_place() -> Path:
+    """Where PyTorch's CUDA build goes that is only the emulator's."""
+    return cache_folder() / f"torch-{_release()}-python{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def _release() -> str:
     return version("torch").partition("+")[0]
 
 
-def _place() -> Path:
-    return cache_folder() / f"torch-{_release()}-python{sys.version_info.major}.{sys.version_info.minor}"
-
-
 def _libraries(torch: Path) -> list[Path]:
     """Every library that asks NVIDIA's for something: PyTorch's own, and those of bitsandbytes."""
-    ours = [*torch.glob("lib/*.so"), *torch.glob("_C*.so")]
-    return [*ours, *_installed("bitsandbytes").glob(f"libbitsandbytes_cuda{build.cuda_major(ours)}*.so")]
+    libraries = [*torch.glob("lib/*.so"), *torch.glob("_C*.so")]
+    major = build.cuda_major(libraries)
+    return [*libraries, *_installed("bitsandbytes").glob(f"libbitsandbytes_cuda{major}*.so")]
 
 
 def _fetch(place: Path) -> None:
     release = _release()
     place.parent.mkdir(parents=True, exist_ok=True)
     print(f"Fetching PyTorch {release} with CUDA ({DOWNLOAD}) into {place}", file=sys.stderr)
-    with tempfile.TemporaryDirectory(dir=place.parent, prefix=".fetching-") as aside:
-        # three signs: == would also take a build that is called 2.13.0+cpu, where one is at hand
+    with tempfile.TemporaryDirectory(dir=place.parent, prefix=".fetching-") as folder:
+        new = Path(folder, "new")
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        done = subprocess.run([*command, "--target", f"{aside}/new", f"torch==={release}"], check=False)
-        if done.returncode:
+        # three signs: == would also take a build that is called 2.13.0+cpu, where one is at hand
+        command += ["--target", str(new), f"torch==={release}"]
+        pip = subprocess.run(command, check=False)
+        if pip.returncode:
             raise UnavailableError(
-                f"emulator: pip could not fetch torch {release} (exit code {done.returncode}, its words stand above). "
+                f"emulator: pip could not fetch torch {release} (exit code {pip.returncode}, its words stand above). "
                 f"With another installer: put torch=={release}, a CUDA build, without what it depends on, into {place}"
             )
-        if not Path(aside, "new", "torch", CUDA_LIBRARY).is_file():
+        if not (new / "torch" / CUDA_LIBRARY).is_file():
             raise UnavailableError(
                 f"emulator: the package index gave a torch {release} without CUDA. Point PIP_INDEX_URL at one that has "
                 "it (pypi.org), or install a CUDA build of torch."
             )
         shutil.rmtree(place, ignore_errors=True)
-        Path(aside, "new").rename(place)
+        new.rename(place)

@@ -1,13 +1,15 @@
-"""What an emulation found, in words and as JSON."""
+"""What an emulation found: it prints itself, and is JSON-ready."""
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from workbench.gpus.catalogue import GPUS, Gpu
 from workbench.gpus.emulator.card import DEVICE
-from workbench.gpus.emulator.launch import TIMED_OUT, Emulation
 from workbench.measure.categories import format_bytes
 
 NOT_MEASURED = "nothing here was measured on a GPU"
+TIMED_OUT = 124  # the exit status that timeout(1) has
 VIEWER = "https://pytorch.org/memory_viz"
 
 
@@ -19,83 +21,112 @@ def banner(gpu: Gpu) -> str:
     )
 
 
-def emulation_text(found: Emulation) -> str:
-    """Peaks of each process, who holds most, where it fits."""
-    lines = [f"emulated {found.gpu.title} ({format_bytes(found.gpu.memory_bytes)}): {NOT_MEASURED}"]
-    for process in found.processes:
-        for device in process["devices"]:
-            lines.append(_device_line(process, device, several=len(found.processes) > 1))
-    if not found.processes:
-        lines.append("  no process used the GPU" if not found.silent else "")
-    if found.silent:
-        lines.append(f"  {found.silent} processes that used the GPU were killed and left no report")
-    if found.processes:
-        lines += _holders(found) + _fitting(found)
-    if found.stuck_at:
-        waited = "perhaps waiting for a value that is never computed"
-        lines.append(f"  ended when its time was over (--timeout). It was here, {waited}:")
-        lines += [f"    {line}" for line in found.stuck_at.splitlines()]
-    lines += [f"  snapshot  {path} (open it at {VIEWER})" for path in found.snapshots]
-    return "\n".join(line for line in lines if line)
+@dataclass(frozen=True)
+class Emulation:
+    """What became of a program. `processes` are the reports of those that used a GPU, by rank; bytes are integers."""
+
+    gpu: Gpu
+    command: tuple[str, ...]
+    exit_status: int
+    processes: tuple[dict[str, Any], ...]
+    stuck_at: str = ""  # where it was when its time was over
+    silent: int = 0  # processes that ended without a report, being killed
+    snapshots: tuple[Path, ...] = ()
+
+    @property
+    def devices(self) -> list[dict[str, Any]]:
+        """The reports of all devices, that which reserved most first."""
+        devices = [device for process in self.processes for device in process["devices"]]
+        return sorted(devices, key=lambda device: -device["peak_reserved_bytes"])
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        return max((device["peak_reserved_bytes"] for device in self.devices), default=0)
+
+    @property
+    def not_measured(self) -> list[str]:
+        """What took memory in amounts that nobody knows: if there is any of it, the peaks are lower bounds."""
+        return sorted({name for process in self.processes for name in process.get("not_measured", ())})
+
+    @property
+    def fits(self) -> dict[str, bool]:
+        """By card, whether what was reserved and the card's context have room. Empty if the program ran out of memory,
+        or used no GPU. What was not measured is not in it."""
+        if not self.processes or any(device["refusals"] for device in self.devices):
+            return {}
+        need = self.peak_reserved_bytes
+        return {name: need + gpu.context_bytes_estimate <= gpu.memory_bytes for name, gpu in GPUS.items()}
+
+    def __str__(self) -> str:
+        """Peaks of each process, who holds most, where it fits."""
+        lines = [f"emulated {self.gpu.title} ({format_bytes(self.gpu.memory_bytes)}): {NOT_MEASURED}"]
+        for process in self.processes:
+            rank = f"rank {process['rank']}, " if len(self.processes) > 1 else ""
+            lines += [f"  {rank}{_peaks(process, device)}" for device in process["devices"]]
+        if self.silent:
+            lines.append(f"  {self.silent} processes that used the GPU were killed and left no report")
+        if self.processes:
+            lines += _holders(self.devices[0])
+            lines += self._cards()
+        elif not self.silent:
+            lines.append("  no process used the GPU")
+        if self.stuck_at:
+            waited = "perhaps waiting for a value that is never computed"
+            lines.append(f"  ended when its time was over (--timeout). It was here, {waited}:")
+            lines += [f"    {line}" for line in self.stuck_at.splitlines()]
+        lines += [f"  snapshot  {path} (open it at {VIEWER})" for path in self.snapshots]
+        return "\n".join(lines)
+
+    def _cards(self) -> list[str]:
+        if not self.fits:
+            return ["  it needs more than that: which card has room is not known. Try a larger one (--gpu)"]
+        fitting = [name for name, has_room in self.fits.items() if has_room]
+        others = [name for name, has_room in self.fits.items() if not has_room]
+        need = format_bytes(self.peak_reserved_bytes)
+        context = format_bytes(self.gpu.context_bytes_estimate)
+        least = "at least " if self.not_measured else ""
+        lines = [f"  needs {least}{need} and about {context} of context, by the kernels of this card"]
+        verdict = "may fit on     " if self.not_measured else "fits on        "
+        lines.append(f"  {verdict}  {', '.join(fitting) or 'none of the known GPUs'}")
+        if others:
+            lines.append(f"  does not fit on  {', '.join(others)}")
+        if self.not_measured:
+            lines.append(f"  a lower bound: nobody has measured {', '.join(self.not_measured)}")
+        return lines
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready; bytes are integers."""
+        return {
+            "memory_source": f"{DEVICE}{self.gpu.name}",
+            "measured_on_a_gpu": False,
+            "gpu": self.gpu.name,
+            "capacity_bytes": self.gpu.memory_bytes,
+            "context_bytes_estimate": self.gpu.context_bytes_estimate,
+            "command": list(self.command),
+            "exit_status": self.exit_status,
+            "timed_out": self.exit_status == TIMED_OUT and bool(self.stuck_at),
+            "stuck_at": self.stuck_at,
+            "peak_reserved_bytes": self.peak_reserved_bytes,
+            "processes": list(self.processes),
+            "processes_without_report": self.silent,
+            "fits": self.fits,
+            "not_measured": self.not_measured,
+            "snapshots": [str(path) for path in self.snapshots],
+        }
 
 
-def _device_line(process: dict[str, Any], device: dict[str, Any], several: bool) -> str:
-    who = f"rank {process['rank']}, device {device['index']}" if several else f"device {device['index']}"
+def _peaks(process: dict[str, Any], device: dict[str, Any]) -> str:
+    allocated = format_bytes(device["peak_allocated_bytes"])
+    reserved = format_bytes(device["peak_reserved_bytes"])
     refused = "; ran out of memory" if device["refusals"] else ""
-    return (
-        f"  {who}: peak {format_bytes(device['peak_allocated_bytes'])} allocated, "
-        f"{format_bytes(device['peak_reserved_bytes'])} reserved{refused}; "
-        f"host {format_bytes(process['peak_host_bytes'])}"
-    )
+    host = format_bytes(process["peak_host_bytes"])
+    return f"device {device['index']}: peak {allocated} allocated, {reserved} reserved{refused}; host {host}"
 
 
-def _holders(found: Emulation) -> list[str]:
-    device = found.devices[0]
+def _holders(device: dict[str, Any]) -> list[str]:
     if not device.get("lines"):
         return []
-    lines = [f"    {format_bytes(entry['bytes']):>9}  {entry['line']}" for entry in device["lines"]]
     title = "  who holds most at the peak, by the innermost line of the program"
     if device["peak_in_history_bytes"] < 0.95 * device["peak_allocated_bytes"]:
         title += f" (of the history's end, {format_bytes(device['peak_in_history_bytes'])}; the peak was before)"
-    return [title, *lines]
-
-
-def fits(found: Emulation) -> dict[str, bool]:
-    """By card, whether what was reserved and the card's context have room. Empty if the program ran out of memory."""
-    if not found.processes or any(device["refusals"] for device in found.devices):
-        return {}
-    need = found.peak_reserved_bytes
-    return {name: need + gpu.context_bytes_estimate <= gpu.memory_bytes for name, gpu in GPUS.items()}
-
-
-def _fitting(found: Emulation) -> list[str]:
-    known = fits(found)
-    if not known:
-        return ["  it needs more than that: which card has room is not known. Try a larger one (--gpu)"]
-    yes, no = ([name for name, fit in known.items() if fit is wanted] for wanted in (True, False))
-    need, context = format_bytes(found.peak_reserved_bytes), format_bytes(found.gpu.context_bytes_estimate)
-    return [
-        f"  needs {need} and about {context} of context, by the kernels of this card",
-        f"  fits on          {', '.join(yes) or 'none of the known GPUs'}",
-        *([f"  does not fit on  {', '.join(no)}"] if no else []),
-    ]
-
-
-def emulation_json(found: Emulation) -> dict[str, Any]:
-    """JSON-ready; bytes are integers."""
-    return {
-        "memory_source": f"{DEVICE}{found.gpu.name}",
-        "measured_on_a_gpu": False,
-        "gpu": found.gpu.name,
-        "capacity_bytes": found.gpu.memory_bytes,
-        "context_bytes_estimate": found.gpu.context_bytes_estimate,
-        "command": list(found.command),
-        "exit_status": found.exit_status,
-        "timed_out": found.exit_status == TIMED_OUT and bool(found.stuck_at),
-        "stuck_at": found.stuck_at,
-        "peak_reserved_bytes": found.peak_reserved_bytes,
-        "processes": list(found.processes),
-        "processes_without_report": found.silent,
-        "fits": fits(found),
-        "snapshots": [str(path) for path in found.snapshots],
-    }
+    return [title, *(f"    {format_bytes(entry['bytes']):>9}  {entry['line']}" for entry in device["lines"])]

@@ -105,7 +105,22 @@ class CudaAttention:
         enable_gqa: bool = False,
     ) -> torch.Tensor:
         query, key, value = (_autocast(t) for t in (query, key, value))
-        question = _question(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+        grouped = query.shape[-3] != key.shape[-3]
+        enabled = [backend for backend in Backend if getattr(torch.backends.cuda, f"{backend}_sdp_enabled")()]
+        if grouped and not enable_gqa:
+            enabled = [Backend.MATH]  # which alone expands heads
+        question = Question(
+            dtype=query.dtype,
+            masked=attn_mask is not None,
+            grouped=grouped,
+            head_width=query.shape[-1],
+            value_width=value.shape[-1],
+            square=query.shape[-2] == key.shape[-2],
+            causal=is_causal,
+            dropout=float(dropout_p),  # a config may say 0
+            needs_gradient=torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value)),
+            enabled=frozenset(enabled),
+        )
         backend = self.asked.setdefault(question, choose_backend(self.gpu, question))
         aten: Any = torch.ops.aten
         if attn_mask is not None and backend is not Backend.MATH:
@@ -130,32 +145,6 @@ def _autocast(tensor: torch.Tensor) -> torch.Tensor:
     if torch.is_autocast_enabled("cpu") and tensor.is_floating_point():
         return tensor.to(torch.get_autocast_dtype("cpu"))
     return tensor
-
-
-def _question(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    dropout: float,
-    causal: bool,
-    may_group: bool,
-) -> Question:
-    cuda = torch.backends.cuda
-    grouped = query.shape[-3] != key.shape[-3]
-    enabled = {backend for backend in Backend if getattr(cuda, f"{backend}_sdp_enabled")()}
-    return Question(
-        dtype=query.dtype,
-        masked=mask is not None,
-        grouped=grouped,
-        head_width=query.shape[-1],
-        value_width=value.shape[-1],
-        square=query.shape[-2] == key.shape[-2],
-        causal=causal,
-        dropout=float(dropout),  # a config may say 0
-        needs_gradient=torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value)),
-        enabled=frozenset(enabled if may_group or not grouped else {Backend.MATH}),  # which alone expands heads
-    )
 
 
 def _flash_forward(

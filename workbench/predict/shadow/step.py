@@ -2,13 +2,13 @@
 
 import math
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, cast
-from unittest.mock import patch
 
 import numpy as np
 import pyarrow.compute as pc
@@ -25,21 +25,12 @@ from workbench.measure.meter import Meter
 from workbench.models.family import family_of
 from workbench.models.load import count_parameters, quiet
 from workbench.predict.rank import as_first, part_of
-from workbench.predict.rows import MICRO_BATCHES, STEPS, assembled, blocks_for, facts, job_for, material_for
-from workbench.predict.shadow.patches import cuda_choices, fill_tables, make_fake, scale_losses, traceable
+from workbench.predict.rows import MICRO_BATCHES, STEPS, assembled, blocks_for, facts, job_for, material_for, skeleton
+from workbench.predict.shadow.attention import choose_backend
+from workbench.predict.shadow.patches import cuda_choices, make_fake, scale_losses, traceable
 from workbench.predict.shadow.repeated import foreseen
-from workbench.predict.shadow.stand_ins import (
-    LibrarysAdamW,
-    SavedNowhere,
-    copy_adapted,
-    optimizer_kind,
-    pack_matrices,
-    replaced_libraries,
-    take_quantization,
-)
 from workbench.predict.shadow.trace import Trace
 from workbench.predict.shadow.tracker import ShadowTracker
-from workbench.predict.skeleton import skeleton
 from workbench.ranks.run import RankMeter
 from workbench.ranks.shards import SHARDS, Ranks
 from workbench.recipe import Recipe
@@ -49,7 +40,25 @@ from workbench.run.trainer import SeamTrainer, count_padding
 DEVICE = torch.device("cpu")  # plays the GPU
 FORESEEN = 4  # pauses after which the rest may be foreseen: the second step has been traced
 
+KEPT: deque[tuple[Any, Trace]] = deque(maxlen=32)  # the newest traces, with what was asked for
 Batch = dict[str, torch.Tensor]
+
+
+def trace_for(recipe: Recipe, gpu: Gpu | None, padding: bool, ranks: Ranks | None = None) -> Trace:
+    """As `trace`, or one that was made before, in which every choice of a kernel is the one that this GPU makes."""
+    request = (recipe, gpu is not None, padding, ranks)
+    for earlier_request, earlier in KEPT:
+        if earlier_request == request and chooses_alike(gpu, earlier):
+            refuse_precision(gpu, earlier.uses_bf16)
+            return earlier
+    new = trace(recipe, gpu, padding, ranks)
+    KEPT.append((request, new))
+    return new
+
+
+def chooses_alike(gpu: Gpu | None, earlier: Trace) -> bool:
+    """Whether the GPU answers each question about attention as it was answered in a trace."""
+    return all(gpu and choose_backend(gpu, question) is backend for question, backend in earlier.attention.items())
 
 
 def trace(recipe: Recipe, gpu: Gpu | None, padding: bool = False, ranks: Ranks | None = None) -> Trace:
@@ -70,27 +79,69 @@ def trace(recipe: Recipe, gpu: Gpu | None, padding: bool = False, ranks: Ranks |
     device = gpu.device if gpu else Device.find("cpu")
     with _naming_failures(tracker), quiet(), tempfile.TemporaryDirectory() as scratch, as_first(ranks, DEVICE):
         job = job_for(recipe, device, material, ranks)
-        model = _model(job)
+        model = recipe.prepare_model(skeleton(material.config, **recipe.model_arguments(family_of(material.config))))
         tracker.name_modules(model)
-        with (
-            patch.object(SeamTrainer, "get_optimizer_cls_and_kwargs", staticmethod(optimizer_kind)),
-            patch("transformers.modeling_utils.save_on_cpu", SavedNowhere, create=True),
-            replaced_libraries(),
-        ):
-            return _Shadow(job, model, tracker, padding, Path(scratch), ranks).run(gpu)
+        return _trace_of(job, model, tracker, gpu, padding, ranks, Path(scratch))
 
 
-def _model(job: Job) -> Any:
-    recipe = job.recipe
-    family = family_of(job.material.config)
-    arguments = recipe.model_arguments(family)
-    quantization = take_quantization(arguments)
-    model = skeleton(job.material.config, **arguments)
-    if quantization is not None:
-        pack_matrices(model, family, quantization)
-    model = recipe.prepare_model(model)
-    copy_adapted(model)
-    return model
+def _trace_of(
+    job: Job,
+    model: PreTrainedModel,
+    tracker: ShadowTracker,
+    gpu: Gpu | None,
+    padding: bool,
+    ranks: Ranks | None,
+    scratch: Path,
+) -> Trace:
+    """From a model without memory."""
+    counted = count_parameters(model)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    make_fake(model, mode, DEVICE)
+    part_of(model, ranks, DEVICE.type, mode)
+    meter = RankMeter(model, before_bytes=0, tracker=tracker)
+    trainer, micro_batches = assembled(job, model, meter, DEVICE, scratch)
+    tracker.untrained = max(micro_batches - MICRO_BATCHES, 0)
+    if trainer.args.fp16:
+        scale_losses(trainer)
+    uses_bf16 = trainer.args.bf16 or any(p.dtype is torch.bfloat16 for p in model.parameters())
+    refuse_precision(gpu, uses_bf16)
+    batches = _batches(trainer, padding)
+    held_out = _held_out(trainer)
+    padded = padding or any(map(count_padding, batches))
+    with ExitStack() as stack:
+        stack.enter_context(traceable(lambda: padded and model.training))
+        attention = stack.enter_context(cuda_choices(gpu)) if gpu else None
+        stack.enter_context(mode)
+        trained = [_fake_batch(batch, mode) for batch in batches]
+        evaluated = [_fake_batch(batch, mode) for batch in held_out]
+        stack.enter_context(meter)
+        trace_of_steps = _traced(tracker, train(trainer, meter, trained, evaluated))
+    allocator: dict[str, Any] = {}
+    for technique in job.recipe.techniques:
+        allocator |= technique.allocator_settings()
+    return replace(
+        trace_of_steps,
+        uses_bf16=uses_bf16,
+        allocator=allocator,
+        attention=attention.asked if attention else {},
+        facts=facts(trainer, counted, micro_batches, padded),
+    )
+
+
+def _traced(tracker: ShadowTracker, training: Iterator[None]) -> Trace:
+    """Until what follows can be foreseen."""
+    pauses: list[int] = []
+    for _ in training:
+        pauses.append(tracker.events)
+        if len(pauses) == FORESEEN:
+            evaluation = (pauses[0], pauses[1])
+            step = (pauses[-2], pauses[-1])
+            whole = foreseen(tracker.trace(), evaluation, step)
+            if whole:
+                return whole
+        if len(pauses) <= FORESEEN:
+            tracker.begin_step()
+    return tracker.trace()
 
 
 @contextmanager
@@ -131,101 +182,13 @@ def refuse_offloading(gpu: Gpu | None, ranks: Ranks | None) -> None:
         )
 
 
-@dataclass
-class _Shadow:
-    """One job on its way from a model without memory to a trace."""
-
-    job: Job
-    model: PreTrainedModel
-    tracker: ShadowTracker
-    padding: bool
-    scratch: Path
-    ranks: Ranks | None
-    micro_batches: int = 1  # of a step
-
-    def run(self, gpu: Gpu | None) -> Trace:
-        mode = FakeTensorMode(allow_non_fake_inputs=True)
-        counted = count_parameters(self.model)
-        make_fake(self.model, mode, DEVICE)
-        part_of(self.model, self.ranks, DEVICE.type, mode)
-        meter = RankMeter(self.model, before_bytes=0, tracker=self.tracker)
-        trainer = self._trainer(meter)
-        uses_bf16 = trainer.args.bf16 or any(p.dtype is torch.bfloat16 for p in self.model.parameters())
-        refuse_precision(gpu, uses_bf16)
-        batches = self._batches(trainer)
-        held_out = _held_out(trainer)
-        padded = self.padding or any(map(count_padding, batches))
-        with ExitStack() as stack:
-            stack.enter_context(traceable(lambda: padded and self.model.training))
-            attention = stack.enter_context(cuda_choices(gpu)) if gpu else None
-            stack.enter_context(mode)
-            trained = [_fake_batch(batch, mode) for batch in batches]
-            evaluated = [_fake_batch(batch, mode) for batch in held_out]
-            stack.enter_context(meter)
-            trace_of_steps = self._traced(train(trainer, meter, trained, evaluated))
-        allocator: dict[str, Any] = {}
-        for technique in self.job.recipe.techniques:
-            allocator |= technique.allocator_settings()
-        return replace(
-            trace_of_steps,
-            uses_bf16=uses_bf16,
-            allocator=allocator,
-            attention=dict(attention.asked) if attention else {},
-            facts=facts(trainer, counted, self.micro_batches, padded),
-        )
-
-    def _traced(self, training: Iterator[None]) -> Trace:
-        """Until what follows can be foreseen."""
-        pauses: list[int] = []
-        for _ in training:
-            pauses.append(self.tracker.events)
-            if len(pauses) == FORESEEN:
-                evaluation = (pauses[0], pauses[1])
-                step = (pauses[-2], pauses[-1])
-                whole = foreseen(self.tracker.trace(), evaluation, step)
-                if whole:
-                    return whole
-            if len(pauses) <= FORESEEN:
-                self.tracker.begin_step()
-        return self.tracker.trace()
-
-    def _trainer(self, meter: Meter) -> SeamTrainer:
-        trainer, self.micro_batches = assembled(self.job, self.model, meter, DEVICE, self.scratch, ranks=self.ranks)
-        self.tracker.untrained = max(self.micro_batches - MICRO_BATCHES, 0)
-        fill_tables()
-        if trainer.args.fp16:
-            scale_losses(trainer)
-        return trainer
-
-    def _batches(self, trainer: SeamTrainer) -> list[Batch]:
-        """The micro-batches of one step, as dataset and collator make them, on the host.
-
-        Where examples have unequal lengths, each batch has the longest: the peak of a run is that of such a batch.
-        """
-        size = trainer.args.per_device_train_batch_size
-        count = trainer.args.gradient_accumulation_steps
-        dataset: Any = trainer.train_dataset
-        others = cycle(list(islice(cast("Iterable[Any]", dataset), size * count)))
-        longest = dataset[_longest(dataset)] if isinstance(dataset, Dataset) else next(others, None)
-        collator = cast("Callable[..., Batch]", trainer.data_collator)
-        batches = [collator([longest, *islice(others, size - 1)]) for _ in range(count)]
-        if self.padding:
-            for batch in batches:
-                batch.setdefault("attention_mask", torch.ones_like(batch["input_ids"]))
-        return batches
-
-
 def train(trainer: SeamTrainer, meter: Meter, batches: list[Batch], held_out: Sequence[Batch] = ()) -> Iterator[None]:
     """The calls of `Trainer.train` that have to do with memory, in its order (`tests/predict/test_order_of_calls.py`).
 
     Its own loop needs a device, values to log and a data loader. Pauses at the beginning and after each step and each
     evaluation.
     """
-    optimizer = trainer.create_optimizer()
-    if isinstance(optimizer, LibrarysAdamW):
-        optimizer.embeddings = {
-            id(m.weight) for m in cast("Any", trainer.model).modules() if isinstance(m, torch.nn.Embedding)
-        }
+    trainer.create_optimizer()
     # the optimizer is where it belongs, and a rate that is a fake tensor cannot be copied
     model, trainer.optimizer = trainer.accelerator.prepare(
         trainer.model, trainer.optimizer, device_placement=[True, False]
@@ -286,6 +249,24 @@ class _Loader:
             waiting.append(batch)
             yield waiting.pop(0)
         yield from waiting
+
+
+def _batches(trainer: SeamTrainer, padding: bool) -> list[Batch]:
+    """The micro-batches of one step, as dataset and collator make them, on the host.
+
+    Where examples have unequal lengths, each batch has the longest: the peak of a run is that of such a batch.
+    """
+    size = trainer.args.per_device_train_batch_size
+    count = trainer.args.gradient_accumulation_steps
+    dataset: Any = trainer.train_dataset
+    others = cycle(list(islice(cast("Iterable[Any]", dataset), size * count)))
+    longest = dataset[_longest(dataset)] if isinstance(dataset, Dataset) else next(others, None)
+    collator = cast("Callable[..., Batch]", trainer.data_collator)
+    batches = [collator([longest, *islice(others, size - 1)]) for _ in range(count)]
+    if padding:
+        for batch in batches:
+            batch.setdefault("attention_mask", torch.ones_like(batch["input_ids"]))
+    return batches
 
 
 def _held_out(trainer: SeamTrainer) -> list[Batch]:

@@ -8,9 +8,8 @@ from numpy.typing import NDArray
 
 from workbench.gpus.catalogue import Gpu
 from workbench.measure.categories import Phase
-from workbench.measure.timeline import live_bytes, phases_of
+from workbench.measure.timeline import LIVES, TensorTimeline, live_bytes, phases_of
 from workbench.predict.shadow.reductions import Reduction, Splits
-from workbench.predict.tensors import LIVES, TensorTimeline
 
 
 @dataclass(frozen=True, eq=False)

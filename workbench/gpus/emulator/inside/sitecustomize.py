@@ -16,21 +16,21 @@ import resource
 import signal
 import sys
 from collections import Counter
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 HISTORY = 100_000  # allocations and frees that PyTorch's memory history keeps
-LINES = 10
-PEAKS: dict[int, tuple[int, ...]] = {}  # of each device, before its last reset
 CHANGE = {"free_completed": 1, "alloc": -1}  # of the bytes in use, going back
+LINES = 10
+PEAKS: dict[int, tuple[int, int]] = {}  # of each device, before its last reset
 
 
 def load_stubs() -> None:
     """By their paths, before PyTorch: a library that needs one of their names then gets them, wherever it looks."""
     folder = Path(os.environ["EMULATED_STUBS"])
-    first = [folder / "libemulator.so", *folder.glob("libcudart.so.*[0-9]")]
-    for path in [*first, *sorted(set(folder.glob("*.so*")) - set(first))]:
+    first = [folder / "libemulator.so", *folder.glob("libcudart.so.*[0-9]")]  # the others are written on top of these
+    others = sorted(set(folder.glob("*.so*")) - set(first))
+    for path in first + others:
         if path.suffix not in (".c", ".map"):
             ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
 
@@ -38,8 +38,8 @@ def load_stubs() -> None:
 def import_the_next() -> None:
     """The program's own sitecustomize, which this one hides."""
     here = os.path.dirname(os.path.abspath(__file__))
-    rest = [place for place in sys.path if os.path.abspath(place) != here]
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", rest)
+    others = [place for place in sys.path if os.path.abspath(place) != here]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
     if spec is not None and spec.loader is not None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
@@ -75,28 +75,30 @@ def spare_ddp_values(torch: Any) -> None:
 
 
 def capability(device: Any = None) -> tuple[int, int]:
-    """As PyTorch would answer, but it would look at the card first, and can then be forked no more. torchao asks when
-    it is imported."""
-    told = dict(field.partition("=")[::2] for field in os.environ["EMULATED_GPU"].split(" "))
-    return int(told["major"]), int(told["minor"])
+    """As PyTorch would answer, but it would look at the card first, and can then be forked no more. bitsandbytes and
+    torchao ask when they are imported."""
+    fields = dict(field.partition("=")[::2] for field in os.environ["EMULATED_GPU"].split(" "))
+    return int(fields["major"]), int(fields["minor"])
 
 
 def note_peaks_before_resets(torch: Any) -> None:
-    """The program may reset PyTorch's peaks, each as often as it likes."""
+    """The program may reset PyTorch's peaks, as often as it likes."""
     reset = torch._C._cuda_resetPeakMemoryStats
 
-    def noted(index: int) -> None:
+    def note_and_reset(index: int) -> None:
         PEAKS[index] = peaks(torch, index)
         reset(index)
 
-    torch._C._cuda_resetPeakMemoryStats = noted
+    torch._C._cuda_resetPeakMemoryStats = note_and_reset
 
 
-def peaks(torch: Any, index: int) -> tuple[int, ...]:
+def peaks(torch: Any, index: int) -> tuple[int, int]:
     """The most that was allocated and reserved, resets or not."""
     statistics = torch.cuda.memory_stats(index)
-    now = (statistics.get(f"{kind}_bytes.all.peak", 0) for kind in ("allocated", "reserved"))
-    return tuple(map(max, now, PEAKS.get(index, (0, 0))))
+    allocated, reserved = PEAKS.get(index, (0, 0))
+    allocated = max(allocated, statistics.get("allocated_bytes.all.peak", 0))
+    reserved = max(reserved, statistics.get("reserved_bytes.all.peak", 0))
+    return allocated, reserved
 
 
 def report(torch: Any) -> None:
@@ -114,6 +116,7 @@ def report(torch: Any) -> None:
         "devices": used,
         "peak_host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "argv": sys.argv,
+        "not_measured": not_measured(),
     }
     if os.environ.get("EMULATED_HISTORY") and used:
         snapshot = torch.cuda.memory._snapshot()
@@ -122,33 +125,46 @@ def report(torch: Any) -> None:
         if os.environ["EMULATED_HISTORY"] == "snapshot":
             with (folder / f"{name}.pickle").open("wb") as file:
                 pickle.dump(snapshot, file)
-    aside = folder / f".{name}.json"
-    aside.write_text(json.dumps(facts))
-    aside.rename(folder / f"{name}.json")
+    part = folder / f".{name}.json"
+    part.write_text(json.dumps(facts))
+    part.rename(folder / f"{name}.json")
+
+
+def not_measured() -> list[str]:
+    """By its name, what took memory of a real card in amounts that nobody knows."""
+    emulator = ctypes.CDLL(str(Path(os.environ["EMULATED_STUBS"], "libemulator.so")))
+    emulator.what_was_not_measured.restype = ctypes.c_char_p
+    names: bytes = emulator.what_was_not_measured()
+    return names.decode().splitlines()
 
 
 def used_of_device(torch: Any, index: int) -> dict[str, Any]:
-    most = dict(zip(("peak_allocated_bytes", "peak_reserved_bytes"), peaks(torch, index), strict=True))
-    return {"index": index, **most, "refusals": torch.cuda.memory_stats(index).get("num_ooms", 0)}
+    allocated, reserved = peaks(torch, index)
+    return {
+        "index": index,
+        "peak_allocated_bytes": allocated,
+        "peak_reserved_bytes": reserved,
+        "refusals": torch.cuda.memory_stats(index).get("num_ooms", 0),
+    }
 
 
 def living(snapshot: Any, index: int) -> dict[int, int]:
     """The bytes of each block in use at the end, by address."""
-    return {
-        block["address"]: block["requested_size"]
-        for segment in snapshot["segments"]
-        if segment["device"] == index
-        for block in segment["blocks"]
-        if block["state"] == "active_allocated"
-    }
+    sizes = {}
+    for segment in snapshot["segments"]:
+        for block in segment["blocks"]:
+            if segment["device"] == index and block["state"] == "active_allocated":
+                sizes[block["address"]] = block["requested_size"]
+    return sizes
 
 
 def at_the_peak(trace: Any, sizes: dict[int, int]) -> dict[str, Any]:
     """Back from the end, to find the instant of the peak that the history still holds; then who held it."""
-    changes = (CHANGE.get(event["action"], 0) * event["size"] for event in reversed(trace))
-    history = enumerate(accumulate(changes, initial=sum(sizes.values())))
-    back, peak = max(history, key=lambda entry: entry[1])  # of several, the last in time
-    instant = len(trace) - back
+    usage = [sum(sizes.values())]  # from the end of the history back to its beginning
+    for event in reversed(trace):
+        usage.append(usage[-1] + CHANGE.get(event["action"], 0) * event["size"])
+    peak = max(usage)
+    instant = len(trace) - usage.index(peak)  # of several, the last in time
     alive = dict(sizes)
     for event in reversed(trace[instant:]):
         if event["action"] == "alloc":
@@ -156,20 +172,22 @@ def at_the_peak(trace: Any, sizes: dict[int, int]) -> dict[str, Any]:
         elif event["action"] == "free_completed":
             alive[event["addr"]] = event["size"]
     makers = {event["addr"]: event["frames"] for event in trace[:instant] if event["action"] == "alloc"}
-    held, functions = Counter[str](), Counter[str]()
+    lines = Counter[str]()
+    functions = Counter[str]()
     for address, size in alive.items():
         line = line_of(makers[address]) if address in makers else "before the history begins"
-        held[line] += size
+        lines[line] += size
         functions[f"{line}{function_of(makers.get(address))}"] += size
-    lines = [{"line": line, "bytes": size} for line, size in held.most_common(LINES)]
-    return {"lines": lines, "functions": functions, "peak_in_history_bytes": peak}
+    most = [{"line": line, "bytes": size} for line, size in lines.most_common(LINES)]
+    return {"lines": most, "functions": functions, "peak_in_history_bytes": peak}
 
 
 def line_of(frames: Any) -> str:
     """The innermost line of the program itself; of a library's, where none is the program's."""
     if not frames:
         return "PyTorch's own threads: the backward pass"
-    frame = next((frame for frame in frames if not of_library(frame)), frames[0])
+    own_frames = [frame for frame in frames if not of_library(frame)]
+    frame = own_frames[0] if own_frames else frames[0]
     return f"{frame['filename'].removeprefix(os.environ['EMULATED_FROM'])}:{frame['line']} in {frame['name']}"
 
 
@@ -193,8 +211,8 @@ def answer_the_watchman() -> None:
     ends it with a report, also where a shell's job in the background has inherited that interrupts are ignored."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    words = open(Path(os.environ["EMULATED_REPORTS"], f"where-{os.getpid()}"), "w")  # noqa: SIM115
-    faulthandler.register(signal.SIGUSR1, file=words, all_threads=False)
+    stack = open(Path(os.environ["EMULATED_REPORTS"], f"where-{os.getpid()}"), "w")  # noqa: SIM115
+    faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
 
 
 if os.environ.get("EMULATED_STUBS"):

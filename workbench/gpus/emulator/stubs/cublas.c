@@ -1,4 +1,4 @@
-/* libcublas and libcublasLt: matrix products. Their workspace is PyTorch's own, in its allocator. */
+/* libcublas, libcublasLt and libcusparse: matrix products. Their workspace is PyTorch's own, in its allocator. */
 #include "emulator.h"
 
 enum { VERSION = 130101 };
@@ -70,3 +70,7 @@ int cublasLtMatmulAlgoGetHeuristic(void *handle, void *operation, void *a, void 
     *count = 1;
     return SUCCESS;
 }
+
+/* ---- cuSPARSE ---- */
+
+const char *cusparseGetErrorString(int status) { return status ? "error of the emulated cuSPARSE" : "success"; }

@@ -2,10 +2,11 @@
    cuDNN does not publish its workspaces. Those of its attention were 256 bytes on an H100 (cuDNN 9.19), forward and
    backward; two more kinds, larger there, are not known here: of convolutions, and of the backward of grouped heads. The
    environment variable EMULATED_CUDNN_WORKSPACE gives another answer. */
-#include "emulator.h"
+#include "cudnn.h"
 
 /* cudnn_graph.h: the numbers of the attributes and types that matter here */
 enum { HEURISTIC_RESULTS = 202, KNOB_CHOICES = 302, WORKSPACE_SIZE = 402 };
+enum { CONVOLUTION_FORWARD = 10, CONVOLUTION_BACKWARD_DATA = 12 }; /* the filter's is between them */
 enum { TYPE_NUMERICAL_NOTE = 11, TYPE_DESCRIPTOR = 15, TYPE_BEHAVIOR_NOTE = 19 };
 
 #define ATTENTION_WORKSPACE 256
@@ -22,7 +23,8 @@ int cudnnCreate(void **handle) {
 }
 
 int cudnnBackendCreateDescriptor(int type, void **descriptor) {
-    (void)type;
+    if (type >= CONVOLUTION_FORWARD && type <= CONVOLUTION_BACKWARD_DATA && !getenv("EMULATED_CUDNN_WORKSPACE"))
+        not_measured("cuDNN's workspace of convolutions");
     return cudnnCreate(descriptor);
 }
 

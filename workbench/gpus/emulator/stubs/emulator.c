@@ -251,6 +251,21 @@ void answer_is_passed_on(void) {
 
 int answer(void) { return asked == FINITE || (asked == ALL && !told("EMULATED_PADDING")); }
 
+/* ---- what nobody has measured ---- */
+
+static char unmeasured[4096]; /* names, each with a line feed after it */
+
+void not_measured(const char *what) {
+    pthread_mutex_lock(&lock);
+    char line[256];
+    int length = snprintf(line, sizeof line, "%s\n", what);
+    size_t there = strlen(unmeasured);
+    if (!strstr(unmeasured, line) && there + (size_t)length < sizeof unmeasured) strcpy(unmeasured + there, line);
+    pthread_mutex_unlock(&lock);
+}
+
+const char *what_was_not_measured(void) { return unmeasured; }
+
 /* ---- what the generated stubs say ---- */
 
 static _Thread_local const char *last_stub = "none";

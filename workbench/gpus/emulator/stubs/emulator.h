@@ -39,3 +39,8 @@ void answer_is_passed_on(void); /* by a kernel that fills a byte, or a copy of o
 /* Called by every generated stub; the names of both are in the words about a crash. */
 void stub_called(const char *function);
 int stub_refused(const char *function, int status);
+
+/* By its name, what takes memory of the card in amounts that nobody has measured: the report's peaks are then lower
+   bounds. Whoever says so answers the least that is sure. */
+void not_measured(const char *what);
+const char *what_was_not_measured(void); /* names, one a line; for the report */

@@ -78,3 +78,15 @@ const char *ncclGetLastError(void *whole) {
     (void)whole;
     return "";
 }
+
+int ncclRedOpCreatePreMulSum(int *operation, void *factor, int type, int lies, Communicator *all) {
+    (void)factor, (void)type, (void)lies, (void)all;
+    *operation = 5; /* the first that is not built in */
+    return SUCCESS;
+}
+
+int ncclCommRegister(const Communicator *all, void *buffer, size_t bytes, void **handle) {
+    (void)all, (void)buffer, (void)bytes;
+    *handle = new_handle();
+    return SUCCESS;
+}

@@ -71,3 +71,12 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, int mode) {
     (void)stream, (void)mode;
     return stub_refused("cudaStreamBeginCapture (CUDA graphs)", NOT_SUPPORTED);
 }
+
+/* PyTorch's allocator relaxes what may happen during a capture, and puts it back. */
+cudaError_t cudaThreadExchangeStreamCaptureMode(int *mode) {
+    static _Thread_local int before; /* global */
+    int now = *mode;
+    *mode = before;
+    before = now;
+    return SUCCESS;
+}

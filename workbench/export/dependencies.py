@@ -1,0 +1,98 @@
+"""What a script imports, and which packages must be installed for it."""
+
+import ast
+import sys
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+
+from workbench.export.lines import WIDTH
+
+# the modules, and what the lines of `main` may use of each
+MODULES = {
+    "datasets": ["Dataset", "load_dataset", "load_from_disk"],
+    "functools": ["partial"],
+    "pathlib": ["Path"],
+    "pyarrow.parquet": ["ParquetFile"],
+    "transformers": [
+        "AutoConfig",
+        "AutoModelForCausalLM",
+        "AutoTokenizer",
+        "Trainer",
+        "TrainingArguments",
+        "default_data_collator",
+    ],
+    "trl": ["SFTConfig", "SFTTrainer"],
+    "unittest.mock": ["patch"],
+}
+PLAIN = ("csv", "gzip", "json", "torch")  # modules whose own name is used
+PACKAGES = {  # needed where a script has this text, beside what it imports
+    "BitsAndBytesConfig": "bitsandbytes",
+    '"adamw_8bit"': "bitsandbytes",
+    '"torchao.optim': "torchao",
+    '"optimi"': "torch-optimi",
+    '"flashoptim"': "flashoptim",
+}
+
+
+def imports_of(lines: str) -> set[tuple[str, str]]:
+    """(module, name) of what lines of `main` use; the name is empty for `import module`."""
+    names = {node.id for node in ast.walk(ast.parse(lines)) if isinstance(node, ast.Name)}
+    imports = {(module, "") for module in names.intersection(PLAIN)}
+    for module, offered in MODULES.items():
+        imports |= {(module, name) for name in names.intersection(offered)}
+    return imports
+
+
+def import_lines(imports: set[tuple[str, str]]) -> list[str]:
+    """As isort has them: the standard library first, plain imports before those of names."""
+    standard: list[str] = []
+    others: list[str] = []
+    # A module of which both is needed has its two lines beside each other, among the plain imports.
+    plain = sorted(module for module, name in imports if not name)
+    for module in plain + sorted({module for module, _ in imports}.difference(plain)):
+        lines = standard if module.partition(".")[0] in sys.stdlib_module_names else others
+        if module in plain:
+            lines.append(f"import {module}")
+        names = [name for origin, name in imports if origin == module and name]
+        if names:
+            lines.append(import_line(module, sorted(names, key=classes_first)))
+    if standard:
+        standard.append("")
+    return standard + others
+
+
+def classes_first(name: str) -> tuple[bool, str]:
+    return name.islower(), name
+
+
+def import_line(module: str, names: list[str]) -> str:
+    line = f"from {module} import {', '.join(names)}"
+    if len(line) <= WIDTH:
+        return line
+    inside = "".join(f"    {name},\n" for name in names)
+    return f"from {module} import (\n{inside})"
+
+
+def header(text: str) -> str:
+    """As PEP 723 has it, for `uv run`: the packages that a script imports, in the versions that are here."""
+    modules = {"torch"}  # the Trainer is made of it
+    # Functions that the script contains import some things only when they are called.
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom):
+            modules.add(str(node.module))
+        elif isinstance(node, ast.Import):
+            modules.update(alias.name for alias in node.names)
+    packages = {module.partition(".")[0] for module in modules}.difference(sys.stdlib_module_names)
+    for needle, package in PACKAGES.items():
+        if needle in text:
+            packages.add(package)
+    pins = [f'#     "{pinned(package)}",' for package in sorted(packages)]
+    return "\n".join(["# /// script", '# requires-python = ">=3.11"', "# dependencies = [", *pins, "# ]", "# ///"])
+
+
+def pinned(package: str) -> str:
+    """The package as it is installed here; if it is not, in any version."""
+    requirement = "transformers[torch]" if package == "transformers" else package  # with what its Trainer needs
+    with suppress(PackageNotFoundError):
+        requirement += f"=={version(package).partition('+')[0]}"
+    return requirement

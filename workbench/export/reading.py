@@ -1,0 +1,145 @@
+"""The lines of a script that read its text, as a run has read and checked it, and the function that makes rows of it.
+
+However a file is read, it becomes `rows`: a dictionary for each document or conversation.
+"""
+
+from typing import NamedTuple
+
+from workbench.errors import ConfigurationError
+from workbench.export.lines import Lines, broken, literal, near
+from workbench.run.job import Job
+from workbench.texts import chat, corpus, readers
+
+ROWS_OF_TEXT = '''
+def make_rows(text, tokenizer, most=None):
+    """Rows of LENGTH tokens, of the first `most`; a shorter rest is dropped."""
+    ids = tokenizer(text, verbose=False)["input_ids"][:most]
+    rows = [ids[i : i + LENGTH] for i in range(0, len(ids) - LENGTH + 1, LENGTH)]
+    return Dataset.from_dict({"input_ids": rows, "labels": rows})'''
+ROWS_OF_CONVERSATIONS = '''
+def without_nulls(row):
+    return {name: value for name, value in row.items() if value is not None}
+
+
+def make_rows(conversations, tokenizer, most=None):
+    """Rows of LENGTH tokens, of `most` in all; a shorter rest is dropped, and rows in which nothing counts."""
+    template = tokenizer.get_chat_template()
+    pairs = [pair for row in conversations for pair in LABELS]
+    rows = [list(zip(*pairs[i : i + LENGTH])) for i in range(0, len(pairs) - LENGTH + 1, LENGTH)]
+    rows = [(ids, labels) for ids, labels in rows if {*labels[1:]} != {-100}][: most and most // LENGTH]
+    return Dataset.from_dict({"input_ids": [ids for ids, _ in rows], "labels": [labels for _, labels in rows]})'''
+CUT = f"cut = int(len({{}}) * {1 - corpus.HELD_OUT_SHARE})  # the rest is held out"
+
+
+class Reading(NamedTuple):
+    """What the lines that follow need to know of those that read.
+
+    Attributes:
+        train, held_out: expressions, of which `make_rows` makes rows.
+        make_rows: its source.
+        examples: the expression of which a technique makes rows of its own.
+        labelling: the lines that make it.
+        template: for conversations, where the tokenizer has none.
+    """
+
+    train: str
+    held_out: str
+    make_rows: str = ROWS_OF_TEXT
+    examples: str = ""
+    labelling: tuple[str, ...] = ()
+    template: str = ""
+
+
+def read_text(lines: Lines, job: Job) -> Reading:
+    """Add the lines that read a job's text. Raises ConfigurationError: it is a folder."""
+    name = job.recipe.corpus
+    if name in corpus.embedded():
+        files = [literal(near(str(path))) for path in corpus.embedded_files(name)]
+        train, held_out = (f'Path({file}).read_text("utf-8")' for file in files)
+        return Reading(train, held_out)
+    source = readers.find_text(name, "")
+    if source.is_folder:
+        raise ConfigurationError(f"script: {name!r} is a folder. Put its documents into one file: .jsonl or .parquet.")
+    if source.loss:
+        return read_conversations(lines, job, source)
+    if not source.downloaded and readers.kind_of(source.path) in readers.PLAIN:
+        lines.add(opening(source, ""), '    text = file.read().replace("\\r\\n", "\\n")')
+    else:
+        add_rows(lines, source)
+        between = literal(job.material.tokenizer.eos_token or corpus.END_OF_TEXT)
+        lines.add(
+            f"documents = [row[{literal(source.column)}] for row in rows]",
+            'documents = [text.replace("\\r\\n", "\\n") for text in documents if text and text.strip()]',
+            f"text = {between}.join(documents)",
+        )
+    lines.add(CUT.format("text"))
+    return Reading("text[:cut]", "text[cut:]")
+
+
+def read_conversations(lines: Lines, job: Job, source: readers.TextSource) -> Reading:
+    """Add the lines that read conversations, of which a run leaves out what is null, and those that lack something."""
+    add_rows(lines, source)
+    present = [f"{literal(name)} in row" for name in source.column.split(",")]
+    lines.add(
+        "rows = [json.loads(json.dumps(row), object_hook=without_nulls) for row in rows]",
+        f"rows = [row for row in rows if {' and '.join(present)}]",
+    )
+    if source.column == "conversations":
+        lines.sources.add(chat.as_message)
+        lines.add('rows = [{"messages": [as_message(m) for m in row["conversations"]]} for row in rows]')
+    lines.add(CUT.format("rows"))
+    everything = ", answers=False" if source.loss == chat.ALL else ""
+    labels = f"{lines.sources.add(chat.labels_of)}(row, tokenizer, template{everything})"
+    tokenizer = job.material.tokenizer
+    return Reading(
+        "rows[:cut]",
+        f"rows[cut : cut + {corpus.HELD_OUT_TOKENS}]",
+        make_rows=ROWS_OF_CONVERSATIONS.replace("LABELS", labels),
+        examples="train",
+        labelling=("template = tokenizer.get_chat_template()", f"train = tuple({labels} for row in rows[:cut])"),
+        template="" if tokenizer.chat_template else chat.template_of(tokenizer),
+    )
+
+
+def add_rows(lines: Lines, source: readers.TextSource) -> None:
+    """Add the lines that read `rows` from a file, or from a data set of the hub."""
+    columns = literal(source.column.split(","))
+    path = [literal(near(str(source.path)))]
+    kind = "hub" if source.downloaded else readers.kind_of(source.path)
+    if kind == "hub":
+        arguments = [f"{name}={literal(value)}" for name, value in source.asked if value]
+        lines.add(broken("rows = load_dataset(", arguments, f").select_columns({columns})"))
+    elif kind == "saved":
+        lines.add(broken("rows = load_from_disk(", path, f").select_columns({columns})"))
+    elif kind == ".arrow":
+        lines.add(broken("rows = Dataset.from_file(", path, f").select_columns({columns})"))
+    elif kind == ".parquet":
+        lines.add(broken("rows = ParquetFile(", path, f").read({columns}).to_pylist()"))
+    elif kind == ".jsonl":
+        lines.add(opening(source), "    rows = [json.loads(line) for line in file if line.strip()]")
+    elif kind == ".json":
+        lines.add(opening(source), f"    rows = json.load(file){under_data(source)}")
+    else:
+        separator = ', delimiter="\\t"' if kind == ".tsv" else ""
+        lines.add(
+            "csv.field_size_limit(2**26)  # characters; the module's own limit is 131,072",
+            opening(source),
+            f"    rows = list(csv.DictReader(file, strict=True{separator}))",
+        )
+
+
+def opening(source: readers.TextSource, newline: str = "\n") -> str:
+    """The line that opens the file, in which line ends stay as they are."""
+    arguments = [literal(near(str(source.path)))]
+    function = "open"
+    if source.path.suffix.lower() == ".gz":
+        function = "gzip.open"
+        arguments.append('"rt"')
+    arguments += [f"encoding={literal(source.encoding)}", f"newline={literal(newline)}"]
+    return broken(f"with {function}(", arguments, ") as file:")
+
+
+def under_data(source: readers.TextSource) -> str:
+    """Where the rows are in a file of JSON: it is a list of them, or has it under the name `data`."""
+    with readers.opened(source.path, source.encoding) as file:
+        return "" if file.read(2**16).lstrip().startswith("[") else '["data"]'

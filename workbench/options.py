@@ -1,0 +1,171 @@
+"""The options of the command line: a parser made of `commands.toml`, whose errors name the nearest that is known."""
+
+import argparse
+import inspect
+import os
+import platform
+import re
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn, TextIO
+
+from workbench import __version__
+from workbench.errors import DISTRIBUTION, ConfigurationError, visible
+from workbench.export.written import recipe_options
+from workbench.gpus.catalogue import GPUS
+from workbench.paths import beside, runs_folder
+from workbench.settings import unknown
+from workbench.techniques import REGISTRY
+
+MODULE = "python -m workbench"
+COMMANDS = beside(__file__, "commands.toml")
+RECIPE = COMMANDS.pop("recipe")  # what commands take with a recipe, beside its own settings
+# commands of version 0.3, and what does the same
+RETIRED = {
+    "frontier": "Use plan --frontier, with the same options.",
+    "env": "Use --version.",
+    "try": "Call workbench.side_by_side(recipe, recipe | technique) from Python.",
+    "headline": "In a checkout, run tools/headline.py.",
+    "pairs": "In a checkout, run tools/pairs.py.",
+    "verify": "In a checkout, run tools/verify.py.",
+}
+
+
+def parser_of(functions: Mapping[str, Callable[[argparse.Namespace], int | None]], text: str) -> "Parser":
+    """The parser of the whole command line.
+
+    Args:
+        functions: of each command; its docstring is the command's description.
+        text: three paragraphs: a title, examples, exit codes.
+    """
+    program = "workbench" if Path(sys.argv[0]).stem == "workbench" else MODULE
+    title, examples, exit_codes = text.replace(MODULE, program).split("\n\n")
+    parser = Parser(
+        prog=program,
+        description=title,
+        epilog=f"{examples}\n\n{exit_codes}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    help_text = "show versions, the device and where records lie, as an issue should tell them, and exit"
+    parser.add_argument("--version", action=_Version, nargs=0, help=help_text)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, row in COMMANDS.items():
+        command = commands.add_parser(
+            name,
+            help=row["help"],
+            usage=row.get("usage"),
+            description=inspect.getdoc(functions[name]),
+            epilog=f"example: {program} {row['example']}",
+        )
+        command.set_defaults(function=functions[name], parser=command, json=False)
+        if "recipe" in row:
+            _add_recipe(command)
+        for option, fields in row["takes"].items():
+            _add(command, option, **fields)
+    return parser
+
+
+def _add_recipe(parser: argparse.ArgumentParser) -> None:
+    for name, (option, help_text) in recipe_options().items():
+        if name == "model":
+            parser.add_argument("model", nargs="?", default="auto", help=f"{help_text}; or a recipe file, RECIPE.toml")
+        else:
+            both = dict.fromkeys((option, f"--{name.replace('_', '-')}"))  # a field's own name is taken, too
+            parser.add_argument(*both, dest=name, metavar="X", help=help_text)
+    for option, fields in RECIPE["takes"].items():
+        _add(parser, option, **fields)
+
+
+def _add(parser: argparse.ArgumentParser, option: str, **fields: Any) -> None:
+    fields["help"] = fields["help"].format(gpus=", ".join(GPUS), techniques=", ".join(REGISTRY))
+    if "type" in fields:
+        fields["type"] = TYPES[fields["type"]]
+    if isinstance(fields.get("metavar"), list):
+        fields["metavar"] = tuple(fields["metavar"])
+    parser.add_argument(*option.split(), **fields)
+
+
+def _at_least(least: int, number: type = int) -> Callable[[str], Any]:
+    """A reader of texts that are a number of at least this."""
+
+    def read(text: str) -> Any:
+        with suppress(ValueError):
+            if number(text) >= least:
+                return number(text)
+        raise argparse.ArgumentTypeError(f"{text!r:.90} is not a number of at least {least}.")
+
+    return read
+
+
+TYPES: dict[str, Callable[[str], Any]] = {
+    "count": _at_least(1),
+    "number": _at_least(0),
+    "seconds": _at_least(0, float),
+    "path": Path,
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """Its errors name the nearest that is known."""
+
+    def print_help(self, file: Any = None) -> None:
+        print_visibly(self.format_help().rstrip(), sys.stdout)
+
+    def error(self, message: str) -> NoReturn:
+        match = re.search(r"(.*): invalid choice: '(.*)' \(choose from (.*)\)", message)
+        if match and match[2] in RETIRED:
+            raise ConfigurationError(f"{match[2]} is no command since version 0.4. {RETIRED[match[2]]}")
+        if match:
+            raise unknown(f"{self.prog}: {match[1]} takes no", match[2], re.findall(r"[\w-]+", match[3]))
+        super().error(visible(message))
+
+    def refuse(self, argument: str) -> NoReturn:
+        """What it does not know. Raises ConfigurationError."""
+        name = argument.partition("=")[0]
+        options = [option for option in self._option_string_actions if option.startswith("--")]
+        message = str(unknown(f"{self.prog} takes no", name, options))
+        if "--set" in options and name.startswith("--") and "Did you mean" not in message:
+            message += f" A field of TrainingArguments is --set arguments.{name.strip('-').replace('-', '_')}=VALUE."
+        raise ConfigurationError(message)
+
+
+class _Version(argparse.Action):
+    """`--version`: which workbench this is, and what an issue should tell beside that."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        # at once: the device is torch's to tell, after seconds
+        print_visibly(f"{DISTRIBUTION} {__version__}", sys.stdout)
+        print_visibly(_environment(), sys.stdout)
+        parser.exit()
+
+
+def _environment() -> str:
+    """Versions, the device, whether the emulator is set up, and where records lie; not the user's name."""
+    from workbench.gpus.emulator.place import is_set_up
+    from workbench.measure.device import Device
+    from workbench.paths import git_commit, versions
+
+    facts = {
+        **versions(),
+        "commit": git_commit() or "none",
+        "system": platform.platform(),
+        "device": Device.find(),
+        "emulator": "set up" if is_set_up() else "not set up",
+        "records": runs_folder(),
+    }
+    lines = [f"{name:14}{value}" for name, value in facts.items()]
+    return "\n".join(lines).replace(str(Path.home()), "~")
+
+
+def print_visibly(text: str, stream: TextIO | None) -> None:
+    """Print a text, in which nothing colours, moves or reverses what a terminal shows."""
+    if stream is None:  # it is closed
+        return
+    try:
+        print(visible(text), file=stream, flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # or Python complains of what is left at its end
+        if not isinstance(error, BrokenPipeError):  # nobody reads on, as after `| head -1`
+            raise

@@ -1,0 +1,136 @@
+"""What a prediction puts in the place of optimizers whose kernels cannot be traced, or that keep tensors on the host,
+which is no part of the device there: the same bytes at the same moments, no arithmetic.
+
+The bytes are those of bitsandbytes 0.50, FlashOptim 0.1.4 and torchao 0.18, as each docstring names them; none of them
+need be installed.
+"""
+
+import math
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from workbench.techniques.base import Call
+from workbench.techniques.optimizer import KINDS, use_host, use_library
+
+EIGHT_BIT_BLOCK = 256  # this and the next two: `Optimizer2State`
+EIGHT_BIT_MINIMUM = 4096
+EIGHT_BIT_VALUES = 256
+PAGED_MINIMUM = 100_000  # elements: `get_state_buffer`
+HOSTS_MINIMUM = 4096  # `minimal_size`
+
+
+# ---- bitsandbytes: states of 8 bits, or in unified memory ----
+
+
+def use_bitsandbytes(trainer: Any, bits: int, paged: bool) -> None:
+    """In place of the Trainer's way to bitsandbytes: AdamW with such states, but of 32 bits for embeddings."""
+    trainer.optimizer_cls_and_kwargs = (LibrarysAdamW, {"bits": bits, "paged": paged})
+    plain_create = trainer.create_optimizer
+
+    def create_optimizer() -> Any:
+        optimizer = plain_create()
+        if isinstance(optimizer, LibrarysAdamW):  # the Trainer asks this of no other: not of one for each parameter
+            for module in trainer.model.modules():
+                if isinstance(module, torch.nn.Embedding):
+                    optimizer.embeddings.add(id(module.weight))
+        return optimizer
+
+    trainer.create_optimizer = create_optimizer
+
+
+class LibrarysAdamW(torch.optim.Optimizer):
+    """The bytes of `Optimizer2State.init_state`, made in the first step, for the parameters that are trained.
+
+    The library's kernels change weights and states in place; besides, a gradient is made contiguous. Large states that
+    are paged take nothing of what PyTorch's allocator has.
+    """
+
+    def __init__(self, parameters: Any, bits: int, paged: bool) -> None:
+        super().__init__(parameters, {})
+        self.bits = bits
+        self.paged_from = PAGED_MINIMUM if paged else math.inf
+        self.embeddings: set[int] = set()  # by id, those with 32-bit states
+        self.tables: dict[str, torch.Tensor] = {}
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    if not self.state[parameter]:
+                        self.state[parameter] = self.new_state(parameter)
+                    parameter.grad = parameter.grad.contiguous()
+
+    def new_state(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+        both = (1, 2)
+        here = both if parameter.numel() < self.paged_from else ()
+        if self.bits == 32 or parameter.numel() < EIGHT_BIT_MINIMUM or id(parameter) in self.embeddings:
+            return {f"state{i}": torch.zeros_like(parameter, dtype=torch.float32) for i in here}
+        blocks = math.ceil(parameter.numel() / EIGHT_BIT_BLOCK)
+        for i in both:
+            self.tables.setdefault(f"qmap{i}", torch.empty(EIGHT_BIT_VALUES, device=parameter.device))
+        state = {f"state{i}": torch.zeros_like(parameter, dtype=torch.uint8) for i in here}
+        for i in both:
+            state[f"absmax{i}"] = torch.zeros(blocks, device=parameter.device)
+        return state | self.tables
+
+
+# ---- FlashOptim ----
+
+
+class FlashStates(LibrarysAdamW):
+    """What `flashoptim.FlashAdamW` allocates for bf16 weights (`_ensure_state_initialized`)."""
+
+    def __init__(self, groups: list[dict[str, Any]], lr: float, **_: Any) -> None:
+        super().__init__([{**group, "lr": lr} for group in groups], bits=8, paged=False)
+
+    def new_state(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+        state = {}
+        for name in ("exp_avg", "exp_avg_sq"):
+            plain = torch.zeros_like(parameter)
+            state[name] = torch.empty_like(plain, dtype=torch.uint8)
+            state[f"{name} scales"] = plain.new_empty((plain.numel() + 31) // 32, dtype=torch.float16)
+        state["error_bits"] = torch.zeros_like(parameter, dtype=torch.int8)
+        return state
+
+
+# ---- torchao: a step on the host, and states whose codes are looked up ----
+
+
+class CPUOffloadOptimizer(torch.optim.Optimizer):
+    """`torchao.optim.CPUOffloadOptimizer`: on the device are the states of smaller parameters alone."""
+
+    def __init__(self, groups: list[dict[str, Any]], **options: Any) -> None:
+        small_groups = []
+        for group in groups:
+            small = [parameter for parameter in group["params"] if parameter.numel() < HOSTS_MINIMUM]
+            small_groups.append({**group, "params": small})
+        self.d_opt = torch.optim.AdamW(small_groups, **options)
+        self.param_d2h_map: dict[Any, Any] = {}
+        self.param_groups = self.d_opt.param_groups
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.d_opt.step()
+
+
+def use_torchao(trainer: Any, **settings: Any) -> None:
+    """torchao's own: it reads the values that its codes stand for off tensors, once, which must not be fake ones."""
+    use_library(trainer, **settings)
+    for bits in (4, 8):
+        states = import_module(f"torchao.optim.subclass_{bits}bit")
+        states.get_qmap_signed()
+        states.get_qmap_unsigned()
+
+
+# for the kinds of optimizers that have a stand-in, what a prediction does in place of their `trainer`
+CALLS = {
+    "adamw_8bit": Call(use_bitsandbytes, {"bits": 8, "paged": False}),
+    "adamw_paged": Call(use_bitsandbytes, {"bits": 32, "paged": True}),
+    "adamw_8bit_paged": Call(use_bitsandbytes, {"bits": 8, "paged": True}),
+    "adamw_flash": Call(use_library, {"module": __name__, "name": "FlashStates", "settings": {}, "piece": 0}),
+    "adamw_on_host": Call(use_host, {"module": __name__}),
+    "adamw_8bit_stochastic": Call(use_torchao, KINDS["adamw_8bit_stochastic"]["library"]),
+    "adamw_4bit_stochastic": Call(use_torchao, KINDS["adamw_4bit_stochastic"]["library"]),
+}
