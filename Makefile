@@ -70,5 +70,5 @@ clean:  ## remove what was built; runs and .venv stay
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --requirement requirements.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
-	@$(BIN)/python -c 'import workbench.run.trainer'  # compiled here, once, what every process imports
+	@$(BIN)/python -c 'import workbench.training.trainer'  # compiled here, once, what every process imports
 	touch $@

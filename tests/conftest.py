@@ -11,10 +11,10 @@ import pytest
 import torch
 from cpu_budget import CpuBudget
 
+from workbench.base.paths import CORPORA, MODELS
+from workbench.journal.record import Record
 from workbench.measure.emulated import emulated
-from workbench.paths import CORPORA, MODELS
 from workbench.recipe import Recipe
-from workbench.records.record import Record
 
 VOCABULARY, LAYERS, EMBEDDING, HEADS, POSITIONS = 4096, 2, 64, 4, 128
 END_OF_TEXT_ID = 0
@@ -55,7 +55,7 @@ def paid_before_the_first_test(request: pytest.FixtureRequest, tmp_path_factory:
     """Under a budget, no test pays for what a test process does once: its imports, and the start of its predictions."""
     if request.config.getoption("cpu_budget") is None:
         return
-    from workbench.predict.predict import predict
+    from workbench.prediction.predict import predict
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WORKBENCH_RUNS", str(tmp_path_factory.mktemp("before-the-first-test")))
@@ -145,7 +145,7 @@ def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def recipe(model_name: str, text_file: Path) -> Recipe:
     """Six steps of a batch of 8 × 32 tokens, no techniques, a learning rate at which the loss moves."""
-    import workbench.run.run  # noqa: F401  # with all its libraries
+    import workbench.training.run  # noqa: F401  # with all its libraries
 
     gc.collect()
     gc.freeze()  # or every run would walk the half million objects of the libraries again and again
@@ -158,8 +158,8 @@ def recipe(model_name: str, text_file: Path) -> Recipe:
 @pytest.fixture(scope="session")
 def fine_tuned(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Recipe], Record]:
     """`run`, with the model kept, merged if it can be. The same recipe is run once, however many tests look at it."""
-    from workbench.run.job import UNMERGEABLE
-    from workbench.run.run import run
+    from workbench.training.job import UNMERGEABLE
+    from workbench.training.run import run
 
     folder, done = tmp_path_factory.mktemp("shared-runs"), dict[Recipe, Record]()
 

@@ -26,20 +26,15 @@ from try_wheel import PLATFORMS, published  # noqa: E402
 
 PACKAGE, NOTEBOOKS = ROOT / "workbench", ROOT / "notebooks"
 ROOMS = {
-    "models", "texts", "techniques", "measure", "run", "records", "ranks", "gpus", "predict", "advise", "export",
-    "lessons", "widgets",
+    "base", "models", "texts", "techniques", "measure", "training", "journal", "ranks", "gpus", "prediction", "advise",
+    "export", "lessons", "widgets",
 }  # fmt: skip
 FILES_BESIDE_THE_ROOMS = {
     "__init__",
     "__main__",
     "errors",
-    "hub",
-    "imports",
-    "launch",
     "options",
     "recipe",
-    "paths",
-    "settings",
 }
 
 # a technique, or the command line, says what is missing; pytest loads its plugin itself

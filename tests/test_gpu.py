@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from workbench.errors import ConfigurationError, OutOfMemoryError
-from workbench.measure.categories import Category
+from workbench.base.categories import Category
+from workbench.base.errors import ConfigurationError, OutOfMemoryError
+from workbench.journal.record import Status, read_all
 from workbench.measure.emulated import emulated
-from workbench.records.record import Status, read_all
-from workbench.run.run import run
 from workbench.techniques import GradientAccumulation, GradientCheckpointing, MixedPrecision
+from workbench.training.run import run
 
 pytestmark = pytest.mark.gpu
 values = pytest.mark.values

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from workbench.imports import quick_imports
-from workbench.launch import Child
-from workbench.patches.torchao import Postponed
+from workbench.base.imports import quick_imports
+from workbench.base.launch import Child
+from workbench.base.patches.torchao import Postponed
 
 LATER = ("torch._inductor.compile_fx", "torchao")
 PROGRAM = f"""

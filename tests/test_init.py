@@ -7,7 +7,7 @@ import workbench
 
 LIGHT = """
 import sys
-for statement in ("import workbench", "from workbench import Recipe", "import workbench.records.record"):
+for statement in ("import workbench", "from workbench import Recipe", "import workbench.journal.record"):
     exec(statement)
     heavy = ("torch", "transformers", "peft", "datasets", "pandas", "matplotlib")
     print(statement, [name for name in heavy if name in sys.modules])
@@ -19,7 +19,7 @@ def test_importing_is_light():
     assert done.stdout.splitlines() == [
         "import workbench []",
         "from workbench import Recipe []",
-        "import workbench.records.record []",
+        "import workbench.journal.record []",
     ]
 
 
@@ -36,7 +36,10 @@ def test_an_unknown_name_is_an_attribute_error():
 
 
 def test_a_name_is_not_hidden_by_a_module_of_the_same_name():
-    import workbench.records.record  # noqa: F401
+    import workbench.journal.record
+    import workbench.training.job as job
 
+    assert workbench.training.job is job
+    assert workbench.journal.record.Record is workbench.Record
     assert callable(workbench.records)
     assert isinstance(workbench.Record, type)

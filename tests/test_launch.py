@@ -11,13 +11,13 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from workbench.errors import ConfigurationError
-from workbench.launch import LostChildError, launch, start
-from workbench.records.record import Status, read_all
-from workbench.run.execute import execute
-from workbench.run.job import prepare
-from workbench.run.place import Place
-from workbench.run.world import World
+from workbench.base.errors import ConfigurationError
+from workbench.base.launch import LostChildError, launch, start
+from workbench.journal.record import Status, read_all
+from workbench.training.execute import execute
+from workbench.training.job import prepare
+from workbench.training.place import Place
+from workbench.training.world import World
 
 # Functions that are defined in a test are sent whole; one of this file would import it, and torch with it.
 
@@ -63,7 +63,7 @@ def test_one_that_is_cancelled_stops_as_at_ctrl_c_and_else_by_force(subtests, tm
 
 def test_a_child_that_works_ends_with_its_caller():
     code = (
-        "import os, time; from workbench.launch import start\n"
+        "import os, time; from workbench.base.launch import start\n"
         "child = start(time.sleep, 600); print(child.process.pid, flush=True); time.sleep(2); os._exit(0)"
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

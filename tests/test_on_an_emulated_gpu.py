@@ -16,14 +16,14 @@ from pairs import pairs
 from torch.utils._triton import has_triton_package
 
 from workbench.advise.doctor import diagnose
-from workbench.errors import OutOfMemoryError, UnavailableError
+from workbench.base.categories import Category, Phase
+from workbench.base.errors import OutOfMemoryError, UnavailableError
 from workbench.gpus.catalogue import gpu
 from workbench.gpus.emulator import place
 from workbench.gpus.emulator.call import call_on
-from workbench.measure.categories import Category, Phase
-from workbench.records.record import Status, read_all
-from workbench.run.run import run
+from workbench.journal.record import Status, read_all
 from workbench.techniques import REGISTRY, ActivationOffloading, Dora, Lora, Padding, parse_technique
+from workbench.training.run import run
 
 pytestmark = [
     pytest.mark.dear,

@@ -14,8 +14,8 @@ from lock import canonical
 from try_wheel import build_wheel, lower_bounds, wheel_requirements
 
 from workbench.__main__ import main
-from workbench.errors import needed_extra
-from workbench.paths import NOTEBOOKS
+from workbench.base.errors import needed_extra
+from workbench.base.paths import NOTEBOOKS
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def test_models_texts_tables_and_notebooks_are_in_the_wheel(wheel):
 
 def test_an_installed_package_finds_its_data_and_writes_elsewhere(unpacked):
     program = (
-        "from workbench import paths; from workbench.paths import git_commit; from workbench.models import "
+        "from workbench.base import paths; from workbench.base.paths import git_commit; from workbench.models import "
         "source; print(paths.PACKAGE, paths.runs_folder(), paths.BUILD, repr(git_commit()), sep='\\n'); "
         "print(paths.DATA.is_dir(), source.locate('gpt2-tiny').location)"
     )
@@ -133,7 +133,7 @@ print(main(["notebooks", "lora"]))
 for name in ("plots", "Playground"):
     try:
         getattr(workbench, name)
-    except workbench.errors.UnavailableError as error:
+    except workbench.base.errors.UnavailableError as error:
         print(error)
 """
 

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from workbench import paths
+from workbench.base import paths
 
 
 def test_a_folder_of_temporary_files_in_memory_is_named_with_its_file_system(monkeypatch, tmp_path, subtests):

@@ -17,7 +17,7 @@ import yaml
 from anywhere import Repository
 from packaging.requirements import Requirement
 
-from workbench.paths import NOTEBOOKS, ROOT
+from workbench.base.paths import NOTEBOOKS, ROOT
 
 ADDRESS = "https://github.com/someone/some.thing"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -10,11 +10,10 @@ from typing import ClassVar
 import pytest
 import torch
 
-from workbench.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError
+from workbench.base.paths import ROOT
 from workbench.export.written import as_command, as_toml, parse_recipe, read_recipe
-from workbench.paths import ROOT
 from workbench.recipe import DECIDED, Recipe
-from workbench.run.arguments import argument_values, training_arguments
 from workbench.techniques import (
     REGISTRY,
     GradientAccumulation,
@@ -25,6 +24,7 @@ from workbench.techniques import (
     StepInBackward,
 )
 from workbench.techniques.base import Capability, Technique
+from workbench.training.arguments import argument_values, training_arguments
 
 ALL = (GradientAccumulation(steps=2), GradientCheckpointing(), Lora(rank=4), MixedPrecision())
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from workbench.advise.compare import compare, comparison_text, conclusions, style_comparison
 from workbench.advise.frame import FORMULA, to_csv, to_frame
-from workbench.errors import ConfigurationError
+from workbench.base.categories import Category
+from workbench.base.errors import ConfigurationError
+from workbench.base.paths import ROOT, inside
+from workbench.journal.record import Record, Status
 from workbench.lessons import plots
-from workbench.measure.categories import Category
-from workbench.paths import ROOT, inside
-from workbench.records.record import Record, Status
 
 NASTY = [
     "<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "</title></table></style><script>x", "&lt;b&gt;",

@@ -5,8 +5,8 @@ from dataclasses import dataclass, fields
 
 import pytest
 
-from workbench.errors import ConfigurationError
-from workbench.settings import assigned, check_settings, described, merged, parse_settings, setting, toml
+from workbench.base.errors import ConfigurationError
+from workbench.base.settings import assigned, check_settings, described, merged, parse_settings, setting, toml
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ import sys
 from functools import cache
 from pathlib import Path
 
+from workbench.base.paths import DATA, versions
 from workbench.gpus.catalogue import gpu
 from workbench.gpus.emulator.launch import environment
-from workbench.paths import DATA, versions
 
 REAL = DATA / "reference" / "real"
 SCRIPTS = Path(__file__).resolve().with_name("real")

@@ -20,11 +20,11 @@ from pathlib import Path
 import torch
 
 from workbench.advise.candidate import Candidate
-from workbench.paths import DATA
-from workbench.predict.predict import CPU, SHADOW, predict
+from workbench.base.paths import DATA
+from workbench.prediction.predict import CPU, SHADOW, predict
 from workbench.recipe import Recipe
-from workbench.run.run import run
 from workbench.techniques import REGISTRY
+from workbench.training.run import run
 
 REFERENCE = DATA / "reference"
 KINDS = ("fp32_flops", "half_flops", "memory_bytes", "bus_bytes")

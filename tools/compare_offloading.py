@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from workbench.measure.categories import format_bytes
+from workbench.base.categories import format_bytes
 
 GPU, BATCH, LENGTH, STEPS = "h100", 8, 1024, 3
 PAGE = Path(__file__).parents[1] / "data" / "reference" / "offloading.md"

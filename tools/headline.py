@@ -23,15 +23,15 @@ import pandas as pd
 from workbench.advise.compare import compare
 from workbench.advise.fair import side_by_side
 from workbench.advise.frame import to_frame
-from workbench.errors import OutOfMemoryError, UnavailableError
+from workbench.base.categories import format_bytes, parse_bytes
+from workbench.base.errors import OutOfMemoryError, UnavailableError
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.gpus.emulator.launch import emulate
-from workbench.measure.categories import format_bytes, parse_bytes
 from workbench.measure.device import Device
-from workbench.predict.predict import predict
+from workbench.prediction.predict import predict
 from workbench.recipe import Recipe
-from workbench.run.run import run
 from workbench.techniques import Numerics, Technique, parse_technique
+from workbench.training.run import run
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ from pathlib import Path
 import pandas as pd
 
 from workbench.advise.pairs import EMULATED, MEASURED, matrix, refusals
-from workbench.errors import ConfigurationError, OutOfMemoryError, UnavailableError
+from workbench.base.errors import ConfigurationError, OutOfMemoryError, UnavailableError
 from workbench.export.written import parse_recipe
 from workbench.gpus.emulator import place
 from workbench.recipe import Recipe
-from workbench.run.run import run
-from workbench.run.world import refuse_several_ranks
 from workbench.techniques import REGISTRY, technique
+from workbench.training.run import run
+from workbench.training.world import refuse_several_ranks
 
 UNAVAILABLE = "unavailable"
 CARD = "emulated:h100"  # for what this machine cannot run

@@ -12,8 +12,8 @@ from pathlib import Path
 import pandas as pd
 
 from workbench import Recipe, predict
-from workbench.errors import WorkbenchError
-from workbench.measure.categories import format_bytes
+from workbench.base.categories import format_bytes
+from workbench.base.errors import WorkbenchError
 from workbench.ranks.shards import SHARDS
 from workbench.techniques import parse_technique
 

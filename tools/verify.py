@@ -21,18 +21,18 @@ from typing import Any
 
 from tqdm import tqdm
 
-from workbench.errors import ConfigurationError, OutOfMemoryError, WorkbenchError
+from workbench.base.errors import ConfigurationError, OutOfMemoryError, WorkbenchError
+from workbench.base.launch import launch
+from workbench.base.paths import DATA, versions, write_whole
 from workbench.gpus.catalogue import of_device
 from workbench.gpus.emulator.card import DEVICE, emulated_card
-from workbench.launch import launch
+from workbench.journal.record import Record
 from workbench.measure.device import Device
-from workbench.paths import DATA, versions, write_whole
-from workbench.predict.predict import CPU, SHADOW, predict
+from workbench.prediction.predict import CPU, SHADOW, predict
 from workbench.recipe import Recipe
-from workbench.records.record import Record
-from workbench.run.run import run
-from workbench.run.world import refuse_several_ranks
 from workbench.techniques import parse_technique
+from workbench.training.run import run
+from workbench.training.world import refuse_several_ranks
 
 REFERENCE = DATA / "reference"
 GRID = REFERENCE / "grid.json"

@@ -10,11 +10,10 @@ Importing the package is light: torch and transformers come with the first name 
 
 import ast
 import logging
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from workbench.imports import imported
+from workbench.base.imports import imported
 
 __version__ = "0.3.0"
 
@@ -33,11 +32,6 @@ _HOMES = {
 }
 
 __all__ = list(_HOMES)
-
-# These rooms are named like a function of theirs. Loaded once, they are not put in the function's place again.
-for _room in ("predict", "records", "run"):
-    import_module(f"workbench.{_room}")
-    globals().pop(_room, None)
 
 
 def __getattr__(name: str) -> Any:

@@ -7,22 +7,22 @@ from workbench.advise.frame import records as records
 from workbench.advise.leaks import holders as holders
 from workbench.advise.leaks import release as release
 from workbench.advise.plan import plan as plan
+from workbench.base.categories import Category as Category
+from workbench.base.categories import Phase as Phase
+from workbench.base.categories import format_bytes as format_bytes
 from workbench.export.script import script as script
 from workbench.export.written import read_recipe as read_recipe
+from workbench.journal.record import Record as Record
 from workbench.lessons import plots as plots
-from workbench.measure.categories import Category as Category
-from workbench.measure.categories import Phase as Phase
-from workbench.measure.categories import format_bytes as format_bytes
 from workbench.measure.device import Device as Device
 from workbench.measure.device import describe_device as describe_device
 from workbench.measure.device import pick_device as pick_device
 from workbench.measure.meter import Meter as Meter
-from workbench.predict.predict import predict as predict
-from workbench.predict.prediction import Prediction as Prediction
+from workbench.prediction.predict import predict as predict
+from workbench.prediction.prediction import Prediction as Prediction
 from workbench.ranks.launch import run_on_ranks as run_on_ranks
 from workbench.recipe import Recipe as Recipe
-from workbench.records.record import Record as Record
-from workbench.run.run import run as run
+from workbench.training.run import run as run
 from workbench.widgets.playground import Playground as Playground
 
 __version__: str

@@ -40,18 +40,18 @@ from pathlib import Path
 from typing import Any
 
 import workbench
-from workbench.errors import DISTRIBUTION, ConfigurationError, WorkbenchError, needed_extra, visible
+from workbench import Recipe
+from workbench.base.categories import format_bytes, parse_bytes
+from workbench.base.errors import DISTRIBUTION, ConfigurationError, WorkbenchError, needed_extra, visible
+from workbench.base.imports import imported
+from workbench.base.paths import check_writable, runs_folder
 from workbench.export.written import FILE, parse_recipe, recipe_options
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.gpus.emulator.card import emulated_card
-from workbench.imports import imported
-from workbench.measure.categories import format_bytes, parse_bytes
 from workbench.models.source import locate, locate_config
 from workbench.options import Parser, parser_of, print_visibly
-from workbench.paths import check_writable, runs_folder
-from workbench.predict.phases import Habits
+from workbench.prediction.phases import Habits
 from workbench.ranks import launched
-from workbench.recipe import Recipe
 from workbench.techniques import REGISTRY, technique
 from workbench.texts import corpus
 from workbench.texts.readers import split_name
@@ -141,7 +141,7 @@ def run_recipe(args: argparse.Namespace) -> int:
     """Fine-tune one recipe. Without --technique it is the baseline that others are compared with."""
 
     from workbench.measure.device import check_device
-    from workbench.run.world import refuse_several_ranks
+    from workbench.training.world import refuse_several_ranks
 
     # The gate asks all this too, but not before torch is imported and a model fetched.
     several = launched() or args.ranks or args.shard
@@ -152,7 +152,7 @@ def run_recipe(args: argparse.Namespace) -> int:
     if not args.reuse:
         check_writable(runs_folder())
     recipe = _recipe(args)
-    from workbench.records.record import Status
+    from workbench.journal.record import Status
 
     run: Callable[..., Any] = workbench.run
     if several:
@@ -187,9 +187,9 @@ def predict_recipe(args: argparse.Namespace) -> None:
         raise ConfigurationError(
             "predict: --settings, --measure and --save belong to --life. Add it, or leave them out."
         )
-    from workbench.predict.predict import CPU, GPU_NAMES, SHADOW, Prediction, predict_all
-    from workbench.predict.prediction import fitting
-    from workbench.predict.worker import warm_predictions
+    from workbench.prediction.predict import CPU, GPU_NAMES, SHADOW, Prediction, predict_all
+    from workbench.prediction.prediction import fitting
+    from workbench.prediction.worker import warm_predictions
 
     warm_predictions(args.gpu)  # meanwhile
     recipe = _recipe(args, config_only=True)
@@ -214,8 +214,8 @@ def _show_life(args: argparse.Namespace) -> None:
             "--ranks."
         )
     from workbench.advise.doctor import cures_text, evaluation_cures
-    from workbench.predict.life import predict_life
-    from workbench.predict.phases import life_table, life_text
+    from workbench.prediction.life import predict_life
+    from workbench.prediction.phases import life_table, life_text
 
     habits = Habits.parse(args.settings)
     recipe = _recipe(args, config_only=not args.measure)
@@ -229,7 +229,7 @@ def _show_life(args: argparse.Namespace) -> None:
             raise
         print(f"not predicted: {error}")
     if args.measure:
-        from workbench.predict.walk import measure_life
+        from workbench.prediction.walk import measure_life
 
         lives["measured"] = measure_life(recipe, args.measure, habits)
     text = life_text(*lives.values()) + cures_text(cures)
@@ -255,7 +255,7 @@ def show_plan(args: argparse.Namespace) -> int:
     recipe = _recipe(args, config_only=True)
     options = dict(vars(recipe))
     if args.life:
-        from workbench.predict.life import predict_with_life
+        from workbench.prediction.life import predict_with_life
 
         options["predict"] = partial(predict_with_life, habits=Habits.parse(args.settings))
     if args.most_changes:
@@ -441,7 +441,7 @@ def list_techniques(args: argparse.Namespace) -> None:
 
 
 def show_records(args: argparse.Namespace) -> None:
-    from workbench.records.store import mark_killed
+    from workbench.journal.store import mark_killed
 
     mark_killed()
     frame = workbench.records()
@@ -476,7 +476,7 @@ def _folder(path: Path) -> Path:
 def show_comparison(args: argparse.Namespace) -> None:
     from workbench.advise.compare import Comparison
     from workbench.advise.frame import to_csv
-    from workbench.records.store import mark_killed
+    from workbench.journal.store import mark_killed
 
     mark_killed()
     comparison = Comparison(workbench.records())

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from workbench import __version__
-from workbench.errors import DISTRIBUTION, ConfigurationError, visible
+from workbench.base.errors import DISTRIBUTION, ConfigurationError, visible
+from workbench.base.paths import beside, runs_folder
+from workbench.base.settings import unknown
 from workbench.export.written import recipe_options
 from workbench.gpus.catalogue import GPUS
-from workbench.paths import beside, runs_folder
-from workbench.settings import unknown
 from workbench.techniques import REGISTRY
 
 MODULE = "python -m workbench"
@@ -143,9 +143,9 @@ class _Version(argparse.Action):
 
 def _environment() -> str:
     """Versions, the device, whether the emulator is set up, and where records lie; not the user's name."""
+    from workbench.base.paths import git_commit, versions
     from workbench.gpus.emulator.place import is_set_up
     from workbench.measure.device import Device
-    from workbench.paths import git_commit, versions
 
     facts = {
         **versions(),

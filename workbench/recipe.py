@@ -10,9 +10,9 @@ from fnmatch import fnmatchcase
 from itertools import permutations, product
 from typing import TYPE_CHECKING, Any, Self
 
-from workbench.errors import ConfigurationError, brief, explained
-from workbench.paths import beside
-from workbench.settings import check_settings, merged, named, setting, toml
+from workbench.base.errors import ConfigurationError, brief, explained
+from workbench.base.paths import beside
+from workbench.base.settings import check_settings, merged, named, setting, toml
 from workbench.techniques import REGISTRY, Technique
 from workbench.techniques.base import Arguments, Call, Capability, Shape
 

@@ -13,13 +13,13 @@ import yaml
 from workbench.__main__ import _parser, main
 from workbench.advise import budget as budgets
 from workbench.advise.budget import Budget, judge, read_budgets
-from workbench.errors import ConfigurationError
+from workbench.base.categories import Category
+from workbench.base.errors import ConfigurationError
+from workbench.base.paths import ROOT
 from workbench.gpus.catalogue import gpu
 from workbench.gpus.emulator import place
 from workbench.gpus.emulator.report import Emulation
-from workbench.measure.categories import Category
-from workbench.paths import ROOT
-from workbench.predict.predict import predict
+from workbench.prediction.predict import predict
 from workbench.techniques import Lora, Numerics, Technique
 from workbench.techniques.base import Call
 

@@ -18,9 +18,9 @@ from workbench.advise.compare import (
     unranked,
 )
 from workbench.advise.frame import to_frame
-from workbench.errors import ConfigurationError
-from workbench.measure.categories import Category
-from workbench.records.record import Record, Status
+from workbench.base.categories import Category
+from workbench.base.errors import ConfigurationError
+from workbench.journal.record import Record, Status
 
 COUNT = iter(range(10_000))
 SEARCHED = {"0.0005": 9.0, "0.001": 1.0, "0.002": None}

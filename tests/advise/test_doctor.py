@@ -10,18 +10,18 @@ import torch
 from workbench.__main__ import main
 from workbench.advise import doctor
 from workbench.advise.doctor import diagnose, newest_out_of_memory
-from workbench.errors import ConfigurationError, OutOfMemoryError
+from workbench.base.categories import Category, Phase
+from workbench.base.errors import ConfigurationError, OutOfMemoryError
 from workbench.gpus.catalogue import GPUS
-from workbench.measure.categories import Category, Phase
+from workbench.journal.record import Record, Status, find_equal, read_all
 from workbench.measure.out_of_memory import Refusal, read
 from workbench.measure.tracker import StorageTracker
-from workbench.predict.predict import predict
+from workbench.prediction.predict import predict
 from workbench.recipe import Recipe
-from workbench.records.record import Record, Status, find_equal, read_all
-from workbench.run.run import run
-from workbench.run.trainer import SeamTrainer
-from workbench.run.world import World
 from workbench.techniques import Allocator, GradientAccumulation, GradientCheckpointing, Padding, Streaming
+from workbench.training.run import run
+from workbench.training.trainer import SeamTrainer
+from workbench.training.world import World
 
 MIB, GIB = 2**20, 2**30
 RECIPE = Recipe(model="gpt2-tiny", effective_batch_size=8, steps=10)
@@ -429,7 +429,7 @@ def test_a_cuda_message_reaches_the_record(recipe, monkeypatch):
 
 
 def batches_of(recipe, monkeypatch, **options):
-    from workbench.run.trainer import SeamTrainer
+    from workbench.training.trainer import SeamTrainer
 
     seen, whole = [], SeamTrainer.training_step
 
@@ -455,7 +455,7 @@ def test_every_early_batch_has_the_longest_example(recipe, monkeypatch):
 
 
 def test_it_comes_again_and_again_and_then_the_others_follow():
-    from workbench.run.trainer import LongestFirst
+    from workbench.training.trainer import LongestFirst
 
     order = LongestFirst(3, range(8), size=2, until=4)
     assert list(order) == [3, 0, 3, 1, 2, 4, 5, 6]

@@ -11,9 +11,9 @@ from workbench.advise import fair
 from workbench.advise.compare import compare, conclusions
 from workbench.advise.fair import search, side_by_side
 from workbench.advise.frame import to_frame
-from workbench.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError
+from workbench.journal.record import Status, read_all
 from workbench.recipe import Recipe
-from workbench.records.record import Status, read_all
 from workbench.techniques import FusedGelu, GradientCheckpointing, Lora, Optimizer, StepInBackward
 
 RECIPE = Recipe(model="gpt2-tiny")

@@ -7,7 +7,7 @@ import pytest
 from workbench.__main__ import main
 from workbench.advise import frontier as module
 from workbench.advise.frontier import Frontier, frontier
-from workbench.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError
 from workbench.recipe import Recipe
 from workbench.techniques import GradientAccumulation
 

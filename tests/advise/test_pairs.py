@@ -3,7 +3,7 @@
 import pandas as pd
 
 from workbench.advise.pairs import style_pairs
-from workbench.paths import DATA
+from workbench.base.paths import DATA
 from workbench.techniques import REGISTRY
 
 REFERENCE = DATA / "reference" / "cpu" / "gpt2-tiny" / "pairs.csv"

@@ -12,15 +12,15 @@ import pytest
 from workbench.__main__ import main
 from workbench.advise import plan as planner
 from workbench.advise.plan import Search, families, plan
-from workbench.errors import ConfigurationError, OutOfMemoryError
+from workbench.base.categories import Category
+from workbench.base.errors import ConfigurationError, OutOfMemoryError
 from workbench.export.written import as_command
 from workbench.gpus.catalogue import gpu
-from workbench.measure.categories import Category
-from workbench.predict.predict import predict
+from workbench.journal.record import Status
+from workbench.prediction.predict import predict
 from workbench.recipe import Recipe
-from workbench.records.record import Status
-from workbench.run.run import run
 from workbench.techniques import REGISTRY, Capability, GradientAccumulation, GradientCheckpointing, Numerics, Technique
+from workbench.training.run import run
 
 MIB = 2**20
 RECIPE = Recipe(model="gpt2-tiny", steps=10)

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast, Trainer, TrainingArguments
 from workbench.__main__ import main
 from workbench.advise import scan as module
 from workbench.advise.scan import ENDLESS, GAPS, scan, tokens_at_most, training_order
-from workbench.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError
 from workbench.models.gpt2 import gpt2_tokenizer
 from workbench.recipe import Recipe
 from workbench.techniques import Allocator, GradientAccumulation, Padding, PrefixTuning, SequenceLength, Streaming

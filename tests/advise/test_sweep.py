@@ -23,10 +23,10 @@ from transformers import TrainerCallback
 from workbench.__main__ import _parser, main
 from workbench.advise import sweep as module
 from workbench.advise.sweep import Outcome, has_room, read_grid, sweep, sweep_text
-from workbench.errors import UnavailableError
-from workbench.paths import ROOT
+from workbench.base.errors import UnavailableError
+from workbench.base.paths import ROOT
+from workbench.journal.record import Record, Status, read_all
 from workbench.recipe import Recipe
-from workbench.records.record import Record, Status, read_all
 from workbench.techniques import GradientCheckpointing
 
 pytestmark = pytest.mark.xdist_group("ray")

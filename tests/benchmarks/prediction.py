@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from workbench import Recipe, predict
-from workbench.predict import worker as prediction_worker
+from workbench.prediction import worker as prediction_worker
 from workbench.techniques import GradientCheckpointing, MixedPrecision
 
 GPT2 = Recipe(model="gpt2", effective_batch_size=8, sequence_length=1024)

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from workbench.advise.scan import scan
-from workbench.paths import CORPORA
+from workbench.base.paths import CORPORA
 from workbench.recipe import Recipe
 
 PLANTED, SIGMA = 100, 0.6

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.paths import NOTEBOOKS, ROOT
+from workbench.base.paths import NOTEBOOKS, ROOT
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = [

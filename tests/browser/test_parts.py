@@ -16,7 +16,7 @@ import ipywidgets as w
 from IPython.display import display
 from parts import MIB, Machine
 from workbench.recipe import Recipe
-from workbench.records.record import Record, Status
+from workbench.journal.record import Record, Status
 from workbench.widgets.cards import Advice, MakeItFit
 from workbench.widgets import fits as what_fits
 

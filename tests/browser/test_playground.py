@@ -25,8 +25,8 @@ from driving import (
     write_notebook,
 )
 
-from workbench.measure.categories import UNITS
-from workbench.paths import NOTEBOOKS
+from workbench.base.categories import UNITS
+from workbench.base.paths import NOTEBOOKS
 
 pytestmark = [pytest.mark.dear, pytest.mark.xdist_group("browser")]
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.lessons.test_timeline import HOSTILE, MIB, ROWS, one_step, prediction, repeated, told
+from workbench.base.categories import Category, Phase
 from workbench.lessons.timeline import scrubber
-from workbench.measure.categories import Category, Phase
 
 pytestmark = [pytest.mark.dear, pytest.mark.xdist_group("browser")]
 LIGHT, DARK = "color: #222; background: #fff", "color: #ddd; background: #111"

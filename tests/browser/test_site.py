@@ -9,9 +9,9 @@ from urllib.parse import unquote, urldefrag
 import nbformat
 import pytest
 
+from workbench.base.paths import ROOT
 from workbench.lessons import plots
 from workbench.lessons.notebooks import execute_notebook
-from workbench.paths import ROOT
 
 pytest.importorskip("sphinx_book_theme", reason="needs the extra `site`")
 pytestmark = [pytest.mark.dear, pytest.mark.xdist_group("browser")]

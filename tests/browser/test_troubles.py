@@ -19,7 +19,7 @@ from driving import (
     write_notebook,
 )
 
-from workbench.records.record import Status, read_all
+from workbench.journal.record import Status, read_all
 
 pytestmark = [pytest.mark.dear, pytest.mark.xdist_group("browser")]
 SOURCE = """\

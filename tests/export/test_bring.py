@@ -8,7 +8,7 @@ from itertools import chain
 
 import pytest
 
-from workbench.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError
 from workbench.export.bring import FOREIGN, LIMIT, read_settings
 from workbench.export.written import as_toml
 from workbench.recipe import Recipe

@@ -15,12 +15,12 @@ import pytest
 from datasets import Dataset
 
 from workbench.export.script import script
-from workbench.run.job import prepare
-from workbench.run.run import run
-from workbench.run.world import World
 from workbench.techniques import Lora, Padding, SequenceLength, Streaming
 from workbench.texts import readers
 from workbench.texts.corpus import load_corpus
+from workbench.training.job import prepare
+from workbench.training.run import run
+from workbench.training.world import World
 
 MARKING = (
     "{% for message in messages %}{{ message.role }}: {% if message.role == 'assistant' %}{% generation %}"

@@ -21,13 +21,12 @@ import pytest
 from transformers import GPT2Config
 
 from workbench.__main__ import main
-from workbench.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError
+from workbench.base.paths import CORPORA, MODELS
 from workbench.export.script import DEFAULTS, script
 from workbench.measure.tracker import StorageTracker
 from workbench.models.family import family_of
-from workbench.paths import CORPORA, MODELS
 from workbench.recipe import Recipe
-from workbench.run.run import run
 from workbench.techniques import (
     REGISTRY,
     ActivationOffloading,
@@ -55,6 +54,7 @@ from workbench.techniques import (
     Streaming,
     TorchCompile,
 )
+from workbench.training.run import run
 
 GPT2 = family_of(GPT2Config())
 

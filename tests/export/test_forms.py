@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from workbench.base.paths import ROOT
 from workbench.export.bring import read_settings
 from workbench.export.script import portable
-from workbench.paths import ROOT
-from workbench.records.record import read_all
-from workbench.run.run import run
+from workbench.journal.record import read_all
 from workbench.techniques import GradientCheckpointing, Lora
+from workbench.training.run import run
 from workbench.widgets.takehome import FORMS
 
 FILES = {form: (name, write) for form, (name, write) in FORMS.items() if name.endswith((".toml", ".json"))}

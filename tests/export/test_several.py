@@ -19,15 +19,14 @@ from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 from transformers import AutoModelForCausalLM
 
 from workbench.__main__ import main
-from workbench.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError
+from workbench.base.paths import MODELS
 from workbench.export.several import accelerate_configuration, save_script
 from workbench.gpus.catalogue import gpu
 from workbench.gpus.emulator import place
 from workbench.gpus.emulator.launch import environment
-from workbench.paths import MODELS
 from workbench.ranks.shards import SHARDS, Ranks
 from workbench.recipe import Recipe
-from workbench.run.run import run
 from workbench.techniques import (
     GradientAccumulation,
     GradientCheckpointing,
@@ -35,6 +34,7 @@ from workbench.techniques import (
     Qlora,
     StepInBackward,
 )
+from workbench.training.run import run
 
 SHARDED = [name for name, row in SHARDS.items() if row["engine"] == "fsdp"]
 

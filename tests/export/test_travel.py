@@ -2,9 +2,9 @@
 
 import os
 
+from workbench.base.paths import ROOT
 from workbench.export.script import portable, script
 from workbench.export.written import as_command, as_toml
-from workbench.paths import ROOT
 from workbench.recipe import Recipe
 
 

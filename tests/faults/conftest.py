@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from workbench.__main__ import main
-from workbench.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError
+from workbench.journal.record import Record, Status, read_all
 from workbench.models import load
 from workbench.recipe import Recipe
-from workbench.records.record import Record, Status, read_all
-from workbench.run.run import run
+from workbench.training.run import run
 
 
 @pytest.fixture

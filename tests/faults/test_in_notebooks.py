@@ -9,8 +9,8 @@ from test_model import FAULTS as MODELS
 from test_text import FAULTS as TEXTS
 
 from workbench.__main__ import main
+from workbench.journal.record import Status, read_all
 from workbench.lessons.notebooks import NotebookError, execute_notebook
-from workbench.records.record import Status, read_all
 
 pytestmark = pytest.mark.dear  # starts Jupyter kernels
 SETUP = """from dataclasses import replace

@@ -11,8 +11,8 @@ import gc, torch
 from dataclasses import replace
 from workbench import Recipe, holders, release
 from workbench.measure.allocators import live_tensor_bytes
-from workbench.run.run import run
-from workbench.run.watch import Watch
+from workbench.training.run import run
+from workbench.training.watch import Watch
 from pathlib import Path
 recipe = Recipe(model={model!r}, corpus={corpus!r}, steps=3, effective_batch_size=4, sequence_length=32)
 whole = Watch.on_step_end

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from workbench.__main__ import main
-from workbench.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError
+from workbench.base.paths import MODELS
+from workbench.journal.record import read_all
 from workbench.models.source import locate
-from workbench.paths import MODELS
-from workbench.records.record import read_all
-from workbench.run.run import run
+from workbench.training.run import run
 
 
 class Trap:

@@ -7,7 +7,7 @@ import nbformat
 import pytest
 
 from workbench.__main__ import main
-from workbench.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError
 from workbench.lessons import parameters
 from workbench.lessons.notebooks import NotebookError, build, execute_notebook
 

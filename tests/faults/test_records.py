@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from workbench.__main__ import main
 from workbench.advise.compare import compare, comparison_text, conclusions, pareto, unranked
 from workbench.advise.frame import records, to_csv
-from workbench.errors import ConfigurationError
-from workbench.measure.categories import Category
+from workbench.base.categories import Category
+from workbench.base.errors import ConfigurationError
+from workbench.journal import store
+from workbench.journal.record import Record, Status, find_equal, read_all
 from workbench.recipe import Recipe
-from workbench.records import store
-from workbench.records.record import Record, Status, find_equal, read_all
 from workbench.techniques import Lora
 
 EACH = dict.fromkeys(map(str, Category), 100)

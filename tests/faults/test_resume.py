@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from workbench.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError
+from workbench.journal import checkpoints
+from workbench.journal.record import Status, read_all
+from workbench.journal.store import checkpoint_folder
 from workbench.models import load
-from workbench.records import checkpoints
-from workbench.records.record import Status, read_all
-from workbench.records.store import checkpoint_folder
-from workbench.run.run import run
-from workbench.run.watch import Watch
 from workbench.techniques import GradientAccumulation, GradientCheckpointing, Lora, OptimizerOffloading
+from workbench.training.run import run
+from workbench.training.watch import Watch
 
 STEPS, EVERY = 7, 2
 
@@ -241,7 +241,7 @@ def train_and_die(recipe, folder, event):
 @pytest.fixture(scope="module")
 def processes():
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["workbench.run.run"])
+    context.set_forkserver_preload(["workbench.training.run"])
     return context
 
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from workbench.journal import store
+from workbench.journal.record import Record, Status, read_all
 from workbench.models import load
 from workbench.recipe import Recipe
-from workbench.records import store
-from workbench.records.record import Record, Status, read_all
-from workbench.run.run import run
+from workbench.training.run import run
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["workbench.run.run"])
+CONTEXT.set_forkserver_preload(["workbench.training.run"])
 
 
 def write_many(folder, count):

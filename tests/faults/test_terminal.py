@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench.__main__ import main
-from workbench.errors import ConfigurationError, OutOfMemoryError, visible
-from workbench.measure.categories import Category
+from workbench.base.categories import Category
+from workbench.base.errors import ConfigurationError, OutOfMemoryError, visible
+from workbench.journal.record import Record, Status
 from workbench.options import print_visibly
 from workbench.recipe import Recipe
-from workbench.records.record import Record, Status
 from workbench.techniques import Lora
 
 HOSTILE = "\x1b[31mred\x1b]0;title\x07\x9b2J\r\u202egnp.exe\u2066\x00"

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from workbench.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError
 from workbench.models.load import quiet
-from workbench.run.run import run
 from workbench.texts import corpus
 from workbench.texts import readers as texts
+from workbench.training.run import run
 
 LINES = "a line of text\n" * 3
 

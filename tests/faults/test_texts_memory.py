@@ -13,7 +13,7 @@ MEASURE = """
 import json, re, sys
 from pathlib import Path
 import datasets, pyarrow, torch
-from workbench.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError
 from workbench.models.gpt2 import gpt2_tokenizer
 from workbench.texts import corpus
 

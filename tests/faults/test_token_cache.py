@@ -14,13 +14,13 @@ from unittest.mock import Mock
 import pytest
 from datasets.arrow_writer import ArrowWriter
 
-from workbench import paths
-from workbench.errors import ConfigurationError, UnavailableError
+from workbench.base import paths
+from workbench.base.errors import ConfigurationError, UnavailableError
 from workbench.export.bring import keep
 from workbench.models.gpt2 import gpt2_tokenizer
-from workbench.run.run import run
 from workbench.techniques import data_loading
 from workbench.texts import corpus
+from workbench.training.run import run
 
 WORDS = "some words of a long text. " * 200
 

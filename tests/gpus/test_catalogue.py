@@ -3,9 +3,9 @@ import re
 
 import pytest
 
-from workbench.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError
+from workbench.base.paths import DATA
 from workbench.gpus.catalogue import GPUS, gpu
-from workbench.paths import DATA
 
 GIB, MIB = 2**30, 2**20
 ASKED_FOR = (

@@ -7,9 +7,9 @@ from math import exp, log
 
 import pytest
 
+from workbench.base.paths import DATA
 from workbench.gpus.catalogue import GPUS
 from workbench.gpus.roofline import RATES, flops, seconds
-from workbench.paths import DATA
 
 H100 = DATA / "reference" / "h100"
 KINDS = ("fp32_flops", "half_flops", "memory_bytes", "bus_bytes")

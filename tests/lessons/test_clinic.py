@@ -6,13 +6,13 @@ import re
 import nbformat
 import pytest
 
-from workbench.errors import ConfigurationError, UnavailableError, WorkbenchError
+from workbench.base.categories import Category
+from workbench.base.errors import ConfigurationError, UnavailableError, WorkbenchError
+from workbench.base.paths import NOTEBOOKS
 from workbench.gpus.emulator import place
 from workbench.lessons import clinic
 from workbench.lessons.clinic import CASES, CAUSES, Clinic, Tried, changed, predicted_on
 from workbench.lessons.exercise import Exercise
-from workbench.measure.categories import Category
-from workbench.paths import NOTEBOOKS
 from workbench.recipe import Recipe
 from workbench.techniques import GradientCheckpointing, Lora
 

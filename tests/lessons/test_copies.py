@@ -2,9 +2,9 @@ import nbformat
 import pytest
 
 from workbench.__main__ import main
-from workbench.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError
+from workbench.base.paths import NOTEBOOKS
 from workbench.lessons.copies import copy_lessons
-from workbench.paths import NOTEBOOKS
 
 NAMES = sorted(path.name for path in NOTEBOOKS.glob("*.ipynb"))
 

@@ -11,9 +11,9 @@ from workbench.advise.compare import WITHOUT_VALUES, caption, compare, compariso
 from workbench.advise.compare import largest_loss_difference as difference
 from workbench.advise.frame import to_frame
 from workbench.gpus.emulator import place
+from workbench.journal.record import Status, read_all
 from workbench.lessons import plots
 from workbench.lessons.notebooks import execute_notebook, find_notebooks
-from workbench.records.record import Status, read_all
 
 CARD = "emulated:t4"
 QUICK = {"device": CARD, "model": "gpt2-tiny", "steps": 3, "seeds": 1, "sequence_length": 64, "longest": 256}

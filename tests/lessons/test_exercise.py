@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from workbench.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError
 from workbench.lessons.exercise import exercise
 
 MIB = 2**20

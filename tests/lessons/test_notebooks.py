@@ -15,8 +15,9 @@ import pytest
 from papermill.engines import Engine, NBClientEngine, papermill_engines
 
 from workbench.__main__ import main
-from workbench.errors import ConfigurationError
-from workbench.launch import Child
+from workbench.base.errors import ConfigurationError
+from workbench.base.launch import Child
+from workbench.base.paths import PACKAGE, runs_folder
 from workbench.lessons import parameters
 from workbench.lessons.notebooks import (
     NotebookError,
@@ -25,7 +26,6 @@ from workbench.lessons.notebooks import (
     execute_notebook,
     find_notebooks,
 )
-from workbench.paths import PACKAGE, runs_folder
 
 
 @pytest.fixture
@@ -200,8 +200,9 @@ def test_the_kernel_and_its_children_import_this_very_package(notebook, tmp_path
         "import os\nprint('at', os.getcwd(), steps)",
         "import workbench\nprint('package', workbench.__file__)",
         "import workbench.recipe\nprint('room', workbench.recipe.__file__)",
-        "from workbench.launch import Child\nfrom workbench.paths import runs_folder\n"
-        "worker = Child(os.environ, ['workbench.paths'])\nprint('child', worker.call(runs_folder))\nworker.close()",
+        "from workbench.base.launch import Child\nfrom workbench.base.paths import runs_folder\n"
+        "worker = Child(os.environ, ['workbench.base.paths'])\n"
+        "print('child', worker.call(runs_folder))\nworker.close()",
     )
     monkeypatch.setenv("WORKBENCH_RUNS", str(tmp_path / "here"))
     shown = output_of(execute_notebook(path, tmp_path / "elsewhere" / "out.ipynb", {"steps": 7}))
@@ -217,7 +218,7 @@ def test_a_worker_imports_this_very_package(tmp_path, monkeypatch):
     (tmp_path / "workbench" / "__init__.py").write_text("raise ImportError('another checkout')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", *sys.path])
-    worker = Child(os.environ, ["workbench.paths"])
+    worker = Child(os.environ, ["workbench.base.paths"])
     try:
         assert worker.call(runs_folder) == runs_folder()
     finally:

@@ -6,11 +6,11 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from workbench.base.categories import Category
+from workbench.base.paths import NOTEBOOKS
+from workbench.journal.record import Record, Status, read_all
 from workbench.lessons import parameters
 from workbench.lessons.notebooks import execute_notebook
-from workbench.measure.categories import Category
-from workbench.paths import NOTEBOOKS
-from workbench.records.record import Record, Status, read_all
 from workbench.techniques import REGISTRY
 
 pytestmark = pytest.mark.dear

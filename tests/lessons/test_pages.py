@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from workbench.paths import NOTEBOOKS, ROOT
+from workbench.base.paths import NOTEBOOKS, ROOT
 
 DOCS = ROOT / "docs"
 PAGES = {

@@ -7,8 +7,8 @@ from matplotlib.colors import to_hex
 from tests.advise.test_compare import record
 from workbench.advise.compare import compare
 from workbench.advise.frame import to_frame
+from workbench.base.categories import Category, Phase
 from workbench.lessons import plots
-from workbench.measure.categories import Category, Phase
 from workbench.measure.timeline import Timeline
 
 MIB = 2**20

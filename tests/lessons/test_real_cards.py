@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from tests.lessons.test_timeline import one_step, prediction
-from workbench.errors import ConfigurationError
+from workbench.base.categories import Category
+from workbench.base.errors import ConfigurationError
 from workbench.gpus.catalogue import GPUS
 from workbench.lessons import real_cards
 from workbench.lessons.real_cards import on_real_cards, step_on_card
 from workbench.lessons.timeline import in_words
-from workbench.measure.categories import Category
 from workbench.techniques import GradientCheckpointing, Lora
 
 GIB = 2**30

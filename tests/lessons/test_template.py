@@ -6,7 +6,7 @@ from functools import cache
 
 import nbformat
 
-from workbench.paths import NOTEBOOKS, ROOT
+from workbench.base.paths import NOTEBOOKS, ROOT
 from workbench.techniques import REGISTRY
 
 ORDER = [

@@ -10,12 +10,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from workbench.errors import ConfigurationError
+from workbench.base.categories import Category, Phase
+from workbench.base.errors import ConfigurationError
 from workbench.gpus.catalogue import GPUS
 from workbench.lessons import timeline as page
-from workbench.measure.categories import Category, Phase
 from workbench.measure.timeline import LIVES, TensorTimeline
-from workbench.predict.prediction import Prediction
+from workbench.prediction.prediction import Prediction
 
 MIB = 2**20
 ROWS = {category: row for row, category in enumerate(Category)}

@@ -1,7 +1,7 @@
 import pytest
 
-from workbench.errors import ConfigurationError
-from workbench.measure.categories import Category, Phase, format_bytes, parse_bytes
+from workbench.base.categories import Category, Phase, format_bytes, parse_bytes
+from workbench.base.errors import ConfigurationError
 
 
 def test_bytes_are_shown_in_binary_units(subtests):

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import workbench
-from workbench.imports import pause_collector
-from workbench.measure.garbage import freeze_living_objects
+from workbench.base.garbage import freeze_living_objects
+from workbench.base.imports import pause_collector
 
 
 @pytest.fixture

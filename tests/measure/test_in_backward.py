@@ -8,7 +8,7 @@ import torch
 
 from tests.conftest import EMBEDDING, VOCABULARY
 from workbench import predict
-from workbench.measure.categories import Category
+from workbench.base.categories import Category
 from workbench.techniques import GradientCheckpointing, MixedPrecision, Numerics, Technique
 from workbench.techniques.base import Call
 

@@ -10,8 +10,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from workbench.base.categories import Category, Phase
 from workbench.measure.allocators import allocator_for, live_tensor_bytes
-from workbench.measure.categories import Category, Phase
 from workbench.measure.meter import Meter, attached_tensors
 from workbench.techniques import GradientCheckpointing, Lora
 

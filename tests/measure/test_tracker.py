@@ -6,7 +6,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from workbench.measure.categories import Category, Phase
+from workbench.base.categories import Category, Phase
 from workbench.measure.meter import Meter
 from workbench.measure.tracker import StorageTracker
 

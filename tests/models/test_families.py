@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig, GPT2Config, MptConfig
 
-from workbench.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError
 from workbench.gpus.emulator import place
 from workbench.models.family import MOST_POSITIONS, family_of, on_meta, positions
 from workbench.models.known import PUBLISHED
 from workbench.models.load import load_config
 from workbench.models.source import locate_config
-from workbench.predict.predict import EMULATOR, SHADOW, Prediction, predict, predict_all
+from workbench.prediction.predict import EMULATOR, SHADOW, Prediction, predict, predict_all
 from workbench.recipe import Recipe
-from workbench.run.run import run
 from workbench.techniques import REGISTRY, ChunkedCrossEntropy, FusedGelu, GradientCheckpointing, Lora
+from workbench.training.run import run
 
 KINDS = sorted(tomllib.loads(Path(__file__).with_name("architectures.toml").read_text())["kinds"])
 # in the first layer: one head of keys and values with rotary positions, no positions but biases, capped logits, no

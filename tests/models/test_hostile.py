@@ -17,15 +17,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from workbench.errors import ConfigurationError, UnavailableError
+from workbench.base.errors import ConfigurationError, UnavailableError
+from workbench.base.paths import MODELS
 from workbench.models.load import check_trainable, load_config, load_model, load_tokenizer, quiet, save_model
 from workbench.models.source import check_vocabulary, locate, locate_config
-from workbench.paths import MODELS
-from workbench.predict.rows import blocks_for, material_for
+from workbench.prediction.rows import blocks_for, material_for
 from workbench.recipe import Recipe
-from workbench.run.job import prepare
-from workbench.run.world import World
 from workbench.techniques import Dora, Ia3, Lora, PrefixTuning, PromptTuning, Qlora
+from workbench.training.job import prepare
+from workbench.training.world import World
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 TOGETHER = "Copy or save weights and config again, together, with save_pretrained()."

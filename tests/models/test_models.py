@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from workbench import hub as the_hub
-from workbench.errors import ConfigurationError, UnavailableError
-from workbench.hub import require
+from workbench.base import hub as the_hub
+from workbench.base.errors import ConfigurationError, UnavailableError
+from workbench.base.hub import require
 from workbench.models.generate import generate
 from workbench.models.gpt2 import gpt2_tokenizer, learning_rate
 from workbench.models.load import check_trainable, load_config, load_model, load_tokenizer, save_model

@@ -12,16 +12,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from workbench.errors import ConfigurationError, OutOfMemoryError, UnavailableError
+from workbench.base.errors import ConfigurationError, OutOfMemoryError, UnavailableError
+from workbench.base.paths import ROOT
 from workbench.export.written import as_toml
-from workbench.paths import ROOT
+from workbench.journal.record import read_all
 from workbench.ranks.launch import get_free_port, on_ranks, run_on_ranks
 from workbench.ranks.shards import Ranks, shared
 from workbench.ranks.world import refuse_settings
 from workbench.recipe import Recipe
-from workbench.records.record import read_all
-from workbench.run.run import run
 from workbench.techniques import GradientAccumulation, StepInBackward, technique
+from workbench.training.run import run
 
 COMMAND = [sys.executable, "-m", "workbench", "run"]
 ANY = Recipe(model="gpt2-tiny")

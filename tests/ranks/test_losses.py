@@ -11,11 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from workbench.base.paths import ROOT
 from workbench.export.written import as_toml
-from workbench.paths import ROOT
+from workbench.journal.record import read_all
 from workbench.ranks.launch import run_on_ranks
-from workbench.records.record import read_all
-from workbench.run.run import run
 from workbench.techniques import (
     ActivationOffloading,
     ChunkedCrossEntropy,
@@ -25,6 +24,7 @@ from workbench.techniques import (
     MixedPrecision,
     Padding,
 )
+from workbench.training.run import run
 
 pytestmark = pytest.mark.dear
 BYTES = 4  # fp32

@@ -2,7 +2,7 @@
 
 import os
 
-from workbench.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError
 from workbench.ranks.run import run_as_rank
 from workbench.recipe import Recipe
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from workbench.journal.record import Record
 from workbench.recipe import Recipe
-from workbench.records.record import Record
 
 # they look at trainings of their own, or hardly train: another process may have them
 OWN_PROCESS = (
@@ -41,7 +41,7 @@ def repeated(recipe: Recipe, text_file: Path, tmp_path_factory: pytest.TempPathF
 @pytest.fixture
 def interrupted(tmp_path: Path) -> Callable[[Recipe], tuple[Record, Record]]:
     """Four steps of a recipe, whole; and the same, interrupted in the third one and resumed."""
-    from workbench.run.run import run
+    from workbench.training.run import run
 
     def twice(recipe: Recipe) -> tuple[Record, Record]:
         recipe = replace(recipe, steps=4)

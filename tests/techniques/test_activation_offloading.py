@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from workbench.measure.categories import Category
+from workbench.base.categories import Category
 from workbench.recipe import Recipe
-from workbench.run.run import run
 from workbench.techniques import ActivationOffloading, GradientCheckpointing
 from workbench.techniques.activation_offloading import SavedTensors
 from workbench.techniques.offloading import DiskFile
+from workbench.training.run import run
 
 ON_DISK = ActivationOffloading(to="disk", minimum_bytes=4096)
 

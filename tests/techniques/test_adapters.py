@@ -6,17 +6,17 @@ from dataclasses import replace
 import pytest
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, OPTConfig, Phi3Config
 
-from workbench.errors import ConfigurationError
-from workbench.measure.categories import Category
+from workbench.base.categories import Category
+from workbench.base.errors import ConfigurationError
 from workbench.models.family import family_of
 from workbench.models.load import load_config, load_model
 from workbench.models.source import locate
-from workbench.run.job import prepare
-from workbench.run.run import run
-from workbench.run.world import World
 from workbench.techniques import REGISTRY, Dora, Ia3, Lora, PrefixTuning, PromptTuning, Qlora
 from workbench.techniques.base import Adapter
 from workbench.techniques.low_rank import LowRank
+from workbench.training.job import prepare
+from workbench.training.run import run
+from workbench.training.world import World
 
 C, LAYERS, B, T = 64, 2, 8, 32
 N = 20  # virtual tokens

@@ -5,13 +5,13 @@ import sys
 import pytest
 import torch
 
-from workbench.errors import ConfigurationError, UnavailableError
+from workbench.base.errors import ConfigurationError, UnavailableError
 from workbench.export.script import script
+from workbench.journal.record import Status, read_all
 from workbench.measure.device import Device
-from workbench.records.record import Status, read_all
-from workbench.run.run import run
 from workbench.techniques import Allocator
 from workbench.techniques.allocator import VARIABLES
+from workbench.training.run import run
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 from transformers import GPT2Config
 
-from workbench.measure.categories import Category
+from workbench.base.categories import Category
 from workbench.models.family import family_of
 from workbench.models.load import load_config, load_model
 from workbench.models.source import locate

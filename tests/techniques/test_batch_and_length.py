@@ -5,13 +5,13 @@ from itertools import chain
 
 import pytest
 
-from workbench.errors import ConfigurationError
-from workbench.measure.categories import Phase
+from workbench.base.categories import Phase
+from workbench.base.errors import ConfigurationError
 from workbench.recipe import Recipe
-from workbench.run.arguments import argument_values
-from workbench.run.job import prepare
-from workbench.run.world import World
 from workbench.techniques import BatchSize, GradientAccumulation, SequenceLength
+from workbench.training.arguments import argument_values
+from workbench.training.job import prepare
+from workbench.training.world import World
 
 
 def test_the_record_says_what_a_step_was(recipe, fine_tuned, subtests):

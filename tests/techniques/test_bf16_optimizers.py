@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from workbench.errors import ConfigurationError
-from workbench.measure.categories import Category
+from workbench.base.categories import Category
+from workbench.base.errors import ConfigurationError
 from workbench.measure.device import Device
 from workbench.recipe import Recipe
-from workbench.run.run import run
 from workbench.techniques import Lora, Optimizer, PureBf16
 from workbench.techniques.optimizer import KINDS, piecewise
+from workbench.training.run import run
 
 pytest.importorskip("torchao")
 pytest.importorskip("optimi")
@@ -96,7 +96,7 @@ def test_flashoptim_is_for_cuda_and_for_bf16_weights(recipe):
 
 @pytest.mark.dear  # a process of its own makes the first prediction
 def test_flashoptims_states_are_predicted_without_it(recipe):
-    from workbench.predict.predict import predict
+    from workbench.prediction.predict import predict
 
     found = predict(recipe | PureBf16() | Optimizer(kind="adamw_flash"), "h100")
     each = 3 + 2 * 2 / 32  # what bf16 rounds away, two states, and their scales

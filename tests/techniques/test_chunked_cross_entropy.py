@@ -5,8 +5,8 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from workbench.errors import ConfigurationError
-from workbench.measure.categories import Category
+from workbench.base.categories import Category
+from workbench.base.errors import ConfigurationError
 from workbench.measure.device import Device
 from workbench.measure.tracker import StorageTracker
 from workbench.techniques import ChunkedCrossEntropy, MixedPrecision

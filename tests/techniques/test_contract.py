@@ -18,12 +18,12 @@ import torch
 from safetensors.torch import load_file
 
 from workbench import techniques
-from workbench.errors import ConfigurationError
-from workbench.measure.categories import Category
+from workbench.base.categories import Category
+from workbench.base.errors import ConfigurationError
+from workbench.base.paths import DATA
+from workbench.base.settings import described, kind, optional
 from workbench.measure.device import Device
-from workbench.paths import DATA
 from workbench.recipe import Recipe
-from workbench.settings import described, kind, optional
 from workbench.techniques import (
     REGISTRY,
     ActivationOffloading,

@@ -5,14 +5,14 @@ from pathlib import Path
 import pyarrow
 import pytest
 
-from workbench.errors import ConfigurationError, UnavailableError
+from workbench.base.errors import ConfigurationError, UnavailableError
 from workbench.measure.device import Device
 from workbench.models.load import load_tokenizer
 from workbench.models.source import locate
-from workbench.run.run import run
-from workbench.run.trainer import prepare_data
 from workbench.techniques import DataLoading, Padding
 from workbench.texts import corpus
+from workbench.training.run import run
+from workbench.training.trainer import prepare_data
 
 
 def test_device_memory_does_not_change(recipe, fine_tuned, subtests):

@@ -1,7 +1,7 @@
 import torch
 from transformers import GPT2Config
 
-from workbench.measure.categories import Category
+from workbench.base.categories import Category
 from workbench.models.family import family_of
 from workbench.models.load import load_config, load_model
 from workbench.models.source import locate

@@ -1,6 +1,6 @@
 import pytest
 
-from workbench.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError
 from workbench.recipe import Recipe
 from workbench.techniques import GradientAccumulation
 

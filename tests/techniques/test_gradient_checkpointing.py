@@ -1,9 +1,9 @@
 import pytest
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from workbench.errors import ConfigurationError, UnavailableError
-from workbench.run.run import run
+from workbench.base.errors import ConfigurationError, UnavailableError
 from workbench.techniques import GradientCheckpointing
+from workbench.training.run import run
 
 
 def test_more_checkpoints_keep_less_until_the_backward_pass(recipe, fine_tuned):

@@ -1,10 +1,10 @@
 import pytest
 
-from workbench.errors import UnavailableError
+from workbench.base.errors import UnavailableError
+from workbench.journal.record import Status, read_all
 from workbench.measure.device import Device
-from workbench.records.record import Status, read_all
-from workbench.run.run import run
 from workbench.techniques import MixedPrecision
+from workbench.training.run import run
 
 
 def test_no_loss_is_that_of_fp32_and_the_record_says_in_which_type_it_computed(recipe, fine_tuned):

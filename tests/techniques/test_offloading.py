@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from workbench.errors import UnavailableError
+from workbench.base.errors import UnavailableError
+from workbench.journal.record import Status, read_all
 from workbench.measure.device import Device
 from workbench.measure.offloaded import DISK, Account
-from workbench.records.record import Status, read_all
-from workbench.run.run import run
 from workbench.techniques import ActivationOffloading, OptimizerOffloading
 from workbench.techniques.offloading import Counted, DiskFile, Nowhere
+from workbench.training.run import run
 
 LINUX = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks into Linux's /proc")
 ON_DISK = [

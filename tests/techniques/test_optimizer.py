@@ -13,14 +13,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import Trainer, TrainingArguments
 
-from workbench.errors import ConfigurationError, UnavailableError
-from workbench.measure.categories import Category
+from workbench.base.categories import Category
+from workbench.base.errors import ConfigurationError, UnavailableError
+from workbench.journal.record import Status, read_all
 from workbench.measure.device import Device
 from workbench.models.load import load_config, load_model
 from workbench.models.source import locate
 from workbench.ranks.shards import Ranks
-from workbench.records.record import Status, read_all
-from workbench.run.run import run
 from workbench.techniques import (
     Ia3,
     Lora,
@@ -31,6 +30,7 @@ from workbench.techniques import (
     StepInBackward,
 )
 from workbench.techniques.optimizer import KINDS as TABLES
+from workbench.training.run import run
 
 NEEDS_BITSANDBYTES = pytest.mark.skipif(
     importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed"

@@ -3,11 +3,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from workbench.measure.categories import Category
-from workbench.run.run import run
+from workbench.base.categories import Category
 from workbench.techniques import Lora, OptimizerOffloading
 from workbench.techniques.offloading import DiskFile
 from workbench.techniques.optimizer_offloading import streaming_adamw
+from workbench.training.run import run
 
 ON_DISK = OptimizerOffloading(to="disk", chunk_elements=2**14)
 

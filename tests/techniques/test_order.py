@@ -7,10 +7,9 @@ from typing import ClassVar
 import pytest
 from transformers import GPT2Config
 
-from workbench.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError
 from workbench.models.family import family_of
 from workbench.recipe import Recipe
-from workbench.run.run import run
 from workbench.techniques import (
     REGISTRY,
     ChunkedCrossEntropy,
@@ -23,6 +22,7 @@ from workbench.techniques import (
     SequenceLength,
 )
 from workbench.techniques.base import Capability, Stage, Technique
+from workbench.training.run import run
 
 GPT2 = family_of(GPT2Config())
 

@@ -3,14 +3,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from workbench.errors import ConfigurationError
-from workbench.measure.categories import Category
+from workbench.base.categories import Category
+from workbench.base.errors import ConfigurationError
 from workbench.models.load import load_config, load_model, load_tokenizer
 from workbench.models.source import locate
-from workbench.run.trainer import prepare_data
 from workbench.techniques import Padding
 from workbench.techniques.padding import make_examples, pad, pad_to
 from workbench.texts import corpus
+from workbench.training.trainer import prepare_data
 
 T = 32
 FIXED, DYNAMIC, GROUPED = Padding(dynamic=False), Padding(), Padding(group_by_length=True)

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from workbench.measure.categories import Category
+from workbench.base.categories import Category
 from workbench.measure.device import Device
 from workbench.models.load import load_config, load_model
 from workbench.models.source import locate

@@ -6,17 +6,17 @@ import pytest
 import torch
 from transformers import GPT2Config
 
-from workbench.errors import ConfigurationError, UnavailableError
-from workbench.measure.categories import Category
+from workbench.base.categories import Category
+from workbench.base.errors import ConfigurationError, UnavailableError
+from workbench.journal.record import Status, read_all
 from workbench.measure.device import Device
 from workbench.measure.meter import attached_tensors
 from workbench.models.family import family_of
 from workbench.models.load import load_config, load_model
 from workbench.models.source import ModelSource, locate
-from workbench.records.record import Status, read_all
-from workbench.run.run import run
 from workbench.techniques import Lora, MixedPrecision, Qlora, qlora
 from workbench.techniques.base import Call
+from workbench.training.run import run
 
 GPT2 = family_of(GPT2Config())
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from workbench.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError
 from workbench.techniques import REGISTRY, Lora, parse_technique, technique
 
 

@@ -6,15 +6,15 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from workbench.measure.categories import Phase
+from workbench.base.categories import Phase
 from workbench.measure.meter import Meter
 from workbench.models.load import load_config, load_model
 from workbench.models.source import locate
-from workbench.predict.predict import predict
+from workbench.prediction.predict import predict
 from workbench.recipe import Recipe
-from workbench.run.run import run
 from workbench.techniques import GradientCheckpointing, SelectiveCheckpointing
 from workbench.techniques.selective_checkpointing import is_kept
+from workbench.training.run import run
 
 SELECTIVE = SelectiveCheckpointing()
 UNIT = 4 * 8 * 32 * 64  # (B, T, C) in fp32

@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from workbench.errors import ConfigurationError
-from workbench.measure.categories import Category
+from workbench.base.categories import Category
+from workbench.base.errors import ConfigurationError
 from workbench.recipe import Recipe
 from workbench.techniques import MixedPrecision, Optimizer, StepInBackward
 

@@ -2,13 +2,13 @@ from dataclasses import replace
 
 import pytest
 
-from workbench.measure.categories import Category
+from workbench.base.categories import Category
 from workbench.models.gpt2 import gpt2_tokenizer
 from workbench.models.load import load_tokenizer
 from workbench.models.source import locate
-from workbench.run.trainer import prepare_data
 from workbench.techniques import GradientAccumulation, Streaming
 from workbench.texts import corpus
+from workbench.training.trainer import prepare_data
 
 
 @pytest.fixture(scope="module")

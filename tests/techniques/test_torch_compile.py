@@ -7,14 +7,14 @@ from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from workbench import predict
-from workbench.errors import ConfigurationError, UnavailableError
-from workbench.measure.categories import Category
+from workbench.base.categories import Category
+from workbench.base.errors import ConfigurationError, UnavailableError
 from workbench.measure.device import Device
 from workbench.measure.tracker import StorageTracker
-from workbench.run.run import run
-from workbench.run.stopwatch import WARM_UP_STEPS
 from workbench.techniques import Padding, TorchCompile
 from workbench.techniques.torch_compile import seen_by_tracker
+from workbench.training.run import run
+from workbench.training.stopwatch import WARM_UP_STEPS
 
 ROUNDING = 1e-5  # relative; 2.3e-07 was seen
 SIZES = (Category.ACTIVATIONS, Category.WEIGHTS, Category.OPTIMIZER_STATES, Category.LOGITS_AND_LOSS)

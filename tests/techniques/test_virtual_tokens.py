@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from workbench.errors import ConfigurationError
-from workbench.measure.categories import Category
+from workbench.base.categories import Category
+from workbench.base.errors import ConfigurationError
 from workbench.models.generate import generate
 from workbench.models.load import load_config, load_model, load_tokenizer
 from workbench.models.source import locate
-from workbench.run.job import prepare
-from workbench.run.run import run
-from workbench.run.trainer import collate
-from workbench.run.world import World
 from workbench.techniques import GradientCheckpointing, PrefixTuning, PromptTuning
 from workbench.texts import corpus
+from workbench.training.job import prepare
+from workbench.training.run import run
+from workbench.training.trainer import collate
+from workbench.training.world import World
 
 C, LAYERS, POSITIONS, T = 64, 2, 128, 32
 BOTH = pytest.mark.parametrize("kind", [PrefixTuning, PromptTuning], ids=lambda kind: kind.name)

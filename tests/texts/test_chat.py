@@ -9,21 +9,21 @@ import pytest
 import torch
 from datasets import Dataset
 
-from workbench.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError
 from workbench.export.bring import keep
+from workbench.journal.record import Status
 from workbench.models import load
 from workbench.models.gpt2 import gpt2_tokenizer
 from workbench.models.load import load_config, load_model, load_tokenizer, quiet
 from workbench.models.source import locate
-from workbench.predict.predict import predict
-from workbench.records.record import Status
-from workbench.run.job import prepare
-from workbench.run.run import run
-from workbench.run.trainer import collate
-from workbench.run.world import World
+from workbench.prediction.predict import predict
 from workbench.techniques import DataLoading, GradientAccumulation, Padding, SequenceLength, Streaming
 from workbench.texts import corpus
 from workbench.texts.chat import IGNORED, in_one_line, labelled
+from workbench.training.job import prepare
+from workbench.training.run import run
+from workbench.training.trainer import collate
+from workbench.training.world import World
 
 CHATML = (
     "{% for message in messages %}{{ '<|' + message.role + '|>\n' + message.content + '<|end|>\n' }}{% endfor %}"

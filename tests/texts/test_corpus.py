@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError
 from workbench.texts import corpus
 
 

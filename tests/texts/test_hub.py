@@ -13,9 +13,9 @@ import pytest
 from fake_hub import TOKEN, serving
 from huggingface_hub import constants
 
-from workbench import hub
 from workbench.__main__ import absolute, main
-from workbench.errors import ConfigurationError, UnavailableError
+from workbench.base import hub
+from workbench.base.errors import ConfigurationError, UnavailableError
 from workbench.texts import corpus
 
 TEXTS = [{"text": f"some words, number {n}"} for n in range(40)]

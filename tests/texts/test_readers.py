@@ -12,18 +12,18 @@ from textwrap import dedent
 import pytest
 
 from workbench.__main__ import absolute
-from workbench.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError
+from workbench.base.paths import CORPORA
 from workbench.export.bring import keep
 from workbench.export.script import script
 from workbench.export.sources import Sources
 from workbench.models.gpt2 import gpt2_tokenizer
 from workbench.models.load import load_tokenizer, quiet
 from workbench.models.source import locate
-from workbench.paths import CORPORA
-from workbench.run.run import run
 from workbench.texts import corpus
 from workbench.texts import readers as texts
 from workbench.texts.corpus import END_OF_TEXT
+from workbench.training.run import run
 
 DOCUMENTS = [
     "One, with a comma\nand a line",

@@ -7,7 +7,7 @@ import pytest
 from headline import LARGE, SMALL
 
 from tests.advise.test_compare import record
-from workbench.errors import OutOfMemoryError, UnavailableError
+from workbench.base.errors import OutOfMemoryError, UnavailableError
 
 
 def test_a_rung_has_what_those_below_it_have_and_of_a_name_the_last():

@@ -7,9 +7,9 @@ import pytest
 from pairs import pairs
 
 from workbench.advise.pairs import matrix, refusals, style_pairs
-from workbench.errors import ConfigurationError, UnavailableError
+from workbench.base.errors import ConfigurationError, UnavailableError
+from workbench.journal.record import Record, Status
 from workbench.recipe import Recipe
-from workbench.records.record import Record, Status
 
 RECORD = Record("id", "2026", Status.OK, {}, "", "")
 

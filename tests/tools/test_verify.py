@@ -19,8 +19,8 @@ from verify import (
     verify,
 )
 
-from workbench.errors import ConfigurationError, OutOfMemoryError
-from workbench.launch import launch
+from workbench.base.errors import ConfigurationError, OutOfMemoryError
+from workbench.base.launch import launch
 from workbench.measure.device import Device
 from workbench.techniques import REGISTRY
 

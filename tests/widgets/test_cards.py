@@ -7,9 +7,9 @@ from types import SimpleNamespace
 from parts import MIB, Machine, words_of
 
 from workbench.advise.doctor import diagnose
-from workbench.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError
+from workbench.journal.record import Record, Status
 from workbench.recipe import Recipe
-from workbench.records.record import Record, Status
 from workbench.techniques import GradientCheckpointing
 from workbench.widgets.cards import Advice, MakeItFit
 from workbench.widgets.controls import RecipeForm

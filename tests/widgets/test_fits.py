@@ -9,7 +9,7 @@ import pytest
 from parts import MIB, Machine, words_of
 
 from workbench.advise.frontier import Row, rows_of
-from workbench.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError
 from workbench.recipe import Recipe
 from workbench.techniques import GradientAccumulation, GradientCheckpointing, PrefixTuning
 from workbench.widgets.fits import WhatFits

@@ -8,8 +8,8 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from workbench.launch import TRUNK, warm_child
-from workbench.records.record import Status, read_all
+from workbench.base.launch import TRUNK, warm_child
+from workbench.journal.record import Status, read_all
 from workbench.widgets import runner as module
 from workbench.widgets.runner import Runner
 
@@ -48,7 +48,7 @@ def test_what_does_not_hear_of_stop_is_ended_by_force_and_told_as_killed(
     def deaf():
         import signal
 
-        from workbench.run.elsewhere import execute_here
+        from workbench.training.elsewhere import execute_here
 
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         return execute_here()

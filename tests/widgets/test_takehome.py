@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from workbench.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError
 from workbench.export.written import as_command
 from workbench.recipe import Recipe
 from workbench.techniques import GradientCheckpointing, Lora
@@ -145,7 +145,7 @@ def test_what_went_comes_back(subtests):
 def test_the_file_run_again_gives_the_losses_of_the_recipe(recipe, fine_tuned, tmp_path, monkeypatch):
     """Text and model where the page says that they have to be."""
     from workbench.__main__ import main
-    from workbench.records.record import read_all
+    from workbench.journal.record import read_all
 
     asked = replace(recipe | Lora(rank=2), arguments={"lr_scheduler_type": "cosine"})
     panel = Panel(asked)

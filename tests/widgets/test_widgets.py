@@ -12,11 +12,11 @@ import ipywidgets as w
 import psutil
 import pytest
 
-from workbench.errors import ConfigurationError
+from workbench.base.categories import Category
+from workbench.base.errors import ConfigurationError
 from workbench.gpus.catalogue import GPUS
-from workbench.measure.categories import Category
+from workbench.journal.record import Record, Status, read_all
 from workbench.recipe import Recipe
-from workbench.records.record import Record, Status, read_all
 from workbench.techniques import REGISTRY, GradientCheckpointing, Lora
 from workbench.widgets import pages, runner
 from workbench.widgets.controls import TOOLTIP, RecipeForm
@@ -52,7 +52,7 @@ def predicted(monkeypatch):
         return Forecast()
 
     monkeypatch.setattr("workbench.widgets.part.predict", predictor)
-    monkeypatch.setattr(import_module("workbench.predict.predict"), "predict", predictor)
+    monkeypatch.setattr(import_module("workbench.prediction.predict"), "predict", predictor)
     return asked
 
 
@@ -435,8 +435,8 @@ def test_another_panel_of_the_kernel_shows_the_same_training_and_can_stop_it(pla
 @pytest.mark.dear
 def test_a_step_that_takes_long_is_stopped_in_its_middle(playground, monkeypatch, tmp_path):
     def one_long_step():
-        from workbench.run.elsewhere import execute_here
-        from workbench.run.trainer import SeamTrainer
+        from workbench.training.elsewhere import execute_here
+        from workbench.training.trainer import SeamTrainer
 
         def endless(self, *_, **__):
             (tmp_path / "inside").touch()
@@ -458,8 +458,8 @@ def test_a_step_that_takes_long_is_stopped_in_its_middle(playground, monkeypatch
 @pytest.mark.dear
 def test_a_failure_is_an_alarm_with_its_reason(playground, monkeypatch, tmp_path):
     def fail():
-        from workbench.run import execute
-        from workbench.run.elsewhere import execute_here
+        from workbench.training import execute
+        from workbench.training.elsewhere import execute_here
 
         def assemble(*_, **__):
             raise ValueError("<script>boom</script>")
@@ -605,7 +605,7 @@ def test_picked_runs_show_their_texts_and_stay_picked(tmp_path):
 
 @pytest.mark.dear
 def test_headless_use_never_imports_the_widgets():
-    code = "import sys, workbench, workbench.run.run, workbench.__main__; print('ipywidgets' in sys.modules)"
+    code = "import sys, workbench, workbench.training.run, workbench.__main__; print('ipywidgets' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

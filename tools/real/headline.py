@@ -11,11 +11,11 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from workbench.errors import OutOfMemoryError
+from workbench.base.errors import OutOfMemoryError
+from workbench.journal.record import Record, read_all
 from workbench.recipe import Recipe
-from workbench.records.record import Record, read_all
-from workbench.run.run import run
 from workbench.techniques import parse_technique
+from workbench.training.run import run
 
 CHECKPOINTED = ("gradient_checkpointing", "chunked_cross_entropy")
 FUSED = (*CHECKPOINTED, "fused_gelu")

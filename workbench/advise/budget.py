@@ -31,17 +31,17 @@ from pathlib import Path
 from typing import ClassVar
 
 from workbench.advise.result import Result
-from workbench.errors import ConfigurationError, brief, explained
+from workbench.base.categories import Category, Phase, format_bytes, parse_bytes
+from workbench.base.errors import ConfigurationError, brief, explained
+from workbench.base.paths import read_toml, versions, write_whole
+from workbench.base.settings import checker, named
 from workbench.export.written import read_recipe
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.gpus.emulator.card import DEVICE
 from workbench.gpus.emulator.launch import emulate
 from workbench.gpus.emulator.report import Emulation
-from workbench.measure.categories import Category, Phase, format_bytes, parse_bytes
-from workbench.paths import read_toml, versions, write_whole
-from workbench.predict.predict import CPU, Prediction, predict
+from workbench.prediction.predict import CPU, Prediction, predict
 from workbench.recipe import Recipe
-from workbench.settings import checker, named
 
 KEYS = ("limit", "gpu", "recipe", "script")
 EXAMPLE = (

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from workbench.advise.result import Result
+from workbench.base.categories import format_bytes
 from workbench.export.written import as_command
 from workbench.gpus.roofline import RATES, flops, seconds
-from workbench.measure.categories import format_bytes
-from workbench.predict.prediction import Prediction
+from workbench.prediction.prediction import Prediction
 from workbench.recipe import Recipe, changed_settings
 from workbench.techniques import Numerics, Technique
 

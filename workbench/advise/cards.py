@@ -4,9 +4,9 @@ from contextlib import suppress
 from dataclasses import replace
 
 from workbench.advise.candidate import Candidate
-from workbench.errors import ConfigurationError
-from workbench.measure.categories import Category, format_bytes
-from workbench.predict import predict as prediction
+from workbench.base.categories import Category, format_bytes
+from workbench.base.errors import ConfigurationError
+from workbench.prediction import predict as prediction
 from workbench.recipe import Recipe
 
 CARDS = 2

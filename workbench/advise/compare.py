@@ -16,9 +16,9 @@ import numpy as np
 import pandas as pd
 
 from workbench.advise.result import Result
-from workbench.errors import ConfigurationError
-from workbench.measure.categories import Category, format_bytes
-from workbench.records.record import Record, Status
+from workbench.base.categories import Category, format_bytes
+from workbench.base.errors import ConfigurationError
+from workbench.journal.record import Record, Status
 from workbench.techniques import REGISTRY
 
 IN_WORDS = ["model", "corpus", "effective_batch_size", "sequence_length", "steps", "dropout", "memory_source"]

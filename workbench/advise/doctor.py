@@ -14,17 +14,17 @@ from typing import Any
 from workbench.advise.candidate import Candidate, Predictor, entry, rank
 from workbench.advise.plan import SETS, THIS_CPU, Search, attacked_bytes, families
 from workbench.advise.result import Result
-from workbench.errors import ConfigurationError, UnavailableError
+from workbench.base.categories import Phase, format_bytes
+from workbench.base.errors import ConfigurationError, UnavailableError
 from workbench.export.written import as_command
 from workbench.gpus.catalogue import MIB, of_device
 from workbench.gpus.emulator.card import DEVICE
-from workbench.measure.categories import Phase, format_bytes
-from workbench.predict import predict as prediction
-from workbench.predict.life import predict_life
-from workbench.predict.phases import Life
-from workbench.predict.prediction import Prediction
+from workbench.journal.record import Record, Status, read_all
+from workbench.prediction import predict as prediction
+from workbench.prediction.life import predict_life
+from workbench.prediction.phases import Life
+from workbench.prediction.prediction import Prediction
 from workbench.recipe import Recipe
-from workbench.records.record import Record, Status, read_all
 from workbench.techniques import REGISTRY
 
 MARGIN = 0.1  # asked of a change where the prediction says that the recipe fits as it is, but the run has not
@@ -389,7 +389,7 @@ class _Changes:
 
     def _smaller_evaluation(self, baseline: Candidate, budget_bytes: int) -> list[Candidate]:
         """Where the evaluation failed, the most sequences that it may have at once; or none."""
-        from workbench.run.arguments import argument_values
+        from workbench.training.arguments import argument_values
 
         if self.diagnosis.phase != Phase.EVALUATION:
             return []

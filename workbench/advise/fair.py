@@ -5,10 +5,10 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from workbench.journal.record import Record, Status
 from workbench.recipe import Recipe
-from workbench.records.record import Record, Status
-from workbench.run.run import run
 from workbench.techniques import Numerics
+from workbench.training.run import run
 
 FACTOR = 2.0  # between the rates that a search tries
 MOST = 8  # rates tried to each side of the first

@@ -8,9 +8,9 @@ from typing import Any, get_args, get_type_hints
 
 import pandas as pd
 
-from workbench.measure.categories import Category, Phase
+from workbench.base.categories import Category, Phase
+from workbench.journal.record import Record, Status, read_all
 from workbench.recipe import Recipe
-from workbench.records.record import Record, Status, read_all
 
 NULLABLE = {bool: "boolean", int: "Int64", float: "Float64"}  # pandas' own types, in which a value may be missing
 RECIPE_FIELDS = ("corpus", "effective_batch_size", "sequence_length", "steps", "seed", "dropout")

@@ -15,13 +15,13 @@ from tqdm import tqdm
 from workbench.advise.candidate import Candidate, Predictor
 from workbench.advise.plan import plan
 from workbench.advise.result import Result
-from workbench.errors import ConfigurationError, WorkbenchError
+from workbench.base.categories import format_bytes
+from workbench.base.errors import ConfigurationError, WorkbenchError
 from workbench.gpus.catalogue import gpu as find_gpu
-from workbench.measure.categories import format_bytes
 from workbench.models.family import positions
 from workbench.models.load import load_config
 from workbench.models.source import locate_config
-from workbench.predict import predict as prediction
+from workbench.prediction import predict as prediction
 from workbench.recipe import Recipe
 
 LENGTHS = 5  # of a table, at least: powers of two, up to the model's positions

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from workbench.base.garbage import clear_frames, collect_garbage, frames_of
 from workbench.measure.allocators import live_tensor_bytes, storage_bytes
-from workbench.measure.garbage import clear_frames, collect_garbage, frames_of
 
 
 def holders(device_type: str = "cpu", limit: int = 10) -> list[tuple[str, int]]:

@@ -19,11 +19,11 @@ from tqdm import tqdm
 from workbench.advise.candidate import NUMERICS, Candidate, Predictor, entry, rank
 from workbench.advise.cards import cards_text, on_two_cards
 from workbench.advise.result import Result
-from workbench.errors import ConfigurationError
+from workbench.base.categories import Category, format_bytes, parse_bytes
+from workbench.base.errors import ConfigurationError
 from workbench.gpus.catalogue import gpu as find_gpu
-from workbench.measure.categories import Category, format_bytes, parse_bytes
-from workbench.predict import predict as prediction
-from workbench.predict.prediction import Prediction
+from workbench.prediction import predict as prediction
+from workbench.prediction.prediction import Prediction
 from workbench.recipe import Recipe
 from workbench.techniques import REGISTRY, Technique
 

@@ -19,14 +19,14 @@ from tqdm import tqdm
 
 from workbench.advise.frontier import positions_of
 from workbench.advise.result import Result
-from workbench.errors import ConfigurationError, in_a_line
+from workbench.base.categories import format_bytes
+from workbench.base.errors import ConfigurationError, in_a_line
 from workbench.export.written import as_command
 from workbench.gpus.catalogue import gpu as find_gpu
-from workbench.measure.categories import format_bytes
 from workbench.models.load import load_tokenizer
 from workbench.models.source import locate_config
-from workbench.predict import predict as prediction
-from workbench.predict.worker import warm_predictions
+from workbench.prediction import predict as prediction
+from workbench.prediction.worker import warm_predictions
 from workbench.recipe import Recipe
 from workbench.techniques import REGISTRY, Capability, Technique
 from workbench.texts import chat, readers
@@ -366,7 +366,7 @@ def training_order(recipe: Recipe, rows: int, epoch: int = 0) -> Any:
     import torch
     from transformers import Trainer
 
-    from workbench.run.arguments import argument_values, training_arguments
+    from workbench.training.arguments import argument_values, training_arguments
 
     with tempfile.TemporaryDirectory() as folder:
         values = argument_values(recipe, 1.0) | {"report_to": "none"}

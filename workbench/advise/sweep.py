@@ -24,12 +24,12 @@ from tqdm import tqdm
 
 from workbench.advise.compare import Comparison
 from workbench.advise.frame import to_frame
-from workbench.errors import ConfigurationError, OutOfMemoryError, UnavailableError, brief, in_a_line
-from workbench.paths import check_writable, read_toml, runs_folder
+from workbench.base.errors import ConfigurationError, OutOfMemoryError, UnavailableError, brief, in_a_line
+from workbench.base.paths import check_writable, read_toml, runs_folder
+from workbench.base.settings import named
+from workbench.journal import store
+from workbench.journal.record import Record, Status
 from workbench.recipe import FILES, Recipe
-from workbench.records import store
-from workbench.records.record import Record, Status
-from workbench.settings import named
 from workbench.texts.corpus import load_corpus
 
 EXAMPLE = 'Write for example seeds = 3, below it [recipe] with model = "gpt2-tiny", and [grid] with steps = [50, 100].'
@@ -167,8 +167,8 @@ def _fine_tune(recipe: Recipe, folder: Path, device: str, threads: int, marker: 
     """One run, in a process of its own on some node. Ctrl-C of the sweep comes as a KeyboardInterrupt."""
     import torch
 
-    from workbench.run.run import run
-    from workbench.run.world import ALONE
+    from workbench.training.run import run
+    from workbench.training.world import ALONE
 
     for name in ALONE:  # Slurm's, say, of the job that started Ray
         os.environ.pop(name, None)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
-from workbench.errors import ConfigurationError, explained
-from workbench.paths import aside, beside, put_in_place, runs_folder
+from workbench.base.errors import ConfigurationError, explained
+from workbench.base.paths import aside, beside, put_in_place, runs_folder
+from workbench.base.settings import named, parse_settings
 from workbench.recipe import Recipe
-from workbench.settings import named, parse_settings
 from workbench.techniques import parse_technique
 from workbench.texts import readers
 from workbench.texts.corpus import load_corpus

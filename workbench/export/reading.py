@@ -5,10 +5,10 @@ However a file is read, it becomes `rows`: a dictionary for each document or con
 
 from typing import NamedTuple
 
-from workbench.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError
 from workbench.export.lines import Lines, broken, literal, near
-from workbench.run.job import Job
 from workbench.texts import chat, corpus, readers
+from workbench.training.job import Job
 
 ROWS_OF_TEXT = '''
 def make_rows(text, tokenizer, most=None):

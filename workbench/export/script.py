@@ -15,7 +15,7 @@ from typing import Any
 
 from transformers import TrainingArguments
 
-from workbench.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError
 from workbench.export.dependencies import header, import_lines, imports_of
 from workbench.export.lines import WIDTH, Lines, broken, literal, near
 from workbench.export.reading import read_text
@@ -25,11 +25,11 @@ from workbench.models.load import BUILT
 from workbench.models.source import RANDOM
 from workbench.ranks.shards import Ranks, shared
 from workbench.recipe import Recipe
-from workbench.run.arguments import training_arguments
-from workbench.run.job import Job, prepare
-from workbench.run.world import World
 from workbench.techniques.base import Arguments, Call
 from workbench.texts import corpus
+from workbench.training.arguments import training_arguments
+from workbench.training.job import Job, prepare
+from workbench.training.world import World
 
 TEMPLATE = '''
 """Fine-tune {title}.

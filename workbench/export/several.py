@@ -10,7 +10,7 @@ import yaml
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from workbench import models
-from workbench.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError
 from workbench.export.script import script
 from workbench.measure.device import pick_device
 from workbench.models.family import on_meta

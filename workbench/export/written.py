@@ -6,9 +6,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from workbench.paths import read_toml
+from workbench.base.paths import read_toml
+from workbench.base.settings import assigned, described, merged, parse_settings, toml
 from workbench.recipe import Recipe, changed_settings
-from workbench.settings import assigned, described, merged, parse_settings, toml
 from workbench.techniques import Technique, parse_technique
 
 FILE = ".toml"  # how the name of a recipe file ends

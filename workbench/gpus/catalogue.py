@@ -17,10 +17,10 @@ import re
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-from workbench.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError
+from workbench.base.paths import beside
+from workbench.base.settings import unknown
 from workbench.measure.device import Device
-from workbench.paths import beside
-from workbench.settings import unknown
 
 KIB = 2**10
 MIB = 2**20

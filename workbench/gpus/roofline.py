@@ -18,7 +18,7 @@ recipes by this, and believe no seconds.
 from collections.abc import Mapping
 from typing import Any
 
-from workbench.paths import beside
+from workbench.base.paths import beside
 
 RATES: dict[str, dict[str, Any]] = beside(__file__, "rates.json")
 

@@ -4,8 +4,8 @@ import shutil
 from filecmp import cmp
 from pathlib import Path
 
-from workbench.errors import ConfigurationError
-from workbench.paths import NOTEBOOKS
+from workbench.base.errors import ConfigurationError
+from workbench.base.paths import NOTEBOOKS
 
 
 def copy_lessons(folder: Path, *, force: bool = False) -> list[Path]:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from jinja2 import Template
 
-from workbench.errors import ConfigurationError
-from workbench.measure.categories import format_bytes
+from workbench.base.categories import format_bytes
+from workbench.base.errors import ConfigurationError
 
 FORM = Path(__file__).with_name("exercise.html")
 

@@ -13,19 +13,19 @@ from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from papermill.exceptions import PapermillExecutionError
 from tqdm import tqdm
 
-from workbench.errors import ConfigurationError, WorkbenchError
+from workbench.base.errors import ConfigurationError, WorkbenchError
+from workbench.base.patches import changed_environment
+from workbench.base.paths import BUILD, CORPORA, INSTALLED, MODELS, NOTEBOOKS, PACKAGE, PIN, ROOT
 from workbench.gpus.emulator.card import DEVICE, emulated_card
 from workbench.gpus.emulator.launch import environment as emulated_environment
 from workbench.gpus.emulator.place import stub_folder
 from workbench.lessons.parameters import check_parameters, of
-from workbench.patches import changed_environment
-from workbench.paths import BUILD, CORPORA, INSTALLED, MODELS, NOTEBOOKS, PACKAGE, PIN, ROOT
-from workbench.run.world import refuse_several_ranks
+from workbench.training.world import refuse_several_ranks
 
 DEVICE_PARAMETER = "device"  # of the kernel, not of a notebook
 
 # predictions come from a process of their own, which can load its libraries while the kernel loads the same
-PREPARE = f"{PIN}; from workbench.predict.worker import warm_predictions as _start; _start('t4'); del _start"
+PREPARE = f"{PIN}; from workbench.prediction.worker import warm_predictions as _start; _start('t4'); del _start"
 
 
 class NotebookError(WorkbenchError):

@@ -13,12 +13,12 @@ from typing import Any
 
 import papermill
 
-from workbench.errors import ConfigurationError
+from workbench.base.categories import parse_bytes
+from workbench.base.errors import ConfigurationError
+from workbench.base.paths import check_writable, runs_folder
+from workbench.base.settings import KINDS, check_settings, named, setting
 from workbench.gpus.catalogue import gpu
-from workbench.measure.categories import parse_bytes
 from workbench.models.source import locate, locate_config
-from workbench.paths import check_writable, runs_folder
-from workbench.settings import KINDS, check_settings, named, setting
 from workbench.texts.corpus import load_corpus
 
 LEAST = {"int": 1, "float": 0}

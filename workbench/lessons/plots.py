@@ -9,12 +9,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from workbench import Record
 from workbench.advise.compare import WITHOUT_VALUES, pareto
-from workbench.measure.categories import Category, Phase, format_bytes
+from workbench.base.categories import Category, Phase, format_bytes
 from workbench.measure.emulated import emulated
 from workbench.measure.timeline import Timeline
-from workbench.predict.phases import Life, life_table
-from workbench.records.record import Record
+from workbench.prediction.phases import Life, life_table
 
 MIB = 2**20
 GIB = 2**30
@@ -24,7 +24,7 @@ NO_VALUES = emulated() and WITHOUT_VALUES  # what a lesson says in place of a va
 LINES = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999"]
 DASHES = ["-", "--", ":", "-."]
 GREY = "#808080"
-COLOURS = {
+COLOURS: dict[Category, str] = {
     Category.WEIGHTS: "#0072B2",
     Category.GRADIENTS: "#56B4E9",
     Category.OPTIMIZER_STATES: "#009E73",

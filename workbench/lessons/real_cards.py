@@ -7,14 +7,14 @@ from typing import Any
 import pandas as pd
 from IPython.display import HTML
 
-from workbench.errors import WorkbenchError
+from workbench import Recipe
+from workbench.base.categories import Category, format_bytes
+from workbench.base.errors import WorkbenchError
 from workbench.gpus.catalogue import GPUS, Gpu
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.lessons.timeline import in_words, scrubber
-from workbench.measure.categories import Category, format_bytes
-from workbench.predict.predict import predict, predict_all
-from workbench.predict.prediction import Prediction, engine_words
-from workbench.recipe import Recipe
+from workbench.prediction.predict import predict, predict_all
+from workbench.prediction.prediction import Prediction, engine_words
 from workbench.techniques.base import Technique
 
 CARDS = ("t4", "rtx3090")

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from workbench.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError
 from workbench.gpus.catalogue import GPUS
 from workbench.lessons.plots import COLOURS
 from workbench.measure.timeline import TensorTimeline
-from workbench.predict.prediction import Prediction, engine_words
+from workbench.prediction.prediction import Prediction, engine_words
 
 PAGE = Path(__file__).with_name("timeline.html")
 OPERATIONS: dict[str, str] = json.loads(Path(__file__).with_name("operations.json").read_text(encoding="utf-8"))

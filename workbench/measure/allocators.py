@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from workbench.base.garbage import collect_garbage
 from workbench.measure.emulated import emulated
-from workbench.measure.garbage import collect_garbage
 
 
 class DeviceAllocator:

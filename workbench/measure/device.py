@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from workbench.errors import ConfigurationError, UnavailableError
+from workbench.base.errors import ConfigurationError, UnavailableError
 from workbench.measure.emulated import emulated
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ rounds to two digits, and so do these numbers. What a message does not say is No
 import re
 from dataclasses import dataclass
 
-from workbench.measure.categories import UNITS
+from workbench.base.categories import UNITS
 
 _SIZE = r"([\d.]+) (bytes|KiB|MiB|GiB)"
 

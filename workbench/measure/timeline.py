@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.measure.categories import Category, Phase
+from workbench.base.categories import Category, Phase
 
 LIVES = ("nbytes", "born", "died", "category", "maker")  # columns of a `TensorTimeline`
 

@@ -23,7 +23,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from workbench.measure.categories import Category, Phase, format_bytes
+from workbench.base.categories import Category, Phase, format_bytes
 from workbench.measure.out_of_memory import Refusal
 from workbench.measure.timeline import Timeline, live_bytes, phases_of
 

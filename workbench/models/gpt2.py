@@ -3,7 +3,7 @@
 from functools import cache
 from typing import Any
 
-from workbench.paths import MODELS
+from workbench.base.paths import MODELS
 
 NARROW = 768  # the width of the smallest GPT-2
 GPT2_TOKENS = 50257

@@ -3,9 +3,9 @@
 import difflib
 from typing import Any
 
-from workbench.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError
+from workbench.base.paths import beside
 from workbench.models.family import dropout_fields
-from workbench.paths import beside
 
 PUBLISHED: dict[str, dict[str, Any]] = beside(__file__, "known.toml")
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from workbench.errors import ConfigurationError, explained
+from workbench.base.errors import ConfigurationError, explained
 from workbench.models.family import family_of, on_meta
 from workbench.models.gpt2 import GPT2_TOKENS, gpt2_tokenizer
 from workbench.models.known import PUBLISHED, check_kind, check_ranges

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from workbench.errors import ConfigurationError, explained
-from workbench.hub import require
+from workbench.base.errors import ConfigurationError, explained
+from workbench.base.hub import require
+from workbench.base.paths import MODELS
 from workbench.measure.emulated import emulated
 from workbench.models.family import positions
 from workbench.models.known import PUBLISHED
-from workbench.paths import MODELS
 
 EMBEDDED = "gpt2-tiny"
 

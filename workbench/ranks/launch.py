@@ -11,20 +11,20 @@ from typing import Any
 import torch
 from torch.distributed.elastic.utils.distributed import get_free_port
 
-from workbench.errors import ConfigurationError, UnavailableError, WorkbenchError
+from workbench.base.errors import ConfigurationError, UnavailableError, WorkbenchError
+from workbench.base.launch import Child, LostChildError, start
+from workbench.base.paths import runs_folder
 from workbench.gpus.emulator import place
 from workbench.gpus.emulator.card import emulated_card
 from workbench.gpus.emulator.launch import INSIDE, environment
-from workbench.launch import Child, LostChildError, start
+from workbench.journal import store
+from workbench.journal.record import Record, Status, read_all
 from workbench.measure.device import check_device
-from workbench.paths import runs_folder
 from workbench.ranks import launched
 from workbench.ranks.run import run_as_rank
 from workbench.ranks.shards import Ranks
 from workbench.recipe import Recipe
-from workbench.records import store
-from workbench.records.record import Record, Status, read_all
-from workbench.run.world import refuse_several_ranks
+from workbench.training.world import refuse_several_ranks
 
 TERMINAL = 2  # standard error, to which the first rank writes; the others into files
 GRACE_S = 2.0  # for ranks to say themselves why they ended, once one of them has

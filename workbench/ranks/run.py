@@ -15,22 +15,22 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from workbench.measure.categories import Category
+from workbench.base.categories import Category
+from workbench.base.patches import changed_environment
+from workbench.base.paths import check_writable, runs_folder
+from workbench.journal import store
+from workbench.journal.record import Record, Status
 from workbench.measure.meter import MemoryReport, Meter
 from workbench.models.load import count_parameters
-from workbench.patches import changed_environment
-from workbench.paths import check_writable, runs_folder
 from workbench.ranks import zero
 from workbench.ranks.shard import ResizableTracker, fully_sharded, gathered, mesh_of, whole
 from workbench.ranks.shards import Ranks
 from workbench.ranks.world import agree, from_all, from_first, join, refuse_settings
 from workbench.recipe import Recipe
-from workbench.records import store
-from workbench.records.record import Record, Status
-from workbench.run.job import Job, prepare
-from workbench.run.place import Observer, Place, load_for
-from workbench.run.run import executed, only_run
-from workbench.run.trainer import SeamTrainer
+from workbench.training.job import Job, prepare
+from workbench.training.place import Observer, Place, load_for
+from workbench.training.run import executed, only_run
+from workbench.training.trainer import SeamTrainer
 
 MEMORY = [field.name for field in fields(MemoryReport)]
 OF_EACH = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_phase", "by_category")  # in the record of them all

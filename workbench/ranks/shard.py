@@ -12,10 +12,10 @@ from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from workbench.base.categories import Category
+from workbench.base.patches.torch import operations_tried_unseen, storages_resized_by
 from workbench.measure.allocators import parts
-from workbench.measure.categories import Category
 from workbench.measure.tracker import Storage, StorageTracker
-from workbench.patches.torch import operations_tried_unseen, storages_resized_by
 from workbench.ranks.shards import SHARDS
 
 RESIZE = torch.UntypedStorage.resize_

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from workbench.errors import ConfigurationError, UnavailableError
-from workbench.paths import beside
+from workbench.base.errors import ConfigurationError, UnavailableError
+from workbench.base.paths import beside
+from workbench.base.settings import unknown
 from workbench.recipe import Recipe
-from workbench.settings import unknown
 from workbench.techniques import Technique
 
 SHARDS: Mapping[str, Any] = beside(__file__, "shards.toml")

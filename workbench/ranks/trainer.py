@@ -11,13 +11,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
-from workbench.measure.categories import Category
-from workbench.patches import replaced
-from workbench.patches.accelerate import all_batches_for_every_rank, nothing_gathered, prepare_models_with
+from workbench.base.categories import Category
+from workbench.base.patches import replaced
+from workbench.base.patches.accelerate import all_batches_for_every_rank, nothing_gathered, prepare_models_with
+from workbench.journal import checkpoints
 from workbench.ranks.shard import cut_like, whole
 from workbench.ranks.shards import shared
-from workbench.records import checkpoints
-from workbench.run.trainer import SeamTrainer
+from workbench.training.trainer import SeamTrainer
 
 
 class RankTrainer(SeamTrainer):

@@ -8,9 +8,9 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 
-from workbench.errors import ConfigurationError, explained
+from workbench.base.errors import ConfigurationError, explained
 from workbench.measure.device import Device
-from workbench.run.world import ACCELERATES, World
+from workbench.training.world import ACCELERATES, World
 
 TIMEOUT = "WORKBENCH_JOIN_TIMEOUT"  # in seconds: how long ranks wait for each other at the beginning
 GPUS = "cpu:gloo,cuda:nccl"  # what carries their messages

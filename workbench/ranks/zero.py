@@ -2,7 +2,7 @@
 
 Three things stay by hand. Mixed precision: the Trainer's `bf16=True` means weights in bf16 to DeepSpeed, which is
 another recipe, so its configuration asks for autocast instead. Kernels: it would compile some of its own for minutes
-(`workbench.patches.deepspeed`). The meter: the engine adds up, clips and steps within the backward pass, where no
+(`workbench.base.patches.deepspeed`). The meter: the engine adds up, clips and steps within the backward pass, where no
 phase of the Trainer begins, and keeps gradients and weights of its own, which only it can show.
 """
 
@@ -18,9 +18,9 @@ from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from workbench.measure.categories import Category, Phase
+from workbench.base.categories import Category, Phase
+from workbench.base.patches import deepspeed as patches
 from workbench.measure.emulated import emulated
-from workbench.patches import deepspeed as patches
 from workbench.ranks.shards import SHARDS
 from workbench.ranks.trainer import RankTrainer
 

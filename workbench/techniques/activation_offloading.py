@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.settings import setting
+from workbench.base.settings import setting
 from workbench.techniques.base import Call, Capability
 from workbench.techniques.offloading import Offloading, SideStream
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from workbench.base.settings import setting
 from workbench.models.family import ModelFamily
-from workbench.settings import setting
 from workbench.techniques.base import Arguments, Stage, Technique
 
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, fields
 from enum import IntEnum, StrEnum, auto
 from typing import Any, ClassVar, Self
 
-from workbench.errors import ConfigurationError, explained
-from workbench.measure.categories import Category
+from workbench.base.categories import Category
+from workbench.base.errors import ConfigurationError, explained
+from workbench.base.settings import check_settings, described, named, setting
 from workbench.measure.device import Device
 from workbench.models.family import ModelFamily, family_of, on_meta
-from workbench.settings import check_settings, described, named, setting
 
 Arguments = dict[str, Any]
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from workbench.settings import setting
+from workbench.base.settings import setting
 from workbench.techniques.base import Shape, Stage, Technique, equal_parts
 
 

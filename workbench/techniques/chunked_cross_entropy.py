@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from workbench.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError
+from workbench.base.settings import setting
 from workbench.measure.device import Device
 from workbench.models.family import on_meta
-from workbench.settings import setting
 from workbench.techniques.base import Call, Numerics, Stage, Technique
 
 CHANGES_LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale")  # of Gemma, Granite, Cohere

@@ -6,9 +6,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError
+from workbench.base.settings import setting
 from workbench.measure.device import Device
-from workbench.settings import setting
 from workbench.techniques.base import Arguments, Call, Capability, Stage, Technique
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError
 from workbench.models.family import ModelFamily, family_of
 from workbench.techniques.base import Arguments, Stage, Technique
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from workbench.errors import ConfigurationError
-from workbench.settings import setting
+from workbench.base.errors import ConfigurationError
+from workbench.base.settings import setting
 from workbench.techniques.base import Arguments, Capability, Stage, Technique
 
 

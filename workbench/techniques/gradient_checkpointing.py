@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
+from workbench.base.settings import setting
 from workbench.measure.device import Device
 from workbench.models.family import ModelFamily
-from workbench.settings import setting
 from workbench.techniques.base import Call, Capability, Stage, Technique
 
 

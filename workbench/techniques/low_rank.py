@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError
+from workbench.base.settings import setting
 from workbench.models.family import ModelFamily, family_of
-from workbench.settings import setting
 from workbench.techniques.base import Adapter, Arguments, Call, add_adapter
 
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from workbench.errors import UnavailableError
-from workbench.measure.categories import format_bytes
+from workbench.base.categories import format_bytes
+from workbench.base.errors import UnavailableError
+from workbench.base.paths import no_disk
+from workbench.base.settings import setting
 from workbench.measure.device import Device
 from workbench.measure.offloaded import DISK, HOST, Account
-from workbench.paths import no_disk
-from workbench.settings import setting
 from workbench.techniques.base import Stage, Technique
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from workbench.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError
+from workbench.base.settings import setting
 from workbench.measure.device import Device
-from workbench.settings import setting
 from workbench.techniques.base import Arguments, Call, Capability, Numerics, Stage, Technique
 
 ON_BITSANDBYTES: Arguments = {

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.settings import setting
+from workbench.base.settings import setting
 from workbench.techniques.base import Call, Capability, Stage
 from workbench.techniques.offloading import Offloading
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from workbench.errors import ConfigurationError
-from workbench.settings import setting
+from workbench.base.errors import ConfigurationError
+from workbench.base.settings import setting
 from workbench.techniques.base import Arguments, Call, Capability, Stage, Technique
 from workbench.texts.corpus import encoded
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError
 from workbench.models.family import ModelFamily
 from workbench.techniques.base import Call, Capability, VirtualTokens, add_adapter
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from workbench.measure.categories import Category
-from workbench.paths import beside
-from workbench.settings import parse_settings, separated, unknown
+from workbench.base.categories import Category
+from workbench.base.paths import beside
+from workbench.base.settings import parse_settings, separated, unknown
 from workbench.techniques.base import Numerics, Technique
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from workbench.settings import setting
+from workbench.base.settings import setting
 from workbench.techniques.base import Call, Capability, Shape, Stage, Technique, equal_parts
 
 

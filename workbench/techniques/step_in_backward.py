@@ -4,7 +4,7 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.settings import setting
+from workbench.base.settings import setting
 from workbench.techniques.base import Arguments, Call, Capability, Stage, Technique
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from workbench.settings import setting
+from workbench.base.settings import setting
 from workbench.techniques.base import Call, Capability, Stage, Technique
 from workbench.texts.corpus import labelled_rows, packed_blocks
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from shutil import which
 from typing import Any
 
-from workbench.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError
+from workbench.base.settings import setting
 from workbench.measure.device import Device
-from workbench.settings import setting
 from workbench.techniques.base import Call, Capability, Stage, Technique
 
 TRITONS = (7, 0)  # the compute capability that Triton needs

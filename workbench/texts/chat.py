@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_types import MinLen
 from typing_extensions import TypedDict  # pydantic wants this one, up to Python 3.11
 
-from workbench.settings import checker
+from workbench.base.settings import checker
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

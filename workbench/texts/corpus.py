@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from workbench.errors import in_a_line
-from workbench.paths import CORPORA, aside, put_in_place, runs_folder
+from workbench.base.errors import in_a_line
+from workbench.base.paths import CORPORA, aside, put_in_place, runs_folder
 from workbench.texts import readers as texts
 from workbench.texts.chat import IGNORED, labelled, template_of
 

@@ -27,8 +27,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, NoReturn
 
-from workbench.errors import ConfigurationError, in_a_line
-from workbench.hub import data_set_files
+from workbench.base.errors import ConfigurationError, in_a_line
+from workbench.base.hub import data_set_files
 from workbench.texts.chat import ANSWERS, LOSSES, ROWS, in_one_line
 
 CHUNK = 1 << 20  # bytes to check, characters to read at a time

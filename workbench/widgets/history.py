@@ -7,11 +7,11 @@ from pathlib import Path
 import ipywidgets as w
 
 from workbench.advise.frame import to_frame
+from workbench.base.categories import format_bytes
+from workbench.journal.record import Record, read_all
+from workbench.journal.store import mark_killed
 from workbench.lessons import plots
-from workbench.measure.categories import format_bytes
-from workbench.predict.predict import predicted_peak
-from workbench.records.record import Record, read_all
-from workbench.records.store import mark_killed
+from workbench.prediction.predict import predicted_peak
 from workbench.widgets.light import HTML, VBox
 from workbench.widgets.pages import begun, page, picture
 from workbench.widgets.part import Background

@@ -9,9 +9,9 @@ from IPython.core.getipython import get_ipython
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
 
+from workbench import Record
+from workbench.base.categories import format_bytes
 from workbench.lessons.plots import COLOURS, Picture
-from workbench.measure.categories import format_bytes
-from workbench.records.record import Record
 
 STYLE = f"<style>{Path(__file__).with_name('panel.css').read_text(encoding='utf-8')}</style>"
 UNUSED = "reserved, unused"

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
-from workbench.errors import ConfigurationError
-from workbench.launch import Child, LostChildError, warm_child, warm_up
-from workbench.recipe import Recipe
-from workbench.records.record import Record
-from workbench.run.elsewhere import execute_here, finished, prepare_here
+from workbench import Recipe, Record
+from workbench.base.errors import ConfigurationError
+from workbench.base.launch import Child, LostChildError, warm_child, warm_up
+from workbench.training.elsewhere import execute_here, finished, prepare_here
 
 REFRESH_S = 0.5
 STOPPED = "stopped"  # before its record began

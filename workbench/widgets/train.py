@@ -8,17 +8,16 @@ from pathlib import Path
 import ipywidgets as w
 from markupsafe import escape
 
-from workbench.errors import WorkbenchError
+from workbench import Device, Recipe
+from workbench.base.categories import format_bytes
+from workbench.base.errors import WorkbenchError
 from workbench.gpus.catalogue import GPUS, of_device
-from workbench.measure.categories import format_bytes
-from workbench.measure.device import Device
+from workbench.journal.record import Record, Status
+from workbench.journal.store import mark_killed
 from workbench.models.known import PUBLISHED
 from workbench.models.source import EMBEDDED, RANDOM
-from workbench.predict.predict import CPU, predicted_peak
-from workbench.recipe import Recipe
-from workbench.records.record import Record, Status
-from workbench.records.store import mark_killed
-from workbench.run.job import why_not_here
+from workbench.prediction.predict import CPU, predicted_peak
+from workbench.training.job import why_not_here
 from workbench.widgets.cards import Advice, Choose
 from workbench.widgets.controls import show_if
 from workbench.widgets.gauge import Gauge

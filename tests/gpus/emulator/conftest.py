@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from workbench.errors import UnavailableError
+from workbench.base.errors import UnavailableError
 from workbench.gpus.emulator import place
 from workbench.gpus.emulator.launch import emulate
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from workbench.errors import UnavailableError
+from workbench.base.errors import UnavailableError
+from workbench.base.paths import DATA
 from workbench.gpus.catalogue import GPUS
 from workbench.gpus.emulator import build, card, place
 from workbench.gpus.emulator.elf import imports
-from workbench.paths import DATA
 
 COMPILER = shutil.which("cc") or shutil.which("gcc")
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C compiler on this machine")

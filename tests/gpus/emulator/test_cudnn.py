@@ -9,10 +9,10 @@ import sys
 import pandas as pd
 import pytest
 
+from workbench.base.paths import DATA
 from workbench.gpus.catalogue import gpu
 from workbench.gpus.emulator import build
 from workbench.gpus.emulator.launch import emulate
-from workbench.paths import DATA
 
 EVERY = 9  # of the measured cases one in so many is tried, or it would take two minutes
 

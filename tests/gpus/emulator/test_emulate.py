@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from workbench.__main__ import main
-from workbench.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError
 from workbench.gpus.catalogue import gpu
 from workbench.gpus.emulator.call import PROCESSES, call_on
 from workbench.gpus.emulator.card import emulated_card, variable, with_memory

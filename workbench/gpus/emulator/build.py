@@ -21,7 +21,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from workbench.errors import UnavailableError
+from workbench.base.errors import UnavailableError
 from workbench.gpus.emulator.elf import imports
 
 SOURCES = Path(__file__).with_name("stubs")

@@ -5,11 +5,11 @@ from contextlib import suppress
 from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar, cast
 
+from workbench.base.launch import Child, Fork, Kept
 from workbench.gpus.catalogue import Gpu
 from workbench.gpus.emulator import place
 from workbench.gpus.emulator.card import emulated_card
 from workbench.gpus.emulator.launch import INSIDE, environment
-from workbench.launch import Child, Fork, Kept
 
 P = ParamSpec("P")
 R = TypeVar("R")

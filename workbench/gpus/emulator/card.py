@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from workbench.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError
 from workbench.gpus.catalogue import GPUS, MIB, Gpu
 from workbench.gpus.catalogue import gpu as find_gpu
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from workbench.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError
 from workbench.gpus.catalogue import Gpu
 from workbench.gpus.emulator import card, place
 from workbench.gpus.emulator.padding import VARIABLE as PADDING

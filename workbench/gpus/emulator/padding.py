@@ -4,7 +4,7 @@ import os
 from itertools import islice
 from typing import Any
 
-from workbench.patches import changed_environment
+from workbench.base.patches import changed_environment
 
 VARIABLE = "EMULATED_PADDING"
 

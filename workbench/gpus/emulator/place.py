@@ -12,7 +12,7 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
-from workbench.errors import DISTRIBUTION, UnavailableError
+from workbench.base.errors import DISTRIBUTION, UnavailableError
 from workbench.gpus.emulator import build
 
 CUDA_LIBRARY = Path("lib", "libtorch_cuda.so")

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from workbench.base.categories import format_bytes
 from workbench.gpus.catalogue import GPUS, Gpu
 from workbench.gpus.emulator.card import DEVICE
-from workbench.measure.categories import format_bytes
 
 NOT_MEASURED = "nothing here was measured on a GPU"
 TIMED_OUT = 124  # the exit status that timeout(1) has

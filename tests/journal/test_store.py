@@ -1,0 +1,320 @@
+import errno
+import json
+import math
+import multiprocessing
+import os
+import platform
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import psutil
+import pytest
+from test_checkpoints import SEEN, contents
+
+from workbench.base.errors import ConfigurationError
+from workbench.journal import checkpoints, store
+from workbench.journal.record import Record, Status, read_all
+from workbench.recipe import Recipe
+from workbench.techniques import Lora
+
+
+def new(**changes):
+    return Record.start(Recipe(**changes), device_kind="cpu", threads=2, data_sha256="a")
+
+
+def statuses(folder):
+    return [record.status for record in read_all(folder)]
+
+
+def process(pid):
+    """As a record has its owner: a later process of the same number began at another time."""
+    return {"host": platform.node(), "pid": pid, "began": psutil.Process(pid).create_time()}
+
+
+def is_alive(record, folder):
+    """Whether the record is left as it is, because its process may live."""
+    place = folder / record.id
+    record.save(place)
+    return store.mark_killed(place) == []
+
+
+def test_a_run_of_this_process_is_alive_until_it_ends(tmp_path):
+    record = store.begin(new(), tmp_path)
+    assert record.owner == process(os.getpid())
+    assert store.mark_killed(tmp_path) == []
+    store.end(replace(record, status=Status.OK), tmp_path)
+    assert statuses(tmp_path) == [Status.OK]
+
+
+def test_a_run_whose_process_is_gone_was_killed(tmp_path):
+    done = subprocess.Popen([sys.executable, "-c", ""])
+    owner = process(done.pid)
+    done.wait()
+    replace(new(), owner=owner).save(tmp_path)
+    (killed,) = store.mark_killed(tmp_path)
+    assert killed.error == "the process ended without a word"
+    assert statuses(tmp_path) == [Status.KILLED]
+    assert store.mark_killed(tmp_path) == []
+
+
+def test_the_number_of_the_process_may_belong_to_another_one_now(tmp_path):
+    replace(new(), owner=process(os.getppid()) | {"began": 12.0}).save(tmp_path)
+    assert len(store.mark_killed(tmp_path)) == 1
+
+
+def test_runs_of_a_second_notebook_or_machine_are_left_alone(tmp_path):
+    for owner in (process(os.getppid()), {"host": "elsewhere", "pid": 1, "began": 0.0}):
+        replace(new(), owner=owner).save(tmp_path)
+    assert store.mark_killed(tmp_path) == []
+    assert statuses(tmp_path) == [Status.RUNNING] * 2
+
+
+def test_a_run_of_this_process_that_nobody_executes_any_more_is_dead(tmp_path):
+    replace(new(), owner=process(os.getpid())).save(tmp_path)
+    assert len(store.mark_killed(tmp_path)) == 1
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match="nothing can be written into .*WORKBENCH_RUNS"):
+        store.begin(new(), tmp_path / "file")
+
+
+def test_a_record_that_cannot_be_written_in_the_end_is_printed(tmp_path, monkeypatch, capsys):
+    record = replace(store.begin(new(), tmp_path), status=Status.OK, held_out_loss=3.25)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    returned = store.end(record, tmp_path)
+    (warning,) = returned.warnings
+    assert warning.startswith(
+        f"the record was printed instead of written: nothing can be written into {tmp_path} (No space"
+    )
+    assert warning.endswith("Free some space, or set WORKBENCH_RUNS to another folder.")
+    printed = capsys.readouterr().err
+    assert f"Keep these lines as {record.id}.json" in printed
+    assert json.loads(printed[printed.index("{") :])["held_out_loss"] == 3.25
+
+
+@pytest.fixture
+def unfinished(tmp_path):
+    """An interrupted run with a whole checkpoint after step 4."""
+
+    def made(status=Status.INTERRUPTED, **changes):
+        record = replace(new(**changes), status=status)
+        record.save(tmp_path)
+        aside = tmp_path / "aside"
+        aside.mkdir()
+        for name, data in contents(4).items():
+            (aside / name).write_bytes(data)
+        checkpoints.commit(aside, store.checkpoint_folder(record, tmp_path) / "checkpoint-4", SEEN)
+        return record
+
+    (tmp_path / "x").mkdir()
+    return made
+
+
+@pytest.fixture
+def resumable(tmp_path):
+    def ask(recipe=Recipe(), **facts):  # noqa: B008 - frozen
+        known = {"device_kind": "cpu", "threads": 2, "data_sha256": "a", **facts}
+        return store.resumable(Record.start(recipe, model=recipe.model, **known), tmp_path)
+
+    return ask
+
+
+HERE, PARENT = platform.node(), os.getppid()
+DEAD = (
+    {},  # nobody ever claimed it
+    {"host": HERE, "pid": 2**40, "began": 0.0},
+    {"host": HERE, "pid": PARENT, "began": 12.0},  # its number belongs to another process now
+)
+NO_OWNERS = (
+    None, [os.getpid()], "me", {"host": HERE}, {"pid": 2**30, "began": 0.0}, {"host": HERE, "pid": PARENT},
+    {"host": HERE, "pid": -5, "began": 0.0}, {"host": HERE, "pid": 0, "began": 0.0},
+    {"host": HERE, "pid": 2**70, "began": 0.0}, {"host": HERE, "pid": PARENT, "began": -math.inf},
+    {"host": HERE, "pid": PARENT, "began": math.nan}, {"host": HERE, "pid": PARENT, "began": "yesterday"},
+    {"host": HERE, "pid": PARENT, "began": None}, {"host": HERE, "pid": str(PARENT), "began": 0.0},
+    {"host": HERE, "pid": True, "began": 0.0}, {"host": HERE, "pid": 1.5, "began": 0.0},
+    {"host": HERE, "pid": [1], "began": 0.0}, {"host": None, "pid": 1, "began": 0.0},
+    {"host": 7, "pid": 1, "began": 0.0}, {"host": "elsewhere", "pid": "many", "began": {}},
+)  # fmt: skip
+
+
+def test_an_odd_owner_is_no_reason_to_fail_nor_to_call_a_run_dead_that_may_live(tmp_path, subtests):
+    for owner in (*DEAD, *NO_OWNERS):
+        with subtests.test(owner=owner):
+            record = new()
+            place = tmp_path / record.id
+            path = record.save(place)
+            text = json.dumps({**json.loads(path.read_text()), "status": "running", "owner": owner})
+            path.write_text(text)
+            if owner in DEAD:
+                assert [killed.id for killed in store.mark_killed(place)] == [record.id]
+                assert statuses(place) == [Status.KILLED]
+            else:  # no record: it is named and left alone
+                assert store.mark_killed(place) == []
+                assert path.read_text() == text
+
+
+def test_a_process_that_may_not_be_looked_at_is_alive(tmp_path, monkeypatch):
+    def denied(*_):
+        raise psutil.AccessDenied
+
+    monkeypatch.setattr(psutil.Process, "create_time", denied)
+    assert is_alive(replace(new(), owner={"host": platform.node(), "pid": os.getppid(), "began": 1.0}), tmp_path)
+
+
+def test_a_killed_child_that_nobody_has_waited_for_is_dead(tmp_path):
+    """As in a container, whose first process is seldom an init."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    record = replace(new(), owner=process(child.pid))
+    assert is_alive(record, tmp_path)
+    child.kill()
+    while psutil.Process(child.pid).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+    assert not is_alive(record, tmp_path)
+    child.wait()
+
+
+def test_a_folder_that_cannot_be_written_to_is_still_shown(tmp_path, monkeypatch):
+    replace(new(), owner={"host": platform.node(), "pid": 2**40, "began": 0.0}).save(tmp_path)
+
+    def read_only(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Record, "save", read_only)
+    store.mark_killed(tmp_path)
+    assert statuses(tmp_path) == [Status.RUNNING]
+
+
+def test_while_it_ends_another_thread_does_not_call_it_dead(tmp_path, monkeypatch):
+    record = store.begin(new(), tmp_path)
+    removed = store.shutil.rmtree
+
+    def slowly(*args, **kwargs):
+        store.mark_killed(tmp_path)
+        removed(*args, **kwargs)
+
+    monkeypatch.setattr(store.shutil, "rmtree", slowly)
+    store.end(replace(record, status=Status.OK), tmp_path)
+    assert statuses(tmp_path) == [Status.OK]
+
+
+# ---- resuming ----
+
+
+def test_what_ended_or_still_runs_is_not_resumed(unfinished, resumable, subtests):
+    for status in (Status.OK, Status.RUNNING, Status.DIVERGED, Status.UNAVAILABLE):
+        with subtests.test(status=status):
+            unfinished(status)
+            assert resumable() is None
+
+
+def test_the_newest_unfinished_run_of_the_recipe_is_resumed(unfinished, resumable, subtests):
+    for status in (Status.KILLED, Status.INTERRUPTED, Status.FAILED, Status.OOM):
+        with subtests.test(status=status):
+            newest = unfinished(status)
+            assert resumable() == newest
+
+
+def test_without_a_checkpoint_there_is_nothing_to_resume(resumable, tmp_path):
+    replace(new(), status=Status.KILLED).save(tmp_path)
+    assert resumable() is None
+
+
+DIFFERENT = (
+    (Recipe(steps=31), {}, "steps was 12 and is now 31"),
+    (Recipe(seed=1, learning_rate=1e-3), {}, "learning_rate was None and is now 0.001; seed was 0 and is now 1"),
+    (Recipe() | Lora(rank=2), {}, "techniques was {} and is now {'lora': {'rank': 2"),
+    (Recipe(), {"data_sha256": "b"}, "data_sha256 was 'a' and is now 'b'"),
+    (Recipe(), {"device_kind": "cuda"}, "device_kind was 'cpu' and is now 'cuda'"),
+    (Recipe(), {"threads": 8}, "threads was 2 and is now 8"),
+)
+
+
+def test_another_recipe_or_text_is_refused_with_the_difference(unfinished, resumable, subtests):
+    record = unfinished()
+    for recipe, facts, difference in DIFFERENT:
+        with subtests.test(difference=difference):
+            with pytest.raises(ConfigurationError) as caught:
+                resumable(recipe, **facts)
+            assert f"resume: the unfinished run {record.id} is another one: {difference}" in str(caught.value)
+            assert "or run without resume" in str(caught.value)
+
+
+def test_one_of_several_unfinished_runs_fits(unfinished, resumable):
+    mine = unfinished()
+    unfinished(steps=31)
+    assert resumable() == mine
+
+
+def test_when_there_is_nothing_to_resume_it_says_so(tmp_path, capsys):
+    record = store.begin(new(), tmp_path, resume=True)
+    assert record.warnings == [
+        "nothing to resume: no unfinished run of this recipe has a whole checkpoint, so this one starts anew"
+    ]
+    assert capsys.readouterr().err == f"warning: {record.warnings[0]}\n"
+    assert read_all(tmp_path) == [record]
+
+
+def test_what_is_resumed_keeps_what_it_knew_and_takes_todays_cap(unfinished, tmp_path, capsys):
+    old = unfinished()
+    record = store.begin(replace(new(), memory_cap_bytes=7), tmp_path, resume=True)
+    assert (record.id, record.status, record.memory_cap_bytes) == (old.id, Status.RUNNING, 7)
+    assert record.owner["pid"] == os.getpid()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_run_that_goes_on_elsewhere_is_not_resumed(unfinished, resumable, tmp_path, subtests):
+    record = unfinished(Status.RUNNING)
+    for owner in (process(os.getppid()), {"host": "elsewhere", "pid": 17, "began": 0.0}):
+        replace(record, owner=owner).save(tmp_path)
+        with subtests.test(host=owner["host"]):
+            with pytest.raises(ConfigurationError) as caught:
+                resumable()
+            beginning = f"resume: this run goes on as {record.id}, in process {owner['pid']} on {owner['host']}. Wait"
+            assert str(caught.value).startswith(beginning)
+            assert str(caught.value).endswith(f"write killed for running in {tmp_path / record.id}.json.")
+            assert resumable(Recipe(steps=999)) is None  # another recipe has nothing to do with it
+
+
+def resume_together(barrier, folder, answers):
+    barrier.wait()
+    try:
+        answers.put(store.begin(new(), folder, resume=True).id)
+    except ConfigurationError as error:
+        answers.put(str(error))
+    barrier.wait()  # it lives as long as the others look
+
+
+@pytest.mark.parametrize("status", [Status.KILLED, Status.RUNNING])
+def test_of_several_that_resume_at_once_one_goes_on(unfinished, tmp_path, status):
+    """Three processes, four times: among those who see a dead `running` record, too, only one gets it."""
+    dead = {"host": platform.node(), "pid": 2**40, "began": 0.0}
+    context = multiprocessing.get_context("fork")
+    barrier, answers = context.Barrier(3), context.SimpleQueue()
+    for attempt in range(4):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        record = replace(unfinished(status), owner=dead)
+        os.rename(tmp_path / record.id, folder / record.id)
+        os.unlink(tmp_path / f"{record.id}.json")
+        record.save(folder)
+
+        def mark_and_resume(folder=folder):
+            store.mark_killed(folder)
+            resume_together(barrier, folder, answers)
+
+        processes = [context.Process(target=mark_and_resume) for _ in range(3)]
+        for process in processes:
+            process.start()
+        found = [answers.get() for _ in processes]
+        for process in processes:
+            process.join()
+        assert found.count(record.id) == 1, found
+        assert sum(f"resume: this run goes on as {record.id}, in process " in answer for answer in found) == 2, found

@@ -1,0 +1,76 @@
+"""What memory is used for, when, and how many bytes that is. Measuring and predicting share these names."""
+
+import re
+from decimal import Decimal
+from enum import StrEnum
+
+from workbench.base.errors import ConfigurationError, brief
+
+
+class Category(StrEnum):
+    """What a byte of device memory holds. At any instant the categories sum to the bytes in use."""
+
+    WEIGHTS = "weights"
+    GRADIENTS = "gradients"
+    OPTIMIZER_STATES = "optimizer_states"
+    ACTIVATIONS = "activations"
+    LOGITS_AND_LOSS = "logits_and_loss"
+    TEMPORARIES = "temporaries"
+    UNATTRIBUTED = "unattributed"
+
+
+class Phase(StrEnum):
+    """The parts of training between which the meter distinguishes. Gradient clipping belongs to the optimizer step."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER_STEP = "optimizer_step"
+    EVALUATION = "evaluation"
+
+
+def format_bytes(number: float) -> str:
+    """Bytes as people read them, in binary units: `1536` is `'1.5 KiB'`."""
+    units = ["B", "KiB", "MiB", "GiB"]
+    while abs(number) >= 1024 and len(units) > 1:
+        number /= 1024
+        units.pop(0)
+    digits = 0 if units[0] == "B" or abs(number) >= 100 else 1
+    return f"{number:.{digits}f} {units[0]}"
+
+
+UNITS = {
+    "B": 1,
+    "bytes": 1,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+}
+# lower case too, but not `b`, which may mean bits
+UNITS |= {name.lower(): size for name, size in UNITS.items() if name != "B"}
+AMOUNT = re.compile(r"\s*(\d{1,99}(?:\.\d{1,99})?)\s*([A-Za-z]+)\s*")
+
+
+def parse_bytes(text: str | int, owner: str) -> int:
+    """Bytes from what people write: `"8GiB"` is 8 · 2³⁰, `"8 GB"` is 8 · 10⁹; an integer is bytes already.
+
+    Raises:
+        ConfigurationError: no unit, a unit that may mean either, or not more than zero; `owner` is named.
+    """
+    nbytes: int | Decimal = 0  # of what is no amount
+    if isinstance(text, str):
+        match = AMOUNT.fullmatch(text)
+        if match:
+            nbytes = Decimal(match[1]) * UNITS.get(match[2], 0)
+    elif isinstance(text, int) and not isinstance(text, bool):
+        nbytes = text
+    if not 1 <= nbytes < 2**63:
+        raise ConfigurationError(
+            f"{owner}: {brief(text)} is not an amount of memory. Write a number above zero and its unit, less than "
+            "2^63 bytes in all: 8GiB (2^30 bytes each), 512MiB, or 8GB (10^9 bytes each)."
+        )
+    return int(nbytes)

@@ -1,0 +1,133 @@
+"""The errors a user meets. Every message names the value that is wrong and what to do about it."""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, field
+from typing import ClassVar
+
+DISTRIBUTION = "gpt2-memory-workbench"
+
+
+class WorkbenchError(Exception):
+    """Base of all errors raised on purpose; the command line prints the message and exits with the code."""
+
+    exit_code: ClassVar[int] = 1
+
+    def __str__(self) -> str:
+        return visible(super().__str__())
+
+
+def visible(text: str) -> str:
+    """The text with `\\x1b` for an escape, and so on: characters without a shape could colour, move or reverse what a
+    terminal shows."""
+    return SHAPELESS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+# controls but tab and newline, soft hyphens, marks and overrides of direction, separators, surrogates, tags
+SHAPELESS = re.compile(
+    "[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\U000e0000-\U000e007f]"
+)
+
+
+class ConfigurationError(WorkbenchError, ValueError):
+    """A recipe, a setting, a text or a parameter cannot be used as given."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class UnavailableError(WorkbenchError, RuntimeError):
+    """The recipe is right, but this machine cannot run it: a device, a package or the network is missing."""
+
+    exit_code: ClassVar[int] = 3
+
+
+@contextmanager
+def explained(what: str, cure: str, *others: type[Exception]) -> Iterator[None]:
+    """Whatever a library raises over a file that it cannot use becomes a ConfigurationError.
+
+    Its message is `what` is wrong, in brackets what the library says, and the `cure`.
+
+    Args:
+        others: errors that have other causes than the file, and stay what they are.
+    """
+    try:
+        yield
+    except Exception as error:  # of any kind: nobody knows what is in the file
+        if isinstance(error, (WorkbenchError, *others)):
+            raise
+        raise ConfigurationError(f"{what} ({in_a_line(error)}). {cure}") from None
+
+
+def brief(value: object) -> str:
+    """The value as Python writes it, cut at 90 characters."""
+    try:
+        return f"{value!r:.90}"
+    except (ValueError, RecursionError):  # more digits, or more brackets in each other, than Python writes
+        return f"a {type(value).__name__} that is too long to be written"
+
+
+def in_a_line(error: Exception) -> str:
+    """The message of an error, without line breaks and cut at 300 characters.
+
+    With the name of the error's class, if the message alone says too little.
+    """
+    message = " ".join(str(error).split())
+    pydantic_errors = getattr(error, "errors", None)
+    if pydantic_errors:
+        faults = []
+        for fault in pydantic_errors():
+            field = ".".join(map(str, fault["loc"]))
+            faults.append(f"{field}: {fault['msg']}" if field else fault["msg"])
+        message = ", or ".join(dict.fromkeys(faults))  # each once
+    message = f"{message:.300}"
+    if isinstance(error, KeyError) or not message:
+        message = f"{type(error).__name__} {message}"
+    return message.strip(" .")
+
+
+def needed_extra(error: ModuleNotFoundError) -> UnavailableError | None:
+    """What to install, if the package that was not found belongs to an extra of pyproject.toml; else None."""
+    from importlib.metadata import PackageNotFoundError, requires
+
+    missing = str(error.name).partition(".")[0]
+    try:
+        declared = requires(DISTRIBUTION) or []
+    except PackageNotFoundError:  # the package is imported from where it lies and was never installed
+        return None
+    for requirement in declared:
+        # such as: torchao>=0.18; extra == 'optimizers'
+        match = re.fullmatch(rf"{missing}\b(?!-).*extra == ['\"]([\w-]+)['\"]", requirement, flags=re.IGNORECASE)
+        if match:
+            return UnavailableError(
+                f"workbench: this needs the package {missing}, which is not installed. "
+                f'Install it with: pip install "{DISTRIBUTION}[{match[1]}]"'
+            )
+    return None
+
+
+@dataclass(eq=False, repr=False)
+class OutOfMemoryError(WorkbenchError, RuntimeError):
+    """A run did not fit; its record has the status `oom`, and `message` is what it says.
+
+    Attributes:
+        record_id: of that record; `workbench.diagnose` tells what to change.
+        phase: where the memory ended, `"forward"` and so on; empty before the first phase.
+        operation: the operation that was refused, if it was watched.
+        by_category: bytes of each category at the peak, with what was refused where the tracker keeps the cap.
+        requested_bytes: of the refused request; None if unknown, as of the next two.
+        allocated_bytes, reserved_bytes: what there was at that moment.
+    """
+
+    exit_code: ClassVar[int] = 4
+
+    message: str
+    _: KW_ONLY
+    record_id: str = ""
+    phase: str = ""
+    operation: str = ""
+    by_category: Mapping[str, int] = field(default_factory=dict)
+    requested_bytes: int | None = None
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None

@@ -1,0 +1,349 @@
+"""Records: one JSON file per run, written aside and renamed."""
+
+import dataclasses
+import json
+import os
+import re
+import secrets
+import sys
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from functools import cache
+from math import isfinite
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from workbench.base.categories import format_bytes
+from workbench.base.errors import ConfigurationError, in_a_line
+from workbench.base.paths import git_commit, inside, runs_folder, valid_name, versions, write_whole
+from workbench.base.settings import checker
+from workbench.measure.device import device_text
+from workbench.recipe import Recipe
+
+SCHEMA_VERSION = 2  # one more whenever a field changes its name or its meaning; `_migrated` then knows the older form
+WORLD = ("world_size", "device_kind", "device_name", "threads", "shard")
+DECIDING = ("recipe_id", "data_sha256", "memory_cap_bytes", "longest_first", "versions", "git_commit", *WORLD)
+OWNER = {"host": str, "pid": int, "began": float}
+
+
+def name_in_file(field_name: str) -> str:
+    """What a field of a record is called in its file."""
+    return "recipe" if field_name == "recipe_settings" else field_name
+
+
+class Status(StrEnum):
+    """How a run ended. Only `ok` is ever ranked."""
+
+    RUNNING = "running"
+    OK = "ok"
+    DIVERGED = "diverged"
+    OOM = "oom"
+    INTERRUPTED = "interrupted"
+    KILLED = "killed"
+    FAILED = "failed"
+    UNAVAILABLE = "unavailable"
+
+
+@dataclass(frozen=True)
+class Record:
+    """What was asked for (`recipe`), what really happened, and what was measured. Units are in the names.
+
+    Fields are None, or empty, where a run did not get that far. `by_category` is read at the instant of the peak and
+    sums to `peak_allocated_bytes`; `maximum_by_category` is each category's own maximum, whenever that was.
+    """
+
+    __pydantic_config__: ClassVar = {
+        "strict": True,
+        "extra": "forbid",
+        "allow_inf_nan": False,
+        "alias_generator": name_in_file,
+    }
+
+    id: str
+    created_at: str
+    status: Status
+    recipe_settings: dict[str, Any]  # `recipe` in the file
+    recipe_id: str
+    label: str
+    schema_version: int = SCHEMA_VERSION
+    # the world it ran in
+    rank: int = 0
+    world_size: int = 1
+    device_kind: str = ""  # cuda, cpu or mps
+    device_name: str = ""
+    threads: int | None = None  # PyTorch's, on a CPU
+    shard: str = ""  # of several ranks: what each of them keeps
+    # what really happened
+    model: str = ""
+    dtype: str = ""
+    learning_rate: float | None = None
+    micro_batch_size: int | None = None
+    gradient_accumulation_steps: int | None = None
+    steps_done: int = 0
+    tokens_seen: int = 0  # without padding
+    padding_tokens: int | None = 0  # None where it was not counted
+    skipped_steps: int = 0  # by loss scaling, after an overflow in fp16
+    parameters: int | None = None
+    trainable_parameters: int | None = None
+    memory_cap_bytes: int | None = None
+    device_bytes: int | None = None  # what a GPU has in all
+    longest_first: bool = False  # the order of the examples was changed for that
+    data_sha256: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    git_commit: str = ""
+    error: str = ""
+    warnings: list[str] = field(default_factory=list)  # what went wrong without spoiling the figures
+    owner: dict[str, Any] = field(default_factory=dict)  # host, process and its beginning, while and after it ran
+    resumed_at_steps: list[int] = field(default_factory=list)
+    # memory
+    memory_source: str = ""
+    before_bytes: int | None = None
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    peak_phase: str = ""
+    by_category: dict[str, int] = field(default_factory=dict)
+    maximum_by_category: dict[str, int] = field(default_factory=dict)
+    by_phase: dict[str, int] = field(default_factory=dict)
+    ranks: list[dict[str, Any]] = field(default_factory=list)  # of several: the peak of each, and its parts
+    # of a run that ran out of memory: the operation, as far as it was watched; its request; what there was already
+    failed_operation: str = ""
+    requested_bytes: int | None = None
+    allocated_at_failure_bytes: int | None = None
+    reserved_at_failure_bytes: int | None = None
+    # outside of the device's memory: held on purpose by a technique; None where nothing was moved
+    peak_host_bytes: int | None = None
+    peak_disk_bytes: int | None = None
+    moved_bytes: int | None = None  # there and back, over the whole run
+    # loss
+    losses: list[float] = field(default_factory=list)
+    held_out_loss_before: float | None = None
+    held_out_loss: float | None = None
+    rates_tried: dict[str, float | None] = field(default_factory=dict)  # held-out loss by rate, if this was searched
+    # speed, warm-up steps left out
+    timed_steps: int = 0
+    step_time_s: float | None = None
+    tokens_per_s: float | None = None
+    step_processor_s: float | None = None  # processor time of this process, of all its threads
+    contended_share: float | None = None  # of the processors' time: what others took while none was idle
+    # text and model
+    text_before: str = ""
+    text_after: str = ""
+    model_path: str = ""
+
+    @classmethod
+    def start(cls, recipe: Recipe, **facts: Any) -> Self:
+        """A `running` record for a run that begins now."""
+        now = datetime.now(UTC)
+        unique = f"{now:%Y%m%dT%H%M%S%f}-{secrets.token_hex(2)}-{recipe.id}"  # several processes, one instant
+        return cls(
+            id=unique,
+            created_at=now.isoformat(timespec="milliseconds"),
+            status=Status.RUNNING,
+            recipe_settings=recipe.to_dict(),
+            recipe_id=recipe.id,
+            label=recipe.label,
+            versions=versions(),
+            git_commit=git_commit(),
+            **facts,
+        )
+
+    @property
+    def recipe(self) -> Recipe:
+        """What was asked for. Raises ConfigurationError: it has a technique or a setting that is not known here."""
+        return Recipe.from_dict(self.recipe_settings)
+
+    @property
+    def need_bytes(self) -> int | None:
+        """What the allocator had reserved at most; without one, what was allocated at the peak. None: not measured."""
+        return self.peak_reserved_bytes or self.peak_allocated_bytes
+
+    def path(self, folder: Path | None = None) -> Path:
+        """Where the record is kept. Raises ConfigurationError for an id that cannot be a file's name."""
+        return inside(folder or runs_folder(), f"{self.id}.json")
+
+    def save(self, folder: Path | None = None) -> Path:
+        """Write `<id>.json`: complete or not at all, whatever happens meanwhile."""
+        return write_whole(self.path(folder), self.to_json())
+
+    def to_json(self) -> str:
+        """Strict JSON: a number that is not finite becomes null, and what is no Unicode in a text `?`."""
+        values = {}
+        for name, value in dataclasses.asdict(self).items():
+            if isinstance(value, float) and not isfinite(value):
+                value = None
+            values[name_in_file(name)] = value
+        return json.dumps(values, indent=1, allow_nan=False, ensure_ascii=False).encode("utf-8", "replace").decode()
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready: what its file holds."""
+        return dict(json.loads(self.to_json()))
+
+    def __str__(self) -> str:
+        """Peak, loss and speed, and where record and model are."""
+        return record_text(self)
+
+    @classmethod
+    def read(cls, path: Path) -> "Record":
+        """The record in a file; one of an older schema is brought into today's form.
+
+        Raises:
+            ConfigurationError: the file is not a whole record, or a newer workbench wrote it.
+        """
+        try:
+            if not path.is_file():
+                raise ValueError("it is no file")  # to open a pipe would be to wait for somebody who writes into it
+            data = dict(json.loads(path.read_text(encoding="utf-8"), parse_int=_integer, parse_constant=_integer))
+            schema = data.setdefault("schema_version", 1)
+            if type(schema) is not int or schema < 1:
+                raise ValueError(f"its schema_version is {schema!r:.90}")
+            if schema <= SCHEMA_VERSION:
+                return _typed(_migrated(data))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise ConfigurationError(f"records: {path} is not a record ({in_a_line(error)}). Move it away.") from None
+        raise ConfigurationError(
+            f"records: {path} was written by a newer workbench (schema {schema}; this one reads up to "
+            f"{SCHEMA_VERSION}). Update the workbench."
+        )
+
+    @property
+    def device(self) -> str:
+        """The device in words, for tables and messages."""
+        return device_text(self.device_kind, self.device_name, self.threads)
+
+
+def _migrated(data: dict[str, Any]) -> dict[str, Any]:
+    """A record's data in today's form.
+
+    Schema 1 knew one process only and had the device in one text, `AMD EPYC (cpu, 2 threads)`. This is the one place
+    where such a text is taken apart. Its optimizer offloading had two backends; PyTorch's is left.
+    """
+    if data["schema_version"] == 1:
+        text = data.pop("device", "")
+        match = re.fullmatch(r"(.*) \((\w+)(?:, (\d{1,9}) threads)?\)", text)
+        data["device_name"] = match[1] if match else text
+        data["device_kind"] = match[2] if match else ""
+        data["threads"] = int(match[3]) if match and match[3] else None
+        offloading = data["recipe"].get("techniques", {}).get("optimizer_offloading", {})
+        if offloading.get("backend") == "pytorch":
+            del offloading["backend"]
+    data["schema_version"] = SCHEMA_VERSION
+    return data
+
+
+def _integer(text: str) -> int:
+    """Refuses what a column of a table cannot hold, and NaN and Infinity."""
+    number = int(text) if text[-1].isdigit() else 2**63
+    if abs(number) >= 2**63:
+        raise ValueError(f"{text:.30} is no number below 2^63")
+    return number
+
+
+def _typed(data: dict[str, Any]) -> Record:
+    """Raises ValueError for a field that is missing, unknown, not of its type, or no use to a table."""
+    record: Record = checker(Record).validate_json(json.dumps(data, allow_nan=False))
+    settings = record.recipe_settings
+    # Not the techniques: a user may have some that are not registered here.
+    Recipe.from_dict({**settings, "techniques": {}})
+    owner = record.owner
+    owner_types = {name: type(value) for name, value in owner.items()}
+    created_at = datetime.fromisoformat(record.created_at).replace(tzinfo=UTC).isoformat(timespec="milliseconds")
+    is_good = {
+        "id": valid_name(record.id),  # folders are named by it
+        "created_at": record.created_at == created_at,
+        "recipe_settings": isinstance(settings.get("techniques"), dict),
+        "owner": owner_types in ({}, OWNER) and owner.get("pid", 1) > 0,
+        "by_category": sum(record.by_category.values()) == (record.peak_allocated_bytes or 0),
+    }
+    for name, good in is_good.items():
+        if not good:
+            raise ValueError(f"its {name_in_file(name)} cannot be {getattr(record, name)!r:.90}")
+    return record
+
+
+@cache
+def warn_once(message: str) -> None:
+    """On standard error, once in a process, however often a folder is read."""
+    print(f"warning: {message}", file=sys.stderr)
+
+
+def read_all(folder: Path | None = None) -> list[Record]:
+    """Every record of a folder, oldest first. A file that is not a record is named on standard error and skipped."""
+    records = []
+    for path in sorted((folder or runs_folder()).glob("*.json")):
+        try:
+            record = Record.read(path)
+            if record.id != path.stem and record.path(path.parent).exists():  # its status may be an earlier one
+                raise ConfigurationError(f"records: {path} is a copy of {record.id}.json. Move it away.")
+            records.append(record)
+        except ConfigurationError as error:
+            warn_once(str(error))
+    return records
+
+
+def find_equal(record: Record, *, sampled: bool = False, folder: Path | None = None) -> Record | None:
+    """The newest `ok` record that a run of this one would repeat: all that decides a result is equal.
+
+    None for a model in a folder of the user's, whose weights may have changed since. `sampled`: it must have sample
+    texts.
+    """
+    if os.path.isdir(record.model):
+        return None
+    for other in reversed(read_all(folder)):
+        equal = all(getattr(other, name) == getattr(record, name) for name in DECIDING)
+        if other.status is Status.OK and equal and (other.text_after or not sampled):
+            return other
+    return None
+
+
+# ---- a record as text ----
+
+
+def record_text(record: Record) -> str:
+    """What became of a run: what `print(record)` shows. A figure that it did not get to has no line."""
+    lines = [f"{record.label} on {record.model}, {record.device}: {record.status} {record.error}".rstrip()]
+    if record.peak_allocated_bytes is not None:
+        sizes = [f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in record.by_category.items() if size]
+        phase = record.peak_phase.replace("_", " ")
+        peak = format_bytes(record.peak_allocated_bytes)
+        lines.append(f"  peak    {peak} in the {phase} ({record.memory_source}): {', '.join(sizes)}")
+    first = record.losses[0] if record.losses else None
+    last = record.losses[-1] if record.losses else None
+    in_training = f"{_in_digits(first)} → {_in_digits(last)} in training"
+    held_out = f"{_in_digits(record.held_out_loss_before)} → {_in_digits(record.held_out_loss)}"
+    lines.append(f"  loss    {in_training}; held out {held_out}")
+    if record.ranks:
+        lines.append(f"  ranks   {_ranks_text(record)}")
+    speed = "not timed"
+    if record.timed_steps:
+        speed = f"{record.tokens_per_s:,.0f} tokens/s over {record.timed_steps} steps"
+    if record.parameters is not None:
+        speed += f"; {record.trainable_parameters:,} of {record.parameters:,} parameters trained"
+    lines += [f"  speed   {speed}", f"  record  {record.path()}"]
+    if record.model_path:
+        lines.append(f"  model   {record.model_path}")
+    lines += [f"  warning {warning}" for warning in record.warnings]
+    if record.text_after:
+        lines += [f"\nbefore: {record.text_before}", f"\nafter:  {record.text_after}"]
+    return "\n".join(lines)
+
+
+def _in_digits(loss: float | None) -> str:
+    return "none" if loss is None else f"{loss:.3f}"
+
+
+def _ranks_text(record: Record) -> str:
+    """The peak of each, where they are alike; or the highest and the lowest, and what makes the difference."""
+    ordered = sorted(record.ranks, key=lambda facts: facts["peak_allocated_bytes"])
+    low = ordered[0]
+    high = ordered[-1]
+    more = high["peak_allocated_bytes"] - low["peak_allocated_bytes"]
+    head = f"{record.world_size}, shard {record.shard}: {format_bytes(high['peak_allocated_bytes'])}"
+    if not more:
+        return f"{head} on each"
+    parts = {name: size - low["by_category"].get(name, 0) for name, size in high["by_category"].items()}
+    most = max(parts, key=lambda name: parts[name])
+    return (
+        f"{head} on rank {high['rank']}, {format_bytes(more)} more than on rank {low['rank']}; "
+        f"most of that is {most.replace('_', ' ')}"
+    )

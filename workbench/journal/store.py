@@ -1,0 +1,196 @@
+"""The folder of records as a whole: which runs are alive, which were killed, which one can be resumed.
+
+One JSON file per run, so only who changes the record of another process needs a lock. A run is alive as long as the
+process that began it is.
+"""
+
+import os
+import platform
+import shutil
+import sys
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+from filelock import FileLock
+
+from workbench.base.categories import format_bytes
+from workbench.base.errors import ConfigurationError, OutOfMemoryError
+from workbench.base.paths import runs_folder, unwritten
+from workbench.journal import checkpoints
+from workbench.journal.record import WORLD, Record, Status, read_all
+from workbench.techniques import REGISTRY, Numerics
+
+UNFINISHED = (Status.KILLED, Status.INTERRUPTED, Status.FAILED, Status.OOM)
+LOCK = ".lock"  # held while the record of another process is changed; a process that ends lets go of it
+_running_here: set[str] = set()  # ids of the runs that this process is executing
+
+
+def begin(record: Record, folder: Path | None, resume: bool = False) -> Record:
+    """Write the record as `running`, owned by this process.
+
+    Args:
+        resume: go on with the unfinished run that this one would repeat, if there is one.
+
+    Raises:
+        ConfigurationError: the folder cannot be written to, or as `resumable` does; nothing has been loaded yet.
+    """
+    folder = folder or runs_folder()
+    try:
+        # only who resumes needs the lock: two processes may want the same unfinished run
+        with FileLock(folder / LOCK) if resume else nullcontext():
+            if resume:
+                record = _resumed(record, folder)
+            record = replace(record, status=Status.RUNNING, error="", owner=_process(os.getpid()))
+            _running_here.add(record.id)  # before it is saved: another thread may look for dead runs at any time
+            record.save(folder)
+    except OSError as error:
+        raise ConfigurationError(f"folder: {unwritten(folder, error)}") from None
+    return record
+
+
+def end(record: Record, folder: Path | None) -> Record:
+    """Write how the run ended. If the disk refuses, the record is printed on standard error, so nothing is lost.
+
+    The checkpoints of a run that ended well are of no use any more.
+    """
+    checkpoint_root = checkpoint_folder(record, folder)
+    if record.status is Status.OK:
+        shutil.rmtree(checkpoint_root, ignore_errors=True)
+    # the Trainer makes these folders in any case; `rmdir` removes only empty ones
+    for empty in (checkpoint_root, checkpoint_root.parent):
+        with suppress(OSError):
+            empty.rmdir()
+    try:
+        record.save(folder)
+    except OSError as error:
+        warning = f"the record was printed instead of written: {unwritten(folder or runs_folder(), error)}"
+        record = replace(record, warnings=[*record.warnings, warning])
+        print(f"warning: {warning} Keep these lines as {record.id}.json:\n{record.to_json()}", file=sys.stderr)
+    _running_here.discard(record.id)
+    return record
+
+
+def out_of_memory_error(record: Record) -> OutOfMemoryError:
+    """The error for an `oom` record: a message with a cure, and as attributes where the memory ended."""
+    same_loss = []
+    for name, technique in REGISTRY.items():
+        if technique.attacks and technique.numerics is Numerics.EXACT:
+            same_loss.append(name)
+    limit = f"memory cap of {format_bytes(record.memory_cap_bytes)}" if record.memory_cap_bytes else "memory"
+    return OutOfMemoryError(
+        f"{record.label} did not fit into the {limit} of {record.device}: {record.error} "
+        f"Use a smaller effective_batch_size or sequence_length, or a technique with the same loss: "
+        f"{', '.join(same_loss)}. For a diagnosis: python -m workbench doctor",
+        record_id=record.id,
+        phase=record.peak_phase,
+        operation=record.failed_operation,
+        by_category=record.by_category,
+        requested_bytes=record.requested_bytes,
+        allocated_bytes=record.allocated_at_failure_bytes,
+        reserved_bytes=record.reserved_at_failure_bytes,
+    )
+
+
+def mark_killed(folder: Path | None = None) -> list[Record]:
+    """Give the status `killed` to runs that say `running` although their process is gone, and return their records.
+
+    Runs of other living processes, and of other machines that share the folder, are left alone.
+    """
+    folder = folder or runs_folder()
+    marked: list[Record] = []
+    if not _dead(folder):
+        return marked
+    with suppress(OSError), FileLock(folder / LOCK):  # a folder that cannot be written to is still shown
+        # read again under the lock: another process may have marked one meanwhile, and gone on with it
+        for record in _dead(folder):
+            killed = replace(record, status=Status.KILLED, error="the process ended without a word")
+            marked.append(killed)
+            killed.save(folder)
+    return marked
+
+
+def _dead(folder: Path) -> list[Record]:
+    """Records that say `running` although the process that began the run is gone."""
+    return [record for record in read_all(folder) if record.status is Status.RUNNING and not _alive(record)]
+
+
+def checkpoint_folder(record: Record, folder: Path | None) -> Path:
+    return (folder or runs_folder()) / record.id / checkpoints.FOLDER
+
+
+def resumable(record: Record, folder: Path | None) -> Record | None:
+    """The newest unfinished run with a whole checkpoint that a new one would repeat; None if there is none to resume.
+
+    Raises:
+        ConfigurationError: there is one, but of another recipe, text or device; the message names every difference. Or
+            the same run is going on in another process, which is named.
+    """
+    refusal = ""
+    for other in reversed(read_all(folder)):
+        differences = _differences(other, record)
+        if other.status is Status.RUNNING and not differences and _alive(other):
+            raise ConfigurationError(
+                f"resume: this run goes on as {other.id}, in process {other.owner.get('pid')} on "
+                f"{other.owner.get('host')}. Wait for it, or end it. If nobody runs it any more, write killed for "
+                f"running in {other.path(folder)}."
+            )
+        if other.status in UNFINISHED and checkpoints.newest_checkpoint(checkpoint_folder(other, folder)):
+            if not differences:
+                return other
+            # an older run may still be the same one; if none is, the message is about the newest
+            refusal = refusal or f"the unfinished run {other.id} is another one: {'; '.join(differences)}"
+    if refusal:
+        raise ConfigurationError(f"resume: {refusal}. Give the same recipe and text, or run without resume.")
+    return None
+
+
+def _resumed(record: Record, folder: Path) -> Record:
+    """The unfinished run to go on with, with the cap and the device of now; else the new one, with a warning."""
+    unfinished = resumable(record, folder)
+    if unfinished is not None:
+        conditions = ("memory_cap_bytes", "device_bytes", *WORLD)
+        return replace(unfinished, **{name: getattr(record, name) for name in conditions})
+    warning = "nothing to resume: no unfinished run of this recipe has a whole checkpoint, so this one starts anew"
+    print(f"warning: {warning}", file=sys.stderr)
+    return replace(record, warnings=[*record.warnings, warning])
+
+
+def _differences(before: Record, now: Record) -> list[str]:
+    """What keeps a run from going on as another one began, in sentences."""
+    was = before.recipe_settings
+    wanted = now.recipe_settings
+    changes = [(name, was.get(name), wanted.get(name)) for name in was | wanted]
+    # another number of ranks may go on: its losses are equal but for rounding
+    world = WORLD if before.world_size == now.world_size else ("device_kind", "device_name")
+    changes += [(name, getattr(before, name), getattr(now, name)) for name in (*world, "data_sha256")]
+    return [f"{name} was {old!r} and is now {new!r}" for name, old, new in changes if old != new]
+
+
+def _process(pid: int) -> dict[str, Any]:
+    """What names a process for good: a later one of the same number began at another time."""
+    return {"host": platform.node(), "pid": pid, "began": psutil.Process(pid).create_time()}
+
+
+def _alive(record: Record) -> bool:
+    """Whether the process that began the run still exists.
+
+    True if that is unknown: on another machine, of another user, or where the owner is no process.
+    """
+    owner = record.owner if isinstance(record.owner, dict) else {}
+    pid = owner.get("pid")
+    if owner.get("host") != platform.node() or type(pid) is not int:
+        return bool(record.owner)
+    if pid == os.getpid():
+        return record.id in _running_here
+    try:
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        return not abs(process.create_time() - owner.get("began")) >= 1.0  # seconds
+    except (psutil.NoSuchProcess, ValueError, OverflowError):  # no process can have such a number
+        return False
+    except (psutil.Error, TypeError):
+        return True

@@ -1,0 +1,257 @@
+"""A prediction by the emulated GPU: the recipe's own run, a few steps of it, on PyTorch's own CUDA allocator.
+
+Model, Trainer, evaluation before and after training, loss, clipping and optimizer are those of `run`; weights are
+not: the model comes from its config, and nothing computes with them. Everything here but `compute_emulated` runs in a
+process under the emulator, where torch sees the card as `cuda`.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from transformers import PreTrainedModel, TrainerCallback
+from transformers.initialization import no_init_weights
+
+from workbench.base.categories import Category, format_bytes
+from workbench.base.errors import ConfigurationError
+from workbench.base.patches import changed_environment
+from workbench.gpus.caching_allocator import ENOUGH_BYTES
+from workbench.gpus.catalogue import Gpu
+from workbench.gpus.emulator import card
+from workbench.gpus.emulator.padding import announce_padding
+from workbench.measure.allocators import allocator_for
+from workbench.measure.device import Device
+from workbench.measure.meter import Meter
+from workbench.models.family import family_of
+from workbench.models.load import count_parameters, load_model, quiet
+from workbench.prediction.prediction import Prediction, prediction_of
+from workbench.prediction.rank import as_first, part_of
+from workbench.prediction.rows import (
+    MICRO_BATCHES,
+    STEPS,
+    assembled,
+    blocks_for,
+    can_be_skeleton,
+    facts,
+    job_for,
+    material_for,
+    skeleton,
+)
+from workbench.prediction.shadow.replay import maker_at
+from workbench.prediction.shadow.tracker import ShadowTracker
+from workbench.ranks.run import RankMeter
+from workbench.ranks.shards import Ranks
+from workbench.recipe import Recipe
+from workbench.texts.corpus import Blocks
+from workbench.training.job import Job
+from workbench.training.trainer import SeamTrainer
+
+DEVICE = torch.device("cuda")
+HOST_STEP = torch.ops.aten._fused_adamw_.default
+ZEROS = torch.ops.aten.zeros_like.default
+
+
+def predict_here(recipe: Recipe, gpu: Gpu, padding: bool, ranks: Ranks | None = None) -> Prediction:
+    """The prediction for the card that this process sees.
+
+    Where its memory is not enough, the numbers are those of a card like it that has enough.
+
+    Raises:
+        ConfigurationError: the model, the length or a precision cannot be used; or no GPU has so much memory.
+    """
+    try:
+        return _predict(recipe, gpu, padding, ranks)
+    except torch.OutOfMemoryError:
+        pass  # outside of the handler, whose traceback would keep the tensors
+    enough = {card.VARIABLE: card.variable(replace(gpu, memory_bytes=ENOUGH_BYTES))}  # the stubs read it when asked
+    with changed_environment(enough), suppress(torch.OutOfMemoryError):
+        return _predict(recipe, gpu, padding, ranks)
+    raise too_much()
+
+
+def too_much() -> ConfigurationError:
+    """What no GPU has room for."""
+    return ConfigurationError(
+        f"predict: a step of this recipe needs more than {format_bytes(ENOUGH_BYTES)}, which no GPU has. Lower "
+        "effective_batch_size or sequence_length, or split the batch by gradient_accumulation."
+    )
+
+
+def _predict(recipe: Recipe, gpu: Gpu, padding: bool, ranks: Ranks | None) -> Prediction:
+    """A few steps of the recipe on the card, under the meter."""
+    blocks = blocks_for(recipe, world_size=ranks.count if ranks else 1)
+    with as_first(ranks, DEVICE), on_card(recipe, blocks, ranks) as (job, scratch):
+        model = card_model(job, ranks)
+        tracker = CardTracker(getattr(model.config, "vocab_size", None))
+        tracker.name_modules(model)
+        meter = RankMeter(model, before_bytes=0, tracker=tracker)
+        trainer, micro_batches = assembled(job, model, meter, DEVICE, scratch, [_Watch(tracker, meter)])
+        tracker.untrained = max(micro_batches - MICRO_BATCHES, 0)
+        trainer.args.dataloader_num_workers = 0  # they only fill the host's memory, anew at every evaluation
+        trainer.args.max_steps = STEPS  # a technique may ask for more
+        if padding:
+            trainer.data_collator = partial(_masked, cast("Any", trainer.data_collator))
+        cast("Any", trainer).training_step = FewMicroBatches(trainer)
+        padded = announce_padding(trainer, padding)
+        counted = count_parameters(model)
+        with meter:
+            trainer.put_longest_first()
+            trainer.train()
+            trainer.evaluate()
+        workspaces = _workspace_bytes()
+        report = meter.report()
+        trace = tracker.trace()
+        timeline = trace.timeline(trace.nbytes)
+        fields = Prediction.__annotations__
+        return prediction_of(
+            recipe,
+            gpu,
+            "emulated",
+            ranks,
+            **{name: value for name, value in vars(report).items() if name in fields},
+            peak_operation=maker_at(trace, trace.nbytes, timeline.peak(report.peak_phase)),
+            work=trace.work,
+            workspace_bytes=workspaces,
+            timeline=timeline,
+            **facts(trainer, counted, micro_batches, padded),
+        )
+
+
+@contextmanager
+def on_card(recipe: Recipe, blocks: Blocks, ranks: Ranks | None = None) -> Iterator[tuple[Job, Path]]:
+    """What surrounds a run: the job of the recipe as it can be emulated, and a folder. Raises ConfigurationError: it
+    cannot be."""
+    device = Device.find(DEVICE.type)
+    lacking = [technique for technique in recipe.techniques if technique.missing(device)]
+    techniques = [technique.stand_in() if technique in lacking else technique for technique in recipe.techniques]
+    recipe = replace(recipe, techniques=tuple(techniques))
+    job = job_for(recipe, device, material_for(recipe, blocks), ranks)
+    if job.lacking:
+        raise ConfigurationError(f"predict: {job.lacking}")
+    allocator_for(DEVICE).prepare()
+    with ExitStack() as stack:
+        for technique in recipe.techniques:
+            stack.enter_context(technique.run_context())
+        stack.enter_context(quiet())
+        yield job, Path(stack.enter_context(tempfile.TemporaryDirectory()))
+
+
+def card_model(job: Job, ranks: Ranks | None = None) -> PreTrainedModel:
+    """On the card; of a model that is sharded, this rank's part, cut from the host's as in a run. Quantization acts
+    while weights are loaded: such a model is made whole, and loaded."""
+    recipe = job.recipe
+    config = job.material.config
+    arguments = recipe.model_arguments(family_of(config))
+    if can_be_skeleton(config, arguments):
+        model = recipe.prepare_model(skeleton(config, **arguments))
+        if ranks and ranks.engine != "ddp":
+            return part_of(given_memory(model, torch.device("cpu")), ranks, DEVICE.type)
+        return given_memory(model, DEVICE)
+    loading = {name: value() if callable(value) else value for name, value in arguments.items()}
+    if "device_map" in loading:
+        loading["device_map"] = {"": DEVICE}  # quantizing costs nothing there, and its traces are swept before the run
+    with no_init_weights():  # nobody reads them
+        model = load_model(replace(job.material.source, random=True), config, **loading)
+    model = recipe.prepare_model(model)
+    return cast("PreTrainedModel", model.to(DEVICE))
+
+
+def given_memory(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
+    """Memory for every parameter and buffer of a skeleton, in the order in which `model.to` moves them."""
+
+    @cache  # tied ones stay tied
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        new = torch.empty_like(tensor, device=device)
+        return torch.nn.Parameter(new, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else new
+
+    def visit(module: torch.nn.Module) -> None:
+        for child in module.children():
+            visit(child)
+        for tensors in cast("tuple[dict[str, torch.Tensor | None], ...]", (module._parameters, module._buffers)):
+            for name, tensor in tensors.items():
+                if tensor is not None and tensor.device.type != device.type:
+                    tensors[name] = move(tensor)
+
+    visit(model)
+    move.cache_clear()  # or what was on the host would stay until the next collection
+    return model
+
+
+class CardTracker(ShadowTracker):
+    """The shadow's tracker on true tensors of the card, whose kernels' scratch and workspaces are no guess.
+
+    Attributes:
+        books: whether it keeps books now. Without, it only passes operations on, which is quick: their tensors live
+            exactly as long as under the tracker of a run, so that the allocator finds the same.
+    """
+
+    def __init__(self, vocabulary_size: int | None) -> None:
+        super().__init__(vocabulary_size, cuda=False)
+        self.books = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is HOST_STEP and not args[0][0].is_cuda:
+            return None  # nobody reads the numbers, and the host's memory is not touched for them
+        if func is ZEROS and not args[0].is_cuda and args[0].is_floating_point():  # its states, no mask
+            func = torch.ops.aten.empty_like.default
+        if self.books:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        return func(*args, **(kwargs or {}))
+
+    def label(self, tensors: Iterable[torch.Tensor], category: Category) -> None:
+        if self.books:
+            super().label(tensors, category)
+
+    def _watches(self, tensor: torch.Tensor) -> bool:
+        return tensor.is_cuda and tensor.layout is torch.strided
+
+
+class _Watch(TrainerCallback):
+    """As that of a run: each step has its phases, under the tracker; the books are of the last and what follows it."""
+
+    def __init__(self, tracker: CardTracker, meter: Meter) -> None:
+        self.tracker = tracker
+        self.meter = meter
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
+        self.tracker.books = state.global_step == state.max_steps - 1
+        self.tracker.begin_step()
+        self.meter.watch(optimizer)
+        self.meter.attribute(True)
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.meter.enter_phase(None)
+        self.meter.attribute(False)
+
+
+class FewMicroBatches:
+    """The training step of a Trainer, for the first micro-batches of a step and the last: the others are not trained.
+
+    From the second on, each finds what the one before it found. All of them are on the card, as in a run.
+    """
+
+    def __init__(self, trainer: SeamTrainer) -> None:
+        self.trainer = trainer
+        self.step = trainer.training_step
+        self.done = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        self.done = 0 if self.trainer.accelerator.sync_gradients else self.done + 1
+        return self.step(*args, **kwargs) if self.done < MICRO_BATCHES else torch.zeros((), device=DEVICE)
+
+
+def _workspace_bytes() -> int:
+    """What cuBLAS' handles have of the allocator, given back."""
+    before = torch.cuda.memory_allocated()
+    torch._C._cuda_clearCublasWorkspaces()
+    return before - torch.cuda.memory_allocated()
+
+
+def _masked(collator: Callable[..., dict[str, torch.Tensor]], rows: Any) -> dict[str, torch.Tensor]:
+    batch = collator(rows)
+    return {**batch, "attention_mask": batch.get("attention_mask", torch.ones_like(batch["input_ids"]))}

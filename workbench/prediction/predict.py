@@ -1,0 +1,195 @@
+"""`predict(recipe, gpu="h100")`: the memory that a training step will need on a GPU, without that GPU or the weights.
+
+Two engines make it, each in a process of its own. The *emulator* runs a few steps on PyTorch's CUDA build and its own
+allocator, on a GPU in software (`gpus.emulator`): exact, where it is set up. The *shadow* runs the recipe's own step on
+fake tensors (`predict.shadow`) with the kernels that the GPU would choose, and every allocation goes through a model of
+that allocator: everywhere, and for this machine's CPU. The environment variable WORKBENCH_ENGINE chooses for all calls.
+"""
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from workbench.base.errors import ConfigurationError, WorkbenchError
+from workbench.base.paths import PACKAGE, versions
+from workbench.gpus.catalogue import GPUS, of_device
+from workbench.gpus.catalogue import gpu as find_gpu
+from workbench.gpus.emulator import place
+from workbench.journal.record import Record
+from workbench.measure.device import CPU
+from workbench.models.source import EMBEDDED, RANDOM
+from workbench.prediction import cache as prediction_cache
+from workbench.prediction.prediction import Prediction
+from workbench.prediction.worker import SECONDS, ask, ask_emulator
+from workbench.ranks.shards import Ranks
+from workbench.recipe import Recipe
+
+__all__ = ["CPU", "EMULATOR", "ENGINES", "SHADOW", "Prediction", "engine_for", "predict", "predict_all"]
+
+
+GPU_NAMES = tuple(GPUS)
+EMULATOR = "emulator"
+SHADOW = "shadow"
+ENGINES = (EMULATOR, SHADOW)
+
+
+def predict(
+    recipe: Recipe,
+    gpu: str = "h100",
+    *,
+    padding: bool = False,
+    engine: str | None = None,
+    time_limit: float = SECONDS,
+    ranks: int | None = None,
+    shard: str = "none",
+) -> Prediction:
+    """Predict the memory of a recipe's training step.
+
+    Args:
+        gpu: a name of `workbench.gpus.catalogue.GPUS`, or `"cpu"` for this machine's own kernels.
+        padding: batches contain padding, although no technique of the recipe brings any.
+        engine: `"emulator"` or `"shadow"`; by default the emulator where it is set up.
+        time_limit: in seconds, for what was not predicted before.
+        ranks: predict one of so many that share the batch, as `run_on_ranks` has them; None is a process alone.
+        shard: what each of them keeps of the model, a name of `ranks/shards.toml`.
+
+    Raises:
+        ConfigurationError: ranks that cannot share the batch or the model, an unknown GPU or engine; a model, a length
+            or a precision that cannot be used; or an operation that cannot be traced, with its name and its module.
+        UnavailableError: the config of a hub model cannot be had, the emulator asked for is not set up, or the time
+            was up: the process was ended, and the next prediction starts another.
+    """
+    (answer,) = predict_all(
+        recipe,
+        [gpu],
+        padding=padding,
+        engine=engine,
+        time_limit=time_limit,
+        ranks=ranks,
+        shard=shard,
+    )
+    if isinstance(answer, WorkbenchError):
+        raise answer
+    return answer
+
+
+def predict_all(
+    recipe: Recipe,
+    gpus: Iterable[str] = GPU_NAMES,
+    *,
+    padding: bool = False,
+    engine: str | None = None,
+    time_limit: float = SECONDS,
+    ranks: int | None = None,
+    shard: str = "none",
+) -> list[Prediction | WorkbenchError]:
+    """As `predict`, for several GPUs in their order; in place of one that cannot run the recipe stands the error.
+
+    The limit is for each of them.
+    """
+    names = [name if name == CPU else find_gpu(name).name for name in gpus]
+    recipe = resolved(recipe, names)
+    request = (padding, _ranks(recipe, ranks, shard))
+    engines = {name: engine_for(name, engine) for name in names}
+    keys = {name: _key(recipe, name, *request, engines[name]) for name in names}
+    answers: dict[str, Any] = {name: prediction_cache.get(keys[name]) for name in names}
+    new = [name for name in names if answers[name] is None]
+    shadowed = []
+    for name in new:
+        if engines[name] == EMULATOR:
+            answers[name] = ask_emulator(recipe, find_gpu(name), *request, time_limit=time_limit)
+        else:
+            shadowed.append(name)
+    if shadowed:  # one step serves several cards
+        shadows = ask(recipe, shadowed, *request, time_limit=time_limit * len(shadowed))
+        answers |= dict(zip(shadowed, shadows, strict=True))
+    for name in new:
+        if isinstance(answers[name], Prediction):
+            prediction_cache.put(keys[name], answers[name])
+    return [answers[name] for name in names]
+
+
+def engine_for(gpu: str, engine: str | None = None) -> str:
+    """`"emulator"` or `"shadow"`: as asked, as the environment says, or the emulator where it is set up.
+
+    Raises:
+        ConfigurationError: no such engine, or the emulator for the CPU.
+        UnavailableError: the emulator was asked for and is not set up.
+    """
+    if engine == EMULATOR and gpu == CPU:
+        raise ConfigurationError("predict: the emulator plays GPUs. Leave out the engine, or name a GPU.")
+    chosen = engine or (SHADOW if gpu == CPU else os.environ.get("WORKBENCH_ENGINE"))
+    if chosen not in (None, "", *ENGINES):
+        raise ConfigurationError(f"predict: engine {chosen!r} is not one of {', '.join(ENGINES)}.")
+    if chosen == EMULATOR:
+        place.stub_folder()
+    return chosen or (EMULATOR if place.is_set_up() else SHADOW)
+
+
+def predicted_peak(record: Record) -> int | None:
+    """Bytes predicted for the device that a run was measured on; None where that cannot be predicted."""
+    card = of_device(record.device_name, record.device_bytes) if record.device_kind == "cuda" else None
+    if card is None and record.device_kind != CPU:
+        return None
+    with suppress(WorkbenchError):
+        return predict(record.recipe, card.name if card else CPU).peak_allocated_bytes
+    return None
+
+
+def resolved(recipe: Recipe, gpus: list[str]) -> Recipe:
+    """The recipe with the model that `run` takes for `auto` on such a device."""
+    if recipe.model != "auto":
+        return recipe
+    return replace(recipe, model=EMBEDDED if gpus == [CPU] else "gpt2")
+
+
+def _ranks(recipe: Recipe, count: int | None, shard: str) -> Ranks | None:
+    """Raises ConfigurationError: the ranks cannot share the batch or the model, or nothing says how many there are."""
+    if count is None and shard == "none":
+        return None
+    if count is None:
+        raise ConfigurationError("shard: among how many ranks? Add --ranks 2.")
+    ranks = Ranks(count, shard)
+    ranks.check(recipe)
+    ranks.require()
+    return ranks
+
+
+def _key(recipe: Recipe, gpu: str, padding: bool, ranks: Ranks | None, engine: str) -> str:
+    """Cache key: changes with recipe, GPU, versions of the libraries, the workbench's own code, the model's config."""
+    others = [_definition(type(technique)) for technique in recipe.techniques]
+    facts = [recipe.to_dict(), gpu, padding, str(ranks), engine, versions(), _own_code(), _config(recipe.model), others]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
+
+
+@cache
+def _own_code() -> str:
+    digest = hashlib.sha256()
+    endings = "py", "json", "toml", "[ch]"  # the emulator's stubs are C
+    for path in sorted(path for ending in endings for path in PACKAGE.rglob(f"*.{ending}")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _definition(kind: type) -> str:
+    """Of a technique that is not the workbench's: its file, or what a notebook has defined, may change."""
+    import dill
+
+    if kind.__module__.partition(".")[0] == PACKAGE.name:
+        return ""
+    file = getattr(sys.modules[kind.__module__], "__file__", None)
+    return hashlib.sha256(Path(file).read_bytes() if file else dill.dumps(kind, recurse=True)).hexdigest()
+
+
+def _config(model: str) -> str:
+    """A folder's config may change under its name."""
+    folder = Path(model.removeprefix(RANDOM)).expanduser()
+    names = ("config.json", "adapter_config.json")
+    return "".join((folder / name).read_text(encoding="utf-8") for name in names if (folder / name).is_file())

@@ -1,0 +1,210 @@
+"""`Prediction`, and `compute`, which makes it from a trace. Importing this does not import torch."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from workbench.base.categories import Phase, format_bytes
+from workbench.base.errors import WorkbenchError
+from workbench.base.paths import versions
+from workbench.gpus.catalogue import GPUS, Gpu
+from workbench.gpus.catalogue import gpu as find_gpu
+from workbench.gpus.roofline import flops
+from workbench.journal.record import name_in_file
+from workbench.measure.device import CPU
+from workbench.recipe import Recipe
+
+if TYPE_CHECKING:
+    from workbench.measure.timeline import TensorTimeline
+    from workbench.ranks.shards import Ranks
+
+
+BAR_WIDTH = 40
+ROUTING = "a mixture of experts: which of them a token goes to depends on values, so real peaks differ"
+MESSAGES = "what NCCL takes for its messages comes beside this, outside of PyTorch's allocator"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The predicted memory of a training step. Bytes are those of the allocator's blocks.
+
+    `by_category` is read at the instant of the peak and sums to `peak_allocated_bytes`; what no tensor accounts for
+    (`workspace_bytes` of cuBLAS, kernels' scratch, rounding to blocks) is `unattributed`, as in a measurement.
+    Outside the allocator stands `context_bytes`, an estimate. `work` is what one optimizer step asks for, recomputation
+    included: `half_flops` in fp16 and bf16, `fp32_flops` in others, `memory_bytes` that all other operations read and
+    write, `bus_bytes` that are copied to the host or a disk and back. `gpu="cpu"` predicts what this machine's own
+    kernels would take; there is no allocator and no capacity.
+    """
+
+    recipe_settings: dict[str, Any]  # `recipe` in JSON
+    recipe_id: str
+    label: str
+    model: str
+    gpu: str
+    source: str
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int | None
+    by_category: dict[str, int]
+    maximum_by_category: dict[str, int]
+    by_phase: dict[str, int]
+    peak_phase: str
+    peak_operation: str
+    work: dict[str, int]
+    context_bytes: int
+    workspace_bytes: int
+    capacity_bytes: int | None
+    padding: bool
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    parameters: int
+    trainable_parameters: int
+    has_experts: bool  # which of them a token goes to depends on values: real peaks differ
+    versions: dict[str, str] = field(default_factory=dict)
+    ranks: int = 1  # that share the batch; the memory and the work are those of one
+    shard: str = ""  # what each of several keeps of the model
+    timeline: "TensorTimeline | None" = field(default=None, compare=False, repr=False)
+
+    @property
+    def recipe(self) -> Recipe:
+        """What it is of. Raises ConfigurationError: it has a technique that is not known here."""
+        return Recipe.from_dict(self.recipe_settings)
+
+    @property
+    def flops(self) -> int:
+        return flops(self.work)
+
+    @property
+    def need_bytes(self) -> int:
+        """All that the device must give: what the allocator reserves (of a CPU, what is allocated), and the context.
+
+        Cached memory that PyTorch would give back near the limit counts, so the answer errs on the safe side.
+        """
+        return (self.peak_reserved_bytes or self.peak_allocated_bytes) + self.context_bytes
+
+    @property
+    def fits(self) -> bool:
+        """What it needs is within what the GPU has."""
+        return self.capacity_bytes is None or self.need_bytes <= self.capacity_bytes
+
+    def __str__(self) -> str:
+        """Peak, categories and phases, with bars."""
+        return prediction_text(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready, without the timeline."""
+        plain = {name_in_file(name): value for name, value in vars(self).items() if name != "timeline"}
+        return plain | {"fits": self.fits, "flops": self.flops}
+
+
+def compute(
+    recipe: Recipe, gpus: list[str], padding: bool, ranks: "Ranks | None" = None
+) -> list[Prediction | WorkbenchError]:
+    """Make the predictions. It patches libraries while it runs, so call it in the worker process only."""
+    from workbench.prediction.shadow.replay import replay
+    from workbench.prediction.shadow.step import trace_for
+
+    answers: list[Prediction | WorkbenchError] = []
+    for name in gpus:
+        gpu = None if name == CPU else find_gpu(name)
+        try:
+            trace = trace_for(recipe, gpu, padding, ranks)
+            facts = {**replay(trace, gpu), "work": trace.work, **trace.facts}
+            answers.append(prediction_of(recipe, gpu, "predicted", ranks, **facts))
+        except WorkbenchError as error:
+            answers.append(error)
+    return answers
+
+
+def prediction_of(recipe: Recipe, gpu: Gpu | None, how: str, ranks: "Ranks | None", **fields: Any) -> Prediction:
+    """With what a recipe and a GPU say of themselves; the other fields come from an engine."""
+    name = gpu.name if gpu else CPU
+    return Prediction(
+        recipe_settings=recipe.to_dict(),
+        recipe_id=recipe.id,
+        label=recipe.label,
+        model=recipe.model,
+        gpu=name,
+        source=f"{how}:{name}",
+        context_bytes=gpu.context_bytes_estimate if gpu else 0,
+        capacity_bytes=gpu.memory_bytes if gpu else None,
+        versions=versions(),
+        ranks=ranks.count if ranks else 1,
+        shard=ranks.shard if ranks else "",
+        **{name: _plain(value) for name, value in fields.items()},
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Of categories and phases the names."""
+    if isinstance(value, dict):
+        return {str(key): number for key, number in value.items()}
+    return str(value) if isinstance(value, Phase) else value
+
+
+# ---- predictions as text ----
+
+
+def engine_words(source: str) -> str:
+    """Who made a prediction with this `source`, for tables and captions."""
+    return "PyTorch's allocator on an emulated GPU" if source.startswith("emulated") else "the shadow of its step"
+
+
+def prediction_text(prediction: Prediction) -> str:
+    """Peak, categories and phases of one prediction: what `print(prediction)` shows."""
+    p = prediction
+    gpu = GPUS[p.gpu].title if p.gpu in GPUS else "this machine's kernels"
+    padding = " with padding" if p.padding else ""
+    ranks = f", on each of {p.ranks:,} ranks (shard {p.shard})" if p.shard else ""
+    reserved = f", {format_bytes(p.peak_reserved_bytes)} reserved" if p.peak_reserved_bytes is not None else ""
+    lines = [
+        f"{p.label} on {p.model}, {p.micro_batch_size} × {p.recipe_settings['sequence_length']} tokens at a time"
+        f"{padding}{ranks}: predicted for {gpu} by {engine_words(p.source)}, not measured",
+        f"  peak   {format_bytes(p.peak_allocated_bytes)} allocated{reserved}, in the {p.peak_phase.replace('_', ' ')}",
+        f"         at {p.peak_operation}",
+        f"  fits   {_fit(p)}",
+        f"  work   {p.flops / 1e12:,.2f} × 10¹² floating-point operations per step, recomputation included",
+        "",
+        f"  {'':18}{'at the peak':>12}{'at most':>12}",
+    ]
+    for category, size in p.by_category.items():
+        lines.append(_line(category, size, format_bytes(p.maximum_by_category[category]), p))
+    if p.has_experts:
+        lines.append(f"  note   {ROUTING}")
+    if p.ranks > 1:
+        lines.append(f"  note   {MESSAGES}")
+    lines += ["", f"  {'':18}{'peak':>12}"]
+    for phase, size in p.by_phase.items():
+        lines.append(_line(phase, size, "", p))
+    return "\n".join(lines)
+
+
+def _fit(p: Prediction) -> str:
+    if p.capacity_bytes is None or p.peak_reserved_bytes is None:
+        return "no limit known"
+    need = f"{format_bytes(p.peak_reserved_bytes)} and about {format_bytes(p.context_bytes)} of CUDA context"
+    return f"{'yes' if p.fits else 'NO'}: {need}, of {format_bytes(p.capacity_bytes)}"
+
+
+def _line(name: str, size: int, most: str, p: Prediction) -> str:
+    bar = "█" * round(BAR_WIDTH * size / p.peak_allocated_bytes)
+    return f"  {name.replace('_', ' '):18}{format_bytes(size):>12}{most:>12}  {bar}".rstrip()
+
+
+def fitting(answers: dict[str, Prediction | WorkbenchError]) -> str:
+    """On which of these GPUs it fits, with what each would reserve, and why not on the others."""
+    fits = []
+    too_small = []
+    cannot = []
+    for gpu, answer in answers.items():
+        if isinstance(answer, WorkbenchError):
+            cannot.append(f"  cannot run on    {gpu}: {answer}")
+        elif answer.fits:
+            reserves = format_bytes(answer.peak_reserved_bytes or 0)
+            fits.append(f"    {gpu:14}{reserves:>12}{format_bytes(answer.capacity_bytes or 0):>12}")
+        else:
+            too_small.append(gpu)
+    lines = ["  fits on          none of the known GPUs"]
+    if fits:
+        lines = [f"  {'fits on':16}{'reserves':>12}{'has':>12}", *fits]
+    if too_small:
+        lines.append(f"  does not fit on  {', '.join(too_small)}")
+    return "\n".join([*lines, *cannot])

@@ -1,0 +1,221 @@
+"""What a prediction trains: a model without memory, on rows of any tokens, of a large step as few as give the same
+memory; and its Trainer."""
+
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
+
+from workbench.base.errors import ConfigurationError
+from workbench.measure.device import Device
+from workbench.measure.meter import Meter
+from workbench.models.load import BUILT, load_config, load_tokenizer, quiet, settled
+from workbench.models.source import ModelSource, locate_config
+from workbench.ranks.shards import Ranks, shared
+from workbench.ranks.zero import trainer_of
+from workbench.recipe import Recipe
+from workbench.techniques.base import Arguments
+from workbench.texts import corpus
+from workbench.texts.corpus import Blocks
+from workbench.training.arguments import EPOCHS, argument_values, training_arguments
+from workbench.training.job import Job, Material, check_model, own_examples, prepare
+from workbench.training.trainer import SeamTrainer, assemble
+from workbench.training.world import World
+
+STEPS = 3  # the optimizer makes its states in the first; the allocator has found its form after the second
+MICRO_BATCHES = 3  # of a step are trained, the first ones and the last: each finds what the second found
+LISTED = 256  # micro-batches of a step are listed; the inputs of more are held in one piece
+TOKENS = 2**18  # of a step are made on the host; more are on the device only, where nobody reads them
+AT_ONCE = 65_535  # sequences: what is beside each other in a grid of CUDA's; `attention.cu` refuses more
+TEXTS = 2**14  # whose tokens are kept
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # of a config: a mixture of experts
+EVALUATED = 3  # batches of an evaluation, and a smaller last one: the third finds what the second left, and so on
+
+
+def listed(recipe: Recipe, world_size: int = 1) -> tuple[int, int]:
+    """Of each micro-batch the sequences, and of each step the micro-batches, that a rank makes and moves to its
+    device."""
+    size, count = shared(recipe.training_arguments(), world_size)
+    count = min(count, max(MICRO_BATCHES, LISTED // world_size))
+    return min(size, max(1, TOKENS // (recipe.shape.tokens * count * world_size))), count
+
+
+def blocks_for(recipe: Recipe, held_out: int | None = None, every: bool = False, world_size: int = 1) -> Blocks:
+    """The blocks of all STEPS, and held-out ones in batches of every size that an evaluation has; which tokens does not
+    matter.
+
+    Args:
+        held_out: rows that are evaluated; by default as many as `make_blocks` cuts from HELD_OUT_TOKENS.
+        every: each batch of them, because something is kept of each.
+    """
+    length = recipe.sequence_length
+    size, count = listed(recipe, world_size)
+    together: int = argument_values(recipe, 0.0)["per_device_eval_batch_size"]
+    whole, rest = divmod(held_out or max(1, corpus.HELD_OUT_TOKENS // length), together)
+    rows = max(size * count * world_size, min(recipe.effective_batch_size, TOKENS // length))
+    numbers = STEPS * rows, (whole if every else min(whole, EVALUATED)) * together + rest
+    train, held_out = (Dataset.from_dict({"input_ids": [list(range(length))] * n}) for n in numbers)
+    return Blocks(train, held_out, _text(recipe))
+
+
+def material_for(recipe: Recipe, blocks: Blocks) -> Material:
+    """What a prediction trains instead of what the recipe names: nothing of it is downloaded but a config.
+
+    Raises ConfigurationError: the model cannot be used, its length, or with a technique.
+    """
+    source = locate_config(recipe.model)
+    config = load_config(source)
+    check_model(recipe, source, config)
+    return Material(source=source, config=config, tokenizer=None, blocks=blocks)
+
+
+def can_be_skeleton(config: PreTrainedConfig, arguments: Arguments) -> bool:
+    """Whether these arguments of `from_pretrained` do not act while weights are loaded, as quantization does."""
+    return not _missed(settled(config, arguments)[1])
+
+
+def _missed(arguments: Arguments) -> list[str]:
+    return sorted(set(arguments) - set(BUILT))
+
+
+def skeleton(config: PreTrainedConfig, **arguments: Any) -> PreTrainedModel:
+    """The model on the meta device: shapes and types, no memory.
+
+    Args:
+        arguments: of `from_pretrained`: `dtype`, `attn_implementation` and settings of the config.
+
+    Raises:
+        ConfigurationError: another argument, whose effect on loading would be missed.
+    """
+    config, arguments = settled(config, {"dtype": "float32", **arguments})
+    missed = _missed(arguments)
+    if missed:
+        raise ConfigurationError(
+            f"predict: {missed[0]} acts while weights are loaded, which a prediction does not do. "
+            "Measure this recipe with `run`, or give the technique that asks for it a `stand_in`."
+        )
+    with quiet(), torch.device("meta"), no_init_weights():
+        model: PreTrainedModel = cast("Any", AutoModelForCausalLM).from_config(config, **arguments)
+    model.tie_weights()
+    model.loss_type = "ForCausalLM"  # as `load_model` sets it
+    return model
+
+
+def job_for(recipe: Recipe, device: Device, material: Material, ranks: Ranks | None = None) -> Job:
+    """The job of a prediction. No program is told of it, the recipe's callbacks are not called, and an epoch has no
+    length. Raises ConfigurationError as the gate does."""
+    unused = ("report_to", EPOCHS)
+    arguments = {name: value for name, value in recipe.arguments.items() if name not in unused}
+    world = World(device)
+    if ranks:
+        world = World(device, ranks.highest, ranks.count, ranks.shard)
+    return prepare(replace(recipe, arguments=arguments, callbacks=()), world, material=material)
+
+
+def assembled(
+    job: Job,
+    model: Any,
+    meter: Meter,
+    device: torch.device,
+    scratch: Path,
+    callbacks: Any = (),
+) -> tuple[SeamTrainer, int]:
+    """A Trainer that fetches what is `listed`, and how many micro-batches a step of the recipe has, on each rank.
+
+    Args:
+        device: on which the tensors are, real or not: it plays the job's own.
+
+    Raises ConfigurationError for more sequences at once than kernels take.
+    """
+    world = job.world
+    size, count = shared(job.arguments, world.world_size)
+    if size > AT_ONCE:
+        raise ConfigurationError(
+            f"predict: CUDA's attention kernels take {AT_ONCE:,} sequences at once, and this step has {size:,}. Lower "
+            "effective_batch_size, or split it into micro-batches."
+        )
+    fetched = listed(job.recipe, world.world_size)
+    batches = {
+        "per_device_train_batch_size": fetched[0],
+        "gradient_accumulation_steps": fetched[1] * world.world_size,  # of which each rank takes its part
+    }
+    arguments = training_arguments(job.arguments | batches, device.type, scratch)
+    trainer_kind = trainer_of(world.shard) if world.shard else SeamTrainer
+    trainer = assemble(job.recipe, model, job.data, arguments, meter, [*callbacks], trainer_kind)
+    if (size, count) != fetched:
+        _enlarge(trainer, size, count)
+    return trainer, count
+
+
+def facts(trainer: SeamTrainer, parameters: tuple[int, int], micro_batches: int, padding: bool) -> dict[str, Any]:
+    """The fields of a `Prediction` that a trainer knows when it has trained."""
+    config = cast("Any", trainer.model).config.get_text_config()
+    return {
+        "micro_batch_size": trainer.micro_batch_size,
+        "gradient_accumulation_steps": micro_batches,
+        "parameters": parameters[0],
+        "trainable_parameters": parameters[1],
+        "padding": padding,
+        "has_experts": any(getattr(config, name, None) for name in EXPERTS),
+    }
+
+
+def _enlarge(trainer: Any, size: int, count: int) -> None:
+    """Let every step hold `count` micro-batches of `size` sequences, however few are fetched."""
+    fetch = trainer.get_batch_samples
+    fetched = trainer.args.gradient_accumulation_steps
+    rows = [size] * fetched
+    if fetched > 1:  # the last but one stands for all those that are not fetched, too
+        rows[-2] = size * (count - fetched + 1)
+
+    def enlarged(*args: Any) -> Any:
+        batches, items = fetch(*args)
+        large = []
+        for row_count, batch in zip(rows, batches, strict=True):
+            large.append({name: tensor.new_empty((row_count, *tensor.shape[1:])) for name, tensor in batch.items()})
+        return large, items
+
+    trainer.get_batch_samples = enlarged
+
+
+def _text(recipe: Recipe) -> tuple[Any, Any, int, int]:
+    """The text itself, if a technique cuts it in its own way: then its lengths do matter."""
+    if not own_examples(recipe):
+        return "", None, recipe.sequence_length, recipe.effective_batch_size
+    tokenizer = _known_tokenizer(locate_config(recipe.model))
+    text = corpus.load_corpus(recipe.corpus)
+    corpus.check_in_memory(text, own_examples(recipe))
+    whole = _labelled(text, tokenizer) if text.loss else str(text.train)
+    return whole, tokenizer, recipe.sequence_length, recipe.effective_batch_size
+
+
+@lru_cache(maxsize=1)
+def _labelled(text: corpus.Corpus, remembering: Any) -> tuple[list[tuple[int, int]], ...]:
+    return tuple(corpus.Conversations(text, remembering.tokenizer))
+
+
+class _Remembering:
+    """A tokenizer that is asked for the same texts in every prediction, and is not to be hashed with them."""
+
+    def __init__(self, source: ModelSource) -> None:
+        tokenizer = load_tokenizer(source)
+        self.source = source
+        self.tokenizer = tokenizer
+        self.encode = lru_cache(maxsize=TEXTS)(lambda text: tokenizer(text, verbose=False)["input_ids"])
+
+    def __call__(self, text: str, **_: Any) -> dict[str, Any]:
+        return {"input_ids": self.encode(text)}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tokenizer, name)
+
+    def __reduce__(self) -> Any:
+        return _Remembering, (self.source,)
+
+
+_known_tokenizer = lru_cache(maxsize=2)(_Remembering)

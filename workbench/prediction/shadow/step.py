@@ -1,0 +1,296 @@
+"""A recipe's training step on fake tensors: the real model, Trainer, loss, clipping and optimizer; nothing computed."""
+
+import math
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pyarrow.compute as pc
+import torch
+from datasets import Dataset
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import PreTrainedModel
+
+from workbench.base.categories import Phase
+from workbench.base.errors import ConfigurationError, WorkbenchError
+from workbench.gpus.catalogue import Gpu
+from workbench.measure.device import Device
+from workbench.measure.meter import Meter
+from workbench.models.family import family_of
+from workbench.models.load import count_parameters, quiet
+from workbench.prediction.rank import as_first, part_of
+from workbench.prediction.rows import (
+    MICRO_BATCHES,
+    STEPS,
+    assembled,
+    blocks_for,
+    facts,
+    job_for,
+    material_for,
+    skeleton,
+)
+from workbench.prediction.shadow.attention import choose_backend
+from workbench.prediction.shadow.patches import cuda_choices, make_fake, scale_losses, traceable
+from workbench.prediction.shadow.repeated import foreseen
+from workbench.prediction.shadow.trace import Trace
+from workbench.prediction.shadow.tracker import ShadowTracker
+from workbench.ranks.run import RankMeter
+from workbench.ranks.shards import SHARDS, Ranks
+from workbench.recipe import Recipe
+from workbench.training.job import Job
+from workbench.training.trainer import SeamTrainer, count_padding
+
+DEVICE = torch.device("cpu")  # plays the GPU
+FORESEEN = 4  # pauses after which the rest may be foreseen: the second step has been traced
+
+KEPT: deque[tuple[Any, Trace]] = deque(maxlen=32)  # the newest traces, with what was asked for
+Batch = dict[str, torch.Tensor]
+
+
+def trace_for(recipe: Recipe, gpu: Gpu | None, padding: bool, ranks: Ranks | None = None) -> Trace:
+    """As `trace`, or one that was made before, in which every choice of a kernel is the one that this GPU makes."""
+    request = (recipe, gpu is not None, padding, ranks)
+    for earlier_request, earlier in KEPT:
+        if earlier_request == request and chooses_alike(gpu, earlier):
+            refuse_precision(gpu, earlier.uses_bf16)
+            return earlier
+    new = trace(recipe, gpu, padding, ranks)
+    KEPT.append((request, new))
+    return new
+
+
+def chooses_alike(gpu: Gpu | None, earlier: Trace) -> bool:
+    """Whether the GPU answers each question about attention as it was answered in a trace."""
+    return all(gpu and choose_backend(gpu, question) is backend for question, backend in earlier.attention.items())
+
+
+def trace(recipe: Recipe, gpu: Gpu | None, padding: bool = False, ranks: Ranks | None = None) -> Trace:
+    """Run a few optimizer steps of the recipe in the shadow, with an evaluation before and after them.
+
+    Args:
+        gpu: whose choices are made; None for the CPU's own.
+        padding: a batch contains padding, although nothing in the recipe says so.
+        ranks: that share the batch; the trace is that of one.
+
+    Raises:
+        ConfigurationError: the model or the length cannot be used, or an operation cannot be traced.
+    """
+    refuse_offloading(gpu, ranks)
+    recipe = replace(recipe, techniques=tuple(technique.stand_in() for technique in recipe.techniques))
+    material = material_for(recipe, blocks_for(recipe, world_size=ranks.count if ranks else 1))
+    tracker = ShadowTracker(material.config.vocab_size, cuda=gpu is not None)
+    device = gpu.device if gpu else Device.find("cpu")
+    with _naming_failures(tracker), quiet(), tempfile.TemporaryDirectory() as scratch, as_first(ranks, DEVICE):
+        job = job_for(recipe, device, material, ranks)
+        model = recipe.prepare_model(skeleton(material.config, **recipe.model_arguments(family_of(material.config))))
+        tracker.name_modules(model)
+        return _trace_of(job, model, tracker, gpu, padding, ranks, Path(scratch))
+
+
+def _trace_of(
+    job: Job,
+    model: PreTrainedModel,
+    tracker: ShadowTracker,
+    gpu: Gpu | None,
+    padding: bool,
+    ranks: Ranks | None,
+    scratch: Path,
+) -> Trace:
+    """From a model without memory."""
+    counted = count_parameters(model)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    make_fake(model, mode, DEVICE)
+    part_of(model, ranks, DEVICE.type, mode)
+    meter = RankMeter(model, before_bytes=0, tracker=tracker)
+    trainer, micro_batches = assembled(job, model, meter, DEVICE, scratch)
+    tracker.untrained = max(micro_batches - MICRO_BATCHES, 0)
+    if trainer.args.fp16:
+        scale_losses(trainer)
+    uses_bf16 = trainer.args.bf16 or any(p.dtype is torch.bfloat16 for p in model.parameters())
+    refuse_precision(gpu, uses_bf16)
+    batches = _batches(trainer, padding)
+    held_out = _held_out(trainer)
+    padded = padding or any(map(count_padding, batches))
+    with ExitStack() as stack:
+        stack.enter_context(traceable(lambda: padded and model.training))
+        attention = stack.enter_context(cuda_choices(gpu)) if gpu else None
+        stack.enter_context(mode)
+        trained = [_fake_batch(batch, mode) for batch in batches]
+        evaluated = [_fake_batch(batch, mode) for batch in held_out]
+        stack.enter_context(meter)
+        trace_of_steps = _traced(tracker, train(trainer, meter, trained, evaluated))
+    allocator: dict[str, Any] = {}
+    for technique in job.recipe.techniques:
+        allocator |= technique.allocator_settings()
+    return replace(
+        trace_of_steps,
+        uses_bf16=uses_bf16,
+        allocator=allocator,
+        attention=attention.asked if attention else {},
+        facts=facts(trainer, counted, micro_batches, padded),
+    )
+
+
+def _traced(tracker: ShadowTracker, training: Iterator[None]) -> Trace:
+    """Until what follows can be foreseen."""
+    pauses: list[int] = []
+    for _ in training:
+        pauses.append(tracker.events)
+        if len(pauses) == FORESEEN:
+            evaluation = (pauses[0], pauses[1])
+            step = (pauses[-2], pauses[-1])
+            whole = foreseen(tracker.trace(), evaluation, step)
+            if whole:
+                return whole
+        if len(pauses) <= FORESEEN:
+            tracker.begin_step()
+    return tracker.trace()
+
+
+@contextmanager
+def _naming_failures(tracker: ShadowTracker) -> Iterator[None]:
+    """Whatever fails in the shadow becomes an error that names the operation and the module."""
+    try:
+        yield
+    except WorkbenchError:
+        raise
+    except Exception as error:
+        operation, module = tracker.failed
+        where = f" in {module}" if module else ""
+        first = (str(error).splitlines() or [""])[0]
+        raise ConfigurationError(
+            f"predict: this recipe cannot be traced without a device: {type(error).__name__} at "
+            f"{operation or 'the assembly of the trainer'}{where}: {first} "
+            "Measure it with `run` instead, or leave out the technique that brings this operation."
+        ) from error
+
+
+def refuse_precision(gpu: Gpu | None, uses_bf16: bool) -> None:
+    """Raises ConfigurationError for bf16 on a GPU that would only emulate it, as `run` refuses it there."""
+    if gpu and uses_bf16 and not gpu.native_bf16:
+        capability = ".".join(map(str, gpu.compute_capability))
+        raise ConfigurationError(
+            f"predict: {gpu.title} (compute capability {capability}) has no bf16 arithmetic. Use fp16 or fp32, or a "
+            "GPU of compute capability 8.0 or newer."
+        )
+
+
+def refuse_offloading(gpu: Gpu | None, ranks: Ranks | None) -> None:
+    """Raises ConfigurationError for shards that wait on a GPU's host: the shadow's tensors are all on one device. And
+    for DeepSpeed's, which has never been made to take fake tensors."""
+    if ranks and (ranks.engine == "deepspeed" or (gpu and SHARDS[ranks.shard].get("offload"))):
+        raise ConfigurationError(
+            f"shard: the shadow cannot predict {ranks.shard}, which needs the emulated GPU. Run make emulator once and "
+            "name a GPU, or take --shard full."
+        )
+
+
+def train(trainer: SeamTrainer, meter: Meter, batches: list[Batch], held_out: Sequence[Batch] = ()) -> Iterator[None]:
+    """The calls of `Trainer.train` that have to do with memory, in its order.
+
+    `tests/prediction/test_order_of_calls.py` holds it against the Trainer, whose own loop needs a device, values to log
+    and a data loader. Pauses at the beginning, and after each step and each evaluation.
+    """
+    trainer.create_optimizer()
+    # the optimizer is where it belongs, and a rate that is a fake tensor cannot be copied
+    model, trainer.optimizer = trainer.accelerator.prepare(
+        trainer.model, trainer.optimizer, device_placement=[True, False]
+    )
+    trainer.model_wrapped = model
+    trainer._tr_loss = torch.zeros((), device=DEVICE)
+    model.zero_grad()
+    yield
+    evaluate(trainer, meter, held_out)
+    yield from _steps(trainer, meter, batches)
+    yield
+    evaluate(trainer, meter, held_out)
+    yield
+
+
+def _steps(trainer: Any, meter: Meter, batches: list[Batch]) -> Iterator[None]:
+    """What each step leaves, its batch, loss and norm, is there until the next one makes it anew."""
+    model = trainer.model_wrapped
+    for _ in range(STEPS):
+        yield
+        moved = ({name: tensor.clone() for name, tensor in batch.items()} for batch in batches)
+        samples, items = trainer.get_batch_samples(moved, len(batches), DEVICE)
+        trainer.current_gradient_accumulation_steps = len(samples)
+        for index, inputs in enumerate(samples):
+            last = index == len(samples) - 1
+            if last or index < MICRO_BATCHES - 1:
+                trainer.accelerator.gradient_state._set_sync_gradients(last)  # as the Trainer tells accelerate
+                loss = trainer.training_step(model, inputs, items)
+                trainer._tr_loss += loss
+        limit = trainer.args.max_grad_norm if trainer.args.max_grad_norm > 0 else math.inf  # then for the log only
+        norm = None  # noqa: F841 - that of the step before is gone here
+        norm = trainer.accelerator.clip_grad_norm_(model.parameters(), limit)  # noqa: F841
+        trainer.optimizer.step()
+        model.zero_grad()
+        meter.enter_phase(None)
+    del samples, inputs  # in this order
+
+
+def evaluate(trainer: SeamTrainer, meter: Meter, batches: Sequence[Batch]) -> None:
+    """The Trainer's own loop. What it frees stays reserved, in segments that the steps after it have to live with."""
+    if batches:
+        with meter.phase(Phase.EVALUATION):
+            loader = _Loader(batches, ahead=not cast("ShadowTracker", meter.tracker).cuda)
+            trainer.evaluation_loop(cast("Any", loader), "Evaluation", prediction_loss_only=True)
+
+
+class _Loader:
+    """Each batch is there until the next one is, as with accelerate's loader; on the host it collates one `ahead`."""
+
+    def __init__(self, batches: Sequence[Batch], ahead: bool) -> None:
+        self.dataset = batches
+        self.ahead = ahead
+
+    def __iter__(self) -> Iterator[Batch]:
+        moved = ({name: tensor.clone() for name, tensor in batch.items()} for batch in self.dataset)
+        waiting = [*islice(moved, 1)] if self.ahead else []
+        for batch in moved:
+            waiting.append(batch)
+            yield waiting.pop(0)
+        yield from waiting
+
+
+def _batches(trainer: SeamTrainer, padding: bool) -> list[Batch]:
+    """The micro-batches of one step, as dataset and collator make them, on the host.
+
+    Where examples have unequal lengths, each batch has the longest: the peak of a run is that of such a batch.
+    """
+    size = trainer.args.per_device_train_batch_size
+    count = trainer.args.gradient_accumulation_steps
+    dataset: Any = trainer.train_dataset
+    others = cycle(list(islice(cast("Iterable[Any]", dataset), size * count)))
+    longest = dataset[_longest(dataset)] if isinstance(dataset, Dataset) else next(others, None)
+    collator = cast("Callable[..., Batch]", trainer.data_collator)
+    batches = [collator([longest, *islice(others, size - 1)]) for _ in range(count)]
+    if padding:
+        for batch in batches:
+            batch.setdefault("attention_mask", torch.ones_like(batch["input_ids"]))
+    return batches
+
+
+def _held_out(trainer: SeamTrainer) -> list[Batch]:
+    """The batches of an evaluation; the last one may be smaller."""
+    size = trainer.args.per_device_eval_batch_size
+    rows = list(cast("Iterable[Any]", trainer.eval_dataset))
+    collator = cast("Callable[..., Batch]", trainer.data_collator)
+    return [collator(rows[start : start + size]) for start in range(0, len(rows), size)]
+
+
+def _longest(dataset: Dataset) -> int:
+    """Of all rows, the first of the longest."""
+    rows = dataset.with_format("arrow")[:]["input_ids"]
+    return int(np.argmax(pc.list_value_length(rows).to_numpy()))
+
+
+def _fake_batch(batch: Batch, mode: FakeTensorMode) -> Batch:
+    return {name: mode.from_tensor(tensor.to(DEVICE)) for name, tensor in batch.items()}

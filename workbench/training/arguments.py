@@ -1,0 +1,88 @@
+"""A recipe's `transformers.TrainingArguments`: the keyword arguments that a run, a prediction and a script share."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainingArguments
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+
+from workbench.base.errors import UnavailableError, brief, explained, in_a_line
+from workbench.base.settings import checker, named, unknown
+from workbench.recipe import Recipe
+from workbench.techniques.base import Arguments
+
+EPOCHS = "num_train_epochs"
+# the same for every run, every prediction and every exported script
+ALWAYS: Arguments = {
+    "eval_on_start": True,
+    "logging_steps": 1,
+    "logging_nan_inf_filter": False,  # the default would log a diverged loss as zero
+    "save_strategy": "no",
+    "report_to": "none",
+}
+
+
+def check_arguments(recipe: Recipe) -> None:
+    """Raises ConfigurationError: `TrainingArguments` have no such field, or the value has another type than it."""
+    types: dict[str, Any] = {field.name: field.type for field in fields(TrainingArguments)}
+    values = named(recipe.arguments, types, "arguments", "field of transformers.TrainingArguments")
+    for name, value in values.items():
+        with explained(f"arguments: {name} cannot be {brief(value)}", "See transformers.TrainingArguments."):
+            checker(types[name]).validate_python(value, strict=True)
+
+
+def check_reports(recipe: Recipe) -> None:
+    """Raises ConfigurationError: transformers knows no such program. UnavailableError: it is not installed."""
+    programs = recipe.arguments.get("report_to", [])
+    names = [programs] if isinstance(programs, str) else programs
+    if names in (["all"], ["none"]):
+        return
+    for name in names:
+        if name not in INTEGRATION_TO_CALLBACK:
+            raise unknown("report_to: there is no", name, INTEGRATION_TO_CALLBACK)
+        try:
+            INTEGRATION_TO_CALLBACK[name]()
+        except (RuntimeError, ImportError) as error:
+            message = in_a_line(error)
+            cure = "" if "pip install" in message else f" Install it with: pip install {name}"
+            raise UnavailableError(f"report_to: {message}.{cure}") from None
+
+
+def argument_values(recipe: Recipe, learning_rate: float) -> Arguments:
+    """The keyword arguments of a recipe's `TrainingArguments`, wherever it trains.
+
+    Epochs are not among them: the gate makes them steps.
+    """
+    decided = recipe.training_arguments()
+    tokens = decided["per_device_train_batch_size"] * recipe.shape.tokens
+    # evaluation is on the recipe's own blocks, whatever length is trained on; no more tokens at once than there
+    evaluated = recipe.evaluation_batch_size or max(1, tokens // recipe.sequence_length)
+    return {
+        **decided,
+        "learning_rate": learning_rate,
+        "warmup_steps": decided["max_steps"] // 10,
+        "per_device_eval_batch_size": evaluated,
+        **ALWAYS,
+        **{name: value for name, value in recipe.arguments.items() if name != EPOCHS},
+    }
+
+
+def training_arguments(values: Arguments, device_kind: str, folder: Path) -> TrainingArguments:
+    """The object, where it is used: it looks at the device, and may refuse a value.
+
+    Args:
+        values: as `argument_values` has them.
+        device_kind: that it trains on, `"cuda"`, `"mps"` or `"cpu"`.
+        folder: for checkpoints; the run is named after it.
+
+    Raises:
+        ConfigurationError: transformers refuses a value.
+    """
+    here: Arguments = {"dataloader_pin_memory": device_kind == "cuda", "run_name": folder.name}
+    with explained("arguments: transformers refuses them", "Change what it names, or leave it out."):
+        arguments = TrainingArguments(
+            output_dir=str(folder), use_cpu=device_kind == "cpu", disable_tqdm=True, **(here | values)
+        )
+    arguments._n_gpu = min(arguments.n_gpu, 1)  # with several, DataParallel would multiply the batch
+    return arguments

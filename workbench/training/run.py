@@ -1,0 +1,141 @@
+"""`run(recipe)`: fine-tune, measure, and leave a record, whatever happens.
+
+First the gate (`workbench.training.job`), then the story (`workbench.training.execute`).
+"""
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from workbench.base.errors import ConfigurationError, UnavailableError
+from workbench.base.paths import check_writable, runs_folder
+from workbench.gpus.emulator.call import also_on_emulated_devices
+from workbench.journal import store
+from workbench.journal.record import Record, Status, find_equal
+from workbench.measure.allocators import allocator_for
+from workbench.recipe import Recipe
+from workbench.training.execute import execute
+from workbench.training.job import Job, prepare
+from workbench.training.place import Observer, Place
+from workbench.training.world import World, refuse_several_ranks
+
+_going_on: dict[int, str] = {}  # the run of this process, by its number: a fork has another
+
+
+@also_on_emulated_devices
+def run(
+    recipe: Recipe,
+    *,
+    device: str | None = None,
+    reuse: bool = False,
+    save: str | None = None,
+    sample_tokens: int = 0,
+    checkpoint_every: int | None = None,
+    resume: bool = False,
+    memory_cap: str | int | None = None,
+    longest_first: bool = False,
+    observe: Observer | None = None,
+    callbacks: Sequence[TrainerCallback] = (),
+    folder: Path | None = None,
+) -> Record:
+    """Fine-tune a recipe and measure memory, loss and speed.
+
+    Args:
+        device: `"cpu"`, `"cuda"` or `"mps"`; by default the fastest that is there. `"emulated:t4"`: a GPU in software,
+            of `workbench.gpus.catalogue`; such a record has memory, and neither loss nor speed.
+        reuse: return the newest `ok` record of the same recipe, text, device and versions, if there is one.
+        save: `"merged"` or `"adapter"`, to keep the fine-tuned model in the folder `record.model_path`.
+        sample_tokens: continue the beginning of the held-out text by so many tokens, before and after.
+        checkpoint_every: write a checkpoint every so many steps; they are removed when the run has ended well.
+        resume: go on with the newest unfinished run of this recipe from its last whole checkpoint. On a CPU the
+            losses are those of a run that was never interrupted. With nothing to resume it begins at the beginning.
+        memory_cap: pretend that the device has no more than this, `"8GiB"` or a number of bytes. On CUDA the allocator
+            keeps to it, at no cost. Elsewhere the tracker watches the bytes of tensors in every step, which takes
+            time: such a run records no speed.
+        longest_first: let every batch of the first three steps begin with the longest example, so that a run that
+            cannot fit fails at once: compare such a run's memory, not its loss. Where all examples are equally long,
+            or a stream, it changes nothing, and the record warns of that.
+        observe: called after every step with a function that returns the record so far; a KeyboardInterrupt raised
+            in it ends the run, as Ctrl-C does.
+        callbacks: for the Trainer, beside those of the recipe; the record has their names among these, and such a run
+            is not taken for another (`reuse`).
+        folder: where records go; by default `data/runs`.
+
+    Returns:
+        The record, status `ok` or `diverged` (the loss stopped being a finite number; the record says at which step).
+
+    Raises:
+        ConfigurationError: something in the recipe cannot be used, the run to resume is of another recipe or text, or
+            torchrun started this process; nothing was loaded and nothing recorded.
+        UnavailableError: this machine cannot run it; recorded as `unavailable`. Or a program that it reports to is not
+            installed; nothing was recorded.
+        OutOfMemoryError: recorded as `oom`; it says where, and `diagnose(record)` what to change.
+            Other failures are recorded as `failed` or `interrupted` and raised.
+    """
+    options = {
+        "save": save,
+        "sample_tokens": sample_tokens,
+        "checkpoint_every": checkpoint_every,
+        "resume": resume,
+        "memory_cap": memory_cap,
+        "longest_first": longest_first,
+        "callbacks": callbacks,
+    }
+    with only_run(recipe):
+        job = prepare_alone(recipe, device, folder, may_write_nothing=reuse, **options)
+        if reuse and save is None and not callbacks:
+            equal_record = find_equal(job.record, sampled=bool(sample_tokens), folder=folder)
+            if equal_record:
+                return equal_record
+        return executed(Place(job, observe))
+
+
+def prepare_alone(
+    recipe: Recipe, device: str | None, folder: Path | None, *, may_write_nothing: bool = False, **options: Any
+) -> Job:
+    """The job of a recipe for this process alone. Raises as the gate does, and where nothing could be recorded."""
+    refuse_several_ranks()
+    if not may_write_nothing:
+        check_writable(folder or runs_folder())
+    store.mark_killed(folder)
+    return prepare(recipe, World.find(device), folder=folder, **options)
+
+
+def executed(here: Place) -> Record:
+    """The record of a place's job, which is executed. Raises as `run` does."""
+    record = execute(here)
+    # Raised here, where no handler is active: a chained traceback would keep the run's tensors alive.
+    if record.status is Status.UNAVAILABLE:
+        raise UnavailableError(record.error)
+    if record.status is Status.OOM:
+        allocator_for(here.job.device.torch).prepare()  # collects what the run's reference cycles still hold
+        raise store.out_of_memory_error(record)
+    if here.error is not None:
+        raise here.error
+    return record
+
+
+@contextmanager
+def only_run(recipe: Recipe) -> Iterator[None]:
+    """PyTorch's modes, Accelerate's state and the libraries' settings are the whole process's: two runs spoil both.
+
+    Raises:
+        ConfigurationError: another run goes on in this process, in another thread or around this one.
+    """
+    mine = f"{recipe.label} on {recipe.model}, in the thread {threading.current_thread().name}"
+    try:
+        going_on = _going_on.setdefault(os.getpid(), mine)
+        if going_on is not mine:
+            raise ConfigurationError(
+                f"run: another run goes on in this process ({going_on}), and two would spoil each other. Wait for it, "
+                "stop it with Ctrl-C or the playground's Stop, or start this one in a process of its own."
+            )
+        yield
+    finally:
+        if _going_on.get(os.getpid()) is mine:
+            del _going_on[os.getpid()]

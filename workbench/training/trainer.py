@@ -1,0 +1,236 @@
+"""A recipe becomes a Hugging Face `Trainer`, assembled through the techniques' seams. No technique is named here."""
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any, cast
+
+import numpy as np
+import torch
+from accelerate.utils import other as models_of_accelerate
+from datasets import Dataset
+from safetensors import SafetensorError
+from torch.utils.data import Sampler
+from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+
+from workbench.base.categories import Phase
+from workbench.base.errors import ConfigurationError, explained
+from workbench.base.paths import unwritten
+from workbench.journal import checkpoints
+from workbench.measure.meter import Meter
+from workbench.recipe import Recipe
+from workbench.techniques.base import Call, Technique
+from workbench.texts.corpus import Blocks
+
+# or accelerate would import DeepSpeed, which takes seconds, to see whether a model is one of its
+models_of_accelerate.is_deepspeed_available = lambda: "deepspeed" in sys.modules
+EARLY_STEPS = 3  # the first makes the optimizer's states, so the second is the first that needs all memory
+
+
+class SeamTrainer(Trainer):
+    """The Trainer, with the meter's phases, checkpoints that are whole or not there, and the longest examples first.
+
+    Args:
+        meter: told when the forward pass, the backward pass, the optimizer step and evaluation begin.
+    """
+
+    def __init__(self, *, meter: Meter, **kwargs: Any) -> None:
+        self._meter = meter
+        self.tokens_seen = 0
+        self.padding_tokens = 0
+        self.micro_batch_size = 0
+        self.warnings: list[str] = []
+        self._aside: Path | None = None
+        self._longest: int | None = None
+        super().__init__(**kwargs)
+        self.trackers = [c for c in self.callback_handler.callbacks if type(c) in INTEGRATION_TO_CALLBACK.values()]
+        for tracker in self.trackers:
+            vars(tracker)["on_train_end"] = lambda *_, **__: None  # `end_reports` does it
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        optimizer = super().create_optimizer(model)
+        self._meter.watch(optimizer)
+        return optimizer
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if not model.training:
+            return super().compute_loss(model, inputs, *args, **kwargs)
+        self._meter.enter_phase(Phase.FORWARD)
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        self._meter.enter_phase(Phase.BACKWARD)
+        return loss
+
+    def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        self.micro_batch_size = len(inputs["input_ids"])
+        padding = count_padding(inputs)
+        self.padding_tokens += padding
+        self.tokens_seen += inputs["input_ids"].numel() - padding
+        self._meter.see([*inputs.values(), *args])
+        loss = super().training_step(model, inputs, *args, **kwargs)
+        self._meter.enter_phase(Phase.OPTIMIZER_STEP)  # clipping included; the next micro-batch ends it at once
+        return loss
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        self._meter.attribute(True)
+        try:
+            with self._meter.phase(Phase.EVALUATION):
+                return super().evaluate(*args, **kwargs)
+        finally:
+            self._meter.attribute(False)
+
+    def end_reports(self) -> None:
+        """Tell the programs that are reported to that it is over: now, since the last evaluation is reported, too."""
+        for tracker in self.trackers:
+            type(tracker).on_train_end(tracker, self.args, self.state, self.control, model=self.model)
+            if wandb := getattr(tracker, "_wandb", None):
+                wandb.finish()  # or what this process runs next would be reported as the same run
+
+    def put_longest_first(self) -> None:
+        """Let every batch of the first steps begin with the longest example. A warning is noted where that changes
+        nothing."""
+        rows: Any = self.train_dataset
+        lengths = np.array([len(ids) for ids in rows["input_ids"]] if isinstance(rows, Dataset) else [0])
+        if lengths.min() == lengths.max():
+            reason = f"all examples have {lengths.max()} tokens" if lengths.any() else "a stream has no order"
+            self.warnings.append(f"longest_first: {reason}; nothing was changed")
+            return
+        self._longest = int(lengths.argmax())
+
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        sampler = super()._get_train_sampler(*args, **kwargs)
+        if self._longest is None or sampler is None:
+            return sampler
+        size = self.args.per_device_train_batch_size
+        return LongestFirst(self._longest, sampler, size, EARLY_STEPS * size * self.args.gradient_accumulation_steps)
+
+    def resume(self, checkpoint: Path | None) -> None:
+        """Train from the beginning, or from a whole checkpoint of the same recipe."""
+        if checkpoint is not None:
+            vars(self).update(checkpoints.counters(checkpoint))
+        self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: Any, model: Any = None) -> None:
+        with checkpoints.unusable(resume_from_checkpoint, torch.OutOfMemoryError):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:
+        with checkpoints.unusable(checkpoint, torch.OutOfMemoryError):
+            super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_rng_state(self, checkpoint: Any) -> None:
+        with checkpoints.unusable(checkpoint):
+            super()._load_rng_state(checkpoint)
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(self._aside or super()._get_output_dir(trial))
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """The Trainer's, but aside first. A disk that is full costs the checkpoint, not the run."""
+        folder = Path(str(self.args.output_dir), checkpoints.FOLDER)
+        name = f"checkpoint-{self.state.global_step}"
+        self._aside = folder / ".aside"
+        shutil.rmtree(self._aside, ignore_errors=True)
+        try:
+            super()._save_checkpoint(model, trial)
+            seen = {name: getattr(self, name) for name in checkpoints.COUNTERS}
+            checkpoints.commit(self._aside / name, folder / name, seen)
+        except (OSError, RuntimeError, SafetensorError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            self.warnings.append(f"no {name}: {unwritten(folder, error)}")
+        finally:
+            shutil.rmtree(self._aside, ignore_errors=True)
+            self._aside = None
+
+
+class LongestFirst(Sampler[int]):
+    """The row `longest` at the head of every batch of `size`, up to the place `until`; all others in the order of
+    another sampler. So in every epoch."""
+
+    def __init__(self, longest: int, others: Sampler[int], size: int, until: int) -> None:
+        self.longest = longest
+        self.others = others
+        self.size = size
+        self.until = until
+
+    def __iter__(self) -> Iterator[int]:
+        others = (row for row in self.others if row != self.longest)
+        for place in range(len(self)):
+            is_head = place < self.until and place % self.size == 0
+            yield self.longest if is_head else next(others, self.longest)
+
+    def __len__(self) -> int:
+        return len(self.others)  # type: ignore[arg-type]
+
+
+def count_padding(inputs: dict[str, torch.Tensor]) -> int:
+    """Tokens that the attention mask leaves out; counted where the batch is, which costs a GPU one short wait."""
+    mask = inputs.get("attention_mask")
+    return 0 if mask is None else int((mask == 0).sum())
+
+
+def collate(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+    """B rows of T tokens to `input_ids` and `labels`, both (B, T); the model shifts the labels itself. Where the rows
+    have no labels, all tokens count."""
+    input_ids = torch.tensor([row["input_ids"] for row in rows])
+    labels = torch.tensor([row["labels"] for row in rows]) if "labels" in rows[0] else input_ids.clone()
+    return {"input_ids": input_ids, "labels": labels}
+
+
+def prepare_data(recipe: Recipe, blocks: Blocks) -> dict[str, Any]:
+    """The Trainer's data arguments, after every technique's examples, dataset and collator seams."""
+    train: Any = blocks.train
+    collator = cast("Callable[..., Any]", collate)
+    for technique in recipe.techniques:
+        make_examples = technique.examples()
+        if make_examples:
+            train = _examples(technique, make_examples, blocks.text, recipe.seed)
+    for technique in recipe.techniques:
+        change_rows = technique.dataset()
+        if change_rows:
+            train = change_rows(train)
+        collate_otherwise = technique.collator()
+        if collate_otherwise:
+            collator = partial(collate_otherwise, collator)
+    return {"train_dataset": train, "eval_dataset": blocks.held_out, "data_collator": collator}
+
+
+def _examples(technique: Technique, call: Call, text: tuple[Any, ...], seed: int) -> Any:
+    try:
+        return call(*text, seed)
+    except ValueError as error:
+        raise ConfigurationError(f"{technique.name}: {error}") from None
+
+
+def make_callbacks(recipe: Recipe) -> list[TrainerCallback]:
+    """Those of the recipe. Raises ConfigurationError: Python finds no such class, or it is no TrainerCallback."""
+    callbacks: list[TrainerCallback] = []
+    for name in recipe.callbacks:
+        with explained(f"callbacks: {name} cannot be used", "Name a TrainerCallback, as package.module:Class."):
+            kind = resolve_name(name)
+            if not issubclass(kind, TrainerCallback):
+                raise TypeError("it is no TrainerCallback")
+            callbacks.append(kind())
+    return callbacks
+
+
+def assemble(
+    recipe: Recipe,
+    model: PreTrainedModel,
+    data: dict[str, Any],
+    arguments: TrainingArguments,
+    meter: Meter,
+    callbacks: list[TrainerCallback],
+    kind: Callable[..., SeamTrainer] = SeamTrainer,
+) -> SeamTrainer:
+    """The Trainer, of a kind, for a recipe whose data and model have been prepared."""
+    trainer = kind(meter=meter, model=model, args=arguments, callbacks=callbacks, **data)
+    trainer.remove_callback(PrinterCallback)
+    for technique in recipe.techniques:
+        if call := technique.trainer():
+            call(trainer)
+    return trainer
