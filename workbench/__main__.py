@@ -40,7 +40,6 @@ from pathlib import Path
 from typing import Any
 
 import workbench
-from workbench import Recipe
 from workbench.base.categories import format_bytes, parse_bytes
 from workbench.base.errors import DISTRIBUTION, ConfigurationError, WorkbenchError, needed_extra, visible
 from workbench.base.imports import imported
@@ -52,6 +51,7 @@ from workbench.models.source import locate, locate_config
 from workbench.options import Parser, parser_of, print_visibly
 from workbench.prediction.phases import Habits
 from workbench.ranks import launched
+from workbench.recipe import Recipe
 from workbench.techniques import REGISTRY, technique
 from workbench.texts import corpus
 from workbench.texts.readers import split_name

@@ -14,13 +14,13 @@ import ipywidgets as w
 import pandas as pd
 from IPython.display import HTML, display
 
-from workbench import Recipe
 from workbench.base.categories import Category, format_bytes
 from workbench.base.errors import ConfigurationError, UnavailableError, WorkbenchError
 from workbench.base.paths import beside
 from workbench.base.settings import named
 from workbench.lessons.exercise import exercise
 from workbench.prediction.predict import predict
+from workbench.recipe import Recipe
 from workbench.techniques import parse_technique
 
 TEXTS = beside(__file__, "clinic.toml")

@@ -9,9 +9,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from workbench import Record
 from workbench.advise.compare import WITHOUT_VALUES, pareto
 from workbench.base.categories import Category, Phase, format_bytes
+from workbench.journal.record import Record
 from workbench.measure.emulated import emulated
 from workbench.measure.timeline import Timeline
 from workbench.prediction.phases import Life, life_table

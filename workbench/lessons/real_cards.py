@@ -7,7 +7,6 @@ from typing import Any
 import pandas as pd
 from IPython.display import HTML
 
-from workbench import Recipe
 from workbench.base.categories import Category, format_bytes
 from workbench.base.errors import WorkbenchError
 from workbench.gpus.catalogue import GPUS, Gpu
@@ -15,6 +14,7 @@ from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.lessons.timeline import in_words, scrubber
 from workbench.prediction.predict import predict, predict_all
 from workbench.prediction.prediction import Prediction, engine_words
+from workbench.recipe import Recipe
 from workbench.techniques.base import Technique
 
 CARDS = ("t4", "rtx3090")

@@ -8,12 +8,12 @@ from typing import Any
 
 import ipywidgets as w
 
-from workbench import Recipe
 from workbench.base.categories import Category
 from workbench.base.errors import ConfigurationError
 from workbench.base.settings import described, kind, optional, parse_settings
 from workbench.models.known import PUBLISHED
 from workbench.models.source import EMBEDDED, RANDOM
+from workbench.recipe import Recipe
 from workbench.techniques import REGISTRY, Technique
 from workbench.texts.corpus import embedded
 from workbench.widgets.gauge import nothing

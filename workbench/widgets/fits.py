@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
-from workbench import Recipe
 from workbench.advise.frontier import Frontier
 from workbench.gpus.catalogue import GPUS
 from workbench.prediction.predict import SHADOW, predict_all, resolved
+from workbench.recipe import Recipe
 from workbench.widgets.pages import page
 from workbench.widgets.part import Part
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import psutil
 
-from workbench import Recipe
 from workbench.base.categories import parse_bytes
 from workbench.base.errors import WorkbenchError
 from workbench.gpus.catalogue import GPUS, Gpu
 from workbench.prediction.predict import CPU, Prediction
+from workbench.recipe import Recipe
 from workbench.widgets.light import HTML, Dropdown, HBox, Text
 from workbench.widgets.pages import CONTEXT, UNUSED, page, small
 from workbench.widgets.part import URGENT, Part

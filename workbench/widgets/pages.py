@@ -9,8 +9,8 @@ from IPython.core.getipython import get_ipython
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
 
-from workbench import Record
 from workbench.base.categories import format_bytes
+from workbench.journal.record import Record
 from workbench.lessons.plots import COLOURS, Picture
 
 STYLE = f"<style>{Path(__file__).with_name('panel.css').read_text(encoding='utf-8')}</style>"

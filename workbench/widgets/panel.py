@@ -5,8 +5,8 @@ from collections.abc import Iterable
 import ipywidgets as w
 from IPython.display import HTML, display
 
-from workbench import Recipe
 from workbench.gpus.catalogue import GPUS
+from workbench.recipe import Recipe
 from workbench.techniques import REGISTRY
 from workbench.widgets.controls import RecipeForm
 from workbench.widgets.gauge import Gauge

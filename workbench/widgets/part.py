@@ -4,20 +4,19 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any
 
-from workbench import Recipe
 from workbench.advise.candidate import Predictor
 from workbench.base.errors import ConfigurationError, WorkbenchError
 from workbench.prediction.predict import Prediction, predict
+from workbench.recipe import Recipe
 from workbench.widgets.light import HTML, VBox
 from workbench.widgets.pages import STYLE, alarm
 
 # Held while somebody waits for a prediction: the worker makes one at a time.
-URGENT: AbstractContextManager[bool] = threading.Lock()
+URGENT = threading.Lock()
 # Held while somebody waits for a search, which is many predictions.
-SEARCH: AbstractContextManager[bool] = threading.Lock()
+SEARCH = threading.Lock()
 
 
 class Background:

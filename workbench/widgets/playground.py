@@ -8,11 +8,11 @@ import ipywidgets as w
 from IPython.display import HTML, display
 from markupsafe import escape
 
-from workbench import Recipe
 from workbench.base.errors import ConfigurationError
 from workbench.base.launch import warm_up
 from workbench.lessons.timeline import scrubber
 from workbench.prediction.predict import Prediction
+from workbench.recipe import Recipe
 from workbench.widgets import light
 from workbench.widgets.cards import MakeItFit
 from workbench.widgets.fits import WhatFits

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from workbench import Recipe
 from workbench.base.categories import format_bytes
 from workbench.base.errors import ConfigurationError
+from workbench.recipe import Recipe
 from workbench.widgets.controls import TechniqueToggle
 from workbench.widgets.pages import small
 from workbench.widgets.part import SEARCH, URGENT, Background

@@ -7,11 +7,11 @@ from functools import partial
 
 import ipywidgets as w
 
-from workbench import Recipe
 from workbench.base.errors import WorkbenchError
 from workbench.export.bring import read_settings
 from workbench.export.script import portable, script
 from workbench.export.written import as_command, as_toml
+from workbench.recipe import Recipe
 from workbench.widgets.light import HTML, Button, Dropdown, VBox
 from workbench.widgets.pages import alarm, page
 
