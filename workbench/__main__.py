@@ -187,9 +187,8 @@ def predict_recipe(args: argparse.Namespace) -> None:
         raise ConfigurationError(
             "predict: --settings, --measure and --save belong to --life. Add it, or leave them out."
         )
-    from workbench.prediction.predict import CPU, GPU_NAMES, SHADOW, Prediction, predict_all
+    from workbench.prediction.predict import CPU, GPU_NAMES, SHADOW, Prediction, predict_all, warm_predictions
     from workbench.prediction.prediction import fitting
-    from workbench.prediction.worker import warm_predictions
 
     warm_predictions(args.gpu)  # meanwhile
     recipe = _recipe(args, config_only=True)

@@ -49,7 +49,7 @@ def asked(monkeypatch):
         return Needed(size * recipe.sequence_length * 10**6)
 
     monkeypatch.setattr(module.prediction, "predict", predict)
-    monkeypatch.setattr(module, "warm_predictions", lambda gpu: None)
+    monkeypatch.setattr(module.prediction, "warm_predictions", lambda gpu: None)
     monkeypatch.setattr(module, "tokens_at_most", MADE_ONCE)
     return found
 

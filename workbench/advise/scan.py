@@ -26,7 +26,6 @@ from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.models.load import load_tokenizer
 from workbench.models.source import locate_config
 from workbench.prediction import predict as prediction
-from workbench.prediction.worker import warm_predictions
 from workbench.recipe import Recipe
 from workbench.techniques import REGISTRY, Capability, Technique
 from workbench.texts import chat, readers
@@ -147,7 +146,7 @@ def scan(recipe: Recipe, gpu: str = "h100", *, longest: int = 5, engine: str | N
     positions = positions_of(recipe) - sum(technique.positions for technique in recipe.techniques)
     rows = _Rows(source, load_tokenizer(locate_config(recipe.model)))
     if engine == prediction.engine_for(card.name):
-        warm_predictions(card.name)  # meanwhile
+        prediction.warm_predictions(card.name)  # meanwhile
     rows.count_longest(longest)
     if len(rows.tokens) < recipe.shape.sequences or len(rows.empty) == len(rows.tokens):
         raise ConfigurationError(

@@ -25,7 +25,7 @@ from workbench.training.world import refuse_several_ranks
 DEVICE_PARAMETER = "device"  # of the kernel, not of a notebook
 
 # predictions come from a process of their own, which can load its libraries while the kernel loads the same
-PREPARE = f"{PIN}; from workbench.prediction.worker import warm_predictions as _start; _start('t4'); del _start"
+PREPARE = f"{PIN}; from workbench.prediction.predict import warm_predictions as _start; _start('t4'); del _start"
 
 
 class NotebookError(WorkbenchError):

@@ -27,7 +27,7 @@ from workbench.measure.device import CPU
 from workbench.models.source import EMBEDDED, RANDOM
 from workbench.prediction import cache as prediction_cache
 from workbench.prediction.prediction import Prediction
-from workbench.prediction.worker import SECONDS, ask, ask_emulator
+from workbench.prediction.worker import SECONDS, ask, ask_emulator, start_card, start_shadow
 from workbench.ranks.shards import Ranks
 from workbench.recipe import Recipe
 
@@ -131,6 +131,14 @@ def engine_for(gpu: str, engine: str | None = None) -> str:
     if chosen == EMULATOR:
         place.stub_folder()
     return chosen or (EMULATOR if place.is_set_up() else SHADOW)
+
+
+def warm_predictions(gpu: str = "h100") -> None:
+    """Start the process that predictions for this GPU will come from: it loads its libraries meanwhile."""
+    if engine_for(gpu) == EMULATOR:
+        start_card(find_gpu(gpu))
+    else:
+        start_shadow()
 
 
 def predicted_peak(record: Record) -> int | None:

@@ -66,16 +66,16 @@ def ask(*request: Any, time_limit: float = SECONDS) -> Any:
     return SHADOWS.call("shadow", _started, compute, *request, time_limit=time_limit)
 
 
-def warm_predictions(gpu: str = "h100") -> None:
-    """Start the process that predictions for this GPU will come from: it loads its libraries meanwhile."""
-    from workbench.gpus.catalogue import gpu as find_gpu
-    from workbench.gpus.emulator import call
-    from workbench.prediction.predict import EMULATOR, engine_for
+def start_shadow() -> None:
+    """Start the process of shadows: it loads its libraries meanwhile."""
+    SHADOWS.start("shadow", _started)
 
-    if engine_for(gpu) == EMULATOR:
-        call.start_process(find_gpu(gpu), ON_CARD)
-    else:
-        SHADOWS.start("shadow", _started)
+
+def start_card(gpu: Gpu) -> None:
+    """The same of this card's process."""
+    from workbench.gpus.emulator.call import start_process
+
+    start_process(gpu, ON_CARD)
 
 
 def _started() -> Child:

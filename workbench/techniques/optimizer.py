@@ -193,11 +193,21 @@ class Optimizer(Technique):
 
         That of FlashOptim needs no Triton, so there is nothing that a device can lack.
         """
-        from workbench.techniques.stand_ins.optimizer import CALLS
+        from workbench.techniques.stand_ins import optimizer as stand_ins
 
-        if self.kind not in CALLS:
+        here = stand_ins.__name__
+        calls = {
+            "adamw_8bit": Call(stand_ins.use_bitsandbytes, {"bits": 8, "paged": False}),
+            "adamw_paged": Call(stand_ins.use_bitsandbytes, {"bits": 32, "paged": True}),
+            "adamw_8bit_paged": Call(stand_ins.use_bitsandbytes, {"bits": 8, "paged": True}),
+            "adamw_flash": Call(use_library, {"module": here, "name": "FlashStates", "settings": {}, "piece": 0}),
+            "adamw_on_host": Call(use_host, {"module": here}),
+        }
+        if self.kind in ("adamw_8bit_stochastic", "adamw_4bit_stochastic"):
+            stand_ins.read_code_tables()
+        if self.kind not in calls:
             return self
-        members: dict[str, Any] = {"trainer": lambda technique: CALLS[technique.kind]}
+        members: dict[str, Any] = {"trainer": lambda technique: calls[technique.kind]}
         if self.kind == "adamw_flash":
             members["missing"] = lambda *_: None
         return self.replacing(**members)

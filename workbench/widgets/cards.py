@@ -6,12 +6,13 @@ from typing import Any
 
 import ipywidgets as w
 
-from workbench import Recipe, Record
 from workbench.advise.candidate import Candidate, rank
 from workbench.advise.doctor import cause, diagnose, promising
 from workbench.advise.plan import THIS_CPU, Search, families
 from workbench.gpus.catalogue import GPUS
+from workbench.journal.record import Record
 from workbench.prediction.predict import Prediction, resolved
+from workbench.recipe import Recipe
 from workbench.widgets.light import HTML, Button, HBox, VBox
 from workbench.widgets.pages import page, status
 from workbench.widgets.part import SEARCH, Part

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
-from workbench import Recipe, Record
 from workbench.base.errors import ConfigurationError
 from workbench.base.launch import Child, LostChildError, warm_child, warm_up
+from workbench.journal.record import Record
+from workbench.recipe import Recipe
 from workbench.training.elsewhere import execute_here, finished, prepare_here
 
 REFRESH_S = 0.5

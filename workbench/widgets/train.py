@@ -8,15 +8,16 @@ from pathlib import Path
 import ipywidgets as w
 from markupsafe import escape
 
-from workbench import Device, Recipe
 from workbench.base.categories import format_bytes
 from workbench.base.errors import WorkbenchError
 from workbench.gpus.catalogue import GPUS, of_device
 from workbench.journal.record import Record, Status
 from workbench.journal.store import mark_killed
+from workbench.measure.device import Device
 from workbench.models.known import PUBLISHED
 from workbench.models.source import EMBEDDED, RANDOM
 from workbench.prediction.predict import CPU, predicted_peak
+from workbench.recipe import Recipe
 from workbench.training.job import why_not_here
 from workbench.widgets.cards import Advice, Choose
 from workbench.widgets.controls import show_if

@@ -7,12 +7,10 @@ need be installed.
 
 import math
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
-
-from workbench.techniques.base import Call
-from workbench.techniques.optimizer import KINDS, use_host, use_library
 
 EIGHT_BIT_BLOCK = 256  # this and the next two: `Optimizer2State`
 EIGHT_BIT_MINIMUM = 4096
@@ -115,22 +113,11 @@ class CPUOffloadOptimizer(torch.optim.Optimizer):
         self.d_opt.step()
 
 
-def use_torchao(trainer: Any, **settings: Any) -> None:
-    """torchao's own: it reads the values that its codes stand for off tensors, once, which must not be fake ones."""
-    use_library(trainer, **settings)
+def read_code_tables() -> None:
+    """torchao reads the values that its codes stand for off tensors, once, which must not be fake ones."""
+    if find_spec("torchao") is None:
+        return
     for bits in (4, 8):
         states = import_module(f"torchao.optim.subclass_{bits}bit")
         states.get_qmap_signed()
         states.get_qmap_unsigned()
-
-
-# for the kinds of optimizers that have a stand-in, what a prediction does in place of their `trainer`
-CALLS = {
-    "adamw_8bit": Call(use_bitsandbytes, {"bits": 8, "paged": False}),
-    "adamw_paged": Call(use_bitsandbytes, {"bits": 32, "paged": True}),
-    "adamw_8bit_paged": Call(use_bitsandbytes, {"bits": 8, "paged": True}),
-    "adamw_flash": Call(use_library, {"module": __name__, "name": "FlashStates", "settings": {}, "piece": 0}),
-    "adamw_on_host": Call(use_host, {"module": __name__}),
-    "adamw_8bit_stochastic": Call(use_torchao, KINDS["adamw_8bit_stochastic"]["library"]),
-    "adamw_4bit_stochastic": Call(use_torchao, KINDS["adamw_4bit_stochastic"]["library"]),
-}
