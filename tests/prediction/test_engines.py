@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from workbench import Recipe, launch
+from workbench import Recipe
+from workbench.base import launch
 from workbench.base.categories import Category, Phase
 from workbench.base.errors import ConfigurationError
 from workbench.base.launch import Fork

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from workbench import Recipe, launch, predict
+from workbench import Recipe, predict
+from workbench.base import launch
 from workbench.base.categories import Category, Phase, format_bytes
 from workbench.base.errors import ConfigurationError, UnavailableError
 from workbench.gpus.catalogue import GPUS
