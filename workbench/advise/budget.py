@@ -252,14 +252,14 @@ def _of_prediction(prediction: Prediction) -> Need:
 
 def _of_program(budget: Budget, program: Emulation) -> Need:
     devices = program.devices
-    refused = program.exit_status != 0 and any(device["refusals"] for device in devices)  # else it mended that
+    refused = program.refusals > 0 and not program.has_recovered
     if not devices or (program.exit_status and not refused):
         raise ConfigurationError(
             f"check: the program of {budget.name} ended with exit status {program.exit_status}, having "
             f"{'used' if devices else 'not used'} the GPU. What it said stands above."
         )
-    reserved = devices[0]["peak_reserved_bytes"]
-    allocated = devices[0]["peak_allocated_bytes"]
+    reserved = program.need_bytes
+    allocated = min(devices[0]["peak_allocated_bytes"], reserved)  # that of a program that recovered may lie before
     facts = {"program": str(budget.what), "source": f"{DEVICE}{program.gpu.name}"}
     if program.command[0] == sys.executable:  # another Python has other libraries
         facts |= versions()

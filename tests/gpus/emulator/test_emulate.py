@@ -346,3 +346,42 @@ def test_names_of_devices():
     assert emulated_card("cuda") is None
     with pytest.raises(ConfigurationError, match="device: emulated: needs the name of a GPU"):
         emulated_card("emulated:")
+
+
+@pytest.mark.dear
+def test_a_program_that_catches_a_refusal_and_goes_on_with_less_needs_what_it_took_from_then_on(program):
+    """As `auto_find_batch_size` does: half the batch after each out of memory."""
+    source = (
+        "import gc, torch\n"
+        "size = 9 * 2**30\n"
+        "while True:\n"
+        "    try:\n"
+        "        both = [torch.empty(size, dtype=torch.uint8, device='cuda') for _ in range(2)]\n"
+        "        break\n"
+        "    except torch.OutOfMemoryError:\n"
+        "        size //= 2\n"
+        "    gc.collect()\n"
+        "    torch.cuda.empty_cache()\n"
+        "print(size)\n"
+    )
+    found, out = program(source, gpu("rtx3080"))  # 10 GB
+    assert (found.exit_status, out.out) == (0, f"{9 * 2**29}\n")
+    assert (found.refusals, found.has_recovered, found.need_bytes) == (1, True, 9 * 2**30)
+    assert "refused once, recovered" in str(found)
+    assert "needs 9.0 GiB and about" in str(found)
+    assert found.fits["rtx4060ti-16gb"]
+    assert not found.fits["rtx4060"]
+
+
+@pytest.mark.dear
+def test_a_cap_of_the_programs_own_is_named_and_an_absurd_request_is_a_fault_of_ours(program):
+    capped = (
+        "import torch\n"
+        "torch.cuda.set_per_process_memory_fraction(0.25)\n"
+        "torch.empty(8 * 2**30, dtype=torch.uint8, device='cuda')\n"
+    )
+    found, _ = program(capped, gpu("t4"))
+    assert found.exit_status == 1
+    assert "it needs more than its own cap of 3.6 GiB, which set_per_process_memory_fraction has set" in str(found)
+    _, out = program("import torch\ntorch.empty(2**47, dtype=torch.uint8, device='cuda')", gpu("t4"))
+    assert "emulated GPU: a request for 131072 GiB is most likely a size that an emulated function" in out.err

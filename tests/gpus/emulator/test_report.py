@@ -100,6 +100,7 @@ def test_as_json_bytes_are_integers_and_nothing_is_left_out(stuck_at):
         "timed_out": bool(stuck_at),
         "stuck_at": stuck_at,
         "peak_reserved_bytes": 20 * GIB,
+        "need_bytes": 20 * GIB,
         "processes": [process(0, device())],
         "processes_without_report": 1,
         "fits": found.fits,

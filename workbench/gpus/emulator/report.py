@@ -44,6 +44,24 @@ class Emulation:
         return max((device["peak_reserved_bytes"] for device in self.devices), default=0)
 
     @property
+    def refusals(self) -> int:
+        """How often a card refused memory; a program may catch that, and go on with less."""
+        return sum(device["refusals"] for device in self.devices)
+
+    @property
+    def has_recovered(self) -> bool:
+        return self.refusals > 0 and self.exit_status == 0
+
+    @property
+    def need_bytes(self) -> int:
+        """What the program reserves at most; of one that went on after a refusal, what it reserved from then on."""
+        needs = [0]
+        for device in self.devices:
+            after = device.get("reserved_after_refusals_bytes")
+            needs.append(device["peak_reserved_bytes"] if after is None else after)
+        return max(needs)
+
+    @property
     def not_measured(self) -> list[str]:
         """What took memory in amounts that nobody knows: if there is any of it, the peaks are lower bounds."""
         return sorted({name for process in self.processes for name in process.get("not_measured", ())})
@@ -52,9 +70,9 @@ class Emulation:
     def fits(self) -> dict[str, bool]:
         """By card, whether what was reserved and the card's context have room. Empty if the program ran out of memory,
         or used no GPU. What was not measured is not in it."""
-        if not self.processes or any(device["refusals"] for device in self.devices):
+        if not self.processes or (self.refusals and not self.has_recovered):
             return {}
-        need = self.peak_reserved_bytes
+        need = self.need_bytes
         return {name: need + gpu.context_bytes_estimate <= gpu.memory_bytes for name, gpu in GPUS.items()}
 
     def __str__(self) -> str:
@@ -62,7 +80,7 @@ class Emulation:
         lines = [f"emulated {self.gpu.title} ({format_bytes(self.gpu.memory_bytes)}): {NOT_MEASURED}"]
         for process in self.processes:
             rank = f"rank {process['rank']}, " if len(self.processes) > 1 else ""
-            lines += [f"  {rank}{_peaks(process, device)}" for device in process["devices"]]
+            lines += [f"  {rank}{_peaks(process, device, self.has_recovered)}" for device in process["devices"]]
         if self.silent:
             lines.append(f"  {self.silent} processes that used the GPU were killed and left no report")
         if self.processes:
@@ -79,10 +97,14 @@ class Emulation:
 
     def _cards(self) -> list[str]:
         if not self.fits:
+            for device in self.devices:
+                if device["refusals"] and device.get("cap_bytes") is not None:
+                    cap = format_bytes(device["cap_bytes"])
+                    return [f"  it needs more than its own cap of {cap}, which set_per_process_memory_fraction has set"]
             return ["  it needs more than that: which card has room is not known. Try a larger one (--gpu)"]
         fitting = [name for name, has_room in self.fits.items() if has_room]
         others = [name for name, has_room in self.fits.items() if not has_room]
-        need = format_bytes(self.peak_reserved_bytes)
+        need = format_bytes(self.need_bytes)
         context = format_bytes(self.gpu.context_bytes_estimate)
         least = "at least " if self.not_measured else ""
         lines = [f"  needs {least}{need} and about {context} of context, by the kernels of this card"]
@@ -107,6 +129,7 @@ class Emulation:
             "timed_out": self.exit_status == TIMED_OUT and bool(self.stuck_at),
             "stuck_at": self.stuck_at,
             "peak_reserved_bytes": self.peak_reserved_bytes,
+            "need_bytes": self.need_bytes,
             "processes": list(self.processes),
             "processes_without_report": self.silent,
             "fits": self.fits,
@@ -115,12 +138,18 @@ class Emulation:
         }
 
 
-def _peaks(process: dict[str, Any], device: dict[str, Any]) -> str:
+def _peaks(process: dict[str, Any], device: dict[str, Any], has_recovered: bool) -> str:
     allocated = format_bytes(device["peak_allocated_bytes"])
     reserved = format_bytes(device["peak_reserved_bytes"])
-    refused = "; ran out of memory" if device["refusals"] else ""
+    refused = ""
+    if device["refusals"]:
+        refused = f"; refused {_times(device['refusals'])}, recovered" if has_recovered else "; ran out of memory"
     host = format_bytes(process["peak_host_bytes"])
     return f"device {device['index']}: peak {allocated} allocated, {reserved} reserved{refused}; host {host}"
+
+
+def _times(count: int) -> str:
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
 def _holders(device: dict[str, Any]) -> list[str]:

@@ -21,6 +21,7 @@ from typing import Any
 
 HISTORY = 100_000  # allocations and frees that PyTorch's memory history keeps
 CHANGE = {"free_completed": 1, "alloc": -1}  # of the bytes in use, going back
+SEGMENTS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}  # of the bytes reserved
 LINES = 10
 PEAKS: dict[int, tuple[int, int]] = {}  # of each device, before its last reset
 
@@ -121,7 +122,9 @@ def report(torch: Any) -> None:
     if os.environ.get("EMULATED_HISTORY") and used:
         snapshot = torch.cuda.memory._snapshot()
         for device in used:
-            device |= at_the_peak(snapshot["device_traces"][device["index"]], living(snapshot, device["index"]))
+            trace = snapshot["device_traces"][device["index"]]
+            device |= at_the_peak(trace, living(snapshot, device["index"]))
+            device["reserved_after_refusals_bytes"] = reserved_after_refusals(trace, snapshot, device["index"])
         if os.environ["EMULATED_HISTORY"] == "snapshot":
             with (folder / f"{name}.pickle").open("wb") as file:
                 pickle.dump(snapshot, file)
@@ -145,7 +148,16 @@ def used_of_device(torch: Any, index: int) -> dict[str, Any]:
         "peak_allocated_bytes": allocated,
         "peak_reserved_bytes": reserved,
         "refusals": torch.cuda.memory_stats(index).get("num_ooms", 0),
+        "cap_bytes": cap_of(torch, index),
     }
+
+
+def cap_of(torch: Any, index: int) -> int | None:
+    """What the program has allowed itself of the card (`set_per_process_memory_fraction`). None: all of it, or
+    PyTorch is too old to tell."""
+    fraction_of = getattr(torch.cuda.memory, "get_per_process_memory_fraction", None)
+    fraction = fraction_of(index) if fraction_of else 1.0
+    return int(fraction * torch.cuda.get_device_properties(index).total_memory) if fraction < 1 else None
 
 
 def living(snapshot: Any, index: int) -> dict[int, int]:
@@ -180,6 +192,25 @@ def at_the_peak(trace: Any, sizes: dict[int, int]) -> dict[str, Any]:
         functions[f"{line}{function_of(makers.get(address))}"] += size
     most = [{"line": line, "bytes": size} for line, size in lines.most_common(LINES)]
     return {"lines": most, "functions": functions, "peak_in_history_bytes": peak}
+
+
+def reserved_after_refusals(trace: Any, snapshot: Any, index: int) -> int | None:
+    """The most that was reserved since the program, refused for the last time, asked the card for memory again.
+
+    What it had held by then is what did not fit. None where nothing was refused, as far as the history goes back.
+    """
+    refused = [number for number, event in enumerate(trace) if event["action"] == "oom"]
+    if not refused:
+        return None
+    changes = [SEGMENTS.get(event["action"], 0) * event["size"] for event in trace[refused[-1] :]]
+    at_the_end = sum(segment["total_size"] for segment in snapshot["segments"] if segment["device"] == index)
+    reserved = at_the_end - sum(changes)
+    most = 0
+    for change in changes:
+        reserved += change
+        if change > 0 or most:
+            most = max(most, reserved)
+    return most or at_the_end
 
 
 def line_of(frames: Any) -> str:

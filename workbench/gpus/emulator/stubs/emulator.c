@@ -173,6 +173,11 @@ int device_allocate(uintptr_t *address, size_t bytes, int device) {
     size_t whole = rounded(bytes, PAGE_BYTES);
     *address = 0;
     if (!bytes) return SUCCESS;
+    if (bytes >> 46) /* more than any card, or program, has */
+        fprintf(stderr,
+                "emulated GPU: a request for %zu GiB is most likely a size that an emulated function should have told, "
+                "and has not. Please report it, with the program: see README, \"The emulated GPU\".\n",
+                bytes >> 30);
     pthread_mutex_lock(&lock);
     if (whole >= bytes && whole <= left(device)) *address = insert(whole, device);
     if (*address) used[device] += whole;
