@@ -16,6 +16,7 @@ from workbench.training.stopwatch import WARM_UP_STEPS, Stopwatch
 
 WRITE_EVERY_S = 0.5  # what a killed run has measured until then; a panel shows it
 WRITE_SHARE = 0.02  # of the time, at most: a record of 100,000 steps takes a sixth of a second
+WRITE_WITHIN_S = 10.0  # a disk that was busy once must not leave the page still for a minute
 
 
 class Watch(TrainerCallback):
@@ -83,7 +84,8 @@ class Watch(TrainerCallback):
         began_at_s = time.monotonic()
         self.here.write()
         written_at_s = time.monotonic()
-        self.write_at_s = written_at_s + max(WRITE_EVERY_S, (written_at_s - began_at_s) / WRITE_SHARE)
+        pause_s = max(WRITE_EVERY_S, (written_at_s - began_at_s) / WRITE_SHARE)
+        self.write_at_s = written_at_s + min(pause_s, WRITE_WITHIN_S)
 
     def speed(self) -> dict[str, Any]:
         """Fields of a record: over the steps after the warm-up, padding not counted. Unknown (None) if there are none,
