@@ -147,7 +147,9 @@ def imported_packages_are_required() -> Faults:
     own = set(sys.stdlib_module_names) | {"workbench"} | FOUND_AT_RUN_TIME
     for path in sorted(PACKAGE.rglob("*.py")):
         optional = path.relative_to(PACKAGE).as_posix().startswith(MAY_NEED_THE_LESSONS)
-        names = {canonical(IMPORTED_AS.get(name, name)) for name in imported_packages(path) - own}
+        is_package = path.with_name("__init__.py").exists()  # what is none is itself on a program's path
+        beside = set() if is_package else {other.stem for other in path.parent.glob("*.py")}
+        names = {canonical(IMPORTED_AS.get(name, name)) for name in imported_packages(path) - own - beside}
         for name in sorted(names - always - (lessons if optional else set())):
             yield f"{path.relative_to(ROOT)}: it imports {name}: add it to the dependencies in pyproject.toml"
 

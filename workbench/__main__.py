@@ -365,6 +365,7 @@ def emulate_program(args: argparse.Namespace) -> int:
         gpu,
         ranks=args.ranks,
         padding=args.padding,
+        masks=args.masks,
         timeout_s=args.timeout or None,
         history=not args.no_history,
         snapshot=args.snapshot,

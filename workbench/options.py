@@ -99,11 +99,22 @@ def _at_least(least: int, number: type = int) -> Callable[[str], Any]:
     return read
 
 
+def _share(text: str) -> float:
+    """`all`, `none`, or a number between them."""
+    with suppress(ValueError):
+        share = {"all": 1.0, "none": 0.0}.get(text)
+        share = float(text) if share is None else share
+        if 0 <= share <= 1:
+            return share
+    raise argparse.ArgumentTypeError(f"{text!r:.90} is not all, none or a share between 0 and 1.")
+
+
 TYPES: dict[str, Callable[[str], Any]] = {
     "count": _at_least(1),
     "number": _at_least(0),
     "seconds": _at_least(0, float),
     "path": Path,
+    "share": _share,
 }
 
 

@@ -385,3 +385,42 @@ def test_a_cap_of_the_programs_own_is_named_and_an_absurd_request_is_a_fault_of_
     assert "it needs more than its own cap of 3.6 GiB, which set_per_process_memory_fraction has set" in str(found)
     _, out = program("import torch\ntorch.empty(2**47, dtype=torch.uint8, device='cuda')", gpu("t4"))
     assert "emulated GPU: a request for 131072 GiB is most likely a size that an emulated function" in out.err
+
+
+@pytest.mark.dear
+def test_a_size_that_follows_from_values_is_taken_by_a_rule_and_named_with_its_line(program):
+    source = (
+        "import torch\n"
+        "hidden = torch.randn(8192, 32, device='cuda', requires_grad=True)\n"
+        "labels = torch.zeros(8192, dtype=torch.long, device='cuda')\n"
+        "for _ in range(2):\n"
+        "    rows = hidden[labels != -100]\n"
+        "    (rows @ torch.randn(32, 1000, device='cuda')).sum().backward()\n"
+        "values, counts = torch.unique(labels, return_counts=True)\n"
+        "repeated = torch.repeat_interleave(hidden.detach(), labels, dim=0)\n"
+        "print(len(rows), len(values), len(counts), len(torch.bincount(labels, minlength=10)), len(repeated))\n"
+    )
+    whole, out = program(source, gpu("t4"))
+    assert out.out == "8192 8192 8192 10 8192\n"
+    assert whole.devices[0]["peak_allocated_bytes"] > 8192 * 1000 * 4
+    line = whole.sizes_by_values[0]["line"]
+    assert line.endswith("program.py:5 in <module>")
+    noted = [(note["operation"], note["taken"], note["of"]) for note in whole.sizes_by_values]
+    assert set(noted) == {
+        ("nonzero", 8192, 8192),
+        ("unique", 8192, 8192),
+        ("bincount", 10, None),
+        ("repeat_interleave", 8192, None),
+    }
+    assert f"8,192 of 8,192  nonzero, {line}" in str(whole)
+    quarter, out = program(source, gpu("t4"), masks=0.25)
+    assert out.out == "2048 2048 2048 10 2048\n"
+    assert quarter.devices[0]["peak_allocated_bytes"] < whole.devices[0]["peak_allocated_bytes"]
+    none, out = program(source, gpu("t4"), masks=0.0)
+    assert out.out == "0 0 0 10 0\n"
+    assert {note["taken"] for note in none.sizes_by_values} == {0, 10}
+
+
+def test_a_share_of_ones_lies_between_none_and_all():
+    with pytest.raises(ConfigurationError, match=r"masks must be a share from 0 \(none\) to 1 \(all\), got 1.5"):
+        emulate(["python", "train.py"], gpu("t4"), masks=1.5)

@@ -105,6 +105,7 @@ def test_as_json_bytes_are_integers_and_nothing_is_left_out(stuck_at):
         "processes_without_report": 1,
         "fits": found.fits,
         "not_measured": [],
+        "sizes_by_values": [],
         "snapshots": ["a"],
     }
 

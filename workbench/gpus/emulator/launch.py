@@ -54,6 +54,7 @@ def emulate(
     *,
     ranks: int = 1,
     padding: bool = False,
+    masks: float = 1.0,
     timeout_s: float | None = None,
     history: bool = True,
     snapshot: Path | None = None,
@@ -64,16 +65,20 @@ def emulate(
     Args:
         command: as typed in a shell; `python` is the Python of this process.
         ranks: so many cards. Of a Python program so many processes too, started by torchrun.
+        masks: of a mask whose ones decide a size, as in `x[mask]`, so many are taken to be ones, from 0 to 1. All of
+            them is an upper bound.
         timeout_s: end the program after so many seconds, and say where it was.
         history: let PyTorch remember which lines allocate.
         snapshot: write the standard memory snapshot there; with several processes, the rank goes into the name.
         output: where the program's standard output goes, by default to that of this process.
 
     Raises:
-        ConfigurationError: no such program, or `ranks` below 1.
+        ConfigurationError: no such program, `ranks` below 1, or `masks` not between 0 and 1.
         UnavailableError: the emulator is not set up, or cannot be on this machine.
     """
     command = started_by(command, ranks)
+    if not 0 <= masks <= 1:
+        raise ConfigurationError(f"emulate: masks must be a share from 0 (none) to 1 (all), got {masks}.")
     remembered = ""
     if history:
         remembered = "snapshot" if snapshot else "1"
@@ -82,6 +87,7 @@ def emulate(
             "EMULATED_REPORTS": folder,
             "EMULATED_HISTORY": remembered,
             "EMULATED_FROM": f"{Path.cwd()}{os.sep}",
+            "EMULATED_MASKS": str(masks),
         }
         try:
             process = subprocess.Popen(command, env=variables, stdout=output)

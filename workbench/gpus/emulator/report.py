@@ -10,6 +10,7 @@ from workbench.gpus.emulator.card import DEVICE
 
 NOT_MEASURED = "nothing here was measured on a GPU"
 TIMED_OUT = 124  # the exit status that timeout(1) has
+LINES = 8
 VIEWER = "https://pytorch.org/memory_viz"
 
 
@@ -67,6 +68,17 @@ class Emulation:
         return sorted({name for process in self.processes for name in process.get("not_measured", ())})
 
     @property
+    def sizes_by_values(self) -> list[dict[str, Any]]:
+        """Where values would have decided a size: `line`, `operation`, how many `times`, the most that was `taken`, and
+        `of` how many (None: nobody knows)."""
+        notes: dict[tuple[str, str], dict[str, Any]] = {}
+        for process in self.processes:
+            for note in process.get("sizes_by_values", ()):
+                merged = notes.setdefault((note["line"], note["operation"]), {**note, "times": 0})
+                merged["times"] += note["times"]
+        return sorted(notes.values(), key=lambda note: -note["taken"])
+
+    @property
     def fits(self) -> dict[str, bool]:
         """By card, whether what was reserved and the card's context have room. Empty if the program ran out of memory,
         or used no GPU. What was not measured is not in it."""
@@ -88,12 +100,25 @@ class Emulation:
             lines += self._cards()
         elif not self.silent:
             lines.append("  no process used the GPU")
+        lines += self._decided_sizes()
         if self.stuck_at:
             waited = "perhaps waiting for a value that is never computed"
             lines.append(f"  ended when its time was over (--timeout). It was here, {waited}:")
             lines += [f"    {line}" for line in self.stuck_at.splitlines()]
         lines += [f"  snapshot  {path} (open it at {VIEWER})" for path in self.snapshots]
         return "\n".join(lines)
+
+    def _decided_sizes(self) -> list[str]:
+        notes = self.sizes_by_values
+        if not notes:
+            return []
+        lines = ["  sizes that follow from values, taken by a rule (--masks): all is an upper bound, none a lower one"]
+        for note in notes[:LINES]:
+            places = f"{note['of']:,}" if note["of"] is not None else "nobody knows how many"
+            lines.append(f"    {note['taken']:>9,} of {places}  {note['operation']}, {note['line']}")
+        if len(notes) > LINES:
+            lines.append(f"    and {len(notes) - LINES} more places (--json has them)")
+        return lines
 
     def _cards(self) -> list[str]:
         if not self.fits:
@@ -134,6 +159,7 @@ class Emulation:
             "processes_without_report": self.silent,
             "fits": self.fits,
             "not_measured": self.not_measured,
+            "sizes_by_values": self.sizes_by_values,
             "snapshots": [str(path) for path in self.snapshots],
         }
 

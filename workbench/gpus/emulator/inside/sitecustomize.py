@@ -19,6 +19,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import _emulated_sizes  # type: ignore[import-not-found]  # beside this file, which Python's path names
+
 HISTORY = 100_000  # allocations and frees that PyTorch's memory history keeps
 CHANGE = {"free_completed": 1, "alloc": -1}  # of the bytes in use, going back
 SEGMENTS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}  # of the bytes reserved
@@ -64,6 +66,7 @@ def watch() -> None:
     if os.environ.get("EMULATED_HISTORY"):
         remember = torch.cuda.memory._record_memory_history
         torch.cuda._lazy_call(lambda: remember(max_entries=HISTORY, stacks="python"))
+    torch.cuda._lazy_call(lambda: _emulated_sizes.decide_by_rule(torch, line_of))
     note_peaks_before_resets(torch)
     atexit.register(report, torch)
 
@@ -118,6 +121,7 @@ def report(torch: Any) -> None:
         "peak_host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "argv": sys.argv,
         "not_measured": not_measured(),
+        "sizes_by_values": list(_emulated_sizes.NOTES.values()),
     }
     if os.environ.get("EMULATED_HISTORY") and used:
         snapshot = torch.cuda.memory._snapshot()

@@ -1,0 +1,86 @@
+"""Sizes that follow from values, which an emulated card has not: each is taken by a rule, and noted with its line.
+
+`h[labels != -100]` has as many rows as the mask has ones. PyTorch counts them on the card, and would be told none. Here
+a mask chooses the share of its places that EMULATED_MASKS names: 1 is all of them, an upper bound; 0 is none.
+"""
+
+import math
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+NOTES: dict[tuple[str, str], dict[str, Any]] = {}  # by line and operation
+KEPT: list[Any] = []  # a library's kernels go with it
+
+
+def share() -> float:
+    return float(os.environ.get("EMULATED_MASKS") or 1.0)
+
+
+def decide_by_rule(torch: Any, line_of: Callable[[Any], str]) -> None:
+    """From now on, PyTorch's operations of such sizes are these on CUDA.
+
+    Args:
+        line_of: the program's own line, of frames as PyTorch's memory history has them.
+    """
+
+    def decided(operation: str, places: int | None, taken: int) -> int:
+        frames = []
+        frame: Any = sys._getframe()
+        while frame is not None:
+            code = frame.f_code
+            if code.co_filename != __file__:
+                frames.append({"filename": code.co_filename, "line": frame.f_lineno, "name": code.co_name})
+            frame = frame.f_back
+        line = line_of(frames)
+        note = NOTES.setdefault((line, operation), {"line": line, "operation": operation, "times": 0, "taken": -1})
+        note["times"] += 1
+        if taken > note["taken"]:
+            note["taken"] = taken
+            note["of"] = places
+        return taken
+
+    def nonzero(mask: Any) -> Any:
+        places = mask.numel()
+        count = decided("nonzero", places, math.ceil(share() * places))
+        return torch.empty((mask.dim(), count), dtype=torch.int64, device=mask.device).t()
+
+    def unique(values: Any, count: int, inverse: bool, counts: bool) -> Any:
+        none = torch.empty(0, dtype=torch.int64, device=values.device)
+        return (
+            values.new_empty(count),
+            torch.empty(values.shape, dtype=torch.int64, device=values.device) if inverse else none,
+            torch.empty(count, dtype=torch.int64, device=values.device) if counts else none,
+        )
+
+    def unique2(values: Any, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> Any:
+        count = decided("unique", values.numel(), math.ceil(share() * values.numel()))
+        return unique(values, count, return_inverse, return_counts)
+
+    def unique_consecutive(
+        values: Any, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
+    ) -> Any:
+        count = decided("unique_consecutive", values.numel(), math.ceil(share() * values.numel()))
+        return unique(values, count, return_inverse, return_counts)
+
+    def bincount(values: Any, weights: Any = None, minlength: int = 0) -> Any:
+        count = decided("bincount", None, max(minlength, 1))
+        dtype = torch.int64 if weights is None else torch.float64
+        return torch.zeros(count, dtype=dtype, device=values.device)
+
+    def repeat_interleave(repeats: Any, output_size: int | None = None) -> Any:
+        if output_size is None:
+            output_size = decided("repeat_interleave", None, math.ceil(share() * repeats.numel()))
+        return torch.zeros(output_size, dtype=repeats.dtype, device=repeats.device)
+
+    library = torch.library.Library("aten", "IMPL")
+    KEPT.append(library)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a kernel is replaced
+        library.impl("nonzero", nonzero, "CUDA")
+        library.impl("_unique2", unique2, "CUDA")
+        library.impl("unique_consecutive", unique_consecutive, "CUDA")
+        library.impl("bincount", bincount, "CUDA")
+        library.impl("repeat_interleave.Tensor", repeat_interleave, "CUDA")
