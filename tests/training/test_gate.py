@@ -104,7 +104,7 @@ def test_a_device_that_is_not_here_has_the_same_gate(one_step, monkeypatch):
     assert jobs["t4"].arguments == jobs["a100-40gb"].arguments
 
 
-@pytest.mark.parametrize(("write_s", "pause_s"), [(0.1, 5.0), (3.0, 10.0)])
+@pytest.mark.parametrize(("write_s", "pause_s"), [(0.05, 2.5), (3.0, 5.0)])
 def test_a_record_is_written_as_often_as_its_share_of_the_time_allows_but_soon_after_a_busy_disk(
     write_s, pause_s, one_step, monkeypatch, runs_folder
 ):

@@ -103,6 +103,7 @@ def test_one_who_cannot_look_on_any_more_ends_no_training(runner, onlooker, endl
     monkeypatch.setattr(onlooker, "progressed", seen.append)
     runner.attach(blind)
     runner.start(endless, runs_folder)
+    wait_for_a_step(runs_folder)  # the libraries may have to be imported first
     deadline = time.monotonic() + 60
     while len(seen) < 2:
         assert time.monotonic() < deadline

@@ -16,7 +16,7 @@ from workbench.training.stopwatch import WARM_UP_STEPS, Stopwatch
 
 WRITE_EVERY_S = 0.5  # what a killed run has measured until then; a panel shows it
 WRITE_SHARE = 0.02  # of the time, at most: a record of 100,000 steps takes a sixth of a second
-WRITE_WITHIN_S = 10.0  # a disk that was busy once must not leave the page still for a minute
+WRITE_WITHIN_S = 5.0  # a disk that was busy once must not leave the page still for a minute
 
 
 class Watch(TrainerCallback):
