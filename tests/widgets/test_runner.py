@@ -8,7 +8,7 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from workbench.base.launch import TRUNK, warm_child
+from workbench.base.launch import TRUNK, warm_child, warm_up
 from workbench.journal.record import Status, read_all
 from workbench.widgets import runner as module
 from workbench.widgets.runner import Runner
@@ -91,6 +91,18 @@ def test_stop_is_heard_before_anything_has_begun(runner, onlooker, endless, runs
     assert not runner.running
 
 
+def test_a_start_right_after_a_stop_trains_and_the_libraries_are_loaded_once(runner, onlooker, endless, runs_folder):
+    TRUNK.end()
+    loading = warm_up()
+    runner.start(endless, runs_folder)
+    runner.stop()
+    runner.wait(20)
+    runner.start(endless, runs_folder)
+    wait_for_a_step(runs_folder)
+    assert onlooker.ended_as == [(None, "stopped")]
+    assert warm_up() is loading
+
+
 def test_one_who_cannot_look_on_any_more_ends_no_training(runner, onlooker, endless, runs_folder, monkeypatch, capsys):
     """As at the restart of a kernel: the run is then on record as killed, with its steps, and not as failed."""
     blind, seen = type(onlooker)(), []
@@ -103,12 +115,10 @@ def test_one_who_cannot_look_on_any_more_ends_no_training(runner, onlooker, endl
     monkeypatch.setattr(onlooker, "progressed", seen.append)
     runner.attach(blind)
     runner.start(endless, runs_folder)
-    wait_for_a_step(runs_folder)  # the libraries may have to be imported first
     deadline = time.monotonic() + 60
-    while not seen:
+    while len(seen) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert runner.running
     runner.stop()
     runner.wait(20)
     assert [record.status for record, _ in onlooker.ended_as] == [Status.INTERRUPTED]

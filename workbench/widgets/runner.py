@@ -4,6 +4,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
+from concurrent.futures import Future, wait
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from workbench.recipe import Recipe
 from workbench.training.elsewhere import execute_here, finished, prepare_here
 
 REFRESH_S = 0.5
+LOOK_S = 0.05  # how soon Stop is heard while the libraries are loaded
 STOPPED = "stopped"  # before its record began
 
 
@@ -34,7 +36,7 @@ class Runner:
         self._watchers: WeakSet[Any] = WeakSet()
         self._thread = threading.Thread()
         self._lock = threading.Lock()
-        self._child: Child | None = None  # that trains, or that will be forked to train
+        self._child: Child | None = None  # that trains
         self._is_stopped = False
         self._last: Record | None = None  # that was shown
         self._seen: list[tuple[int, float]] = []  # the steps that were shown, and when
@@ -93,8 +95,7 @@ class Runner:
         record = None
         message = ""
         try:
-            self._stop_through(warm_up())
-            with closing(warm_child("training")) as child:
+            with closing(self._warm_child()) as child:
                 self._stop_through(child)
                 begun = child.call(prepare_here, recipe, str(Path.cwd()), folder, options)
                 child.ask(execute_here)
@@ -104,9 +105,31 @@ class Runner:
             message = STOPPED if self._is_stopped else str(lost)
         except Exception as error:
             message = str(error) or type(error).__name__
+        self._child = None
         self.recipe = None
         self._tell("ended", record, message)
         warm_up()  # for the next one
+
+    def _warm_child(self) -> Child:
+        """The process to train in, once the libraries are loaded.
+
+        Raises LostChildError: the run is to be stopped first. What loads them goes on, for the next run.
+        """
+        answer: Future[Child] = Future()
+
+        def get() -> None:
+            try:
+                answer.set_result(warm_child("training"))
+            except BaseException as error:
+                answer.set_exception(error)
+
+        threading.Thread(target=get, daemon=True).start()
+        while not answer.done():
+            if self._is_stopped:
+                answer.add_done_callback(close_unneeded)
+                raise LostChildError(STOPPED)
+            wait([answer], LOOK_S)
+        return answer.result()
 
     def _stop_through(self, child: Child) -> None:
         """From now on, this is the process to cancel. Raises LostChildError: the run is to be stopped already."""
@@ -144,6 +167,11 @@ class Runner:
                 getattr(watcher, event)(*facts)
             except Exception:
                 traceback.print_exc()
+
+
+def close_unneeded(answer: "Future[Child]") -> None:
+    with suppress(Exception):
+        answer.result().close()
 
 
 RUNNER = Runner()
