@@ -159,3 +159,8 @@ def test_no_code_and_no_pickles_of_others_are_run():
             loads += [(call, "trust_remote_code=False") for call in models]
         faults += [(path.name, call) for call, argument in loads if argument not in call]
     assert faults == []
+
+
+def test_what_a_record_shows_in_a_notebook_is_text():
+    shown = finished("<b>", 0, "<script>alert(1)</script>")._repr_html_()
+    assert Tags(shown).tags == {"pre"}

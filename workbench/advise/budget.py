@@ -30,10 +30,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from workbench.advise.result import Result
 from workbench.base.categories import Category, Phase, format_bytes, parse_bytes
 from workbench.base.errors import ConfigurationError, brief, explained
 from workbench.base.paths import read_toml, versions, write_whole
+from workbench.base.result import Result
 from workbench.base.settings import checker, named
 from workbench.export.written import read_recipe
 from workbench.gpus.catalogue import gpu as find_gpu

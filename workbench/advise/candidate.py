@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from workbench.advise.result import Result
 from workbench.base.categories import format_bytes
+from workbench.base.result import Result
 from workbench.export.written import as_command
 from workbench.gpus.roofline import RATES, flops, seconds
 from workbench.prediction.prediction import Prediction

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workbench.advise.result import Result
 from workbench.base.categories import Category, format_bytes
 from workbench.base.errors import ConfigurationError
+from workbench.base.result import Result
 from workbench.journal.record import Record, Status
 from workbench.techniques import REGISTRY
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from workbench.advise.candidate import Candidate, Predictor, entry, rank
 from workbench.advise.plan import SETS, THIS_CPU, Search, attacked_bytes, families
-from workbench.advise.result import Result
 from workbench.base.categories import Phase, format_bytes
 from workbench.base.errors import ConfigurationError, UnavailableError
+from workbench.base.result import Result
 from workbench.export.written import as_command
 from workbench.gpus.catalogue import MIB, of_device
 from workbench.gpus.emulator.card import DEVICE

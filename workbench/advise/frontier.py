@@ -14,9 +14,9 @@ from tqdm import tqdm
 
 from workbench.advise.candidate import Candidate, Predictor
 from workbench.advise.plan import plan
-from workbench.advise.result import Result
 from workbench.base.categories import format_bytes
 from workbench.base.errors import ConfigurationError, WorkbenchError
+from workbench.base.result import Result
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.models.family import positions
 from workbench.models.load import load_config

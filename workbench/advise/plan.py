@@ -18,9 +18,9 @@ from tqdm import tqdm
 
 from workbench.advise.candidate import NUMERICS, Candidate, Predictor, entry, rank
 from workbench.advise.cards import cards_text, on_two_cards
-from workbench.advise.result import Result
 from workbench.base.categories import Category, format_bytes, parse_bytes
 from workbench.base.errors import ConfigurationError
+from workbench.base.result import Result
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.prediction import predict as prediction
 from workbench.prediction.prediction import Prediction

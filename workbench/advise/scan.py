@@ -18,9 +18,9 @@ import numpy as np
 from tqdm import tqdm
 
 from workbench.advise.frontier import positions_of
-from workbench.advise.result import Result
 from workbench.base.categories import format_bytes
 from workbench.base.errors import ConfigurationError, in_a_line
+from workbench.base.result import Result
 from workbench.export.written import as_command
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.models.load import load_tokenizer

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Self
 from workbench.base.categories import format_bytes
 from workbench.base.errors import ConfigurationError, in_a_line
 from workbench.base.paths import git_commit, inside, runs_folder, valid_name, versions, write_whole
+from workbench.base.result import Result
 from workbench.base.settings import checker
 from workbench.measure.device import device_text
 from workbench.recipe import Recipe
@@ -46,7 +47,7 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True)
-class Record:
+class Record(Result):
     """What was asked for (`recipe`), what really happened, and what was measured. Units are in the names.
 
     Fields are None, or empty, where a run did not get that far. `by_category` is read at the instant of the peak and

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from workbench.base.categories import format_bytes
+from workbench.base.result import Result
 from workbench.base.settings import check_settings, parse_settings, separated, setting
 from workbench.recipe import Recipe
 
@@ -52,7 +53,7 @@ class Peak:
 
 
 @dataclass(frozen=True)
-class Life:
+class Life(Result):
     """The peaks of a recipe's phases, in their order. Without checkpoint and resume, where the recipe cannot do them.
 
     Of a prediction, `host_bytes` are those of the tensors that lie in host memory; of a measurement, by how much the

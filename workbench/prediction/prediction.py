@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from workbench.base.categories import Phase, format_bytes
 from workbench.base.errors import WorkbenchError
 from workbench.base.paths import versions
+from workbench.base.result import Result
 from workbench.gpus.catalogue import GPUS, Gpu
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.gpus.roofline import flops
@@ -24,7 +25,7 @@ MESSAGES = "what NCCL takes for its messages comes beside this, outside of PyTor
 
 
 @dataclass(frozen=True)
-class Prediction:
+class Prediction(Result):
     """The predicted memory of a training step. Bytes are those of the allocator's blocks.
 
     `by_category` is read at the instant of the peak and sums to `peak_allocated_bytes`; what no tensor accounts for

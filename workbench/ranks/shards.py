@@ -17,32 +17,6 @@ MOST = 1024  # ranks: of one training that is predicted
 RETIRED = {
     "zero3_nvme": "take zero3_offload, or write the script and set offload to nvme in DeepSpeed's own configuration",
 }
-FLAT = "its step fails on the flat pieces that DeepSpeed hands it"
-# Of an engine, or of the ways to shard whose names begin so: techniques, or a setting of one, that would not train as
-# in one process, and why. Of FSDP2 the techniques' own cards say it (`unsharded`).
-REFUSED = {
-    "deepspeed": {
-        "pure_bf16": "DeepSpeed steps a second copy of 16-bit weights in fp32, which would be mixed precision",
-        "mixed_precision=dtype:fp16": (
-            "DeepSpeed scales the loss in its own way, not yet held against one process; take dtype:bf16"
-        ),
-        "optimizer_offloading": (
-            "DeepSpeed steps flat pieces, not the tensors whose moments it streams; zero2_offload and zero3_offload "
-            "keep states on the host"
-        ),
-        "optimizer=kind:adafactor": "its states are rows and columns of matrices, and DeepSpeed hands it flat pieces",
-        "optimizer=kind:muon": "it makes matrices orthogonal, and DeepSpeed hands it flat pieces",
-        "optimizer=kind:adamw_stochastic": FLAT,
-        "optimizer=kind:adamw_8bit_stochastic": FLAT,
-        "optimizer=kind:adamw_4bit_stochastic": FLAT,
-        "optimizer=kind:adamw_kahan": FLAT,
-    },
-    "zero3": {
-        "selective_checkpointing": (
-            "the recomputation would gather weights that it has not seen being gathered; zero2 can do it"
-        ),
-    },
-}
 
 
 @dataclass(frozen=True)
@@ -110,13 +84,9 @@ class Ranks:
         """Why a technique cannot be used on a model that is cut so; empty if it can."""
         if self.engine == "fsdp":
             return technique.unsharded
-        settings = {technique.name}
-        for name, value in technique.settings().items():
-            settings.add(f"{technique.name}={name}:{value}")
-        for name, reasons in REFUSED.items():
+        for name, reason in technique.unsharded_under.items():
             if name == self.engine or self.shard.startswith(name):
-                for refused in sorted(settings & reasons.keys()):
-                    return reasons[refused]
+                return reason
         return ""
 
     def require(self) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields
 from enum import IntEnum, StrEnum, auto
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 from workbench.base.categories import Category
@@ -118,7 +119,9 @@ class Technique:
     learning_rate_factor: ClassVar[float] = 1.0  # the customary rate, relative to that of full fine-tuning with AdamW
     worth_trying: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)  # settings, as `variants` orders them
     alone: ClassVar[str] = ""  # why it cannot be used on several ranks; empty if it can
-    unsharded: ClassVar[str] = ""  # why not on a model that is cut into shards; empty if it can
+    unsharded: ClassVar[str] = ""  # why not on a model that FSDP2 cuts into shards; empty if it can
+    # why not under another engine, or the ways to shard whose names begin so, as `deepspeed` and `zero3`
+    unsharded_under: ClassVar[Mapping[str, str]] = MappingProxyType({})
     can_be_resumed: ClassVar[bool] = True  # a checkpoint of the Trainer holds all that training needs to go on
 
     def __post_init__(self) -> None:

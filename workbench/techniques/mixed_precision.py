@@ -6,6 +6,8 @@ from workbench.base.settings import setting
 from workbench.measure.device import Device
 from workbench.techniques.base import Arguments, Capability, Stage, Technique
 
+SCALED_OTHERWISE = "DeepSpeed scales the loss in its own way, not yet held against one process; take dtype:bf16"
+
 
 @dataclass(frozen=True)
 class MixedPrecision(Technique):
@@ -24,6 +26,7 @@ class MixedPrecision(Technique):
         super().__post_init__()
         if self.dtype == "fp16":
             object.__setattr__(self, "brings", frozenset({Capability.LOSS_SCALING}))
+            object.__setattr__(self, "unsharded_under", {"deepspeed": SCALED_OTHERWISE})
 
     def missing(self, device: Device) -> str | None:
         if self.dtype == "fp16" and device.kind == "cpu":

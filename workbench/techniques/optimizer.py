@@ -18,6 +18,7 @@ ON_BITSANDBYTES: Arguments = {
 IN_PIECES: Arguments = {
     "numerics": Numerics.APPROXIMATE,
     "unsharded": "its steps in pieces would change copies of the shards",
+    "unsharded_under": {"deepspeed": "its step fails on the flat pieces that DeepSpeed hands it"},
 }
 PIECE = 2**22  # elements
 
@@ -31,7 +32,7 @@ def _stochastic(name: str) -> Arguments:
 # relative to AdamW's, and how the Trainer gets it: by a name that it has itself (`trainer`), or by one of the functions
 # below, from `use_adamw` on (`adamw`, `muon`, `library`, `host`), with their settings. `packages`: modules that it
 # needs, and what to install for each; `devices` that it has kernels for, and what to use `instead` on others; what it
-# `forbids` in a recipe; why it cannot be used on shards (`unsharded`) or on several ranks (`alone`).
+# `forbids` in a recipe; why it cannot be used on shards (`unsharded`, `unsharded_under`) or on several ranks (`alone`).
 KINDS: dict[str, Arguments] = {
     "adamw_fused": {"numerics": Numerics.EXACT, "trainer": {"optim": "adamw_torch_fused"}},
     # SGD does not divide by the size of the gradient, and needs a far larger rate: the best of 100, 300, 1,000 and
@@ -41,6 +42,9 @@ KINDS: dict[str, Arguments] = {
     "adafactor": {
         "trainer": {"optim": "adafactor"},
         "unsharded": "transformers' Adafactor adds whole tensors to shards",
+        "unsharded_under": {
+            "deepspeed": "its states are rows and columns of matrices, and DeepSpeed hands it flat pieces"
+        },
     },
     "adamw_8bit": {
         **ON_BITSANDBYTES,
@@ -69,7 +73,11 @@ KINDS: dict[str, Arguments] = {
     # of a quarter, a half, 1, 2 and 4 times AdamW's rate the last two are alike for the embedded model after 48 steps
     # on Shakespeare (4.20, two seeds; 4.26 at AdamW's own rate, where AdamW has 4.21), and the smaller one is taken;
     # after 12 steps 4 times is the best. `adjust_lr_fn` gives the step in a matrix about the size that AdamW's has
-    "muon": {"learning_rate_factor": 2.0, "muon": {"adjust_lr_fn": "match_rms_adamw"}},
+    "muon": {
+        "learning_rate_factor": 2.0,
+        "muon": {"adjust_lr_fn": "match_rms_adamw"},
+        "unsharded_under": {"deepspeed": "it makes matrices orthogonal, and DeepSpeed hands it flat pieces"},
+    },
     "adamw_stochastic": _stochastic("_AdamW"),
     "adamw_8bit_stochastic": _stochastic("AdamW8bit"),
     "adamw_4bit_stochastic": _stochastic("AdamW4bit"),
@@ -144,7 +152,7 @@ class Optimizer(Technique):
         table = KINDS[self.kind]
         object.__setattr__(self, "numerics", table.get("numerics", Numerics.DIFFERENT))
         object.__setattr__(self, "forbids", self.forbids.union(table.get("forbids", ())))
-        for name in ("learning_rate_factor", "unsharded", "alone"):
+        for name in ("learning_rate_factor", "unsharded", "unsharded_under", "alone"):
             if name in table:
                 object.__setattr__(self, name, table[name])
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.base.categories import format_bytes
+from workbench.base.result import Result
 from workbench.gpus.catalogue import GPUS, Gpu
 from workbench.gpus.emulator.card import DEVICE
 
@@ -23,7 +24,7 @@ def banner(gpu: Gpu) -> str:
 
 
 @dataclass(frozen=True)
-class Emulation:
+class Emulation(Result):
     """What became of a program. `processes` are the reports of those that used a GPU, by rank; bytes are integers."""
 
     gpu: Gpu

@@ -1,4 +1,4 @@
-"""`Result`: what every answer of this room can do."""
+"""`Result`: what every answer can do, be it a record, a prediction, a plan or an emulation."""
 
 import html
 from collections.abc import Mapping
