@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import pytest
 
+import workbench
 from workbench.__main__ import main
 from workbench.advise import plan as planner
 from workbench.advise.plan import Search, families, plan
@@ -536,8 +537,9 @@ def test_what_cannot_be_planned_is_refused(subtests):
 
 @pytest.fixture
 def with_halving(monkeypatch):
-    real = planner.plan
-    monkeypatch.setattr(planner, "plan", lambda **fields: real(predict=halving, **fields))
+    """At the front door, which remembers what it has found: a name that is replaced behind it would stay there."""
+    real = workbench.plan
+    monkeypatch.setattr(workbench, "plan", lambda **fields: real(predict=halving, **fields))
 
 
 def test_the_command_line(with_halving, capsys):
