@@ -5,18 +5,25 @@ unexport PYTHONDONTWRITEBYTECODE  # or every process would compile all its libra
 
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
-.PHONY: help run site test test-dear test-all test-long emulator bench lock wheel lint lab format clean
+.PHONY: help run run-full site test test-dear test-all test-long emulator bench lock wheel lint lab format clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-10s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-run: .venv/ready  ## execute all notebooks, print the comparison, build build/site/index.html
-	$(BIN)/python -m workbench notebooks
+EXECUTED := build/notebooks
+
+run: .venv/ready  ## execute all notebooks, print the comparison, build build/site/index.html (8 minutes)
+	$(BIN)/python -m workbench notebooks --at-once 2
 	$(BIN)/python -m workbench compare
 	$(MAKE) site
 
+run-full: .venv/ready  ## the same with three seeds, searched rates and nothing from a file (an hour)
+	WORKBENCH_PREDICTIONS=live $(BIN)/python -m workbench notebooks -p seeds 3
+	$(BIN)/python -m workbench compare
+	$(MAKE) site EXECUTED=build/notebooks-own
+
 site: .venv/ready  ## pages of the notebooks as they were executed, the results and the manual: build/site/index.html
-	$(BIN)/python -m sphinx -q -c docs -d build/doctrees . build/site
+	$(BIN)/python -m sphinx -q -c docs -d build/doctrees -D executed_notebooks=$(EXECUTED) . build/site
 	@echo "site: build/site/index.html"
 
 test: .venv/ready lint  ## linters, types, import layers, what runs in process, and one of each dear kind (8 minutes)

@@ -16,7 +16,6 @@ from docutils.nodes import SkipNode
 from latex2mathml.converter import convert as to_mathml
 
 from workbench import __version__
-from workbench.lessons import plots
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
@@ -64,7 +63,6 @@ def show_executed(app, docname, source):
         source[0] = executed.read_text(encoding="utf-8")
     notebook = json.loads(source[0])
     for cell in notebook["cells"]:
-        cell["metadata"]["mystnb"] = {"image": {"alt": told_in_words("".join(cell["source"]))}}
         if cell["metadata"].get("jupyter", {}).get("source_hidden"):
             cell["metadata"]["tags"].append("hide-input")
     if app.config.repository_url:
@@ -118,13 +116,6 @@ def minutes_to_run(executed):
 def in_minutes(reading, running):
     ran = "" if running is None else f", {running:.1f} to run"
     return f"{reading:.0f} min to read{ran}"
-
-
-def told_in_words(code):
-    """What the picture of a cell shows: the first sentence about the function that draws it."""
-    drawn = re.findall(r"plots\.(\w+)\(", code)
-    about = getattr(plots, drawn[-1]).__doc__ if drawn else "A picture that the cell above draws."
-    return " ".join(re.split(r"(?<=\.)\s", about, maxsplit=1)[0].split())
 
 
 def inline_formula(self, node):

@@ -33,6 +33,7 @@ FILES_BESIDE_THE_ROOMS = {
     "__init__",
     "__main__",
     "errors",
+    "lesson",
     "options",
     "recipe",
 }
@@ -40,7 +41,8 @@ FILES_BESIDE_THE_ROOMS = {
 # a technique, or the command line, says what is missing; pytest loads its plugin itself
 FOUND_AT_RUN_TIME = {"deepspeed", "pytest", "ray"}
 IMPORTED_AS = {"yaml": "pyyaml", "elftools": "pyelftools"}
-MAY_NEED_THE_LESSONS = ("widgets/", "lessons/", "advise/frontier.py")  # the last draws a picture where it is asked to
+# the last draws a picture where it is asked to
+MAY_NEED_THE_LESSONS = ("widgets/", "lesson.py", "lessons/", "advise/frontier.py")
 
 ABSENT = {"papermill": "executes notebooks; Colab has none of it", "pyelftools": "new to the platform"}
 BROUGHT_BY_THE_SET_UP_CELL = {  # with the reason
@@ -323,7 +325,7 @@ def commit_hooks_are_the_programs_of_make_lint() -> Faults:
 
 @rule
 def jupyter_stays_on_this_machine_with_its_token() -> Faults:
-    for name in ("Makefile", "README.md", ".ci/run", "pyproject.toml"):
+    for name in ("Makefile", "README.md", "docs/install.md", ".ci/run", "pyproject.toml"):
         for words in re.findall(OPENS_JUPYTER, text_of(name)):
             yield f"{name}: {words!r} opens Jupyter to others: take it out"
     if not (ROOT / ".git").exists():  # an archive

@@ -85,6 +85,7 @@ def test_models_texts_tables_and_notebooks_are_in_the_wheel(wheel):
     assert {name.split("/")[2] for name in names if "/_data/" in name} == {
         "models",
         "corpora",
+        "predictions",
         "reference",
         "notebooks",
     }

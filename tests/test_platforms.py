@@ -62,9 +62,9 @@ def test_links_lead_to_the_repository_or_to_another_copy(copies):
 
 def test_a_link_is_completed_by_what_it_leads_to():
     assert Repository(ADDRESS, "v1").linked(
-        "[a](05_lora.ipynb) [b](../README.md#layout) ![c](../data/x.png) [d](#e)"
+        "[a](05_lora.ipynb) [b](../README.md#the-pages) ![c](../data/x.png) [d](#e)"
     ) == (
-        f"[a]({ADDRESS}/blob/anywhere/05_lora.ipynb) [b]({ADDRESS}/blob/v1/README.md#layout) "
+        f"[a]({ADDRESS}/blob/anywhere/05_lora.ipynb) [b]({ADDRESS}/blob/v1/README.md#the-pages) "
         f"![c]({ADDRESS}/raw/v1/data/x.png) [d](#e)"
     )
 

@@ -19,8 +19,9 @@ __version__ = "0.3.0"
 
 # bitsandbytes, which PEFT imports, remarks on a faster kernel that only another package has
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-# torchao, which transformers and PEFT import, tells of kernels for other cards, and torch of how torchao registers
-for _name in ("torchao", "torch.utils._pytree"):
+# torchao, which transformers and PEFT import, tells of kernels for other cards, torch of how torchao registers, and of
+# Triton that is missing where it counts operations
+for _name in ("torchao", "torch.utils._pytree", "torch.utils.flop_counter"):
     logging.getLogger(_name).setLevel(logging.ERROR)
 
 # The names stand once, as imports in the stub: type checkers follow them there, here each waits for its first use.

@@ -297,12 +297,27 @@ def scan_rows(args: argparse.Namespace) -> None:
 
 def show_diagnosis(args: argparse.Namespace) -> None:
     """Why a run ran out of memory: phase, operation, the largest category. Then the single changes that are
-    predicted to fit, each with its command, and what to look at if it should have fitted.
+    predicted to fit, each with its command, and what to look at if it should have fitted. Of a program of your own,
+    give what it printed: the numbers of PyTorch's message are read, and which causes they allow.
     """
 
+    text = _text_of(args.record)
+    if text is not None:
+        from workbench.advise.message import read_message
+
+        return _show(args, read_message(text))
     from workbench.advise.doctor import newest_out_of_memory
 
-    _show(args, workbench.diagnose(newest_out_of_memory(args.record)))
+    return _show(args, workbench.diagnose(newest_out_of_memory(args.record)))
+
+
+def _text_of(name: str | None) -> str | None:
+    """What a file holds, or of `-` standard input; None for the id of a record."""
+    if name == "-":
+        return sys.stdin.read()
+    if name is None or not os.path.isfile(name):
+        return None
+    return Path(name).read_text(encoding="utf-8", errors="replace")
 
 
 def check_budgets(args: argparse.Namespace) -> int:
@@ -399,7 +414,8 @@ def run_notebooks(args: argparse.Namespace) -> None:
         if name in parameters:
             raise ConfigurationError(f"notebooks: {name} is given twice. Keep one of the two values.")
         parameters[name] = _value(text)
-    folder = build(args.names, parameters, args.force, timeout_s=args.timeout)[0].parent
+    executed = build(args.names, parameters, args.force, timeout_s=args.timeout, at_once=args.at_once)
+    folder = executed[0].parent
     _show(args, f"executed: {folder} (to read them in JupyterLab; in a checkout `make site` makes pages of them)")
 
 

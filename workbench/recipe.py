@@ -139,8 +139,10 @@ class Recipe:
         """Its model on the host, with weights, and with what every technique does to a model. Raises as a run does."""
         from transformers import set_seed
 
+        from workbench.base.patches.accelerate import leave_deepspeed_alone
         from workbench.models import load, source
 
+        leave_deepspeed_alone()
         located = source.locate(source.resolve_auto(self.model, "cpu"))
         with load.quiet():
             model = self.load_from(located, load.load_config(located))
@@ -217,6 +219,10 @@ def changed_settings(entry: Any, *but: str) -> dict[str, Any]:
     return changed
 
 
-def _label(entry: Technique) -> str:
-    changed = ", ".join(f"{name}={value}" for name, value in changed_settings(entry).items())
-    return f"{entry.name}({changed})" if changed else entry.name
+def _label(entry: Any) -> str:
+    changed = changed_settings(entry)
+    shown = []
+    for field_ in fields(entry):
+        if field_.name in changed or field_.metadata.get("in_label"):
+            shown.append(f"{field_.name}={getattr(entry, field_.name)}")
+    return f"{entry.name}({', '.join(shown)})" if shown else entry.name

@@ -1,6 +1,5 @@
-"""The clinic of notebook 19: its judge, its form, and its cases as the notebook has written them out."""
+"""The clinic of notebook 19: its judge, its form, and its cases."""
 
-import ast
 import re
 
 import nbformat
@@ -11,8 +10,9 @@ from workbench.base.errors import ConfigurationError, UnavailableError, Workbenc
 from workbench.base.paths import NOTEBOOKS
 from workbench.gpus.emulator import place
 from workbench.lessons import clinic
-from workbench.lessons.clinic import CASES, CAUSES, Clinic, Tried, changed, predicted_on
+from workbench.lessons.clinic import CASES, CAUSES, Clinic
 from workbench.lessons.exercise import Exercise
+from workbench.lessons.trials import TRIALS, Tried, changed, predicted_on
 from workbench.recipe import Recipe
 from workbench.techniques import GradientCheckpointing, Lora
 
@@ -21,7 +21,7 @@ SOURCES = [
     for cell in nbformat.read(str(NOTEBOOKS / "19_clinic.ipynb"), as_version=4).cells
     if cell.cell_type == "code"
 ]
-ASKED = {name: source for source in SOURCES for name in re.findall(r'clinic\.ask\("(\w+)"', source)}
+ASKED = [name for source in SOURCES if "clinic.ask(" in source for name in re.findall(r'"(\w+)"', source)]
 EMULATED = "evaluation"  # predict_life knows no other engine
 LARGE = ("vocabulary", "states", "xl", "half_copies", "two_gpus")  # seconds each; the notebook judges them as well
 DEAR = ("first_step", "attention", "long_batch", EMULATED)
@@ -32,37 +32,13 @@ def tried(case):
     return pytest.param(case, id=case.name, marks=marks)
 
 
-@pytest.fixture(scope="module")
-def common():
-    """What the cells that ask nothing define."""
-    names = {}
-    for source in SOURCES:
-        if "clinic." not in source.replace("lessons.clinic", ""):
-            exec(source, names)
-    return names
-
-
-@pytest.fixture
-def trial(common, predicted_once):
-    """The trial of a case, as its cell defines it: without what the cell prints and asks."""
-
-    def of(name):
-        names = dict(common)
-        wanted = [
-            node
-            for node in ast.parse(ASKED[name]).body
-            if not (isinstance(node, ast.Try) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)))
-        ]
-        exec(compile(ast.Module(wanted, []), name, "exec"), names)
-        (given,) = re.findall(rf'clinic\.ask\("{name}", (\w+)\)', ASKED[name])
-        return names[given]
-
-    return of
-
-
 def test_every_case_is_asked_once():
-    assert list(ASKED) == list(CASES)
+    assert list(CASES) == ASKED
     assert 12 <= len(CASES) <= 14
+
+
+def test_a_case_has_a_recipe_or_a_trial_of_its_own():
+    assert {name for name, case in CASES.items() if not case.recipe} == set(TRIALS)
 
 
 def test_a_case_has_its_answers_among_its_choices(subtests):
@@ -77,13 +53,13 @@ def test_a_case_has_its_answers_among_its_choices(subtests):
 
 
 @pytest.mark.parametrize("case", [tried(case) for case in CASES.values()])
-def test_as_it_is_it_dies_with_the_reference_it_lives_and_the_tempting_pair_is_not_enough(case, trial):
+def test_as_it_is_it_dies_with_the_reference_it_lives_and_the_tempting_pair_is_not_enough(case, predicted_once):
     if case.name == EMULATED and not place.is_set_up():
         pytest.skip("the emulated GPU is not set up here: python -m workbench emulate --set-up")
-    judged = trial(case.name)
+    judged = case.trial
     assert not judged(()).fits
-    assert case.judge(case.cause, case.reference, judged)[0]
-    assert not case.judge(case.cause, case.tempting, judged)[0]
+    assert case.judge(case.cause, case.reference, judged).right
+    assert not case.judge(case.cause, case.tempting, judged).right
     for one in case.reference:
         assert not judged([one]).fits, f"{one} alone is enough"
     if case.cause in list(Category):
@@ -91,9 +67,9 @@ def test_as_it_is_it_dies_with_the_reference_it_lives_and_the_tempting_pair_is_n
 
 
 def test_no_other_cause_is_taken(case):
-    right, words = case.judge("logits_and_loss", case.reference, needing(case.reference))
-    assert not right
-    assert "The cause is another one." in words
+    verdict = case.judge("logits_and_loss", case.reference, needing(case.reference))
+    assert not verdict.right
+    assert "The cause is another one." in verdict.text
 
 
 def needing(*pairs):
@@ -108,8 +84,9 @@ def case():
 
 def test_more_than_one_pair_can_be_right(case):
     other = ["chunked_cross_entropy", "lora"]
-    assert case.judge(case.cause, other, needing(case.reference, other))[0]
-    assert not case.judge(case.cause, ["lora", "optimizer=kind:adafactor"], needing(case.reference, other))[0]
+    trial = needing(case.reference, other)
+    assert case.judge(case.cause, other, trial).right
+    assert not case.judge(case.cause, ["lora", "optimizer=kind:adafactor"], trial).right
 
 
 def test_it_does_not_fit_if_something_else_is_short():
@@ -130,28 +107,47 @@ def test_what_is_no_answer_is_refused(case, subtests):
 
 def test_an_unknown_case_is_refused():
     with pytest.raises(ConfigurationError, match=r"has no case 'xll'\. Known: .* Did you mean xl\?"):
-        Clinic(solve=False, live=False).ask("xll", needing())
+        Clinic(solve=False, live=False).ask("xll")
 
 
 def test_switches_that_exclude_each_other_are_wrong_in_words():
     recipe = Recipe(model="gpt2-tiny", effective_batch_size=4)
     states = CASES["states"]
     pair = ["optimizer=kind:adafactor", "optimizer_offloading"]
-    right, words = states.judge("optimizer_states", pair, lambda s: Tried(len(changed(recipe, s).techniques), 0))
-    assert not right
-    assert "forbids. Drop one of the two." in words
+    verdict = states.judge("optimizer_states", pair, lambda s: Tried(len(changed(recipe, s).techniques), 0))
+    assert not verdict.right
+    assert "forbids. Drop one of the two." in verdict.text
+
+
+def missing(switches):
+    raise UnavailableError("the emulator is not set up.")
 
 
 def test_where_nothing_can_be_tried_the_list_decides_and_says_so(subtests):
-    def missing(switches):
-        raise UnavailableError("the emulator is not set up.")
-
     case = CASES["evaluation"]
     for pair, is_right in ((case.reference, True), (case.tempting, False)):
         with subtests.test(pair=pair):
-            right, words = case.judge("results", pair, missing)
-            assert right == is_right
-            assert "nothing was tried: the emulator is not set up." in words
+            verdict = case.judge("results", pair, missing)
+            assert verdict.right == is_right
+            assert not verdict.tried
+            assert "nothing was tried: the emulator is not set up." in verdict.text
+
+
+def test_the_score_does_not_count_what_was_not_tried(case, monkeypatch):
+    shown = []
+    monkeypatch.setattr(clinic, "display", lambda *things: shown.extend(map(html_of, things)))
+    made = Clinic(live=False, trials={case.name: needing(case.reference), "evaluation": missing})
+    made.ask(case.name, "evaluation")
+    made.grade()
+    page = "".join(shown)
+    assert "The judge tried 1 of 2 reference answers" in page
+    assert "nothing here can try: Training fits, evaluation does not" in page
+    assert "What it needs is not predicted here: the emulator is not set up." in page
+
+
+def test_a_case_tells_what_it_needs_and_its_clues_and_not_the_largest_part():
+    told = CASES["half_copies"].told(lambda switches: Tried(5 - len(switches), 3, ("weights", 2)))
+    assert told == "It needs 5 B of 3 B. In fp32 alone it needs 4 B of 3 B."
 
 
 def test_switches_change_a_recipe():
@@ -174,8 +170,8 @@ def test_a_prediction_counts_reserved_memory_and_context():
 @pytest.fixture
 def asked(case, capsys):
     """A live clinic with one case, and its form."""
-    made = Clinic(solve=False, live=True)
-    made.ask(case.name, needing(case.reference))
+    made = Clinic(solve=False, live=True, trials={case.name: needing(case.reference)})
+    made.ask(case.name)
     return made, made.form(case)
 
 
@@ -207,26 +203,26 @@ def html_of(thing):
 def test_interactive_answers_are_folded(asked, case, monkeypatch):
     shown = []
     monkeypatch.setattr(clinic, "display", lambda *things: shown.extend(things))
-    asked[0].ask(case.name, needing(case.reference))
-    for thing in shown[1:]:
+    asked[0].ask(case.name)
+    for thing in shown[2:]:  # after the report and the form
         assert thing.data.startswith("<details><summary>")
 
 
 def test_without_a_kernel_the_page_has_choices_hint_and_answer(case, monkeypatch):
     shown = []
     monkeypatch.setattr(clinic, "display", lambda *things: shown.extend(map(html_of, things)))
-    made = Clinic(solve=True, live=False)
-    made.ask(case.name, needing(case.reference))
+    made = Clinic(live=False, trials={case.name: needing(case.reference)})
+    made.ask(case.name)
     made.grade()
     page = "".join(shown)
     for switch in case.switches:
         assert switch in page
     assert page.count("<details") == 3  # the exercise's answer, the hint, the table
-    assert "1 of 1 reference answers judged right" in page
+    assert "The judge tried 1 of 1 reference answers" in page
 
 
 def test_a_reference_that_is_judged_wrong_ends_the_notebook(case):
-    made = Clinic(solve=True, live=False)
-    made.ask(case.name, needing())
+    made = Clinic(live=False, trials={case.name: needing()})
+    made.ask(case.name)
     with pytest.raises(WorkbenchError, match="wrong: first_step"):
         made.grade()

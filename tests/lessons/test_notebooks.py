@@ -26,6 +26,7 @@ from workbench.lessons.notebooks import (
     execute_notebook,
     find_notebooks,
 )
+from workbench.lessons.progress import Progress
 
 
 @pytest.fixture
@@ -92,7 +93,7 @@ def test_notebooks_are_found_in_order_by_stem_or_part():
     stems = [path.stem for path in find_notebooks()]
     assert stems == sorted(stems)
     assert stems[0] == "00_memory_anatomy"
-    assert stems[-2:] == ["99_compare", "playground"]
+    assert stems[-3:] == ["99_compare", "99b_pairs", "playground"]
     assert [path.stem for path in find_notebooks(["compare", "00_memory_anatomy"])] == [
         "00_memory_anatomy",
         "99_compare",
@@ -185,6 +186,47 @@ def test_those_with_parameters_of_ones_own_do_not_mix_with_the_others(notebook, 
     assert not (tmp_path / "build" / "notebooks").exists()
 
 
+# ---- several at a time, and how far they are ----
+
+
+@pytest.fixture
+def three(notebook, tmp_path, monkeypatch):
+    monkeypatch.setattr("workbench.lessons.notebooks.NOTEBOOKS", tmp_path)
+    for name in "abc":
+        notebook(f"import os\nopen('{name}', 'w').write(str(os.getppid()))", name=f"{name}.ipynb")
+
+
+@pytest.mark.dear
+def test_two_at_a_time_are_two_processes_that_execute_all(three, tmp_path, capsys):
+    executed = build(folder=tmp_path / "build", at_once=2)
+    assert [path.name for path in executed] == ["a.ipynb", "b.ipynb", "c.ipynb"]
+    assert len({(tmp_path / name).read_text() for name in "abc"}) == 2
+    assert "3 of 3" in capsys.readouterr().out
+
+
+@pytest.mark.dear
+def test_one_that_fails_among_several_ends_all_and_says_which(three, notebook, tmp_path):
+    notebook("1 / 0", name="a.ipynb")
+    notebook("import time\ntime.sleep(60)", name="b.ipynb")
+    began_at_s = time.monotonic()
+    with pytest.raises(NotebookError, match="a.ipynb, cell 2: ZeroDivisionError"):
+        build(folder=tmp_path / "build", at_once=2)
+    assert time.monotonic() - began_at_s < 40
+    assert not (tmp_path / "c").exists()
+
+
+def test_progress_counts_down_in_proportion_to_what_was_timed_once(tmp_path, monkeypatch, capsys):
+    times = tmp_path / "lessons.csv"
+    times.write_text("lesson,runs,seconds\n01_a,2,10\n02_b,4,20\n03_c,6,30\n")
+    monkeypatch.setattr("workbench.lessons.progress.TIMES", times)
+    progress = Progress(["01_a", "02_b", "03_c", "04_new"], at_once=2)
+    progress.done("01_a", 20.0)  # twice as slow as in the table
+    assert "1 of 4; left: about 14 runs and 1.2 minutes" in capsys.readouterr().out
+    for name in ("03_c", "04_new", "02_b"):
+        progress.done(name, 1.0)
+    assert capsys.readouterr().out.endswith("4 of 4\n")
+
+
 # ---- the kernel imports what the command is ----
 
 
@@ -237,7 +279,9 @@ def test_a_command_that_is_ended_leaves_no_folder_no_connection_file_and_no_kern
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr("workbench.lessons.notebooks.NOTEBOOKS", tmp_path)
-    monkeypatch.setattr("workbench.lessons.notebooks.build.__defaults__", ((), None, False, tmp_path / "build", None))
+    monkeypatch.setattr(
+        "workbench.lessons.notebooks.build.__defaults__", ((), None, False, tmp_path / "build", None, 1)
+    )
     notebook("import os\nopen('begun', 'w').write(str(os.getpid()))\nimport time\ntime.sleep(60)")
     seen = []
 
@@ -270,7 +314,9 @@ def test_sigterm_ends_the_command_as_ctrl_c_does_and_the_temporary_folder_goes(
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     monkeypatch.setattr("workbench.lessons.notebooks.NOTEBOOKS", tmp_path)
-    monkeypatch.setattr("workbench.lessons.notebooks.build.__defaults__", ((), None, False, tmp_path / "build", None))
+    monkeypatch.setattr(
+        "workbench.lessons.notebooks.build.__defaults__", ((), None, False, tmp_path / "build", None, 1)
+    )
     notebook(
         "import tempfile\nprint('in', tempfile.gettempdir())",
         "import os\nimport signal\nos.kill(os.getpid(), signal.SIGTERM)\nimport time\ntime.sleep(1)",
@@ -334,25 +380,22 @@ def no_kernel(monkeypatch):
 REFUSED_PARAMETERS = (
     ("lora", {"model": "./nope"}, "model: './nope' is neither an existing folder nor a hub id"),
     ("lora", {"model": ""}, "notebooks: model must be a text, not empty"),
-    ("00", {"model": "./nope"}, "model: 'random:./nope' is neither"),
-    ("optimizer", {"large_model": "./nope"}, "model: 'random:./nope' is neither"),
+    ("18b", {"model": "./nope"}, "model: 'random:./nope' is neither"),
     ("lora", {"corpus": "nope.txt"}, "corpus: there is no file 'nope.txt'"),
     ("lora", {"device": "cuda"}, "notebooks: device 'cuda' cannot be chosen"),
     ("lora", {"device": "emulated:nope"}, "gpu: there is no 'nope'"),
-    ("lora", {"gpu": "nope"}, "gpu: there is no 'nope'"),
-    ("lora", {"card_models": "gpt2+./nope"}, "model: 'random:./nope' is neither"),
-    ("planner", {"budget": "lots"}, "budget: 'lots' is not an amount of memory"),
+    ("playground", {"gpu": "nope"}, "gpu: there is no 'nope'"),
     ("lora", {"rank": 0}, "notebooks: rank must be an integer of at least 1, got 0"),
-    ("lora", {"alpha": -1.0}, "notebooks: alpha must be a number of at least 0, got -1.0"),
-    ("lora", {"alpha": float("nan")}, "notebooks: alpha must be a number of at least 0, got nan"),
-    ("lora", {"alpha": float("inf")}, "notebooks: alpha must be a number of at least 0, got inf"),
+    ("planner", {"share": -1.0}, "notebooks: share must be a number of at least 0, got -1.0"),
+    ("planner", {"share": float("nan")}, "notebooks: share must be a number of at least 0, got nan"),
+    ("planner", {"share": float("inf")}, "notebooks: share must be a number of at least 0, got inf"),
     ("lora", {"seeds": 0}, "notebooks: seeds must be an integer of at least 1, got 0"),
     ("lora", {"steps": -3}, "notebooks: steps must be an integer of at least 1, got -3"),
     ("lora", {"effective_batch_size": 0}, "notebooks: effective_batch_size must be an integer of at least 1"),
     (
         "gradient_accumulation",
-        {"accumulation_steps": 0},
-        "notebooks: accumulation_steps must be an integer of at least 1, got 0",
+        {"micro_batches": 0},
+        "notebooks: micro_batches must be an integer of at least 1, got 0",
     ),
     ("chunked", {"chunk": 0}, "notebooks: chunk must be an integer of at least 1"),
 )

@@ -1,4 +1,4 @@
-"""The pages of the site that lead to the lessons: their links, their minutes, their numbers."""
+"""The front page, and the pages that lead to the lessons or say how to go on: links, minutes, numbers."""
 
 import csv
 import json
@@ -12,9 +12,9 @@ import pytest
 from workbench.base.paths import NOTEBOOKS, ROOT
 
 DOCS = ROOT / "docs"
-PAGES = {
-    name: (DOCS / f"{name}.md").read_text(encoding="utf-8") for name in ("symptoms", "paths", "decide", "glossary")
-}
+FRONT_PAGES = (ROOT / "README.md", DOCS / "index.md")
+PAGES = {path.stem: path.read_text(encoding="utf-8") for path in DOCS.glob("*.md") if path not in FRONT_PAGES}
+FOR_PEOPLE = {"CODE_OF_CONDUCT", "SECURITY"}  # which GitHub shows, and CONTRIBUTING.md links to
 LINK = re.compile(r"\[[^]]+\]\(([^)\s]+)\)")
 LESSONS = {path.name for path in NOTEBOOKS.glob("*.ipynb")}
 
@@ -49,26 +49,40 @@ def test_a_page_made_before_its_notebook_was_executed_waits_for_it(settings, tmp
 
 
 def test_what_a_page_links_to_is_there(subtests):
-    for name in PAGES:
-        with subtests.test(page=name):
-            assert linked(name)
-            for target in linked(name):
+    for page in (*FRONT_PAGES, ROOT / "CONTRIBUTING.md", *DOCS.glob("*.md")):
+        for target in LINK.findall(page.read_text(encoding="utf-8")):
+            with subtests.test(page=page.name, target=target):
                 path, _, anchor = target.partition("#")
-                file = (DOCS / path).resolve()
-                assert file.is_file(), target
-                assert not anchor or anchor in anchors(file.read_text(encoding="utf-8")), target
+                file = (page.parent / path).resolve() if path else page
+                assert target.startswith("http") or file.exists()
+                assert not anchor or target.startswith("http") or anchor in anchors(file.read_text(encoding="utf-8"))
 
 
-def test_every_lesson_is_on_a_path_or_cures_a_symptom():
-    found = {target.rpartition("/")[2] for target in chain(linked("paths"), linked("symptoms"))}
-    assert LESSONS - found == set()
+def test_the_front_page_is_short_and_begins_with_the_three_commands():
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 150
+    for command in ("make lab", "make run", "make test"):
+        assert any(line.startswith(f"{command} ") for line in lines[:25]), command
+
+
+def test_the_front_page_has_every_lesson_once():
+    rows = re.findall(r"^\| \[.*?\]\(notebooks/(\w+\.ipynb)\)", FRONT_PAGES[0].read_text(encoding="utf-8"), flags=re.M)
+    assert sorted(rows) == sorted(LESSONS)
+
+
+def test_every_lesson_is_on_a_path_or_cures_a_symptom_and_an_appendix_hangs_on_its_lesson():
+    reached = {target.rpartition("/")[2] for target in chain(linked("paths"), linked("symptoms"))}
+    for lesson in sorted(LESSONS & reached):
+        prose = json.dumps(json.loads((NOTEBOOKS / lesson).read_text(encoding="utf-8"))["cells"], ensure_ascii=False)
+        reached |= {target for target in LINK.findall(prose) if target.startswith(f"{lesson[:2]}b_")}
+    assert LESSONS - reached == set()
 
 
 def test_the_front_pages_lead_to_all_of_them():
-    for front, folder in ((DOCS / "index.md", ""), (ROOT / "README.md", "docs/")):
-        told = front.read_text(encoding="utf-8")
-        for name in PAGES:
-            assert f"]({folder}{name}.md)" in told, (front.name, name)
+    readme, index = (page.read_text(encoding="utf-8") for page in FRONT_PAGES)
+    for name in PAGES.keys() - FOR_PEOPLE:
+        assert f"](docs/{name}.md" in readme, name
+        assert re.search(rf"^{name}$", index, flags=re.MULTILINE), f"{name} is in no table of contents"
 
 
 def test_a_symptom_has_its_category_a_check_and_two_switches():

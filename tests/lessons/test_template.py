@@ -1,19 +1,20 @@
-"""The notebooks are committed without outputs and follow the template, so that who has read one can skim the rest."""
+"""The notebooks are committed without outputs, short, and follow the template, so that who has read one can skim on."""
 
 import ast
 import re
 from functools import cache
 
 import nbformat
+import pytest
 
 from workbench.base.paths import NOTEBOOKS, ROOT
+from workbench.lessons import pictures
+from workbench.lessons.drawing import Drawing
 from workbench.techniques import REGISTRY
 
-ORDER = [
-    "title", "goals", "setup", "parameters", "idea", "predict", "baseline", "technique", "changes", "run", "result",
-    "curves", "record", "widget", "learned",
-]  # fmt: skip
+ORDER = ["title", "setup", "parameters", "idea", "guess", "switch", "run", "nothing", "cards", "learned"]
 EVERY = sorted(NOTEBOOKS.glob("*.ipynb"))
+MOST_CELLS, MOST_LINES, MOST_WORDS = 12, 80, 600
 
 
 def stem(path):
@@ -21,9 +22,10 @@ def stem(path):
 
 
 LESSON_OF = {name: cls.family or name for name, cls in REGISTRY.items()}
-LESSONS = [path for path in EVERY if stem(path) in LESSON_OF.values()]
-ASKING, LISTING = "clinic", "compare"  # all of the one are questions, which its own tests judge
-TEACHING = [path for path in EVERY if path.stem[0].isdigit() and stem(path) not in (ASKING, LISTING)]
+NUMBERED = [path for path in EVERY if path.stem[0].isdigit()]
+LESSONS = [path for path in NUMBERED if stem(path) in LESSON_OF.values()]
+APPENDICES = [path for path in NUMBERED if re.match(r"\d\d[a-z]_", path.stem)]
+ASKING = "clinic"  # all of it is questions, which its own tests judge
 
 
 @cache
@@ -35,9 +37,8 @@ def cells(path):
     return notebook(path).cells
 
 
-def last_part(path):
-    """The cells at the end: what was learned, and the exercises."""
-    return [cell for cell in cells(path) if "learned" in cell.metadata.tags]
+def code_of(path):
+    return [cell for cell in cells(path) if cell.cell_type == "code"]
 
 
 def slots(path):
@@ -61,50 +62,78 @@ def test_every_technique_has_tests_of_its_own(subtests):
             assert any(re.search(rf"\b{technique.__name__}\b", source) for source in sources)
 
 
-def test_a_lesson_has_all_slots_in_order(subtests):
+def test_a_lesson_is_short(subtests):
+    for path in NUMBERED:
+        with subtests.test(notebook=path.stem):
+            lines = [line for cell in code_of(path) for line in cell.source.splitlines() if line.strip()]
+            words = [word for cell in cells(path) if cell.cell_type == "markdown" for word in cell.source.split()]
+            assert len(code_of(path)) <= MOST_CELLS
+            assert len(lines) <= MOST_LINES
+            assert len(words) <= MOST_WORDS
+            assert max(map(len, lines)) <= 100, "the column of JupyterLab is narrow"
+
+
+def test_a_technique_s_lesson_has_all_slots_in_order(subtests):
     for path in LESSONS:
         with subtests.test(lesson=stem(path)):
-            assert slots(path) == ORDER
+            assert [slot for slot in slots(path) if slot in ORDER] == ORDER
 
 
 def test_every_notebook_opens_and_closes_alike(subtests):
-    for path in EVERY:
+    for path in NUMBERED:
         with subtests.test(notebook=stem(path)):
             tags = slots(path)
-            assert tags[:5] == ORDER[:5]
+            assert tags[:4] == ORDER[:4]
             assert tags[-1] == "learned"
             assert tags.count("parameters") == 1
+
+
+def test_the_picture_comes_before_all_else(subtests):
+    """On the first screen, before the reader has read or anything was trained: the fourth cell draws it."""
+    for path in set(NUMBERED) - set(APPENDICES):
+        with subtests.test(notebook=stem(path)):
+            first = next(cell for cell in cells(path) if "idea" in cell.metadata.tags)
+            assert first.cell_type == "code"
+            drawn = {*pictures.NAMES, "step_on_card", "staircase", "display"}
+            assert drawn & set(called(first)), "no picture"
+            assert not {"toggle", "run"} & set(called(first))
+
+
+def test_a_lesson_imports_nothing_of_the_workbench_but_lessons_and_techniques(subtests):
+    for path in sorted(set(NUMBERED) - set(APPENDICES)):
+        with subtests.test(notebook=stem(path)):
+            source = "\n".join(cell.source for cell in code_of(path))
+            homes = set(re.findall(r"^(?:from|import) (workbench\S*)", source, flags=re.MULTILINE))
+            assert homes <= {"workbench.lesson", "workbench.techniques"}
 
 
 def test_the_title_has_a_claim_and_the_card(subtests):
     for path in EVERY:
         with subtests.test(notebook=stem(path)):
             lines = cells(path)[0].source.splitlines()
-            number = path.stem[:2]
-            assert lines[0].startswith(f"# {number} · " if number.isdigit() else f"# {path.stem.capitalize()}")
+            number = path.stem.partition("_")[0]
+            assert lines[0].startswith(f"# {number} · " if number[0].isdigit() else f"# {path.stem.capitalize()}")
             assert lines[2].startswith("**")
             assert sum(line.startswith("| **") for line in lines) == 3
 
 
-def test_cells_are_short_and_free_of_outputs(subtests):
+def test_cells_are_free_of_outputs(subtests):
     for path in EVERY:
         with subtests.test(notebook=stem(path)):
-            for cell in cells(path):
-                if cell.cell_type == "code":
-                    assert not cell.outputs
-                    assert cell.execution_count is None
-                    assert len(cell.source.splitlines()) <= 45, cell.source[:60]
+            for cell in code_of(path):
+                assert not cell.outputs
+                assert cell.execution_count is None
 
 
 def test_parameters_are_annotated_literals_with_their_meaning(subtests):
     for path in EVERY:
         with subtests.test(notebook=stem(path)):
             (source,) = [cell.source for cell in cells(path) if "parameters" in cell.metadata.tags]
-            for line in source.splitlines():
-                (statement,) = ast.parse(line).body
+            statements = ast.parse(source).body
+            for statement in statements:
                 assert isinstance(statement, ast.AnnAssign)
                 ast.literal_eval(statement.value)
-                assert "  # " in line
+                assert "  # " in source.splitlines()[statement.end_lineno - 1]
 
 
 def test_the_kernel_is_everybodys(subtests):
@@ -116,68 +145,65 @@ def test_the_kernel_is_everybodys(subtests):
 def test_a_lesson_says_when_not_to_use_it_and_where_it_comes_from(subtests):
     for path in LESSONS:
         with subtests.test(lesson=stem(path)):
-            text = "\n".join(cell.source for cell in last_part(path))
-            for heading in ("**When not to use it.**", "**Exercises.**", "**References.**"):
+            text = "\n".join(cell.source for cell in cells(path) if "learned" in cell.metadata.tags)
+            for heading in ("**When not to use it.**", "**Next:**", "**References.**"):
                 assert heading in text
 
 
 def test_a_lesson_shows_real_cards_and_the_step_to_drag_through(subtests):
     for path in LESSONS:
         with subtests.test(lesson=stem(path)):
-            sources = [cell.source for cell in cells(path)]
-            (card,) = [index for index, source in enumerate(sources) if "on_real_cards(" in source]
-            step = [source.startswith("step_on_card(") for source in sources].index(True)
-            assert sources[card - 1].startswith("### On a real card")
-            assert card < step
-            assert len(sources[card].splitlines()) <= 5
-            assert len(sources[step].splitlines()) <= 5
+            names = [name for cell in code_of(path) for name in called(cell)]
+            assert "cards" in names
+            assert "step_on_card" in names
 
 
-def calls_of(cell):
-    """The calls of plain names in a cell: the function's name, and the call."""
+def called(cell):
+    """The plain names that a cell calls, in the order of the source."""
     calls = [node for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Call)]
-    return [(call.func.id, call) for call in calls if isinstance(call.func, ast.Name)]
+    return [call.func.id for call in calls if isinstance(call.func, ast.Name)]
 
 
-def exercises(path):
-    """The cells that ask, each with the number that it has at the end of a lesson, or None."""
-    for index, cell in enumerate(cells(path)):
-        if cell.cell_type == "code":
-            calls = [call for name, call in calls_of(cell) if name == "exercise"]
-            assert len(calls) <= 1, "one question a cell"
-            for call in calls:
-                numbers = [keyword.value.value for keyword in call.keywords if keyword.arg == "number"]
-                yield index, cell, numbers[0] if numbers else None
+def questions(path):
+    """The cells that ask, once for each question, with the number that it has at the end of a lesson, or None."""
+    for cell in code_of(path):
+        calls = [node for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Call)]
+        asking = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "check"]
+        for call in sorted(asking, key=lambda call: call.lineno):
+            numbers = [keyword.value.value for keyword in call.keywords if keyword.arg == "number"]
+            yield cell, numbers[0] if numbers else None
 
 
-def test_the_reader_guesses_before_anything_is_measured(subtests):
-    measuring = {"run", "side_by_side", "Meter"}
-    for path in TEACHING:
+def test_the_reader_of_a_technique_guesses_before_anything_is_run(subtests):
+    for path in LESSONS:
         with subtests.test(lesson=stem(path)):
-            code = [(index, cell) for index, cell in enumerate(cells(path)) if cell.cell_type == "code"]
-            measured = min(index for index, cell in code if measuring & {name for name, _ in calls_of(cell)})
-            assert any(index < measured for index, _, number in exercises(path) if number is None)
+            code = code_of(path)
+            (guess,) = [cell for cell, number in questions(path) if number is None]
+            run = next((cell for cell in code if "toggle" in called(cell)), None)
+            assert run is not None
+            assert code.index(guess) < code.index(run)
 
 
-def test_the_source_of_a_guess_is_hidden_for_it_tells_the_answer(subtests):
-    for path in TEACHING:
+def test_the_source_of_a_question_is_hidden_for_it_tells_the_answer(subtests):
+    for path in NUMBERED:
         with subtests.test(lesson=stem(path)):
-            for _, cell, _ in exercises(path):
+            for cell, _ in questions(path):
                 assert cell.metadata.jupyter.source_hidden, cell.source
 
 
-def test_every_exercise_at_the_end_has_its_check(subtests):
-    folded_answer = re.compile(
-        r"^\*\*Exercise (\d)\.\*\*[^<]*<details><summary>Answer</summary>\n\n.+", flags=re.MULTILINE
-    )
-    for path in TEACHING:
+def test_a_lesson_ends_with_questions_numbered_from_one(subtests):
+    for path in NUMBERED:
+        if stem(path) == ASKING:
+            continue
         with subtests.test(lesson=stem(path)):
-            text = "\n".join(cell.source for cell in last_part(path) if cell.cell_type == "markdown")
-            folded = folded_answer.findall(text)
-            assert len(folded) == text.count("<details>")
-            judged = [number for _, cell, number in exercises(path) if "learned" in cell.metadata.tags]
-            numbers = sorted([*map(int, folded), *(number for number in judged if number)])
+            numbers = [number for _, number in questions(path) if number is not None]
             assert numbers == list(range(1, len(numbers) + 1))
-            asked = text.partition("**Exercises.**")[2].partition("**References.**")[0]
-            unchecked = re.findall(r"(?<!\S)\d\. ", asked)
-            assert max(2, len(unchecked)) <= len(judged) + len(folded) <= 4
+            assert len(numbers) in ((2, 3) if path in LESSONS else (1, 2, 3))
+
+
+@pytest.mark.parametrize("name", pictures.NAMES)
+def test_a_picture_is_a_drawing_of_its_name_that_says_what_is_seen(name):
+    draw = pictures.picture_called(name)
+    assert draw.__name__ == name
+    assert draw.__annotations__["return"] in (Drawing, "Drawing")
+    assert draw.__doc__

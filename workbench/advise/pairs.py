@@ -6,8 +6,11 @@ techniques `saved_fraction`, and `saved_beyond_fraction`, what the pair saves be
 """
 
 import html
+from collections.abc import Sequence
 
 import pandas as pd
+
+from workbench.techniques import REGISTRY, Numerics
 
 MEASURED = "measured"
 EMULATED = "emulated"
@@ -20,9 +23,7 @@ def matrix(table: pd.DataFrame, column: str = SAVED) -> pd.DataFrame:
     A star marks what was emulated. Of a technique alone nothing is saved beyond it: `–`.
     """
     cells = table.assign(words=[_cell(row, column) for _, row in table.iterrows()])
-    mirrored = cells.rename(columns={"one": "other", "other": "one"})
-    both = pd.concat([cells, mirrored]).drop_duplicates(["one", "other"])
-    return both.pivot(index="one", columns="other", values="words").rename_axis(index=None, columns=None)
+    return _mirrored(cells).pivot(index="one", columns="other", values="words").rename_axis(index=None, columns=None)
 
 
 def _cell(row: pd.Series, column: str) -> str:
@@ -33,6 +34,30 @@ def _cell(row: pd.Series, column: str) -> str:
     fraction = round(row[column], 2) + 0  # no minus before a zero
     star = "*" if row["verdict"] == EMULATED else ""
     return f"{fraction:.0%}{star}"
+
+
+def best_partners(table: pd.DataFrame, names: Sequence[str], numerics: Numerics = Numerics.EXACT) -> pd.DataFrame:
+    """For each technique the one of a kind that saves most beside it: what it is, and the part saved without and with.
+
+    Args:
+        numerics: what the second may do to the loss.
+    """
+    pairs = _mirrored(table[table["verdict"].isin([MEASURED, EMULATED])])
+    allowed = [name for name, cls in REGISTRY.items() if cls.numerics is numerics]
+    rows = []
+    for name in names:
+        of_name = pairs[pairs["one"] == name].set_index("other")[SAVED]
+        partners = of_name[of_name.index.isin(allowed)].drop(index=name, errors="ignore")
+        partner = partners.idxmax()
+        rows.append({"given": name, "add": partner, "saved alone": of_name[name], "saved together": partners[partner]})
+    shown = pd.DataFrame(rows).set_index("given")
+    return shown.assign(**{column: shown[column].map("{:.0%}".format) for column in ("saved alone", "saved together")})
+
+
+def _mirrored(table: pd.DataFrame) -> pd.DataFrame:
+    """Every pair in both orders, a technique alone once."""
+    swapped = table.rename(columns={"one": "other", "other": "one"})
+    return pd.concat([table, swapped]).drop_duplicates(["one", "other"])
 
 
 def style_pairs(table: pd.DataFrame, column: str = SAVED) -> "pd.io.formats.style.Styler":

@@ -12,7 +12,7 @@ class Result:
     json_fields: ClassVar[tuple[str, ...]] = ()
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+        return f'<pre style="font-family: monospace; white-space: pre-wrap">{html.escape(str(self))}</pre>'
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""

@@ -41,9 +41,21 @@ def setting(
     minimum: float | None = None,
     maximum: float | None = None,
     choices: Sequence[str] = (),
+    in_label: bool = False,
 ) -> Any:
-    """A dataclass field with its documentation and range; the ends of the range are allowed values."""
-    metadata = {"help": help, "unit": unit, "minimum": minimum, "maximum": maximum, "choices": tuple(choices)}
+    """A dataclass field with its documentation and range; the ends of the range are allowed values.
+
+    Args:
+        in_label: a label names its value even where that is the default, which nobody would guess.
+    """
+    metadata = {
+        "help": help,
+        "unit": unit,
+        "minimum": minimum,
+        "maximum": maximum,
+        "choices": tuple(choices),
+        "in_label": in_label,
+    }
     return dataclasses.field(default=default, metadata=metadata)
 
 

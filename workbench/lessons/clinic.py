@@ -1,101 +1,69 @@
 """The clinic of notebook 19: a reader says what took the memory and which two switches cure it, and a judge tries them.
 
-What is tried is the case's own trial: a prediction, or a small run or a life that the notebook has written out. Where
-nothing can be tried, the reference answer in `clinic.toml` decides, and the verdict says so.
+What is tried is the case's own trial (`trials.py`). Where nothing can be tried, the reference answer in `clinic.toml`
+decides, and the verdict and the score say so.
 """
 
 import html
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
-from operator import itemgetter
-from typing import Any
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import ipywidgets as w
 import pandas as pd
 from IPython.display import HTML, display
 
-from workbench.base.categories import Category, format_bytes
+from workbench.base.categories import Category
 from workbench.base.errors import ConfigurationError, UnavailableError, WorkbenchError
 from workbench.base.paths import beside
 from workbench.base.settings import named
 from workbench.lessons.exercise import exercise
-from workbench.prediction.predict import predict
-from workbench.recipe import Recipe
-from workbench.techniques import parse_technique
+from workbench.lessons.live import live_page
+from workbench.lessons.trials import TRIALS, Trial, of_file
 
 TEXTS = beside(__file__, "clinic.toml")
 CAUSES: dict[str, str] = TEXTS["causes"]
 
 
-@dataclass(frozen=True)
-class Tried:
-    """What a case needs under some switches.
+class Judgement(NamedTuple):
+    """Whether an answer is right, why, and whether it was tried or only looked up."""
 
-    Args:
-        largest: the largest category at the peak, and its bytes.
-        short: what else is missing, in words; it does not fit then, whatever the device has.
-    """
-
-    needed_bytes: int
-    budget_bytes: int
-    largest: tuple[str, int] = ("", 0)
-    short: str = ""
-
-    @property
-    def fits(self) -> bool:
-        return self.needed_bytes <= self.budget_bytes and not self.short
-
-    def __str__(self) -> str:
-        text = f"needs {format_bytes(self.needed_bytes)} of {format_bytes(self.budget_bytes)}"
-        category, size = self.largest
-        if category:
-            text += f", most of it {category.replace('_', ' ')}: {format_bytes(size)}"
-        return f"{text}; {self.short}" if self.short else text
-
-
-Trial = Callable[[Collection[str]], Tried]
-
-
-def predicted_on(recipe: Recipe, gpu: str) -> Trial:
-    """A training step on a GPU, predicted."""
-
-    def trial(switches: Collection[str]) -> Tried:
-        prediction = predict(changed(recipe, switches), gpu)
-        largest = max(prediction.by_category.items(), key=itemgetter(1))
-        return Tried(prediction.need_bytes, prediction.capacity_bytes or 0, largest)
-
-    return trial
-
-
-def changed(recipe: Recipe, switches: Collection[str]) -> Recipe:
-    """The recipe with techniques set, as on the command line (`lora=rank:4`), or dropped (`no lora`).
-
-    Raises:
-        ConfigurationError: a switch is neither, or they do not go together.
-    """
-    for switch in switches:
-        name = switch.removeprefix("no ").partition("=")[0]
-        techniques = [technique for technique in recipe.techniques if technique.name != name]
-        if not switch.startswith("no "):
-            techniques.append(parse_technique(switch))
-        recipe = replace(recipe, techniques=tuple(techniques))
-    return recipe
+    right: bool
+    text: str
+    tried: bool
 
 
 @dataclass(frozen=True)
 class Case:
-    """A case of `clinic.toml`: its cause, what can be switched, one right pair, and one that only sounds right."""
+    """A case of `clinic.toml`: what is said, its cause, what can be switched, one right pair, and a tempting one."""
 
     name: str
     title: str
+    report: str
     cause: str
     switches: list[str]
     reference: list[str]
     tempting: list[str]
     hint: str
     answer: str
+    code: str = ""
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    clues: Mapping[str, list[str]] = field(default_factory=dict)
 
-    def judge(self, cause: str, pair: Collection[str], trial: Trial) -> tuple[bool, str]:
+    @property
+    def trial(self) -> Trial:
+        """What it needs under some switches."""
+        return of_file(self.recipe) if self.recipe else TRIALS[self.name]
+
+    def told(self, trial: Trial) -> str:
+        """What it needs before anything is switched, and its clues; its largest part is for the reader to find."""
+        try:
+            needs = {"It": trial(())} | {clue: trial(switches) for clue, switches in self.clues.items()}
+        except UnavailableError as missing:
+            return f"What it needs is not predicted here: {missing}"
+        return " ".join(f"{subject} {replace(tried, largest=('', 0))}." for subject, tried in needs.items())
+
+    def judge(self, cause: str, pair: Collection[str], trial: Trial) -> Judgement:
         """Whether this is the cause and the two switches together are enough; and that in words, with the numbers.
 
         Raises:
@@ -109,21 +77,21 @@ class Case:
         if true_cause in list(Category):
             true_cause, _ = trial(()).largest
         is_cause = cause == true_cause
-        is_enough, tried = self._try(pair, trial)
-        verdict = "That is the cause." if is_cause else "The cause is another one."
-        return is_cause and is_enough, f"{verdict} {tried}"
+        enough = self._try(pair, trial)
+        on_cause = "That is the cause." if is_cause else "The cause is another one."
+        return Judgement(is_cause and enough.right, f"{on_cause} {enough.text}", enough.tried)
 
-    def _try(self, pair: Collection[str], trial: Trial) -> tuple[bool, str]:
+    def _try(self, pair: Collection[str], trial: Trial) -> Judgement:
         try:
             tried = trial(pair)
         except ConfigurationError as refusal:
-            return False, str(refusal)
+            return Judgement(False, str(refusal), tried=True)
         except UnavailableError as missing:
             is_listed = set(pair) == set(self.reference)
             these = "These two are the listed answer" if is_listed else "These two are not the listed answer"
-            return is_listed, f"{these}, and nothing was tried: {missing}"
+            return Judgement(is_listed, f"{these}, and nothing was tried: {missing}", tried=False)
         enough = "is enough" if tried.fits else "is not enough"
-        return tried.fits, f"{' + '.join(pair)} {enough}: it {tried}."
+        return Judgement(tried.fits, f"{' + '.join(pair)} {enough}: it {tried}.", tried=True)
 
 
 CASES = {name: Case(name, **texts) for name, texts in TEXTS["cases"].items()}
@@ -134,36 +102,47 @@ class Clinic:
 
     Args:
         solve: the judge tries the reference answers too.
-        live: somebody can press a button; otherwise the page itself judges the cause, without a kernel.
+        live: somebody can press a button; otherwise the page itself judges the cause, without a kernel. By default
+            what is so.
+        trials: instead of the cases' own.
     """
 
-    def __init__(self, solve: bool, live: bool) -> None:
+    def __init__(self, solve: bool = True, live: bool | None = None, trials: Mapping[str, Trial] | None = None) -> None:
         self.solve = solve
-        self.live = live
+        self.live = live_page() if live is None else live
+        self.others = trials or {}
         self.board = w.HTML()
         self.trials: dict[str, Trial] = {}
         self.solved: set[str] = set()
         self.judged: list[dict[str, Any]] = []  # reference answers: rows of the table that `grade` shows
         self.wrong: list[str] = []  # the cases of those that the judge does not take
+        self.untried: list[str] = []  # and of those that nothing here can try
 
-    def ask(self, name: str, trial: Trial) -> None:
-        """Show a case's form, a folded hint and a folded answer.
+    def ask(self, *names: str) -> None:
+        """Show cases: what is said and needed, a form, a folded hint and a folded answer.
 
         Raises:
             ConfigurationError: there is no such case.
         """
-        self.trials |= named({name: trial}, CASES, "clinic", "case")
-        case = CASES[name]
+        for case in named(dict.fromkeys(names), CASES, "clinic", "case"):
+            self._ask(CASES[case])
+
+    def _ask(self, case: Case) -> None:
+        trial = self.others.get(case.name) or case.trial
+        self.trials[case.name] = trial
         cause = CAUSES[case.cause]
         pair = " + ".join(case.reference)
         answer = f"{pair}. {case.answer}"
         if self.solve:
-            right, verdict = case.judge(case.cause, case.reference, trial)
-            row = {"case": case.title, "cause": cause, "switches": pair, "right": right, "judged": verdict}
-            self.judged.append(row)
-            if not right:
-                self.wrong.append(name)
-            answer += f" {verdict}"
+            verdict = case.judge(case.cause, case.reference, trial)
+            row = {"case": case.title, "cause": cause, "switches": pair, "right": verdict.right}
+            self.judged.append(row | {"judged": verdict.text})
+            if not verdict.right:
+                self.wrong.append(case.name)
+            if not verdict.tried:
+                self.untried.append(case.title)
+            answer += f" {verdict.text}"
+        display(_report(case, trial, len(self.trials)))
         if self.live:
             display(self.form(case), _folded("Answer", f"{cause}; {answer}"))
         else:
@@ -195,12 +174,12 @@ class Clinic:
         if not all((cause, *pair)):
             return "Choose a cause and two switches first."
         try:
-            right, verdict = case.judge(cause, pair, self.trials[case.name])
+            verdict = case.judge(cause, pair, self.trials[case.name])
         except WorkbenchError as error:
             return str(error)
-        if right:
+        if verdict.right:
             self.solved.add(case.name)
-        return f"{'Right.' if right else 'Not yet.'} {verdict} {self.score}"
+        return f"{'Right.' if verdict.right else 'Not yet.'} {verdict.text} {self.score}"
 
     @property
     def score(self) -> str:
@@ -216,8 +195,10 @@ class Clinic:
         if self.live:
             display(self.board)
         if self.judged:
-            right = f"{len(self.judged) - len(self.wrong)} of {len(self.judged)}"
-            summary = f"{right} reference answers judged right; unfold them when you are done"
+            tried = len(self.judged) - len(self.untried)
+            summary = f"The judge tried {tried} of {len(self.judged)} reference answers; unfold them when you are done"
+            if self.untried:
+                summary += f" (nothing here can try: {', '.join(self.untried)})"
             table = pd.DataFrame(self.judged).to_html(index=False)
             display(HTML(f"<details><summary>{summary}</summary>{table}</details>"))
         if self.wrong:
@@ -225,6 +206,14 @@ class Clinic:
                 f"clinic: the judge calls these reference answers wrong: {', '.join(self.wrong)}. "
                 "Change clinic.toml, or the case in the notebook."
             )
+
+
+def _report(case: Case, trial: Trial, number: int) -> HTML:
+    parts = [f"<h3>{number} · {html.escape(case.title)}</h3>", f"<p>{html.escape(case.report)}</p>"]
+    if case.code:
+        parts.append(f'<pre style="font-family: monospace">{html.escape(case.code.strip())}</pre>')
+    parts.append(f"<p><b>{html.escape(case.told(trial))}</b></p>")
+    return HTML("".join(parts))
 
 
 def _choice(description: str, options: list[tuple[str, str]]) -> w.Dropdown:

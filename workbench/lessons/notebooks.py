@@ -1,8 +1,11 @@
 """Run the notebooks headless with papermill. What was executed lies in `build/notebooks`; `make site` shows it."""
 
+import os
 import tempfile
+import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -11,21 +14,20 @@ import nbformat
 import papermill
 from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from papermill.exceptions import PapermillExecutionError
-from tqdm import tqdm
 
 from workbench.base.errors import ConfigurationError, WorkbenchError
+from workbench.base.launch import Child
 from workbench.base.patches import changed_environment
 from workbench.base.paths import BUILD, CORPORA, INSTALLED, MODELS, NOTEBOOKS, PACKAGE, PIN, ROOT
 from workbench.gpus.emulator.card import DEVICE, emulated_card
 from workbench.gpus.emulator.launch import environment as emulated_environment
 from workbench.gpus.emulator.place import stub_folder
 from workbench.lessons.parameters import check_parameters, of
+from workbench.lessons.progress import Progress
 from workbench.training.world import refuse_several_ranks
 
 DEVICE_PARAMETER = "device"  # of the kernel, not of a notebook
-
-# predictions come from a process of their own, which can load its libraries while the kernel loads the same
-PREPARE = f"{PIN}; from workbench.prediction.predict import warm_predictions as _start; _start('t4'); del _start"
+PATIENCE_S = 10.0  # for a lesson that is stopped, whose kernel has to be ended
 
 
 class NotebookError(WorkbenchError):
@@ -38,10 +40,14 @@ def build(
     force: bool = False,
     folder: Path = BUILD,
     timeout_s: int | None = None,
+    at_once: int = 1,
 ) -> list[Path]:
     """Execute notebooks into `<folder>/notebooks`. Those up to date are left alone.
 
     With parameters of one's own they go to `<folder>/notebooks-own` and are always executed.
+
+    Args:
+        at_once: so many notebooks at a time, in processes of their own.
 
     Raises:
         ConfigurationError: unknown notebook or parameter, a value of the wrong type, a secret.
@@ -49,15 +55,57 @@ def build(
     """
     paths = find_notebooks(names)
     _refuse(paths, parameters or {})
-    executed = []
-    for path in tqdm(paths, desc="notebooks", unit="notebook"):
-        output = folder / ("notebooks-own" if parameters else "notebooks") / path.name
-        if force or parameters or not _up_to_date(output, path):
-            start = time.monotonic()
-            execute_notebook(path, output, parameters, timeout_s=timeout_s)
-            tqdm.write(f"{path.stem}: {time.monotonic() - start:.0f} s")
-        executed.append(output)
-    return executed
+    place = folder / ("notebooks-own" if parameters else "notebooks")
+    waiting = []
+    for path in paths:
+        if force or parameters or not _up_to_date(place / path.name, path):
+            waiting.append(path)
+    progress = Progress([path.stem for path in waiting], at_once)
+
+    def execute_one(path: Path, child: Child | None) -> None:
+        began_at_s = time.monotonic()
+        arguments = (path, place / path.name, parameters)
+        if child is None:
+            execute_notebook(*arguments, timeout_s=timeout_s)
+        else:
+            child.call(execute_notebook, *arguments, timeout_s=timeout_s)
+        progress.done(path.stem, time.monotonic() - began_at_s)
+
+    if at_once > 1 and len(waiting) > 1:
+        _share(execute_one, waiting, at_once)
+    else:
+        for path in waiting:
+            execute_one(path, None)
+    return [place / path.name for path in paths]
+
+
+def _share(execute_one: Callable[[Path, Child], None], paths: Sequence[Path], at_once: int) -> None:
+    """Let several processes take one notebook after another, until all are executed or one has failed."""
+    children = [Child(os.environ, name="notebook") for _ in range(at_once)]
+    left = list(reversed(paths))
+    lock = threading.Lock()
+
+    def take_turns(child: Child) -> None:
+        while True:
+            with lock:
+                if not left:
+                    return
+                path = left.pop()
+            execute_one(path, child)
+
+    pool = ThreadPoolExecutor(at_once)
+    try:
+        turns = [pool.submit(take_turns, child) for child in children]
+        for turn in wait(turns, return_when=FIRST_EXCEPTION).done:
+            turn.result()
+    finally:
+        left.clear()
+        for child in children:
+            child.interrupt()  # a kernel that is at work is ended by its own process, which clears away after it
+        wait(turns, timeout=PATIENCE_S)
+        for child in children:
+            child.close()
+        pool.shutdown()
 
 
 def find_notebooks(names: Iterable[str] = ()) -> list[Path]:
@@ -103,7 +151,7 @@ def execute_notebook(
                 str(output),
                 parameters=parameters,
                 cwd=str(output.parent if INSTALLED else path.parent),
-                extra_arguments=["--IPKernelApp.log_level=40", f"--IPKernelApp.exec_lines={PREPARE}"],
+                extra_arguments=["--IPKernelApp.log_level=40", f"--IPKernelApp.exec_lines={PIN}"],
                 progress_bar=False,
                 kernel_name="python3",
                 execution_timeout=timeout_s,

@@ -13,7 +13,6 @@ from typing import Any
 
 import papermill
 
-from workbench.base.categories import parse_bytes
 from workbench.base.errors import ConfigurationError
 from workbench.base.paths import check_writable, runs_folder
 from workbench.base.settings import KINDS, check_settings, named, setting
@@ -40,8 +39,8 @@ def check_parameters(paths: Sequence[Path], parameters: Mapping[str, Any]) -> No
 
     Raises:
         ConfigurationError: a name that none of the notebooks has, a value of another type than a notebook declares, a
-            number out of range, a value that looks like a secret; a text, a GPU, an amount of memory or a model that
-            there is not; or records that could not be written.
+            number out of range, a value that looks like a secret; a text, a GPU or a model that there is not; or
+            records that could not be written.
         UnavailableError: the model cannot be had.
     """
     declared = [of(path) for path in paths]
@@ -66,7 +65,7 @@ def _check_types(types: Mapping[str, str], values: Mapping[str, Any]) -> None:
 
 
 def _check_names(values: Mapping[str, Any], trains: bool) -> None:
-    """What parameters name is there: a text, a GPU, an amount of memory, and models, some of them joined by +.
+    """What parameters name is there: a text, a GPU, a model.
 
     Args:
         trains: the notebook needs a model's weights, and writes records.
@@ -77,14 +76,8 @@ def _check_names(values: Mapping[str, Any], trains: bool) -> None:
         load_corpus(values["corpus"])
     if values.get("gpu", "cpu") != "cpu":
         gpu(values["gpu"])
-    if "budget" in values:
-        parse_bytes(values["budget"], "budget")
     if values.get("model", "auto") != "auto":
         (locate if trains else locate_config)(values["model"])
-    for parameter in ("large_model", "card_models"):
-        if parameter in values:
-            for name in values[parameter].split("+"):
-                locate_config(name)
 
 
 def _refuse_secret(name: str, text: str) -> None:

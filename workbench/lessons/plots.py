@@ -1,5 +1,7 @@
 """Records as pictures. Backgrounds are transparent and text is grey, so that they read on light and dark pages."""
 
+import base64
+import html
 import io
 from collections.abc import Sequence
 from itertools import groupby
@@ -36,12 +38,23 @@ COLOURS: dict[Category, str] = {
 
 
 class Picture(Figure):
-    """A figure that a notebook shows by itself: pyplot, which usually sees to that, must not be used in threads."""
+    """A figure that a notebook shows by itself: pyplot, which usually sees to that, must not be used in threads.
 
-    def _repr_png_(self) -> bytes:
+    Attributes:
+        description: what can be seen in it, for those who cannot.
+    """
+
+    description = ""
+
+    def png(self) -> bytes:
         data = io.BytesIO()
         self.savefig(data, format="png", dpi=100)
         return data.getvalue()
+
+    def _repr_html_(self) -> str:
+        source = base64.b64encode(self.png()).decode()
+        description = html.escape(self.description)
+        return f'<img alt="{description}" style="max-width: 100%" src="data:image/png;base64,{source}">'
 
 
 def memory_bars(frame: pd.DataFrame, limit_bytes: int | None = None) -> Picture:
@@ -54,7 +67,7 @@ def memory_bars(frame: pd.DataFrame, limit_bytes: int | None = None) -> Picture:
     sizes = rows[[f"{category}_bytes" for category in Category]].fillna(0).astype(float) / MIB
     sizes.columns = list(Category)
     sizes = sizes.loc[:, sizes.max() > 0.002 * peaks.max()]  # what would not be seen
-    figure, axes = _axes(8.0, 0.9 + 0.5 * len(rows))
+    figure, axes = new_axes(8.0, 0.9 + 0.5 * len(rows))
     colours = [COLOURS[category] for category in sizes]
     sizes.rename(columns=_words).plot.barh(ax=axes, stacked=True, color=colours, width=0.65, legend=False)
     for row, peak in enumerate(peaks):
@@ -65,15 +78,24 @@ def memory_bars(frame: pd.DataFrame, limit_bytes: int | None = None) -> Picture:
     sources = ", ".join(sorted(set(rows["memory_source"])))
     axes.set(xlim=(0, 1.16 * peaks.max()), xlabel=f"bytes at the peak, MiB ({sources})", ylabel="")
     axes.invert_yaxis()
-    return _with_legend(figure, columns=4)
+    figure.description = _bars_in_words(sizes, peaks)
+    return with_legend(figure, columns=4)
+
+
+def _bars_in_words(sizes: pd.DataFrame, peaks: pd.Series) -> str:
+    parts = []
+    for label, peak in peaks.items():
+        largest = str(sizes.loc[label].idxmax())
+        parts.append(f"{label} {format_bytes(peak * MIB)}, most of it {_words(largest)}")
+    return f"Bars of the peak by category: {'; '.join(parts)}."
 
 
 def loss_curves(records: Sequence[Record]) -> Picture:
     """Training loss over steps, or over tokens where the runs took different numbers of steps: the mean over seeds as
     a line, their range as a band."""
-    figure, axes = _axes(8.0, 3.4)
+    figure, axes = new_axes(8.0, 3.4)
     if not any(record.losses for record in records):
-        return _say_none(figure, axes, "losses", {record.memory_source for record in records})
+        return say_none(figure, axes, "losses", {record.memory_source for record in records})
     over_tokens = len({len(record.losses) for record in records}) > 1
     for label in dict.fromkeys(record.label for record in records):
         runs = [record for record in records if record.label == label]
@@ -85,9 +107,11 @@ def loss_curves(records: Sequence[Record]) -> Picture:
         lowest = losses.min(axis=0)
         highest = losses.max(axis=0)
         axes.fill_between(steps, lowest, highest, color=line.get_color(), alpha=0.18, linewidth=0)
+    ends = "; ".join(f"{record.label} from {record.losses[0]:.2f} to {record.losses[-1]:.2f}" for record in records)
+    figure.description = f"Curves of the training loss: {ends}."
     axes.set_xlabel("tokens seen" if over_tokens else "step (one optimizer update)")
     axes.set_ylabel("training loss")
-    return _with_legend(figure, columns=3)
+    return with_legend(figure, columns=3)
 
 
 def timeline(history: Timeline, start: int = 0, stop: int | None = None) -> Picture:
@@ -95,13 +119,13 @@ def timeline(history: Timeline, start: int = 0, stop: int | None = None) -> Pict
     live = pd.DataFrame(history.live[:, start:stop].T / MIB, columns=list(Category))
     live = live.loc[:, live.any()]
     live.index += start
-    figure, axes = _axes(8.5, 3.8)
+    figure, axes = new_axes(8.5, 3.8)
     colours = [COLOURS[category] for category in live]
     labels = [_words(category) for category in live]
     axes.stackplot(live.index, live.T, colors=colours, labels=labels, step="post", linewidth=0)
     axes.set(xlabel="event (a tensor comes or goes)", ylabel="live bytes, MiB")
     _name_phases(axes, history.phases[start:stop], start, float(live.sum(axis=1).max()))
-    return _with_legend(figure, columns=4)
+    return with_legend(figure, columns=4)
 
 
 def _name_phases(axes: Axes, phases: Sequence[Phase | None], start: int, height: float) -> None:
@@ -118,7 +142,7 @@ def life_bars(*lives: Life) -> Picture:
     """Of each phase of a run the bytes on the device and on the host; a line where the device ends."""
     table = life_table(*lives).drop(columns="ratio", level=0, errors="ignore") / GIB
     table.columns = [f"{source} {_words(name.removesuffix('_bytes'))}" for source, name in table.columns]
-    figure, axes = _axes(8.0, 6.0)
+    figure, axes = new_axes(8.0, 6.0)
     longest = 1.1 * table.max(axis=None)
     upwards = table.iloc[::-1, ::-1]  # a bar plot begins at the bottom
     upwards.plot.barh(ax=axes, width=0.8, color=LINES, xlim=(0, longest), legend=False)
@@ -126,21 +150,21 @@ def life_bars(*lives: Life) -> Picture:
     for life in lives:
         room = (life.capacity_bytes or 0) - life.context_bytes
         axes.axvline(room / GIB, color=GREY, linestyle="--")
-    return _with_legend(figure, columns=3)
+    return with_legend(figure, columns=3)
 
 
 def tradeoffs(table: pd.DataFrame) -> Picture:
     """Memory against speed, the loss as the colour, of what was timed; those on the Pareto front have a ring."""
     timed = table.dropna(subset=["speed_ratio"])
-    figure, axes = _axes(10.0, max(4.2, 0.27 * len(timed) + 1.6))
+    figure, axes = new_axes(10.0, max(4.2, 0.27 * len(timed) + 1.6))
     if timed.empty:
-        return _say_none(figure, axes, "speed", set(table["memory_source"]))
+        return say_none(figure, axes, "speed", set(table["memory_source"]))
     peaks = timed["peak_allocated_bytes"] / MIB
     speeds = timed["speed_ratio"]
     points = axes.scatter(peaks, speeds, c=timed["held_out_loss"], cmap="viridis_r", s=90, zorder=3)
     front = timed.index.isin(pareto(table))
     axes.scatter(peaks[front], speeds[front], s=230, facecolors="none", edgecolors=GREY, linewidths=1.4, zorder=2)
-    _name_beside(axes, peaks, speeds)
+    name_beside(axes, peaks, speeds)
     axes.margins(0.08)
     axes.set(xlabel="peak memory, MiB (left is better)", ylabel="speed, the baseline's is 1 (up is better)")
     bar = figure.colorbar(points, ax=axes, location="bottom", aspect=50)
@@ -150,7 +174,7 @@ def tradeoffs(table: pd.DataFrame) -> Picture:
     return figure
 
 
-def _name_beside(axes: Axes, x: pd.Series, y: pd.Series) -> None:
+def name_beside(axes: Axes, x: pd.Series, y: pd.Series) -> None:
     """The names in a column to the right, each with a line to its point: many points are close to each other."""
     line = {"arrowstyle": "-", "color": GREY, "linewidth": 0.5, "relpos": (0, 0.5), "shrinkB": 5}
     for row, label in enumerate(y.sort_values().index):
@@ -166,7 +190,7 @@ def _name_beside(axes: Axes, x: pd.Series, y: pd.Series) -> None:
         )
 
 
-def _say_none(figure: Picture, axes: Axes, what: str, sources: set[str]) -> Picture:
+def say_none(figure: Picture, axes: Axes, what: str, sources: set[str]) -> Picture:
     """In place of a picture: there is nothing to draw, and why."""
     text = f"no {what} on record"
     if any(source.startswith("emulated") for source in sources):
@@ -181,7 +205,7 @@ def _words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _axes(width: float, height: float) -> tuple[Picture, Axes]:
+def new_axes(width: float, height: float) -> tuple[Picture, Axes]:
     figure = Picture(figsize=(width, height), layout="constrained", facecolor="none")
     axes = figure.subplots()
     axes.set_facecolor("none")
@@ -194,7 +218,7 @@ def _axes(width: float, height: float) -> tuple[Picture, Axes]:
     return figure, axes
 
 
-def _with_legend(figure: Picture, columns: int) -> Picture:
+def with_legend(figure: Picture, columns: int) -> Picture:
     legend = figure.legend(loc="outside lower center", ncols=columns, frameon=False, labelcolor=GREY, fontsize=9)
     legend.set_zorder(5)
     return figure

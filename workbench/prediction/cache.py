@@ -23,7 +23,7 @@ def get(key: str) -> Prediction | None:
     """The prediction with this key; None if there is none, or its file is damaged."""
     place = (folder(), key)
     if place not in _memory:
-        prediction = _read(folder() / f"{key}.npz")
+        prediction = read_prediction(folder() / f"{key}.npz")
         if prediction:
             _memory[place] = prediction
     return _memory.get(place)
@@ -33,25 +33,29 @@ def put(key: str, prediction: Prediction) -> None:
     """Keep a prediction, in memory only where the folder cannot be written to."""
     _memory[folder(), key] = prediction
     with suppress(UnavailableError), aside(folder(), "predict: a prediction") as part:
-        _write(part, prediction)
+        write_prediction(part, prediction)
         put_in_place(part, f"{key}.npz")
 
 
-def _write(path: Path, prediction: Prediction) -> None:
+def write_prediction(path: Path, prediction: Prediction) -> None:
+    """One file of a prediction, with its timeline if it has one."""
     import numpy as np
 
     plain = vars(prediction).copy()
     timeline = plain.pop("timeline")
-    phases = np.array([_PHASES.index(phase) for phase in timeline.phases], dtype=np.int8)
-    arrays: dict[str, Any] = {**timeline.lives, "phases": phases}
-    arrays |= {"plain": np.array(json.dumps(plain)), "operations": np.array(timeline.operations, dtype=np.str_)}
+    arrays: dict[str, Any] = {"plain": np.array(json.dumps(plain))}
+    if timeline is not None:
+        phases = np.array([_PHASES.index(phase) for phase in timeline.phases], dtype=np.int8)
+        operations = np.array(timeline.operations, dtype=np.str_)
+        arrays |= {**timeline.lives, "phases": phases, "operations": operations}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=3) as file:  # a fifth of numpy's time, for 6 %
         for name, array in arrays.items():
             with file.open(f"{name}.npy", "w") as part:
                 np.lib.format.write_array(part, array)
 
 
-def _read(path: Path) -> Prediction | None:
+def read_prediction(path: Path) -> Prediction | None:
+    """The prediction in a file; None if there is none, or it is damaged."""
     import numpy as np
 
     from workbench.measure.timeline import LIVES, TensorTimeline, live_bytes
@@ -59,6 +63,8 @@ def _read(path: Path) -> Prediction | None:
     try:
         with np.load(path, allow_pickle=False) as data:
             plain: dict[str, Any] = json.loads(str(data["plain"]))
+            if "phases" not in data:
+                return Prediction(**plain)
             lives = {name: data[name] for name in LIVES}
             operations = tuple(map(str, data["operations"]))
             phases = tuple(_PHASES[code] for code in data["phases"])

@@ -38,6 +38,7 @@ GPU_NAMES = tuple(GPUS)
 EMULATOR = "emulator"
 SHADOW = "shadow"
 ENGINES = (EMULATOR, SHADOW)
+ENGINE_VARIABLE = "WORKBENCH_ENGINE"  # chooses for all calls
 
 
 def predict(
@@ -125,7 +126,7 @@ def engine_for(gpu: str, engine: str | None = None) -> str:
     """
     if engine == EMULATOR and gpu == CPU:
         raise ConfigurationError("predict: the emulator plays GPUs. Leave out the engine, or name a GPU.")
-    chosen = engine or (SHADOW if gpu == CPU else os.environ.get("WORKBENCH_ENGINE"))
+    chosen = engine or (SHADOW if gpu == CPU else os.environ.get(ENGINE_VARIABLE))
     if chosen not in (None, "", *ENGINES):
         raise ConfigurationError(f"predict: engine {chosen!r} is not one of {', '.join(ENGINES)}.")
     if chosen == EMULATOR:
@@ -172,8 +173,18 @@ def _ranks(recipe: Recipe, count: int | None, shard: str) -> Ranks | None:
 
 def _key(recipe: Recipe, gpu: str, padding: bool, ranks: Ranks | None, engine: str) -> str:
     """Cache key: changes with recipe, GPU, versions of the libraries, the workbench's own code, the model's config."""
-    others = [_definition(type(technique)) for technique in recipe.techniques]
-    facts = [recipe.to_dict(), gpu, padding, str(ranks), engine, versions(), _own_code(), _config(recipe.model), others]
+    others = [definition(type(technique)) for technique in recipe.techniques]
+    facts = [
+        recipe.to_dict(),
+        gpu,
+        padding,
+        str(ranks),
+        engine,
+        versions(),
+        _own_code(),
+        model_config(recipe.model),
+        others,
+    ]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
 
 
@@ -186,7 +197,7 @@ def _own_code() -> str:
     return digest.hexdigest()
 
 
-def _definition(kind: type) -> str:
+def definition(kind: type) -> str:
     """Of a technique that is not the workbench's: its file, or what a notebook has defined, may change."""
     import dill
 
@@ -196,8 +207,8 @@ def _definition(kind: type) -> str:
     return hashlib.sha256(Path(file).read_bytes() if file else dill.dumps(kind, recurse=True)).hexdigest()
 
 
-def _config(model: str) -> str:
-    """A folder's config may change under its name."""
+def model_config(model: str) -> str:
+    """Of a folder, whose config may change under its name, the text of it; of other models nothing."""
     folder = Path(model.removeprefix(RANDOM)).expanduser()
     names = ("config.json", "adapter_config.json")
     return "".join((folder / name).read_text(encoding="utf-8") for name in names if (folder / name).is_file())

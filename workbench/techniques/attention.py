@@ -17,7 +17,9 @@ class Attention(Technique):
     dropout in attention means the plain one, which keeps the probabilities too.
     """
 
-    implementation: str = setting("eager", "how attention is computed; sdpa is the default", choices=("eager", "sdpa"))
+    implementation: str = setting(
+        "eager", "how attention is computed; sdpa is the default", choices=("eager", "sdpa"), in_label=True
+    )
 
     stage = Stage.ARCHITECTURE
 

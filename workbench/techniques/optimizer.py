@@ -137,7 +137,7 @@ class Optimizer(Technique):
     states of 8 bits, with a scale of 2 bytes for 32 of them, in one kernel of Triton's.
     """
 
-    kind: str = setting("adamw_8bit", "which optimizer", choices=tuple(KINDS))
+    kind: str = setting("adamw_8bit", "which optimizer", choices=tuple(KINDS), in_label=True)
 
     stage = Stage.OPTIMIZE
     brings = frozenset({Capability.OPTIMIZER})

@@ -1,7 +1,6 @@
 """A recipe becomes a Hugging Face `Trainer`, assembled through the techniques' seams. No technique is named here."""
 
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from accelerate.utils import other as models_of_accelerate
 from datasets import Dataset
 from safetensors import SafetensorError
 from torch.utils.data import Sampler
@@ -19,6 +17,7 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from workbench.base.categories import Phase
 from workbench.base.errors import ConfigurationError, explained
+from workbench.base.patches.accelerate import leave_deepspeed_alone
 from workbench.base.paths import unwritten
 from workbench.journal import checkpoints
 from workbench.measure.meter import Meter
@@ -26,8 +25,7 @@ from workbench.recipe import Recipe
 from workbench.techniques.base import Call, Technique
 from workbench.texts.corpus import Blocks
 
-# or accelerate would import DeepSpeed, which takes seconds, to see whether a model is one of its
-models_of_accelerate.is_deepspeed_available = lambda: "deepspeed" in sys.modules
+leave_deepspeed_alone()
 EARLY_STEPS = 3  # the first makes the optimizer's states, so the second is the first that needs all memory
 
 

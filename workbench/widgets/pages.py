@@ -5,7 +5,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from IPython.core.getipython import get_ipython
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
 
@@ -19,18 +18,6 @@ CONTEXT = "CUDA context"
 SHADES: dict[str, str] = dict(COLOURS.items())
 SHADES[UNUSED] = "#c8c8c8"
 SHADES[CONTEXT] = "#5c5c5c"
-
-
-def live_page() -> bool:
-    """Whether somebody looks on: a page lets its cells ask for input, papermill and nbconvert do not (`allow_stdin` in
-    Jupyter's messaging protocol)."""
-    return bool(request().get("content", {}).get("allow_stdin"))
-
-
-def request() -> dict[str, Any]:
-    """What the kernel was asked to execute."""
-    kernel = getattr(get_ipython(), "kernel", None)
-    return dict(kernel.get_parent() or {}) if kernel else {}
 
 
 def page(template: str, **names: Any) -> str:
@@ -52,7 +39,7 @@ def status(text: object) -> str:
 
 def picture(figure: Picture, text: str) -> Markup:
     """An image with its text equivalent; no file and no network."""
-    source = base64.b64encode(figure._repr_png_()).decode()
+    source = base64.b64encode(figure.png()).decode()
     return Markup('<img alt="{}" src="data:image/png;base64,{}" style="max-width: 100%">').format(text, source)
 
 

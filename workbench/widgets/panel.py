@@ -1,4 +1,4 @@
-"""What every panel is, and the small one of a lesson: a technique's toggle and settings above the predicted memory."""
+"""What every panel is: a form of switches, the predicted memory, and what each switch would save."""
 
 from collections.abc import Iterable
 
@@ -6,12 +6,11 @@ import ipywidgets as w
 from IPython.display import HTML, display
 
 from workbench.gpus.catalogue import GPUS
+from workbench.lessons.live import live_page
 from workbench.recipe import Recipe
 from workbench.techniques import REGISTRY
 from workbench.widgets.controls import RecipeForm
 from workbench.widgets.gauge import Gauge
-from workbench.widgets.light import VBox
-from workbench.widgets.pages import live_page
 from workbench.widgets.savings import Savings
 
 
@@ -51,19 +50,3 @@ class Panel:
         else:
             self.gauge.wait()
             display(HTML(self.as_page()))
-
-
-class toggle(Panel):  # noqa: N801 - read as a verb in a notebook: toggle(recipe, "lora")
-    """Switches for a lesson's recipe.
-
-    Args:
-        recipe: the lesson's recipe.
-        names: the techniques that can be switched; other settings stay as they are.
-        gpu: what to predict for, at first.
-    """
-
-    def __init__(self, recipe: Recipe, *names: str, gpu: str = "h100") -> None:
-        super().__init__(recipe, gpu, names)
-        switches = [switch.view for switch in self.form.toggles.values()]
-        self.view = VBox([*switches, self.form.error, self.gauge.view])
-        self.answer()

@@ -10,6 +10,7 @@ from markupsafe import escape
 
 from workbench.base.errors import ConfigurationError
 from workbench.base.launch import warm_up
+from workbench.lessons.live import request
 from workbench.lessons.timeline import scrubber
 from workbench.prediction.predict import Prediction
 from workbench.recipe import Recipe
@@ -18,7 +19,7 @@ from workbench.widgets.cards import MakeItFit
 from workbench.widgets.fits import WhatFits
 from workbench.widgets.gauge import Gauge
 from workbench.widgets.history import History
-from workbench.widgets.pages import STYLE, request
+from workbench.widgets.pages import STYLE
 from workbench.widgets.panel import Panel
 from workbench.widgets.part import Background
 from workbench.widgets.runner import RUNNER

@@ -1,5 +1,6 @@
 """What is replaced in accelerate."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -46,3 +47,13 @@ def nothing_gathered(accelerator: Any) -> Iterator[None]:
 
     with replaced(accelerator, "gather", unchanged):
         yield
+
+
+def leave_deepspeed_alone() -> None:
+    """For good: accelerate would import DeepSpeed, which takes seconds, to see whether a model is one of its.
+
+    Until: accelerate asks whether it was imported.
+    """
+    from accelerate.utils import other
+
+    other.is_deepspeed_available = lambda: "deepspeed" in sys.modules

@@ -1,0 +1,106 @@
+"""The table of a lesson on cards that people have: what it says of a prediction, and of a card that cannot."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.lessons.test_timeline import one_step, prediction
+from workbench.base.errors import ConfigurationError
+from workbench.gpus.catalogue import GPUS
+from workbench.lessons import cards as module
+from workbench.lessons.cards import cards, predict_known, step_on_card
+from workbench.lessons.timeline import in_words
+from workbench.techniques import GradientCheckpointing, Lora
+
+GIB = 2**30
+SMALL = {"models": ("gpt2",)}
+T4, RTX3090 = "NVIDIA T4, 14.6 GiB", "GeForce RTX 3090, 23.7 GiB"
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Predictions by (GPU, label) in place of the engines' own, and which of them were asked for."""
+    answers, wanted = {}, []
+
+    def known_predictions(recipe, gpus, timeline=False):
+        wanted.extend((name, recipe.label) for name in gpus)
+        return [answers[name, recipe.label] for name in gpus]
+
+    monkeypatch.setattr(module, "known_predictions", known_predictions)
+    return answers, wanted
+
+
+def found(gpu, allocated, reserved):
+    return prediction(
+        one_step(),
+        gpu=gpu,
+        source=f"emulated:{gpu}",
+        capacity_bytes=GPUS[gpu].memory_bytes,
+        peak_allocated_bytes=int(allocated * GIB),
+        peak_reserved_bytes=int(reserved * GIB),
+    )
+
+
+def test_each_card_is_asked_itself_and_the_peak_is_that_of_the_first(asked):
+    """Where memory is short, PyTorch gives cached blocks back: a smaller card reserves less."""
+    answers, wanted = asked
+    answers |= {("t4", "baseline"): found("t4", 15, 16), ("rtx3090", "baseline"): found("rtx3090", 15.5, 17)}
+    table = cards(**SMALL)
+    assert wanted == [("t4", "baseline"), ("rtx3090", "baseline")]
+    row = table.loc["gpt2", "baseline"]
+    assert row[T4] == "✗ 1.9 GiB over"
+    assert row[RTX3090] == "✓ 6.2 GiB left"
+    assert row["predicted peak"] == "15.0 GiB"
+    assert row["source"] == "emulated:t4"
+
+
+def test_a_card_that_cannot_says_why_and_the_peak_is_that_of_the_next(asked):
+    answers, _ = asked
+    refused = ConfigurationError("predict: no bf16")
+    answers |= {("t4", "baseline"): refused, ("rtx3090", "baseline"): found("rtx3090", 5, 6)}
+    row = cards(**SMALL).loc["gpt2", "baseline"]
+    assert row[T4] == "predict: no bf16"
+    assert row[RTX3090].startswith("✓")
+    assert row["predicted peak"] == "5.0 GiB"
+    assert row["source"] == "emulated:rtx3090"
+
+
+def test_where_no_card_can_there_is_no_number(asked):
+    answers, _ = asked
+    answers["t4", "baseline"] = ConfigurationError("predict: no.")
+    row = cards(gpus=("t4",), **SMALL).loc["gpt2", "baseline"]
+    assert (row["predicted peak"], row["source"], row[T4]) == ("–", "–", "predict: no.")
+
+
+def test_variants_may_be_several_techniques_together(asked):
+    answers, wanted = asked
+    for label in ("baseline", "lora", "gradient_checkpointing + lora"):
+        answers["t4", label] = found("t4", 5, 6)
+    cards(Lora(), (Lora(), GradientCheckpointing()), gpus=("t4",), **SMALL)
+    assert [label for _, label in wanted] == ["baseline", "lora", "gradient_checkpointing + lora"]
+
+
+def test_a_prediction_that_is_refused_is_raised(asked):
+    answers, _ = asked
+    answers["t4", "baseline"] = ConfigurationError("predict: no.")
+    with pytest.raises(ConfigurationError, match="predict: no"):
+        predict_known(module.recipes_of("gpt2", (), 1024)[0])
+
+
+def test_a_step_is_a_frame_to_drag_through(asked):
+    answers, _ = asked
+    answers |= {("t4", label): replace(found("t4", 5, 6), label=label) for label in ("baseline", "lora")}
+    frame = step_on_card(Lora()).data
+    assert 'title="Memory over the operations of a training step: baseline, lora"' in frame
+    assert "{{" not in frame
+
+
+def test_operations_in_words():
+    for operation, words in (
+        ("aten._log_softmax_backward_data.default in loss", "gradient of log-softmax of the logits"),
+        ("aten.mm.default in transformer.h.3.mlp", "matrix product"),
+        ("aten._foreach_sqrt.default", "square root"),
+        ("bitsandbytes.dequantize_4bit.default in lm_head", "dequantize 4bit"),
+        ("given", "there before the step"),
+    ):
+        assert in_words(operation) == words

@@ -1,0 +1,316 @@
+"""What a lesson calls: it imports this and the techniques that it teaches, and nothing else of the workbench::
+
+from workbench.lesson import bars, recipe, table, toggle
+from workbench.techniques import GradientCheckpointing
+
+gpt2 = recipe("auto", steps=12)
+runs = toggle(gpt2, GradientCheckpointing())
+table(runs)
+bars(runs)
+"""
+
+import os
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import pandas as pd
+
+import workbench
+from workbench.base.categories import Category, Phase
+from workbench.base.categories import format_bytes as size
+from workbench.base.errors import OutOfMemoryError, UnavailableError
+from workbench.base.paths import DATA
+from workbench.journal.record import Record, Status, read_all
+from workbench.lessons.cards import Variant, cards, step_on_card
+from workbench.lessons.cards import predict_known as predict
+from workbench.lessons.exercise import exercise as check
+from workbench.lessons.pictures import NAMES, picture_called
+from workbench.recipe import Recipe
+
+__all__ = [
+    "DATA",
+    "Phase",
+    "all_pairs",
+    "bars",
+    "cards",
+    "check",
+    "comparison",
+    "curves",
+    "given",
+    "measured_on_h100",
+    "predict",
+    "recipe",
+    "refused_pairs",
+    "size",
+    "staircase",
+    "stairs",
+    "step_on_card",
+    "table",
+    "toggle",
+    "verdicts",
+]
+
+os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")  # a page would keep every state of a bar
+warnings.filterwarnings("ignore", "`is_gradient_checkpointing`")  # PEFT 0.21 asks by the name that will go
+pd.set_option("display.max_colwidth", None)  # the reason why something was not run is a sentence, to be read whole
+ELSEWHERE = {
+    "Clinic": "workbench.lessons.clinic",
+    "OutOfMemoryError": "workbench.errors",
+    "newest_out_of_memory": "workbench.advise.doctor",
+    "read_message": "workbench.advise.message",
+}
+MIB = 2**20
+GIB = 2**30
+H100 = DATA / "reference" / "h100" / "gpt2-124m" / "comparison.csv"
+LOSSES = DATA / "reference" / "cpu" / "gpt2-tiny" / "losses.csv"
+PAIRS_TABLE = DATA / "reference" / "cpu" / "gpt2-tiny" / "pairs.csv"
+BASELINE = "baseline"
+VISIBLE = 1e-3  # of a loss: smaller differences are shown as powers of ten
+PAIRS = 2  # of runs beside each other, from which on a speed is shown
+SHOWN = (Category.ACTIVATIONS, Category.LOGITS_AND_LOSS)  # what most techniques shrink
+
+
+def __getattr__(name: str) -> Any:
+    """The pictures by name, as `checkpointed_blocks`; what few lessons need; and all names of the front door."""
+    if name in NAMES:
+        return picture_called(name)
+    if name in ELSEWHERE:
+        return getattr(import_module(ELSEWHERE[name]), name)
+    if not name.startswith("_") and hasattr(workbench, name):
+        return getattr(workbench, name)
+    raise AttributeError(f"module 'workbench.lesson' has no attribute {name!r}")
+
+
+def recipe(model: str = "auto", **settings: Any) -> Recipe:
+    """A `Recipe` whose model is decided: `auto` is GPT-2 124M on a GPU, and the embedded model on a CPU.
+
+    Raises ConfigurationError for a setting that cannot be.
+    """
+    from workbench.measure.device import pick_device
+    from workbench.models.source import resolve_auto
+
+    return Recipe(model=resolve_auto(model, pick_device().type), **settings)
+
+
+def toggle(off: Recipe, *variants: Variant, seeds: int = 1) -> list[Record]:
+    """Fine-tune with a technique off, and on: a record of the recipe, then one of each variant.
+
+    All have the recipe's seed, and the customary learning rate of what they train. A run that is on record with the
+    same text, versions and device is taken from there. What this machine cannot run, or has too little memory for, has
+    a record that says so. With several seeds each recipe is run at the best rate of the same search, all of them take
+    turns in time, and there is a record of every seed.
+
+    Args:
+        variants: a technique, or a tuple of several together.
+
+    Raises ConfigurationError: a technique does not go with the recipe.
+    """
+    from workbench.advise.fair import side_by_side
+
+    recipes = [off]
+    for variant in variants:
+        on = off
+        for technique in variant if isinstance(variant, tuple) else (variant,):
+            on = on | technique
+        recipes.append(on)
+    records = [_record_of(variant) for variant in recipes]
+    if seeds == 1:
+        return records
+    finished = [record.recipe for record in records[1:] if record.status is Status.OK]
+    failed = [record for record in records if record.status is not Status.OK]
+    runs = side_by_side(off, *finished, seeds=seeds, reuse=True)
+    return [*(record for runs_of_variant in runs for record in runs_of_variant), *failed]
+
+
+def _record_of(variant: Recipe) -> Record:
+    """Of a run that ended well, or of one that could not."""
+    from workbench.training.run import run
+
+    try:
+        return run(variant, reuse=True)
+    except (UnavailableError, OutOfMemoryError):
+        records = [record for record in read_all() if record.recipe_id == variant.id]
+        if not records:
+            raise
+        return records[-1]
+
+
+def table(records: Sequence[Record], *categories: str) -> pd.DataFrame:
+    """One row a run: its peak, what each category took at most, the part of the peak that is saved, and the loss.
+
+    What is saved, and `losses differ by`, is against the record without techniques, or else the first one: the largest
+    difference of a training loss at the same step. 0 is the same to the last bit, some 1e-06 is the rounding of
+    additions in another order. A run that came to no end has the reason in a last column.
+
+    Args:
+        categories: names of `Category`; without any, activations and logits.
+    """
+    first = next((record for record in records if record.label == BASELINE), records[0])
+    rows = []
+    for record in records:
+        row: dict[str, Any] = {"recipe": record.label, "peak MiB": _mib(record.peak_allocated_bytes)}
+        for category in categories or SHOWN:
+            row[f"{category.replace('_', ' ')} MiB"] = _mib(record.maximum_by_category.get(category))
+        row["saved"] = _saved(record, first)
+        row["held-out loss"] = None if record.held_out_loss is None else round(record.held_out_loss, 4)
+        row["losses differ by"] = _difference(record, first)
+        if record.status is not Status.OK:
+            row["why there is no more"] = record.error
+        rows.append(row)
+    return pd.DataFrame(rows).set_index("recipe").rename_axis(None).fillna("")
+
+
+def _mib(size_bytes: int | None) -> float | None:
+    return None if size_bytes is None else round(size_bytes / MIB, 1)
+
+
+def _saved(record: Record, first: Record) -> str:
+    if record.peak_allocated_bytes is None or first.peak_allocated_bytes is None:
+        return ""
+    return f"{1 - record.peak_allocated_bytes / first.peak_allocated_bytes:.0%}".replace("-0%", "0%")
+
+
+def _difference(record: Record, first: Record) -> str:
+    if not record.losses:
+        return "no values" if record.status is Status.OK else ""
+    if not first.losses:
+        return ""
+    if len(record.losses) != len(first.losses):
+        return "other steps"
+    largest = max(abs(a - b) for a, b in zip(record.losses, first.losses, strict=True))
+    if largest == 0:
+        return "0"
+    return f"{largest:.0e}" if largest < VISIBLE else f"{largest:.2g}"
+
+
+def bars(records: Sequence[Record], limit_bytes: int | None = None) -> Any:
+    """The peak of each run by category, as a picture; `limit_bytes` is drawn as a line."""
+    from workbench.advise.frame import to_frame
+    from workbench.lessons.plots import memory_bars
+
+    measured = [record for record in records if record.by_category]
+    return memory_bars(to_frame(measured), limit_bytes)
+
+
+def curves(records: Sequence[Record]) -> Any:
+    """The training losses of the runs, as a picture."""
+    from workbench.lessons.plots import loss_curves
+
+    return loss_curves(records)
+
+
+def measured_on_h100(*labels: str) -> pd.DataFrame:
+    """What an H100 needed for GPT-2 124M with 8 × 1,024 tokens a step, and how fast it was: from a committed table.
+
+    Args:
+        labels: of recipes, as `Recipe.label` has them; the baseline comes first. Without any, all of them.
+
+    Raises KeyError for a recipe that was not measured.
+    """
+    rows = _on_h100()
+    if labels:
+        rows = rows.loc[["baseline", *labels]]
+    whole = rows.loc["baseline", "peak_allocated_bytes"]
+    shown = pd.DataFrame(index=rows.index.rename(None))
+    shown["peak GiB"] = (rows["peak_allocated_bytes"] / GIB).round(1)
+    shown["saved"] = (1 - rows["peak_allocated_bytes"] / whole).map("{:.0%}".format)
+    shown["speed"] = rows["speed_ratio"].map("{:.2f}×".format)
+    return shown
+
+
+def _on_h100() -> pd.DataFrame:
+    rows = pd.read_csv(H100, index_col="label")
+    rows.loc["baseline", "speed_ratio"] = 1.0
+    rows["techniques"] = rows["techniques"].fillna("")
+    return rows
+
+
+def comparison(records: Sequence[Record]) -> pd.DataFrame:
+    """The table of `workbench.compare`, of these runs. Raises ConfigurationError without a baseline among them."""
+    from workbench.advise.compare import compare
+    from workbench.advise.frame import to_frame
+
+    return compare(to_frame([*records]))
+
+
+def stairs(compared: pd.DataFrame | None = None) -> pd.DataFrame:
+    """The recipes on the staircases: each is faster than all that need no more memory and do no more to the loss.
+
+    Args:
+        compared: what `comparison` returned; without it, what was measured on an H100.
+    """
+    from workbench.lessons.staircase import STAIRS, steps_of
+
+    rows = []
+    for name, allowed in STAIRS.items():
+        for label, step in steps_of(_timed(compared), allowed).iterrows():
+            peak_gib = round(step["peak_allocated_bytes"] / GIB, 1)
+            rows.append({"stairs": name, "recipe": label, "peak GiB": peak_gib, "speed": f"{step['speed_ratio']:.2f}×"})
+    return pd.DataFrame(rows, columns=["stairs", "recipe", "peak GiB", "speed"]).set_index(["stairs", "recipe"])
+
+
+def staircase(compared: pd.DataFrame | None = None) -> Any:
+    """The same as a picture."""
+    from workbench.lessons.staircase import draw_staircase
+
+    return draw_staircase(_timed(compared))
+
+
+def _timed(compared: pd.DataFrame | None) -> pd.DataFrame:
+    """Without the speeds of one pair of runs: on a busy machine the same run differs by a tenth from time to time."""
+    if compared is None:
+        return _on_h100()
+    return compared.assign(speed_ratio=compared["speed_ratio"].where(compared["pairs"] >= PAIRS))
+
+
+def given(*names: str) -> pd.DataFrame:
+    """For each technique the exact one that saves most beside it, of the embedded model: from a committed table."""
+    from workbench.advise.pairs import best_partners
+
+    return best_partners(pd.read_csv(PAIRS_TABLE), names)
+
+
+def all_pairs(column: str = "saved_fraction") -> Any:
+    """All techniques in pairs, from the same table: the part of the peak that a pair saves, or why it cannot be.
+
+    Args:
+        column: `saved_beyond_fraction` for what a pair saves beyond the better of its two.
+    """
+    from workbench.advise.pairs import style_pairs
+
+    return style_pairs(pd.read_csv(PAIRS_TABLE), column)
+
+
+def refused_pairs() -> pd.DataFrame:
+    """Why some pairs cannot be: each reason once, with the pairs that it concerns."""
+    from workbench.advise.pairs import refusals
+
+    return refusals(pd.read_csv(PAIRS_TABLE))
+
+
+def verdicts(*labels: str) -> pd.DataFrame:
+    """Whether a technique that changes the loss harmed it: the embedded model, three seeds, from a committed table.
+
+    Each recipe was run at the best rate of the same search, for 12 and for 48 steps of 8 × 128 tokens. `range` is the
+    largest loss of the three seeds less the smallest; a difference from the baseline within the larger of two ranges
+    is a tie.
+
+    Args:
+        labels: as `measured_on_h100` has them.
+
+    Raises KeyError for a recipe that is not in the table, as all exact ones.
+    """
+    rows = pd.read_csv(LOSSES, index_col="label")
+    if labels:
+        rows = rows.loc[list(dict.fromkeys(["baseline", *labels]))]
+    rows = rows.reset_index()
+    names = {
+        "learning_rate": "best rate",
+        "held_out_loss": "held-out loss, mean of 3 seeds",
+        "held_out_loss_spread": "range",
+        "loss_verdict": "against the baseline",
+    }
+    shown = rows.set_index(["steps", "label"])[[*names]].rename(columns=names).fillna("")
+    return shown.sort_index(level="steps", sort_remaining=False).rename_axis(["steps", None])

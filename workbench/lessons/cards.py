@@ -1,0 +1,89 @@
+"""What a lesson teaches, on cards that people have: GPT-2 124M and XL, predicted without a GPU."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+from IPython.display import HTML
+
+from workbench.base.categories import format_bytes
+from workbench.base.errors import WorkbenchError
+from workbench.gpus.catalogue import Gpu
+from workbench.gpus.catalogue import gpu as find_gpu
+from workbench.lessons.timeline import scrubber
+from workbench.prediction.committed import known_predictions
+from workbench.prediction.predict import predict
+from workbench.prediction.prediction import Prediction
+from workbench.recipe import Recipe
+from workbench.techniques.base import Technique
+
+CARDS = ("t4", "rtx3090")
+MODELS = ("gpt2", "gpt2-xl")
+Variant = Technique | tuple[Technique, ...]  # one technique, or several together
+
+
+def cards(
+    *variants: Variant,
+    gpus: Sequence[str] = CARDS,
+    models: Sequence[str] = MODELS,
+    length: int = 1024,
+) -> pd.DataFrame:
+    """Full fine-tuning with 8 × `length` tokens a step, and each variant: its predicted peak, and where it fits.
+
+    Below each card stands what it has left beside what the allocator reserves and CUDA's context, or how much more it
+    would need. A card that cannot run a recipe has the reason in its place. The peak and who predicted it are those of
+    the first card that can.
+    """
+    catalogue = [find_gpu(name) for name in gpus]
+    rows = [_row(recipe, catalogue) for model in models for recipe in recipes_of(model, variants, length)]
+    return pd.DataFrame(rows).set_index(["model", "recipe"]).rename_axis([None, None])
+
+
+def step_on_card(*variants: Variant, gpu: str = CARDS[0], model: str = MODELS[0], length: int = 1024) -> HTML:
+    """The step of full fine-tuning above that of each variant, to drag through, and the line of what the card has."""
+    steps = [predict_known(recipe, gpu, timeline=True) for recipe in recipes_of(model, variants, length)]
+    return HTML(scrubber(steps))
+
+
+def predict_known(recipe: Recipe, gpu: str = CARDS[0], *, timeline: bool = False, **several: Any) -> Prediction:
+    """As `workbench.predict`; what comes with the workbench is there at once, without its timeline unless asked for.
+
+    Args:
+        several: `ranks` and `shard` of `workbench.predict`, for one of several cards; those are always predicted.
+    """
+    if several:
+        return predict(recipe, gpu, **several)
+    (answer,) = known_predictions(recipe, [gpu], timeline=timeline)
+    if isinstance(answer, WorkbenchError):
+        raise answer
+    return answer
+
+
+def recipes_of(model: str, variants: Sequence[Variant], length: int) -> list[Recipe]:
+    """The recipe of the tables on real cards, and that of each variant."""
+    baseline = Recipe(model=model, effective_batch_size=8, sequence_length=length)
+    recipes = [baseline]
+    for variant in variants:
+        techniques = variant if isinstance(variant, tuple) else (variant,)
+        recipes.append(replace(baseline, techniques=techniques))
+    return recipes
+
+
+def _row(recipe: Recipe, catalogue: Sequence[Gpu]) -> dict[str, str]:
+    answers = known_predictions(recipe, [card.name for card in catalogue])
+    predictions = [answer for answer in answers if isinstance(answer, Prediction)]
+    row = {"model": recipe.model, "recipe": recipe.label, "predicted peak": "–"}
+    if predictions:
+        row["predicted peak"] = format_bytes(predictions[0].peak_allocated_bytes)
+    for card, answer in zip(catalogue, answers, strict=True):
+        row[f"{card.title}, {format_bytes(card.memory_bytes)}"] = _verdict(answer)
+    row["source"] = predictions[0].source if predictions else "–"
+    return row
+
+
+def _verdict(answer: Prediction | WorkbenchError) -> str:
+    if isinstance(answer, WorkbenchError):
+        return str(answer)
+    left = (answer.capacity_bytes or 0) - answer.need_bytes
+    return f"✓ {format_bytes(left)} left" if answer.fits else f"✗ {format_bytes(-left)} over"

@@ -1,0 +1,49 @@
+"""How far a build of the notebooks is: which is done, how many runs are left, and about how long that takes.
+
+`lessons.csv` has what each took once, in their order from an empty folder of runs: `tools/lessons.py` writes it.
+"""
+
+import threading
+from collections.abc import Sequence
+
+import pandas as pd
+
+from workbench.base.paths import DATA
+
+TIMES = DATA / "reference" / "cpu" / "gpt2-tiny" / "lessons.csv"
+
+
+class Progress:
+    """Prints a line for every notebook that is done.
+
+    Args:
+        names: of all that will be executed.
+        at_once: how many run at a time.
+    """
+
+    def __init__(self, names: Sequence[str], at_once: int) -> None:
+        times = pd.read_csv(TIMES, index_col="lesson").reindex(names)
+        self.expected = times.fillna(times.mean()).fillna(0)
+        self.at_once = at_once
+        self.left = list(names)
+        self.taken_s = 0.0
+        self.lock = threading.Lock()
+
+    def done(self, name: str, seconds: float) -> None:
+        """A notebook has been executed to its end."""
+        with self.lock:
+            self.left.remove(name)
+            self.taken_s += seconds
+            print(f"{name:32} {seconds:4.0f} s   {self.words()}", flush=True)
+
+    def words(self) -> str:
+        """What is left; the times of this machine are in proportion to those of the table."""
+        count = len(self.expected)
+        if not self.left:
+            return f"{count} of {count}"
+        left = self.expected.loc[self.left]
+        expected_s = self.expected["seconds"].sum() - left["seconds"].sum()
+        pace = self.taken_s / expected_s if expected_s else 1.0
+        minutes = left["seconds"].sum() * pace / self.at_once / 60
+        runs = left["runs"].sum()
+        return f"{count - len(self.left)} of {count}; left: about {runs:.0f} runs and {minutes:.1f} minutes"

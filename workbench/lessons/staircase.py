@@ -1,0 +1,81 @@
+"""Which few to turn on, as a picture: the fastest training that fits, for every size of card."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from workbench.lessons.plots import GIB, GREY, LINES, Picture, name_beside, new_axes, say_none, with_legend
+from workbench.techniques import REGISTRY, Numerics
+
+SAME_LOSS = "same loss"
+FEWER_DIGITS = "fewer digits, or the same loss"
+STAIRS = {SAME_LOSS: (Numerics.EXACT,), FEWER_DIGITS: (Numerics.EXACT, Numerics.APPROXIMATE)}
+CARDS_GIB = (8, 12, 16, 24)
+
+
+def steps_of(table: pd.DataFrame, allowed: Sequence[Numerics]) -> pd.DataFrame:
+    """The recipes that are faster than all that need no more memory, the smallest first.
+
+    Args:
+        table: of `compare`, or a committed one: by label, with `peak_allocated_bytes`, `speed_ratio`, `techniques`. A
+            recipe whose speed is not timed is on no stairs and takes none off.
+        allowed: what the techniques of a recipe may do to the loss.
+    """
+    timed = table[table["techniques"].map(numerics_of).isin(allowed)].dropna(subset=["speed_ratio"])
+    timed = timed.sort_values(["peak_allocated_bytes", "speed_ratio"], ascending=[True, False])
+    fastest_before = timed["speed_ratio"].cummax().shift(fill_value=0.0)
+    return timed[timed["speed_ratio"] > fastest_before]
+
+
+def numerics_of(techniques: str) -> Numerics:
+    """What a recipe does to the loss, which is what its boldest technique does; of `"lora+padding"`."""
+    names = [name for name in techniques.split("+") if name in REGISTRY]
+    order = list(Numerics)
+    return max((REGISTRY[name].numerics for name in names), key=order.index, default=Numerics.EXACT)
+
+
+def draw_staircase(table: pd.DataFrame, cards_gib: Sequence[float] = CARDS_GIB) -> Picture:
+    """Speed against peak as two staircases, and lines at sizes of cards: take the highest step left of your line."""
+    figure, axes = new_axes(10.0, 4.6)
+    flights = {name: steps_of(table, allowed) for name, allowed in STAIRS.items()}
+    steps = pd.concat(flights.values())
+    if steps.empty:
+        return say_none(figure, axes, "speed that was timed twice", set(table["memory_source"]))
+    smallest_gib = steps["peak_allocated_bytes"].min() / GIB
+    right_gib = 1.6 * max(cards_gib)
+    for (name, flight), colour in zip(flights.items(), LINES, strict=False):
+        peaks_gib = flight["peak_allocated_bytes"] / GIB
+        speeds = flight["speed_ratio"]
+        axes.plot(peaks_gib, speeds, "o", color=colour)
+        # the last step goes on for as much memory as there is
+        to_the_right = [*peaks_gib, right_gib]
+        axes.plot(to_the_right, [*speeds, speeds.max()], drawstyle="steps-post", color=colour, label=name, linewidth=2)
+    for size_gib in cards_gib:
+        axes.axvline(size_gib, color=GREY, linestyle="--", linewidth=0.8, zorder=0)
+        axes.annotate(f"{size_gib:g} GB", (size_gib, 1.0), xycoords=("data", "axes fraction"), color=GREY, fontsize=9)
+    named = steps[~steps.index.duplicated()].rename(index=_short)
+    name_beside(axes, named["peak_allocated_bytes"] / GIB, named["speed_ratio"])
+    axes.set_xscale("log", base=2)
+    ticks = [tick for tick in (0.125, 0.25, 0.5, 1, 2, 4, *cards_gib) if tick > smallest_gib / 2]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.set(xlim=(ticks[0], right_gib), ylim=(0, None))
+    figure.description = _in_words(flights)
+    axes.set(xlabel="peak memory, GiB (left is better)", ylabel="speed, the baseline's is 1 (up is better)")
+    return with_legend(figure, columns=2)
+
+
+def _in_words(flights: dict[str, pd.DataFrame]) -> str:
+    sentences = ["Two staircases of speed over peak memory."]
+    for name, flight in flights.items():
+        places = []
+        for label, step in flight.iterrows():
+            places.append(f"{label} {step['speed_ratio']:.2f}× at {step['peak_allocated_bytes'] / GIB:.1f} GiB")
+        sentences.append(f"{name.capitalize()}: {', '.join(places)}.")
+    return " ".join(sentences)
+
+
+def _short(label: str) -> str:
+    """A set of techniques in two lines at most."""
+    parts = label.split(" + ")
+    half = (len(parts) + 1) // 2
+    return "\n".join(filter(None, [" + ".join(parts[:half]), " + ".join(parts[half:])]))
