@@ -193,14 +193,19 @@ def test_those_with_parameters_of_ones_own_do_not_mix_with_the_others(notebook, 
 def three(notebook, tmp_path, monkeypatch):
     monkeypatch.setattr("workbench.lessons.notebooks.NOTEBOOKS", tmp_path)
     for name in "abc":
-        notebook(f"import os\nopen('{name}', 'w').write(str(os.getppid()))", name=f"{name}.ipynb")
+        source = f"import os\nopen('{name}', 'w').write(f'{{os.getppid()}} {{os.environ[\"OMP_NUM_THREADS\"]}}')"
+        notebook(source, name=f"{name}.ipynb")
 
 
 @pytest.mark.dear
-def test_two_at_a_time_are_two_processes_that_execute_all(three, tmp_path, capsys):
+def test_two_at_a_time_are_two_processes_that_share_the_processors(three, tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
     executed = build(folder=tmp_path / "build", at_once=2)
     assert [path.name for path in executed] == ["a.ipynb", "b.ipynb", "c.ipynb"]
-    assert len({(tmp_path / name).read_text() for name in "abc"}) == 2
+    written = [(tmp_path / name).read_text().split() for name in "abc"]
+    assert len({process for process, _ in written}) == 2
+    assert {threads for _, threads in written} == {"3"}
     assert "3 of 3" in capsys.readouterr().out
 
 
