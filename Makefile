@@ -12,7 +12,7 @@ help:  ## show this list
 
 EXECUTED := build/notebooks
 
-run: .venv/ready  ## execute all notebooks, print the comparison, build build/site/index.html (8 minutes)
+run: .venv/ready  ## execute all notebooks, print the comparison, build build/site/index.html (5 minutes)
 	$(BIN)/python -m workbench notebooks --at-once 2
 	$(BIN)/python -m workbench compare
 	$(MAKE) site

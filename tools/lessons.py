@@ -1,8 +1,8 @@
 """Make what the lessons take from files: `python tools/lessons.py predictions`, then `python tools/lessons.py times`.
 
 `predictions` executes every notebook, adds what is missing in `data/predictions` and removes what none of them asked
-for; the emulated GPU must be set up (`make emulator`). `times` executes them once more, in their order and from an
-empty folder of runs, and writes how many runs and seconds each takes to `data/reference/cpu/gpt2-tiny/lessons.csv`.
+for; the emulated GPU must be set up (`make emulator`). `times` reads the notebooks that `make run` has executed, and
+writes to `data/reference/cpu/gpt2-tiny/lessons.csv` how many runs each shows in its tables and how long it took.
 """
 
 import argparse
@@ -12,6 +12,9 @@ import tempfile
 import time
 from pathlib import Path
 
+import nbformat
+
+from workbench.base.paths import BUILD
 from workbench.gpus.emulator import place
 from workbench.lessons.notebooks import execute_notebook, find_notebooks
 from workbench.lessons.progress import TIMES
@@ -21,12 +24,12 @@ from workbench.prediction import committed
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["predictions", "times"])
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["WORKBENCH_RUNS"] = str(Path(folder) / "runs")
-        if parser.parse_args().what == "predictions":
+    if parser.parse_args().what == "times":
+        write_times()
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ["WORKBENCH_RUNS"] = str(Path(folder) / "runs")
             make_predictions(Path(folder))
-        else:
-            write_times(Path(folder))
 
 
 def make_predictions(folder: Path) -> None:
@@ -42,19 +45,25 @@ def make_predictions(folder: Path) -> None:
             file.unlink()
 
 
-def write_times(folder: Path) -> None:
+def write_times() -> None:
     rows = [("lesson", "runs", "seconds")]
-    records = 0
     for notebook in find_notebooks():
-        began_at_s = time.monotonic()
-        execute_notebook(notebook, folder / notebook.name)
-        seconds = round(time.monotonic() - began_at_s)
-        total = len(list((folder / "runs").glob("*.json")))
-        rows.append((notebook.stem, str(total - records), str(seconds)))
-        records = total
-        print(*rows[-1], flush=True)
+        executed = nbformat.read(BUILD / "notebooks" / notebook.name, as_version=4)
+        seconds = executed.metadata["papermill"]["duration"]
+        rows.append((notebook.stem, str(runs_shown(executed)), f"{seconds:.0f}"))
     with TIMES.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows(rows)
+
+
+def runs_shown(executed: nbformat.NotebookNode) -> int:
+    """The rows of its tables of records."""
+    count = 0
+    for cell in executed.cells:
+        for output in cell.get("outputs", []):
+            page = output.get("data", {}).get("text/html", "")
+            if "losses differ by" in page:
+                count += page.partition("<tbody>")[2].count("<tr")
+    return count
 
 
 if __name__ == "__main__":

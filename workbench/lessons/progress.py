@@ -1,6 +1,6 @@
 """How far a build of the notebooks is: which is done, how many runs are left, and about how long that takes.
 
-`lessons.csv` has what each took once, in their order from an empty folder of runs: `tools/lessons.py` writes it.
+`lessons.csv` has what each took in one `make run`, and how many runs it shows: `tools/lessons.py` writes it.
 """
 
 import threading
