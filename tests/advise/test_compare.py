@@ -12,7 +12,6 @@ from workbench.advise.compare import (
     compare,
     comparison_text,
     conclusions,
-    largest_loss_difference,
     pareto,
     style_comparison,
     unranked,
@@ -329,13 +328,6 @@ def test_a_comparison_prints_itself_with_what_is_not_ranked_and_becomes_json():
     ]
     assert plain["unranked"] == {"<b>y": {"status": "oom", "reason": "no memory"}}
     assert (plain["model"], plain["conclusions"]) == ("gpt2-tiny", conclusions(comparison.table))
-
-
-def test_largest_loss_difference_looks_at_every_step_and_seed():
-    ones = [record(losses=[1.0, 2.0]), record(losses=[3.0, 4.0])]
-    others = [record(losses=[1.0, 2.5]), record(losses=[3.0, 3.25])]
-    assert largest_loss_difference(ones, others) == 0.75
-    assert largest_loss_difference(ones, ones) == 0
 
 
 def test_missing_dropout_is_one_group_and_a_number_another():

@@ -454,7 +454,7 @@ def test_gentler_settings_that_alter_the_loss_less_are_looked_for():
 
     offered = {"optimizer": families(None)["optimizer"], **{n: FAMILIES[n] for n in ("freeze", "recompute")}}
     found = Search(RECIPE, 200 * MIB, predict, families=offered).plan()
-    assert labels(found) == ["optimizer + recompute", "freeze"]
+    assert labels(found) == ["optimizer(kind=adamw_8bit) + recompute", "freeze"]
     assert [candidate.numerics for candidate in found] == [Numerics.APPROXIMATE, Numerics.DIFFERENT]
 
 

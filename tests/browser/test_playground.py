@@ -70,7 +70,7 @@ def test_a_toggle_changes_gauge_and_words(page):
     print(f"\nthe gauge answered after {time.monotonic() - started:.1f} s")
     assert "activations" in before
     output(page).get_by_label("every n layers").wait_for()
-    output(page).get_by_text("exact loss; costs about one more forward pass per step").wait_for()
+    output(page).get_by_text("exact loss; costs most of a second forward pass").wait_for()
 
 
 def test_the_bold_number_is_the_sum_of_the_legend_and_an_overfull_bar_marks_the_end(page):

@@ -9,7 +9,6 @@ from workbench.base.errors import ConfigurationError
 from workbench.gpus.catalogue import GPUS
 from workbench.lessons import cards as module
 from workbench.lessons.cards import cards, predict_known, step_on_card
-from workbench.lessons.timeline import in_words
 from workbench.techniques import GradientCheckpointing, Lora
 
 GIB = 2**30
@@ -93,14 +92,3 @@ def test_a_step_is_a_frame_to_drag_through(asked):
     frame = step_on_card(Lora()).data
     assert 'title="Memory over the operations of a training step: baseline, lora"' in frame
     assert "{{" not in frame
-
-
-def test_operations_in_words():
-    for operation, words in (
-        ("aten._log_softmax_backward_data.default in loss", "gradient of log-softmax of the logits"),
-        ("aten.mm.default in transformer.h.3.mlp", "matrix product"),
-        ("aten._foreach_sqrt.default", "square root"),
-        ("bitsandbytes.dequantize_4bit.default in lm_head", "dequantize 4bit"),
-        ("given", "there before the step"),
-    ):
-        assert in_words(operation) == words

@@ -1,15 +1,12 @@
 from dataclasses import replace
 
-import numpy as np
-import pytest
 from matplotlib.colors import to_hex
 
 from tests.advise.test_compare import record
 from workbench.advise.compare import compare
 from workbench.advise.frame import to_frame
-from workbench.base.categories import Category, Phase
+from workbench.base.categories import Category
 from workbench.lessons import plots
-from workbench.measure.timeline import Timeline
 
 MIB = 2**20
 
@@ -54,15 +51,6 @@ def test_curves_of_unequal_steps_are_drawn_over_tokens():
     figure = plots.loss_curves([replace(few, tokens_seen=64), replace(many, tokens_seen=64)])
     assert [line.get_xdata().tolist() for line in figure.axes[0].lines] == [[32, 64], [16, 32, 48, 64]]
     assert figure.axes[0].get_xlabel() == "tokens seen"
-
-
-def test_the_timeline_stacks_to_the_total():
-    live = np.zeros((len(Category), 4), dtype=np.int64)
-    live[0], live[3] = MIB, [0, MIB, 2 * MIB, MIB]
-    phases = (Phase.FORWARD, Phase.FORWARD, Phase.BACKWARD, Phase.BACKWARD)
-    axes = plots.timeline(Timeline(live, phases)).axes[0]
-    assert max(path.vertices[:, 1].max() for c in axes.collections for path in c.get_paths()) == pytest.approx(3)
-    assert {text.get_text() for text in axes.texts} == {"forward", "backward"}
 
 
 def test_tradeoffs_ring_what_is_not_beaten():

@@ -56,7 +56,7 @@ def test_every_advice_is_a_card_that_says_what_it_needs_and_costs_and_sets_the_r
     assert "249 MiB to spare" in checkpointing.words.value
     assert "461 MiB" in checkpointing.words.value
     assert "stays the same (exact)" in checkpointing.words.value
-    assert "gives up: about one more forward pass" in checkpointing.words.value
+    assert "gives up: most of a second forward pass" in checkpointing.words.value
     assert checkpointing.take.button_style == "primary"
     checkpointing.take.click()
     assert chosen == [checkpointing.candidate.recipe]

@@ -9,7 +9,6 @@ run beside it in time, and not where other programs took processors from one of 
 
 import html
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ import pandas as pd
 from workbench.base.categories import Category, format_bytes
 from workbench.base.errors import ConfigurationError
 from workbench.base.result import Result
-from workbench.journal.record import Record, Status
+from workbench.journal.record import Status
 from workbench.techniques import REGISTRY
 
 IN_WORDS = ["model", "corpus", "effective_batch_size", "sequence_length", "steps", "dropout", "memory_source"]
@@ -291,17 +290,6 @@ def style_comparison(table: pd.DataFrame) -> "pd.io.formats.style.Styler":
 def comparison_text(table: pd.DataFrame) -> str:
     """The same table for a terminal."""
     return f"{_shown(table).to_string(formatters={'peak': format_bytes})}\n\n{caption(table)}"
-
-
-def largest_loss_difference(ones: Sequence[Record], others: Sequence[Record]) -> float:
-    """The largest difference between the training losses of two series of runs, seed by seed and step by step.
-
-    Not a number if they have none, as on an emulated GPU.
-    """
-    differences = []
-    for record, other in zip(ones, others, strict=True):
-        differences += [abs(a - b) for a, b in zip(record.losses, other.losses, strict=True)]
-    return max(differences, default=float("nan"))
 
 
 def caption(table: pd.DataFrame) -> str:

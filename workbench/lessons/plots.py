@@ -4,7 +4,6 @@ import base64
 import html
 import io
 from collections.abc import Sequence
-from itertools import groupby
 
 import numpy as np
 import pandas as pd
@@ -12,15 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from workbench.advise.compare import WITHOUT_VALUES, pareto
-from workbench.base.categories import Category, Phase, format_bytes
+from workbench.base.categories import Category, format_bytes
 from workbench.journal.record import Record
-from workbench.measure.emulated import emulated
-from workbench.measure.timeline import Timeline
 from workbench.prediction.phases import Life, life_table
 
 MIB = 2**20
 GIB = 2**30
-NO_VALUES = emulated() and WITHOUT_VALUES  # what a lesson says in place of a value; empty on every other device
 
 # Okabe and Ito, "Color Universal Design" (2008): told apart with every kind of colour vision
 LINES = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999"]
@@ -112,30 +108,6 @@ def loss_curves(records: Sequence[Record]) -> Picture:
     axes.set_xlabel("tokens seen" if over_tokens else "step (one optimizer update)")
     axes.set_ylabel("training loss")
     return with_legend(figure, columns=3)
-
-
-def timeline(history: Timeline, start: int = 0, stop: int | None = None) -> Picture:
-    """Live bytes after every event, stacked by category, with the phases named."""
-    live = pd.DataFrame(history.live[:, start:stop].T / MIB, columns=list(Category))
-    live = live.loc[:, live.any()]
-    live.index += start
-    figure, axes = new_axes(8.5, 3.8)
-    colours = [COLOURS[category] for category in live]
-    labels = [_words(category) for category in live]
-    axes.stackplot(live.index, live.T, colors=colours, labels=labels, step="post", linewidth=0)
-    axes.set(xlabel="event (a tensor comes or goes)", ylabel="live bytes, MiB")
-    _name_phases(axes, history.phases[start:stop], start, float(live.sum(axis=1).max()))
-    return with_legend(figure, columns=4)
-
-
-def _name_phases(axes: Axes, phases: Sequence[Phase | None], start: int, height: float) -> None:
-    for phase, events in groupby(phases):
-        count = len(list(events))
-        if phase is not None and count > len(phases) / 60:  # there is room for its name
-            axes.axvline(start, color=GREY, linewidth=0.8, linestyle=":")
-            axes.text(start + count / 2, 1.04 * height, _words(phase), ha="center", color=GREY, fontsize=9)
-        start += count
-    axes.set_ylim(0, 1.14 * height)
 
 
 def life_bars(*lives: Life) -> Picture:

@@ -7,7 +7,6 @@ there wherever the frame is put: in a widget, in the output of a cell, in a buil
 import base64
 import html
 import json
-import re
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,15 +55,6 @@ def scrubber(predictions: Sequence[Prediction], capacity_bytes: int | None = Non
     style = f"width: 100%; height: {300 + 380 * len(steps)}px; border: 0; color-scheme: light dark"
     # in a div, since IPython warns of HTML that is a frame
     return f'<div><iframe title="{title}" style="{style}" srcdoc="{html.escape(page)}"></iframe></div>'
-
-
-def in_words(operation: str) -> str:
-    """What an operation computes: of `aten.mm.default in transformer.h.3.mlp` "matrix product"."""
-    library, _, rest = operation.partition(" in ")[0].partition(".")
-    name = (rest or library).partition(".")[0].lstrip("_").removeprefix("foreach_")
-    forward = re.sub(r"_backward(_data)?$", "", name)
-    operation_name = OPERATIONS.get(forward, forward.replace("_", " "))
-    return operation_name if forward == name else f"gradient of {operation_name}"
 
 
 def _facts(prediction: Prediction) -> dict[str, Any]:

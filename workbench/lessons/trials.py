@@ -3,7 +3,6 @@
 A case of `clinic.toml` that has a recipe is predicted for its card. The others are functions here, in TRIALS.
 """
 
-import gc
 import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from operator import itemgetter
 from typing import Any
 
 from workbench.base.categories import Phase, format_bytes
+from workbench.base.garbage import collect_garbage
 from workbench.gpus.caching_allocator import MIB, CachingAllocator, OutOfCapacity
 from workbench.lessons.cards import predict_known
 from workbench.prediction.life import predict_life
@@ -226,7 +226,7 @@ def second_cell(switches: Switches) -> Tried:
     if "del model" in switches:
         del notebook["model"]
     if "gc.collect()" in switches:
-        gc.collect()
+        collect_garbage()
     left = live_tensor_bytes("cpu") - before
     again = (first + weights_bytes()) // 2 if "half the batch" in switches else first  # the weights are not halved
     notebook.clear()
