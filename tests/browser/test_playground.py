@@ -6,11 +6,9 @@ One page serves all tests here; each begins by running its cell again, which mak
 import re
 import time
 
-import nbformat
 import pytest
 from driving import (
     GAUGE,
-    OUTPUT,
     VERDICT,
     button,
     choose_theme,
@@ -26,7 +24,6 @@ from driving import (
 )
 
 from workbench.base.categories import UNITS
-from workbench.base.paths import NOTEBOOKS
 
 pytestmark = [pytest.mark.dear, pytest.mark.xdist_group("browser")]
 
@@ -282,30 +279,6 @@ def show_at(page, width):
     page.set_viewport_size({"width": width, "height": 1000 if width > 640 else 500})
     page.wait_for_timeout(300)
     page.locator(".workbench-panel").first.scroll_into_view_if_needed()
-
-
-def test_every_lessons_widget_renders(open_notebook, lab):
-    """The widget's cell of each, in one notebook: the trainings before it are other tests' business."""
-    lessons = {path.stem: nbformat.read(path, as_version=4) for path in sorted(NOTEBOOKS.glob("[01]*.ipynb"))}
-    cells = {
-        stem: cell.source
-        for stem, lesson in lessons.items()
-        for cell in lesson.cells
-        if "widget" in cell.metadata.tags and cell.cell_type == "code"
-    }
-    assert {stem for stem in lessons if "02" < stem < "14"} == set(cells)
-    setup = "from workbench import Recipe\nrecipe, gpu = Recipe(model='gpt2-tiny'), 't4'"
-    both = nbformat.v4.new_notebook(metadata=next(iter(lessons.values())).metadata)
-    both.cells = [nbformat.v4.new_code_cell(source) for source in (setup, *cells.values())]
-    nbformat.write(both, lab[1] / "widgets.ipynb")
-    page = open_notebook("widgets.ipynb")
-    for number, stem in enumerate(cells, 1):
-        cell = page.locator(".jp-CodeCell").nth(number)
-        cell.scroll_into_view_if_needed()  # JupyterLab draws what is in sight
-        shown = cell.locator(OUTPUT)
-        shown.get_by_role("checkbox").first.wait_for()
-        shown.get_by_text(re.compile("Fits.|Does not fit")).first.wait_for()
-        assert shown.get_by_role("img").count(), stem
 
 
 @pytest.mark.long

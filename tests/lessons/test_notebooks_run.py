@@ -16,8 +16,8 @@ from workbench.techniques import REGISTRY
 pytestmark = pytest.mark.dear
 
 SMOKE = "05_lora"  # the one that runs in the first layer
-# a number with its unit, as prose and outputs write it: 84.1 MiB, 49 %, 1.10×; 8 × 1,024 is none
-NUMBER = re.compile(r"(?<![\w.,])(\d[\d,]*(?:\.\d+)?)\s?(MiB|GiB|KiB|%|×(?! ?\d))(?!\w)")
+# a number with its unit, as prose and outputs write it: 84.1 MiB, 49 %, 1.10×; the product 8 × 1,024 is none
+NUMBER = re.compile(r"(?<![\w.,])(\d[\d,]*(?:\.\d+)?)(\s?MiB|\s?GiB|\s?KiB|\s?%|×)(?!\w)")
 # numbers of the prose that no cell of the lesson prints: arithmetic, or somebody else's, each with where it is from
 FROM_ELSEWHERE: dict[str, dict[str, str]] = {}
 # what a lesson predicts live: ranks and whole searches are no card of a table
@@ -64,7 +64,7 @@ def words_of(output) -> str:
 
 
 def numbers_in(text: str) -> set[tuple[str, str]]:
-    return {(number.replace(",", ""), unit) for number, unit in NUMBER.findall(text)}
+    return {(number.replace(",", ""), unit.strip()) for number, unit in NUMBER.findall(text)}
 
 
 def unsupported_numbers(executed) -> set[str]:
