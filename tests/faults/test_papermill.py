@@ -18,7 +18,9 @@ DECLARED = "steps: int = 1\nrate: float = 0.1\nquick: bool = True\ncorpus: str =
 def lesson(tmp_path, monkeypatch):
     """Makes a notebook of cells, the only one that the command line knows."""
     monkeypatch.setattr("workbench.lessons.notebooks.NOTEBOOKS", tmp_path)
-    monkeypatch.setattr("workbench.lessons.notebooks.build.__defaults__", ((), None, False, tmp_path / "build", None))
+    monkeypatch.setattr(
+        "workbench.lessons.notebooks.build.__defaults__", ((), None, False, tmp_path / "build", None, 1)
+    )
 
     def make(*cells: str) -> Path:
         book = nbformat.v4.new_notebook(
