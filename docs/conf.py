@@ -63,6 +63,8 @@ def show_executed(app, docname, source):
         source[0] = executed.read_text(encoding="utf-8")
     notebook = json.loads(source[0])
     for cell in notebook["cells"]:
+        # the lessons' own pictures bring their words
+        cell["metadata"]["mystnb"] = {"image": {"alt": "A picture that the cell above draws."}}
         if cell["metadata"].get("jupyter", {}).get("source_hidden"):
             cell["metadata"]["tags"].append("hide-input")
     if app.config.repository_url:
