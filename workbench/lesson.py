@@ -1,12 +1,11 @@
-"""What a lesson calls: it imports this and the techniques that it teaches, and nothing else of the workbench::
+"""What a lesson calls: it imports this and the techniques that it teaches, and nothing else of the workbench.
 
-from workbench.lesson import bars, recipe, table, toggle
-from workbench.techniques import GradientCheckpointing
+The middle of a lesson::
 
-gpt2 = recipe("auto", steps=12)
-runs = toggle(gpt2, GradientCheckpointing())
-table(runs)
-bars(runs)
+    gpt2 = recipe("auto", steps=12)
+    runs = toggle(gpt2, GradientCheckpointing())
+    table(runs)
+    bars(runs)
 """
 
 import os
@@ -116,7 +115,7 @@ def toggle(off: Recipe, *variants: Variant, seeds: int = 1) -> list[Record]:
             on = on | technique
         recipes.append(on)
     records = [_record_of(variant) for variant in recipes]
-    if seeds == 1:
+    if seeds == 1 or records[0].status is not Status.OK:
         return records
     finished = [record.recipe for record in records[1:] if record.status is Status.OK]
     failed = [record for record in records if record.status is not Status.OK]
@@ -125,31 +124,32 @@ def toggle(off: Recipe, *variants: Variant, seeds: int = 1) -> list[Record]:
 
 
 def _record_of(variant: Recipe) -> Record:
-    """Of a run that ended well, or of one that could not."""
+    """Of a run that ended well, or of one that could not. An older record of the recipe is not taken for this run's."""
     from workbench.training.run import run
 
+    older = {record.id for record in read_all()}
     try:
         return run(variant, reuse=True)
     except (UnavailableError, OutOfMemoryError):
-        records = [record for record in read_all() if record.recipe_id == variant.id]
-        if not records:
+        new = [record for record in read_all() if record.id not in older and record.recipe_id == variant.id]
+        if not new:
             raise
-        return records[-1]
+        return new[-1]
 
 
 def table(records: Sequence[Record], *categories: str) -> pd.DataFrame:
     """One row a run: its peak, what each category took at most, the part of the peak that is saved, and the loss.
 
-    What is saved, and `losses differ by`, is against the record without techniques, or else the first one: the largest
-    difference of a training loss at the same step. 0 is the same to the last bit, some 1e-06 is the rounding of
-    additions in another order. A run that came to no end has the reason in a last column.
+    What is saved, and `losses differ by`, is against the record without techniques that has the same seed, or else the
+    first one with it: the largest difference of a training loss at the same step. 0 is the same to the last bit, some
+    1e-06 is the rounding of additions in another order. A run that came to no end has the reason in a last column.
 
     Args:
         categories: names of `Category`; without any, activations and logits.
     """
-    first = next((record for record in records if record.label == BASELINE), records[0])
     rows = []
     for record in records:
+        first = _reference(record, records)
         row: dict[str, Any] = {"recipe": record.label, "peak MiB": _mib(record.peak_allocated_bytes)}
         for category in categories or SHOWN:
             row[f"{category.replace('_', ' ')} MiB"] = _mib(record.maximum_by_category.get(category))
@@ -160,6 +160,13 @@ def table(records: Sequence[Record], *categories: str) -> pd.DataFrame:
             row["why there is no more"] = record.error
         rows.append(row)
     return pd.DataFrame(rows).set_index("recipe").rename_axis(None).fillna("")
+
+
+def _reference(record: Record, records: Sequence[Record]) -> Record:
+    """What a record is compared with: the baseline of its seed, else the first of its seed."""
+    seed = record.recipe_settings.get("seed")
+    alike = [other for other in records if other.recipe_settings.get("seed") == seed]
+    return next((other for other in alike if other.label == BASELINE), alike[0])
 
 
 def _mib(size_bytes: int | None) -> float | None:
@@ -211,8 +218,8 @@ def measured_on_h100(*labels: str) -> pd.DataFrame:
     """
     rows = _on_h100()
     if labels:
-        rows = rows.loc[["baseline", *labels]]
-    whole = rows.loc["baseline", "peak_allocated_bytes"]
+        rows = rows.loc[_with_baseline(labels)]
+    whole = rows.loc[BASELINE, "peak_allocated_bytes"]
     shown = pd.DataFrame(index=rows.index.rename(None))
     shown["peak GiB"] = (rows["peak_allocated_bytes"] / GIB).round(1)
     shown["saved"] = (1 - rows["peak_allocated_bytes"] / whole).map("{:.0%}".format)
@@ -220,9 +227,14 @@ def measured_on_h100(*labels: str) -> pd.DataFrame:
     return shown
 
 
+def _with_baseline(labels: Sequence[str]) -> list[str]:
+    """The baseline first, once."""
+    return list(dict.fromkeys([BASELINE, *labels]))
+
+
 def _on_h100() -> pd.DataFrame:
     rows = pd.read_csv(H100, index_col="label")
-    rows.loc["baseline", "speed_ratio"] = 1.0
+    rows.loc[BASELINE, "speed_ratio"] = 1.0
     rows["techniques"] = rows["techniques"].fillna("")
     return rows
 
@@ -304,7 +316,7 @@ def verdicts(*labels: str) -> pd.DataFrame:
     """
     rows = pd.read_csv(LOSSES, index_col="label")
     if labels:
-        rows = rows.loc[list(dict.fromkeys(["baseline", *labels]))]
+        rows = rows.loc[_with_baseline(labels)]
     rows = rows.reset_index()
     names = {
         "learning_rate": "best rate",

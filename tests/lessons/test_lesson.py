@@ -62,7 +62,10 @@ def test_what_cannot_be_run_here_has_a_record_that_says_so(monkeypatch, recipe, 
     assert table([off, on]).loc["lora", "why there is no more"] == "lora: it needs a GPU"
 
 
-def test_what_left_no_record_is_raised(monkeypatch, recipe):
+def test_what_left_no_record_is_raised(monkeypatch, recipe, runs_folder):
+    """An older record of the same recipe is another run's."""
+    replace(Record.start(recipe), status=Status.FAILED, error="long ago").save()
+
     def run(recipe, **_):
         raise UnavailableError("a report wants a program that is not here")
 
@@ -95,6 +98,28 @@ def test_the_table_is_a_plain_frame_with_the_baseline_as_the_measure(recipe):
     assert shown.loc["baseline", "held-out loss"] == 2.1234
 
 
+def test_every_seed_is_compared_with_its_own_baseline(recipe):
+    other_seed = replace(recipe, seed=1)
+    records = [
+        record_of(recipe),
+        record_of(other_seed, losses=[5.0, 4.0], peak_allocated_bytes=200 * MIB),
+        record_of(recipe | GradientCheckpointing(), peak_allocated_bytes=50 * MIB),
+        record_of(other_seed | GradientCheckpointing(), losses=[5.0, 4.0], peak_allocated_bytes=50 * MIB),
+    ]
+    shown = table(records)
+    assert list(shown["losses differ by"]) == ["0"] * 4
+    assert list(shown["saved"]) == ["0%", "0%", "50%", "75%"]
+
+
+def test_several_seeds_of_a_baseline_that_cannot_run_are_not_tried(monkeypatch, recipe, runs_folder):
+    def run(recipe, **_):
+        replace(Record.start(recipe), status=Status.UNAVAILABLE, error="no GPU").save()
+        raise UnavailableError("no GPU")
+
+    monkeypatch.setattr("workbench.training.run.run", run)
+    assert [record.status for record in toggle(recipe, Lora(), seeds=3)] == [Status.UNAVAILABLE] * 2
+
+
 def test_categories_can_be_chosen(recipe):
     off = record_of(recipe, maximum_by_category={"optimizer_states": 30 * MIB})
     assert list(table([off], "optimizer_states").columns)[1:2] == ["optimizer states MiB"]
@@ -114,6 +139,7 @@ def test_other_batches_are_no_difference(recipe):
 def test_what_an_h100_measured_and_what_was_judged():
     shown = measured_on_h100("gradient_checkpointing")
     assert list(shown.index) == ["baseline", "gradient_checkpointing"]
+    assert list(measured_on_h100("baseline").index) == list(verdicts("baseline").loc[12].index) == ["baseline"]
     assert list(shown["peak GiB"]) == [14.1, 6.4]
     assert shown.loc["gradient_checkpointing", "speed"] == "0.80×"
     assert set(verdicts("lora")["against the baseline"]) == {"", "worse"}

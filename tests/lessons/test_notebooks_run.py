@@ -10,6 +10,7 @@ import pytest
 from workbench.base.categories import Category
 from workbench.base.paths import NOTEBOOKS
 from workbench.journal.record import Record, Status, read_all
+from workbench.lessons import parameters
 from workbench.lessons.notebooks import execute_notebook
 from workbench.techniques import REGISTRY
 
@@ -18,6 +19,48 @@ pytestmark = pytest.mark.dear
 SMOKE = "05_lora"  # the one that runs in the first layer
 # a number with its unit, as prose and outputs write it: 84.1 MiB, 49 %, 1.10×; the product 8 × 1,024 is none
 NUMBER = re.compile(r"(?<![\w.,])(\d[\d,]*(?:\.\d+)?)(\s?MiB|\s?GiB|\s?KiB|\s?%|×)(?!\w)")
+# what a lesson computes about itself, as regular expressions over what its cells show
+CLAIMS = {
+    "00_memory_anatomy": [
+        r"peak MiB +165\.3 +165\.1",
+        r"activations MiB +85\.7 +85\.5",
+        r"in nvidia-smi about 1\d\.\d GiB",
+    ],
+    "02_gradient_accumulation": [
+        r"gradient_accumulation\(steps=2\) +51\.2",
+        r"gradient_accumulation(?s:.*) \de-0[67]\s",
+    ],
+    "03_gradient_checkpointing": [r"gradient_checkpointing +84\.1", r"selective_checkpointing +4\.6831 +0\s"],
+    "03b_checkpointing_by_hand": [
+        r"not_reentrant .* 57\.37463 +50\s",
+        r"reentrant +785 KiB .* 2\s",
+        r"cured .* 57\.37463 +50\s",
+        r"not_set_back .* 34\.62420",
+    ],
+    "04_mixed_precision": [r"lora \+ mixed_precision +18\.2", r"lora +14\.5"],
+    "04b_precision_by_hand": [
+        r"gpt2 +6\.3 GiB .* 6\.3 GiB",
+        r"gpt2-xl +53\.4 GiB .* 53\.4 GiB",
+        r"rate 5e-05 +0\.0% +7[12]\.\d% +7[12]\.\d%",
+    ],
+    "05_lora": [r"gradient_checkpointing: peak 6\.3 GiB, reserved 6\.9", r"\+ lora: peak 5\.4 GiB, reserved 7\.0 GiB"],
+    "07_prefix_tuning": [
+        r"prefix_tuning brings a key-value cache during training, which gradient_checkpointing forbids"
+    ],
+    "10_offloading": [r"optimizer_offloading\(to=disk\) +21\.1 +40\.4"],
+    "13_chunked_cross_entropy": [r"all_at_once +32\.2\s+obvious_chunks +34\.0\s+one_gradient +31\.1"],
+    "18_evaluation_and_generation": [
+        r"compute_metrics +128\.0",
+        r"prediction_loss_only=True +32\.8",
+        r"model\.eval\(\) +117\.7",
+    ],
+    "18b_generation": [r"4 beams +1\.10", r"one, use_cache=False +0\.00"],
+    "19_clinic": [r"The judge tried 1[34] of 14"],
+    "20_more_than_one_gpu": [
+        r"the same numbers in two halves: True",
+        r"2 ranks, full +4\.\d+ +(0|\de-0[67])\s",
+    ],
+}
 # numbers of the prose that no cell of the lesson prints: arithmetic, or somebody else's, each with where it is from
 FROM_ELSEWHERE: dict[str, dict[str, str]] = {}
 # what a lesson predicts live: ranks and whole searches are no card of a table
@@ -32,6 +75,7 @@ def a_group_of_its_own(path):
 @pytest.mark.parametrize("path", [a_group_of_its_own(path) for path in sorted(NOTEBOOKS.glob("*.ipynb"))])
 def test_a_notebook_runs_and_what_it_leaves_and_says_is_true(path, subtests, tmp_path, runs_folder, monkeypatch):
     monkeypatch.delenv("WORKBENCH_ENGINE")  # what comes with the workbench is taken, as a reader has it
+    before = {entry.name for entry in NOTEBOOKS.iterdir()}
     executed = nbformat.read(str(execute_notebook(path, tmp_path / path.name)), as_version=4)
     outputs = [output for cell in executed.cells for output in cell.get("outputs", [])]
     records = read_all(runs_folder)
@@ -41,6 +85,17 @@ def test_a_notebook_runs_and_what_it_leaves_and_says_is_true(path, subtests, tmp
             check_record(record)
     with subtests.test("its technique is on record beside the baseline"):
         check_techniques(path, records)
+    shown = "\n".join(map(words_of, outputs))
+    for claim in CLAIMS.get(path.stem, []):
+        with subtests.test("what it says of itself is so", claim=claim):
+            assert re.search(claim, shown)
+    with subtests.test("it has records if it asks for runs"):
+        assert records or "seeds" not in parameters.of(path)
+    with subtests.test("a step to drag through is there, once for each time that it is asked for"):
+        asked = sum(cell.source.count("step_on_card(") for cell in executed.cells if cell.cell_type == "code")
+        assert sum("<iframe" in html_of(output) for output in outputs) == asked
+    with subtests.test("it leaves nothing where the notebooks are"):
+        assert {entry.name for entry in NOTEBOOKS.iterdir()} == before
     with subtests.test("a number of the prose is one that a cell shows"):
         assert unsupported_numbers(executed) - set(FROM_ELSEWHERE.get(path.stem, {})) == set()
     with subtests.test("several seeds are those of a committed table"):
@@ -68,17 +123,28 @@ def numbers_in(text: str) -> set[tuple[str, str]]:
 
 
 def unsupported_numbers(executed) -> set[str]:
-    """Numbers with a unit in the prose which no output and no title says. A column may have the unit in its head."""
+    """Numbers with a unit in the prose that no output says, by itself or in a column whose head has the unit."""
     prose = "\n".join(cell.source for cell in executed.cells if cell.cell_type == "markdown")
-    shown = "\n".join(words_of(output) for cell in executed.cells for output in cell.get("outputs", []))
-    plain = set(re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?![\w.]*\d)", shown.replace(",", "")))
-    missing = set()
-    for number, unit in numbers_in(prose):
-        if (number, unit) not in numbers_in(shown) and not (
-            number in plain and unit in ("MiB", "GiB") and unit in shown
-        ):
-            missing.add(f"{number} {unit}")
-    return missing
+    outputs = [output for cell in executed.cells for output in cell.get("outputs", [])]
+    shown = numbers_in("\n".join(map(words_of, outputs)))
+    for output in outputs:
+        shown |= numbers_in_columns(html_of(output))
+    return {f"{number} {unit}" for number, unit in numbers_in(prose) - shown}
+
+
+def numbers_in_columns(page: str) -> set[tuple[str, str]]:
+    """Of a table whose heads name their units, as `peak MiB` does."""
+    found = set()
+    for table in re.findall(r"<table.*?</table>", page, flags=re.DOTALL):
+        head, _, body = table.partition("<tbody>")
+        heads = re.findall(r"<th[^>]*>(.*?)</th>", head, flags=re.DOTALL)
+        for row in re.findall(r"<tr.*?</tr>", body, flags=re.DOTALL):
+            values = re.findall(r"<td[^>]*>(.*?)</td>", row, flags=re.DOTALL)
+            for title, value in zip(heads[-len(values) :], values, strict=False):
+                unit = re.search(r"\b(KiB|MiB|GiB)\b", title)
+                if unit:
+                    found.add((value.strip(), unit[1]))
+    return found
 
 
 def check_seeds(executed) -> None:
