@@ -134,3 +134,27 @@ def test_the_doctor_says_what_a_file_lacks(tmp_path, capsys):
     log.write_text("nothing")
     assert main(["doctor", str(log)]) == 2
     assert "error: message: there is no out-of-memory message" in capsys.readouterr().err
+
+
+# simplescaling/s1 #106
+NEARLY_FULL = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 8.46 GiB. GPU 0 has a total capacity of 139.72 GiB "
+    "of which 3.02 GiB is free. Process 3373672 has 136.69 GiB memory in use. Of the allocated memory 119.21 GiB is "
+    "allocated by PyTorch, and 14.04 GiB is reserved by PyTorch but unallocated."
+)
+
+
+def test_what_would_have_fitted_in_one_piece_is_not_said_not_to_fit():
+    message = read_message(NEARLY_FULL)
+    because = {cause.name: cause.because for cause in message.causes}
+    assert "do not fit" not in because["too much"]
+    assert "91% of 139.72 GiB. In one piece it would have fitted" in because["too much"]
+    assert "3.02 GiB free and 14.04 GiB of gaps are 17.06 GiB" in because["fragmentation"]
+
+
+def test_a_process_that_the_card_has_no_room_for_beside_this_one_is_this_one():
+    told = "The process with 136.69 GiB is this one: beside PyTorch's 133.25 GiB"
+    assert told in str(read_message(NEARLY_FULL))
+    assert told in read_message(NEARLY_FULL)._repr_html_()
+    small = NEARLY_FULL.replace("119.21", "1.21").replace("14.04", "0.04")
+    assert read_message(small).note == ""

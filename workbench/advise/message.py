@@ -136,9 +136,23 @@ class ErrorMessage(Result):
         lines = [f"{number}. {cause.name}: {cause.because}" for number, cause in enumerate(causes, start=1)]
         return "\n".join(["Possible, as far as the numbers tell:", *lines])
 
+    @property
+    def note(self) -> str:
+        """Whose a process is that the message names by its number, where the card has no room for two of them."""
+        for size in self.others_bytes:
+            if size + (self.reserved_bytes or 0) > (self.capacity_bytes or size):
+                return (
+                    f"The process with {two_digits(size)} is this one: beside PyTorch's "
+                    f"{two_digits(self.reserved_bytes or 0)} the card has no room for another so large. In a container "
+                    "PyTorch does not know its own number."
+                )
+        return ""
+
     def __str__(self) -> str:
         lines = ["What the message says"]
         lines += [f"  {title:42} {two_digits(size):>10}" for title, size in self.parts()]
+        if self.note:
+            lines += ["", self.note]
         lines += ["", "Cause" if len(self.causes) < 2 else "Possible causes; the numbers do not tell them apart"]
         for cause in self.causes:
             lines += [
@@ -155,6 +169,8 @@ class ErrorMessage(Result):
         """A table of the numbers, and a paragraph for each cause: both fit a narrow page."""
         rows = [f"<tr><td>{title.strip()}</td><td>{two_digits(size)}</td></tr>" for title, size in self.parts()]
         lines = [f"<table>{''.join(rows)}</table>"] if rows else []
+        if self.note:
+            lines.append(f"<p>{self.note}</p>")
         if len(self.causes) > 1:
             lines.append("<p>Possible causes; the numbers do not tell them apart:</p>")
         for cause in self.causes:
@@ -299,6 +315,11 @@ def tensors_fill_the_card(message: ErrorMessage) -> Cause | None:
         because = (
             f"{two_digits(allocated)} of tensors and the {two_digits(requested)} asked for are "
             f"{two_digits(allocated + requested)}, more than all of {two_digits(whole)}."
+        )
+    elif requested <= (message.room_bytes or 0) + (message.unallocated_bytes or 0):
+        because = (
+            f"Tensors and the {two_digits(requested)} asked for would be {(allocated + requested) / whole:.0%} of "
+            f"{two_digits(whole)}. In one piece it would have fitted, but so full a card has no room for gaps."
         )
     else:
         because = (
