@@ -300,9 +300,9 @@ def test_the_loss_of_a_run_is_that_of_the_answers(recipe, few_chats):
 def test_what_does_not_count_is_not_learned(recipe, tmp_path):
     """Answers are always the same, questions never: with the answers alone the loss falls to nearly nothing."""
     rows = [
-        {"prompt": f"{n * 7919 % 1000} {n * 104729 % 997} and", "completion": " the end of it all"} for n in range(900)
+        {"prompt": f"{n * 7919 % 1000} {n * 104729 % 997} and", "completion": " the end of it all"} for n in range(500)
     ]
-    recipe = replace(recipe, corpus=written(tmp_path, "jsonl", rows), steps=60, learning_rate=1e-2)
+    recipe = replace(recipe, corpus=written(tmp_path, "jsonl", rows), steps=40, learning_rate=1e-2)
     answers = run(recipe, device="cpu")
     everything = run(replace(recipe, corpus=f"{recipe.corpus}:loss=all"), device="cpu")
     assert answers.held_out_loss < 0.3 < 1 < everything.held_out_loss
