@@ -1,11 +1,12 @@
 import json
 import re
 
+import psutil
 import pytest
 
 from workbench.base.errors import ConfigurationError
 from workbench.base.paths import DATA
-from workbench.gpus.catalogue import GPUS, gpu
+from workbench.gpus.catalogue import COMMON, GPUS, device_name, gpu, room_bytes
 
 GIB, MIB = 2**30, 2**20
 ASKED_FOR = (
@@ -14,8 +15,16 @@ ASKED_FOR = (
 )
 
 
-def test_the_usual_ones_are_there():
-    assert set(ASKED_FOR.split()) == set(GPUS)
+ALSO = (
+    "v100-16gb v100-32gb p100 a5000 a6000 l40 gh200 gb10 rtx2080ti rtx3080ti rtx4070ti-super rtx5060ti-16gb rtxpro6000 "
+    "rtx2070-laptop rtx3060-laptop rtx4090-laptop rtx5080-laptop"
+)
+
+
+def test_the_usual_ones_are_there_and_stand_in_tables_and_others_may_be_named():
+    assert set(ASKED_FOR.split()) == set(COMMON)
+    assert set(ALSO.split()) <= set(GPUS) - set(COMMON)
+    assert len(GPUS) >= 40
 
 
 def test_every_row_has_its_source_and_pytorch_a_little_less_memory_than_the_data_sheet_says(subtests):
@@ -66,6 +75,54 @@ def test_a_name_may_be_written_as_people_do(subtests):
     for written in ("rtx4090", "RTX 4090", "rtx-4090", "RTX_4090"):
         with subtests.test(written=written):
             assert gpu(written).name == "rtx4090"
+
+
+WRITTEN = {
+    "4090": "rtx4090", "GeForce RTX 4090": "rtx4090", "nvidia geforce rtx 4090": "rtx4090", "A100 80GB": "a100-80gb",
+    "NVIDIA A100-SXM4-80GB": "a100-80gb", "A100-PCIE-40GB": "a100-40gb", "Tesla T4": "t4", "T4 16GB": "t4",
+    "NVIDIA H100 80GB HBM3": "h100", "RTX 3060 12 GB": "rtx3060", "4060 Ti 16GB": "rtx4060ti-16gb",
+    "NVIDIA GeForce RTX 4090 Laptop GPU": "rtx4090-laptop", "Tesla V100-SXM2-32GB": "v100-32gb", "RTX A6000": "a6000",
+    "NVIDIA RTX PRO 6000 Blackwell Workstation Edition": "rtxpro6000", "NVIDIA RTX 6000 Ada Generation": "rtx6000ada",
+}  # fmt: skip
+
+
+def test_so_is_what_a_shop_or_nvidia_smi_calls_it(subtests):
+    for written, name in WRITTEN.items():
+        with subtests.test(written=written):
+            assert gpu(written).name == device_name(written) == name
+    for row in GPUS.values():
+        with subtests.test(written=row.title):
+            assert gpu(row.title) is row
+    assert device_name("CPU") == "cpu"
+
+
+def test_what_is_no_such_card_is_not_taken_for_one(subtests):
+    for written in (
+        "RTX 4090 D",
+        "RTX 4060 Ti 12GB",
+        "H100 NVL",
+        "A10G",
+        "V100 24GB",
+        "2x T4",
+        "rtx",
+        "T",
+        "gb",
+        4090,
+    ):
+        with subtests.test(written=written), pytest.raises(ConfigurationError, match=r"^gpu: "):
+            gpu(written)
+    with pytest.raises(ConfigurationError, match=r"RTX 3060 that is has 12 GB\. Name rtx3060"):
+        gpu("RTX 3060 8GB")
+    with pytest.raises(ConfigurationError, match=r"Did you mean rtx4090\?$"):
+        gpu("RTX 4090 D")
+
+
+def test_the_room_is_the_limit_or_the_card_whichever_is_smaller():
+    assert room_bytes("t4") == GPUS["t4"].memory_bytes
+    assert room_bytes("t4", 16 * 10**9) == GPUS["t4"].memory_bytes
+    assert room_bytes("t4", 8 * 2**30) == 8 * 2**30
+    assert room_bytes("cpu", 2**60) == room_bytes("cpu") == psutil.virtual_memory().total
+    assert room_bytes("cpu", 2**20) == 2**20
 
 
 def test_the_beginning_of_several_names_is_refused_with_those():

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from itertools import combinations
 from math import exp, log
 
@@ -16,8 +17,8 @@ KINDS = ("fp32_flops", "half_flops", "memory_bytes", "bus_bytes")
 # operations of one multiprocessor in a cycle, from the architectures' white papers: fp32, and the tensor cores with
 # sums in fp32, of which GeForce cards have half
 IN_A_CYCLE = {
-    (7, 5): (128, 1024), (8, 0): (128, 2048), (8, 6): (256, 1024), (8, 9): (256, 1024), (9, 0): (256, 4096),
-    (10, 0): (256, 8192), (12, 0): (256, 1024),
+    (6, 0): (128, 256), (7, 0): (128, 1024), (7, 5): (128, 1024), (8, 0): (128, 2048), (8, 6): (256, 1024),
+    (8, 9): (256, 1024), (9, 0): (256, 4096), (10, 0): (256, 8192), (12, 0): (256, 1024), (12, 1): (256, 1024),
 }  # fmt: skip
 
 
@@ -26,7 +27,7 @@ def test_every_gpu_has_rates_and_their_source_and_so_has_a_cpu():
     for rates in RATES.values():
         assert set(rates) == {*KINDS, "source"}
     for rates in map(RATES.__getitem__, GPUS):
-        assert "https://www.nvidia.com" in rates["source"] or "white paper" in rates["source"]
+        assert re.search(r"https://www.nvidia.com|white paper|https://www.techpowerup.com/gpu-specs/", rates["source"])
     assert "tools/against_speeds.py" in RATES["cpu"]["source"]
 
 
@@ -39,8 +40,9 @@ def test_the_rates_are_those_of_the_multiprocessors_at_a_clock_that_there_is(sub
             half //= 2 if gpu.title.startswith("GeForce") else 1
             single_clock = rates["fp32_flops"] / single / gpu.multiprocessors
             half_clock = rates["half_flops"] / half / gpu.multiprocessors
-            assert 1.4e9 < single_clock < 2.65e9
-            assert 1.4e9 < half_clock < 2.65e9
+            slowest = 1.1e9 if name == "p100" or "laptop" in name else 1.4e9
+            assert slowest < single_clock < 2.65e9
+            assert slowest < half_clock < 2.65e9
             assert single_clock == pytest.approx(half_clock, rel=0.1)
             assert rates["bus_bytes"] in {15.75e9, 31.5e9, 31.5e9 / 2, 63e9}
 

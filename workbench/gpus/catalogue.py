@@ -4,7 +4,8 @@
 out-of-memory message): less than the data sheet says, since error correction and the driver take their part. Where it
 was read off such a card, or somebody has posted such a message, `measured` is True. Elsewhere it is an estimate on the
 safe side: what NVML reports less 3 %, more than any measured row lacks against NVML (at most 2.9 %, the T4; the H100
-lacks 0.6 %, the H200 0.4 %), or, where only the data sheet is known, that less 5 %. On a machine that has the GPU, ask
+lacks 0.6 %, the H200 0.4 %), or, where only the data sheet is known, that less 5 %, and less 7.5 % where error
+correction takes a part of the same memory. On a machine that has the GPU, ask
 PyTorch instead.
 
 Compute capabilities: https://developer.nvidia.com/cuda-gpus. Data sheets: the vendor's page of each GPU, as named;
@@ -17,15 +18,20 @@ import re
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-from workbench.base.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError, brief
 from workbench.base.paths import beside
-from workbench.base.settings import unknown
-from workbench.measure.device import Device
+from workbench.base.settings import plain, unknown
+from workbench.measure.device import CPU, Device
 
 KIB = 2**10
 MIB = 2**20
 GIB = 2**30
 CONTEXT_BYTES_ESTIMATE = 512 * MIB
+# what is written around the name of a card: who sells it, and how it is built in
+AROUND = re.compile(
+    r"\b(nvidia|geforce|tesla|sxm\d?|pcie|hbm\d\w?|gpu|generation|blackwell|(workstation|server) edition)\b"
+)
+WITH_MEMORY = re.compile(r"(.*?)[\s-]+(\d+) ?gi?b\s*")
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,7 @@ class Gpu:
 
     `data_sheet` is what the vendor sells it as; `memory_bytes` what PyTorch can have, from `source`; `context_bytes`
     what CUDA's context took on such a card after a training step (`data/reference/<name>/card.json`), where known.
+    `is_common`: it stands in tables of all cards; the others are there for whoever names them.
     """
 
     name: str
@@ -45,6 +52,7 @@ class Gpu:
     measured: bool
     source: str
     context_bytes: int | None = None
+    is_common: bool = True
 
     @property
     def device(self) -> Device:
@@ -88,26 +96,64 @@ GPUS: dict[str, Gpu] = {
     name: Gpu(**{**row, "name": name, "compute_capability": tuple(row["compute_capability"])})
     for name, row in beside(__file__, "catalogue.json").items()
 }
+COMMON = {name: row for name, row in GPUS.items() if row.is_common}
 
 
 def gpu(name: str) -> Gpu:
-    """A GPU by its name, `"rtx4090"`; case, blanks, hyphens and underscores do not matter.
+    """A GPU by its name, as people write it: `"rtx4090"`, `"RTX 4090"`, `"4090"`, `"NVIDIA A100-SXM4-80GB"`.
 
     Raises:
-        ConfigurationError: unknown, with the known ones; or the beginning of several names.
+        ConfigurationError: unknown, with the known ones; the beginning of several names; or a form of a known card that
+            has another amount of memory.
     """
-    key = _letters(name)
-    rows = {_letters(row.name): row for row in GPUS.values()}
-    if key in rows:
-        return rows[key]
-    several = [row.name for letters, row in rows.items() if letters.startswith(key)]
-    if key and several:
+    if not isinstance(name, str):
+        raise ConfigurationError(f"gpu: {brief(name)} is not a name. Write for example 'rtx4090'.")
+    card_name = AROUND.sub("", name.lower().replace("_", " "))
+    row = _row(card_name)
+    if row:
+        return row
+    sized = WITH_MEMORY.fullmatch(card_name)
+    row = _row(sized[1]) if sized else None
+    if row and sized and row.data_sheet == f"{sized[2]} GB":
+        return row
+    if row:
+        raise ConfigurationError(
+            f"gpu: {name!r} is not known; the {row.title} that is has {row.data_sheet}. Name {row.name}, and give the "
+            "memory of your card as the budget."
+        )
+    key = plain(card_name)
+    several = [row.name for row in GPUS.values() if plain(row.name).startswith(key)]
+    if several and key:
         raise ConfigurationError(f"gpu: {name!r} may be {' or '.join(several)}. Name one.")
     raise unknown("gpu: there is no", name, GPUS)
 
 
-def _letters(name: str) -> str:
-    return "".join(character for character in name.lower() if character.isalnum())
+def _row(card_name: str) -> Gpu | None:
+    """Of a GPU's whole name, or with or without the letters RTX: the RTX A6000 is the A6000."""
+    rows = {plain(row.name): row for row in GPUS.values()}
+    key = plain(card_name)
+    return rows.get(key) or rows.get(f"rtx{key}") or rows.get(key.removeprefix("rtx"))
+
+
+def device_name(name: str) -> str:
+    """What predictions are for: `"cpu"`, or the catalogue's name of a GPU, however it is written. Raises as `gpu`."""
+    if isinstance(name, str) and name.lower() == CPU:
+        return CPU
+    return gpu(name).name
+
+
+def room_bytes(name: str, limit_bytes: int | None = None) -> int:
+    """What a program may take of a device, its reserved memory and CUDA's context together (`Prediction.need_bytes`).
+
+    That is the limit, and never more than the device has: `name` is the catalogue's, or "cpu" for this machine.
+    """
+    if name in GPUS:
+        has_bytes = GPUS[name].memory_bytes
+    else:
+        import psutil
+
+        has_bytes = int(psutil.virtual_memory().total)
+    return has_bytes if limit_bytes is None else min(limit_bytes, has_bytes)
 
 
 def of_device(name: str, total_bytes: int | None = None) -> Gpu | None:

@@ -11,9 +11,10 @@ import pytest
 
 from workbench.base.errors import UnavailableError
 from workbench.base.paths import DATA
-from workbench.gpus.catalogue import GPUS
+from workbench.gpus.catalogue import GPUS, gpu
 from workbench.gpus.emulator import build, card, place
 from workbench.gpus.emulator.elf import imports
+from workbench.gpus.emulator.interpreter import Python, this_python
 
 COMPILER = shutil.which("cc") or shutil.which("gcc")
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C compiler on this machine")
@@ -133,17 +134,53 @@ def test_another_machine_is_refused(subtests, monkeypatch):
             place.torch_folder()
 
 
+def python_with(folder, torch="2.13.0", executable=sys.executable):
+    """An interpreter whose PyTorch, a CPU's, lies in this folder."""
+    return Python(executable, "3.11", sys.prefix, torch, str(folder / "torch") if torch else "", "")
+
+
 def test_a_pytorch_without_cuda_says_how_to_set_it_up(monkeypatch, tmp_path):
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "version.py").write_text("__version__ = '2.13.0+cpu'\n")
-    monkeypatch.setattr(place, "_installed", lambda: tmp_path / "torch")
     monkeypatch.setattr(place, "cache_folder", lambda: tmp_path / "cache")
-    with pytest.raises(UnavailableError, match=r"\(2.13.0\+cpu\) has no CUDA inside.*make emulator"):
-        place.torch_folder()
+    with pytest.raises(UnavailableError, match=r"the PyTorch 2.13.0 of .* has no CUDA inside.*make emulator"):
+        place.torch_folder(python_with(tmp_path))
+    other = python_with(tmp_path, "2.6.0", "/other/bin/python")
+    with pytest.raises(UnavailableError, match=r"of /other/bin/python has no.*emulate --set-up --python /other/bin/"):
+        place.torch_folder(other)
+    with pytest.raises(UnavailableError, match=r"/other/bin/python has no PyTorch\. Install it there, or name"):
+        place.set_up(python_with(tmp_path, "", "/other/bin/python"))
+
+
+def test_a_card_without_kernels_in_this_pytorch_is_refused_with_the_builds_that_have_them(monkeypatch, tmp_path):
+    (tmp_path / "torch" / "lib").mkdir(parents=True)
+    (tmp_path / "torch" / place.CUDA_LIBRARY).write_text("")
+    flags = b"other sm_1\0sm_75 sm_80 sm_86 sm_90\0"
+    (tmp_path / "torch" / "lib" / "libtorch_python.so").write_bytes(flags)
+    python = python_with(tmp_path)
+    assert place.architectures(tmp_path / "torch") == ((7, 5), (8, 0), (8, 6), (9, 0))
+    for name in ("t4", "rtx4090", "l40", "h200"):
+        place.refuse_without_kernels(gpu(name), python)
+    with pytest.raises(UnavailableError, match=r"V100 16 GB has 7\.0.*CUDA 12\.6 have them"):
+        place.refuse_without_kernels(gpu("v100-16gb"), python)
+    with pytest.raises(UnavailableError, match=r"GB10 has 12\.1.*CUDA 12\.8 and newer.*from PyTorch 2\.7 on"):
+        place.refuse_without_kernels(gpu("gb10"), python)
+    assert {"p100", "v100-32gb", "rtx5090", "b200"} <= set(place.without_kernels(python))
+    silent = tmp_path / "silent"
+    (silent / "torch" / "lib").mkdir(parents=True)
+    (silent / "torch" / place.CUDA_LIBRARY).write_text("")
+    assert place.without_kernels(python_with(silent)) == ()
+
+
+def test_the_pytorch_of_another_python_is_used_where_it_lies_and_nothing_is_put_in_front_of_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(place, "cache_folder", lambda: tmp_path / "cache")
+    other = python_with(tmp_path, "2.6.0", "/other/bin/python")
+    (tmp_path / "torch" / "lib").mkdir(parents=True)
+    (tmp_path / "torch" / place.CUDA_LIBRARY).write_text("")
+    assert place.torch_folder(other) == tmp_path / "torch"
+    assert place.python_path(other) == []
 
 
 def fake_pip(monkeypatch, tmp_path, fetches):
-    """`place` with nothing installed and a pip that fetches what it is told to."""
+    """`place` with a CPU's PyTorch and a pip that fetches what it is told to."""
 
     def run(command, check):
         target = Path(command[command.index("--target") + 1])
@@ -155,12 +192,10 @@ def fake_pip(monkeypatch, tmp_path, fetches):
             (target / "torch" / place.CUDA_LIBRARY).write_text("")
         return subprocess.CompletedProcess(command, 0)
 
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "version.py").write_text("__version__ = '2.13.0+cpu'\n")
-    monkeypatch.setattr(place, "_installed", lambda: tmp_path / "torch")
+    monkeypatch.setattr(place, "this_python", lambda: python_with(tmp_path))
     monkeypatch.setattr(place, "cache_folder", lambda: tmp_path / "cache")
     monkeypatch.setattr(place.subprocess, "run", run)
-    monkeypatch.setattr(place, "stub_folder", lambda: tmp_path / "stubs")
+    monkeypatch.setattr(place, "stub_folder", lambda python: tmp_path / "stubs")
 
 
 @pytest.mark.parametrize(
@@ -185,7 +220,7 @@ def test_a_download_is_put_in_its_place_whole(monkeypatch, tmp_path):
 
 
 def test_every_import_of_pytorch_is_there(stubs):
-    files = place._libraries(place.torch_folder())
+    files = place._libraries(place.torch_folder(), this_python())
     for library in build.wanted(files):
         assert set(library.symbols) == _defined_in(stubs / library.name, library.symbols), library.name
 
@@ -204,7 +239,7 @@ print(json.dumps([name for name in json.load(sys.stdin) if hasattr(library, name
 
 def test_a_second_call_builds_nothing(stubs, monkeypatch):
     monkeypatch.setattr(build, "_build", lambda *_: pytest.fail("built again"))
-    assert build.stubs(place._libraries(place.torch_folder()), place.cache_folder()) == stubs
+    assert build.stubs(place._libraries(place.torch_folder(), this_python()), place.cache_folder()) == stubs
 
 
 MEMORY = """

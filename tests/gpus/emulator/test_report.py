@@ -101,6 +101,10 @@ def test_as_json_bytes_are_integers_and_nothing_is_left_out(stuck_at):
         "stuck_at": stuck_at,
         "peak_reserved_bytes": 20 * GIB,
         "need_bytes": 20 * GIB,
+        "processes_at_once": 1,
+        "lower_bound": found.lower_bound,
+        "host_was_full": "",
+        "without_kernels": [],
         "processes": [process(0, device())],
         "processes_without_report": 1,
         "fits": found.fits,
@@ -119,3 +123,35 @@ def test_what_nobody_has_measured_makes_it_a_lower_bound():
     assert "may fit on" in text
     assert text.endswith("a lower bound: nobody has measured cuDNN's workspace of convolutions")
     assert "at least" not in str(emulation(known))
+
+
+def test_processes_that_are_on_a_card_at_once_need_the_sum_and_each_a_context():
+    """Two ranks of a script that takes device 0, and a third process that began when they had ended."""
+    first = {**process(0, device(reserved=4 * GIB)), "began": 1.0, "ended": 9.0}
+    second = {**process(1, device(reserved=5 * GIB)), "began": 2.0, "ended": 8.0}
+    later = {**process(2, device(reserved=8 * GIB)), "began": 10.0, "ended": 11.0}
+    both = emulation(first, second, later)
+    assert (both.need_bytes, both.contexts_bytes_estimate) == (9 * GIB, GIB)
+    assert both.fits["rtx3070"] is False
+    assert "  device 0 is shared: ranks 0, 1 are on it at once, so their peaks are added" in str(both)
+    assert "needs 9.0 GiB and about 1.0 GiB of context" in str(both)
+    elsewhere = {**second, "devices": [{**device(reserved=5 * GIB), "card": 1}]}  # by CUDA_VISIBLE_DEVICES
+    assert emulation(first, elsewhere).need_bytes == 5 * GIB
+    assert "is shared" not in str(emulation(first, elsewhere))
+
+
+def test_who_was_killed_or_ended_early_leaves_a_lower_bound():
+    killed = emulation({**process(0, device()), "was_killed": True}, exit_status=137)
+    assert killed.lower_bound == ["what a killed process would have taken later is not known"]
+    assert "needs at least 20.0 GiB" in str(killed)
+    full = emulation(process(0, device()), exit_status=137, host_was_full="ended, since the machine was full")
+    assert full.lower_bound == ["it was ended before it was over"]
+    assert "  ended, since the machine was full" in str(full)
+
+
+def test_a_card_that_pytorch_has_no_kernels_for_is_not_said_to_fit():
+    found = emulation(process(0, device(reserved=GIB)), without_kernels=("rtx5090", "v100-32gb"))
+    assert not found.fits["rtx5090"]
+    assert not found.fits["v100-32gb"]
+    assert "  no kernels for   rtx5090 in this PyTorch" in str(found)
+    assert "v100" not in str(found)  # its tables are those of the common cards; all are in `fits`

@@ -1,23 +1,24 @@
-"""Where PyTorch's CUDA build is: the one that is installed, or one in a place of its own in the user's cache."""
+"""Where PyTorch's CUDA build is: with the program's Python, or in a place of its own in the user's cache."""
 
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from functools import cache
-from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 
 from platformdirs import user_cache_path
 
 from workbench.base.errors import DISTRIBUTION, UnavailableError
+from workbench.gpus.catalogue import GPUS, Gpu
 from workbench.gpus.emulator import build
+from workbench.gpus.emulator.interpreter import Python, this_python
 
+ARCHITECTURES = re.compile(rb"\0(sm_\d+(?: sm_\d+)+)[\0 ]")
 CUDA_LIBRARY = Path("lib", "libtorch_cuda.so")
-DOWNLOAD = "527 MB, 1.1 GB unpacked"  # torch 2.13.0
-SET_UP = "make emulator, or python -m workbench emulate --set-up"
+DOWNLOAD = "0.5 to 0.9 GB, about twice that unpacked"  # torch 2.13.0: 527 MB
 
 
 def cache_folder() -> Path:
@@ -25,31 +26,95 @@ def cache_folder() -> Path:
 
 
 @cache
-def stub_folder() -> Path:
+def stub_folder(python: Python | None = None) -> Path:
     """The stubs for the PyTorch that `torch_folder` finds, built if they are not yet. Raises as it and `stubs` do."""
-    return build.stubs(_libraries(torch_folder()), cache_folder())
+    python = python or this_python()
+    return build.stubs(_libraries(torch_folder(python), python), cache_folder())
 
 
-def torch_folder() -> Path:
-    """The folder `torch` of a CUDA build of the version that is installed.
+def torch_folder(python: Python | None = None) -> Path:
+    """The folder `torch` of a CUDA build of the version that this Python has, by default the one that runs.
 
     Raises:
         UnavailableError: there is none yet, or it cannot be used on this machine.
     """
     refuse_other_machines()
-    for folder in (_installed(), _own_place() / "torch"):
+    python = python or this_python()
+    for folder in (Path(python.torch_folder), _own_place(python) / "torch"):
         if (folder / CUDA_LIBRARY).is_file():
             return folder
+    if not python.torch_release:
+        raise UnavailableError(
+            f"emulator: {python.executable} has no PyTorch. Install it there, or name the Python that has the "
+            "program's packages: emulate -- /its/venv/bin/python train.py"
+        )
     raise UnavailableError(
-        f"emulator: the PyTorch that is installed ({version('torch')}) has no CUDA inside, and the emulated GPU runs "
-        f"PyTorch's CUDA build. Set it up once ({DOWNLOAD}; it goes into {cache_folder()}): {SET_UP}"
+        f"emulator: the PyTorch {python.torch_release} of {python.executable} has no CUDA inside, and the emulated GPU "
+        f"runs PyTorch's CUDA build. Set it up once ({DOWNLOAD}; it goes into {cache_folder()}): {_how_to(python)}"
     )
 
 
-def python_path() -> list[str]:
+def _how_to(python: Python) -> str:
+    if python.is_this_one:
+        return "make emulator, or python -m workbench emulate --set-up"
+    return f"emulate --set-up --python {python.executable}"
+
+
+def python_path(python: Python | None = None) -> list[str]:
     """What a child needs in front of its import path to get this PyTorch."""
-    folder = torch_folder()
-    return [] if folder == _installed() else [str(folder.parent)]
+    python = python or this_python()
+    folder = torch_folder(python)
+    return [] if folder == Path(python.torch_folder) else [str(folder.parent)]
+
+
+@cache
+def architectures(torch: Path) -> tuple[tuple[int, int], ...]:
+    """The compute capabilities that this PyTorch has kernels for, as it says itself (`torch.cuda.get_arch_list()`).
+
+    A kernel runs on the capability that it is for, and on later ones of the same major number. Empty: it does not say.
+    """
+    library = torch / "lib" / "libtorch_python.so"
+    content = library.read_bytes() if library.is_file() else b""
+    flags = ARCHITECTURES.search(content)
+    names = flags[1].decode().split() if flags else []
+    return tuple((int(name[3:-1]), int(name[-1])) for name in names)
+
+
+def without_kernels(python: Python) -> tuple[str, ...]:
+    """The names of the cards that this Python's PyTorch has no kernels for."""
+    capabilities = architectures(torch_folder(python))
+    names = []
+    for card in GPUS.values():
+        major, minor = card.compute_capability
+        if capabilities and not any(other[0] == major and other[1] <= minor for other in capabilities):
+            names.append(card.name)
+    return tuple(names)
+
+
+def refuse_without_kernels(gpu: Gpu, python: Python) -> None:
+    """Raises UnavailableError where the PyTorch of this Python has no kernels for the card: it could not run there."""
+    if gpu.name not in without_kernels(python):
+        return
+    capabilities = architectures(torch_folder(python))
+    major, minor = gpu.compute_capability
+    there = ", ".join(f"{other[0]}.{other[1]}" for other in capabilities)
+    raise UnavailableError(
+        f"emulator: PyTorch {python.torch_release} has kernels for compute capabilities {there}, and the {gpu.title} "
+        f"has {major}.{minor}: a program that uses it fails there. {_who_has_kernels(gpu.compute_capability)}"
+    )
+
+
+def _who_has_kernels(capability: tuple[int, int]) -> str:
+    """Of PyTorch's support matrix (https://github.com/pytorch/pytorch/blob/main/RELEASE.md, 2.9 to 2.14), and what the
+    builds of 2.3 and 2.6 say of themselves."""
+    if capability < (7, 5):
+        return (
+            "Builds for CUDA 12.6 have them, up to PyTorch 2.14 (pip install torch --index-url "
+            "https://download.pytorch.org/whl/cu126), and so has PyTorch 2.3 to 2.6 of pypi.org."
+        )
+    if capability >= (10, 0):
+        return "Builds for CUDA 12.8 and newer have them, from PyTorch 2.7 on."
+    return "Take another build of PyTorch."
 
 
 def is_set_up() -> bool:
@@ -60,18 +125,21 @@ def is_set_up() -> bool:
         return False
 
 
-def set_up() -> Path:
+def set_up(python: Python | None = None) -> Path:
     """Fetch PyTorch's CUDA build if it is not there, build the stubs, and return their folder.
 
     Raises:
         UnavailableError: pip cannot fetch it, or the stubs cannot be built.
     """
     refuse_other_machines()
+    python = python or this_python()
     try:
-        torch_folder()
+        torch_folder(python)
     except UnavailableError:
-        _fetch(_own_place())
-    return stub_folder()
+        if not python.torch_release:
+            raise
+        _fetch(python)
+    return stub_folder(python)
 
 
 def refuse_other_machines() -> None:
@@ -83,34 +151,28 @@ def refuse_other_machines() -> None:
         )
 
 
-def _installed(package: str = "torch") -> Path:
-    spec = find_spec(package)
-    return Path(str(spec.origin)).parent if spec and spec.origin else Path("nowhere")
-
-
-def _own_place() -> Path:
+def _own_place(python: Python) -> Path:
     """Where PyTorch's CUDA build goes that is only the emulator's."""
-    return cache_folder() / f"torch-{_release()}-python{sys.version_info.major}.{sys.version_info.minor}"
+    return cache_folder() / f"torch-{python.torch_release}-python{python.version}"
 
 
-def _release() -> str:
-    return version("torch").partition("+")[0]
-
-
-def _libraries(torch: Path) -> list[Path]:
+def _libraries(torch: Path, python: Python) -> list[Path]:
     """Every library that asks NVIDIA's for something: PyTorch's own, and those of bitsandbytes."""
     libraries = [*torch.glob("lib/*.so"), *torch.glob("_C*.so")]
     major = build.cuda_major(libraries)
-    return [*libraries, *_installed("bitsandbytes").glob(f"libbitsandbytes_cuda{major}*.so")]
+    if python.bitsandbytes_folder:
+        libraries += Path(python.bitsandbytes_folder).glob(f"libbitsandbytes_cuda{major}*.so")
+    return libraries
 
 
-def _fetch(place: Path) -> None:
-    release = _release()
+def _fetch(python: Python) -> None:
+    release = python.torch_release
+    place = _own_place(python)
     place.parent.mkdir(parents=True, exist_ok=True)
     print(f"Fetching PyTorch {release} with CUDA ({DOWNLOAD}) into {place}", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=".fetching-") as folder:
         new = Path(folder, "new")
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        command = [python.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
         # three signs: == would also take a build that is called 2.13.0+cpu, where one is at hand
         command += ["--target", str(new), f"torch==={release}"]
         pip = subprocess.run(command, check=False)

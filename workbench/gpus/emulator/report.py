@@ -1,5 +1,7 @@
 """What an emulation found: it prints itself, and is JSON-ready."""
 
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,8 @@ class Emulation(Result):
     stuck_at: str = ""  # where it was when its time was over
     silent: int = 0  # processes that ended without a report, being killed
     snapshots: tuple[Path, ...] = ()
+    host_was_full: str = ""  # why it was ended before this machine's own memory was
+    without_kernels: tuple[str, ...] = ()  # cards on which the program's PyTorch cannot run
 
     @property
     def devices(self) -> list[dict[str, Any]]:
@@ -55,13 +59,44 @@ class Emulation(Result):
         return self.refusals > 0 and self.exit_status == 0
 
     @property
+    def at_once(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """The processes that together needed most of one card at one time, each with its report of that card."""
+        fullest: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        users = [(process, device) for process in self.processes for device in process["devices"]]
+        for later, used in users:
+            began = later.get("began", 0)
+            card = used.get("card", used["index"])
+            together = []
+            for process, device in users:
+                was_there = process.get("began", 0) <= began <= process.get("ended", began)
+                if was_there and device.get("card", device["index"]) == card:
+                    together.append((process, device))
+            if _sum_of_needs(together) > _sum_of_needs(fullest):
+                fullest = together
+        return fullest
+
+    @property
     def need_bytes(self) -> int:
-        """What the program reserves at most; of one that went on after a refusal, what it reserved from then on."""
-        needs = [0]
-        for device in self.devices:
-            after = device.get("reserved_after_refusals_bytes")
-            needs.append(device["peak_reserved_bytes"] if after is None else after)
-        return max(needs)
+        """What processes that run at once reserve at most on one card; of one that went on after a refusal, what it
+        reserved from then on."""
+        return _sum_of_needs(self.at_once)
+
+    @property
+    def contexts_bytes_estimate(self) -> int:
+        """Each process on a card has a CUDA context of its own there."""
+        return max(len(self.at_once), 1) * self.gpu.context_bytes_estimate
+
+    @property
+    def lower_bound(self) -> list[str]:
+        """Why the peaks are lower bounds; empty if they are not."""
+        reasons = []
+        if self.not_measured:
+            reasons.append(f"nobody has measured {', '.join(self.not_measured)}")
+        if self.silent or any(process.get("was_killed") for process in self.processes):
+            reasons.append("what a killed process would have taken later is not known")
+        if self.stuck_at or self.host_was_full:
+            reasons.append("it was ended before it was over")
+        return reasons
 
     @property
     def not_measured(self) -> list[str]:
@@ -86,18 +121,29 @@ class Emulation(Result):
         if not self.processes or (self.refusals and not self.has_recovered):
             return {}
         need = self.need_bytes
-        return {name: need + gpu.context_bytes_estimate <= gpu.memory_bytes for name, gpu in GPUS.items()}
+        contexts = max(len(self.at_once), 1)
+        verdicts = {}
+        for name, gpu in GPUS.items():
+            has_room = need + contexts * gpu.context_bytes_estimate <= gpu.memory_bytes
+            verdicts[name] = has_room and name not in self.without_kernels
+        return verdicts
 
     def __str__(self) -> str:
         """Peaks of each process, who holds most, where it fits."""
         lines = [f"emulated {self.gpu.title} ({format_bytes(self.gpu.memory_bytes)}): {NOT_MEASURED}"]
+        for versions in sorted({_versions(process) for process in self.processes if "torch" in process}):
+            lines.append(f"  {versions}")
         for process in self.processes:
             rank = f"rank {process['rank']}, " if len(self.processes) > 1 else ""
             lines += [f"  {rank}{_peaks(process, device, self.has_recovered)}" for device in process["devices"]]
         if self.silent:
             lines.append(f"  {self.silent} processes that used the GPU were killed and left no report")
+        if self.host_was_full:
+            lines.append(f"  {self.host_was_full}")
         if self.processes:
             lines += _holders(self.devices[0])
+            lines += _growth(self.devices[0])
+            lines += self._shared_card()
             lines += self._cards()
         elif not self.silent:
             lines.append("  no process used the GPU")
@@ -121,6 +167,18 @@ class Emulation(Result):
             lines.append(f"    and {len(notes) - LINES} more places (--json has them)")
         return lines
 
+    def _shared_card(self) -> list[str]:
+        together = self.at_once
+        if len(together) < 2:
+            return []
+        card = together[0][1].get("card", together[0][1]["index"])
+        ranks = sorted({process["rank"] for process, _ in together})
+        who = f"ranks {', '.join(map(str, ranks))}" if len(ranks) > 1 else f"{len(together)} processes"
+        lines = [f"  device {card} is shared: {who} are on it at once, so their peaks are added"]
+        if len(ranks) > 1:
+            lines.append("    a rank takes a card of its own with torch.cuda.set_device(int(os.environ['LOCAL_RANK']))")
+        return lines
+
     def _cards(self) -> list[str]:
         if not self.fits:
             for device in self.devices:
@@ -128,18 +186,22 @@ class Emulation(Result):
                     cap = format_bytes(device["cap_bytes"])
                     return [f"  it needs more than its own cap of {cap}, which set_per_process_memory_fraction has set"]
             return ["  it needs more than that: which card has room is not known. Try a larger one (--gpu)"]
-        fitting = [name for name, has_room in self.fits.items() if has_room]
-        others = [name for name, has_room in self.fits.items() if not has_room]
+        common = [name for name in self.fits if GPUS[name].is_common or name == self.gpu.name]
+        fitting = [name for name in common if self.fits[name]]
+        others = [name for name in common if not self.fits[name] and name not in self.without_kernels]
+        no_kernels = [name for name in common if name in self.without_kernels]
         need = format_bytes(self.need_bytes)
-        context = format_bytes(self.gpu.context_bytes_estimate)
-        least = "at least " if self.not_measured else ""
+        context = format_bytes(self.contexts_bytes_estimate)
+        least = "at least " if self.lower_bound else ""
         lines = [f"  needs {least}{need} and about {context} of context, by the kernels of this card"]
-        verdict = "may fit on     " if self.not_measured else "fits on        "
+        verdict = "may fit on     " if self.lower_bound else "fits on        "
         lines.append(f"  {verdict}  {', '.join(fitting) or 'none of the known GPUs'}")
         if others:
             lines.append(f"  does not fit on  {', '.join(others)}")
-        if self.not_measured:
-            lines.append(f"  a lower bound: nobody has measured {', '.join(self.not_measured)}")
+        if no_kernels:
+            lines.append(f"  no kernels for   {', '.join(no_kernels)} in this PyTorch")
+        if self.lower_bound:
+            lines.append(f"  a lower bound: {'; '.join(self.lower_bound)}")
         return lines
 
     def to_dict(self) -> dict[str, Any]:
@@ -156,6 +218,10 @@ class Emulation(Result):
             "stuck_at": self.stuck_at,
             "peak_reserved_bytes": self.peak_reserved_bytes,
             "need_bytes": self.need_bytes,
+            "processes_at_once": len(self.at_once),
+            "lower_bound": self.lower_bound,
+            "host_was_full": self.host_was_full,
+            "without_kernels": list(self.without_kernels),
             "processes": list(self.processes),
             "processes_without_report": self.silent,
             "fits": self.fits,
@@ -172,7 +238,35 @@ def _peaks(process: dict[str, Any], device: dict[str, Any], has_recovered: bool)
     if device["refusals"]:
         refused = f"; refused {_times(device['refusals'])}, recovered" if has_recovered else "; ran out of memory"
     host = format_bytes(process["peak_host_bytes"])
-    return f"device {device['index']}: peak {allocated} allocated, {reserved} reserved{refused}; host {host}"
+    killed = "; killed (as read at most a few seconds before)" if process.get("was_killed") else ""
+    return f"device {device['index']}: peak {allocated} allocated, {reserved} reserved{refused}; host {host}{killed}"
+
+
+def _sum_of_needs(together: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> int:
+    total = 0
+    for _, device in together:
+        after = device.get("reserved_after_refusals_bytes")
+        total += device["peak_reserved_bytes"] if after is None else after
+    return total
+
+
+def _versions(process: dict[str, Any]) -> str:
+    is_this_one = Path(process["executable"]).parent == Path(sys.executable).parent
+    place = "" if is_this_one else f" ({process['executable']})"
+    return f"PyTorch {process['torch']}, Python {process['python']}{place}"
+
+
+def _growth(device: dict[str, Any]) -> list[str]:
+    """What a program takes more of with every step, as long as it runs."""
+    growth = device.get("growth")
+    if not growth:
+        return []
+    lines = [f"  grows by {format_bytes(growth['bytes_a_step'])} a step, as seen over {growth['steps']} steps"]
+    for entry in growth["lines"][:LINES]:
+        lines.append(f"    {'+' + format_bytes(entry['bytes_a_step']):>9}  {entry['line']}")
+    if device.get("holders"):
+        lines.append(f"    held by {', '.join(device['holders'])}")
+    return lines
 
 
 def _times(count: int) -> str:

@@ -19,11 +19,11 @@ def share() -> float:
     return float(os.environ.get("EMULATED_MASKS") or 1.0)
 
 
-def decide_by_rule(torch: Any, line_of: Callable[[Any], str]) -> None:
+def decide_by_rule(torch: Any, program_line: Callable[[Any], str]) -> None:
     """From now on, PyTorch's operations of such sizes are these on CUDA.
 
     Args:
-        line_of: the program's own line, of frames as PyTorch's memory history has them.
+        program_line: the program's own line, of frames as PyTorch's memory history has them.
     """
 
     def decided(operation: str, places: int | None, taken: int) -> int:
@@ -34,7 +34,7 @@ def decide_by_rule(torch: Any, line_of: Callable[[Any], str]) -> None:
             if code.co_filename != __file__:
                 frames.append({"filename": code.co_filename, "line": frame.f_lineno, "name": code.co_name})
             frame = frame.f_back
-        line = line_of(frames)
+        line = program_line(frames)
         note = NOTES.setdefault((line, operation), {"line": line, "operation": operation, "times": 0, "taken": -1})
         note["times"] += 1
         if taken > note["taken"]:
@@ -75,6 +75,12 @@ def decide_by_rule(torch: Any, line_of: Callable[[Any], str]) -> None:
             output_size = decided("repeat_interleave", None, math.ceil(share() * repeats.numel()))
         return torch.zeros(output_size, dtype=repeats.dtype, device=repeats.device)
 
+    def normal_of_tensors(mean: Any, std: Any, *, generator: Any = None) -> Any:
+        """PyTorch would ask the card whether each of `std` is positive, and would be told no."""
+        shape = torch.broadcast_shapes(getattr(mean, "shape", ()), std.shape)
+        values = torch.empty(shape, dtype=std.dtype, device=std.device)
+        return values.normal_(generator=generator).mul_(std).add_(mean)
+
     library = torch.library.Library("aten", "IMPL")
     KEPT.append(library)
     with warnings.catch_warnings():
@@ -84,3 +90,5 @@ def decide_by_rule(torch: Any, line_of: Callable[[Any], str]) -> None:
         library.impl("unique_consecutive", unique_consecutive, "CUDA")
         library.impl("bincount", bincount, "CUDA")
         library.impl("repeat_interleave.Tensor", repeat_interleave, "CUDA")
+        library.impl("normal.Tensor_Tensor", normal_of_tensors, "CUDA")
+        library.impl("normal.float_Tensor", normal_of_tensors, "CUDA")

@@ -4,28 +4,35 @@ Python imports a module of this name at its start (https://docs.python.org/3/lib
 workbench: the program's Python may be another. Everything that it does to the program is here.
 """
 
+from __future__ import annotations
+
 import atexit
 import ctypes
 import faulthandler
+import importlib.abc
 import importlib.machinery
 import importlib.util
 import json
 import os
 import pickle
+import platform
 import resource
 import signal
 import sys
-from collections import Counter
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
-import _emulated_sizes  # type: ignore[import-not-found]  # beside this file, which Python's path names
+import _emulated_history as history  # type: ignore[import-not-found]  # beside this file, which Python's path names
+import _emulated_sizes  # type: ignore[import-not-found]
+import _emulated_steps  # type: ignore[import-not-found]
 
 HISTORY = 100_000  # allocations and frees that PyTorch's memory history keeps
-CHANGE = {"free_completed": 1, "alloc": -1}  # of the bytes in use, going back
-SEGMENTS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}  # of the bytes reserved
-LINES = 10
 PEAKS: dict[int, tuple[int, int]] = {}  # of each device, before its last reset
+SECONDS_BETWEEN_LOOKS = 0.5
+SHARE_OF_TIME = 0.05  # that reports may take while the program runs
+ENDING = threading.Event()
 
 
 def load_stubs() -> None:
@@ -47,28 +54,74 @@ def import_the_next() -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-def watch() -> None:
-    """PyTorch calls it when it has been imported: the entry point `torch.backends` beside this file says so.
+class WatchPyTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Calls `watch` when PyTorch has been imported."""
 
-    Remember who allocates, from the first use of CUDA on; report at the end.
-    """
-    import torch
+    loader: Any = None
+    asks_others = False
 
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != "torch" or self.asks_others:
+            return None
+        self.asks_others = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self.asks_others = False  # who only asks whether there is a PyTorch, as transformers does, imports it later
+        if spec is not None and spec.loader is not None:
+            refuse_another_pytorch(os.path.dirname(str(spec.origin)))
+            self.loader = spec.loader
+            spec.loader = self
+        return spec
+
+    def create_module(self, spec: Any) -> Any:
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: Any) -> None:
+        module.__spec__.loader = module.__loader__ = self.loader
+        self.loader.exec_module(module)
+        watch(module)
+
+
+def refuse_another_pytorch(folder: str) -> None:
+    """The card is made for one PyTorch. Another one would be hidden by it, or find libraries that are not its own."""
+    expected = os.environ["EMULATED_TORCH"]
+    is_in_front = os.path.dirname(expected) in os.environ["PYTHONPATH"].split(os.pathsep)
+    is_its_own = os.path.realpath(folder) == os.path.realpath(expected)
+    if not is_its_own or (is_in_front and sys.prefix != os.environ["EMULATED_PREFIX"]):
+        raise ImportError(
+            f"emulated GPU: {sys.executable} is another Python than the one that the card was made for (that in "
+            f"{os.environ['EMULATED_PREFIX']}). Name it: emulate --python {sys.executable} -- PROGRAM"
+        )
+
+
+def watch(torch: Any) -> None:
+    """Remember who allocates, from the first use of CUDA on; report at the end, and as the peak moves."""
     spare_ddp_values(torch)
     if os.environ.get("EMULATED_TRUNK"):
         torch.cuda.get_device_capability = capability
         import torch.utils._triton as triton
 
         triton.has_triton = triton.has_triton_package  # it looks at the card too, and every one here suits Triton
-    if not os.environ.get("EMULATED_REPORTS"):
+    if not os.environ.get("EMULATED_REPORTS") or is_compile_worker():
         return
     torch.cuda._lazy_call(Path(os.environ["EMULATED_REPORTS"], f"using-{os.getpid()}").touch)
     if os.environ.get("EMULATED_HISTORY"):
         remember = torch.cuda.memory._record_memory_history
         torch.cuda._lazy_call(lambda: remember(max_entries=HISTORY, stacks="python"))
-    torch.cuda._lazy_call(lambda: _emulated_sizes.decide_by_rule(torch, line_of))
+    torch.cuda._lazy_call(lambda: _emulated_sizes.decide_by_rule(torch, history.program_line))
     note_peaks_before_resets(torch)
-    atexit.register(report, torch)
+    _emulated_steps.note_steps(torch)
+    reporter = threading.Thread(target=report_as_the_peak_moves, args=(torch,), daemon=True)
+    import_no_compiler_for(torch, reporter)
+    torch.cuda._lazy_call(reporter.start)
+    atexit.register(report_at_the_end, reporter)
+
+
+def is_compile_worker() -> bool:
+    """A process of `torch.compile`: it asks what card there is, takes nothing of it, and outlives the program."""
+    arguments = getattr(sys, "orig_argv", sys.argv)  # from Python 3.10 on
+    return any("compile_worker" in argument for argument in arguments)
 
 
 def spare_ddp_values(torch: Any) -> None:
@@ -105,11 +158,47 @@ def peaks(torch: Any, index: int) -> tuple[int, int]:
     return allocated, reserved
 
 
-def report(torch: Any) -> None:
+def import_no_compiler_for(torch: Any, reporter: threading.Thread) -> None:
+    """Whoever names the lines of a history asks PyTorch for its compiler, and that imports it: while the program's own
+    thread does the same, one of them sees half of it."""
+    import_lazily = torch.__getattr__
+
+    def import_for_others(name: str) -> Any:
+        if name == "_inductor" and threading.current_thread() is reporter:
+            raise AttributeError(name)
+        return import_lazily(name)
+
+    torch.__getattr__ = import_for_others
+
+
+def report_as_the_peak_moves(torch: Any) -> None:
+    """Who is killed, as papermill may do with a kernel and torchrun with other ranks, has reported by then."""
+    began = time.time()
+    reported: list[tuple[int, int]] = []
+    pause = SECONDS_BETWEEN_LOOKS
+    while not ENDING.wait(pause):
+        if torch.cuda.is_initialized():
+            now = [peaks(torch, index) for index in range(torch.cuda.device_count())]
+            if now != reported:
+                before = time.monotonic()
+                report(torch, began, is_running=True)
+                reported = now
+                pause = max(SECONDS_BETWEEN_LOOKS, (time.monotonic() - before) / SHARE_OF_TIME)
+    report(torch, began)
+
+
+def report_at_the_end(reporter: threading.Thread) -> None:
+    """By the thread that has reported so far, so that nothing of it comes later."""
+    ENDING.set()
+    if reporter.ident is not None:
+        reporter.join()
+
+
+def report(torch: Any, began: float, *, is_running: bool = False) -> None:
     """One JSON file; a snapshot beside it if it was asked for."""
-    if not torch.cuda.is_initialized():
-        return
     folder = Path(os.environ["EMULATED_REPORTS"])
+    if not folder.is_dir():  # the program has ended before this process of its
+        return
     name = f"{os.environ.get('RANK', '0')}-{os.getpid()}"
     devices = [used_of_device(torch, index) for index in range(torch.cuda.device_count())]
     used = [device for device in devices if device["peak_reserved_bytes"] or device["refusals"]]
@@ -117,6 +206,12 @@ def report(torch: Any) -> None:
         "process": os.getpid(),
         "rank": int(os.environ.get("RANK", "0")),
         "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "began": began,
+        "ended": time.time(),
+        "was_killed": is_running,  # what comes after it is not known
         "devices": used,
         "peak_host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "argv": sys.argv,
@@ -126,9 +221,12 @@ def report(torch: Any) -> None:
     if os.environ.get("EMULATED_HISTORY") and used:
         snapshot = torch.cuda.memory._snapshot()
         for device in used:
-            trace = snapshot["device_traces"][device["index"]]
-            device |= at_the_peak(trace, living(snapshot, device["index"]))
-            device["reserved_after_refusals_bytes"] = reserved_after_refusals(trace, snapshot, device["index"])
+            index = device["index"]
+            trace = snapshot["device_traces"][index]
+            device.update(history.at_the_peak(trace, history.living(snapshot, index)))
+            device["reserved_after_refusals_bytes"] = history.reserved_after_refusals(trace, snapshot, index)
+            device["growth"] = history.growth(trace, _emulated_steps.marks())
+            device["holders"] = list(_emulated_steps.HOLDERS)
         if os.environ["EMULATED_HISTORY"] == "snapshot":
             with (folder / f"{name}.pickle").open("wb") as file:
                 pickle.dump(snapshot, file)
@@ -149,6 +247,7 @@ def used_of_device(torch: Any, index: int) -> dict[str, Any]:
     allocated, reserved = peaks(torch, index)
     return {
         "index": index,
+        "card": card_of(index),
         "peak_allocated_bytes": allocated,
         "peak_reserved_bytes": reserved,
         "refusals": torch.cuda.memory_stats(index).get("num_ooms", 0),
@@ -164,81 +263,10 @@ def cap_of(torch: Any, index: int) -> int | None:
     return int(fraction * torch.cuda.get_device_properties(index).total_memory) if fraction < 1 else None
 
 
-def living(snapshot: Any, index: int) -> dict[int, int]:
-    """The bytes of each block in use at the end, by address."""
-    sizes = {}
-    for segment in snapshot["segments"]:
-        for block in segment["blocks"]:
-            if segment["device"] == index and block["state"] == "active_allocated":
-                sizes[block["address"]] = block["requested_size"]
-    return sizes
-
-
-def at_the_peak(trace: Any, sizes: dict[int, int]) -> dict[str, Any]:
-    """Back from the end, to find the instant of the peak that the history still holds; then who held it."""
-    usage = [sum(sizes.values())]  # from the end of the history back to its beginning
-    for event in reversed(trace):
-        usage.append(usage[-1] + CHANGE.get(event["action"], 0) * event["size"])
-    peak = max(usage)
-    instant = len(trace) - usage.index(peak)  # of several, the last in time
-    alive = dict(sizes)
-    for event in reversed(trace[instant:]):
-        if event["action"] == "alloc":
-            alive.pop(event["addr"], None)
-        elif event["action"] == "free_completed":
-            alive[event["addr"]] = event["size"]
-    makers = {event["addr"]: event["frames"] for event in trace[:instant] if event["action"] == "alloc"}
-    lines = Counter[str]()
-    functions = Counter[str]()
-    for address, size in alive.items():
-        line = line_of(makers[address]) if address in makers else "before the history begins"
-        lines[line] += size
-        functions[f"{line}{function_of(makers.get(address))}"] += size
-    most = [{"line": line, "bytes": size} for line, size in lines.most_common(LINES)]
-    return {"lines": most, "functions": functions, "peak_in_history_bytes": peak}
-
-
-def reserved_after_refusals(trace: Any, snapshot: Any, index: int) -> int | None:
-    """The most that was reserved since the program, refused for the last time, asked the card for memory again.
-
-    What it had held by then is what did not fit. None where nothing was refused, as far as the history goes back.
-    """
-    refused = [number for number, event in enumerate(trace) if event["action"] == "oom"]
-    if not refused:
-        return None
-    changes = [SEGMENTS.get(event["action"], 0) * event["size"] for event in trace[refused[-1] :]]
-    at_the_end = sum(segment["total_size"] for segment in snapshot["segments"] if segment["device"] == index)
-    reserved = at_the_end - sum(changes)
-    most = 0
-    for change in changes:
-        reserved += change
-        if change > 0 or most:
-            most = max(most, reserved)
-    return most or at_the_end
-
-
-def line_of(frames: Any) -> str:
-    """The innermost line of the program itself; of a library's, where none is the program's."""
-    if not frames:
-        return "PyTorch's own threads: the backward pass"
-    own_frames = [frame for frame in frames if not of_library(frame)]
-    frame = own_frames[0] if own_frames else frames[0]
-    return f"{frame['filename'].removeprefix(os.environ['EMULATED_FROM'])}:{frame['line']} in {frame['name']}"
-
-
-def function_of(frames: Any) -> str:
-    """`, by forward in transformers/models/…`: the innermost, if it is a library's. Of another version it has the same
-    name, on another line."""
-    if not frames or not of_library(frames[0]):
-        return ""
-    file = frames[0]["filename"]
-    folder = max((place for place in sys.path if file.startswith(place + os.sep)), key=len, default="")
-    return f", by {frames[0]['name']} in {file.removeprefix(folder + os.sep)}"
-
-
-def of_library(frame: Any) -> bool:
-    libraries = (sys.prefix, sys.base_prefix, "<frozen", *os.environ["PYTHONPATH"].split(os.pathsep))
-    return bool(frame["filename"].startswith(libraries))
+def card_of(index: int) -> int:
+    """Which of the cards the process calls by this number: CUDA_VISIBLE_DEVICES may have chosen some."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return int(visible[index]) if index < len(visible) and visible[index].strip().isdigit() else index
 
 
 def answer_the_watchman() -> None:
@@ -252,6 +280,7 @@ def answer_the_watchman() -> None:
 
 if os.environ.get("EMULATED_STUBS"):
     load_stubs()
+    sys.meta_path.insert(0, WatchPyTorch())
     if os.environ.get("EMULATED_REPORTS"):
         answer_the_watchman()
 import_the_next()

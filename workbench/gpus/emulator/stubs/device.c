@@ -127,6 +127,7 @@ const char *cudaGetErrorString(cudaError_t error) {
     case OUT_OF_MEMORY: return "out of memory";
     case NO_DEVICE: return "no CUDA-capable device is detected";
     case INVALID_DEVICE: return "invalid device ordinal";
+    case 900: return "operation not permitted when stream is capturing";
     case NOT_SUPPORTED: return "operation not supported by the emulated GPU";
     default: return "invalid argument";
     }

@@ -51,6 +51,31 @@ int nvmlDeviceGetMemoryInfo(void *device, unsigned long long *bytes) { /* total,
     return SUCCESS;
 }
 
+/* A card that is not there does nothing, and so stays cold. */
+int nvmlDeviceGetUtilizationRates(void *device, unsigned *percent) { /* of the multiprocessors, of memory */
+    (void)device;
+    percent[0] = percent[1] = 0;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetTemperature(void *device, int sensor, unsigned *degrees) {
+    (void)device, (void)sensor;
+    *degrees = 0;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetPowerUsage(void *device, unsigned *milliwatts) {
+    (void)device;
+    *milliwatts = 0;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetClockInfo(void *device, int of, unsigned *megahertz) {
+    (void)device, (void)of;
+    *megahertz = 0;
+    return SUCCESS;
+}
+
 int nvmlSystemGetCudaDriverVersion_v2(int *version) {
     *version = 13000;
     return SUCCESS;
@@ -80,5 +105,10 @@ int nvmlDeviceGetFieldValues(void *device, int count, void *values) {
 
 const char *nvmlErrorString(int status) { return status ? "not supported by the emulated GPU" : "success"; }
 int nvmlInit(void) { return SUCCESS; }
+int nvmlInitWithFlags(unsigned flags) {
+    (void)flags;
+    return SUCCESS;
+}
+
 int nvmlInit_v2(void) { return SUCCESS; }
 int nvmlShutdown(void) { return SUCCESS; }

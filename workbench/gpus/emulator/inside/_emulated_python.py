@@ -1,0 +1,34 @@
+"""What the emulator must know of the Python that a program runs in. That Python executes it, or ours calls it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import sys
+from typing import Any
+
+
+def describe_python() -> dict[str, Any]:
+    """Its version, and where PyTorch and bitsandbytes lie there: folders, empty for what is not installed."""
+    try:
+        release = importlib.metadata.version("torch").partition("+")[0]
+    except importlib.metadata.PackageNotFoundError:
+        release = ""
+    return {
+        "version": f"{sys.version_info[0]}.{sys.version_info[1]}",
+        "prefix": sys.prefix,
+        "torch_release": release,
+        "torch_folder": _folder("torch"),
+        "bitsandbytes_folder": _folder("bitsandbytes"),
+    }
+
+
+def _folder(package: str) -> str:
+    spec = importlib.util.find_spec(package)
+    return os.path.dirname(spec.origin) if spec is not None and spec.origin else ""
+
+
+if __name__ == "__main__":
+    print(json.dumps(describe_python()))

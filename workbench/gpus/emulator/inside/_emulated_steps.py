@@ -1,0 +1,131 @@
+"""The program's steps, and who holds what grows from one to the next."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import sys
+import time
+from collections import deque
+from typing import Any
+
+from _emulated_history import (  # type: ignore[import-not-found]  # beside this file
+    LEAST_GROWTH,
+    LEAST_STEPS,
+    LIBRARY,
+    changes,
+)
+
+STEPS: list[int] = []  # the microseconds at which steps of an optimizer ended
+BATCHES: list[int] = []  # and those at which a DataLoader was asked for its next batch, for programs without one
+HOLDERS: dict[str, None] = {}
+_ALLOCATED: deque[int] = deque(maxlen=LEAST_STEPS)
+_LENGTHS: dict[int, int] = {}  # of containers at the step before, by id
+MOST_SEARCHES = 6  # each takes as long as a garbage collection
+_searches = 0
+
+
+def marks() -> list[int]:
+    """The end of each step, or of each batch where no optimizer steps; without the first two, which make the states."""
+    return (STEPS if len(STEPS) > LEAST_STEPS else BATCHES)[2:]
+
+
+def note_steps(torch: Any) -> None:
+    """From now on, steps and batches are noted."""
+    loader = importlib.import_module("torch.utils.data.dataloader")._BaseDataLoaderIter
+    optimizers = importlib.import_module("torch.optim.optimizer")
+    next_of_loader = loader.__next__
+
+    def next_batch(self: Any) -> Any:
+        BATCHES.append(time.time_ns() // 1000)
+        if not STEPS:
+            _search_if_it_grows(torch)
+        return next_of_loader(self)
+
+    def stepped(*_: Any) -> None:
+        STEPS.append(time.time_ns() // 1000)
+        _search_if_it_grows(torch)
+
+    loader.__next__ = next_batch
+    optimizers.register_optimizer_step_post_hook(stepped)
+
+
+def _search_if_it_grows(torch: Any) -> None:
+    """Twice, one step after another, since a container that holds what grows is longer the second time."""
+    global _searches
+    if not torch.cuda.is_initialized():
+        return
+    _ALLOCATED.append(torch.cuda.memory_allocated())
+    grows = len(_ALLOCATED) == LEAST_STEPS and min(changes(list(_ALLOCATED))) >= LEAST_GROWTH
+    if not grows or _searches == MOST_SEARCHES or HOLDERS:
+        return
+    _searches += 1
+    for container in _containers(torch):
+        if len(container) > _LENGTHS.get(id(container), len(container)):
+            HOLDERS.setdefault(_name_of(container))
+        _LENGTHS[id(container)] = len(container)
+    if _searches > 1:
+        HOLDERS.update(dict.fromkeys(_sums_with_their_graph(torch)))
+
+
+def _containers(torch: Any) -> list[Any]:
+    """Lists, dicts and deques of several entries, the last of which holds a tensor of the card."""
+    containers = []
+    for thing in gc.get_objects():
+        if type(thing) in (list, dict, deque) and len(thing) >= LEAST_STEPS - 1:
+            last = next(reversed(thing.values()), None) if type(thing) is dict else thing[-1]
+            if _holds_tensor(torch, last):
+                containers.append(thing)
+    return containers
+
+
+def _holds_tensor(torch: Any, thing: Any) -> bool:
+    if isinstance(thing, dict):
+        thing = list(thing.values())
+    if isinstance(thing, (list, tuple)):
+        return any(isinstance(entry, torch.Tensor) and entry.is_cuda for entry in thing)
+    return isinstance(thing, torch.Tensor) and thing.is_cuda
+
+
+def _name_of(container: Any) -> str:
+    kind = type(container).__name__
+    for scope in _scopes():
+        for name, value in scope.items():
+            if value is container:
+                return f"the {kind} `{name}`"
+    for scope in _scopes():
+        for name, value in scope.items():
+            for attribute, inner in list(getattr(value, "__dict__", {}).items()):
+                if inner is container:
+                    return f"the {kind} `{name}.{attribute}`"
+    return f"a {kind} of {len(container)} entries"
+
+
+def _scopes() -> list[dict[str, Any]]:
+    """The variables of the program's own functions that run now, the innermost first, and its modules' ones."""
+    scopes = []
+    frame: Any = sys._getframe()
+    while frame is not None:
+        if not LIBRARY.search(frame.f_code.co_filename):
+            scopes += [dict(frame.f_locals), dict(frame.f_globals)]
+        frame = frame.f_back
+    return scopes
+
+
+def _sums_with_their_graph(torch: Any) -> list[str]:
+    """Variables such as `total += loss`: each keeps the graphs of all losses, unless it takes `loss.item()`."""
+    names = []
+    for scope in _scopes():
+        for name, value in scope.items():
+            if isinstance(value, torch.Tensor) and value.numel() == 1 and _additions(value.grad_fn) >= LEAST_STEPS - 1:
+                names.append(f"the sum `{name}`, which keeps the graph of each loss")
+    return names
+
+
+def _additions(node: Any) -> int:
+    """How many additions stand in a row in an autograd graph."""
+    count = 0
+    while node is not None and node.name() == "AddBackward0" and count < LEAST_STEPS:
+        count += 1
+        node = next((inner for inner, _ in node.next_functions if inner and inner.name() == "AddBackward0"), None)
+    return count
