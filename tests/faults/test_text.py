@@ -17,6 +17,7 @@ from workbench.base.errors import ConfigurationError
 from workbench.models.load import quiet
 from workbench.texts import corpus
 from workbench.texts import readers as texts
+from workbench.texts.files import HELD_WHOLE
 from workbench.training.run import run
 
 LINES = "a line of text\n" * 3
@@ -171,7 +172,7 @@ JSON_LINES: Faults = {
     "empty jsonl": (file("a.jsonl", ""), ("a.jsonl is empty",)),
     "blank jsonl": (file("a.jsonl", "\n\n"), ("a.jsonl is empty",)),
     "broken JSON": (file("a.jsonl", JSON + '{"text": "thr'), ("a.jsonl, line 3 is not JSON", "one whole object")),
-    "an array": (file("a.jsonl", '[{"text": "one"}]'), ("line 1 is a list, not an object", '{"text": "…"}')),
+    "an array": (file("a.jsonl", '[["one"]]'), ("line 1 is a list, not an object", '{"text": "…"}')),
     "a string": (file("a.jsonl", '"one"'), ("line 1 is a str, not an object",)),
     "spread over lines": (file("a.jsonl", '{\n"text": "one"\n}'), ("line 1 is not JSON",)),
     "too deep": (file("a.jsonl", "[" * 100_000), ("line 1 is not JSON", "nested too deeply")),
@@ -185,7 +186,7 @@ JSON_LINES: Faults = {
 JSON_IN_ONE_PIECE: Faults = {
     "empty json": (file("a.json", ""), ("a.json is not JSON of rows (Expecting value: line 1 column 1",)),
     "a JSON without rows": (file("a.json", "[]"), ("a.json is empty: there is no document in it",)),
-    "an object": (file("a.json", '{"text": "one"}'), ("it is a dict", "It must be one list of objects")),
+    "an object": (file("a.json", '{"text": 1}'), ("it is a dict", "It must be one list of objects")),
     "data is no list": (file("a.json", '{"data": {"text": "one"}}'), ("it is a dict",)),
     "a broken list": (
         file("a.json", '[{"text": "one"},\n{"text": }]'),
@@ -231,8 +232,8 @@ PACKED: Faults = {
 CONVERSATIONS: Faults = {
     "messages are a text": (file("a.jsonl", '{"messages": "hi"}'), ("line 1: messages: Input should be a valid list",)),
     "no messages": (
-        file("a.jsonl", CHAT + '{"messages": []}'),
-        ("line 2: messages: List should have at least 1 item",),
+        file("a.jsonl", '{"messages": []}\n' * 2),
+        ("a.jsonl is empty: 2 conversations without messages left out",),
     ),
     "no role": (
         file("a.jsonl", CHAT + '{"messages": [{"content": "x"}]}'),
@@ -251,7 +252,7 @@ CONVERSATIONS: Faults = {
         ("row 1: messages.0.role",),
     ),
     "content that is a number": (
-        file("a.jsonl", '{"messages": [{"role": "a", "content": 1}]}'),
+        file("a.jsonl", '{"messages": [{"role": "user", "content": 1}]}'),
         ("messages.0.content",),
     ),
     "a message that is a text": (
@@ -268,7 +269,7 @@ CONVERSATIONS: Faults = {
     ),
     "half a surrogate said": (
         file("a.jsonl", r'{"messages": [{"role": "user", "content": "\ud800"}]}'),
-        ("line 1: ", "surrogates not allowed"),
+        ("line 1: character 40 is half of a surrogate pair",),
     ),
     "a message without a word": (
         parquet("messages", [[{"role": "user", "name": "x"}], [{"role": "assistant", "content": "so many words"}]]),
@@ -296,9 +297,8 @@ CONVERSATIONS: Faults = {
 CSV: Faults = {
     "empty csv": (file("a.csv", ""), ("a.csv is empty", "with a header and rows")),
     "header only": (file("a.csv", "text,id\n"), ("a.csv is empty: it has a header, but no rows",)),
-    "no text column": (file("a.csv", "id,body\n1,x\n"), ("no column 'text'; it has id, body. Name one: ", "a.csv:id")),
-    "wrong column": (file("a.csv:bodies", "id,body\n1,x\n"), ("no column 'bodies'; it has id, body", "a.csv:id")),
-    "semicolons": (file("a.csv", "id;text\n1;x\n"), ("it has id;text", "not to be separated by commas")),
+    "no text column": (file("a.csv", "id,body\n1,x\n"), ("no column 'text'; it has id, body. Name one, ", "a.csv:COL")),
+    "wrong column": (file("a.csv:bodies", "id,body\n1,x\n"), ("no column 'bodies'; it has id, body", "a.csv:COL")),
     "too many fields": (file("a.csv", ROWS + "three, four, 3\n"), ("line 4 has 3 fields, but the header has 2",)),
     "too few fields": (file("a.csv", ROWS + "three\n"), ("a.csv, line 4 has 1 fields", "double quotes")),
     "a row of two lines": (file("a.csv", 'text,id\n"a\nb",1\nc\n'), ("a.csv, line 4 has 1 fields",)),
@@ -306,14 +306,14 @@ CSV: Faults = {
     "stray quote": (file("a.csv", ROWS + '"three" four,3\n'), ("a.csv, line 4 is not CSV",)),
     "a column twice": (file("a.csv", "text,text\na,b\n"), ("two columns 'text'. Rename one",)),
     "only blanks": (file("a.csv", "text,id\n  ,1\n,2\n"), ("is empty: 2 blank documents left out",)),
-    "wrong separator": (file("a.tsv", "text,id\na,1\n"), ("it has text,id",)),
+    "no header": (file("a.csv", "some words,1\nmore words,0\n"), ("it has some words, 1.", "is there no header?")),
 }
 DATA_SETS: Faults = {
     "0-byte parquet": (file("a.parquet", ""), ("a.parquet is not a whole Parquet file", "Write or copy it again")),
     "fake parquet": (file("a.parquet", LINES), ("is not a whole Parquet file",)),
     "truncated parquet": (parquet("text", ["one"] * 99, slice(0, -40)), ("is not a whole Parquet file",)),
     "damaged parquet": (parquet("text", ["one"] * 99, damage=b"\xff" * 60), ("own.parquet is not a whole Parquet",)),
-    "no such column": (parquet("body", ["one"]), ("own.parquet has no column 'text'; it has body, id. Name one: ",)),
+    "no such column": (parquet("body", ["one"]), ("own.parquet has no column 'text'; it has body, id. Name one, ",)),
     "no text in it": (parquet("text", [1, 2]), ("own.parquet, row 1: 'text' holds a int",)),
     "bytes": (parquet("text", [b"one"]), ("row 1: 'text' holds a bytes",)),
     "no rows": (parquet("text", []), ("own.parquet is empty",)),
@@ -393,7 +393,8 @@ def test_a_template_that_fails_is_told_with_the_row(tmp_path, recipe, gpt2_folde
 
 def test_what_unpacks_to_more_than_can_be_held_is_refused(tmp_path, monkeypatch, subtests):
     """Packed it has 70 KB; no more than the limit is ever in memory."""
-    monkeypatch.setattr(texts, "HELD_WHOLE", {".jsonl": 8 << 20, ".json": 8 << 20})
+    for ending in (".jsonl", ".json"):
+        monkeypatch.setitem(HELD_WHOLE, ending, 8 << 20)
     message = "has more than 8,388,608 characters. Write it as .jsonl, in more lines"
     for name, begin in (("a.jsonl.gz", b'{"text": "'), ("a.json.gz", b'[{"text": "')):
         with subtests.test(name):

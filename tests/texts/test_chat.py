@@ -19,7 +19,7 @@ from workbench.models.source import locate
 from workbench.prediction.predict import predict
 from workbench.techniques import DataLoading, GradientAccumulation, Padding, SequenceLength, Streaming
 from workbench.texts import corpus
-from workbench.texts.chat import IGNORED, in_one_line, labelled
+from workbench.texts.chat import IGNORED, labelled
 from workbench.training.job import prepare
 from workbench.training.run import run
 from workbench.training.trainer import collate
@@ -138,6 +138,42 @@ def test_of_messages_and_what_answers_them_the_answer_counts():
     assert counted(row, tokenizer_with(CHATML))[0] == ["Bye.<|end|>\n"]
 
 
+def test_an_answer_that_is_not_to_be_learned_does_not_count(subtests):
+    for name in ("weight", "train", "loss"):
+        for template, end in ((CHATML, "<|end|>\n"), (MARKED, "<|end|>")):
+            with subtests.test(name=name, template=template):
+                first, wrong, *rest = said("Hi", "Hello.", "And?", "Bye.")
+                row = {"messages": [first, {**wrong, name: 0}, *rest]}
+                answers, whole = counted(row, tokenizer_with(template))
+                assert answers == [f"Bye.{end}"]
+                assert "Hello." in whole
+
+
+def test_tools_and_calls_are_written(subtests):
+    call = {"type": "function", "function": {"name": "add", "arguments": {"n": 1}}}
+    row = {"messages": [*said("Hi"), {"role": "assistant", "tool_calls": [call]}], "tools": [{"name": "add"}]}
+    answers, whole = counted(row, tokenizer_with(None))
+    assert whole.startswith('tools: [{"name": "add"}]\nuser: Hi\n')
+    assert answers == [f" {json.dumps([call])}<|endoftext|>\n"]
+    writes_tools = "{% for tool in tools %}<{{ tool.name }}>{% endfor %}" + CHATML
+    assert counted({**row, "messages": said("Hi", "Hello.")}, tokenizer_with(writes_tools))[1].startswith(
+        "<add><|user|>"
+    )
+
+
+def test_what_a_template_does_not_write_is_said(tmp_path):
+    thoughtful = [{**message, "reasoning_content": "Hm."} for message in said("Hi", "Hello.")]
+    rows = [{"messages": thoughtful, "tools": [{"name": "add"}]}] * 20
+    text = corpus.load_corpus(written(tmp_path, "jsonl", rows))
+    assert text.entries == (("reasoning_content", 40), ("tools", 20))
+    lost = corpus.remarks_of_template(text, tokenizer_with(CHATML))[1:]
+    assert lost == (
+        "reasoning_content of 40 messages left out: the chat template does not write it",
+        "tools of 20 conversations left out: the chat template does not write it",
+    )
+    assert len(corpus.remarks_of_template(text, tokenizer_with(None))) == 2
+
+
 def test_everything_counts_if_so_wanted():
     for template in (CHATML, MARKED, FORGETFUL):
         answers, whole = counted({"messages": said("Hi", "so|Hello.", "x", "y")}, tokenizer_with(template), "all")
@@ -178,9 +214,12 @@ def test_every_kind_gives_the_same_conversations(tmp_path, subtests):
                 assert len(own.held_out.split("\n")) == len(rows) // 10
 
 
-def test_a_column_text_comes_first_and_messages_can_be_asked_for(tmp_path):
+def test_messages_come_before_a_column_text_and_either_can_be_asked_for(tmp_path):
+    """As in TRL; what is not read is said."""
     name = written(tmp_path, "jsonl", [{"text": f"some words {n}", "messages": CHATS[n]} for n in range(20)])
-    assert corpus.load_corpus(name).loss == ""
+    both = corpus.load_corpus(name)
+    assert (both.loss, both.remarks) == ("answers", ("not read: the columns 'text'",))
+    assert corpus.load_corpus(f"{name}:text").loss == ""
     assert (
         corpus.load_corpus(f"{name}:messages").loss == corpus.load_corpus(f"{name}:column=messages").loss == "answers"
     )
@@ -401,17 +440,3 @@ def test_padded_conversations_are_predicted_as_they_are_measured(recipe, few_cha
 
 def test_a_sample_begins_with_the_first_question_that_is_held_out(chats):
     assert corpus.prompt(corpus.load_corpus(chats)) == "What is 36 and 1?"
-
-
-def test_only_rows_of_sharegpt_have_their_names_changed():
-    shared = {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
-    plain = {"messages": [{"role": "human", "content": "a"}, {"role": "gpt", "content": "b"}]}
-    for row, roles in ((shared, ["user", "assistant"]), (plain, ["human", "gpt"])):
-        (columns,) = row
-        found = json.loads(in_one_line(columns, row[columns]))
-        assert [message["role"] for message in found["messages"]] == roles
-        assert [message["content"] for message in found["messages"]] == ["a", "b"]
-    assert in_one_line("conversations", None) is None
-    for wrong in ("a", 3, ["from"], [{"from": "human"}]):
-        with pytest.raises(ValueError, match="messages"):
-            in_one_line("conversations", wrong)

@@ -321,18 +321,17 @@ class _Rows:
                 for number, content in tqdm(rows, path.name, unit=" rows", disable=None, leave=False):
                     text = content or ""
                     special = self.special_per_row
-                    if self.source.loss:
-                        text, special = self._written(path, number, content)
+                    if self.source.kind:
+                        text, special = self._written(path, number, readers.line_of(self.source.kind, content))
                     yield file, number, text, special, self.at_most(text)
         except Exception:
             for _ in self.source.documents():  # which says what is wrong, where, and what to do
                 pass
             raise
 
-    def _written(self, path: Path, number: int, content: Any) -> tuple[str, int]:
+    def _written(self, path: Path, number: int, line: str) -> tuple[str, int]:
         """A conversation as the text that its template makes of it, and the special tokens that it gets beside."""
-        line = chat.in_one_line(self.source.column, content)
-        if line is None:
+        if isinstance(line, readers.LeftOut):
             return "", 0
         try:
             parts, write = chat.parts_of(json.loads(line), self.tokenizer, self.template)

@@ -23,6 +23,7 @@ from workbench.base.errors import in_a_line
 from workbench.base.paths import CORPORA, aside, put_in_place, runs_folder
 from workbench.texts import readers as texts
 from workbench.texts.chat import IGNORED, labelled, template_of
+from workbench.texts.formats import notice, preference
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -53,7 +54,8 @@ class Stream:
 
     def __iter__(self) -> Iterator[str]:
         if self.source.loss:
-            conversations = ("".join(parts) for parts in self.source.documents() if parts is not None)
+            documents = self.source.documents()
+            conversations = ("".join(parts) for parts in documents if not isinstance(parts, texts.LeftOut))
             yield from islice(conversations, self.start, self.end)
             return
         position = 0
@@ -72,7 +74,8 @@ class Corpus:
     """A text in two parts. `sha256` identifies both, whatever kind of file they were read from.
 
     `held_out` is cut after HELD_OUT_CHARACTERS; `documents` and `characters` count what was read, and `remarks` say
-    what was left out. With a `loss`, "answers" or "all" that counts, the lines are conversations in JSON.
+    what was left out or does not count. With a `loss`, "answers" or "all" that counts, the lines are conversations in
+    JSON; `entries` are the names of what their messages have beside role and content, and how many have it.
     """
 
     name: str
@@ -83,6 +86,7 @@ class Corpus:
     remarks: tuple[str, ...] = ()
     loss: str = ""
     characters: int = 0
+    entries: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,7 @@ class Conversations:
     tokenizer: Any
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        return (_labelled(self.corpus, line, self.tokenizer) for line in self.corpus.train)
+        return (labelled_line(self.corpus, line, self.tokenizer) for line in self.corpus.train)
 
 
 @dataclass(frozen=True)
@@ -142,12 +146,15 @@ def load_corpus(name: str) -> Corpus:
 
 
 def _joined(source: texts.TextSource, tally: Counter[str]) -> Iterator[str]:
-    """All documents in pieces, END_OF_TEXT between them; blank ones and nulls are counted and left out."""
+    """All documents in pieces, END_OF_TEXT between them; blank ones and what is not read are counted and left out."""
     for document in source.documents():
-        pieces = iter(document or ())
+        if isinstance(document, texts.LeftOut):
+            tally[document] += 1
+            continue
+        pieces = iter(document)
         first = next(pieces, None)  # a blank document has no pieces
         if first is None:
-            tally["null texts" if document is None else "blank documents"] += 1
+            tally["blank documents"] += 1
             continue
         if tally["documents"]:
             yield LINE_END if source.loss else END_OF_TEXT
@@ -160,19 +167,27 @@ def _survey(source: texts.TextSource, signature: texts.Signature) -> Corpus:
     """One pass for the hash, the length and the faults; a second one for the held-out part of a long text."""
     digest = hashlib.sha256()
     tally = Counter[str]()  # what was read, and what was left out
+    noticed = Counter[str]()  # what is read and does not count, or seems to be wrong
+    entries = Counter[str]()
     pieces: list[str] = []
     characters = 0
     for piece in _joined(source, tally):
         digest.update(piece.encode())
         characters += len(piece)
+        noticed["characters are U+FFFD: the text was read in a wrong encoding once"] += piece.count("\ufffd")
+        if source.loss and piece != LINE_END:
+            notice(noticed, entries, json.loads(piece))
         if characters <= IN_MEMORY_CHARACTERS:
             pieces.append(piece)
     documents = tally.pop("documents", 0)
     tally["files of other kinds"] = len(source.others())
-    remarks = tuple(f"{count} {what} left out" for what, count in sorted(tally.items()) if count)
+    if source.kind and source.kind.read is preference:
+        tally["rejected answers"] = documents
+    left_out = [f"{count} {what} left out" for what, count in sorted(tally.items()) if count]
     if not documents:
-        reason = "; ".join(remarks) or "there is no document in it"
+        reason = "; ".join(left_out) or "there is no document in it"
         raise texts.refusal(f"{source.name} is empty: {reason}. Give a file with text in it.")
+    remarks = [*source.remarks, *left_out, *(f"{count} {what}" for what, count in sorted(noticed.items()) if count)]
     size = documents if source.loss else characters
     cut = int(size * (1 - HELD_OUT_SHARE))
     end = cut + (HELD_OUT_TOKENS if source.loss else HELD_OUT_CHARACTERS)
@@ -186,7 +201,17 @@ def _survey(source: texts.TextSource, signature: texts.Signature) -> Corpus:
         held_out = text[cut:end]
     if not held_out.strip():
         raise texts.refusal(f"the last tenth of {source.name}, which is held out, is blank. Trim the file.")
-    return Corpus(source.name, train, held_out, digest.hexdigest(), documents, remarks, source.loss, characters)
+    return Corpus(
+        name=source.name,
+        train=train,
+        held_out=held_out,
+        sha256=digest.hexdigest(),
+        documents=documents,
+        remarks=tuple(remarks),
+        loss=source.loss,
+        characters=characters,
+        entries=tuple((name, count) for name, count in sorted(entries.items()) if count),
+    )
 
 
 # reading a long text takes seconds to minutes; the corpus that is kept is small: a stream
@@ -251,11 +276,24 @@ def make_blocks(corpus: Corpus, tokenizer: "PreTrainedTokenizerBase", sequence_l
     train = train.select(range(len(train) // batch * batch))
     if not corpus.loss:
         return Blocks(train, held_out, (corpus.train, tokenizer, sequence_length, batch))
+    text = Conversations(corpus, tokenizer)
+    return Blocks(train, held_out, (text, tokenizer, sequence_length, batch), remarks_of_template(corpus, tokenizer))
+
+
+def remarks_of_template(corpus: Corpus, tokenizer: "PreTrainedTokenizerBase") -> tuple[str, ...]:
+    """What of the conversations counts, and what of their messages the tokenizer's chat template does not write."""
+    if not corpus.loss:
+        return ()
     remark = f"the loss counts {corpus.loss} of the conversations"
     if not tokenizer.chat_template:
         remark += "; there is no chat template: messages, if any, get a simple one"
-    text = Conversations(corpus, tokenizer)
-    return Blocks(train, held_out, (text, tokenizer, sequence_length, batch), (remark,))
+    template = template_of(tokenizer)
+    lost = []
+    for name, count in corpus.entries:
+        if not re.search(rf"\b{re.escape(name)}\b", template):
+            owners = "conversations" if name == "tools" else "messages"
+            lost.append(f"{name} of {count} {owners} left out: the chat template does not write it")
+    return (remark, *lost)
 
 
 def cut_into_blocks(tokens: "Any", length: int) -> "list[Any]":
@@ -294,10 +332,11 @@ def encoded(text: Iterable[str], tokenizer: "PreTrainedTokenizerBase") -> Iterat
 
 def packed_blocks(text: Iterable[str], tokenizer: "PreTrainedTokenizerBase", length: int) -> Iterator[list[int]]:
     """Blocks of `length` tokens, as they come; the last, shorter piece is dropped."""
-    return _packed(encoded(text, tokenizer), length)
+    return packed(encoded(text, tokenizer), length)
 
 
-def _packed(tokens: Iterable[list[Any]], length: int) -> Iterator[list[Any]]:
+def packed(tokens: Iterable[list[Any]], length: int) -> Iterator[list[Any]]:
+    """Blocks of `length` of what comes in lists; the last, shorter piece is dropped."""
     rest: list[Any] = []
     for more in tokens:
         rest += more
@@ -310,7 +349,7 @@ def _rows(corpus: Corpus, text: Iterable[str], tokenizer: Any, length: int) -> I
     if not corpus.loss:
         yield from ({"input_ids": block} for block in packed_blocks(text, tokenizer, length))
         return
-    rows = labelled_rows((_labelled(corpus, line, tokenizer) for line in text), length)
+    rows = labelled_rows((labelled_line(corpus, line, tokenizer) for line in text), length)
     first = list(islice(rows, 1))
     if not first:
         part = "held-out" if isinstance(text, list) else "training"
@@ -323,13 +362,14 @@ def _rows(corpus: Corpus, text: Iterable[str], tokenizer: Any, length: int) -> I
 
 def labelled_rows(conversations: Iterable[list[tuple[int, int]]], length: int) -> Iterator[dict[str, Any]]:
     """Blocks of conversations as rows, without those in which no label is predicted."""
-    for block in _packed(conversations, length):
+    for block in packed(conversations, length):
         ids, labels = zip(*block, strict=True)
         if set(labels[1:]) != {IGNORED}:
             yield {"input_ids": ids, "labels": labels}
 
 
-def _labelled(corpus: Corpus, line: str, tokenizer: Any) -> list[tuple[int, int]]:
+def labelled_line(corpus: Corpus, line: str, tokenizer: Any) -> list[tuple[int, int]]:
+    """The tokens of a conversation with their labels. Raises ConfigurationError with its place in the file."""
     try:
         return labelled(line, tokenizer, corpus.loss)
     except Exception as error:  # a template may raise anything

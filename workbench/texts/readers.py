@@ -2,63 +2,91 @@
 
 A name is a path, with options after a colon: `novel.txt`, `old.txt:encoding=latin-1`, `reviews.csv:body` (the column),
 `reviews.csv:column=body,encoding=cp1252`; or a data set of the Hugging Face hub, in which `user/set:test` is a split
-and `user/set:train[:10%]` a part of one. Every fault names the file, the line or row, and a cure.
-
-`datasets` reads what it saved itself and what the hub has; its loaders of text, JSON, CSV and Parquet (5.2) are not
-used for files, because each changes texts without a word. Text: a lone carriage return becomes a line end, a long line
-is held whole. JSON: texts that look like dates become dates, a missing key becomes a null, a broken line has no number,
-UTF-16 is cut inside a character. CSV (pandas): a short row is filled up; a row that is too long shifts the columns or,
-with one column asked for, goes unnoticed; a stray quote disappears. All of them take a path for a pattern
-(`a[1].parquet` is not found), and write a lock file to the Hugging Face cache even with `streaming=True`.
+and `user/set:train[:10%]` a part of one, and so in a folder that is a clone of one. Every fault names the file, the
+line or row, and a cure. How a file is read: `files`; which rows are conversations: `formats`.
 """
 
 import codecs
-import csv
 import gzip
 import json
 import os
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
-from operator import itemgetter
+from itertools import islice
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from workbench.base.errors import ConfigurationError, in_a_line
 from workbench.base.hub import data_set_files
-from workbench.texts.chat import ANSWERS, LOSSES, ROWS, in_one_line
+from workbench.texts import formats
+from workbench.texts.chat import ANSWERS, LOSSES
+from workbench.texts.encodings import check_bytes
+from workbench.texts.faults import refusal, refuse_unreadable
+from workbench.texts.files import (
+    FILES,
+    OBJECTS,
+    PLAIN,
+    SEPARATORS,
+    TABLES,
+    csv_fields,
+    kind_of,
+    note_of,
+    objects,
+    opened,
+    read_documents,
+    saved,
+    unit_of,
+)
+from workbench.texts.folders import (
+    TRAIN,
+    Signature,
+    by_split,
+    is_data_set,
+    load_data_set,
+    signature_of,
+    visible_files,
+)
+from workbench.texts.formats import Format
+
+# what the other rooms take from here, though it is defined elsewhere
+__all__ = ["OBJECTS", "PLAIN", "SEPARATORS", "TABLES", "Signature", "kind_of", "opened", "read_documents", "refusal"]
 
 CHUNK = 1 << 20  # bytes to check, characters to read at a time
-HELD_WHOLE = {".jsonl": 1 << 28, ".json": 1 << 27}  # characters: of a line, and of a file
-PLAIN = (".txt", ".md", "")
-OBJECTS = (".jsonl", ".json")
-SEPARATORS = {".csv": ",", ".tsv": "\t"}
-TABLES = (".parquet", "saved", ".arrow")
-FILES = (*PLAIN, *OBJECTS, *SEPARATORS, *TABLES)
 KINDS = (".txt", ".md", *OBJECTS, *SEPARATORS, ".parquet")  # that are looked for in a folder
 READ = f"{', '.join(KINDS)}, packed or not (.gz), or a folder"
 SAVED = ("dataset_dict.json", "state.json")  # what tells a folder that `datasets` wrote
-WITHOUT = {"column": PLAIN, "encoding": (*TABLES, "hub"), "loss": PLAIN, "split": FILES, "config": FILES}  # by option
+# the kinds of files that have no such option; a data set of the hub and a folder with splits are kinds, too
+WITHOUT = {
+    "column": PLAIN,
+    "encoding": (*TABLES, "hub"),
+    "loss": PLAIN,
+    "split": FILES,
+    "config": (*FILES, "splits"),
+    "prompt": PLAIN,
+    "completion": PLAIN,
+}
+PAIR = ("prompt", "completion")  # options that only go together
 HUB_ID = re.compile(r"(?=.{1,96}\Z)[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
 SURROGATE = re.compile(r"[\ud800-\udfff]")
-MAGIC = {b"%PDF": "PDF", b"PK\3\4": "zip", b"\x1f\x8b": "gzip", b"PAR1": "Parquet", b"\x28\xb5\x2f\xfd": "zstd"}
-Signature = tuple[tuple[Any, ...], ...]
+LOOKS_LIKE_DATA = re.compile(r"\s*[-+]?\d+([.,]\d+)?\s*|(?=.*\s).{50,}|.*[.?!]\s*|(\S+\s+){3,}.*", re.DOTALL)
+FIRST_ROWS = 20  # in which a column has a value
 
 
-def refusal(message: str) -> ConfigurationError:
-    """The error that says what is wrong with a text, and what to do."""
-    return ConfigurationError(f"corpus: {message}")
+class LeftOut(str):
+    """Why a document is not read."""
 
 
 @dataclass(frozen=True)
 class TextSource:
     """A file, a folder of files, or the files of a data set of the hub, with the column and the encoding to read.
 
-    `loss` is empty for texts. Of conversations it says what counts, "answers" or "all"; each is a line of JSON. The hub
-    was `asked` for a data set, with the arguments of `datasets.load_dataset`.
+    `loss` is empty for texts. Of conversations it says what counts, "answers" or "all"; each is a line of JSON, which
+    `kind` makes of a row. The hub was `asked` for a data set, with the arguments of `datasets.load_dataset`. `remarks`
+    say what of the rows and files is read and what not, as far as that is known before they are read.
     """
 
     name: str
@@ -66,11 +94,14 @@ class TextSource:
     column: str = "text"
     encoding: str = "utf-8-sig"
     loss: str = ""
+    kind: Format | None = None
     downloaded: tuple[Path, ...] = ()
     asked: tuple[tuple[str, str | None], ...] = ()
+    split: str = TRAIN
+    remarks: tuple[str, ...] = ()
 
-    def documents(self) -> Iterator[Iterable[str] | None]:
-        """Every document in pieces, None for a null, in the order of the files' names; line ends are `\\n`.
+    def documents(self) -> Iterator[Iterable[str] | LeftOut]:
+        """Every document in pieces, or why it is left out, in the order of the files' names; line ends are `\\n`.
 
         Nothing is held in memory but a piece of a plain text, or a row; of .json, the file.
 
@@ -82,7 +113,12 @@ class TextSource:
             if kind_of(path) in PLAIN:
                 yield texts
             else:
-                yield from (None if text is None else _parts(text) for text in texts)
+                yield from (text if isinstance(text, LeftOut) else _parts(text) for text in texts)
+
+    def present_columns(self) -> list[str]:
+        """The columns that are read and that the first file has."""
+        names = _columns(self.files()[0], self)
+        return self.kind.present(names) if self.kind else [self.column]
 
     def place_of(self, text: str) -> str:
         """The file, and the line or row there, where a text stands first."""
@@ -93,37 +129,38 @@ class TextSource:
         return self.name
 
     def files(self) -> list[Path]:
-        """The path itself, what was downloaded, or what a folder holds of the known kinds, hidden files left out.
+        """The path itself, what was downloaded, or what a folder holds of the known kinds, hidden files left out, and
+        of several splits the one that is asked for.
 
         Beside others, a .json is taken for a description of them.
         """
         if not self.is_folder:
             return list(self.downloaded or [self.path])
-        files = [path for path in _visible(self.path) if kind_of(path) in KINDS]
+        return self.splits().get(self.split, []) or self._all_files()
+
+    def splits(self) -> dict[str, list[Path]]:
+        """The files of a folder by split; empty if their names tell no splits."""
+        return by_split(self._all_files(), self.path) if self.is_folder else {}
+
+    def _all_files(self) -> list[Path]:
+        files = [path for path in visible_files(self.path) if kind_of(path) in KINDS]
         # an only .json is the text itself
         return [path for path in files if kind_of(path) != ".json"] or files
 
     @property
     def is_folder(self) -> bool:
-        """A folder of texts; one that a `datasets.Dataset` was saved to counts as a file."""
-        return self.path.is_dir() and not any((self.path / name).is_file() for name in SAVED)
+        """A folder of texts; one that a `datasets.Dataset` was saved to counts as a file, a clone of a data set as what
+        was loaded of it."""
+        is_saved = any((self.path / name).is_file() for name in SAVED)
+        return self.path.is_dir() and not is_saved and not self.downloaded
 
     def others(self) -> list[Path]:
-        """Files of a folder that are not read."""
-        return sorted(set(_visible(self.path)) - set(self.files())) if self.is_folder else []
+        """Files of a folder that are of no kind that is read."""
+        return sorted(set(visible_files(self.path)) - set(self._all_files())) if self.is_folder else []
 
     def signature(self) -> Signature:
-        """Names, sizes, times of change and inodes of all files: another one means that the text may be another. A time
-        of writing can be set back, one of change cannot."""
-        facts = []
-        for path in self.files():
-            for file in _visible(path) if path.is_dir() else [path]:
-                try:
-                    state = file.stat()
-                except OSError as error:
-                    _refuse(error)
-                facts.append((str(file), state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino))
-        return tuple(facts)
+        """Names, sizes, times of change and inodes of all files: another one means that the text may be another."""
+        return signature_of(self.files())
 
 
 def _parts(text: str) -> Iterable[str]:
@@ -139,7 +176,7 @@ def find_text(name: str, alternatives: str) -> TextSource:
 
     Raises:
         ConfigurationError: no such file, a kind that is not read, an unknown option or encoding, an empty folder; the
-            hub has no such data set, or not for this user.
+            hub has no such data set, or not for this user; rows that are known and cannot be learned from.
         UnavailableError: the hub cannot be reached, and the data set is not in the cache.
     """
     location, options = split_name(name)
@@ -147,6 +184,8 @@ def find_text(name: str, alternatives: str) -> TextSource:
     if not (location and os.path.exists(path)):
         return _of_hub(name, alternatives)
     source = TextSource(name, path)
+    if source.is_folder and is_data_set(path):
+        return _of_clone(source, _options(name, options, {"hub"}))
     files = source.files()
     if not files:
         endings = sorted({other.suffix or other.name for other in source.others()})
@@ -154,7 +193,32 @@ def find_text(name: str, alternatives: str) -> TextSource:
         raise refusal(f"the folder {location!r} has no text in it ({content}). Put {', '.join(KINDS)} files there.")
     for file in files:
         _check_kind(file)
-    return _with_options(source, _options(name, options, {kind_of(file) for file in files}))
+    splits = source.splits()
+    kinds = {kind_of(file) for file in files} | ({"splits"} if splits else set())
+    values = _options(name, options, kinds)
+    if splits:
+        source = _with_split(source, splits, values.get("split", TRAIN))
+    return _with_options(source, values)
+
+
+def _with_split(source: TextSource, splits: dict[str, list[Path]], split: str) -> TextSource:
+    """The split of a folder, and how many files there are of others."""
+    if split not in splits:
+        raise refusal(f"{source.name!r} has no split {split!r}. Its files are of {', '.join(sorted(splits))}.")
+    others = [f"{len(files)} of {name}" for name, files in sorted(splits.items()) if name != split]
+    return replace(source, remarks=(f"the files of other splits are left out ({', '.join(others)})",))
+
+
+def _of_clone(source: TextSource, values: dict[str, Any]) -> TextSource:
+    """A split of a folder that is a data set of the hub."""
+    config = values.pop("config", None)
+    split = values.pop("split", TRAIN)
+    files, rows = load_data_set(source.path, config, split)
+    others = [f"{name} with {count:,}" for name, count in rows.items() if name != split.partition("[")[0]]
+    remarks = [f"the rows of other splits are left out: {', '.join(others)}"] if others else []
+    arguments = (("path", str(source.path)), ("name", config), ("split", split))
+    loaded = replace(source, downloaded=files, asked=arguments, remarks=tuple(remarks))
+    return _with_options(loaded, values)
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -184,14 +248,15 @@ def _options(name: str, options: str, kinds: set[str]) -> dict[str, Any]:
     for option in options[1:].split(",") if options else []:
         key, equals, value = option.partition("=")
         if not equals:
-            key = "split" if "hub" in kinds else "column"
+            key = "split" if kinds & {"hub", "splits"} else "column"
             value = option
         if key not in WITHOUT:
             raise refusal(f"{name!r}: there is no option {key!r}. Known: {', '.join(WITHOUT)}.")
         if key in values or not value:
             raise refusal(f"{name!r}: {key} is {'given twice' if value else 'empty'}. Give one {key}, or none.")
         if kinds <= set(WITHOUT[key]):  # there is no file that has it
-            others = " and ".join(f"{other}=…" for other, without in WITHOUT.items() if not kinds <= set(without))
+            single = [other for other, without in WITHOUT.items() if not kinds <= set(without) and other not in PAIR]
+            others = " and ".join(f"{other}=…" for other in single)
             raise refusal(
                 f"{name!r}: {min(kinds) or 'plain text'} has no {key}, only {others} can be given. "
                 f"Leave {option!r} out."
@@ -212,42 +277,104 @@ def _encoding(name: str) -> str:
 
 
 def _with_options(source: TextSource, options: dict[str, Any]) -> TextSource:
-    """Without a column, `text` is read, or else that of conversations, if the first file has it."""
+    """Without a column, the first kind of `formats.FORMATS` is read that the first file has the columns of."""
+    columns = {name: options.pop(name) for name in PAIR if name in options}
     source = replace(source, **options)
-    first = source.files()[0]
-    if "column" not in options:
-        with suppress(Exception):  # what is wrong with the file is told when it is read
-            source = replace(source, column=column_of(_columns(first, source)))
-    # a field of a CSV file holds no messages, but it may hold a prompt
-    if source.column in ROWS and ("," in source.column or kind_of(first) not in SEPARATORS):
-        return replace(source, loss=source.loss or ANSWERS)
-    if source.loss:
+    names: list[str] = []
+    with suppress(Exception):  # what is wrong with the file is said when it is read
+        names = _columns(source.files()[0], source)
+    if len(columns) == 1:
+        raise refusal(f"{source.name!r} names {min(columns)} alone. Give both: prompt=COLUMN,completion=COLUMN.")
+    if columns and "column" in options:
+        raise refusal(f"{source.name!r} names a column, and a prompt and a completion. Give one of these.")
+    kind: Format | None = None
+    if columns:
+        kind = formats.asked_and_answered(columns["prompt"], columns["completion"])
+    elif "column" not in options:
+        kind = _kind_of_rows(source, names)
+    elif _holds_chats(source, source.column):
+        kind = formats.chat_format(source.column)
+    if kind:
+        source = replace(source, kind=kind, column=kind.columns, loss=source.loss or ANSWERS)
+    elif source.loss:
         raise refusal(f"{source.name!r} has texts, no conversations: of these all counts. Leave loss=… out.")
-    return source
+    return replace(source, remarks=(*source.remarks, *_about_columns(source, names, "column" in options)))
+
+
+def _kind_of_rows(source: TextSource, names: list[str]) -> Format | None:
+    """The kind of conversations that the rows are; None for texts. Raises ConfigurationError for rows that are known
+    and of no use."""
+    kind = formats.recognised(names)
+    rest = list(names)
+    while kind and kind.read is formats.chat and not _may_hold_chats(source, kind.arguments[0]):
+        rest.remove(kind.arguments[0])  # a column of this name that holds something else
+        kind = formats.recognised(rest)
+    if kind is formats.TEXT and not _holds_chats(source, "text"):
+        return None
+    if kind and kind is not formats.TEXT:
+        return kind
+    chats = [name for name in names if _holds_chats(source, name)]
+    if len(chats) == 1:
+        return formats.chat_format(chats[0])
+    for columns, reason in formats.UNUSABLE.items():
+        if set(columns.split(",")) <= set(names):
+            raise refusal(f"{source.name} has the columns {', '.join(names)[:300]}: {reason}.")
+    return None
+
+
+def _may_hold_chats(source: TextSource, column: str) -> bool:
+    """Whether a column of a name that conversations have holds lists; a field of a CSV file may be any text."""
+    value = _first_value(source, column)
+    return isinstance(formats.as_list(value), list) or kind_of(source.files()[0]) not in SEPARATORS
+
+
+def _holds_chats(source: TextSource, column: str) -> bool:
+    """Whether the first value of a column is a list of messages, or a text that holds one."""
+    return formats.is_chat(_first_value(source, column))
+
+
+def _first_value(source: TextSource, column: str) -> Any:
+    """The first value of a column that is not empty; None if the first rows have none."""
+    with suppress(Exception):  # what is wrong with the file is said when it is read
+        rows = read_documents(str(source.files()[0]), column, source.encoding)
+        for _, value in islice(rows, FIRST_ROWS):
+            if value not in (None, "", []):
+                return value
+    return None
+
+
+def _about_columns(source: TextSource, names: list[str], is_named: bool) -> list[str]:
+    """What is said of the columns: the kind that was recognised, and what is not read."""
+    kind = source.kind
+    remarks = []
+    with suppress(Exception):
+        remarks += note_of(source.files()[0], source.encoding)
+    if kind and kind.title:
+        remarks.append(kind.sentence(names))
+    elif kind and kind.read is formats.chat and kind not in formats.FORMATS and not is_named:
+        remarks.append(f"the column {kind.arguments[0]} is read, which holds messages")
+    whole = formats.recognised(names)
+    if is_named and not kind and whole and whole is not formats.TEXT and source.column in whole.required:
+        remarks.append(
+            f"the column {source.column} alone is read, of rows of {' and '.join(whole.required)}; without a column "
+            "named, the whole row is"
+        )
+    elif kind or {"label", "labels"} & set(names):
+        read = source.column.replace("?", "").split(",")
+        for label in {"label", "kto_tag"} & set(names) & set(read):
+            if not formats.is_like_or_dislike(_first_value(source, label)):
+                read.remove(label)
+        unread = [name for name in names if name not in read]
+        if unread:
+            remarks.append(f"not read: the columns {', '.join(map(repr, unread[:12]))}")
+    return remarks
 
 
 def column_of(names: Iterable[str]) -> str:
-    """`text`, or else the columns of conversations, if they are among the names of a table's columns."""
-    for column in ("text", *ROWS):
-        if set(column.split(",")) <= set(names):
-            return column
-    return "text"
-
-
-def _visible(folder: Path) -> list[Path]:
-    """All files in a folder and the folders in it, hidden ones left out."""
-    visible: list[Path] = []
-    for place, folders, files in os.walk(folder, onerror=_refuse):
-        # `os.walk` goes on into the folders that stay in this list
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in folders:
-            link = Path(place, name)
-            if link.is_symlink():
-                raise refusal(
-                    f"{link} is a link to a folder, which is not followed. Put the folder there, or remove it."
-                )
-        visible += [Path(place, name) for name in files if not name.startswith(".")]
-    return sorted(visible, key=lambda path: path.relative_to(folder).as_posix())
+    """The columns among these that are read without one being named, with commas; `text` if no kind is recognised."""
+    names = list(names)
+    kind = formats.recognised(names)
+    return ",".join(kind.present(names)) if kind else "text"
 
 
 def _check_kind(path: Path) -> None:
@@ -261,180 +388,16 @@ def _check_kind(path: Path) -> None:
         raise refusal(f"{path} ends in {''.join(path.suffixes[-2:])}, which is not read. Give {READ}.")
 
 
-# ---- reading: these functions know nothing of the rest, and an exported script has them too ----
-
-
-def kind_of(path: Path) -> str:
-    """The ending in small letters, without .gz; of a folder, "saved": a `datasets.Dataset` was saved there."""
-    if path.is_dir():
-        return "saved"
-    if path.suffix.lower() == ".gz":
-        path = path.with_suffix("")
-    return path.suffix.lower()
-
-
-def opened(path: Path, encoding: str | None = None) -> Any:
-    """The file for reading bytes or, in an encoding, text; a .gz is unpacked as it is read."""
-    open_file: Any = gzip.open if path.suffix.lower() == ".gz" else Path.open
-    if encoding is None:
-        return open_file(path, "rb")
-    return open_file(path, "rt", encoding=encoding, newline="\n")
-
-
-def read_documents(
-    path: str, column: str = "text", encoding: str = "utf-8-sig", size: int = -1
-) -> "Iterator[tuple[int, Any]]":
-    """The documents of one file, each with the line or row where it ends; a null is None.
-
-    A file of plain text is one document, given in pieces of `size` characters (-1: in one piece). A saved data set is
-    a folder. Line ends stay as they are, but none is cut in two. Of several columns, with commas, each gives a tuple.
-
-    Raises:
-        KeyError: with the place of a row that has no such column, and the columns that it has.
-        ValueError: a line or row cannot be read.
-    """
-    file = Path(path)
-    ending = kind_of(file)
-    names = column.split(",")
-    rows: Iterator[tuple[int, Any]]
-    if ending in OBJECTS:
-        rows = objects(file, encoding, names)
-    elif ending in SEPARATORS:
-        rows = csv_rows(file, encoding)
-    elif ending in TABLES:
-        rows = enumerate(table_rows(file, names), 1)
-    else:
-        yield from ((1, piece) for piece in pieces(file, encoding, size))
-        return
-    pick = itemgetter(*names)
-    for number, row in rows:
-        try:
-            document = pick(row)
-        except KeyError:
-            raise KeyError(f"{file}, {unit_of(file)} {number}", list(row)) from None
-        yield number, document
-
-
-def unit_of(path: Path) -> str:
-    """What is counted in a file, for messages."""
-    return "row" if kind_of(path) in (".json", *TABLES) else "line"
-
-
-def pieces(path: Path, encoding: str, size: int) -> "Iterator[str]":
-    """A plain text in pieces, none of which ends between a carriage return and its line feed."""
-    with opened(path, encoding) as file:
-        piece = file.read(size)
-        while piece:
-            after = file.read(size)
-            if piece.endswith("\r") and after.startswith("\n"):
-                piece += "\n"
-                after = after[1:] or file.read(size)
-            yield piece
-            piece = after
-
-
-def objects(path: Path, encoding: str, names: list[str]) -> "Iterator[tuple[int, Any]]":
-    """What a JSON file holds, a line each or all in one list, each with its line or row."""
-    shape = "Each must be one whole object: {" + ", ".join(f'"{name}": "…"' for name in names) + "}"
-    with opened(path, encoding) as file:
-        rows: Iterator[tuple[int, Any]]
-        if kind_of(path) == ".json":
-            rows = enumerate(json_list(path, file.read(HELD_WHOLE[".json"])), 1)
-        else:
-            rows = json_lines(path, file, shape)
-        for number, row in rows:
-            if not isinstance(row, dict):
-                raise ValueError(f"{path}, {unit_of(path)} {number} is a {type(row).__name__}, not an object. {shape}")
-            yield number, row
-
-
-def json_list(path: Path, text: str) -> list[Any]:
-    """The list that a JSON file is, or has under the name `data`."""
-    try:
-        data = json.loads(text)
-        rows = data.get("data") if isinstance(data, dict) else data
-        if not isinstance(rows, list):
-            raise ValueError(f"it is a {type(data).__name__}")
-    except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{path} is not JSON of rows ({error}). It must be one list of objects: [{{...}}, …]"
-        ) from None
-    return rows
-
-
-def json_lines(path: Path, file: Any, shape: str) -> "Iterator[tuple[int, Any]]":
-    """The values in the lines of a file that are not blank."""
-    lines = iter(partial(file.readline, HELD_WHOLE[".jsonl"]), "")
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                value = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                reason = "nested too deeply" if isinstance(error, RecursionError) else getattr(error, "msg", error)
-                raise ValueError(f"{path}, line {number} is not JSON ({reason}). {shape}") from None
-            yield number, value
-
-
-def csv_rows(path: Path, encoding: str) -> "Iterator[tuple[int, Any]]":
-    """The fields of each row by the header's names, with the line where the row ends."""
-    header: list[str] = []
-    for first, last, fields in csv_fields(path, encoding):
-        if first == 1:
-            header = fields
-        elif fields:
-            if len(fields) != len(header):
-                raise ValueError(
-                    f"{path}, line {first} has {len(fields)} fields, but the header has {len(header)}. Put text with "
-                    "a separator, a quote or a line end in it into double quotes."
-                )
-            yield last, dict(zip(header, fields, strict=True))
-
-
-def csv_fields(path: Path, encoding: str) -> "Iterator[tuple[int, int, list[str]]]":
-    """The fields of each row, the header's first, with the lines where the row begins and ends."""
-    csv.field_size_limit(2**26)  # characters, of four bytes meanwhile; the module's own limit is 131,072
-    with opened(path, encoding) as file:
-        rows = csv.reader(file, strict=True, delimiter=SEPARATORS[kind_of(path)])
-        first = 1  # the reader itself counts only lines that it has finished
-        try:
-            for fields in rows:
-                yield first, rows.line_num, fields
-                first = rows.line_num + 1
-        except csv.Error as error:
-            raise ValueError(
-                f"{path}, line {first} is not CSV ({error}). Close every double quote; double those in a text."
-            ) from None
-
-
-def table_rows(path: Path, names: list[str]) -> "Iterator[Any]":
-    """The rows of a Parquet file or of a data set, by column."""
-    if kind_of(path) == ".parquet":
-        from pyarrow.parquet import ParquetFile
-
-        batches = ParquetFile(path, pre_buffer=False, buffer_size=1 << 20).iter_batches(64, columns=names)
-    else:
-        batches = saved(path).select_columns(names).with_format("arrow").iter(64)
-    for batch in batches:
-        yield from batch.to_pylist()
-
-
-def saved(path: Path) -> Any:
-    """The data set that `datasets` wrote into a folder, or an Arrow file."""
-    from datasets import Dataset, load_from_disk
-
-    return load_from_disk(str(path)) if path.is_dir() else Dataset.from_file(str(path))
-
-
 # ---- checking ----
 
 
-def _documents(path: Path, source: TextSource) -> Iterator[tuple[str, Any]]:
+def _documents(path: Path, source: TextSource) -> Iterator[tuple[str, str]]:
     """The place and text of each that `read_documents` gives, checked, and with a place and a cure for every fault."""
     ending = kind_of(path)
     unit = unit_of(path)
     number = 0
     try:
-        if ending not in TABLES and not _check_bytes(path, source.encoding) and ending in PLAIN:
+        if ending not in TABLES and not check_bytes(path, source.encoding, CHUNK) and ending in PLAIN:
             return
         _check_columns(path, source)
         for number, text in read_documents(str(path), source.column, source.encoding, CHUNK):
@@ -457,7 +420,7 @@ def _fault(path: Path, source: TextSource, error: Exception) -> ConfigurationErr
     if isinstance(error, EOFError | zlib.error | gzip.BadGzipFile):
         return refusal(f"{path} is not a whole gzip file ({in_a_line(error)}). Copy or pack it again.")
     if isinstance(error, OSError):
-        _refuse(error, path)
+        refuse_unreadable(error, path)
     if isinstance(error, KeyError):
         where, columns = error.args
         return _no_column(where, columns, source)
@@ -472,8 +435,11 @@ def _check_columns(path: Path, source: TextSource) -> None:
     if not columns and kind_of(path) in SEPARATORS:
         raise refusal(f"{path} is empty. Give a file with a header and rows.")
     # of two columns with one name a dictionary would keep the last
-    for name in source.column.split(","):
+    for option in source.column.split(","):
+        name = option.removesuffix("?")
         if name not in columns:
+            if option != name:
+                continue
             raise _no_column(str(path), columns, source)
         if columns.count(name) > 1:
             raise refusal(f"{path} has two columns {name!r}. Rename one of them.")
@@ -503,98 +469,76 @@ def _columns(path: Path, source: TextSource) -> list[str]:
 
 def _no_column(where: str, columns: list[str], source: TextSource) -> ConfigurationError:
     shown = [column[:80] for column in columns[:20]]
-    name = source.name.rpartition(":")[0] if source.column != "text" else source.name
+    name, _ = split_name(source.name)
     option = ":"
     if source.downloaded:
-        option = ",column=" if ":" in name else ":column="
-    cure = f"Name one: {name}{option}{shown[0] if shown else 'COLUMN'}"
-    if len(shown) == 1 and any(mark in shown[0] for mark in ";\t|"):
-        cure = "The fields seem not to be separated by commas: save it with commas, or with tabs as .tsv"
-    missing = [column for column in source.column.split(",") if column not in columns]
-    return refusal(f"{where} has no column {missing[0]!r}; it has {', '.join(shown)}. {cure}")
+        name = source.name.rpartition(":column=")[0] or source.name
+        option = ",column=" if ":" in name.removeprefix(str(source.path)) else ":column="
+    missing = [column for column in source.column.split(",") if not column.endswith("?") and column not in columns]
+    start = f"{where} has no column {missing[0]!r}; it has {', '.join(shown)}."
+    if kind_of(source.files()[0]) in SEPARATORS and any(LOOKS_LIKE_DATA.fullmatch(column) for column in columns):
+        return refusal(
+            f"{start} These look like a row: is there no header? Write a line with the columns' names above it, such "
+            f"as text{',…' * min(len(columns) - 1, 9)}"
+        )
+    if len(columns) < 2:
+        return refusal(f"{start} Name one: {name}{option}{shown[0] if shown else 'COLUMN'}")
+    pair = f"{name}{option.removesuffix('column=')}prompt=COLUMN,completion=COLUMN"
+    return refusal(
+        f"{start} Name one, if it holds all of the text: {name}{option}COLUMN. If a column asks and another answers, "
+        f"name both: {pair}"
+    )
 
 
-def _checked(place: str, source: TextSource, text: Any) -> str | None:
-    """The text with plain line ends; None for a null. A conversation is a line of JSON."""
-    if source.loss:
+def _checked(place: str, source: TextSource, text: Any) -> str:
+    """The text with plain line ends; LeftOut where it is not read. A conversation is a line of JSON."""
+    if source.kind:
         try:
-            text = in_one_line(source.column, text)
+            text = line_of(source.kind, text)
+        except formats.UnknownRoleError as error:
+            raise _unknown_role(place, source, str(error)) from None
         except ValueError as error:
             raise refusal(f'{place}: {error}. A message is {{"role": "user", "content": "…"}}.') from None
     if text is None:
-        return None
+        return LeftOut(formats.NULL)
     if not isinstance(text, str):
-        raise refusal(
-            f"{place}: {source.column!r} holds a {type(text).__name__}, not a text. Choose another column, or for "
-            "conversations name it messages."
-        )
+        raise refusal(f"{place}: {source.column!r} holds a {type(text).__name__}, not a text. {_cure_of(text)}")
     surrogate = None if text.isascii() else SURROGATE.search(text)
     if surrogate:
         raise refusal(
             f"{place}: character {surrogate.end()} is half of a surrogate pair, which no text can have. Remove it, or "
             "write the file again as UTF-8."
         )
-    return text.replace("\r\n", "\n")
+    return text if isinstance(text, LeftOut) else text.replace("\r\n", "\n")
 
 
-def _check_bytes(path: Path, encoding: str) -> bool:
-    """Refuses what is no text in this encoding; whether there is more in it than white space."""
-    ending = kind_of(path)
-    decoder = codecs.getincrementaldecoder(encoding)()
-    line = 1
-    held = 0  # characters of the line so far, or of the file, where it is held whole
-    has_text = False
-    with opened(path) as file:
-        begin = file.peek(4)
-        for magic, name in MAGIC.items():
-            if begin.startswith(magic):
-                raise refusal(
-                    f"{path} is not a text file: it begins like a {name} file. Unpack it, or correct its ending."
-                )
-        while True:
-            data = file.read(CHUNK)
-            if b"\0" in data and not encoding.startswith(("utf-16", "utf-32")):
-                wide = begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-                cure = f"It looks like UTF-16: {path}:encoding=utf-16" if wide else "Give a file with text in it."
-                raise refusal(f"{path} is not a text file: it contains zero bytes. {cure}")
-            try:
-                text = decoder.decode(data, final=not data)
-            except UnicodeError as error:
-                raise _undecodable(path, encoding, error, line) from None
-            line += text.count("\n")
-            has_text = has_text or bool(text and not text.isspace())
-            line_end = text.rfind("\n") if ending == ".jsonl" else -1
-            held = len(text) - line_end - 1 if line_end >= 0 else held + len(text)
-            if held > HELD_WHOLE.get(ending, held):
-                where = f"{path} has" if ending == ".json" else f"{path}, line {line} has"
-                raise refusal(
-                    f"{where} more than {HELD_WHOLE[ending]:,} characters. Write it as .jsonl, in more lines."
-                )
-            if not data:
-                return has_text
+def line_of(kind: Format, values: Any) -> str:
+    """A conversation as one line of JSON; LeftOut if there is nothing to learn. Raises ValueError if it is none."""
+    conversation = formats.conversation_of(kind, values)
+    if isinstance(conversation, str):
+        return LeftOut(conversation)
+    try:
+        return json.dumps(conversation, ensure_ascii=False, separators=(",", ":"))
+    except (TypeError, RecursionError) as error:
+        raise ValueError(in_a_line(error)) from None
 
 
-def _undecodable(path: Path, encoding: str, error: UnicodeError, line: int) -> ConfigurationError:
-    """`line` is the one where the bytes of the error begin."""
-    name = encoding.removesuffix("-sig").upper()
-    if not isinstance(error, UnicodeDecodeError):
-        return refusal(f"{path} is not {name}: {error}. Name its encoding, for example {path}:encoding=utf-8")
-    line += error.object.count(b"\n", 0, error.start)
-    what = f"byte {error.object[error.start]:#04x} in line {line}"
-    if error.reason.startswith("unexpected end"):
-        return refusal(
-            f"{path} ends inside a character ({what}): it was cut off, or it is not {name}. Copy it again, or name its "
-            f"encoding: {path}:encoding=latin-1"
-        )
-    other = "latin-1" if name == "UTF-8" else "utf-8"
-    if encoding == "iso8859-1":
-        other = "cp1252"
+def _cure_of(value: Any) -> str:
+    if isinstance(value, list) and all(isinstance(part, str) for part in value):
+        return "It is a list of texts: join them into one first, for example with a blank line between."
+    if isinstance(value, list) and all(isinstance(part, int) for part in value):
+        return "It is a list of numbers, perhaps of tokens: give the texts that they were made of."
+    return "Choose another column, or for conversations name it messages."
+
+
+def _unknown_role(place: str, source: TextSource, role: str) -> ConfigurationError:
+    """With all the roles of the text and how often each says something."""
+    counts = Counter[str]()
+    for path in source.files():
+        for _, values in read_documents(str(path), source.column, source.encoding):
+            counts.update(formats.roles_in(values))
+    shown = ", ".join(f"{name!r:.40} {count:,} times" for name, count in counts.most_common(12))
     return refusal(
-        f"{path} is not {name}: {what}. Name its encoding, for example {path}:encoding={other}, or convert it: iconv "
-        f"-f {other.replace('latin-1', 'latin1')} -t utf-8 {path.name} > fixed{path.suffix}"
+        f"{place}: the role {role!r:.40} is not known, and it would not be learned. The roles of the text: {shown}. "
+        "Rename it: system, user, assistant or tool."
     )
-
-
-def _refuse(error: OSError, path: Path | None = None) -> NoReturn:
-    message = f"{path or error.filename} cannot be read: {error.strerror or error}. Check its permissions."
-    raise refusal(message) from None

@@ -1,0 +1,245 @@
+"""A text before it is trained on: what the model will see of it, which tokens count, and what is cut or left out."""
+
+import html
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any, ClassVar
+
+from workbench.base.result import Result
+from workbench.measure.device import pick_device
+from workbench.models.load import load_tokenizer, quiet
+from workbench.models.source import locate_config, resolve_auto
+from workbench.texts import corpus as texts
+from workbench.texts.chat import IGNORED, rewritten
+from workbench.texts.corpus import Corpus
+from workbench.texts.readers import LeftOut, find_text
+
+MEASURED_ROWS = 2_000
+MEASURED_CHARACTERS = 1 << 21
+SHOWN_TOKENS = 200  # of an example
+QUANTILES = {"least": 0.0, "10 %": 0.1, "half": 0.5, "90 %": 0.9, "99 %": 0.99, "most": 1.0}
+MARKS = ("⟦", "⟧")  # in a terminal, around what counts
+Pairs = list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Example:
+    """The beginning of a row.
+
+    Attributes:
+        pieces: texts in their order, each with whether it counts.
+        tokens, counted: of the whole row.
+        hidden: tokens that are not shown.
+    """
+
+    pieces: tuple[tuple[str, bool], ...]
+    tokens: int
+    counted: int
+    hidden: int
+
+
+@dataclass(frozen=True)
+class TextPreview(Result):
+    """What a model will see of a text.
+
+    Attributes:
+        text, model, sequence_length: as they were given; `auto` is resolved.
+        documents: that are read, the held-out ones among them.
+        measured: so many of them, from the first, were turned into tokens.
+        conversations: whether they are conversations, of which the answers count, or texts, of which all does.
+        examples: the first conversations, or the first blocks of a text.
+        lengths: tokens by quantile, of the measured documents.
+        tokens, counted: of the measured documents together.
+        longer: how many of these have more tokens than a block.
+        blocks: of `sequence_length` tokens each that they fill, one after the other.
+        idle_blocks: of these, in which nothing counts, so that they are dropped.
+        dropped_tokens: at the end, which fill no block.
+        remarks: what is left out, does not count or is not written, one sentence each.
+    """
+
+    text: str
+    model: str
+    sequence_length: int
+    documents: int
+    measured: int
+    conversations: bool
+    examples: tuple[Example, ...]
+    lengths: dict[str, int]
+    tokens: int
+    counted: int
+    longer: int
+    blocks: int
+    idle_blocks: int
+    dropped_tokens: int
+    remarks: tuple[str, ...]
+
+    json_fields: ClassVar[tuple[str, ...]] = (
+        "text", "model", "sequence_length", "documents", "measured", "conversations", "examples", "lengths", "tokens",
+        "counted", "longer", "blocks", "idle_blocks", "dropped_tokens", "remarks",
+    )  # fmt: skip
+
+    def __str__(self) -> str:
+        lines = [self.headline(), *(f"  {remark}" for remark in self.remarks)]
+        for number, example in enumerate(self.examples, 1):
+            lines += ["", f"{number}. {self.caption(example)}", *_in_marks(example).splitlines()]
+        return "\n".join([*lines, "", *self.about_lengths()])
+
+    def _repr_html_(self) -> str:
+        parts = [f"<p><b>{html.escape(self.headline())}</b></p>"]
+        if self.remarks:
+            items = "".join(f"<li>{html.escape(remark)}</li>" for remark in self.remarks)
+            parts.append(f"<ul>{items}</ul>")
+        for number, example in enumerate(self.examples, 1):
+            parts.append(f"<p>{number}. {html.escape(self.caption(example))}</p>{_in_html(example)}")
+        parts += [f"<p>{html.escape(line)}</p>" for line in self.about_lengths()]
+        return f"<div>{''.join(parts)}</div>"
+
+    def headline(self) -> str:
+        """What was read, and by whose tokenizer."""
+        return f"{self.text}: {self.documents:,} {self._rows()}, by the tokenizer of {self.model}"
+
+    def caption(self, example: Example) -> str:
+        """How long an example is, and how much of it counts."""
+        counted = "all count" if example.counted == example.tokens else f"{example.counted:,} count"
+        shown = f", the first {example.tokens - example.hidden:,} shown" if example.hidden else ""
+        marked = "" if example.counted == example.tokens else f": what stands in {' '.join(MARKS)} or is marked"
+        return f"{example.tokens:,} tokens, {counted}{marked}{shown}"
+
+    def about_lengths(self) -> list[str]:
+        """The quantiles of the lengths, and what becomes of the rows at the chosen one."""
+        of = "" if self.measured == self.documents else f" of the first {self.measured:,}"
+        quantiles = ", ".join(f"{name} {length:,}" for name, length in self.lengths.items())
+        share = f", of which {self.counted / max(self.tokens, 1):.0%} count" if self.conversations else ""
+        idle = f" ({self.idle_blocks:,} are dropped: nothing counts in them)" if self.idle_blocks else ""
+        if self.measured == 1:
+            quantiles = "it is one"
+        return [
+            f"Tokens of the {self._rows()}{of}: {quantiles}; {self.tokens:,} in all{share}.",
+            f"At sequence_length {self.sequence_length:,} they fill {self.blocks:,} blocks one after the other{idle}; "
+            f"the last {self.dropped_tokens:,} tokens are dropped.",
+            f"{self.longer:,} of {self.measured:,} are longer than a block and go on in the next; with padding each is "
+            "cut there.",
+        ]
+
+    def _rows(self) -> str:
+        name = "conversation" if self.conversations else "text"
+        return name if self.documents == 1 else f"{name}s"
+
+
+def show(text: str, model: str = "auto", *, sequence_length: int = 128, examples: int = 3) -> TextPreview:
+    """Look at a text as a model will see it. Only the model's tokenizer is loaded, the embedded one without a network.
+
+        show("chats.jsonl", "gpt2", sequence_length=512)
+
+    Args:
+        text: what a recipe's `corpus` takes: a file, a folder, an embedded text or a data set of the hub.
+        model: what a recipe's `model` takes.
+        examples: how many are shown, from the first.
+
+    Raises:
+        ConfigurationError: the text, or its first rows with this model's chat template, cannot be used.
+        UnavailableError: the hub cannot be reached, and what is needed is not in the cache.
+    """
+    corpus = texts.load_corpus(text)
+    name = resolve_auto(model, pick_device().type) if model == "auto" else model
+    with quiet():
+        tokenizer = load_tokenizer(locate_config(name))
+    rows = list(_labelled_rows(corpus, tokenizer))
+    lengths = sorted(map(len, rows)) or [0]
+    blocks = list(texts.packed(rows, sequence_length))
+    tokens = sum(lengths)
+    remarks = [*corpus.remarks, *texts.remarks_of_template(corpus, tokenizer)]
+    shown = rows
+    if corpus.loss:
+        remarks += _rewritten(corpus, tokenizer)
+    else:
+        shown = blocks or rows
+    return TextPreview(
+        text=text,
+        model=name,
+        sequence_length=sequence_length,
+        documents=corpus.documents,
+        measured=len(rows),
+        conversations=bool(corpus.loss),
+        examples=tuple(_example(row, tokenizer) for row in shown[:examples]),
+        lengths={name: lengths[round(share * (len(lengths) - 1))] for name, share in QUANTILES.items()},
+        tokens=tokens,
+        counted=sum(_counted(row) for row in rows),
+        longer=sum(length > sequence_length for length in lengths),
+        blocks=len(blocks),
+        idle_blocks=sum(not _counted(block[1:]) for block in blocks),
+        dropped_tokens=tokens - len(blocks) * sequence_length,
+        remarks=tuple(remarks),
+    )
+
+
+def _labelled_rows(corpus: Corpus, tokenizer: Any) -> Iterator[Pairs]:
+    """The first documents as tokens with labels, at most MEASURED_ROWS, of about MEASURED_CHARACTERS."""
+    characters = 0
+    for document in islice(_documents(corpus), MEASURED_ROWS):
+        if characters > MEASURED_CHARACTERS:
+            return
+        characters += len(document)
+        if corpus.loss:
+            yield texts.labelled_line(corpus, document, tokenizer)
+        else:
+            end = "" if corpus.documents == 1 else texts.END_OF_TEXT
+            ids = chain.from_iterable(texts.encoded([f"{document}{end}"], tokenizer))
+            yield [(token, token) for token in ids]
+
+
+def _documents(corpus: Corpus) -> Iterator[str]:
+    """All documents of a corpus, the held-out ones last; of a long one the beginning."""
+    if corpus.loss:
+        yield from chain(corpus.train, corpus.held_out.split(texts.LINE_END))
+        return
+    if corpus.name in texts.embedded():
+        yield f"{corpus.train}{corpus.held_out}"
+        return
+    for parts in find_text(corpus.name, "").documents():
+        if not isinstance(parts, LeftOut):
+            document = "".join(islice(parts, 1 + MEASURED_CHARACTERS // (1 << 20)))
+            if document and not document.isspace():
+                yield document
+
+
+def _rewritten(corpus: Corpus, tokenizer: Any) -> Iterable[str]:
+    """A sentence, if there are messages of which the template writes something else than their text."""
+    count = 0
+    for line in islice(_documents(corpus), MEASURED_ROWS):
+        count += rewritten(json.loads(line), tokenizer)
+    if count:
+        yield f"{count} messages are not written as they stand: the chat template changes or leaves out part of them"
+
+
+def _counted(row: Pairs) -> int:
+    return sum(label != IGNORED for _, label in row)
+
+
+def _example(row: Pairs, tokenizer: Any) -> Example:
+    pieces: list[tuple[list[int], bool]] = []
+    for token, label in row[:SHOWN_TOKENS]:
+        counts = label != IGNORED
+        if not pieces or pieces[-1][1] != counts:
+            pieces.append(([], counts))
+        pieces[-1][0].append(token)
+    texts_of_pieces = tuple((str(tokenizer.decode(tokens)), counts) for tokens, counts in pieces)
+    return Example(texts_of_pieces, len(row), _counted(row), max(len(row) - SHOWN_TOKENS, 0))
+
+
+def _in_marks(example: Example) -> str:
+    """For a terminal; there are no marks where all counts."""
+    if example.counted == example.tokens:
+        return "".join(text for text, _ in example.pieces)
+    begin, end = MARKS
+    return "".join(f"{begin}{text}{end}" if counts else text for text, counts in example.pieces)
+
+
+def _in_html(example: Example) -> str:
+    parts = []
+    for text, counts in example.pieces:
+        escaped = html.escape(text)
+        parts.append(f"<mark>{escaped}</mark>" if counts and example.counted < example.tokens else escaped)
+    return f'<pre style="white-space: pre-wrap; border-left: 3px solid; padding-left: 1em">{"".join(parts)}</pre>'
