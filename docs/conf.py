@@ -20,8 +20,10 @@ from workbench import __version__
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 from anywhere import Repository  # noqa: E402
+from front_html import filled  # noqa: E402
 
 WORDS_PER_MINUTE = 200  # of prose and code alike
+FRONT = re.compile(r"\[([^]]+)\]\(front/index\.html\)")
 LESSON = re.compile(r"\(\.\./notebooks/(\w+\.ipynb)\)")
 
 project, author, release = "GPT-2 memory workbench", "", __version__
@@ -46,7 +48,7 @@ html_theme = "sphinx_book_theme"
 html_title = project
 html_static_path = ["static"]
 html_css_files = ["site.css"]
-html_extra_path = ["front"]  # index.html, which leads to the front page
+html_extra_path = ["front"]  # the front page's style, script and picture; the page itself is filled in below
 html_math_renderer = "mathml"
 html_theme_options = {"navbar_persistent": [], "use_fullscreen_button": False, "show_toc_level": 2}
 
@@ -73,6 +75,19 @@ def show_executed(app, docname, source):
         links = " or ".join(f"[{where}]({address})" for where, address in opened.items())
         notebook["cells"][0]["source"] = f"{title}\n\nOpen it in {links}.\n{rest}"
     source[0] = json.dumps(notebook)
+
+
+def write_front_page(app, error):
+    """In place of its template, which was copied: the page with its predictions and this repository's address."""
+    if error is None and app.builder.format == "html":
+        page = Path(app.outdir) / "index.html"
+        page.write_text(filled(app.config.repository_url), encoding="utf-8")
+
+
+def link_front_page(app, docname, source):
+    """It is no page of Sphinx's, and stands elsewhere in the site than in the repository."""
+    if docname == "docs/index":
+        source[0] = FRONT.sub(r'<a href="../index.html">\1</a>', source[0])
 
 
 def tell_minutes(app, docname, source):
@@ -136,3 +151,5 @@ def setup(app):
     app.add_html_math_renderer("mathml", (inline_formula, None), (block_formula, None))
     app.connect("source-read", show_executed)
     app.connect("source-read", tell_minutes)
+    app.connect("source-read", link_front_page)
+    app.connect("build-finished", write_front_page)

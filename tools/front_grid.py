@@ -1,0 +1,233 @@
+"""What the site's front page can be asked, of which of it there are predictions, and how it answers the rest.
+
+Between two points of the grid the page interpolates along the tokens of a pass. That is nearly right, because attention
+without stored probabilities and all else that grows is affine in them, and they count the same in long and in short
+sequences. A verdict between two points is that of both, or "close". `docs/front/front.js` does the same.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+
+from workbench.gpus.catalogue import GPUS, MIB, Gpu
+from workbench.models.known import PUBLISHED
+from workbench.prediction import committed
+from workbench.recipe import Recipe
+from workbench.techniques import (
+    ChunkedCrossEntropy,
+    FusedGelu,
+    GradientAccumulation,
+    GradientCheckpointing,
+    Lora,
+    MixedPrecision,
+    Optimizer,
+    PureBf16,
+    Qlora,
+    Technique,
+)
+
+Points = dict[str, dict[str, list[list[int]]]]  # by model and set the rows of COLUMNS, the fewest tokens first
+
+REFERENCE = GPUS["a100-80gb"]
+MODELS = {
+    "gpt2": "GPT-2 124M",
+    "gpt2-medium": "GPT-2 355M",
+    "gpt2-large": "GPT-2 774M",
+    "gpt2-xl": "GPT-2 XL 1.5B",
+    "HuggingFaceTB/SmolLM2-135M": "SmolLM2 135M",
+    "Qwen/Qwen3-0.6B": "Qwen3 0.6B",
+    "meta-llama/Llama-3.2-1B": "Llama 3.2 1B",
+    "Qwen/Qwen3-4B": "Qwen3 4B",
+    "meta-llama/Llama-3.1-8B": "Llama 3.1 8B",
+}
+# ways to train, of which one is chosen; on a card without bf16 arithmetic mixed precision is fp16
+MODES: dict[str, tuple[Technique, ...]] = {
+    "full": (),
+    "mixed": (MixedPrecision(),),
+    "bf16": (PureBf16(), Optimizer(kind="adamw_flash")),
+    "lora": (Lora(), MixedPrecision()),
+    "qlora": (Qlora(), MixedPrecision()),
+}
+ADAPTERS = ("lora", "qlora")  # their gradients are so small that a micro-batch needs what a batch of its size needs
+SWITCHES: dict[str, Technique] = {
+    "gelu": FusedGelu(),
+    "chunk": ChunkedCrossEntropy(),
+    "ckpt": GradientCheckpointing(),
+}
+ACCUMULATED = "acc"  # a switch too: one sequence at a time
+BATCHES = (1, 2, 3, 4, 6, 8, 12, 16)
+LENGTHS = (256, 384, 512, 768, 1024, 1536, 2048)
+GPT2_LENGTH = 1024
+POINTS_LENGTH = 1024  # of all points but the first and the last
+SHAPES = ((1, 256), (1, 1024), (4, 1024), (8, 1024), (16, 1024))
+LONG_SHAPES = ((1, 256), (1, 1024), (4, 1024), (8, 1024), (16, 2048))
+MICRO_BATCHES = 2  # which need what any more need
+CATEGORIES = ("weights", "gradients", "optimizer_states", "activations", "logits_and_loss", "temporaries")
+COLUMNS = ("tokens", "reserved", "allocated", *CATEGORIES)  # MiB, but the first
+MARGIN_MIB = 64  # of what was not predicted in this very shape for cards of this kind
+
+FITS = "fits"
+OVER = "over"
+CLOSE = "close"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a visitor of the page can choose, without the card."""
+
+    model: str
+    mode: str
+    switches: tuple[str, ...]
+    batch: int
+    length: int
+
+    @property
+    def accumulates(self) -> bool:
+        return ACCUMULATED in self.switches
+
+    @property
+    def tokens(self) -> int:
+        """Of a pass through the model."""
+        return self.length * (1 if self.accumulates else self.batch)
+
+    @property
+    def curve(self) -> str:
+        """The name of its set among the points of a model."""
+        dropped = ACCUMULATED if self.mode in ADAPTERS else ""
+        return "+".join([self.mode, *(name for name in self.switches if name != dropped)])
+
+    def recipe(self, gpu: Gpu = REFERENCE) -> Recipe:
+        techniques = [*MODES[self.mode], *(SWITCHES[name] for name in self.switches if name in SWITCHES)]
+        if not gpu.native_bf16:
+            techniques = [fp16_instead(technique) for technique in techniques]
+        if self.accumulates:
+            techniques.append(GradientAccumulation(steps=self.batch))
+        return recipe_of(self.model, techniques, self.batch, self.length)
+
+
+def recipe_of(model: str, techniques: list[Technique], batch: int, length: int) -> Recipe:
+    return Recipe(
+        model=f"random:{model}",
+        effective_batch_size=batch,
+        sequence_length=length,
+        techniques=tuple(techniques),
+    )
+
+
+def fp16_instead(technique: Technique) -> Technique:
+    return MixedPrecision(dtype="fp16") if isinstance(technique, MixedPrecision) else technique
+
+
+# ---- the grid ----
+
+
+def is_gpt2(model: str) -> bool:
+    return PUBLISHED[model]["model_type"] == "gpt2"
+
+
+def modes_of(model: str) -> list[str]:
+    """QLoRA is for models that are large."""
+    return [mode for mode in MODES if mode != "qlora" or not is_gpt2(model)]
+
+
+def switches_of(model: str) -> list[str]:
+    """Only GPT-2's activation function is written out in Python."""
+    return [name for name in SWITCHES if name != "gelu" or is_gpt2(model)]
+
+
+def lengths_of(model: str) -> list[int]:
+    return [length for length in LENGTHS if length <= GPT2_LENGTH or not is_gpt2(model)]
+
+
+def suits(model: str, mode: str, length: int, gpu: Gpu) -> bool:
+    """Whether the points say something of this: PyTorch has fused kernels for grouped queries in 16 bits and from
+    Ampere on alone. Elsewhere attention stores its probabilities, which grow with the square of the length, so the
+    tokens of a pass do not tell what it needs, and nothing else is answered than the length of the points."""
+    if mode == "bf16" and not gpu.native_bf16:
+        return False
+    if is_gpt2(model) or (mode != "full" and gpu.flash_attention):
+        return True
+    return mode == "full" and length == POINTS_LENGTH
+
+
+def sets_of(model: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Every way to train with every combination of switches, but without accumulation."""
+    names = switches_of(model)
+    for mode in modes_of(model):
+        for chosen in product((False, True), repeat=len(names)):
+            yield mode, tuple(name for name, is_on in zip(names, chosen, strict=True) if is_on)
+
+
+def grid() -> Iterator[Choice]:
+    for model in MODELS:
+        shapes = SHAPES if is_gpt2(model) else LONG_SHAPES
+        lengths = (256, 1024) if is_gpt2(model) else (256, 1024, 2048)
+        for mode, switches in sets_of(model):
+            for batch, length in shapes:
+                yield Choice(model, mode, switches, batch, length)
+            if mode not in ADAPTERS:
+                for length in lengths:
+                    yield Choice(model, mode, (ACCUMULATED, *switches), MICRO_BATCHES, length)
+
+
+def key_of_grid() -> str:
+    """Changes with every recipe of the grid, with the libraries' releases and with `committed.GENERATION`."""
+    keys = [committed.key(choice.recipe(), REFERENCE.name) for choice in grid()]
+    return hashlib.sha256("".join(keys).encode()).hexdigest()[:16]
+
+
+# ---- what the page answers: front.js does the same ----
+
+
+@dataclass(frozen=True)
+class Answer:
+    """In MiB: `need` with what the allocator keeps, `tensors` without, both with CUDA's context."""
+
+    need: float
+    tensors: float
+    verdict: str
+
+
+def extra_mib(gpu: Gpu) -> float:
+    """What the card takes beside the points: CUDA's context, and cuBLAS's two workspaces beyond the reference's."""
+    workspaces = 2 * (gpu.cublas_workspace_bytes - REFERENCE.cublas_workspace_bytes)
+    return (gpu.context_bytes_estimate + workspaces) / MIB
+
+
+def answer(points: Points, choice: Choice, gpu: Gpu) -> Answer:
+    rows = points[choice.model][choice.curve]
+    after = min(index for index, row in enumerate(rows) if row[0] >= choice.tokens)
+    ends = [rows[after]] if rows[after][0] == choice.tokens else rows[after - 1 : after + 1]
+    part = (choice.tokens - ends[0][0]) / (ends[-1][0] - ends[0][0]) if len(ends) > 1 else 0.0
+    of_this_kind = gpu.cublas_workspace_bytes == REFERENCE.cublas_workspace_bytes
+    margin = 0 if of_this_kind and is_predicted(choice) else MARGIN_MIB
+    verdicts = {verdict(row[1], row[2], gpu, margin) for row in ends}
+    return Answer(
+        need=between(ends, 1, part) + extra_mib(gpu),
+        tensors=between(ends, 2, part) + extra_mib(gpu),
+        verdict=verdicts.pop() if len(verdicts) == 1 else CLOSE,
+    )
+
+
+def between(ends: list[list[int]], column: int, part: float) -> float:
+    return ends[0][column] + part * (ends[-1][column] - ends[0][column])
+
+
+def verdict(reserved: float, allocated: float, gpu: Gpu, margin: float) -> str:
+    """It fits with all that the allocator would keep; it does not without any of that; between them PyTorch gives back
+    what it keeps, and it may or may not be enough."""
+    room = gpu.memory_bytes / MIB - extra_mib(gpu)
+    if reserved + margin <= room:
+        return FITS
+    return OVER if allocated - margin > room else CLOSE
+
+
+@cache
+def predicted_shapes() -> frozenset[Choice]:
+    return frozenset(grid())
+
+
+def is_predicted(choice: Choice) -> bool:
+    return choice in predicted_shapes()

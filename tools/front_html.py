@@ -1,0 +1,84 @@
+"""The site's front page from its template, `docs/front/index.html`, and what `tools/front_page.py` has predicted.
+
+`docs/conf.py` puts it into the site. Without an address of the repository the page has no link to one, and its picture
+has a relative address, which other sites do not follow.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+ROOT = Path(__file__).resolve().parent.parent
+FRONT = ROOT / "docs" / "front"
+DATA = ROOT / "data" / "front" / "predictions.json"
+STEP = ROOT / "data" / "front" / "step.html"
+PICTURE = "front.png"
+DESCRIPTION = (
+    "What fine-tuning GPT-2, Qwen, Llama or SmolLM needs of your GPU, which techniques make it fit, and what each "
+    "costs. Predicted on PyTorch's own allocator; lessons, a live panel and plain scripts."
+)
+# of readers without JavaScript, at 8 × 1,024 tokens
+TABLE = {
+    "as the Trainer runs it": "full",
+    "checkpointing and chunked loss": "full+chunk+ckpt",
+    "these with bf16 weights": "bf16+chunk+ckpt",
+    "these with LoRA": "lora+chunk+ckpt",
+}
+TOKENS = 8192
+
+
+def filled(repository: str = "") -> str:
+    """The page. `repository` is an address on GitHub, or nothing."""
+    data = json.loads(DATA.read_text(encoding="utf-8"))
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    template = environment.from_string((FRONT / "index.html").read_text(encoding="utf-8"))
+    address = repository.removesuffix("/").removesuffix(".git")
+    return template.render(
+        description=DESCRIPTION,
+        repository=address,
+        picture=f"{address}/raw/main/docs/front/{PICTURE}" if address else PICTURE,
+        made_words=made_in_words(data["made"]),
+        check_words=check_in_words(data["check"]),
+        headline=data["headline"],
+        table=table(data),
+        step=jinja2.utils.markupsafe.Markup(STEP.read_text(encoding="utf-8")),
+        data=jinja2.utils.markupsafe.Markup(json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")),
+    )
+
+
+def table(data: dict[str, Any]) -> dict[str, Any]:
+    """GiB that each model needs on a card like the reference, with CUDA's context."""
+    tokens = data["columns"].index("tokens")
+    reserved = data["columns"].index("reserved")
+    context = data["made"]["context"]
+    rows = []
+    for model in data["models"]:
+        needs = []
+        for curve in TABLE.values():
+            (point,) = (point for point in model["points"][curve] if point[tokens] == TOKENS)
+            needs.append(f"{(point[reserved] + context) / 1024:.1f}")
+        rows.append((model["title"], needs))
+    return {"columns": list(TABLE), "rows": rows}
+
+
+def made_in_words(made: dict[str, Any]) -> str:
+    libraries = ", ".join(f"{name} {version}" for name, version in made["versions"].items())
+    return (
+        f"Predicted, nothing was run: {made['predictions']:,} training steps on an emulated {made['card']}, which is "
+        f"PyTorch's own CUDA allocator without a GPU (source {made['source']}; {libraries}; workbench "
+        f"{made['workbench']}). Other cards are taken to differ by CUDA's context, cuBLAS's workspaces and their "
+        "memory. Between two predicted points the page interpolates along the tokens of a pass if both have the same "
+        "answer, and says “close” if not."
+    )
+
+
+def check_in_words(check: dict[str, Any]) -> str:
+    wrong = f"{check['wrong']} times the wrong verdict" if check["wrong"] else "never the wrong verdict"
+    return (
+        f"Held against {check['choices']} other choices of model, set, batch, length and card, each predicted for "
+        f"itself: {wrong}, {check['close']} times “close”. What is needed was off by {check['mean_error']:.1%} on "
+        f"average and {check['worst_error']:.0%} at worst ({check['worst']}); the tensors alone by "
+        f"{check['worst_tensors_error']:.0%} at worst."
+    )
