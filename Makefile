@@ -61,8 +61,8 @@ lint: .venv/ready  ## ruff, mypy, import layers, the repository's own files, not
 	$(BIN)/python tests/voice.py
 	$(BIN)/nbstripout --keep-id --verify notebooks/*.ipynb
 
-lab: .venv/ready  ## open the notebooks in JupyterLab
-	$(BIN)/jupyter lab --notebook-dir notebooks
+lab: .venv/ready  ## open JupyterLab with the playground; the lessons stand beside it
+	$(BIN)/jupyter lab --ServerApp.root_dir=. notebooks/playground.ipynb
 
 format: .venv/ready  ## tidy code and notebooks
 	$(BIN)/ruff check --fix-only .

@@ -6,10 +6,11 @@ from contextlib import contextmanager
 import nbformat
 
 OUTPUT = ".jp-Cell-outputArea"
-GAUGE = f"{OUTPUT} .workbench-gauge [role=img]"
-NEWEST_GAUGE = f"{OUTPUT} .workbench-gauge:not(.wb-old) [role=img]"  # of an answer to the newest question
+HEAD = f"{OUTPUT} .wb-head .workbench-gauge"  # that of the panel; a training has one of its own
+GAUGE = f"{HEAD} [role=img]"
+NEWEST_GAUGE = f"{HEAD}:not(.wb-old) [role=img]"  # of an answer to the newest question
 PROMPT = ".jp-NotebookPanel:not(.lm-mod-hidden) .jp-CodeCell .jp-InputArea-prompt"
-VERDICT = re.compile("Fits.|Does not fit")
+VERDICT = re.compile("Fits, |too much")
 
 
 def write_notebook(path, *sources, hidden=0):
@@ -81,11 +82,24 @@ def gauge(page):
 
 
 def verdict(page):
-    """The line above the bar, of an answer to the newest question."""
-    page.wait_for_function(
-        f"() => document.querySelector('{GAUGE}') && !document.querySelector('.workbench-gauge.wb-old')"
-    )
-    return page.locator(".workbench-gauge p").nth(0).inner_text()
+    """Of an answer to the newest question: the headline, and the line below it."""
+    page.wait_for_function(f"() => document.querySelector('{NEWEST_GAUGE}')")
+    return page.locator(f"{HEAD} .wb-verdict").inner_text()
+
+
+def open_part(page, name):
+    """What stands behind one of the four words; it stays open if it is."""
+    word = output(page).locator(".wb-word", has_text=name)
+    if "mod-active" not in word.get_attribute("class"):
+        word.click()
+    output(page).locator(".wb-word.mod-active", has_text=name).wait_for()
+
+
+def take(page):
+    """The one button, once it says what it will do."""
+    action = output(page).locator(".wb-action:enabled")
+    action.wait_for()
+    return action
 
 
 def wait_for_status(page, words):

@@ -6,13 +6,15 @@ from types import SimpleNamespace
 
 from parts import MIB, Machine, words_of
 
+from workbench.advise.candidate import Candidate
 from workbench.advise.doctor import diagnose
 from workbench.base.errors import ConfigurationError
 from workbench.journal.record import Record, Status
 from workbench.recipe import Recipe
-from workbench.techniques import GradientCheckpointing
+from workbench.techniques import GradientCheckpointing, Lora, Numerics
 from workbench.widgets.cards import Advice, MakeItFit
 from workbench.widgets.controls import RecipeForm
+from workbench.widgets.gauge import Limit
 from workbench.widgets.savings import Savings
 
 RECIPE = Recipe(model="gpt2-tiny", effective_batch_size=16, sequence_length=256)  # 612 MiB, 712 with a GPU's own
@@ -51,7 +53,7 @@ def test_every_advice_is_a_card_that_says_what_it_needs_and_costs_and_sets_the_r
     advice.show(record())
     cards = shown(advice)
     assert [card.candidate.words for card in cards] == [c.words for c in diagnose(record(), predict=Machine()).changes]
-    (checkpointing,) = [card for card in cards if "gradient_checkpointing" in card.take.description]
+    (checkpointing,) = [card for card in cards if "Gradient checkpointing" in card.take.description]
     assert "✓ Fits" in checkpointing.words.value
     assert "249 MiB to spare" in checkpointing.words.value
     assert "461 MiB" in checkpointing.words.value
@@ -81,11 +83,11 @@ def test_the_switches_wait_until_the_advice_is_there():
     order = []
     savings = Savings(RecipeForm(RECIPE, ["lora"]).toggles)
     savings.quiet_s = 0
-    savings.predictor = lambda *_: order.append("switch") or SimpleNamespace(need_bytes=1)
+    savings.predictor = lambda *question: order.append("switch") or Machine()(*question)
 
     def slow(recipe):
         if not savings.is_working:
-            savings.show(RECIPE, "t4")
+            savings.show(RECIPE, Limit("t4"))
         time.sleep(0.01)
         order.append("advice")
 
@@ -139,77 +141,105 @@ def raising(error):
 # ---- make it fit ----
 
 
-def plan(limit, machine=None, recipe=RECIPE, gpu="t4"):
-    chosen = []
-    part = made(MakeItFit, chosen.append, machine)
-    part.show(recipe, gpu, limit)
+def button(limit_mib, *, machine=None, recipe=RECIPE, offered=(), gpu="t4"):
+    """The button after its search, and what was chosen, or taken home, through it."""
+    taken = []
+    part = MakeItFit(taken.append, lambda: taken.append("script"))
+    part.predictor = machine or Machine()
+    limit = Limit(gpu, limit_mib * MIB)
+    baseline = Candidate(recipe, (), Machine()(recipe, gpu), limit.have_bytes)
+    offers = {}
+    for technique in offered:
+        changed = recipe | technique
+        predicted = Machine()(changed, gpu)
+        offers[technique.name] = Candidate(changed, (technique,), predicted, limit.have_bytes, baseline)
+    part.look(recipe, limit, offers)
+    assert part.wait(30)
+    return part, taken
+
+
+def test_the_button_says_what_it_will_do_and_a_click_does_it():
+    """One technique that is enough, and alters no loss, is offered without a search."""
+    machine = Machine()
+    part, taken = button(400, machine=machine, offered=[GradientCheckpointing(), Lora()])
+    assert part.button.description == "Make it fit\nTurn on Gradient checkpointing: 461 MiB less, as fast, same loss"
+    assert machine.asked == []
+    assert not part.button.disabled
     part.button.click()
-    return part, shown(part), chosen
+    assert taken == [RECIPE | GradientCheckpointing()]
 
 
-def test_a_plan_is_cards_with_the_best_first_and_the_first_one_taken():
-    part, cards, chosen = plan(500 * MIB)
-    assert 1 <= len(cards) <= 6
-    assert all(card.candidate.fits and card.take.button_style == "primary" for card in cards)
-    assert [card.candidate.numerics for card in cards] == sorted((c.candidate.numerics for c in cards), key=ORDER.index)
-    assert "712 MiB of 500 MiB" in words_of(part)
-    cards[0].take.click()
-    assert chosen == [cards[0].candidate.recipe]
+def test_where_none_is_enough_sets_are_searched_the_best_first():
+    machine = Machine()
+    part, taken = button(500, machine=machine)
+    assert len(machine.asked) > 3
+    numerics = [candidate.numerics for candidate in part.candidates]
+    assert numerics == sorted(numerics, key=[*Numerics].index)
+    assert all(candidate.fits for candidate in part.candidates)
+    part.button.click()
+    assert taken == [part.candidates[0].recipe]
 
 
-ORDER = ["exact", "approximate", "different"]
-
-
-def test_what_fits_already_is_said_without_cards():
-    part, cards, _ = plan(712 * MIB)
-    assert cards == []
-    assert "It fits already" in words_of(part)
-    assert "0 B to spare" in words_of(part)
+def test_another_way_is_offered_in_turn():
+    part, taken = button(500)
+    several = len(part.candidates)
+    assert several > 1
+    assert part.another.description == f"another way (1 of {several})"
+    first = part.button.description
+    part.another.click()
+    assert part.another.description == f"another way (2 of {several})"
+    assert part.button.description != first
+    part.button.click()
+    assert taken == [part.candidates[1].recipe]
+    for _ in range(several - 1):
+        part.another.click()
+    assert part.button.description == first
 
 
 def test_if_nothing_fits_the_closest_is_said_to_be_no_more_than_that():
-    part, (card,), _ = plan(201 * MIB)
-    assert "Nothing was found that fits" in words_of(part)
-    assert card.take.button_style == ""
-    assert "does not fit" in card.words.value
+    part, taken = button(201)
+    assert part.button.description.startswith("Nothing was found that fits\nclosest: ")
+    assert "too much" in part.button.description
+    part.button.click()
+    assert taken == [part.candidates[0].recipe]
 
 
-def test_below_the_weights_the_planners_words_stand_and_are_escaped():
-    part, cards, _ = plan(5 * MIB)
-    assert cards == []
-    assert "is below the weights of gpt2-tiny alone" in words_of(part)
-    part, _, _ = plan(500 * MIB, Machine(raising(ValueError("<script>"))))
-    assert "a fault here: ValueError &lt;script&gt;" in words_of(part)
+def test_below_the_weights_the_planners_words_stand():
+    part, taken = button(5)
+    assert "is below the weights of gpt2-tiny alone" in part.button.description
+    assert part.button.disabled
+    part.button.click()
+    assert taken == []
 
 
 def test_it_counts_its_predictions_and_is_stopped_by_another_recipe():
+    said = []
+
     def slow(recipe):
-        pages.append(words_of(part))
+        said.append(part.button.description)
         time.sleep(0.05)
 
-    pages, machine = [], Machine(slow)
-    part = made(MakeItFit, machine=machine)
-    part.show(RECIPE, "t4", 500 * MIB)
-    assert machine.asked == [], "nothing is looked for before the button is pressed"
-    part.button.click()
+    machine = Machine(slow)
+    part = MakeItFit(print, print)
+    part.predictor = machine
+    part.look(RECIPE, Limit("t4", 500 * MIB), {})
     while len(machine.asked) < 3:
         time.sleep(0.01)
-    part.show(RECIPE | GradientCheckpointing(), "t4", 500 * MIB)
-    shown(part)
+    part.say("Predicting …")
+    assert part.wait(30)
     assert len(machine.asked) <= 4
-    assert "Stopped" in words_of(part)
-    assert "2 predictions so far" in pages[2]
-
-
-def test_plans_for_the_recipe_before_are_said_to_be_old_and_none_is_made_without_a_recipe():
-    part, _, _ = plan(500 * MIB)
-    part.show(replace(RECIPE, steps=3), "t4", 500 * MIB)
-    assert "before the last change" in words_of(part)
-    part.show(None, "t4", 500 * MIB)
+    assert "2 tried" in said[2]
+    assert part.button.description == "Make it fit\nPredicting …"
     assert part.button.disabled
 
 
-def test_a_plan_says_for_what_it_was_predicted():
-    for gpu, title in (("t4", "NVIDIA T4"), ("cpu", "this machine&#39;s CPU")):
-        part, _, _ = plan(500 * MIB, gpu=gpu)
-        assert title in words_of(part)
+def test_what_fits_is_taken_home():
+    taken = []
+    part = MakeItFit(print, lambda: taken.append("script"))
+    part.offer_script()
+    assert "Take the script home" in part.button.description
+    part.button.click()
+    assert taken == ["script"]
+    part.say("Predicting …")
+    part.button.click()
+    assert taken == ["script"], "nothing is taken of a recipe that is not known to fit"

@@ -1,5 +1,7 @@
 """What fits: the table of batch × length, the row of cards, and the button, with a made-up predictor."""
 
+import html
+import json
 import re
 import threading
 from dataclasses import replace
@@ -93,6 +95,16 @@ def test_the_rows_go_up_to_the_models_positions_and_hold_the_recipes_own():
 # ---- the part ----
 
 
+def test_cards_and_cells_can_be_clicked_and_say_what_they_choose():
+    part, _ = asked(limit=1000 * MIB)
+    choices = [json.loads(html.unescape(found)) for found in re.findall(r'data-choice="([^"]*)"', words_of(part))]
+    assert {"gpu": "h100"} in choices
+    assert {"effective_batch_size": 2, "sequence_length": 64, "changed": False} in choices
+    assert {"effective_batch_size": 2, "sequence_length": 64, "changed": True} in choices
+    assert part.changes, "of the second table"
+    assert asked(limit=2**50)[0].changes == ()
+
+
 def test_the_table_says_of_each_cell_whether_it_fits_and_how_that_is_known():
     part, machine = asked()
     found = cells(part)
@@ -143,7 +155,7 @@ def test_the_row_of_cards_is_sorted_by_memory_with_a_word_for_each():
     assert len(chips) == 21
     assert "GeForce RTX 4060 " in chips[0]
     assert "needs 64.2 GiB of 7.6 GiB" in chips[0]
-    signs = [chip.strip()[0] for chip in chips]
+    signs = [re.sub(r"<[^>]+>", "", chip).strip()[0] for chip in chips]
     assert signs == sorted(signs, key="✗✓".index)
     assert "✗" in signs
     assert "✓" in signs

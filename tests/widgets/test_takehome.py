@@ -4,9 +4,11 @@ import base64
 import json
 import os
 import re
+import threading
 import tomllib
 from dataclasses import replace
 from html.parser import HTMLParser
+from zipfile import ZipFile
 
 import pytest
 
@@ -54,29 +56,34 @@ class Panel:
         self.chosen.append(recipe)
         self.recipe = recipe
 
+    def page_as(self, form):
+        self.tab.form.value = form
+        self.tab.show()
+        assert self.tab.wait()
+        return Page(self.tab.page.value)
+
     def bring(self, text):
         self.tab.pasted.value = text
         self.tab.use.click()
+        assert self.tab.wait()
         return self.tab.answer.value
 
 
 @pytest.fixture
 def panel(recipe):
     made = Panel(recipe | Lora(rank=2))
-    made.tab.form.value = "command"
+    made.page_as("command")
     return made
 
 
 def test_what_is_shown_is_what_is_downloaded(panel, subtests):
     for form, (file_name, *_) in FORMS.items():
         with subtests.test(form=form):
-            panel.tab.form.value = form
-            panel.tab.show()
-            page = Page(panel.tab.page.value)
+            page = panel.page_as(form)
             assert page.text == page.file
             assert page.links["download"] == file_name
             assert not re.search(r"[\"'\s=]/(tmp|work|root|home)/", page.file)
-            assert "Elsewhere it needs " in panel.tab.page.value  # what to put where: text and model are elsewhere
+            assert "It needs beside it" in panel.tab.page.value  # text and model are elsewhere
             if form.endswith("script"):
                 compile(page.file, file_name, "exec")
                 assert "trainer.train()" in page.file
@@ -90,8 +97,7 @@ def test_what_is_shown_is_what_is_downloaded(panel, subtests):
 
 def test_nothing_in_a_recipe_breaks_out_of_the_page():
     panel = Panel(Recipe(corpus=NASTY))
-    panel.tab.form.value = "command"
-    page = Page(panel.tab.page.value)
+    page = panel.page_as("command")
     assert set(page.tags) <= TAGS
     assert page.file == as_command(panel.recipe)
     assert page.text == page.file
@@ -135,9 +141,59 @@ def test_what_went_comes_back(subtests):
     for form in ("recipe file (TOML)", "JSON"):
         with subtests.test(form=form):
             panel = Panel(asked)
-            panel.tab.form.value = form
-            panel.bring(Page(panel.tab.page.value).file)
+            panel.bring(panel.page_as(form).file)
             assert panel.chosen == [asked]
+
+
+def test_until_another_form_is_written_the_old_text_is_dimmed(panel, monkeypatch):
+    may_write = threading.Event()
+    monkeypatch.setitem(FORMS, "JSON", ("recipe.json", lambda recipe: may_write.wait(10) and "new"))
+    panel.page_as("command")
+    panel.tab.form.value = "JSON"
+    assert "wb-old" in panel.tab.view._dom_classes
+    may_write.set()
+    assert panel.tab.wait()
+    assert "wb-old" not in panel.tab.view._dom_classes
+    assert Page(panel.tab.page.value).file == "new"
+
+
+def test_a_size_of_gpt2_is_written_without_the_hub(monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("the hub was asked")
+
+    monkeypatch.setattr("workbench.models.source.require", refuse)
+    page = Panel(Recipe(model="gpt2-xl") | Lora(rank=2)).page_as("Hugging Face script")
+    assert 'MODEL, LENGTH, BATCH = "gpt2-xl", 128, 8' in page.file
+    assert "AutoTokenizer.from_pretrained(MODEL" in page.file
+    assert "fan_in_fan_out=True" in page.file
+
+
+def test_one_zip_has_all_that_a_script_needs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    panel = Panel(Recipe())
+    panel.page_as("Hugging Face script")
+    assert "wb-hidden" not in panel.tab.pack._dom_classes
+    panel.tab.pack.click()
+    (path,) = tmp_path.glob("*.zip")
+    assert str(path) in panel.tab.packed.value
+    with ZipFile(path) as archive:
+        assert {"train.py", "train.txt", "held_out.txt", "gpt2-tiny/model.safetensors"} <= set(archive.namelist())
+        archive.extractall(tmp_path)
+    text = (tmp_path / "train.py").read_text(encoding="utf-8")
+    for name in re.findall(r'Path\("([^"]+)"\)|MODEL = "([^"]+)"', text):
+        assert (tmp_path / "".join(name)).exists()
+
+
+def test_what_is_needed_is_said_where_it_lies_below_the_working_folder(tmp_path, monkeypatch):
+    (tmp_path / "mine.txt").write_text("To be, or not to be. " * 999)
+    monkeypatch.chdir(tmp_path)
+    panel = Panel(Recipe(model="gpt2", corpus="mine.txt:encoding=latin-1"))
+    for form in FORMS:
+        panel.page_as(form)
+        assert f"from {tmp_path / 'mine.txt'}" in panel.tab.page.value
+    panel.tab.pack.click()
+    (path,) = tmp_path.glob("*.zip")
+    assert ZipFile(path).namelist() == ["train.sh", "mine.txt"]
 
 
 @pytest.mark.values
@@ -149,10 +205,10 @@ def test_the_file_run_again_gives_the_losses_of_the_recipe(recipe, fine_tuned, t
 
     asked = replace(recipe | Lora(rank=2), arguments={"lr_scheduler_type": "cosine"})
     panel = Panel(asked)
-    panel.tab.form.value = "recipe file (TOML)"
+    text = panel.page_as("recipe file (TOML)").file
     for path in (asked.corpus, asked.model.removeprefix("random:")):
         (tmp_path / os.path.basename(path)).symlink_to(path)
-    (tmp_path / "recipe.toml").write_text(Page(panel.tab.page.value).file, encoding="utf-8")
+    (tmp_path / "recipe.toml").write_text(text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     assert main(["run", "recipe.toml", "--device", "cpu", "--sample-tokens", "0"]) == 0
     assert read_all()[0].losses == fine_tuned(asked).losses != fine_tuned(recipe | Lora(rank=2)).losses

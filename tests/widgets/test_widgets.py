@@ -1,5 +1,7 @@
 """The logic of the widgets, without a browser: values are set and buttons are clicked in Python."""
 
+import html
+import json
 import platform
 import subprocess
 import sys
@@ -19,22 +21,23 @@ from workbench.journal.record import Record, Status, read_all
 from workbench.recipe import Recipe
 from workbench.techniques import REGISTRY, GradientCheckpointing, Lora
 from workbench.widgets import pages, runner
-from workbench.widgets.controls import TOOLTIP, RecipeForm
+from workbench.widgets.controls import OF_A_RUN, SENTENCE, RecipeForm
 from workbench.widgets.gauge import Gauge, Limit
 from workbench.widgets.history import History, overlay
 from workbench.widgets.playground import Playground
 from workbench.widgets.runner import RUNNER
 from workbench.widgets.savings import Savings
+from workbench.widgets.switches import Switches
 
 
 class Forecast:
     """What the gauge reads of a prediction."""
 
-    def __init__(self, peak=3 * 2**30, capacity=4 * 2**30):
+    def __init__(self, peak=3 * 2**30, capacity=4 * 2**30, source="emulated:t4"):
         self.gpu, self.context_bytes, self.capacity_bytes = "t4", 2**29, capacity
         self.peak_allocated_bytes = self.peak_reserved_bytes = peak
         self.by_category = {str(c): 0 for c in Category} | {"weights": peak - 100, "activations": 100}
-        self.source, self.timeline = "emulated:t4", None
+        self.source, self.timeline, self.work = source, None, {"fp32_flops": 1000}
         self.peak_phase, self.peak_operation = "backward", "aten.<b>mm</b>"
 
     @property
@@ -51,7 +54,8 @@ def predicted(monkeypatch):
         asked.append((recipe, gpu))
         return Forecast()
 
-    monkeypatch.setattr("workbench.widgets.part.predict", predictor)
+    monkeypatch.setattr("workbench.widgets.part.predict_known", predictor)
+    monkeypatch.setattr("workbench.widgets.playground.predict_known", predictor)
     monkeypatch.setattr(import_module("workbench.prediction.predict"), "predict", predictor)
     return asked
 
@@ -62,7 +66,7 @@ def form():
     made = RecipeForm(Recipe(model="gpt2-tiny"))
     made.changed = lambda: changes.append(1)
     made.changes = changes
-    made.suit((8, 0))
+    made.suit("a100-80gb")
     return made
 
 
@@ -74,8 +78,23 @@ def test_every_technique_and_every_setting_has_its_control(form):
     for name, toggle in form.toggles.items():
         assert set(toggle.controls) == {field.name for field in fields(REGISTRY[name])}
         for field in fields(REGISTRY[name]):
-            assert field.metadata["help"] in getattr(toggle.controls[field.name], TOOLTIP)
+            assert any(
+                field.metadata["help"] in html.unescape(help_text.value)
+                for help_text in toggle.explained([field.name])[1:]
+            )
     assert set(form.controls) == {f.name for f in fields(Recipe) if "help" in f.metadata}
+
+
+def test_every_setting_is_in_the_sentence_with_the_training_or_behind_more_settings(form):
+    button, rest = form.more()
+    assert rest.children == ()
+    button.value = True
+    shown = {widget.description for widget in rest.children if hasattr(widget, "description")} - {""}
+    beside = {name.replace("_", " ") for name in (*SENTENCE, *OF_A_RUN)}
+    assert shown == {name.replace("_", " ") for name in form.controls} - beside
+    assert "wb-hidden" not in rest._dom_classes
+    button.value = False
+    assert "wb-hidden" in rest._dom_classes
 
 
 def test_the_controls_give_the_recipe_they_were_set_to(form):
@@ -108,10 +127,10 @@ def test_what_cannot_be_combined_is_greyed_with_the_reason(form):
     form.toggles["lora"].box.value = True
     other = form.toggles["qlora"]
     assert other.box.disabled
-    assert "qlora brings an adapter beside the frozen model, which lora forbids" in other.reason.value
+    assert "qlora brings an adapter beside the frozen model, which lora forbids" in other.reason
     form.toggles["lora"].box.value = False
     assert not other.box.disabled
-    assert other.reason.value == ""
+    assert other.reason == ""
 
 
 def test_a_batch_of_six_is_accumulated_in_two_pieces(form):
@@ -135,7 +154,7 @@ def test_where_a_setting_would_help_its_field_is_there(form):
 
 
 def test_what_a_card_cannot_do_is_not_what_a_switch_offers(form):
-    form.suit((7, 5))  # no bf16
+    form.suit("t4")  # no bf16
     form.toggles["mixed_precision"].box.value = True
     assert form.recipe().techniques[0].settings() == {"dtype": "fp16"}
 
@@ -191,35 +210,55 @@ def shown(found, limit):
 
 def test_the_page_says_in_words_what_the_bar_shows_and_is_escaped():
     page = shown(Forecast(), Limit("t4"))
-    assert "<b>✓ Fits.</b> 3.5 GiB of the 14.6 GiB of NVIDIA T4" in page
-    assert 'role="img" aria-label="✓ Fits. weights 3.0 GiB' in page
-    assert "<b>mm</b>" not in page
-    assert "✗ Does not fit, over by 2.0 GiB." in shown(Forecast(), Limit("t4", 2**30))
-    assert "✓ Fits." in shown(Forecast(peak=2**30), Limit("t4", 2**30)), "to the byte"
+    assert "<b>✓ Fits, 11.1 GiB to spare</b>" in page
+    assert "needs 3.5 GiB; the T4 has 14.6 GiB" in page
+    assert 'role="img" aria-label="✓ Fits, 11.1 GiB to spare. weights 3.0 GiB' in page
+    limited = shown(Forecast(), Limit("t4", 2**30))
+    assert "<b>✗ 2.5 GiB too much</b>" in limited
+    assert "the limit is 1.0 GiB" in limited
+    assert "✓ Fits, 0 B to spare" in shown(Forecast(), Limit("t4", 3 * 2**30 + 2**29))
+    assert "<i>" not in shown(Forecast(source="emulated:<i>"), Limit("t4"))
 
 
-def test_the_bold_number_is_the_sum_of_the_legend(subtests):
-    """A limit of one's own is for what is reserved, without the context; all that a device has, for both."""
+def test_a_limit_beyond_the_card_is_the_card():
+    """And one below it counts CUDA's context, as the card does, and as `plan --budget` does."""
+    card = GPUS["t4"]
+    assert Limit("t4", 2**40).have_bytes == card.memory_bytes
+    assert Limit("t4", 2**30).have_bytes == 2**30
+    assert Limit("t4").have_bytes == card.memory_bytes
+    assert Limit("cpu").have_bytes == psutil.virtual_memory().total
+    most = Forecast(peak=card.memory_bytes - 2**29 + 1)
+    page = shown(most, Limit("t4", 16 * 10**9))
+    assert "✗ 1 B too much" in page
+    assert "the T4 has" in page
+
+
+def test_the_need_is_the_sum_of_the_parts():
     forecast = Forecast()
     forecast.peak_reserved_bytes = forecast.peak_allocated_bytes + 10
-    reserved, context = forecast.peak_reserved_bytes, forecast.context_bytes
-    card, memory_here = GPUS["t4"], psutil.virtual_memory().total
-    for limit, needed, have, have_with_context in (
-        (Limit("t4"), reserved + context, card.memory_bytes, card.memory_bytes),
-        (Limit("t4", 2**30), reserved, 2**30, 2**30 + card.context_bytes_estimate),
-        (Limit("cpu"), reserved + context, memory_here, memory_here),
-    ):
-        with subtests.test(limit=limit):
-            assert sum(limit.parts_of(forecast).values()) == needed
-            assert limit.have_bytes == have
-            assert limit.limit_bytes == have_with_context
+    for limit in (Limit("t4"), Limit("t4", 2**30), Limit("cpu")):
+        assert sum(limit.parts_of(forecast).values()) == forecast.need_bytes
 
 
 def test_where_a_bar_is_overfull_the_end_of_the_memory_is_marked():
-    overfull = shown(Forecast(), Limit("t4", 2**31))
-    assert "the memory ends here" in overfull
-    assert "left: 66.67%" in overfull
-    assert "the memory ends here" not in shown(Forecast(), Limit("t4", 3 * 2**30))
+    overfull = shown(Forecast(), Limit("t4", 7 * 2**28))
+    assert 'class="over" title="1.8 GiB too much" style="left: 50.00%"' in overfull
+    assert 'class="frame" style="width: 50.00%"' in overfull
+    assert 'class="over"' not in shown(Forecast(), Limit("t4", 7 * 2**29))
+
+
+def test_the_letters_on_a_colour_can_be_read(subtests):
+    """A contrast of 4.5 to 1 at least (WCAG 2.2, 1.4.3)."""
+
+    def luminance(shade):
+        parts = [int(shade[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    for name, shade in pages.SHADES.items():
+        with subtests.test(name=name):
+            light, dark = sorted((luminance(shade), 0.0 if pages.ink(shade) == "#000" else 1.0), reverse=True)
+            assert (light + 0.05) / (dark + 0.05) >= 4.5
 
 
 def test_an_old_verdict_is_dimmed_while_the_next_is_predicted():
@@ -233,7 +272,7 @@ def test_an_old_verdict_is_dimmed_while_the_next_is_predicted():
     gauge.show(Recipe(steps=1))
     gauge.wait(10)
     gauge.show(Recipe(steps=2) | Lora())
-    assert "predicting lora" in gauge.status.value
+    assert "predicting LoRA" in gauge.status.value
     assert "wb-old" in gauge.view._dom_classes
     assert "Fits" in gauge.page.value
     release.set()
@@ -276,7 +315,7 @@ def test_what_nobody_waits_for_comes_after_the_gauge(form):
     savings.quiet_s = 0.01
     gauge.show(Recipe())
     assert inside.wait(10)
-    savings.show(Recipe(), "t4")
+    savings.show(Recipe(), Limit("t4"))
     time.sleep(0.1)
     release.set()
     assert savings.wait(20)
@@ -304,7 +343,7 @@ def test_an_error_of_the_prediction_is_said_and_the_next_one_works():
         return Forecast()
 
     gauge = gauge_with(failing)
-    for words in ("no &lt;i&gt;such", "ValueError broken", "Fits."):
+    for words in ("no &lt;i&gt;such", "ValueError broken", "Fits,"):
         gauge.show(Recipe())
         gauge.wait(10)
         assert words in gauge.page.value
@@ -320,7 +359,7 @@ def test_an_error_while_an_answer_is_shown_is_told_and_the_next_answer_is_shown(
 
     gauge = gauge_with(lambda recipe, gpu: Forecast())
     gauge.shown = shown
-    for text in ("OSError the page is &lt;gone&gt;", "Fits."):
+    for text in ("OSError the page is &lt;gone&gt;", "Fits,"):
         with subtests.test(text=text):
             gauge.show(Recipe())
             assert gauge.wait(10)
@@ -331,38 +370,115 @@ def test_an_error_that_cannot_even_be_told_is_not_the_end(form, capsys):
     savings = Savings({"lora": form.toggles["lora"]})
     savings.quiet_s = 0
     savings.predictor = lambda *_: Forecast()
-    toggle = savings.toggles["lora"]
     savings.put = lambda answer: 1 / 0
-    savings.show(Recipe(), "t4")
+    savings.show(Recipe(), Limit("t4"))
     assert savings.wait(10)
     assert "ZeroDivisionError" in capsys.readouterr().err
     del savings.put
-    savings.show(Recipe(), "t4")
+    savings.show(Recipe(), Limit("t4"))
     assert savings.wait(10)
-    assert "±0 B" in toggle.saving.value
+    assert savings.offers["lora"].saved_bytes == 0
 
 
-# ---- what each switch saves ----
+# ---- what each switch does ----
 
 
-def test_each_switch_says_what_it_saves(form):
-    def predictor(recipe, gpu):
-        if recipe.techniques and recipe.techniques[0].name == "dora":
-            raise ConfigurationError("not on this <card>")
-        return Forecast(peak=2**30 if recipe.techniques else 3 * 2**30)
-
-    savings = Savings(form.toggles)
+def offers_of(form, predictor):
+    """What is offered for the form's recipe, and the switches that say so."""
+    savings, switches = Savings(form.toggles), Switches(form.toggles)
     savings.predictor = predictor
-    form.toggles["gradient_checkpointing"].box.value = True
     savings.quiet_s = 0.01
-    savings.show(Recipe(), "t4")
+    savings.told = lambda name: switches.tell(name, savings.offers[name])
+    savings.show(form.recipe(), Limit("t4", 3 * 2**30))
     assert savings.wait(20)
-    assert "−2.0 GiB" in form.toggles["lora"].saving.value
-    assert "not here" in form.toggles["dora"].saving.value
-    assert "not on this &lt;card&gt;" in form.toggles["dora"].saving.value
-    assert "±0 B" in form.toggles["gradient_checkpointing"].saving.value, "it is on in neither, or in both"
-    savings.show(None, "t4")
-    assert "wb-old" in form.toggles["lora"].saving._dom_classes
+    return savings.offers, switches
+
+
+def half_with_anything(recipe, gpu):
+    if recipe.techniques and recipe.techniques[0].name == "dora":
+        raise ConfigurationError("not on this <card>")
+    return Forecast(peak=2**30 if recipe.techniques else 3 * 2**30)
+
+
+def test_each_switch_says_what_it_saves_costs_and_gives_up(form):
+    form.toggles["gradient_checkpointing"].box.value = True
+    offers, _ = offers_of(form, half_with_anything)
+    facts = {name: toggle.facts.value for name, toggle in form.toggles.items()}
+    assert "−2.0 GiB" in facts["gradient_checkpointing"], "what it saves while it is on"
+    assert "enough by itself" in facts["gradient_checkpointing"]
+    assert "±0 B" in facts["lora"], "beside the one that is on"
+    assert "enough" not in facts["lora"]
+    assert "±0 %" in facts["lora"]
+    assert REGISTRY["lora"].costs in facts["lora"]
+    assert "not on this &lt;card&gt;" in facts["dora"]
+    assert offers["dora"] == "not on this <card>"
+
+
+def test_what_costs_no_time_and_no_loss_is_free(form):
+    offers_of(form, half_with_anything)
+    assert "wb-free" in form.toggles["gradient_checkpointing"].facts.value
+    assert "wb-free" not in form.toggles["lora"].facts.value, "another training"
+
+
+def test_facts_of_the_recipe_before_are_dimmed(form):
+    _, switches = offers_of(form, half_with_anything)
+    assert "wb-old" not in form.toggles["lora"].facts._dom_classes
+    switches.ask()
+    assert "wb-old" in form.toggles["lora"].facts._dom_classes
+
+
+def titles_in(group):
+    """Of the switches in a box or a fold, from the top."""
+    rows = [view.children[0] for view in group.children if isinstance(view, w.VBox)]
+    return [row.children[0].description for row in rows]
+
+
+def test_switches_stand_by_what_becomes_of_the_loss_the_largest_saving_first(form):
+    sizes = {"gradient_checkpointing": 1, "chunked_cross_entropy": 2, "lora": 1, "fused_gelu": 3, "streaming": 4}
+
+    def predictor(recipe, gpu):
+        size = min((sizes.get(technique.name, 4) for technique in recipe.techniques), default=4)
+        return Forecast(peak=size * 2**30)
+
+    offers, switches = offers_of(form, predictor)
+    switches.arrange(offers)
+    assert titles_in(switches.same)[:3] == ["Gradient checkpointing", "Chunked cross-entropy", "Fused GELU"]
+    assert "Lora" not in titles_in(switches.same)
+    assert switches.another.button.description == "▸ Another training: LoRA −3.0 GiB"
+    assert switches.another.rows.children == ()
+    switches.another.button.value = True
+    assert titles_in(switches.another.rows) == ["LoRA"]
+    assert switches.another.button.description.startswith("▾")
+    assert "more" in switches.useless.button.description
+    assert len(titles_in(switches.same)) + 1 < len(form.toggles)
+
+
+def test_a_group_with_a_switch_that_is_on_is_open(form):
+    form.toggles["lora"].box.value = True
+    offers, switches = offers_of(form, half_with_anything)
+    switches.arrange(offers)
+    assert titles_in(switches.another.rows) == ["LoRA"]
+
+
+def test_two_engines_are_not_compared(form, monkeypatch):
+    """What comes with the workbench is from an emulated GPU, and here may be none."""
+    live = []
+
+    def known(recipe, gpu):
+        return Forecast(source="predicted:t4" if recipe.techniques else "emulated:t4")
+
+    def shadow(recipe, gpu):
+        live.append(recipe)
+        return Forecast(source="predicted:t4", peak=2**30 if recipe.techniques else 2**31)
+
+    monkeypatch.setattr("workbench.widgets.savings.predict", shadow)
+    savings = Savings({"lora": form.toggles["lora"]})
+    savings.predictor = known
+    savings.quiet_s = 0
+    savings.show(Recipe(), Limit("t4"))
+    assert savings.wait(10)
+    assert len(live) == 2
+    assert savings.offers["lora"].saved_bytes == 2**30
 
 
 # ---- playground: real trainings of the small model, in a process that imports all libraries ----
@@ -477,10 +593,11 @@ def test_a_failure_is_an_alarm_with_its_reason(playground, monkeypatch, tmp_path
 
 @pytest.mark.dear
 def test_what_is_refused_before_it_starts_is_said(playground, recipe, tmp_path):
-    playground.form.show(replace(recipe, corpus="missing.txt"))
+    (tmp_path / "short.txt").write_text("To be, or not to be: that is the question. " * 4)
+    playground.form.show(replace(recipe, corpus=str(tmp_path / "short.txt")))
     playground.train.start.click()
     finish(playground)
-    assert "not started: corpus: there is no file" in playground.train.status.value
+    assert "training blocks of 32 tokens, but a batch needs 8" in playground.train.status.value
     assert read_all(tmp_path) == []
     assert not playground.train.start.disabled
 
@@ -525,7 +642,7 @@ def test_a_large_model_is_predicted_and_a_small_one_trained_in_its_place(playgro
     assert playground.gauge.wait()
     assert "gpt2-xl" in {recipe.model for recipe, _ in predicted}
     assert playground.train.trained() == Recipe(model="gpt2-tiny", sequence_length=128)
-    assert "Start trains baseline on gpt2-tiny, 8 × 128 tokens" in playground.train.what.value
+    assert "Start trains gpt2-tiny, 8 × 128 tokens a step, on" in playground.train.what.value
     playground.train.stands_in.value = False
     assert playground.train.trained().model == "gpt2-xl"
 
@@ -547,14 +664,14 @@ def test_start_is_off_while_the_recipe_cannot_be_used(playground):
 def test_without_a_live_page_it_shows_words_and_bars(playground, monkeypatch, capsys):
     playground.gauge.wait()
     page = playground.as_page()
-    assert "Fits." in page
+    assert "Fits," in page
     assert "jupyter.widget" not in page
     assert "<script" not in page
 
 
 def test_a_cell_that_runs_again_ends_its_panel_and_no_other(recipe, predicted, tmp_path, monkeypatch, subtests):
     """Some front ends do not name their cells: there every panel may still be looked at."""
-    monkeypatch.setattr("workbench.widgets.panel.live_page", lambda: True)
+    monkeypatch.setattr("workbench.widgets.playground.live_page", lambda: True)
     monkeypatch.setattr("workbench.widgets.playground.display", lambda *_, **__: None)
     first, second = Playground(recipe, folder=tmp_path), Playground(recipe, folder=tmp_path)
     ended = []
@@ -612,3 +729,84 @@ def test_headless_use_never_imports_the_widgets():
 
 def test_the_views_are_widgets(playground):
     assert isinstance(playground.view, w.Box)
+
+
+# ---- the panel's frame ----
+
+
+def known(playground):
+    """Everything that works by itself has ended."""
+    playground.savings.quiet_s = 0
+    playground.answer()
+    for part in (playground.gauge, playground.savings, playground.fit):
+        assert part.wait(30)
+
+
+def test_what_fits_is_taken_home_by_the_one_button(playground):
+    known(playground)
+    assert playground.fit.button.description.startswith("Take the script home")
+    playground.fit.button.click()
+    assert playground.openers["Take the script home"].value
+    assert playground.parts["Take the script home"].wait(30)
+    assert "train.py" in playground.parts["Take the script home"].page.value
+
+
+def test_what_does_not_fit_says_so_and_is_undone(playground):
+    playground.gauge.budget.value = "1GiB"
+    known(playground)
+    assert "too much" in playground.gauge.page.value
+    before = playground.form.recipe()
+    playground.form.toggles["lora"].box.value = True
+    assert not playground.undo.disabled
+    playground.form.controls["steps"].value = "7"
+    playground.undo.click()
+    playground.undo.click()
+    assert playground.form.recipe() == before
+    assert playground.undo.disabled
+    playground.undo.click()
+    assert playground.form.recipe() == before
+
+
+def test_one_part_is_open_at_a_time(playground):
+    playground.openers["What fits where"].value = True
+    assert "wb-has-part" in playground.body._dom_classes
+    playground.openers["Train it here"].value = True
+    assert not playground.openers["What fits where"].value
+    assert playground.history.view in playground.open_part.children
+    assert playground.openers["Train it here"].description == "✕ Train it here"
+    playground.openers["Train it here"].value = False
+    assert "wb-has-part" not in playground.body._dom_classes
+
+
+def test_a_card_and_a_cell_that_are_clicked_are_chosen(playground):
+    playground.chosen.value = json.dumps({"gpu": "h100"})
+    assert playground.gauge.gpu.value == "h100"
+    assert playground.chosen.value == "", "so that the same can be clicked again"
+    cell = {"effective_batch_size": 4, "sequence_length": 16, "changed": False}
+    playground.form.toggles["lora"].box.value = True
+    playground.chosen.value = json.dumps(cell)
+    recipe = playground.form.recipe()
+    assert (recipe.effective_batch_size, recipe.sequence_length, recipe.techniques) == (4, 16, (Lora(),))
+    playground.parts["What fits where"].changes = (GradientCheckpointing(),)
+    playground.chosen.value = json.dumps(cell | {"changed": True})
+    assert playground.form.recipe().techniques == (GradientCheckpointing(),)
+
+
+def test_switches_move_only_when_another_sentence_is_chosen(playground, monkeypatch):
+    arranged = []
+    known(playground)
+    monkeypatch.setattr(playground.switches, "arrange", lambda offers: arranged.append(len(offers)))
+    playground.form.toggles["lora"].box.value = True
+    known(playground)
+    assert arranged == []
+    playground.form.controls["sequence_length"].value = "16"
+    known(playground)
+    assert arranged == [len(playground.form.toggles)]
+
+
+def test_the_page_without_a_kernel_says_what_each_technique_would_do(playground):
+    known(playground)
+    page = playground.as_page()
+    assert "what each technique would do" in page
+    assert "Fused GELU" in page
+    assert "Take the script home" in page

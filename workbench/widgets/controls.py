@@ -3,35 +3,26 @@
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import Field, fields, replace
-from itertools import chain
 from typing import Any
 
 import ipywidgets as w
 
-from workbench.base.categories import Category
 from workbench.base.errors import ConfigurationError
 from workbench.base.settings import described, kind, optional, parse_settings
+from workbench.gpus.catalogue import GPUS
 from workbench.models.known import PUBLISHED
 from workbench.models.source import EMBEDDED, RANDOM
+from workbench.prediction.predict import CPU, why_not
 from workbench.recipe import Recipe
 from workbench.techniques import REGISTRY, Technique
 from workbench.texts.corpus import embedded
 from workbench.widgets.gauge import nothing
-from workbench.widgets.light import HTML, Checkbox, Combobox, Dropdown, HBox, Text, VBox
+from workbench.widgets.light import HTML, Checkbox, Combobox, Dropdown, HBox, Text, ToggleButton, VBox
 from workbench.widgets.pages import alarm, small
 
-TOOLTIP = "tooltip" if hasattr(w.Text, "tooltip") else "description_tooltip"  # ipywidgets 7, as on Colab
 OFFERED = {"model": [EMBEDDED, *PUBLISHED, *(RANDOM + name for name in PUBLISHED)], "corpus": embedded()}
-MAIN = ("model", "corpus", "effective_batch_size", "sequence_length", "steps")
-STATES = "Gradients, optimizer states, weights"
-GROUPS = {  # of the switches, by what they shrink first
-    Category.WEIGHTS: STATES,
-    Category.GRADIENTS: STATES,
-    Category.OPTIMIZER_STATES: STATES,
-    Category.ACTIVATIONS: "Activations",
-    Category.LOGITS_AND_LOSS: "Logits and loss",
-}
-ELSEWHERE = "Data, kernels, allocator"
+SENTENCE = ("model", "effective_batch_size", "sequence_length")
+OF_A_RUN = ("corpus", "steps")  # stand where it is trained
 
 
 class Form:
@@ -73,13 +64,12 @@ class Form:
 
 
 def control(field: Field[Any]) -> w.Widget:
-    """An input for one setting; its tooltip says what the setting is and what it accepts.
+    """An input for one setting.
 
     What is typed counts when Enter is pressed or the field is left. Numbers are texts: an input for numbers would
     change what it does not like without a word.
     """
-    state: dict[str, Any] = {"description": field.name.replace("_", " "), TOOLTIP: help_of(field)}
-    state["_dom_classes"] = ("wb-field",)
+    state: dict[str, Any] = {"description": field.name.replace("_", " "), "_dom_classes": ("wb-field",)}
     if kind(field) == "bool":
         return Checkbox(value=field.default, indent=False, **state)
     choices = field.metadata["choices"]
@@ -101,18 +91,22 @@ def help_of(field: Field[Any]) -> str:
 
 
 class TechniqueToggle(Form):
-    """A checkbox with what the technique would save, what it costs, and its settings, which show while it is on;
-    greyed with the reason where the technique does not go together with what is chosen."""
+    """A checkbox, with its settings below it while it is on; greyed where the technique does not go together with what
+    is chosen.
+
+    Attributes:
+        reason: why it is greyed; empty where it is not.
+        facts: what it would save, cost and give up, as others find out.
+    """
 
     def __init__(self, cls: type[Technique]) -> None:
         super().__init__(cls)
         self.cls = cls
-        tooltip = f"{cls.title}. Costs: {cls.costs}. Same loss? {cls.numerics}."
-        self.box = Checkbox(description=cls.title, indent=False, _dom_classes=("wb-switch",), **{TOOLTIP: tooltip})
-        self.saving = HTML()
-        self.reason = HTML(_dom_classes=("wb-indented",))
+        self.reason = ""
+        self.box = Checkbox(description=cls.title, indent=False, _dom_classes=("wb-switch",))
+        self.facts = HTML(_dom_classes=("wb-facts",))
         self.settings = VBox(_dom_classes=("wb-indented", "wb-hidden"))
-        self.view = VBox([HBox([self.box, self.saving]), self.reason, self.settings])
+        self.view = VBox([HBox([self.box, self.facts], _dom_classes=("wb-offer",)), self.settings])
         self.box.observe(self._switched, names="value")
         self._last: Technique | None = None  # as it was when it was on
 
@@ -128,23 +122,22 @@ class TechniqueToggle(Form):
         """With its present settings, whether or not it is on. Raises ConfigurationError for one out of range."""
         return self.cls(**parse_settings(self.cls, self.values(), self.cls.name))
 
-    def suit(self, recipe: Recipe, capability: tuple[int, int] | None) -> None:
+    def suit(self, recipe: Recipe, gpu: str) -> None:
         """Where it is off: choose the settings that switching it on would add, those of before if the recipe takes
-        them; grey it, with the reason, where no settings help."""
-        reason = ""
+        them; grey it, with the reason, where no settings help on such a device."""
+        self.reason = ""
         if self.box.value:
             self._last = self.technique()
         else:
-            reason = self._fit(recipe, capability)
-        if reason.startswith(f"{self.cls.name}:"):  # to be mended by its own settings, which show when it is on
-            reason = ""
-        self.box.disabled = bool(reason)
-        self.reason.value = small(reason)
+            self.reason = self._fit(recipe, gpu)
+        if self.reason.startswith(f"{self.cls.name}:"):  # to be mended by its own settings, which show when it is on
+            self.reason = ""
+        self.box.disabled = bool(self.reason)
 
-    def _fit(self, recipe: Recipe, capability: tuple[int, int] | None) -> str:
+    def _fit(self, recipe: Recipe, gpu: str) -> str:
         """Take the first settings that go with the recipe; the reason if there are none."""
         default = self.cls()
-        choices = list(self.cls.variants(capability))
+        choices = list(self.cls.variants(GPUS[gpu].compute_capability if gpu in GPUS else None))
         if default in choices or not choices:
             choices.insert(0, default)
         if self._last not in (None, default):
@@ -152,12 +145,13 @@ class TechniqueToggle(Form):
         reasons = []
         for technique in choices:
             try:
-                _ = recipe | technique
+                reason = why_not(recipe | technique, gpu)
             except ConfigurationError as error:
-                reasons.append(str(error).removeprefix("recipe: "))
-            else:
+                reason = str(error).removeprefix("recipe: ")
+            if not reason:
                 self.fill(technique)
                 return ""
+            reasons.append(reason)
         return reasons[0]
 
     def show(self, technique: Technique | None) -> None:
@@ -179,29 +173,26 @@ class RecipeForm(Form):
 
     def __init__(self, recipe: Recipe, techniques: Iterable[str] = REGISTRY) -> None:
         super().__init__(Recipe)
-        self.capability: tuple[int, int] | None = None
+        self.gpu = CPU
         self.toggles = {name: TechniqueToggle(REGISTRY[name]) for name in sorted(techniques)}
         for toggle in self.toggles.values():
             toggle.changed = self.react
         self.error = HTML()
         self.show(recipe)
 
-    def settings(self) -> list[w.Widget]:
-        """Most of the recipe's own settings are behind a button: an accordion cannot be opened with the keyboard."""
-        others = VBox(self.explained(name for name in self.fields if name not in MAIN))
-        opened = w.ToggleButton(description="More settings", _dom_classes=("wb-more",))
-        opened.observe(lambda _: show_if(opened.value, others), names="value")
-        show_if(False, others)
-        return [*(self.controls[name] for name in MAIN), opened, others, self.error]
+    def more(self) -> tuple[w.Widget, w.Widget]:
+        """A button, and below it the recipe's own settings that people seldom change: an accordion cannot be opened
+        with the keyboard."""
+        rest = VBox(_dom_classes=("wb-more", "wb-hidden"))
+        button = ToggleButton(description="more settings")
 
-    def switches(self) -> list[w.Widget]:
-        """The toggles, grouped by what they shrink."""
-        groups = {title: [HTML(f"<b>{title}</b>")] for title in (*GROUPS.values(), ELSEWHERE)}
-        for toggle in self.toggles.values():
-            first = toggle.cls.attacks[:1]
-            title = GROUPS.get(first[0], ELSEWHERE) if first else ELSEWHERE
-            groups[title].append(toggle.view)
-        return list(chain.from_iterable(groups.values()))
+        def opened(_: object) -> None:
+            if not rest.children:
+                rest.children = self.explained(name for name in self.fields if name not in (*SENTENCE, *OF_A_RUN))
+            show_if(button.value, rest)
+
+        button.observe(opened, names="value")
+        return button, rest
 
     def recipe(self) -> Recipe:
         """Raises ConfigurationError if the settings cannot be used, or the techniques not together."""
@@ -226,10 +217,10 @@ class RecipeForm(Form):
         self._is_filling = False
         self.react()
 
-    def suit(self, capability: tuple[int, int] | None) -> None:
-        """Offer what such a GPU can do from now on; None is a CPU."""
-        if capability != self.capability:
-            self.capability = capability
+    def suit(self, gpu: str) -> None:
+        """Offer what this GPU, or "cpu", can do from now on."""
+        if gpu != self.gpu:
+            self.gpu = gpu
             self._explain()
 
     def react(self, *_: object) -> None:
@@ -247,7 +238,7 @@ class RecipeForm(Form):
         self.error.value = ""
         self._is_filling = True
         for toggle in self.toggles.values():
-            toggle.suit(recipe, self.capability)
+            toggle.suit(recipe, self.gpu)
         self._is_filling = False
 
 

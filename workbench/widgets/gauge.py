@@ -1,29 +1,25 @@
-"""The predicted peak against what a GPU has, or against a budget, within a second of a toggle."""
+"""The verdict: the predicted need of a recipe against what a GPU has, or a limit within it, within a second."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import psutil
-
 from workbench.base.categories import parse_bytes
 from workbench.base.errors import WorkbenchError
-from workbench.gpus.catalogue import GPUS, Gpu
+from workbench.gpus.catalogue import GPUS, Gpu, device_name, room_bytes
 from workbench.prediction.predict import CPU, Prediction
 from workbench.recipe import Recipe
-from workbench.widgets.light import HTML, Dropdown, HBox, Text
+from workbench.widgets.light import HTML, Dropdown, Text
 from workbench.widgets.pages import CONTEXT, UNUSED, page, small
 from workbench.widgets.part import URGENT, Part
-
-LOOK = {"_dom_classes": ("wb-choice",)}
 
 
 @dataclass(frozen=True)
 class Limit:
-    """What a recipe may need.
+    """What a recipe may need in all: what the allocator reserves, and CUDA's context.
 
     Args:
         gpu: a name of the catalogue, or `"cpu"` for this machine.
-        budget_bytes: for the allocator alone, as a memory cap is; None: all that the device has.
+        budget_bytes: less than all that the device has; None: all.
     """
 
     gpu: str
@@ -35,24 +31,15 @@ class Limit:
         return GPUS.get(self.gpu)
 
     @property
-    def title(self) -> str:
-        if self.budget_bytes:
-            return "the limit"
-        return self.card.title if self.card else "this machine"
-
-    @property
     def have_bytes(self) -> int:
-        """For the parts of a prediction together, as `parts_of` names them."""
-        if self.budget_bytes:
-            return self.budget_bytes
-        return self.card.memory_bytes if self.card else int(psutil.virtual_memory().total)
+        return room_bytes(self.gpu, self.budget_bytes)
 
     @property
-    def limit_bytes(self) -> int:
-        """As `have_bytes`, for what is reserved and the context together."""
-        if self.budget_bytes and self.card:
-            return self.budget_bytes + self.card.context_bytes_estimate
-        return self.have_bytes
+    def owner(self) -> str:
+        """Who has that much, in words."""
+        if self.have_bytes < room_bytes(self.gpu):
+            return "the limit is"
+        return f"the {self.card.title.removeprefix('NVIDIA ')} has" if self.card else "this machine has"
 
     def parts_of(self, prediction: Prediction) -> dict[str, int]:
         """All that the prediction needs, by name: the tensors by category, and what is around them."""
@@ -60,7 +47,7 @@ class Limit:
         return {
             **prediction.by_category,
             UNUSED: reserved_bytes - prediction.peak_allocated_bytes,
-            CONTEXT: 0 if self.budget_bytes else prediction.context_bytes,
+            CONTEXT: prediction.context_bytes,
         }
 
 
@@ -71,6 +58,7 @@ class Gauge(Part):
         gpu: what to predict for, at first.
 
     Attributes:
+        gpu, budget: fields, for whoever shows them.
         shown: called after every answer, mostly in the thread.
         prediction: the last one; None while another recipe is predicted.
     """
@@ -81,19 +69,14 @@ class Gauge(Part):
         super().__init__()
         self.shown: Callable[[], object] = nothing
         self.prediction: Prediction | None = None
-        cards = [(card.title, card.name) for card in GPUS.values()]
+        cards = [(card.title.removeprefix("NVIDIA "), card.name) for card in GPUS.values()]
         options = [*cards, ("this machine's CPU", CPU)]
-        self.gpu = Dropdown(description="predict for", options=options, value=gpu, **LOOK)
+        self.gpu = Dropdown(description="predict for", options=options, value=device_name(gpu))
         self.budget = Text(
-            description="limit",
-            placeholder="all it has, or as 8GiB",
-            continuous_update=False,
-            **LOOK,
+            description="limit", placeholder="all it has", continuous_update=False, _dom_classes=("wb-field",)
         )
         self.status = HTML()
-        choices = HBox([self.gpu, self.budget, self.status], _dom_classes=("wb-row",))
-        style, _ = self.view.children
-        self.view.children = (style, choices, self.page)
+        self.view.children = (*self.view.children, self.status)
         self.view.add_class("workbench-gauge")
 
     def on_choice(self, function: Callable[..., object]) -> None:
@@ -110,7 +93,7 @@ class Gauge(Part):
     def show(self, recipe: Recipe | None) -> None:
         """Predict this recipe from now on; None while there is no valid one."""
         self.prediction = None
-        self.status.value = small(f"predicting {recipe.label} …") if recipe else ""
+        self.status.value = small(f"predicting {recipe.title} …") if recipe else ""
         try:
             super().show(recipe, self.limit)
         except WorkbenchError as error:
@@ -119,8 +102,7 @@ class Gauge(Part):
     def answers(self, recipe: Recipe, limit: Limit) -> Iterator[str]:
         with URGENT:
             prediction = self.predictor(recipe, limit.gpu)
-        parts = limit.parts_of(prediction)
-        text = page("gauge", p=prediction, parts=parts, have=limit.have_bytes, title=limit.title)
+        text = page("gauge", p=prediction, parts=limit.parts_of(prediction), limit=limit)
         self.go_on()
         self.prediction = prediction
         yield text
@@ -131,5 +113,5 @@ class Gauge(Part):
         self.shown()
 
 
-def nothing() -> None:
+def nothing(*_: object) -> None:
     """What happens when nobody looks on."""

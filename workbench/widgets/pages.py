@@ -11,8 +11,32 @@ from markupsafe import Markup, escape
 from workbench.base.categories import format_bytes
 from workbench.journal.record import Record
 from workbench.lessons.plots import COLOURS, Picture
+from workbench.prediction.prediction import engine_words
 
 STYLE = f"<style>{Path(__file__).with_name('panel.css').read_text(encoding='utf-8')}</style>"
+# JupyterLab would take keys for its notebook, in which `x` deletes a cell, unless the element that has the focus says
+# otherwise (Lumino, `CommandRegistry`); Ctrl-S and its like are JupyterLab's all the same. And a click on a card or a
+# cell of a table chooses it.
+SCRIPT = """<style onload="
+  const panel = this.closest('.workbench-panel');
+  if (panel && !panel.dataset.listens) {
+    panel.dataset.listens = 'true';
+    const keep = event => { event.target.dataset.lmSuppressShortcuts = 'true'; };
+    panel.addEventListener('focusin', keep);
+    panel.addEventListener('keyup', keep);
+    panel.addEventListener('keydown', event => {
+      if (event.key === 'Control' || event.key === 'Meta') delete event.target.dataset.lmSuppressShortcuts;
+    });
+    panel.addEventListener('click', event => {
+      const made = event.target.closest('[data-choice]');
+      if (!made) return;
+      const field = panel.querySelector('.wb-chosen input');
+      field.value = made.dataset.choice;
+      field.dispatchEvent(new Event('input', {bubbles: true}));
+      field.dispatchEvent(new Event('change', {bubbles: true}));
+    });
+  }
+"></style>"""
 UNUSED = "reserved, unused"
 CONTEXT = "CUDA context"
 SHADES: dict[str, str] = dict(COLOURS.items())
@@ -48,7 +72,18 @@ def begun(record: Record) -> str:
     return f"{datetime.fromisoformat(record.created_at).astimezone():%d %b %H:%M}"
 
 
+def ink(shade: str) -> str:
+    """Black or white, whichever is easier to read on a colour such as `#0072B2` (WCAG 2.2, relative luminance)."""
+    luminance = 0.0
+    for weight, start in ((0.2126, 1), (0.7152, 3), (0.0722, 5)):
+        part = int(shade[start : start + 2], 16) / 255
+        luminance += weight * (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4)
+    return "#000" if luminance > 0.179 else "#fff"
+
+
 TEMPLATES = Environment(loader=PackageLoader("workbench.widgets"), autoescape=True, trim_blocks=True)
 TEMPLATES.filters["bytes"] = format_bytes
 TEMPLATES.filters["begun"] = begun
+TEMPLATES.filters["ink"] = ink
 TEMPLATES.globals["shades"] = SHADES
+TEMPLATES.globals["engine_words"] = engine_words

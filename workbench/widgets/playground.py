@@ -1,42 +1,47 @@
-"""The playground: one panel to put a recipe together, see its memory, train it, compare it and take it home."""
+"""The playground: a sentence that says what is fine-tuned, whether it fits, what would make it fit, and the script."""
 
+import json
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import ipywidgets as w
 from IPython.display import HTML, display
-from markupsafe import escape
+from markupsafe import Markup, escape
 
 from workbench.base.errors import ConfigurationError
 from workbench.base.launch import warm_up
-from workbench.lessons.live import request
+from workbench.lessons.cards import predict_known
+from workbench.lessons.live import live_page, request
 from workbench.lessons.timeline import scrubber
-from workbench.prediction.predict import Prediction
 from workbench.recipe import Recipe
 from workbench.widgets import light
 from workbench.widgets.cards import MakeItFit
+from workbench.widgets.controls import OF_A_RUN, RecipeForm, show_if
 from workbench.widgets.fits import WhatFits
 from workbench.widgets.gauge import Gauge
 from workbench.widgets.history import History
-from workbench.widgets.pages import STYLE
-from workbench.widgets.panel import Panel
-from workbench.widgets.part import Background
+from workbench.widgets.pages import SCRIPT, STYLE, page, small
+from workbench.widgets.part import Background, Part
 from workbench.widgets.runner import RUNNER
+from workbench.widgets.savings import Savings
+from workbench.widgets.switches import Switches
 from workbench.widgets.takehome import TakeHome
 from workbench.widgets.train import Train
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 WITHOUT_KERNEL = "The panel needs a running kernel: run this cell again."
 KEPT = "What stays of this panel when the page is exported, or its kernel is gone"
+PATIENCE_S = 240.0  # for a page that nobody looks at
 
 
-class Playground(Panel):
+class Playground:
     """Shows itself as the result of a cell. Without a live page, as under papermill, it shows what it would say.
 
     Args:
         recipe: what the controls are set to at first; by default what people ask about, GPT-2 at 8 × 1,024.
-        gpu: the GPU that the gauge predicts for at first.
+        gpu: the GPU to predict for at first.
         folder: where records go; by default `data/runs`.
     """
 
@@ -44,34 +49,199 @@ class Playground(Panel):
 
     def __init__(self, recipe: Recipe | None = None, gpu: str = "t4", folder: Path | None = None) -> None:
         recipe = recipe or Recipe(model="gpt2", effective_batch_size=8, sequence_length=1024)
-        super().__init__(recipe, gpu)
         self._kept: Any = None  # on a live page: what stays in the notebook when the widgets are gone
+        self._undone: list[Recipe] = []  # the recipes before this one, the newest last
+        self._recipe = recipe
+        self._arranged_for: tuple[Any, ...] = ()  # the sentence for which the switches are in order
+        self.gauge = Gauge(gpu)
+        self.form = RecipeForm(recipe)
+        self.savings = Savings(self.form.toggles)
+        self.switches = Switches(self.form.toggles)
+        self.fit = MakeItFit(self.form.show, self._take_home)
         self.train = Train(self.form.valid, self.form.show, folder, changed=self._ended)
         self.history = History(folder)
-        self.timeline = TimelineTab(self.gauge)
-        self.tabs: dict[str, Any] = {
-            "Train": self.train,
-            "Timeline": self.timeline,
-            "What fits": WhatFits(),
-            "Make it fit": MakeItFit(self.form.show),
-            "History": self.history,
-            "Take home": TakeHome(self.form.recipe, self.form.show),
+        self.parts: dict[str, Any] = {
+            "See the step": Step(),
+            "What fits where": WhatFits(),
+            "Take the script home": TakeHome(self.form.recipe, self.form.show),
+            "Train it here": self.train,
         }
         self._lay_out()
-        self.gauge.shown = self._answered
+        self._connect()
         self.train.suggest(recipe)
         self.answer()
 
+    # ---- what is where ----
+
     def _lay_out(self) -> None:
-        self.tab = w.Tab([tab.view for tab in self.tabs.values()], _dom_classes=("workbench-tabs",))
-        for number, title in enumerate(self.tabs):
-            self.tab.set_title(number, title)
-        self.tab.observe(self._show_tab, names="selected_index")
-        self.train.start.on_click(self._open_train)
-        controls = [*self.form.settings(), self.train.buttons, *self.form.switches()]
-        form = light.VBox(controls, _dom_classes=("workbench-form",))
-        body = w.Box([form, self.tab], _dom_classes=("workbench-body",))
-        self.view = light.VBox([self.gauge.view, body], _dom_classes=("workbench-panel",))
+        more, rest = self.form.more()
+        sentence = light.HBox(
+            [
+                light.HTML("Fine-tune"),
+                self.form.controls["model"],
+                light.HTML("with"),
+                self.form.controls["effective_batch_size"],
+                light.HTML("×"),
+                self.form.controls["sequence_length"],
+                light.HTML("tokens a step on a"),
+                self.gauge.gpu,
+                light.HTML("within"),
+                self.gauge.budget,
+                more,
+            ],
+            _dom_classes=("wb-sentence",),
+        )
+        self.undo = light.Button(description="Undo", disabled=True, _dom_classes=("wb-link",))
+        links = light.HBox([self.fit.another, self.undo], _dom_classes=("wb-links",))
+        act = light.VBox([self.fit.button, links], _dom_classes=("wb-act",))
+        head = light.Box([self.gauge.view, act], _dom_classes=("wb-head",))
+        self.openers = {name: light.ToggleButton(description=name, _dom_classes=("wb-word",)) for name in self.parts}
+        row_of_openers = light.HBox(list(self.openers.values()), _dom_classes=("wb-words",))
+        self.open_part = light.VBox(_dom_classes=("wb-open", "wb-hidden"))
+        self.body = light.Box([self.switches.view, self.open_part], _dom_classes=("wb-body",))
+        self.chosen = light.Text(continuous_update=False, _dom_classes=("wb-chosen", "wb-hidden"))
+        script = light.HTML(SCRIPT, _dom_classes=("wb-hidden",))
+        parts = [script, self.chosen, sentence, rest, self.form.error, head, self.body, row_of_openers]
+        self.view = light.VBox(parts, _dom_classes=("workbench-panel",))
+
+    def _view_of(self, name: str) -> list[Any]:
+        """A training has settings of its own, and the runs before it."""
+        part = self.parts[name]
+        if part is not self.train:
+            return [part.view]
+        return [*self.form.explained(OF_A_RUN), self.train.buttons, self.train.view, self.history.view]
+
+    def _connect(self) -> None:
+        self.gauge.on_choice(self.answer)
+        self.gauge.shown = self._predicted
+        self.form.changed = self.answer
+        self.savings.told = self._told
+        self.savings.ended = self._all_told
+        self.undo.on_click(self._undo)
+        self.chosen.observe(self._choose, names="value")
+        for word in self.openers.values():
+            word.observe(self._open, names="value")
+
+    # ---- what happens when something is chosen ----
+
+    def answer(self, *_: object) -> None:
+        """The verdict at once, the open part and the switches after it."""
+        self.form.suit(self.gauge.gpu.value)
+        recipe = self.form.valid()
+        self._remember(recipe)
+        self.fit.say("Predicting …" if recipe else "First mend what is said above.")
+        self.gauge.show(recipe)
+        self.switches.ask()
+        with suppress(ConfigurationError):  # of a limit that cannot be read; the gauge says so
+            self.savings.show(recipe, self.gauge.limit)
+        self.train.show()
+        self._show_open_part()
+
+    def _remember(self, recipe: Recipe | None) -> None:
+        if recipe is None or recipe == self._recipe:
+            return
+        self._undone.append(self._recipe)
+        self._recipe = recipe
+        self.undo.disabled = False
+
+    def _undo(self, _: object) -> None:
+        if self._undone:
+            self._recipe = self._undone.pop()
+            self.form.show(self._recipe)
+            self.undo.disabled = not self._undone
+
+    def _choose(self, _: object) -> None:
+        """A card or a cell of "What fits where" was clicked."""
+        if not self.chosen.value:
+            return
+        facts = json.loads(self.chosen.value)
+        self.chosen.value = ""
+        if "gpu" in facts:
+            self.gauge.gpu.value = facts["gpu"]
+            return
+        recipe = self.form.valid()
+        if recipe is not None:
+            techniques = self.parts["What fits where"].changes if facts.pop("changed") else recipe.techniques
+            self.form.show(replace(recipe, **facts, techniques=techniques))
+
+    # ---- what happens when something is known, mostly in a thread ----
+
+    def _predicted(self) -> None:
+        self._keep()
+        if self._kept is not None:
+            warm_up()  # after the first prediction, which should not have to wait
+        self._decide()
+
+    def _told(self, name: str) -> None:
+        self.switches.tell(name, self.savings.offers[name])
+        self._decide()
+
+    def _all_told(self) -> None:
+        """The switches stay where they are until another model, batch, length or card is chosen."""
+        sentence = (*(self.form.controls[name].value for name in self.form.controls), self.gauge.gpu.value)
+        if sentence != self._arranged_for:
+            self._arranged_for = sentence
+            self.switches.arrange(self.savings.offers)
+        self._keep()
+
+    def _decide(self) -> None:
+        """What the one button does."""
+        prediction = self.gauge.prediction
+        if prediction is None:
+            return
+        limit = self.gauge.limit
+        offer_count = len(self.savings.offers)
+        if prediction.need_bytes <= limit.have_bytes:
+            self.fit.offer_script()
+        elif offer_count < len(self.form.toggles):
+            self.fit.say(f"looking what is enough: {offer_count} of {len(self.form.toggles)} …")
+        else:
+            self.fit.look(self._recipe, limit, self.savings.offers)
+
+    def _ended(self) -> None:
+        self.history.refresh()
+        self._keep()
+
+    # ---- what stands behind the four buttons ----
+
+    def _take_home(self) -> None:
+        self.openers["Take the script home"].value = True
+
+    def _open(self, change: Any) -> None:
+        """One part is open at a time."""
+        if change["new"]:
+            for word in self.openers.values():
+                if word is not change["owner"]:
+                    word.value = False
+        for name, word in self.openers.items():
+            word.description = f"✕ {name}" if word.value else name
+        self._show_open_part(is_new=True)
+
+    def _show_open_part(self, *, is_new: bool = False) -> None:
+        """Only what is looked at is worked out."""
+        names = [name for name, word in self.openers.items() if word.value]
+        show_if(bool(names), self.open_part)
+        if not names:
+            self.body.remove_class("wb-has-part")
+            return
+        self.body.add_class("wb-has-part")
+        if is_new:
+            self.open_part.children = self._view_of(names[0])
+        if names == ["Train it here"]:
+            self.history.show()
+        with suppress(ConfigurationError):  # the gauge says so
+            limit = self.gauge.limit
+            self.parts[names[0]].show(self.form.valid(), limit.gpu, limit.have_bytes)
+
+    # ---- in the notebook ----
+
+    def _ipython_display_(self) -> None:
+        if live_page():
+            self.show_live()
+            return
+        for part in (self.gauge, self.savings, self.fit):
+            part.wait(PATIENCE_S)
+        display(HTML(self.as_page()))
 
     def show_live(self) -> None:
         cell = request().get("metadata", {}).get("cellId")  # as JupyterLab and VS Code name it
@@ -86,62 +256,37 @@ class Playground(Panel):
     def close(self) -> None:
         """Do no more work: the cell has run again, and shows another panel."""
         RUNNER.detach(self.train)
-        for part in (self.gauge, self.savings, self.train.here, self.train.advice, *self.tabs.values()):
+        parts = (self.gauge, self.savings, self.fit, self.history)
+        of_training = (self.train.here, self.train.advice, self.train.sight)
+        for part in (*parts, *of_training, *self.parts.values()):
             if isinstance(part, Background):
                 part.stop()
 
     def as_page(self) -> str:
-        """The chosen recipe, its predicted memory, the last run and the history."""
+        """The chosen recipe, its verdict, what each technique would do, the last run and the history; no kernel."""
         recipe = self.form.valid()
-        label = f"{recipe.model}, {recipe.label}" if recipe else "no recipe"
-        status = f"<p><b>{escape(label)}</b></p>{self.gauge.page.value}<p>{escape(self.train.message)}</p>"
-        return f"{STYLE}{status}{self.train.live.value}{self.history.table.value}"
+        label = "no recipe"
+        if recipe:
+            shape = recipe.shape
+            label = f"{recipe.model}, {recipe.title}, {shape.sequences} × {shape.tokens} tokens a step"
+        remedy = self.fit.button.description.replace("\n", ": ")
+        rows = page("rows", toggles=self.form.toggles, offers=self.savings.offers)
+        return (
+            f"{STYLE}<div class='wb-part'><p><b>{escape(label)}</b></p>{self.gauge.page.value}{small(remedy)}{rows}"
+            f"<p>{escape(self.train.message)}</p>{self.train.live.value}{self.history.table.value}</div>"
+        )
 
     def _keep(self) -> None:
         if self._kept is not None:
-            self._kept.update(HTML(f"<details><summary>{KEPT}</summary>{self.as_page()}</details>"))
-
-    def answer(self, *_: object) -> None:
-        """Something was chosen: the gauge answers at once, the open tab and the switches after it."""
-        super().answer()
-        self.train.show()
-        self._show_tab()
-
-    def _answered(self) -> None:
-        self._keep()
-        if self._kept is not None:
-            warm_up()  # after the first prediction, which should not have to wait
-        if self._open_tab is self.timeline:
-            self.timeline.show()
-
-    def _ended(self) -> None:
-        self.history.refresh()
-        self._keep()
-
-    @property
-    def _open_tab(self) -> Any:
-        return list(self.tabs.values())[self.tab.selected_index or 0]
-
-    def _open_train(self, _: object) -> None:
-        self.tab.selected_index = 0
-
-    def _show_tab(self, *_: object) -> None:
-        """Only what is looked at is worked out."""
-        with suppress(ConfigurationError):  # the gauge says so
-            limit = self.gauge.limit
-            self._open_tab.show(self.form.valid(), limit.gpu, limit.limit_bytes)
+            self._kept.update(HTML(page("kept", title=KEPT, asleep=WITHOUT_KERNEL, page=Markup(self.as_page()))))
 
 
-class TimelineTab:
-    """The step that the gauge has predicted last, to drag through."""
+class Step(Part):
+    """The step of the recipe, to drag through."""
 
-    def __init__(self, gauge: Gauge) -> None:
-        self.gauge = gauge
-        self.view = light.HTML()
-        self._drawn: Prediction | None = None
-
-    def show(self, *_: object) -> None:
-        prediction = self.gauge.prediction
-        if prediction is not None and prediction is not self._drawn:
-            self._drawn = prediction
-            self.view.value = scrubber([prediction], self.gauge.limit.budget_bytes)
+    def answers(self, recipe: Recipe, gpu: str, limit_bytes: int) -> Iterator[str]:
+        prediction = self.predict(recipe, gpu)
+        if prediction.timeline is None:  # what comes with the workbench has none, but a few
+            prediction = predict_known(recipe, gpu, timeline=True)
+        frame = scrubber([prediction], limit_bytes - prediction.context_bytes)
+        yield f'<div tabindex="0" role="region" aria-label="the step">{frame}</div>'  # what scrolls is reached by keys

@@ -69,7 +69,7 @@ class Runner:
         """Train a recipe. Options are those of `run`. Raises ConfigurationError if a training is running."""
         with self._lock:
             if self.recipe is not None:
-                raise ConfigurationError(f"start: {self.recipe.label} is training in this kernel. Wait, or stop it.")
+                raise ConfigurationError(f"start: {self.recipe.title} is training in this kernel. Wait, or stop it.")
             self.recipe = recipe
         self._child = None
         self._is_stopped = False

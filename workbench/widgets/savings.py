@@ -1,21 +1,31 @@
-"""Beside each switch, what it saves: the difference of two predictions, made while nobody waits for the gauge."""
+"""What each technique would do to the recipe, by two predictions each, made while nobody waits for the gauge."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from workbench.base.categories import format_bytes
-from workbench.base.errors import ConfigurationError
+from workbench.advise.candidate import Candidate
+from workbench.base.errors import WorkbenchError
+from workbench.prediction.predict import predict
+from workbench.prediction.prediction import engine_words
 from workbench.recipe import Recipe
+from workbench.techniques import Technique
 from workbench.widgets.controls import TechniqueToggle
-from workbench.widgets.pages import small
+from workbench.widgets.gauge import Limit, nothing
 from workbench.widgets.part import SEARCH, URGENT, Background
+
+Offer = Candidate | str  # the recipe with the technique, compared with the one without; or why there is none
 
 
 class Savings(Background):
     """Asks for the recipe with and without each technique, one after the other.
 
     Args:
-        toggles: whose `saving` shows it.
+        toggles: the techniques, by name.
+
+    Attributes:
+        offers: by name, of those that were asked since the last change.
+        told: called after each answer, with the technique's name.
+        ended: called when all are known.
     """
 
     quiet_s = 0.7
@@ -24,41 +34,55 @@ class Savings(Background):
     def __init__(self, toggles: Mapping[str, TechniqueToggle]) -> None:
         super().__init__()
         self.toggles = toggles
+        self.offers: dict[str, Offer] = {}
+        self.told: Callable[[str], object] = nothing
+        self.ended: Callable[[], object] = nothing
 
-    def show(self, recipe: Recipe | None, gpu: str) -> None:
-        """What each switch saves of this recipe from now on; None: there is no valid one."""
-        for toggle in self.toggles.values():
-            toggle.saving.add_class("wb-old")
+    def show(self, recipe: Recipe | None, limit: Limit) -> None:
+        """What each technique does to this recipe from now on; None: there is no valid one."""
+        self.offers = {}
         if recipe is None:
             self.stop()
         else:
-            self.ask(recipe, gpu)
+            self.ask(recipe, limit)
 
-    def answers(self, recipe: Recipe, gpu: str) -> Iterator[tuple[TechniqueToggle, str]]:
-        for toggle in self.toggles.values():
+    def answers(self, recipe: Recipe, limit: Limit) -> Iterator[tuple[str, Offer] | None]:
+        for name, toggle in self.toggles.items():
             try:
-                text = small(self._difference(recipe, toggle, gpu))
-            except Exception as error:  # of the recipe, or of the worker: the next switch may have an answer
-                text = f"<details><summary>{small('not here')}</summary>{small(error)}</details>"
-            yield toggle, text
+                offer = self._offer(recipe, toggle, limit)
+            except (InterruptedError, KeyboardInterrupt):
+                raise
+            except WorkbenchError as error:
+                offer = str(error)
+            except Exception as error:  # of the worker: the next technique may have an answer
+                offer = f"no answer: {type(error).__name__} {error}"
+            yield name, offer
+        yield None
 
-    def put(self, answer: tuple[TechniqueToggle, str]) -> None:
-        toggle, text = answer
-        toggle.saving.value = text
-        toggle.saving.remove_class("wb-old")
+    def put(self, answer: tuple[str, Offer] | None) -> None:
+        if answer is None:
+            self.ended()
+        else:
+            name, offer = answer
+            self.offers[name] = offer
+            self.told(name)
 
-    def _difference(self, recipe: Recipe, toggle: TechniqueToggle, gpu: str) -> str:
-        """In words. Raises ConfigurationError where technique and recipe do not go together."""
+    def _offer(self, recipe: Recipe, toggle: TechniqueToggle, limit: Limit) -> Offer:
+        """Raises ConfigurationError where technique and recipe do not go together, or cannot be predicted."""
         if toggle.box.disabled:
-            raise ConfigurationError(f"{toggle.cls.name}: it does not go with this recipe.")
-        others = [technique for technique in recipe.techniques if technique.name != toggle.cls.name]
+            return toggle.reason
+        technique = toggle.technique()
+        others = [other for other in recipe.techniques if other.name != technique.name]
         without = replace(recipe, techniques=tuple(others))
-        having = recipe if toggle.box.value else recipe | toggle.technique()
-        before = self.predict(without, gpu).need_bytes
-        after = self.predict(having, gpu).need_bytes
-        sign = "±"
-        if after < before:
-            sign = "−"
-        elif after > before:
-            sign = "+"
-        return f"{sign}{format_bytes(abs(after - before))}"
+        having = recipe if toggle.box.value else recipe | technique
+        return self._compared(without, having, technique, limit)
+
+    def _compared(self, without: Recipe, having: Recipe, technique: Technique, limit: Limit) -> Candidate:
+        """Both by one engine: what comes with the workbench was made on an emulated GPU, and here there may be none."""
+        before = self.predict(without, limit.gpu)
+        after = self.predict(having, limit.gpu)
+        if engine_words(before.source) != engine_words(after.source):
+            before = predict(without, limit.gpu)
+            after = predict(having, limit.gpu)
+        baseline = Candidate(without, (), before, limit.have_bytes)
+        return Candidate(having, (technique,), after, limit.have_bytes, baseline)

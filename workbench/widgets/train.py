@@ -1,6 +1,7 @@
 """The tab that trains: what Start would train on this machine, what it needs here, and how it goes."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,7 @@ from workbench.base.errors import WorkbenchError
 from workbench.gpus.catalogue import GPUS, of_device
 from workbench.journal.record import Record, Status
 from workbench.journal.store import mark_killed
+from workbench.lessons.progress import duration
 from workbench.measure.device import Device
 from workbench.models.known import PUBLISHED
 from workbench.models.source import EMBEDDED, RANDOM
@@ -21,11 +23,12 @@ from workbench.recipe import Recipe
 from workbench.training.job import why_not_here
 from workbench.widgets.cards import Advice, Choose
 from workbench.widgets.controls import show_if
-from workbench.widgets.gauge import Gauge
+from workbench.widgets.gauge import Gauge, Limit
 from workbench.widgets.history import loss_picture
 from workbench.widgets.light import HTML, Button, Checkbox, HBox, VBox
 from workbench.widgets.pages import page, small
 from workbench.widgets.runner import RUNNER, STOPPED
+from workbench.widgets.sight import Sight, look_for_text
 
 SAMPLE_TOKENS = 40
 STAND_IN_TOKENS = 128
@@ -63,15 +66,15 @@ class Train:
         self.status = HTML("<p>Nothing is running.</p>")
         self.what = HTML()
         self.live = HTML()
-        self.here = Gauge(here())
-        self.here.quiet_s = 0.3
-        self.here.budget.description = "memory cap"
-        self.here.budget.placeholder = "none, or as 200MiB"
-        self.advice = Advice(choose)
+        self.here = GaugeHere()
+        self.sight = Sight(self._sighted)
+        self.choose = choose
+        self.advised: Recipe | None = None  # that the advice is about
+        self.advice = Advice(self._take)
         self._advise(None)
         row = HBox([self.start, self.stop, self.stands_in], _dom_classes=("wb-row",))
         self.buttons = VBox([row, self.progress, self.status, self.what])
-        self.view = VBox([self.here.budget, self.here.page, self.advice.view, self.live])
+        self.view = VBox([self.here.budget, self.here.page, self.sight.view, self.advice.view, self.live])
         self.start.on_click(self.begin)
         self.stop.on_click(self.end)
         for field in (self.here.budget, self.stands_in):
@@ -99,6 +102,7 @@ class Train:
         try:
             recipe = self.trained()
             if recipe and self.here.limit:  # raises for a cap that cannot be read
+                look_for_text(recipe.corpus)
                 reason = why_not_here(recipe, device_here())
         except WorkbenchError as error:
             reason = str(error)
@@ -108,6 +112,13 @@ class Train:
             text = start_in_words(recipe)
         self.what.value = small(text)
         self.here.show(recipe)
+        self.sight.show()
+
+    def _sighted(self) -> Recipe | None:
+        """The recipe whose text is looked at; None while there is none."""
+        with suppress(WorkbenchError):
+            return self.trained()
+        return None
 
     def begin(self, _: object) -> None:
         """Start training what is chosen."""
@@ -134,12 +145,12 @@ class Train:
         self.progress.bar_style = ""
         self.start.disabled = True
         self.stop.disabled = False
-        self._say(f"{recipe.label} on {recipe.model}: loading …")
+        self._say(f"{recipe.model}, {recipe.title}: loading …")
 
     def progressed(self, record: Record) -> None:
         seconds = RUNNER.seconds_per_step * (self.progress.max - record.steps_done)
-        left = f", about {seconds:.0f} s left" if seconds else ""
-        self._say(f"{record.label}: step {record.steps_done} of {self.progress.max}{left}")
+        left = f", about {duration(seconds)} left" if seconds else ""
+        self._say(f"{title_of(record)}: step {record.steps_done} of {self.progress.max}{left}")
         self._draw(record)
 
     def ended(self, record: Record | None, message: str) -> None:
@@ -168,11 +179,50 @@ class Train:
         if record is None:
             self.advice.stop()
         else:
+            self.advised = record.recipe
             self.advice.show(record)
+
+    def _take(self, advised: Recipe) -> None:
+        """Put what is advised on the recipe of the panel, which may be of another model than the one that was run."""
+        recipe = self.recipe()
+        if recipe is None or self.advised is None:
+            self._say("⚠ Nothing was changed: first mend what the panel says of its recipe.", "wb-alarm")
+            return
+        changes = [technique for technique in advised.techniques if technique not in self.advised.techniques]
+        names = {technique.name for technique in changes}
+        kept = [technique for technique in recipe.techniques if technique.name not in names]
+        try:
+            changed = replace(recipe, techniques=(*kept, *changes))
+        except WorkbenchError as error:
+            self._say(f"⚠ Nothing was changed. {error}", "wb-alarm")
+            return
+        self.choose(changed)
+        if recipe.model != self.advised.model:
+            self._say(f"{changed.title}: found for {self.advised.model}, now set for {recipe.model} as well.")
 
     def _say(self, message: str, style: str = "wb-quiet") -> None:
         self.message = message
         self.status.value = f'<div role="status" aria-live="polite" class="{style}">{escape(message)}</div>'
+
+
+class GaugeHere(Gauge):
+    """What a recipe needs on this machine, against a cap. As in PyTorch, that is one for the allocator alone: CUDA's
+    context comes beside it."""
+
+    quiet_s = 0.3
+
+    def __init__(self) -> None:
+        super().__init__(here())
+        self.quiet_s = GaugeHere.quiet_s
+        self.budget.description = "memory cap"
+        self.budget.placeholder = "none, or as 200MiB"
+
+    @property
+    def limit(self) -> Limit:
+        limit = super().limit
+        if limit.card and limit.budget_bytes:
+            return replace(limit, budget_bytes=limit.budget_bytes + limit.card.context_bytes_estimate)
+        return limit
 
 
 @cache
@@ -190,7 +240,15 @@ def here() -> str:
 def start_in_words(recipe: Recipe) -> str:
     shape = recipe.shape
     where = "this machine's CPU" if here() == CPU else GPUS[here()].title
-    return f"Start trains {recipe.label} on {recipe.model}, {shape.sequences} × {shape.tokens} tokens, on {where}."
+    how = f"Start trains {recipe.model}, {shape.sequences} × {shape.tokens} tokens a step, on {where}"
+    return f"{how}: {recipe.title}."
+
+
+def title_of(record: Record) -> str:
+    """Its techniques by their titles; of a record of another version, whose recipe cannot be read, its label."""
+    with suppress(WorkbenchError):
+        return record.recipe.title
+    return record.label
 
 
 def summary(record: Record | None, message: str) -> str:
@@ -199,9 +257,10 @@ def summary(record: Record | None, message: str) -> str:
         return "■ Stopped before it began." if message == STOPPED else f"⚠ not started: {message}"
     if record.status is Status.OK:
         loss = f"{record.held_out_loss_before:.3f} → {record.held_out_loss:.3f}"
-        return f"✓ {record.label}: ok. Held-out loss {loss}, peak {format_bytes(record.peak_allocated_bytes or 0)}."
+        peak = format_bytes(record.peak_allocated_bytes or 0)
+        return f"✓ {title_of(record)}: ok. Held-out loss {loss}, peak {peak}."
     sign = "■" if record.status is Status.INTERRUPTED else "⚠"
     reason = message or record.error
     if record.status is Status.OOM:
         reason = "The tab Train says why, and what would fit."
-    return f"{sign} {record.label}: {record.status} after {record.steps_done} steps. {reason}"
+    return f"{sign} {title_of(record)}: {record.status} after {record.steps_done} steps. {reason}"
