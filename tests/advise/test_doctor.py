@@ -110,7 +110,8 @@ def diagnosed(machine=None, among=AMONG, **facts):
 def test_the_cause_names_phase_operation_request_and_the_largest_part():
     cause = diagnosed(steps_done=2).cause
     assert "ran out of memory in the backward phase, after 2 whole steps" in cause
-    assert "aten.mm.default asked for 120 MiB more while 480 MiB were in use; the memory cap is 500 MiB" in cause
+    assert "matrix product (aten.mm.default) asked for 120 MiB more while 480 MiB were in use" in cause
+    assert "; the memory cap is 500 MiB" in cause
     assert "The largest part of the peak was activations: 500 MiB, 83% of 600 MiB." in cause
     assert "Fragmentation" not in cause
 
@@ -174,8 +175,8 @@ def test_the_gentlest_single_changes_that_fit_exact_and_cheap_first():
     """At 500 MiB 4 sequences fit; recomputing all 8 of them needs 180 MiB; an adapter alone shrinks nothing here."""
     found = diagnosed()
     assert [c.words for c in found.changes] == [
-        "Turn on gradient_accumulation with steps=2",
-        "Turn on gradient_checkpointing with every_n_layers=4",
+        "Turn on Gradient accumulation with steps=2",
+        "Turn on Gradient checkpointing with every_n_layers=4",
     ]
     assert [(c.needed_bytes, c.saved_bytes) for c in found.changes] == [
         (500 * MIB, 400 * MIB),
@@ -199,7 +200,7 @@ def test_a_command_runs_the_change_on_the_same_device_under_the_same_cap():
 def test_other_settings_of_what_is_there_already_are_changes_too():
     recipe = RECIPE | GradientAccumulation(steps=2)
     found = diagnosed(recipe=recipe, memory_cap_bytes=300 * MIB)
-    assert found.changes[0].words == "Set gradient_accumulation steps to 4 (now 2)"
+    assert found.changes[0].words == "Set Gradient accumulation steps to 4 (now 2)"
     assert found.changes[0].recipe == RECIPE | GradientAccumulation(steps=4)
     assert found.changes[0].saved_bytes == 200 * MIB
     assert found.changes[1].recipe == recipe | GradientCheckpointing(every_n_layers=4)
@@ -286,7 +287,7 @@ def test_a_gpus_room_is_its_own_and_a_cap_leaves_the_context_out():
     for found in (whole, capped):
         assert found.changes[0].needed_bytes == 500 * MIB + context
     before = diagnosed(**A10, memory_cap_bytes=500 * MIB, before_bytes=100 * MIB)
-    assert before.changes[0].words == "Turn on gradient_accumulation with steps=4"
+    assert before.changes[0].words == "Turn on Gradient accumulation with steps=4"
 
 
 def test_an_unknown_gpu_of_unknown_memory_is_not_guessed():
@@ -339,7 +340,7 @@ def test_the_command_line(with_machine, capsys):
     record.save()
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
-    for part in ("Cause", "aten.mm.default asked for", "1. Turn on gradient_accumulation", "workbench.release()"):
+    for part in ("Cause", "(aten.mm.default) asked for", "1. Turn on Gradient accumulation", "workbench.release()"):
         assert part in out
     assert main(["doctor", record.id, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
@@ -348,7 +349,7 @@ def test_the_command_line(with_machine, capsys):
     assert set(change) >= CHANGE_KEYS
     assert change["gives_up"] == GradientAccumulation.costs
     assert (change["predicted_bytes"], change["saved_bytes"]) == (500 * MIB, 400 * MIB)
-    assert change["words"] == "Turn on gradient_accumulation with steps=2"
+    assert change["words"] == "Turn on Gradient accumulation with steps=2"
     assert change["command"].endswith(" --device cpu --memory-cap 500MiB")
     assert data["changes"][0]["recipe"] == (RECIPE | GradientAccumulation(steps=2)).to_dict()
     assert data["largest_category"] == "activations"
@@ -491,6 +492,6 @@ def test_lora_is_offered_where_states_are_the_largest_part(recipe):
     states = alone.maximum_by_category[Category.OPTIMIZER_STATES]
     record = failure(recipe, memory_cap_bytes=alone.peak_allocated_bytes - states // 2)
     (change,) = diagnose(record, among=["lora"]).changes
-    assert change.words.startswith("Turn on lora")
+    assert change.words.startswith("Turn on LoRA")
     assert change.needed_bytes == predict(change.recipe, "cpu").peak_allocated_bytes <= record.memory_cap_bytes
     assert change.numerics == "different"

@@ -50,3 +50,10 @@ def test_without_scripts_the_answer_is_there_and_nothing_to_fill_in():
         "style" not in re.search("<div class=.asked.[^>]*>", unscripted)[0]
     )  # a display of its own would undo `hidden`
     assert "<details" in unscripted
+
+
+def test_no_example_is_an_answer():
+    page = form("How many bytes?", 42 * MIB, "")
+    script = page.partition("<script>")[2]
+    assert "placeholder" in script
+    assert not re.search(r"\d [kMG]iB", script)

@@ -49,8 +49,19 @@ def test_each_card_is_asked_itself_and_the_peak_is_that_of_the_first(asked):
     row = table.loc["gpt2", "baseline"]
     assert row[T4] == "✗ 1.9 GiB over"
     assert row[RTX3090] == "✓ 6.2 GiB left"
-    assert row["predicted peak"] == "15.0 GiB"
-    assert row["source"] == "emulated:t4"
+    assert row["peak, emulated"] == "15.0 GiB"
+    assert row["reserved"] == "16.0 GiB"
+
+
+def test_a_saving_on_a_card_is_one_of_reserved_bytes(asked):
+    """Half of the tensors gone, and nothing of what is reserved: the card has no more room than before."""
+    answers, _ = asked
+    needs = {"baseline": (12, 13), "gradient_checkpointing": (6, 13), "lora": (12, 5)}
+    answers |= {("t4", label): found("t4", *sizes) for label, sizes in needs.items()}
+    table = cards(GradientCheckpointing(), Lora(), gpus=("t4",), **SMALL)
+    assert list(table["peak, emulated"]) == ["12.0 GiB", "6.0 GiB", "12.0 GiB"]
+    assert list(table["reserved"]) == ["13.0 GiB", "13.0 GiB", "5.0 GiB"]
+    assert list(table[T4]) == ["✓ 1.1 GiB left", "✓ 1.1 GiB left", "✓ 9.1 GiB left"]
 
 
 def test_a_card_that_cannot_says_why_and_the_peak_is_that_of_the_next(asked):
@@ -58,17 +69,17 @@ def test_a_card_that_cannot_says_why_and_the_peak_is_that_of_the_next(asked):
     refused = ConfigurationError("predict: no bf16")
     answers |= {("t4", "baseline"): refused, ("rtx3090", "baseline"): found("rtx3090", 5, 6)}
     row = cards(**SMALL).loc["gpt2", "baseline"]
-    assert row[T4] == "predict: no bf16"
+    assert row[T4] == "no bf16"
     assert row[RTX3090].startswith("✓")
-    assert row["predicted peak"] == "5.0 GiB"
-    assert row["source"] == "emulated:rtx3090"
+    assert row["peak, emulated"] == "5.0 GiB"
+    assert row["reserved"] == "6.0 GiB"
 
 
 def test_where_no_card_can_there_is_no_number(asked):
     answers, _ = asked
     answers["t4", "baseline"] = ConfigurationError("predict: no.")
     row = cards(gpus=("t4",), **SMALL).loc["gpt2", "baseline"]
-    assert (row["predicted peak"], row["source"], row[T4]) == ("–", "–", "predict: no.")
+    assert (row["peak, predicted"], row["reserved"], row[T4]) == ("–", "–", "no.")
 
 
 def test_variants_may_be_several_techniques_together(asked):

@@ -12,6 +12,7 @@ import nbformat
 import papermill
 import psutil
 import pytest
+from nbformat.sign import NotebookNotary
 from papermill.engines import Engine, NBClientEngine, papermill_engines
 
 from workbench.__main__ import main
@@ -131,6 +132,18 @@ def test_from_a_wheel_the_cells_work_beside_the_output(notebook, tmp_path, monke
     assert output_of(output) == f"at {tmp_path / 'elsewhere'}\n"
 
 
+def test_what_was_executed_here_is_trusted_so_that_jupyterlab_shows_its_pictures(
+    notebook, tmp_path, monkeypatch, without_kernels
+):
+    monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "data"))
+    output = execute_notebook(notebook("print(1)"), tmp_path / "out.ipynb")
+    assert NotebookNotary().check_signature(nbformat.read(str(output), as_version=4))
+    assert not NotebookNotary().check_signature(nbformat.read(str(tmp_path / "lesson.ipynb"), as_version=4))
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "file"))  # where nothing can be kept
+    assert output_of(execute_notebook(notebook("print(1)"), tmp_path / "other.ipynb")) == "1\n"
+
+
 def test_a_failing_cell_is_reported_and_what_ran_is_kept(notebook, tmp_path, without_kernels):
     path = notebook("print('so far')", "1 / 0", "print('never')")
     with pytest.raises(NotebookError, match=r"lesson.ipynb, cell 4: ZeroDivisionError: division by zero \(see .*out"):
@@ -226,7 +239,7 @@ def test_progress_counts_down_in_proportion_to_what_was_timed_once(tmp_path, mon
     monkeypatch.setattr("workbench.lessons.progress.TIMES", times)
     progress = Progress(["01_a", "02_b", "03_c", "04_new"], at_once=2)
     progress.done("01_a", 20.0)  # twice as slow as in the table
-    assert "1 of 4; left: about 14 runs and 1.2 minutes" in capsys.readouterr().out
+    assert "1 of 4; left: about 14 runs and 70 s" in capsys.readouterr().out
     for name in ("03_c", "04_new", "02_b"):
         progress.done(name, 1.0)
     assert capsys.readouterr().out.endswith("4 of 4\n")
@@ -385,7 +398,7 @@ def no_kernel(monkeypatch):
 REFUSED_PARAMETERS = (
     ("lora", {"model": "./nope"}, "model: './nope' is neither an existing folder nor a hub id"),
     ("lora", {"model": ""}, "notebooks: model must be a text, not empty"),
-    ("18b", {"model": "./nope"}, "model: 'random:./nope' is neither"),
+    ("18b", {"model": "./nope"}, "model: './nope' is neither"),
     ("lora", {"corpus": "nope.txt"}, "corpus: there is no file 'nope.txt'"),
     ("lora", {"device": "cuda"}, "notebooks: device 'cuda' cannot be chosen"),
     ("lora", {"device": "emulated:nope"}, "gpu: there is no 'nope'"),

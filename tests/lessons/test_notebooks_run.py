@@ -98,6 +98,10 @@ def test_a_notebook_runs_and_what_it_leaves_and_says_is_true(path, subtests, tmp
         assert {entry.name for entry in NOTEBOOKS.iterdir()} == before
     with subtests.test("a number of the prose is one that a cell shows"):
         assert unsupported_numbers(executed) - set(FROM_ELSEWHERE.get(path.stem, {})) == set()
+    with subtests.test("where a card's fit is told, what is reserved stands beside it"):
+        tables = re.findall(r"<table.*?</table>", "".join(map(html_of, outputs)), flags=re.DOTALL)
+        fits = [table for table in tables if re.search("<td>[✓✗]", table)] if path.stem[0].isdigit() else []
+        assert all("<th>reserved</th>" in table for table in fits)
     with subtests.test("several seeds are those of a committed table"):
         check_seeds(executed)
     with subtests.test("nothing that comes with the workbench is predicted again"):

@@ -15,6 +15,21 @@ DOCS = ROOT / "docs"
 FRONT_PAGES = (ROOT / "README.md", DOCS / "index.md")
 PAGES = {path.stem: path.read_text(encoding="utf-8") for path in DOCS.glob("*.md") if path not in FRONT_PAGES}
 FOR_PEOPLE = {"CODE_OF_CONDUCT", "SECURITY"}  # which GitHub shows, and CONTRIBUTING.md links to
+UNDEFINED_ONCE = {  # which readers of the lessons did not know
+    "Conv1D",
+    "SDPA",
+    "apart",
+    "compute capability",
+    "disturbed",
+    "eager",
+    "foreach",
+    "free",
+    "fused kernel",
+    "held-out loss",
+    "reentrant",
+    "spread",
+    "tied embedding",
+}
 LINK = re.compile(r"\[[^]]+\]\(([^)\s]+)\)")
 LESSONS = {path.name for path in NOTEBOOKS.glob("*.ipynb")}
 
@@ -135,3 +150,5 @@ def test_the_numbers_of_the_decision_page_are_those_of_the_file_that_it_names():
 def test_words_of_the_glossary_are_defined_once():
     words = re.findall(r"^(\S.*)\n: ", PAGES["glossary"], flags=re.MULTILINE)
     assert len(words) == len(set(words)) > 40
+    told = {part for word in words for part in word.strip("`").split(", ")}
+    assert UNDEFINED_ONCE - told == set()

@@ -53,6 +53,11 @@ def test_curves_of_unequal_steps_are_drawn_over_tokens():
     assert figure.axes[0].get_xlabel() == "tokens seen"
 
 
+def test_a_picture_of_nothing_has_words_too():
+    figure = plots.loss_curves([record(losses=[])])
+    assert figure.description.startswith("no losses on record")
+
+
 def test_tradeoffs_ring_what_is_not_beaten():
     table = compare(to_frame([record(peak=100), record("beaten", peak=200, speed=10.0)]))
     points, rings = plots.tradeoffs(table).axes[0].collections[:2]

@@ -159,6 +159,19 @@ def test_a_lesson_shows_real_cards_and_the_step_to_drag_through(subtests):
             assert "step_on_card" in names
 
 
+def test_what_a_card_gains_is_told_in_reserved_bytes(subtests):
+    """A card must hold what the allocator reserves: fewer tensors at the peak alone leave it no more room."""
+    gain = re.compile(r"\b(sav(e|es|ed|ing|ings)|gains?|(more|less) room)\b", flags=re.IGNORECASE)
+    card = re.compile(r"\b(T4|(RTX|GTX) \d+|[AH]100|the card has)\b")
+    for path in NUMBERED:
+        prose = "\n".join(cell.source for cell in cells(path) if cell.cell_type == "markdown")
+        sentences = re.split(r"(?<=[.?!])\s+|\n", prose)
+        for sentence in sentences:
+            if gain.search(sentence) and card.search(sentence):
+                with subtests.test(lesson=stem(path), sentence=sentence):
+                    assert "reserve" in sentence
+
+
 def called(cell):
     """The plain names that a cell calls, in the order of the source."""
     calls = [node for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Call)]

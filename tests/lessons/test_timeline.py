@@ -12,6 +12,7 @@ import pytest
 
 from workbench.base.categories import Category, Phase
 from workbench.base.errors import ConfigurationError
+from workbench.base.operations import operation_in_words
 from workbench.gpus.catalogue import GPUS
 from workbench.lessons import timeline as page
 from workbench.measure.timeline import LIVES, TensorTimeline
@@ -122,3 +123,14 @@ def test_what_cannot_be_shown_is_said():
     for nothing in ([], [prediction(None)]):
         with pytest.raises(ConfigurationError, match="has no timeline. Pass what `predict` returned"):
             page.scrubber(nothing)
+
+
+def test_operations_have_words_and_one_without_keeps_its_name():
+    known = {
+        "aten.mm.default": "matrix product",
+        "aten._log_softmax_backward_data.default": "gradient of log-softmax of the logits",
+        "aten._foreach_sqrt_.default": "square root over many tensors",
+        "aten.roll.default": "roll",
+        "given": "there before the step",
+    }
+    assert {operation: operation_in_words(operation) for operation in known} == known

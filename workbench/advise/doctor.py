@@ -15,6 +15,7 @@ from workbench.advise.candidate import Candidate, Predictor, entry, rank
 from workbench.advise.plan import SETS, THIS_CPU, Search, attacked_bytes, families
 from workbench.base.categories import Phase, format_bytes
 from workbench.base.errors import ConfigurationError, UnavailableError
+from workbench.base.operations import operation_in_words
 from workbench.base.result import Result
 from workbench.export.written import as_command
 from workbench.gpus.catalogue import MIB, of_device
@@ -182,10 +183,11 @@ class Diagnosis(Result):
         """What a recipe may need, its context included: a cap is one for the allocator and leaves the context out."""
         if self.room_bytes is None or (self.kind == "cuda" and self.gpu is None):
             return None
-        context_bytes = 0
+        room_bytes = self.room_bytes
         if self.gpu and self.record.memory_cap_bytes:
-            context_bytes = self.gpu.context_bytes_estimate
-        return max(self.room_bytes + context_bytes - self.counted_bytes, 1)
+            room_bytes += self.gpu.context_bytes_estimate
+            room_bytes = min(room_bytes, self.record.device_bytes or room_bytes)
+        return max(room_bytes - self.counted_bytes, 1)
 
     def look_for_changes(self, changes: "_Changes") -> None:
         if self.budget_bytes is None:
@@ -294,7 +296,9 @@ def what_was_refused(diagnosis: Diagnosis) -> str:
     record = diagnosis.record
     if record.requested_bytes is None:
         return record.error
-    text = f"{record.failed_operation or 'It'} asked for {format_bytes(record.requested_bytes)} more"
+    operation = record.failed_operation
+    who = f"{operation_in_words(operation)} ({operation})" if operation else "It"
+    text = f"{who} asked for {format_bytes(record.requested_bytes)} more"
     if diagnosis.held_bytes is not None:
         text += f" while {format_bytes(diagnosis.held_bytes)} were in use"
     if diagnosis.room_bytes:

@@ -29,14 +29,20 @@ def cards(
     models: Sequence[str] = MODELS,
     length: int = 1024,
 ) -> pd.DataFrame:
-    """Full fine-tuning with 8 × `length` tokens a step, and each variant: its predicted peak, and where it fits.
+    """Full fine-tuning with 8 × `length` tokens a step, and each variant: what it needs, and where it fits.
 
-    Below each card stands what it has left beside what the allocator reserves and CUDA's context, or how much more it
-    would need. A card that cannot run a recipe has the reason in its place. The peak and who predicted it are those of
-    the first card that can.
+    `peak` is what tensors need, `reserved` what PyTorch's allocator takes for them; both are those of the first card
+    that can run the recipe, and `peak` says who told. Below each card stands what it has left beside what is reserved
+    *there* and CUDA's context, or how much more it would need: so a saving is the difference of two such cells. A card
+    that cannot run a recipe has the reason in its place.
     """
     catalogue = [find_gpu(name) for name in gpus]
-    rows = [_row(recipe, catalogue) for model in models for recipe in recipes_of(model, variants, length)]
+    recipes = [recipe for model in models for recipe in recipes_of(model, variants, length)]
+    answers = [known_predictions(recipe, [card.name for card in catalogue]) for recipe in recipes]
+    predictions = [answer for row in answers for answer in row if isinstance(answer, Prediction)]
+    engines = sorted({prediction.source.partition(":")[0] for prediction in predictions})
+    peak = f"peak, {' or '.join(engines) or 'predicted'}"
+    rows = [_row(recipe, catalogue, row, peak) for recipe, row in zip(recipes, answers, strict=True)]
     return pd.DataFrame(rows).set_index(["model", "recipe"]).rename_axis([None, None])
 
 
@@ -70,20 +76,22 @@ def recipes_of(model: str, variants: Sequence[Variant], length: int) -> list[Rec
     return recipes
 
 
-def _row(recipe: Recipe, catalogue: Sequence[Gpu]) -> dict[str, str]:
-    answers = known_predictions(recipe, [card.name for card in catalogue])
+def _row(
+    recipe: Recipe, catalogue: Sequence[Gpu], answers: Sequence[Prediction | WorkbenchError], peak: str
+) -> dict[str, str]:
+    row = {"model": recipe.model, "recipe": recipe.label, peak: "–", "reserved": "–"}
     predictions = [answer for answer in answers if isinstance(answer, Prediction)]
-    row = {"model": recipe.model, "recipe": recipe.label, "predicted peak": "–"}
     if predictions:
-        row["predicted peak"] = format_bytes(predictions[0].peak_allocated_bytes)
+        first = predictions[0]
+        row[peak] = format_bytes(first.peak_allocated_bytes)
+        row["reserved"] = format_bytes(first.peak_reserved_bytes or first.peak_allocated_bytes)
     for card, answer in zip(catalogue, answers, strict=True):
         row[f"{card.title}, {format_bytes(card.memory_bytes)}"] = _verdict(answer)
-    row["source"] = predictions[0].source if predictions else "–"
     return row
 
 
 def _verdict(answer: Prediction | WorkbenchError) -> str:
     if isinstance(answer, WorkbenchError):
-        return str(answer)
+        return str(answer).removeprefix("predict: ")
     left = (answer.capacity_bytes or 0) - answer.need_bytes
     return f"✓ {format_bytes(left)} left" if answer.fits else f"✗ {format_bytes(-left)} over"

@@ -1,6 +1,7 @@
 """Run the notebooks headless with papermill. What was executed lies in `build/notebooks`; `make site` shows it."""
 
 import os
+import sqlite3
 import tempfile
 import threading
 import time
@@ -13,6 +14,7 @@ from typing import Any
 import nbformat
 import papermill
 from nbclient.exceptions import CellTimeoutError, DeadKernelError
+from nbformat.sign import NotebookNotary
 from papermill.exceptions import PapermillExecutionError
 
 from workbench.base.errors import ConfigurationError, WorkbenchError
@@ -175,7 +177,17 @@ def execute_notebook(
     if reason:
         begun = [bool(cell.metadata.get("papermill", {}).get("start_time")) for cell in _cells(output)]
         raise NotebookError(f"{path.name}, cell {sum(begun)}: {reason} (see {output})")
+    _trust(output)
     return output
+
+
+def _trust(executed: Path) -> None:
+    """As `jupyter trust` does: in place of the pictures of a notebook that was not run there, JupyterLab shows their
+    letters, in a row. Where Jupyter cannot keep a signature, that is what is seen."""
+    with suppress(OSError, sqlite3.Error):
+        notary = NotebookNotary()
+        notary.sign(nbformat.read(str(executed), as_version=4))
+        notary.store.close()
 
 
 def _refuse(paths: list[Path], parameters: Mapping[str, Any]) -> None:

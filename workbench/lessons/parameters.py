@@ -16,7 +16,7 @@ import papermill
 from workbench.base.errors import ConfigurationError
 from workbench.base.paths import check_writable, runs_folder
 from workbench.base.settings import KINDS, check_settings, named, setting
-from workbench.gpus.catalogue import gpu
+from workbench.gpus.catalogue import device_name
 from workbench.models.source import locate, locate_config
 from workbench.texts.corpus import load_corpus
 
@@ -74,8 +74,8 @@ def _check_names(values: Mapping[str, Any], trains: bool) -> None:
         check_writable(runs_folder())
     if "corpus" in values:
         load_corpus(values["corpus"])
-    if values.get("gpu", "cpu") != "cpu":
-        gpu(values["gpu"])
+    if "gpu" in values:
+        device_name(values["gpu"])
     if values.get("model", "auto") != "auto":
         (locate if trains else locate_config)(values["model"])
 

@@ -167,6 +167,7 @@ def say_none(figure: Picture, axes: Axes, what: str, sources: set[str]) -> Pictu
     text = f"no {what} on record"
     if any(source.startswith("emulated") for source in sources):
         text += f": {WITHOUT_VALUES}"
+    figure.description = text
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", color=GREY)
     axes.set_axis_off()
     figure.set_size_inches(8.0, 1.2)

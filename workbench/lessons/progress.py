@@ -13,6 +13,16 @@ from workbench.base.paths import DATA
 TIMES = DATA / "reference" / "cpu" / "gpt2-tiny" / "lessons.csv"
 
 
+def duration(seconds: float) -> str:
+    """As people say it: `40 s`, `12 minutes`, `2 h 50 min`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 90:
+        return f"{minutes} minutes"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
 class Progress:
     """Prints a line for every notebook that is done.
 
@@ -44,6 +54,6 @@ class Progress:
         left = self.expected.loc[self.left]
         expected_s = self.expected["seconds"].sum() - left["seconds"].sum()
         pace = self.taken_s / expected_s if expected_s else 1.0
-        minutes = left["seconds"].sum() * pace / self.at_once / 60
+        time_left = duration(left["seconds"].sum() * pace / self.at_once)
         runs = left["runs"].sum()
-        return f"{count - len(self.left)} of {count}; left: about {runs:.0f} runs and {minutes:.1f} minutes"
+        return f"{count - len(self.left)} of {count}; left: about {runs:.0f} runs and {time_left}"

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from workbench.base.errors import ConfigurationError
+from workbench.base.operations import WORDS
 from workbench.gpus.catalogue import GPUS
 from workbench.lessons.plots import COLOURS
 from workbench.measure.timeline import TensorTimeline
 from workbench.prediction.prediction import Prediction, engine_words
 
 PAGE = Path(__file__).with_name("timeline.html")
-OPERATIONS: dict[str, str] = json.loads(Path(__file__).with_name("operations.json").read_text(encoding="utf-8"))
 NOTHING = "scrubber: a prediction has no timeline. Pass what `predict` returned, one or two."
 FACTS = (
     "label",
@@ -49,7 +49,7 @@ def scrubber(predictions: Sequence[Prediction], capacity_bytes: int | None = Non
     steps = [_facts(prediction) for prediction in predictions]
     packed = base64.b64encode(zlib.compress(json.dumps([steps, COLOURS, capacity_bytes]).encode())).decode()
     page = PAGE.read_text(encoding="utf-8").replace("{{packed}}", packed)
-    page = page.replace("{{operations}}", json.dumps(OPERATIONS))
+    page = page.replace("{{operations}}", json.dumps(WORDS))
     labels = ", ".join(prediction.label for prediction in predictions)
     title = html.escape(f"Memory over the operations of a training step: {labels}")
     style = f"width: 100%; height: {300 + 380 * len(steps)}px; border: 0; color-scheme: light dark"

@@ -1,15 +1,13 @@
 """Who looks on at every step of a run."""
 
 import math
-import os
-import sys
 import time
 from typing import Any
 
 import torch
-from tqdm import tqdm
 from transformers import TrainerCallback
 
+from workbench.base.bar import progress_bar
 from workbench.measure.meter import Meter
 from workbench.training.place import Place
 from workbench.training.stopwatch import WARM_UP_STEPS, Stopwatch
@@ -32,11 +30,8 @@ class Watch(TrainerCallback):
         self.skipped_steps = 0
         self.write_at_s = time.monotonic() + WRITE_EVERY_S
         self.stopwatch = Stopwatch()
-        # In a terminal and in JupyterLab; not where output is collected, as under papermill or in a pipe.
-        shown = sys.stderr.isatty() or "JPY_SESSION_NAME" in os.environ
         job = here.job
-        steps = job.arguments["max_steps"]
-        self.bar = tqdm(total=steps, desc=job.recipe.label, unit="step", disable=not shown, leave=False)
+        self.bar = progress_bar(total=job.arguments["max_steps"], desc=job.recipe.label, unit="step")
 
     def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **others: Any) -> None:
         self.meter.watch(optimizer)  # as it is now: a library may have put another in its place
