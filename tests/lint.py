@@ -27,7 +27,7 @@ from try_wheel import PLATFORMS, published  # noqa: E402
 PACKAGE, NOTEBOOKS = ROOT / "workbench", ROOT / "notebooks"
 ROOMS = {
     "base", "models", "texts", "techniques", "measure", "training", "journal", "ranks", "gpus", "prediction", "advise",
-    "export", "lessons", "widgets",
+    "export", "fit", "lessons", "widgets",
 }  # fmt: skip
 FILES_BESIDE_THE_ROOMS = {
     "__init__",
@@ -41,8 +41,8 @@ FILES_BESIDE_THE_ROOMS = {
 # a technique, or the command line, says what is missing; pytest loads its plugin itself
 FOUND_AT_RUN_TIME = {"deepspeed", "pytest", "ray"}
 IMPORTED_AS = {"yaml": "pyyaml", "elftools": "pyelftools"}
-# the last draws a picture where it is asked to
-MAY_NEED_THE_LESSONS = ("widgets/", "lesson.py", "lessons/", "advise/frontier.py")
+# the last two: a picture where it is asked for, a line of a page in a kernel of Jupyter's
+MAY_NEED_THE_LESSONS = ("widgets/", "lesson.py", "lessons/", "advise/frontier.py", "base/bar.py")
 
 ABSENT = {"papermill": "executes notebooks; Colab has none of it", "pyelftools": "new to the platform"}
 BROUGHT_BY_THE_SET_UP_CELL = {  # with the reason

@@ -78,7 +78,7 @@ def test_models_texts_tables_and_notebooks_are_in_the_wheel(wheel):
         "reference/grid.json",
     ):
         assert f"workbench/_data/{file}" in names
-    inside = "workbench/gpus/emulator/inside/emulated_gpu-1.dist-info/entry_points.txt"
+    inside = "workbench/gpus/emulator/inside/_emulated_history.py"
     assert {"workbench/py.typed", "workbench/__init__.pyi", "workbench/lessons/timeline.html", inside} <= names
     tops = {name.split("/")[0] for name in names if ".dist-info" not in name}
     assert tops == {"workbench"}

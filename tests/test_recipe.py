@@ -16,6 +16,7 @@ from workbench.export.written import as_command, as_toml, parse_recipe, read_rec
 from workbench.recipe import DECIDED, Recipe
 from workbench.techniques import (
     REGISTRY,
+    FusedGelu,
     GradientAccumulation,
     GradientCheckpointing,
     Lora,
@@ -408,3 +409,9 @@ def test_a_recipe_knows_its_model(recipe):
     assert {name.split(".")[-2] for name, p in model.named_parameters() if p.requires_grad} == {"default"}
     first, second = (lora.load().state_dict() for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_the_title_of_a_recipe_says_what_its_label_says_in_the_words_of_prose():
+    assert Recipe().title == "full fine-tuning"
+    assert (Recipe() | Lora(rank=2)).title == "LoRA (rank=2)"
+    assert (Recipe() | FusedGelu() | GradientCheckpointing()).title == "Fused GELU + Gradient checkpointing"

@@ -68,7 +68,7 @@ def test_a_field_that_is_no_setting_is_not_checked():
 READABLE = [
     ({"shelves": "3"}, {"shelves": 3}), ({"heat": "2e2"}, {"heat": 200.0}), ({"fan": "Yes"}, {"fan": True}),
     ({"fan": "0"}, {"fan": False}), ({"mode": "bottom"}, {"mode": "bottom"}), ({"timer": "None"}, {"timer": None}),
-    ({"timer": "5"}, {"timer": 5}), ({}, {}),
+    ({"timer": "5"}, {"timer": 5}), ({}, {}), ({"timer": "1,024"}, {"timer": 1024}),
 ]  # fmt: skip
 
 
@@ -81,7 +81,14 @@ def test_parse_gives_values_of_the_fields_types(subtests):
 
 
 def test_parse_names_field_and_text_that_cannot_be_read(subtests):
-    for name, text in [("shelves", "2.5"), ("shelves", ""), ("heat", "hot"), ("fan", "maybe")]:
+    for name, text in [
+        ("shelves", "2.5"),
+        ("shelves", "1,5"),
+        ("heat", "1,024"),
+        ("shelves", ""),
+        ("heat", "hot"),
+        ("fan", "maybe"),
+    ]:
         words = f"oven: {name} must be .*, got {text!r}"
         with subtests.test(name=name, text=text), pytest.raises(ConfigurationError, match=words):
             parse_settings(Oven, {name: text}, "oven")

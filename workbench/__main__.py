@@ -5,9 +5,11 @@ examples:
   python -m workbench run gpt2-tiny --technique lora=rank:8,alpha:16 --technique gradient_checkpointing
   python -m workbench run gpt2 --corpus my.txt --batch-size 4 --sequence-length 512 --steps 200 --save merged
   python -m workbench run random:gpt2 --batch-size 2 --sequence-length 256 --steps 5   (124 M, no download)
+  python -m workbench text my.jsonl
   python -m workbench run recipe.toml --set technique.lora.rank=16 --set arguments.weight_decay=0.1
   python -m workbench predict gpt2-xl --batch-size 8 --sequence-length 1024 --technique gradient_checkpointing
   python -m workbench plan gpt2 --budget 8GiB --batch-size 8 --sequence-length 1024
+  python -m workbench plan --gpu t4 -- python train.py --epochs 1
   python -m workbench doctor
   python -m workbench compare
 
@@ -40,15 +42,15 @@ from pathlib import Path
 from typing import Any
 
 import workbench
-from workbench.base.categories import format_bytes, parse_bytes
+from workbench.base.categories import format_bytes
 from workbench.base.errors import DISTRIBUTION, ConfigurationError, WorkbenchError, needed_extra, visible
 from workbench.base.imports import imported
 from workbench.base.paths import check_writable, runs_folder
 from workbench.export.written import FILE, parse_recipe, recipe_options
-from workbench.gpus.catalogue import gpu as find_gpu
+from workbench.gpus.catalogue import device_name
 from workbench.gpus.emulator.card import emulated_card
 from workbench.models.source import locate, locate_config
-from workbench.options import Parser, parser_of, print_visibly
+from workbench.options import Parser, parser_of, print_visibly, without_program
 from workbench.prediction.phases import Habits
 from workbench.ranks import launched
 from workbench.recipe import Recipe
@@ -81,12 +83,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")  # Windows consoles may not know an arrow
     try:
-        args, others = _parser().parse_known_args(arguments)
+        ours, program = without_program(sys.argv[1:] if arguments is None else list(arguments))
+        args, others = _parser().parse_known_args(ours)
         if others:
             args.parser.refuse(others[0])
         with suppress(ValueError):  # in another thread than the main one
             signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does: no temporary files stay
         args.stdout = sys.stdout
+        args.program_to_plan = program
         with redirect_stdout(sys.stderr):
             return int(args.function(args) or 0)
     except WorkbenchError as error:
@@ -190,12 +194,13 @@ def predict_recipe(args: argparse.Namespace) -> None:
     from workbench.prediction.predict import CPU, GPU_NAMES, SHADOW, Prediction, predict_all, warm_predictions
     from workbench.prediction.prediction import fitting
 
-    warm_predictions(args.gpu)  # meanwhile
+    gpu = device_name(args.gpu)
+    warm_predictions(gpu)  # meanwhile
     recipe = _recipe(args, config_only=True)
     world = {"padding": args.padding, "ranks": args.ranks, "shard": args.shard}
-    prediction = workbench.predict(recipe, args.gpu, engine=args.engine, **world)
+    prediction = workbench.predict(recipe, gpu, engine=args.engine, **world)
     _show(args, prediction)
-    if not args.json and args.gpu != CPU:
+    if not args.json and gpu != CPU:
         # all cards by the shadow: one process, where the emulator needs 21
         others = predict_all(recipe, engine=SHADOW, **world)
         if any(isinstance(other, Prediction) for other in others):  # the shadow offloads no shards
@@ -246,7 +251,16 @@ def show_plan(args: argparse.Namespace) -> int:
     """The smallest sets of techniques with which a recipe fits into a budget, found by predictions: exact ones
     first, then those that take less time. Techniques that you switch on here stay on in all of them. With --frontier:
     which batches and lengths fit on a GPU, the recipe as it is and with the planner's best change.
+
+    Of a program behind `--`, a script of your own with a Trainer or a loop: it is run on the emulated GPU, and if it
+    does not fit, the smallest sets of changes with which it does are searched, run again, and said in its own words.
     """
+    if args.program_to_plan:
+        return _show_fit(args)
+    if args.apply or args.timeout is not None or args.trial_steps:
+        raise ConfigurationError(
+            "plan: --apply, --timeout and --trial-steps belong to a program. Write it behind --, or leave them out."
+        )
     if args.frontier:
         return _show_frontier(args)
     if args.engine or args.output:
@@ -262,6 +276,30 @@ def show_plan(args: argparse.Namespace) -> int:
     planned = workbench.plan(budget=args.budget, gpu=args.gpu, **options)
     _show(args, planned)
     return 0 if planned.candidates else 1
+
+
+def _show_fit(args: argparse.Namespace) -> int:
+    """What to change in a program of the user's own."""
+    of_recipes: dict[str, Any] = dict.fromkeys(["engine", "output", "most_changes", *recipe_options()])
+    of_recipes |= {"technique": [], "set": [], "model": "auto", "settings": "", "life": False, "frontier": False}
+    for name, default in of_recipes.items():
+        if getattr(args, name, default) != default:
+            raise ConfigurationError(
+                f"plan: {name.replace('_', '-')} belongs to a recipe, and behind -- stands a program, which has its "
+                "own. Leave one of the two out."
+            )
+    from workbench.fit.search import STEPS, TIME_LIMIT_S, fit
+
+    planned = fit(
+        args.program_to_plan,
+        args.gpu,
+        budget=args.budget,
+        steps=args.trial_steps or STEPS,
+        time_limit_s=TIME_LIMIT_S if args.timeout is None else args.timeout,
+        write=args.apply,
+    )
+    _show(args, planned)
+    return 0 if planned.fits or planned.answers else 1
 
 
 def _show_frontier(args: argparse.Namespace) -> int:
@@ -281,6 +319,16 @@ def _show_frontier(args: argparse.Namespace) -> int:
     if args.output:
         save_picture(cells, args.output)
     return 0
+
+
+def show_text(args: argparse.Namespace) -> None:
+    """What a model will see of a text, before anything is trained: the first examples, with the tokens that count
+    marked; how long they are, and what is cut at the chosen length; what is left out or does not count.
+    """
+    imported()
+    from workbench.texts.preview import show
+
+    _show(args, show(args.corpus, args.model, sequence_length=args.sequence_length, examples=args.examples))
 
 
 def scan_rows(args: argparse.Namespace) -> None:
@@ -345,7 +393,7 @@ def write_script(args: argparse.Namespace) -> None:
         raise ConfigurationError("script: accelerate's configuration stands beside it. Add --save FOLDER.")
     if args.shard and not args.ranks:
         raise ConfigurationError("shard: among how many ranks? Add --ranks 2.")
-    recipe = _recipe(args)
+    recipe = _recipe(args, config_only=True)
     if not args.save:
         return _show(args, workbench.script(recipe, args.flavour).rstrip())
     from workbench.export.several import save_script
@@ -362,32 +410,21 @@ def emulate_program(args: argparse.Namespace) -> int:
     where it fits; out of memory comes as on the card. Values are not computed. The program's exit status is
     kept.
     """
+    from workbench.gpus.emulator.command import emulate_as_asked
 
-    from workbench.gpus.emulator.card import with_memory
-    from workbench.gpus.emulator.launch import emulate
-    from workbench.gpus.emulator.place import set_up
-    from workbench.gpus.emulator.report import banner
+    answer, exit_status = emulate_as_asked(args)
+    _show(args, answer)
+    return exit_status
 
-    if args.set_up:
-        _show(args, f"The emulated GPU is set up: {set_up()}")
-        return 0
-    gpu = find_gpu(args.gpu)
-    if args.memory is not None:
-        gpu = with_memory(gpu, parse_bytes(args.memory, "memory"))
-    print(banner(gpu), flush=True)
-    emulation = emulate(
-        args.program[args.program[:1] == ["--"] :],
-        gpu,
-        ranks=args.ranks,
-        padding=args.padding,
-        masks=args.masks,
-        timeout_s=args.timeout or None,
-        history=not args.no_history,
-        snapshot=args.snapshot,
-        output=sys.stderr if args.json else None,
-    )
-    _show(args, emulation)
-    return emulation.exit_status
+
+def show_snapshot(args: argparse.Namespace) -> None:
+    """Read a memory snapshot that PyTorch has written, on a real card or an emulated one: who held the peak, by line
+    and by kind, and what is reserved beside what is in use. Of two, what differs. The file is read, not executed.
+    """
+    from workbench.gpus.snapshot import SnapshotDifference, read_snapshot
+
+    snapshot = read_snapshot(args.file)
+    _show(args, SnapshotDifference(snapshot, read_snapshot(args.other)) if args.other else snapshot)
 
 
 def sweep_recipes(args: argparse.Namespace) -> int:
@@ -510,11 +547,13 @@ COMMAND_FUNCTIONS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "run": run_recipe,
     "predict": predict_recipe,
     "plan": show_plan,
+    "text": show_text,
     "scan": scan_rows,
     "doctor": show_diagnosis,
     "check": check_budgets,
     "script": write_script,
     "emulate": emulate_program,
+    "snapshot": show_snapshot,
     "sweep": sweep_recipes,
     "notebooks": run_notebooks,
     "lessons": take_lessons,

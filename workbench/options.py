@@ -6,12 +6,12 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from workbench import __version__
+from workbench.base.arguments import add_option
 from workbench.base.errors import DISTRIBUTION, ConfigurationError, visible
 from workbench.base.paths import beside, runs_folder
 from workbench.base.settings import unknown
@@ -67,6 +67,14 @@ def parser_of(functions: Mapping[str, Callable[[argparse.Namespace], int | None]
     return parser
 
 
+def without_program(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments of the command line, and the program that `plan` is given behind `--`, whose options are its."""
+    if arguments[:1] != ["plan"] or "--" not in arguments:
+        return [*arguments], []
+    place = [*arguments].index("--")
+    return [*arguments[:place]], [*arguments[place + 1 :]]
+
+
 def _add_recipe(parser: argparse.ArgumentParser) -> None:
     for name, (option, help_text) in recipe_options().items():
         if name == "model":
@@ -80,42 +88,7 @@ def _add_recipe(parser: argparse.ArgumentParser) -> None:
 
 def _add(parser: argparse.ArgumentParser, option: str, **fields: Any) -> None:
     fields["help"] = fields["help"].format(gpus=", ".join(GPUS), techniques=", ".join(REGISTRY))
-    if "type" in fields:
-        fields["type"] = TYPES[fields["type"]]
-    if isinstance(fields.get("metavar"), list):
-        fields["metavar"] = tuple(fields["metavar"])
-    parser.add_argument(*option.split(), **fields)
-
-
-def _at_least(least: int, number: type = int) -> Callable[[str], Any]:
-    """A reader of texts that are a number of at least this."""
-
-    def read(text: str) -> Any:
-        with suppress(ValueError):
-            if number(text) >= least:
-                return number(text)
-        raise argparse.ArgumentTypeError(f"{text!r:.90} is not a number of at least {least}.")
-
-    return read
-
-
-def _share(text: str) -> float:
-    """`all`, `none`, or a number between them."""
-    with suppress(ValueError):
-        share = {"all": 1.0, "none": 0.0}.get(text)
-        share = float(text) if share is None else share
-        if 0 <= share <= 1:
-            return share
-    raise argparse.ArgumentTypeError(f"{text!r:.90} is not all, none or a share between 0 and 1.")
-
-
-TYPES: dict[str, Callable[[str], Any]] = {
-    "count": _at_least(1),
-    "number": _at_least(0),
-    "seconds": _at_least(0, float),
-    "path": Path,
-    "share": _share,
-}
+    add_option(parser, option, **fields)
 
 
 class Parser(argparse.ArgumentParser):

@@ -7,14 +7,14 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
-from itertools import permutations, product
+from itertools import product
 from typing import TYPE_CHECKING, Any, Self
 
 from workbench.base.errors import ConfigurationError, brief, explained
 from workbench.base.paths import beside
 from workbench.base.settings import check_settings, merged, named, setting, toml
 from workbench.techniques import REGISTRY, Technique
-from workbench.techniques.base import Arguments, Call, Capability, Shape
+from workbench.techniques.base import Arguments, Call, Capability, Shape, check_together
 
 if TYPE_CHECKING:
     from workbench.models.family import ModelFamily
@@ -66,13 +66,7 @@ class Recipe:
                 raise ConfigurationError(f"recipe: {brief(entry)} is not a technique. Write for example Lora(rank=8).")
         in_order = sorted(self.techniques, key=lambda technique: (technique.stage, technique.name))
         object.__setattr__(self, "techniques", tuple(in_order))
-        for first, second in permutations(self.techniques, 2):
-            if first.name == second.name:
-                raise ConfigurationError(f"recipe: {first.name} is given twice. Keep one of the two settings.")
-            for capability in first.forbids & second.brings:
-                raise ConfigurationError(
-                    f"recipe: {second.name} brings {capability}, which {first.name} forbids. Drop one of the two."
-                )
+        check_together(self.techniques, "recipe")
         self._check_passed_on()
         self.training_arguments()
 
@@ -103,6 +97,15 @@ class Recipe:
     def label(self) -> str:
         """The techniques in words, for tables and legends."""
         return " + ".join(sorted(_label(t) for t in self.techniques)) or "baseline"
+
+    @property
+    def title(self) -> str:
+        """The same for prose, by the techniques' titles: `LoRA (rank=8) + Fused GELU`."""
+        titles = []
+        for technique in self.techniques:
+            settings = _label(technique).removeprefix(technique.name)
+            titles.append(f"{technique.title} {settings}".strip())
+        return " + ".join(sorted(titles)) or "full fine-tuning"
 
     @property
     def shape(self) -> Shape:

@@ -101,8 +101,8 @@ def test_growth_is_named_by_category_and_by_operation(toml, upgrade, capsys, sma
     assert "within its limit of 1.0 GiB" in grown
     logits = 8 * 32 * 4096 * 4 / MIB
     categories, operations = grown.split("  by category\n")[1].split("  by operation\n")
-    assert f"+{logits:.1f} MiB  logits_and_loss\n" in categories
-    assert f"+{logits:.1f} MiB  logits_and_loss: aten.clone.default (0 → 1 tensors)\n" in operations
+    assert f"+{logits:.1f} MiB  logits and loss\n" in categories
+    assert f"+{logits:.1f} MiB  logits and loss: copy (aten.clone.default) (0 → 1 tensors)\n" in operations
 
 
 def test_the_differences_sum_to_the_growth(toml, upgrade, capsys):

@@ -64,6 +64,7 @@ class Split(Fake):
     """Exact, no compute: activations and logits divided by 2 ** level."""
 
     name: ClassVar[str] = "split"
+    title: ClassVar[str] = "Split"
     attacks: ClassVar[tuple] = (Category.ACTIVATIONS, Category.LOGITS_AND_LOSS)
 
 
@@ -80,6 +81,7 @@ class Chunk(Fake):
     """Exact, a tenth more compute: logits divided by 10."""
 
     name: ClassVar[str] = "chunk"
+    title: ClassVar[str] = "Chunk"
     attacks: ClassVar[tuple] = (Category.LOGITS_AND_LOSS,)
 
 
@@ -224,7 +226,7 @@ def test_pairs_where_no_single_change_is_enough():
     assert result[0].headroom_bytes == 0
     assert result[0].extra_compute == pytest.approx(0.433)
     assert len(result[0].gives_up) == 2
-    assert result[0].gives_up[0] == "chunk: nothing real (loss: exact)"
+    assert result[0].gives_up[0] == "Chunk: nothing real (loss: exact)"
 
 
 def test_pairs_take_the_gentlest_settings_too():
@@ -270,7 +272,7 @@ def test_nothing_fits_and_it_is_said_with_what_dominates():
     assert result.closest.needed_bytes == 505 * MIB
     assert result.closest.dominant == (Category.OPTIMIZER_STATES, 200 * MIB)
     words = str(result)
-    assert "Nothing was found that fits. Closest: chunk + split(level=3)" in words
+    assert "Nothing was found that fits. Closest: Turn on Chunk with level=1; Turn on Split with level=3" in words
     assert "needs 505 MiB, 355 MiB too much; optimizer states dominate with 200 MiB." in words
 
 
@@ -515,6 +517,13 @@ def test_by_default_the_budget_is_the_memory_of_the_gpu():
     assert plan(model="gpt2-tiny", gpu="t4", predict=halving).budget_bytes == gpu("t4").memory_bytes
 
 
+def test_a_budget_above_the_card_is_the_card():
+    result = plan(model="gpt2-tiny", budget="16GB", gpu="T4", predict=halving)
+    assert result.budget_bytes == gpu("t4").memory_bytes < result.asked_bytes
+    assert "budget 14.6 GiB (all there is, less than the 14.9 GiB asked for), predicted for NVIDIA T4" in str(result)
+    assert "asked for" not in str(plan(model="gpt2-tiny", budget="14GB", gpu="t4", predict=halving))
+
+
 REFUSED = [
     ({"budget": "8"}, "budget: '8' is not an amount of memory"),
     ({"budget": "8Gb"}, "budget: '8Gb' is not an amount of memory"),
@@ -547,9 +556,9 @@ def test_the_command_line(with_halving, capsys):
     assert main(arguments) == 0
     out = capsys.readouterr().out
     assert "budget 500 MiB, predicted for NVIDIA L4" in out
-    assert "1. gradient_accumulation(steps=2)" in out
+    assert "1. Turn on Gradient accumulation with steps=2" in out
     assert "   needs 500 MiB, 0 B to spare; loss exact; +0% operations, about +0% time (estimate)" in out
-    assert "gives up  gradient_accumulation: speed, where" in out
+    assert "gives up  Gradient accumulation: speed, where" in out
     assert "python -m workbench run gpt2-tiny --technique gradient_accumulation=steps:2" in out
     assert main([*arguments, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)

@@ -11,8 +11,10 @@ from pathlib import Path
 from textwrap import dedent
 
 import datasets
+import pyarrow as pa
 import pytest
 from datasets import Dataset
+from pyarrow import feather
 
 from workbench.export.script import script
 from workbench.techniques import Lora, Padding, SequenceLength, Streaming
@@ -104,7 +106,11 @@ def test_texts_are_read_from_other_files_as_in_a_run(short, tmp_path, subtests):
     (tmp_path / "all.arrow").write_bytes(arrow.read_bytes())
     with gzip.open(tmp_path / "plain.txt.gz", "wt", newline="") as file:
         file.write("".join(row["text"] for row in documents if row["text"]))
-    for name in (*names, "data.json", "all.arrow", "plain.txt.gz"):
+    (tmp_path / "lines.json").write_text("".join(json.dumps(row) + "\n" for row in documents))
+    feather.write_feather(pa.Table.from_pylist(documents), tmp_path / "other.arrow")
+    with (tmp_path / "semicolons.csv").open("w", newline="") as file:
+        csv.writer(file, delimiter=";").writerows([["text", "n"], *([row["text"], 1] for row in documents)])
+    for name in (*names, "data.json", "all.arrow", "plain.txt.gz", "lines.json", "other.arrow", "semicolons.csv"):
         with subtests.test(name):
             source = script(replace(short, corpus=name))
             head, main = source[: source.index("\n    tokenizer = ")].split("def main():\n")
@@ -113,6 +119,26 @@ def test_texts_are_read_from_other_files_as_in_a_run(short, tmp_path, subtests):
             text = load_corpus(name)
             parts = scope["text"][: scope["cut"]], scope["text"][scope["cut"] :]
             assert parts == (str(text.train), str(text.held_out))
+
+
+OTHER_KINDS = {
+    "alpaca.json": [{"instruction": asked, "input": "", "output": told} for asked, told in QUESTIONS],
+    "liked.jsonl": [{"prompt": asked, "completion": told, "label": told[-2] != "1"} for asked, told in QUESTIONS],
+    "chosen.parquet": [{"prompt": said[:1], "chosen": said[1:], "rejected": said[:1]} for said in SAID],
+    "printed.csv": [{"messages": str(said)} for said in SAID],
+    "roles.tsv": [{"messages": str([{**said[0], "role": "human"}, {**said[1], "weight": 1}])} for said in SAID],
+}
+
+
+@pytest.mark.parametrize("name", OTHER_KINDS)
+def test_rows_of_other_kinds_become_the_conversations_of_a_run(short, tmp_path, name):
+    asked = replace(short, corpus=written(OTHER_KINDS[name], tmp_path / name))
+    source = script(asked)
+    head, main = source[: source.index("\n    tokenizer = ")].split("def main():\n")
+    scope = {}
+    exec(compile(head + dedent(main), "script", "exec"), scope)
+    text = load_corpus(name)
+    assert scope["rows"][: scope["cut"]] == [json.loads(line) for line in text.train]
 
 
 def test_the_rows_of_a_json_file_may_stand_under_data(short, tmp_path):

@@ -25,13 +25,15 @@ def test_amounts_as_people_write_them(subtests):
     written = {
         "8GiB": 8 * 2**30, "8 GiB": 8 * 2**30, "8192MiB": 8 * 2**30, "8gib": 8 * 2**30, " 8 GB ": 8 * 10**9,
         "8gb": 8 * 10**9, "0.5 GiB": 2**29, "1.5KiB": 1536, "1 TiB": 2**40, "100 B": 100, "7 bytes": 7, 12345: 12345,
+        "1,024 MiB": 2**30, "1,024.5 KiB": 1024 * 1024 + 512, "12,345,678 B": 12345678,
     }  # fmt: skip
     for amount, nbytes in written.items():
         with subtests.test(amount=amount):
             assert parse_bytes(amount, "budget") == nbytes
 
 
-UNCLEAR = ("8", "8G", "8 Gi", "8Gb", "GiB", "", "8 GiB 2", "-8GiB", "0GiB", "0.1 B", "1e9 B", "nan GiB", 0, -5, True)
+UNCLEAR = ("8", "8G", "8 Gi", "8Gb", "GiB", "", "8 GiB 2", "-8GiB", "0GiB", "0.1 B", "1e9 B", "nan GiB", 0, -5, True,
+           "1,5 GiB", "1,0240 MiB", "1024,000 B", ",500 B")  # fmt: skip
 
 
 def test_an_unclear_amount_is_refused_with_the_cure(subtests):

@@ -15,12 +15,13 @@ import pytest
 import torch
 
 from workbench.base import hub as the_hub
-from workbench.base.errors import ConfigurationError, UnavailableError
+from workbench.base.errors import ConfigurationError, UnavailableError, WorkbenchError
 from workbench.base.hub import require
 from workbench.models.generate import generate
 from workbench.models.gpt2 import gpt2_tokenizer, learning_rate
 from workbench.models.load import check_trainable, load_config, load_model, load_tokenizer, save_model
 from workbench.models.source import ModelSource, check_length, check_vocabulary, locate, locate_config, resolve_auto
+from workbench.prediction.predict import model_config
 from workbench.techniques import Lora
 
 NOWHERE = "nobody/no-such-model-at-all"
@@ -221,6 +222,28 @@ def refused_within_five_seconds(name):
     assert time.monotonic() - start < 5
     assert f"{name!r} is not in the local cache, and the Hugging Face hub cannot be reached" in str(caught.value)
     assert "gpt2-tiny (embedded) or random:gpt2 (no download)" in str(caught.value)
+
+
+def test_messages_name_a_model_as_it_was_typed(empty_cache, monkeypatch, subtests):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    for name in ("gpt3", NOWHERE, "x" * 500, "~nobody/x", "a" * 500 + "/b"):
+        for find in (locate, locate_config, model_config):
+            with subtests.test(name=name[:20], find=find.__name__):
+                if find is model_config:
+                    assert find(name) == ""
+                    continue
+                with pytest.raises(WorkbenchError) as caught:
+                    find(name)
+                assert str(caught.value).startswith(f"model: {name!r:.90}")
+                assert f"random:{name:.20}" not in str(caught.value)
+
+
+def test_a_known_name_is_not_taken_for_a_mistyped_one(empty_cache, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UnavailableError, match=r"\)\. Check the network, or use gpt2-tiny"):
+        locate("gpt2")
+    with pytest.raises(UnavailableError, match=r"\(did you mean gpt2\?\) and the network"):
+        locate("gpt3")
 
 
 def test_offline_by_order(empty_cache, monkeypatch, subtests):

@@ -28,7 +28,7 @@ def asked(monkeypatch, tmp_path):
     def answer_all(recipe, gpus):
         wanted.extend((recipe.label, gpu) for gpu in gpus)
         made = prediction(one_step(), label=recipe.label, recipe_settings=recipe.to_dict())
-        return [ConfigurationError("predict: no bf16") if gpu == "v100" else replace(made, gpu=gpu) for gpu in gpus]
+        return [ConfigurationError("predict: no bf16") if gpu == "rtx3060" else replace(made, gpu=gpu) for gpu in gpus]
 
     monkeypatch.delenv("WORKBENCH_ENGINE")
     monkeypatch.setattr(committed, "FOLDER", tmp_path / "predictions")
@@ -66,7 +66,7 @@ def test_without_its_timeline_it_serves_a_table_and_no_step_to_drag(asked, monke
 def test_a_refusal_is_kept_in_its_words(asked, monkeypatch):
     monkeypatch.setenv(committed.CHOICE, committed.KEEP)
     for _ in range(2):
-        (refusal,) = known_predictions(RECIPE, ["v100"])
+        (refusal,) = known_predictions(RECIPE, ["rtx3060"])
         assert isinstance(refusal, ConfigurationError)
         assert str(refusal) == "predict: no bf16"
     assert len(asked) == 1

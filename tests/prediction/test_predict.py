@@ -430,9 +430,11 @@ def test_the_report_shows_peak_categories_phases_and_gpus(gpt2):
     text = str(found)
     for words in ("predicted for NVIDIA H100", "not measured", "reserved", "logits and loss", "optimizer step", "█"):
         assert words in text
+    needed = format_bytes(found.need_bytes)
+    assert f"needs {needed} of 79.2 GiB ({format_bytes(found.peak_reserved_bytes)} reserved, about" in text
     gpus = {"h100": found, "rtx3070": predict(gpt2, "rtx3070"), "t4": ConfigurationError("no bf16")}
     lines = fitting(gpus).splitlines()
-    assert lines[0].split() == ["fits", "on", "reserves", "has"]
-    assert lines[1].split() == ["h100", *format_bytes(found.peak_reserved_bytes).split(), "79.2", "GiB"]
+    assert lines[0].split() == ["fits", "on", "needs", "has"]
+    assert lines[1].split() == ["h100", *format_bytes(found.need_bytes).split(), "79.2", "GiB"]
     assert lines[2].strip() == "does not fit on  rtx3070"
     assert lines[3].strip() == "cannot run on    t4: no bf16"

@@ -18,7 +18,8 @@ libraries, so that a later check can say what an upgrade has cost:
     gpu = "t4"
     script = "python train.py --epochs 1"
 
-Counted is what the allocator reserves, without CUDA's context: `torch.cuda.max_memory_reserved()` on the card.
+Counted is what the allocator reserves, as a program can assert of itself: `torch.cuda.max_memory_reserved()` on the
+card. CUDA's context comes beside it, and a limit has to leave it room there.
 """
 
 import re
@@ -32,6 +33,7 @@ from typing import ClassVar
 
 from workbench.base.categories import Category, Phase, format_bytes, parse_bytes
 from workbench.base.errors import ConfigurationError, brief, explained
+from workbench.base.operations import operation_in_words
 from workbench.base.paths import read_toml, versions, write_whole
 from workbench.base.result import Result
 from workbench.base.settings import checker, named
@@ -135,7 +137,7 @@ class Verdict(Result):
         verdict = "over" if self.over else "within"
         if now.refused:
             verdict = "out of the card's memory, over"
-        need = f"{format_bytes(now.peak_bytes)} ({now.facts['source']})"
+        need = f"{format_bytes(now.peak_bytes)} reserved ({now.facts['source']})"
         lines = [f"{self.name}: {need}, {verdict} its limit of {format_bytes(self.limit_bytes)}"]
         if before and before != now:
             lines.append(f"  {_signed(self.grown_bytes)} since it was stored: {_moved(before, now)}")
@@ -168,8 +170,17 @@ def _differences(title: str, now: dict[str, int], then: dict[str, int], *needs: 
         numbers = [str(need.tensors.get(name, 0)) for need in needs]
         tensors = f" ({' → '.join(numbers)} tensors)" if len(set(numbers)) > 1 else ""
         if changes[name]:
-            lines.append(f"    {_signed(changes[name]):>10}  {name}{tensors}")
+            lines.append(f"    {_signed(changes[name]):>10}  {_in_words(name)}{tensors}")
     return [f"  {title}", *lines] if lines else []
+
+
+def _in_words(name: str) -> str:
+    """A category, one with the operation that made it, or the line of a program."""
+    category, _, operation = name.partition(": ")
+    if category not in (*Category, UNUSED, "allocated"):
+        return name
+    category_words = category.replace("_", " ")
+    return f"{category_words}: {operation_in_words(operation)} ({operation})" if operation else category_words
 
 
 def read_budgets(path: Path) -> list[Budget]:

@@ -129,7 +129,7 @@ class Candidate(Result):
     @property
     def gives_up(self) -> tuple[str, ...]:
         """What each change costs, in the technique's own words."""
-        return tuple(f"{change.name}: {change.costs} (loss: {change.numerics})" for change in self.changes)
+        return tuple(f"{change.title}: {change.costs} (loss: {change.numerics})" for change in self.changes)
 
     @property
     def label(self) -> str:
@@ -189,8 +189,8 @@ def _words(change: Technique, recipe: Recipe) -> str:
         if technique.name == change.name:
             now = technique.settings()
             changed = [f"{name} to {value} (now {now[name]})" for name, value in settings.items() if value != now[name]]
-            return f"Set {change.name} {', '.join(changed)}"
+            return f"Set {change.title} {', '.join(changed)}"
     if len(settings) > 1:
         settings = changed_settings(change)
     telling = ", ".join(f"{name}={value}" for name, value in settings.items())
-    return f"Turn on {change.name} with {telling}" if telling else f"Turn on {change.name}"
+    return f"Turn on {change.title} with {telling}" if telling else f"Turn on {change.title}"

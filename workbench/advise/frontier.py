@@ -174,7 +174,7 @@ def frontier(recipe: Recipe, gpu: str = "h100", *, engine: str | None = None) ->
         UnavailableError: the config of a hub model cannot be had, or the emulator asked for is not set up.
     """
     card = find_gpu(gpu)
-    engine = prediction.engine_for(gpu, engine)
+    engine = prediction.engine_for(card.name, engine)
     predict = partial(prediction.predict, engine=engine)
     cells = Frontier(prediction.resolved(recipe, [card.name]), card.name, card.memory_bytes, predict, engine)
     for _ in tqdm(cells.fill(), desc="predicting", unit=" cells", disable=None, leave=False):

@@ -7,21 +7,17 @@ techniques that attack what dominates their peak. A set that fits is never exten
 gentlest settings are taken that still fit, and a technique without which it fits too is dropped.
 """
 
-import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from threading import current_thread, main_thread
 from typing import Any, ClassVar
-
-from tqdm import tqdm
 
 from workbench.advise.candidate import NUMERICS, Candidate, Predictor, entry, rank
 from workbench.advise.cards import cards_text, on_two_cards
+from workbench.base.bar import progress_bar
 from workbench.base.categories import Category, format_bytes, parse_bytes
 from workbench.base.errors import ConfigurationError
 from workbench.base.result import Result
-from workbench.gpus.catalogue import gpu as find_gpu
+from workbench.gpus.catalogue import GPUS, device_name, room_bytes
 from workbench.prediction import predict as prediction
 from workbench.prediction.prediction import Prediction
 from workbench.recipe import Recipe
@@ -45,6 +41,7 @@ class Plan(Result):
     tried: tuple[Candidate, ...]
     skipped: Mapping[str, str] = field(default_factory=dict)  # what could not be predicted, and why
     on_two_cards: tuple[Candidate, ...] = ()  # where it does not fit as it is: a rank of it
+    asked_bytes: int | None = None  # the budget that was asked for; the device may have less
     json_fields: ClassVar[tuple[str, ...]] = (
         "budget_bytes",
         "predicted_for",
@@ -75,23 +72,25 @@ class Plan(Result):
         return self.candidates[index]
 
     def __str__(self) -> str:
+        budget = format_bytes(self.budget_bytes)
+        if self.asked_bytes and self.asked_bytes > self.budget_bytes:
+            budget += f" (all there is, less than the {format_bytes(self.asked_bytes)} asked for)"
         lines = [
-            f"budget {format_bytes(self.budget_bytes)}, predicted for {self.predicted_for} "
-            f"({self.predictions} predictions)",
+            f"budget {budget}, predicted for {self.predicted_for} ({self.predictions} predictions)",
             f"as it is: needs {format_bytes(self.baseline.needed_bytes)}, {self.baseline.room}",
         ]
         if self.baseline.fits:
             lines += ["", "It fits without any change:", f"  {self.baseline.command}"]
         elif self.candidates:
             for number, candidate in enumerate(self.candidates, start=1):
-                title = f"{number}. {candidate.label}"
+                title = f"{number}. {candidate.words}"
                 lines += ["", *entry(candidate, title, candidate.room, candidate.gives_up)]
         else:
             closest = self.closest
             category, size = closest.dominant
             lines += [
                 "",
-                f"Nothing was found that fits. Closest: {closest.label}",
+                f"Nothing was found that fits. Closest: {closest.words or 'no change'}",
                 f"   needs {format_bytes(closest.needed_bytes)}, {closest.room}; "
                 f"{category.replace('_', ' ')} dominate with {format_bytes(size)}.",
                 "   Choose a larger budget, a smaller model, or a smaller batch or sequence.",
@@ -115,7 +114,8 @@ def plan(
         plan(model="gpt2", budget="8GiB", effective_batch_size=8, sequence_length=1024)
 
     Args:
-        budget: what the device has, `"8GiB"` or a number of bytes; by default the memory of `gpu`.
+        budget: for all that the run needs of the device, CUDA's context included, `"8GiB"` or a number of bytes; by
+            default, and at most, the memory of `gpu`.
         gpu: whose kernels and workspaces are predicted, or `"cpu"` for this machine's own.
         among: names of the techniques to choose from; by default all there are.
         most_changes: how many techniques one candidate may have.
@@ -125,13 +125,12 @@ def plan(
     Raises:
         ConfigurationError: an unclear budget, or one below the weights; an unknown GPU; a recipe that cannot be used.
     """
-    card = None if gpu == prediction.CPU else find_gpu(gpu)
-    if budget is not None:
-        budget_bytes = parse_bytes(budget, "budget")
-    elif card is not None:
-        budget_bytes = card.memory_bytes
-    else:
+    gpu = device_name(gpu)
+    card = GPUS.get(gpu)
+    if budget is None and card is None:
         raise ConfigurationError("budget: a CPU has none of its own. Give one, as in budget='2GiB'.")
+    asked_bytes = None if budget is None else parse_bytes(budget, "budget")
+    budget_bytes = room_bytes(gpu, asked_bytes)
     recipe = Recipe.from_dict({**fields, "techniques": {}})
     recipe = replace(recipe, techniques=tuple(fields.get("techniques", ())))
 
@@ -146,7 +145,7 @@ def plan(
         predicted_for=card.title if card else THIS_CPU,
         most_changes=most_changes,
     )
-    planned = search.plan()
+    planned = replace(search.plan(), asked_bytes=asked_bytes)
     if card is None or predict or planned.baseline.fits:
         return planned
     return replace(planned, on_two_cards=on_two_cards(search.recipe, gpu, budget_bytes))
@@ -195,9 +194,7 @@ class Search:
         self.baseline = Candidate(self.recipe, (), self.predict(self.recipe), self.budget_bytes)
         self.tried: dict[tuple[Technique, ...], Candidate | None] = {(): self.baseline}
         self.skipped: dict[str, str] = {}
-        aside = current_thread() is not main_thread()  # of a panel, which has words of its own
-        quiet = aside or not (sys.stderr.isatty() or "JPY_SESSION_NAME" in os.environ)
-        self.bar = tqdm(desc="predicting", unit=" recipes", disable=quiet, leave=False)
+        self.bar = progress_bar(desc="predicting", unit=" recipes")
 
     def plan(self) -> Plan:
         """Raises ConfigurationError: the budget is below the weights, whatever is tried on them."""

@@ -52,7 +52,8 @@ UNITS = {
 }
 # lower case too, but not `b`, which may mean bits
 UNITS |= {name.lower(): size for name, size in UNITS.items() if name != "B"}
-AMOUNT = re.compile(r"\s*(\d{1,99}(?:\.\d{1,99})?)\s*([A-Za-z]+)\s*")
+AMOUNT = re.compile(r"\s*(\d{1,99}|\d{1,3}(?:,\d{3}){1,20})(\.\d{1,99})?\s*([A-Za-z]+)\s*")
+GROUPED = re.compile(r"-?\d{1,3}(,\d{3})+")
 
 
 def parse_bytes(text: str | int, owner: str) -> int:
@@ -65,7 +66,7 @@ def parse_bytes(text: str | int, owner: str) -> int:
     if isinstance(text, str):
         match = AMOUNT.fullmatch(text)
         if match:
-            nbytes = Decimal(match[1]) * UNITS.get(match[2], 0)
+            nbytes = Decimal(ungrouped(match[1]) + (match[2] or "")) * UNITS.get(match[3], 0)
     elif isinstance(text, int) and not isinstance(text, bool):
         nbytes = text
     if not 1 <= nbytes < 2**63:
@@ -74,3 +75,8 @@ def parse_bytes(text: str | int, owner: str) -> int:
             "2^63 bytes in all: 8GiB (2^30 bytes each), 512MiB, or 8GB (10^9 bytes each)."
         )
     return int(nbytes)
+
+
+def ungrouped(number: str) -> str:
+    """`1,024` without its comma; `1,5`, which may mean one and a half, as it is."""
+    return number.replace(",", "") if GROUPED.fullmatch(number.strip()) else number

@@ -68,7 +68,7 @@ def require(
             f"{owner} {repository!r} is gated on the Hugging Face hub (HTTP {status}). Accept its conditions at "
             f"{page} and {LOGIN}."
         )
-    near = difflib.get_close_matches(repository, set(known_names) - {repository}, 1)
+    near = difflib.get_close_matches(repository, known_names, 1)
     spelling = f"Check the spelling (did you mean {near[0]}?)" if near else "Check the spelling"
     if status in REFUSALS:
         raise ConfigurationError(
@@ -83,9 +83,10 @@ def require(
     answer = f"answers HTTP {status}" if status else "cannot be reached"
     if constants.HF_HUB_OFFLINE:
         answer += " (HF_HUB_OFFLINE is set)"
+    check = "Check the network" if repository in known_names else f"{spelling} and the network"
     raise UnavailableError(
         f"{owner} {repository!r} is not in the local cache, and the Hugging Face hub {answer}. "
-        f"{spelling} and the network, or use {alternatives}."
+        f"{check}, or use {alternatives}."
     )
 
 

@@ -17,6 +17,7 @@ from dataclasses import Field
 from functools import cache
 from typing import Any, get_args
 
+from workbench.base.categories import ungrouped
 from workbench.base.errors import ConfigurationError, brief
 
 KINDS: dict[str, type | tuple[type, ...]] = {"int": int, "float": (int, float), "bool": bool, "str": str}
@@ -130,11 +131,17 @@ def named(values: object, allowed: Iterable[str], owner: str, what: str = "setti
 
 def unknown(complaint: str, name: object, names: Iterable[str]) -> ConfigurationError:
     """`lora has no setting 'rang'. Known: rank, alpha. Did you mean rank?`"""
-    near = difflib.get_close_matches(str(name), names, n=1)
-    guess = f" Did you mean {near[0]}?" if near else ""
+    plain_names = dict(zip(map(plain, names), names, strict=True))
+    near = difflib.get_close_matches(plain(str(name)), plain_names, n=1)
+    guess = f" Did you mean {plain_names[near[0]]}?" if near else ""
     listed = ", ".join(names) or "it has no settings"
     hint = f"Known: {listed}." if len(listed) < 1000 else "Its documentation has them all."
     return ConfigurationError(f"{complaint} {brief(name)}. {hint}{guess}")
+
+
+def plain(name: str) -> str:
+    """Without what people write differently: capitals, and what is between words."""
+    return re.sub(r"[\W_]", "", name.lower())
 
 
 def toml(value: Any) -> str:
@@ -179,7 +186,7 @@ def _convert(field: Field[Any], text: str, owner: str) -> Any:
     try:
         match kind(field):
             case "int":
-                return int(text)
+                return int(ungrouped(text))
             case "float":
                 return float(text)
             case "bool":

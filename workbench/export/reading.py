@@ -3,11 +3,11 @@
 However a file is read, it becomes `rows`: a dictionary for each document or conversation.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from workbench.base.errors import ConfigurationError
 from workbench.export.lines import Lines, broken, literal, near
-from workbench.texts import chat, corpus, readers
+from workbench.texts import chat, corpus, files, formats, readers
 from workbench.training.job import Job
 
 ROWS_OF_TEXT = '''
@@ -79,14 +79,17 @@ def read_text(lines: Lines, job: Job) -> Reading:
 def read_conversations(lines: Lines, job: Job, source: readers.TextSource) -> Reading:
     """Add the lines that read conversations, of which a run leaves out what is null, and those that lack something."""
     add_rows(lines, source)
-    present = [f"{literal(name)} in row" for name in source.column.split(",")]
-    lines.add(
-        "rows = [json.loads(json.dumps(row), object_hook=without_nulls) for row in rows]",
-        f"rows = [row for row in rows if {' and '.join(present)}]",
-    )
-    if source.column == "conversations":
-        lines.sources.add(chat.as_message)
-        lines.add('rows = [{"messages": [as_message(m) for m in row["conversations"]]} for row in rows]')
+    lines.add("rows = [json.loads(json.dumps(row), object_hook=without_nulls) for row in rows]")
+    kind = source.kind or formats.TEXT
+    if is_plain(source, kind):
+        present = [f"{literal(name)} in row" for name in kind.required]
+        lines.add(f"rows = [row for row in rows if {' and '.join(present)}]")
+    else:
+        arguments = ", ".join(["row", *map(literal, kind.arguments)])
+        lines.add(
+            f"rows = [{lines.sources.add(kind.read)}({arguments}) for row in rows]",
+            "rows = [row for row in rows if isinstance(row, dict)]  # else it says why it is left out",
+        )
     lines.add(CUT.format("rows"))
     everything = ", answers=False" if source.loss == chat.ALL else ""
     labels = f"{lines.sources.add(chat.labels_of)}(row, tokenizer, template{everything})"
@@ -101,26 +104,49 @@ def read_conversations(lines: Lines, job: Job, source: readers.TextSource) -> Re
     )
 
 
+def is_plain(source: readers.TextSource, kind: formats.Format) -> bool:
+    """Whether all rows are conversations as they stand, but for nulls."""
+    if set(kind.required) - {"messages", "prompt", "completion"}:
+        return False
+    for path in source.files():
+        for _, values in files.read_documents(str(path), kind.columns, source.encoding):
+            row = formats.row_of(kind, values)
+            if row.keys() >= set(kind.required) and without_nulls(row) != formats.conversation_of(kind, values):
+                return False
+    return True
+
+
+def without_nulls(value: Any) -> Any:
+    """A value of JSON without the names that have no value."""
+    if isinstance(value, dict):
+        return {name: without_nulls(part) for name, part in value.items() if part is not None}
+    return [without_nulls(part) for part in value] if isinstance(value, list) else value
+
+
 def add_rows(lines: Lines, source: readers.TextSource) -> None:
     """Add the lines that read `rows` from a file, or from a data set of the hub."""
-    columns = literal(source.column.split(","))
     path = [literal(near(str(source.path)))]
     kind = "hub" if source.downloaded else readers.kind_of(source.path)
+    columns = literal(source.present_columns())
     if kind == "hub":
         arguments = [f"{name}={literal(value)}" for name, value in source.asked if value]
         lines.add(broken("rows = load_dataset(", arguments, f").select_columns({columns})"))
     elif kind == "saved":
         lines.add(broken("rows = load_from_disk(", path, f").select_columns({columns})"))
-    elif kind == ".arrow":
-        lines.add(broken("rows = Dataset.from_file(", path, f").select_columns({columns})"))
+    elif kind in (".arrow", ".feather"):
+        lines.add(f"rows = {lines.sources.add(files.saved)}(Path({path[0]})).select_columns({columns})")
     elif kind == ".parquet":
         lines.add(broken("rows = ParquetFile(", path, f").read({columns}).to_pylist()"))
+    elif kind in readers.OBJECTS and files.note_of(source.path, source.encoding):
+        function = lines.sources.add(files.objects)
+        lines.add(f"rows = [row for _, row in {function}(Path({path[0]}), {literal(source.encoding)}, [])]")
     elif kind == ".jsonl":
         lines.add(opening(source), "    rows = [json.loads(line) for line in file if line.strip()]")
     elif kind == ".json":
         lines.add(opening(source), f"    rows = json.load(file){under_data(source)}")
     else:
-        separator = ', delimiter="\\t"' if kind == ".tsv" else ""
+        delimiter = files.separator_of(source.path, source.encoding)
+        separator = "" if delimiter == "," else f", delimiter={literal(delimiter)}"
         lines.add(
             "csv.field_size_limit(2**26)  # characters; the module's own limit is 131,072",
             opening(source),

@@ -8,7 +8,7 @@ the script contains its source, and the call that `run` makes.
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path, PurePath
 from textwrap import indent
 from typing import Any
@@ -16,19 +16,21 @@ from typing import Any
 from transformers import TrainingArguments
 
 from workbench.base.errors import ConfigurationError
+from workbench.base.paths import DATA
 from workbench.export.dependencies import header, import_lines, imports_of
 from workbench.export.lines import WIDTH, Lines, broken, literal, near
 from workbench.export.reading import read_text
 from workbench.models.family import family_of, on_meta
 from workbench.models.known import PUBLISHED
 from workbench.models.load import BUILT
-from workbench.models.source import RANDOM
+from workbench.models.source import RANDOM, ModelSource, is_gpt2
 from workbench.ranks.shards import Ranks, shared
 from workbench.recipe import Recipe
 from workbench.techniques.base import Arguments, Call
 from workbench.texts import corpus
+from workbench.texts.readers import split_name
 from workbench.training.arguments import training_arguments
-from workbench.training.job import Job, prepare
+from workbench.training.job import Job, Material, prepare, read_material
 from workbench.training.world import World
 
 TEMPLATE = '''
@@ -81,7 +83,7 @@ def script(recipe: Recipe, flavour: str = "trainer", ranks: Ranks | None = None)
         ranks.check(recipe)
     if flavour not in FLAVOURS:
         raise ConfigurationError(f"script: {flavour!r} is no flavour. Choose one of {', '.join(FLAVOURS)}.")
-    job = prepare(recipe, World.find())
+    job = prepare(recipe, World.find(), material=known_material(recipe))
     training_arguments(job.arguments, job.device.kind, Path("fine-tuned"))  # what it refuses, the script would refuse
     if job.material.source.adapter:
         raise ConfigurationError(f"script: {recipe.model!r} is an adapter. Save the model as 'merged' and use that.")
@@ -108,6 +110,14 @@ def script(recipe: Recipe, flavour: str = "trainer", ranks: Ranks | None = None)
     return f"{header(text)}\n{text}"
 
 
+def known_material(recipe: Recipe) -> Material | None:
+    """Of a size of GPT-2, whose script is known without asking the hub; None for another model."""
+    if not is_gpt2(recipe.model):
+        return None
+    material = read_material(replace(recipe, model=f"{RANDOM}{recipe.model}"))
+    return replace(material, source=ModelSource(recipe.model, recipe.model, random=False))
+
+
 class Main(Lines):
     """The lines of `main`: those of the data, of the model and of the trainer, in this order.
 
@@ -128,8 +138,10 @@ class Main(Lines):
         self.switches: Arguments = {}
         self.trainer_arguments: list[str] = []
         self.counts_unequally = False  # of conversations, unequally many tokens of a row count
-        self.tokenizer = near(job.material.tokenizer.name_or_path or "gpt2")
         self.place = near(job.material.source.location)
+        self.tokenizer = near(job.material.tokenizer.name_or_path or "gpt2")
+        if is_gpt2(self.place) and not job.material.source.random:
+            self.tokenizer = self.place
         self.constants = {"MODEL": literal(self.place)} if self.place == self.tokenizer else {}
         self.constants["LENGTH"] = str(job.recipe.sequence_length)
         self.constants["BATCH"] = str(job.recipe.effective_batch_size)
@@ -336,13 +348,18 @@ def environment_lines(recipe: Recipe) -> list[str]:
 
 
 def portable(recipe: Recipe, text: str) -> tuple[str, dict[str, str]]:
-    """A text about a recipe with relative paths, and what became of each absolute one.
+    """A text about a recipe with relative paths, and by its place here each file that the text needs elsewhere.
 
     A path below the working directory is relative to it; of another one only the name stays. What counts as a path is
     the recipe's own names, and what stands alone between double quotes.
     """
     moved = {}
-    for path in {recipe.model.removeprefix(RANDOM), recipe.corpus, *re.findall(r'"([^"\n]{2,})(?=")', text)}:
+    named_by_recipe = {recipe.model.removeprefix(RANDOM), recipe.corpus}
+    for path in named_by_recipe | set(re.findall(r'"([^"\n]{2,})(?=")', text)):
+        place = Path.cwd() / split_name(path)[0]
+        is_needed = (path in named_by_recipe or DATA in place.parents) and os.path.exists(place)
+        if is_needed and not PurePath(path).is_absolute():
+            moved[str(Path.cwd() / path)] = path
         relative = PurePath(near(path))
         short = relative.name if relative.is_absolute() else relative.as_posix()
         if PurePath(path).is_absolute() and short:

@@ -57,7 +57,7 @@ def accelerate_configuration(recipe: Recipe, ranks: Ranks, folder: Path = Path()
 
 def fsdp_settings(recipe: Recipe, ranks: Ranks) -> dict[str, Any]:
     """FSDP2 around each transformer block, as a run has it."""
-    model = on_meta(models.load_config(models.locate(recipe.model)))
+    model = on_meta(models.load_config(models.locate_config(recipe.model)))
     blocks = {type(module).__name__ for module in model.modules() if isinstance(module, GradientCheckpointingLayer)}
     row = SHARDS[ranks.shard]
     return {

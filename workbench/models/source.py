@@ -3,7 +3,8 @@
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from workbench.models.known import PUBLISHED
 EMBEDDED = "gpt2-tiny"
 
 RANDOM = "random:"
+GPT2_POSITIONS = 1024  # what transformers takes where a config says nothing
 INDEX = "model.safetensors.index.json"
 READ = (".json", ".jinja", ".safetensors", ".txt")  # endings of the files that transformers and PEFT look for
 
@@ -55,9 +57,13 @@ def locate(name: str) -> ModelSource:
         ConfigurationError: a name of no known form, or a folder without a model.
         UnavailableError: a hub model that is not in the cache, while the hub cannot be reached.
     """
+    return _located(name, random=name.startswith(RANDOM))
+
+
+def _located(name: str, random: bool) -> ModelSource:
+    """Raises as `locate`, and calls the model by the `name` that was typed; `random`: no weights are asked for."""
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-    random = name.startswith(RANDOM)
     plain = name.removeprefix(RANDOM)
     if plain == EMBEDDED:
         return ModelSource(name, str(MODELS / EMBEDDED), random)
@@ -150,7 +156,12 @@ def locate_config(name: str) -> ModelSource:
     if plain and os.path.exists(os.path.join(os.path.expanduser(plain), "adapter_config.json")):
         return locate_config(base_of(locate(plain)).name)
     # that of a model with new weights is looked for in the same place, and no weights are asked for
-    return replace(locate(RANDOM + plain), name=name)
+    return _located(name, random=True)
+
+
+def is_gpt2(name: str) -> bool:
+    """It is a size of GPT-2, whose config and tokenizer come with the workbench, and no folder of that name."""
+    return "/" not in name and name in PUBLISHED and not os.path.isdir(name)
 
 
 def _adapter_config(source: ModelSource) -> Any:
@@ -179,15 +190,32 @@ def check_length(source: ModelSource, config: Any, sequence_length: int, taken: 
     Args:
         taken: positions that techniques need before each sequence, by their names.
     """
-    available = positions(config)
+    check_positions(source.name, positions(config), sequence_length, taken)
+
+
+def check_positions(name: str, available: int, sequence_length: int, taken: Mapping[str, int]) -> None:
+    """As `check_length`, for a model that has so many positions `available`."""
     longest = available - sum(taken.values())
     if sequence_length > longest:
         others = "".join(f" with the {count} positions that {name} takes" for name, count in taken.items())
         cure = f"Use at most {longest}." if longest > 1 else "Take fewer of them."
         raise ConfigurationError(
-            f"recipe: sequence_length {sequence_length}{others} is beyond the {available} positions of "
-            f"{source.name}. {cure}"
+            f"recipe: sequence_length {sequence_length}{others} is beyond the {available} positions of {name}. {cure}"
         )
+
+
+def known_positions(name: str) -> int | None:
+    """How many positions a model has, as its config says that is known or lies here; None: the hub would have to be
+    asked. Needs no library."""
+    plain = name.removeprefix(RANDOM)
+    folder = str(MODELS / EMBEDDED) if plain == EMBEDDED else os.path.expanduser(plain)
+    config = PUBLISHED.get(plain, {})
+    if not config and os.path.isfile(os.path.join(folder, "config.json")):
+        with suppress(ValueError, OSError):
+            config = json.loads(Path(folder, "config.json").read_text(encoding="utf-8"))
+    default = GPT2_POSITIONS if config.get("model_type") == "gpt2" else None
+    count: int | None = config.get("n_positions", config.get("max_position_embeddings", default))
+    return count
 
 
 def check_vocabulary(source: ModelSource, config: Any, tokenizer: Any) -> None:

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from workbench.base.errors import ConfigurationError, WorkbenchError
 from workbench.base.paths import DATA, aside, put_in_place, versions
+from workbench.gpus.catalogue import device_name
 from workbench.prediction import cache
 from workbench.prediction.predict import CPU, ENGINE_VARIABLE, definition, model_config, predict_all
 from workbench.prediction.prediction import Prediction
@@ -38,6 +39,7 @@ def known_predictions(recipe: Recipe, gpus: Sequence[str], *, timeline: bool = F
 
     Raises what `predict_all` raises.
     """
+    gpus = [device_name(gpu) for gpu in gpus]
     choice = os.environ.get(CHOICE, "")
     # which kernels a CPU takes is its own affair: nobody else's answer is on file
     if choice == LIVE or os.environ.get(ENGINE_VARIABLE) or CPU in gpus:

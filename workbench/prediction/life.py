@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache
 
 from workbench.base.errors import ConfigurationError
-from workbench.gpus.catalogue import gpu as find_gpu
+from workbench.gpus.catalogue import GPUS, device_name
 from workbench.prediction.phases import Habits, Life
 from workbench.prediction.predict import CPU, EMULATOR, Prediction, engine_for, predict, resolved
 from workbench.prediction.worker import SECONDS, ask_life
@@ -23,10 +23,11 @@ def predict_life(recipe: Recipe, gpu: str, habits: Habits, time_limit: float = S
         ConfigurationError: the recipe, the GPU or the habits cannot be used.
         UnavailableError: the emulator is not set up, or the time was up.
     """
+    gpu = device_name(gpu)
     if gpu == CPU:
         raise ConfigurationError("life: the phases are predicted for GPUs. Name one, or measure them: --measure cpu.")
     engine_for(gpu, EMULATOR)  # the shadow knows a step alone
-    return ask_life(resolved(recipe, [gpu]), find_gpu(gpu), habits, time_limit)
+    return ask_life(resolved(recipe, [gpu]), GPUS[gpu], habits, time_limit)
 
 
 def predict_with_life(recipe: Recipe, gpu: str, habits: Habits) -> Prediction:

@@ -19,12 +19,12 @@ from typing import Any
 
 from workbench.base.errors import ConfigurationError, WorkbenchError
 from workbench.base.paths import PACKAGE, versions
-from workbench.gpus.catalogue import GPUS, of_device
+from workbench.gpus.catalogue import COMMON, GPUS, device_name, of_device
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.gpus.emulator import place
 from workbench.journal.record import Record
-from workbench.measure.device import CPU
-from workbench.models.source import EMBEDDED, RANDOM
+from workbench.measure.device import CPU, Device
+from workbench.models.source import EMBEDDED, RANDOM, check_positions, known_positions
 from workbench.prediction import cache as prediction_cache
 from workbench.prediction.prediction import Prediction
 from workbench.prediction.worker import SECONDS, ask, ask_emulator, start_card, start_shadow
@@ -34,10 +34,11 @@ from workbench.recipe import Recipe
 __all__ = ["CPU", "EMULATOR", "ENGINES", "SHADOW", "Prediction", "engine_for", "predict", "predict_all"]
 
 
-GPU_NAMES = tuple(GPUS)
+GPU_NAMES = tuple(COMMON)
 EMULATOR = "emulator"
 SHADOW = "shadow"
 ENGINES = (EMULATOR, SHADOW)
+NEWEST = "b200"  # which lacks nothing that another card has
 ENGINE_VARIABLE = "WORKBENCH_ENGINE"  # chooses for all calls
 
 
@@ -54,7 +55,7 @@ def predict(
     """Predict the memory of a recipe's training step.
 
     Args:
-        gpu: a name of `workbench.gpus.catalogue.GPUS`, or `"cpu"` for this machine's own kernels.
+        gpu: a card of `workbench.gpus.catalogue.GPUS` by its name, or `"cpu"` for this machine's own kernels.
         padding: batches contain padding, although no technique of the recipe brings any.
         engine: `"emulator"` or `"shadow"`; by default the emulator where it is set up.
         time_limit: in seconds, for what was not predicted before.
@@ -95,7 +96,7 @@ def predict_all(
 
     The limit is for each of them.
     """
-    names = [name if name == CPU else find_gpu(name).name for name in gpus]
+    names = [device_name(name) for name in gpus]
     recipe = resolved(recipe, names)
     request = (padding, _ranks(recipe, ranks, shard))
     engines = {name: engine_for(name, engine) for name in names}
@@ -132,6 +133,30 @@ def engine_for(gpu: str, engine: str | None = None) -> str:
     if chosen == EMULATOR:
         place.stub_folder()
     return chosen or (EMULATOR if place.is_set_up() else SHADOW)
+
+
+def why_not(recipe: Recipe, gpu: str) -> str:
+    """Why a recipe cannot be predicted, or run, on such a device, as far as that is known before anything is predicted:
+    for want of positions, of bf16 in hardware, of an engine. Empty: nothing is known against it. No hub is asked.
+
+    What this machine alone lacks, as a package, is no reason. Raises ConfigurationError for an unknown device.
+    """
+    gpu = device_name(gpu)
+    device = GPUS[gpu].device if gpu in GPUS else Device(CPU, CPU)
+    positions = known_positions(recipe.model)
+    taken = {technique.name: technique.positions for technique in recipe.techniques if technique.positions}
+    try:
+        if positions:
+            check_positions(recipe.model, positions, recipe.sequence_length, taken)
+    except ConfigurationError as error:
+        return str(error)
+    for technique in recipe.techniques:
+        reason = technique.missing(device)
+        if reason and reason != technique.missing(GPUS[NEWEST].device):
+            return reason
+        if technique.untraceable and (reason or engine_for(gpu) == SHADOW):
+            return technique.untraceable
+    return ""
 
 
 def warm_predictions(gpu: str = "h100") -> None:
@@ -209,6 +234,7 @@ def definition(kind: type) -> str:
 
 def model_config(model: str) -> str:
     """Of a folder, whose config may change under its name, the text of it; of other models nothing."""
-    folder = Path(model.removeprefix(RANDOM)).expanduser()
-    names = ("config.json", "adapter_config.json")
-    return "".join((folder / name).read_text(encoding="utf-8") for name in names if (folder / name).is_file())
+    # `os.path` takes any text at all, which `pathlib` does not
+    folder = os.path.expanduser(model.removeprefix(RANDOM))
+    paths = [os.path.join(folder, name) for name in ("config.json", "adapter_config.json")]
+    return "".join(Path(path).read_text(encoding="utf-8") for path in paths if os.path.isfile(path))

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.base.categories import Phase, format_bytes
 from workbench.base.errors import WorkbenchError
+from workbench.base.operations import operation_in_words
 from workbench.base.paths import versions
 from workbench.base.result import Result
 from workbench.gpus.catalogue import GPUS, Gpu
@@ -160,7 +161,7 @@ def prediction_text(prediction: Prediction) -> str:
         f"{p.label} on {p.model}, {p.micro_batch_size} × {p.recipe_settings['sequence_length']} tokens at a time"
         f"{padding}{ranks}: predicted for {gpu} by {engine_words(p.source)}, not measured",
         f"  peak   {format_bytes(p.peak_allocated_bytes)} allocated{reserved}, in the {p.peak_phase.replace('_', ' ')}",
-        f"         at {p.peak_operation}",
+        f"         at {operation_in_words(p.peak_operation)} ({p.peak_operation})",
         f"  fits   {_fit(p)}",
         f"  work   {p.flops / 1e12:,.2f} × 10¹² floating-point operations per step, recomputation included",
         "",
@@ -181,8 +182,9 @@ def prediction_text(prediction: Prediction) -> str:
 def _fit(p: Prediction) -> str:
     if p.capacity_bytes is None or p.peak_reserved_bytes is None:
         return "no limit known"
-    need = f"{format_bytes(p.peak_reserved_bytes)} and about {format_bytes(p.context_bytes)} of CUDA context"
-    return f"{'yes' if p.fits else 'NO'}: {need}, of {format_bytes(p.capacity_bytes)}"
+    parts = f"{format_bytes(p.peak_reserved_bytes)} reserved, about {format_bytes(p.context_bytes)} of CUDA context"
+    need = f"needs {format_bytes(p.need_bytes)} of {format_bytes(p.capacity_bytes)} ({parts})"
+    return f"{'yes' if p.fits else 'NO'}: {need}"
 
 
 def _line(name: str, size: int, most: str, p: Prediction) -> str:
@@ -191,7 +193,7 @@ def _line(name: str, size: int, most: str, p: Prediction) -> str:
 
 
 def fitting(answers: dict[str, Prediction | WorkbenchError]) -> str:
-    """On which of these GPUs it fits, with what each would reserve, and why not on the others."""
+    """On which of these GPUs it fits, with what it needs there, and why not on the others."""
     fits = []
     too_small = []
     cannot = []
@@ -199,13 +201,13 @@ def fitting(answers: dict[str, Prediction | WorkbenchError]) -> str:
         if isinstance(answer, WorkbenchError):
             cannot.append(f"  cannot run on    {gpu}: {answer}")
         elif answer.fits:
-            reserves = format_bytes(answer.peak_reserved_bytes or 0)
-            fits.append(f"    {gpu:14}{reserves:>12}{format_bytes(answer.capacity_bytes or 0):>12}")
+            capacity = format_bytes(answer.capacity_bytes or 0)
+            fits.append(f"    {gpu:14}{format_bytes(answer.need_bytes):>12}{capacity:>12}")
         else:
             too_small.append(gpu)
     lines = ["  fits on          none of the known GPUs"]
     if fits:
-        lines = [f"  {'fits on':16}{'reserves':>12}{'has':>12}", *fits]
+        lines = [f"  {'fits on':16}{'needs':>12}{'has':>12}", *fits]
     if too_small:
         lines.append(f"  does not fit on  {', '.join(too_small)}")
     return "\n".join([*lines, *cannot])

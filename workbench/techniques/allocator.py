@@ -64,12 +64,12 @@ class Allocator(Technique):
         import torch
 
         torch.cuda.empty_cache()  # segments that exist stay as they are
-        apply(f"{_environment()},{self.configuration}")
+        set_allocator(f"{_environment()},{self.configuration}")
         try:
             yield
         finally:
             torch.cuda.empty_cache()
-            apply(f"expandable_segments:False,{_environment()}")
+            set_allocator(f"expandable_segments:False,{_environment()}")
 
     def allocator_settings(self) -> Arguments:
         """Raises ConfigurationError for a limit on splitting, which the model of the allocator does not know."""
@@ -92,7 +92,7 @@ def _environment() -> str:
     return ""
 
 
-def apply(configuration: str) -> None:
+def set_allocator(configuration: str) -> None:
     """Set the allocator's settings in a process that may already use CUDA. Those not mentioned get their defaults."""
     import torch
 

@@ -1,10 +1,17 @@
 """Attention: whether the scores of every token against every other are kept, or computed again block by block."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from workbench.base.settings import setting
 from workbench.models.family import ModelFamily
-from workbench.techniques.base import Arguments, Stage, Technique
+from workbench.techniques.base import Arguments, Call, Stage, Technique
+
+
+def set_attention(model: Any, implementation: str) -> Any:
+    """The model, whose attention is computed in this way from now on."""
+    model.set_attn_implementation(implementation)
+    return model
 
 
 @dataclass(frozen=True)
@@ -25,3 +32,6 @@ class Attention(Technique):
 
     def model_arguments(self, family: ModelFamily) -> Arguments:
         return {"attn_implementation": self.implementation}
+
+    def loaded_model(self, family: ModelFamily) -> Call:
+        return Call(set_attention, {"implementation": self.implementation})

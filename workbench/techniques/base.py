@@ -6,10 +6,11 @@ seams it needs. What it attacks, what it costs and whether the loss stays the sa
 name decides anything.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields
 from enum import IntEnum, StrEnum, auto
+from itertools import permutations
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
@@ -122,6 +123,7 @@ class Technique:
     unsharded: ClassVar[str] = ""  # why not on a model that FSDP2 cuts into shards; empty if it can
     # why not under another engine, or the ways to shard whose names begin so, as `deepspeed` and `zero3`
     unsharded_under: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    untraceable: ClassVar[str] = ""  # why a shadow cannot predict it, which has no stand-in for it; empty if it can
     can_be_resumed: ClassVar[bool] = True  # a checkpoint of the Trainer holds all that training needs to go on
 
     def __post_init__(self) -> None:
@@ -213,6 +215,17 @@ class Technique:
 
     # ---- not part of a run ----
 
+    def switches(self) -> Arguments:
+        """`TrainingArguments` with which the newest transformers does by itself what `model` does; empty: none."""
+        return {}
+
+    def loaded_model(self, family: ModelFamily) -> Call | None:
+        """Of (model), which somebody else has loaded: what `model_arguments` do at loading, or None."""
+
+    def check_loss(self, model: Any, trainer: Any = None) -> None:
+        """Raises ConfigurationError if the loss of somebody else's model, or of the Trainer around it, is made in
+        another way than the technique needs. Asked by `workbench.apply`."""
+
     def applied_to(self, model: Any) -> Any:
         """The model with this technique's work done on it, as in a run. Raises ConfigurationError: it cannot be."""
         import torch
@@ -254,6 +267,17 @@ class Technique:
     def environment(self) -> dict[str, str]:
         """Environment variables that do in a script, set before torch is imported, what `run_context` does in a run."""
         return {}
+
+
+def check_together(techniques: Iterable[Technique], owner: str) -> None:
+    """Raises ConfigurationError: two of them have one name, or exclude each other."""
+    for first, second in permutations(techniques, 2):
+        if first.name == second.name:
+            raise ConfigurationError(f"{owner}: {first.name} is given twice. Keep one of the two settings.")
+        for capability in first.forbids & second.brings:
+            raise ConfigurationError(
+                f"{owner}: {second.name} brings {capability}, which {first.name} forbids. Drop one of the two."
+            )
 
 
 def equal_parts(whole: int, part: int, least: int, what: str, field: str, plural: str, cure: str) -> int:

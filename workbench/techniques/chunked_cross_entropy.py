@@ -116,14 +116,28 @@ def without_logits(model: Any, chunk: int, kernel: str = "recompute") -> Iterato
 
 
 def chunk_loss(trainer: Any, chunk: int, kernel: str) -> None:
-    """The trainer computes its loss without all logits at once, `chunk` rows at a time."""
+    """The trainer computes its loss without all logits at once, `chunk` rows at a time.
+
+    Where it is asked for the logits themselves, as for `compute_metrics` and by `predict`, they are computed as ever.
+    """
     plain_compute_loss = trainer.compute_loss
+    plain_prediction_step = trainer.prediction_step
 
     def compute_loss(model: Any, *args: Any, **kwargs: Any) -> Any:
         with without_logits(model, chunk, kernel):
             return plain_compute_loss(model, *args, **kwargs)
 
+    def prediction_step(model: Any, inputs: Any, prediction_loss_only: bool, *args: Any, **kwargs: Any) -> Any:
+        chunked_compute_loss = trainer.compute_loss
+        if not prediction_loss_only:
+            trainer.compute_loss = plain_compute_loss
+        try:
+            return plain_prediction_step(model, inputs, prediction_loss_only, *args, **kwargs)
+        finally:
+            trainer.compute_loss = chunked_compute_loss
+
     trainer.compute_loss = compute_loss
+    trainer.prediction_step = prediction_step
 
 
 @dataclass(frozen=True)
@@ -147,11 +161,13 @@ class ChunkedCrossEntropy(Technique):
             object.__setattr__(self, "numerics", Numerics.APPROXIMATE)
 
     def missing(self, device: Device) -> str | None:
+        if self.kernel != "pytorch":
+            return None
         import torch
 
-        if self.kernel == "pytorch" and not hasattr(torch.nn.functional, "linear_cross_entropy"):
-            return f"{self.name}=kernel:pytorch needs PyTorch 2.13, not {torch.__version__}. Use kernel:recompute."
-        return None
+        if hasattr(torch.nn.functional, "linear_cross_entropy"):
+            return None
+        return f"{self.name}=kernel:pytorch needs PyTorch 2.13, not {torch.__version__}. Use kernel:recompute."
 
     def check_config(self, config: Any) -> None:
         for name in CHANGES_LOGITS:
@@ -175,3 +191,29 @@ class ChunkedCrossEntropy(Technique):
 
     def trainer(self) -> Call:
         return Call(chunk_loss, self.settings())
+
+    def check_loss(self, model: Any, trainer: Any = None) -> None:
+        """It must be the one that the model's own head makes: whoever makes it of the logits would get none."""
+        base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        loss_name = getattr(base.loss_function, "__name__", "a loss function of its own")
+        makers = {
+            f"forward() of {type(base).__name__}": not _of_transformers(type(base).forward),
+            loss_name: loss_name != "ForCausalLMLoss",
+        }
+        if trainer is not None:
+            makers |= {
+                "label smoothing": trainer.label_smoother is not None,
+                "compute_loss_func": trainer.compute_loss_func is not None,
+                "Liger's kernel": getattr(trainer.args, "use_liger_kernel", False),
+                f"compute_loss() of {type(trainer).__name__}": not _of_transformers(type(trainer).compute_loss),
+            }
+        for maker, makes_loss in makers.items():
+            if makes_loss:
+                raise ConfigurationError(
+                    f"{self.name}: here {maker} makes the loss, in a way that may look at logits, and there would be "
+                    f"none. Leave one of the two out."
+                )
+
+
+def _of_transformers(function: Any) -> bool:
+    return str(function.__module__).startswith("transformers.")

@@ -5,7 +5,20 @@ from typing import Any
 
 from workbench.base.errors import ConfigurationError
 from workbench.models.family import ModelFamily, family_of
-from workbench.techniques.base import Arguments, Stage, Technique
+from workbench.techniques.base import Arguments, Call, Stage, Technique
+
+
+def fuse_gelu(model: Any, settings: dict[str, str]) -> Any:
+    """The model, whose activations that are written out in Python are one kernel each; so says its config too."""
+    from transformers.activations import ACT2FN, NewGELUActivation
+
+    for module in model.modules():
+        for name, activation in module.named_children():
+            if isinstance(activation, NewGELUActivation):
+                setattr(module, name, ACT2FN["gelu_pytorch_tanh"])
+    for name, value in settings.items():
+        setattr(model.config, name, value)
+    return model
 
 
 @dataclass(frozen=True)
@@ -28,3 +41,6 @@ class FusedGelu(Technique):
 
     def model_arguments(self, family: ModelFamily) -> Arguments:
         return {**family.fused_activation}
+
+    def loaded_model(self, family: ModelFamily) -> Call:
+        return Call(fuse_gelu, {"settings": family.fused_activation})

@@ -6,7 +6,7 @@ from typing import Any
 from workbench.base.settings import setting
 from workbench.measure.device import Device
 from workbench.models.family import ModelFamily
-from workbench.techniques.base import Call, Capability, Stage, Technique
+from workbench.techniques.base import Arguments, Call, Capability, Stage, Technique
 
 
 def checkpoint_blocks(model: Any, every_n_layers: int, use_reentrant: bool, offload: bool) -> Any:
@@ -76,10 +76,12 @@ class GradientCheckpointing(Technique):
         return None
 
     def model(self, family: ModelFamily) -> Call:
+        return Call(checkpoint_blocks, self.settings(), switches=self.switches())
+
+    def switches(self) -> Arguments:
         # a dataclass keeps the defaults of its fields as class attributes
         changed = {name: value for name, value in self.settings().items() if value != getattr(type(self), name)}
-        switches = {"activation_checkpointing": True, "activation_checkpointing_kwargs": changed or None}
-        return Call(checkpoint_blocks, self.settings(), switches=switches)
+        return {"activation_checkpointing": True, "activation_checkpointing_kwargs": changed or None}
 
     def stand_in(self) -> Technique:
         """With `offload`, the inputs of blocks leave a shadow's device: its tensors are all on one."""

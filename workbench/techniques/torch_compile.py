@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from shutil import which
 from typing import Any
 
@@ -47,6 +48,7 @@ class TorchCompile(Technique):
 
     stage = Stage.COMPILE
     forbids = frozenset({Capability.UNEQUAL_BATCHES})  # each length is compiled anew, in the middle of what is timed
+    untraceable = "torch_compile needs an emulated GPU and Triton. Or measure it with `run`."
     worth_trying = ()  # a prediction compiles, which takes minutes: too long for a search
 
     def missing(self, device: Device) -> str | None:
@@ -74,19 +76,17 @@ class TorchCompile(Technique):
         return Call(compile_training, self.settings())
 
     def stand_in(self) -> Technique:
-        raise ConfigurationError(f"predict: {self.name} needs an emulated GPU and Triton. Or measure it with `run`.")
+        raise ConfigurationError(f"predict: {self.untraceable}")
 
 
 def _lacking(device: Device) -> str:
     """What this machine lacks to compile for a device, with its cure; empty if it is nothing."""
-    from torch.utils._triton import has_triton_package
-
     if device.kind not in ("cpu", "cuda"):
         return f"a CPU or CUDA, not {device.kind}: use --device cpu"
     compiler = os.environ.get("CXX", "g++")
     if device.kind == "cuda":
         compiler = os.environ.get("CC", "gcc")
-        if not has_triton_package() or (device.compute_capability or TRITONS) < TRITONS:
+        if find_spec("triton") is None or (device.compute_capability or TRITONS) < TRITONS:
             return "compute capability 7.0 and Triton: pip install triton"
     if which(compiler) is None:
         return f"the compiler {compiler}: install it, or name another by CC and CXX"

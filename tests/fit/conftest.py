@@ -1,0 +1,80 @@
+"""Programs of somebody else's, run in this process on the CPU as `inside.py` runs them on an emulated card."""
+
+import json
+import runpy
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import transformers.modeling_utils
+import transformers.trainer
+import transformers.training_args
+
+from workbench.fit import inside
+from workbench.fit.program import Program, Trial
+
+OPTIMIZERS = import_module("torch.optim.optimizer")  # which is no attribute of its package
+CHANGED = (
+    (transformers.training_args.TrainingArguments, "__post_init__"),
+    (transformers.trainer.Trainer, "__init__"),
+    (transformers.trainer.Trainer, "train"),
+    (transformers.modeling_utils.PreTrainedModel, "__init__"),
+    (OPTIMIZERS.Optimizer, "__init__"),
+)
+
+
+class EndedError(BaseException):
+    """In place of the end of the process."""
+
+
+@pytest.fixture
+def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Program, Trial]]:
+    """Runs the text of a script with techniques; the program, and what a trial of it has seen."""
+
+    def run_script(source: str, *techniques: object, arguments: tuple[str, ...] = ()) -> tuple[Program, Trial]:
+        file = tmp_path / "train.py"
+        file.write_text(source)
+        job = {
+            "techniques": {technique.name: technique.settings() for technique in techniques},
+            "steps": 3,
+            "report": str(tmp_path / "report.json"),
+            "scratch": str(tmp_path),
+        }
+        kinds = [(field, field.type) for field in fields(transformers.training_args.TrainingArguments)]
+        run = inside.Run(json.loads(json.dumps(job)))
+        for owner, name in CHANGED:
+            monkeypatch.setattr(owner, name, getattr(owner, name))
+
+        def end(reason: str) -> None:
+            run.seen["ended_by"] = reason
+            raise EndedError
+
+        monkeypatch.setattr(run, "end", end)
+        run.change_arguments(transformers.training_args)
+        run.change_trainer(transformers.trainer)
+        run.note_models(transformers.modeling_utils)
+        hook = OPTIMIZERS.register_optimizer_step_post_hook
+        handles = []
+        monkeypatch.setattr(OPTIMIZERS, "register_optimizer_step_post_hook", lambda step: handles.append(hook(step)))
+        run.change_optimizers(OPTIMIZERS)
+        monkeypatch.setattr(sys, "argv", [str(file), *arguments])
+        try:
+            runpy.run_path(str(file), run_name="__main__")
+        except EndedError:
+            pass
+        finally:
+            for (
+                field,
+                kind,
+            ) in kinds:  # transformers' parser of command lines writes others there, for good
+                field.type = kind
+            monkeypatch.undo()
+            handles[0].remove()
+        seen = json.loads(json.dumps(run.seen))
+        program = Program.parse(["python", str(file), *arguments])
+        return program, Trial(tuple(techniques), seen, 0, 0, True, 0.0)
+
+    return run_script

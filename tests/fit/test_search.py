@@ -1,0 +1,257 @@
+"""The search for sets of changes, on a card that is a formula; and once on an emulated one."""
+
+import re
+import sys
+from dataclasses import replace
+
+import pytest
+from scripts import TRAINER_SCRIPT
+
+from workbench.__main__ import main
+from workbench.base.errors import ConfigurationError, UnavailableError
+from workbench.fit import search
+from workbench.fit.program import Program, Trial, check_trial
+from workbench.fit.search import fit
+from workbench.gpus.emulator import place
+from workbench.techniques import Numerics, technique
+
+GIB = 2**30
+CALL = {"file": "", "line": 0, "column": 0, "end_line": 0, "end_column": 0, "parsed": False}
+SEEN = {
+    "ended_by": "steps",
+    "kind": "trainer",
+    "steps": 3,
+    "rows": 8,
+    "tokens": 1024,
+    "longest_row": 1024,
+    "logits_bytes": 2 * GIB,
+    "sizes": {"weights": GIB, "trained": GIB, "states": 2 * GIB, "peak": 15 * GIB},
+    "batch": [8, 1],
+    "model": {"class": "GPT2LMHeadModel", "written_out": True, "eager": False},
+    "arguments_call": CALL,
+    "trainer_call": CALL,
+    "changed": {},
+    "arguments_class": "TrainingArguments",
+    "trainer_class": "Trainer",
+    "there": [],
+    "put": [],
+    "on_model": [],
+}
+LEFT = {  # of 6 GiB of activations and 6 of logits
+    "gradient_checkpointing": (0.1, 1.0),
+    "chunked_cross_entropy": (1.0, 0.0),
+    "fused_gelu": (0.8, 1.0),
+    "activation_offloading": (0.1, 1.0),
+    "mixed_precision": (0.6, 1.0),
+}
+
+
+@pytest.fixture
+def script(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text(TRAINER_SCRIPT)
+    return ["python", str(file)]
+
+
+@pytest.fixture
+def card(monkeypatch):
+    """The sets that were run on a card which is a formula."""
+    sets = []
+
+    def try_out(program, gpu, techniques, *, steps, time_limit_s, shown=False):
+        activations, logits = 6.0, 6.0
+        for entry in techniques:
+            shares = LEFT.get(entry.name, (1.0, 1.0))
+            if entry.name == "gradient_accumulation":
+                shares = (1 / entry.steps, 1 / entry.steps)
+            activations, logits = activations * shares[0], logits * shares[1]
+        states = 0.0 if any(entry.name in ("optimizer_offloading", "lora") for entry in techniques) else 2.0
+        needed = int((1 + states + max(activations + logits, 2.0)) * GIB)
+        sets.append({entry.name for entry in techniques})
+        fits = needed <= gpu.memory_bytes
+        seen = {**SEEN, "ended_by": "steps" if fits else "out of memory"}
+        return Trial(tuple(techniques), seen, needed, needed, fits, 1.0)
+
+    monkeypatch.setattr(search, "try_out", try_out)
+    return sets
+
+
+def names(answer):
+    return set(answer.changes)
+
+
+def test_what_fits_is_run_once(card, script):
+    planned = fit(script, "a100-40gb")
+    assert planned.fits
+    assert card == [set()]
+    assert "it fits, and needs" in str(planned)
+
+
+def test_small_sets_come_first_and_none_is_extended(card, script):
+    planned = fit(script, "t4", budget="14GiB")
+    assert [names(answer) for answer in planned.answers] == [
+        {"fused_gelu"}, {"gradient_accumulation"}, {"chunked_cross_entropy"},
+    ]  # fmt: skip
+    assert card[:2] == [set(), set()]  # on the card, and with room for everything
+    assert planned.answers[1].changes["gradient_accumulation"] == {"steps": 2}  # the gentlest that does
+    assert {answer.numerics for answer in planned.answers} == {Numerics.EXACT}
+    assert "batches of 8 × 1,024 tokens, the longest rows" in str(planned)
+
+
+def test_sets_of_several_changes(card, script):
+    planned = fit(script, "t4", budget="5.2GiB")
+    assert planned.answers
+    for answer in planned.answers:
+        assert answer.needed_bytes <= 5.2 * GIB
+        assert {"gradient_checkpointing", "gradient_accumulation", "activation_offloading"} & names(answer)
+    assert len({len(answer.changes) for answer in planned.answers if answer.numerics is Numerics.EXACT}) == 1
+
+
+def test_another_training_is_the_last_resort(card, script):
+    planned = fit(script, "t4", budget="3.1GiB")
+    numerics = [answer.numerics for answer in planned.answers]
+    assert numerics == sorted(numerics, key=list(Numerics).index)
+
+
+def test_a_model_of_ones_own_is_told_what_it_needs(card, script, monkeypatch):
+    monkeypatch.delitem(SEEN, "model")
+    planned = fit(script, "t4", budget="8GiB")
+    assert planned.needed_bytes == 15 * GIB
+    assert "no causal language model" in str(planned)
+
+
+def test_what_is_there_already_is_not_offered(card, script, monkeypatch):
+    monkeypatch.setitem(SEEN, "there", ["fused_gelu", "gradient_checkpointing", "mixed_precision"])
+    fit(script, "t4", budget="8GiB")
+    assert not {"gradient_checkpointing", "mixed_precision"} & set().union(*card)
+
+
+def test_nothing_fits(card, script):
+    planned = fit(script, "t4", budget="1GiB")
+    assert not planned.answers
+    assert "Nothing was found that fits" in str(planned)
+
+
+def test_what_is_known_when_the_time_is_up_or_it_is_interrupted(card, script, monkeypatch):
+    plain = search.try_out
+
+    def slow(*args, **kwargs):
+        trial = plain(*args, **kwargs)
+        return replace(trial, interrupted=len(card) == 4, fits=trial.fits and len(card) != 4)
+
+    monkeypatch.setattr(search, "try_out", slow)
+    planned = fit(script, "t4", budget="14GiB")
+    assert planned.ended == "interrupted"
+    assert len(planned.answers) == 1
+    assert "ended early: interrupted" in str(planned)
+
+
+def test_a_set_that_the_program_cannot_have_is_told(card, script, monkeypatch):
+    plain = search.try_out
+
+    def without_fused(program, gpu, techniques, **options):
+        if "fused_gelu" in {entry.name for entry in techniques}:
+            return Trial(tuple(techniques), {"ended_by": "refusal", "refusal": "no"}, 0, 0, False, 1.0)
+        return plain(program, gpu, techniques, **options)
+
+    monkeypatch.setattr(search, "try_out", without_fused)
+    planned = fit(script, "t4", budget="14GiB")
+    assert dict(planned.unsuitable) == {"fused_gelu": "no"}
+    assert "fused_gelu" not in {name for answer in planned.answers for name in answer.changes}
+
+
+# ---- programs that do not come to train ----
+
+PROGRAMS = {
+    (): "name a program after --",
+    ("torchrun", "train.py"): "torchrun may start several processes",
+    ("python", "-m", "torch.distributed.run", "train.py"): "may start several processes",
+    ("bash", "train.sh"): "'bash' is not Python",
+    ("python", "-c", "pass"): "given no script",
+    ("python", "-W", "ignore"): "given no script",
+    ("python", "nowhere.py"): "no file 'nowhere.py'",
+}
+
+
+@pytest.mark.parametrize("command", PROGRAMS, ids=lambda command: " ".join(command) or "nothing")
+def test_a_command_that_is_no_script_of_python(command):
+    with pytest.raises(ConfigurationError, match=PROGRAMS[command]):
+        Program.parse(command)
+
+
+def test_the_interpreters_own_options_are_not_the_script(script):
+    program = Program.parse(["python", "-W", "ignore", "-u", *script[1:], "-m", "2"])
+    assert program.options == ("-W", "ignore", "-u")
+    assert program.script == (script[1], "-m", "2")
+    assert program.python == sys.executable
+
+
+ENDINGS = {
+    "an error": ({"message": "ValueError: no"}, "failed by itself.*ValueError: no.*Make it run first"),
+    "a gated model": (
+        {"ended_by": "an error", "message": "OSError: huggingface.co cannot be reached"},
+        "network or a login.*HF_HUB_OFFLINE",
+    ),
+    "its own exit": ({"exit": "2"}, "ended by itself with '2'.*arguments"),
+    "its own end": ({"kind": "", "steps": 0}, "without a Trainer of transformers and without an optimizer"),
+    "a Trainer alone": ({"ended_by": "its own end", "kind": "trainer", "steps": 0}, "never called train"),
+    "an optimizer alone": ({"ended_by": "its own end", "kind": "loop", "steps": 0}, "never took a step"),
+    "several ranks": ({"several": "deepspeed"}, "uses deepspeed"),
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_program_that_does_not_train_is_told_why(ending):
+    seen, reason = ENDINGS[ending]
+    with pytest.raises(ConfigurationError, match=reason):
+        check_trial(Trial((), {"ended_by": ending, "kind": "", **seen}, 0, 0, False, 1.0), 600)
+
+
+def test_a_model_that_alone_is_too_large_is_no_failure_of_the_program():
+    check_trial(Trial((), {"ended_by": "out of memory", "kind": "", "steps": 0}, GIB, GIB, False, 1.0), 60)
+
+
+def test_the_other_ends_of_a_program():
+    with pytest.raises(ConfigurationError, match="within 60 s"):
+        check_trial(Trial((), {}, 0, 0, False, 1.0, timed_out=True), 60)
+    with pytest.raises(ConfigurationError, match="on the CPU"):
+        check_trial(Trial((), SEEN, 0, 0, True, 1.0, used_a_gpu=False), 60)
+    with pytest.raises(UnavailableError, match="ended from outside"):
+        check_trial(Trial((), {}, 0, 0, False, 1.0), 60)
+
+
+COMMANDS = {
+    "plan --technique lora -- python train.py": "technique belongs to a recipe",
+    "plan --batch-size 4 -- python train.py": "effective-batch-size belongs to a recipe",
+    "plan --life -- python train.py": "life belongs to a recipe",
+    "plan gpt2 --apply": "--apply, --timeout and --trial-steps belong to a program",
+    "plan --gpu t4 --budget 20GiB -- python tests/fit/scripts.py": "a NVIDIA T4 has 14.6 GiB",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_command_line_says_what_belongs_to_what(command, capsys):
+    assert main(command.split()) == 2
+    assert re.search(COMMANDS[command], capsys.readouterr().err)
+
+
+# ---- on an emulated card ----
+
+
+@pytest.mark.dear
+def test_the_written_script_takes_the_printed_peak(tmp_path, monkeypatch):
+    """To the byte: the file is run by itself, and nothing is put into it from outside."""
+    if not place.is_set_up():
+        pytest.skip("the emulated GPU is not set up")
+    source = TRAINER_SCRIPT.replace("use_cpu=True, ", "").replace("vocab_size=97", "vocab_size=32000")
+    source = source.replace("range(16)", "range(512)").replace("n_positions=16", "n_positions=512")
+    file = tmp_path / "train.py"
+    file.write_text(source)
+    monkeypatch.setitem(search.ANSWERS, Numerics.EXACT, 1)
+    monkeypatch.setattr(search, "offered", lambda *_: [(technique("chunked_cross_entropy"),)])
+    planned = fit(["python", str(file)], "t4", budget="1.2GiB", write=True, say=lambda _: None)
+    (answer,) = planned.answers
+    assert planned.written_reserved_bytes == answer.reserved_bytes
+    assert answer.needed_bytes < 1.2 * GIB < planned.needed_bytes
+    assert "apply(Trainer(" in (tmp_path / "train_fits_t4.py").read_text()
+    assert not (tmp_path / "somewhere").exists()

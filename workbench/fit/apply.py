@@ -1,0 +1,367 @@
+"""`apply`: techniques on somebody's own Trainer, on a model before it, or on the model and optimizer of a loop.
+
+The functions are those of a run and of an exported script. There is no record and no meter, and nothing else changes.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial, wraps
+from typing import Any, TypeVar, cast
+
+from workbench.base.categories import Category
+from workbench.base.errors import ConfigurationError, UnavailableError, brief, explained
+from workbench.fit.places import Site, as_argument, changed_arguments, site_of
+from workbench.measure.device import Device
+from workbench.models.family import family_of
+from workbench.techniques import Technique, technique
+from workbench.techniques.base import Arguments, Stage, check_together
+
+Target = TypeVar("Target")
+
+ADAPTERS = {"PREFIX_TUNING": "prefix_tuning", "PROMPT_TUNING": "prompt_tuning", "IA3": "ia3"}  # others are LoRA's kin
+OPTIMIZERS = (Stage.OPTIMIZE, Stage.STEP)
+HYPERPARAMETERS = ("lr", "betas", "eps", "weight_decay", "momentum")  # that optimizers of several kinds share
+TRAINER = "TrainingArguments"
+
+
+def apply(target: Target, *techniques: Technique) -> Target:
+    """Put techniques on your own training, with the checks that a recipe has.
+
+        trainer = apply(trainer, GradientCheckpointing(), ChunkedCrossEntropy())
+        model = apply(model, Lora(rank=8))
+        model, optimizer = apply((model, optimizer), ChunkedCrossEntropy(), StepInBackward())
+
+    Args:
+        target: a transformers Trainer before `train()`; a causal language model of transformers, before a Trainer or
+            an optimizer is made for it; or a pair of a model and its optimizer, before the first step.
+
+    Returns:
+        What to go on with, in the shape of the target: the same Trainer, the model (an adapter wraps it), or the pair.
+
+    Raises:
+        ConfigurationError: the techniques exclude each other or what is there already, do not suit the model, or can
+            only be set as an argument, which the message then names.
+        UnavailableError: this device, or what is installed here, lacks what a technique needs.
+    """
+    from transformers import PreTrainedModel, Trainer
+
+    _check_kinds(techniques)
+    in_order = sorted(techniques, key=lambda entry: (entry.stage, entry.name))
+    if isinstance(target, Trainer):
+        _apply_to_trainer(target, in_order)
+        return target
+    if isinstance(target, PreTrainedModel) or hasattr(target, "get_base_model"):
+        return cast("Target", _applied_to_model(target, in_order))
+    if isinstance(target, tuple) and len(target) == 2:
+        model, optimizer = target
+        return cast("Target", _applied_to_loop(model, optimizer, in_order))
+    raise ConfigurationError(
+        f"apply: it takes a transformers Trainer, a model of transformers, or (model, optimizer), got a "
+        f"{type(target).__name__}. Take the model out of what wraps it, and apply before accelerate prepares it."
+    )
+
+
+def _check_kinds(techniques: tuple[Any, ...]) -> None:
+    if not techniques:
+        raise ConfigurationError("apply: name at least one technique, as in apply(trainer, GradientCheckpointing()).")
+    for entry in techniques:
+        if not isinstance(entry, Technique):
+            raise ConfigurationError(f"apply: {brief(entry)} is not a technique. Write for example Lora(rank=8).")
+
+
+# ---- a built Trainer ----
+
+
+def _apply_to_trainer(trainer: Any, techniques: list[Technique]) -> None:
+    from transformers import Trainer
+
+    model = trainer.model
+    arguments = vars(trainer.args)
+    if trainer.model_init is not None:
+        raise ConfigurationError("apply: train() makes this model anew, by model_init. Apply to the model inside it.")
+    check_target(model, techniques, trainer.args.device.type, arguments)
+    family = family_of(model.config)
+    for entry in techniques:
+        site = site_of(entry, family)
+        if site is Site.ARGUMENT:
+            raise _only_as_argument(entry, as_argument(entry, family, arguments))
+        if site is Site.MODEL:
+            raise ConfigurationError(
+                f"apply: {entry.name} replaces the model, for which this Trainer is built already. Before it, write "
+                f"model = apply(model, {type(entry).__name__}(…))."
+            )
+        if entry.stage in OPTIMIZERS:
+            _check_optimizer(trainer, entry, is_own=type(trainer).create_optimizer is not Trainer.create_optimizer)
+        _check_ranks_and_checkpoints(trainer.args, entry)
+        entry.check_loss(model, trainer)
+    for entry in techniques:
+        for change in (entry.loaded_model(family), entry.model(family)):
+            if change is not None:
+                change(model)  # in place: what would make another model was refused
+        entry.check_model(model)
+        call = entry.trainer()
+        if call is not None:
+            for name, value in changed_arguments(entry, arguments).items():
+                setattr(trainer.args, name, value)
+            call(trainer)
+
+
+def _only_as_argument(entry: Technique, argument: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"apply: {entry.name} can only be set as an argument, before anything is built. Set {argument}."
+    )
+
+
+def _check_optimizer(trainer: Any, entry: Technique, *, is_own: bool) -> None:
+    if trainer.optimizer is not None or is_own:
+        maker = "create_optimizer of its class" if is_own else "the optimizer that it has already"
+        raise ConfigurationError(
+            f"apply: {entry.name} decides about the optimizer, and this Trainer takes {maker}. Leave one of them out, "
+            "and apply before train()."
+        )
+
+
+def _check_ranks_and_checkpoints(args: Any, entry: Technique) -> None:
+    if args.deepspeed or args.fsdp:
+        raise ConfigurationError(
+            f"apply: this Trainer uses {'DeepSpeed' if args.deepspeed else 'FSDP'}, under which {entry.name} was not "
+            "tried from outside. Leave one of them out, or write the recipe with `workbench script --shard`."
+        )
+    if args.n_gpu > 1:
+        raise ConfigurationError(
+            f"apply: this Trainer copies its model to {args.n_gpu} GPUs (DataParallel), which was not tried. Start it "
+            "with torchrun, or let it see one: CUDA_VISIBLE_DEVICES=0."
+        )
+    if args.world_size > 1 and entry.alone:
+        raise ConfigurationError(f"apply: {entry.name} works in one process: {entry.alone}. Leave it out.")
+    if not entry.can_be_resumed and args.save_strategy != "no" and not args.save_only_model:
+        raise ConfigurationError(
+            f"apply: {entry.name} keeps what training needs where a checkpoint does not reach. Set "
+            f"{TRAINER}(save_strategy='no') or save_only_model=True."
+        )
+
+
+# ---- a model ----
+
+
+def check_target(
+    model: Any, techniques: list[Technique], device: str | None, arguments: Arguments | None = None
+) -> None:
+    """Raises as `apply` does, where techniques do not suit each other, a model, what it has already, or a device.
+
+    Args:
+        arguments: the TrainingArguments by name, if there is a Trainer.
+    """
+    check_kind(model)
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    check_together([*already_there(model, arguments or {}), *techniques], "apply")
+    here = Device.find(device)
+    for entry in techniques:
+        lacking = entry.missing(here)
+        if lacking:
+            raise UnavailableError(lacking)
+        with explained(f"apply: {entry.name} does not suit a {base.config.model_type!r}", f"Leave {entry.name} out."):
+            entry.check_config(base.config)
+
+
+def check_kind(model: Any) -> None:
+    """Raises ConfigurationError: the model is none that the techniques were written for."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    kinds = {kind.__name__ for kind in type(base).__mro__}
+    if not kinds & set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()) or base.config.is_encoder_decoder:
+        raise ConfigurationError(
+            f"apply: a {type(base).__name__} is no causal language model of transformers, which the techniques were "
+            "written for. Load one with AutoModelForCausalLM."
+        )
+
+
+def already_there(model: Any, arguments: Arguments) -> list[Technique]:
+    """What a model and its TrainingArguments have already, as far as techniques are concerned with it."""
+    present = []
+    steps = arguments.get("gradient_accumulation_steps", 1)
+    if steps > 1:
+        present.append(technique("gradient_accumulation", steps=steps))
+    for dtype in ("fp16", "bf16"):
+        if arguments.get(dtype):
+            present.append(technique("mixed_precision", dtype=dtype))
+    # transformers 5.23 renamed the argument; 5.17 has only the older name
+    by_argument = arguments.get("activation_checkpointing") or arguments.get("gradient_checkpointing")
+    if by_argument or any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+        present.append(technique("gradient_checkpointing"))
+    for adapter in getattr(model, "peft_config", {}).values():
+        present.append(technique(ADAPTERS.get(str(adapter.peft_type.value), "lora")))
+    if any(parameter.requires_grad and parameter.itemsize == 2 for parameter in model.parameters()):
+        present.append(technique("pure_bf16"))
+    return present
+
+
+def _device_of(model: Any) -> str | None:
+    """None, the fastest there is, for a model on the host: a loop sends it to its device later."""
+    kind = str(model.device.type)
+    return None if kind == "cpu" else kind
+
+
+def _applied_to_model(model: Any, techniques: list[Technique]) -> Any:
+    check_target(model, techniques, _device_of(model))
+    family = family_of(model.config)
+    for entry in techniques:
+        if site_of(entry, family) is Site.ARGUMENT:
+            raise _only_as_argument(entry, as_argument(entry, family, {}))
+        if entry.stage in OPTIMIZERS:
+            raise ConfigurationError(
+                f"apply: {entry.name} decides about the optimizer. Give it too, apply((model, optimizer), …), or the "
+                "Trainer."
+            )
+    for entry in techniques:
+        loaded = entry.loaded_model(family)
+        model = loaded(model) if loaded else entry.applied_to(model)
+        entry.check_model(model)
+    return with_forward(model, [entry for entry in techniques if entry.trainer()])
+
+
+def with_forward(model: Any, techniques: list[Technique]) -> Any:
+    """The model, whose forward pass in training does what the techniques do to a Trainer's loss and its context."""
+    if not techniques:
+        return model
+    if "forward" in vars(model):
+        raise ConfigurationError(
+            "apply: this model's forward() has been replaced already, as accelerate's prepare() does. Apply before."
+        )
+    calls: list[Any] = []
+    for entry in techniques:
+        if entry.name == "torch_compile":
+            raise _only_as_argument(entry, "model = torch.compile(model) in the loop")
+        entry.check_loss(model)
+        calls.append(entry.trainer())
+    makes_loss = any(Category.LOGITS_AND_LOSS in entry.attacks for entry in techniques)
+    names = ", ".join(entry.name for entry in techniques)
+    plain_class = type(model)
+
+    @wraps(plain_class.forward)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self.training:
+            return plain_class.forward(self, *args, **kwargs)
+        if makes_loss and kwargs.get("labels") is None:
+            raise ConfigurationError(
+                f"{names}: the model is called without labels, so the loss is made elsewhere, of logits that are never "
+                "whole. Call model(…, labels=labels) and use its loss, or leave it out."
+            )
+        loop = Loop(self, partial(plain_class.forward, self))
+        for call in calls:
+            call(loop)
+        with loop.compute_loss_context_manager():
+            output = loop.compute_loss(self, *args, **kwargs)
+        return _without_logits(output) if makes_loss else output
+
+    # A class of its own, so that a copy of the model has it too, and computes with the copy's weights.
+    members = {"forward": forward, "__module__": plain_class.__module__, "__qualname__": plain_class.__qualname__}
+    model.__class__ = type(plain_class.__name__, (plain_class,), members)
+    return model
+
+
+def _without_logits(output: Any) -> Any:
+    """What stands there is the hidden states: whoever reads it as logits shall not go on."""
+    if not hasattr(output, "logits"):
+        raise ConfigurationError("apply: a loss in chunks needs return_dict=True. Call the model with it.")
+    kept = {name: value for name, value in output.items() if name != "logits"}
+    return type(output)(**kept)
+
+
+# ---- a loop of one's own ----
+
+
+class Loop:
+    """What the techniques' functions ask of a Trainer, played by the model and optimizer of a loop."""
+
+    prediction_step = None
+    args = None
+
+    def __init__(self, model: Any, forward: Callable[..., Any] | None = None) -> None:
+        self.model = model
+        self.forward = forward
+        self.optimizer_cls_and_kwargs: tuple[Any, Arguments] | None = None
+
+    def compute_loss(self, _: Any, *args: Any, **kwargs: Any) -> Any:
+        assert self.forward is not None
+        return self.forward(*args, **kwargs)
+
+    def compute_loss_context_manager(self) -> ExitStack:
+        return ExitStack()
+
+    def get_optimizer_cls_and_kwargs(self, _: Any) -> tuple[Any, Arguments]:
+        assert self.optimizer_cls_and_kwargs is not None
+        return self.optimizer_cls_and_kwargs
+
+
+def _applied_to_loop(model: Any, optimizer: Any, techniques: list[Technique]) -> tuple[Any, Any]:
+    import torch
+
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigurationError(f"apply: the second must be an optimizer, got a {type(optimizer).__name__}.")
+    about_model = [entry for entry in techniques if entry.stage not in OPTIMIZERS]
+    about_optimizer = [entry for entry in techniques if entry.stage in OPTIMIZERS]
+    check_target(model, techniques, _device_of(model))
+    for entry in about_model:
+        if site_of(entry, family_of(model.config)) is Site.MODEL:
+            raise ConfigurationError(
+                f"apply: {entry.name} replaces the parameters that this optimizer has. Apply it to the model, and make "
+                "the optimizer afterwards."
+            )
+    if about_model:
+        model = _applied_to_model(model, about_model)
+    for entry in about_optimizer:
+        optimizer = _changed_optimizer(model, optimizer, entry)
+    return model, optimizer
+
+
+def _changed_optimizer(model: Any, optimizer: Any, entry: Technique) -> Any:
+    """An optimizer of the same groups, before the first step, that works as the technique says."""
+    import torch
+
+    if optimizer.state:
+        raise ConfigurationError(f"apply: {entry.name} makes a new optimizer, and this one has states. Apply before.")
+    if entry.stage is Stage.OPTIMIZE and type(optimizer) is not torch.optim.AdamW:
+        raise ConfigurationError(
+            f"apply: {entry.name} takes the place of torch.optim.AdamW, not of {type(optimizer).__name__}. Make that."
+        )
+    optimizer_class, options = _class_and_options(model, optimizer, entry)
+    groups = [dict(_shared(group)) for group in optimizer.param_groups]
+    return optimizer_class(groups, **options)
+
+
+def _class_and_options(model: Any, optimizer: Any, entry: Technique) -> tuple[Any, Arguments]:
+    from transformers import Trainer, TrainingArguments
+
+    defaults = optimizer.defaults
+    call = entry.trainer()
+    if call is None:  # the Trainer has a name for it
+        choice = {"learning_rate": defaults["lr"], **_adam(defaults), **entry.training_arguments({})}
+        named: tuple[Any, Arguments] = Trainer.get_optimizer_cls_and_kwargs(TrainingArguments("loop", **choice))
+        return named
+    loop = Loop(model)
+    loop.args = TrainingArguments("loop", learning_rate=defaults["lr"], **_adam(defaults))  # type: ignore[assignment]
+    accepted = inspect.signature(type(optimizer).__init__).parameters
+    options = {name: value for name, value in defaults.items() if name in accepted}
+    if entry.stage is Stage.OPTIMIZE:
+        options = {name: value for name, value in options.items() if name in ("lr", "betas", "eps")}
+        if defaults.get("fused"):
+            options["fused"] = True
+    loop.optimizer_cls_and_kwargs = (type(optimizer), options)
+    call(loop)
+    return loop.optimizer_cls_and_kwargs
+
+
+def _adam(defaults: Arguments) -> Arguments:
+    if "betas" not in defaults:
+        return {}
+    first, second = defaults["betas"]
+    return {"adam_beta1": first, "adam_beta2": second, "adam_epsilon": defaults["eps"]}
+
+
+def _shared(group: Arguments) -> Iterator[tuple[str, Any]]:
+    for name in ("params", *HYPERPARAMETERS):
+        if name in group:
+            yield name, group[name]

@@ -1,0 +1,468 @@
+"""Runs somebody's program, changed or as it is, for a few steps, and reports what was seen: a script by itself.
+
+    python inside.py JOB.json train.py --its --arguments
+
+The program is changed where it calls transformers: `TrainingArguments` in what it was called with, before it decides
+anything by that; a Trainer, or the model of a loop, as soon as it is made. After the steps the process ends in the
+middle of the program, so that nothing is saved, nor told to others.
+"""
+
+import atexit
+import importlib.abc
+import importlib.util
+import json
+import os
+import runpy
+import sys
+import traceback
+import weakref
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+PARSER = "hf_argparser.py"  # of transformers: arguments that come from the command line
+SILENT = {"WANDB_MODE": "disabled", "COMET_MODE": "disabled", "HF_HUB_DISABLE_TELEMETRY": "1"}
+ROWS = 10_000  # of a data set that must be read row by row to know their lengths
+MAKING = ("__init__", "__post_init__")
+Frame = Any
+
+
+class Run:
+    """One run of the program.
+
+    Attributes:
+        job: `techniques` by name with their settings, the number of `steps`, and the file of the `report`.
+        seen: what is reported.
+    """
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        self.job = job
+        self.seen: dict[str, Any] = {"ended_by": "", "kind": "", "steps": 0, "tokens": 0, "rows": 0, "logits_bytes": 0}
+        self.by_argument: set[str] = set()
+        self.models: list[Any] = []  # of transformers, as weak references
+        self.trained: tuple[Any, Any] | None = None  # the model, and whoever has its optimizer
+
+    def techniques(self) -> list[Any]:
+        from workbench.techniques import technique
+
+        return [technique(name, **settings) for name, settings in self.job["techniques"].items()]
+
+    def end(self, reason: str) -> None:
+        """End the process here, with its reports: whatever the program would do next is not done."""
+        self.seen["ended_by"] = reason
+        if self.trained is not None:
+            self.seen["sizes"] = sizes(*self.trained)
+        Path(self.job["report"]).write_text(json.dumps(self.seen), encoding="utf-8")
+        sys.stdout.flush()
+        sys.stderr.flush()
+        atexit._run_exitfuncs()
+        os._exit(0)
+
+    def refuse(self, error: Exception) -> None:
+        """The techniques do not suit the program."""
+        self.seen["refusal"] = str(error)
+        self.end("refusal")
+
+    # ---- transformers' Trainer ----
+
+    def change_arguments(self, module: Any) -> None:
+        """Every TrainingArguments that is made, of subclasses too."""
+        decide = module.TrainingArguments.__post_init__
+
+        def changed(arguments: Any) -> None:
+            self.on_arguments(arguments)
+            decide(arguments)
+
+        module.TrainingArguments.__post_init__ = changed
+
+    def on_arguments(self, arguments: Any) -> None:
+        from workbench.base.errors import WorkbenchError
+        from workbench.fit.places import by_arguments, changed_arguments
+
+        before = dict(vars(arguments))
+        changed: dict[str, Any] = {}
+        try:
+            for technique in self.techniques():
+                if by_arguments(technique, before):
+                    self.by_argument.add(technique.name)
+                    changed |= changed_arguments(technique, {**before, **changed})
+        except WorkbenchError as error:
+            self.refuse(error)
+        arguments.output_dir = self.job["scratch"]  # nothing comes among the user's checkpoints
+        arguments.report_to = "none"
+        arguments.push_to_hub = False
+        earlier = self.seen.get("changed")
+        if earlier and all(before[name] == value for name, value in earlier.items()):
+            return  # a copy of some that are changed already
+        for name, value in changed.items():
+            setattr(arguments, name, value)
+        self.seen |= {"changed": changed, "arguments_call": call_of(arguments)}
+        self.seen["arguments_class"] = type(arguments).__name__
+        self.seen["batch"] = [before["per_device_train_batch_size"], before["gradient_accumulation_steps"]]
+
+    def change_trainer(self, module: Any) -> None:
+        import inspect
+
+        make = module.Trainer.__init__
+        train = module.Trainer.train
+        signature = inspect.signature(make)
+
+        @wraps(make)
+        def changed_make(trainer: Any, *args: Any, **kwargs: Any) -> None:
+            bound = signature.bind(trainer, *args, **kwargs)
+            self.on_trainer(trainer, bound.arguments, lambda: make(*bound.args, **bound.kwargs))
+
+        @wraps(train)
+        def changed_train(trainer: Any, *_: Any, **__: Any) -> None:
+            import torch
+
+            self.on_train(trainer)
+            try:
+                train(trainer)  # does not resume: there is nothing in its folder
+            except torch.OutOfMemoryError as error:
+                self.seen["message"] = str(error)
+                self.end("out of memory")
+            self.end("the end of training")
+
+        module.Trainer.__init__ = changed_make
+        module.Trainer.train = changed_train
+
+    def on_trainer(self, trainer: Any, arguments: dict[str, Any], make: Callable[[], None]) -> None:
+        from workbench.base.errors import WorkbenchError
+        from workbench.fit.apply import apply
+        from workbench.fit.places import Site, site_of
+        from workbench.models.family import family_of
+
+        self.seen |= {"kind": "trainer", "trainer_call": call_of(trainer), "trainer_class": type(trainer).__name__}
+        model = arguments.get("model")
+        later = []
+        self.seen |= {"put": [], "on_model": []}
+        try:
+            for technique in self.techniques():
+                if technique.name in self.by_argument or technique.environment():
+                    continue
+                self.seen["put"].append(technique.name)
+                if model is not None and site_of(technique, family_of(model.config)) is Site.MODEL:
+                    self.seen["on_model"].append(technique.name)
+                    arguments["model"] = apply(arguments["model"], technique)
+                else:
+                    later.append(technique)
+            make()
+            if later:
+                apply(trainer, *later)
+        except WorkbenchError as error:
+            self.refuse(error)
+
+    def on_train(self, trainer: Any) -> None:
+        """The longest rows come first; the card is told of padding; the Trainer ends after the steps."""
+        from transformers import TrainerCallback
+
+        from workbench.gpus.emulator.padding import VARIABLE
+
+        run = self
+
+        class Stop(TrainerCallback):
+            def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+                run.seen["steps"] = state.global_step
+                control.should_save = False
+                control.should_evaluate = False
+                if state.global_step >= run.job["steps"]:
+                    run.end("steps")
+
+        args = trainer.args
+        several = [name for name in ("deepspeed", "fsdp") if getattr(args, name, None)]
+        if several or args.world_size > 1:
+            self.seen["several"] = several[0] if several else f"{args.world_size} ranks"
+            self.end("several ranks")
+        self.trained = (trainer.model, trainer)
+        self.watch(trainer.model, vars(args))
+        trainer.add_callback(Stop)
+        trainer.data_collator = Collator(trainer.data_collator)
+        lengths = lengths_of(trainer.train_dataset)
+        if lengths:
+            self.seen["longest_row"] = max(lengths)
+        if lengths and min(lengths) < max(lengths):
+            order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
+            trainer._get_train_sampler = lambda *_, **__: order
+            if args.per_device_train_batch_size > 1:
+                os.environ[VARIABLE] = "1"
+
+    # ---- a loop of the program's own ----
+
+    def note_models(self, module: Any) -> None:
+        make = module.PreTrainedModel.__init__
+
+        @wraps(make)  # transformers reads its signature
+        def noted(model: Any, *args: Any, **kwargs: Any) -> None:
+            make(model, *args, **kwargs)
+            self.models.append(weakref.ref(model))
+
+        module.PreTrainedModel.__init__ = noted
+
+    def change_optimizers(self, module: Any) -> None:
+        """The optimizer of a loop tells which model is trained."""
+        make = module.Optimizer.__init__
+
+        @wraps(make)
+        def noted(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            make(optimizer, *args, **kwargs)
+            if not self.seen["kind"]:
+                self.on_optimizer(optimizer)
+
+        module.Optimizer.__init__ = noted
+        module.register_optimizer_step_post_hook(self.on_step)
+
+    def on_optimizer(self, optimizer: Any) -> None:
+        from workbench.base.errors import ConfigurationError, WorkbenchError
+        from workbench.fit.apply import apply
+
+        self.seen |= {"kind": "loop", "optimizer_call": call_of(optimizer)}
+        model = self.model_of(optimizer)
+        techniques = [technique for technique in self.techniques() if not technique.environment()]
+        try:
+            if model is None and techniques:
+                raise ConfigurationError(
+                    "the optimizer has the parameters of no causal language model of transformers."
+                )
+            if techniques:
+                apply(model, *techniques)
+                self.seen["put"] = [technique.name for technique in techniques]
+        except WorkbenchError as error:
+            self.refuse(error)
+        if model is not None:
+            self.seen["model_name"] = variable_of(model, optimizer)
+            self.trained = (model, optimizer)
+            self.watch(model, {})
+
+    def model_of(self, optimizer: Any) -> Any:
+        """The causal language model whose parameters an optimizer has."""
+        parameters = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        for reference in reversed(self.models):
+            model = reference()
+            if model is None or model.get_output_embeddings() is None:
+                continue
+            if any(id(parameter) in parameters for parameter in model.parameters()):
+                return model
+        return None
+
+    def on_step(self, optimizer: Any, *_: Any) -> None:
+        if self.seen["kind"] == "loop":
+            self.seen["steps"] += 1
+            if self.seen["steps"] >= self.job["steps"]:
+                self.end("steps")
+
+    # ---- of both ----
+
+    def watch(self, model: Any, arguments: dict[str, Any]) -> None:
+        """Note what kind of model it is and has already, the shapes of batches, and the bytes of logits."""
+        from workbench.base.errors import WorkbenchError
+        from workbench.fit.apply import already_there, check_kind
+
+        try:
+            check_kind(model)
+        except WorkbenchError as error:
+            self.seen["no_model"] = str(error)
+            return
+        config = model.config
+        self.seen["there"] = [technique.name for technique in already_there(model, arguments)]
+        self.seen["model"] = {
+            "class": type(model).__name__,
+            "written_out": "gelu_new" in vars(config).values(),
+            "eager": getattr(config, "_attn_implementation", "") == "eager",
+        }
+
+        def note_batch(_: Any, args: Any, kwargs: Any) -> None:
+            ids = kwargs.get("input_ids", args[0] if args else None)
+            if ids is not None:
+                self.seen["rows"] = max(self.seen["rows"], ids.shape[0])
+                self.seen["tokens"] = max(self.seen["tokens"], ids.shape[-1])
+
+        def note_logits(_: Any, __: Any, logits: Any) -> None:
+            self.seen["logits_bytes"] = max(self.seen["logits_bytes"], logits.nbytes)
+
+        model.register_forward_pre_hook(note_batch, with_kwargs=True)
+        head = model.get_output_embeddings()
+        if head is not None:
+            head.register_forward_hook(note_logits)
+
+
+class Collator:
+    """A collator, and the card is told when a batch of its has padding."""
+
+    def __init__(self, collator: Any) -> None:
+        self.collator = collator
+
+    def __call__(self, rows: Any) -> Any:
+        from workbench.gpus.emulator.padding import VARIABLE
+
+        batch = self.collator(rows)
+        mask = batch.get("attention_mask") if hasattr(batch, "get") else None
+        if mask is not None and bool((mask == 0).any()):
+            os.environ[VARIABLE] = "1"
+        return batch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.collator, name)
+
+
+def lengths_of(rows: Any) -> list[int]:
+    """Tokens of every row, by its number; empty where nobody can say, or not soon."""
+    if not hasattr(rows, "__len__"):
+        return []
+    try:
+        if "input_ids" in (getattr(rows, "column_names", None) or ()):
+            import pyarrow.compute
+
+            lengths: list[int] = []
+            for batch in rows.with_format("arrow").iter(ROWS):
+                lengths += pyarrow.compute.list_value_length(batch["input_ids"]).to_pylist()
+            return lengths
+        if len(rows) <= ROWS:
+            return [len(rows[number]["input_ids"]) for number in range(len(rows))]
+    except Exception:  # whatever a data set of somebody's own raises: then its lengths are not known
+        return []
+    return []
+
+
+def sizes(model: Any, holder: Any) -> dict[str, int]:
+    """Bytes of the weights, of what is trained of them, of optimizer states on the card, and of the peak."""
+    import torch
+
+    optimizer = getattr(holder, "optimizer", holder)
+    states = 0
+    for state in getattr(optimizer, "state", {}).values():
+        if isinstance(state, dict):
+            states += sum(part.nbytes for part in state.values() if isinstance(part, torch.Tensor) and part.is_cuda)
+    parameters = list(model.parameters())
+    return {
+        "weights": sum(parameter.nbytes for parameter in parameters),
+        "trained": sum(parameter.nbytes for parameter in parameters if parameter.requires_grad),
+        "states": states,
+        "peak": torch.cuda.max_memory_allocated(),
+    }
+
+
+# ---- where in the program ----
+
+
+def program_frame(product: Any) -> tuple[Frame, bool]:
+    """The innermost frame of the program itself, outside of the object's own making; and whether transformers' parser
+    of command lines lies between."""
+    frame: Frame = sys._getframe()
+    parsed = False
+    while frame is not None:
+        file = frame.f_code.co_filename
+        parsed = parsed or file.endswith(PARSER)
+        is_making = frame.f_code.co_name in MAKING and frame.f_locals.get("self") is product
+        is_library = any(part in file for part in LIBRARIES) or file.startswith("<") or file == __file__
+        if not is_library and not is_making:
+            return frame, parsed
+        frame = frame.f_back
+    return None, parsed
+
+
+def call_of(product: Any) -> dict[str, Any]:
+    """Where the program makes it: `file`, and of the call `line`, `column`, `end_line`, `end_column`."""
+    frame, parsed = program_frame(product)
+    if frame is None:
+        return {"file": "", "line": 0, "parsed": parsed}
+    place = list(frame.f_code.co_positions())[frame.f_lasti // 2]
+    line, end_line, column, end_column = place
+    return {
+        "file": os.path.abspath(frame.f_code.co_filename),
+        "line": line,
+        "column": column,
+        "end_line": end_line,
+        "end_column": end_column,
+        "parsed": parsed,
+    }
+
+
+def variable_of(thing: Any, product: Any) -> str:
+    """What the program calls it where it makes something else; empty if it has no name there."""
+    frame, _ = program_frame(product)
+    for names in (frame.f_locals, frame.f_globals) if frame is not None else ():
+        for name, value in names.items():
+            if value is thing:
+                return str(name)
+    return ""
+
+
+# ---- the program ----
+
+
+class Watcher(importlib.abc.MetaPathFinder):
+    """Calls a function with each of some modules, once it has been imported."""
+
+    def __init__(self, functions: dict[str, Callable[[Any], None]]) -> None:
+        self.functions = functions
+        self.looking_for: set[str] = set()
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name not in self.functions or name in self.looking_for:
+            return None
+        self.looking_for.add(name)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self.looking_for.discard(name)  # who only looks whether it is there may import it later
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def load_and_change(module: Any) -> None:
+                load(module)
+                self.functions[name](module)
+
+            spec.loader.exec_module = load_and_change  # type: ignore[method-assign]
+        return spec
+
+
+def run_program(job_file: str, program: list[str]) -> None:
+    job = json.loads(Path(job_file).read_text(encoding="utf-8"))
+    run = Run(job)
+    os.environ.update(SILENT)
+    os.environ.update(job["environment"])
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # whoever asks for a login is told that nobody answers
+    if job["log"]:
+        log = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+    sys.path[0] = job["path"]
+    sys.path.append(job["package"])
+    changes: dict[str, Callable[[Any], None]] = {
+        "transformers.training_args": run.change_arguments,
+        "transformers.trainer": run.change_trainer,
+        "transformers.modeling_utils": run.note_models,
+        "torch.optim.optimizer": run.change_optimizers,
+    }
+    sys.meta_path.insert(0, Watcher(changes))
+    if program[0] == "-m":
+        sys.argv = program[1:]
+        start: Any = runpy.run_module
+        options = {"alter_sys": True}
+    else:
+        sys.argv = program
+        start = runpy.run_path
+        options = {}
+    try:
+        start(sys.argv[0], run_name="__main__", **options)
+    except SystemExit as error:
+        run.seen["exit"] = str(error.code)
+        run.end("its own exit" if error.code else "its own end")
+    except BaseException as error:
+        if type(error).__name__ == "OutOfMemoryError":
+            run.seen["message"] = str(error)
+            run.end("out of memory")
+        place = error.__traceback__  # from the program's own line on
+        while place is not None and place.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+            place = place.tb_next
+        traceback.print_exception(type(error), error, place)
+        run.seen["message"] = f"{type(error).__name__}: {error}"
+        run.end("an error")
+    run.end("its own end")
+
+
+if __name__ == "__main__":
+    run_program(sys.argv[1], sys.argv[2:])

@@ -1,0 +1,235 @@
+"""A Python program on an emulated card, changed or as it is: one trial is a process that ends after a few steps."""
+
+import json
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from workbench.base.errors import ConfigurationError, UnavailableError
+from workbench.gpus.catalogue import Gpu
+from workbench.gpus.emulator.launch import emulate
+from workbench.gpus.emulator.report import TIMED_OUT
+from workbench.techniques import Technique
+
+INSIDE = Path(__file__).with_name("inside.py")
+PACKAGE = Path(__file__).parents[2]
+PYTHON = re.compile(r"python(\d(\.\d+)?)?")
+LAUNCHERS = ("accelerate", "deepspeed", "torchrun", "mpirun", "srun", "horovodrun")
+WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")  # options of Python that take the next word
+DONE = ("steps", "the end of training")
+LAST_CHARACTERS = 3000  # of what a program has printed, where it fails
+NETWORK = ("huggingface.co", "connection", "offline", "gated", "401", "token", "login", "resolve", "eof when reading")
+
+
+@dataclass(frozen=True)
+class Program:
+    """A command line of Python: its interpreter, the interpreter's options, and the script or `-m module` and theirs.
+
+    Raises:
+        ConfigurationError: it is another program, or one that starts several processes.
+    """
+
+    python: str
+    options: tuple[str, ...]
+    script: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, command: Sequence[str]) -> "Program":
+        if not command:
+            raise ConfigurationError("plan: name a program after --, as in: plan --gpu t4 -- python train.py")
+        name = Path(command[0]).name
+        if name in LAUNCHERS or "torch.distributed.run" in command or "accelerate.commands.launch" in command:
+            raise ConfigurationError(
+                f"plan: {name} may start several processes, and one is planned for. Give the script itself, as in: "
+                "plan --gpu t4 -- python train.py"
+            )
+        if not PYTHON.fullmatch(name):
+            raise ConfigurationError(
+                f"plan: {command[0]!r} is not Python. Write the program as: plan --gpu t4 -- python train.py"
+            )
+        options = []
+        rest = list(command[1:])
+        while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c", "-"):
+            options.append(rest.pop(0))
+            if options[-1] in WITH_VALUE and rest:
+                options.append(rest.pop(0))
+        if not rest or rest[0] in ("-c", "-") or rest == ["-m"]:
+            raise ConfigurationError("plan: Python is given no script. Name a file, as in: plan -- python train.py")
+        if rest[0] != "-m" and not Path(rest[0]).is_file():
+            raise ConfigurationError(f"plan: there is no file {rest[0]!r}. Name the script, from where you stand.")
+        python = sys.executable if command[0] in ("python", "python3") else command[0]
+        return cls(python, tuple(options), tuple(rest))
+
+    @property
+    def file(self) -> Path | None:
+        """The script; None for a module."""
+        return None if self.script[0] == "-m" else Path(self.script[0])
+
+    @property
+    def command(self) -> list[str]:
+        """As it is typed."""
+        python = "python" if self.python == sys.executable else self.python
+        return [python, *self.options, *self.script]
+
+    def changed(self, file: Path | None = None, flags: Sequence[str] = ()) -> "Program":
+        """The same with another script, or with more arguments at its end."""
+        script = list(self.script)
+        if file is not None:
+            script[0] = str(file)
+        return replace(self, script=(*script, *flags))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What became of a program with these techniques on it.
+
+    Attributes:
+        seen: what `inside.py` reports.
+        reserved_bytes: the most that PyTorch's allocator held.
+        needed_bytes: the same and CUDA's context.
+        fits: it came to the last step, and was refused no memory.
+        holders: who held most at the peak, by the innermost line of the program, where the history was kept.
+        printed: the end of what it has printed, where it was not shown.
+        interrupted: by Ctrl-C.
+    """
+
+    techniques: tuple[Technique, ...]
+    seen: Mapping[str, Any]
+    reserved_bytes: int
+    needed_bytes: int
+    fits: bool
+    seconds: float
+    lower_bound: str = ""
+    holders: tuple[Mapping[str, Any], ...] = ()
+    printed: str = ""
+    timed_out: bool = False
+    interrupted: bool = False
+    used_a_gpu: bool = True
+    recovered: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def ended_by(self) -> str:
+        return str(self.seen.get("ended_by", ""))
+
+    @property
+    def ran(self) -> bool:
+        """It reached its steps, or was refused memory."""
+        return self.ended_by in (*DONE, "out of memory") or (self.ended_by == "its own end" and self.seen["steps"] > 0)
+
+
+def try_out(
+    program: Program,
+    gpu: Gpu,
+    techniques: Sequence[Technique] = (),
+    *,
+    steps: int,
+    time_limit_s: float,
+    shown: bool = False,
+) -> Trial:
+    """Run a program on an emulated card until so many optimizer steps are done.
+
+    Args:
+        shown: what it prints goes to standard error; otherwise its end is kept, for an error.
+
+    Raises:
+        UnavailableError: the emulator is not set up, or cannot be on this machine.
+    """
+    environment: dict[str, str] = {}
+    for technique in techniques:
+        environment |= technique.environment()
+    with tempfile.TemporaryDirectory(prefix="fit-") as folder:
+        report = Path(folder, "report.json")
+        log = Path(folder, "log")
+        job = {
+            "techniques": {technique.name: technique.settings() for technique in techniques},
+            "environment": environment,
+            "steps": steps,
+            "report": str(report),
+            "log": "" if shown else str(log),
+            "path": str((program.file.parent if program.file else Path()).resolve()),
+            "package": str(PACKAGE),
+            "scratch": folder,
+        }
+        job_file = Path(folder, "job.json")
+        job_file.write_text(json.dumps(job), encoding="utf-8")
+        began = time.monotonic()
+        emulation = emulate(
+            [program.python, *program.options, str(INSIDE), str(job_file), *program.script],
+            gpu,
+            timeout_s=max(time_limit_s, 1.0),
+            history=shown,
+            output=sys.stderr,
+        )
+        seconds = time.monotonic() - began
+        seen = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
+        printed = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    reserved = emulation.need_bytes
+    came_to_the_end = seen.get("ended_by") in DONE or (seen.get("ended_by") == "its own end" and seen["steps"] > 0)
+    devices = emulation.devices
+    return Trial(
+        techniques=tuple(techniques),
+        seen=seen,
+        reserved_bytes=reserved,
+        needed_bytes=reserved + gpu.context_bytes_estimate,
+        fits=came_to_the_end and (emulation.refusals == 0 or shown),
+        seconds=seconds,
+        lower_bound=", ".join(emulation.not_measured),
+        holders=tuple(_in_program(holder) for holder in devices[0].get("lines", ())) if devices else (),
+        printed=printed[-LAST_CHARACTERS:],
+        timed_out=emulation.exit_status == TIMED_OUT,
+        interrupted=emulation.exit_status == 130,
+        used_a_gpu=bool(devices),
+        recovered=came_to_the_end and emulation.refusals > 0,
+        environment=environment,
+    )
+
+
+def _in_program(holder: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Who holds memory, in the program's own lines: what goes through here is its Trainer."""
+    if str(INSIDE) in holder["line"]:
+        return {**holder, "line": "its Trainer, as it is made"}
+    return holder
+
+
+def check_trial(trial: Trial, time_limit_s: float) -> None:
+    """Raises ConfigurationError: the program, as it is, did not come to train, for reasons of its own."""
+    kind = trial.seen.get("kind", "")
+    message = str(trial.seen.get("message", ""))
+    if trial.timed_out:
+        raise ConfigurationError(
+            f"plan: the program did not come to the end of its steps within {time_limit_s:.0f} s. Let it read less "
+            "data, ask for fewer --steps, or give a longer --timeout."
+        )
+    if trial.ended_by == "several ranks":
+        raise ConfigurationError(
+            f"plan: this training uses {trial.seen['several']}, and one process without it is planned for. Leave it "
+            "out, or write the training as a recipe: workbench predict --ranks."
+        )
+    if trial.ended_by == "an error":
+        cure = "Make it run first."
+        if any(word in message.lower() for word in NETWORK):
+            cure = "It asks for the network or a login: download what it needs first, and set HF_HUB_OFFLINE=1."
+        raise ConfigurationError(f"plan: the program failed by itself, as stands above ({message:.300}). {cure}")
+    if trial.ended_by == "its own exit":
+        raise ConfigurationError(
+            f"plan: the program ended by itself with {trial.seen['exit']!r:.90}, before it trained. Give it the "
+            "arguments that it needs, behind its name."
+        )
+    if not trial.seen:
+        raise UnavailableError("plan: the program was ended from outside, before it could report. Give it more room.")
+    if not kind and trial.ended_by != "out of memory":  # which may come before: the model alone can be too large
+        raise ConfigurationError(
+            "plan: the program ended without a Trainer of transformers and without an optimizer of PyTorch. Name the "
+            "script that trains."
+        )
+    if not trial.ran:
+        maker = "a Trainer, and never called train()" if kind == "trainer" else "an optimizer, and never took a step"
+        raise ConfigurationError(f"plan: the program made {maker}. Give it what makes it train, such as --do_train.")
+    if not trial.used_a_gpu:
+        raise ConfigurationError("plan: the program trains on the CPU. Let it use the GPU that it is shown.")

@@ -1,0 +1,248 @@
+"""`fit`: a program as it is on a card and, where it does not fit, the smallest sets of changes with which it does.
+
+An estimate decides which sets are tried, and in which order; whatever is said of a set was run on the emulated card.
+"""
+
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from workbench.advise.candidate import NUMERICS
+from workbench.base.categories import format_bytes, parse_bytes
+from workbench.base.errors import ConfigurationError, UnavailableError
+from workbench.base.paths import write_whole
+from workbench.fit.candidates import Sizes, extra_time, offered, sets_of
+from workbench.fit.edit import Edit, changed_script, edits_of
+from workbench.fit.program import Program, Trial, check_trial, try_out
+from workbench.fit.results import Answer, Fit, title
+from workbench.gpus.caching_allocator import ENOUGH_BYTES
+from workbench.gpus.catalogue import Gpu
+from workbench.gpus.catalogue import gpu as find_gpu
+from workbench.gpus.emulator.card import with_memory
+from workbench.techniques import Numerics, Technique
+
+STEPS = 3  # the first makes the optimizer's states; the second is the first that needs all memory
+TIME_LIMIT_S = 600.0
+ANSWERS = {Numerics.EXACT: 3, Numerics.APPROXIMATE: 1, Numerics.DIFFERENT: 1}
+TRIALS = 10  # of each kind of loss
+CHEAP = 0.1  # an exact answer that takes no more time than this: others are not looked for
+UNSURE = 1.05  # sets that by their estimate need so much of the room are tried
+
+
+def fit(
+    command: Sequence[str],
+    gpu: str = "t4",
+    *,
+    budget: str | int | None = None,
+    steps: int = STEPS,
+    time_limit_s: float = TIME_LIMIT_S,
+    write: bool = False,
+    say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+) -> Fit:
+    """Run a program on an emulated card; if it does not fit, search the smallest sets of changes with which it does.
+
+        fit(["python", "train.py", "--epochs", "1"], gpu="t4")
+
+    Args:
+        command: as typed in a shell; the program's own arguments stay what they are.
+        budget: all that it may need of the card, CUDA's context included; by default what the card has.
+        steps: optimizer steps of each run.
+        time_limit_s: for all runs together. What is known by then is the answer.
+        write: write the script with the first answer's changes beside it, and run that file by itself.
+        say: told of each run.
+
+    Raises:
+        ConfigurationError: the program does not come to train, or uses several processes; a budget that is none.
+        UnavailableError: there is no emulator on this machine, or it is not set up.
+    """
+    program = Program.parse(command)
+    card = find_gpu(gpu)
+    if budget is not None:
+        budget_bytes = parse_bytes(budget, "budget")
+        if budget_bytes > card.memory_bytes:
+            raise ConfigurationError(
+                f"budget: a {card.title} has {format_bytes(card.memory_bytes)}. Lower it, or name a larger card."
+            )
+        card = with_memory(card, budget_bytes)
+    search = ProgramSearch(program, card, steps, time.monotonic() + time_limit_s, say)
+    try:
+        planned = search.fit()
+    except UnavailableError as error:
+        if sys.platform == "linux":
+            raise
+        raise UnavailableError(f"{error} A program is planned for on Linux: on Colab, or in a container.") from None
+    return written_beside(planned, search) if write and planned.answers else planned
+
+
+@dataclass
+class ProgramSearch:
+    """The search, run by run.
+
+    Attributes:
+        ends_at: on the clock `time.monotonic`.
+        failed, unsuitable: as `Fit` has them.
+    """
+
+    program: Program
+    gpu: Gpu
+    steps: int
+    ends_at: float
+    say: Callable[[str], None]
+    failed: list[tuple[Technique, ...]] = field(default_factory=list)
+    unsuitable: dict[str, str] = field(default_factory=dict)
+    ended: str = ""
+
+    def fit(self) -> Fit:
+        time_limit_s = self.ends_at - time.monotonic()
+        self.say(f"as it is, on an emulated {self.gpu.title}: {shlex.join(self.program.command)}")
+        as_it_is = self.run((), shown=True)
+        if as_it_is.interrupted:
+            raise KeyboardInterrupt
+        check_trial(as_it_is, time_limit_s)
+        if as_it_is.fits:
+            return Fit(self.program, self.gpu, self.steps, as_it_is, None)
+        self.say("out of memory; once more, with room for everything")
+        with_room = self.run((), gpu=with_memory(self.gpu, ENOUGH_BYTES))
+        answers: list[Answer] = []
+        if with_room.ran:
+            answers = self.answers(with_room)
+        else:
+            self.ended = self.ended or "with room for everything it did not come to the end of its steps"
+        return Fit(
+            self.program,
+            self.gpu,
+            self.steps,
+            as_it_is,
+            with_room if with_room.ran else None,
+            tuple(answers),
+            failed=tuple(map(title, self.failed)),
+            unsuitable=self.unsuitable,
+            ended=self.ended,
+        )
+
+    def answers(self, with_room: Trial) -> list[Answer]:
+        """Sets that fit: exact ones first, and others where those are dear."""
+        if "model" not in with_room.seen or "sizes" not in with_room.seen:
+            self.ended = "its model is no causal language model of transformers, and no other is changed from outside"
+            return []
+        sizes = Sizes.of(with_room.seen, with_room.reserved_bytes, self.gpu.context_bytes_estimate)
+        choices = offered(with_room.seen, self.gpu)
+        answers: list[Answer] = []
+        for numerics in NUMERICS:
+            cheapest = min((extra_time(answer.trial.techniques) for answer in answers), default=CHEAP + 1)
+            if self.ended or cheapest <= CHEAP:
+                break
+            answers += self.answers_of(numerics, choices, sizes)
+        return answers
+
+    def answers_of(self, numerics: Numerics, choices: list[tuple[Technique, ...]], sizes: Sizes) -> list[Answer]:
+        answers: list[Answer] = []
+        trials = 0
+        for techniques in sets_of(choices, numerics, sizes, UNSURE * self.gpu.memory_bytes):
+            names = {entry.name for entry in techniques}
+            smaller = any(names >= answer.changes.keys() for answer in answers)
+            larger = answers and len(techniques) > len(answers[0].trial.techniques)
+            if larger or trials == TRIALS or len(answers) == ANSWERS[numerics] or self.ended:
+                break
+            if smaller or self.is_hopeless(techniques):
+                continue
+            trials += 1
+            trial = self.gentlest(techniques, choices)
+            if trial is not None:
+                answers.append(Answer(trial, self.gpu.memory_bytes))
+        return sorted(answers, key=lambda answer: extra_time(answer.trial.techniques))
+
+    def gentlest(self, techniques: tuple[Technique, ...], choices: list[tuple[Technique, ...]]) -> Trial | None:
+        """A run that fits; where it does not, with the next settings of a technique that has more of them."""
+        while True:
+            trial = self.run(techniques)
+            if trial.fits or not trial.ran or self.ended:
+                return trial if trial.fits else None
+            self.failed.append(techniques)
+            stronger = _stronger(techniques, choices)
+            if stronger is None:
+                return None
+            techniques = stronger
+
+    def is_hopeless(self, techniques: tuple[Technique, ...]) -> bool:
+        """A set that could not be run has a part in it that cannot, or a larger one did not fit."""
+        if any(title((entry,)) in self.unsuitable for entry in techniques):
+            return True
+        return any(set(techniques) <= set(larger) for larger in self.failed)
+
+    def run(self, techniques: tuple[Technique, ...], *, gpu: Gpu | None = None, shown: bool = False) -> Trial:
+        time_left_s = self.ends_at - time.monotonic()
+        if time_left_s < 1:
+            self.ended = "the time was up (--timeout)"
+        trial = try_out(
+            self.program,
+            gpu or self.gpu,
+            techniques,
+            steps=self.steps,
+            time_limit_s=time_left_s,
+            shown=shown,
+        )
+        if trial.interrupted:
+            self.ended = "interrupted"
+        elif trial.timed_out:
+            self.ended = "the time was up (--timeout)"
+        elif not trial.ran and not shown:
+            reason = str(trial.seen.get("refusal") or trial.seen.get("message") or trial.printed[-300:])
+            self.unsuitable[title(techniques)] = " ".join(reason.split())[:300]
+        verdict = "does not run" if not trial.ran else f"needs {format_bytes(trial.needed_bytes)}"
+        if trial.ran and not trial.fits:
+            verdict = "out of memory"
+        self.say(f"{title(techniques)}: {verdict} ({trial.seconds:.0f} s)")
+        return trial
+
+
+def _stronger(techniques: tuple[Technique, ...], choices: list[tuple[Technique, ...]]) -> tuple[Technique, ...] | None:
+    """The same techniques, one of them with its next settings; None if there are no more."""
+    for place, entry in enumerate(techniques):
+        for family in choices:
+            if entry in family[:-1]:
+                following = family[family.index(entry) + 1]
+                return (*techniques[:place], following, *techniques[place + 1 :])
+    return None
+
+
+# ---- --apply ----
+
+
+def written_beside(planned: Fit, search: ProgramSearch) -> Fit:
+    """Write the script with the first answer's changes beside it, and run that file by itself."""
+    answer = planned.answers[0]
+    try:
+        program, lines = written_program(planned, edits_of(answer.trial))
+    except ConfigurationError as error:
+        return replace(planned, written=(str(error),))
+    environment = answer.trial.environment
+    carried = [entry for entry in answer.trial.techniques if entry.environment()]
+    variables = [f"{name}={value}" for name, value in environment.items()]
+    lines.append(f"run by itself: {' '.join([*variables, shlex.join(program.command)])}")
+    by_itself = replace(search, program=program).run(tuple(carried))
+    verdict = "fits" if by_itself.fits else "does NOT fit, against the plan"
+    if by_itself.reserved_bytes != answer.reserved_bytes:
+        verdict += f"; the plan had {answer.reserved_bytes:,}"
+    lines.append(
+        f"  needs {format_bytes(by_itself.needed_bytes)} ({by_itself.reserved_bytes:,} bytes reserved), {verdict}"
+    )
+    return replace(planned, written=tuple(lines), written_reserved_bytes=by_itself.reserved_bytes)
+
+
+def written_program(planned: Fit, edits: Sequence[Edit]) -> tuple[Program, list[str]]:
+    """The program with the edits, and what is to be said of that. Raises ConfigurationError: one cannot be written."""
+    program = planned.program
+    lines = []
+    if any(edit.call is not None for edit in edits):
+        text = changed_script(program, edits)
+        assert program.file is not None
+        place = program.file.with_stem(f"{program.file.stem}_fits_{planned.gpu.name.replace('-', '_')}")
+        if place.exists() and place.read_text(encoding="utf-8") != text:
+            raise ConfigurationError(f"plan: {place} is there already, with another text. Move it away.")
+        write_whole(place, text)
+        program = program.changed(place)
+        lines.append(f"written: {place}")
+    return program.changed(flags=[flag for edit in edits for flag in edit.flags]), lines
