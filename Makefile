@@ -62,7 +62,7 @@ lint: .venv/ready  ## ruff, mypy, import layers, the repository's own files, not
 	$(BIN)/nbstripout --keep-id --verify notebooks/*.ipynb
 
 lab: .venv/ready  ## open JupyterLab with the playground; the lessons stand beside it
-	$(BIN)/jupyter lab --ServerApp.root_dir=. notebooks/playground.ipynb
+	$(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/playground.ipynb
 
 format: .venv/ready  ## tidy code and notebooks
 	$(BIN)/ruff check --fix-only .

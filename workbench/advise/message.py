@@ -365,7 +365,8 @@ def in_pieces(message: ErrorMessage) -> Cause | None:
     return Cause(
         "fragmentation",
         f"{two_digits(room)} free and {two_digits(gaps)} of gaps are {two_digits(room + gaps)}: enough for the "
-        f"{two_digits(requested)} asked for, in one piece. The gaps are {share:.0%} of what PyTorch has reserved.",
+        f"{two_digits(requested)} asked for, in one piece. The gaps are {share:.0%} of what PyTorch has reserved. "
+        "If these are logits (B·T·V·4 bytes), one or two more of their size follow: then the gaps are not enough.",
         f"{_allocator_techniques()} (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True); batches of fewer sizes.",
         "15_out_of_memory",
     )

@@ -136,7 +136,8 @@ def test_another_machine_is_refused(subtests, monkeypatch):
 
 def python_with(folder, torch="2.13.0", executable=sys.executable):
     """An interpreter whose PyTorch, a CPU's, lies in this folder."""
-    return Python(executable, "3.11", sys.prefix, torch, str(folder / "torch") if torch else "", "")
+    prefix = str(Path(executable).parent.parent)
+    return Python(executable, "3.11", prefix, torch, str(folder / "torch") if torch else "", "")
 
 
 def test_a_pytorch_without_cuda_says_how_to_set_it_up(monkeypatch, tmp_path):
