@@ -146,7 +146,7 @@ def test_a_command_and_a_name_of_the_front_door_say_which_extra_they_need(unpack
         'Install it with: pip install "gpt2-memory-workbench[lessons]"'
     )
     assert done.stderr == f"error: {needs.format('nbformat')}\n"
-    assert done.stdout.splitlines() == ["3", needs.format("matplotlib"), needs.format("ipywidgets")]
+    assert done.stdout.splitlines() == ["3", needs.format("matplotlib"), needs.format("matplotlib")]
 
 
 def test_another_missing_package_stays_an_import_error(monkeypatch):

@@ -219,13 +219,13 @@ def program(tmp_path, monkeypatch):
     """A program with a library of its own, which can be upgraded."""
     if not place.is_set_up():
         pytest.skip("the emulated GPU is not set up: make emulator")
-    (tmp_path / "site").mkdir()
+    (tmp_path / "site-packages").mkdir()
     (tmp_path / "train.py").write_text(PROGRAM)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site-packages"))
     monkeypatch.chdir(tmp_path)
 
     def library(line):
-        (tmp_path / "site" / "library.py").write_text(f"def use(logits):\n    {line}\n    return logits\n")
+        (tmp_path / "site-packages" / "library.py").write_text(f"def use(logits):\n    {line}\n    return logits\n")
 
     library("pass")
     return library
@@ -260,7 +260,7 @@ def ended(monkeypatch, tmp_path):
 
     def judged(status, *refusals):
         memory = {"peak_reserved_bytes": 2 * MIB, "peak_allocated_bytes": MIB, "functions": {}}
-        processes = [{"torch": "2.13.0", "devices": [{**memory, "refusals": count}]} for count in refusals]
+        processes = [{"torch": "2.13.0", "devices": [{"index": 0, **memory, "refusals": count}]} for count in refusals]
         emulation = Emulation(gpu("t4"), ("python",), status, tuple(processes))
         monkeypatch.setattr(budgets, "emulate", lambda *_, **__: emulation)
         (verdict,) = judge([Budget("it", "python train.py", "14GiB", "t4")], tmp_path / f"{status} {refusals}.json")

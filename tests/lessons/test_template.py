@@ -115,6 +115,8 @@ def test_the_title_has_a_claim_and_the_card(subtests):
             number = path.stem.partition("_")[0]
             assert lines[0].startswith(f"# {number} · " if number[0].isdigit() else f"# {path.stem.capitalize()}")
             assert lines[2].startswith("**")
+            if path.stem == "playground":  # no lesson: a line that says how to run it, and the panel
+                continue
             assert sum(line.startswith("| **") for line in lines) == 3
 
 

@@ -153,7 +153,7 @@ def check_target(
     Args:
         arguments: the TrainingArguments by name, if there is a Trainer.
     """
-    check_kind(model)
+    check_is_causal(model)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     check_together([*already_there(model, arguments or {}), *techniques], "apply")
     here = Device.find(device)
@@ -165,7 +165,7 @@ def check_target(
             entry.check_config(base.config)
 
 
-def check_kind(model: Any) -> None:
+def check_is_causal(model: Any) -> None:
     """Raises ConfigurationError: the model is none that the techniques were written for."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 

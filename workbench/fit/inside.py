@@ -258,10 +258,10 @@ class Run:
     def watch(self, model: Any, arguments: dict[str, Any]) -> None:
         """Note what kind of model it is and has already, the shapes of batches, and the bytes of logits."""
         from workbench.base.errors import WorkbenchError
-        from workbench.fit.apply import already_there, check_kind
+        from workbench.fit.apply import already_there, check_is_causal
 
         try:
-            check_kind(model)
+            check_is_causal(model)
         except WorkbenchError as error:
             self.seen["no_model"] = str(error)
             return

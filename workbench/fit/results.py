@@ -168,7 +168,7 @@ class Fit(Result):
             return f"as it is: it was refused memory, went on with less, and fits: {need}"
         if self.fits:
             spare = format_bytes(self.gpu.memory_bytes - self.needed_bytes)
-            return f"as it is: it fits, and needs {need}, {spare} to spare"
+            return f"as it is: it fits, and needs {need}, {spare} to spare. Who holds most at the peak:"
         amount = need if self.with_room else f"more than {need}"
         return f"as it is: out of memory; it needs {amount}. Who holds most when it ends:"
 
