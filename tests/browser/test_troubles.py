@@ -74,12 +74,14 @@ def worker_of(kernel):
 
 
 def start(page):
+    open_part(page, "Train it here")
     button(page, "Start").click()
     wait_for_status(page, r"step \d+ of")
 
 
 def test_a_worker_killed_in_the_middle_is_told_and_the_next_toggle_has_another(page, lab):
     worker = worker_of(int((lab[1] / "one.pid").read_text()))
+    output(page).locator(".wb-word", has_text="Train it here").click()  # in a narrow page the switches are behind it
     box = output(page).get_by_label("Gradient checkpointing", exact=True)
     worker.suspend()
     box.check()
@@ -99,6 +101,7 @@ def test_a_worker_killed_in_the_middle_is_told_and_the_next_toggle_has_another(p
 def test_a_text_that_has_vanished_before_start_is_told_and_the_panel_goes_on(page, lab, text_file):
     mine = lab[1] / "mine.txt"
     mine.write_text(text_file.read_text())
+    open_part(page, "Train it here")
     fill(page, "corpus", str(mine))
     verdict(page)
     mine.unlink()
