@@ -652,6 +652,8 @@ def test_a_run_whose_kernel_ended_is_told_of_with_its_steps(recipe, predicted, t
     record(status=Status.RUNNING, owner=gone, steps_done=13).save(tmp_path)
     panel = Playground(recipe, folder=tmp_path)
     assert "killed after 13 steps" in panel.train.status.value
+    assert panel.openers["Train it here"].value, "it is told where it can be seen"
+    assert not Playground(recipe, folder=tmp_path).openers["Train it here"].value, "once"
 
 
 def test_start_is_off_while_the_recipe_cannot_be_used(playground):

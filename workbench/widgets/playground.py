@@ -69,6 +69,8 @@ class Playground:
         self._lay_out()
         self._connect()
         self.train.suggest(recipe)
+        if self.train.message:  # a training goes on, or its kernel has ended
+            self.openers["Train it here"].value = True
         self.answer()
 
     # ---- what is where ----
