@@ -85,7 +85,7 @@ def test_the_limit_is_told_in_words_and_where_it_is_exceeded(show):
     page.keyboard.press("ArrowLeft")
     assert "over the limit" not in words(frame)
     _, frame = show(scrubber([prediction(one_step())]))
-    assert frame.locator(".verdict").inner_text() == "✓ Fits: 26.0 MiB of 14.1 GiB."
+    assert frame.locator(".verdict").inner_text() == "✓ Fits: 538 MiB of 14.6 GiB."
     assert "14.6 GiB of NVIDIA T4 less 512 MiB of CUDA's context" in frame.locator("#notes").inner_text()
     on_cpu = prediction(one_step(), gpu="cpu", capacity_bytes=None, peak_reserved_bytes=None)
     _, frame = show(scrubber([on_cpu]))

@@ -12,6 +12,7 @@ from markupsafe import Markup, escape
 
 from workbench.base.errors import ConfigurationError
 from workbench.base.launch import warm_up
+from workbench.gpus.catalogue import room_bytes
 from workbench.lessons.cards import predict_known
 from workbench.lessons.live import live_page, request
 from workbench.lessons.timeline import scrubber
@@ -290,5 +291,6 @@ class Step(Part):
         prediction = self.predict(recipe, gpu)
         if prediction.timeline is None:  # what comes with the workbench has none, but a few
             prediction = predict_known(recipe, gpu, timeline=True)
-        frame = scrubber([prediction], limit_bytes - prediction.context_bytes)
+        is_all = limit_bytes == room_bytes(gpu)
+        frame = scrubber([prediction], None if is_all else limit_bytes - prediction.context_bytes)
         yield f'<div tabindex="0" role="region" aria-label="the step">{frame}</div>'  # what scrolls is reached by keys

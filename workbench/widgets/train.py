@@ -262,5 +262,5 @@ def summary(record: Record | None, message: str) -> str:
     sign = "■" if record.status is Status.INTERRUPTED else "⚠"
     reason = message or record.error
     if record.status is Status.OOM:
-        reason = "The tab Train says why, and what would fit."
+        reason = '"Train it here" says why, and what would fit.'
     return f"{sign} {title_of(record)}: {record.status} after {record.steps_done} steps. {reason}"
