@@ -17,6 +17,7 @@ from workbench.models import load
 from workbench.prediction.prediction import compute
 from workbench.prediction.rows import blocks_for, job_for, material_for
 from workbench.techniques import REGISTRY
+from workbench.training.arguments import check_arguments
 from workbench.training.execute import execute
 from workbench.training.job import prepare
 from workbench.training.place import Place
@@ -127,3 +128,11 @@ def test_a_record_is_written_as_often_as_its_share_of_the_time_allows_but_soon_a
     waits = [later - earlier for earlier, later in itertools.pairwise(written_at_s)]
     assert waits
     assert all(pause_s - 0.01 <= wait - write_s < pause_s + 0.5 for wait in waits)
+
+
+def test_arguments_are_checked_by_their_own_types_after_a_parser_of_hugging_face(one_step):
+    """HfArgumentParser rewrites the types of the fields, for the whole process."""
+    transformers.HfArgumentParser(transformers.TrainingArguments)
+    check_arguments(replace(one_step, arguments={"lr_scheduler_type": "cosine", "weight_decay": 0.1}))
+    with pytest.raises(ConfigurationError, match="weight_decay cannot be 'x'"):
+        check_arguments(replace(one_step, arguments={"weight_decay": "x"}))

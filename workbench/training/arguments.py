@@ -2,7 +2,7 @@
 
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from transformers import TrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
@@ -25,7 +25,9 @@ ALWAYS: Arguments = {
 
 def check_arguments(recipe: Recipe) -> None:
     """Raises ConfigurationError: `TrainingArguments` have no such field, or the value has another type than it."""
-    types: dict[str, Any] = {field.name: field.type for field in fields(TrainingArguments)}
+    # not `field.type`, which an HfArgumentParser in the same process has rewritten
+    hints = get_type_hints(TrainingArguments)
+    types: dict[str, Any] = {field.name: hints[field.name] for field in fields(TrainingArguments)}
     values = named(recipe.arguments, types, "arguments", "field of transformers.TrainingArguments")
     for name, value in values.items():
         with explained(f"arguments: {name} cannot be {brief(value)}", "See transformers.TrainingArguments."):
