@@ -3,8 +3,10 @@
 One page serves all tests here; each begins by running its cell again, which makes a new panel.
 """
 
+import json
 import re
 import time
+import urllib.request
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -292,6 +294,25 @@ def as_html(path):
     from nbconvert import HTMLExporter
 
     return HTMLExporter().from_filename(str(path))[0]
+
+
+def test_a_notebook_that_is_opened_again_says_that_it_needs_a_kernel(open_notebook, lab, model_name, text_file):
+    """And not "Error displaying widget: model not found"."""
+    address, folder = lab
+    recipe = f"Recipe(model={model_name!r}, corpus={str(text_file)!r}, sequence_length=32)"
+    write_notebook(folder / "again.ipynb", f"from workbench import Playground, Recipe\nPlayground({recipe})")
+    page = open_notebook("again.ipynb")
+    verdict(page)
+    page.wait_for_timeout(1000)
+    page.keyboard.press("Control+s")
+    page.wait_for_timeout(1500)
+    with urllib.request.urlopen(f"{address}/api/sessions?token=t") as answer:
+        (session,) = [found for found in json.load(answer) if found["path"] == "again.ipynb"]
+    request = urllib.request.Request(f"{address}/api/sessions/{session['id']}?token=t", method="DELETE")
+    urllib.request.urlopen(request).close()
+    page.goto(f"{address}/lab/tree/again.ipynb?token=t&reset")
+    page.locator(".wb-asleep", has_text="needs a running kernel: run this cell again").wait_for()
+    assert not page.get_by_text("model not found").first.is_visible()
 
 
 # ---- how it looks ----
