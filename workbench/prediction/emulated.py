@@ -86,10 +86,11 @@ def _predict(recipe: Recipe, gpu: Gpu, padding: bool, ranks: Ranks | None) -> Pr
     """A few steps of the recipe on the card, under the meter."""
     blocks = blocks_for(recipe, world_size=ranks.count if ranks else 1)
     with as_first(ranks, DEVICE), on_card(recipe, blocks, ranks) as (job, scratch):
+        left_bytes = torch.cuda.memory_allocated()  # by predictions before it in this process: a block or two
         model = card_model(job, ranks)
         tracker = CardTracker(getattr(model.config, "vocab_size", None))
         tracker.name_modules(model)
-        meter = RankMeter(model, before_bytes=0, tracker=tracker)
+        meter = RankMeter(model, before_bytes=left_bytes, tracker=tracker)
         trainer, micro_batches = assembled(job, model, meter, DEVICE, scratch, [_Watch(tracker, meter)])
         tracker.untrained = max(micro_batches - MICRO_BATCHES, 0)
         trainer.args.dataloader_num_workers = 0  # they only fill the host's memory, anew at every evaluation
