@@ -10,10 +10,12 @@ from typing import Any
 
 import jinja2
 
+from workbench.lessons.cards import step_on_card
+from workbench.techniques import GradientCheckpointing
+
 ROOT = Path(__file__).resolve().parent.parent
 FRONT = ROOT / "docs" / "front"
 DATA = ROOT / "data" / "front" / "predictions.json"
-STEP = ROOT / "data" / "front" / "step.html"
 PICTURE = "front.png"
 DESCRIPTION = (
     "What fine-tuning GPT-2, Qwen, Llama or SmolLM needs of your GPU, which techniques make it fit, and what each "
@@ -43,7 +45,7 @@ def filled(repository: str = "") -> str:
         check_words=check_in_words(data["check"]),
         headline=data["headline"],
         table=table(data),
-        step=jinja2.utils.markupsafe.Markup(STEP.read_text(encoding="utf-8")),
+        step=jinja2.utils.markupsafe.Markup(step_on_card(GradientCheckpointing()).data),  # as lesson 03 has it
         data=jinja2.utils.markupsafe.Markup(json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")),
     )
 

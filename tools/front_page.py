@@ -1,7 +1,7 @@
 """Make what the site's front page knows: `python tools/front_page.py`, which takes about half an hour.
 
 The page answers without a kernel, so it has predictions of a grid (`front_grid.py`). This makes them on an emulated
-A100 (`make emulator`), and writes `data/front/predictions.json` and the step to drag. It may be stopped: what was
+A100 (`make emulator`), and writes `data/front/predictions.json`. It may be stopped: what was
 predicted waits in `build/front`. Then it predicts choices that are not on the grid, each for the card it names, and
 writes how far the page's answer is off. `picture` draws what other sites show of a link.
 """
@@ -12,7 +12,6 @@ import random
 import shutil
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ from front_grid import (
     suits,
     switches_of,
 )
-from front_html import DATA, FRONT, PICTURE, STEP, filled
+from front_html import DATA, FRONT, PICTURE, filled
 
 from workbench import __version__
 from workbench.base.errors import UnavailableError, WorkbenchError
@@ -52,7 +51,6 @@ from workbench.base.paths import BUILD, versions, write_whole
 from workbench.gpus.catalogue import COMMON, GIB, GPUS, MIB, Gpu
 from workbench.gpus.emulator import place
 from workbench.gpus.emulator.call import PROCESSES
-from workbench.lessons.timeline import scrubber
 from workbench.prediction import committed
 from workbench.prediction.prediction import Prediction
 from workbench.prediction.worker import ask_emulator
@@ -234,7 +232,6 @@ def make_all() -> None:
     }
     DATA.parent.mkdir(parents=True, exist_ok=True)
     write_whole(DATA, json.dumps(data, separators=(",", ":")).replace('"points":', '\n"points":') + "\n")
-    write_whole(STEP, step() + "\n")
 
 
 def made_facts(predictions: int) -> dict[str, Any]:
@@ -268,15 +265,6 @@ def headline() -> dict[str, Any]:
         "card": gpu.title.removeprefix("GeForce "),
         "source": prediction.source,
     }
-
-
-def step() -> str:
-    """The step to drag through: a baseline that a T4 has no room for, and one that it has."""
-    gpu = GPUS["t4"]
-    plain = Choice("gpt2", "full", (), 8, 1024)
-    smaller = Choice("gpt2", "full", ("chunk", "ckpt"), 8, 1024)
-    recipes = [replace(choice.recipe(gpu), model="gpt2") for choice in (plain, smaller)]  # the name is shown
-    return scrubber([emulated(recipe, gpu) for recipe in recipes])
 
 
 def switch_facts() -> dict[str, dict[str, Any]]:

@@ -10,6 +10,7 @@ from workbench.advise.candidate import Candidate
 from workbench.advise.doctor import diagnose
 from workbench.base.errors import ConfigurationError
 from workbench.journal.record import Record, Status
+from workbench.prediction.predict import predict
 from workbench.recipe import Recipe
 from workbench.techniques import GradientCheckpointing, Lora, Numerics
 from workbench.widgets.cards import Advice, MakeItFit
@@ -210,6 +211,17 @@ def test_below_the_weights_the_planners_words_stand():
     assert part.button.disabled
     part.button.click()
     assert taken == []
+
+
+def test_a_fault_is_no_verdict():
+    part, _ = button(500, machine=Machine(raising(ValueError("broken"))))
+    assert part.button.description == "Make it fit\nno answer, a fault here: ValueError broken"
+    assert part.button.disabled
+
+
+def test_sets_are_predicted_by_one_engine():
+    """Files that come with the workbench are of an emulated GPU, and a search asks for what has no file."""
+    assert MakeItFit(print, print).predictor is predict
 
 
 def test_it_counts_its_predictions_and_is_stopped_by_another_recipe():

@@ -54,8 +54,8 @@ def predicted(monkeypatch):
         asked.append((recipe, gpu))
         return Forecast()
 
-    monkeypatch.setattr("workbench.widgets.part.predict_known", predictor)
-    monkeypatch.setattr("workbench.widgets.playground.predict_known", predictor)
+    for name in ("part.predict", "gauge.predict_known", "savings.predict_known", "playground.predict_known"):
+        monkeypatch.setattr(f"workbench.widgets.{name}", predictor)
     monkeypatch.setattr(import_module("workbench.prediction.predict"), "predict", predictor)
     return asked
 
@@ -799,6 +799,7 @@ def test_switches_move_only_when_another_sentence_is_chosen(playground, monkeypa
     known(playground)
     monkeypatch.setattr(playground.switches, "arrange", lambda offers: arranged.append(len(offers)))
     playground.form.toggles["lora"].box.value = True
+    playground.form.controls["learning_rate"].value = "1e-4"
     known(playground)
     assert arranged == []
     playground.form.controls["sequence_length"].value = "16"

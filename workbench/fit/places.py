@@ -7,15 +7,6 @@ from workbench.models.family import ModelFamily
 from workbench.techniques import Capability, Technique
 from workbench.techniques.base import Arguments, Call
 
-# What a script says by itself in place of techniques that decide about its data, with their settings.
-DATA = {
-    "batch_size": "TrainingArguments(per_device_train_batch_size={size})",
-    "data_loading": "TrainingArguments(dataloader_num_workers={num_workers}, dataloader_pin_memory={pin_memory})",
-    "padding": "the tokenizer or the data collator: pad to the longest example of a batch (padding=True)",
-    "sequence_length": "the tokenizer: tokenizer(…, truncation=True, max_length={tokens})",
-    "streaming": "load_dataset(…, streaming=True)",
-}
-
 # until transformers 5.23, which renamed them
 OLDER: Arguments = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
 
@@ -61,7 +52,7 @@ def as_argument(technique: Technique, family: ModelFamily, arguments: Arguments)
     if environment:
         variables = " ".join(f"{name}={value}" for name, value in environment.items())
         return f"{variables} in front of the command"
-    return DATA[technique.name].format(**technique.settings())
+    return technique.in_a_script.format(**technique.settings())
 
 
 def changed_arguments(technique: Technique, arguments: Arguments) -> Arguments:
@@ -74,9 +65,14 @@ def changed_arguments(technique: Technique, arguments: Arguments) -> Arguments:
     switches = technique.switches()
     if switches.keys() <= arguments.keys():
         decided |= switches
-    elif switches and OLDER.keys() <= arguments.keys() and list(filter(None, switches.values())) == [True]:
+    elif is_one_switch(technique) and OLDER.keys() <= arguments.keys():
         decided |= OLDER
     return {name: value for name, value in decided.items() if arguments.get(name) != value}
+
+
+def is_one_switch(technique: Technique) -> bool:
+    """Whether the Trainer of every version does it, by one argument that is true or false."""
+    return list(filter(None, technique.switches().values())) == [True]
 
 
 def by_arguments(technique: Technique, arguments: Arguments) -> bool:

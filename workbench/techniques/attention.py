@@ -30,6 +30,12 @@ class Attention(Technique):
 
     stage = Stage.ARCHITECTURE
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.implementation == "sdpa":  # of a model that has the other
+            object.__setattr__(self, "leaves", {"activations": 0.6})  # `object`, because the dataclass is frozen
+            object.__setattr__(self, "slower", -0.1)
+
     def model_arguments(self, family: ModelFamily) -> Arguments:
         return {"attn_implementation": self.implementation}
 

@@ -118,6 +118,9 @@ class Technique:
     brings: ClassVar[frozenset[Capability]] = frozenset()
     forbids: ClassVar[frozenset[Capability]] = frozenset()
     learning_rate_factor: ClassVar[float] = 1.0  # the customary rate, relative to that of full fine-tuning with AdamW
+    leaves: ClassVar[Mapping[str, float]] = MappingProxyType({})  # about what share of a category: see `cards.toml`
+    slower: ClassVar[float] = 0.0
+    in_a_script: ClassVar[str] = ""
     worth_trying: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)  # settings, as `variants` orders them
     alone: ClassVar[str] = ""  # why it cannot be used on several ranks; empty if it can
     unsharded: ClassVar[str] = ""  # why not on a model that FSDP2 cuts into shards; empty if it can

@@ -20,6 +20,12 @@ class GradientAccumulation(Technique):
     stage = Stage.BATCHES
     brings = frozenset({Capability.ACCUMULATION})
     worth_trying = tuple({"steps": 2**power} for power in range(1, 9))
+    slower = 0.02
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        share = 1 / self.steps
+        object.__setattr__(self, "leaves", {"activations": share, "logits_and_loss": share})  # the dataclass is frozen
 
     def training_arguments(self, arguments: Arguments) -> Arguments:
         batch = arguments["per_device_train_batch_size"]

@@ -41,6 +41,7 @@ KINDS: dict[str, Arguments] = {
     "sgd_momentum": {"learning_rate_factor": 100.0, "trainer": {"optim": "sgd", "optim_args": "momentum=0.9"}},
     "adafactor": {
         "trainer": {"optim": "adafactor"},
+        "leaves": {"optimizer_states": 0.02},
         "unsharded": "transformers' Adafactor adds whole tensors to shards",
         "unsharded_under": {
             "deepspeed": "its states are rows and columns of matrices, and DeepSpeed hands it flat pieces"
@@ -50,6 +51,7 @@ KINDS: dict[str, Arguments] = {
         **ON_BITSANDBYTES,
         "numerics": Numerics.APPROXIMATE,
         "trainer": {"optim": "adamw_8bit"},
+        "leaves": {"optimizer_states": 0.26},
         "devices": ["cuda", "cpu"],
         "instead": "adafactor",
     },
@@ -152,7 +154,7 @@ class Optimizer(Technique):
         table = KINDS[self.kind]
         object.__setattr__(self, "numerics", table.get("numerics", Numerics.DIFFERENT))
         object.__setattr__(self, "forbids", self.forbids.union(table.get("forbids", ())))
-        for name in ("learning_rate_factor", "unsharded", "unsharded_under", "alone"):
+        for name in ("learning_rate_factor", "unsharded", "unsharded_under", "alone", "leaves"):
             if name in table:
                 object.__setattr__(self, name, table[name])
 

@@ -17,7 +17,7 @@ from workbench.widgets.controls import show_if
 from workbench.widgets.gauge import Limit
 from workbench.widgets.light import HTML, Button, HBox, VBox
 from workbench.widgets.pages import page
-from workbench.widgets.part import SEARCH, URGENT, Background, Part
+from workbench.widgets.part import SEARCH, URGENT, Background, Part, reason_of
 from workbench.widgets.savings import Offer
 
 MOST = 6  # cards of one search
@@ -153,7 +153,7 @@ class MakeItFit(Background):
             self._offer()
 
     def fail(self, error: Exception) -> None:
-        self._write(f"Nothing was found that fits\n{error}", is_on=False)
+        self._write(f"Make it fit\n{reason_of(error)}", is_on=False)
 
     def _offer(self) -> None:
         candidate = self.candidates[self.position]

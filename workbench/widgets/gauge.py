@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from workbench.base.categories import parse_bytes
 from workbench.base.errors import WorkbenchError
 from workbench.gpus.catalogue import GPUS, Gpu, device_name, room_bytes
+from workbench.lessons.cards import predict_known
 from workbench.prediction.predict import CPU, Prediction
 from workbench.recipe import Recipe
 from workbench.widgets.light import HTML, Dropdown, Text
@@ -67,6 +68,7 @@ class Gauge(Part):
 
     def __init__(self, gpu: str = "t4") -> None:
         super().__init__()
+        self.predictor = predict_known  # what comes with the workbench is there at once
         self.shown: Callable[[], object] = nothing
         self.prediction: Prediction | None = None
         cards = [(card.title.removeprefix("NVIDIA "), card.name) for card in GPUS.values()]

@@ -8,8 +8,7 @@ from typing import Any
 
 from workbench.advise.candidate import Predictor
 from workbench.base.errors import ConfigurationError, WorkbenchError
-from workbench.lessons.cards import predict_known
-from workbench.prediction.predict import Prediction
+from workbench.prediction.predict import Prediction, predict
 from workbench.recipe import Recipe
 from workbench.widgets.light import HTML, VBox
 from workbench.widgets.pages import STYLE, alarm
@@ -24,7 +23,7 @@ class Background:
     """Of questions that come faster than answers, only the newest is answered; an older one is given up.
 
     Attributes:
-        predictor: `predict_known`, or something that answers like it.
+        predictor: `predict`, or something that answers like it.
         answers: of a subclass: the answers to a question, each better or more than the one before it.
         put: of a subclass: shows an answer.
         quiet_s: how long no other question may come before answering begins: for what nobody is waiting for.
@@ -37,7 +36,7 @@ class Background:
     waits_for: tuple[Any, ...] = (URGENT,)
 
     def __init__(self) -> None:
-        self.predictor: Predictor = predict_known
+        self.predictor: Predictor = predict
         self._newest = 0  # the number of the newest question
         self._present = 0  # of the one that is being answered
         self._news = threading.Lock()  # no question comes while an answer is put
@@ -132,5 +131,11 @@ class Part(Background):
         self.view.remove_class("wb-old")
 
     def fail(self, error: Exception) -> None:
-        fault = "" if isinstance(error, WorkbenchError) else f"no answer, a fault here: {type(error).__name__} "
-        self.put(alarm(f"{fault}{error}"))
+        self.put(alarm(reason_of(error)))
+
+
+def reason_of(error: Exception) -> str:
+    """Why there is no answer: a refusal in its own words, anything else as a fault of ours."""
+    if isinstance(error, WorkbenchError):
+        return str(error)
+    return f"no answer, a fault here: {type(error).__name__} {error}"

@@ -19,7 +19,7 @@ from workbench.lessons.timeline import scrubber
 from workbench.recipe import Recipe
 from workbench.widgets import light
 from workbench.widgets.cards import MakeItFit
-from workbench.widgets.controls import OF_A_RUN, RecipeForm, show_if
+from workbench.widgets.controls import OF_A_RUN, SENTENCE, RecipeForm, show_if
 from workbench.widgets.fits import WhatFits
 from workbench.widgets.gauge import Gauge
 from workbench.widgets.history import History
@@ -181,7 +181,7 @@ class Playground:
 
     def _all_told(self) -> None:
         """The switches stay where they are until another model, batch, length or card is chosen."""
-        sentence = (*(self.form.controls[name].value for name in self.form.controls), self.gauge.gpu.value)
+        sentence = (*(self.form.controls[name].value for name in SENTENCE), self.gauge.gpu.value)
         if sentence != self._arranged_for:
             self._arranged_for = sentence
             self.switches.arrange(self.savings.offers)

@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from workbench.advise.candidate import Candidate
-from workbench.base.errors import WorkbenchError
+from workbench.lessons.cards import predict_known
 from workbench.prediction.predict import predict
 from workbench.prediction.prediction import engine_words
 from workbench.recipe import Recipe
 from workbench.techniques import Technique
 from workbench.widgets.controls import TechniqueToggle
 from workbench.widgets.gauge import Limit, nothing
-from workbench.widgets.part import SEARCH, URGENT, Background
+from workbench.widgets.part import SEARCH, URGENT, Background, reason_of
 
 Offer = Candidate | str  # the recipe with the technique, compared with the one without; or why there is none
 
@@ -33,6 +33,7 @@ class Savings(Background):
 
     def __init__(self, toggles: Mapping[str, TechniqueToggle]) -> None:
         super().__init__()
+        self.predictor = predict_known
         self.toggles = toggles
         self.offers: dict[str, Offer] = {}
         self.told: Callable[[str], object] = nothing
@@ -50,12 +51,10 @@ class Savings(Background):
         for name, toggle in self.toggles.items():
             try:
                 offer = self._offer(recipe, toggle, limit)
-            except (InterruptedError, KeyboardInterrupt):
+            except InterruptedError:  # there is a newer question
                 raise
-            except WorkbenchError as error:
-                offer = str(error)
-            except Exception as error:  # of the worker: the next technique may have an answer
-                offer = f"no answer: {type(error).__name__} {error}"
+            except Exception as error:  # of the recipe, or of the worker: the next technique may have an answer
+                offer = reason_of(error)
             yield name, offer
         yield None
 
