@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import nbformat
 
 OUTPUT = ".jp-Cell-outputArea"
-HEAD = f"{OUTPUT} .wb-head .workbench-gauge"  # that of the panel; a training has one of its own
+HEAD = f"{OUTPUT} .wb-head .workbench-gauge"
 GAUGE = f"{HEAD} [role=img]"
 NEWEST_GAUGE = f"{HEAD}:not(.wb-old) [role=img]"  # of an answer to the newest question
 PROMPT = ".jp-NotebookPanel:not(.lm-mod-hidden) .jp-CodeCell .jp-InputArea-prompt"

@@ -26,7 +26,7 @@ def page(browser):
 
     def show(*exercises, width=1000, style=""):
         opened.set_viewport_size({"width": width, "height": 700})
-        opened.set_content(PAGE.format(style=style, body="".join(one.shown["text/html"] for one in exercises)))
+        opened.set_content(PAGE.format(style=style, body="".join(one.data for one in exercises)))
         return opened
 
     yield show

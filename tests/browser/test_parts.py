@@ -11,31 +11,17 @@ PARTS = ".jp-Cell-outputArea .wb-part"
 NOTEBOOK = """\
 import sys
 sys.path.insert(0, {folder!r})
-from dataclasses import replace
-import ipywidgets as w
 from IPython.display import display
 from parts import MIB, Machine
 from workbench.recipe import Recipe
-from workbench.journal.record import Record, Status
-from workbench.widgets.cards import Advice
 from workbench.widgets import fits as what_fits
 
 recipe, machine = Recipe(model="gpt2-tiny", effective_batch_size=16, sequence_length=512), Machine()
-taken = w.HTML()
-def choose(chosen):
-    taken.value = "<p class='taken'>" + chosen.label + " " + str(chosen.effective_batch_size) + "</p>"
-failed = replace(
-    Record.start(recipe, model="gpt2-tiny"), status=Status.OOM, device_kind="cpu", memory_cap_bytes=450 * MIB,
-    peak_phase="backward", peak_allocated_bytes=450 * MIB,
-    by_category={{"activations": 350 * MIB, "weights": 100 * MIB}},
-)
 what_fits.predict_all = machine.each
-advice, fits = Advice(choose), what_fits.WhatFits()
-for part in (advice, fits):
-    part.predictor = machine
-advice.show(failed)
+fits = what_fits.WhatFits()
+fits.predictor = machine
 fits.show(recipe, "t4", 800 * MIB)
-display(taken, fits.view, advice.view)
+display(fits.view)
 """
 
 
@@ -51,7 +37,7 @@ def page(lab, open_notebook):
 
 
 CUT_OFF = """
-() => [...document.querySelectorAll('.wb-part, .wb-part .wide, .wb-card, .wb-part button, .wb-part li')]
+() => [...document.querySelectorAll('.wb-part, .wb-part .wide, .wb-part button, .wb-part li')]
   .filter(e => e.scrollWidth > e.clientWidth + 2).map(e => e.className + ' ' + e.innerText.slice(0, 60))
 """
 
@@ -60,23 +46,12 @@ def part(page, words):
     return page.locator(PARTS, has_text=words)
 
 
-def taken(page, words):
-    page.locator(".jp-Cell-outputArea .taken", has_text=words).wait_for()
-
-
 def test_the_table_has_headers_and_a_caption(page):
     fits = part(page, "On every card")
     table = fits.get_by_role("table", name=re.compile("Batch × length within 800 MiB on NVIDIA T4"))
     assert table.get_by_role("columnheader").count() == 8
     assert table.get_by_role("rowheader").count() == 5
     assert fits.get_by_role("listitem").count() == 21
-
-
-def test_advice_becomes_cards_whose_buttons_take_them(page):
-    advice = part(page, "ran out of memory in the backward phase")
-    advice.get_by_text("Each of these alone is enough").wait_for()
-    advice.get_by_role("button", name=re.compile("^Turn on Gradient checkpointing")).press("Enter")
-    taken(page, "gradient_checkpointing")
 
 
 def test_nothing_is_cut_off_in_light_and_dark(page, browser, screenshot, subtests):

@@ -14,6 +14,7 @@ from conftest import SCREENSHOTS
 from driving import (
     GAUGE,
     HEAD,
+    PROMPT,
     VERDICT,
     button,
     choose_theme,
@@ -253,7 +254,7 @@ def test_a_page_reloaded_before_it_was_saved_finds_the_training_again(page):
     wait_for_status(page, "interrupted after")
 
 
-def test_out_of_memory_is_an_alarm_and_its_advice_clicked_works(page, screenshot):
+def test_out_of_memory_is_an_alarm_with_advice(page, screenshot):
     open_part(page, "Train it here")
     fill(page, "memory cap", "12MiB")
     fill(page, "steps", "5", key="Tab")
@@ -262,26 +263,25 @@ def test_out_of_memory_is_an_alarm_and_its_advice_clicked_works(page, screenshot
     alarm = output(page).locator('[role="status"]', has_text="oom after")
     assert "213, 94, 0" in alarm.evaluate("e => getComputedStyle(e).borderLeftColor")
     wait_for_button(page, "Start", "enabled")  # while advice is looked for
-    started = time.monotonic()
-    advice = output(page).get_by_role("button", name=re.compile("^Turn on|^Set")).first
-    advice.wait_for()
-    print(f"\nthe first advice after {time.monotonic() - started:.1f} s")
+    output(page).get_by_text("ran out of memory in the").first.wait_for()  # the cause, at once
+    output(page).locator(".wb-open pre", has_text="predicted for").wait_for()
     screenshot(page, "playground-out-of-memory")
-    advice.click()
+    fill(page, "memory cap", "")
     button(page, "Start").click()
     wait_for_status(page, "ok. Held-out loss")
     output(page).get_by_text(re.compile(r"Predicted .* measured .*: [+-]\d+\.\d%")).first.wait_for()
 
 
-def test_the_history_tells_the_shape_of_a_run_and_the_export_keeps_the_prediction(page, lab):
+def test_a_run_is_listed_and_the_export_keeps_it_and_the_prediction(page, lab):
     open_part(page, "Train it here")
     fill(page, "steps", "5", key="Tab")
     button(page, "Start").click()
     wait_for_status(page, "ok. Held-out loss")
-    header = output(page).locator("thead", has_text="measured").first.inner_text()
-    assert all(name in header for name in ("predicted", "held-out loss"))
-    output(page).locator("select[multiple] option").first.click()
-    output(page).locator('img[alt^="Peak memory"]').wait_for()
+    output(page).get_by_text(re.compile("Predicted .* measured")).first.wait_for()
+    runs = output(page).get_by_role("region", name="runs")
+    assert all(name in runs.locator("thead").inner_text() for name in ("peak_allocated_bytes", "held_out_loss"))
+    assert runs.locator("tbody tr").first.inner_text().split("\t")[2:4] == ["ok", "5"]
+    assert runs.evaluate("e => e.scrollWidth <= e.clientWidth"), "no column is cut off"
     page.keyboard.press("Control+s")
     page.wait_for_timeout(1500)
     exported = as_html(lab[1] / "panel.ipynb")
@@ -313,6 +313,38 @@ def test_a_notebook_that_is_opened_again_says_that_it_needs_a_kernel(open_notebo
     page.goto(f"{address}/lab/tree/again.ipynb?token=t&reset")
     page.locator(".wb-asleep", has_text="needs a running kernel: run this cell again").wait_for()
     assert not page.get_by_text("model not found").first.is_visible()
+
+
+def test_settings_that_are_pasted_on_the_panel_reach_it_and_nothing_else(page, browser):
+    """With the focus of a click on its words; a single word is for the field it is pasted into."""
+    alerts = []
+    page.on("dialog", lambda dialog: (alerts.append(dialog.message), dialog.dismiss()))
+    browser.grant_permissions(["clipboard-read", "clipboard-write"])
+    cells = page.locator(PROMPT).count()
+
+    def paste(text):
+        page.evaluate("text => navigator.clipboard.writeText(text)", text)
+        page.keyboard.press("Control+v")
+
+    output(page).get_by_text("tokens a step on a").click()
+    paste(
+        "base_model: gpt2\nadapter: lora\nlora_r: 4\nsequence_len: 64\nmicro_batch_size: 2\n"
+        "colour: <img src=x onerror=alert(1)>\n"
+    )
+    output(page).get_by_text("read as settings of axolotl").wait_for()
+    page.locator(f"{HEAD} .wb-alarm", has_text="compute capability").wait_for()  # of T4, which has no bf16
+    output(page).get_by_text("colour: <img src=x onerror=alert(1)>").wait_for()
+    assert output(page).get_by_label("LoRA", exact=True).is_checked()
+    button(page, "Undo").click()
+    page.wait_for_function("() => !document.querySelector('.wb-said')?.closest('.wb-old')")
+    length = output(page).get_by_label("sequence length", exact=True)
+    assert length.input_value() == "32"
+    length.select_text()
+    paste("48")
+    length.press("Enter")
+    assert length.input_value() == "48"
+    assert page.locator(PROMPT).count() == cells
+    assert alerts == []
 
 
 # ---- how it looks ----

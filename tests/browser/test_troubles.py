@@ -120,7 +120,7 @@ def test_of_a_kernel_restarted_in_a_training_nothing_is_lost(page, folder):
     page.get_by_role("menuitem", name="Kernel", exact=True).click()
     page.get_by_role("menuitem", name="Restart Kernel and Run All Cells…", exact=True).click()
     page.locator(".jp-Dialog button.jp-mod-accept").click()
-    wait_for_status(page, r"killed after \d+ steps. Its kernel ended; the history has the steps until then")
+    wait_for_status(page, r"killed after \d+ steps. Its kernel ended; its record has the steps until then")
     (record,) = (record for record in read_all(folder) if record.id not in before)
     assert record.status is Status.KILLED
     assert 0 < record.steps_done <= len(record.losses) + 1  # a step's loss is told after the step

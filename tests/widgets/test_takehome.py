@@ -1,4 +1,4 @@
-"""Taking a recipe home and bringing one, without a browser: what the page says, and what reaches the panel."""
+"""Taking a recipe home, without a browser: what the page says."""
 
 import base64
 import json
@@ -8,14 +8,13 @@ import threading
 import tomllib
 from dataclasses import replace
 from html.parser import HTMLParser
-from zipfile import ZipFile
 
 import pytest
 
 from workbench.base.errors import ConfigurationError
 from workbench.export.written import as_command
 from workbench.recipe import Recipe
-from workbench.techniques import GradientCheckpointing, Lora
+from workbench.techniques import Lora
 from workbench.widgets.takehome import FORMS, TakeHome
 
 NASTY = "</textarea><img src=x onerror='alert(1)'>\"&amp; ${name}.txt"
@@ -49,24 +48,14 @@ class Panel:
     """What the playground is to the tab."""
 
     def __init__(self, recipe):
-        self.recipe, self.chosen = recipe, []
-        self.tab = TakeHome(lambda: self.recipe, self.choose)
-
-    def choose(self, recipe):
-        self.chosen.append(recipe)
         self.recipe = recipe
+        self.tab = TakeHome(lambda: self.recipe)
 
     def page_as(self, form):
         self.tab.form.value = form
         self.tab.show()
         assert self.tab.wait()
         return Page(self.tab.page.value)
-
-    def bring(self, text):
-        self.tab.pasted.value = text
-        self.tab.use.click()
-        assert self.tab.wait()
-        return self.tab.answer.value
 
 
 @pytest.fixture
@@ -110,39 +99,6 @@ def test_an_impossible_recipe_is_said(panel):
     panel.tab.recipe = refuse
     panel.tab.show()
     assert "⚠ recipe: &lt;b&gt;no&lt;/b&gt;." in panel.tab.page.value
-    panel.bring("micro_batch_size: 3")  # the way out
-    assert panel.chosen[0].effective_batch_size == 3
-    assert panel.chosen[0].corpus == panel.recipe.corpus
-
-
-def test_what_is_brought_reaches_the_panel_and_is_explained(panel):
-    corpus = panel.recipe.corpus
-    answer = panel.bring(
-        "base_model: meta/<i>llama\nadapter: lora\nlora_r: 4\nmicro_batch_size: 6\nwandb_name: <script>\nbf16: false\n"
-        "colour: <b>\ngradient_checkpointing: true\n"
-    )
-    expected = Recipe(
-        model="meta/<i>llama", corpus=corpus, effective_batch_size=6, sequence_length=512, steps=panel.recipe.steps,
-        seed=panel.recipe.seed, dropout=panel.recipe.dropout,
-        techniques=(Lora(rank=4), GradientCheckpointing(use_reentrant=True)),
-    )  # fmt: skip
-    assert panel.chosen == [expected]
-    assert "read as settings of axolotl" in answer
-    assert "<code>adapter: lora, lora_r: 4</code> → lora=rank:4" in answer
-    assert "<code>colour: &lt;b&gt;</code> → not known here" in answer
-    assert "meta/&lt;i&gt;llama</code> → model:meta/&lt;i&gt;llama" in answer
-    assert "Without effect on the peak: wandb_name." in answer
-    assert set(Page(answer).tags) <= TAGS
-    assert "lora" in panel.tab.page.value  # and the tab shows the new one
-
-
-def test_what_went_comes_back(subtests):
-    asked = Recipe(steps=3, arguments={"weight_decay": 0.1}, callbacks=["a.b:C"]) | Lora(rank=5)
-    for form in ("recipe file (TOML)", "JSON"):
-        with subtests.test(form=form):
-            panel = Panel(asked)
-            panel.bring(panel.page_as(form).file)
-            assert panel.chosen == [asked]
 
 
 def test_until_another_form_is_written_the_old_text_is_dimmed(panel, monkeypatch):
@@ -161,27 +117,11 @@ def test_a_size_of_gpt2_is_written_without_the_hub(monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("the hub was asked")
 
-    monkeypatch.setattr("workbench.models.source.require", refuse)
+    monkeypatch.setattr("workbench.models.source.model_files", refuse)
     page = Panel(Recipe(model="gpt2-xl") | Lora(rank=2)).page_as("Hugging Face script")
     assert 'MODEL, LENGTH, BATCH = "gpt2-xl", 128, 8' in page.file
     assert "AutoTokenizer.from_pretrained(MODEL" in page.file
     assert "fan_in_fan_out=True" in page.file
-
-
-def test_one_zip_has_all_that_a_script_needs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    panel = Panel(Recipe())
-    panel.page_as("Hugging Face script")
-    assert "wb-hidden" not in panel.tab.pack._dom_classes
-    panel.tab.pack.click()
-    (path,) = tmp_path.glob("*.zip")
-    assert str(path) in panel.tab.packed.value
-    with ZipFile(path) as archive:
-        assert {"train.py", "train.txt", "held_out.txt", "gpt2-tiny/model.safetensors"} <= set(archive.namelist())
-        archive.extractall(tmp_path)
-    text = (tmp_path / "train.py").read_text(encoding="utf-8")
-    for name in re.findall(r'Path\("([^"]+)"\)|MODEL = "([^"]+)"', text):
-        assert (tmp_path / "".join(name)).exists()
 
 
 def test_what_is_needed_is_said_where_it_lies_below_the_working_folder(tmp_path, monkeypatch):
@@ -191,9 +131,6 @@ def test_what_is_needed_is_said_where_it_lies_below_the_working_folder(tmp_path,
     for form in FORMS:
         panel.page_as(form)
         assert f"from {tmp_path / 'mine.txt'}" in panel.tab.page.value
-    panel.tab.pack.click()
-    (path,) = tmp_path.glob("*.zip")
-    assert ZipFile(path).namelist() == ["train.sh", "mine.txt"]
 
 
 @pytest.mark.values
@@ -212,17 +149,3 @@ def test_the_file_run_again_gives_the_losses_of_the_recipe(recipe, fine_tuned, t
     monkeypatch.chdir(tmp_path)
     assert main(["run", "recipe.toml", "--device", "cpu", "--sample-tokens", "0"]) == 0
     assert read_all()[0].losses == fine_tuned(asked).losses != fine_tuned(recipe | Lora(rank=2)).losses
-
-
-def test_what_cannot_be_used_changes_nothing(recipe, subtests):
-    before = recipe | Lora(rank=2)
-    for text in ("", "[1]", "<b>", "lora_r: !!python/object:x {}", "sequence_len: <b>", '{"steps": 0}'):
-        with subtests.test(text=text):
-            panel = Panel(before)
-            answer = panel.bring(text)
-            assert panel.chosen == []
-            assert panel.recipe is before
-            assert 'role="alert"' in answer
-            assert "Nothing was changed." in answer
-            assert set(Page(answer).tags) <= TAGS
-            assert panel.tab.pasted.value == text

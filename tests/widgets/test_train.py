@@ -1,16 +1,17 @@
-"""The part that trains, before anything is trained: what is told at once, and whose recipe advice changes."""
+"""The part that trains, before anything is trained: what is told at once; and advice after one that failed."""
 
 from dataclasses import replace
 
 import pytest
+from parts import MIB, Machine
 
-from workbench.journal.record import Record
-from workbench.prediction.predict import CPU
+from workbench.base.errors import ConfigurationError
+from workbench.journal.record import Record, Status
 from workbench.recipe import Recipe
-from workbench.techniques import GradientCheckpointing, Lora, Qlora
-from workbench.widgets import sight
+from workbench.techniques import Lora
 from workbench.widgets import train as module
-from workbench.widgets.train import Train
+from workbench.widgets.preview import Preview
+from workbench.widgets.train import Advice, Train
 
 
 class Panel:
@@ -18,11 +19,7 @@ class Panel:
 
     def __init__(self, recipe, folder):
         self.recipe = recipe
-        self.train = Train(lambda: self.recipe, self.choose, folder, changed=lambda: None)
-        self.train.here.show = lambda recipe: None  # which would predict
-
-    def choose(self, recipe):
-        self.recipe = recipe
+        self.train = Train(lambda: self.recipe, folder, changed=lambda: None)
 
 
 @pytest.fixture
@@ -47,85 +44,91 @@ def test_a_text_that_is_missing_is_told_before_start(panel, tmp_path, monkeypatc
     assert not panel.train.start.disabled
 
 
-def test_advice_on_a_stand_in_changes_the_recipe_of_the_panel_alone_by_what_is_advised(panel):
-    panel.train.stands_in.value = True
-    ran = panel.train.trained()
-    assert (ran.model, ran.sequence_length) == ("gpt2-tiny", 128)
-    panel.train.advised = ran
-    panel.train.advice.choose(ran | GradientCheckpointing())
-    assert panel.recipe == Recipe(model="gpt2-xl", sequence_length=1024) | Lora(rank=2) | GradientCheckpointing()
-    assert "found for gpt2-tiny, now set for gpt2-xl as well" in panel.train.message
-    panel.train.advice.choose(replace(ran, techniques=(Lora(rank=1),)))
-    assert panel.recipe == Recipe(model="gpt2-xl", sequence_length=1024) | Lora(rank=1) | GradientCheckpointing()
-
-
-def test_advice_that_does_not_suit_the_recipe_of_the_panel_changes_nothing(panel):
-    panel.train.advised = Recipe()
-    before = panel.recipe
-    panel.train.advice.choose(Recipe() | Qlora())
-    assert panel.recipe == before
-    assert "Nothing was changed. recipe: " in panel.train.message
-    panel.recipe = None  # the form cannot be used
-    panel.train.advice.choose(Recipe() | GradientCheckpointing())
-    assert panel.recipe is None
-    assert "Nothing was changed: first mend" in panel.train.message
-
-
 def test_the_time_that_is_left_is_told_in_hours_and_minutes(panel, monkeypatch):
-    record = Record.start(Recipe(), device_kind="cpu")
-    panel.train.progress.max = 1000
-    monkeypatch.setattr(type(module.RUNNER), "seconds_per_step", 10.184)
-    panel.train.progressed(record)
-    assert panel.train.message.endswith("step 0 of 1000, about 2 h 50 min left")
+    record = Record.start(panel.recipe, device_kind="cpu")
+    panel.train.began(replace(panel.recipe, steps=1000))
+    clock = iter([0.0, 101.84])
+    monkeypatch.setattr(module.time, "monotonic", lambda: next(clock))
+    panel.train.progressed(replace(record, steps_done=1))
+    assert panel.train.message.endswith("step 1 of 1000")
+    panel.train.progressed(replace(record, steps_done=11))
+    assert panel.train.message.endswith("step 11 of 1000, about 2 h 48 min left")
 
 
-def test_a_cap_on_a_card_leaves_the_context_out(panel, monkeypatch):
-    card = module.GPUS["t4"]
-    here = panel.train.here
-    here.gpu.value = "t4"
-    here.budget.value = "8GiB"
-    assert here.limit.have_bytes == 8 * 2**30 + card.context_bytes_estimate
-    here.gpu.value = CPU
-    assert here.limit.budget_bytes == 8 * 2**30
+# ---- advice ----
+
+
+def failed(**facts):
+    recipe = Recipe(model="gpt2-tiny", effective_batch_size=16, sequence_length=256)
+    known = {
+        "status": Status.OOM, "device_kind": "cpu", "memory_cap_bytes": 400 * MIB, "peak_phase": "backward",
+        "peak_allocated_bytes": 400 * MIB, "by_category": {"activations": 300 * MIB, "weights": 100 * MIB},
+    }  # fmt: skip
+    return replace(Record.start(recipe, model="gpt2-tiny"), **{**known, **facts})
+
+
+def test_the_cause_is_there_before_anything_is_predicted_and_then_what_would_fit():
+    pages = []
+    advice = Advice()
+    advice.predictor = Machine(lambda recipe: pages.append(advice.page.value))
+    advice.show(failed())
+    assert advice.wait(30)
+    assert "ran out of memory in the backward phase" in pages[0]
+    assert "The largest part of the peak was activations" in pages[0]
+    assert "Gradient checkpointing" in advice.page.value
+    advice.forget()
+    assert advice.page.value == ""
+
+
+def test_advice_says_why_there_is_none():
+    def refuse(recipe):
+        raise ConfigurationError("no <b>such</b> model")
+
+    advice = Advice()
+    advice.predictor = Machine(refuse)
+    advice.show(failed())
+    assert advice.wait(30)
+    assert "no &lt;b&gt;such" in advice.page.value
 
 
 # ---- what the model sees ----
 
 
-def test_nothing_is_fetched_to_look_at_a_text(monkeypatch, subtests):
-    monkeypatch.setattr(sight, "in_cache", lambda model: False)
-    answers = {
-        ("gpt2-tiny", "shakespeare"): "",
-        ("auto", "shakespeare"): "",
-        ("gpt2-xl", "shakespeare"): "",
-        ("random:gpt2", "novel.txt"): "",
-        ("user/model", "shakespeare"): "The tokenizer of user/model",
-        ("gpt2", "user/set:train"): "The text user/set:train",
-    }
-    for asked, answer in answers.items():
-        with subtests.test(asked=asked):
-            assert sight.not_local(*asked) == answer
-
-
-def test_the_text_is_shown_as_the_model_sees_it_once_that_is_asked_for(tmp_path):
+@pytest.fixture
+def preview(tmp_path):
     rows = '{"messages": [{"role": "user", "content": "<b>Who?</b>"}, {"role": "assistant", "content": "I am."}]}\n'
     (tmp_path / "chats.jsonl").write_text(rows * 50)
-    recipe = Recipe(model="gpt2-xl", corpus=str(tmp_path / "chats.jsonl"), sequence_length=32)
-    seen = sight.Sight(lambda: recipe)
-    seen.quiet_s = 0
-    seen.show()
-    assert not seen.is_working
-    assert "wb-hidden" in seen.page._dom_classes
-    seen.button.value = True
-    assert seen.wait()
-    assert "wb-hidden" not in seen.page._dom_classes
-    assert "<mark" in seen.page.value
-    assert "<b>Who" not in seen.page.value
-    recipe = Recipe(corpus=str(tmp_path / "nope.txt"))
-    seen.show()
-    assert seen.wait()
-    assert "⚠ corpus: there is no file" in seen.page.value
-    recipe = Recipe(model="user/model")
-    seen.show()
-    assert seen.wait()
-    assert "The tokenizer of user/model would have to be fetched" in seen.page.value
+    shown = Preview(lambda: shown.wanted)
+    shown.wanted = Recipe(model="gpt2-xl", corpus=str(tmp_path / "chats.jsonl"), sequence_length=32)
+    return shown
+
+
+def test_the_text_is_shown_as_the_model_sees_it_once_that_is_asked_for(preview):
+    preview.forget(preview.wanted)
+    assert preview.page.value == ""
+    preview.button.click()
+    assert preview.wait()
+    assert "<mark" in preview.page.value
+    assert "<b>Who" not in preview.page.value
+
+
+def test_of_another_text_nothing_is_shown_until_it_is_asked_for(preview):
+    preview.button.click()
+    assert preview.wait()
+    preview.forget(replace(preview.wanted, steps=3))
+    assert "<mark" in preview.page.value, "the steps are nothing to the text"
+    preview.wanted = replace(preview.wanted, corpus="nope.txt")
+    preview.forget(preview.wanted)
+    assert preview.page.value == ""
+    preview.button.click()
+    assert preview.wait()
+    assert "⚠ corpus: there is no file" in preview.page.value
+
+
+def test_a_recipe_that_cannot_be_used_has_no_preview(preview):
+    def refuse():
+        raise ConfigurationError("recipe: <b>no</b>.")
+
+    preview.recipe = refuse
+    preview.button.click()
+    assert "⚠ recipe: &lt;b&gt;no" in preview.page.value

@@ -23,11 +23,11 @@ from workbench.techniques import REGISTRY, GradientCheckpointing, Lora
 from workbench.widgets import pages, runner
 from workbench.widgets.controls import OF_A_RUN, SENTENCE, RecipeForm
 from workbench.widgets.gauge import Gauge, Limit
-from workbench.widgets.history import History, overlay
 from workbench.widgets.playground import Playground
 from workbench.widgets.runner import RUNNER
 from workbench.widgets.savings import Savings
 from workbench.widgets.switches import Switches
+from workbench.widgets.takehome import FORMS
 
 
 class Forecast:
@@ -496,7 +496,7 @@ def finish(playground):
 
 @pytest.mark.dear
 @pytest.mark.smoke
-def test_a_run_ends_with_its_numbers_and_is_in_the_history(playground, tmp_path):
+def test_a_run_ends_with_its_numbers_and_is_listed(playground, tmp_path):
     train = playground.train
     train.start.click()
     assert train.start.disabled
@@ -508,7 +508,7 @@ def test_a_run_ends_with_its_numbers_and_is_in_the_history(playground, tmp_path)
     assert train.progress.value == train.progress.max == record.steps_done
     assert "Training loss: baseline from" in train.live.value
     assert "Predicted 3.0 GiB, measured " in train.live.value
-    assert playground.history.choice.options[0][1] == record.id
+    assert f"<td>{record.held_out_loss:.3f}</td>" in train.runs.value
     assert not train.start.disabled
     assert train.stop.disabled
 
@@ -604,7 +604,7 @@ def test_what_is_refused_before_it_starts_is_said(playground, recipe, tmp_path):
 
 @pytest.mark.dear  # the doctor looks for advice meanwhile, with predictions
 def test_a_cap_that_is_too_small_ends_as_out_of_memory(playground, recipe, tmp_path):
-    playground.train.here.budget.value = "3MiB"
+    playground.train.cap.value = "3MiB"
     playground.train.start.click()
     RUNNER.wait(60)
     assert [record.status for record in read_all(tmp_path)] == [Status.OOM]
@@ -613,7 +613,7 @@ def test_a_cap_that_is_too_small_ends_as_out_of_memory(playground, recipe, tmp_p
     assert not playground.train.start.disabled, "the next may begin while advice on the last is looked for"
     playground.form.controls["effective_batch_size"].value = "4"
     assert not playground.train.start.disabled
-    playground.train.here.budget.value = ""
+    playground.train.cap.value = ""
     playground.train.start.click()
     finish(playground)
     assert [record.status for record in read_all(tmp_path)] == [Status.OOM, Status.OK]
@@ -622,10 +622,10 @@ def test_a_cap_that_is_too_small_ends_as_out_of_memory(playground, recipe, tmp_p
 def test_a_cap_that_cannot_be_read_keeps_start_off(playground, subtests):
     for cap in ("lots", "8"):
         with subtests.test(cap=cap):
-            playground.train.here.budget.value = cap
+            playground.train.cap.value = cap
             assert playground.train.start.disabled
-            assert "Start is off: limit:" in playground.train.what.value
-            playground.train.here.budget.value = ""
+            assert "Start is off: memory cap:" in playground.train.what.value
+            playground.train.cap.value = ""
             assert not playground.train.start.disabled
 
 
@@ -689,37 +689,17 @@ def test_a_cell_that_runs_again_ends_its_panel_and_no_other(recipe, predicted, t
             assert ended == ended_panels
 
 
-# ---- history ----
-
-
 def record(label="<b>x</b>", status=Status.OK, steps=3, **more):
     made = Record.start(Recipe(), device_kind="cpu")
     return replace(made, label=label, status=status, losses=[5.0 - i for i in range(steps)], **more)
 
 
-def test_the_table_is_escaped():
-    page = pages.page("history", records=[record(error="<script>")], predicted={})
-    assert "<b>x" not in page
-    assert "&lt;b&gt;x" in page
-
-
-def test_runs_of_unequal_length_and_equal_label_overlay():
-    page = overlay([record(steps=3), record(steps=5), record(status=Status.OOM, steps=0, error="<i>none</i> left")])
-    assert page.count("<img alt=") == 1
-    assert "1: &lt;b&gt;x&lt;/b&gt; from 5.000 to 3.000" in page
-    assert "&lt;i&gt;none" in page
-
-
-def test_picked_runs_show_their_texts_and_stay_picked(tmp_path):
-    kept = record(text_before="To be", text_after="<or not>")
-    kept.save(tmp_path)
-    history = History(tmp_path)
-    history.choice.value = (kept.id,)
-    assert "&lt;or not&gt;" in history.page.value
-    record().save(tmp_path)
-    history.refresh()
-    assert history.choice.value == (kept.id,)
-    assert len(history.choice.options) == 2
+def test_the_newest_runs_are_listed_escaped(recipe, predicted, tmp_path):
+    record(steps_done=13).save(tmp_path)
+    train = Playground(recipe, folder=tmp_path).train
+    assert "&lt;b&gt;x" in train.runs.value
+    assert "<b>x" not in train.runs.value
+    assert "<td>13</td>" in train.runs.value
 
 
 @pytest.mark.dear
@@ -774,7 +754,7 @@ def test_one_part_is_open_at_a_time(playground):
     assert "wb-has-part" in playground.body._dom_classes
     playground.openers["Train it here"].value = True
     assert not playground.openers["What fits where"].value
-    assert playground.history.view in playground.open_part.children
+    assert playground.train.view in playground.open_part.children
     assert playground.openers["Train it here"].description == "✕ Train it here"
     playground.openers["Train it here"].value = False
     assert "wb-has-part" not in playground.body._dom_classes
@@ -813,3 +793,53 @@ def test_the_page_without_a_kernel_says_what_each_technique_would_do(playground)
     assert "what each technique would do" in page
     assert "Fused GELU" in page
     assert "Take the script home" in page
+
+
+# ---- settings that are pasted ----
+
+
+def pasted(playground, text):
+    """As the panel's script hands it over."""
+    playground.chosen.value = json.dumps({"settings": text})
+    return playground.brought.value
+
+
+def test_settings_that_are_pasted_set_the_panel_and_are_explained(playground):
+    before = playground.form.recipe()
+    settings = "base_model: gpt2-xl\nadapter: lora\nlora_r: 4\nmicro_batch_size: 6\nbf16: false\ncolour: <b>\n"
+    page = pasted(playground, settings)
+    recipe = playground.form.recipe()
+    assert (recipe.model, recipe.effective_batch_size, recipe.techniques) == ("gpt2-xl", 6, (Lora(rank=4),))
+    assert recipe.corpus == before.corpus
+    assert "axolotl" in page
+    assert "lora_r: 4" in page
+    assert "colour: &lt;b&gt;" in page
+    assert "<b>" not in page
+    playground.undo.click()
+    assert playground.form.recipe() == before
+
+
+def test_what_went_comes_back(playground, subtests):
+    asked = Recipe(steps=3, arguments={"weight_decay": 0.1}, callbacks=["a.b:C"]) | Lora(rank=5)
+    for form in ("recipe file (TOML)", "JSON"):
+        with subtests.test(form=form):
+            playground.form.show(Recipe())
+            pasted(playground, FORMS[form][1](asked))
+            assert playground.form.recipe() == asked
+
+
+def test_settings_that_cannot_be_used_change_nothing(playground, subtests):
+    before = playground.form.recipe()
+    for text in ("<b>", "[1]", "lora_r: !!python/object:x {}", "sequence_len: <b>", '{"steps": 0}'):
+        with subtests.test(text=text):
+            page = pasted(playground, text)
+            assert playground.form.recipe() == before
+            assert 'role="alert"' in page
+            assert "Nothing was changed." in page
+            assert "<b>" not in page
+
+
+def test_settings_are_the_way_out_of_a_form_that_cannot_be_used(playground):
+    playground.form.controls["learning_rate"].value = "fast"
+    pasted(playground, "model = 'gpt2'\nsteps = 7\n")
+    assert playground.form.recipe().steps == 7

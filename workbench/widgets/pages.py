@@ -1,7 +1,6 @@
 """Pages of the panel: templates that escape every text, with words beside each picture, readable in both themes."""
 
 import base64
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +8,13 @@ from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
 
 from workbench.base.categories import format_bytes
-from workbench.journal.record import Record
 from workbench.lessons.plots import COLOURS, Picture
 from workbench.prediction.prediction import engine_words
 
 STYLE = f"<style>{Path(__file__).with_name('panel.css').read_text(encoding='utf-8')}</style>"
 # JupyterLab would take keys for its notebook, in which `x` deletes a cell, unless the element that has the focus says
-# otherwise (Lumino, `CommandRegistry`); Ctrl-S and its like are JupyterLab's all the same. And a click on a card or a
-# cell of a table chooses it.
+# otherwise (Lumino, `CommandRegistry`); Ctrl-S and its like are JupyterLab's all the same. A click on a card or a cell
+# of a table chooses it. Pasted settings, which are lines, JSON or a command, go to the panel; other text to its field.
 SCRIPT = """<style onload="
   const panel = this.closest('.workbench-panel');
   if (panel && !panel.dataset.listens) {
@@ -27,13 +25,23 @@ SCRIPT = """<style onload="
     panel.addEventListener('keydown', event => {
       if (event.key === 'Control' || event.key === 'Meta') delete event.target.dataset.lmSuppressShortcuts;
     });
-    panel.addEventListener('click', event => {
-      const made = event.target.closest('[data-choice]');
-      if (!made) return;
+    const choose = facts => {
       const field = panel.querySelector('.wb-chosen input');
-      field.value = made.dataset.choice;
+      field.value = facts;
       field.dispatchEvent(new Event('input', {bubbles: true}));
       field.dispatchEvent(new Event('change', {bubbles: true}));
+    };
+    panel.addEventListener('click', event => {
+      const choice = event.target.closest('[data-choice]');
+      if (choice) choose(choice.dataset.choice);
+    });
+    panel.tabIndex = -1;  // so that a click anywhere on it takes the focus, and with it what is pasted
+    panel.addEventListener('paste', event => {
+      const settings = event.clipboardData.getData('text/plain').trim();
+      if (!/\\n|^{| --/.test(settings)) return;
+      event.preventDefault();
+      event.stopPropagation();
+      choose(JSON.stringify({settings}));
     });
   }
 "></style>"""
@@ -67,11 +75,6 @@ def picture(figure: Picture, text: str) -> Markup:
     return Markup('<img alt="{}" src="data:image/png;base64,{}" style="max-width: 100%">').format(text, source)
 
 
-def begun(record: Record) -> str:
-    """When, in this machine's time zone."""
-    return f"{datetime.fromisoformat(record.created_at).astimezone():%d %b %H:%M}"
-
-
 def ink(shade: str) -> str:
     """Black or white, whichever is easier to read on a colour such as `#0072B2` (WCAG 2.2, relative luminance)."""
     luminance = 0.0
@@ -83,7 +86,6 @@ def ink(shade: str) -> str:
 
 TEMPLATES = Environment(loader=PackageLoader("workbench.widgets"), autoescape=True, trim_blocks=True)
 TEMPLATES.filters["bytes"] = format_bytes
-TEMPLATES.filters["begun"] = begun
 TEMPLATES.filters["ink"] = ink
 TEMPLATES.globals["shades"] = SHADES
 TEMPLATES.globals["engine_words"] = engine_words

@@ -4,26 +4,27 @@ import json
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
 from IPython.display import HTML, display
 from markupsafe import Markup, escape
 
-from workbench.base.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError, WorkbenchError
 from workbench.base.launch import warm_up
+from workbench.export.bring import read_settings
 from workbench.gpus.catalogue import room_bytes
 from workbench.lessons.cards import predict_known
 from workbench.lessons.live import live_page, request
 from workbench.lessons.timeline import scrubber
 from workbench.recipe import Recipe
 from workbench.widgets import light
-from workbench.widgets.cards import MakeItFit
 from workbench.widgets.controls import OF_A_RUN, SENTENCE, RecipeForm, show_if
 from workbench.widgets.fits import WhatFits
 from workbench.widgets.gauge import Gauge
-from workbench.widgets.history import History
-from workbench.widgets.pages import SCRIPT, STYLE, page, small
+from workbench.widgets.make_it_fit import MakeItFit
+from workbench.widgets.pages import SCRIPT, STYLE, alarm, page, small
 from workbench.widgets.part import Background, Part
 from workbench.widgets.runner import RUNNER
 from workbench.widgets.savings import Savings
@@ -59,12 +60,11 @@ class Playground:
         self.savings = Savings(self.form.toggles)
         self.switches = Switches(self.form.toggles)
         self.fit = MakeItFit(self.form.show, self._take_home)
-        self.train = Train(self.form.valid, self.form.show, folder, changed=self._ended)
-        self.history = History(folder)
+        self.train = Train(self.form.valid, folder, changed=self._keep)
         self.parts: dict[str, Any] = {
             "See the step": Step(),
             "What fits where": WhatFits(),
-            "Take the script home": TakeHome(self.form.recipe, self.form.show),
+            "Take the script home": TakeHome(self.form.recipe),
             "Train it here": self.train,
         }
         self._lay_out()
@@ -78,22 +78,10 @@ class Playground:
 
     def _lay_out(self) -> None:
         more, rest = self.form.more()
-        sentence = light.HBox(
-            [
-                light.HTML("Fine-tune"),
-                self.form.controls["model"],
-                light.HTML("with"),
-                self.form.controls["effective_batch_size"],
-                light.HTML("×"),
-                self.form.controls["sequence_length"],
-                light.HTML("tokens a step on a"),
-                self.gauge.gpu,
-                light.HTML("within"),
-                self.gauge.budget,
-                more,
-            ],
-            _dom_classes=("wb-sentence",),
-        )
+        model, batch, length = (self.form.controls[name] for name in SENTENCE)
+        labels = [light.HTML(text) for text in ("Fine-tune", "with", "×", "tokens a step on a", "within")]
+        fields = [model, batch, length, self.gauge.gpu, self.gauge.budget]
+        sentence = light.HBox([*chain(*zip(labels, fields, strict=True)), more], _dom_classes=("wb-sentence",))
         self.undo = light.Button(description="Undo", disabled=True, _dom_classes=("wb-link",))
         links = light.HBox([self.fit.another, self.undo], _dom_classes=("wb-links",))
         act = light.VBox([self.fit.button, links], _dom_classes=("wb-act",))
@@ -104,15 +92,9 @@ class Playground:
         self.body = light.Box([self.switches.view, self.open_part], _dom_classes=("wb-body",))
         self.chosen = light.Text(continuous_update=False, _dom_classes=("wb-chosen", "wb-hidden"))
         script = light.HTML(SCRIPT, _dom_classes=("wb-hidden",))
-        parts = [script, self.chosen, sentence, rest, self.form.error, head, self.body, row_of_openers]
+        self.brought = light.HTML(small("Paste settings that you have anywhere on this panel."))
+        parts = [script, self.chosen, sentence, rest, self.form.error, head, self.body, row_of_openers, self.brought]
         self.view = light.VBox(parts, _dom_classes=("workbench-panel",))
-
-    def _view_of(self, name: str) -> list[Any]:
-        """A training has settings of its own, and the runs before it."""
-        part = self.parts[name]
-        if part is not self.train:
-            return [part.view]
-        return [*self.form.explained(OF_A_RUN), self.train.buttons, self.train.view, self.history.view]
 
     def _connect(self) -> None:
         self.gauge.on_choice(self.answer)
@@ -154,18 +136,29 @@ class Playground:
             self.undo.disabled = not self._undone
 
     def _choose(self, _: object) -> None:
-        """A card or a cell of "What fits where" was clicked."""
+        """A card or a cell of "What fits where" was clicked, or settings were pasted."""
         if not self.chosen.value:
             return
         facts = json.loads(self.chosen.value)
         self.chosen.value = ""
-        if "gpu" in facts:
-            self.gauge.gpu.value = facts["gpu"]
-            return
         recipe = self.form.valid()
-        if recipe is not None:
+        if "settings" in facts:
+            self.bring(facts["settings"])
+        elif "gpu" in facts:
+            self.gauge.gpu.value = facts["gpu"]
+        elif recipe is not None:
             techniques = self.parts["What fits where"].changes if facts.pop("changed") else recipe.techniques
             self.form.show(replace(recipe, **facts, techniques=techniques))
+
+    def bring(self, settings: str) -> None:
+        """Set the panel to a recipe, or to settings of another program, and say what each has become."""
+        try:
+            brought = read_settings(settings, self.form.valid())
+            self.form.show(brought.recipe)
+        except WorkbenchError as error:
+            self.brought.value = alarm(f"{error} Nothing was changed.")
+        else:
+            self.brought.value = page("brought", brought=brought)
 
     # ---- what happens when something is known, mostly in a thread ----
 
@@ -201,10 +194,6 @@ class Playground:
         else:
             self.fit.look(self._recipe, limit, self.savings.offers)
 
-    def _ended(self) -> None:
-        self.history.refresh()
-        self._keep()
-
     # ---- what stands behind the four buttons ----
 
     def _take_home(self) -> None:
@@ -228,13 +217,13 @@ class Playground:
             self.body.remove_class("wb-has-part")
             return
         self.body.add_class("wb-has-part")
+        part = self.parts[names[0]]
         if is_new:
-            self.open_part.children = self._view_of(names[0])
-        if names == ["Train it here"]:
-            self.history.show()
+            settings = self.form.explained(OF_A_RUN) if part is self.train else []
+            self.open_part.children = [*settings, part.view]
         with suppress(ConfigurationError):  # the gauge says so
             limit = self.gauge.limit
-            self.parts[names[0]].show(self.form.valid(), limit.gpu, limit.have_bytes)
+            part.show(self.form.valid(), limit.gpu, limit.have_bytes)
 
     # ---- in the notebook ----
 
@@ -259,14 +248,13 @@ class Playground:
     def close(self) -> None:
         """Do no more work: the cell has run again, and shows another panel."""
         RUNNER.detach(self.train)
-        parts = (self.gauge, self.savings, self.fit, self.history)
-        of_training = (self.train.here, self.train.advice, self.train.sight)
-        for part in (*parts, *of_training, *self.parts.values()):
+        parts = (self.gauge, self.savings, self.fit, self.train.advice, self.train.preview)
+        for part in (*parts, *self.parts.values()):
             if isinstance(part, Background):
                 part.stop()
 
     def as_page(self) -> str:
-        """The chosen recipe, its verdict, what each technique would do, the last run and the history; no kernel."""
+        """The chosen recipe, its verdict, what each technique would do, and the newest runs; no kernel."""
         recipe = self.form.valid()
         label = "no recipe"
         if recipe:
@@ -276,7 +264,7 @@ class Playground:
         rows = page("rows", toggles=self.form.toggles, offers=self.savings.offers)
         return (
             f"{STYLE}<div class='wb-part'><p><b>{escape(label)}</b></p>{self.gauge.page.value}{small(remedy)}{rows}"
-            f"<p>{escape(self.train.message)}</p>{self.train.live.value}{self.history.table.value}</div>"
+            f"<p>{escape(self.train.message)}</p>{self.train.live.value}{self.train.runs.value}</div>"
         )
 
     def _keep(self) -> None:

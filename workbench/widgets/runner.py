@@ -1,11 +1,10 @@
 """One training at a time, in a process of its own: the page stays alive, can be reloaded, and can stop the run."""
 
 import threading
-import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, wait
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -39,20 +38,10 @@ class Runner:
         self._child: Child | None = None  # that trains
         self._is_stopped = False
         self._last: Record | None = None  # that was shown
-        self._seen: list[tuple[int, float]] = []  # the steps that were shown, and when
 
     @property
     def running(self) -> bool:
         return self.recipe is not None
-
-    @property
-    def seconds_per_step(self) -> float:
-        """Of the present run, from the first step that was seen on; 0 while nothing is known."""
-        if len(self._seen) < 2:
-            return 0.0
-        first_step, first_at_s = self._seen[0]
-        last_step, last_at_s = self._seen[-1]
-        return (last_at_s - first_at_s) / (last_step - first_step)
 
     def attach(self, watcher: Any) -> None:
         """Tell it from now on, and at once what goes on."""
@@ -74,7 +63,6 @@ class Runner:
         self._child = None
         self._is_stopped = False
         self._last = None
-        self._seen = []
         self._tell("began", recipe)
         self._thread = threading.Thread(target=self._train, args=(recipe, folder, options), daemon=True)
         self._thread.start()
@@ -96,11 +84,14 @@ class Runner:
         message = ""
         try:
             with closing(self._warm_child()) as child:
-                self._stop_through(child)
+                self._child = child
+                self._heed_stop()
                 begun = child.call(prepare_here, recipe, str(Path.cwd()), folder, options)
                 child.ask(execute_here)
-                with self._looking_at(begun.path(folder)):
-                    record = finished(child, begun, folder)
+                ending = in_a_thread(finished, child, begun, folder)
+                while wait([ending], REFRESH_S).not_done:
+                    self._look(begun.path(folder))
+                record = ending.result()
         except LostChildError as lost:  # before its record began
             message = STOPPED if self._is_stopped else str(lost)
         except Exception as error:
@@ -111,54 +102,27 @@ class Runner:
         warm_up()  # for the next one
 
     def _warm_child(self) -> Child:
-        """The process to train in, once the libraries are loaded.
-
-        Raises LostChildError: the run is to be stopped first. What loads them goes on, for the next run.
-        """
-        answer: Future[Child] = Future()
-
-        def get() -> None:
-            try:
-                answer.set_result(warm_child("training"))
-            except BaseException as error:
-                answer.set_exception(error)
-
-        threading.Thread(target=get, daemon=True).start()
-        while not answer.done():
+        """The process to train in, once the libraries are loaded; what loads them goes on after Stop, for the next."""
+        loading = in_a_thread(warm_child, "training")
+        while wait([loading], LOOK_S).not_done:
             if self._is_stopped:
-                answer.add_done_callback(close_unneeded)
-                raise LostChildError(STOPPED)
-            wait([answer], LOOK_S)
-        return answer.result()
+                loading.add_done_callback(close_unneeded)
+            self._heed_stop()
+        child: Child = loading.result()
+        return child
 
-    def _stop_through(self, child: Child) -> None:
-        """From now on, this is the process to cancel. Raises LostChildError: the run is to be stopped already."""
-        self._child = child
+    def _heed_stop(self) -> None:
+        """Raises LostChildError: the run is to be stopped already."""
         if self._is_stopped:
             raise LostChildError(STOPPED)
 
-    @contextmanager
-    def _looking_at(self, path: Path) -> Iterator[None]:
-        """Meanwhile, what the record on disk says is told, from a thread."""
-        has_ended = threading.Event()
-        looker = threading.Thread(target=self._look, args=(path, has_ended), daemon=True)
-        looker.start()
-        try:
-            yield
-        finally:
-            has_ended.set()
-            looker.join()  # so that nothing is told after the end
-
-    def _look(self, path: Path, has_ended: threading.Event) -> None:
-        steps_shown = 0
-        while not has_ended.wait(REFRESH_S):
-            with suppress(ConfigurationError):  # it is not on disk yet
-                record = Record.read(path)
-                if record.steps_done > steps_shown:
-                    steps_shown = record.steps_done
-                    self._last = record
-                    self._seen.append((steps_shown, time.monotonic()))
-                    self._tell("progressed", record)
+    def _look(self, path: Path) -> None:
+        """Tell what the record on disk says, if that is news."""
+        with suppress(ConfigurationError):  # it is not on disk yet
+            record = Record.read(path)
+            if record.steps_done > (self._last.steps_done if self._last else 0):
+                self._last = record
+                self._tell("progressed", record)
 
     def _tell(self, event: str, *facts: Any) -> None:
         """What goes wrong with one who looks on, as when a kernel that ends has closed its loop, ends no training."""
@@ -167,6 +131,20 @@ class Runner:
                 getattr(watcher, event)(*facts)
             except Exception:
                 traceback.print_exc()
+
+
+def in_a_thread(function: Callable[..., Any], *args: Any) -> Future[Any]:
+    """What it will return. The thread keeps no interpreter from ending."""
+    answer: Future[Any] = Future()
+
+    def work() -> None:
+        try:
+            answer.set_result(function(*args))
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return answer
 
 
 def close_unneeded(answer: "Future[Child]") -> None:

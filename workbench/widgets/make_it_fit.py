@@ -1,81 +1,20 @@
-"""Changes that are predicted to fit: cards of advice after an out-of-memory, and the one button of a plan."""
+"""The one button: what makes the recipe fit, and once it fits, the script to take home."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
-
-import ipywidgets as w
 
 from workbench.advise.candidate import Candidate, rank
-from workbench.advise.doctor import cause, diagnose, promising
 from workbench.advise.plan import THIS_CPU, Search, families
 from workbench.base.categories import format_bytes
-from workbench.journal.record import Record
 from workbench.prediction.predict import Prediction, resolved
 from workbench.recipe import Recipe
 from workbench.techniques import Numerics
 from workbench.widgets.controls import show_if
 from workbench.widgets.gauge import Limit
-from workbench.widgets.light import HTML, Button, HBox, VBox
-from workbench.widgets.pages import page
-from workbench.widgets.part import SEARCH, URGENT, Background, Part, reason_of
+from workbench.widgets.light import Button
+from workbench.widgets.part import SEARCH, URGENT, Background, reason_of
 from workbench.widgets.savings import Offer
 
-MOST = 6  # cards of one search
-
 Choose = Callable[[Recipe], None]
-Answer = str | tuple[str, Sequence[Candidate]]  # a page, and what becomes cards below it
-
-
-class Cards(Part):
-    """A page, and below it candidates that can be taken.
-
-    Args:
-        choose: called with the recipe that the user takes.
-    """
-
-    quiet_s = 0.0
-
-    def __init__(self, choose: Choose) -> None:
-        super().__init__()
-        self.choose = choose
-        self.candidates: Sequence[Candidate] = ()
-        self.cards = HBox(_dom_classes=("wb-cards",))
-        self.view.children = (*self.view.children, self.cards)
-
-    def put(self, answer: Answer) -> None:
-        if isinstance(answer, str):
-            answer = answer, ()
-        text, candidates = answer
-        super().put(text)
-        if candidates != self.candidates:  # a card that is the same stays, or a click on it could miss it
-            self.candidates = candidates
-            self.cards.children = [card(candidate, self.choose) for candidate in candidates]
-
-
-def card(candidate: Candidate, choose: Choose) -> w.Widget:
-    """What a candidate needs and costs, whether it fits, and a button that takes it."""
-    style = "primary" if candidate.fits else ""
-    take = Button(description=candidate.words, button_style=style)
-    take.on_click(lambda _: choose(candidate.recipe))
-    return VBox([take, HTML(page("card", candidate=candidate))], _dom_classes=("wb-card",))
-
-
-class Advice(Cards):
-    """After a run that ran out of memory: the cause at once, then each single change that is found to fit."""
-
-    def answers(self, record: Record) -> Iterator[Answer]:
-        predictor = cache(self.predict)
-        changes: list[Candidate] = []
-        with SEARCH:
-            yield page("advice", cause=cause(record), looking="the recipe as it is", found=changes)
-            names = promising(record, predictor)
-            for name in names:
-                text = page("advice", cause=cause(record), looking=name, found=changes)
-                yield text, sorted(changes, key=rank)[:MOST]
-                changes += diagnose(record, among=[name], predict=predictor).changes
-            whole = diagnose(record, among=names, predict=predictor)
-        closest = [whole.closest] if whole.closest else []
-        yield page("advice", cause=whole.cause, whole=whole), whole.changes[:MOST] or closest
 
 
 class MakeItFit(Background):
