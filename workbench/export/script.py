@@ -138,8 +138,11 @@ class Main(Lines):
         self.switches: Arguments = {}
         self.trainer_arguments: list[str] = []
         self.counts_unequally = False  # of conversations, unequally many tokens of a row count
-        self.place = near(job.material.source.location)
-        self.tokenizer = near(job.material.tokenizer.name_or_path or "gpt2")
+        source = job.material.source
+        self.place = source.address.repository if source.address else near(source.location)
+        self.revision = source.address.revision if source.address else ""
+        written = job.material.tokenizer.name_or_path
+        self.tokenizer = self.place if written == source.location else near(written or "gpt2")
         if is_gpt2(self.place) and not job.material.source.random:
             self.tokenizer = self.place
         self.constants = {"MODEL": literal(self.place)} if self.place == self.tokenizer else {}
@@ -181,7 +184,10 @@ class Main(Lines):
     def named(self, place: str) -> list[str]:
         """Arguments that name a model; one of the hub may bring code from now on, which is not run."""
         name = "MODEL" if self.constants.get("MODEL") == literal(place) else literal(place)
-        return [name] if Path(place).is_dir() else [name, "trust_remote_code=False"]
+        if Path(place).is_dir():
+            return [name]
+        revision = [f"revision={literal(self.revision)}"] if self.revision and place == self.place else []
+        return [name, "trust_remote_code=False", *revision]
 
     # ---- the model ----
 

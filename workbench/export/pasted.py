@@ -1,0 +1,168 @@
+"""What people paste as settings: JSON, YAML, TOML, a command line, or calls in a Python script, which is never run."""
+
+import ast
+import json
+import re
+import shlex
+import tomllib
+from collections.abc import Callable, Iterable
+from textwrap import dedent
+from typing import Any, NamedTuple
+
+import yaml
+
+from workbench.base.errors import explained
+
+LIMIT = 100_000  # characters
+ASSIGNMENT = re.compile(r"(?m)^[\w.\"-]+\s*=")  # of TOML
+CALL = re.compile(r"\b(\w*(Config|Arguments|Trainer)|from_pretrained|FastLanguageModel\.\w+)\s*\(")
+OPTION = re.compile(r"(?:^|\s)--[A-Za-z]")
+FILLED_IN = re.compile(r"\$[\w{(]")  # by a shell
+BY_NAME = ("torch", "TaskType")  # modules whose attributes are known by their own names
+
+
+class Unwritten(str):
+    """The text of a value that only a run would know."""
+
+
+class Section(NamedTuple):
+    """Settings of one class of a script, or of a whole file.
+
+    Attributes:
+        owner: the name of the class that is called; empty for a file.
+        words: of a command, what stands before its options; None of others.
+    """
+
+    owner: str
+    settings: dict[str, Any]
+    words: tuple[str, ...] | None = None
+
+
+def read_sections(text: str, cure: str) -> list[Section]:
+    """The settings in a text. Raises ConfigurationError: it is none of these forms, or names a setting twice."""
+    text = text.strip("\ufeff \r\n")
+    form = form_of(text[:LIMIT])
+    with explained(f"recipe: this cannot be read as {form}", cure):
+        if len(text) > LIMIT:
+            raise ValueError(f"it has more than {LIMIT:,} characters")
+        if form == "Python":
+            return calls(text)
+        if form == "a command":
+            return [command(text)]
+        settings = PARSERS[form](text)
+        if not isinstance(settings, dict):
+            raise ValueError(f"it has not each setting by its name, as in {{name: value}}, but is {settings!r:.90}")
+        return [Section("", {str(name): value for name, value in settings.items()})]
+
+
+def form_of(text: str) -> str:
+    if text.startswith("{"):
+        return "JSON"
+    if CALL.search(text):
+        return "Python"
+    if OPTION.search(text):
+        return "a command"
+    return "TOML" if ASSIGNMENT.search(text) else "YAML"
+
+
+def each_once(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+    """A dictionary of pairs. Raises ValueError: a name is there twice, of which most parsers keep the last."""
+    settings: dict[Any, Any] = {}
+    for name, value in pairs:
+        if name in settings:
+            raise ValueError(f"{name} is there twice: keep one of the two")
+        settings[name] = value
+    return settings
+
+
+class Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """YAML without aliases, a few of which can fill the memory, and with each name once."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise ValueError("it has aliases (*name): write out what they stand for")
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        each_once((self.construct_object(key, deep=True), None) for key, _ in node.value)
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep=deep)
+        return mapping
+
+
+PARSERS: dict[str, Callable[[str], Any]] = {
+    "JSON": lambda text: json.loads(text, object_pairs_hook=each_once),
+    "TOML": tomllib.loads,
+    "YAML": lambda text: yaml.load(text, Loader),
+}
+
+
+def command(text: str) -> Section:
+    """The options of a command line, those of what starts it (accelerate, torchrun) included."""
+    lines = re.sub(r"\\(\r?\n|$)", " ", text).splitlines()
+    commands = [line for line in lines if OPTION.search(line) and not line.lstrip().startswith("#")]
+    if len(commands) > 1 and not all(line.lstrip().startswith("--") for line in commands):
+        raise ValueError(f"it has {len(commands)} commands: paste one")
+    tokens = shlex.split(" ".join(commands), comments=True)
+    before_options: list[str] = []
+    pairs: list[tuple[str, list[str]]] = []
+    for token in tokens:
+        if re.match("--[A-Za-z]", token):
+            name, equals, value = token.removeprefix("--").partition("=")
+            pairs.append((name.replace("-", "_"), [value] if equals else []))
+        elif pairs and not token.endswith(".py"):
+            pairs[-1][1].append(token)
+        else:
+            before_options.append(token.rpartition("/")[2])
+    settings = each_once((name, option_value(values)) for name, values in pairs)
+    return Section("", settings, tuple(before_options))
+
+
+def option_value(values: list[str]) -> Any:
+    """As YAML reads it: a number, a truth, a text or a dictionary; of an option alone, true; of several, a list."""
+    parts = [Unwritten(value) if FILLED_IN.search(value) else yaml.load(value, Loader) for value in values]
+    if not parts:
+        return True
+    return parts if len(parts) > 1 else parts[0]
+
+
+def calls(text: str) -> list[Section]:
+    """The calls in a script, each with what is written out of its arguments. Raises ValueError: a class twice."""
+    lines = [re.sub(r"^\s*[!%].*", "", line) for line in text.splitlines()]  # a notebook's own commands
+    tree = ast.parse(dedent("\n".join(lines)))
+    assigned: dict[str, list[ast.expr]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            assigned.setdefault(node.targets[0].id, []).append(node.value)
+    constants = {name: values[0] for name, values in assigned.items() if len(values) == 1}
+    sections = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and re.search(CALL, f"{ast.unparse(node.func)}("):
+            sections.append(Section(ast.unparse(node.func), arguments_of(node, constants)))
+    return sections
+
+
+def arguments_of(node: ast.Call, constants: dict[str, ast.expr]) -> dict[str, Any]:
+    pairs = [(str(position), written(value, constants)) for position, value in enumerate(node.args)]
+    for keyword in node.keywords:
+        value = written(keyword.value, constants)
+        if keyword.arg:
+            pairs.append((keyword.arg, value))
+        elif isinstance(value, dict):
+            pairs += value.items()
+        else:
+            pairs.append(("**", value))
+    return each_once((name, value) for name, value in pairs if value is not NotImplemented)
+
+
+def written(node: ast.expr, constants: dict[str, ast.expr]) -> Any:
+    """The value that an expression has without being run; NotImplemented for an object that a call has made."""
+    if isinstance(node, ast.Name) and node.id in constants:
+        node = constants[node.id]
+        if isinstance(node, ast.Call):
+            return NotImplemented
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in BY_NAME:
+        return node.attr
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError):
+        return Unwritten(ast.unparse(node))

@@ -1,0 +1,117 @@
+"""Whose settings a text has: decided by those that only one program knows."""
+
+import re
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+from workbench.base.errors import ConfigurationError
+from workbench.base.paths import beside
+from workbench.export.owners import owner
+from workbench.export.pasted import Section
+
+FOREIGN = beside(__file__, "foreign.toml")
+PROGRAMS = FOREIGN["program"]
+CURE = (
+    "Paste a recipe of the workbench, TrainingArguments, a command line, calls of a script, or a file of TRL, PEFT, "
+    "accelerate, DeepSpeed, LLaMA-Factory or axolotl."
+)
+INSTEAD = "Run its own script on a card in software: workbench emulate --gpu CARD -- python SCRIPT"
+LAUNCHERS = ("accelerate", "deepspeed")
+CLEARLY = 4  # times as many settings that only one program has as those of the next
+
+
+def belonging(sections: list[Section]) -> Iterator[tuple[str, Section]]:
+    """Each section with the name of its program. Raises ConfigurationError: that is not clear, or it is not read."""
+    if len(sections) == 1 and not sections[0].owner:
+        yield program_of(sections[0]), sections[0]
+        return
+    seen: set[str] = set()
+    for section in sections:
+        path, _, name = section.owner.rpartition(".")
+        for title, signs in FOREIGN["refused"].items():
+            if any(like(part, signs) for part in section.owner.split(".")):
+                raise refusal_of(title, section.owner)
+        program = FOREIGN["call"].get(name, "peft" if name.endswith("Config") else "")
+        if not program or (name == "from_pretrained" and "Model" not in path):
+            continue
+        if name in seen:
+            raise ConfigurationError(f"recipe: {name} is called twice. Paste the call that counts.")
+        seen.add(name)
+        yield program, section._replace(owner=name)
+    if not seen:
+        raise ConfigurationError(f"recipe: no call of a class of settings is known there. {CURE}")
+
+
+def program_of(section: Section) -> str:
+    """Of a file or a command. Raises ConfigurationError: it is not clear, or of a program that is not read."""
+    names = {*flattened(section.settings), *section.settings, *(section.words or ())}
+    settings_of: dict[str, set[str]] = {}
+    for program in [*PROGRAMS, *FOREIGN["refused"]]:
+        if section.words is not None and program in LAUNCHERS:
+            continue  # their options start what comes after them
+        whole_names, patterns = known_names(program)
+        settings_of[program] = {name for name in names if name in whole_names or like(name, patterns)}
+    all_known = set().union(*settings_of.values())
+    if not all_known:
+        raise ConfigurationError(f"recipe: no setting is known, of {', '.join(section.settings)[:90]!r}. {CURE}")
+    votes: dict[str, set[str]] = {}
+    for program, its_names in settings_of.items():
+        votes[program] = its_names.difference(*(other for name, other in settings_of.items() if name != program))
+    first, second = sorted(settings_of, key=lambda program: (-len(votes[program]), -len(settings_of[program])))[:2]
+    if first in FOREIGN["refused"] and len(votes[first]) > len(votes[second]):
+        raise refusal_of(first, ", ".join(sorted(votes[first])))
+    is_clear = len(votes[first]) >= max(1, CLEARLY * len(votes[second]))
+    if settings_of["transformers"] == all_known:  # which all others of Hugging Face's have, too
+        first = "transformers"
+        is_clear = True
+    understood = settings_of[first].intersection(section.settings)
+    if not is_clear or 2 * len(understood) < len(section.settings):
+        reasons = []
+        for program in (first, second):
+            signs = ", ".join(sorted(votes[program] or settings_of[program])) or "nothing"
+            reasons.append(f"{program_title(program)} ({signs:.90})")
+        raise ConfigurationError(f"recipe: it is not clear whose settings these are: {', or '.join(reasons)}. {CURE}")
+    return first
+
+
+@cache
+def known_names(program: str) -> tuple[set[str], str]:
+    """The settings of a program, and patterns of others."""
+    if program in FOREIGN["refused"]:
+        return set(), FOREIGN["refused"][program]
+    table = PROGRAMS[program]
+    names = {*table.get("signs", "").split(), *table.get("names", {})}
+    for conditions in table.get("values", {}):
+        names.update(re.findall(r"(\w+)=", conditions))
+    package = table.get("package", "transformers")
+    if find_spec(package):
+        for cls in table.get("classes", ()):
+            names.update(owner(package, cls).types, FOREIGN["renamed"])
+    return names, ""
+
+
+def program_title(program: str) -> str:
+    return str(PROGRAMS[program]["title"]) if program in PROGRAMS else program
+
+
+def refusal_of(title: str, signs: str) -> ConfigurationError:
+    return ConfigurationError(f"recipe: these are settings of {title} ({signs:.90}), which are not read. {INSTEAD}.")
+
+
+def flattened(settings: Mapping[str, Any], outer: str = "") -> dict[str, Any]:
+    """Each value by its name, `outer.inner` for what is inside of another."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, dict) and value:
+            flat |= flattened(value, f"{outer}{name}.")
+        else:
+            flat[f"{outer}{name}"] = value
+    return flat
+
+
+def like(text: str, patterns: str) -> bool:
+    """Whether it is one of the patterns, as in file names, with spaces between them."""
+    return any(fnmatchcase(text, pattern) for pattern in patterns.split())
