@@ -106,7 +106,7 @@ FAULTS = {
     "text as weights": (changed("model.safetensors", "hello " * 99), ("is damaged or cut off",)),
     "broken config": (changed("config.json", "{"), ("the config of", "cannot be used")),
     "another kind": (changed("config.json", '{"model_type": "bert"}'), ("is a 'bert', which is not a causal",)),
-    "broken tokenizer": (changed("tokenizer.json", "{"), ("the tokenizer of", "Save it again", "GPT-2's own")),
+    "broken tokenizer": (changed("tokenizer.json", "{"), ("the tokenizer of", "Save it again")),
     "another tokenizer": (changed("tokenizer.json", None), ("has embeddings for 4096 tokens, but its tokenizer",)),
     "half the layers": (configured(n_layer=2), ("do not suit its config", "is too much", "again, together")),
     "heads that do not divide": (

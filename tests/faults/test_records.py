@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from workbench.__main__ import main
-from workbench.advise.compare import compare, comparison_text, conclusions, pareto, unranked
+from workbench.advise.compare import compare, comparison_text, unranked
 from workbench.advise.frame import records, to_csv
 from workbench.base.categories import Category
 from workbench.base.errors import ConfigurationError
@@ -45,8 +45,7 @@ WHOLE = json.loads(finished(Recipe(model="gpt2-tiny") | Lora()).to_json())
 
 def everything(folder: Path) -> None:
     """What users do with a folder of records. Raises nothing, whatever lies there."""
-    from workbench.widgets.history import overlay
-    from workbench.widgets.pages import page
+    from workbench.widgets.train import Train
 
     store.mark_killed(folder)
     frame = records(folder)
@@ -57,14 +56,10 @@ def everything(folder: Path) -> None:
     find_equal(one, folder=folder)
     with suppress(ConfigurationError):  # to resume is refused where the recipes differ
         store.resumable(one, folder)
-    assert page("history", records=read_all(folder), predicted={})
-    for record in read_all(folder)[1:]:
-        assert overlay([record]) or not record.losses
+    assert Train(lambda: None, folder, lambda: None).runs.value
     with suppress(ConfigurationError):  # without a baseline
         table = compare(frame)
         assert comparison_text(table)
-        assert conclusions(table)
-        assert pareto(table)
         assert list(unranked(frame)) == ["status", "reason"]
 
 
@@ -238,8 +233,8 @@ def test_a_copy_of_a_record_that_ran_does_not_overwrite_it(runs_folder):
     assert read_all() == [BASE]
 
 
-def test_history_and_a_run_are_not_stopped(runs_folder, model_name, text_file, capsys):
-    from workbench.widgets.history import History
+def test_a_run_and_the_list_of_runs_are_not_stopped(runs_folder, model_name, text_file, capsys):
+    from workbench.widgets.train import Train
 
     BASE.save(runs_folder)
     (runs_folder / "x.json").mkdir()
@@ -248,7 +243,7 @@ def test_history_and_a_run_are_not_stopped(runs_folder, model_name, text_file, c
     assert main(["records"]) == 0
     assert main(["compare"]) == 0
     assert capsys.readouterr().err.count("x.json is not a record") == 1
-    assert len(History().choice.options) == 2
+    assert Train(lambda: None, None, lambda: None).runs.value.count("<tr>") == 2
 
 
 def test_what_is_no_number_is_written_as_missing(tmp_path, subtests):

@@ -95,7 +95,8 @@ def test_what_is_damaged_is_made_again(cache, long_text, subtests):
 def test_what_cannot_be_read_is_made_again(cache, long_text, monkeypatch):
     expected, path = cache
     flip(path, 500)
-    monkeypatch.setattr(os, "access", lambda *_: False)  # the tests may run as root, for whom no file is closed
+    # the tests may run as root, for whom no file is closed
+    monkeypatch.setattr(os, "access", lambda _, mode: mode != os.R_OK)
     assert rows(long_text) == expected
     assert hashlib.sha256(path.read_bytes()).hexdigest()[:24] in path.name
 
@@ -302,3 +303,26 @@ def test_mapped_blocks_go_when_the_program_is_told_to_end(tmp_path):
     process.communicate()
     assert process.returncode == 130
     assert not list(tmp_path.glob("blocks-*"))
+
+
+def test_a_second_user_of_the_folder_makes_a_cache_of_his_own(cache, long_text, runs_folder, monkeypatch):
+    expected, path = cache
+    usual = os.access
+    monkeypatch.setattr(os, "access", lambda place, mode: place != path.parent and usual(place, mode))
+    assert rows(long_text) == expected
+    assert [other.name for other in runs_folder.glob("tokens-*/*")] == [path.name]
+
+
+def test_what_another_user_left_unfinished_does_not_end_a_run(cache, long_text, runs_folder, monkeypatch):
+    expected, path = cache
+    (path.parent / "abc@.999999-part").touch()
+    path.unlink()
+    usual = Path.unlink
+
+    def refused(self, missing_ok=False):
+        if "999999" in self.name:
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        usual(self, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    assert rows(long_text) == expected

@@ -59,6 +59,35 @@ def test_a_run_whose_process_is_gone_was_killed(tmp_path):
     assert store.mark_killed(tmp_path) == []
 
 
+def test_what_a_kill_left_of_a_checkpoint_is_gone_after_the_next_start(tmp_path):
+    record = replace(new(), owner=process(os.getppid()) | {"began": 12.0})
+    record.save(tmp_path)
+    aside = store.checkpoint_folder(record, tmp_path) / checkpoints.ASIDE
+    (aside / "checkpoint-1").mkdir(parents=True)
+    (aside.parent / "checkpoint-0").mkdir()
+    store.mark_killed(tmp_path)
+    assert [path.name for path in aside.parent.iterdir()] == ["checkpoint-0"]
+
+
+def test_the_lock_is_of_all_users_of_the_folder(tmp_path):
+    replace(new(), owner=process(os.getppid()) | {"began": 12.0}).save(tmp_path)
+    store.mark_killed(tmp_path)
+    assert (tmp_path / store.LOCK).stat().st_mode & 0o666 == 0o666
+
+
+def test_of_many_records_only_those_are_read_that_are_needed(tmp_path, monkeypatch):
+    record = replace(new(), status=Status.OK)
+    for n in range(50):
+        replace(record, id=f"20260101T{n:06}").save(tmp_path)
+    replace(record, id="20260101T000020", status=Status.RUNNING).save(tmp_path)
+    read = []
+    monkeypatch.setattr(Record, "read", lambda path, read_one=Record.read: read.append(path) or read_one(path))
+    assert [one.id for one in read_all(tmp_path, newest=2)] == ["20260101T000048", "20260101T000049"]
+    assert len(read) == 2
+    store.mark_killed(tmp_path)
+    assert {path.stem for path in read[2:]} == {"20260101T000020"}
+
+
 def test_the_number_of_the_process_may_belong_to_another_one_now(tmp_path):
     replace(new(), owner=process(os.getppid()) | {"began": 12.0}).save(tmp_path)
     assert len(store.mark_killed(tmp_path)) == 1

@@ -7,22 +7,21 @@ import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 
 import huggingface_hub.constants
 import numpy as np
 import pytest
 import torch
 
-from workbench.base import hub as the_hub
 from workbench.base.errors import ConfigurationError, UnavailableError, WorkbenchError
-from workbench.base.hub import require
+from workbench.models.belongs import check_vocabulary
 from workbench.models.generate import generate
 from workbench.models.gpt2 import gpt2_tokenizer, learning_rate
 from workbench.models.load import check_trainable, load_config, load_model, load_tokenizer, save_model
-from workbench.models.source import ModelSource, check_length, check_vocabulary, locate, locate_config, resolve_auto
+from workbench.models.source import ModelSource, check_length, locate, locate_config, resolve_auto
 from workbench.prediction.predict import model_config
 from workbench.techniques import Lora
+from workbench.texts.corpus import load_corpus
 
 NOWHERE = "nobody/no-such-model-at-all"
 
@@ -145,11 +144,11 @@ class Answer(BaseHTTPRequestHandler):
     """What the hub says of any repository; whether the user may read it is asked at a second address."""
 
     def do_GET(self):  # noqa: N802
-        self.server.tokens.add(self.headers.get("Authorization"))
         status, code = self.server.status, ""
         if status == "gated":
             status, code = (403, "GatedRepo") if self.path.endswith("/auth-check") else (200, "")
-        body = json.dumps({"id": NOWHERE, "gated": "auto" if self.server.status == "gated" else False}).encode()
+        about = {"id": NOWHERE, "sha": "0" * 40, "siblings": [], "gated": self.server.status == "gated" and "auto"}
+        body = json.dumps(about).encode()
         self.send_response(status)
         for name, value in {"X-Error-Code": code, "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
@@ -163,7 +162,6 @@ class Answer(BaseHTTPRequestHandler):
 @pytest.fixture
 def server():
     found = HTTPServer(("127.0.0.1", 0), Answer)
-    found.tokens = set()
     threading.Thread(target=found.serve_forever, daemon=True).start()
     yield found
     found.shutdown()
@@ -186,41 +184,25 @@ def test_a_name_that_is_nearly_a_known_one_is_guessed(hub, server):
         locate("gpt2-medum")
 
 
-def test_a_model_the_hub_has_is_located(hub, server):
-    hub(server.server_port)
-    server.status = 200
-    assert locate(NOWHERE) == ModelSource(NOWHERE, NOWHERE, random=False)
-
-
-def test_the_users_token_is_sent(hub, server, monkeypatch):
-    hub(server.server_port)
-    server.status = 200
-    locate(NOWHERE)
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    locate(NOWHERE)
-    assert server.tokens == {None, "Bearer hf_secret"}
-
-
 def test_of_a_gated_one_the_page_of_its_conditions_is_told(hub, server, subtests):
     hub(server.server_port)
     server.status = "gated"
     for kind, owner, page in (("model", "model:", ""), ("dataset", "corpus:", "datasets/")):
         with subtests.test(kind):
             with pytest.raises(ConfigurationError) as caught:
-                require(NOWHERE, "another", kind, owner)
+                locate(NOWHERE) if kind == "model" else load_corpus(NOWHERE)
             address = f"http://127.0.0.1:{server.server_port}/{page}{NOWHERE}"
-            message = (
-                f"{owner} {NOWHERE!r} is gated on the Hugging Face hub (HTTP 403). Accept its conditions at {address}"
-            )
+            message = f"{NOWHERE!r} is gated on the Hugging Face hub (HTTP 403). Accept its conditions at {address}"
+            assert str(caught.value).startswith(owner)
             assert f"{message} and log in with `hf auth" in str(caught.value)
 
 
-def refused_within_five_seconds(name):
+def refused_within_five_seconds(name, fault="cannot be reached"):
     start = time.monotonic()
     with pytest.raises(UnavailableError) as caught:
         locate(name)
     assert time.monotonic() - start < 5
-    assert f"{name!r} is not in the local cache, and the Hugging Face hub cannot be reached" in str(caught.value)
+    assert f"{name!r} is not in the local cache, and the Hugging Face hub {fault}" in str(caught.value)
     assert "gpt2-tiny (embedded) or random:gpt2 (no download)" in str(caught.value)
 
 
@@ -263,33 +245,13 @@ def test_a_hub_that_refuses_the_connection(hub):
     refused_within_five_seconds(NOWHERE)
 
 
-def test_a_hub_that_never_answers(hub):
+def test_a_hub_that_never_answers(hub, monkeypatch):
+    monkeypatch.setattr("workbench.base.hub.HUB_PATIENCE_S", 0.5)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         hub(silent.getsockname()[1])
-        refused_within_five_seconds(NOWHERE)
-
-
-def test_what_is_cached_is_read_without_waiting_for_a_hub_until_there_is_one_again(hub, server, monkeypatch):
-    monkeypatch.setattr(the_hub, "_GIVEN_UP", set())
-    hub(server.server_port)
-    server.status = 200
-    folder = Path(huggingface_hub.constants.HF_HUB_CACHE) / "models--nobody--no-such-model-at-all"
-    config = folder / "snapshots" / "abc" / "config.json"
-    config.parent.mkdir(parents=True)
-    config.write_text("{}")
-    (folder / "refs").mkdir()
-    (folder / "refs" / "main").write_text("abc")
-    for endpoint, offline in (("https://hub.invalid", True), (huggingface_hub.constants.ENDPOINT, False)):
-        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", endpoint)
-        assert require(NOWHERE, "another", "model", "model:") == (NOWHERE, not offline)
-        assert huggingface_hub.constants.HF_HUB_OFFLINE is offline
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)  # by order it stays so
-    for _ in range(2):
-        assert require(NOWHERE, "another", "model", "model:") == (NOWHERE, False)
-        assert huggingface_hub.constants.HF_HUB_OFFLINE
-    assert server.tokens == set()
+        refused_within_five_seconds(NOWHERE, "does not answer in time")
 
 
 def test_a_hub_whose_name_cannot_be_found(monkeypatch, empty_cache):

@@ -6,17 +6,15 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from unittest.mock import Mock
 
-import datasets
 import pytest
-from fake_hub import TOKEN, serving
+from fake_hub import TOKEN, hub_at, serving
 from huggingface_hub import constants
 
 from workbench.__main__ import absolute, main
-from workbench.base import hub
 from workbench.base.errors import ConfigurationError, UnavailableError
-from workbench.texts import corpus
+from workbench.texts import corpus, download
 
 TEXTS = [{"text": f"some words, number {n}"} for n in range(40)]
 CHATS = [
@@ -48,32 +46,6 @@ def folder(tmp_path_factory):
         (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "user/several/README.md").write_text(CONFIGS)
     return folder
-
-
-@contextmanager
-def hub_at(port, home, *, offline=False, token=None):
-    """As a process has it that finds the hub's address, its own home and perhaps a token in the environment."""
-    address = f"http://127.0.0.1:{port}"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(constants, "ENDPOINT", address)
-        patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
-        patch.setattr(constants, "HF_HOME", str(home))
-        patch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
-        patch.setattr(constants, "HF_TOKEN_PATH", str(home / "token"))
-        patch.setattr(constants, "HF_HUB_OFFLINE", offline)
-        patch.setattr(datasets.config, "HF_ENDPOINT", address)
-        patch.setattr(datasets.config, "HF_DATASETS_CACHE", home / "datasets")
-        patch.setattr(datasets.config, "DOWNLOADED_DATASETS_PATH", home / "datasets" / "downloads")
-        patch.setattr(datasets.config, "EXTRACTED_DATASETS_PATH", home / "datasets" / "downloads" / "extracted")
-        patch.setattr(datasets.config, "HF_HUB_OFFLINE", offline)
-        patch.delenv("HF_DATASETS_CACHE", raising=False)
-        patch.delenv("HF_TOKEN", raising=False)
-        if token:
-            patch.setenv("HF_TOKEN", token)
-        patch.setattr(hub, "_GIVEN_UP", set())
-        hub.data_set_files.cache_clear()
-        yield
-        hub.data_set_files.cache_clear()
 
 
 def read(names):
@@ -208,7 +180,7 @@ def test_a_process_finds_the_hub_where_its_environment_says(folder, tmp_path):
 
 @pytest.fixture
 def no_hub(monkeypatch):
-    monkeypatch.setattr(hub, "require", lambda *_: pytest.fail("asked"))
+    monkeypatch.setattr(download, "repository_info", lambda *_: pytest.fail("asked"))
 
 
 FILES = (
@@ -290,6 +262,7 @@ def test_every_command_says_within_two_seconds_that_there_is_no_hub(nowhere, req
 
 
 def test_a_hub_that_fails_is_not_taken_for_one_without_the_data_set(monkeypatch):
-    monkeypatch.setattr(hub, "require", lambda *_: (_ for _ in ()).throw(UnavailableError("corpus: HTTP 503")))
+    failing = Mock(side_effect=UnavailableError("corpus: HTTP 503"))
+    monkeypatch.setattr(download, "repository_info", failing)
     with pytest.raises(UnavailableError, match="HTTP 503"):
         corpus.load_corpus("user/failing")

@@ -80,7 +80,7 @@ REFUSED_ARGUMENTS = (
     ({"weight_decay": "much"}, "arguments: weight_decay cannot be 'much' .Input should be a valid number"),
     ({"eval_steps": [2]}, "arguments: eval_steps cannot be .2. .Input should be a valid number"),
     ({"logging_first_step": 1}, "arguments: logging_first_step cannot be 1 .Input should be a valid boolean"),
-    ({"report_to": 5}, "arguments: report_to cannot be 5 .*valid string, or list"),
+    ({"report_to": 5}, "arguments: report_to cannot be 5 .*valid (string|list), or"),
     ({"lr_scheduler_type": "cosin"}, "transformers refuses them .cosin is not a valid SchedulerType.*'cosine'"),
     ({"warmup_steps": -1}, "Expected value warmup_steps >= 0"),
     ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "requires an eval strategy"),

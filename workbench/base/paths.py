@@ -15,7 +15,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -126,7 +126,8 @@ def aside(folder: Path, what: str, ending: str = "") -> Iterator[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         for other_part in folder.glob("*-part*"):
             if _left_by_dead_process(other_part):
-                other_part.unlink()
+                with suppress(PermissionError):  # another user's
+                    other_part.unlink(missing_ok=True)
         try:
             yield part
         finally:

@@ -14,6 +14,7 @@ from workbench.base.paths import sync, valid_name
 from workbench.journal.record import warn_once
 
 FOLDER = "checkpoints"  # inside the folder of a run
+ASIDE = ".aside"  # inside that folder, while one is written
 MANIFEST = "complete.json"  # the last file to be written: name, size and hash of the others, and the run's counters
 CHECKPOINTS_KEPT = 2
 COUNTERS = ("tokens_seen", "padding_tokens")

@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -268,18 +269,32 @@ def warn_once(message: str) -> None:
     print(f"warning: {message}", file=sys.stderr)
 
 
-def read_all(folder: Path | None = None) -> list[Record]:
-    """Every record of a folder, oldest first. A file that is not a record is named on standard error and skipped."""
-    records = []
-    for path in sorted((folder or runs_folder()).glob("*.json")):
+def read_all(folder: Path | None = None, newest: int | None = None, containing: str = "") -> list[Record]:
+    """The records of a folder, oldest first. A file that is not a record is named on standard error and skipped.
+
+    Args:
+        newest: so many at most; no others are opened.
+        containing: only of files with a match of this pattern; to look for that is much faster than to read them.
+    """
+    folder = folder or runs_folder()
+    names: list[str] = []
+    with suppress(OSError):  # there is none, or none that can be read
+        names = sorted(os.listdir(folder), reverse=True)
+    pattern = re.compile(containing.encode())
+    records: list[Record] = []
+    for path in [folder / name for name in names if name.endswith(".json")]:
+        if len(records) == newest:
+            break
         try:
+            if containing and not (path.is_file() and pattern.search(path.read_bytes())):
+                continue
             record = Record.read(path)
             if record.id != path.stem and record.path(path.parent).exists():  # its status may be an earlier one
                 raise ConfigurationError(f"records: {path} is a copy of {record.id}.json. Move it away.")
             records.append(record)
-        except ConfigurationError as error:
+        except (ConfigurationError, OSError) as error:
             warn_once(str(error))
-    return records
+    return records[::-1]
 
 
 def find_equal(record: Record, *, sampled: bool = False, folder: Path | None = None) -> Record | None:
@@ -290,7 +305,7 @@ def find_equal(record: Record, *, sampled: bool = False, folder: Path | None = N
     """
     if os.path.isdir(record.model):
         return None
-    for other in reversed(read_all(folder)):
+    for other in reversed(read_all(folder, containing=record.recipe_id)):
         equal = all(getattr(other, name) == getattr(record, name) for name in DECIDING)
         if other.status is Status.OK and equal and (other.text_after or not sampled):
             return other

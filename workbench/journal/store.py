@@ -24,7 +24,7 @@ from workbench.journal.record import WORLD, Record, Status, read_all
 from workbench.techniques import REGISTRY, Numerics
 
 UNFINISHED = (Status.KILLED, Status.INTERRUPTED, Status.FAILED, Status.OOM)
-LOCK = ".lock"  # held while the record of another process is changed; a process that ends lets go of it
+LOCK = ".lock"  # of all users; held while the record of another process is changed, and let go by one that ends
 _running_here: set[str] = set()  # ids of the runs that this process is executing
 
 
@@ -40,7 +40,7 @@ def begin(record: Record, folder: Path | None, resume: bool = False) -> Record:
     folder = folder or runs_folder()
     try:
         # only who resumes needs the lock: two processes may want the same unfinished run
-        with FileLock(folder / LOCK) if resume else nullcontext():
+        with FileLock(folder / LOCK, mode=0o666) if resume else nullcontext():
             if resume:
                 record = _resumed(record, folder)
             record = replace(record, status=Status.RUNNING, error="", owner=_process(os.getpid()))
@@ -103,18 +103,20 @@ def mark_killed(folder: Path | None = None) -> list[Record]:
     marked: list[Record] = []
     if not _dead(folder):
         return marked
-    with suppress(OSError), FileLock(folder / LOCK):  # a folder that cannot be written to is still shown
+    with suppress(OSError), FileLock(folder / LOCK, mode=0o666):  # a folder that cannot be written to is still shown
         # read again under the lock: another process may have marked one meanwhile, and gone on with it
         for record in _dead(folder):
             killed = replace(record, status=Status.KILLED, error="the process ended without a word")
             marked.append(killed)
             killed.save(folder)
+            shutil.rmtree(checkpoint_folder(record, folder) / checkpoints.ASIDE, ignore_errors=True)
     return marked
 
 
 def _dead(folder: Path) -> list[Record]:
     """Records that say `running` although the process that began the run is gone."""
-    return [record for record in read_all(folder) if record.status is Status.RUNNING and not _alive(record)]
+    running = read_all(folder, containing=rf'"status"\s*:\s*"{Status.RUNNING}"')
+    return [record for record in running if record.status is Status.RUNNING and not _alive(record)]
 
 
 def checkpoint_folder(record: Record, folder: Path | None) -> Path:

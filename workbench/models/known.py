@@ -57,6 +57,23 @@ def check_kind(name: str, written: dict[str, Any]) -> None:
         )
 
 
+def check_parts(name: str, config: Any) -> None:
+    """Raises ConfigurationError for a model that is more than its text model, or that is quantized."""
+    if config.get_text_config() is not config:
+        others = sorted(part for part in config.sub_configs if part != "text_config")
+        raise ConfigurationError(
+            f"model: {name!r} is a {config.model_type!r}: a text model with other parts ({', '.join(others)}), and the "
+            "workbench trains text models alone. Use one of its family without them, or `workbench emulate`."
+        )
+    quantized = getattr(config, "quantization_config", None)
+    if quantized:
+        method = quantized.get("quant_method") if isinstance(quantized, dict) else None
+        raise ConfigurationError(
+            f"model: {name!r} says that it is quantized ({method}), and such weights cannot be fine-tuned as they are. "
+            "Use the model it was made of; the technique qlora quantizes it."
+        )
+
+
 def check_ranges(config: Any) -> None:
     """Raises ValueError for a number that no model can have."""
     text = config.get_text_config()

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from workbench.base.errors import ConfigurationError, explained
+from workbench.models.belongs import check_head
+from workbench.models.download import TOKENIZERS
 from workbench.models.family import family_of, on_meta
 from workbench.models.gpt2 import GPT2_TOKENS, gpt2_tokenizer
-from workbench.models.known import PUBLISHED, check_kind, check_ranges
+from workbench.models.known import PUBLISHED, check_kind, check_parts, check_ranges
 from workbench.models.source import EMBEDDED, ModelSource, base_of, locate, virtual_tokens
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ def load_config(source: ModelSource) -> "PreTrainedConfig":
         check_kind(source.name, PreTrainedConfig.get_config_dict(source.location)[0])
         config: PreTrainedConfig = AutoConfig.from_pretrained(source.location, trust_remote_code=False)
         check_ranges(config)
+        check_parts(source.name, config)
         family_of(config)  # makes a model of it without memory, which finds all else that is wrong
     return config
 
@@ -66,6 +69,7 @@ def check_trainable(source: ModelSource, config: "PreTrainedConfig") -> None:
             on_meta_device = {"device_map": "meta", "output_loading_info": True, "ignore_mismatched_sizes": True}
             _, report = _from_checkpoint(source, config, on_meta_device)
             _compare(report)
+            check_head(config, Path(source.location))
 
 
 def _compare(report: dict[str, Any]) -> None:
@@ -82,14 +86,21 @@ def _compare(report: dict[str, Any]) -> None:
 
 def load_tokenizer(source: ModelSource) -> Any:
     """The model's tokenizer; where it brings none, an embedded one: GPT-2's, or gpt2-tiny's for a small vocabulary."""
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedConfig
 
     folder = Path(source.location)
-    has_tokenizer = any((folder / name).exists() for name in ("tokenizer.json", "vocab.json"))
-    if (source.random and source.location in PUBLISHED) or (folder.is_dir() and not has_tokenizer):
-        vocabulary_size = PUBLISHED.get(source.location, {}).get("vocab_size", GPT2_TOKENS)
+    has_tokenizer = any((folder / name).exists() for name in TOKENIZERS)
+    if source.random and source.location in PUBLISHED:
+        vocabulary_size = PUBLISHED[source.location].get("vocab_size", GPT2_TOKENS)
         return load_tokenizer(locate(EMBEDDED)) if vocabulary_size < GPT2_TOKENS else gpt2_tokenizer()
-    cure = "Save it again with save_pretrained(), or delete tokenizer.json to use GPT-2's own."
+    if not has_tokenizer:
+        kind = PreTrainedConfig.get_config_dict(base_of(source).location if source.adapter else source.location)[0]
+        if kind.get("model_type") != "gpt2":
+            raise ConfigurationError(
+                f"model: {source.name!r} has no tokenizer. Save the one that belongs to it into its folder."
+            )
+        return gpt2_tokenizer()
+    cure = "Save it again with save_pretrained()."
     with explained(f"model: the tokenizer of {source.name!r} cannot be read", cure):
         return AutoTokenizer.from_pretrained(source.location, trust_remote_code=False)
 
@@ -220,8 +231,10 @@ def save_model(
     if form == "merged" and adapted:
         model = cast("Any", model).merge_and_unload()
     elif adapted:
-        for config in model.peft_config.values():
-            config.base_model_name_or_path = source.name  # how a recipe calls the base, and not a folder of the cache
+        for config in cast("Any", model).peft_config.values():
+            # how a recipe calls the base, and not a folder of the cache
+            config.base_model_name_or_path = source.address.repository if source.address else source.name
+            config.revision = (source.address and source.address.revision) or None
     with quiet():
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)

@@ -4,33 +4,41 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from workbench.base.errors import ConfigurationError, explained
-from workbench.base.hub import require
+from workbench.base.hub import Address, address_of
 from workbench.base.paths import MODELS
 from workbench.measure.emulated import emulated
+from workbench.models.download import INDEX, WHOLE, model_files
 from workbench.models.family import positions
 from workbench.models.known import PUBLISHED
 
 EMBEDDED = "gpt2-tiny"
 
 RANDOM = "random:"
+FLOATS = ("F64", "F32", "F16", "BF16")  # types of numbers in a file of safetensors
 GPT2_POSITIONS = 1024  # what transformers takes where a config says nothing
-INDEX = "model.safetensors.index.json"
 READ = (".json", ".jinja", ".safetensors", ".txt")  # endings of the files that transformers and PEFT look for
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where a model comes from. `location` is a folder, or a hub id; `random` means config only, new weights."""
+    """Where a model comes from.
+
+    Attributes:
+        location: a folder, or the name of a published model of which only the config is known.
+        random: config only, new weights.
+        address: on the hub, if the folder is in its cache.
+    """
 
     name: str
     location: str
     random: bool
     adapter: bool = False
+    address: Address | None = None
 
 
 def resolve_auto(name: str, device_type: str) -> str:
@@ -62,8 +70,6 @@ def locate(name: str) -> ModelSource:
 
 def _located(name: str, random: bool) -> ModelSource:
     """Raises as `locate`, and calls the model by the `name` that was typed; `random`: no weights are asked for."""
-    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
-
     plain = name.removeprefix(RANDOM)
     if plain == EMBEDDED:
         return ModelSource(name, str(MODELS / EMBEDDED), random)
@@ -73,24 +79,27 @@ def _located(name: str, random: bool) -> ModelSource:
     folder = os.path.expanduser(plain)
     if plain and os.path.isdir(folder):
         _check_which(plain)
-        return _folder(name, Path(folder), random)
+        return _folder(name, Path(folder), random, f"the folder {name!r}")
     sizes = [RANDOM + size for size in PUBLISHED if "/" not in size]
-    cure = f"Known without a download: {EMBEDDED}, {', '.join(sizes)}."
+    cure = f"Known without a download: {EMBEDDED}, {', '.join(sizes)}. Of the hub: owner/name, owner/name@revision."
     with explained(f"model: {name!r:.90} is neither an existing folder nor a hub id", cure):
-        validate_repo_id(plain)
-    require(plain, f"{EMBEDDED} (embedded) or {RANDOM}gpt2 (no download)", "model", "model:", PUBLISHED)
-    return ModelSource(name, plain, random)
+        address = address_of(plain, "model")
+    if random and str(address) in PUBLISHED:
+        return ModelSource(name, str(address), random)
+    alternatives = f"{EMBEDDED} (embedded) or {RANDOM}gpt2 (no download)"
+    folder_in_cache = model_files(address, alternatives, weights=not random, known_names=PUBLISHED)
+    return replace(_folder(name, folder_in_cache, random, f"{name!r} on the hub"), address=address)
 
 
-def _folder(name: str, folder: Path, random: bool) -> ModelSource:
+def _folder(name: str, folder: Path, random: bool, place: str) -> ModelSource:
     names = _readable(folder)
     adapter = "adapter_config.json" in names
     if not adapter and "config.json" not in names:
-        raise ConfigurationError(f"model: the folder {name!r} has no config.json. Give the folder of a saved model.")
+        raise ConfigurationError(f"model: {place} has no config.json. Give the folder of a saved model.")
     has_weights = any(file_name.endswith(".safetensors") for file_name in names)
     if not (adapter or random or has_weights):
         raise ConfigurationError(
-            f"model: the folder {name!r} has no *.safetensors weights. Save them with save_pretrained(), "
+            f"model: {place} has no *.safetensors weights. Save them with save_pretrained(), "
             f"or train from new weights with {RANDOM}{name}."
         )
     if adapter and "adapter_model.safetensors" not in names:
@@ -137,14 +146,25 @@ def _refuse_damaged(folder: Path, names: set[str]) -> None:
         if name.endswith(".safetensors"):
             path = folder / name
             # opening is enough: the header says how long the file has to be
-            with explained(f"model: {path} is damaged or cut off", cure), safe_open(path, framework="numpy"):
-                pass
-    if INDEX in names and "model.safetensors" not in names:
+            with explained(f"model: {path} is damaged or cut off", cure), safe_open(path, framework="numpy") as file:
+                _refuse_numbers({key: file.get_slice(key).get_dtype() for key in [*file.keys()]}, path)
+    if INDEX in names and WHOLE not in names:
         with explained(f"model: {folder / INDEX} does not fit its folder", cure):
             index = json.loads((folder / INDEX).read_text("utf-8"))
             elsewhere = set(index["weight_map"].values()) - names
             if elsewhere:
                 raise ValueError(f"{min(elsewhere)!r} is not a file there")
+
+
+def _refuse_numbers(types: Mapping[str, str], path: Path) -> None:
+    """Raises ConfigurationError for weights in integers or in 8 bits, which `from_pretrained` takes for what they say
+    without the scales that belong to them."""
+    for name, number_type in sorted(types.items()):
+        if name.endswith("weight") and number_type not in FLOATS:
+            raise ConfigurationError(
+                f"model: {path} has {name!r} in {number_type}: these weights are quantized, and cannot be fine-tuned "
+                "as they are. Use the model they were made of; the technique qlora quantizes it."
+            )
 
 
 def locate_config(name: str) -> ModelSource:
@@ -173,7 +193,9 @@ def _adapter_config(source: ModelSource) -> Any:
 
 def base_of(source: ModelSource) -> ModelSource:
     """The model that an adapter was trained beside. Raises as `locate` does, and for an adapter of an adapter."""
-    base = locate(str(_adapter_config(source).base_model_name_or_path or ""))
+    config = _adapter_config(source)
+    revision = f"@{config.revision}" if config.revision else ""
+    base = locate(f"{config.base_model_name_or_path or ''}{revision}")
     if base.adapter:
         raise ConfigurationError(f"model: the adapter {source.name!r} is for another adapter. Save it as 'merged'.")
     return base
@@ -216,17 +238,6 @@ def known_positions(name: str) -> int | None:
     default = GPT2_POSITIONS if config.get("model_type") == "gpt2" else None
     count: int | None = config.get("n_positions", config.get("max_position_embeddings", default))
     return count
-
-
-def check_vocabulary(source: ModelSource, config: Any, tokenizer: Any) -> None:
-    """Raises ConfigurationError if the tokenizer can produce ids that the model has no embedding for."""
-    largest_id = max(tokenizer.get_vocab().values(), default=0)
-    embeddings = config.get_text_config().vocab_size
-    if largest_id >= embeddings:
-        raise ConfigurationError(
-            f"model: {source.name} has embeddings for {embeddings} tokens, but its tokenizer's ids go up to "
-            f"{largest_id}. Save the tokenizer that belongs to the model into its folder."
-        )
 
 
 def check_sample(source: ModelSource, config: Any, prompt_tokens: int, new_tokens: int) -> None:

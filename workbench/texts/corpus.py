@@ -12,14 +12,16 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from getpass import getuser
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from workbench.base.errors import in_a_line
+from workbench.base.errors import explained, in_a_line
+from workbench.base.limits import within
 from workbench.base.paths import CORPORA, aside, put_in_place, runs_folder
 from workbench.texts import readers as texts
 from workbench.texts.chat import IGNORED, labelled, template_of
@@ -39,6 +41,8 @@ PROMPT_CHARACTERS = 100
 IN_MEMORY_CHARACTERS = 1 << 24
 PIECE_CHARACTERS = 1 << 16
 LONGEST_PIECE = 1 << 18
+PIECE_S = 30.0  # to make its tokens; a usual tokenizer takes a tenth of a second
+CONVERSATION_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -312,7 +316,7 @@ def _ids(text: str, tokenizer: "PreTrainedTokenizerBase") -> Any:
     key = hashlib.sha256(text.encode()).hexdigest(), _state(tokenizer)
     if key not in _IDS:
         _IDS.clear()
-        _IDS[key] = np.fromiter(chain.from_iterable(encoded([text], tokenizer)), dtype=np.int32)
+        _IDS[key] = np.fromiter(chain.from_iterable(in_time(encoded([text], tokenizer))), dtype=np.int32)
     return _IDS[key]
 
 
@@ -328,6 +332,17 @@ def encoded(text: Iterable[str], tokenizer: "PreTrainedTokenizerBase") -> Iterat
         if tokenizer.eos_token not in (END_OF_TEXT, None):
             piece = piece.replace(END_OF_TEXT, str(tokenizer.eos_token))
         yield tokenizer(piece, verbose=False)["input_ids"]
+
+
+def in_time(tokens: Iterator[list[int]]) -> Iterator[list[int]]:
+    """The tokens of a text, piece by piece. Raises ConfigurationError if those of a piece do not come: an expression in
+    a tokenizer's file may explode."""
+    while True:
+        with explained("corpus: the tokenizer does not get through the text", "Use the one that belongs to the model."):
+            ids = within(PIECE_S, partial(next, tokens, None))
+        if ids is None:
+            return
+        yield ids
 
 
 def packed_blocks(text: Iterable[str], tokenizer: "PreTrainedTokenizerBase", length: int) -> Iterator[list[int]]:
@@ -347,7 +362,8 @@ def packed(tokens: Iterable[list[Any]], length: int) -> Iterator[list[Any]]:
 def _rows(corpus: Corpus, text: Iterable[str], tokenizer: Any, length: int) -> Iterator[dict[str, Any]]:
     """Blocks as rows of a data set."""
     if not corpus.loss:
-        yield from ({"input_ids": block} for block in packed_blocks(text, tokenizer, length))
+        tokens = in_time(encoded(text, tokenizer))
+        yield from ({"input_ids": block} for block in packed(tokens, length))
         return
     rows = labelled_rows((labelled_line(corpus, line, tokenizer) for line in text), length)
     first = list(islice(rows, 1))
@@ -371,7 +387,7 @@ def labelled_rows(conversations: Iterable[list[tuple[int, int]]], length: int) -
 def labelled_line(corpus: Corpus, line: str, tokenizer: Any) -> list[tuple[int, int]]:
     """The tokens of a conversation with their labels. Raises ConfigurationError with its place in the file."""
     try:
-        return labelled(line, tokenizer, corpus.loss)
+        return within(CONVERSATION_S, partial(labelled, line, tokenizer, corpus.loss))
     except Exception as error:  # a template may raise anything
         place = texts.find_text(corpus.name, "").place_of(line)
         raise texts.refusal(
@@ -423,6 +439,8 @@ def _tokenised(corpus: Corpus, text: Stream, tokenizer: "PreTrainedTokenizerBase
     name ends with the digest of its content."""
     state = hashlib.sha256(f"{corpus.sha256} {_state(tokenizer, corpus.loss)} {length}".encode()).hexdigest()[:24]
     folder = runs_folder() / "tokens"
+    if folder.exists() and not os.access(folder, os.W_OK):  # another user's, who shares the records
+        folder = runs_folder() / f"tokens-{getuser()}"
     with aside(folder, f"corpus: the tokens of {corpus.name}") as part:
         for path in folder.glob(f"{state}-*.arrow"):
             if path.is_file() and os.access(path, os.R_OK):

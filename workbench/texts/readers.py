@@ -20,10 +20,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from workbench.base.errors import ConfigurationError, in_a_line
-from workbench.base.hub import data_set_files
+from workbench.base.errors import ConfigurationError, explained, in_a_line
+from workbench.base.hub import ADDRESS, address_of
 from workbench.texts import formats
 from workbench.texts.chat import ANSWERS, LOSSES
+from workbench.texts.download import data_set_files
 from workbench.texts.encodings import check_bytes
 from workbench.texts.faults import refusal, refuse_unreadable
 from workbench.texts.files import (
@@ -70,7 +71,7 @@ WITHOUT = {
     "completion": PLAIN,
 }
 PAIR = ("prompt", "completion")  # options that only go together
-HUB_ID = re.compile(r"(?=.{1,96}\Z)[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
+HUB_ID = re.compile(r"(?=[^@]{1,96}(@|\Z))[A-Za-z0-9][\w.-]*(/[\w.-]+)?(@.+)?", re.ASCII)
 SURROGATE = re.compile(r"[\ud800-\udfff]")
 LOOKS_LIKE_DATA = re.compile(r"\s*[-+]?\d+([.,]\d+)?\s*|(?=.*\s).{50,}|.*[.?!]\s*|(\S+\s+){3,}.*", re.DOTALL)
 FIRST_ROWS = 20  # in which a column has a value
@@ -115,6 +116,11 @@ class TextSource:
             else:
                 yield from (text if isinstance(text, LeftOut) else _parts(text) for text in texts)
 
+    def rows(self) -> Iterator[tuple[str, str]]:
+        """Every row, or line, as its place and its text; LeftOut where it is not read. Raises as `documents` does."""
+        for path in self.files():
+            yield from _documents(path, self)
+
     def present_columns(self) -> list[str]:
         """The columns that are read and that the first file has."""
         names = _columns(self.files()[0], self)
@@ -122,10 +128,9 @@ class TextSource:
 
     def place_of(self, text: str) -> str:
         """The file, and the line or row there, where a text stands first."""
-        for path in self.files():
-            for place, document in _documents(path, self):
-                if document == text:
-                    return place
+        for place, document in self.rows():
+            if document == text:
+                return place
         return self.name
 
     def files(self) -> list[Path]:
@@ -230,16 +235,26 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def _of_hub(name: str, alternatives: str) -> TextSource:
-    repository, colon, options = name.partition(":")
+    repository, options = name_and_options(name)
     nothing = f"there is no file {name!r:.200} (looked in {Path.cwd()}), nor an embedded text"
-    if not HUB_ID.fullmatch(repository) or repository.lower().endswith((*KINDS, ".gz")):  # a file's name
+    is_file_name = repository.lower().endswith((*KINDS, ".gz")) and "@" not in repository
+    if not ADDRESS.match(repository) and (is_file_name or not HUB_ID.fullmatch(repository)):
         raise refusal(f"{nothing}. {alternatives}")
-    values = _options(name, colon + options, {"hub"})
+    with explained(f"corpus: {name!r:.200} is no data set of the hub", "Write owner/name or owner/name@revision."):
+        address = address_of(repository, "dataset")
+    values = _options(name, options, {"hub"})
     config = values.pop("config", None)
     split = values.pop("split", "train")
-    files = data_set_files(repository, config, split, nothing)
-    arguments = (("path", repository), ("name", config), ("split", split))
+    files = data_set_files(address, config, split, nothing)
+    arguments = (("path", address.repository), ("name", config), ("split", split), ("revision", address.revision))
     return _with_options(TextSource(name, files[0], downloaded=files, asked=arguments), values)
+
+
+def name_and_options(name: str) -> tuple[str, str]:
+    """The name of a data set of the hub, or the address of its page, and the options with their colon."""
+    start = ADDRESS.match(name)
+    repository, colon, options = name[start.end() if start else 0 :].partition(":")
+    return f"{start[0] if start else ''}{repository}", colon + options
 
 
 def _options(name: str, options: str, kinds: set[str]) -> dict[str, Any]:

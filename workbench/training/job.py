@@ -20,7 +20,7 @@ from workbench.base.paths import runs_folder
 from workbench.journal.record import Record
 from workbench.measure.device import Device
 from workbench.measure.emulated import NOT_COMPUTED
-from workbench.models import gpt2, load
+from workbench.models import belongs, gpt2, load
 from workbench.models import source as models
 from workbench.recipe import Recipe
 from workbench.techniques import REGISTRY, Capability
@@ -30,6 +30,7 @@ from workbench.training.arguments import EPOCHS, argument_values, check_argument
 from workbench.training.trainer import make_callbacks, prepare_data
 from workbench.training.world import World
 
+SAMPLE_CHARACTERS = 10_000  # of a text, by which a tokenizer is judged
 SAVE_FORMS = ("merged", "adapter")
 UNMERGEABLE = {
     Capability.VIRTUAL_TOKENS: "which no weights can stand for",
@@ -205,7 +206,8 @@ def read_material(recipe: Recipe, sample_tokens: int = 0) -> Material:
         tokenizer = load.load_tokenizer(source)
     load.check_trainable(source, config)
     check_model(recipe, source, config)
-    models.check_vocabulary(source, config, tokenizer)
+    belongs.check_vocabulary(source, config, tokenizer)
+    of_tokenizer = belongs.check_tokenizer(source, config, tokenizer, text.held_out[:SAMPLE_CHARACTERS])
     prompt = corpus.prompt(text)
     if sample_tokens:
         tokens = len(tokenizer(prompt)["input_ids"]) + sum(positions_taken(recipe).values())
@@ -219,7 +221,7 @@ def read_material(recipe: Recipe, sample_tokens: int = 0) -> Material:
         blocks=blocks,
         prompt=prompt,
         text_sha256=text.sha256,
-        remarks=tuple(f"corpus: {remark}" for remark in (*text.remarks, *blocks.remarks)),
+        remarks=(*of_tokenizer, *(f"corpus: {remark}" for remark in (*text.remarks, *blocks.remarks))),
         counts_unequally=bool(text.loss),
     )
 

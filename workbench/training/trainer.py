@@ -130,7 +130,7 @@ class SeamTrainer(Trainer):
         """The Trainer's, but aside first. A disk that is full costs the checkpoint, not the run."""
         folder = Path(str(self.args.output_dir), checkpoints.FOLDER)
         name = f"checkpoint-{self.state.global_step}"
-        self._aside = folder / ".aside"
+        self._aside = folder / checkpoints.ASIDE
         shutil.rmtree(self._aside, ignore_errors=True)
         try:
             super()._save_checkpoint(model, trial)

@@ -1,0 +1,88 @@
+"""Whether what lies in a model's folder belongs together: tokenizer and vocabulary, output layer and embedding."""
+
+from pathlib import Path
+from typing import Any
+
+from workbench.base.errors import ConfigurationError, in_a_line
+from workbench.base.limits import within
+from workbench.models.family import on_meta
+from workbench.models.source import ModelSource
+
+SAMPLE_S = 30.0  # for the tokens of a short sample, which take milliseconds
+MOSTLY = 0.5  # of a text's tokens: so many unknown ones, and there is nothing to learn
+VOCABULARY_SHARE = 0.9  # of the embeddings that a model's own tokenizer has a token for, at least
+SAVE_BOTH = "Save the tokenizer that belongs to the model into its folder."
+
+
+def check_vocabulary(source: ModelSource, config: Any, tokenizer: Any) -> None:
+    """Raises ConfigurationError if the tokenizer can produce ids that the model has no embedding for."""
+    largest_id = max(tokenizer.get_vocab().values(), default=0)
+    embeddings = config.get_text_config().vocab_size
+    if largest_id >= embeddings:
+        raise ConfigurationError(
+            f"model: {source.name} has embeddings for {embeddings} tokens, but its tokenizer's ids go up to "
+            f"{largest_id}. {SAVE_BOTH}"
+        )
+
+
+def check_tokenizer(source: ModelSource, config: Any, tokenizer: Any, sample: str) -> tuple[str, ...]:
+    """Remarks on a tokenizer that may be another model's, and on how much of a sample of the text it does not know.
+
+    Raises:
+        ConfigurationError: it does not know most of the sample, or does not get through it.
+    """
+    try:
+        ids = within(SAMPLE_S, lambda: tokenizer(sample, verbose=False)["input_ids"])
+    except Exception as error:  # whatever an expression of its file, or its own code, leads to
+        raise ConfigurationError(
+            f"model: the tokenizer of {source.name!r} cannot read the text ({in_a_line(error)}). {SAVE_BOTH}"
+        ) from None
+    unknown = ids.count(tokenizer.unk_token_id) if tokenizer.unk_token_id is not None else 0
+    if not ids or unknown > MOSTLY * len(ids):
+        raise ConfigurationError(
+            f"model: the tokenizer of {source.name!r} does not know the text: {unknown:,} of the first {len(ids):,} "
+            f"tokens are {tokenizer.unk_token!r}. Use a text in its language, or another model. {SAVE_BOTH}"
+        )
+    remarks = [f"model: {unknown:,} of the first {len(ids):,} tokens of the text are unknown to it"] if unknown else []
+    return (*remarks, *_of_another(config, tokenizer)) if not source.random else tuple(remarks)
+
+
+def _of_another(config: Any, tokenizer: Any) -> list[str]:
+    """Signs that a tokenizer was made for another model."""
+    text = config.get_text_config()
+    remarks = []
+    if len(tokenizer) < VOCABULARY_SHARE * text.vocab_size:
+        remarks.append(
+            f"model: the tokenizer has {len(tokenizer):,} tokens for {text.vocab_size:,} embeddings: it may be another "
+            "model's"
+        )
+    ends = text.eos_token_id if isinstance(text.eos_token_id, list) else [text.eos_token_id]
+    if ends != [None] and not {*ends} & {*tokenizer.all_special_ids}:
+        word = tokenizer.convert_ids_to_tokens(ends[0]) if ends[0] < len(tokenizer) else None
+        remarks.append(
+            f"model: the config ends a text with token {ends[0]}, which is {word!r} in the tokenizer and no special "
+            "token there: it may be another model's"
+        )
+    return remarks
+
+
+def check_head(config: Any, folder: Path) -> None:
+    """Raises ValueError if the files have an output layer of their own, where the config says that it is the embedding:
+    transformers would train both, against the config."""
+    import torch
+    from safetensors import safe_open
+
+    if not config.get_text_config().tie_word_embeddings:
+        return
+    model = on_meta(config)
+    ends = {"head": model.get_output_embeddings(), "embedding": model.get_input_embeddings()}
+    names = {f"{name}.weight": end for name, module in model.named_modules() for end in ends if module is ends[end]}
+    weights = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            weights.update({names[key]: file.get_tensor(key) for key in names.keys() & {*file.keys()}})
+    if len(weights) == len(ends) and not torch.equal(weights["head"], weights["embedding"]):
+        raise ValueError(
+            "the config ties the output layer to the embedding, and the file has another output layer; write "
+            '"tie_word_embeddings": false, if that is meant'
+        )
