@@ -7,12 +7,11 @@ known here by name.
 
 import shlex
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from workbench.advise.candidate import Candidate, Predictor, entry, rank
-from workbench.advise.plan import SETS, THIS_CPU, Search, attacked_bytes, families
+from workbench.advise.plan import THIS_CPU, Search, families
 from workbench.base.categories import Phase, format_bytes
 from workbench.base.errors import ConfigurationError, UnavailableError
 from workbench.base.operations import operation_in_words
@@ -30,7 +29,6 @@ from workbench.techniques import REGISTRY
 
 MARGIN = 0.1  # asked of a change where the prediction says that the recipe fits as it is, but the run has not
 EMULATED = "(emulated)"  # ends the name that such a card gives itself (workbench/gpus/emulator/card.py)
-BESIDE = 0.25  # part of the need that techniques save beside what they attack; LoRA 0.12, the most of seven recipes
 NOTEWORTHY = 0.01  # part of the room: less than this, alive before the run, is not mentioned
 RELEASE = (
     "workbench.release() drops the last exception's frames and the results of cells (Out, _); `del` your own "
@@ -79,26 +77,6 @@ def newest_out_of_memory(record_id: str | None = None) -> Record:
 def cause(record: Record) -> str:
     """Why it ran out of memory, as far as the record says it: no prediction is made."""
     return Diagnosis(record).cause
-
-
-def promising(record: Record, predict: Predictor) -> list[str]:
-    """Names for `diagnose` to choose among, first those that attack most. Of those that attack far less than is missing
-    no more than make SETS names. Empty where nothing can be predicted.
-    """
-    diagnosis = Diagnosis(record)
-    if diagnosis.budget_bytes is None:
-        return []
-    changes = _Changes(diagnosis, predict, None)
-    with suppress(ConfigurationError, UnavailableError):
-        baseline, budget_bytes = changes.begin(diagnosis.budget_bytes)
-        attacked = {}
-        for name, family in changes.families.items():
-            attacked[name] = attacked_bytes(family[-1], baseline.predicted) if family else 0
-        enough = baseline.needed_bytes * (1 - BESIDE) - budget_bytes
-        least = min([enough, *sorted(attacked.values())[-SETS:]])
-        names = sorted(attacked, key=attacked.__getitem__, reverse=True)
-        return [name for name in names if attacked[name] >= least or not changes.families[name]]
-    return []
 
 
 class Diagnosis(Result):

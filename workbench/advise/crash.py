@@ -1,0 +1,118 @@
+"""`read_crash(path)`: what a crashed person has, be it a pasted message, a log, a notebook or a memory snapshot."""
+
+import codecs
+import json
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from workbench.advise.causes import NOTEWORTHY, Cause, titles_against
+from workbench.advise.message import read_message
+from workbench.base.categories import Category, format_bytes
+from workbench.base.errors import ConfigurationError
+from workbench.base.result import Result
+from workbench.gpus.snapshot import DeviceSnapshot, Snapshot, read_snapshot
+
+PICKLE = b"\x80"  # with which a pickle begins
+OLDER = "before the history begins"
+# what a snapshot calls a kind of memory, and the category that techniques attack
+KINDS = {
+    "optimizer": Category.OPTIMIZER_STATES,
+    "weights": Category.WEIGHTS,
+    "backward pass": Category.GRADIENTS,
+    "forward pass": Category.ACTIVATIONS,
+    "activations, computed again": Category.ACTIVATIONS,
+}
+
+
+def read_crash(name: str) -> Result:
+    """The causes that a file, or for `-` standard input, allows.
+
+    Raises:
+        ConfigurationError: there is no out-of-memory message in it; or it is a pickle, and no memory snapshot.
+    """
+    content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    if not content.startswith(PICKLE):
+        return read_message(_text(content))
+    if name == "-":
+        raise ConfigurationError("doctor: a memory snapshot is read from its file. Give its name in place of -.")
+    return CrashSnapshot(read_snapshot(Path(name)))
+
+
+def _text(content: bytes) -> str:
+    """Of a notebook, what its failed cells printed. Windows' PowerShell writes logs in UTF-16."""
+    encoding = "utf-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8"
+    text = content.decode(encoding, errors="replace")
+    try:
+        cells = json.loads(text)["cells"]
+    except (ValueError, TypeError, KeyError):
+        return text
+    lines = []
+    for cell in cells:
+        for output in cell.get("outputs", []):
+            lines += [*output.get("traceback", []), *output.get("text", [])]
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class CrashSnapshot(Result):
+    """A memory snapshot, and what used the memory up: unlike a message it knows when and where each tensor was made."""
+
+    snapshot: Snapshot
+
+    @cached_property
+    def causes(self) -> tuple[Cause, ...]:
+        causes = []
+        for device in self.snapshot.devices:
+            causes += [
+                cause
+                for cause in (rule(device) for rule in (no_piece_is_large_enough, older_than_the_history, largest_kind))
+                if cause
+            ]
+        return tuple(causes)
+
+    def __str__(self) -> str:
+        return "\n".join(["Causes, as far as the snapshot tells", *map(str, self.causes), "", str(self.snapshot)])
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready; bytes are integers."""
+        return {**self.snapshot.to_dict(), "causes": [cause.to_dict() for cause in self.causes]}
+
+
+def no_piece_is_large_enough(device: DeviceSnapshot) -> Cause | None:
+    refused = max(device.refused, default=0)
+    free = device.reserved_bytes - device.bytes_in_use
+    if not device.largest_free_bytes < refused <= free:
+        return None
+    because = (
+        f"{format_bytes(refused)} were refused. At the end {format_bytes(free)} are reserved and free, at most "
+        f"{format_bytes(device.largest_free_bytes)} in one piece."
+    )
+    return Cause("fragmentation", because, "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", "12_kernels")
+
+
+def older_than_the_history(device: DeviceSnapshot) -> Cause | None:
+    size = device.kinds[OLDER]
+    if not device.events or size < NOTEWORTHY * device.peak_bytes:
+        return None
+    because = (
+        f"{format_bytes(size)} of the {format_bytes(device.peak_bytes)} at the peak were there before the history "
+        "begins: the model, if the history was switched on after it was loaded; else something older."
+    )
+    return Cause("something left from before", because, "switch the history on before anything is loaded.")
+
+
+def largest_kind(device: DeviceSnapshot) -> Cause | None:
+    sizes = [(size, kind) for kind, size in device.kinds.items() if kind in KINDS]
+    if not sizes or not device.events:
+        return None
+    size, kind = max(sizes)
+    line, at_line = device.lines.most_common(1)[0]
+    refused = "" if device.refused else " No request was refused in its history."
+    because = (
+        f"The largest part of the peak is {kind}: {format_bytes(size)} of {format_bytes(device.peak_bytes)}. The line "
+        f"with most of it all: {line}, {format_bytes(at_line)}.{refused}"
+    )
+    return Cause("too much", because, f"{titles_against(KINDS[kind], exact=False)}.", "14_planner")
