@@ -13,6 +13,7 @@ from workbench.base.categories import format_bytes as format_bytes
 from workbench.export.script import script as script
 from workbench.export.written import read_recipe as read_recipe
 from workbench.fit.apply import apply as apply
+from workbench.fit.will_it_fit import WillItFit as WillItFit
 from workbench.journal.record import Record as Record
 from workbench.lessons import plots as plots
 from workbench.measure.device import Device as Device

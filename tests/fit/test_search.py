@@ -2,6 +2,7 @@
 
 import re
 import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from workbench.base.errors import ConfigurationError, UnavailableError
 from workbench.fit import search
 from workbench.fit.program import Program, Trial, check_trial
 from workbench.fit.search import fit
+from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.gpus.emulator import place
 from workbench.techniques import Numerics, technique
 
@@ -160,6 +162,19 @@ def test_a_set_that_the_program_cannot_have_is_told(card, script, monkeypatch):
     assert "fused_gelu" not in {name for answer in planned.answers for name in answer.changes}
 
 
+def test_what_is_refused_among_others_is_not_tried_again(script, monkeypatch):
+    chunked = technique("chunked_cross_entropy")
+    fused = technique("fused_gelu")
+    seen = {"ended_by": "refusal", "refusal": "chunked_cross_entropy: here compute_loss() makes the loss"}
+    monkeypatch.setattr(search, "try_out", lambda *_, **__: Trial((chunked, fused), seen, 0, 0, False, 1.0))
+    ends_at = time.monotonic() + 60
+    programs = search.ProgramSearch(Program.parse(script), find_gpu("t4"), 3, ends_at, lambda _: None)
+    programs.run((chunked, fused))
+    assert list(programs.unsuitable) == ["chunked_cross_entropy"]
+    assert programs.is_hopeless((chunked, technique("allocator")))
+    assert not programs.is_hopeless((fused,))
+
+
 # ---- programs that do not come to train ----
 
 PROGRAMS = {
@@ -191,6 +206,13 @@ ENDINGS = {
     "a gated model": (
         {"ended_by": "an error", "message": "OSError: huggingface.co cannot be reached"},
         "network or a login.*HF_HUB_OFFLINE",
+    ),
+    "an older script": (
+        {
+            "ended_by": "an error",
+            "message": "TypeError: Trainer.__init__() got an unexpected keyword argument 'tokenizer'",
+        },
+        "older version: tokenizer is processing_class now",
     ),
     "its own exit": ({"exit": "2"}, "ended by itself with '2'.*arguments"),
     "its own end": ({"kind": "", "steps": 0}, "without a Trainer of transformers and without an optimizer"),

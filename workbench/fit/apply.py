@@ -142,6 +142,15 @@ def _check_ranks_and_checkpoints(args: Any, entry: Technique) -> None:
         )
 
 
+def several(args: Any) -> str:
+    """What makes more than one process or card of a Trainer's training; empty if nothing does."""
+    if args.deepspeed or args.fsdp:
+        return "DeepSpeed" if args.deepspeed else "FSDP"
+    if args.n_gpu > 1:
+        return f"{args.n_gpu} GPUs by DataParallel"
+    return f"{args.world_size} ranks" if args.world_size > 1 else ""
+
+
 # ---- a model ----
 
 

@@ -159,7 +159,7 @@ class Run:
         """The longest rows come first; the card is told of padding; the Trainer ends after the steps."""
         from transformers import TrainerCallback
 
-        from workbench.gpus.emulator.padding import VARIABLE
+        from workbench.fit.apply import several
 
         run = self
 
@@ -172,9 +172,9 @@ class Run:
                     run.end("steps")
 
         args = trainer.args
-        several = [name for name in ("deepspeed", "fsdp") if getattr(args, name, None)]
-        if several or args.world_size > 1:
-            self.seen["several"] = several[0] if several else f"{args.world_size} ranks"
+        ranks = several(args)
+        if ranks:
+            self.seen["several"] = ranks
             self.end("several ranks")
         self.trained = (trainer.model, trainer)
         self.watch(trainer.model, vars(args))
@@ -183,11 +183,9 @@ class Run:
         lengths = lengths_of(trainer.train_dataset)
         if lengths:
             self.seen["longest_row"] = max(lengths)
-        if lengths and min(lengths) < max(lengths):
-            order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
+            count = args.per_device_train_batch_size * args.gradient_accumulation_steps
+            order = longest_first(lengths, count, self.job["steps"])
             trainer._get_train_sampler = lambda *_, **__: order
-            if args.per_device_train_batch_size > 1:
-                os.environ[VARIABLE] = "1"
 
     # ---- a loop of the program's own ----
 
@@ -257,35 +255,49 @@ class Run:
 
     def watch(self, model: Any, arguments: dict[str, Any]) -> None:
         """Note what kind of model it is and has already, the shapes of batches, and the bytes of logits."""
-        from workbench.base.errors import WorkbenchError
-        from workbench.fit.apply import already_there, check_is_causal
-
-        try:
-            check_is_causal(model)
-        except WorkbenchError as error:
-            self.seen["no_model"] = str(error)
+        self.seen |= about(model, arguments)
+        if "model" not in self.seen:
             return
-        config = model.config
-        self.seen["there"] = [technique.name for technique in already_there(model, arguments)]
-        self.seen["model"] = {
-            "class": type(model).__name__,
-            "written_out": "gelu_new" in vars(config).values(),
-            "eager": getattr(config, "_attn_implementation", "") == "eager",
-        }
-
-        def note_batch(_: Any, args: Any, kwargs: Any) -> None:
-            ids = kwargs.get("input_ids", args[0] if args else None)
-            if ids is not None:
-                self.seen["rows"] = max(self.seen["rows"], ids.shape[0])
-                self.seen["tokens"] = max(self.seen["tokens"], ids.shape[-1])
 
         def note_logits(_: Any, __: Any, logits: Any) -> None:
             self.seen["logits_bytes"] = max(self.seen["logits_bytes"], logits.nbytes)
 
-        model.register_forward_pre_hook(note_batch, with_kwargs=True)
+        watch_batches(model, self.seen)
         head = model.get_output_embeddings()
         if head is not None:
             head.register_forward_hook(note_logits)
+
+
+def about(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """What kind of model it is, and what it has already; `no_model` says why none of a kind that can be changed."""
+    from workbench.base.errors import WorkbenchError
+    from workbench.fit.apply import already_there, check_is_causal
+
+    try:
+        check_is_causal(model)
+    except WorkbenchError as error:
+        return {"no_model": str(error)}
+    config = model.config
+    kind = {
+        "class": type(model).__name__,
+        "written_out": "gelu_new" in vars(config).values(),
+        "eager": getattr(config, "_attn_implementation", "") == "eager",
+    }
+    return {"there": [technique.name for technique in already_there(model, arguments)], "model": kind}
+
+
+def watch_batches(model: Any, seen: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Note the most `rows` and `tokens` of the batches that a model gets from now on."""
+    noted = {"rows": 0, "tokens": 0} if seen is None else seen
+
+    def note_batch(_: Any, args: Any, kwargs: Any) -> None:
+        ids = kwargs.get("input_ids", args[0] if args else None)
+        if ids is not None:
+            noted["rows"] = max(noted["rows"], ids.shape[0])
+            noted["tokens"] = max(noted["tokens"], ids.shape[-1])
+
+    model.register_forward_pre_hook(note_batch, with_kwargs=True)
+    return noted
 
 
 class Collator:
@@ -324,6 +336,13 @@ def lengths_of(rows: Any) -> list[int]:
     except Exception:  # whatever a data set of somebody's own raises: then its lengths are not known
         return []
     return []
+
+
+def longest_first(lengths: list[int], count: int, steps: int) -> list[int]:
+    """The order of rows in which each of the first steps has the `count` longest: the peak of the first is not that of
+    the others, which have the optimizer's states."""
+    order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
+    return [*order[:count] * steps, *order[count:]]
 
 
 def sizes(model: Any, holder: Any) -> dict[str, int]:

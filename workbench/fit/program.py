@@ -11,7 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from workbench import export
 from workbench.base.errors import ConfigurationError, UnavailableError
+from workbench.base.paths import beside
 from workbench.gpus.catalogue import Gpu
 from workbench.gpus.emulator.launch import emulate
 from workbench.gpus.emulator.report import TIMED_OUT
@@ -24,7 +26,12 @@ LAUNCHERS = ("accelerate", "deepspeed", "torchrun", "mpirun", "srun", "horovodru
 WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")  # options of Python that take the next word
 DONE = ("steps", "the end of training")
 LAST_CHARACTERS = 3000  # of what a program has printed, where it fails
-NETWORK = ("huggingface.co", "connection", "offline", "gated", "401", "token", "login", "resolve", "eof when reading")
+UNKNOWN_ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'")
+RENAMED = {"tokenizer": ["processing_class", "transformers 4.46"], **beside(export.__file__, "foreign.toml")["renamed"]}
+NETWORK = re.compile(
+    r"huggingface\.co|\b(connection|offline|gated|401|access token|hf_token|login|resolve)\b|eof when reading",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -211,8 +218,12 @@ def check_trial(trial: Trial, time_limit_s: float) -> None:
         )
     if trial.ended_by == "an error":
         cure = "Make it run first."
-        if any(word in message.lower() for word in NETWORK):
+        if NETWORK.search(message):
             cure = "It asks for the network or a login: download what it needs first, and set HF_HUB_OFFLINE=1."
+        older_name = UNKNOWN_ARGUMENT.search(message)
+        if older_name and older_name[1] in RENAMED:
+            current_name, since = RENAMED[older_name[1]]
+            cure = f"It was written for an older version: {older_name[1]} is {current_name} now ({since})."
         raise ConfigurationError(f"plan: the program failed by itself, as stands above ({message:.300}). {cure}")
     if trial.ended_by == "its own exit":
         raise ConfigurationError(

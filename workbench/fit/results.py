@@ -131,13 +131,7 @@ class Fit(Result):
     @property
     def tokens(self) -> str:
         """Which batches the verdict is about."""
-        seen = (self.with_room or self.as_it_is).seen
-        if not seen["rows"]:
-            return "for batches as they came; their shapes were not seen"
-        shape = f"{seen['rows']} × {seen['tokens']:,} tokens"
-        if seen.get("longest_row", 0) and seen["longest_row"] <= seen["tokens"]:
-            return f"batches of {shape}, the longest rows of its data"
-        return f"for batches up to {shape}; whether its data has longer ones is not known"
+        return batches_in_words((self.with_room or self.as_it_is).seen)
 
     def __str__(self) -> str:
         command = shlex.join(self.program.command)
@@ -171,6 +165,16 @@ class Fit(Result):
             return f"as it is: it fits, and needs {need}, {spare} to spare. Who holds most at the peak:"
         amount = need if self.with_room else f"more than {need}"
         return f"as it is: out of memory; it needs {amount}. Who holds most when it ends:"
+
+
+def batches_in_words(seen: Mapping[str, Any]) -> str:
+    """Which batches a verdict is about."""
+    if not seen["rows"]:
+        return "for batches as they came; their shapes were not seen"
+    shape = f"{seen['rows']} × {seen['tokens']:,} tokens"
+    if seen.get("longest_row", 0) and seen["longest_row"] <= seen["tokens"]:
+        return f"batches of {shape}, the longest rows of its data"
+    return f"for batches up to {shape}; whether its data has longer ones is not known"
 
 
 def worst_numerics(techniques: Sequence[Technique]) -> Numerics:

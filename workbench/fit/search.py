@@ -190,7 +190,9 @@ class ProgramSearch:
             self.ended = "the time was up (--timeout)"
         elif not trial.ran and not shown:
             reason = str(trial.seen.get("refusal") or trial.seen.get("message") or trial.printed[-300:])
-            self.unsuitable[title(techniques)] = " ".join(reason.split())[:300]
+            # where the reason begins with the name of one of them, no other set with it is tried
+            refused = [entry for entry in techniques if reason.removeprefix("apply: ").startswith(entry.name)]
+            self.unsuitable[title(refused or techniques)] = " ".join(reason.split())[:300]
         verdict = "does not run" if not trial.ran else f"needs {format_bytes(trial.needed_bytes)}"
         if trial.ran and not trial.fits:
             verdict = "out of memory"

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from transformers import PreTrainedModel, TrainerCallback
@@ -54,6 +54,7 @@ from workbench.training.trainer import SeamTrainer
 DEVICE = torch.device("cuda")
 HOST_STEP = torch.ops.aten._fused_adamw_.default
 ZEROS = torch.ops.aten.zeros_like.default
+R = TypeVar("R")
 
 
 def predict_here(recipe: Recipe, gpu: Gpu, padding: bool, ranks: Ranks | None = None) -> Prediction:
@@ -64,13 +65,21 @@ def predict_here(recipe: Recipe, gpu: Gpu, padding: bool, ranks: Ranks | None = 
     Raises:
         ConfigurationError: the model, the length or a precision cannot be used; or no GPU has so much memory.
     """
+    return with_room(gpu, partial(_predict, recipe, gpu, padding, ranks))
+
+
+def with_room(gpu: Gpu, function: Callable[[], R]) -> R:
+    """What it returns on the card that this process sees; where that has no room, on one like it that has enough.
+
+    Raises ConfigurationError: no GPU has so much memory.
+    """
     try:
-        return _predict(recipe, gpu, padding, ranks)
+        return function()
     except torch.OutOfMemoryError:
         pass  # outside of the handler, whose traceback would keep the tensors
     enough = {card.VARIABLE: card.variable(replace(gpu, memory_bytes=ENOUGH_BYTES))}  # the stubs read it when asked
     with changed_environment(enough), suppress(torch.OutOfMemoryError):
-        return _predict(recipe, gpu, padding, ranks)
+        return function()
     raise too_much()
 
 
