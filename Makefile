@@ -5,7 +5,7 @@ unexport PYTHONDONTWRITEBYTECODE  # or every process would compile all its libra
 
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
-.PHONY: help run run-full site test test-dear test-all test-long emulator bench lock wheel lint lab format clean
+.PHONY: help run run-full site test test-dear test-all test-long emulator real bench lock wheel lint lab format clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-10s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ test-all: .venv/ready lint  ## both, which is what CI runs
 emulator: .venv/ready  ## set up the GPU in software: fetch PyTorch's CUDA build (527 MB), build the stubs
 	@command -v cc >/dev/null || command -v gcc >/dev/null || command -v clang >/dev/null || $(BIN)/pip install --quiet --disable-pip-version-check ziglang==0.17.1
 	$(BIN)/python -m workbench emulate --set-up
+
+real: .venv/ready  ## repeat measurements that others published on the emulated GPU, equal or not (10 minutes)
+	$(BIN)/python tools/against_real.py
 
 test-long: .venv/ready  ## kills, soak and texts of 1 GB, with their figures printed (about 25 minutes)
 	$(BIN)/python -m pytest -m long -s --durations=0

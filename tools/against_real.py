@@ -1,82 +1,135 @@
 """Published measurements on real GPUs, each repeated on the emulated one: tools/against_real.py [PART OF AN ID …]
 
 `data/reference/real/public.json` has the rows, with source, versions and what is not known of each; the scripts in
-`tools/real` do the same work anew, in our own words. Printed are the signed errors of the emulated bytes; nothing is
-fitted. The results of a whole run are kept in `data/reference/real/emulated.json`.
+`tools/real` do the same work anew, in our own words. Printed are the emulated bytes, their signed errors, and whether
+they are equal: closer than what the source has rounded away. Nothing is fitted, nothing is fetched.
+
+All rows are run with our own PyTorch; with `--python P` those that were measured with the PyTorch that P has. What
+whole runs gave is kept in `data/reference/real/emulated.json`, by the release of PyTorch.
 """
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from workbench.base.paths import DATA, versions
+from workbench.base.paths import DATA
 from workbench.gpus.catalogue import gpu
+from workbench.gpus.emulator.interpreter import Python, ask_python, this_python
 from workbench.gpus.emulator.launch import environment
 
 REAL = DATA / "reference" / "real"
 SCRIPTS = Path(__file__).resolve().with_name("real")
+VERSIONS = "from importlib.metadata import version; print(version('torch'), version('transformers'))"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("ids", nargs="*", metavar="PART", help="only the rows whose id has this in it")
-    asked = parser.parse_args().ids
+    parser.add_argument("--python", help="an interpreter with another PyTorch: the rows that were measured with that")
+    asked = parser.parse_args()
+    python = ask_python(asked.python) if asked.python else this_python()
     rows = json.loads((REAL / "public.json").read_text(encoding="utf-8"))["rows"]
-    chosen = [row for row in rows if not asked or any(part in row["id"] for part in asked)]
-    print(f"{'row':34} {'card':10} {'real':>12} {'emulated':>12}   error      within the source's rounding")
-    done = [repeated(row) for row in chosen]
-    print(summary(done))
-    if not asked:
-        found = {"versions": versions(), "summary": summary(done), "rows": done}
-        (REAL / "emulated.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if asked.python:
+        rows = [row for row in rows if measured_with(row) == python.torch_release]
+    chosen = [row for row in rows if not asked.ids or any(part in row["id"] for part in asked.ids)]
+    print(f"{'row':50} {'card':10} {'real':>14} {'emulated':>14}     error")
+    done = [repeated(row, python) for row in chosen]
+    print(told(summary(done)))
+    if done and not asked.ids:
+        keep(done, python)
     return any("failed" in row for row in done)
 
 
+def measured_with(row: dict[str, Any]) -> str | None:
+    """The release of PyTorch that the source names: 2.6.0 of `torch 2.6.0+cu124`."""
+    named = re.match(r"torch (\d+\.\d+\.\d+)", row["versions"])
+    return named[1] if named else None
+
+
 @cache
-def ran(card: str, script: str, *arguments: str) -> subprocess.CompletedProcess:
+def ran(python: Python, card: str, script: str, *arguments: str) -> subprocess.CompletedProcess:
     """A script on the emulated card; one that prints a whole sweep is run once for all its rows."""
-    command = [sys.executable, str(SCRIPTS / script), *arguments]
-    return subprocess.run(command, env=environment(gpu(card)), capture_output=True, text=True, check=False)
+    command = [python.executable, str(SCRIPTS / script), *arguments]
+    variables = environment(gpu(card), python=python)
+    return subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
 
 
-def repeated(row: dict) -> dict:
+def repeated(row: dict[str, Any], python: Python) -> dict[str, Any]:
     """The row with the emulated bytes and their errors; printed as soon as they are there."""
-    done = ran(row["gpu"], row["script"], *row["arguments"])
+    done = ran(python, row["gpu"], row["script"], *row["arguments"])
     if done.returncode:
-        print(f"{row['id']:34} {row['gpu']:10} failed: {done.stderr.strip().splitlines()[-1]}")
+        print(f"{row['id']:50} {row['gpu']:10} failed: {done.stderr.strip().splitlines()[-1]}")
         return {"id": row["id"], "failed": done.stderr[-500:]}
     printed = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    measured = next(entry for entry in reversed(printed) if entry.get("run") == row.get("run", entry.get("run")))
+    measured = next(
+        (entry for entry in reversed(printed) if entry.get("run") == row.get("run", entry.get("run"))), None
+    )
+    if measured is None:
+        print(f"{row['id']:50} {row['gpu']:10} failed: the script printed nothing of it")
+        return {"id": row["id"], "failed": "the script printed nothing of it"}
     found = {"id": row["id"], "gpu": row["gpu"]}
     for kind in ("allocated", "reserved"):
-        if (real := row[f"real_{kind}_bytes"]) is not None:
-            error = measured[kind] - real
-            close = abs(error) <= row["rounding"]
-            found |= {
-                f"real_{kind}_bytes": real,
-                f"emulated_{kind}_bytes": measured[kind],
-                f"{kind}_error": error / real,
-            }
-            shown = f"{real:12,} {measured[kind]:12,} {error / real:+9.4%}  {'yes' if close else 'no':3} {kind}"
-            print(f"{row['id']:34} {row['gpu']:10} {shown}", flush=True)
+        real = row[f"real_{kind}_bytes"]
+        if real is None:
+            continue
+        emulated = measured[kind]
+        error = (emulated - real) / real
+        is_equal = abs(emulated - real) <= row["rounding"]
+        found |= {
+            f"real_{kind}_bytes": real,
+            f"emulated_{kind}_bytes": emulated,
+            f"{kind}_error": error,
+            f"{kind}_equal": is_equal,
+        }
+        verdict = "equal" if is_equal else "not equal"
+        numbers = f"{real:14,} {emulated:14,} {error:+9.4%}"
+        print(f"{row['id']:50} {row['gpu']:10} {numbers}  {kind}, {verdict}", flush=True)
     return found
 
 
-def summary(done: list[dict]) -> dict[str, float]:
-    """Mean and worst absolute errors."""
-    figures: dict[str, float] = {"rows": len(done)}
+def summary(done: list[dict[str, Any]]) -> dict[str, float]:
+    """How many figures are equal, and the mean and worst of their absolute errors."""
+    figures: dict[str, float] = {"rows": len(done), "failed": sum("failed" in row for row in done)}
     for kind in ("allocated", "reserved"):
-        errors = [abs(row[f"{kind}_error"]) for row in done if f"{kind}_error" in row]
+        of_kind = [row for row in done if f"{kind}_error" in row]
+        errors = [abs(row[f"{kind}_error"]) for row in of_kind]
         if errors:
             figures |= {
                 f"{kind}_rows": len(errors),
+                f"{kind}_equal": sum(row[f"{kind}_equal"] for row in of_kind),
                 f"{kind}_mean": sum(errors) / len(errors),
                 f"{kind}_worst": max(errors),
             }
     return figures
+
+
+def told(figures: dict[str, float]) -> str:
+    lines = [f"{figures['rows']} rows, {figures['failed']} failed"]
+    for kind in ("allocated", "reserved"):
+        if f"{kind}_rows" in figures:
+            equal = f"{figures[f'{kind}_equal']} of {figures[f'{kind}_rows']} equal"
+            errors = f"{figures[f'{kind}_mean']:.3%} off on average, {figures[f'{kind}_worst']:.2%} at worst"
+            lines.append(f"{kind}: {equal}, {errors}")
+    return "\n".join(lines)
+
+
+def keep(done: list[dict[str, Any]], python: Python) -> None:
+    """In the file, beside what other releases gave."""
+    file = REAL / "emulated.json"
+    kept = json.loads(file.read_text(encoding="utf-8"))
+    asked = subprocess.run([python.executable, "-c", VERSIONS], capture_output=True, text=True, check=True)
+    torch, transformers = asked.stdout.split()
+    kept[python.torch_release] = {
+        "versions": {"torch": torch, "transformers": transformers},
+        "summary": summary(done),
+        "rows": done,
+    }
+    file.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -38,6 +38,17 @@ def test_every_row_has_its_source_and_pytorch_a_little_less_memory_than_the_data
             assert gpu(name) is row
 
 
+def test_a_context_has_a_source_and_is_a_guess_where_it_has_none(subtests):
+    for name, row in GPUS.items():
+        with subtests.test(gpu=name):
+            low, high = row.context_bytes
+            assert 0.1 * GIB < low <= high == row.context_bytes_estimate < GIB
+            if row.context_source is None:
+                assert low == high == 512 * MIB
+            else:
+                assert re.search(r"https://\S+|data/reference/\S+", row.context_source)
+
+
 CAPABILITIES = (  # gpu, compute capability, bf16, cuBLAS's workspace
     ("t4", (7, 5), False, int(8.125 * MIB)),
     ("a100-80gb", (8, 0), True, int(8.125 * MIB)),

@@ -16,6 +16,9 @@ transformers has since rewritten OPT's attention: of "eager", the version of tha
 the masked scores and the lowest number, which autograd keeps a copy for, and both kinds made queries, keys and values
 contiguous. `then_eager` and `then_fused` do so too; `--now` leaves the library as it is. BERT's is left as it is.
 
+In a transformers of before 4.48, which has no such registry, both attentions are its own: so the rows are run with the
+source's own versions (`tools/against_real.py --python`).
+
     python sdpa_training.py opt eager 1 512
 """
 
@@ -26,15 +29,13 @@ import json
 
 import torch
 from torch import nn
-from transformers import (
-    AttentionInterface,
-    AttentionMaskInterface,
-    BertConfig,
-    BertLMHeadModel,
-    OPTConfig,
-    OPTForCausalLM,
-)
-from transformers.masking_utils import eager_mask, sdpa_mask
+from transformers import BertConfig, BertLMHeadModel, OPTConfig, OPTForCausalLM
+
+try:
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import eager_mask, sdpa_mask
+except ImportError:
+    AttentionInterface = None
 
 OPT_350M = {
     "vocab_size": 50272,
@@ -78,10 +79,11 @@ def then_fused(module, query, key, value, attention_mask, dropout=0.0, **_):
     return attended.transpose(1, 2), None
 
 
-AttentionInterface.register("then_eager", then_eager)
-AttentionInterface.register("then_fused", then_fused)
-AttentionMaskInterface.register("then_eager", eager_mask)
-AttentionMaskInterface.register("then_fused", sdpa_mask)
+if AttentionInterface is not None:
+    AttentionInterface.register("then_eager", then_eager)
+    AttentionInterface.register("then_fused", then_fused)
+    AttentionMaskInterface.register("then_eager", eager_mask)
+    AttentionMaskInterface.register("then_fused", sdpa_mask)
 
 
 def model_of(name: str, attention: str, now: bool) -> nn.Module:
@@ -90,7 +92,7 @@ def model_of(name: str, attention: str, now: bool) -> nn.Module:
         with torch.device("cuda"):
             if name == "bert":
                 return BertLMHeadModel(BertConfig(attn_implementation=attention))
-            if not now:
+            if not now and AttentionInterface is not None:
                 attention = {"eager": "then_eager", "sdpa": "then_fused"}[attention]
             return OPTForCausalLM(OPTConfig(**OPT_350M, attn_implementation=attention))
     finally:
@@ -132,7 +134,7 @@ def main() -> None:
                 print(json.dumps(run(model, *size) | {"run": [attention, *size]}))
                 return
             if not arguments.alone:
-                with contextlib.suppress(torch.OutOfMemoryError):  # the largest did not fit there either
+                with contextlib.suppress(torch.cuda.OutOfMemoryError):  # the largest did not fit there either
                     peaks = run(model, *size)
                     if arguments.all:
                         print(json.dumps(peaks | {"run": [attention, *size]}))

@@ -39,7 +39,7 @@ class Gpu:
     """One GPU model.
 
     `data_sheet` is what the vendor sells it as; `memory_bytes` what PyTorch can have, from `source`; `context_bytes`
-    what CUDA's context took on such a card after a training step (`data/reference/<name>/card.json`), where known.
+    the least and the most that CUDA's context took of such a card, from program to program, by `context_source`.
     `is_common`: it stands in tables of all cards; the others are there for whoever names them.
     """
 
@@ -51,7 +51,8 @@ class Gpu:
     memory_bytes: int
     measured: bool
     source: str
-    context_bytes: int | None = None
+    context_bytes: tuple[int, int] = (CONTEXT_BYTES_ESTIMATE, CONTEXT_BYTES_ESTIMATE)
+    context_source: str | None = None
     is_common: bool = True
 
     @property
@@ -86,16 +87,16 @@ class Gpu:
 
     @property
     def context_bytes_estimate(self) -> int:
-        """CUDA's context and loaded kernels, outside the allocator: 0.3 to 0.8 GiB are common. A guess, not a sum,
-        but for the H100 and the H200, where it is a measurement."""
-        return self.context_bytes or CONTEXT_BYTES_ESTIMATE
+        """CUDA's context and loaded kernels, outside the allocator: 0.3 to 0.8 GiB are common. The most that is known
+        of this card, and a guess where there is no `context_source`."""
+        return self.context_bytes[1]
 
 
 _MULTIPROCESSORS = beside(__file__, "multiprocessors.json")
-GPUS: dict[str, Gpu] = {
-    name: Gpu(**{**row, "name": name, "compute_capability": tuple(row["compute_capability"])})
-    for name, row in beside(__file__, "catalogue.json").items()
-}
+GPUS: dict[str, Gpu] = {}
+for _name, _row_of_file in beside(__file__, "catalogue.json").items():
+    _pairs = {key: tuple(value) for key, value in _row_of_file.items() if isinstance(value, list)}
+    GPUS[_name] = Gpu(**{**_row_of_file, **_pairs, "name": _name})
 COMMON = {name: row for name, row in GPUS.items() if row.is_common}
 
 

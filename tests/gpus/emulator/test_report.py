@@ -40,8 +40,7 @@ def test_a_program_that_fits_is_told_with_its_peak_its_holders_and_the_cards_tha
     assert lines[1] == "  device 0: peak 15.0 GiB allocated, 20.0 GiB reserved; host 512 MiB"
     assert lines[2] == "  who holds most at the peak, by the innermost line of the program"
     assert lines[3].split() == ["9.0", "GiB", "train.py:7", "in", "step"]
-    assert lines[4].startswith("  needs 20.0 GiB and about ")
-    assert lines[4].endswith(" of context, by the kernels of this card")
+    assert lines[4] == "  needs 20.0 GiB and 491 MiB to 553 MiB of context, by the kernels of this card"
     assert lines[5].startswith("  fits on          ")
     assert "a100-40gb, " in lines[5]
     assert lines[6].startswith("  does not fit on  t4, ")
@@ -54,6 +53,19 @@ def test_a_card_has_room_for_what_was_reserved_and_its_context_to_the_byte():
     assert emulation(process(0, device(reserved=room))).fits["t4"]
     assert not emulation(process(0, device(reserved=room + 1))).fits["t4"]
     assert set(emulation(process(0, device())).fits) == set(GPUS)
+
+
+def test_where_the_context_is_a_range_it_is_told_and_a_card_must_have_room_for_the_most_of_it():
+    a100 = gpu("a100-40gb")
+    low, high = a100.context_bytes
+    assert low < high
+    beside_the_least = emulation(process(0, device(reserved=a100.memory_bytes - low)))
+    beside_the_most = emulation(process(0, device(reserved=a100.memory_bytes - high)))
+    assert (beside_the_least.fits[a100.name], beside_the_most.fits[a100.name]) == (False, True)
+    assert "491 MiB to 553 MiB of context" in str(beside_the_most)
+    assert beside_the_most.to_dict()["context_bytes"] == [low, high]
+    known_by_guess = Emulation(gpu("t4"), ("python", "train.py"), 0, (process(0, device()),))
+    assert "and about 512 MiB of context" in str(known_by_guess)
 
 
 def test_the_rank_that_reserves_most_decides():
@@ -95,6 +107,7 @@ def test_as_json_bytes_are_integers_and_nothing_is_left_out(stuck_at):
         "gpu": "a100-40gb",
         "capacity_bytes": gpu("a100-40gb").memory_bytes,
         "context_bytes_estimate": gpu("a100-40gb").context_bytes_estimate,
+        "context_bytes": list(gpu("a100-40gb").context_bytes),
         "command": ["python", "train.py"],
         "exit_status": 124,
         "timed_out": bool(stuck_at),
@@ -131,10 +144,11 @@ def test_processes_that_are_on_a_card_at_once_need_the_sum_and_each_a_context():
     second = {**process(1, device(reserved=5 * GIB)), "began": 2.0, "ended": 8.0}
     later = {**process(2, device(reserved=8 * GIB)), "began": 10.0, "ended": 11.0}
     both = emulation(first, second, later)
-    assert (both.need_bytes, both.contexts_bytes_estimate) == (9 * GIB, GIB)
+    assert both.need_bytes == 9 * GIB
+    assert both.context_bytes == (2 * 491 * MIB, 2 * 553 * MIB)
     assert both.fits["rtx3070"] is False
     assert "  device 0 is shared: ranks 0, 1 are on it at once, so their peaks are added" in str(both)
-    assert "needs 9.0 GiB and about 1.0 GiB of context" in str(both)
+    assert "needs 9.0 GiB and 982 MiB to 1.1 GiB of context" in str(both)
     elsewhere = {**second, "devices": [{**device(reserved=5 * GIB), "card": 1}]}  # by CUDA_VISIBLE_DEVICES
     assert emulation(first, elsewhere).need_bytes == 5 * GIB
     assert "is shared" not in str(emulation(first, elsewhere))

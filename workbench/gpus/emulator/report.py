@@ -82,9 +82,11 @@ class Emulation(Result):
         return _sum_of_needs(self.at_once)
 
     @property
-    def contexts_bytes_estimate(self) -> int:
-        """Each process on a card has a CUDA context of its own there."""
-        return max(len(self.at_once), 1) * self.gpu.context_bytes_estimate
+    def context_bytes(self) -> tuple[int, int]:
+        """The least and the most that CUDA takes beside: each process on a card has a context of its own there."""
+        contexts = max(len(self.at_once), 1)
+        low, high = self.gpu.context_bytes
+        return contexts * low, contexts * high
 
     @property
     def lower_bound(self) -> list[str]:
@@ -116,8 +118,8 @@ class Emulation(Result):
 
     @property
     def fits(self) -> dict[str, bool]:
-        """By card, whether what was reserved and the card's context have room. Empty if the program ran out of memory,
-        or used no GPU. What was not measured is not in it."""
+        """By card, whether what was reserved has room beside the most that the card's context is known to take. Empty
+        if the program ran out of memory, or used no GPU. What was not measured is not in it."""
         if not self.processes or (self.refusals and not self.has_recovered):
             return {}
         need = self.need_bytes
@@ -191,9 +193,10 @@ class Emulation(Result):
         others = [name for name in common if not self.fits[name] and name not in self.without_kernels]
         no_kernels = [name for name in common if name in self.without_kernels]
         need = format_bytes(self.need_bytes)
-        context = format_bytes(self.contexts_bytes_estimate)
+        low, high = self.context_bytes
+        context = f"about {format_bytes(high)}" if low == high else f"{format_bytes(low)} to {format_bytes(high)}"
         least = "at least " if self.lower_bound else ""
-        lines = [f"  needs {least}{need} and about {context} of context, by the kernels of this card"]
+        lines = [f"  needs {least}{need} and {context} of context, by the kernels of this card"]
         verdict = "may fit on     " if self.lower_bound else "fits on        "
         lines.append(f"  {verdict}  {', '.join(fitting) or 'none of the known GPUs'}")
         if others:
@@ -212,6 +215,7 @@ class Emulation(Result):
             "gpu": self.gpu.name,
             "capacity_bytes": self.gpu.memory_bytes,
             "context_bytes_estimate": self.gpu.context_bytes_estimate,
+            "context_bytes": list(self.context_bytes),
             "command": list(self.command),
             "exit_status": self.exit_status,
             "timed_out": self.exit_status == TIMED_OUT and bool(self.stuck_at),

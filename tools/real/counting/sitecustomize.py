@@ -1,0 +1,42 @@
+"""In every process of a foreign program: what its weights, gradients and states take on the card, whatever any
+allocator says. Their bytes are a lower bound of the peak. `tools/programs.py` reads them from `COUNTED_IN`.
+
+The emulator's own module of this name imports this one, as it does with any program's.
+"""
+
+import gc
+import json
+import os
+from pathlib import Path
+from weakref import WeakSet
+
+import torch
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+FILE = Path(os.environ["COUNTED_IN"], f"{os.getpid()}.json")
+PLAIN = (torch.Tensor, torch.nn.Parameter)  # others, as DTensor, may have no storage of their own: they do not count
+SEARCHED_STEPS = 3  # in which frozen weights are looked for too, among all that Python knows: a tenth of a second
+optimizers: WeakSet[Optimizer] = WeakSet()
+steps = 0
+most_bytes = 0
+
+
+def count(optimizer: Optimizer, *_) -> None:
+    """After a step: what lives now, of all optimizers, as a GAN has two."""
+    global steps, most_bytes
+    steps += 1
+    optimizers.add(optimizer)
+    living = [thing for thing in gc.get_objects() if type(thing) is PLAIN[1]] if steps <= SEARCHED_STEPS else []
+    for known in optimizers:
+        for group in known.param_groups:
+            for parameter in group["params"]:
+                living += [parameter, parameter.grad, *known.state.get(parameter, {}).values()]
+    storages = {}
+    for tensor in living:
+        if type(tensor) in PLAIN and tensor.device.type == "cuda":
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+    most_bytes = max(most_bytes, sum(storages.values()))
+    FILE.write_text(json.dumps({"steps": steps, "bytes": most_bytes}))
+
+
+register_optimizer_step_post_hook(count)
