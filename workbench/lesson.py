@@ -22,10 +22,10 @@ from workbench.base.categories import format_bytes as size
 from workbench.base.errors import OutOfMemoryError, UnavailableError
 from workbench.base.paths import DATA
 from workbench.journal.record import Record, Status, read_all
+from workbench.lessons import pictures
 from workbench.lessons.cards import Variant, cards, step_on_card
 from workbench.lessons.cards import predict_known as predict
 from workbench.lessons.exercise import exercise as check
-from workbench.lessons.pictures import NAMES, picture_called
 from workbench.recipe import Recipe
 
 __all__ = [
@@ -73,8 +73,8 @@ SHOWN = (Category.ACTIVATIONS, Category.LOGITS_AND_LOSS)  # what most techniques
 
 def __getattr__(name: str) -> Any:
     """The pictures by name, as `checkpointed_blocks`; what few lessons need; and all names of the front door."""
-    if name in NAMES:
-        return picture_called(name)
+    if name in pictures.__all__:
+        return getattr(pictures, name)
     if name in ELSEWHERE:
         return getattr(import_module(ELSEWHERE[name]), name)
     if not name.startswith("_") and hasattr(workbench, name):
@@ -253,14 +253,9 @@ def stairs(compared: pd.DataFrame | None = None) -> pd.DataFrame:
     Args:
         compared: what `comparison` returned; without it, what was measured on an H100.
     """
-    from workbench.lessons.staircase import STAIRS, steps_of
+    from workbench.lessons.staircase import stairs_of
 
-    rows = []
-    for name, allowed in STAIRS.items():
-        for label, step in steps_of(_timed(compared), allowed).iterrows():
-            peak_gib = round(step["peak_allocated_bytes"] / GIB, 1)
-            rows.append({"stairs": name, "recipe": label, "peak GiB": peak_gib, "speed": f"{step['speed_ratio']:.2f}×"})
-    return pd.DataFrame(rows, columns=["stairs", "recipe", "peak GiB", "speed"]).set_index(["stairs", "recipe"])
+    return stairs_of(_timed(compared))
 
 
 def staircase(compared: pd.DataFrame | None = None) -> Any:

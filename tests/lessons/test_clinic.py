@@ -1,17 +1,16 @@
 """The clinic of notebook 19: its judge, its form, and its cases."""
 
 import re
+from dataclasses import replace
 
 import nbformat
 import pytest
 
 from workbench.base.categories import Category
-from workbench.base.errors import ConfigurationError, UnavailableError, WorkbenchError
+from workbench.base.errors import ConfigurationError, WorkbenchError
 from workbench.base.paths import NOTEBOOKS
-from workbench.gpus.emulator import place
 from workbench.lessons import clinic
 from workbench.lessons.clinic import CASES, CAUSES, Clinic
-from workbench.lessons.exercise import Exercise
 from workbench.lessons.trials import TRIALS, Tried, changed, predicted_on
 from workbench.recipe import Recipe
 from workbench.techniques import GradientCheckpointing, Lora
@@ -22,9 +21,8 @@ SOURCES = [
     if cell.cell_type == "code"
 ]
 ASKED = [name for source in SOURCES if "clinic.ask(" in source for name in re.findall(r'"(\w+)"', source)]
-EMULATED = "evaluation"  # predict_life knows no other engine
-LARGE = ("vocabulary", "states", "xl", "half_copies", "two_gpus")  # seconds each; the notebook judges them as well
-DEAR = ("first_step", "attention", "long_batch", EMULATED)
+LARGE = ("vocabulary", "states", "xl", "half_copies")  # seconds each; the notebook judges them as well
+DEAR = ("first_step", "attention", "long_batch")
 
 
 def tried(case):
@@ -34,11 +32,11 @@ def tried(case):
 
 def test_every_case_is_asked_once():
     assert list(CASES) == ASKED
-    assert 12 <= len(CASES) <= 14
+    assert len(CASES) == 10
 
 
 def test_a_case_has_a_recipe_or_a_trial_of_its_own():
-    assert {name for name, case in CASES.items() if not case.recipe} == set(TRIALS)
+    assert {name for name, texts in clinic.TEXTS["cases"].items() if "recipe" not in texts} == set(TRIALS)
 
 
 def test_a_case_has_its_answers_among_its_choices(subtests):
@@ -54,20 +52,17 @@ def test_a_case_has_its_answers_among_its_choices(subtests):
 
 @pytest.mark.parametrize("case", [tried(case) for case in CASES.values()])
 def test_as_it_is_it_dies_with_the_reference_it_lives_and_the_tempting_pair_is_not_enough(case, predicted_once):
-    if case.name == EMULATED and not place.is_set_up():
-        pytest.skip("the emulated GPU is not set up here: python -m workbench emulate --set-up")
-    judged = case.trial
-    assert not judged(()).fits
-    assert case.judge(case.cause, case.reference, judged).right
-    assert not case.judge(case.cause, case.tempting, judged).right
+    assert not case.trial(()).fits
+    assert case.judge(case.cause, case.reference).right
+    assert not case.judge(case.cause, case.tempting).right
     for one in case.reference:
-        assert not judged([one]).fits, f"{one} alone is enough"
+        assert not case.trial([one]).fits, f"{one} alone is enough"
     if case.cause in list(Category):
-        assert judged(()).largest[0] == case.cause
+        assert case.trial(()).largest[0] == case.cause
 
 
 def test_no_other_cause_is_taken(case):
-    verdict = case.judge("logits_and_loss", case.reference, needing(case.reference))
+    verdict = case.judge("logits_and_loss", case.reference)
     assert not verdict.right
     assert "The cause is another one." in verdict.text
 
@@ -79,14 +74,33 @@ def needing(*pairs):
 
 @pytest.fixture
 def case():
-    return CASES["first_step"]
+    """One for which its reference alone is enough."""
+    first_step = CASES["first_step"]
+    return replace(first_step, trial=needing(first_step.reference))
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """What is displayed."""
+    things = []
+    monkeypatch.setattr(clinic, "display", lambda *displayed: things.extend(displayed))
+    return things
+
+
+def asking(monkeypatch, *cases, solve=True, live=False):
+    """A clinic that has asked these cases."""
+    monkeypatch.setattr(clinic, "live_page", lambda: live)
+    monkeypatch.setattr(clinic, "CASES", {case.name: case for case in cases})
+    made = Clinic(solve)
+    made.ask(*clinic.CASES)
+    return made
 
 
 def test_more_than_one_pair_can_be_right(case):
     other = ["chunked_cross_entropy", "lora"]
-    trial = needing(case.reference, other)
-    assert case.judge(case.cause, other, trial).right
-    assert not case.judge(case.cause, ["lora", "optimizer=kind:adafactor"], trial).right
+    generous = replace(case, trial=needing(case.reference, other))
+    assert generous.judge(case.cause, other).right
+    assert not generous.judge(case.cause, ["lora", "optimizer=kind:adafactor"]).right
 
 
 def test_it_does_not_fit_if_something_else_is_short():
@@ -102,52 +116,25 @@ def test_what_is_no_answer_is_refused(case, subtests):
         ("activations", ["lora", "lora"], "two different switches. Choose another"),
     ):
         with subtests.test(cause=cause, pair=pair), pytest.raises(ConfigurationError, match=message):
-            case.judge(cause, pair, needing())
+            case.judge(cause, pair)
 
 
 def test_an_unknown_case_is_refused():
     with pytest.raises(ConfigurationError, match=r"has no case 'xll'\. Known: .* Did you mean xl\?"):
-        Clinic(solve=False, live=False).ask("xll")
+        Clinic(solve=False).ask("xll")
 
 
 def test_switches_that_exclude_each_other_are_wrong_in_words():
     recipe = Recipe(model="gpt2-tiny", effective_batch_size=4)
-    states = CASES["states"]
-    pair = ["optimizer=kind:adafactor", "optimizer_offloading"]
-    verdict = states.judge("optimizer_states", pair, lambda s: Tried(len(changed(recipe, s).techniques), 0))
+    states = replace(CASES["states"], trial=lambda s: Tried(len(changed(recipe, s).techniques), 0))
+    verdict = states.judge("optimizer_states", ["optimizer=kind:adafactor", "optimizer_offloading"])
     assert not verdict.right
     assert "forbids. Drop one of the two." in verdict.text
 
 
-def missing(switches):
-    raise UnavailableError("the emulator is not set up.")
-
-
-def test_where_nothing_can_be_tried_the_list_decides_and_says_so(subtests):
-    case = CASES["evaluation"]
-    for pair, is_right in ((case.reference, True), (case.tempting, False)):
-        with subtests.test(pair=pair):
-            verdict = case.judge("results", pair, missing)
-            assert verdict.right == is_right
-            assert not verdict.tried
-            assert "nothing was tried: the emulator is not set up." in verdict.text
-
-
-def test_the_score_does_not_count_what_was_not_tried(case, monkeypatch):
-    shown = []
-    monkeypatch.setattr(clinic, "display", lambda *things: shown.extend(map(html_of, things)))
-    made = Clinic(live=False, trials={case.name: needing(case.reference), "evaluation": missing})
-    made.ask(case.name, "evaluation")
-    made.grade()
-    page = "".join(shown)
-    assert "The judge tried 1 of 2 reference answers" in page
-    assert "nothing here can try: Training fits, evaluation does not" in page
-    assert "What it needs is not predicted here: the emulator is not set up." in page
-
-
 def test_a_case_tells_what_it_needs_and_its_clues_and_not_the_largest_part():
-    told = CASES["half_copies"].told(lambda switches: Tried(5 - len(switches), 3, ("weights", 2)))
-    assert told == "It needs 5 B of 3 B. In fp32 alone it needs 4 B of 3 B."
+    case = replace(CASES["half_copies"], trial=lambda switches: Tried(5 - len(switches), 3, ("weights", 2)))
+    assert case.needs == "It needs 5 B of 3 B. In fp32 alone it needs 4 B of 3 B."
 
 
 def test_switches_change_a_recipe():
@@ -168,10 +155,9 @@ def test_a_prediction_counts_reserved_memory_and_context():
 
 
 @pytest.fixture
-def asked(case, capsys):
+def asked(case, monkeypatch, shown):
     """A live clinic with one case, and its form."""
-    made = Clinic(solve=False, live=True, trials={case.name: needing(case.reference)})
-    made.ask(case.name)
+    made = asking(monkeypatch, case, solve=False, live=True)
     return made, made.form(case)
 
 
@@ -195,34 +181,23 @@ def test_the_form_judges_and_counts(asked, case):
     assert "Solved: 1 of 1." in made.board.value
 
 
-def html_of(thing):
-    """Of what IPython displays, or of an exercise."""
-    return thing.shown["text/html"] if isinstance(thing, Exercise) else thing.data
-
-
-def test_interactive_answers_are_folded(asked, case, monkeypatch):
-    shown = []
-    monkeypatch.setattr(clinic, "display", lambda *things: shown.extend(things))
-    asked[0].ask(case.name)
-    for thing in shown[2:]:  # after the report and the form
+def test_interactive_answers_are_folded(asked, shown):
+    _report, _form, *others = shown
+    assert len(others) == 2
+    for thing in others:
         assert thing.data.startswith("<details><summary>")
 
 
-def test_without_a_kernel_the_page_has_choices_hint_and_answer(case, monkeypatch):
-    shown = []
-    monkeypatch.setattr(clinic, "display", lambda *things: shown.extend(map(html_of, things)))
-    made = Clinic(live=False, trials={case.name: needing(case.reference)})
-    made.ask(case.name)
-    made.grade()
-    page = "".join(shown)
+def test_without_a_kernel_the_page_has_choices_hint_and_answer(case, monkeypatch, shown):
+    asking(monkeypatch, case).grade()
+    page = "".join(thing.data for thing in shown)
     for switch in case.switches:
         assert switch in page
-    assert page.count("<details") == 3  # the exercise's answer, the hint, the table
-    assert "The judge tried 1 of 1 reference answers" in page
+    assert page.count("<details") == 2  # the exercise's answer, and the hint
+    assert "is enough: it needs 1 B of 2 B" in page
+    assert "where the notebook has a kernel" in page
 
 
-def test_a_reference_that_is_judged_wrong_ends_the_notebook(case):
-    made = Clinic(live=False, trials={case.name: needing()})
-    made.ask(case.name)
-    with pytest.raises(WorkbenchError, match="wrong: first_step"):
-        made.grade()
+def test_a_reference_that_is_judged_wrong_ends_the_notebook(case, monkeypatch):
+    with pytest.raises(WorkbenchError, match="reference answer of first_step wrong"):
+        asking(monkeypatch, replace(case, trial=needing()))

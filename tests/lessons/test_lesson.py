@@ -181,7 +181,7 @@ def test_given_one_the_best_exact_one_is_added():
 def test_all_that_a_lesson_may_import_is_there():
     for name in lesson.__all__:
         assert getattr(lesson, name) is not None
-    for name in lesson.NAMES:
+    for name in lesson.pictures.__all__:
         assert inspect.isfunction(getattr(lesson, name))
     with pytest.raises(AttributeError, match="no attribute 'nope'"):
         lesson.nope  # noqa: B018

@@ -23,7 +23,6 @@ UNDEFINED_ONCE = {  # which readers of the lessons did not know
     "disturbed",
     "eager",
     "foreach",
-    "free",
     "fused kernel",
     "held-out loss",
     "reentrant",
@@ -104,7 +103,9 @@ def test_a_symptom_has_its_category_a_check_and_two_switches():
     rows = [line.split(" | ") for line in PAGES["symptoms"].splitlines() if line.startswith("| ")]
     assert len(rows) > 10
     assert {len(row) for row in rows} == {5}
-    for row in rows[1:]:
+    for row in rows:
+        if row[0] == "| what you see":
+            continue
         assert LINK.search(row[3]), row[0]
 
 

@@ -95,7 +95,7 @@ def test_the_picture_comes_before_all_else(subtests):
         with subtests.test(notebook=stem(path)):
             first = next(cell for cell in cells(path) if "idea" in cell.metadata.tags)
             assert first.cell_type == "code"
-            drawn = {*pictures.NAMES, "step_on_card", "staircase", "display"}
+            drawn = {*pictures.__all__, "step_on_card", "staircase", "display"}
             assert drawn & set(called(first)), "no picture"
             assert not {"toggle", "run"} & set(called(first))
 
@@ -220,9 +220,9 @@ def test_a_lesson_ends_with_questions_numbered_from_one(subtests):
             assert len(numbers) in ((2, 3) if path in LESSONS else (1, 2, 3))
 
 
-@pytest.mark.parametrize("name", pictures.NAMES)
+@pytest.mark.parametrize("name", pictures.__all__)
 def test_a_picture_is_a_drawing_of_its_name_that_says_what_is_seen(name):
-    draw = pictures.picture_called(name)
+    draw = getattr(pictures, name)
     assert draw.__name__ == name
     assert draw.__annotations__["return"] in (Drawing, "Drawing")
     assert draw.__doc__

@@ -1,61 +1,123 @@
 """`Drawing`: a small picture in SVG that stands in a notebook or on a page, light or dark, wide or narrow.
 
-Lines and letters have the colour of the text around them; areas have the colours of memory categories (`COLOURS` of
-`workbench.lessons.plots`) or are a pale grey. A screen reader hears `description`.
+Lines and letters have the colour of the text around them. An area has the colour of a memory category, or is pale. A
+screen reader hears `description`.
 """
 
 import html
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 
+from workbench.lessons.plots import COLOURS
+
+WIDTH = 660
 PALE = "#80808040"
-FONT = "system-ui, sans-serif"
+EMPTY = "none"
+LETTER = 8  # units: how wide a letter is, about
+HEAD = (
+    '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
+    'orient="auto-start-reverse"><path d="M0 0L8 4L0 8z" fill="currentColor"/></marker></defs>'
+)
+Part = tuple[float, str, str]  # of a bar: its width, colour and label
 
 
-@dataclass
 class Drawing:
-    """Shapes on a canvas of `width` × `height` units; one unit is a pixel where there is room for it.
+    """Shapes on a canvas that is WIDTH units wide and as high as they need; one unit is a pixel where there is room.
 
-    Attributes:
+    Titles and rows begin a part of the picture below what is there, and `y` counts from there on.
+
+    Args:
         description: one or two sentences that tell what can be seen.
     """
 
-    width: int
-    height: int
-    description: str
-    shapes: list[str] = field(default_factory=list)
+    def __init__(self, description: str) -> None:
+        self.description = description
+        self.shapes: list[str] = []
+        self.top = 0.0  # from where y counts
+        self.bottom = 0.0
+
+    def title(self, text: str) -> None:
+        """A bold line above the part of the picture that follows."""
+        self.top = self.bottom + 8
+        self.words(0, 12, text, bold=True)
+        self.top += 22
+
+    def row(self, label: str, parts: Iterable[Part]) -> None:
+        """A bar below its label."""
+        self.top = self.bottom + 8
+        self.words(0, 12, label)
+        self.bar(0, 18, 18, parts)
+
+    def bar(self, x: float, y: float, height: float, parts: Iterable[Part]) -> None:
+        """Areas side by side."""
+        for width, colour, label in parts:
+            self.area(x, y, width, height, colour, label)
+            x += width
 
     def area(self, x: float, y: float, width: float, height: float, colour: str = PALE, label: str = "") -> None:
-        """A filled rectangle, with words in its middle."""
-        place = f'x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}"'
-        self.shapes.append(f'<rect {place} fill="{colour}" stroke="currentColor" stroke-width="0.6"/>')
-        if label:
-            self.words(x + width / 2, y + height / 2 + 5, label, anchor="middle")
+        """A filled rectangle, and in its middle a label if it has room. Nothing, if it has no width or height."""
+        if width <= 0 or height <= 0:
+            return
+        place = f'x="{x:g}" y="{self.top + y:g}" width="{width:g}" height="{height:g}"'
+        fill = COLOURS.get(colour, colour)
+        self.shapes.append(f'<rect {place} fill="{fill}" stroke="currentColor" stroke-width="0.6"/>')
+        self.bottom = max(self.bottom, self.top + y + height)
+        if LETTER * len(label) < width:
+            ink = "black" if colour in COLOURS else "currentColor"
+            self.words(x + width / 2, y + height / 2 + 5, label, anchor="middle", ink=ink)
 
-    def line(self, x: float, y: float, to_x: float, to_y: float, *, dashed: bool = False, arrow: bool = False) -> None:
-        """A straight line."""
-        place = f'x1="{x:g}" y1="{y:g}" x2="{to_x:g}" y2="{to_y:g}"'
-        dashes = ' stroke-dasharray="5 4"' if dashed else ""
-        head = ' marker-end="url(#head)"' if arrow else ""
-        self.shapes.append(f'<line {place} stroke="currentColor"{dashes}{head}/>')
+    def tiles(
+        self, x: float, y: float, tile: tuple[float, float], colour: str, columns: int = 1, rows: int = 1
+    ) -> None:
+        """Rows of tiles that are all alike; `tile` is how wide and high one is, with the gap to the next."""
+        width, height = tile
+        for row in range(rows):
+            for column in range(columns):
+                self.area(x + column * width, y + row * height, width - 2, height - 2, colour)
+
+    def hill(self, x: float, floor: float, width: float, stacks: Sequence[Mapping[str, float]], scale: float) -> None:
+        """Columns of what there is at one instant after the other, by category, which grow from the floor upwards."""
+        column = width / len(stacks)
+        for instant, stack in enumerate(stacks):
+            y = floor
+            for category, size in stack.items():
+                y -= size * scale
+                self.area(x + instant * column, y, column, size * scale, category)
+
+    def line(self, x: float, y: float, to_x: float, to_y: float, style: str = "") -> None:
+        """A straight line; its style is nothing, `dashed` or `arrow`."""
+        place = f'x1="{x:g}" y1="{self.top + y:g}" x2="{to_x:g}" y2="{self.top + to_y:g}"'
+        look = {"dashed": "stroke-dasharray='5 4'", "arrow": "marker-end='url(#head)'"}.get(style, "")
+        self.shapes.append(f'<line {place} stroke="currentColor" {look}/>')
+        self.bottom = max(self.bottom, self.top + y, self.top + to_y)
 
     def words(
-        self, x: float, y: float, text: str, *, anchor: str = "start", size: int = 14, bold: bool = False
+        self, x: float, y: float, text: str, *, anchor: str = "start", bold: bool = False, ink: str = "currentColor"
     ) -> None:
         """A line of text; `y` is where its letters stand, `anchor` is start, middle or end."""
-        weight = ' font-weight="600"' if bold else ""
-        place = f'x="{x:g}" y="{y:g}" text-anchor="{anchor}" font-size="{size}"{weight}'
-        self.shapes.append(f'<text {place} fill="currentColor">{html.escape(text)}</text>')
+        weight = 600 if bold else 400
+        place = f'x="{x:g}" y="{self.top + y:g}" text-anchor="{anchor}" font-weight="{weight}"'
+        self.shapes.append(f'<text {place} fill="{ink}">{html.escape(text)}</text>')
+        self.bottom = max(self.bottom, self.top + y + 6)
+
+    def legend(self, *categories: str, others: Mapping[str, str] | None = None) -> None:
+        """What the colours mean, below all that is there; `others` have names of their own."""
+        colours = dict(zip(categories, categories, strict=True)) | dict(others or {})
+        x = float(WIDTH)
+        for name, colour in colours.items():
+            width = 30 + LETTER * len(name)
+            if x + width > WIDTH:
+                x = 0.0
+                self.top = self.bottom + 8
+            self.area(x, 0, 12, 12, colour)
+            self.words(x + 18, 11, name.replace("_", " "))
+            x += width
 
     def _repr_html_(self) -> str:
         description = html.escape(self.description)
-        head = (
-            '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
-            'orient="auto-start-reverse"><path d="M0 0L8 4L0 8z" fill="currentColor"/></marker></defs>'
-        )
         return (
-            f'<svg role="img" aria-label="{description}" viewBox="0 0 {self.width} {self.height}" '
-            f'style="width: 100%; max-width: {self.width}px; height: auto; font-family: {FONT}">'
-            f"<title>{description}</title>{head}{''.join(self.shapes)}</svg>"
+            f'<svg role="img" aria-label="{description}" viewBox="0 0 {WIDTH} {self.bottom + 2:g}" '
+            f'style="width: 100%; max-width: {WIDTH}px; height: auto; font: 13px system-ui, sans-serif">'
+            f"<title>{description}</title>{HEAD}{''.join(self.shapes)}</svg>"
         )
 
     def __repr__(self) -> str:

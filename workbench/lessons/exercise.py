@@ -6,25 +6,15 @@ pages alike. Run headless, nobody guesses, and the answer lies folded in the out
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from IPython.display import HTML
 from jinja2 import Template
 
 from workbench.base.categories import format_bytes
 from workbench.base.errors import ConfigurationError
 
 FORM = Path(__file__).with_name("exercise.html")
-
-
-@dataclass(frozen=True)
-class Exercise:
-    """What a notebook shows of a question: the form where there is a page, else one sentence."""
-
-    shown: dict[str, str]
-
-    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
-        return self.shown
 
 
 def exercise(
@@ -36,7 +26,7 @@ def exercise(
     choices: Sequence[str] = (),
     unit: str = "bytes",
     within: float = 0.1,
-) -> Exercise:
+) -> HTML:
     """A form that judges a guess.
 
     Args:
@@ -64,8 +54,7 @@ def exercise(
         "why": why,
         "told": json.dumps(judged),
     }
-    form = Template(FORM.read_text(encoding="utf-8"), autoescape=True).render(texts)
-    return Exercise({"text/html": form, "text/plain": f"{question} (The answer is folded: see this in a browser.)"})
+    return HTML(Template(FORM.read_text(encoding="utf-8"), autoescape=True).render(texts))
 
 
 def _in_words(answer: float | str, unit: str) -> str:

@@ -10,10 +10,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from workbench.advise.compare import WITHOUT_VALUES, pareto
+from workbench.advise.compare import WITHOUT_VALUES
 from workbench.base.categories import Category, format_bytes
 from workbench.journal.record import Record
-from workbench.prediction.phases import Life, life_table
 
 MIB = 2**20
 GIB = 2**30
@@ -22,7 +21,7 @@ GIB = 2**30
 LINES = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999"]
 DASHES = ["-", "--", ":", "-."]
 GREY = "#808080"
-COLOURS: dict[Category, str] = {
+COLOURS: dict[str, str] = {
     Category.WEIGHTS: "#0072B2",
     Category.GRADIENTS: "#56B4E9",
     Category.OPTIMIZER_STATES: "#009E73",
@@ -87,46 +86,26 @@ def _bars_in_words(sizes: pd.DataFrame, peaks: pd.Series) -> str:
 
 
 def loss_curves(records: Sequence[Record]) -> Picture:
-    """Training loss over steps, or over tokens where the runs took different numbers of steps: the mean over seeds as
-    a line, their range as a band."""
+    """Training loss over steps: the mean over seeds as a line, their range as a band."""
     figure, axes = new_axes(8.0, 3.4)
     if not any(record.losses for record in records):
         return say_none(figure, axes, "losses", {record.memory_source for record in records})
-    over_tokens = len({len(record.losses) for record in records}) > 1
     for label in dict.fromkeys(record.label for record in records):
-        runs = [record for record in records if record.label == label]
-        losses = np.array([record.losses for record in runs])
+        losses = np.array([record.losses for record in records if record.label == label])
         steps = np.arange(1, losses.shape[1] + 1)
-        if over_tokens:
-            steps = steps * runs[0].tokens_seen / len(steps)
         (line,) = axes.plot(steps, losses.mean(axis=0), label=label)
         lowest = losses.min(axis=0)
         highest = losses.max(axis=0)
         axes.fill_between(steps, lowest, highest, color=line.get_color(), alpha=0.18, linewidth=0)
     ends = "; ".join(f"{record.label} from {record.losses[0]:.2f} to {record.losses[-1]:.2f}" for record in records)
     figure.description = f"Curves of the training loss: {ends}."
-    axes.set_xlabel("tokens seen" if over_tokens else "step (one optimizer update)")
+    axes.set_xlabel("step (one optimizer update)")
     axes.set_ylabel("training loss")
     return with_legend(figure, columns=3)
 
 
-def life_bars(*lives: Life) -> Picture:
-    """Of each phase of a run the bytes on the device and on the host; a line where the device ends."""
-    table = life_table(*lives).drop(columns="ratio", level=0, errors="ignore") / GIB
-    table.columns = [f"{source} {_words(name.removesuffix('_bytes'))}" for source, name in table.columns]
-    figure, axes = new_axes(8.0, 6.0)
-    longest = 1.1 * table.max(axis=None)
-    upwards = table.iloc[::-1, ::-1]  # a bar plot begins at the bottom
-    upwards.plot.barh(ax=axes, width=0.8, color=LINES, xlim=(0, longest), legend=False)
-    axes.set(xlabel="GiB", ylabel="")
-    for life in lives:
-        room = (life.capacity_bytes or 0) - life.context_bytes
-        axes.axvline(room / GIB, color=GREY, linestyle="--")
-    return with_legend(figure, columns=3)
-
-
 def tradeoffs(table: pd.DataFrame) -> Picture:
-    """Memory against speed, the loss as the colour, of what was timed; those on the Pareto front have a ring."""
+    """Memory against speed, the loss as the colour, of what was timed."""
     timed = table.dropna(subset=["speed_ratio"])
     figure, axes = new_axes(10.0, max(4.2, 0.27 * len(timed) + 1.6))
     if timed.empty:
@@ -134,8 +113,6 @@ def tradeoffs(table: pd.DataFrame) -> Picture:
     peaks = timed["peak_allocated_bytes"] / MIB
     speeds = timed["speed_ratio"]
     points = axes.scatter(peaks, speeds, c=timed["held_out_loss"], cmap="viridis_r", s=90, zorder=3)
-    front = timed.index.isin(pareto(table))
-    axes.scatter(peaks[front], speeds[front], s=230, facecolors="none", edgecolors=GREY, linewidths=1.4, zorder=2)
     name_beside(axes, peaks, speeds)
     axes.margins(0.08)
     axes.set(xlabel="peak memory, MiB (left is better)", ylabel="speed, the baseline's is 1 (up is better)")

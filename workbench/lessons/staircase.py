@@ -1,6 +1,8 @@
 """Which few to turn on, as a picture: the fastest training that fits, for every size of card."""
 
+import textwrap
 from collections.abc import Sequence
+from functools import partial
 
 import pandas as pd
 
@@ -27,6 +29,16 @@ def steps_of(table: pd.DataFrame, allowed: Sequence[Numerics]) -> pd.DataFrame:
     return timed[timed["speed_ratio"] > fastest_before]
 
 
+def stairs_of(table: pd.DataFrame) -> pd.DataFrame:
+    """The recipes on both staircases, with their peaks and speeds."""
+    rows = []
+    for name, allowed in STAIRS.items():
+        for label, step in steps_of(table, allowed).iterrows():
+            peak_gib = round(step["peak_allocated_bytes"] / GIB, 1)
+            rows.append({"stairs": name, "recipe": label, "peak GiB": peak_gib, "speed": f"{step['speed_ratio']:.2f}×"})
+    return pd.DataFrame(rows, columns=["stairs", "recipe", "peak GiB", "speed"]).set_index(["stairs", "recipe"])
+
+
 def numerics_of(techniques: str) -> Numerics:
     """What a recipe does to the loss, which is what its boldest technique does; of `"lora+padding"`."""
     names = [name for name in techniques.split("+") if name in REGISTRY]
@@ -34,7 +46,7 @@ def numerics_of(techniques: str) -> Numerics:
     return max((REGISTRY[name].numerics for name in names), key=order.index, default=Numerics.EXACT)
 
 
-def draw_staircase(table: pd.DataFrame, cards_gib: Sequence[float] = CARDS_GIB) -> Picture:
+def draw_staircase(table: pd.DataFrame) -> Picture:
     """Speed against peak as two staircases, and lines at sizes of cards: take the highest step left of your line."""
     figure, axes = new_axes(10.0, 4.6)
     flights = {name: steps_of(table, allowed) for name, allowed in STAIRS.items()}
@@ -42,7 +54,7 @@ def draw_staircase(table: pd.DataFrame, cards_gib: Sequence[float] = CARDS_GIB) 
     if steps.empty:
         return say_none(figure, axes, "speed that was timed twice", set(table["memory_source"]))
     smallest_gib = steps["peak_allocated_bytes"].min() / GIB
-    right_gib = 1.6 * max(cards_gib)
+    right_gib = 1.6 * max(CARDS_GIB)
     for (name, flight), colour in zip(flights.items(), LINES, strict=False):
         peaks_gib = flight["peak_allocated_bytes"] / GIB
         speeds = flight["speed_ratio"]
@@ -50,32 +62,16 @@ def draw_staircase(table: pd.DataFrame, cards_gib: Sequence[float] = CARDS_GIB) 
         # the last step goes on for as much memory as there is
         to_the_right = [*peaks_gib, right_gib]
         axes.plot(to_the_right, [*speeds, speeds.max()], drawstyle="steps-post", color=colour, label=name, linewidth=2)
-    for size_gib in cards_gib:
+    for size_gib in CARDS_GIB:
         axes.axvline(size_gib, color=GREY, linestyle="--", linewidth=0.8, zorder=0)
         axes.annotate(f"{size_gib:g} GB", (size_gib, 1.0), xycoords=("data", "axes fraction"), color=GREY, fontsize=9)
-    named = steps[~steps.index.duplicated()].rename(index=_short)
+    named = steps[~steps.index.duplicated()].rename(index=partial(textwrap.fill, width=48))
     name_beside(axes, named["peak_allocated_bytes"] / GIB, named["speed_ratio"])
     axes.set_xscale("log", base=2)
-    ticks = [tick for tick in (0.125, 0.25, 0.5, 1, 2, 4, *cards_gib) if tick > smallest_gib / 2]
+    ticks = [tick for tick in (0.125, 0.25, 0.5, 1, 2, 4, *CARDS_GIB) if tick > smallest_gib / 2]
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.set(xlim=(ticks[0], right_gib), ylim=(0, None))
-    figure.description = _in_words(flights)
+    places = [f"{label} ({name}), {peak} GiB, {speed}" for (name, label), (peak, speed) in stairs_of(table).iterrows()]
+    figure.description = f"Two staircases of speed over peak memory: {'; '.join(places)}."
     axes.set(xlabel="peak memory, GiB (left is better)", ylabel="speed, the baseline's is 1 (up is better)")
     return with_legend(figure, columns=2)
-
-
-def _in_words(flights: dict[str, pd.DataFrame]) -> str:
-    sentences = ["Two staircases of speed over peak memory."]
-    for name, flight in flights.items():
-        places = []
-        for label, step in flight.iterrows():
-            places.append(f"{label} {step['speed_ratio']:.2f}× at {step['peak_allocated_bytes'] / GIB:.1f} GiB")
-        sentences.append(f"{name.capitalize()}: {', '.join(places)}.")
-    return " ".join(sentences)
-
-
-def _short(label: str) -> str:
-    """A set of techniques in two lines at most."""
-    parts = label.split(" + ")
-    half = (len(parts) + 1) // 2
-    return "\n".join(filter(None, [" + ".join(parts[:half]), " + ".join(parts[half:])]))

@@ -6,7 +6,6 @@ A case of `clinic.toml` that has a recipe is predicted for its card. The others 
 import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from operator import itemgetter
 from typing import Any
 
@@ -14,14 +13,10 @@ from workbench.base.categories import Phase, format_bytes
 from workbench.base.garbage import collect_garbage
 from workbench.gpus.caching_allocator import MIB, CachingAllocator, OutOfCapacity
 from workbench.lessons.cards import predict_known
-from workbench.prediction.life import predict_life
-from workbench.prediction.phases import Habits
 from workbench.recipe import Recipe
-from workbench.techniques import GradientCheckpointing, MixedPrecision, Padding, parse_technique
+from workbench.techniques import Padding, parse_technique
 
-HOST_BYTES = 12_700_000_000  # of the machine around the card: a free Colab's
 CUT = "cut at {} tokens"
-OF_DDP = {"four GPUs", "divide the batch among the GPUs", "gradient_as_bucket_view=True"}
 
 
 @dataclass(frozen=True)
@@ -91,18 +86,6 @@ def of_file(settings: Mapping[str, Any]) -> Trial:
 # ---- the step ----
 
 
-def each_gpu(switches: Switches) -> Tried:
-    """One of several under DDP: its own rows of the batch, all of the model, and the buckets."""
-    gpus = 4 if "four GPUs" in switches else 2
-    batch = 4 // gpus if "divide the batch among the GPUs" in switches else 4
-    large = Recipe(model="gpt2-large", effective_batch_size=batch, sequence_length=512)
-    prediction = predict_known(changed(large, [switch for switch in switches if switch not in OF_DDP]), "t4")
-    needed_bytes = prediction.need_bytes
-    if "gradient_as_bucket_view=True" not in switches:
-        needed_bytes += prediction.maximum_by_category["gradients"]
-    return Tried(needed_bytes, prediction.capacity_bytes or 0)
-
-
 def long_batch(switches: Switches) -> Tried:
     """Padded speeches, cut or not; the prediction takes the batch with the longest."""
     speeches = Recipe(model="gpt2", effective_batch_size=32, sequence_length=1024) | Padding()
@@ -114,97 +97,32 @@ def long_batch(switches: Switches) -> Tried:
     return predicted_on(speeches, "t4")(others)
 
 
-# ---- the rest of a run's life ----
-
-
-def evaluation(switches: Switches) -> Tried:
-    """With other habits, which have the Trainer's own names, or other batches of the evaluation."""
-    chosen = {"prediction_loss_only": "false", "held_out_rows": "64", "evaluation_batch_size": "32"}
-    chosen |= dict(switch.split("=") for switch in switches)
-    at_once = int(chosen.pop("evaluation_batch_size"))
-    habits = Habits.parse(",".join(f"{name}:{value}" for name, value in chosen.items()))
-    plain = Recipe(model="gpt2", effective_batch_size=8, sequence_length=1024, evaluation_batch_size=at_once)
-    life = predict_life(plain | GradientCheckpointing() | MixedPrecision(dtype="fp16"), "t4", habits)
-    on_host = max(peak.host_bytes for peak in life.peaks)
-    short = []
-    if life.refused:
-        short.append(f"refused: {', '.join(life.refused)}")
-    if on_host > HOST_BYTES:
-        short.append(f"the host would hold {format_bytes(on_host)} of {format_bytes(HOST_BYTES)}")
-    return Tried(life.highest.device_bytes + life.context_bytes, life.capacity_bytes or 0, short="; ".join(short))
-
-
-# ---- loops of one's own, with the embedded model; the cards are as small as that ----
-
-
-@cache
-def tiny() -> Any:
-    return Recipe(model="gpt2-tiny").load().train()
-
-
-@cache
-def weights_bytes() -> int:
-    return sum(parameter.nbytes for parameter in tiny().parameters())
-
-
-def measured(loop: Callable[[Switches], None], switches: Switches, weights: float) -> Tried:
-    """The peak of a loop, on a card that has so many times the weights."""
-    from workbench.measure.meter import Meter
-
-    with Meter(tiny()) as meter, meter.phase(Phase.FORWARD):
-        loop(switches)
-    tiny().train()
-    return Tried(meter.report().peak_allocated_bytes, int(weights * weights_bytes()))
-
-
-def graph_is_kept(switches: Switches) -> Any:
-    """The context of a loop, which may have switched its graph off."""
-    import torch
-
-    if "model.eval()" in switches:
-        tiny().eval()
-    return torch.set_grad_enabled("torch.no_grad()" not in switches)
+# ---- a loop of one's own, with the embedded model; the cards are as small as that ----
 
 
 def scores(switches: Switches) -> Tried:
-    return measured(_scores, switches, 3.5)
-
-
-def _scores(switches: Switches) -> None:
+    """The peak of eight batches that are evaluated, on a card that has 3.5 times the weights."""
     import torch
 
+    from workbench.measure.meter import Meter
+
+    model = Recipe(model="gpt2-tiny").load().train("model.eval()" not in switches)
     losses = []
     guesses = []
-    with graph_is_kept(switches):
+    with torch.set_grad_enabled("torch.no_grad()" not in switches), Meter(model) as meter, meter.phase(Phase.FORWARD):
         for _ in range(8):
             batch = torch.zeros(4, 64, dtype=torch.long)
-            out = tiny()(input_ids=batch, labels=batch, use_cache=False)
+            out = model(input_ids=batch, labels=batch, use_cache=False)
             losses.append(out.loss.item() if "losses.append(loss.item())" in switches else out.loss)
             only_best = "guesses.append(logits.argmax(-1))" in switches
             guesses.append(out.logits.argmax(-1) if only_best else out.logits)
             if "del batch" in switches:
                 del batch
+    return Tried(meter.report().peak_allocated_bytes, int(3.5 * weights_bytes(model)))
 
 
-def generation(switches: Switches) -> Tried:
-    return measured(_generation, switches, 2.5)
-
-
-def _generation(switches: Switches) -> None:
-    import torch
-
-    at_once = 2 if "two prompts at a time" in switches else 4
-    with graph_is_kept(switches):
-        for prompts in torch.zeros(4, 256, dtype=torch.long).split(at_once):
-            ids = prompts
-            kept = None
-            for _ in range(8):
-                new = ids if kept is None else ids[:, -1:]
-                out = tiny()(input_ids=new, past_key_values=kept, use_cache="use_cache=False" not in switches)
-                kept = out.past_key_values
-                ids = torch.cat([ids, out.logits[:, -1:].argmax(-1)], dim=1)
-            if "del out, cache" in switches:
-                del out, kept
+def weights_bytes(model: Any) -> int:
+    return sum(parameter.nbytes for parameter in model.parameters())
 
 
 def second_cell(switches: Switches) -> Tried:
@@ -215,12 +133,12 @@ def second_cell(switches: Switches) -> Tried:
 
     before = live_tensor_bytes("cpu")
     notebook: dict[str, Any] = {}
-    first = 0
     try:
         _attempt(notebook)
     except RuntimeError as trouble:
         sys.last_value = trouble
-        first = trouble.args[1] - before
+    first = notebook["needed"] - before
+    weights = weights_bytes(notebook["model"])
     if "release()" in switches:
         release()
     if "del model" in switches:
@@ -228,7 +146,7 @@ def second_cell(switches: Switches) -> Tried:
     if "gc.collect()" in switches:
         collect_garbage()
     left = live_tensor_bytes("cpu") - before
-    again = (first + weights_bytes()) // 2 if "half the batch" in switches else first  # the weights are not halved
+    again = (first + weights) // 2 if "half the batch" in switches else first  # the weights are not halved
     notebook.clear()
     release()
     return Tried(left + again, int(1.1 * first))
@@ -242,29 +160,8 @@ def _attempt(notebook: dict[str, Any]) -> None:
     model = notebook["model"] = Recipe(model="gpt2-tiny").load().train()
     ids = torch.zeros(4, 64, dtype=torch.long)
     out = model(input_ids=ids, labels=ids, use_cache=False)
-    needed = live_tensor_bytes("cpu")
-    raise RuntimeError("out of memory, let us say", needed, out)
-
-
-def snapshots(switches: Switches) -> Tried:
-    """Of weights and optimizer in host memory, which has room for twice the weights."""
-    import torch
-
-    from workbench.measure.allocators import live_tensor_bytes
-
-    parameters = list(tiny().parameters())
-    before = live_tensor_bytes("cpu")
-    dtype = torch.float16 if "in half precision" in switches else torch.float32
-    copies = 1 if "weights without optimizer states" in switches else 3  # AdamW keeps two numbers for each weight
-    kept: list[Any] = []
-    for _ in range(5):
-        if "keep the last one only" in switches:
-            kept.clear()
-        snapshot = []
-        for parameter in parameters * copies:
-            snapshot.append(parameter.detach().to(dtype, copy=True))
-        kept.append(snapshot)
-    return Tried(live_tensor_bytes("cpu") - before, 2 * weights_bytes())
+    notebook["needed"] = live_tensor_bytes("cpu")
+    raise RuntimeError("out of memory, let us say", out)
 
 
 # ---- the allocator ----
@@ -304,12 +201,8 @@ def _after_training(switches: Switches) -> CachingAllocator:
 
 
 TRIALS: dict[str, Trial] = {
-    "two_gpus": each_gpu,
     "long_batch": long_batch,
-    "evaluation": evaluation,
     "scores": scores,
-    "generation": generation,
     "second_cell": second_cell,
-    "snapshots": snapshots,
     "gaps": gaps,
 }

@@ -1,0 +1,129 @@
+"""What the blocks of a GPT-2 keep for the backward pass, and what stands beside their matrices."""
+
+from typing import Any
+
+from workbench.base.categories import Category
+from workbench.lessons.drawing import EMPTY, PALE, WIDTH, Drawing
+
+# tensors of shape (B, T, C) in one block: each part's inputs and outputs that its gradient needs
+PARTS = {"norm": 2, "attention": 4, "norm ": 2, "MLP: 5 results, each four times as wide": 20}
+KEPT = sum(PARTS.values())
+# results of a block in their order, in tensors of (B, T, C); is it kept without checkpointing, is it selectively?
+RESULTS = (
+    ("the block's input", 1, True, True),
+    ("LayerNorm", 1, True, False),
+    ("c_attn: queries, keys, values", 3, True, True),
+    ("attention", 1, True, True),
+    ("c_proj", 1, False, True),
+    ("sum with the input", 1, True, False),
+    ("LayerNorm", 1, True, False),
+    ("c_fc", 4, True, True),
+    ("GELU, four results", 16, True, False),
+    ("c_proj", 1, False, True),
+)
+SQUARE = 150  # units: the side of the larger matrix of probabilities
+BESIDES = 260  # where what is kept besides begins
+
+
+def checkpointed_blocks(config: Any) -> Drawing:
+    """Lesson 03: one block as 28 tiles, and below it all blocks of the model, without checkpointing and with it."""
+    layers = config.num_hidden_layers
+    most = layers + KEPT - 1
+    picture = Drawing(
+        f"One block keeps {KEPT} tensors, 20 of them in its MLP. Without checkpointing {layers} blocks keep "
+        f"{KEPT * layers}; with it {layers}, one each, and {KEPT - 1} more of the block that is being recomputed."
+    )
+    picture.title(f"one block keeps {KEPT} tensors of B × T × C")
+    tile = WIDTH / KEPT
+    picture.tiles(0, 0, (tile, 26), Category.ACTIVATIONS, columns=KEPT)
+    picture.bar(0, 28, 20, [(tensors * tile - 2, EMPTY, part) for part, tensors in PARTS.items()])
+    rows = {
+        f"{layers} blocks, at the end of the forward pass: {KEPT} × {layers} = {KEPT * layers}": [KEPT] * layers,
+        f"checkpointed, while the last is recomputed: {layers} + {KEPT - 1} = {most}": [1] * (layers - 1) + [KEPT],
+    }
+    width = WIDTH / layers
+    for title, blocks in rows.items():
+        picture.title(title)
+        picture.tiles(0, 0, (width, 28), PALE, columns=layers)
+        for block, tensors in enumerate(blocks):
+            picture.area(block * width, 0, (width - 2) * tensors / KEPT, 26, Category.ACTIVATIONS)
+    return picture
+
+
+def kept_in_block() -> Drawing:
+    """Lesson 03b: a row for each result, and a column for each way: coloured tiles are kept, grey ones are not."""
+    sums = {
+        "without": sum(tensors for _, tensors, without, _ in RESULTS if without),
+        "selective": sum(tensors for _, tensors, _, selective in RESULTS if selective),
+        "checkpointed": 1,
+    }
+    ways = ", ".join(f"{way} {tensors}" for way, tensors in sums.items())
+    picture = Drawing(
+        f"The results of one block, in tensors of B × T × C. Kept are: {ways}. Selectively all of the GELU's 16 go."
+    )
+    for column, (way, tensors) in enumerate(sums.items()):
+        picture.words(212 + column * 149, 16, f"{way}: {tensors}", bold=True)
+    for row, (name, tensors, without, selective) in enumerate(RESULTS):
+        y = 26 + row * 22
+        picture.words(0, y + 12, name)
+        for column, kept in enumerate((without, selective, row == 0)):
+            picture.tiles(212 + column * 149, y, (9, 17), Category.ACTIVATIONS if kept else PALE, columns=tensors)
+    return picture
+
+
+def written_out_and_fused(config: Any, length: int) -> Drawing:
+    """Lesson 12: what GELU and attention keep, and what besides if they are written out in Python.
+
+    GELU of one block; below it attention of one head, for `length` tokens and for some times more, to one scale.
+    """
+    longer = length * max(2, 1024 // length)
+    head = config.n_embd // config.n_head
+    picture = Drawing(
+        f"Left, what is kept either way: of GELU one tensor, of attention four strips of T × {head} a head, which grow "
+        f"with T. Right, what is kept besides if they are written out: three more tensors, and a square of T × T "
+        f"probabilities a head, small for {length} tokens, large for {longer}."
+    )
+    picture.title("kept either way")
+    picture.words(BESIDES, -10, "kept besides, if written out in Python", bold=True)
+    tensors = [(76, Category.ACTIVATIONS, name) for name in ("x", "x / 2", "tanh", "1 + tanh")]
+    picture.bar(0, 0, 30, tensors[:1])
+    picture.bar(BESIDES, 0, 30, tensors[1:])
+    picture.words(0, 48, "GELU: B × T × 4 C")
+    picture.words(BESIDES, 48, "three tensors of B × T × 4 C")
+    scale = SQUARE / longer
+    strip = head * scale + 2
+    left = 0.0
+    right = float(BESIDES)
+    for tokens in (length, longer):
+        side = tokens * scale
+        picture.tiles(left, 94, (strip, side + 2), Category.ACTIVATIONS, columns=4)  # queries, keys, values, output
+        picture.area(right, 94, side, side, Category.ACTIVATIONS)
+        for x in (left, right):
+            picture.words(x, 86, f"T = {tokens:,}")
+        left += max(4 * strip, 60) + 24
+        right += max(side, 60) + 24
+    picture.words(0, 114 + SQUARE, f"attention, a head: four of T × {head}")
+    picture.words(BESIDES, 114 + SQUARE, "the probabilities, T × T")
+    return picture
+
+
+def pack_and_unpack() -> Drawing:
+    """Lesson 10b: autograd's shelf in the middle: a saved activation goes to a file and comes back, a weight stays."""
+    picture = Drawing(
+        "The forward pass saves an activation and a weight. The hook named pack writes the activation to a file and "
+        "gives autograd its path, and gives the weight back as it is. The hook named unpack reads the file again for "
+        "the backward pass."
+    )
+    for x, name in ((0, "forward pass"), (268, "autograd keeps"), (520, "backward pass")):
+        colour, label = (EMPTY, "a path") if x == 268 else (Category.ACTIVATIONS, "activation")
+        picture.words(x, 16, name, bold=True)
+        picture.area(x, 30, 120, 34, colour, label)
+        picture.area(x, 130, 120, 34, Category.WEIGHTS, "weight")
+    for y in (47, 147):
+        for x, hook in ((138, "pack"), (392, "unpack")):
+            picture.line(x, y, x + 124, y, "arrow")
+            picture.words(x + 62, y - 8, hook, anchor="middle")
+    picture.area(268, 86, 120, 26, Category.ACTIVATIONS, "file")
+    picture.line(176, 50, 264, 96, "arrow")
+    picture.line(392, 98, 470, 52, "arrow")
+    return picture

@@ -1,0 +1,221 @@
+"""What a text becomes, and what its tokens cost: rows of a batch, keys and values, logits."""
+
+from itertools import accumulate, islice, pairwise
+from random import Random
+from typing import Any
+
+from workbench.base.categories import Category, format_bytes
+from workbench.lessons.drawing import PALE, WIDTH, Drawing
+from workbench.lessons.pictures.by_hand import FP32, parameters, token_bytes
+from workbench.recipe import Recipe
+
+SHOWN = 8  # tokens of a block
+CHARACTERS = 200_000  # of a text, enough to draw a batch from
+CONVERSATIONS = 500
+PANEL = 204  # units of T tokens
+HEIGHT = 128  # of a batch, or of all layers
+LAYERS = 4  # that are drawn; a large model has more
+
+
+def blocks_of_a_text(recipe: Recipe) -> Drawing:
+    """Lesson 01: the text to scale, with what a run reads of it; the blocks of one step; and what a block asks of the
+    model."""
+    from workbench import models
+    from workbench.texts.corpus import load_corpus, make_blocks
+
+    tokenizer = models.load_tokenizer(models.locate(recipe.model))
+    batch = recipe.effective_batch_size
+    length = recipe.sequence_length
+    blocks = make_blocks(load_corpus(recipe.corpus), tokenizer, length, batch)
+    train = len(blocks.train)
+    held_out = len(blocks.held_out)
+    read = recipe.steps * batch
+    picture = Drawing(
+        f"A text of {train + held_out} blocks of {length} tokens: {recipe.steps} steps of {batch} read {read} of them, "
+        f"and {held_out} at its end are held out. In a block every token is to be predicted from those before it."
+    )
+    picture.title(f"the text: {train + held_out:,} blocks of {length} tokens")
+    pixels = WIDTH / (train + held_out)
+    once = min(read, train)
+    parts = ((once, Category.WEIGHTS), (train - once, PALE), (held_out, Category.ACTIVATIONS))
+    picture.bar(0, 0, 20, [(count * pixels, colour, "") for count, colour in parts])
+    picture.words(0, 36, f"read in this run: {read}")
+    picture.words(WIDTH, 36, f"held out, never trained on: {held_out}", anchor="end")
+    picture.title(f"one step: {batch} blocks of {length} tokens, then AdamW changes the weights")
+    picture.tiles(0, 0, (WIDTH, 9), Category.WEIGHTS, rows=batch)
+    picture.title("one block: what the model reads, and below it what it should say")
+    numbers = blocks.train[train // 2]["input_ids"][: SHOWN + 1]
+    tokens = [tokenizer.decode([number]).replace("\n", "⏎").strip(" ")[:9] for number in numbers]
+    tile = WIDTH / SHOWN
+    for place, (token, following) in enumerate(pairwise(tokens)):
+        picture.area(place * tile, 0, tile - 4, 18, PALE, token)
+        picture.words((place + 0.5) * tile - 2, 34, following, anchor="middle")
+    return picture
+
+
+def batch_rectangle(config: Any, *shapes: tuple[int, int]) -> Drawing:
+    """Lesson 06: for each (sequences, tokens) a rectangle, all to one scale; the first is the whole."""
+    row = 112 / max(sequences for sequences, _ in shapes)
+    column = 236 / max(length for _, length in shapes)
+    whole = shapes[0][0] * shapes[0][1]
+    listed = ", ".join(f"{sequences} × {length}" for sequences, length in shapes)
+    picture = Drawing(
+        f"Rectangles of sequences × tokens, to scale: {listed}. What a step keeps grows with the area, whichever side "
+        "is cut."
+    )
+    kept = format_bytes(sum(token_bytes(config).values()))
+    picture.title(f"one line a sequence; each token keeps {kept} of activations and logits")
+    x = 0.0
+    for sequences, length in shapes:
+        picture.tiles(x, 0, (length * column, row), Category.ACTIVATIONS, rows=sequences)
+        picture.words(x, sequences * row + 16, f"B × T = {sequences} × {length}", bold=True)
+        picture.words(x, sequences * row + 34, f"{sequences * length / whole:.0%} of the area")
+        x += length * column + 28
+    return picture
+
+
+def padded_rows(recipe: Recipe) -> Drawing:
+    """Lesson 11: as many paragraphs as a batch has, drawn at random from the beginning of the recipe's text: padded in
+    two ways, and packed."""
+    length = recipe.sequence_length
+    lengths = _lengths(recipe)
+    longest = max(lengths)
+    row = HEIGHT / len(lengths)
+    shares = [f"{1 - sum(lengths) / (len(lengths) * width):.0%}" for width in (length, longest)]
+    picture = Drawing(
+        f"{len(lengths)} paragraphs of {min(lengths)} to {longest} tokens. In rows of {length} tokens {shares[0]} "
+        f"of the places are grey, that is padding; in rows as long as the longest paragraph {shares[1]}. Packed "
+        "one behind the other they need fewer rows, and no padding."
+    )
+    titles = {0: f"to T = {length}: {shares[0]} padding", 228: f"to the longest, {longest}: {shares[1]}"}
+    for x, title in {**titles, 456: "packed: no padding"}.items():
+        picture.words(x, 12, title, bold=True)
+    picture.top = 22
+    for x, width in ((0, length), (228, longest)):
+        picture.tiles(x, 0, (PANEL * width / length, row), PALE, rows=len(lengths))
+        for number, tokens in enumerate(lengths):
+            picture.area(x, number * row, PANEL * tokens / length - 2, row - 2, Category.ACTIVATIONS)
+    full, rest = divmod(sum(lengths), length)
+    picture.tiles(456, 0, (PANEL, row), Category.ACTIVATIONS, rows=full)
+    picture.tiles(456, full * row, (PANEL * rest / length, row), Category.ACTIVATIONS)
+    for end in accumulate(lengths):
+        above, tokens = divmod(end, length)
+        place = 456 + PANEL * tokens / length
+        picture.line(place, above * row, place, above * row + row - 2)
+    return picture
+
+
+def _lengths(recipe: Recipe) -> list[int]:
+    """Of the paragraphs of one batch, in tokens."""
+    from workbench import models
+    from workbench.techniques.padding import make_examples
+    from workbench.texts.corpus import Conversations, load_corpus
+
+    tokenizer = models.load_tokenizer(models.locate(recipe.model))
+    corpus = load_corpus(recipe.corpus)
+    documents: Any = islice(Conversations(corpus, tokenizer), CONVERSATIONS)
+    if isinstance(corpus.train, str) and not corpus.loss:
+        documents = corpus.train[:CHARACTERS]
+    rows = make_examples(documents, tokenizer, recipe.sequence_length, 1)
+    batch = Random(recipe.seed).sample(rows, min(recipe.effective_batch_size, len(rows)))
+    return [example["length"] for example in batch]
+
+
+def prefix_in_front(config: Any, virtual_tokens: int, length: int) -> Drawing:
+    """Lesson 07: two bars a layer, its keys and its values: a learned part in front of those of the text, to scale."""
+    layers = config.n_layer
+    bar = 272
+    front = bar * virtual_tokens / (virtual_tokens + length)
+    learned = 2 * virtual_tokens * layers * config.n_embd
+    picture = Drawing(
+        f"Each of {layers} layers has {virtual_tokens} learned keys in front of the {length} of the text, and as many "
+        f"values. Below the layers stands the text, {length} tokens, without anything in front."
+    )
+    picture.title(f"learned: {virtual_tokens} × 2 × {config.n_embd:,} numbers in each of {layers} layers, {learned:,}")
+    foot = min(layers, LAYERS) * 34 + 24
+    for x, name in ((92, "keys"), (388, "values")):
+        for y in range(0, foot - 24, 34):
+            parts = [(front, Category.OPTIMIZER_STATES, ""), (bar - front, Category.ACTIVATIONS, f"{length} {name}")]
+            picture.bar(x, y, 24, parts)
+            picture.words(0, y + 17, f"layer {layers - y // 34}")
+        picture.line(x + bar / 2, foot - 4, x + bar / 2, foot - 28, "arrow")
+        picture.area(x + front, foot, bar - front, 22, label=f"{length} tokens")
+    picture.words(0, foot - 8, "… and so on" if layers > LAYERS else "")
+    picture.words(0, foot + 16, "the text")
+    picture.legend(others={f"{virtual_tokens} learned": Category.OPTIMIZER_STATES, "of the text": Category.ACTIVATIONS})
+    return picture
+
+
+def key_value_cache(config: Any, prompt: int, new: int) -> Drawing:
+    """Lesson 18b: the prompt's columns come at once, then one with each token; the last token's would never be
+    needed."""
+    layers = config.n_layer
+    tokens = prompt + new - 1
+    column = format_bytes(4 * 2 * layers * config.n_embd)
+    picture = Drawing(
+        f"A grid of {tokens} columns, one for each token, and {layers} rows, one for each layer. The {prompt} columns "
+        f"of the prompt are filled at once, then one with each new token. A column has {column}."
+    )
+    whole = format_bytes(tokens * 4 * 2 * layers * config.n_embd)
+    picture.title(f"{tokens} tokens × {layers} layers × keys and values: {whole}")
+    width = WIDTH / tokens
+    tile = (width, HEIGHT / layers)
+    picture.tiles(0, 0, tile, Category.WEIGHTS, columns=prompt, rows=layers)
+    picture.tiles(prompt * width, 0, tile, Category.GRADIENTS, columns=new - 1, rows=layers)
+    picture.words(0, HEIGHT + 16, f"the prompt: {prompt} tokens, one forward pass")
+    picture.words(WIDTH, HEIGHT + 16, f"{new - 1} new tokens, a forward pass each", anchor="end")
+    picture.title(f"one column: {column}, times the batch, times num_beams")
+    return picture
+
+
+def logits_in_chunks(config: Any, tokens: int, chunk: int) -> Drawing:
+    """Lesson 13: hidden states times the head make the logits: of all tokens at once, and of one chunk of them."""
+    chunk = min(chunk, tokens)
+    vocabulary = config.vocab_size
+    hidden = config.hidden_size
+    picture = Drawing(
+        f"Hidden states, {tokens:,} × {hidden:,}, times the head make {tokens:,} × {vocabulary:,} logits, a large "
+        f"rectangle. A chunk of them is {chunk:,} × {vocabulary:,}, {chunk / tokens:.0%} of it. Everything is drawn to "
+        "one scale."
+    )
+    left = 50  # of the logits; beside them stand the hidden states
+    scale = min((WIDTH - left) / vocabulary, HEIGHT / max(tokens, hidden))
+    across = scale * vocabulary
+    head = scale * hidden
+    for there, title in {tokens: "all at once", chunk: "in chunks"}.items():
+        size = format_bytes(4 * there * vocabulary)
+        alive = "two are alive, then the next" if there < tokens else "three such tensors are alive"
+        picture.title(f"{title}: {there:,} × {vocabulary:,}, {size}; {alive}")
+        picture.area(left, 0, across, head)
+        picture.top += head + 6
+        picture.area(left - 8 - head, 0, head, scale * tokens, Category.ACTIVATIONS)
+        picture.area(left, 0, across, scale * tokens)
+        picture.area(left, 0, across, scale * there, Category.LOGITS_AND_LOSS)
+        below = scale * tokens + 16
+        picture.words(0, below, f"hidden states: {hidden:,} wide")
+        picture.words(left + across, below, f"above: the head; below it: logits, {vocabulary:,} wide", anchor="end")
+    return picture
+
+
+def kept_logits(config: Any, sequences: int, length: int, batches: int) -> Drawing:
+    """Lesson 18: what an evaluation needs, on one scale: the weights; a batch evaluated; all batches kept, and joined;
+    the likeliest tokens alone."""
+    weights = FP32 * parameters(config)
+    batch = 2 * FP32 * sequences * length * config.vocab_size
+    likeliest = 8 * sequences * length * batches
+    rows = {
+        "the weights": weights,
+        f"one batch, {sequences} × {length} tokens: its logits, and their log-softmax": batch,
+        f"compute_metrics: the logits of {batches} batches, and once more to join them": batches * batch,
+        f"{batches} batches, and of each only the likeliest tokens are kept": batch + likeliest,
+    }
+    picture = Drawing(
+        f"Bars to scale. Weights {format_bytes(weights)}; one evaluated batch {format_bytes(batch)}; the logits of "
+        f"{batches} batches, kept and joined, {format_bytes(batches * batch)}; with the likeliest tokens alone hardly "
+        "more than one batch."
+    )
+    scale = WIDTH / max(rows.values())
+    for label, size in rows.items():
+        colour = Category.LOGITS_AND_LOSS if picture.shapes else Category.WEIGHTS
+        picture.row(f"{label}: {format_bytes(size)}", [(size * scale, colour, "")])
+    return picture
