@@ -28,7 +28,6 @@ LONG_FILES = (
     "test_on_an_emulated_gpu",
     "test_playground",
     "test_ranks",
-    "test_sweep",
     "test_losses",
     "test_contract",
 )

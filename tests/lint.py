@@ -38,11 +38,11 @@ FILES_BESIDE_THE_ROOMS = {
     "recipe",
 }
 
-# a technique, or the command line, says what is missing; pytest loads its plugin itself
-FOUND_AT_RUN_TIME = {"deepspeed", "pytest", "ray"}
+# a technique, or the command line, says what is missing
+FOUND_AT_RUN_TIME = {"deepspeed"}
 IMPORTED_AS = {"yaml": "pyyaml", "elftools": "pyelftools"}
-# the last two: a picture where it is asked for, a line of a page in a kernel of Jupyter's
-MAY_NEED_THE_LESSONS = ("widgets/", "lesson.py", "lessons/", "advise/frontier.py", "base/bar.py")
+# the last: a line of a page in a kernel of Jupyter's
+MAY_NEED_THE_LESSONS = ("widgets/", "lesson.py", "lessons/", "base/bar.py")
 
 ABSENT = {"papermill": "executes notebooks; Colab has none of it", "pyelftools": "new to the platform"}
 BROUGHT_BY_THE_SET_UP_CELL = {  # with the reason
@@ -50,6 +50,7 @@ BROUGHT_BY_THE_SET_UP_CELL = {  # with the reason
     "kaggle": {
         **ABSENT,
         "papermill": "Kaggle takes the newest, whichever that is",
+        "huggingface-hub": "before 1.20 it cannot parse the address of a page; pip brings a newer one",
         "nbclient": "nbconvert 6.4.5, which Kaggle pins, wants one older than 0.6",
         "transformers": "5.0 calls the Trainer's seams otherwise",
         "safetensors": "what transformers 5.15 wants",
@@ -124,9 +125,9 @@ def imports_do_not_hide_in_strings() -> Faults:
 def techniques_are_not_named_where_files_are_read() -> Faults:
     """What becomes of a setting of another program stands in a table."""
     names = tomllib.loads(text_of("workbench/techniques/cards.toml"))
-    named = [name for name in names if name in text_of("workbench/export/bring.py")]
+    named = [name for name in names if name in text_of("workbench/export/meaning.py")]
     if named:
-        yield f"workbench/export/bring.py: it names {', '.join(named)}: write the rule into its table"
+        yield f"workbench/export/meaning.py: it names {', '.join(named)}: write the rule into its table"
 
 
 # ---- what is required, pinned and locked ----
@@ -166,7 +167,7 @@ def dependencies_are_ranges() -> Faults:
 @rule
 def pins_lie_in_the_ranges() -> Faults:
     pinned = dict(pin.split("==") for pin in pins(text_of("requirements.txt")))
-    for extra in ("", "lessons", "quantized", "cluster", "dev"):
+    for extra in ("", "lessons", "quantized", "dev"):
         for requirement in requirements(extra):
             version = pinned.get(canonical(requirement.name))
             if version is None or version not in requirement.specifier:

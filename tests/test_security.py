@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from workbench.advise.compare import compare, comparison_text, conclusions, style_comparison
+from workbench.advise.compare import compare, comparison_text
 from workbench.advise.frame import FORMULA, to_csv, to_frame
 from workbench.base.categories import Category
 from workbench.base.errors import ConfigurationError
@@ -63,15 +63,9 @@ class Tags(HTMLParser):
 @QUICK
 @given(label=TEXTS, hostile=TEXTS)
 @example(label=NASTY[0], hostile=NASTY[1])
-def test_the_table_shows_them_and_has_no_tags_of_theirs(label, hostile):
-    table = compare(frame_of(label, hostile))
-    page = Tags(style_comparison(table).to_html())
-    assert page.tags <= {"style", "table", "caption", "thead", "tbody", "tr", "th", "td"}
-    assert page.attributes <= {"id", "class", "type", "scope", "colspan", "rowspan"}
-    assert hostile in "".join(page.text)
-    assert label in "".join(page.text)
-    assert label in comparison_text(table) or "\n" in label or "\r" in label or "\t" in label
-    assert conclusions(table)
+def test_the_table_shows_them(label, hostile):
+    text = comparison_text(compare(frame_of(label, hostile)))
+    assert label in text or "\n" in label or "\r" in label or "\t" in label
 
 
 @QUICK

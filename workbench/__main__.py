@@ -27,7 +27,6 @@ exit codes:
 # in `commands.toml`. Standard output is for results alone, and what else is printed meanwhile goes to standard error.
 
 import argparse
-import dataclasses
 import io
 import json
 import os
@@ -244,13 +243,11 @@ def _show_life(args: argparse.Namespace) -> None:
     _show(args, text)
     if args.save:
         life_table(*lives.values()).to_csv(_folder(args.save) / "life.csv")
-        workbench.plots.life_bars(*lives.values()).savefig(args.save / "life.png", dpi=130)
 
 
 def show_plan(args: argparse.Namespace) -> int:
     """The smallest sets of techniques with which a recipe fits into a budget, found by predictions: exact ones
-    first, then those that take less time. Techniques that you switch on here stay on in all of them. With --frontier:
-    which batches and lengths fit on a GPU, the recipe as it is and with the planner's best change.
+    first, then those that take less time. Techniques that you switch on here stay on in all of them.
 
     Of a program behind `--`, a script of your own with a Trainer or a loop: it is run on the emulated GPU, and if it
     does not fit, the smallest sets of changes with which it does are searched, run again, and said in its own words.
@@ -261,10 +258,6 @@ def show_plan(args: argparse.Namespace) -> int:
         raise ConfigurationError(
             "plan: --apply, --timeout and --trial-steps belong to a program. Write it behind --, or leave them out."
         )
-    if args.frontier:
-        return _show_frontier(args)
-    if args.engine or args.output:
-        raise ConfigurationError("plan: --engine and --output belong to --frontier. Add it, or leave them out.")
     recipe = _recipe(args, config_only=True)
     options = dict(vars(recipe))
     if args.life:
@@ -280,8 +273,8 @@ def show_plan(args: argparse.Namespace) -> int:
 
 def _show_fit(args: argparse.Namespace) -> int:
     """What to change in a program of the user's own."""
-    of_recipes: dict[str, Any] = dict.fromkeys(["engine", "output", "most_changes", *recipe_options()])
-    of_recipes |= {"technique": [], "set": [], "model": "auto", "settings": "", "life": False, "frontier": False}
+    of_recipes: dict[str, Any] = dict.fromkeys(["most_changes", *recipe_options()])
+    of_recipes |= {"technique": [], "set": [], "model": "auto", "settings": "", "life": False}
     for name, default in of_recipes.items():
         if getattr(args, name, default) != default:
             raise ConfigurationError(
@@ -300,25 +293,6 @@ def _show_fit(args: argparse.Namespace) -> int:
     )
     _show(args, planned)
     return 0 if planned.fits or planned.answers else 1
-
-
-def _show_frontier(args: argparse.Namespace) -> int:
-    """Which batches and lengths fit on a GPU: the recipe as it is, and with the planner's best change."""
-    if args.budget or args.most_changes or args.life or args.settings:
-        raise ConfigurationError(
-            "plan: --frontier is about a step within all that a GPU has. Drop --budget, --most-changes, --life, "
-            "--settings."
-        )
-    recipe = _recipe(args, config_only=True)
-    from workbench.advise.frontier import PICTURES, frontier, save_picture
-
-    if args.output and args.output.suffix not in PICTURES:
-        raise ConfigurationError(f"plan: --output {str(args.output)!r} must end in {', '.join(PICTURES)}.")
-    cells = frontier(recipe, args.gpu, engine=args.engine)
-    _show(args, cells)
-    if args.output:
-        save_picture(cells, args.output)
-    return 0
 
 
 def show_text(args: argparse.Namespace) -> None:
@@ -346,26 +320,16 @@ def scan_rows(args: argparse.Namespace) -> None:
 def show_diagnosis(args: argparse.Namespace) -> None:
     """Why a run ran out of memory: phase, operation, the largest category. Then the single changes that are
     predicted to fit, each with its command, and what to look at if it should have fitted. Of a program of your own,
-    give what it printed: the numbers of PyTorch's message are read, and which causes they allow.
+    give what it printed, its notebook or a memory snapshot: which causes these allow.
     """
 
-    text = _text_of(args.record)
-    if text is not None:
-        from workbench.advise.message import read_message
+    if args.record and (args.record == "-" or os.path.isfile(args.record)):
+        from workbench.advise.crash import read_crash
 
-        return _show(args, read_message(text))
+        return _show(args, read_crash(args.record))
     from workbench.advise.doctor import newest_out_of_memory
 
     return _show(args, workbench.diagnose(newest_out_of_memory(args.record)))
-
-
-def _text_of(name: str | None) -> str | None:
-    """What a file holds, or of `-` standard input; None for the id of a record."""
-    if name == "-":
-        return sys.stdin.read()
-    if name is None or not os.path.isfile(name):
-        return None
-    return Path(name).read_text(encoding="utf-8", errors="replace")
 
 
 def check_budgets(args: argparse.Namespace) -> int:
@@ -427,20 +391,6 @@ def show_snapshot(args: argparse.Namespace) -> None:
     _show(args, SnapshotDifference(snapshot, read_snapshot(args.other)) if args.other else snapshot)
 
 
-def sweep_recipes(args: argparse.Namespace) -> int:
-    """Every recipe of a grid with every seed, as tasks on Ray: on this machine, or on a cluster whose nodes share the
-    records' folder. What is on record is not made again.
-    """
-    from workbench.advise.sweep import read_grid, sweep, sweep_text
-
-    recipes = []
-    for recipe in read_grid(args.grid):
-        recipes.append(dataclasses.replace(recipe, corpus=absolute(recipe.corpus), model=absolute(recipe.model)))
-    outcomes = sweep(recipes, on=args.on, device=args.device, threads=args.threads)
-    _show(args, sweep_text(outcomes))
-    return 0 if all(outcome.status == "ok" for outcome in outcomes) else 1
-
-
 def run_notebooks(args: argparse.Namespace) -> None:
     """Execute the notebooks with papermill into build/notebooks. Those up to date are skipped."""
 
@@ -494,13 +444,14 @@ def list_techniques(args: argparse.Namespace) -> None:
 
 
 def show_records(args: argparse.Namespace) -> None:
+    from workbench.advise.frame import to_frame
+    from workbench.journal.record import read_all
     from workbench.journal.store import mark_killed
 
     mark_killed()
-    frame = workbench.records()
     if args.export:
-        return _export(frame, args)
-    shown = frame[list(COLUMNS)].tail(args.last).rename(columns=COLUMNS)
+        return _export(workbench.records(), args)
+    shown = to_frame(read_all(newest=args.last))[list(COLUMNS)].rename(columns=COLUMNS)
     table = shown.to_string(index=False, na_rep="", formatters=FORMATS)
     return _show(args, table if len(shown) else "No runs yet: workbench run gpt2-tiny")
 
@@ -527,16 +478,16 @@ def _folder(path: Path) -> Path:
 
 
 def show_comparison(args: argparse.Namespace) -> None:
-    from workbench.advise.compare import Comparison
+    from workbench.advise.compare import compare, comparison_text, unranked
     from workbench.advise.frame import to_csv
     from workbench.journal.store import mark_killed
 
     mark_killed()
-    comparison = Comparison(workbench.records())
-    _show(args, comparison)
+    frame = workbench.records()
+    table = compare(frame)
+    _show(args, comparison_text(table, unranked(frame)))
     if args.save:
         folder = _folder(args.save)
-        table = comparison.table
         to_csv(table.assign(**table.attrs), folder / "comparison.csv", index=True)
         workbench.plots.memory_bars(table).savefig(folder / "memory.png", dpi=130)
         workbench.plots.tradeoffs(table).savefig(folder / "tradeoffs.png", dpi=130)
@@ -554,7 +505,6 @@ COMMAND_FUNCTIONS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "script": write_script,
     "emulate": emulate_program,
     "snapshot": show_snapshot,
-    "sweep": sweep_recipes,
     "notebooks": run_notebooks,
     "lessons": take_lessons,
     "list": list_techniques,

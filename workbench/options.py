@@ -24,11 +24,12 @@ COMMANDS = beside(__file__, "commands.toml")
 RECIPE = COMMANDS.pop("recipe")  # what commands take with a recipe, beside its own settings
 # commands of version 0.3, and what does the same
 RETIRED = {
-    "frontier": "Use plan --frontier, with the same options.",
+    "frontier": "The panel has it, under What fits where.",
     "env": "Use --version.",
     "try": "Call workbench.side_by_side(recipe, recipe | technique) from Python.",
     "headline": "In a checkout, run tools/headline.py.",
     "pairs": "In a checkout, run tools/pairs.py.",
+    "sweep": "Loop over recipes in Python: docs/data.md has the lines.",
     "verify": "In a checkout, run tools/verify.py.",
 }
 

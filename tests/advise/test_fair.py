@@ -8,7 +8,7 @@ import pytest
 
 from tests.advise.test_compare import record
 from workbench.advise import fair
-from workbench.advise.compare import compare, conclusions
+from workbench.advise.compare import compare
 from workbench.advise.fair import search, side_by_side
 from workbench.advise.frame import to_frame
 from workbench.base.errors import ConfigurationError
@@ -126,8 +126,7 @@ def test_with_one_seed_or_without_values_nothing_is_searched(runs):
 def test_for_real_rates_are_searched_runs_timed_in_turn_and_verdicts_told(model_name, text_file):
     recipe = Recipe(model=model_name, corpus=str(text_file), steps=5, sequence_length=16, dropout=0.0)
     runs = side_by_side(recipe, recipe | Optimizer(kind="sgd"), recipe | FusedGelu(), seeds=2, device="cpu")
-    frame = to_frame([record for of_one_recipe in runs for record in of_one_recipe])
-    assert "Held-out loss no worse" in "\n".join(conclusions(compare(frame)))
+    assert {record.status for of_one_recipe in runs for record in of_one_recipe} == {Status.OK}
     table = compare(to_frame(read_all()))
     assert table["rate_searched"].all()
     assert set(table["timing"]) <= {"", "disturbed"}, "none is apart"

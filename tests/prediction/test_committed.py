@@ -117,7 +117,7 @@ def asked_for(file):
 
 
 def test_every_file_is_of_this_generation_and_these_versions():
-    """Else nobody would ever ask for it: `python tools/lessons.py predictions` makes them anew."""
+    """Else nobody would ever ask for it: `python tools/lessons.py` makes them anew."""
     assert FILES
     for file in FILES:
         recipe, gpu, answer = asked_for(file)

@@ -14,7 +14,6 @@ from workbench.advise.doctor import cures_text, evaluation_cures
 from workbench.base.errors import ConfigurationError, UnavailableError
 from workbench.gpus.catalogue import gpu
 from workbench.gpus.emulator import place
-from workbench.lessons.plots import life_bars
 from workbench.models.load import load_config
 from workbench.models.source import locate
 from workbench.prediction.life import predict_life, predict_with_life
@@ -144,7 +143,7 @@ def test_the_command_line_shows_both_beside_each_other(capsys, tmp_path):
     assert found["measured"]["source"] == "cpu-tracker"
     assert main(["predict", "gpt2-tiny", "--gpu", "t4", "--life", "--save", str(tmp_path)]) == 0
     assert "steady step" in capsys.readouterr().out
-    assert {"life.csv", "life.png"} == {path.name for path in tmp_path.iterdir()}
+    assert (tmp_path / "life.csv").read_text().startswith("phase")
 
 
 # ---- everywhere ----
@@ -155,7 +154,6 @@ def test_the_table_has_the_phases_and_of_two_lives_the_ratio(measured):
     table = life_table(measured, other)
     assert list(table.index) == PHASES
     assert (table["ratio"] == 1).all(axis=None)
-    assert len(life_bars(measured, other).axes[0].patches) == 4 * len(PHASES)
 
 
 def test_the_peak_of_the_host_is_what_was_touched_since_the_last_call(measured):

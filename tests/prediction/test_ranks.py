@@ -12,7 +12,6 @@ import pytest
 
 from workbench import predict
 from workbench.__main__ import main
-from workbench.advise.cards import cards_text, on_two_cards
 from workbench.base.categories import Category
 from workbench.base.errors import ConfigurationError
 from workbench.gpus.catalogue import gpu
@@ -254,14 +253,3 @@ def test_the_command_says_whose_memory_it_is(capsys):
     output = capsys.readouterr().out
     assert "4 × 32 tokens at a time, on each of 3 ranks (shard full)" in output
     assert "beside this, outside of PyTorch's allocator" in output
-
-
-def test_a_plan_says_whether_a_second_card_helps():
-    alone = predict(TINY, "t4", engine=SHADOW)
-    budget = alone.peak_reserved_bytes + alone.context_bytes - 2**22
-    halved, same = on_two_cards(TINY, "t4", budget)
-    assert (halved.predicted.micro_batch_size, same.predicted.micro_batch_size) == (6, 12)
-    assert halved.needed_bytes < same.needed_bytes
-    refused = "\n".join(cards_text(tuple(replace(option, budget_bytes=0) for option in (halved, same))))
-    assert refused.count("are activations and logits: no rank sheds them") == 2
-    assert "--ranks 2 --shard full" in "\n".join(cards_text((replace(halved, budget_bytes=2**40),)))

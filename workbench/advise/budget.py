@@ -42,7 +42,7 @@ from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.gpus.emulator.card import DEVICE
 from workbench.gpus.emulator.launch import emulate
 from workbench.gpus.emulator.report import Emulation
-from workbench.prediction.predict import CPU, Prediction, predict
+from workbench.prediction.predict import Prediction, predict
 from workbench.recipe import Recipe
 
 KEYS = ("limit", "gpu", "recipe", "script")
@@ -57,7 +57,7 @@ NUMBER = re.compile(r"\.\d+\b")  # of a layer
 
 @dataclass(frozen=True)
 class Budget:
-    """A recipe, or a program's command line, and what it may need on a card ("cpu": a recipe on this machine).
+    """A recipe, or a program's command line, and what it may need on a card.
 
     Raises:
         ConfigurationError: an amount that is none, an unknown card, or one that has less than the limit.
@@ -71,8 +71,6 @@ class Budget:
     def __post_init__(self) -> None:
         with explained(f"check: the script of {self.name} must be a command line, got {brief(self.what)}", EXAMPLE):
             _ = self.what if isinstance(self.what, Recipe) else shlex.split(self.what)
-        if self.gpu == CPU and isinstance(self.what, Recipe):
-            return
         card = find_gpu(self.gpu)
         room = card.memory_bytes - card.context_bytes_estimate
         if self.limit_bytes > room:
@@ -87,22 +85,20 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Need:
-    """What was found: the peak by category, which sums to it, and by who made what was alive then.
+class Usage:
+    """What was found: the peak, and who made what was alive then.
 
-    `tensors` are the numbers of what each operation made, of a recipe; `facts` what it was found for, how, with which
-    versions; `refused`: the program ran out of memory, and needs more than its peak.
+    `holders` are the bytes by category and operation, or of a program by its lines; `facts` what it was found for, how,
+    with which versions; `refused`: the program ran out of memory, and needs more than its peak.
     """
 
     peak_bytes: int
-    by_category: dict[str, int]
-    by_operation: dict[str, int]
-    tensors: dict[str, int]
+    holders: dict[str, int]
     facts: dict[str, str]
     refused: bool = False
 
 
-LOCK = checker(dict[str, Need])
+LOCK = checker(dict[str, Usage])
 
 
 @dataclass(frozen=True)
@@ -110,8 +106,8 @@ class Verdict(Result):
     """What a budget's recipe or program needs now, and what was stored before; None: nothing."""
 
     budget: Budget
-    found: Need
-    before: Need | None
+    found: Usage
+    before: Usage | None
     json_fields: ClassVar[tuple[str, ...]] = ("name", "limit_bytes", "over", "grown_bytes", "found", "before")
 
     @property
@@ -131,7 +127,7 @@ class Verdict(Result):
         return self.found.peak_bytes - self.before.peak_bytes if self.before else 0
 
     def __str__(self) -> str:
-        """The verdict; below it what has moved, or of a first one over its limit, what holds most."""
+        """The verdict; below it what has moved, or of a first one over its limit, who holds most."""
         now = self.found
         before = self.before
         verdict = "over" if self.over else "within"
@@ -139,12 +135,18 @@ class Verdict(Result):
             verdict = "out of the card's memory, over"
         need = f"{format_bytes(now.peak_bytes)} reserved ({now.facts['source']})"
         lines = [f"{self.name}: {need}, {verdict} its limit of {format_bytes(self.limit_bytes)}"]
+        changes = Counter(now.holders)
+        if before:
+            changes.subtract(before.holders)
         if before and before != now:
             lines.append(f"  {_signed(self.grown_bytes)} since it was stored: {_moved(before, now)}")
-            lines += _differences("by category", now.by_category, before.by_category)
-            lines += _differences("by operation", now.by_operation, before.by_operation, before, now)
         elif self.over:
-            lines += _differences("who holds most", now.by_operation, {})
+            lines.append("  who holds most")
+        else:
+            return lines[0]
+        for name in sorted(changes, key=lambda name: -abs(changes[name]))[:SHOWN]:
+            if changes[name]:
+                lines.append(f"    {_signed(changes[name]):>10}  {_in_words(name)}")
         return "\n".join(lines)
 
 
@@ -152,7 +154,7 @@ def _signed(nbytes: int) -> str:
     return f"{'−' if nbytes < 0 else '+'}{format_bytes(abs(nbytes))}"
 
 
-def _moved(before: Need, now: Need) -> str:
+def _moved(before: Usage, now: Usage) -> str:
     """What else is not as it was: `transformers 5.17.0 → 5.23.0`."""
     moved = []
     for name, fact in now.facts.items():
@@ -161,26 +163,12 @@ def _moved(before: Need, now: Need) -> str:
     return ", ".join(moved) or "in the same environment"
 
 
-def _differences(title: str, now: dict[str, int], then: dict[str, int], *needs: Need) -> list[str]:
-    """The largest, each in a line; where there are `needs`, with their numbers of tensors."""
-    changes = Counter(now)
-    changes.subtract(then)
-    lines = []
-    for name in sorted(changes, key=lambda name: -abs(changes[name]))[:SHOWN]:
-        numbers = [str(need.tensors.get(name, 0)) for need in needs]
-        tensors = f" ({' → '.join(numbers)} tensors)" if len(set(numbers)) > 1 else ""
-        if changes[name]:
-            lines.append(f"    {_signed(changes[name]):>10}  {_in_words(name)}{tensors}")
-    return [f"  {title}", *lines] if lines else []
-
-
 def _in_words(name: str) -> str:
-    """A category, one with the operation that made it, or the line of a program."""
+    """A category with the operation that made it; or as it is, the line of a program."""
     category, _, operation = name.partition(": ")
-    if category not in (*Category, UNUSED, "allocated"):
+    if category not in list(Category):
         return name
-    category_words = category.replace("_", " ")
-    return f"{category_words}: {operation_in_words(operation)} ({operation})" if operation else category_words
+    return f"{category.replace('_', ' ')}: {operation_in_words(operation)} ({operation})"
 
 
 def read_budgets(path: Path) -> list[Budget]:
@@ -213,7 +201,7 @@ def judge(budgets: Iterable[Budget], lock: Path, update: bool = False) -> list[V
     Raises:
         ConfigurationError: the file is none of these, or a program failed.
     """
-    stored: dict[str, Need] = {}
+    stored: dict[str, Usage] = {}
     if lock.exists():
         with explained(f"check: {lock} cannot be read", "Remove it: the next check writes it anew."):
             stored = LOCK.validate_json(lock.read_bytes())
@@ -229,39 +217,30 @@ def judge(budgets: Iterable[Budget], lock: Path, update: bool = False) -> list[V
     return verdicts
 
 
-def _needed(budget: Budget) -> Need:
+def _needed(budget: Budget) -> Usage:
     if isinstance(budget.what, Recipe):
         return _of_prediction(predict(budget.what, budget.gpu))
     program = emulate(shlex.split(budget.what), find_gpu(budget.gpu), timeout_s=TIME_LIMIT_S, output=sys.stderr)
     return _of_program(budget, program)
 
 
-def _of_prediction(prediction: Prediction) -> Need:
+def _of_prediction(prediction: Prediction) -> Usage:
     assert prediction.timeline is not None
     lives = prediction.timeline.lives
     event = prediction.timeline.peak(Phase(prediction.peak_phase))
     alive = (lives["born"] <= event) & ((lives["died"] < 0) | (lives["died"] > event))
     makers = [NUMBER.sub(".*", name) for name in prediction.timeline.operations]
     categories = list(Category)
-    by_operation: Counter[str] = Counter()
-    tensors: Counter[str] = Counter()
-    columns = [lives[column][alive] for column in ("category", "maker", "nbytes")]
-    for category, maker, nbytes in zip(*columns, strict=True):
-        name = f"{categories[category]}: {makers[maker]}"
-        by_operation[name] += int(nbytes)
-        tensors[name] += 1
     peak = prediction.need_bytes - prediction.context_bytes
+    holders = Counter({UNUSED: peak - prediction.peak_allocated_bytes})
+    columns = [lives[name][alive] for name in ("category", "maker", "nbytes")]
+    for category, maker, nbytes in zip(*columns, strict=True):
+        holders[f"{categories[category]}: {makers[maker]}"] += int(nbytes)
     facts = {"recipe": prediction.recipe_id, "source": prediction.source, "peak in": prediction.peak_phase}
-    return Need(
-        peak_bytes=peak,
-        by_category={**prediction.by_category, UNUSED: peak - prediction.peak_allocated_bytes},
-        by_operation=dict(by_operation),
-        tensors=dict(tensors),
-        facts=facts | prediction.versions,
-    )
+    return Usage(peak, dict(holders), facts | prediction.versions)
 
 
-def _of_program(budget: Budget, program: Emulation) -> Need:
+def _of_program(budget: Budget, program: Emulation) -> Usage:
     devices = program.devices
     refused = program.refusals > 0 and not program.has_recovered
     if not devices or (program.exit_status and not refused):
@@ -271,15 +250,9 @@ def _of_program(budget: Budget, program: Emulation) -> Need:
         )
     reserved = program.need_bytes
     allocated = min(devices[0]["peak_allocated_bytes"], reserved)  # that of a program that recovered may lie before
+    holders = {**devices[0]["functions"], UNUSED: reserved - allocated}
     facts = {"program": str(budget.what), "source": f"{DEVICE}{program.gpu.name}"}
     if program.command[0] == sys.executable:  # another Python has other libraries
         facts |= versions()
     facts["torch"] = program.processes[0]["torch"]
-    return Need(
-        peak_bytes=reserved,
-        by_category={"allocated": allocated, UNUSED: reserved - allocated},
-        by_operation=devices[0]["functions"],
-        tensors={},
-        facts=facts,
-        refused=refused,
-    )
+    return Usage(reserved, holders, facts, refused)

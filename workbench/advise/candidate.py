@@ -97,10 +97,7 @@ class Candidate(Result):
         1.40; in half precision by 1.5, at worst 1.9, for the card then waits for launches; and by 5.8 where
         micro-batches are small too (`data/reference/README.md`, and there too for a CPU).
         """
-        return self._extra(self._seconds)
-
-    def _seconds(self, work: Mapping[str, int]) -> float:
-        return seconds(work, RATES[self.predicted.gpu])
+        return self._extra(lambda work: seconds(work, RATES[self.predicted.gpu]))
 
     def _extra(self, measure: Callable[[Mapping[str, int]], float]) -> float:
         before = self.before._total(measure)
@@ -150,14 +147,6 @@ class Candidate(Result):
         sizes = self.predicted.by_category
         largest = max(sizes, key=sizes.__getitem__)
         return largest, sizes[largest]
-
-    def row(self) -> dict[str, Any]:
-        """For `plots.memory_bars`: the columns that a record's row has too."""
-        peak = self.predicted.peak_allocated_bytes
-        row = {"label": self.label, "memory_source": "predicted", "peak_allocated_bytes": peak}
-        for category, size in self.predicted.by_category.items():
-            row[f"{category}_bytes"] = size
-        return row
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""

@@ -53,21 +53,18 @@ def side_by_side(
     first, first_rates = rated(recipe)
     chosen = [_taken_over(other, recipe, first, first_rates) or rated(other) for other in others]
     began = datetime.now(UTC).isoformat(timespec="milliseconds")
-    runs_of_first: list[Record] = []
-    runs_of_others: list[list[Record]] = [[] for _ in others]
+    runs: list[list[Record]] = [[] for _ in (recipe, *others)]
     for seed in range(seeds):
-        new = 0  # runs since the first was timed last
-        for (other, rates), runs in zip(chosen, runs_of_others, strict=True):
-            record = timed(other, rates, seed, reuse)
-            runs.append(record)
-            if record.created_at >= began:
-                new += 1
-            if new == BETWEEN:
-                runs_of_first.append(timed(first, first_rates, seed, reuse=False))
-                new = 0
-        if new or not any(record.recipe_settings["seed"] == seed for record in runs_of_first):
-            runs_of_first.append(timed(first, first_rates, seed, reuse and not new))
-    return [runs_of_first, *runs_of_others]
+        for start in range(0, len(chosen) or 1, BETWEEN):
+            is_new = False
+            for place, (other, rates) in enumerate(chosen[start : start + BETWEEN], start + 1):
+                record = timed(other, rates, seed, reuse)
+                runs[place].append(record)
+                is_new = is_new or record.created_at >= began
+            record = timed(first, first_rates, seed, reuse and not is_new)
+            if record not in runs[0]:  # of what is on record there may be one for all
+                runs[0].append(record)
+    return runs
 
 
 def _taken_over(other: Recipe, recipe: Recipe, rated: Recipe, tried: Tried) -> tuple[Recipe, Tried] | None:
@@ -89,11 +86,8 @@ def search(recipe: Recipe, *, device: str | None = None, folder: Path | None = N
     first = run(recipe, device=device, reuse=True, folder=folder)
     if first.learning_rate is None or (first.status is Status.OK and first.held_out_loss is None):
         return recipe, {}
-    rates = []
-    for power in range(-MOST, MOST + 1):
-        rate = first.learning_rate * FACTOR**power
-        if LIMITS["minimum"] <= rate <= LIMITS["maximum"]:
-            rates.append(rate)
+    lowest = max(LIMITS["minimum"], first.learning_rate / FACTOR**MOST)
+    highest = min(LIMITS["maximum"], first.learning_rate * FACTOR**MOST)
     losses: dict[float, float] = {}
     best = first.learning_rate
     waiting = [best]
@@ -102,7 +96,6 @@ def search(recipe: Recipe, *, device: str | None = None, folder: Path | None = N
         losses[waiting[0]] = math.inf if record.held_out_loss is None else record.held_out_loss
         # where all have diverged the smallest, from which to go on
         best = min(losses, key=lambda rate: (losses[rate], rate))
-        place = rates.index(best)
-        waiting = [rate for rate in rates[max(place - 1, 0) : place + 2] if rate not in losses]
+        waiting = [rate for rate in (best / FACTOR, best * FACTOR) if lowest <= rate <= highest and rate not in losses]
     tried = {f"{rate:g}": losses[rate] if losses[rate] < math.inf else None for rate in sorted(losses)}
     return replace(recipe, learning_rate=best), tried

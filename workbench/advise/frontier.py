@@ -1,4 +1,4 @@
-"""`frontier(recipe, gpu="t4")`: which batches and lengths fit on a card, and which with the planner's best change.
+"""Which batches and lengths fit on a card, and which with the planner's best change, as the panel shows it.
 
 A larger batch needs no less memory. So of each length the largest batch that fits is found by bisection, with two or
 three predictions.
@@ -7,32 +7,21 @@ three predictions.
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
-
-from tqdm import tqdm
 
 from workbench.advise.candidate import Candidate, Predictor
 from workbench.advise.plan import plan
-from workbench.base.categories import format_bytes
 from workbench.base.errors import ConfigurationError, WorkbenchError
-from workbench.base.result import Result
-from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.models.family import positions
 from workbench.models.load import load_config
 from workbench.models.source import locate_config
-from workbench.prediction import predict as prediction
 from workbench.recipe import Recipe
 
 LENGTHS = 5  # of a table, at least: powers of two, up to the model's positions
 BATCHES = 7  # of a table: powers of two, up to so many times the recipe's own:
 LARGEST = 8
-SIGNS = "✓ fits, ✗ does not; a cell without a number follows from one with; – cannot be had; [ ] as asked"
-COLOURS = {"✓": "#c5bfdb", "✗": "#fdd0a2", "–": "white"}  # violet, orange
-PICTURES = (".png", ".svg", ".pdf")
 
 
-class Row(Result):
+class Row:
     """The recipe at one length, by batch. Of its batches that were not predicted, those beyond the fitting do not fit.
 
     Attributes:
@@ -43,8 +32,6 @@ class Row(Result):
         predicted_bytes: by batch, where one was predicted.
         refused: why there are no more of them.
     """
-
-    json_fields = ("length", "batches", "fitting", "predicted_bytes", "refused")
 
     def __init__(self, recipe: Recipe, length: int, batches: Sequence[int], limit_bytes: int) -> None:
         self.length = length
@@ -94,7 +81,7 @@ class Row(Result):
         return [batch for batch in self.recipes if batch <= self.fits_up_to]
 
 
-class Frontier(Result):
+class Frontier:
     """Batch × length on one card, filled by and by.
 
     Attributes:
@@ -102,17 +89,13 @@ class Frontier(Result):
         change: the planner's best for the recipe or, where that fits, for the fewest tokens that do not; None: there is
             none, or all fits.
         beside: the rows with that change.
-        engine: who predicts.
     """
 
-    json_fields = ("gpu", "engine", "limit_bytes", "rows", "change", "beside")
-
-    def __init__(self, recipe: Recipe, gpu: str, limit_bytes: int, predict: Predictor, engine: str = "") -> None:
+    def __init__(self, recipe: Recipe, gpu: str, limit_bytes: int, predict: Predictor) -> None:
         self.recipe = recipe
         self.gpu = gpu
         self.limit_bytes = limit_bytes
         self.predict = predict
-        self.engine = engine
         self.rows = rows_of(recipe, limit_bytes)
         self.change: Candidate | None = None
         self.beside: list[Row] = []
@@ -138,10 +121,9 @@ class Frontier(Result):
         too_large = []
         for row in self.rows:
             too_large += [recipe for batch, recipe in row.recipes.items() if row.sign(batch) == "✗"]
-        return min(too_large, key=self._distance, default=None)
-
-    def _distance(self, other: Recipe) -> tuple[bool, int, int]:
-        return other != self.recipe, other.effective_batch_size * other.sequence_length, other.effective_batch_size
+        if self.recipe in too_large:
+            return self.recipe
+        return min(too_large, key=_size, default=None)
 
     def _planned(self, target: Recipe) -> Candidate | None:
         try:
@@ -158,39 +140,16 @@ class Frontier(Result):
         shape = f"{self.change.recipe.effective_batch_size} × {self.change.recipe.sequence_length} tokens"
         return f"{self.change.words} (loss {self.change.numerics}; the planner's first for {shape})"
 
-    def __str__(self) -> str:
-        title = f"{self.recipe.label} on {self.recipe.model}, batch × length within {format_bytes(self.limit_bytes)}"
-        lines = [f"{title} ({self.gpu}), predicted by the {self.engine}, not measured", SIGNS]
-        lines += [*_table(self.rows), "", self.change_words, *_table(self.beside)]
-        lines += [f"refused, {row.length} tokens: {row.refused}" for row in self.rows if row.refused]
-        return "\n".join(lines)
 
-
-def frontier(recipe: Recipe, gpu: str = "h100", *, engine: str | None = None) -> Frontier:
-    """Which batches and lengths fit on a GPU.
-
-    Raises:
-        ConfigurationError: an unknown GPU or engine, a model that cannot be used, or no cell can be predicted.
-        UnavailableError: the config of a hub model cannot be had, or the emulator asked for is not set up.
-    """
-    card = find_gpu(gpu)
-    engine = prediction.engine_for(card.name, engine)
-    predict = partial(prediction.predict, engine=engine)
-    cells = Frontier(prediction.resolved(recipe, [card.name]), card.name, card.memory_bytes, predict, engine)
-    for _ in tqdm(cells.fill(), desc="predicting", unit=" cells", disable=None, leave=False):
-        pass  # the bar moves
-    if not any(row.predicted_bytes for row in cells.rows):
-        raise ConfigurationError(cells.rows[0].refused)
-    return cells
+def _size(recipe: Recipe) -> tuple[int, int]:
+    return recipe.effective_batch_size * recipe.sequence_length, recipe.effective_batch_size
 
 
 def rows_of(recipe: Recipe, limit_bytes: int) -> list[Row]:
     """The recipe at other lengths and batches. Raises as `load_config` does."""
-    lengths = {recipe.sequence_length}
     powers = _powers_of_two(positions_of(recipe))
-    lengths.update(powers[-LENGTHS:])
-    lengths.update(power for power in powers if power >= recipe.sequence_length)
-    lengths.discard(1)
+    shortest = max(2, min(recipe.sequence_length, *powers[-LENGTHS:]))
+    lengths = {recipe.sequence_length, *(power for power in powers if power >= shortest)}
     batches = {recipe.effective_batch_size, *_powers_of_two(LARGEST * recipe.effective_batch_size)[-BATCHES:]}
     return [Row(recipe, length, sorted(batches), limit_bytes) for length in sorted(lengths)]
 
@@ -205,45 +164,3 @@ def _powers_of_two(most: int) -> list[int]:
     while 2 * powers[-1] <= most:
         powers.append(2 * powers[-1])
     return powers
-
-
-def _table(rows: list[Row]) -> list[str]:
-    if not rows:
-        return []
-    lines = [f"{'tokens':>7}" + "".join(f"{batch:>12}" for batch in rows[0].batches)]
-    for row in rows:
-        lines.append(f"{row.length:>7}" + "".join(f"{_cell(row, batch):>12}" for batch in row.batches))
-    return lines
-
-
-def _cell(row: Row, batch: int) -> str:
-    cell = row.sign(batch)
-    if batch in row.predicted_bytes:
-        cell += f" {format_bytes(row.predicted_bytes[batch])}"
-    return f"[{cell}]" if batch == row.own else cell
-
-
-def save_picture(cells: Frontier, path: Path) -> None:
-    """Both tables in colours."""
-    from matplotlib.figure import Figure
-
-    tables = {cells.recipe.label: cells.rows}
-    if cells.change:
-        tables[cells.change.label] = cells.beside
-    figure = Figure(figsize=(6.4 * len(tables), 4.2), layout="constrained")
-    (panels,) = figure.subplots(1, len(tables), squeeze=False)
-    for panel, (title, rows) in zip(panels, tables.items(), strict=True):
-        batches = rows[0].batches
-        table = panel.table(
-            cellText=[[_cell(row, batch) for batch in batches] for row in rows],
-            cellColours=[[COLOURS[row.sign(batch)] for batch in batches] for row in rows],
-            rowLabels=[f"{row.length} tokens" for row in rows],
-            colLabels=batches,
-            loc="center",
-        )
-        table.scale(1, 2.4)
-        panel.set_title(title)
-        panel.axis("off")
-    limit = f"{format_bytes(cells.limit_bytes)} ({cells.gpu})"
-    figure.suptitle(f"{cells.recipe.model}, batch × length within {limit}, predicted")
-    figure.savefig(path, dpi=130)

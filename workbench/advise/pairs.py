@@ -36,22 +36,16 @@ def _cell(row: pd.Series, column: str) -> str:
     return f"{fraction:.0%}{star}"
 
 
-def best_partners(table: pd.DataFrame, names: Sequence[str], numerics: Numerics = Numerics.EXACT) -> pd.DataFrame:
-    """For each technique the one of a kind that saves most beside it: what it is, and the part saved without and with.
-
-    Args:
-        numerics: what the second may do to the loss.
-    """
-    pairs = _mirrored(table[table["verdict"].isin([MEASURED, EMULATED])])
-    allowed = [name for name, cls in REGISTRY.items() if cls.numerics is numerics]
-    rows = []
+def best_partners(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """For each technique the exact one that saves most beside it: what it is, and the part saved without and with."""
+    exact = [name for name, cls in REGISTRY.items() if cls.numerics is Numerics.EXACT]
+    saved = _mirrored(table).pivot(index="one", columns="other", values=SAVED)
+    rows = {}
     for name in names:
-        of_name = pairs[pairs["one"] == name].set_index("other")[SAVED]
-        partners = of_name[of_name.index.isin(allowed)].drop(index=name, errors="ignore")
-        partner = partners.idxmax()
-        rows.append({"given": name, "add": partner, "saved alone": of_name[name], "saved together": partners[partner]})
-    shown = pd.DataFrame(rows).set_index("given")
-    return shown.assign(**{column: shown[column].map("{:.0%}".format) for column in ("saved alone", "saved together")})
+        beside = saved.loc[name].reindex(exact).drop(name, errors="ignore")
+        alone = f"{saved.loc[name, name]:.0%}"
+        rows[name] = {"add": beside.idxmax(), "saved alone": alone, "saved together": f"{beside.max():.0%}"}
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("given")
 
 
 def _mirrored(table: pd.DataFrame) -> pd.DataFrame:

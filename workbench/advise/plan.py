@@ -7,12 +7,12 @@ techniques that attack what dominates their peak. A set that fits is never exten
 gentlest settings are taken that still fit, and a technique without which it fits too is dropped.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from workbench.advise.candidate import NUMERICS, Candidate, Predictor, entry, rank
-from workbench.advise.cards import cards_text, on_two_cards
 from workbench.base.bar import progress_bar
 from workbench.base.categories import Category, format_bytes, parse_bytes
 from workbench.base.errors import ConfigurationError
@@ -40,7 +40,6 @@ class Plan(Result):
     candidates: tuple[Candidate, ...]
     tried: tuple[Candidate, ...]
     skipped: Mapping[str, str] = field(default_factory=dict)  # what could not be predicted, and why
-    on_two_cards: tuple[Candidate, ...] = ()  # where it does not fit as it is: a rank of it
     asked_bytes: int | None = None  # the budget that was asked for; the device may have less
     json_fields: ClassVar[tuple[str, ...]] = (
         "budget_bytes",
@@ -50,7 +49,6 @@ class Plan(Result):
         "candidates",
         "predictions",
         "skipped",
-        "on_two_cards",
     )
 
     @property
@@ -61,12 +59,6 @@ class Plan(Result):
     def closest(self) -> Candidate:
         """That which needs least of all that were tried."""
         return min(self.tried, key=lambda candidate: candidate.needed_bytes)
-
-    def __iter__(self) -> Iterator[Candidate]:
-        return iter(self.candidates)
-
-    def __len__(self) -> int:
-        return len(self.candidates)
 
     def __getitem__(self, index: int) -> Candidate:
         return self.candidates[index]
@@ -95,7 +87,6 @@ class Plan(Result):
                 f"{category.replace('_', ' ')} dominate with {format_bytes(size)}.",
                 "   Choose a larger budget, a smaller model, or a smaller batch or sequence.",
             ]
-        lines += cards_text(self.on_two_cards)
         lines += [f"\nnot predicted: {label}: {reason}" for label, reason in self.skipped.items()]
         return "\n".join(lines)
 
@@ -145,10 +136,7 @@ def plan(
         predicted_for=card.title if card else THIS_CPU,
         most_changes=most_changes,
     )
-    planned = replace(search.plan(), asked_bytes=asked_bytes)
-    if card is None or predict or planned.baseline.fits:
-        return planned
-    return replace(planned, on_two_cards=on_two_cards(search.recipe, gpu, budget_bytes))
+    return replace(search.plan(), asked_bytes=asked_bytes)
 
 
 def families(
@@ -288,19 +276,16 @@ class Search:
 
     def _gentlest(self, candidate: Candidate, name: str) -> Candidate:
         """Bisect one technique's settings; the last of them is known to fit."""
+
+        def tried(setting: Technique) -> Candidate | None:
+            return self._try(tuple(setting if change.name == name else change for change in candidate.changes))
+
+        def fits(setting: Technique) -> bool:
+            gentler = tried(setting)
+            return gentler is not None and gentler.fits
+
         family = self.families[name]
-        low = 0
-        high = len(family) - 1
-        while low < high:
-            middle = (low + high) // 2
-            changes = [family[middle] if change.name == name else change for change in candidate.changes]
-            gentler = self._try(tuple(changes))
-            if gentler and gentler.fits:
-                candidate = gentler
-                high = middle
-            else:
-                low = middle + 1
-        return candidate
+        return tried(family[bisect_left(family[:-1], True, key=fits)]) or candidate
 
     def _try(self, changes: tuple[Technique, ...]) -> Candidate | None:
         """Predict once; None where the techniques exclude each other, do not suit the batch, or cannot be predicted."""
