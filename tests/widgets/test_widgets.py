@@ -814,6 +814,7 @@ def test_settings_that_are_pasted_set_the_panel_and_are_explained(playground):
     assert "axolotl" in page
     assert "lora_r: 4" in page
     assert "colour: &lt;b&gt;" in page
+    assert "What is predicted is without what this setting does: colour." in playground.form.error.value
     assert "<b>" not in page
     playground.undo.click()
     assert playground.form.recipe() == before

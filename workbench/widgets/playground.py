@@ -159,6 +159,8 @@ class Playground:
             self.brought.value = alarm(f"{error} Nothing was changed.")
         else:
             self.brought.value = page("brought", brought=brought)
+            if brought.without:  # above the verdict, until another setting is chosen
+                self.form.error.value = alarm(f"What is predicted is {brought.without}.")
 
     # ---- what happens when something is known, mostly in a thread ----
 
