@@ -7,7 +7,7 @@ screen reader hears `description`.
 import html
 from collections.abc import Iterable, Mapping, Sequence
 
-from workbench.lessons.plots import COLOURS
+from workbench.lessons.plots import COLOURS, ink
 
 WIDTH = 660
 PALE = "#80808040"
@@ -62,8 +62,8 @@ class Drawing:
         self.shapes.append(f'<rect {place} fill="{fill}" stroke="currentColor" stroke-width="0.6"/>')
         self.bottom = max(self.bottom, self.top + y + height)
         if LETTER * len(label) < width:
-            ink = "black" if colour in COLOURS else "currentColor"
-            self.words(x + width / 2, y + height / 2 + 5, label, anchor="middle", ink=ink)
+            letters = ink(COLOURS[colour]) if colour in COLOURS else "currentColor"
+            self.words(x + width / 2, y + height / 2 + 5, label, anchor="middle", colour=letters)
 
     def tiles(
         self, x: float, y: float, tile: tuple[float, float], colour: str, columns: int = 1, rows: int = 1
@@ -91,12 +91,12 @@ class Drawing:
         self.bottom = max(self.bottom, self.top + y, self.top + to_y)
 
     def words(
-        self, x: float, y: float, text: str, *, anchor: str = "start", bold: bool = False, ink: str = "currentColor"
+        self, x: float, y: float, text: str, *, anchor: str = "start", bold: bool = False, colour: str = "currentColor"
     ) -> None:
         """A line of text; `y` is where its letters stand, `anchor` is start, middle or end."""
         weight = 600 if bold else 400
         place = f'x="{x:g}" y="{self.top + y:g}" text-anchor="{anchor}" font-weight="{weight}"'
-        self.shapes.append(f'<text {place} fill="{ink}">{html.escape(text)}</text>')
+        self.shapes.append(f'<text {place} fill="{colour}">{html.escape(text)}</text>')
         self.bottom = max(self.bottom, self.top + y + 6)
 
     def legend(self, *categories: str, others: Mapping[str, str] | None = None) -> None:

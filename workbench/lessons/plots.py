@@ -32,6 +32,15 @@ COLOURS: dict[str, str] = {
 }
 
 
+def ink(shade: str) -> str:
+    """Black or white, whichever is easier to read on a colour such as `#0072B2` (WCAG 2.2, relative luminance)."""
+    luminance = 0.0
+    for weight, start in ((0.2126, 1), (0.7152, 3), (0.0722, 5)):
+        part = int(shade[start : start + 2], 16) / 255
+        luminance += weight * (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4)
+    return "#000" if luminance > 0.179 else "#fff"
+
+
 class Picture(Figure):
     """A figure that a notebook shows by itself: pyplot, which usually sees to that, must not be used in threads.
 

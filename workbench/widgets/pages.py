@@ -8,7 +8,7 @@ from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
 
 from workbench.base.categories import format_bytes
-from workbench.lessons.plots import COLOURS, Picture
+from workbench.lessons.plots import COLOURS, Picture, ink
 from workbench.prediction.prediction import engine_words
 
 STYLE = f"<style>{Path(__file__).with_name('panel.css').read_text(encoding='utf-8')}</style>"
@@ -73,15 +73,6 @@ def picture(figure: Picture, text: str) -> Markup:
     """An image with its text equivalent; no file and no network."""
     source = base64.b64encode(figure.png()).decode()
     return Markup('<img alt="{}" src="data:image/png;base64,{}" style="max-width: 100%">').format(text, source)
-
-
-def ink(shade: str) -> str:
-    """Black or white, whichever is easier to read on a colour such as `#0072B2` (WCAG 2.2, relative luminance)."""
-    luminance = 0.0
-    for weight, start in ((0.2126, 1), (0.7152, 3), (0.0722, 5)):
-        part = int(shade[start : start + 2], 16) / 255
-        luminance += weight * (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4)
-    return "#000" if luminance > 0.179 else "#fff"
 
 
 TEMPLATES = Environment(loader=PackageLoader("workbench.widgets"), autoescape=True, trim_blocks=True)
