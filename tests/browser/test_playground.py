@@ -336,7 +336,7 @@ def test_settings_that_are_pasted_on_the_panel_reach_it_and_nothing_else(page, b
     output(page).get_by_text("colour: <img src=x onerror=alert(1)>").wait_for()
     assert output(page).get_by_label("LoRA", exact=True).is_checked()
     button(page, "Undo").click()
-    page.wait_for_function("() => !document.querySelector('.wb-said')?.closest('.wb-old')")
+    output(page).get_by_label("LoRA", exact=True).and_(page.locator(":not(:checked)")).wait_for(state="attached")
     length = output(page).get_by_label("sequence length", exact=True)
     assert length.input_value() == "32"
     length.select_text()

@@ -11,11 +11,11 @@ from driving import (
     HEAD,
     VERDICT,
     button,
-    failing_with_page_text,
     fill,
     open_part,
     output,
     stop_training,
+    take,
     verdict,
     wait_for_button,
     wait_for_status,
@@ -50,8 +50,7 @@ def panel(open_notebook, lab, folder, model_name, text_file):
         write_notebook(lab[1] / f"{name}.ipynb", source)
         page = open_notebook(f"{name}.ipynb")
         open_part(page, "Train it here")
-        with failing_with_page_text(page, "prediction for this machine"):  # the last that is made
-            output(page).get_by_text("this machine has").first.wait_for()
+        take(page)  # the button knows last what it will do
         return page
 
     return opened
@@ -127,7 +126,7 @@ def test_of_a_kernel_restarted_in_a_training_nothing_is_lost(page, folder):
     wait_for_button(page, "Start", "enabled")
     open_part(page, "Train it here")
     row = output(page).locator("tr", has_text="killed").first
-    assert f"{record.steps_done} steps" in row.inner_text()
+    assert row.inner_text().split("\t")[3] == str(record.steps_done)
 
 
 def test_two_panels_in_two_kernels_train_at_once_and_both_records_are_kept(page, panel, folder):

@@ -700,6 +700,8 @@ def test_the_newest_runs_are_listed_escaped(recipe, predicted, tmp_path):
     assert "&lt;b&gt;x" in train.runs.value
     assert "<b>x" not in train.runs.value
     assert "<td>13</td>" in train.runs.value
+    assert "NA" not in train.runs.value
+    assert "nan" not in train.runs.value.lower()
 
 
 @pytest.mark.dear

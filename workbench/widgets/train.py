@@ -1,5 +1,6 @@
 """The part that trains here: what Start would train, how it goes, what came of it, and the runs before it."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -181,8 +182,9 @@ class Train:
     def _list_runs(self) -> None:
         """The newest runs on record, of this and of earlier kernels."""
         frame = to_frame(read_all(self.folder, newest=RUNS)[::-1])[COLUMNS]
-        formatters = {"peak_allocated_bytes": lambda size: format_bytes(int(size))}
-        table = frame.to_html(index=False, border=0, na_rep="", float_format="{:.3f}".format, formatters=formatters)
+        frame = frame.astype(object).where(frame.notna(), math.nan)  # pandas' own NA would be printed
+        formatters = {"peak_allocated_bytes": format_bytes, "held_out_loss": "{:.3f}".format}
+        table = frame.to_html(index=False, border=0, na_rep="", formatters=formatters)
         self.runs.value = page("runs", table=table)
 
     def _say(self, message: str, style: str = "wb-quiet") -> None:
