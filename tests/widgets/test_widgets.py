@@ -816,10 +816,17 @@ def test_settings_that_are_pasted_set_the_panel_and_are_explained(playground):
     assert "axolotl" in page
     assert "lora_r: 4" in page
     assert "colour: &lt;b&gt;" in page
-    assert "What is predicted is without what this setting does: colour." in playground.form.error.value
+    remark = "What is predicted is without what this setting does: colour."
+    assert remark in playground.form.error.value
+    playground.form.controls["steps"].value = "7"
+    assert remark in playground.form.error.value, "it stays true"
+    playground.undo.click()
+    assert remark in playground.form.error.value
     assert "<b>" not in page
     playground.undo.click()
     assert playground.form.recipe() == before
+    assert playground.form.error.value == ""
+    assert "Paste settings" in playground.brought.value
 
 
 def test_what_went_comes_back(playground, subtests):

@@ -250,13 +250,11 @@ def in_pieces(message: Numbers) -> Cause | None:
     share = gaps / (message.reserved_bytes or gaps)
     if share < NOTEWORTHY:
         return None
-    allocators = [technique() for technique in REGISTRY.values() if technique().allocator_settings()]
-    settings = [f"{name}={value}" for technique in allocators for name, value in technique.environment().items()]
     return Cause(
         "fragmentation",
         f"{two_digits(room)} free and {two_digits(gaps)} of gaps are {two_digits(room + gaps)}: enough for the "
         f"{two_digits(requested)} asked for, in one piece. The gaps are {share:.0%} of what PyTorch has reserved.",
-        f"{' '.join(settings)} in front of the command; batches of fewer sizes.",
+        f"{against_gaps()} in front of the command; batches of fewer sizes.",
         held_bytes=gaps,
     )
 
@@ -314,6 +312,13 @@ RULES = (
     another_process,
     another_library,
 )
+
+
+def against_gaps() -> str:
+    """The variables with which the allocator leaves fewer gaps, as in front of a command."""
+    allocators = [technique() for technique in REGISTRY.values() if technique().allocator_settings()]
+    settings = [f"{name}={value}" for technique in allocators for name, value in technique.environment().items()]
+    return " ".join(settings)
 
 
 def titles_against(*categories: Category, exact: bool = True) -> str:

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from workbench.advise.causes import NOTEWORTHY, Cause, titles_against
+from workbench.advise.causes import NOTEWORTHY, Cause, against_gaps, titles_against
 from workbench.advise.message import read_message
 from workbench.base.categories import Category, format_bytes
 from workbench.base.errors import ConfigurationError
@@ -90,7 +90,7 @@ def no_piece_is_large_enough(device: DeviceSnapshot) -> Cause | None:
         f"{format_bytes(refused)} were refused. At the end {format_bytes(free)} are reserved and free, at most "
         f"{format_bytes(device.largest_free_bytes)} in one piece."
     )
-    return Cause("fragmentation", because, "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", "12_kernels")
+    return Cause("fragmentation", because, f"{against_gaps()} in front of the command.", "12_kernels")
 
 
 def older_than_the_history(device: DeviceSnapshot) -> Cause | None:

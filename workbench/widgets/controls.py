@@ -168,7 +168,8 @@ class RecipeForm(Form):
         techniques: the names of those that can be switched.
 
     Attributes:
-        error: says what is wrong with the recipe.
+        error: says what is wrong with the recipe; where nothing is, the remark.
+        remark: what is to be known of the recipe, whatever is changed of it.
     """
 
     def __init__(self, recipe: Recipe, techniques: Iterable[str] = REGISTRY) -> None:
@@ -178,6 +179,7 @@ class RecipeForm(Form):
         for toggle in self.toggles.values():
             toggle.changed = self.react
         self.error = HTML()
+        self.remark = ""
         self.show(recipe)
 
     def more(self) -> tuple[w.Widget, w.Widget]:
@@ -217,6 +219,10 @@ class RecipeForm(Form):
         self._is_filling = False
         self.react()
 
+    def remark_that(self, remark: str) -> None:
+        self.remark = remark
+        self.error.value = alarm(remark) if remark else ""
+
     def suit(self, gpu: str) -> None:
         """Offer what this GPU, or "cpu", can do from now on."""
         if gpu != self.gpu:
@@ -235,7 +241,7 @@ class RecipeForm(Form):
         except ConfigurationError as error:
             self.error.value = alarm(error)
             return
-        self.error.value = ""
+        self.remark_that(self.remark)
         self._is_filling = True
         for toggle in self.toggles.values():
             toggle.suit(recipe, self.gpu)

@@ -52,7 +52,8 @@ class Playground:
     def __init__(self, recipe: Recipe | None = None, gpu: str = "t4", folder: Path | None = None) -> None:
         recipe = recipe or Recipe(model="gpt2", effective_batch_size=8, sequence_length=1024)
         self._kept: Any = None  # on a live page: what stays in the notebook when the widgets are gone
-        self._undone: list[Recipe] = []  # the recipes before this one, the newest last
+        # before this one, the newest last: the recipe, what its prediction is without, and what was said of settings
+        self._undone: list[tuple[Recipe, str, str]] = []
         self._recipe = recipe
         self._arranged_for: tuple[Any, ...] = ()  # the sentence for which the switches are in order
         self.gauge = Gauge(gpu)
@@ -125,13 +126,13 @@ class Playground:
     def _remember(self, recipe: Recipe | None) -> None:
         if recipe is None or recipe == self._recipe:
             return
-        self._undone.append(self._recipe)
+        self._undone.append((self._recipe, self.form.remark, self.brought.value))
         self._recipe = recipe
         self.undo.disabled = False
 
     def _undo(self, _: object) -> None:
         if self._undone:
-            self._recipe = self._undone.pop()
+            self._recipe, self.form.remark, self.brought.value = self._undone.pop()
             self.form.show(self._recipe)
             self.undo.disabled = not self._undone
 
@@ -159,8 +160,7 @@ class Playground:
             self.brought.value = alarm(f"{error} Nothing was changed.")
         else:
             self.brought.value = page("brought", brought=brought)
-            if brought.without:  # above the verdict, until another setting is chosen
-                self.form.error.value = alarm(f"What is predicted is {brought.without}.")
+            self.form.remark_that(f"What is predicted is {brought.without}." if brought.without else "")
 
     # ---- what happens when something is known, mostly in a thread ----
 
