@@ -102,7 +102,7 @@ def test_a_text_that_has_vanished_before_start_is_told_and_the_panel_goes_on(pag
     mine.write_text(text_file.read_text())
     open_part(page, "Train it here")
     fill(page, "corpus", str(mine))
-    verdict(page)
+    output(page).get_by_text(re.compile("^Start trains .*mine.txt")).wait_for()  # the kernel has looked for it
     mine.unlink()
     button(page, "Start").click()
     wait_for_status(page, "not started.*mine.txt")

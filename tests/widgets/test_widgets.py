@@ -642,7 +642,7 @@ def test_a_large_model_is_predicted_and_a_small_one_trained_in_its_place(playgro
     assert playground.gauge.wait()
     assert "gpt2-xl" in {recipe.model for recipe, _ in predicted}
     assert playground.train.trained() == Recipe(model="gpt2-tiny", sequence_length=128)
-    assert "Start trains gpt2-tiny, 8 × 128 tokens a step, on" in playground.train.what.value
+    assert "Start trains gpt2-tiny with the text" in playground.train.what.value
     playground.train.stands_in.value = False
     assert playground.train.trained().model == "gpt2-xl"
 

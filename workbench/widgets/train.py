@@ -216,7 +216,8 @@ def start_in_words(recipe: Recipe) -> str:
     device = device_here()
     where = "this machine's CPU" if device.kind == "cpu" else device.name
     shape = recipe.shape
-    return f"Start trains {recipe.model}, {shape.sequences} × {shape.tokens} tokens a step, on {where}: {recipe.title}."
+    step = f"{shape.sequences} × {shape.tokens} tokens a step"
+    return f"Start trains {recipe.model} with the text {recipe.corpus}, {step}, on {where}: {recipe.title}."
 
 
 def title_of(record: Record) -> str:
