@@ -1,10 +1,27 @@
-"""A made-up predictor for the parts of the panel: bytes that follow from batch, length and techniques alone."""
+"""Made-up predictions for the parts of the panel: one that is always the same, and one whose bytes follow from batch,
+length and techniques alone."""
 
 from dataclasses import dataclass, field
 
+from workbench.base.categories import Category
 from workbench.gpus.catalogue import GPUS
 
 MIB = 2**20
+
+
+class Forecast:
+    """What the gauge reads of a prediction."""
+
+    def __init__(self, peak=3 * 2**30, capacity=4 * 2**30, source="emulated:t4"):
+        self.gpu, self.context_bytes, self.capacity_bytes = "t4", 2**29, capacity
+        self.peak_allocated_bytes = self.peak_reserved_bytes = peak
+        self.by_category = {str(c): 0 for c in Category} | {"weights": peak - 100, "activations": 100}
+        self.source, self.timeline, self.work = source, None, {"fp32_flops": 1000}
+        self.peak_phase, self.peak_operation = "backward", "aten.<b>mm</b>"
+
+    @property
+    def need_bytes(self):
+        return self.peak_reserved_bytes + self.context_bytes
 
 
 @dataclass(frozen=True)

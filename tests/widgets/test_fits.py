@@ -39,9 +39,9 @@ def all_cards(monkeypatch):
     monkeypatch.setattr("workbench.widgets.fits.predict_all", Machine().each)
 
 
-def cells(part, number=1):
-    """By length and batch: the sign and the words, of the first table or the second."""
-    table = words_of(part).split("<table")[number]
+def cells(part):
+    """By length and batch: the sign and the words."""
+    table = words_of(part).split("<table")[1]
     batches = re.findall(r'<th scope="col">(\d+)</th>', table)
     rows = re.findall(r'<th scope="row">(\d+)</th>(.*?)</tr>', table, re.S)
     found = {}
@@ -65,7 +65,8 @@ def test_the_largest_batch_that_fits_is_found_with_three_predictions(subtests):
             row = Row(replace(RECIPE, sequence_length=128), 128, (1, 2, 4, 8, 16, 32, 64), limit)
             predict = lambda recipe, gpu: SimpleNamespace(need_bytes=bytes_of(recipe.effective_batch_size))  # noqa: E731
             assert len(list(row.fill(predict, "t4"))) == len(row.predicted_bytes) == 3
-            assert row.fitting == [batch for batch in row.recipes if bytes_of(batch) <= limit]
+            fitting = [batch for batch in row.batches if row.sign(batch) == "✓"]
+            assert fitting == [batch for batch in row.recipes if bytes_of(batch) <= limit]
 
 
 def test_a_cell_is_open_until_it_follows_from_what_was_predicted():
@@ -99,10 +100,7 @@ def test_cards_and_cells_can_be_clicked_and_say_what_they_choose():
     part, _ = asked(limit=1000 * MIB)
     choices = [json.loads(html.unescape(found)) for found in re.findall(r'data-choice="([^"]*)"', words_of(part))]
     assert {"gpu": "h100"} in choices
-    assert {"effective_batch_size": 2, "sequence_length": 64, "changed": False} in choices
-    assert {"effective_batch_size": 2, "sequence_length": 64, "changed": True} in choices
-    assert part.changes, "of the second table"
-    assert asked(limit=2**50)[0].changes == ()
+    assert {"effective_batch_size": 2, "sequence_length": 64} in choices
 
 
 def test_the_table_says_of_each_cell_whether_it_fits_and_how_that_is_known():
@@ -118,35 +116,6 @@ def test_the_table_says_of_each_cell_whether_it_fits_and_how_that_is_known():
     assert "All is predicted" in words_of(part)
     assert 'scope="row"' in words_of(part)
     assert "<caption>" in words_of(part)
-
-
-def test_beside_it_stands_what_fits_with_the_planners_best_change():
-    part, machine = asked(limit=1000 * MIB)
-    found, changed = cells(part), cells(part, 2)
-    assert "With the planner's best change" in words_of(part)
-    assert {cell for cell in found if "✓" in found[cell]} < {cell for cell in changed if "✓" in changed[cell]}
-    assert any(recipe.techniques for recipe in machine.asked)
-    assert "nothing to change" in words_of(asked(limit=2**50)[0])
-
-
-def test_a_search_for_a_change_ends_with_its_present_prediction():
-    began, release = threading.Event(), threading.Event()
-
-    def wait(recipe):
-        if recipe.techniques and not release.is_set():
-            began.set()
-            release.wait(20)
-
-    machine = Machine(wait)
-    part = part_with(machine)
-    part.show(RECIPE, "t4", LIMIT)
-    assert began.wait(20)
-    searched = sum(bool(recipe.techniques) for recipe in machine.asked)
-    part.show(RECIPE, "t4", 2**50)
-    release.set()
-    assert part.wait(30)
-    assert searched == 1 == sum(bool(recipe.techniques) for recipe in machine.asked)
-    assert "nothing to change" in words_of(part)
 
 
 def test_the_row_of_cards_is_sorted_by_memory_with_a_word_for_each():
