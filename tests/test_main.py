@@ -172,7 +172,7 @@ def test_records_and_compare(quick, capsys, tmp_path):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1:3]] == ["gradient_checkpointing", "baseline"]
     assert main(["compare", "--save", str(tmp_path / "kept")]) == 0
-    assert {path.name for path in (tmp_path / "kept").iterdir()} == {"comparison.csv", "memory.png", "tradeoffs.png"}
+    assert {path.name for path in (tmp_path / "kept").iterdir()} == {"comparison.csv", "memory.png"}
     for name in ("runs.parquet", "runs.csv"):
         assert main(["records", "--export", str(tmp_path / name)]) == 0
     assert len(pd.read_parquet(tmp_path / "runs.parquet")) == len(pd.read_csv(tmp_path / "runs.csv")) == 2

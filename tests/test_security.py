@@ -19,6 +19,7 @@ from workbench.base.errors import ConfigurationError
 from workbench.base.paths import ROOT, inside
 from workbench.journal.record import Record, Status
 from workbench.lessons import plots
+from workbench.lessons.staircase import draw_staircase
 
 NASTY = [
     "<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "</title></table></style><script>x", "&lt;b&gt;",
@@ -88,7 +89,7 @@ def test_pictures_can_be_drawn_of_them(tmp_path):
     labels = ["baseline", *(f"x{hostile}" for hostile in NASTY)]
     table = compare(to_frame([finished(label, number, NASTY[0]) for number, label in enumerate(labels)]))
     assert set(table.index) == set(labels)
-    for picture in (plots.memory_bars(table), plots.tradeoffs(table)):
+    for picture in (plots.memory_bars(table), draw_staircase(table)):
         picture.savefig(tmp_path / "picture.png")
         plt.close(picture)
 

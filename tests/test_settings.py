@@ -12,7 +12,7 @@ from workbench.base.settings import assigned, check_settings, described, merged,
 @dataclass(frozen=True)
 class Oven:
     shelves: int = setting(2, "how many", minimum=1, maximum=4)
-    heat: float = setting(180.0, "how hot", unit="°C", minimum=50.0)
+    heat: float = setting(180.0, "how hot", minimum=50.0)
     fan: bool = setting(False, "whether air moves")
     mode: str = setting("top", "where the heat comes from", choices=("top", "bottom"))
     timer: int | None = setting(None, "minutes", minimum=1)
@@ -22,7 +22,6 @@ class Oven:
 def test_a_setting_keeps_its_default_and_describes_itself():
     heat = next(field for field in fields(Oven) if field.name == "heat")
     assert Oven().heat == 180.0
-    assert heat.metadata["unit"] == "°C"
     assert heat.metadata["help"] == "how hot"
 
 

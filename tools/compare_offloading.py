@@ -12,7 +12,6 @@ import sys
 import tempfile
 from contextlib import nullcontext
 from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ PROGRAMS: dict[str, tuple[str, ...]] = {  # techniques of the workbench, or a li
     "nothing waits": (),
     "**activations**": (),
     "`activation_offloading`": ("activation_offloading",),
-    "the same, `overlap:true`": ("activation_offloading=overlap:true",),
     TRL: ("trl",),
     "`gradient_checkpointing`": ("gradient_checkpointing",),
     "the same, `offload:true` (transformers' own)": ("gradient_checkpointing=offload:true",),
@@ -36,8 +34,6 @@ PROGRAMS: dict[str, tuple[str, ...]] = {  # techniques of the workbench, or a li
     "`optimizer_offloading`": (*LEAN, "optimizer_offloading"),
     "torchao's `CPUOffloadOptimizer`": (*LEAN, "torchao"),
     "the same, `offload_gradients`, which cannot be clipped": (*LEAN, "torchao gradients"),
-    "`optimizer=kind:adamw_on_host`, torchao's with clipped gradients": (*LEAN, "optimizer=kind:adamw_on_host"),
-    "the same, `step_in_backward`": (*LEAN, "optimizer=kind:adamw_on_host", "step_in_backward"),
 }
 HEAD = f"""# What waits on the host
 
@@ -82,8 +78,8 @@ def train(words: tuple[str, ...]) -> dict[str, int]:
         trainer.training_step = inside
         trainer.train()
     optimizer = trainer.optimizer.optimizer
-    parts = [vars(one).get("optim_dict", {}).values() for one in getattr(optimizer, "each", {0: optimizer}).values()]
-    states = [t for held in chain(*parts) for state in held.state.values() for t in state.values()]
+    parts = vars(optimizer).get("optim_dict", {}).values()
+    states = [t for held in parts for state in held.state.values() for t in state.values()]
     pinned = torch.cuda.host_memory_stats()["allocated_bytes.peak"]
     return {"device": torch.cuda.max_memory_allocated(), "host": pinned + sum(t.nbytes for t in states)}
 

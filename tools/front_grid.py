@@ -100,7 +100,7 @@ class Choice:
 
     def recipe(self, gpu: Gpu = REFERENCE) -> Recipe:
         techniques = [*MODES[self.mode], *(SWITCHES[name] for name in self.switches if name in SWITCHES)]
-        if not gpu.native_bf16:
+        if not gpu.device.computes_bf16:
             techniques = [fp16_instead(technique) for technique in techniques]
         if self.accumulates:
             techniques.append(GradientAccumulation(steps=self.batch))
@@ -145,9 +145,9 @@ def suits(model: str, mode: str, length: int, gpu: Gpu) -> bool:
     """Whether the points say something of this: PyTorch has fused kernels for grouped queries in 16 bits and from
     Ampere on alone. Elsewhere attention stores its probabilities, which grow with the square of the length, so the
     tokens of a pass do not tell what it needs, and nothing else is answered than the length of the points."""
-    if mode == "bf16" and not gpu.native_bf16:
+    if mode == "bf16" and not gpu.device.computes_bf16:
         return False
-    if is_gpt2(model) or (mode != "full" and gpu.flash_attention):
+    if is_gpt2(model) or (mode != "full" and gpu.compute_capability >= (8, 0)):
         return True
     return mode == "full" and length == POINTS_LENGTH
 

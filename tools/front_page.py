@@ -46,14 +46,14 @@ from front_grid import (
 from front_html import DATA, FRONT, PICTURE, filled
 
 from workbench import __version__
-from workbench.base.errors import UnavailableError, WorkbenchError
+from workbench.base.errors import UnavailableError
 from workbench.base.paths import BUILD, versions, write_whole
 from workbench.gpus.catalogue import COMMON, GIB, GPUS, MIB, Gpu
 from workbench.gpus.emulator import place
 from workbench.gpus.emulator.call import PROCESSES
 from workbench.prediction import committed
 from workbench.prediction.prediction import Prediction
-from workbench.prediction.worker import ask_emulator
+from workbench.prediction.worker import ask_card, predict_on_card
 from workbench.recipe import Recipe
 from workbench.techniques import (
     REGISTRY,
@@ -129,10 +129,7 @@ class Kept:
 
 def emulated(recipe: Recipe, gpu: Gpu) -> Prediction:
     """As `predict` makes it, and keeps it nowhere: 1,500 timelines are many. Raises as that."""
-    prediction = ask_emulator(recipe, gpu, False, None, time_limit=TIME_LIMIT_S)
-    if isinstance(prediction, WorkbenchError):
-        raise prediction
-    return prediction
+    return ask_card(gpu, predict_on_card, recipe, False, time_limit=TIME_LIMIT_S)
 
 
 def columns(prediction: Prediction) -> dict[str, int]:
@@ -297,8 +294,8 @@ def card_facts(gpu: Gpu) -> dict[str, Any]:
         "context": round(gpu.context_bytes_estimate / MIB, 1),
         "extra": round(extra_mib(gpu), 1),
         "kind": gpu.cublas_workspace_bytes,
-        "bf16": gpu.native_bf16,
-        "fused": gpu.flash_attention,
+        "bf16": gpu.device.computes_bf16,
+        "fused": gpu.compute_capability >= (8, 0),
     }
 
 

@@ -67,6 +67,13 @@ def outcome(program: dict[str, Any], checkouts: Path, python: str) -> dict[str, 
 def ran(program: dict[str, Any], folder: Path, counted: Path, python: str) -> dict[str, Any]:
     counted.mkdir()
     variables = os.environ | OFFLINE | program.get("environment", {})
+    if "packages" in program:
+        packages = counted.with_name("packages")
+        installing = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--target"]
+        installed = subprocess.run([*installing, str(packages), *program["packages"]], check=False)
+        if installed.returncode:
+            return {"outcome": "not run", "cause": f"pip could not install {', '.join(program['packages'])}"}
+        put_in_front(variables, packages)
     emulate = [sys.executable, "-m", "workbench.gpus.emulator", "--python", python]
     if program.get("made"):  # on a card too: torchvision's CUDA build needs a PyTorch with CUDA even to be imported
         making = [*emulate, "--no-history", "--", python, str(REAL / "made.py"), *program["made"]]
@@ -76,8 +83,8 @@ def ran(program: dict[str, Any], folder: Path, counted: Path, python: str) -> di
     command = [python if word == "python" else word for word in shlex.split(program["command"])]
     options = ["--gpu", program.get("gpu", "t4"), "--ranks", str(program.get("ranks", 1)), "--json"]
     options += ["--timeout", str(program.get("seconds", 120))]
-    path = [str(REAL / "counting"), *filter(None, [variables.get("PYTHONPATH")])]
-    variables |= {"PYTHONPATH": os.pathsep.join(path), "COUNTED_IN": str(counted)}
+    put_in_front(variables, REAL / "counting")
+    variables["COUNTED_IN"] = str(counted)
     done = subprocess.run(
         [*emulate, *options, "--", *command], cwd=folder, env=variables, capture_output=True, text=True, check=False
     )
@@ -99,6 +106,8 @@ def ran(program: dict[str, Any], folder: Path, counted: Path, python: str) -> di
     if status not in (0, TIMED_OUT) or not devices:
         cause = "used no GPU" if status == 0 else last_line(done.stderr)
         return {"outcome": "failed", "cause": cause, **found}
+    if not found["least_bytes"] and not program.get("without_weights"):
+        return {"outcome": "failed", "cause": "no weights were seen at work on the card", **found}
     if found["peak_allocated_bytes"] < found["least_bytes"]:
         return {"outcome": "wrong", "cause": "the peak lies under what it held", **found}
     if status == TIMED_OUT and found["steps"] < 2:
@@ -106,6 +115,10 @@ def ran(program: dict[str, Any], folder: Path, counted: Path, python: str) -> di
         innermost = re.sub(r"/\S*/", "", "; ".join(lines[:3]))
         return {"outcome": "failed", "cause": f"no second step when its time was over; {innermost}", **found}
     return {"outcome": "unchanged", "ended_by": "the clock" if status == TIMED_OUT else "itself", **found}
+
+
+def put_in_front(variables: dict[str, str], folder: Path) -> None:
+    variables["PYTHONPATH"] = os.pathsep.join([str(folder), *filter(None, [variables.get("PYTHONPATH")])])
 
 
 def last_line(text: str) -> str:

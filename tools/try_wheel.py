@@ -47,7 +47,7 @@ WITHOUT_EXTRA = [
     (("compare", "--save", "pictures"), 3, 'pip install "gpt2-memory-workbench[lessons]"'),
 ]
 WITH_EXTRA = [
-    (("compare", "--save", "pictures"), 0, "tradeoffs.png"),
+    (("compare", "--save", "pictures"), 0, "memory.png"),
     (("notebooks", "memory_anatomy"), 0, "build/notebooks"),
 ]
 

@@ -51,7 +51,6 @@ from workbench.gpus.emulator.card import emulated_card
 from workbench.models.source import locate, locate_config
 from workbench.options import Parser, parser_of, print_visibly, without_program
 from workbench.prediction.phases import Habits
-from workbench.ranks import launched
 from workbench.recipe import Recipe
 from workbench.techniques import REGISTRY, technique
 from workbench.texts import corpus
@@ -147,9 +146,7 @@ def run_recipe(args: argparse.Namespace) -> int:
     from workbench.training.world import refuse_several_ranks
 
     # The gate asks all this too, but not before torch is imported and a model fetched.
-    several = launched() or args.ranks or args.shard
-    if not several:
-        refuse_several_ranks()
+    refuse_several_ranks()
     if emulated_card(args.device or "") is None:
         check_device(args.device)
     if not args.reuse:
@@ -158,10 +155,8 @@ def run_recipe(args: argparse.Namespace) -> int:
     from workbench.journal.record import Status
 
     run: Callable[..., Any] = workbench.run
-    if several:
-        from workbench.ranks.launch import on_ranks
-
-        run = partial(on_ranks, ranks=args.ranks, shard=args.shard or "none")
+    if args.ranks or args.shard:
+        run = partial(workbench.run_on_ranks, ranks=args.ranks, shard=args.shard or "none")
     record = run(
         recipe,
         device=args.device,
@@ -173,8 +168,6 @@ def run_recipe(args: argparse.Namespace) -> int:
         memory_cap=args.memory_cap,
         longest_first=args.longest_first,
     )
-    if record.rank:
-        return 0  # the first rank tells
     _show(args, record)
     return 0 if record.status is Status.OK and bool(record.model_path) == bool(args.save) else 1
 
@@ -186,10 +179,8 @@ def predict_recipe(args: argparse.Namespace) -> None:
 
     if args.life:
         return _show_life(args)
-    if args.settings or args.measure or args.save:
-        raise ConfigurationError(
-            "predict: --settings, --measure and --save belong to --life. Add it, or leave them out."
-        )
+    if args.settings:
+        raise ConfigurationError("predict: --settings belong to --life. Add it, or leave them out.")
     from workbench.prediction.predict import CPU, GPU_NAMES, SHADOW, Prediction, predict_all, warm_predictions
     from workbench.prediction.prediction import fitting
 
@@ -210,7 +201,7 @@ def predict_recipe(args: argparse.Namespace) -> None:
 
 
 def _show_life(args: argparse.Namespace) -> None:
-    """Every phase of a run: predicted, and measured on a device of this machine where that is asked for."""
+    """Every phase of a run, and what to change in an evaluation that does not fit."""
     if args.padding or args.engine or args.ranks:
         raise ConfigurationError(
             "predict: --life has one engine and one process, and pads as the recipe does. Drop --padding, --engine, "
@@ -218,31 +209,15 @@ def _show_life(args: argparse.Namespace) -> None:
         )
     from workbench.advise.doctor import cures_text, evaluation_cures
     from workbench.prediction.life import predict_life
-    from workbench.prediction.phases import life_table, life_text
 
-    habits = Habits.parse(args.settings)
-    recipe = _recipe(args, config_only=not args.measure)
-    lives = {}
-    cures = {}
-    try:
-        lives["predicted"] = predict_life(recipe, args.gpu, habits)
-        cures = evaluation_cures(args.gpu, lives["predicted"])
-    except WorkbenchError as error:
-        if not args.measure:
-            raise
-        print(f"not predicted: {error}")
-    if args.measure:
-        from workbench.prediction.walk import measure_life
-
-        lives["measured"] = measure_life(recipe, args.measure, habits)
-    text = life_text(*lives.values()) + cures_text(cures)
+    life = predict_life(_recipe(args, config_only=True), args.gpu, Habits.parse(args.settings))
+    cures = evaluation_cures(args.gpu, life)
+    text = f"{life}{cures_text(cures)}"
     if args.json:
-        data: dict[str, Any] = {name: life.to_dict() for name, life in lives.items()}
-        data["cures"] = {change: life.to_dict() for change, life in cures.items()}
+        data = life.to_dict()
+        data["cures"] = {change: cured.to_dict() for change, cured in cures.items()}
         text = json.dumps(data)
     _show(args, text)
-    if args.save:
-        life_table(*lives.values()).to_csv(_folder(args.save) / "life.csv")
 
 
 def show_plan(args: argparse.Namespace) -> int:
@@ -274,7 +249,7 @@ def show_plan(args: argparse.Namespace) -> int:
 def _show_fit(args: argparse.Namespace) -> int:
     """What to change in a program of the user's own."""
     of_recipes: dict[str, Any] = dict.fromkeys(["most_changes", *recipe_options()])
-    of_recipes |= {"technique": [], "set": [], "model": "auto", "settings": "", "life": False}
+    of_recipes |= {"technique": [], "set": [], "model": "auto", "settings": ""}
     for name, default in of_recipes.items():
         if getattr(args, name, default) != default:
             raise ConfigurationError(
@@ -288,6 +263,7 @@ def _show_fit(args: argparse.Namespace) -> int:
         args.gpu,
         budget=args.budget,
         steps=args.trial_steps or STEPS,
+        life=args.life,
         time_limit_s=TIME_LIMIT_S if args.timeout is None else args.timeout,
         write=args.apply,
     )
@@ -314,7 +290,7 @@ def scan_rows(args: argparse.Namespace) -> None:
     recipe = _parsed(args)
     from workbench.advise.scan import scan
 
-    _show(args, scan(recipe, args.gpu, longest=args.longest, engine=args.engine))
+    _show(args, scan(recipe, args.gpu, longest=args.longest))
 
 
 def show_diagnosis(args: argparse.Namespace) -> None:
@@ -401,7 +377,7 @@ def run_notebooks(args: argparse.Namespace) -> None:
         if name in parameters:
             raise ConfigurationError(f"notebooks: {name} is given twice. Keep one of the two values.")
         parameters[name] = _value(text)
-    executed = build(args.names, parameters, args.force, timeout_s=args.timeout, at_once=args.at_once)
+    executed = build(args.names, parameters, args.force, at_once=args.at_once)
     folder = executed[0].parent
     _show(args, f"executed: {folder} (to read them in JupyterLab; in a checkout `make site` makes pages of them)")
 
@@ -431,7 +407,7 @@ def take_lessons(args: argparse.Namespace) -> None:
 
     from workbench.lessons.copies import copy_lessons
 
-    count = len(copy_lessons(args.folder, force=args.force))
+    count = copy_lessons(_folder(args.folder), force=args.force)
     command = f"jupyter lab {shlex.quote(str(args.folder))}"
     _show(args, f"{count} notebooks copied to {args.folder}. Open them with: {command}")
     if find_spec("jupyterlab") is None:
@@ -490,8 +466,7 @@ def show_comparison(args: argparse.Namespace) -> None:
         folder = _folder(args.save)
         to_csv(table.assign(**table.attrs), folder / "comparison.csv", index=True)
         workbench.plots.memory_bars(table).savefig(folder / "memory.png", dpi=130)
-        workbench.plots.tradeoffs(table).savefig(folder / "tradeoffs.png", dpi=130)
-        _show(args, f"\ncomparison.csv, memory.png and tradeoffs.png written to {folder}")
+        _show(args, f"\ncomparison.csv and memory.png written to {folder}")
 
 
 COMMAND_FUNCTIONS: dict[str, Callable[[argparse.Namespace], int | None]] = {

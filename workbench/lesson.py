@@ -31,20 +31,15 @@ from workbench.recipe import Recipe
 __all__ = [
     "DATA",
     "Phase",
-    "all_pairs",
     "bars",
     "cards",
     "check",
-    "comparison",
     "curves",
-    "given",
     "measured_on_h100",
     "predict",
     "recipe",
-    "refused_pairs",
     "size",
     "staircase",
-    "stairs",
     "step_on_card",
     "table",
     "toggle",
@@ -55,16 +50,18 @@ os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")  # a page would 
 warnings.filterwarnings("ignore", "`is_gradient_checkpointing`")  # PEFT 0.21 asks by the name that will go
 pd.set_option("display.max_colwidth", None)  # the reason why something was not run is a sentence, to be read whole
 ELSEWHERE = {
-    "Clinic": "workbench.lessons.clinic",
     "OutOfMemoryError": "workbench.errors",
+    "ask": "workbench.lessons.clinic",
+    "all_pairs": "workbench.advise.pairs",
+    "given": "workbench.advise.pairs",
     "newest_out_of_memory": "workbench.advise.doctor",
     "read_message": "workbench.advise.message",
+    "refused_pairs": "workbench.advise.pairs",
 }
 MIB = 2**20
 GIB = 2**30
 H100 = DATA / "reference" / "h100" / "gpt2-124m" / "comparison.csv"
 LOSSES = DATA / "reference" / "cpu" / "gpt2-tiny" / "losses.csv"
-PAIRS_TABLE = DATA / "reference" / "cpu" / "gpt2-tiny" / "pairs.csv"
 BASELINE = "baseline"
 VISIBLE = 1e-3  # of a loss: smaller differences are shown as powers of ten
 PAIRS = 2  # of runs beside each other, from which on a speed is shown
@@ -127,11 +124,12 @@ def _record_of(variant: Recipe) -> Record:
     """Of a run that ended well, or of one that could not. An older record of the recipe is not taken for this run's."""
     from workbench.training.run import run
 
-    older = {record.id for record in read_all()}
+    older = {record.id for record in read_all(containing=variant.id)}
     try:
         return run(variant, reuse=True)
     except (UnavailableError, OutOfMemoryError):
-        new = [record for record in read_all() if record.id not in older and record.recipe_id == variant.id]
+        its_records = read_all(containing=variant.id)
+        new = [record for record in its_records if record.id not in older and record.recipe_id == variant.id]
         if not new:
             raise
         return new[-1]
@@ -239,70 +237,31 @@ def _on_h100() -> pd.DataFrame:
     return rows
 
 
-def comparison(records: Sequence[Record]) -> pd.DataFrame:
-    """The table of `workbench.compare`, of these runs. Raises ConfigurationError without a baseline among them."""
+def staircase(records: Sequence[Record] = ()) -> Any:
+    """Speed against peak: which recipes are faster than all that need no more memory and do no more to the loss.
+
+    Args:
+        records: of runs of yours; without any, what was measured on an H100.
+
+    Raises ConfigurationError without a baseline among the runs.
+    """
     from workbench.advise.compare import compare
     from workbench.advise.frame import to_frame
-
-    return compare(to_frame([*records]))
-
-
-def stairs(compared: pd.DataFrame | None = None) -> pd.DataFrame:
-    """The recipes on the staircases: each is faster than all that need no more memory and do no more to the loss.
-
-    Args:
-        compared: what `comparison` returned; without it, what was measured on an H100.
-    """
-    from workbench.lessons.staircase import stairs_of
-
-    return stairs_of(_timed(compared))
-
-
-def staircase(compared: pd.DataFrame | None = None) -> Any:
-    """The same as a picture."""
     from workbench.lessons.staircase import draw_staircase
 
-    return draw_staircase(_timed(compared))
-
-
-def _timed(compared: pd.DataFrame | None) -> pd.DataFrame:
-    """Without the speeds of one pair of runs: on a busy machine the same run differs by a tenth from time to time."""
-    if compared is None:
-        return _on_h100()
-    return compared.assign(speed_ratio=compared["speed_ratio"].where(compared["pairs"] >= PAIRS))
-
-
-def given(*names: str) -> pd.DataFrame:
-    """For each technique the exact one that saves most beside it, of the embedded model: from a committed table."""
-    from workbench.advise.pairs import best_partners
-
-    return best_partners(pd.read_csv(PAIRS_TABLE), names)
-
-
-def all_pairs(column: str = "saved_fraction") -> Any:
-    """All techniques in pairs, from the same table: the part of the peak that a pair saves, or why it cannot be.
-
-    Args:
-        column: `saved_beyond_fraction` for what a pair saves beyond the better of its two.
-    """
-    from workbench.advise.pairs import style_pairs
-
-    return style_pairs(pd.read_csv(PAIRS_TABLE), column)
-
-
-def refused_pairs() -> pd.DataFrame:
-    """Why some pairs cannot be: each reason once, with the pairs that it concerns."""
-    from workbench.advise.pairs import refusals
-
-    return refusals(pd.read_csv(PAIRS_TABLE))
+    if not records:
+        return draw_staircase(_on_h100())
+    compared = compare(to_frame([*records]))
+    # one pair of runs has no speed: on a busy machine the same run differs by a tenth from time to time
+    return draw_staircase(compared.assign(speed_ratio=compared["speed_ratio"].where(compared["pairs"] >= PAIRS)))
 
 
 def verdicts(*labels: str) -> pd.DataFrame:
-    """Whether a technique that changes the loss harmed it: the embedded model, three seeds, from a committed table.
+    """Whether a technique that changes the loss harmed it: the embedded model, several seeds, from a committed table.
 
     Each recipe was run at the best rate of the same search, for 12 and for 48 steps of 8 × 128 tokens. `range` is the
-    largest loss of the three seeds less the smallest; a difference from the baseline within the larger of two ranges
-    is a tie.
+    largest loss of the seeds less the smallest; a difference from the baseline within the larger of two ranges is a
+    tie.
 
     Args:
         labels: as `measured_on_h100` has them.
@@ -315,7 +274,7 @@ def verdicts(*labels: str) -> pd.DataFrame:
     rows = rows.reset_index()
     names = {
         "learning_rate": "best rate",
-        "held_out_loss": "held-out loss, mean of 3 seeds",
+        "held_out_loss": f"held-out loss, mean of {rows['seeds'].min()} seeds",
         "held_out_loss_spread": "range",
         "loss_verdict": "against the baseline",
     }

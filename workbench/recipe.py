@@ -44,11 +44,11 @@ class Recipe:
         "shakespeare", "an embedded text, a path (txt, md, json, jsonl, csv, parquet, …), or a hub's user/set:split"
     )
     # the largest batches of published trainings are thousands of sequences, and the longest context is a million tokens
-    effective_batch_size: int = setting(8, "sequences per optimizer step", unit="sequences", minimum=1, maximum=2**20)
-    sequence_length: int = setting(128, "tokens per sequence", unit="tokens", minimum=2, maximum=2**20)
+    effective_batch_size: int = setting(8, "sequences per optimizer step", minimum=1, maximum=2**20)
+    sequence_length: int = setting(128, "tokens per sequence", minimum=2, maximum=2**20)
     steps: int = setting(12, "optimizer steps", minimum=1)
     evaluation_batch_size: int | None = setting(
-        None, "sequences evaluated at once; none: the tokens of a micro-batch", unit="sequences", minimum=1
+        None, "sequences evaluated at once; none: the tokens of a micro-batch", minimum=1
     )
     learning_rate: float | None = setting(None, "peak learning rate; none: customary", minimum=1e-9, maximum=10.0)
     dropout: float | None = setting(None, "dropout everywhere; none: as the model has it", minimum=0.0, maximum=0.9)
@@ -186,7 +186,7 @@ class Recipe:
             value = data.pop(name)
             if value:
                 data[name] = value
-        data["techniques"] = {technique.name: technique.settings() for technique in self.techniques}
+        data["techniques"] = {entry.name: {**entry.settings(), **entry.retired} for entry in self.techniques}
         return data
 
     @classmethod
@@ -223,6 +223,7 @@ def changed_settings(entry: Any, *but: str) -> dict[str, Any]:
 
 
 def _label(entry: Any) -> str:
+    """`lora(rank=4)`: a technique's name, with the settings that nobody would guess."""
     changed = changed_settings(entry)
     shown = []
     for field_ in fields(entry):

@@ -232,7 +232,7 @@ def test_a_library_that_takes_more_is_named_with_the_programs_line(program, tmp_
     (then,) = judge([budget], lock)
     assert then.over
     assert then.grown_bytes == 32 * MIB
-    assert "+32.0 MiB  train.py:4 in <module>, by use in library.py" in str(then)
+    assert "+32.0 MiB  train.py:4 in <module>" in str(then)
     assert sum(then.found.holders.values()) == then.found.peak_bytes
 
 
@@ -250,7 +250,7 @@ def ended(monkeypatch, tmp_path):
     """What is judged of a program that ended so on an emulated card, and was refused memory so often."""
 
     def judged(status, *refusals):
-        memory = {"peak_reserved_bytes": 2 * MIB, "peak_allocated_bytes": MIB, "functions": {}}
+        memory = {"peak_reserved_bytes": 2 * MIB, "peak_allocated_bytes": MIB, "lines": []}
         processes = [{"torch": "2.13.0", "devices": [{"index": 0, **memory, "refusals": count}]} for count in refusals]
         emulation = Emulation(gpu("t4"), ("python",), status, tuple(processes))
         monkeypatch.setattr(budgets, "emulate", lambda *_, **__: emulation)

@@ -25,7 +25,7 @@ def runs(monkeypatch):
     """The recipes that were run, in their order. The loss is least at a rate that the label decides, and grows with
     each halving and doubling beyond; above 0.1 all diverges."""
 
-    def run(recipe, *, device, reuse, folder):
+    def run(recipe, *, device, reuse):
         rate = recipe.learning_rate or CUSTOMARY
         done.append(recipe)
         loss = 4 + abs(math.log2(rate / best.get(recipe.label, CUSTOMARY)))

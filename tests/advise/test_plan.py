@@ -172,8 +172,8 @@ class Machine:
 
 
 KEYS = {
-    "label", "recipe", "changes", "numerics", "needed_bytes", "headroom_bytes", "fits", "peak_allocated_bytes",
-    "peak_reserved_bytes", "context_bytes", "by_category", "extra_compute", "extra_time", "gives_up", "command",
+    "label", "words", "recipe", "numerics", "needed_bytes", "headroom_bytes", "saved_bytes", "fits", "extra_compute",
+    "extra_time", "gives_up", "command",
 }  # fmt: skip
 
 
@@ -558,7 +558,7 @@ def test_the_command_line(with_halving, capsys):
     data = json.loads(capsys.readouterr().out)
     assert set(data) >= {"budget_bytes", "predicted_for", "baseline", "candidates", "closest", "predictions", "skipped"}
     assert KEYS <= set(data["candidates"][0]) == set(data["baseline"]) == set(data["closest"])
-    assert data["candidates"][0]["changes"] == {"gradient_accumulation": {"steps": 2}}
+    assert data["candidates"][0]["recipe"]["techniques"] == {"gradient_accumulation": {"steps": 2}}
     assert data["candidates"][0]["needed_bytes"] == data["budget_bytes"] == 500 * MIB
 
 

@@ -19,10 +19,11 @@ from workbench.models.gpt2 import gpt2_tokenizer
 from workbench.recipe import Recipe
 from workbench.techniques import Allocator, GradientAccumulation, Padding, PrefixTuning, SequenceLength, Streaming
 from workbench.texts import readers
+from workbench.texts import source as reading
 from workbench.texts.chat import labelled
 
 WORDS = ["when", "shall", "we", "three", "meet", "again", "in", "thunder", "lightning", "or", "in", "rain"]
-READ_DOCUMENTS = readers.read_documents
+ROWS_OF_FILE = reading.rows_of_file
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ def asked(monkeypatch):
     """Of every prediction the micro-batch, the length and whether there is padding; none is made."""
     found = []
 
-    def predict(recipe, gpu, *, padding, engine):
+    def predict(recipe, gpu, *, padding):
         size = recipe.training_arguments()["per_device_train_batch_size"]
         found.append((size, recipe.sequence_length, padding))
         return Needed(size * recipe.sequence_length * 10**6)
@@ -211,7 +212,7 @@ def test_without_gaps_more_fits(tmp_path, asked):
 
 def test_what_fits_is_predicted_once_and_read_twice(tmp_path, asked, monkeypatch):
     path, read = written(tmp_path / "rows.jsonl", [words(n + 1, n) for n in range(50)]), []
-    monkeypatch.setattr(readers, "read_documents", lambda *asked: read.append(asked) or READ_DOCUMENTS(*asked))
+    monkeypatch.setattr(reading, "rows_of_file", lambda *asked: read.append(asked) or ROWS_OF_FILE(*asked))
     found = scan(recipe(path), "t4")
     assert found.fits
     assert found.cap is None
@@ -302,7 +303,7 @@ def test_of_conversations_the_rows_are_as_long_as_in_training(tmp_path, asked, s
             path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
             result = scan(recipe(path), "t4", longest=2)
             tokenizer, source = gpt2_tokenizer(), readers.find_text(str(path), "")
-            lines = ["".join(parts) for parts in source.documents() if not isinstance(parts, readers.LeftOut)]
+            lines = [text for _, text in source.rows() if not isinstance(text, readers.LeftOut)]
             counted = [len(labelled(line, tokenizer, "answers")) for line in lines]
             longest = [(row["place"], row["tokens"]) for row in result.longest]
             assert longest == [("line 22", max(counted)), ("line 21", counted[19])]
@@ -324,10 +325,10 @@ def test_a_file_that_changes_meanwhile_is_refused(tmp_path, asked, monkeypatch):
     path = written(tmp_path / "rows.jsonl", [words(900), *(words(20, n) for n in range(80))])
 
     def meanwhile(*asked):
-        yield from READ_DOCUMENTS(*asked)
+        yield from ROWS_OF_FILE(*asked)
         written(tmp_path / "rows.jsonl", ["other"] * 90)
 
-    monkeypatch.setattr(readers, "read_documents", meanwhile)
+    monkeypatch.setattr(reading, "rows_of_file", meanwhile)
     assert "was changed while it was read" in refused(path, effective_batch_size=64)
 
 

@@ -6,7 +6,7 @@ The files are made after public ones, in our own words; the addresses are those 
 import json
 import time
 import tomllib
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib.util import find_spec
 from itertools import chain
 
@@ -18,6 +18,7 @@ from workbench.export.bring import read_settings
 from workbench.export.pasted import LIMIT
 from workbench.export.whose import FOREIGN, PROGRAMS
 from workbench.export.written import as_toml
+from workbench.journal.record import Status
 from workbench.recipe import Recipe
 from workbench.techniques import (
     REGISTRY,
@@ -35,6 +36,7 @@ from workbench.techniques import (
     PureBf16,
     Qlora,
 )
+from workbench.training.run import run
 
 AXOLOTL = """
 base_model: openai-community/gpt2-large
@@ -394,7 +396,7 @@ def test_the_table_names_what_there_is():
     types = owners.owner("transformers", "TrainingArguments").types
     for name, (successor, since) in FOREIGN["renamed"].items():
         assert name not in types or name.startswith("gradient_checkpointing")
-        assert successor in types or "TRL" in since or "PEFT" in since or successor == "dtype"
+        assert successor in types or "TRL" in since or successor == "dtype"
 
 
 def test_what_no_control_shows_is_told():
@@ -403,3 +405,23 @@ def test_what_no_control_shows_is_told():
         ("arguments.weight_decay", "0.1"),
         ("callbacks", "transformers:EarlyStoppingCallback, whose code a run imports"),
     ]
+
+
+# ---- what is called harmless ----
+
+HARMLESS = {
+    "logging_steps": 5, "logging_first_step": True, "log_level": "warning", "run_name": "mine",
+    "eval_strategy": "steps", "eval_steps": 2, "eval_delay": 1, "metric_for_best_model": "loss",
+    "greater_is_better": True, "label_names": ["labels"], "remove_unused_columns": False, "ignore_data_skip": True,
+}  # fmt: skip
+
+
+def test_what_is_called_harmless_changes_no_byte_of_the_peak(recipe, fine_tuned):
+    brought = read_settings(json.dumps(HARMLESS))
+    named = {theirs.partition(":")[0] for theirs, _ in brought.harmless}
+    assert named == HARMLESS.keys() - {"eval_strategy"}  # which decides the evaluation's batch
+    record = run(replace(recipe, arguments=HARMLESS), device="cpu")
+    plain = fine_tuned(recipe)
+    assert record.status is Status.OK
+    assert record.peak_allocated_bytes == plain.peak_allocated_bytes
+    assert record.by_category == plain.by_category

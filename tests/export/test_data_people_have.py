@@ -193,7 +193,7 @@ def test_a_template_that_marks_answers_is_the_models_own(short, tmp_path):
 @pytest.mark.parametrize("rows", [[{"text": f"{asked} {told}"} for asked, told in QUESTIONS * 4], CHATS])
 def test_a_data_set_of_the_hub_is_asked_for_by_its_name(short, tmp_path, monkeypatch, rows):
     Dataset.from_list(rows).save_to_disk(tmp_path / "saved")
-    monkeypatch.setattr(readers, "data_set_files", lambda *_: tuple((tmp_path / "saved").glob("*.arrow")))
+    monkeypatch.setattr(readers, "data_set_files", lambda *_: (tuple((tmp_path / "saved").glob("*.arrow")), {}))
     asked = replace(short, corpus="user/set:split=test,config=small")
     source = script(asked)
     assert re.search(r'load_dataset\(\s*path="user/set", name="small", split="test"', source)

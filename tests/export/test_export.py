@@ -81,7 +81,6 @@ TECHNIQUES = {
     "prefix_tuning": (PrefixTuning(virtual_tokens=4),),
     "prompt_tuning": (PromptTuning(virtual_tokens=4),),
     "ia3": (Ia3(),),
-    "only the attention of ia3": (Ia3(feedforward=False),),
     "dora": (Dora(rank=4),),
     "qlora": (Qlora(rank=4),),
     "activation_offloading": (ActivationOffloading(to="disk"),),

@@ -98,9 +98,7 @@ def test_the_command_ends_with_code_1_and_keeps_what_ran(faults, write, tmp_path
     fault = faults["corpus header only"]
     write(["print('so far')", fault.cell, "print('never')"])
     monkeypatch.setattr("workbench.lessons.notebooks.NOTEBOOKS", tmp_path)
-    monkeypatch.setattr(
-        "workbench.lessons.notebooks.build.__defaults__", ((), None, False, tmp_path / "build", None, 1)
-    )
+    monkeypatch.setattr("workbench.lessons.notebooks.build.__defaults__", ((), None, False, tmp_path / "build", 1))
     assert main(["notebooks", "lesson"]) == 1
     message = capsys.readouterr().err
     for reason in ("error: lesson.ipynb, cell 4: ConfigurationError: ", *fault.reasons):

@@ -18,9 +18,7 @@ DECLARED = "steps: int = 1\nrate: float = 0.1\nquick: bool = True\ncorpus: str =
 def lesson(tmp_path, monkeypatch):
     """Makes a notebook of cells, the only one that the command line knows."""
     monkeypatch.setattr("workbench.lessons.notebooks.NOTEBOOKS", tmp_path)
-    monkeypatch.setattr(
-        "workbench.lessons.notebooks.build.__defaults__", ((), None, False, tmp_path / "build", None, 1)
-    )
+    monkeypatch.setattr("workbench.lessons.notebooks.build.__defaults__", ((), None, False, tmp_path / "build", 1))
 
     def make(*cells: str) -> Path:
         book = nbformat.v4.new_notebook(
@@ -39,11 +37,10 @@ def test_a_notebook_that_did_not_run_to_its_end_is_a_failure(lesson, tmp_path, c
     for cell, reason in (
         ("import os; os._exit(0)", "lesson.ipynb, cell 3: its kernel died"),
         ("import sys; sys.exit(0)", "lesson.ipynb, cell 3: stopped by sys.exit or the like; 1 cells after it"),
-        ("import time; time.sleep(60)", "lesson.ipynb, cell 3: not done after 2 s. Allow more"),
     ):
         with subtests.test(cell):
             lesson("print('so far')", cell, "print('never')")
-            assert main(["notebooks", "lesson", "--timeout", "2"]) == 1
+            assert main(["notebooks", "lesson"]) == 1
             assert reason in capsys.readouterr().err
             kept = tmp_path / "build" / "notebooks" / "lesson.ipynb"
             assert "so far" in kept.read_text()
@@ -102,8 +99,6 @@ def test_the_command_line_refuses_them_with_code_2(lesson, capsys):
 SECRETS = (
     "hf_" + "aB3d" * 8, "github_pat_11ABCDEFG0abcdefgh", "glpat-abcdefgh1234", "xoxb-123456789012-abc",
     "AKIAIOSFODNN7EXAMPLE", "https://user:ghp_0123456789abcdef@host/x", "eyJhbGciOi.eyJzdWIi.c2ln",
-    "d41d8cd98f00b204e9800998ecf8427e", "x9F2kLm3Qp7Zr8Tt1Vw5Yb6Nc4Hd0Gs2Ja",
-    "token=Zm9v0aB1cD2eF3gH4iJ5kL6mN7oP8qR9",
 )  # fmt: skip
 NO_SECRETS = (
     "gpt2", "random:gpt2-medium", "openai-community/gpt2-large", "shakespeare", "", "bf16",
@@ -118,16 +113,10 @@ NO_SECRETS = (
 def test_secrets_are_known_by_their_looks(subtests):
     for value in SECRETS:
         with subtests.test(value):
-            assert parameters.secret_in(value)
+            assert parameters.TOKENS.search(value)
 
 
 def test_names_of_models_and_texts_are_no_secrets(subtests):
     for value in NO_SECRETS:
         with subtests.test(value):
-            assert not parameters.secret_in(value)
-
-
-def test_an_existing_path_is_no_secret_whatever_its_name(tmp_path):
-    folder = tmp_path / "d41d8cd98f00b204e9800998ecf8427e"
-    folder.mkdir()
-    assert not parameters.secret_in(str(folder))
+            assert not parameters.TOKENS.search(value)

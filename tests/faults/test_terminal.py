@@ -122,8 +122,8 @@ def test_whatever_a_result_holds_is_printed_without_being_done():
 
 
 NO_NUMBERS = (
-    (["notebooks", "--timeout", "-5"], "argument --timeout: '-5' is not a number of at least 1."),
-    (["notebooks", "--timeout", "0"], "argument --timeout: '0' is not a number of at least 1."),
+    (["notebooks", "--at-once", "-5"], "argument --at-once: '-5' is not a number of at least 1."),
+    (["notebooks", "--at-once", "0"], "argument --at-once: '0' is not a number of at least 1."),
     (["emulate", "--timeout", "-5", "--", "x"], "argument --timeout: '-5' is not a number of at least 0."),
     (["emulate", "--timeout", "nan", "--", "x"], "argument --timeout: 'nan' is not a number of at least 0."),
     (["emulate", "--ranks", "0", "--", "x"], "argument --ranks: '0' is not a number of at least 1."),

@@ -8,10 +8,12 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from getpass import getuser
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from datasets import Dataset
 from datasets.arrow_writer import ArrowWriter
 
 from workbench.base import paths
@@ -311,6 +313,15 @@ def test_a_second_user_of_the_folder_makes_a_cache_of_his_own(cache, long_text, 
     monkeypatch.setattr(os, "access", lambda place, mode: place != path.parent and usual(place, mode))
     assert rows(long_text) == expected
     assert [other.name for other in runs_folder.glob("tokens-*/*")] == [path.name]
+
+
+def test_a_second_user_keeps_data_sets_in_a_folder_of_his_own(runs_folder, monkeypatch):
+    folder = runs_folder / "texts"
+    folder.mkdir(parents=True)
+    usual = os.access
+    monkeypatch.setattr(os, "access", lambda place, mode: place != folder and usual(place, mode))
+    kept = Path(keep(Dataset.from_dict({"text": ["Some words of a data set."] * 9})))
+    assert kept.parent == folder.with_name(f"texts-{getuser()}")
 
 
 def test_what_another_user_left_unfinished_does_not_end_a_run(cache, long_text, runs_folder, monkeypatch):

@@ -9,7 +9,6 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-import transformers.modeling_utils
 import transformers.trainer
 import transformers.training_args
 
@@ -21,7 +20,6 @@ CHANGED = (
     (transformers.training_args.TrainingArguments, "__post_init__"),
     (transformers.trainer.Trainer, "__init__"),
     (transformers.trainer.Trainer, "train"),
-    (transformers.modeling_utils.PreTrainedModel, "__init__"),
     (OPTIMIZERS.Optimizer, "__init__"),
 )
 
@@ -34,12 +32,16 @@ class EndedError(BaseException):
 def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Program, Trial]]:
     """Runs the text of a script with techniques; the program, and what a trial of it has seen."""
 
-    def run_script(source: str, *techniques: object, arguments: tuple[str, ...] = ()) -> tuple[Program, Trial]:
+    def run_script(
+        source: str, *techniques: object, arguments: tuple[str, ...] = (), life: bool = False, kind: str = ""
+    ) -> tuple[Program, Trial]:
         file = tmp_path / "train.py"
         file.write_text(source)
         job = {
             "techniques": {technique.name: technique.settings() for technique in techniques},
             "steps": 3,
+            "life": life,
+            "kind": kind,
             "report": str(tmp_path / "report.json"),
             "scratch": str(tmp_path),
         }
@@ -55,7 +57,6 @@ def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
         monkeypatch.setattr(run, "end", end)
         run.change_arguments(transformers.training_args)
         run.change_trainer(transformers.trainer)
-        run.note_models(transformers.modeling_utils)
         hook = OPTIMIZERS.register_optimizer_step_post_hook
         handles = []
         monkeypatch.setattr(OPTIMIZERS, "register_optimizer_step_post_hook", lambda step: handles.append(hook(step)))

@@ -248,7 +248,7 @@ REFUSED = {
     ),
     "compiled": (lambda _: apply(gpt2(), TorchCompile()), r"torch\.compile\(model\)"),
     "not here": (lambda f: apply(trainer_of(gpt2(), f), Allocator()), "settings of PyTorch's allocator for CUDA"),
-    "not this kind": (lambda f: apply(trainer_of(gpt2(), f), Optimizer("adamw_on_host")), "no kernels for cpu"),
+    "not this kind": (lambda f: apply(trainer_of(gpt2(), f), Optimizer("adamw_paged")), "no kernels for cpu"),
 }
 
 

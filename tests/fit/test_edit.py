@@ -6,8 +6,12 @@ import pytest
 from scripts import LOOP_SCRIPT, TRAINER_SCRIPT
 
 from workbench.base.errors import ConfigurationError
+from workbench.fit.candidates import offered
 from workbench.fit.edit import changed_script, edits_of
 from workbench.fit.places import by_arguments, changed_arguments
+from workbench.fit.results import Fit
+from workbench.fit.search import written_program
+from workbench.gpus.catalogue import gpu
 from workbench.techniques import (
     ChunkedCrossEntropy,
     FusedGelu,
@@ -29,6 +33,10 @@ def run_by_itself(text, folder, name):
 
 def losses_of(trainer):
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def names_offered(trial):
+    return {family[0].name for family in offered(trial.seen, gpu("t4"))}
 
 
 def test_the_written_script_has_the_same_losses(tried, tmp_path):
@@ -68,6 +76,7 @@ def test_what_an_argument_and_a_function_do_together(tried):
 
 def test_a_loop_gets_a_line_before_its_optimizer(tried, tmp_path):
     program, trial = tried(LOOP_SCRIPT, GradientCheckpointing(), ChunkedCrossEntropy(chunk=7))
+    assert names_offered(trial) == {"activation_offloading", "allocator", "chunked_cross_entropy", "fused_gelu"}
     assert trial.seen["steps"] == 3
     text = changed_script(program, edits_of(trial))
     assert "    apply(net, GradientCheckpointing(), ChunkedCrossEntropy(chunk=7))\n    optimizer = torch" in text
@@ -92,8 +101,33 @@ def test_arguments_of_a_command_line_are_changed_there(tried):
     assert str(edit).startswith("add to the command: --gradient")
 
 
+def test_a_batch_that_is_a_variable_stays_one(tried, tmp_path):
+    """Its next value is divided too, so that the effective batch is what the user says."""
+    source = TRAINER_SCRIPT.replace("=8,", "=batch_size,  gradient_accumulation_steps=batch_size // 8,")
+    source = source.replace("set_seed(0)", "set_seed(0)\nbatch_size = 8")
+    program, trial = tried(source, GradientAccumulation(4))
+    text = changed_script(program, edits_of(trial))
+    assert "per_device_train_batch_size=(batch_size) // 4" in text
+    args = run_by_itself(text.replace("batch_size = 8", "batch_size = 16"), tmp_path, "changed.py")["trainer"].args
+    assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (4, 8)
+
+
+def test_the_difference_is_shown_as_a_patch(tried):
+    program, trial = tried(TRAINER_SCRIPT, FusedGelu())
+    planned = Fit(program, gpu("t4"), 3, trial, None)
+    changed, lines = written_program(planned, edits_of(trial))
+    assert changed.file.read_text() == changed_script(program, edits_of(trial))
+    assert lines[-1] == f"written: {changed.file}"
+    added = [line[1:] for line in lines if line.startswith("+") and not line.startswith("+++")]
+    assert added[:2] == ["from workbench import apply", "from workbench.techniques import FusedGelu"]
+    assert added[2].startswith("trainer = apply(Trainer(model=model")
+
+
 BY_HAND = {
-    "no literal": (TRAINER_SCRIPT.replace("=8,", "=int('8'),"), r"no literal there.*train\.py:9  TrainingArguments"),
+    "no literal": (
+        TRAINER_SCRIPT.replace("logging_steps", "bf16=bool(0), logging_steps"),
+        r"bf16 is no literal there.*train\.py:9  TrainingArguments",
+    ),
     "a dictionary": (TRAINER_SCRIPT.replace("=8,", "=8, **dict(tf32=None),"), "from a dictionary"),
     "a name of ours": (f"{TRAINER_SCRIPT}\n\ndef apply():\n    pass\n", "something else called apply"),
 }
@@ -101,9 +135,25 @@ BY_HAND = {
 
 @pytest.mark.parametrize(("source", "reason"), BY_HAND.values(), ids=BY_HAND)
 def test_what_cannot_be_written_is_said_with_its_line(source, reason, tried):
-    program, trial = tried(source, GradientAccumulation(2), FusedGelu())
+    program, trial = tried(source, GradientAccumulation(2), MixedPrecision("bf16"), FusedGelu())
     with pytest.raises(ConfigurationError, match=reason):
         changed_script(program, edits_of(trial))
+
+
+def test_arguments_that_the_trainer_makes_by_itself_are_not_written_into_another_call(tried):
+    source = TRAINER_SCRIPT.replace("args=arguments, ", "")
+    source = source[: source.index("arguments = ")] + source[source.index("trainer = ") :]
+    program, trial = tried(source, GradientCheckpointing())
+    (edit,) = edits_of(trial)
+    assert str(edit).endswith("args=TrainingArguments(…, activation_checkpointing=True)")
+    with pytest.raises(ConfigurationError, match="a library makes it, on this line"):
+        changed_script(program, [edit])
+
+
+def test_arguments_that_a_library_makes_beside_those_of_the_script_are_not_meant(tried):
+    source = TRAINER_SCRIPT.replace("trainer = ", "unused = Trainer(model=model)\ntrainer = ")
+    program, trial = tried(source, GradientCheckpointing())
+    assert "disable_tqdm=True, activation_checkpointing=True" in changed_script(program, edits_of(trial))
 
 
 def test_a_set_that_does_not_suit_is_refused(tried):
@@ -118,7 +168,47 @@ def test_another_kind_of_model_is_looked_at_and_not_changed(tried):
     _, trial = tried(source)
     assert trial.seen["steps"] == 3
     assert "model" not in trial.seen
-    assert "GPT2ForSequenceClassification is no causal" in trial.seen["no_model"]
+    assert names_offered(trial) == {"allocator", "gradient_checkpointing", "mixed_precision", "optimizer"}
+
+
+def test_an_optimizer_that_is_made_before_the_trainer(tried):
+    """It is no loop, gets each technique once, and another optimizer is not offered."""
+    source = TRAINER_SCRIPT.replace("trainer = ", "optimizer = AdamW(model.parameters())\ntrainer = ")
+    source = source.replace("Trainer(model", "Trainer(optimizers=(optimizer, None), model")
+    source = source.replace("from datasets", "from torch.optim import AdamW\nfrom datasets")
+    _, trial = tried(source)
+    assert trial.seen["kind"] == "trainer"
+    assert {"gradient_accumulation", "mixed_precision"} <= names_offered(trial)
+    assert not {"optimizer", "optimizer_offloading", "step_in_backward"} & names_offered(trial)
+    _, trial = tried(source, ChunkedCrossEntropy(), GradientAccumulation(2), kind="trainer")
+    assert trial.seen["steps"] == 3
+    assert [str(edit).partition("  ")[2] for edit in edits_of(trial)] == [
+        "TrainingArguments(…, gradient_accumulation_steps=2, per_device_train_batch_size=4)",
+        "apply(Trainer(…), ChunkedCrossEntropy())",
+    ]
+
+
+def test_evaluation_and_saving_come_after_the_steps(tried, tmp_path):
+    """As the script does them; a copy of its own arguments says when."""
+    source = TRAINER_SCRIPT.replace('save_strategy="no"', 'save_strategy="epoch", eval_strategy="steps", eval_steps=1')
+    source = source.replace("Trainer(model", 'Trainer(eval_dataset=[{"input_ids": ids[0], "labels": ids[0]}], model')
+    _, trial = tried(source)
+    assert trial.seen["also"] == []
+    _, trial = tried(source, life=True)
+    assert trial.seen["also"] == ["evaluation", "saving"]
+    assert trial.seen["steps"] == 3
+    assert list(tmp_path.glob("checkpoint-3/*.safetensors"))  # among what is deleted, not in the script's own folder
+    assert not (tmp_path / "somewhere").exists()
+
+
+def test_what_a_model_has_already_is_seen(tried):
+    _, trial = tried(TRAINER_SCRIPT)
+    assert "attention" in trial.seen["there"]  # it is fused
+    assert "fused_gelu" not in trial.seen["there"]
+    kinds = 'activation_function="gelu_pytorch_tanh", attn_implementation="eager", **rates'
+    _, trial = tried(TRAINER_SCRIPT.replace("**rates", kinds))
+    assert "attention" not in trial.seen["there"]
+    assert "fused_gelu" in trial.seen["there"]
 
 
 def test_the_longest_rows_come_first(tried):

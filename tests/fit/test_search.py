@@ -18,7 +18,7 @@ from workbench.gpus.emulator import place
 from workbench.techniques import Numerics, technique
 
 GIB = 2**30
-CALL = {"file": "", "line": 0, "column": 0, "end_line": 0, "end_column": 0, "parsed": False}
+CALL = {"file": "", "line": 0, "column": 0, "end_line": 0, "end_column": 0, "parsed": False, "indirect": False}
 SEEN = {
     "ended_by": "steps",
     "kind": "trainer",
@@ -26,18 +26,24 @@ SEEN = {
     "rows": 8,
     "tokens": 1024,
     "longest_row": 1024,
-    "logits_bytes": 2 * GIB,
+    "vocabulary": 2**16,
     "sizes": {"weights": GIB, "trained": GIB, "states": 2 * GIB, "peak": 15 * GIB},
-    "batch": [8, 1],
-    "model": {"class": "GPT2LMHeadModel", "written_out": True, "eager": False},
+    "arguments": {
+        "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 1,
+        "activation_checkpointing": False,
+        "activation_checkpointing_kwargs": None,
+    },
+    "model": "GPT2LMHeadModel",
     "arguments_call": CALL,
     "trainer_call": CALL,
     "changed": {},
     "arguments_class": "TrainingArguments",
     "trainer_class": "Trainer",
-    "there": [],
+    "there": ["attention"],
     "put": [],
     "on_model": [],
+    "also": [],
 }
 LEFT = {  # of 6 GiB of activations and 6 of logits
     "gradient_checkpointing": (0.1, 1.0),
@@ -60,7 +66,7 @@ def card(monkeypatch):
     """The sets that were run on a card which is a formula."""
     sets = []
 
-    def try_out(program, gpu, techniques, *, steps, time_limit_s, shown=False):
+    def try_out(program, gpu, techniques, *, shown=False, **_):
         activations, logits = 6.0, 6.0
         for entry in techniques:
             shares = LEFT.get(entry.name, (1.0, 1.0))
@@ -115,8 +121,29 @@ def test_another_training_is_the_last_resort(card, script):
     assert numerics == sorted(numerics, key=list(Numerics).index)
 
 
-def test_a_model_of_ones_own_is_told_what_it_needs(card, script, monkeypatch):
+def test_another_kind_of_model_is_changed_by_arguments_alone(card, script, monkeypatch):
+    """Its batch stays whole: whether the loss is one of single rows, nobody can say."""
+    for name in ("model", "vocabulary"):
+        monkeypatch.delitem(SEEN, name)
+    fit(script, "t4", budget="8GiB")
+    tried = set().union(*card)
+    assert tried <= {"allocator", "gradient_checkpointing", "mixed_precision", "optimizer"}
+    assert "gradient_checkpointing" in tried
+
+
+def test_smaller_batches_of_a_loss_of_ones_own_are_exact_with_a_condition(card, script, monkeypatch):
+    """KTO's loss compares the rows of a batch with each other; TRL's others do not."""
+    condition = "only if    the loss of KTOTrainer is a mean over rows or tokens"
+    assert condition not in str(fit(script, "t4", budget="14GiB"))
+    monkeypatch.setitem(SEEN, "own_loss", "KTOTrainer")
+    planned = fit(script, "t4", budget="14GiB")
+    with_condition = [names(answer) for answer in planned.answers if condition in str(answer)]
+    assert with_condition == [{"gradient_accumulation"}]
+
+
+def test_a_loop_with_a_model_of_its_own_is_told_what_it_needs(card, script, monkeypatch):
     monkeypatch.delitem(SEEN, "model")
+    monkeypatch.setitem(SEEN, "kind", "loop")
     planned = fit(script, "t4", budget="8GiB")
     assert planned.needed_bytes == 15 * GIB
     assert "no causal language model" in str(planned)
@@ -126,6 +153,12 @@ def test_what_is_there_already_is_not_offered(card, script, monkeypatch):
     monkeypatch.setitem(SEEN, "there", ["fused_gelu", "gradient_checkpointing", "mixed_precision"])
     fit(script, "t4", budget="8GiB")
     assert not {"gradient_checkpointing", "mixed_precision"} & set().union(*card)
+
+
+def test_a_loop_has_no_evaluation_that_we_could_run(card, script, monkeypatch):
+    monkeypatch.setitem(SEEN, "kind", "loop")
+    with pytest.raises(ConfigurationError, match="--life is for scripts with a Trainer"):
+        fit(script, "t4", life=True)
 
 
 def test_nothing_fits(card, script):
@@ -168,11 +201,22 @@ def test_what_is_refused_among_others_is_not_tried_again(script, monkeypatch):
     seen = {"ended_by": "refusal", "refusal": "chunked_cross_entropy: here compute_loss() makes the loss"}
     monkeypatch.setattr(search, "try_out", lambda *_, **__: Trial((chunked, fused), seen, 0, 0, False, 1.0))
     ends_at = time.monotonic() + 60
-    programs = search.ProgramSearch(Program.parse(script), find_gpu("t4"), 3, ends_at, lambda _: None)
+    programs = search.ProgramSearch(Program.parse(script), find_gpu("t4"), 3, False, ends_at, lambda _: None)
     programs.run((chunked, fused))
     assert list(programs.unsuitable) == ["chunked_cross_entropy"]
     assert programs.is_hopeless((chunked, technique("allocator")))
     assert not programs.is_hopeless((fused,))
+
+
+def test_a_written_script_that_does_not_come_to_its_end_is_not_verified(card, script, monkeypatch):
+    planned = fit(script, "t4", budget="14GiB")
+    monkeypatch.setattr(search, "try_out", lambda *_, **__: Trial((), {}, 0, 0, False, 1.0, timed_out=True))
+    ends_at = time.monotonic() + 60
+    programs = search.ProgramSearch(Program.parse(script), find_gpu("t4"), 3, False, ends_at, lambda _: None)
+    written = search.written_beside(planned, programs)
+    assert "not verified, since it did not come to the end of its steps: the time was up" in str(written)
+    assert "NOT fit" not in str(written)
+    assert written.written_reserved_bytes is None
 
 
 # ---- programs that do not come to train ----
@@ -245,7 +289,6 @@ def test_the_other_ends_of_a_program():
 COMMANDS = {
     "plan --technique lora -- python train.py": "technique belongs to a recipe",
     "plan --batch-size 4 -- python train.py": "effective-batch-size belongs to a recipe",
-    "plan --life -- python train.py": "life belongs to a recipe",
     "plan gpt2 --apply": "--apply, --timeout and --trial-steps belong to a program",
     "plan --gpu t4 --budget 20GiB -- python tests/fit/scripts.py": "a NVIDIA T4 has 14.6 GiB",
 }

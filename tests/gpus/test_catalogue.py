@@ -65,7 +65,7 @@ def test_what_follows_from_the_compute_capability(subtests):
         with subtests.test(gpu=name):
             row = gpu(name)
             assert row.compute_capability == capability
-            assert row.native_bf16 is row.flash_attention is bf16
+            assert row.device.computes_bf16 is bf16
             assert row.cublas_workspace_bytes == workspace
             assert 0.3 * GIB <= row.context_bytes_estimate <= 0.8 * GIB
 

@@ -88,10 +88,10 @@ def test_two_are_compared_line_by_line(written):
     difference = SnapshotDifference(
         read_snapshot(written(snapshot_of(8))), read_snapshot(written(snapshot_of(24), "later.pickle"))
     )
-    ((index, peak, lines, kinds),) = difference.changes()
-    assert (index, peak) == (0, 16 * MIB)
-    assert lines == {"/home/me/train.py:7 in <module>": 16 * MIB}
-    assert kinds == {"forward pass": 16 * MIB}
+    (change,) = difference.changes()
+    assert (change["device"], change["peak_bytes"]) == (0, 16 * MIB)
+    assert change["lines"] == {"/home/me/train.py:7 in <module>": 16 * MIB}
+    assert change["kinds"] == {"forward pass": 16 * MIB}
     assert "+16.0 MiB  forward pass" in str(difference)
     assert json.loads(json.dumps(difference.to_dict()))["devices"][0]["peak_bytes"] == 16 * MIB
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
@@ -67,6 +68,35 @@ def test_what_a_kill_left_of_a_checkpoint_is_gone_after_the_next_start(tmp_path)
     (aside.parent / "checkpoint-0").mkdir()
     store.mark_killed(tmp_path)
     assert [path.name for path in aside.parent.iterdir()] == ["checkpoint-0"]
+
+
+def test_it_is_gone_too_where_another_user_has_marked_the_run(tmp_path, monkeypatch):
+    """He can write beside his own records, and not remove what lies in the folders of others."""
+    dead = replace(new(), owner=process(os.getppid()) | {"began": 12.0})
+    going_on = replace(new(), owner=process(os.getppid()))
+    for record in (dead, going_on):
+        record.save(tmp_path)
+        (store.checkpoint_folder(record, tmp_path) / checkpoints.ASIDE).mkdir(parents=True)
+    with monkeypatch.context() as another_user:
+        another_user.setattr("shutil.rmtree", lambda *_, **__: None)
+        assert [record.id for record in store.mark_killed(tmp_path)] == [dead.id]
+    store.mark_killed(tmp_path)
+    assert [path.parts[-3] for path in tmp_path.glob(f"*/*/{checkpoints.ASIDE}")] == [going_on.id]
+
+
+def test_records_that_another_user_lets_nobody_read_are_left_out_in_one_line(tmp_path, monkeypatch, capsys):
+    records = [replace(new(), status=Status.OK) for _ in range(3)]
+    for record in records:
+        record.save(tmp_path)
+
+    def read_text(path, *args, read=Path.read_text, **kwargs):
+        if path.stem != records[1].id:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return read(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    assert [record.id for record in read_all(tmp_path)] == [records[1].id]
+    assert capsys.readouterr().err.count("are other users', who let nobody read them") == 1
 
 
 def test_the_lock_is_of_all_users_of_the_folder(tmp_path):

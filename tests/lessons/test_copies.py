@@ -10,10 +10,9 @@ NAMES = sorted(path.name for path in NOTEBOOKS.glob("*.ipynb"))
 
 
 def test_all_notebooks_and_nothing_else_are_copied(tmp_path):
-    copies = copy_lessons(tmp_path / "new" / "folder")
-    assert [path.name for path in copies] == NAMES
-    assert sorted(path.name for path in (tmp_path / "new" / "folder").iterdir()) == NAMES
-    nbformat.validate(nbformat.read(str(copies[0]), as_version=4))
+    assert copy_lessons(tmp_path) == len(NAMES)
+    assert sorted(path.name for path in tmp_path.iterdir()) == NAMES
+    nbformat.validate(nbformat.read(str(tmp_path / NAMES[0]), as_version=4))
 
 
 def test_a_changed_notebook_is_not_overwritten_and_the_others_stay_away(tmp_path):
@@ -27,7 +26,7 @@ def test_a_changed_notebook_is_not_overwritten_and_the_others_stay_away(tmp_path
 def test_equal_notebooks_are_no_hindrance_and_other_files_are_left_alone(tmp_path):
     copy_lessons(tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
-    assert len(copy_lessons(tmp_path)) == len(NAMES)
+    assert copy_lessons(tmp_path) == len(NAMES)
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
@@ -44,7 +43,7 @@ def test_the_command_copies_refuses_and_forces(tmp_path, capsys):
     assert (tmp_path / "out put" / NAMES[0]).read_bytes() == (NOTEBOOKS / NAMES[0]).read_bytes()
 
 
-def test_a_file_is_no_folder(tmp_path):
+def test_a_file_is_no_folder(tmp_path, capsys):
     (tmp_path / "out").write_text("")
-    with pytest.raises(ConfigurationError, match=r"out is a file. Name a folder"):
-        copy_lessons(tmp_path / "out")
+    assert main(["lessons", str(tmp_path / "out")]) == 2
+    assert "it cannot be a folder (File exists). Name another one." in capsys.readouterr().err

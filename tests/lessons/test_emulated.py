@@ -13,6 +13,7 @@ from workbench.gpus.emulator import place
 from workbench.journal.record import Status, read_all
 from workbench.lessons import plots
 from workbench.lessons.notebooks import execute_notebook, find_notebooks
+from workbench.lessons.staircase import draw_staircase
 
 CARD = "emulated:t4"
 QUICK = {"device": CARD, "model": "gpt2-tiny", "steps": 3, "seeds": 1, "sequence_length": 64, "longest": 256}
@@ -54,7 +55,7 @@ def test_a_comparison_has_the_memory_and_says_why_nothing_else(runs):
 
 
 def test_a_picture_of_values_says_why_it_is_empty(runs):
-    for picture in (plots.loss_curves(runs), plots.tradeoffs(compare(to_frame(runs)))):
+    for picture in (plots.loss_curves(runs), draw_staircase(compare(to_frame(runs)))):
         axes = picture.axes[0]
         assert [text.get_text() for text in axes.texts if WITHOUT_VALUES in text.get_text()]
         assert not axes.lines

@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from tests.advise.test_compare import record as timed
 from workbench import lesson
 from workbench.base.errors import ConfigurationError, OutOfMemoryError, UnavailableError
 from workbench.journal.record import Record, Status
-from workbench.lesson import given, measured_on_h100, stairs, table, toggle, verdicts
-from workbench.lessons.staircase import FEWER_DIGITS, SAME_LOSS, numerics_of, steps_of
+from workbench.lesson import given, measured_on_h100, staircase, table, toggle, verdicts
+from workbench.lessons.staircase import numerics_of, steps_of
 from workbench.techniques import GradientCheckpointing, Lora, Numerics
 
 MIB = 2**20
@@ -143,17 +144,26 @@ def test_what_an_h100_measured_and_what_was_judged():
     assert list(shown["peak GiB"]) == [14.1, 6.4]
     assert shown.loc["gradient_checkpointing", "speed"] == "0.80×"
     assert set(verdicts("lora")["against the baseline"]) == {"", "worse"}
+    assert "held-out loss, mean of 3 seeds" in verdicts()
     for function in (measured_on_h100, verdicts):
         with pytest.raises(KeyError):
             function("no such recipe")
 
 
 def test_the_stairs_are_those_that_nothing_smaller_outruns():
-    shown = stairs()
-    same = [label for name, label in shown.index if name == SAME_LOSS]
+    rows = lesson._on_h100()
+    same = list(steps_of(rows, (Numerics.EXACT,)).index)
     assert same == ["gradient_accumulation(steps=8)", "gradient_accumulation", "chunked_cross_entropy", "fused_gelu"]
-    fewer = [label for name, label in shown.index if name == FEWER_DIGITS]
-    assert fewer[-1] == "pure_bf16"
+    assert steps_of(rows, (Numerics.EXACT, Numerics.APPROXIMATE)).index[-1] == "pure_bf16"
+    gib, ratio = rows.loc["fused_gelu", ["peak_allocated_bytes", "speed_ratio"]]
+    place = f"fused_gelu (same loss), {gib / 2**30:.1f} GiB, {ratio:.2f}×"
+    assert place in staircase().description
+
+
+def test_one_run_each_says_nothing_of_speed():
+    runs = [timed(seed=seed) for seed in range(2)]
+    assert "baseline (same loss)" in staircase(runs).description
+    assert staircase(runs[:1]).description == "no speed that was timed twice on record"
 
 
 def test_an_unknown_speed_beats_nothing():
@@ -179,7 +189,7 @@ def test_given_one_the_best_exact_one_is_added():
 
 
 def test_all_that_a_lesson_may_import_is_there():
-    for name in lesson.__all__:
+    for name in (*lesson.__all__, *lesson.ELSEWHERE):
         assert getattr(lesson, name) is not None
     for name in lesson.pictures.__all__:
         assert inspect.isfunction(getattr(lesson, name))

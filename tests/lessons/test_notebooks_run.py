@@ -55,7 +55,7 @@ CLAIMS = {
         r"model\.eval\(\) +117\.7",
     ],
     "18b_generation": [r"4 beams +1\.10", r"one, use_cache=False +0\.00"],
-    "19_clinic": [r"(?s)(Answer.*){10}"],
+    "19_clinic": [r"(?s)(Answer.*){10}", r"(?s)( is enough: it needs.*){10}"],
     "20_more_than_one_gpu": [
         r"the same numbers in two halves: True",
         r"2 ranks, full +4\.\d+ +(0|\de-0[67])\s",

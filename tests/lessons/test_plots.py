@@ -1,7 +1,6 @@
 from matplotlib.colors import to_hex
 
 from tests.advise.test_compare import record
-from workbench.advise.compare import compare
 from workbench.advise.frame import to_frame
 from workbench.base.categories import Category
 from workbench.lessons import plots
@@ -47,11 +46,6 @@ def test_curves_show_the_mean_over_seeds_and_start_at_step_one():
 def test_a_picture_of_nothing_has_words_too():
     figure = plots.loss_curves([record(losses=[])])
     assert figure.description.startswith("no losses on record")
-
-
-def test_tradeoffs_have_a_point_for_each_recipe():
-    table = compare(to_frame([record(peak=100), record("slow", peak=200, speed=10.0)]))
-    assert len(plots.tradeoffs(table).axes[0].collections[0].get_offsets()) == 2
 
 
 def test_every_category_has_its_own_colour():

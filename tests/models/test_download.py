@@ -3,6 +3,7 @@
 import json
 import shutil
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -150,8 +151,10 @@ def test_what_is_whole_is_used_in_time_and_else_the_fault_is_named(
         locate(NAME)
 
 
+@pytest.mark.parametrize("without_links", [False, True], ids=["links", "no_links"])
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
-def test_a_damaged_download_is_named_before_it_is_used_and_fetched_anew(server, home, name):
+def test_a_damaged_download_is_named_before_it_is_used_and_fetched_anew(server, home, monkeypatch, name, without_links):
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_SYMLINKS", without_links)
     server.fault = ("damage", name)
     with pytest.raises(ConfigurationError, match=f"{name} in .* is damaged: it is not what the hub stated.*removed"):
         locate(NAME)
@@ -159,13 +162,23 @@ def test_a_damaged_download_is_named_before_it_is_used_and_fetched_anew(server, 
     assert locate(NAME).location.endswith(COMMIT)
 
 
-def test_offline_a_damaged_file_is_found_too(whole, monkeypatch):
+@pytest.mark.parametrize("without_links", [False, True], ids=["links", "no_links"])
+def test_offline_a_damaged_file_is_found_too(home, monkeypatch, without_links):
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_SYMLINKS", without_links)
+    whole = Path(locate(NAME).location)
+    assert (whole / "model.safetensors").is_symlink() != without_links
     damaged = next(whole.rglob("model.safetensors")).resolve()
     content = bytearray(damaged.read_bytes())
     content[-1] ^= 1
     damaged.write_bytes(content)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigurationError, match=r"model.safetensors in .* is damaged"):
+        locate(NAME)
+
+
+def test_after_a_download_that_did_not_end_it_says_what_the_cache_has_not(server, home):
+    server.fault = ("login", "safetensors")
+    with pytest.raises(UnavailableError, match=r"local cache without model.safetensors.*\. Check the network"):
         locate(NAME)
 
 

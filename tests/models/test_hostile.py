@@ -291,6 +291,21 @@ def test_what_is_no_file_is_never_opened(new_folder, subtests):
                 tiny.refused("cannot be used (", reason, "Put the files themselves there")
 
 
+def test_a_pointer_of_git_lfs_is_named_with_its_cure(new_folder, subtests):
+    """As a clone without Git LFS has them."""
+    for name in (WEIGHTS, "tokenizer.json"):
+        with subtests.test(name=name):
+            tiny = new_folder().write(name, "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+            tiny.refused(f"{name} only names a file of Git LFS: git lfs pull fetches it")
+
+
+def test_a_tokenizer_of_sentencepiece_names_the_package_that_is_missing(new_folder, monkeypatch):
+    tiny = new_folder().write("tokenizer.json", None).write("tokenizer.model", b"\n")
+    monkeypatch.setattr("workbench.models.load.find_spec", lambda name: None)
+    with pytest.raises(UnavailableError, match="needs the package sentencepiece. Install it"):
+        load_tokenizer(locate(str(tiny.path)))
+
+
 def test_a_file_of_another_user_is_named(new_folder, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: path.name != WEIGHTS)  # root may read everything
     new_folder().refused(f"{WEIGHTS} is not a file that can be read", "give yourself the right to read them")

@@ -15,11 +15,11 @@ import torch
 
 from workbench.base.errors import ConfigurationError, UnavailableError, WorkbenchError
 from workbench.models.belongs import check_vocabulary
+from workbench.models.family import positions
 from workbench.models.generate import generate
 from workbench.models.gpt2 import gpt2_tokenizer, learning_rate
 from workbench.models.load import check_trainable, load_config, load_model, load_tokenizer, save_model
-from workbench.models.source import ModelSource, check_length, locate, locate_config, resolve_auto
-from workbench.prediction.predict import model_config
+from workbench.models.source import ModelSource, check_positions, locate, locate_config, resolve_auto
 from workbench.techniques import Lora
 from workbench.texts.corpus import load_corpus
 
@@ -209,11 +209,8 @@ def refused_within_five_seconds(name, fault="cannot be reached"):
 def test_messages_name_a_model_as_it_was_typed(empty_cache, monkeypatch, subtests):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     for name in ("gpt3", NOWHERE, "x" * 500, "~nobody/x", "a" * 500 + "/b"):
-        for find in (locate, locate_config, model_config):
+        for find in (locate, locate_config):
             with subtests.test(name=name[:20], find=find.__name__):
-                if find is model_config:
-                    assert find(name) == ""
-                    continue
                 with pytest.raises(WorkbenchError) as caught:
                     find(name)
                 assert str(caught.value).startswith(f"model: {name!r:.90}")
@@ -299,11 +296,11 @@ def test_a_config_that_cannot_be_read_is_named(tmp_path, subtests):
 
 def test_a_length_beyond_the_positions_is_refused_with_the_longest_that_fits(source):
     config = load_config(source)
-    check_length(source, config, 128, {})
+    check_positions(source.name, positions(config), 128, {})
     with pytest.raises(
         ConfigurationError, match="sequence_length 129 is beyond the 128 positions of .*Use at most 128"
     ):
-        check_length(source, config, 129, {})
+        check_positions(source.name, positions(config), 129, {})
 
 
 def test_a_tokenizer_with_more_tokens_than_embeddings_is_refused(source):

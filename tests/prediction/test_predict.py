@@ -180,7 +180,7 @@ def test_a_second_question_is_answered_from_memory_and_a_third_from_disk(small, 
     def refuse(*_):
         raise AssertionError("asked again")
 
-    monkeypatch.setattr(predict_module, "ask", refuse)
+    monkeypatch.setattr(predict_module, "ask_shadow", refuse)
     assert predict(small) is first
     shutil.copytree(own_predictions, tmp_path / "copied" / "predictions")
     monkeypatch.setenv("WORKBENCH_RUNS", str(tmp_path / "copied"))
@@ -203,7 +203,7 @@ def test_a_damaged_file_is_predicted_anew(small, own_predictions, tmp_path, monk
             damaged.parent.mkdir(parents=True)
             damaged.write_bytes(damage)
             monkeypatch.setenv("WORKBENCH_RUNS", str(damaged.parents[1]))
-            monkeypatch.setattr(predict_module, "ask", lambda *_, **__: [first])
+            monkeypatch.setattr(predict_module, "ask_shadow", lambda *_, **__: [first])
             assert predict(small) == first
             assert damaged.stat().st_size > len(damage)
 
@@ -220,7 +220,7 @@ def test_padding_gpu_recipe_engine_and_versions_are_told_apart(small, own_predic
             predict(recipe, gpu, **options)
 
     first = predict(small)
-    monkeypatch.setattr(predict_module, "ask", answer)
+    monkeypatch.setattr(predict_module, "ask_shadow", answer)
     assert predict(small) is first
     ask(small, padding=True)
     ask(small, "a10")
@@ -357,10 +357,11 @@ def test_a_length_beyond_the_positions_is_refused(small):
         predict(dataclasses.replace(small, sequence_length=256))
 
 
-def test_bf16_is_refused_where_it_would_be_emulated(small):
+def test_bf16_is_refused_where_it_would_be_emulated_before_any_process_is_asked(small, monkeypatch):
     recipe = small | MixedPrecision(dtype="bf16")
     predict(recipe, "h100")
-    with pytest.raises(ConfigurationError, match=r"NVIDIA T4 \(compute capability 7.5\) has no bf16.*Use fp16"):
+    monkeypatch.setattr(predict_module, "ask_shadow", lambda *_, **__: pytest.fail("a process was asked"))
+    with pytest.raises(ConfigurationError, match="predict: mixed_precision=dtype:bf16 needs compute capability 8.0"):
         predict(recipe, "t4")
 
 
@@ -434,7 +435,7 @@ def test_the_report_shows_peak_categories_phases_and_gpus(gpt2):
     assert f"needs {needed} of 79.2 GiB ({format_bytes(found.peak_reserved_bytes)} reserved, about" in text
     gpus = {"h100": found, "rtx3070": predict(gpt2, "rtx3070"), "t4": ConfigurationError("no bf16")}
     lines = fitting(gpus).splitlines()
-    assert lines[0].split() == ["fits", "on", "needs", "has"]
+    assert lines[0].split() == ["fits", "on", "needs", "has", "(CUDA's", "context", "is", "counted)"]
     assert lines[1].split() == ["h100", *format_bytes(found.need_bytes).split(), "79.2", "GiB"]
     assert lines[2].strip() == "does not fit on  rtx3070"
     assert lines[3].strip() == "cannot run on    t4: no bf16"

@@ -235,7 +235,6 @@ REFUSED = [
     ({"ranks": 2048}, "ranks: 2048 is not a number from 1 to 1,024"),
     ({"ranks": 2, "shard": "half"}, "shard: there is no"),
     ({"ranks": 2, "shard": "full_offload", "gpu": "t4", "engine": SHADOW}, "shard: the shadow cannot predict"),
-    ({"ranks": 2, "shard": "zero3_nvme"}, "shard: zero3_nvme went in this version; take zero3_offload"),
 ]
 if find_spec("deepspeed"):
     REFUSED.append(({"ranks": 2, "shard": "zero3"}, "shard: the shadow cannot predict zero3"))

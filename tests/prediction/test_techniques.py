@@ -111,11 +111,6 @@ def test_expandable_segments_reserve_less(recipe):
     assert other.peak_reserved_bytes < plain.peak_reserved_bytes
 
 
-def test_what_is_not_modelled_is_refused(recipe):
-    with pytest.raises(ConfigurationError, match="predict: allocator=.* Measure it with `run`"):
-        predict(recipe | Allocator(max_split_size_mb=64))
-
-
 def test_positions_that_a_technique_takes_must_be_there(recipe):
     with pytest.raises(ConfigurationError, match="20 positions that prompt_tuning takes"):
         predict(replace(recipe, sequence_length=128) | PromptTuning())

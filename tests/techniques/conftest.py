@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from every_step import EveryStep
 
 from workbench.journal.record import Record
 from workbench.recipe import Recipe
@@ -48,13 +49,14 @@ def interrupted(tmp_path: Path) -> Callable[[Recipe], tuple[Record, Record]]:
         whole = run(recipe, device="cpu", folder=tmp_path / "whole")
         steps = iter((1, 2))
 
-        def stop_in_the_third_step(_: object) -> None:
+        def stop_in_the_third_step() -> None:
             if next(steps, None) is None:
                 raise KeyboardInterrupt
 
+        stopping = [EveryStep(stop_in_the_third_step)]
         with pytest.raises(KeyboardInterrupt):
-            run(recipe, device="cpu", folder=tmp_path, checkpoint_every=2, observe=stop_in_the_third_step)
-        resumed = run(recipe, device="cpu", folder=tmp_path, checkpoint_every=2, resume=True)
+            run(recipe, device="cpu", folder=tmp_path, checkpoint_every=2, callbacks=stopping)
+        resumed = run(recipe, device="cpu", folder=tmp_path, checkpoint_every=2, resume=True, callbacks=[EveryStep()])
         assert resumed.resumed_at_steps
         return whole, resumed
 

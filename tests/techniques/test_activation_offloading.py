@@ -1,13 +1,12 @@
 import gc
 import weakref
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from workbench.base.categories import Category
-from workbench.recipe import Recipe
 from workbench.techniques import ActivationOffloading, GradientCheckpointing
 from workbench.techniques.activation_offloading import SavedTensors
 from workbench.techniques.offloading import DiskFile
@@ -151,139 +150,3 @@ def test_in_pinned_memory_activations_take_none_of_the_device(on_gpu):
     plain, moved = on_gpu
     assert moved.peak_host_bytes > 0
     assert moved.maximum_by_category[Category.ACTIVATIONS] < 0.5 * plain.maximum_by_category[Category.ACTIVATIONS]
-
-
-# ---- overlap ----
-
-
-@dataclass
-class Done:
-    """The event after a copy."""
-
-    what: str
-    said: list[str]
-
-    def wait(self):
-        self.said.append(f"wait: {self.what}")
-
-
-@dataclass
-class Streamed:
-    """A place that copies at once and says in what order it was asked, as a stream beside the computation would."""
-
-    said: list[str]
-    names: dict[int, str] = field(default_factory=dict)
-
-    def allocate(self, like):
-        return like.new_empty(like.numel())
-
-    def store(self, room, start, data):
-        room.copy_(data)
-        self.names[id(room)] = f"{len(self.names)}"
-        self.said.append(f"out {self.names[id(room)]}")
-        return Done(self.said[-1], self.said)
-
-    def load(self, room, start, buffer):
-        buffer.copy_(room)
-        self.said.append(f"in {self.names[id(room)]}")
-        return Done(self.said[-1], self.said)
-
-
-@pytest.fixture
-def order():
-    """What is asked of the place, and waited for, in its order."""
-    return []
-
-
-def test_copies_go_one_behind_and_come_one_ahead(order):
-    saved = SavedTensors([], 0, Streamed(order), overlap=True)
-    tensors = [torch.full((9,), float(number)) for number in range(3)]
-    packed = [saved.pack(tensor) for tensor in tensors]
-    assert order == ["out 0", "out 1", "wait: out 0", "out 2", "wait: out 1"]
-    order.clear()
-    for entry, tensor in zip(reversed(packed), reversed(tensors), strict=True):
-        assert torch.equal(saved.unpack(entry), tensor)
-    assert order == ["wait: out 2", "in 2", "wait: in 2", "in 1", "wait: in 1", "in 0", "wait: in 0"]
-
-
-def test_a_copy_is_waited_for_before_it_is_used(order):
-    saved = SavedTensors([], 0, Streamed(order), overlap=True)
-    packed = [saved.pack(torch.full((9,), float(number))) for number in range(4)]
-    for number in (3, 0, 1, 2):  # in another order
-        saved.unpack(packed[number])
-        assert f"wait: in {number}" in order
-    assert sorted(said for said in order if said.startswith("in")) == ["in 0", "in 1", "in 2", "in 3"]  # each once
-
-
-def test_what_leaves_stays_until_its_copy_is_made(order):
-    saved = SavedTensors([], 0, Streamed(order), overlap=True)
-    gone, packed = [], []
-    for number in range(3):
-        tensor = torch.full((9,), float(number))
-        weakref.finalize(tensor.untyped_storage(), gone.append, number)
-        packed.append(saved.pack(tensor))
-        del tensor
-        assert gone == list(range(number))
-    saved.unpack(packed[2])
-    assert gone == [0, 1, 2]
-
-
-def test_what_comes_and_is_not_needed_is_waited_for(order):
-    saved = SavedTensors([], 0, Streamed(order), overlap=True)
-    packed = [saved.pack(torch.full((9,), float(number))) for number in range(2)]
-    saved.unpack(packed[1])
-    assert "in 0" in order
-    assert "wait: in 0" not in order
-    packed.clear()
-    del saved
-    assert order[-1] == "wait: in 0"
-
-
-def test_with_streams_or_without_the_numbers_are_the_same(order):
-    """Two operations need one result, one after the other; and one is changed in place between two savings."""
-    weight = torch.randn(8, 24, requires_grad=True)
-    found = []
-    for overlap in (False, True):
-        weight.grad = None
-        hooks = SavedTensors([], 0, Streamed([]), overlap=overlap)
-        with saved_tensors_hooks(hooks.pack, hooks.unpack):
-            one, two, three = (torch.ones(4, 8) @ weight).tanh().split(8, dim=1)
-            loss = ((one * two).exp() * three).logsumexp(0).sum()
-        loss.backward()
-        found.append(weight.grad.clone())
-    assert torch.equal(*found)
-
-
-def test_a_disk_is_waited_for_all_the_same(recipe, fine_tuned):
-    moved = fine_tuned(recipe | replace(ON_DISK, overlap=True))
-    assert moved.losses == fine_tuned(recipe).losses
-
-
-@pytest.mark.gpu
-def test_overlapped_copies_are_as_many_bytes(on_gpu, recipe, tmp_path):
-    _, moved = on_gpu
-    overlapped = run(recipe | ActivationOffloading(overlap=True), device="cuda", folder=tmp_path)
-    assert overlapped.moved_bytes == pytest.approx(moved.moved_bytes, rel=0.01)
-    largest = 4 * 8 * 32 * 4096
-    assert overlapped.peak_allocated_bytes <= moved.peak_allocated_bytes + 2 * largest
-
-
-@pytest.fixture
-def fixed_order(monkeypatch):
-    """In which order CUDA sums some gradients is not fixed otherwise, and the seventh digit of a loss then moves."""
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
-@pytest.mark.gpu
-@pytest.mark.values
-def test_overlapped_it_is_exact_and_no_slower(tmp_path, fixed_order):
-    """On a step that is long enough for a bus: GPT-2 124M."""
-    recipe = Recipe(model="random:gpt2", effective_batch_size=4, sequence_length=512, steps=8, dropout=0.0)
-    plain, overlapped = (
-        run(recipe | ActivationOffloading(overlap=overlap), device="cuda", folder=tmp_path) for overlap in (False, True)
-    )
-    assert overlapped.losses == plain.losses
-    assert overlapped.step_time_s < 1.05 * plain.step_time_s

@@ -99,12 +99,12 @@ def test_evaluation_takes_as_many_tokens_at_once_as_training_but_at_least_one_bl
 
 WORDS = {
     "effective_batch_size": (
-        "batch_size: batches of {part} are not equal parts of the recipe's batch of {whole}, so the runs could not see "
-        "the same tokens. Possible sizes for this batch: {possible}."
+        "batch_size: batches of {part} are not equal parts of the recipe's effective_batch_size of {whole}, so the "
+        "runs could not see the same tokens. Possible: {possible}."
     ),
     "sequence_length": (
-        "sequence_length: pieces of {part} tokens are not equal parts of the recipe's sequence_length of {whole}, so "
-        "the runs could not see the same tokens. Possible lengths: {possible}."
+        "sequence_length: pieces of {part} are not equal parts of the recipe's sequence_length of {whole}, so the "
+        "runs could not see the same tokens. Possible: {possible}."
     ),
 }
 
@@ -114,11 +114,11 @@ def test_what_is_no_equal_part_is_refused_with_those_that_are(subtests):
         ("effective_batch_size", 8, 3, "1, 2, 4"),
         ("effective_batch_size", 8, 8, "1, 2, 4"),
         ("effective_batch_size", 6, 12, "1, 2, 3"),
-        ("effective_batch_size", 1, 1, "none: use a larger batch"),
+        ("effective_batch_size", 1, 1, "none. Use a larger effective_batch_size"),
         ("sequence_length", 32, 12, "2, 4, 8, 16"),
         ("sequence_length", 32, 32, "2, 4, 8, 16"),
         ("sequence_length", 9, 2, "3"),
-        ("sequence_length", 7, 2, "none: use a longer one"),
+        ("sequence_length", 7, 2, "none. Use a larger sequence_length"),
     ):
         with subtests.test(field, whole=whole, part=part):
             technique = BatchSize(size=part) if field == "effective_batch_size" else SequenceLength(tokens=part)

@@ -7,10 +7,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from workbench.base.categories import Category
 from workbench.base.errors import ConfigurationError
-from workbench.measure.device import Device
 from workbench.measure.tracker import StorageTracker
 from workbench.techniques import ChunkedCrossEntropy, MixedPrecision
-from workbench.techniques.base import Numerics
 from workbench.techniques.chunked_cross_entropy import linear_cross_entropy, without_logits
 
 B, T, C, V = 3, 17, 16, 211
@@ -143,20 +141,6 @@ def test_it_agrees_with_pytorchs_own():
     expected.backward()
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one.grad, other.grad)
-
-
-@pytest.mark.skipif(not hasattr(torch.nn.functional, "linear_cross_entropy"), reason="new in PyTorch 2.13")
-def test_a_run_with_pytorchs_own_finds_the_same_losses_in_fp32(recipe, fine_tuned):
-    ours, pytorchs = (fine_tuned(recipe | ChunkedCrossEntropy(kernel=kernel)) for kernel in ("recompute", "pytorch"))
-    assert pytorchs.losses == pytest.approx(ours.losses, rel=1e-5)
-    assert pytorchs.by_category["logits_and_loss"] < fine_tuned(recipe).by_category["logits_and_loss"] / 2
-    assert ChunkedCrossEntropy(kernel="pytorch").numerics is Numerics.APPROXIMATE  # of 16 bits
-
-
-def test_an_older_pytorch_has_none(monkeypatch):
-    monkeypatch.delattr(torch.nn.functional, "linear_cross_entropy", raising=False)
-    assert "needs PyTorch 2.13" in ChunkedCrossEntropy(kernel="pytorch").missing(Device("cpu"))
-    assert ChunkedCrossEntropy().missing(Device("cpu")) is None
 
 
 def test_under_autocast_it_rounds_as_the_model_does():

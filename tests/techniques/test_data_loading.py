@@ -5,13 +5,11 @@ from pathlib import Path
 import pyarrow
 import pytest
 
-from workbench.base.errors import ConfigurationError, UnavailableError
-from workbench.measure.device import Device
+from workbench.base.errors import ConfigurationError
 from workbench.models.load import load_tokenizer
 from workbench.models.source import locate
 from workbench.techniques import DataLoading, Padding
 from workbench.texts import corpus
-from workbench.training.run import run
 from workbench.training.trainer import prepare_data
 
 
@@ -72,17 +70,9 @@ def _process(_rows):
     return os.getpid()
 
 
-def test_settings_that_change_nothing_are_refused(recipe):
+def test_settings_that_change_nothing_are_refused():
     with pytest.raises(ConfigurationError, match="this is how every recipe loads its data"):
         DataLoading(memory_mapped=False, num_workers=0)
-    with pytest.raises(UnavailableError, match=r"on this device \(cpu\) it never is. Leave pin_memory true"):
-        run(recipe | DataLoading(pin_memory=False), device="cpu")
-
-
-def test_pinning_can_be_switched_off():
-    assert DataLoading(pin_memory=False).training_arguments({})["dataloader_pin_memory"] is False
-    assert "dataloader_pin_memory" not in DataLoading().training_arguments({})
-    assert DataLoading(pin_memory=False).missing(Device("cuda")) is None
 
 
 def test_other_examples_have_rows_to_map_too(recipe, fine_tuned):

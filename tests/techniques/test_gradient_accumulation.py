@@ -31,7 +31,7 @@ def test_a_batch_that_does_not_divide_is_refused_with_what_would(subtests):
             with pytest.raises(ConfigurationError) as caught:
                 Recipe(effective_batch_size=batch) | GradientAccumulation(steps=steps)
             assert str(caught.value) == (
-                f"gradient_accumulation: a batch of {batch} cannot be split into {steps} equal micro-batches. "
+                f"gradient_accumulation_steps: a batch of {batch} cannot be split into {steps} equal micro-batches. "
                 f"Possible steps for this batch: {possible}."
             )
 

@@ -3,10 +3,8 @@ import gc
 import importlib.util
 import math
 import pickle
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,20 +12,17 @@ from safetensors.torch import load_file
 from transformers import Trainer, TrainingArguments
 
 from workbench.base.categories import Category
-from workbench.base.errors import ConfigurationError, UnavailableError
+from workbench.base.errors import UnavailableError
 from workbench.journal.record import Status, read_all
 from workbench.measure.device import Device
 from workbench.models.load import load_config, load_model
 from workbench.models.source import locate
-from workbench.ranks.shards import Ranks
 from workbench.techniques import (
     Ia3,
     Lora,
-    MixedPrecision,
     Numerics,
     Optimizer,
     PureBf16,
-    StepInBackward,
 )
 from workbench.techniques.optimizer import KINDS as TABLES
 from workbench.training.run import run
@@ -160,7 +155,7 @@ def test_those_that_take_other_steps_learn_at_a_rate_of_their_own(recipe, fine_t
 def test_what_happens_to_the_loss_depends_on_the_kind():
     said = {kind: Optimizer(kind=kind).numerics for kind in TABLES}
     assert {kind for kind, what in said.items() if what is Numerics.EXACT} == {
-        "adamw_fused", "adamw_foreach", "adamw_loop", "adamw_paged", "adamw_on_host",
+        "adamw_fused", "adamw_foreach", "adamw_loop", "adamw_paged",
     }  # fmt: skip
     assert {kind for kind, what in said.items() if what is Numerics.APPROXIMATE} == {
         "adamw_8bit", "adamw_8bit_paged", "adamw_stochastic", "adamw_8bit_stochastic", "adamw_4bit_stochastic",
@@ -232,125 +227,3 @@ def test_eight_bits_have_no_kernels_on_mps():
 
 
 # ---- the step on the host ----
-
-
-@pytest.fixture
-def streams(monkeypatch):
-    """torchao's optimizer for GPUs, on a CPU: copies are made where they are asked for, and no memory is pinned."""
-    empty = torch.empty_like
-    module = importlib.import_module("torchao.optim.cpu_offload")
-    stream = SimpleNamespace(
-        wait_stream=lambda _: None, synchronize=lambda: None, record_event=lambda: SimpleNamespace(synchronize=int)
-    )
-    monkeypatch.setattr(module, "get_available_devices", lambda: ["cpu", "xpu"])
-    monkeypatch.setattr(torch, "empty_like", lambda *args, pin_memory=False, **options: empty(*args, **options))
-    for name, value in {"Stream": lambda: stream, "current_stream": lambda: stream, "stream": nullcontext}.items():
-        for place in (torch.xpu, torch.cuda):
-            monkeypatch.setattr(place, name, value)
-
-
-def on_host(model, *more):
-    """The optimizer that a Trainer would make."""
-    arguments = TrainingArguments(output_dir="unused", report_to="none", use_cpu=True, learning_rate=1e-2)
-    trainer = Trainer(model=model, args=arguments)
-    for technique in (Optimizer(kind="adamw_on_host"), *more):
-        technique.trainer()(trainer)
-    return trainer.create_optimizer()
-
-
-def stepped(model, optimizer, steps=4, clip=0.05):
-    for step in range(steps):
-        model(torch.full((3, 80), 0.1 * (step + 1))).square().sum().backward()
-        if clip:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
-        optimizer.step()
-        model.zero_grad()
-    return [p.detach().clone() for p in model.parameters()]
-
-
-def layers():
-    """One parameter of 4,096 elements and more, and smaller ones."""
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(80, 64), torch.nn.Tanh(), torch.nn.Linear(64, 8))
-
-
-def test_the_step_on_the_host_is_adamws_with_gradients_that_were_clipped(streams):
-    ours, theirs = layers(), layers()
-    found = stepped(ours, on_host(ours))
-    expected = stepped(theirs, torch.optim.AdamW(theirs.parameters(), lr=1e-2, weight_decay=0.0))
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other)
-
-
-def test_torchaos_own_step_is_taken_with_gradients_before_they_were_clipped(streams):
-    """Why it is not taken as it is. When this fails, `use_host` may go."""
-    from torchao.optim import CPUOffloadOptimizer
-
-    ours, theirs = layers(), layers()
-    # Adam's step does not change with the size of all gradients, but with that of one beside the others
-    ours_found = stepped(ours, on_host(ours), clip=1e-9)
-    found = stepped(theirs, CPUOffloadOptimizer(theirs.parameters(), lr=1e-2, weight_decay=0.0), clip=1e-9)
-    assert not torch.allclose(found[0], ours_found[0])
-
-
-def test_its_states_go_into_a_checkpoint_and_come_back(streams):
-    whole, first = layers(), layers()
-    expected = stepped(whole, on_host(whole), steps=4)
-    before = on_host(first)
-    stepped(first, before, steps=2)
-    second = layers()
-    second.load_state_dict(first.state_dict())
-    after = on_host(second)
-    after.load_state_dict(copy.deepcopy(before.state_dict()))
-    for step in (2, 3):
-        second(torch.full((3, 80), 0.1 * (step + 1))).square().sum().backward()
-        torch.nn.utils.clip_grad_norm_(second.parameters(), 0.05)
-        after.step()
-        second.zero_grad()
-    for one, other in zip(second.parameters(), expected, strict=True):
-        torch.testing.assert_close(one, other)
-
-
-def test_after_a_state_was_loaded_small_parameters_follow_the_scheduler_too(streams):
-    """accelerate loads the state once, where it wraps an optimizer."""
-    optimizer = on_host(layers())
-    optimizer.load_state_dict(optimizer.state_dict())
-    for group in optimizer.param_groups:
-        group["lr"] = 0.5
-    assert {group["lr"] for group in optimizer.d_opt.param_groups} == {0.5}
-
-
-def test_what_it_holds_on_the_host_is_among_its_states(streams):
-    model = layers()
-    optimizer = on_host(model)
-    stepped(model, optimizer, steps=1)
-    large, *small = model.parameters()
-    assert {t.shape for t in optimizer.state[large].values() if t.ndim} == {large.shape}
-    assert sum(t.ndim for t in optimizer.state[large].values()) == 4 * large.ndim
-    assert all(set(optimizer.state[p]) == {"step", "exp_avg", "exp_avg_sq"} for p in small)
-
-
-def test_with_the_step_in_the_backward_pass_no_gradient_stays(streams):
-    ours, theirs = layers(), layers()
-    optimizer = on_host(ours, StepInBackward(max_grad_norm=0.0))
-    found = stepped(ours, optimizer, clip=0)
-    assert all(p.grad is None for p in ours.parameters())
-    for one, other in zip(found, stepped(theirs, on_host(theirs), clip=0), strict=True):
-        torch.testing.assert_close(one, other)
-
-
-def test_where_it_cannot_be_used_it_says_so(recipe):
-    chosen = Optimizer(kind="adamw_on_host")
-    assert "has no kernels for cpu. Use kind:adamw_8bit" in chosen.missing(Device("cpu"))
-    with pytest.raises(ConfigurationError, match="mixed_precision brings a scaled loss.*which optimizer forbids"):
-        recipe | chosen | MixedPrecision(dtype="fp16")
-    for shard in ("none", "full"):
-        with pytest.raises(ConfigurationError, match="torchao's optimizer is made for one GPU"):
-            Ranks(2, shard).check(recipe | chosen)
-
-
-@pytest.mark.gpu
-@pytest.mark.values
-def test_on_a_gpu_the_step_on_the_host_finds_the_same_losses(recipe):
-    plain, moved = run(recipe, device="cuda"), run(recipe | Optimizer(kind="adamw_on_host"), device="cuda")
-    assert moved.losses == pytest.approx(plain.losses, rel=1e-4)

@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch._functorch.config
+from every_step import EveryStep
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -28,7 +29,8 @@ def test_the_losses_are_the_same_up_to_rounding_and_nothing_is_compiled_in_a_tim
     counters.clear()
     compiled: list[int] = []
     before = fine_tuned(recipe)
-    after = run(recipe | TorchCompile(), device="cpu", observe=lambda _: compiled.append(counters["frames"]["total"]))
+    looking = EveryStep(lambda: compiled.append(counters["frames"]["total"]))
+    after = run(recipe | TorchCompile(), device="cpu", callbacks=[looking])
     assert after.losses == pytest.approx(before.losses, rel=ROUNDING)
     assert after.held_out_loss == pytest.approx(before.held_out_loss, rel=ROUNDING)
     assert after.losses[-1] != after.losses[0]

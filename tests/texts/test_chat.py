@@ -18,6 +18,7 @@ from workbench.models.load import load_config, load_model, load_tokenizer, quiet
 from workbench.models.source import locate
 from workbench.prediction.predict import predict
 from workbench.techniques import DataLoading, GradientAccumulation, Padding, SequenceLength, Streaming
+from workbench.techniques.sequence_length import cut_rows
 from workbench.texts import corpus
 from workbench.texts.chat import IGNORED, labelled
 from workbench.training.job import prepare
@@ -396,6 +397,11 @@ def test_padding_makes_a_row_of_each_conversation(recipe, chats, subtests):
             kept = batch["labels"] != IGNORED
             assert torch.equal(batch["labels"][kept], batch["input_ids"][kept])
             assert kept.sum() == sum(label != IGNORED for piece in expected[:8] for _, label in piece)
+
+
+def test_a_piece_of_a_single_label_is_none():
+    rows = Dataset.from_dict({"input_ids": [[1, 2, 3]], "labels": [[IGNORED, 2, 3]]})
+    assert pairs_of(cut_rows(rows, 2)) == [[(1, IGNORED), (2, 2)]]
 
 
 def test_a_stream_has_the_blocks_that_are_packed(recipe, chats):

@@ -50,18 +50,21 @@ KINDS = {
     "alpaca": (
         rows(instruction=question, input="Be brief.", output=answer),
         {"messages": [{"role": "user", "content": f"{ASKED[0]}\n\nBe brief."}, ANSWER]},
-        ("read as alpaca: what output says counts, after instruction and input",),
+        ("read as questions and answers: what output says counts, after instruction and input",),
     ),
-    "alpaca with a history": (
+    "alpaca with a system and a history": (
         rows(instruction=question, input="", output=answer, system="s", history=[["Hi", "Hello"]]),
-        {"messages": [{"role": "system", "content": "s"}, *BOTH("Hi", "Hello"), USER, ANSWER]},
-        ("read as alpaca: what output says counts, after instruction and input",),
+        {"messages": [{"role": "system", "content": "s"}, USER, ANSWER]},
+        (
+            "read as questions and answers: what output says counts, after instruction and input",
+            "not read: the columns 'history'",
+        ),
     ),
     "dolly": (
         rows(instruction=question, context="", response=answer, category="qa"),
         PLAIN,
         (
-            "read as dolly: what response says counts, after instruction and context",
+            "read as questions and answers: what response says counts, after instruction and context",
             "not read: the columns 'category'",
         ),
     ),
@@ -73,7 +76,20 @@ KINDS = {
     "inputs with labels that are classes": (
         rows(input=question, output=answer, label="False positive"),
         PLAIN,
-        ("read as inputs and outputs: what output says counts, after input", "not read: the columns 'label'"),
+        ("read as questions and answers: what output says counts, after input", "not read: the columns 'label'"),
+    ),
+    "inputs and targets": (
+        rows(inputs=question, targets=answer, task_name="t"),
+        PLAIN,
+        (
+            "read as questions and answers: what targets says counts, after inputs",
+            "not read: the columns 'task_name'",
+        ),
+    ),
+    "preferences with a system": (
+        rows(system="s", prompt=question, chosen=answer, rejected="No."),
+        {"prompt": [{"role": "system", "content": "s"}, USER], "completion": [ANSWER]},
+        ("read as preferences: the chosen answers count", "20 rejected answers left out"),
     ),
     "preferences": (
         rows(prompt=question, chosen=lambda _, text: f" {text}", rejected=" No."),
@@ -99,15 +115,6 @@ KINDS = {
         {"prompt": [USER], "completion": [ANSWER]},
         ("read as preferences: the chosen answers count", "20 rejected answers left out"),
     ),
-    "preferences of OpenAI": (
-        rows(
-            input=lambda asked, _: {"messages": one("user", asked), "tools": [TOOL]},
-            preferred_output=lambda _, text: one("assistant", text),
-            non_preferred_output=one("assistant", "No."),
-        ),
-        {"prompt": [USER], "completion": [ANSWER], "tools": [TOOL]},
-        ("read as preferences: the chosen answers count", "20 rejected answers left out"),
-    ),
     "KTO": (
         [{"prompt": a, "completion": f" {b}", "label": n % 2 == 0} for n, (a, b) in enumerate(PAIRS)],
         {"prompt": ASKED[0], "completion": f" {ANSWERED[0]}"},
@@ -130,8 +137,8 @@ KINDS = {
     ),
     "ShareGPT's other roles": (
         rows(conversations=said("user", "chatgpt", **SHARED)),
-        {"messages": [USER, {**ANSWER, "role_in_the_file": "chatgpt"}]},
-        ("20 messages of 'chatgpt' are read as messages of assistant",),
+        PLAIN,
+        (),
     ),
     "ShareGPT's calls": (
         rows(
@@ -145,12 +152,12 @@ KINDS = {
         {
             "messages": [
                 USER,
-                {"role": "assistant", "tool_calls": [CALL], "role_in_the_file": "function_call"},
+                {"role": "assistant", "tool_calls": [CALL]},
                 ANSWER,
             ],
             "tools": [TOOL],
         },
-        ("20 messages of 'function_call' are read as messages of assistant",),
+        (),
     ),
     "messages by other names": (rows(messages=said("human", "gpt")), PLAIN, ()),
     "messages in capitals": (rows(messages=said("User", "Assistant")), PLAIN, ()),
@@ -214,11 +221,10 @@ def test_each_kind_of_the_table_reads_what_it_says():
     for kind in formats.FORMATS:
         if kind is formats.TEXT or kind.read is formats.chat:
             continue
-        names = kind.columns.replace("?", "").split(",")
-        values = tuple({"label": True, "kto_tag": True, "history": None, "tools": None}.get(n, n) for n in names)
-        conversation = formats.conversation_of(kind, values)
+        row = {name: name for name in kind.required} | {"label": True, "kto_tag": True, "system": "s"}
+        conversation = kind.read(row, *kind.arguments)
         assert isinstance(conversation, dict), kind
-        assert formats.recognised(kind.required) is kind
+        assert formats.recognised(kind.required).required == kind.required
 
 
 def test_what_has_two_answers_is_refused_with_a_cure_that_reads_all(tmp_path):
@@ -227,17 +233,20 @@ def test_what_has_two_answers_is_refused_with_a_cure_that_reads_all(tmp_path):
         corpus.load_corpus(path)
     text = corpus.load_corpus(f"{path}:prompt=question,completion=answer")
     assert json.loads(next(iter(text.train))) == {"prompt": ASKED[0], "completion": ANSWERED[0]}
-    with pytest.raises(ConfigurationError, match="names prompt alone"):
+    with pytest.raises(ConfigurationError, match="give both, prompt=COLUMN,completion=COLUMN, or a column alone"):
         corpus.load_corpus(f"{path}:prompt=question")
+
+
+def test_a_text_beside_what_it_was_made_of_is_said_to_be_read_alone(tmp_path):
+    path = written(tmp_path, "rows.jsonl", rows(instruction=question, output=answer, text=answer))
+    text = corpus.load_corpus(path)
+    assert (text.loss, text.remarks) == ("", ("the column text alone is read, of rows with instruction and output",))
 
 
 def test_half_a_row_is_said_to_be_half(tmp_path):
     path = written(tmp_path, "rows.jsonl", rows(instruction=question, output=answer))
     half = corpus.load_corpus(f"{path}:instruction")
-    assert half.remarks == (
-        "the column instruction alone is read, of rows of instruction and output; without a column named, the whole "
-        "row is",
-    )
+    assert half.remarks == ("the column instruction alone is read, of rows with instruction and output",)
 
 
 @pytest.mark.parametrize(
@@ -247,6 +256,7 @@ def test_half_a_row_is_said_to_be_half(tmp_path):
         (rows(prompt=question), "has prompts without answers"),
         ([{"from": "human", "value": text} for text in ASKED], "none says to which conversation it belongs"),
         ([{"input_ids": [1, 2]}], "token numbers of some tokenizer"),
+        (rows(text=answer, role="assistant", parent_id="x"), "none says to which conversation it belongs"),
         (rows(text=lambda *texts: [*texts]), "list of texts: join them"),
         (rows(messages=lambda *texts: [{**BOTH(*texts)[1], "weight": 0.5}]), "line 1: weight is 0.5: only 0 and 1"),
         (rows(description=question, data={"next": 1}), "it has description, data. Name one, if it holds all"),
@@ -270,16 +280,7 @@ FORMS = {
         json.dumps({name: {n: row[name] for n, row in BY_NUMBER.items()} for name in ("text", "id")}),
         ("read by columns",),
     ),
-    "index.json": (json.dumps(BY_NUMBER), ("read by the rows' numbers",)),
-    "split.json": (
-        json.dumps({"columns": ["text"], "index": list(range(ROWS)), "data": [[text] for text in ANSWERED]}),
-        ("read by columns",),
-    ),
     "under.json": (json.dumps({"version": 1, "examples": TEXTS}), ("the rows under 'examples' are read",)),
-    "splits.json": (
-        json.dumps({"train": TEXTS, "test": [{"text": "secret"}]}),
-        ("the rows under 'train' are read", "1 rows of test left out"),
-    ),
     "semicolons.csv": (
         "text;label\n" + "".join(f"{text};0\n" for text in ANSWERED),
         ("the fields are separated by ';'", "not read: the columns 'label'"),
@@ -294,6 +295,19 @@ def test_a_file_is_read_in_the_form_that_it_has(tmp_path, name):
     text = corpus.load_corpus(written(tmp_path, name, content))
     assert text.train + text.held_out == corpus.END_OF_TEXT.join(ANSWERED)
     assert text.remarks == remarks
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"train": TEXTS, "test": TEXTS}, "several lists of rows: train, test; save the one to train on alone"),
+        ({"columns": ["text"], "index": [0, 1], "data": [["a"], ["b"]]}, 'one list of objects.*orient="records"'),
+        (BY_NUMBER, 'It must be one list of objects: .*pandas writes it so with orient="records"'),
+    ],
+)  # fmt: skip
+def test_json_that_is_no_list_of_rows_is_refused_with_the_form_that_is(tmp_path, content, message):
+    with pytest.raises(ConfigurationError, match=message):
+        corpus.load_corpus(written(tmp_path, "rows.json", json.dumps(content)))
 
 
 def test_chats_that_a_table_holds_as_texts_are_chats(tmp_path, subtests):
@@ -366,10 +380,8 @@ def test_a_test_split_beside_a_training_split_is_not_trained_on(tmp_path):
         written(tmp_path, f"{name}-00000.jsonl", TEXTS if name == "train" else [{"text": "secret"}] * 3)
     text = corpus.load_corpus(str(tmp_path))
     assert "secret" not in text.train + text.held_out
-    assert text.remarks == ("the files of other splits are left out (1 of test, 1 of validation)",)
-    assert corpus.load_corpus(f"{tmp_path}:test").documents == 3
-    with pytest.raises(ConfigurationError, match="has no split 'dev'. Its files are of test, train, validation"):
-        corpus.load_corpus(f"{tmp_path}:dev")
+    assert text.remarks == ("2 files of other kinds or splits left out",)
+    assert corpus.load_corpus(f"{tmp_path}/test-00000.jsonl").documents == 3
 
 
 # ---- encodings and line ends ----
@@ -381,9 +393,9 @@ WESTERN = "\u201cCafé\u201d \u2013 naïve\n" * 9
     ("encoding", "guess", "text"),
     [
         ("cp1252", "cp1252", WESTERN),
-        ("latin-1", "latin-1", "Un café naïve, déjà vu\n" * 9),
+        ("latin-1", "cp1252", "Un café naïve, déjà vu\n" * 9),
         ("cp1251", "cp1251", "Город стоит у реки, и река течёт мимо\n" * 9),
-        ("shift_jis", "shift_jis", "日本語の文章です。番号は三です。\n" * 9),
+        ("shift_jis", "cp932", "日本語の文章です。番号は三です。\n" * 9),
         ("gbk", "gb18030", "这是一个中文句子，编号是三。\n" * 9),
         ("utf-16-le", "utf-16-le", "some words\n" * 9),
     ],
@@ -421,4 +433,4 @@ def test_a_pointer_in_the_place_of_a_text_is_no_text(tmp_path):
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
     for name in ("a.txt", "a.csv"):
         with pytest.raises(ConfigurationError, match="pointer of Git LFS"):
-            readers.find_text(written(tmp_path, name, pointer), "").documents().__next__().__iter__().__next__()
+            next(readers.find_text(written(tmp_path, name, pointer), "").rows())

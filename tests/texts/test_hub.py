@@ -55,7 +55,8 @@ def read(names):
         start = time.monotonic()
         try:
             text = corpus.load_corpus(name)
-            answer = {"name": text.name, "sha256": text.sha256, "documents": text.documents, "loss": text.loss}
+            names = ("name", "sha256", "documents", "loss", "remarks")
+            answer = {name: getattr(text, name) for name in names}
         except Exception as error:
             answer = {"error": type(error).__name__, "message": str(error)}
         answers[name] = {**answer, "seconds": time.monotonic() - start}
@@ -105,6 +106,15 @@ def test_splits_configs_columns_and_what_counts_are_options(answers, tmp_path):
     assert one["sha256"] == two["sha256"] == written(tmp_path / "one.jsonl", TEXTS[:20])
 
 
+def test_the_rows_of_splits_that_are_not_read_are_counted(answers):
+    online, gone = answers["online"], answers["gone"]
+    assert online["user/texts"]["remarks"] == ()
+    assert online["user/chats"]["remarks"] == ("the rows of other splits are left out: test with 20",)
+    assert online["user/chats:test"]["remarks"] == gone["user/chats:test"]["remarks"]
+    assert gone["user/chats:test"]["remarks"] == ("the rows of other splits are left out: train with 40",)
+    assert online["user/chats:split=train[10:20]+test[:25%],loss=all"]["remarks"] == ()
+
+
 def test_parts_of_splits_are_what_a_file_with_these_rows_would_be(answers, tmp_path):
     online, both = answers["online"], CHATS[10:20] + CHATS[:5]
     half = written(tmp_path / "half.jsonl", TEXTS[:20])
@@ -122,7 +132,7 @@ REFUSED = (
     ("user/several", "Please pick one among the available configs: ['one', 'two']"),
     ("user/several:config=three", "'three' not found. Available: ['one', 'two']"),
     ("user/chats:dev", "Unknown split \"dev\". Should be one of ['train', 'test']"),
-    ("user/texts:column=body", "has no column 'body'; it has text. Name one: user/texts:column=text"),
+    ("user/texts:column=body", "has no column 'body'; it has text. Name one of these."),
     ("user/several:config=two", "has no column 'text'; it has body. Name one: user/several:config=two,column=body"),
     ("user/texts:train[:10%", "Unrecognized instruction format: train[:10%"),
     ("user/texts:train[:0%]", "corresponds to no data"),
@@ -208,10 +218,13 @@ def test_what_is_there_comes_before_the_hub(tmp_path, monkeypatch, no_hub):
 
 def test_options_are_checked_first(no_hub, subtests):
     for name, message in (
-        ("imdb:encoding=latin-1", "'imdb:encoding=latin-1': hub has no encoding, only column=…"),
+        (
+            "imdb:encoding=latin-1",
+            "hub has no encoding, only column=…, loss=…, prompt=…, completion=…, split=…, config=…",
+        ),
         ("imdb:test,train", "split is given twice"),
         ("imdb:", "split is empty"),
-        ("imdb:rows=3", "no option 'rows'"),
+        ("imdb:rows=3", "hub has no rows, only column=…"),
     ):
         with subtests.test(name), pytest.raises(ConfigurationError, match=message):
             corpus.load_corpus(name)

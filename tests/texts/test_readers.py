@@ -20,8 +20,9 @@ from workbench.export.sources import Sources
 from workbench.models.gpt2 import gpt2_tokenizer
 from workbench.models.load import load_tokenizer, quiet
 from workbench.models.source import locate
-from workbench.texts import corpus
+from workbench.texts import corpus, files
 from workbench.texts import readers as texts
+from workbench.texts import source as reading
 from workbench.texts.corpus import END_OF_TEXT
 from workbench.training.run import run
 
@@ -93,7 +94,7 @@ def test_another_column_is_named_after_a_colon(tmp_path, subtests):
             name = write(tmp_path, kind, DOCUMENTS, "body")
             assert read(name).sha256 == read(name.replace(":body", ":column=body")).sha256
             with pytest.raises(
-                ConfigurationError, match=r"has no column 'text'; it has id, body. Name one, if it .*:COLUMN"
+                ConfigurationError, match=r"has no column 'text'; it has id, body. Name one, if it .*:column=COLUMN"
             ):
                 read(name.removesuffix(":body"))
             with pytest.raises(ConfigurationError, match="has no column 'bodies'; it has id, body"):
@@ -126,7 +127,7 @@ def test_a_folder_is_read_in_the_order_of_its_names_and_says_what_it_left_out(tm
     (tmp_path / "LICENSE").write_text("no")
     own = read(str(tmp_path))
     assert own.train + own.held_out == END_OF_TEXT.join(["first", "second", "last"])
-    assert own.remarks == ("2 files of other kinds left out",)
+    assert own.remarks == ("2 files of other kinds or splits left out",)
 
 
 def test_documents_are_joined_with_the_end_of_text_token(tmp_path):
@@ -161,9 +162,8 @@ def test_line_ends_split_by_a_chunk_are_one(tmp_path, monkeypatch):
     path = tmp_path / "dos.txt"
     path.write_bytes(("é\r\n\r\r\n" * 50).encode())
     for size in (1, 2, 3, 5, 1000):
-        monkeypatch.setattr(texts, "CHUNK", size)
-        (document,) = texts.TextSource(str(path), path).documents()
-        assert "".join(document) == "é\n\r\n" * 50
+        monkeypatch.setattr(reading, "CHUNK", size)
+        assert "".join(text for _, text in texts.TextSource(str(path), path).rows()) == "é\n\r\n" * 50
 
 
 def test_a_name_is_made_absolute_with_its_options(tmp_path, monkeypatch):
@@ -182,11 +182,11 @@ ODD = ["NA", "null", "2020-01-01", "007", "1e5", "true", "", "lone \r stays", "a
 
 
 def test_what_looks_like_a_number_a_date_or_a_null_stays_a_text(tmp_path, subtests):
-    expected = [text.replace("\r\n", "\n") for text in ODD]
+    expected = [text.replace("\r\n", "\n") or reading.BLANK for text in ODD]
     for kind in FILES:
         with subtests.test(kind):
             source = texts.find_text(write(tmp_path, kind, ODD), "")
-            assert ["".join(document) for document in source.documents()] == expected
+            assert [text for _, text in source.rows()] == expected
 
 
 def test_a_name_is_no_pattern(tmp_path, subtests):
@@ -196,9 +196,10 @@ def test_a_name_is_no_pattern(tmp_path, subtests):
             assert read(str(path.rename(tmp_path / name))).documents == 5
 
 
-def test_the_plain_function_alone_reads_what_a_run_reads(tmp_path, subtests):
+def test_the_plain_functions_alone_read_what_a_run_reads(tmp_path, subtests):
     sources, scope = Sources(), {}
-    sources.add(texts.read_documents)
+    sources.add(files.rows_of_file)
+    sources.add(files.pieces_of)
     imports = [f"from {module} import {what}" if what else f"import {module}" for module, what in sources.imports]
     exec("\n".join([*imports, *sources.definitions.values()]), scope)  # in an exported script there is nothing else
     for kind in ("txt", *FILES):
@@ -206,7 +207,10 @@ def test_the_plain_function_alone_reads_what_a_run_reads(tmp_path, subtests):
             name = write(tmp_path, kind, [*DOCUMENTS, None, " "])
             if kind == "txt":
                 Path(name).write_bytes(END_OF_TEXT.join(DOCUMENTS).encode())
-            rows = [text for _, text in scope["read_documents"](name)]
+            if kind == "txt":
+                rows = ["".join(scope["pieces_of"](Path(name), "utf-8", 100))]
+            else:
+                rows = [row["text"] for _, row in scope["rows_of_file"](Path(name), "utf-8", ["text"])]
             kept = [text.replace("\r\n", "\n") for text in rows if text and text.strip()]
             own = read(name)
             assert END_OF_TEXT.join(kept) == own.train + own.held_out == END_OF_TEXT.join(CLEAN)
@@ -240,7 +244,7 @@ def small_memory(monkeypatch):
     """What is long, shortened: 20 KB do not fit, and pieces are of 1,000 characters."""
     monkeypatch.setattr(corpus, "IN_MEMORY_CHARACTERS", 20_000)
     monkeypatch.setattr(corpus, "PIECE_CHARACTERS", 1_000)
-    monkeypatch.setattr(texts, "CHUNK", 777)
+    monkeypatch.setattr(reading, "CHUNK", 777)
 
 
 def test_pieces_have_the_tokens_of_the_whole(monkeypatch, subtests):

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
+from every_step import EveryStep
 from transformers import Trainer, TrainerCallback
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
@@ -84,6 +85,12 @@ REFUSED_ARGUMENTS = (
     ({"lr_scheduler_type": "cosin"}, "transformers refuses them .cosin is not a valid SchedulerType.*'cosine'"),
     ({"warmup_steps": -1}, "Expected value warmup_steps >= 0"),
     ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "requires an eval strategy"),
+    ({"adam_beta1": 2.0}, "no optimizer can be made with adam_beta1=2.0 .Invalid beta parameter at index 0: 2"),
+    ({"optim_args": "momentun"}, "no optimizer can be made with optim_args='momentun'"),
+    (
+        {"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {"cycles": 3}},
+        "no scheduler can be made with lr_scheduler_type='cosine', lr_scheduler_kwargs=.'cycles': 3.",
+    ),
     ({"report_to": "tensorbord"}, "report_to: there is no 'tensorbord'. Known: .*Did you mean tensorboard"),
     ({"num_train_epochs": 0}, "recipe: steps must be an integer of at least 1, got 0"),
     ({"num_train_epochs": 1e18}, "recipe: steps must be an integer of at least 1 and below 2.63"),
@@ -95,6 +102,19 @@ def test_what_cannot_be_passed_on_is_said_before_anything_loads(recipe, subtests
     for arguments, message in REFUSED_ARGUMENTS:
         with subtests.test(arguments=arguments), pytest.raises(ConfigurationError, match=message):
             run(replace(recipe, arguments=arguments), device="cpu")
+    assert read_all() == []
+
+
+@pytest.mark.usefixtures("nothing_is_loaded")
+def test_what_the_trainer_would_only_find_with_the_model_is_said_before(recipe):
+    early = "transformers:EarlyStoppingCallback"
+    with pytest.raises(ConfigurationError, match="callbacks: EarlyStoppingCallback .*metric_for_best_model"):
+        run(replace(recipe, callbacks=(early,)), device="cpu")
+    with pytest.raises(UnavailableError, match="arguments: optim='lomo': .*install .*lomo"):
+        run(replace(recipe, arguments={"optim": "lomo"}), device="cpu")
+    for refuse in (script, lambda wrong: predict(wrong, "cpu")):
+        with pytest.raises(ConfigurationError, match="no optimizer can be made with adam_beta1=2.0"):
+            refuse(replace(recipe, arguments={"adam_beta1": 2.0}))
     assert read_all() == []
 
 
@@ -208,14 +228,18 @@ def test_runs_with_other_arguments_are_not_compared(recipe):
 
 
 def test_a_run_is_not_resumed_with_other_arguments(recipe):
-    def stop(record_so_far):
-        if record_so_far().steps_done == 4:
+    steps = []
+
+    def stop():
+        steps.append(0)
+        if len(steps) == 4:
             raise KeyboardInterrupt
 
+    decaying = replace(recipe, arguments={"weight_decay": 0.5})
     with pytest.raises(KeyboardInterrupt):
-        run(replace(recipe, arguments={"weight_decay": 0.5}), device="cpu", checkpoint_every=2, observe=stop)
+        run(decaying, device="cpu", checkpoint_every=2, callbacks=[EveryStep(stop)])
     with pytest.raises(ConfigurationError, match="arguments was .'weight_decay': 0.5. and is now None"):
-        run(recipe, device="cpu", resume=True)
+        run(recipe, device="cpu", resume=True, callbacks=[EveryStep()])
 
 
 def test_what_was_recorded_before_there_were_arguments_is_read_as_ever(recipe, tmp_path):

@@ -14,8 +14,8 @@ from workbench.export.script import script
 from workbench.gpus.catalogue import GPUS
 from workbench.journal.record import Status, read_all
 from workbench.models import load
-from workbench.prediction.prediction import compute
 from workbench.prediction.rows import blocks_for, job_for, material_for
+from workbench.prediction.worker import of_shadow
 from workbench.techniques import REGISTRY
 from workbench.training.arguments import check_arguments
 from workbench.training.execute import execute
@@ -47,7 +47,7 @@ def one_step(recipe):
 def test_training_arguments_are_built_once(one_step, built, subtests):
     ways = {
         "run": lambda: run(one_step, device="cpu"),
-        "prediction": lambda: compute(one_step, ["t4"], False),
+        "prediction": lambda: of_shadow(one_step, ["t4"], False),
         "script": lambda: script(one_step),
     }
     for name, way in ways.items():

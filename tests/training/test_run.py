@@ -2,12 +2,15 @@ import errno
 import gc
 import json
 import math
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 import torch
+from every_step import EveryStep
+from safetensors.torch import load_file, save_file
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from workbench.__main__ import main
@@ -275,6 +278,17 @@ def test_a_model_in_a_folder_may_have_changed_and_is_not_reused(one_step, answer
 # ---- runs that go wrong ----
 
 
+def test_weights_that_are_no_numbers_are_named_and_not_the_rate(one_step, fine_tuned, tmp_path):
+    folder = shutil.copytree(fine_tuned(one_step).model_path, tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    weights["transformer.h.0.mlp.c_fc.weight"][0, 0] = math.nan
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    record = run(replace(one_step, model=str(folder)), device="cpu")
+    assert record.status is Status.DIVERGED
+    assert "the loss of the model as it was loaded is not a finite number" in record.error
+    assert "learning rate" not in record.error
+
+
 def test_a_loss_that_is_no_number_ends_the_run_as_diverged(three, tmp_path, subtests):
     for what in ("nan", "inf"):
         with subtests.test(what=what):
@@ -459,22 +473,25 @@ def test_what_a_killed_run_has_measured_is_on_disk_by_then(three, tmp_path, monk
     monkeypatch.setattr(watch, "WRITE_EVERY_S", 0.0)
     monkeypatch.setattr(watch, "WRITE_SHARE", math.inf)
     on_disk = []
-    run(three, device="cpu", observe=lambda so_far: on_disk.append(only_record(tmp_path)), folder=tmp_path)
-    assert [(record.status, record.steps_done) for record in on_disk] == [(Status.RUNNING, steps) for steps in range(3)]
-    assert len(on_disk[-1].losses) == 1  # that of a step is logged after its end
+    looking = EveryStep(lambda: on_disk.append(only_record(tmp_path)))
+    run(three, device="cpu", callbacks=[looking], folder=tmp_path)
+    assert [(record.status, record.steps_done) for record in on_disk] == [
+        (Status.RUNNING, steps) for steps in (1, 2, 3)
+    ]
+    assert len(on_disk[-1].losses) == 2  # that of a step is logged after its end
     assert on_disk[-1].peak_allocated_bytes > 0
 
 
 def test_a_disk_that_fills_up_in_the_middle_is_told_with_folder_and_cure(three, tmp_path, subtests):
     for number, words in ((errno.ENOSPC, "No space left on device"), (errno.EDQUOT, "Disk quota exceeded")):
 
-        def observe(so_far, number=number, words=words):
+        def fail(number=number, words=words):
             raise OSError(number, words)
 
         with subtests.test(words=words):
             folder = tmp_path / str(number)
             with pytest.raises(WorkbenchError) as caught:
-                run(three, device="cpu", observe=observe, folder=folder)
+                run(three, device="cpu", callbacks=[EveryStep(fail)], folder=folder)
             assert str(caught.value) == (
                 f"run: nothing can be written into {folder} ({words}). Free some space, or set WORKBENCH_RUNS to "
                 "another folder."
@@ -485,11 +502,11 @@ def test_a_disk_that_fills_up_in_the_middle_is_told_with_folder_and_cure(three, 
 
 
 def test_another_errors_own_words_are_kept(three, runs_folder):
-    def observe(so_far):
+    def fail():
         raise FileNotFoundError(2, "No such file or directory", "/my/file")
 
     with pytest.raises(FileNotFoundError):
-        run(three, device="cpu", observe=observe)
+        run(three, device="cpu", callbacks=[EveryStep(fail)])
     assert only_record(runs_folder).error == "FileNotFoundError: [Errno 2] No such file or directory: '/my/file'"
 
 

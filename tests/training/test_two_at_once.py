@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+from every_step import EveryStep
 from pairs import pairs
 
 from workbench import predict
@@ -50,11 +51,11 @@ def during(recipe, action, **options):
     """A run, and what came of an action while it goes on."""
     results = []
 
-    def observe(so_far):
+    def act():
         if not results:
             results.append(action())
 
-    return run(recipe, device="cpu", observe=observe, **options), results[0]
+    return run(recipe, device="cpu", callbacks=[EveryStep(act)], **options), results[0]
 
 
 def caught(action):
@@ -149,13 +150,13 @@ ENDINGS = (  # what is raised in the middle of a run, what comes of it, and how 
 def test_after_every_ending_and_every_refusal_the_next_may_begin(three, tmp_path, subtests):
     for error, ending, status in ENDINGS:
 
-        def observe(so_far, error=error):
+        def fail(error=error):
             raise error
 
         with subtests.test(error=error):
             folder = tmp_path / ending.__name__
             with pytest.raises(ending):
-                run(three, device="cpu", observe=observe, folder=folder)
+                run(three, device="cpu", callbacks=[EveryStep(fail)], folder=folder)
             (record,) = read_all(folder)
             assert record.status is status
             with only_run(three):

@@ -49,6 +49,24 @@ def bsds() -> None:
             Image.frombytes("RGB", (481, 321), random.randbytes(3 * 481 * 321)).save(folder / f"{index}.jpg")
 
 
+def masks() -> None:
+    """32 pictures of 320 x 240 with a mask of two values each, where Pytorch-UNet expects them."""
+    from PIL import Image
+
+    for name in ("imgs", "masks"):
+        Path("data", name).mkdir(parents=True, exist_ok=True)
+    for index in range(32):
+        Image.frombytes("RGB", (320, 240), random.randbytes(3 * 320 * 240)).save(f"data/imgs/{index}.jpg")
+        Image.frombytes("L", (320, 240), bytes(random.choices((0, 1), k=320 * 240))).save(f"data/masks/{index}.png")
+
+
+def captions() -> None:
+    """The pictures of made/train with a caption each, as open_clip reads a table."""
+    pictures()
+    rows = [f"{path}\tA picture of noise" for path in sorted(Path("made/train").rglob("*.jpg"))]
+    Path("made/captions.csv").write_text("\n".join(["filepath\ttitle", *rows]), encoding="utf-8")
+
+
 def characters() -> None:
     """Our text as nanoGPT's shakespeare_char: one number a character."""
     import pickle
@@ -71,6 +89,42 @@ def tokens() -> None:
     for part in ("train", "val"):
         numbers = random.choices(range(50257), k=100_000)
         (folder / f"{part}.bin").write_bytes(struct.pack(f"<{len(numbers)}H", *numbers))
+
+
+def stories() -> None:
+    """Random tokens as the shards of llama2.c's TinyStories."""
+    folder = Path("data/TinyStories_all_data")
+    folder.mkdir(parents=True, exist_ok=True)
+    for index in range(2):
+        numbers = random.choices(range(32000), k=100_000)
+        (folder / f"data{index:02}.bin").write_bytes(struct.pack(f"<{len(numbers)}H", *numbers))
+
+
+def c4() -> None:
+    """Our text as the documents of torchtitan's test of C4."""
+    folder = Path("tests/assets/c4_test")
+    folder.mkdir(parents=True, exist_ok=True)
+    row = json.dumps({"text": TEXT.read_text(encoding="utf-8")[:20_000]})
+    (folder / "data.json").write_text(f"{row}\n" * 200, encoding="utf-8")
+
+
+def nanochat() -> None:
+    """Our text as nanochat's documents, and a tokenizer trained on it, in made."""
+    import pyarrow
+    import pyarrow.parquet
+    import torch
+
+    sys.path.insert(0, ".")
+    from nanochat.tokenizer import RustBPETokenizer
+
+    text = TEXT.read_text(encoding="utf-8")
+    documents = pyarrow.table({"text": [text[start : start + 2000] for start in range(0, len(text), 2000)] * 4})
+    Path("made/base_data_climbmix").mkdir(parents=True, exist_ok=True)
+    for index in range(2):
+        pyarrow.parquet.write_table(documents, f"made/base_data_climbmix/shard_{index:05d}.parquet", row_group_size=64)
+    tokenizer = RustBPETokenizer.train_from_iterator(iter([text]), 4096)
+    tokenizer.save("made/tokenizer")
+    torch.save(torch.ones(tokenizer.get_vocab_size(), dtype=torch.int32), "made/tokenizer/token_bytes.pt")
 
 
 def text() -> None:
@@ -118,15 +172,118 @@ def distilbert() -> None:
     _with_tokenizer(DistilBertModel(DistilBertConfig()), "distilbert-base-uncased")
 
 
-def _with_tokenizer(model, folder: str) -> None:
-    from transformers import AutoTokenizer
+def pieces(name: str) -> None:
+    """A vocabulary of sentencepiece, trained on our text, in NAME.model, for older classes of tokenizers."""
+    import sentencepiece
 
-    tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
+    sentencepiece.SentencePieceTrainer.train(input=str(TEXT), model_prefix=name, vocab_size=1000)
+
+
+def roberta() -> None:
+    """DistilRoBERTa's shape under the name that programs ask the hub for."""
+    from transformers import RobertaConfig, RobertaForMaskedLM
+
+    config = RobertaConfig(vocab_size=50265, max_position_embeddings=514, type_vocab_size=1, num_hidden_layers=6)
+    _with_tokenizer(RobertaForMaskedLM(config), "distilbert/distilroberta-base")
+
+
+def t5() -> None:
+    """Flan-T5's base shape in made/t5, and 64 rows of tokens as FastChat prepares them."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    shape = {"d_model": 768, "d_kv": 64, "d_ff": 2048, "num_layers": 12, "num_heads": 12}
+    config = T5Config(**shape, feed_forward_proj="gated-gelu", tie_word_embeddings=False, decoder_start_token_id=0)
+    _with_tokenizer(T5ForConditionalGeneration(config), "made/t5")
+    rows = [random.choices(range(2, 500), k=256) for _ in range(64)]
+    Path("made/t5.json").write_text(json.dumps({"input_ids": rows, "labels": rows}), encoding="utf-8")
+
+
+def qwen() -> None:
+    """The shape of Qwen 2.5 with 0.5 billion parameters in made/qwen, with a vocabulary of bytes alone."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        hidden_size=896,
+        intermediate_size=4864,
+        num_hidden_layers=24,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    )
+    Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained("made/qwen")
+    tokenizer = json.loads((TOKENIZER / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+    Path("made/qwen/vocab.json").write_text(json.dumps(tokenizer["vocab"]), encoding="utf-8")
+    lines = ["#version: 0.2", *_as_words(tokenizer["merges"])]
+    Path("made/qwen/merges.txt").write_text("\n".join(lines), encoding="utf-8")
+
+
+def autoencoder() -> None:
+    """Stable Diffusion's autoencoder under the name that DiT asks the hub for."""
+    from diffusers import AutoencoderKL
+
+    blocks = 4
+    model = AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * blocks,
+        up_block_types=("UpDecoderBlock2D",) * blocks,
+        block_out_channels=(128, 256, 512, 512),
+        layers_per_block=2,
+    )
+    model.save_pretrained("stabilityai/sd-vae-ft-ema")
+
+
+def hub(repository: str) -> None:
+    """A repository without models where torch.hub keeps those that it has fetched, if TORCH_HOME is made."""
+    folder = Path("made/hub", repository)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "hubconf.py").write_text("dependencies = []\n", encoding="utf-8")
+
+
+def whisper() -> None:
+    """Whisper's tiny shape in made/tiny.pt, and half a minute of noise in made/noise.wav."""
+    import wave
+
+    import torch
+    from whisper.model import ModelDimensions, Whisper
+
+    shape = {"n_audio_ctx": 1500, "n_audio_state": 384, "n_audio_head": 6, "n_audio_layer": 4, "n_mels": 80}
+    shape |= {"n_text_ctx": 448, "n_text_state": 384, "n_text_head": 6, "n_text_layer": 4, "n_vocab": 51865}
+    Path("made").mkdir(exist_ok=True)
+    model = Whisper(ModelDimensions(**shape))
+    torch.save({"dims": shape, "model_state_dict": model.state_dict()}, "made/tiny.pt")
+    with wave.open("made/noise.wav", "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(16000)
+        file.writeframes(random.randbytes(2 * 16000 * 30))
+
+
+def extension() -> None:
+    """An extension of C++ and CUDA, built where it lies; NVIDIA's compiler has to be there."""
+    import subprocess
+
+    subprocess.run([sys.executable, "setup.py", "build_ext", "--inplace"], check=True)
+
+
+def _with_tokenizer(model, folder: str) -> None:
+    """Beside the model our tokenizer, whose pairs are written as libraries of 2023 read them too."""
+    from transformers import PreTrainedTokenizerFast
+
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    content = json.loads((TOKENIZER / "tokenizer.json").read_text(encoding="utf-8"))
+    content["model"]["merges"] = _as_words(content["model"]["merges"])
+    Path(folder, "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    Path(folder, "tokenizer_config.json").write_bytes((TOKENIZER / "tokenizer_config.json").read_bytes())
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
     tokenizer.model_max_length = 512
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def _as_words(pairs: list) -> list[str]:
+    return [pair if isinstance(pair, str) else " ".join(pair) for pair in pairs]
 
 
 def conversations() -> None:

@@ -248,9 +248,10 @@ def _of_program(budget: Budget, program: Emulation) -> Usage:
             f"check: the program of {budget.name} ended with exit status {program.exit_status}, having "
             f"{'used' if devices else 'not used'} the GPU. What it said stands above."
         )
-    reserved = program.need_bytes
+    reserved = program.reserved_at_once_bytes
     allocated = min(devices[0]["peak_allocated_bytes"], reserved)  # that of a program that recovered may lie before
-    holders = {**devices[0]["functions"], UNUSED: reserved - allocated}
+    holders = {entry["line"]: entry["bytes"] for entry in devices[0].get("lines", [])}
+    holders[UNUSED] = reserved - allocated
     facts = {"program": str(budget.what), "source": f"{DEVICE}{program.gpu.name}"}
     if program.command[0] == sys.executable:  # another Python has other libraries
         facts |= versions()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from workbench.base.categories import format_bytes
 from workbench.base.result import Result
@@ -13,7 +13,6 @@ from workbench.recipe import Recipe, changed_settings
 from workbench.techniques import Numerics, Technique
 
 NUMERICS = tuple(Numerics)  # from the best to the worst
-PREDICTED_FIELDS = ("peak_allocated_bytes", "peak_reserved_bytes", "context_bytes", "by_category")
 
 # of a recipe, for a GPU's name or "cpu"; and of one rank of several, with the arguments of `predict`
 Predictor = Callable[..., Prediction]
@@ -42,7 +41,6 @@ class Candidate(Result):
         "recipe",
         "numerics",
         "needed_bytes",
-        "predicted_bytes",
         "headroom_bytes",
         "saved_bytes",
         "fits",
@@ -56,11 +54,6 @@ class Candidate(Result):
     def needed_bytes(self) -> int:
         """All that the device must give (`Prediction.need_bytes`)."""
         return self.predicted.need_bytes
-
-    @property
-    def predicted_bytes(self) -> int:
-        """What `doctor --json` calls it."""
-        return self.needed_bytes
 
     @property
     def headroom_bytes(self) -> int:
@@ -147,12 +140,6 @@ class Candidate(Result):
         sizes = self.predicted.by_category
         largest = max(sizes, key=sizes.__getitem__)
         return largest, sizes[largest]
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        predicted = {name: getattr(self.predicted, name) for name in PREDICTED_FIELDS}
-        changes = {change.name: change.settings() for change in self.changes}
-        return {**super().to_dict(), **predicted, "changes": changes}
 
 
 def rank(candidate: Candidate) -> tuple[int, float, int, int]:

@@ -135,7 +135,7 @@ def comparison_text(table: pd.DataFrame, others: pd.DataFrame | None = None) -> 
     """
     columns = {
         "peak": table["peak_allocated_bytes"].map(format_bytes),
-        "saves": table["saved_fraction"].map(_percent),
+        "saves": (table["saved_fraction"].round(2) + 0).map("{:.0%}".format),  # no minus before a zero
     }
     for column, title in ELSEWHERE.items():
         if table[column].any():
@@ -148,10 +148,6 @@ def comparison_text(table: pd.DataFrame, others: pd.DataFrame | None = None) -> 
     if others is not None:
         lines += [f"not ranked: {label}: {row['status']}. {row['reason']}" for label, row in others.iterrows()]
     return "\n".join(lines)
-
-
-def _percent(fraction: float) -> str:
-    return f"{round(fraction, 2) + 0:.0%}"  # no minus before a zero
 
 
 def _loss(row: pd.Series) -> str:

@@ -64,14 +64,9 @@ class CrashSnapshot(Result):
 
     @cached_property
     def causes(self) -> tuple[Cause, ...]:
-        causes = []
-        for device in self.snapshot.devices:
-            causes += [
-                cause
-                for cause in (rule(device) for rule in (no_piece_is_large_enough, older_than_the_history, largest_kind))
-                if cause
-            ]
-        return tuple(causes)
+        rules = (no_piece_is_large_enough, older_than_the_history, largest_kind)
+        causes = [rule(device) for device in self.snapshot.devices for rule in rules]
+        return tuple(cause for cause in causes if cause)
 
     def __str__(self) -> str:
         return "\n".join(["Causes, as far as the snapshot tells", *map(str, self.causes), "", str(self.snapshot)])

@@ -5,7 +5,9 @@ search, limited to one change, which may be another setting of a technique that 
 known here by name.
 """
 
+import re
 import shlex
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -63,12 +65,12 @@ def newest_out_of_memory(record_id: str | None = None) -> Record:
     Raises:
         ConfigurationError: there is none.
     """
+    pattern = rf'"status"\s*:\s*"{Status.OOM}"'
+    missing = "no run that ran out of memory on record"
     if record_id:
-        records = [record for record in read_all() if record.id == record_id]
+        pattern = rf'"id"\s*:\s*"{re.escape(record_id)}"'
         missing = f"no record {record_id!r}"
-    else:
-        records = [record for record in read_all() if record.status is Status.OOM]
-        missing = "no run that ran out of memory on record"
+    records = read_all(newest=1, containing=pattern)
     if not records:
         raise ConfigurationError(f"doctor: there is {missing}. See `python -m workbench records`.")
     return records[-1]
@@ -208,11 +210,13 @@ class Diagnosis(Result):
     @property
     def checklist(self) -> tuple[str, ...]:
         """What holds tensors in this process, and how to let go of them."""
-        from workbench.advise.leaks import holders  # which imports torch
-
         if self.emulated:
             return ("An emulated GPU is the run's own: nothing else takes its memory.",)
-        lines = [f"{name} holds {format_bytes(size)} now" for name, size in holders(self.kind)]
+        lines = []
+        if "torch" in sys.modules:  # to import it takes seconds, and without it there are no tensors
+            from workbench.advise.leaks import holders
+
+            lines = [f"{name} holds {format_bytes(size)} now" for name, size in holders(self.kind)]
         if not lines:
             lines = ["Nothing holds tensors in this process. In a notebook, look there: workbench.holders()."]
         if self.kind == "cuda":
@@ -371,10 +375,10 @@ class _Changes:
 
     def _smaller_evaluation(self, baseline: Candidate, budget_bytes: int) -> list[Candidate]:
         """Where the evaluation failed, the most sequences that it may have at once; or none."""
-        from workbench.training.arguments import argument_values
-
         if self.diagnosis.phase != Phase.EVALUATION:
             return []
+        from workbench.training.arguments import argument_values  # which imports the Trainer: seconds
+
         size = argument_values(self.recipe, 0.0)["per_device_eval_batch_size"]
         while size > 1:
             size //= 2
@@ -426,5 +430,7 @@ def cures_text(cures: Mapping[str, Life]) -> str:
     lines = ["\n\nWhat to change in the evaluation, as predicted again:"] if cures else []
     for change, life in cures.items():
         (peak,) = (peak for peak in life.peaks if peak.phase == "evaluate")
-        lines.append(f"  {change}: {format_bytes(peak.device_bytes)}, and {format_bytes(peak.host_bytes)} on the host")
+        lines.append(
+            f"  {change}: {format_bytes(peak.reserved_bytes)}, and {format_bytes(peak.host_bytes)} on the host"
+        )
     return "\n".join(lines)

@@ -3,7 +3,6 @@
 import math
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 from workbench.journal.record import Record, Status
 from workbench.recipe import Recipe
@@ -24,7 +23,6 @@ def side_by_side(
     seeds: int = 3,
     reuse: bool = False,
     device: str | None = None,
-    folder: Path | None = None,
 ) -> list[list[Record]]:
     """Runs of a recipe and of others that are compared with it: for each of them a list, with a run of every seed.
 
@@ -36,18 +34,18 @@ def side_by_side(
     Args:
         seeds: 0, 1, … so many.
         reuse: take runs that are on record, and time the recipe again beside those that are not.
-        device, folder: as `run` has them.
+        device: as `run` has it.
 
     Raises what `run` raises.
     """
 
     def rated(other: Recipe) -> tuple[Recipe, Tried]:
-        return search(other, device=device, folder=folder) if seeds > 1 else (other, {})
+        return search(other, device=device) if seeds > 1 else (other, {})
 
     def timed(other: Recipe, rates: Tried, seed: int, reuse: bool) -> Record:
-        record = run(replace(other, seed=seed), device=device, reuse=reuse, folder=folder)
+        record = run(replace(other, seed=seed), device=device, reuse=reuse)
         record = replace(record, rates_tried=rates or record.rates_tried)
-        record.save(folder)
+        record.save()
         return record
 
     first, first_rates = rated(recipe)
@@ -76,14 +74,14 @@ def _taken_over(other: Recipe, recipe: Recipe, rated: Recipe, tried: Tried) -> t
     return None
 
 
-def search(recipe: Recipe, *, device: str | None = None, folder: Path | None = None) -> tuple[Recipe, Tried]:
+def search(recipe: Recipe, *, device: str | None = None) -> tuple[Recipe, Tried]:
     """The recipe at its best learning rate, and the held-out loss at every rate that was tried; None: it diverged.
 
     Tried are the rate that it would have, its double and its half, and on from the best of them until a rate to either
     side of it is worse, with the recipe's own seed. Runs that are on record are taken. On an emulated GPU, which knows
     no losses, nothing is tried.
     """
-    first = run(recipe, device=device, reuse=True, folder=folder)
+    first = run(recipe, device=device, reuse=True)
     if first.learning_rate is None or (first.status is Status.OK and first.held_out_loss is None):
         return recipe, {}
     lowest = max(LIMITS["minimum"], first.learning_rate / FACTOR**MOST)
@@ -92,7 +90,7 @@ def search(recipe: Recipe, *, device: str | None = None, folder: Path | None = N
     best = first.learning_rate
     waiting = [best]
     while waiting:
-        record = run(replace(recipe, learning_rate=waiting[0]), device=device, reuse=True, folder=folder)
+        record = run(replace(recipe, learning_rate=waiting[0]), device=device, reuse=True)
         losses[waiting[0]] = math.inf if record.held_out_loss is None else record.held_out_loss
         # where all have diverged the smallest, from which to go on
         best = min(losses, key=lambda rate: (losses[rate], rate))

@@ -40,8 +40,7 @@ def to_frame(records: list[Record]) -> pd.DataFrame:
 
 
 def _row(record: Record) -> dict[str, Any]:
-    """Flat: scalars as they are, `<category>_bytes` at the peak, `<category>_maximum_bytes` whenever that was,
-    `<phase>_peak_bytes`."""
+    """Flat: scalars as they are, `<category>_bytes` at the peak, `<phase>_peak_bytes`."""
     settings = record.recipe_settings
     row: dict[str, Any] = {}
     for name, value in vars(record).items():
@@ -57,7 +56,6 @@ def _row(record: Record) -> dict[str, Any]:
     row["rate_searched"] = _searched(record.rates_tried)
     absent = 0 if record.by_category else None
     row |= {f"{category}_bytes": record.by_category.get(category, absent) for category in Category}
-    row |= {f"{category}_maximum_bytes": record.maximum_by_category.get(category) for category in Category}
     row |= {f"{phase}_peak_bytes": record.by_phase.get(phase) for phase in Phase}
     return row
 

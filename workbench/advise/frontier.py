@@ -1,4 +1,4 @@
-"""Which batches and lengths fit on a card, and which with the planner's best change, as the panel shows it.
+"""Which batches and lengths fit on a card, as the panel shows it.
 
 A larger batch needs no less memory. So of each length the largest batch that fits is found by bisection, with two or
 three predictions.
@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from workbench.advise.candidate import Candidate, Predictor
-from workbench.advise.plan import plan
+from workbench.advise.candidate import Predictor
 from workbench.base.errors import ConfigurationError, WorkbenchError
 from workbench.models.family import positions
 from workbench.models.load import load_config
@@ -76,74 +75,6 @@ class Row:
             return "–"
         return "✓" if batch <= self.fits_up_to else "✗"
 
-    @property
-    def fitting(self) -> list[int]:
-        return [batch for batch in self.recipes if batch <= self.fits_up_to]
-
-
-class Frontier:
-    """Batch × length on one card, filled by and by.
-
-    Attributes:
-        rows: the recipe, by length.
-        change: the planner's best for the recipe or, where that fits, for the fewest tokens that do not; None: there is
-            none, or all fits.
-        beside: the rows with that change.
-    """
-
-    def __init__(self, recipe: Recipe, gpu: str, limit_bytes: int, predict: Predictor) -> None:
-        self.recipe = recipe
-        self.gpu = gpu
-        self.limit_bytes = limit_bytes
-        self.predict = predict
-        self.rows = rows_of(recipe, limit_bytes)
-        self.change: Candidate | None = None
-        self.beside: list[Row] = []
-
-    def fill(self) -> Iterator[str]:
-        """Says before each prediction what is looked for."""
-        yield from self._filled(self.rows)
-        target = self.beyond()
-        if target:
-            yield "what makes more of it fit"
-            self.change = self._planned(target)
-        if self.change:
-            for row in self.rows:
-                self.beside.append(Row(self.change.recipe, row.length, row.batches, self.limit_bytes))
-            yield from self._filled(self.beside)
-
-    def _filled(self, rows: list[Row]) -> Iterator[str]:
-        for row in sorted(rows, key=lambda row: abs(row.length - self.recipe.sequence_length)):
-            yield from row.fill(self.predict, self.gpu)
-
-    def beyond(self) -> Recipe | None:
-        """The recipe, or that with the fewest tokens of those that do not fit."""
-        too_large = []
-        for row in self.rows:
-            too_large += [recipe for batch, recipe in row.recipes.items() if row.sign(batch) == "✗"]
-        if self.recipe in too_large:
-            return self.recipe
-        return min(too_large, key=_size, default=None)
-
-    def _planned(self, target: Recipe) -> Candidate | None:
-        try:
-            planned = plan(budget=self.limit_bytes, gpu=self.gpu, predict=self.predict, **vars(target))
-        except ConfigurationError:  # the card has less than the weights
-            return None
-        return planned[0] if planned.candidates else None
-
-    @property
-    def change_words(self) -> str:
-        """What the rows beside are, and for which cell the planner was asked."""
-        if self.change is None:
-            return "The planner knows no change for it." if self.beyond() else "All of it fits: nothing to change."
-        shape = f"{self.change.recipe.effective_batch_size} × {self.change.recipe.sequence_length} tokens"
-        return f"{self.change.words} (loss {self.change.numerics}; the planner's first for {shape})"
-
-
-def _size(recipe: Recipe) -> tuple[int, int]:
-    return recipe.effective_batch_size * recipe.sequence_length, recipe.effective_batch_size
-
 
 def rows_of(recipe: Recipe, limit_bytes: int) -> list[Row]:
     """The recipe at other lengths and batches. Raises as `load_config` does."""
@@ -160,7 +91,4 @@ def positions_of(recipe: Recipe) -> int:
 
 
 def _powers_of_two(most: int) -> list[int]:
-    powers = [1]
-    while 2 * powers[-1] <= most:
-        powers.append(2 * powers[-1])
-    return powers
+    return [2**exponent for exponent in range(most.bit_length())]

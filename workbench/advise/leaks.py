@@ -7,6 +7,7 @@ every cell in `Out`. So `del trainer` alone often frees nothing.
 import gc
 import sys
 import types
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,16 +16,17 @@ import torch
 from workbench.base.garbage import clear_frames, collect_garbage, frames_of
 from workbench.measure.allocators import live_tensor_bytes, storage_bytes
 
+SHOWN = 10  # names
 
-def holders(device_type: str = "cpu", limit: int = 10) -> list[tuple[str, int]]:
-    """The names under which tensors can still be reached, with the bytes reachable from each, most first.
+
+def holders(device_type: str = "cpu") -> list[tuple[str, int]]:
+    """The ten names under which most tensors can still be reached, with the bytes reachable from each, most first.
 
     Looked at are the variables and the `Out` of the main module (in Jupyter the user's own), and the frames of the
     last exception. One tensor may count under several names: all of them have to go.
     """
     sizes = {name: storage_bytes(_reachable(root), device_type) for name, root in _roots().items()}
-    holding = [(name, size) for name, size in sizes.items() if size]
-    return sorted(holding, key=lambda entry: -entry[1])[:limit]
+    return [(name, size) for name, size in Counter(sizes).most_common(SHOWN) if size]
 
 
 def release() -> int:

@@ -6,12 +6,13 @@ techniques `saved_fraction`, and `saved_beyond_fraction`, what the pair saves be
 """
 
 import html
-from collections.abc import Sequence
 
 import pandas as pd
 
+from workbench.base.paths import DATA
 from workbench.techniques import REGISTRY, Numerics
 
+COMMITTED = DATA / "reference" / "cpu" / "gpt2-tiny" / "pairs.csv"
 MEASURED = "measured"
 EMULATED = "emulated"
 SAVED = "saved_fraction"
@@ -36,10 +37,25 @@ def _cell(row: pd.Series, column: str) -> str:
     return f"{fraction:.0%}{star}"
 
 
-def best_partners(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """For each technique the exact one that saves most beside it: what it is, and the part saved without and with."""
+def all_pairs(column: str = SAVED) -> "pd.io.formats.style.Styler":
+    """The matrix of the committed table, which is of the embedded model.
+
+    Args:
+        column: `saved_beyond_fraction` for what a pair saves beyond the better of its two.
+    """
+    return style_pairs(pd.read_csv(COMMITTED), column)
+
+
+def refused_pairs() -> pd.DataFrame:
+    """Why some pairs of the committed table cannot be."""
+    return refusals(pd.read_csv(COMMITTED))
+
+
+def given(*names: str) -> pd.DataFrame:
+    """For each technique the exact one that saves most beside it, of the embedded model: what it is, and the part saved
+    without and with, from the committed table."""
     exact = [name for name, cls in REGISTRY.items() if cls.numerics is Numerics.EXACT]
-    saved = _mirrored(table).pivot(index="one", columns="other", values=SAVED)
+    saved = _mirrored(pd.read_csv(COMMITTED)).pivot(index="one", columns="other", values=SAVED)
     rows = {}
     for name in names:
         beside = saved.loc[name].reindex(exact).drop(name, errors="ignore")

@@ -9,7 +9,7 @@ gentlest settings are taken that still fit, and a technique without which it fit
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from workbench.advise.candidate import NUMERICS, Candidate, Predictor, entry, rank
@@ -17,6 +17,7 @@ from workbench.base.bar import progress_bar
 from workbench.base.categories import Category, format_bytes, parse_bytes
 from workbench.base.errors import ConfigurationError
 from workbench.base.result import Result
+from workbench.base.settings import unknown
 from workbench.gpus.catalogue import GPUS, device_name, room_bytes
 from workbench.prediction import predict as prediction
 from workbench.prediction.prediction import Prediction
@@ -35,11 +36,11 @@ class Plan(Result):
     """What a search found. `candidates` fit, the best first; `tried` is every set that was predicted, in that order."""
 
     budget_bytes: int
-    predicted_for: str
     baseline: Candidate
     candidates: tuple[Candidate, ...]
     tried: tuple[Candidate, ...]
-    skipped: Mapping[str, str] = field(default_factory=dict)  # what could not be predicted, and why
+    skipped: Mapping[str, str]  # what could not be predicted, and why
+    predicted_for: str = ""
     asked_bytes: int | None = None  # the budget that was asked for; the device may have less
     json_fields: ClassVar[tuple[str, ...]] = (
         "budget_bytes",
@@ -132,11 +133,10 @@ def plan(
         prediction.resolved(recipe, [gpu]),
         budget_bytes,
         predict_here,
-        families=families(card.compute_capability if card else None, among),
-        predicted_for=card.title if card else THIS_CPU,
+        families(card.compute_capability if card else None, among),
         most_changes=most_changes,
     )
-    return replace(search.plan(), asked_bytes=asked_bytes)
+    return replace(search.plan(), predicted_for=card.title if card else THIS_CPU, asked_bytes=asked_bytes)
 
 
 def families(
@@ -150,7 +150,7 @@ def families(
     names = sorted(REGISTRY) if among is None else tuple(among)
     for name in names:
         if name not in REGISTRY:
-            raise ConfigurationError(f"among: there is no technique {name!r}. Known: {', '.join(sorted(REGISTRY))}.")
+            raise unknown("among: there is no technique", name, sorted(REGISTRY))
     return {name: REGISTRY[name].variants(compute_capability) for name in names}
 
 
@@ -168,7 +168,6 @@ class Search:
     budget_bytes: int
     predict: Callable[[Recipe], Prediction]
     families: Mapping[str, tuple[Technique, ...]]
-    predicted_for: str = ""
     most_changes: int = 4
     replacing: bool = False
 
@@ -191,7 +190,6 @@ class Search:
             candidates = [self.baseline] if self.baseline.fits else sorted(self._levels(), key=rank)
         return Plan(
             self.budget_bytes,
-            self.predicted_for,
             self.baseline,
             candidates=tuple(candidates),
             tried=tuple(candidate for candidate in self.tried.values() if candidate),

@@ -9,6 +9,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,7 @@ class Scan(Result):
         return {**vars(self), "recipe": self.recipe.to_dict(), "fits": self.fits}
 
 
-def scan(recipe: Recipe, gpu: str = "h100", *, longest: int = 5, engine: str | None = None) -> Scan:
+def scan(recipe: Recipe, gpu: str = "h100", *, longest: int = 5) -> Scan:
     """Find the longest rows of the recipe's corpus, and whether a batch with them fits.
 
     Args:
@@ -120,12 +121,10 @@ def scan(recipe: Recipe, gpu: str = "h100", *, longest: int = 5, engine: str | N
     """
     card = find_gpu(gpu)
     source = row_source(recipe)
-    engine = prediction.engine_for(card.name, engine)
     recipe = prediction.resolved(recipe, [card.name])
     positions = positions_of(recipe) - sum(technique.positions for technique in recipe.techniques)
     tokenizer = load_tokenizer(locate_config(recipe.model))
-    if engine == prediction.engine_for(card.name):
-        prediction.warm_predictions(card.name)  # meanwhile
+    prediction.warm_predictions(card.name)  # meanwhile
     signature = source.signature()
     tokens, empty = _counted(source, tokenizer)
     if len(tokens) < recipe.shape.sequences or empty == len(tokens):
@@ -147,7 +146,7 @@ def scan(recipe: Recipe, gpu: str = "h100", *, longest: int = 5, engine: str | N
 
     def needed(length: int, padding: bool = True) -> int:
         cut = replace(recipe, sequence_length=max(length, 2))
-        predicted = prediction.predict(cut, card.name, padding=padding, engine=engine)
+        predicted = prediction.predict(cut, card.name, padding=padding)
         return round(predicted.need_bytes * (1 + gaps * padding))
 
     examples = []
@@ -157,7 +156,7 @@ def scan(recipe: Recipe, gpu: str = "h100", *, longest: int = 5, engine: str | N
     scanned = Scan(
         recipe=recipe,
         gpu=card.name,
-        engine=engine,
+        engine=prediction.engine_for(card.name),
         limit_bytes=card.memory_bytes,
         needed_bytes=needed(min(examples[0]["tokens"], positions)),
         gaps=gaps,
@@ -218,16 +217,14 @@ def _counted(source: readers.TextSource, tokenizer: Any) -> tuple[Any, int]:
     """The tokens of every row, (rows,), and how many rows have no text."""
     counts = array("q")
     empty = 0
-    waiting: list[tuple[str, str]] = []
-    for place, text in tqdm(source.rows(), source.name, unit=" rows", disable=None, leave=False):
-        if isinstance(text, readers.LeftOut) or not text.strip():
-            empty += 1
-            text = ""
-        waiting.append((place, text))
-        if len(waiting) == TOGETHER:
-            counts.extend(_lengths(waiting, tokenizer, bool(source.kind)))
-            waiting = []
-    counts.extend(_lengths(waiting, tokenizer, bool(source.kind)))
+    remaining = iter(tqdm(source.rows(), source.name, unit=" rows", disable=None, leave=False))
+    while rows := list(islice(remaining, TOGETHER)):
+        texts = []
+        for place, text in rows:
+            is_empty = isinstance(text, readers.LeftOut) or not text.strip()
+            texts.append((place, "" if is_empty else text))
+            empty += is_empty
+        counts.extend(_lengths(texts, tokenizer, bool(source.kind)))
     return np.array(counts), empty
 
 

@@ -25,8 +25,7 @@ def _at_least(least: int, number: type = int) -> Callable[[str], Any]:
 def _share(text: str) -> float:
     """`all`, `none`, or a number between them."""
     with suppress(ValueError):
-        share = {"all": 1.0, "none": 0.0}.get(text)
-        share = float(text) if share is None else share
+        share = float({"all": "1", "none": "0"}.get(text, text))
         if 0 <= share <= 1:
             return share
     raise argparse.ArgumentTypeError(f"{text!r:.90} is not all, none or a share between 0 and 1.")

@@ -1,9 +1,8 @@
 """The errors a user meets. Every message names the value that is wrong and what to do about it."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass, field
 from typing import ClassVar
 
 DISTRIBUTION = "gpt2-memory-workbench"
@@ -107,27 +106,12 @@ def needed_extra(error: ModuleNotFoundError) -> UnavailableError | None:
     return None
 
 
-@dataclass(eq=False, repr=False)
 class OutOfMemoryError(WorkbenchError, RuntimeError):
-    """A run did not fit; its record has the status `oom`, and `message` is what it says.
-
-    Attributes:
-        record_id: of that record; `workbench.diagnose` tells what to change.
-        phase: where the memory ended, `"forward"` and so on; empty before the first phase.
-        operation: the operation that was refused, if it was watched.
-        by_category: bytes of each category at the peak, with what was refused where the tracker keeps the cap.
-        requested_bytes: of the refused request; None if unknown, as of the next two.
-        allocated_bytes, reserved_bytes: what there was at that moment.
-    """
+    """A run did not fit. Its record, `record_id`, has the status `oom` and says where; `workbench.diagnose` tells what
+    to change."""
 
     exit_code: ClassVar[int] = 4
 
-    message: str
-    _: KW_ONLY
-    record_id: str = ""
-    phase: str = ""
-    operation: str = ""
-    by_category: Mapping[str, int] = field(default_factory=dict)
-    requested_bytes: int | None = None
-    allocated_bytes: int | None = None
-    reserved_bytes: int | None = None
+    def __init__(self, message: str, record_id: str = "") -> None:
+        super().__init__(message)
+        self.record_id = record_id

@@ -107,23 +107,43 @@ def first_file(address: Address, name: str) -> Path:
 
     Raises errors of any kind, for example if it does not come in time: then the others would not, either.
     """
-    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
     from huggingface_hub.errors import FileMetadataError
 
-    def fetch() -> str:
-        url = hf_hub_url(address.repository, name, repo_type=address.kind, revision=address.revision or None)
+    def first() -> Path:
         # raises at once what the download would try again and again, or take an older file for
-        if not get_hf_file_metadata(url, timeout=HUB_PATIENCE_S).commit_hash:
-            raise FileMetadataError(f"{url} is not of a commit")
-        return hf_hub_download(
+        if not metadata(address, name, address.revision).commit_hash:
+            raise FileMetadataError(f"{name} is not of a commit")
+        return fetch(address, name, address.revision)
+
+    return within(HUB_PATIENCE_S, first)
+
+
+def metadata(address: Address, name: str, revision: str) -> Any:
+    """What the hub states of a file. Raises errors of any kind."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+    url = hf_hub_url(address.repository, name, repo_type=address.kind, revision=revision or None)
+    return get_hf_file_metadata(url, timeout=HUB_PATIENCE_S)
+
+
+def fetch(address: Address, name: str, revision: str) -> Path:
+    """A file of a repository, in the cache. Raises errors of any kind."""
+    from huggingface_hub import hf_hub_download
+
+    path = Path(
+        hf_hub_download(
             address.repository,
             name,
             repo_type=address.kind,
-            revision=address.revision or None,
+            revision=revision or None,
             etag_timeout=HUB_PATIENCE_S,
         )
-
-    return Path(within(HUB_PATIENCE_S, fetch))
+    )
+    if not path.is_symlink():  # else what the hub stated is the name of the file that it leads to
+        note = stated_note(path)
+        note.parent.mkdir(exist_ok=True)
+        note.write_text(metadata(address, name, revision).etag, encoding="utf-8")
+    return path
 
 
 FAULTS = {  # what a hub did, by the name of an error that a library raises then, or of one that it inherits from
@@ -276,7 +296,7 @@ def repository_folder(address: Address) -> Path:
 
 def prove(folder: Path, owner: str) -> None:
     """Compare every file of a snapshot with the hash that the hub stated for it: the cache keeps it as the name of the
-    file that the snapshot links to. Where the system has no links, there is none to compare with.
+    file that the snapshot links to, and where the system has no links, `fetch` has noted it.
 
     A file that was proved, and has not been written to since, is not read again: 10 GB take 5 to 20 s.
 
@@ -285,15 +305,20 @@ def prove(folder: Path, owner: str) -> None:
     """
     notes = folder.parent.parent / "proved"
     for path in sorted(folder.rglob("*")):
-        if not (path.is_symlink() and path.is_file()):
+        blob = path
+        if path.is_symlink() and path.is_file():
+            blob = path.parent / path.readlink()  # which may be a link again, into a store of several repositories
+            stated = blob.name
+        elif path.is_file() and stated_note(path).is_file():
+            stated = stated_note(path).read_text(encoding="utf-8")
+        else:
             continue
-        blob = path.parent / path.readlink()  # which may be a link again, into a store of several repositories
         state = blob.stat()
         facts = f"{state.st_size} {state.st_mtime_ns} {state.st_ctime_ns}"
-        note = notes / blob.name
+        note = notes / stated
         if note.is_file() and note.read_text(encoding="utf-8") == facts:
             continue
-        if not _is_as_stated(blob):
+        if not _is_as_stated(blob, stated):
             for damaged in (path.resolve(), blob, path):
                 damaged.unlink(missing_ok=True)
             raise ConfigurationError(
@@ -305,15 +330,20 @@ def prove(folder: Path, owner: str) -> None:
             note.write_text(facts, encoding="utf-8")
 
 
-def _is_as_stated(blob: Path) -> bool:
+def stated_note(path: Path) -> Path:
+    """Where it is noted what the hub stated for a file of a snapshot that is no link."""
+    return path.parent.parent.parent / "proved" / f"{path.parent.name}-{path.name}"
+
+
+def _is_as_stated(blob: Path, stated: str) -> bool:
     with blob.open("rb") as file:
-        if SHA256.fullmatch(blob.name):
-            return hashlib.file_digest(file, "sha256").hexdigest() == blob.name
-        if not SHA1.fullmatch(blob.name):
+        if SHA256.fullmatch(stated):
+            return hashlib.file_digest(file, "sha256").hexdigest() == stated
+        if not SHA1.fullmatch(stated):
             return True  # no hash that is known
         content = file.read()
         # as git names a file, or as a mirror may
-        return blob.name in (_sha1(b"blob %d\0" % len(content) + content), _sha1(content))
+        return stated in (_sha1(b"blob %d\0" % len(content) + content), _sha1(content))
 
 
 def _sha1(content: bytes) -> str:

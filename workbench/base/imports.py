@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from workbench.base.errors import needed_extra
-from workbench.base.patches import bitsandbytes, torchao, transformers
+from workbench.base.patches import bitsandbytes
 
 
 def imported(module: str = "workbench.training.run") -> Any:
@@ -25,15 +25,9 @@ def imported(module: str = "workbench.training.run") -> Any:
 
 @contextmanager
 def quick_imports() -> Iterator[None]:
-    """For the duration, without what can wait: 3.3 s of a processor instead of 5.2, where bitsandbytes and torchao are
-    installed. It is the compiler for bitsandbytes (1.3 s), collecting garbage (0.7 s), folders that transformers reads
-    twice (0.3 s), and torchao (0.2 s)."""
-    with (
-        pause_collector(),
-        bitsandbytes.compiled_when_called(),
-        torchao.imported_when_called(),
-        transformers.folders_read_once(),
-    ):
+    """For the duration, without what can wait: the compiler for bitsandbytes, where that is installed (1.3 s of a
+    processor), and collecting garbage (0.7 s)."""
+    with pause_collector(), bitsandbytes.compiled_when_called():
         yield
 
 

@@ -26,6 +26,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
@@ -273,9 +274,6 @@ class ForkedProcess:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
-    def terminate(self) -> None:
-        self.send_signal(signal.SIGTERM)
-
     def wait(self, timeout: float | None = None) -> list[Any]:
         """Not empty once it has ended."""
         return select.select([self.handle], [], [], timeout)[0]
@@ -383,11 +381,12 @@ def serve(modules: Sequence[str]) -> None:
 def answer_all(requests: IO[bytes], answers: IO[bytes]) -> None:
     _pipes[:] = [requests, answers]
     threading.Thread(target=end_with_caller, args=[requests], daemon=True).start()
-    goes_on = True
-    while goes_on:
-        with freeze_living_objects():  # a collection then leaves half a million objects of the libraries out
-            goes_on = answer_one(requests, answers)
-            collect_garbage()  # of this call, before it is frozen by the next; the caller has the answer already
+    with suppress(EOFError):  # the caller has closed the pipe
+        while True:
+            with freeze_living_objects():  # a collection then leaves half a million objects of the libraries out
+                pickle.dump(reply_to(requests), answers)
+                answers.flush()
+                collect_garbage()  # of this call, before it is frozen by the next; the caller has the answer already
 
 
 def end_with_caller(requests: IO[bytes]) -> None:
@@ -419,22 +418,14 @@ def fork(environment: Mapping[str, str], requests: str, answers: str) -> int:
             os._exit(0)
 
 
-def answer_one(requests: IO[bytes], answers: IO[bytes]) -> bool:
-    """False once the caller has closed the pipe."""
+def reply_to(requests: IO[bytes]) -> tuple[str, Any]:
+    """What the function of the next request returns or raises. Raises EOFError: there will be none."""
     try:
-        reply = reply_to(*pickle.load(requests))
+        function, args, kwargs = pickle.load(requests)
     except EOFError:
-        return False
+        raise
     except Exception as error:  # a class that cannot be imported here
-        reply = "error", ConfigurationError(f"What was sent to another process cannot be read there: {error}")
-    pickle.dump(reply, answers)
-    answers.flush()
-    return True
-
-
-def reply_to(function: Function, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, Any]:
-    import traceback
-
+        return "error", ConfigurationError(f"What was sent to another process cannot be read there: {error}")
     try:
         return "answer", function(*args, **kwargs)
     except WorkbenchError as error:

@@ -17,6 +17,7 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from getpass import getuser
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,14 @@ def runs_folder() -> Path:
     """The folder that the environment variable `WORKBENCH_RUNS` names, else `data/runs`; the user's from a wheel."""
     default = user_data_path(DISTRIBUTION, appauthor=False) / "runs" if INSTALLED else DATA / "runs"
     return Path(os.environ.get("WORKBENCH_RUNS") or default).expanduser().resolve()
+
+
+def folder_of_runs(name: str) -> Path:
+    """A folder beside the records; where it is another user's, who shares them, one of this user's own."""
+    folder = runs_folder() / name
+    if folder.exists() and not os.access(folder, os.W_OK):
+        return folder.with_name(f"{name}-{getuser()}")
+    return folder
 
 
 def valid_name(name: object) -> bool:

@@ -1,4 +1,4 @@
-"""Settings: dataclass fields that know their meaning, unit and range.
+"""Settings: dataclass fields that know their meaning and range.
 
 One declaration serves the validation, the command line, the notebooks' parameters and the widgets:
 
@@ -38,7 +38,6 @@ def setting(
     default: Any,
     help: str,
     *,
-    unit: str = "",
     minimum: float | None = None,
     maximum: float | None = None,
     choices: Sequence[str] = (),
@@ -51,7 +50,6 @@ def setting(
     """
     metadata = {
         "help": help,
-        "unit": unit,
         "minimum": minimum,
         "maximum": maximum,
         "choices": tuple(choices),

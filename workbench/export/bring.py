@@ -6,7 +6,7 @@ What other programs' settings mean here is written in `foreign.toml`, and nowher
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
-from workbench.base.paths import aside, put_in_place, runs_folder
+from workbench.base.paths import aside, folder_of_runs, put_in_place
 from workbench.export.meaning import Brought, Settings
 from workbench.export.pasted import read_sections
 from workbench.export.whose import CURE, belonging
@@ -68,7 +68,7 @@ def keep(dataset: "Dataset", column: str = "") -> str:
     for name in kept:
         if name not in names:
             raise readers.refusal(f"the data set has no column {name!r}; it has {', '.join(names)}. Name one.")
-    with aside(runs_folder() / "texts", "corpus: the data set", ".parquet") as part:
+    with aside(folder_of_runs("texts"), "corpus: the data set", ".parquet") as part:
         renamed = {} if readers.column_of(kept) == ",".join(kept) else {column: "text"}
         dataset.select_columns(kept).rename_columns(renamed).to_parquet(part)
         return str(put_in_place(part, f"{load_corpus(str(part)).sha256[:16]}.parquet"))

@@ -131,12 +131,12 @@ class Settings:
                 self._apply(rule, names, brought)
                 used.update(*(self.origins[name] for name in names))
         for name, value in self.stated.items():
-            parts = [part for part in flattened({name: value}) if part not in used]
-            if len(parts) == len(flattened({name: value})):
-                self._answer(name, value, brought)
-            else:
-                for part in parts:
-                    self._answer(part, flattened({name: value})[part], brought)
+            parts = flattened({name: value})
+            if not used & parts.keys():
+                parts = {name: value}  # answered in one piece
+            for part_name, part in parts.items():
+                if part_name not in used:
+                    self._answer(part_name, part, brought)
         return brought
 
     def _apply(self, rule: Mapping[str, Any], names: list[str], brought: Brought) -> None:

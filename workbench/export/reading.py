@@ -3,6 +3,7 @@
 However a file is read, it becomes `rows`: a dictionary for each document or conversation.
 """
 
+import json
 from typing import Any, NamedTuple
 
 from workbench.base.errors import ConfigurationError
@@ -17,10 +18,6 @@ def make_rows(text, tokenizer, most=None):
     rows = [ids[i : i + LENGTH] for i in range(0, len(ids) - LENGTH + 1, LENGTH)]
     return Dataset.from_dict({"input_ids": rows, "labels": rows})'''
 ROWS_OF_CONVERSATIONS = '''
-def without_nulls(row):
-    return {name: value for name, value in row.items() if value is not None}
-
-
 def make_rows(conversations, tokenizer, most=None):
     """Rows of LENGTH tokens, of `most` in all; a shorter rest is dropped, and rows in which nothing counts."""
     template = tokenizer.get_chat_template()
@@ -79,6 +76,7 @@ def read_text(lines: Lines, job: Job) -> Reading:
 def read_conversations(lines: Lines, job: Job, source: readers.TextSource) -> Reading:
     """Add the lines that read conversations, of which a run leaves out what is null, and those that lack something."""
     add_rows(lines, source)
+    lines.sources.add(without_nulls)
     lines.add("rows = [json.loads(json.dumps(row), object_hook=without_nulls) for row in rows]")
     kind = source.kind or formats.TEXT
     if is_plain(source, kind):
@@ -109,18 +107,17 @@ def is_plain(source: readers.TextSource, kind: formats.Format) -> bool:
     if set(kind.required) - {"messages", "prompt", "completion"}:
         return False
     for path in source.files():
-        for _, values in files.read_documents(str(path), kind.columns, source.encoding):
-            row = formats.row_of(kind, values)
-            if row.keys() >= set(kind.required) and without_nulls(row) != formats.conversation_of(kind, values):
+        for _, row in files.rows_of_file(path, source.encoding, source.columns):
+            present = {name: row[name] for name in kind.present(row)}
+            plain = json.loads(json.dumps(present, default=str), object_hook=without_nulls)
+            if plain.keys() >= set(kind.required) and plain != kind.read(row, *kind.arguments):
                 return False
     return True
 
 
-def without_nulls(value: Any) -> Any:
-    """A value of JSON without the names that have no value."""
-    if isinstance(value, dict):
-        return {name: without_nulls(part) for name, part in value.items() if part is not None}
-    return [without_nulls(part) for part in value] if isinstance(value, list) else value
+def without_nulls(row: dict[str, Any]) -> dict[str, Any]:
+    """The row without the names that have no value."""
+    return {name: value for name, value in row.items() if value is not None}
 
 
 def add_rows(lines: Lines, source: readers.TextSource) -> None:
@@ -139,7 +136,7 @@ def add_rows(lines: Lines, source: readers.TextSource) -> None:
         lines.add(broken("rows = ParquetFile(", path, f").read({columns}).to_pylist()"))
     elif kind in readers.OBJECTS and files.note_of(source.path, source.encoding):
         function = lines.sources.add(files.objects)
-        lines.add(f"rows = [row for _, row in {function}(Path({path[0]}), {literal(source.encoding)}, [])]")
+        lines.add(f"rows = [row for _, row in {function}(Path({path[0]}), {literal(source.encoding)})]")
     elif kind == ".jsonl":
         lines.add(opening(source), "    rows = [json.loads(line) for line in file if line.strip()]")
     elif kind == ".json":

@@ -29,7 +29,7 @@ from workbench.recipe import Recipe
 from workbench.techniques.base import Arguments, Call
 from workbench.texts import corpus
 from workbench.texts.readers import split_name
-from workbench.training.arguments import training_arguments
+from workbench.training.arguments import check_optimizer, training_arguments
 from workbench.training.job import Job, Material, prepare, read_material
 from workbench.training.world import World
 
@@ -84,7 +84,9 @@ def script(recipe: Recipe, flavour: str = "trainer", ranks: Ranks | None = None)
     if flavour not in FLAVOURS:
         raise ConfigurationError(f"script: {flavour!r} is no flavour. Choose one of {', '.join(FLAVOURS)}.")
     job = prepare(recipe, World.find(), material=known_material(recipe))
-    training_arguments(job.arguments, job.device.kind, Path("fine-tuned"))  # what it refuses, the script would refuse
+    # what these refuse, the script would refuse
+    arguments = training_arguments(job.arguments, job.device.kind, Path("fine-tuned"))
+    check_optimizer(recipe, job.material.config, arguments, job.callbacks)
     if job.material.source.adapter:
         raise ConfigurationError(f"script: {recipe.model!r} is an adapter. Save the model as 'merged' and use that.")
     main = Main(job, flavour, ranks)

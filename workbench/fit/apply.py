@@ -4,7 +4,7 @@ The functions are those of a run and of an exported script. There is no record a
 """
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial, wraps
 from typing import Any, TypeVar, cast
@@ -14,15 +14,13 @@ from workbench.base.errors import ConfigurationError, UnavailableError, brief, e
 from workbench.fit.places import Site, as_argument, changed_arguments, site_of
 from workbench.measure.device import Device
 from workbench.models.family import family_of
-from workbench.techniques import Technique, technique
+from workbench.techniques import REGISTRY, Technique, technique
 from workbench.techniques.base import Arguments, Stage, check_together
 
 Target = TypeVar("Target")
 
-ADAPTERS = {"PREFIX_TUNING": "prefix_tuning", "PROMPT_TUNING": "prompt_tuning", "IA3": "ia3"}  # others are LoRA's kin
 OPTIMIZERS = (Stage.OPTIMIZE, Stage.STEP)
-HYPERPARAMETERS = ("lr", "betas", "eps", "weight_decay", "momentum")  # that optimizers of several kinds share
-TRAINER = "TrainingArguments"
+SHARED = ("params", "lr", "betas", "eps", "weight_decay", "momentum")  # by groups of optimizers of several kinds
 
 
 def apply(target: Target, *techniques: Technique) -> Target:
@@ -74,8 +72,6 @@ def _check_kinds(techniques: tuple[Any, ...]) -> None:
 
 
 def _apply_to_trainer(trainer: Any, techniques: list[Technique]) -> None:
-    from transformers import Trainer
-
     model = trainer.model
     arguments = vars(trainer.args)
     if trainer.model_init is not None:
@@ -91,8 +87,11 @@ def _apply_to_trainer(trainer: Any, techniques: list[Technique]) -> None:
                 f"apply: {entry.name} replaces the model, for which this Trainer is built already. Before it, write "
                 f"model = apply(model, {type(entry).__name__}(…))."
             )
-        if entry.stage in OPTIMIZERS:
-            _check_optimizer(trainer, entry, is_own=type(trainer).create_optimizer is not Trainer.create_optimizer)
+        if entry.stage in OPTIMIZERS and optimizer_of_its_own(trainer):
+            raise ConfigurationError(
+                f"apply: {entry.name} decides about the optimizer, and this Trainer takes "
+                f"{optimizer_of_its_own(trainer)}. Leave one of them out, and apply before train()."
+            )
         _check_ranks_and_checkpoints(trainer.args, entry)
         entry.check_loss(model, trainer)
     for entry in techniques:
@@ -113,32 +112,27 @@ def _only_as_argument(entry: Technique, argument: str) -> ConfigurationError:
     )
 
 
-def _check_optimizer(trainer: Any, entry: Technique, *, is_own: bool) -> None:
-    if trainer.optimizer is not None or is_own:
-        maker = "create_optimizer of its class" if is_own else "the optimizer that it has already"
-        raise ConfigurationError(
-            f"apply: {entry.name} decides about the optimizer, and this Trainer takes {maker}. Leave one of them out, "
-            "and apply before train()."
-        )
+def optimizer_of_its_own(trainer: Any) -> str:
+    """Which one a Trainer takes, whatever its arguments say; empty where they decide."""
+    from transformers import Trainer
+
+    if trainer.optimizer is not None:
+        return "the optimizer that it has already"
+    return "" if type(trainer).create_optimizer is Trainer.create_optimizer else "create_optimizer of its class"
 
 
 def _check_ranks_and_checkpoints(args: Any, entry: Technique) -> None:
-    if args.deepspeed or args.fsdp:
+    if args.deepspeed or args.fsdp or args.n_gpu > 1:
         raise ConfigurationError(
-            f"apply: this Trainer uses {'DeepSpeed' if args.deepspeed else 'FSDP'}, under which {entry.name} was not "
-            "tried from outside. Leave one of them out, or write the recipe with `workbench script --shard`."
-        )
-    if args.n_gpu > 1:
-        raise ConfigurationError(
-            f"apply: this Trainer copies its model to {args.n_gpu} GPUs (DataParallel), which was not tried. Start it "
-            "with torchrun, or let it see one: CUDA_VISIBLE_DEVICES=0."
+            f"apply: this Trainer uses {several(args)}, under which {entry.name} was not tried from outside. Show it "
+            "one card, CUDA_VISIBLE_DEVICES=0, or write the recipe with `workbench script --shard`."
         )
     if args.world_size > 1 and entry.alone:
         raise ConfigurationError(f"apply: {entry.name} works in one process: {entry.alone}. Leave it out.")
     if not entry.can_be_resumed and args.save_strategy != "no" and not args.save_only_model:
         raise ConfigurationError(
             f"apply: {entry.name} keeps what training needs where a checkpoint does not reach. Set "
-            f"{TRAINER}(save_strategy='no') or save_only_model=True."
+            "TrainingArguments(save_strategy='no') or save_only_model=True."
         )
 
 
@@ -201,7 +195,8 @@ def already_there(model: Any, arguments: Arguments) -> list[Technique]:
     if by_argument or any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
         present.append(technique("gradient_checkpointing"))
     for adapter in getattr(model, "peft_config", {}).values():
-        present.append(technique(ADAPTERS.get(str(adapter.peft_type.value), "lora")))
+        kind = str(adapter.peft_type.value).lower()
+        present.append(technique(kind if kind in REGISTRY else "lora"))  # many are LoRA's kin
     if any(parameter.requires_grad and parameter.itemsize == 2 for parameter in model.parameters()):
         present.append(technique("pure_bf16"))
     return present
@@ -241,7 +236,7 @@ def with_forward(model: Any, techniques: list[Technique]) -> Any:
         )
     calls: list[Any] = []
     for entry in techniques:
-        if entry.name == "torch_compile":
+        if entry.stage is Stage.COMPILE:
             raise _only_as_argument(entry, "model = torch.compile(model) in the loop")
         entry.check_loss(model)
         calls.append(entry.trainer())
@@ -337,7 +332,9 @@ def _changed_optimizer(model: Any, optimizer: Any, entry: Technique) -> Any:
             f"apply: {entry.name} takes the place of torch.optim.AdamW, not of {type(optimizer).__name__}. Make that."
         )
     optimizer_class, options = _class_and_options(model, optimizer, entry)
-    groups = [dict(_shared(group)) for group in optimizer.param_groups]
+    groups = []
+    for group in optimizer.param_groups:
+        groups.append({name: group[name] for name in SHARED if name in group})
     return optimizer_class(groups, **options)
 
 
@@ -368,9 +365,3 @@ def _adam(defaults: Arguments) -> Arguments:
         return {}
     first, second = defaults["betas"]
     return {"adam_beta1": first, "adam_beta2": second, "adam_epsilon": defaults["eps"]}
-
-
-def _shared(group: Arguments) -> Iterator[tuple[str, Any]]:
-    for name in ("params", *HYPERPARAMETERS):
-        if name in group:
-            yield name, group[name]

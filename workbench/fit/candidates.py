@@ -1,78 +1,61 @@
 """Which sets of changes a program is tried with, the most promising first: estimates that only decide the order."""
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, product
 from typing import Any
 
 from workbench.advise.candidate import NUMERICS
-from workbench.advise.plan import families
 from workbench.base.categories import Category
 from workbench.base.errors import ConfigurationError
-from workbench.fit.places import is_one_switch
+from workbench.fit.places import by_arguments, changed_arguments, is_one_switch, settings_to_try
 from workbench.gpus.catalogue import Gpu
-from workbench.techniques import REGISTRY, Capability, Numerics, Technique, technique
-from workbench.techniques.base import Arguments, Stage, check_together
+from workbench.techniques import REGISTRY, Capability, Numerics, Technique
+from workbench.techniques.base import Stage, check_together
 
 MOST_CHANGES = 4
 GAPS = "gaps"  # between the tensors that the allocator holds
+CONTEXT = "context"
+OF_A_LOOP = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1}  # no batch that can be cut
+Sizes = Mapping[str, float]  # bytes of the categories of memory, of gaps and of CUDA's context, with room enough
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """What a program's memory consists of, in bytes, from a run of it with room enough."""
+def sizes_of(seen: Mapping[str, Any], reserved_bytes: int, context_bytes: int) -> Sizes:
+    """What a program's memory consists of, from a run of it with room enough."""
+    sizes = seen["sizes"]
+    beside = max(sizes["peak"] - sizes["weights"] - sizes["states"], 0)
+    numbers = seen["rows"] * seen["tokens"] * seen.get("vocabulary", 0)
+    logits = min(3 * 4 * numbers, beside)  # themselves, their logarithms, their gradient
+    return {
+        Category.WEIGHTS: sizes["weights"],
+        Category.GRADIENTS: sizes["trained"],
+        Category.OPTIMIZER_STATES: sizes["states"],
+        Category.LOGITS_AND_LOSS: logits,
+        Category.ACTIVATIONS: beside - logits,
+        GAPS: max(reserved_bytes - sizes["peak"], 0),
+        CONTEXT: context_bytes,
+    }
 
-    weights: int
-    gradients: int
-    states: int
-    logits: int
-    activations: int
-    gaps: int
-    context: int
 
-    @classmethod
-    def of(cls, seen: Mapping[str, Any], reserved_bytes: int, context_bytes: int) -> "Sizes":
-        sizes = seen["sizes"]
-        logits = 3 * seen["logits_bytes"]  # themselves, their logarithms, their gradient
-        beside = max(sizes["peak"] - sizes["weights"] - sizes["states"], 0)
-        logits = min(logits, beside)
-        return cls(
-            weights=sizes["weights"],
-            gradients=sizes["trained"],
-            states=sizes["states"],
-            logits=logits,
-            activations=beside - logits,
-            gaps=max(reserved_bytes - sizes["peak"], 0),
-            context=context_bytes,
-        )
-
-    def estimate(self, changes: tuple[Technique, ...]) -> float:
-        """About what it would need with these techniques."""
-        shares: dict[str, float] = defaultdict(lambda: 1.0)
-        for change in changes:
-            for category, share in change.leaves.items():
-                shares[category] *= share
-        activations = self.activations * shares[Category.ACTIVATIONS]
-        logits = self.logits * shares[Category.LOGITS_AND_LOSS]
-        gradients = self.gradients * shares[Category.GRADIENTS]
-        states = self.states * shares[Category.OPTIMIZER_STATES]
-        gaps = self.gaps * shares[GAPS]
-        # the backward pass begins with no gradients and ends with all; the step has temporaries as large as they are
-        work = max(activations + logits, 2 * gradients)
-        return self.weights + states + work + gaps + self.context
+def estimate(sizes: Sizes, changes: Sequence[Technique]) -> float:
+    """About what it would need with these techniques."""
+    left = dict(sizes)
+    for change in changes:
+        for category, share in change.leaves.items():
+            left[category] *= share
+    # the backward pass begins with no gradients and ends with all; the step has temporaries as large as they are
+    work = max(left[Category.ACTIVATIONS] + left[Category.LOGITS_AND_LOSS], 2 * left[Category.GRADIENTS])
+    return work + sum(left[name] for name in (Category.WEIGHTS, Category.OPTIMIZER_STATES, GAPS, CONTEXT))
 
 
 def offered(seen: Mapping[str, Any], gpu: Gpu) -> list[tuple[Technique, ...]]:
     """Of each technique that this program can be given, the settings to try, the gentlest first."""
-    model = seen["model"]
-    choices: list[tuple[Technique, ...]] = [(technique("allocator"),)]
-    if model["eager"]:
-        choices.append((technique("attention", implementation="sdpa"),))
-    for name, variants in families(gpu.compute_capability).items():
-        is_repeated = Capability.ACCUMULATION in REGISTRY[name].brings  # there can be more of it
-        if (name in seen["there"] and not is_repeated) or (name == "fused_gelu" and not model["written_out"]):
+    choices: list[tuple[Technique, ...]] = []
+    for name in sorted(REGISTRY):
+        kind = REGISTRY[name]
+        is_repeated = Capability.ACCUMULATION in kind.brings  # there can be more of it
+        if name in seen["there"] and not is_repeated:
             continue
+        variants = kind.variants(gpu.compute_capability) if kind.attacks else settings_to_try(kind)
         possible = [variant for variant in variants if variant.leaves and _can_be_given(variant, seen)]
         # where one argument of the Trainer does it, nothing else is written into the script
         possible = [variant for variant in possible if is_one_switch(variant)] or possible
@@ -84,15 +67,18 @@ def offered(seen: Mapping[str, Any], gpu: Gpu) -> list[tuple[Technique, ...]]:
 
 
 def _can_be_given(variant: Technique, seen: Mapping[str, Any]) -> bool:
-    """A loop takes from outside what changes its model, and no argument: its optimizer is made already. Of a Trainer
-    the batch must suit."""
-    is_loop = seen["kind"] == "loop"
-    arguments: Arguments = {"per_device_train_batch_size": 1 if is_loop else seen["batch"][0]}
+    """A loop takes from outside what changes its model, and no argument: its optimizer is made already. A Trainer with
+    a model of another kind takes arguments, and the batch that it has: its loss may be none of single rows."""
+    if variant.environment():
+        return True
+    arguments = seen["arguments"] if seen["kind"] == "trainer" else OF_A_LOOP
     try:
-        decided = variant.training_arguments(arguments)
+        changed = changed_arguments(variant, arguments)
     except ConfigurationError:
         return False
-    return not is_loop or (variant.stage in (Stage.ARCHITECTURE, Stage.WRAP) and decided == arguments)
+    if seen["kind"] == "loop":
+        return not changed and variant.stage in (Stage.ARCHITECTURE, Stage.WRAP)
+    return "model" in seen or (variant.stage is not Stage.BATCHES and by_arguments(variant, arguments))
 
 
 def sets_of(
@@ -108,7 +94,7 @@ def sets_of(
         for chosen in combinations(choices, count):
             for changes in product(*chosen):
                 kinds = {change.numerics for change in changes}
-                if numerics in kinds and kinds <= set(allowed) and sizes.estimate(changes) <= room_bytes:
+                if numerics in kinds and kinds <= set(allowed) and estimate(sizes, changes) <= room_bytes:
                     hopeful.append(changes)
                     break
         hopeful.sort(key=extra_time)

@@ -3,8 +3,9 @@
 import ast
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,13 @@ from workbench.fit.program import Program, Trial
 from workbench.recipe import changed_settings
 from workbench.techniques import Technique
 
-APPLY = "apply"
+PLACE = ("line", "column", "end_line", "end_column")
+Insertion = tuple[int, int, str]  # from, to, text; in bytes
+Writer = Callable[..., list[Insertion]]
+
+
+class CannotBeWrittenError(Exception):
+    """Why a change has no place in the script's text."""
 
 
 @dataclass(frozen=True)
@@ -22,24 +29,18 @@ class Edit:
     """One change of a script.
 
     Attributes:
-        call: of the script, as `inside.py` reports it.
         advice: what to do there.
-        keywords: arguments that the call gets.
-        around: techniques that are put around what it makes.
-        on_model: techniques that are put around its argument `model`.
-        before: a statement in front of it.
+        call: of the script, as `inside.py` reports it; None: nothing stands there that is to be changed.
+        write: makes the insertions of the text and of this call in it.
+        techniques: whose names the script needs.
         flags: arguments of the command line instead.
-        environment: variables of the command.
     """
 
     advice: str
     call: Mapping[str, Any] | None = None
-    keywords: Mapping[str, Any] | None = None
-    around: tuple[Technique, ...] = ()
-    on_model: tuple[Technique, ...] = ()
-    before: str = ""
+    write: Writer | None = None
+    techniques: tuple[Technique, ...] = ()
     flags: tuple[str, ...] = ()
-    environment: Mapping[str, str] | None = None
 
     def __str__(self) -> str:
         if self.call is None or not self.call["file"]:
@@ -50,55 +51,107 @@ class Edit:
 def edits_of(trial: Trial) -> list[Edit]:
     """What a person writes so that the program is as it was in a trial. Effective batches stay what they were."""
     seen = trial.seen
-    edits = []
-    changed = seen.get("changed") or {}
-    if changed and seen["arguments_call"]["parsed"]:
-        flags: list[str] = []
-        for name, value in changed.items():
-            flags += [f"--{name}", str(value)]
-        edits.append(Edit(f"add to the command: {shlex.join(flags)}", flags=tuple(flags)))
-    elif changed:
-        advice = f"{seen['arguments_class']}(…, {as_keywords(changed)})"
-        edits.append(Edit(advice, call=seen["arguments_call"], keywords=changed))
+    edits = _edits_of_arguments(seen)
     put = [entry for entry in trial.techniques if entry.name in seen.get("put", ())]
     on_model = tuple(entry for entry in put if entry.name in seen.get("on_model", ()))
     around = tuple(entry for entry in put if entry not in on_model)
-    if seen["kind"] == "trainer":
-        trainer = seen["trainer_class"]
-        if on_model:
-            advice = f"{trainer}(model=apply(model, {_makers(on_model)}), …)"
-            edits.append(Edit(advice, call=seen["trainer_call"], on_model=on_model))
-        if around:
-            advice = f"apply({trainer}(…), {_makers(around)})"
-            edits.append(Edit(advice, call=seen["trainer_call"], around=around))
-    elif put:
-        name = seen.get("model_name") or "model"
-        advice = f"before the optimizer: apply({name}, {_makers(around)})"
-        statement = f"apply({name}, {_makers(around)})" if seen.get("model_name") else ""
-        edits.append(Edit(advice, call=seen["optimizer_call"], around=around, before=statement))
-    if trial.environment:
-        variables = " ".join(f"{name}={value}" for name, value in trial.environment.items())
-        edits.append(Edit(f"in front of the command: {variables}", environment=trial.environment))
+    if seen["kind"] == "loop" and put:
+        name = seen.get("model_name")
+        statement = f"apply({name or 'model'}, {_makers(around)})"
+        write: Writer = partial(_with_statement, statement=statement if name else "")
+        edits.append(Edit(f"before the optimizer: {statement}", seen["optimizer_call"], write, around))
+    elif on_model:
+        advice = f"{seen['trainer_class']}(model=apply(model, {_makers(on_model)}), …)"
+        write = _in_a_library if seen["trainer_call"]["indirect"] else partial(_with_changed_model, techniques=on_model)
+        edits.append(Edit(advice, seen["trainer_call"], write, on_model))
+    if seen["kind"] == "trainer" and around:
+        advice = f"apply({seen['trainer_class']}(…), {_makers(around)})"
+        write = _in_a_library if seen["trainer_call"]["indirect"] else partial(_changed, techniques=around)
+        edits.append(Edit(advice, seen["trainer_call"], write, around))
+    if trial.variables:
+        edits.append(Edit(f"in front of the command: {' '.join(trial.variables)}"))
     return edits
+
+
+def _edits_of_arguments(seen: Mapping[str, Any]) -> list[Edit]:
+    changed = seen.get("changed")
+    if not changed:
+        return []
+    if not seen["arguments_call"]["parsed"]:
+        advice = f"{seen['arguments_class']}(…, {as_keywords(changed)})"
+        if seen["arguments_call"]["indirect"]:
+            return [Edit(f"args={advice}", seen["arguments_call"], _in_a_library)]
+        write = partial(_with_keywords, keywords=changed, before=seen["arguments"])
+        return [Edit(advice, seen["arguments_call"], write)]
+    flags: list[str] = []
+    for name, value in changed.items():
+        flags += [f"--{name}", str(value)]
+    return [Edit(f"add to the command: {shlex.join(flags)}", flags=tuple(flags))]
 
 
 def _makers(techniques: Sequence[Technique]) -> str:
     """`Lora(rank=4), FusedGelu()`, as Python has it."""
-    sources = []
-    for entry in techniques:
-        sources.append(f"{type(entry).__name__}({as_keywords(changed_settings(entry))})")
-    return ", ".join(sources)
+    return ", ".join(f"{type(entry).__name__}({as_keywords(changed_settings(entry))})" for entry in techniques)
 
 
 def imports_of_edits(edits: Sequence[Edit]) -> list[str]:
     """The lines that a script needs at its top for them."""
-    names = sorted({type(entry).__name__ for edit in edits for entry in (*edit.around, *edit.on_model)})
+    names = sorted({type(entry).__name__ for edit in edits for entry in edit.techniques})
     if not names:
         return []
-    return [f"from workbench import {APPLY}", f"from workbench.techniques import {', '.join(names)}"]
+    return ["from workbench import apply", f"from workbench.techniques import {', '.join(names)}"]
 
 
 # ---- the script, changed ----
+
+
+class Text:
+    """A script and where its parts stand, in bytes, as the syntax tree counts."""
+
+    def __init__(self, text: str) -> None:
+        self.content = text.encode()
+        self.tree = ast.parse(text)
+        self.starts = [0]
+        for line in self.content.splitlines(keepends=True):
+            self.starts.append(self.starts[-1] + len(line))
+
+    def span(self, part: ast.expr) -> tuple[int, int]:
+        end_line = part.end_lineno or part.lineno
+        return self.starts[part.lineno - 1] + part.col_offset, self.starts[end_line - 1] + (part.end_col_offset or 0)
+
+    def call_at(self, place: Mapping[str, Any]) -> ast.Call:
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Call):
+                there = (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset)
+                if there == tuple(place[name] for name in PLACE):
+                    return node
+        raise CannotBeWrittenError("the call was not found there")
+
+    def statement_around(self, node: ast.Call) -> int:
+        """The line on which the innermost statement around a call begins."""
+        lines = []
+        for statement in ast.walk(self.tree):
+            if isinstance(statement, ast.stmt) and statement.lineno <= node.lineno <= (statement.end_lineno or 0):
+                lines.append(statement.lineno)
+        return max(lines)
+
+    def place_for_imports(self) -> int:
+        """Before the first statement that is no docstring and nothing of `__future__`."""
+        for statement in self.tree.body:
+            is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+            if not is_text and not (isinstance(statement, ast.ImportFrom) and statement.module == "__future__"):
+                return self.starts[statement.lineno - 1]
+        return 0
+
+    def check_names(self, imports: list[str]) -> None:
+        """Raises CannotBeWrittenError: the script has something else of a name that is imported."""
+        ours = {name.strip() for line in imports for name in line.partition(" import ")[2].split(",")}
+        for node in ast.walk(self.tree):
+            is_bound = isinstance(node, ast.FunctionDef | ast.ClassDef)
+            is_bound = is_bound or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+            name = getattr(node, "name", None) or getattr(node, "id", None)
+            if is_bound and name in ours:
+                raise CannotBeWrittenError(f"the script has something else called {name}")
 
 
 def changed_script(program: Program, edits: Sequence[Edit]) -> str:
@@ -109,136 +162,84 @@ def changed_script(program: Program, edits: Sequence[Edit]) -> str:
     """
     if program.file is None:
         raise ConfigurationError(f"plan: --apply writes scripts, and {shlex.join(program.script)} is a module.")
-    text = program.file.read_text(encoding="utf-8")
-    tree = ast.parse(text)
-    insertions: list[tuple[int, int, str]] = []  # from, to, text; in bytes
-    starts = _starts_of_lines(text)
-    for edit in edits:
-        if edit.call is not None:
-            node = _node_of(edit, program.file, tree)
-            insertions += _changes(edit, node, text, starts, tree)
+    text = Text(program.file.read_text(encoding="utf-8"))
+    insertions: list[Insertion] = []
     imports = imports_of_edits(edits)
+    for edit in edits:
+        try:
+            if edit.call is not None and edit.write is not None:
+                if not edit.call["file"] or Path(edit.call["file"]) != program.file.resolve():
+                    raise CannotBeWrittenError("the call stands in another file")
+                insertions += edit.write(text, text.call_at(edit.call))
+            if edit.techniques:
+                text.check_names(imports)
+        except CannotBeWrittenError as error:
+            raise ConfigurationError(f"plan: nothing was written, since {error}. Change it by hand: {edit}") from None
     if imports:
-        _check_names(tree, imports)
-        place = starts[_line_for_imports(tree)]
+        place = text.place_for_imports()
         insertions.append((place, place, "\n".join([*imports, ""])))
-    source = text.encode()
-    for start, end, new in sorted(insertions, key=lambda change: change[:2], reverse=True):
-        source = source[:start] + new.encode() + source[end:]
-    changed = source.decode()
-    ast.parse(changed)
-    return changed
+    content = text.content
+    for start, end, new in sorted(insertions, key=lambda insertion: insertion[:2], reverse=True):
+        content = content[:start] + new.encode() + content[end:]
+    ast.parse(content)
+    return content.decode()
 
 
-def _starts_of_lines(text: str) -> list[int]:
-    """The offset of each line in bytes, as the syntax tree counts."""
-    starts = [0]
-    for line in text.encode().splitlines(keepends=True):
-        starts.append(starts[-1] + len(line))
-    return starts
+def _in_a_library(*_: Any) -> list[Insertion]:
+    raise CannotBeWrittenError("a library makes it, on this line")
 
 
-def _node_of(edit: Edit, file: Path, tree: ast.Module) -> ast.Call:
-    call = edit.call or {}
-    if not call["file"] or Path(call["file"]) != file.resolve():
-        raise _by_hand(edit, "the call stands in another file")
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and _place(node) == [call[name] for name in _PLACE]:
-            return node
-    raise _by_hand(edit, "the call was not found there")
+def _changed(text: Text, part: ast.expr, techniques: Sequence[Technique]) -> list[Insertion]:
+    """`apply(…, …)` around a part of the script."""
+    start, end = text.span(part)
+    return [(start, start, "apply("), (end, end, f", {_makers(techniques)})")]
 
 
-_PLACE = ("line", "column", "end_line", "end_column")
-
-
-def _place(node: ast.expr) -> list[int | None]:
-    return [node.lineno, node.col_offset, node.end_lineno, node.end_col_offset]
-
-
-def _by_hand(edit: Edit, reason: str) -> ConfigurationError:
-    return ConfigurationError(f"plan: nothing was written, since {reason}. Change it by hand: {edit}")
-
-
-def _changes(edit: Edit, node: ast.Call, text: str, starts: list[int], tree: ast.Module) -> list[tuple[int, int, str]]:
-    """What is written where: from, to, text; in bytes."""
-
-    def span(part: ast.expr) -> tuple[int, int]:
-        end_line = part.end_lineno or part.lineno
-        return starts[part.lineno - 1] + part.col_offset, starts[end_line - 1] + (part.end_col_offset or 0)
-
-    start, end = span(node)
-    if edit.before:
-        line = _statement_of(node, tree)
-        first = text.encode()[starts[line - 1] :]
-        indent = first[: len(first) - len(first.lstrip())].decode()
-        return [(starts[line - 1], starts[line - 1], f"{indent}{edit.before}\n")]
-    if edit.keywords:
-        return _keyword_changes(edit, node, span)
-    if edit.on_model:
-        model = _model_of(edit, node)
-        model_start, model_end = span(model)
-        return [(model_start, model_start, "apply("), (model_end, model_end, f", {_makers(edit.on_model)})")]
-    if edit.around and edit.call is not None:
-        return [(start, start, "apply("), (end, end, f", {_makers(edit.around)})")]
-    raise _by_hand(edit, "the model has no name there")
-
-
-def _keyword_changes(edit: Edit, node: ast.Call, span: Any) -> list[tuple[int, int, str]]:
-    there = {keyword.arg: keyword.value for keyword in node.keywords}
-    changes = []
-    missing = []
-    for name, value in (edit.keywords or {}).items():
-        if name in there:
-            if not isinstance(there[name], ast.Constant):
-                raise _by_hand(edit, f"{name} is no literal there")
-            start, end = span(there[name])
-            changes.append((start, end, repr(value)))
-        else:
-            missing.append(f"{name}={value!r}")
-    if missing and None in there:
-        raise _by_hand(edit, "its arguments come from a dictionary")
-    parts = [*node.args, *there.values()]
-    if missing and not parts:
-        raise _by_hand(edit, "the call has no arguments")
-    if missing:
-        last = max(span(part)[1] for part in parts)
-        changes.append((last, last, f", {', '.join(missing)}"))
-    return changes
-
-
-def _model_of(edit: Edit, node: ast.Call) -> ast.expr:
-    for keyword in node.keywords:
+def _with_changed_model(text: Text, call: ast.Call, techniques: Sequence[Technique]) -> list[Insertion]:
+    for keyword in call.keywords:
         if keyword.arg == "model":
-            return keyword.value
-    if node.args and not isinstance(node.args[0], ast.Starred):
-        return node.args[0]
-    raise _by_hand(edit, "the call does not name the model")
+            return _changed(text, keyword.value, techniques)
+    if call.args and not isinstance(call.args[0], ast.Starred):
+        return _changed(text, call.args[0], techniques)
+    raise CannotBeWrittenError("the call does not name the model")
 
 
-def _statement_of(node: ast.Call, tree: ast.Module) -> int:
-    """The line on which the innermost statement around a call begins."""
-    lines = []
-    for statement in ast.walk(tree):
-        if isinstance(statement, ast.stmt) and statement.lineno <= node.lineno <= (statement.end_lineno or 0):
-            lines.append(statement.lineno)
-    return max(lines)
+def _with_statement(text: Text, call: ast.Call, statement: str) -> list[Insertion]:
+    if not statement:
+        raise CannotBeWrittenError("the model has no name there")
+    place = text.starts[text.statement_around(call) - 1]
+    line = text.content[place:]
+    indent = line[: len(line) - len(line.lstrip())].decode()
+    return [(place, place, f"{indent}{statement}\n")]
 
 
-def _line_for_imports(tree: ast.Module) -> int:
-    """How many lines stand above the first statement that is no docstring and nothing of `__future__`."""
-    for statement in tree.body:
-        is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-        if not is_text and not (isinstance(statement, ast.ImportFrom) and statement.module == "__future__"):
-            return statement.lineno - 1
-    return 0
+def _with_keywords(
+    text: Text, call: ast.Call, keywords: Mapping[str, Any], before: Mapping[str, Any]
+) -> list[Insertion]:
+    there = {keyword.arg: keyword.value for keyword in call.keywords}
+    insertions = []
+    missing = {name: value for name, value in keywords.items() if name not in there}
+    for name in keywords.keys() - missing.keys():
+        start, end = text.span(there[name])
+        value = repr(keywords[name])
+        if not isinstance(there[name], ast.Constant):
+            value = _changed_number(text.content[start:end].decode(), before[name], keywords[name])
+        if not value:
+            raise CannotBeWrittenError(f"{name} is no literal there")
+        insertions.append((start, end, value))
+    parts = [*call.args, *there.values()]
+    if missing and (None in there or not parts):
+        raise CannotBeWrittenError("its arguments come from a dictionary" if parts else "the call has no arguments")
+    if missing:
+        end = max(text.span(part)[1] for part in parts)
+        insertions.append((end, end, f", {as_keywords(missing)}"))
+    return insertions
 
 
-def _check_names(tree: ast.Module, imports: list[str]) -> None:
-    ours = {name.strip() for line in imports for name in line.partition(" import ")[2].split(",")}
-    bound = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    bound |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    for name in sorted(ours & bound):
-        raise ConfigurationError(
-            f"plan: nothing was written, since the script has something else called {name}. Change it by hand, with "
-            "another name for ours."
-        )
+def _changed_number(source: str, before: Any, after: Any) -> str:
+    """`(batch_size) // 2`: what stands there may be another number in the next run; empty if it is none."""
+    if type(before) is not int or type(after) is not int or not before or not after:
+        return ""
+    if before % after == 0:
+        return f"({source}) // {before // after}"
+    return f"({source}) * {after // before}" if after % before == 0 else ""

@@ -8,6 +8,7 @@ middle of the program, so that nothing is saved, nor told to others.
 """
 
 import atexit
+import gc
 import importlib.abc
 import importlib.util
 import json
@@ -15,8 +16,8 @@ import os
 import runpy
 import sys
 import traceback
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -33,15 +34,16 @@ class Run:
     """One run of the program.
 
     Attributes:
-        job: `techniques` by name with their settings, the number of `steps`, and the file of the `report`.
+        job: `techniques` by name with their settings, the number of `steps`, whether they are followed by what the
+            Trainer does beside training (`life`), and the file of the `report`. And the `kind` that an earlier run has
+            seen: a script may make an optimizer first, and then a Trainer that takes it.
         seen: what is reported.
     """
 
     def __init__(self, job: dict[str, Any]) -> None:
         self.job = job
-        self.seen: dict[str, Any] = {"ended_by": "", "kind": "", "steps": 0, "tokens": 0, "rows": 0, "logits_bytes": 0}
+        self.seen: dict[str, Any] = {"ended_by": "", "kind": "", "steps": 0, "tokens": 0, "rows": 0, "also": []}
         self.by_argument: set[str] = set()
-        self.models: list[Any] = []  # of transformers, as weak references
         self.trained: tuple[Any, Any] | None = None  # the model, and whoever has its optimizer
 
     def techniques(self) -> list[Any]:
@@ -60,10 +62,16 @@ class Run:
         atexit._run_exitfuncs()
         os._exit(0)
 
-    def refuse(self, error: Exception) -> None:
-        """The techniques do not suit the program."""
-        self.seen["refusal"] = str(error)
-        self.end("refusal")
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """The techniques may not suit the program: then it ends here."""
+        from workbench.base.errors import WorkbenchError
+
+        try:
+            yield
+        except WorkbenchError as error:
+            self.seen["refusal"] = str(error)
+            self.end("refusal")
 
     # ---- transformers' Trainer ----
 
@@ -78,18 +86,15 @@ class Run:
         module.TrainingArguments.__post_init__ = changed
 
     def on_arguments(self, arguments: Any) -> None:
-        from workbench.base.errors import WorkbenchError
         from workbench.fit.places import by_arguments, changed_arguments
 
         before = dict(vars(arguments))
         changed: dict[str, Any] = {}
-        try:
-            for technique in self.techniques():
+        with self.refusing():
+            for technique in self.techniques() if self.job["kind"] != "loop" else ():
                 if by_arguments(technique, before):
                     self.by_argument.add(technique.name)
                     changed |= changed_arguments(technique, {**before, **changed})
-        except WorkbenchError as error:
-            self.refuse(error)
         arguments.output_dir = self.job["scratch"]  # nothing comes among the user's checkpoints
         arguments.report_to = "none"
         arguments.push_to_hub = False
@@ -98,9 +103,12 @@ class Run:
             return  # a copy of some that are changed already
         for name, value in changed.items():
             setattr(arguments, name, value)
-        self.seen |= {"changed": changed, "arguments_call": call_of(arguments)}
+        call = call_of(arguments)
+        if call["indirect"] and not call["parsed"] and "arguments_call" in self.seen:
+            return  # a library made others for itself
+        self.seen |= {"changed": changed, "arguments_call": call}
         self.seen["arguments_class"] = type(arguments).__name__
-        self.seen["batch"] = [before["per_device_train_batch_size"], before["gradient_accumulation_steps"]]
+        self.seen["arguments"] = json.loads(json.dumps(before, default=str))
 
     def change_trainer(self, module: Any) -> None:
         import inspect
@@ -130,46 +138,53 @@ class Run:
         module.Trainer.train = changed_train
 
     def on_trainer(self, trainer: Any, arguments: dict[str, Any], make: Callable[[], None]) -> None:
-        from workbench.base.errors import WorkbenchError
         from workbench.fit.apply import apply
         from workbench.fit.places import Site, site_of
         from workbench.models.family import family_of
+        from workbench.techniques import Capability
 
         self.seen |= {"kind": "trainer", "trainer_call": call_of(trainer), "trainer_class": type(trainer).__name__}
-        model = arguments.get("model")
-        later = []
-        self.seen |= {"put": [], "on_model": []}
-        try:
-            for technique in self.techniques():
-                if technique.name in self.by_argument or technique.environment():
+        self.seen["on_model"] = []
+        with self.refusing():
+            techniques = [technique for technique in self.techniques() if not technique.environment()]
+            for technique in techniques:
+                model = arguments.get("model")
+                if model is None or Capability.ADAPTER not in technique.brings:
                     continue
-                self.seen["put"].append(technique.name)
-                if model is not None and site_of(technique, family_of(model.config)) is Site.MODEL:
+                if site_of(technique, family_of(model.config)) is Site.MODEL:
                     self.seen["on_model"].append(technique.name)
-                    arguments["model"] = apply(arguments["model"], technique)
-                else:
-                    later.append(technique)
-            make()
+                    arguments["model"] = apply(model, technique)
+            make()  # which may make the arguments too
+            done = {*self.by_argument, *self.seen["on_model"]}
+            later = [technique for technique in techniques if technique.name not in done]
+            self.seen["put"] = [*self.seen["on_model"], *(technique.name for technique in later)]
             if later:
                 apply(trainer, *later)
-        except WorkbenchError as error:
-            self.refuse(error)
 
     def on_train(self, trainer: Any) -> None:
         """The longest rows come first; the card is told of padding; the Trainer ends after the steps."""
         from transformers import TrainerCallback
 
-        from workbench.fit.apply import several
+        from workbench.fit.apply import OPTIMIZERS, optimizer_of_its_own, several
+        from workbench.techniques import REGISTRY
 
         run = self
 
         class Stop(TrainerCallback):
             def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
                 run.seen["steps"] = state.global_step
-                control.should_save = False
-                control.should_evaluate = False
-                if state.global_step >= run.job["steps"]:
+                is_last = state.global_step >= run.job["steps"]
+                if is_last and not run.job["life"]:
                     run.end("steps")
+                control.should_evaluate = is_last and args.eval_strategy != "no"
+                control.should_save = is_last and args.save_strategy != "no"
+                control.should_training_stop |= is_last
+
+            def on_evaluate(self, *_: Any, **__: Any) -> None:
+                run.seen["also"] = sorted({*run.seen["also"], "evaluation"})
+
+            def on_save(self, *_: Any, **__: Any) -> None:
+                run.seen["also"] = sorted({*run.seen["also"], "saving"})
 
         args = trainer.args
         ranks = several(args)
@@ -178,6 +193,10 @@ class Run:
             self.end("several ranks")
         self.trained = (trainer.model, trainer)
         self.watch(trainer.model, vars(args))
+        if trainer.compute_loss_func or not type(trainer).compute_loss.__module__.startswith("transformers."):
+            self.seen["own_loss"] = type(trainer).__name__
+        if optimizer_of_its_own(trainer):
+            self.seen["there"] += [name for name, kind in REGISTRY.items() if kind.stage in OPTIMIZERS]
         trainer.add_callback(Stop)
         trainer.data_collator = Collator(trainer.data_collator)
         lengths = lengths_of(trainer.train_dataset)
@@ -189,16 +208,6 @@ class Run:
 
     # ---- a loop of the program's own ----
 
-    def note_models(self, module: Any) -> None:
-        make = module.PreTrainedModel.__init__
-
-        @wraps(make)  # transformers reads its signature
-        def noted(model: Any, *args: Any, **kwargs: Any) -> None:
-            make(model, *args, **kwargs)
-            self.models.append(weakref.ref(model))
-
-        module.PreTrainedModel.__init__ = noted
-
     def change_optimizers(self, module: Any) -> None:
         """The optimizer of a loop tells which model is trained."""
         make = module.Optimizer.__init__
@@ -206,44 +215,29 @@ class Run:
         @wraps(make)
         def noted(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             make(optimizer, *args, **kwargs)
-            if not self.seen["kind"]:
+            if not self.seen["kind"] and self.job["kind"] != "trainer":
                 self.on_optimizer(optimizer)
 
         module.Optimizer.__init__ = noted
         module.register_optimizer_step_post_hook(self.on_step)
 
     def on_optimizer(self, optimizer: Any) -> None:
-        from workbench.base.errors import ConfigurationError, WorkbenchError
+        from workbench.base.errors import ConfigurationError
         from workbench.fit.apply import apply
 
         self.seen |= {"kind": "loop", "optimizer_call": call_of(optimizer)}
-        model = self.model_of(optimizer)
+        model = model_of(optimizer)
         techniques = [technique for technique in self.techniques() if not technique.environment()]
-        try:
+        with self.refusing():
             if model is None and techniques:
-                raise ConfigurationError(
-                    "the optimizer has the parameters of no causal language model of transformers."
-                )
+                raise ConfigurationError("its optimizer has no parameters of a causal language model of transformers.")
             if techniques:
                 apply(model, *techniques)
                 self.seen["put"] = [technique.name for technique in techniques]
-        except WorkbenchError as error:
-            self.refuse(error)
         if model is not None:
             self.seen["model_name"] = variable_of(model, optimizer)
             self.trained = (model, optimizer)
             self.watch(model, {})
-
-    def model_of(self, optimizer: Any) -> Any:
-        """The causal language model whose parameters an optimizer has."""
-        parameters = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        for reference in reversed(self.models):
-            model = reference()
-            if model is None or model.get_output_embeddings() is None:
-                continue
-            if any(id(parameter) in parameters for parameter in model.parameters()):
-                return model
-        return None
 
     def on_step(self, optimizer: Any, *_: Any) -> None:
         if self.seen["kind"] == "loop":
@@ -254,36 +248,31 @@ class Run:
     # ---- of both ----
 
     def watch(self, model: Any, arguments: dict[str, Any]) -> None:
-        """Note what kind of model it is and has already, the shapes of batches, and the bytes of logits."""
+        """Note what kind of model it is, what it has already, and the shapes of batches."""
         self.seen |= about(model, arguments)
-        if "model" not in self.seen:
-            return
-
-        def note_logits(_: Any, __: Any, logits: Any) -> None:
-            self.seen["logits_bytes"] = max(self.seen["logits_bytes"], logits.nbytes)
-
-        watch_batches(model, self.seen)
-        head = model.get_output_embeddings()
-        if head is not None:
-            head.register_forward_hook(note_logits)
+        if "model" in self.seen:
+            watch_batches(model, self.seen)
 
 
 def about(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """What kind of model it is, and what it has already; `no_model` says why none of a kind that can be changed."""
-    from workbench.base.errors import WorkbenchError
+    """What a training has already; and its `model`, if it is of the kind that the techniques were written for."""
     from workbench.fit.apply import already_there, check_is_causal
+    from workbench.fit.places import settings_to_try
+    from workbench.models.family import family_of
+    from workbench.techniques import REGISTRY
 
+    there = [technique.name for technique in already_there(model, arguments)]
     try:
         check_is_causal(model)
-    except WorkbenchError as error:
-        return {"no_model": str(error)}
-    config = model.config
-    kind = {
-        "class": type(model).__name__,
-        "written_out": "gelu_new" in vars(config).values(),
-        "eager": getattr(config, "_attn_implementation", "") == "eager",
-    }
-    return {"there": [technique.name for technique in already_there(model, arguments)], "model": kind}
+        family = family_of(model.config)
+    except Exception:  # of any kind: transformers may make no such model of its config
+        return {"there": there}
+    loaded = {**vars(model.config), "attn_implementation": model.config._attn_implementation}
+    for kind in REGISTRY.values():
+        for technique in settings_to_try(kind):
+            if technique.loaded_model(family) and technique.model_arguments(family).items() <= loaded.items():
+                there.append(technique.name)
+    return {"there": there, "model": type(model).__name__, "vocabulary": model.config.get_text_config().vocab_size}
 
 
 def watch_batches(model: Any, seen: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -363,40 +352,58 @@ def sizes(model: Any, holder: Any) -> dict[str, int]:
     }
 
 
+def model_of(optimizer: Any) -> Any:
+    """The language model of transformers whose parameters an optimizer has, of all models that there are."""
+    if "transformers.modeling_utils" not in sys.modules:
+        return None
+    from transformers import PreTrainedModel
+
+    trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    for model in gc.get_objects():
+        if not issubclass(type(model), PreTrainedModel) or model.get_output_embeddings() is None:
+            continue
+        if any(id(parameter) in trained for parameter in model.parameters()):
+            return model
+    return None
+
+
 # ---- where in the program ----
 
 
-def program_frame(product: Any) -> tuple[Frame, bool]:
-    """The innermost frame of the program itself, outside of the object's own making; and whether transformers' parser
-    of command lines lies between."""
+def program_frame(product: Any) -> tuple[Frame, dict[str, bool]]:
+    """The innermost frame of the program itself, outside of the object's own making; and what lies between: a library
+    that makes it (`indirect`), transformers' parser of command lines (`parsed`)."""
     frame: Frame = sys._getframe()
-    parsed = False
+    between = {"parsed": False, "indirect": False}
     while frame is not None:
         file = frame.f_code.co_filename
-        parsed = parsed or file.endswith(PARSER)
-        is_making = frame.f_code.co_name in MAKING and frame.f_locals.get("self") is product
         is_library = any(part in file for part in LIBRARIES) or file.startswith("<") or file == __file__
+        is_making = _is_making(frame, product)
         if not is_library and not is_making:
-            return frame, parsed
+            break
+        between["parsed"] |= file.endswith(PARSER)
+        between["indirect"] |= not is_making and file != __file__
         frame = frame.f_back
-    return None, parsed
+    return frame, between
+
+
+def _is_making(frame: Frame, product: Any) -> bool:
+    """Whether it is its constructor, or what a library has wrapped that in."""
+    args = frame.f_locals.get("args")
+    if isinstance(args, tuple) and args and args[0] is product:
+        return True
+    return frame.f_code.co_name in MAKING and frame.f_locals.get("self") is product
 
 
 def call_of(product: Any) -> dict[str, Any]:
-    """Where the program makes it: `file`, and of the call `line`, `column`, `end_line`, `end_column`."""
-    frame, parsed = program_frame(product)
+    """Where the program makes it: `file`, and of the call `line`, `column`, `end_line`, `end_column`; and what lies
+    between."""
+    frame, between = program_frame(product)
     if frame is None:
-        return {"file": "", "line": 0, "parsed": parsed}
-    place = list(frame.f_code.co_positions())[frame.f_lasti // 2]
-    line, end_line, column, end_column = place
-    return {
-        "file": os.path.abspath(frame.f_code.co_filename),
-        "line": line,
-        "column": column,
-        "end_line": end_line,
-        "end_column": end_column,
-        "parsed": parsed,
-    }
+        return {"file": "", "line": 0, **between}
+    line, end_line, column, end_column = list(frame.f_code.co_positions())[frame.f_lasti // 2]
+    place = {"line": line, "column": column, "end_line": end_line, "end_column": end_column}
+    return {"file": os.path.abspath(frame.f_code.co_filename), **place, **between}
 
 
 def variable_of(thing: Any, product: Any) -> str:
@@ -453,7 +460,6 @@ def run_program(job_file: str, program: list[str]) -> None:
     changes: dict[str, Callable[[Any], None]] = {
         "transformers.training_args": run.change_arguments,
         "transformers.trainer": run.change_trainer,
-        "transformers.modeling_utils": run.note_models,
         "torch.optim.optimizer": run.change_optimizers,
     }
     sys.meta_path.insert(0, Watcher(changes))

@@ -70,6 +70,11 @@ def changed_arguments(technique: Technique, arguments: Arguments) -> Arguments:
     return {name: value for name, value in decided.items() if arguments.get(name) != value}
 
 
+def settings_to_try(kind: type[Technique]) -> tuple[Technique, ...]:
+    """A technique with each of the settings that are worth trying."""
+    return tuple(kind(**settings) for settings in kind.worth_trying)
+
+
 def is_one_switch(technique: Technique) -> bool:
     """Whether the Trainer of every version does it, by one argument that is true or false."""
     return list(filter(None, technique.switches().values())) == [True]

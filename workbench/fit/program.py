@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +119,11 @@ class Trial:
     interrupted: bool = False
     used_a_gpu: bool = True
     recovered: bool = False
-    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def variables(self) -> list[str]:
+        """Of the environment, as they stand in front of the command."""
+        return [f"{name}={value}" for name, value in environment_of(self.techniques).items()]
 
     @property
     def ended_by(self) -> str:
@@ -131,6 +135,13 @@ class Trial:
         return self.ended_by in (*DONE, "out of memory") or (self.ended_by == "its own end" and self.seen["steps"] > 0)
 
 
+def environment_of(techniques: Sequence[Technique]) -> dict[str, str]:
+    variables: dict[str, str] = {}
+    for technique in techniques:
+        variables |= technique.environment()
+    return variables
+
+
 def try_out(
     program: Program,
     gpu: Gpu,
@@ -138,26 +149,29 @@ def try_out(
     *,
     steps: int,
     time_limit_s: float,
+    kind: str = "",
+    life: bool = False,
     shown: bool = False,
 ) -> Trial:
     """Run a program on an emulated card until so many optimizer steps are done.
 
     Args:
+        kind: of the program, as an earlier run has seen it.
+        life: a Trainer evaluates and saves after them, if its arguments say so.
         shown: what it prints goes to standard error; otherwise its end is kept, for an error.
 
     Raises:
         UnavailableError: the emulator is not set up, or cannot be on this machine.
     """
-    environment: dict[str, str] = {}
-    for technique in techniques:
-        environment |= technique.environment()
     with tempfile.TemporaryDirectory(prefix="fit-") as folder:
         report = Path(folder, "report.json")
         log = Path(folder, "log")
         job = {
             "techniques": {technique.name: technique.settings() for technique in techniques},
-            "environment": environment,
+            "environment": environment_of(techniques),
             "steps": steps,
+            "kind": kind,
+            "life": life,
             "report": str(report),
             "log": "" if shown else str(log),
             "path": str((program.file.parent if program.file else Path()).resolve()),
@@ -178,10 +192,10 @@ def try_out(
             history=shown,
             output=sys.stderr,
         )
-        seconds = time.monotonic() - began
+        seconds = round(time.monotonic() - began, 1)
         seen = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
         printed = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-    reserved = emulation.need_bytes
+    reserved = emulation.reserved_at_once_bytes
     came_to_the_end = seen.get("ended_by") in DONE or (seen.get("ended_by") == "its own end" and seen["steps"] > 0)
     devices = emulation.devices
     return Trial(
@@ -198,7 +212,6 @@ def try_out(
         interrupted=emulation.exit_status == 130,
         used_a_gpu=bool(devices),
         recovered=came_to_the_end and emulation.refusals > 0,
-        environment=environment,
     )
 
 

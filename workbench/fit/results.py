@@ -9,20 +9,20 @@ from workbench.advise.candidate import NUMERICS
 from workbench.base.categories import format_bytes
 from workbench.base.result import Result
 from workbench.fit.edit import edits_of, imports_of_edits
+from workbench.fit.places import as_keywords, is_one_switch
 from workbench.fit.program import Program, Trial
 from workbench.gpus.catalogue import Gpu
 from workbench.gpus.emulator.report import NOT_MEASURED
 from workbench.recipe import changed_settings
-from workbench.techniques import Numerics, Technique
+from workbench.techniques import Capability, Numerics, Technique
 
 
 @dataclass(frozen=True)
-class Answer(Result):
+class Answer(Trial, Result):
     """A set of changes with which the program was run again, and fits."""
 
-    trial: Trial
-    room_bytes: int
     json_fields: ClassVar[tuple[str, ...]] = (
+        "title",
         "changes",
         "numerics",
         "reserved_bytes",
@@ -33,42 +33,34 @@ class Answer(Result):
     )
 
     @property
+    def title(self) -> str:
+        return title(self.techniques)
+
+    @property
     def changes(self) -> dict[str, dict[str, Any]]:
-        return {entry.name: entry.settings() for entry in self.trial.techniques}
+        return {entry.name: entry.settings() for entry in self.techniques}
 
     @property
     def numerics(self) -> Numerics:
-        return worst_numerics(self.trial.techniques)
-
-    @property
-    def reserved_bytes(self) -> int:
-        return self.trial.reserved_bytes
-
-    @property
-    def needed_bytes(self) -> int:
-        return self.trial.needed_bytes
-
-    @property
-    def seconds(self) -> float:
-        return round(self.trial.seconds, 1)
+        """What the worst of them does to the loss."""
+        return max((entry.numerics for entry in self.techniques), key=NUMERICS.index)
 
     @property
     def edits(self) -> list[str]:
-        return [str(edit) for edit in edits_of(self.trial)]
+        return [str(edit) for edit in edits_of(self)]
 
     @property
     def imports(self) -> list[str]:
-        return imports_of_edits(edits_of(self.trial))
+        return imports_of_edits(edits_of(self))
 
     def __str__(self) -> str:
-        need = format_bytes(self.needed_bytes)
-        spare = format_bytes(self.room_bytes - self.needed_bytes)
-        lines = [f"{title(self.trial.techniques)}: loss {self.numerics}; needs {need}, {spare} to spare"]
-        lines += [f"   change     {edit}" for edit in self.edits]
+        lines = [f"   change     {edit}" for edit in self.edits]
         if self.imports:
             lines.append(f"   with       {'; '.join(self.imports)}")
-        for entry in self.trial.techniques:
-            lines.append(f"   gives up   {entry.name}: {entry.costs}")
+        lines += [f"   gives up   {entry.name}: {entry.costs}" for entry in self.techniques]
+        if "own_loss" in self.seen and any(Capability.ACCUMULATION in entry.brings for entry in self.techniques):
+            trainer = self.seen["own_loss"]
+            lines.append(f"   only if    the loss of {trainer} is a mean over rows or tokens: it was not looked at")
         return "\n".join(lines)
 
 
@@ -136,9 +128,10 @@ class Fit(Result):
     def __str__(self) -> str:
         command = shlex.join(self.program.command)
         memory = format_bytes(self.gpu.memory_bytes)
+        also = (self.with_room or self.as_it_is).seen.get("also")
+        beside = f"with {' and '.join(also)}" if also else "without evaluation and saving"
         lines = [
-            f"{command} on an emulated {self.gpu.title} ({memory}): {self.steps} steps a run, without evaluation and "
-            f"saving; {NOT_MEASURED}",
+            f"{command} on an emulated {self.gpu.title} ({memory}): {self.steps} steps a run, {beside}; {NOT_MEASURED}",
             self._as_it_is(),
             *(f"  {format_bytes(holder['bytes']):>9}  {holder['line']}" for holder in self.as_it_is.holders[:3]),
             f"  {self.tokens}",
@@ -146,7 +139,7 @@ class Fit(Result):
         if self.as_it_is.lower_bound:
             lines.append(f"  a lower bound: nobody has measured {self.as_it_is.lower_bound}")
         for number, answer in enumerate(self.answers, start=1):
-            lines += ["", f"{number}. {answer}"]
+            lines += ["", f"{number}. {answer.title}: loss {answer.numerics}; {self._need(answer)}", str(answer)]
         if not self.answers and not self.fits:
             lines += ["", "Nothing was found that fits. Take a smaller model, shorter rows, or a larger card."]
         if self.failed:
@@ -161,10 +154,13 @@ class Fit(Result):
         if self.as_it_is.recovered:
             return f"as it is: it was refused memory, went on with less, and fits: {need}"
         if self.fits:
-            spare = format_bytes(self.gpu.memory_bytes - self.needed_bytes)
-            return f"as it is: it fits, and needs {need}, {spare} to spare. Who holds most at the peak:"
+            return f"as it is: it fits, and {self._need(self.as_it_is)}. Who holds most at the peak:"
         amount = need if self.with_room else f"more than {need}"
         return f"as it is: out of memory; it needs {amount}. Who holds most when it ends:"
+
+    def _need(self, trial: Trial) -> str:
+        spare = format_bytes(self.gpu.memory_bytes - trial.needed_bytes)
+        return f"needs {format_bytes(trial.needed_bytes)}, {spare} to spare"
 
 
 def batches_in_words(seen: Mapping[str, Any]) -> str:
@@ -177,18 +173,12 @@ def batches_in_words(seen: Mapping[str, Any]) -> str:
     return f"for batches up to {shape}; whether its data has longer ones is not known"
 
 
-def worst_numerics(techniques: Sequence[Technique]) -> Numerics:
-    """What the set does to the loss: what the worst of it does."""
-    return max((entry.numerics for entry in techniques), key=NUMERICS.index, default=Numerics.EXACT)
-
-
 def title(techniques: Sequence[Technique]) -> str:
-    """`fused_gelu + gradient_accumulation(steps=4)`"""
+    """`fused_gelu + gradient_accumulation(steps=2)`: with the settings of which several were tried."""
     titles = []
     for entry in techniques:
         settings = changed_settings(entry)
-        if entry.name in ("gradient_accumulation", "mixed_precision", "optimizer"):
-            settings = entry.settings()
-        named = ", ".join(f"{name}={value}" for name, value in settings.items())
-        titles.append(f"{entry.name}({named})" if named else entry.name)
+        if not is_one_switch(entry):
+            settings |= {name: entry.settings()[name] for tried in entry.worth_trying for name in tried}
+        titles.append(f"{entry.name}({as_keywords(settings)})" if settings else entry.name)
     return " + ".join(titles) or "as it is"

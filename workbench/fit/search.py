@@ -8,12 +8,13 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import unified_diff
 
 from workbench.advise.candidate import NUMERICS
 from workbench.base.categories import format_bytes, parse_bytes
 from workbench.base.errors import ConfigurationError, UnavailableError
 from workbench.base.paths import write_whole
-from workbench.fit.candidates import Sizes, extra_time, offered, sets_of
+from workbench.fit.candidates import Sizes, extra_time, offered, sets_of, sizes_of
 from workbench.fit.edit import Edit, changed_script, edits_of
 from workbench.fit.program import Program, Trial, check_trial, try_out
 from workbench.fit.results import Answer, Fit, title
@@ -37,6 +38,7 @@ def fit(
     *,
     budget: str | int | None = None,
     steps: int = STEPS,
+    life: bool = False,
     time_limit_s: float = TIME_LIMIT_S,
     write: bool = False,
     say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
@@ -49,6 +51,7 @@ def fit(
         command: as typed in a shell; the program's own arguments stay what they are.
         budget: all that it may need of the card, CUDA's context included; by default what the card has.
         steps: optimizer steps of each run.
+        life: evaluation and saving after them, as a Trainer does them.
         time_limit_s: for all runs together. What is known by then is the answer.
         write: write the script with the first answer's changes beside it, and run that file by itself.
         say: told of each run.
@@ -66,7 +69,7 @@ def fit(
                 f"budget: a {card.title} has {format_bytes(card.memory_bytes)}. Lower it, or name a larger card."
             )
         card = with_memory(card, budget_bytes)
-    search = ProgramSearch(program, card, steps, time.monotonic() + time_limit_s, say)
+    search = ProgramSearch(program, card, steps, life, time.monotonic() + time_limit_s, say)
     try:
         planned = search.fit()
     except UnavailableError as error:
@@ -88,11 +91,13 @@ class ProgramSearch:
     program: Program
     gpu: Gpu
     steps: int
+    life: bool
     ends_at: float
     say: Callable[[str], None]
     failed: list[tuple[Technique, ...]] = field(default_factory=list)
     unsuitable: dict[str, str] = field(default_factory=dict)
     ended: str = ""
+    kind: str = ""
 
     def fit(self) -> Fit:
         time_limit_s = self.ends_at - time.monotonic()
@@ -101,21 +106,27 @@ class ProgramSearch:
         if as_it_is.interrupted:
             raise KeyboardInterrupt
         check_trial(as_it_is, time_limit_s)
-        if as_it_is.fits:
-            return Fit(self.program, self.gpu, self.steps, as_it_is, None)
-        self.say("out of memory; once more, with room for everything")
-        with_room = self.run((), gpu=with_memory(self.gpu, ENOUGH_BYTES))
+        self.kind = as_it_is.seen["kind"]
+        if self.life and self.kind == "loop":
+            raise ConfigurationError(
+                "plan: --life is for scripts with a Trainer, which says when it evaluates and saves. Leave it out, and "
+                "look at what your loop does after its steps with `workbench emulate`."
+            )
+        with_room = None
         answers: list[Answer] = []
-        if with_room.ran:
-            answers = self.answers(with_room)
-        else:
-            self.ended = self.ended or "with room for everything it did not come to the end of its steps"
+        if not as_it_is.fits:
+            self.say("out of memory; once more, with room for everything")
+            with_room = self.run((), gpu=with_memory(self.gpu, ENOUGH_BYTES))
+            if with_room.ran:
+                answers = self.answers(with_room)
+            else:
+                self.ended = self.ended or "with room for everything it did not come to the end of its steps"
         return Fit(
             self.program,
             self.gpu,
             self.steps,
             as_it_is,
-            with_room if with_room.ran else None,
+            with_room if with_room and with_room.ran else None,
             tuple(answers),
             failed=tuple(map(title, self.failed)),
             unsuitable=self.unsuitable,
@@ -124,14 +135,14 @@ class ProgramSearch:
 
     def answers(self, with_room: Trial) -> list[Answer]:
         """Sets that fit: exact ones first, and others where those are dear."""
-        if "model" not in with_room.seen or "sizes" not in with_room.seen:
+        if "model" not in with_room.seen and with_room.seen["kind"] == "loop":
             self.ended = "its model is no causal language model of transformers, and no other is changed from outside"
             return []
-        sizes = Sizes.of(with_room.seen, with_room.reserved_bytes, self.gpu.context_bytes_estimate)
+        sizes = sizes_of(with_room.seen, with_room.reserved_bytes, self.gpu.context_bytes_estimate)
         choices = offered(with_room.seen, self.gpu)
         answers: list[Answer] = []
         for numerics in NUMERICS:
-            cheapest = min((extra_time(answer.trial.techniques) for answer in answers), default=CHEAP + 1)
+            cheapest = min((extra_time(answer.techniques) for answer in answers), default=CHEAP + 1)
             if self.ended or cheapest <= CHEAP:
                 break
             answers += self.answers_of(numerics, choices, sizes)
@@ -143,7 +154,7 @@ class ProgramSearch:
         for techniques in sets_of(choices, numerics, sizes, UNSURE * self.gpu.memory_bytes):
             names = {entry.name for entry in techniques}
             smaller = any(names >= answer.changes.keys() for answer in answers)
-            larger = answers and len(techniques) > len(answers[0].trial.techniques)
+            larger = answers and len(techniques) > len(answers[0].techniques)
             if larger or trials == TRIALS or len(answers) == ANSWERS[numerics] or self.ended:
                 break
             if smaller or self.is_hopeless(techniques):
@@ -151,8 +162,8 @@ class ProgramSearch:
             trials += 1
             trial = self.gentlest(techniques, choices)
             if trial is not None:
-                answers.append(Answer(trial, self.gpu.memory_bytes))
-        return sorted(answers, key=lambda answer: extra_time(answer.trial.techniques))
+                answers.append(Answer(**vars(trial)))
+        return sorted(answers, key=lambda answer: extra_time(answer.techniques))
 
     def gentlest(self, techniques: tuple[Technique, ...], choices: list[tuple[Technique, ...]]) -> Trial | None:
         """A run that fits; where it does not, with the next settings of a technique that has more of them."""
@@ -181,6 +192,8 @@ class ProgramSearch:
             gpu or self.gpu,
             techniques,
             steps=self.steps,
+            kind=self.kind,
+            life=self.life,
             time_limit_s=time_left_s,
             shown=shown,
         )
@@ -217,14 +230,16 @@ def written_beside(planned: Fit, search: ProgramSearch) -> Fit:
     """Write the script with the first answer's changes beside it, and run that file by itself."""
     answer = planned.answers[0]
     try:
-        program, lines = written_program(planned, edits_of(answer.trial))
+        program, lines = written_program(planned, edits_of(answer))
     except ConfigurationError as error:
         return replace(planned, written=(str(error),))
-    environment = answer.trial.environment
-    carried = [entry for entry in answer.trial.techniques if entry.environment()]
-    variables = [f"{name}={value}" for name, value in environment.items()]
-    lines.append(f"run by itself: {' '.join([*variables, shlex.join(program.command)])}")
-    by_itself = replace(search, program=program).run(tuple(carried))
+    lines.append(f"run by itself: {' '.join([*answer.variables, shlex.join(program.command)])}")
+    carried = [entry for entry in answer.techniques if entry.environment()]
+    by_itself = replace(search, program=program, unsuitable={}).run(tuple(carried))
+    if not by_itself.ran:
+        reason = "the time was up (--timeout)" if by_itself.timed_out else by_itself.seen.get("message", "it ended")
+        lines.append(f"  not verified, since it did not come to the end of its steps: {reason}")
+        return replace(planned, written=tuple(lines))
     verdict = "fits" if by_itself.fits else "does NOT fit, against the plan"
     if by_itself.reserved_bytes != answer.reserved_bytes:
         verdict += f"; the plan had {answer.reserved_bytes:,}"
@@ -237,7 +252,7 @@ def written_beside(planned: Fit, search: ProgramSearch) -> Fit:
 def written_program(planned: Fit, edits: Sequence[Edit]) -> tuple[Program, list[str]]:
     """The program with the edits, and what is to be said of that. Raises ConfigurationError: one cannot be written."""
     program = planned.program
-    lines = []
+    lines: list[str] = []
     if any(edit.call is not None for edit in edits):
         text = changed_script(program, edits)
         assert program.file is not None
@@ -245,6 +260,8 @@ def written_program(planned: Fit, edits: Sequence[Edit]) -> tuple[Program, list[
         if place.exists() and place.read_text(encoding="utf-8") != text:
             raise ConfigurationError(f"plan: {place} is there already, with another text. Move it away.")
         write_whole(place, text)
+        before = program.file.read_text(encoding="utf-8")
+        lines += unified_diff(before.splitlines(), text.splitlines(), str(program.file), str(place), n=1, lineterm="")
         program = program.changed(place)
         lines.append(f"written: {place}")
     return program.changed(flags=[flag for edit in edits for flag in edit.flags]), lines

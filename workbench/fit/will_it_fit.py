@@ -9,7 +9,7 @@ import pickle
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -24,7 +24,7 @@ from workbench.base.errors import ConfigurationError, WorkbenchError, brief
 from workbench.base.patches import changed_environment
 from workbench.base.result import Result
 from workbench.fit.apply import several
-from workbench.fit.candidates import Sizes, offered, sets_of
+from workbench.fit.candidates import CONTEXT, GAPS, estimate, offered, sets_of
 from workbench.fit.inside import Collator, about, lengths_of, longest_first, watch_batches
 from workbench.fit.results import batches_in_words, title
 from workbench.gpus.catalogue import Gpu, of_device
@@ -207,7 +207,7 @@ class WillItFit(TrainerCallback):
             room_bytes = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
         states_bytes = report.pop("states")
         need = Need(self.gpu, beside_bytes=beside_bytes, room_bytes=room_bytes, **report)
-        return need if need.fits else Need(**{**vars(need), "cure": cure(trainer, need, states_bytes)})
+        return need if need.fits else replace(need, cure=cure(trainer, need, states_bytes))
 
 
 def card_here(device: torch.device) -> Gpu:
@@ -221,30 +221,23 @@ def card_here(device: torch.device) -> Gpu:
 def cure(trainer: Any, need: Need, states_bytes: int) -> str:
     """The first small set of changes with which it may fit, as the search of a program would try it."""
     arguments = vars(trainer.args)
-    seen = {
-        "kind": "trainer",
-        "batch": [arguments["per_device_train_batch_size"], arguments["gradient_accumulation_steps"]],
-        **about(trainer.model, arguments),
-    }
+    seen = {"kind": "trainer", "arguments": arguments, **about(trainer.model, arguments)}
     run_it = (
         f"`workbench plan --gpu {need.gpu.name} -- python …` runs your script with changes, and says where they go."
     )
-    if "model" not in seen:
-        return run_it
     peak = need.by_category
-    sizes = Sizes(
-        weights=peak[Category.WEIGHTS],
-        gradients=sum(p.nbytes for p in trainer.model.parameters() if p.requires_grad),
-        states=states_bytes,
-        logits=peak[Category.LOGITS_AND_LOSS],
-        activations=peak[Category.ACTIVATIONS] + peak[Category.TEMPORARIES],
-        gaps=need.peak_reserved_bytes - need.peak_allocated_bytes,
-        context=need.beside_bytes,
-    )
+    sizes = {
+        **peak,
+        Category.GRADIENTS: sum(p.nbytes for p in trainer.model.parameters() if p.requires_grad),
+        Category.OPTIMIZER_STATES: states_bytes,
+        Category.ACTIVATIONS: peak[Category.ACTIVATIONS] + peak[Category.TEMPORARIES],
+        GAPS: need.peak_reserved_bytes - need.peak_allocated_bytes,
+        CONTEXT: need.beside_bytes,
+    }
     choices = offered(seen, need.gpu)
     for numerics in NUMERICS:
         for changes in sets_of(choices, numerics, sizes, need.room_bytes):
-            about_bytes = format_bytes(round(sizes.estimate(changes)))
+            about_bytes = format_bytes(round(estimate(sizes, changes)))
             return f"By an estimate {title(changes)} makes it about {about_bytes} (loss {numerics}). {run_it}"
     return f"No set of changes was found. Take a smaller model, shorter rows, or a larger card. {run_it}"
 

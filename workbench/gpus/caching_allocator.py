@@ -155,12 +155,6 @@ class CachingAllocator:
                     pool.take(block)
                     self.reserved_bytes -= block.size
 
-    def blocks(self) -> list[tuple[int, int, bool]]:
-        """(address, size, used) of every block, used ones first."""
-        used = [(block.address, block.size, True) for block in self._blocks.values()]
-        free = [(block.address, block.size, False) for _, _, block in self._small.free + self._large.free]
-        return used + free
-
     def _best_fit(self, pool: _Pool, size: int) -> _Block | None:
         """The smallest free block that is large enough; in an expandable segment one that cannot grow is preferred."""
         index = bisect_left(pool.free, (size,))

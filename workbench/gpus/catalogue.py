@@ -68,16 +68,6 @@ class Gpu:
         return SimpleNamespace(**_MULTIPROCESSORS[f"{major}.{minor}"])
 
     @property
-    def native_bf16(self) -> bool:
-        """bf16 in hardware: from Ampere on (`torch.cuda.is_bf16_supported(including_emulation=False)`)."""
-        return self.compute_capability >= (8, 0)
-
-    @property
-    def flash_attention(self) -> bool:
-        """PyTorch's flash attention kernel runs: from 8.0 on (`aten/native/transformers/cuda/sdp_utils.cpp`)."""
-        return self.compute_capability >= (8, 0)
-
-    @property
     def cublas_workspace_bytes(self) -> int:
         """Per cuBLAS handle, inside the allocator (`parseChosenWorkspaceSize` in `ATen/cuda/CublasHandlePool.cpp`).
 
@@ -111,17 +101,16 @@ def gpu(name: str) -> Gpu:
         raise ConfigurationError(f"gpu: {brief(name)} is not a name. Write for example 'rtx4090'.")
     card_name = AROUND.sub("", name.lower().replace("_", " "))
     row = _row(card_name)
-    if row:
-        return row
     sized = WITH_MEMORY.fullmatch(card_name)
-    row = _row(sized[1]) if sized else None
-    if row and sized and row.data_sheet == f"{sized[2]} GB":
-        return row
+    if row is None and sized:
+        row = _row(sized[1])
+        if row and row.data_sheet != f"{sized[2]} GB":
+            raise ConfigurationError(
+                f"gpu: {name!r} is not known; the {row.title} that is has {row.data_sheet}. Name {row.name}, and give "
+                "the memory of your card as the budget."
+            )
     if row:
-        raise ConfigurationError(
-            f"gpu: {name!r} is not known; the {row.title} that is has {row.data_sheet}. Name {row.name}, and give the "
-            "memory of your card as the budget."
-        )
+        return row
     key = plain(card_name)
     several = [row.name for row in GPUS.values() if plain(row.name).startswith(key)]
     if several and key:

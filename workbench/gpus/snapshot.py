@@ -7,6 +7,7 @@ pickle may call any function of Python, and one that names a single function is 
 import pickle
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from workbench.gpus.emulator.inside._emulated_history import alive_at_the_peak, 
 LINES = 8
 SEGMENTS = 8
 WIDTH = 40
+BY_LINE = "by the innermost line of the program"
+BY_KIND = "by kind, as the functions' names tell"
 HOW_TO_WRITE = (
     "Write one with torch.cuda.memory._record_memory_history(), the program, and "
     "torch.cuda.memory._dump_snapshot('step.pickle')"
@@ -162,8 +165,8 @@ class DeviceSnapshot:
         if self.refused:
             sizes = ", ".join(format_bytes(size) for size in self.refused[-LINES:])
             lines.append(f"  refused: {sizes}")
-        lines += _table("by the innermost line of the program", self.lines)
-        lines += _table("by kind, as the functions' names tell", self.kinds)
+        lines += _table(BY_LINE, self.lines)
+        lines += _table(BY_KIND, self.kinds)
         free = self.reserved_bytes - self.bytes_in_use
         lines.append(
             f"  at the end {format_bytes(self.reserved_bytes)} reserved in {len(self.segments)} segments, "
@@ -217,8 +220,8 @@ class SnapshotDifference(Result):
     before: Snapshot
     after: Snapshot
 
-    def changes(self) -> list[tuple[int, int, Counter[str], Counter[str]]]:
-        """Of each card its number, and in bytes: the peak's change, and that of each line and each kind."""
+    def changes(self) -> list[dict[str, Any]]:
+        """Of each card, JSON-ready and in bytes, how the peak has changed, and each line and kind of it."""
         first = {device.index: device for device in self.before.devices}
         second = {device.index: device for device in self.after.devices}
         nothing = DeviceSnapshot(0, Counter(), Counter(), (), 0, [])
@@ -227,42 +230,43 @@ class SnapshotDifference(Result):
             old = first.get(index, nothing)
             new = second.get(index, nothing)
             rows.append(
-                (index, new.peak_bytes - old.peak_bytes, _change(old.lines, new.lines), _change(old.kinds, new.kinds))
+                {
+                    "device": index,
+                    "peak_bytes": new.peak_bytes - old.peak_bytes,
+                    "lines": _change(old.lines, new.lines),
+                    "kinds": _change(old.kinds, new.kinds),
+                }
             )
         return rows
 
     def __str__(self) -> str:
         lines = [f"from {self.before.path} to {self.after.path}"]
-        for index, peak, by_line, by_kind in self.changes():
-            lines.append(f"device {index}: peak {_signed(peak)}")
-            lines += _table("by the innermost line of the program", by_line, _signed)
-            lines += _table("by kind, as the functions' names tell", by_kind, _signed)
+        for change in self.changes():
+            lines.append(f"device {change['device']}: peak {_signed(change['peak_bytes'])}")
+            lines += _table(BY_LINE, change["lines"], _signed)
+            lines += _table(BY_KIND, change["kinds"], _signed)
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; bytes are integers."""
-        devices = []
-        for index, peak, by_line, by_kind in self.changes():
-            devices.append(
-                {"device": index, "peak_bytes": peak, "lines": dict(by_line), "kinds": dict(by_kind)},
-            )
-        return {"before": str(self.before.path), "after": str(self.after.path), "devices": devices}
+        return {"before": str(self.before.path), "after": str(self.after.path), "devices": self.changes()}
 
 
-def _change(old: Counter[str], new: Counter[str]) -> Counter[str]:
-    change = Counter({name: new[name] - old[name] for name in old | new})
-    return Counter({name: size for name, size in change.items() if size})
+def _change(old: Counter[str], new: Counter[str]) -> dict[str, int]:
+    return {name: new[name] - old[name] for name in old | new if new[name] != old[name]}
 
 
 def _signed(size: float) -> str:
     return f"{'+' if size >= 0 else '−'}{format_bytes(abs(size))}"
 
 
-def _table(title: str, sizes: Counter[str], written: Any = format_bytes) -> list[str]:
+def _table(title: str, sizes: Mapping[str, int], written: Any = format_bytes) -> list[str]:
     """The largest, each with its bytes."""
     entries = sorted(sizes.items(), key=lambda entry: -abs(entry[1]))
-    rows = [f"    {written(size):>9}  {name}" for name, size in entries[:LINES]]
+    lines = [f"  {title}"]
+    for name, size in entries[:LINES]:
+        lines.append(f"    {written(size):>9}  {name}")
     if len(entries) > LINES:
         rest = sum(size for _, size in entries[LINES:])
-        rows.append(f"    {written(rest):>9}  {len(entries) - LINES} others (--json has them)")
-    return [f"  {title}", *rows]
+        lines.append(f"    {written(rest):>9}  {len(entries) - LINES} others (--json has them)")
+    return lines

@@ -155,11 +155,6 @@ class Record(Result):
         """What was asked for. Raises ConfigurationError: it has a technique or a setting that is not known here."""
         return Recipe.from_dict(self.recipe_settings)
 
-    @property
-    def need_bytes(self) -> int | None:
-        """What the allocator had reserved at most; without one, what was allocated at the peak. None: not measured."""
-        return self.peak_reserved_bytes or self.peak_allocated_bytes
-
     def path(self, folder: Path | None = None) -> Path:
         """Where the record is kept. Raises ConfigurationError for an id that cannot be a file's name."""
         return inside(folder or runs_folder(), f"{self.id}.json")
@@ -191,6 +186,7 @@ class Record(Result):
 
         Raises:
             ConfigurationError: the file is not a whole record, or a newer workbench wrote it.
+            PermissionError: it is another user's, who lets nobody read it.
         """
         try:
             if not path.is_file():
@@ -201,6 +197,8 @@ class Record(Result):
                 raise ValueError(f"its schema_version is {schema!r:.90}")
             if schema <= SCHEMA_VERSION:
                 return _typed(_migrated(data))
+        except PermissionError:
+            raise
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ConfigurationError(f"records: {path} is not a record ({in_a_line(error)}). Move it away.") from None
         raise ConfigurationError(
@@ -292,6 +290,8 @@ def read_all(folder: Path | None = None, newest: int | None = None, containing: 
             if record.id != path.stem and record.path(path.parent).exists():  # its status may be an earlier one
                 raise ConfigurationError(f"records: {path} is a copy of {record.id}.json. Move it away.")
             records.append(record)
+        except PermissionError:
+            warn_once(f"records: some in {folder} are other users', who let nobody read them. They are left out.")
         except (ConfigurationError, OSError) as error:
             warn_once(str(error))
     return records[::-1]

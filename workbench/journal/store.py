@@ -74,7 +74,7 @@ def end(record: Record, folder: Path | None) -> Record:
 
 
 def out_of_memory_error(record: Record) -> OutOfMemoryError:
-    """The error for an `oom` record: a message with a cure, and as attributes where the memory ended."""
+    """The error for an `oom` record: a message with a cure, and the record's id."""
     same_loss = []
     for name, technique in REGISTRY.items():
         if technique.attacks and technique.numerics is Numerics.EXACT:
@@ -84,13 +84,7 @@ def out_of_memory_error(record: Record) -> OutOfMemoryError:
         f"{record.label} did not fit into the {limit} of {record.device}: {record.error} "
         f"Use a smaller effective_batch_size or sequence_length, or a technique with the same loss: "
         f"{', '.join(same_loss)}. For a diagnosis: python -m workbench doctor",
-        record_id=record.id,
-        phase=record.peak_phase,
-        operation=record.failed_operation,
-        by_category=record.by_category,
-        requested_bytes=record.requested_bytes,
-        allocated_bytes=record.allocated_at_failure_bytes,
-        reserved_bytes=record.reserved_at_failure_bytes,
+        record.id,
     )
 
 
@@ -101,22 +95,31 @@ def mark_killed(folder: Path | None = None) -> list[Record]:
     """
     folder = folder or runs_folder()
     marked: list[Record] = []
-    if not _dead(folder):
+    parts = [*folder.glob(f"*/{checkpoints.FOLDER}/{checkpoints.ASIDE}")]
+    if not (parts or _dead(folder)):
         return marked
     with suppress(OSError), FileLock(folder / LOCK, mode=0o666):  # a folder that cannot be written to is still shown
         # read again under the lock: another process may have marked one meanwhile, and gone on with it
         for record in _dead(folder):
             killed = replace(record, status=Status.KILLED, error="the process ended without a word")
             marked.append(killed)
-            killed.save(folder)
-            shutil.rmtree(checkpoint_folder(record, folder) / checkpoints.ASIDE, ignore_errors=True)
+            with suppress(PermissionError):  # another user's
+                killed.save(folder)
+        going_on = {checkpoint_folder(record, folder) for record in _running(folder)}
+        for part in parts:  # of a checkpoint; another user may have marked its run
+            if part.parent not in going_on:
+                shutil.rmtree(part, ignore_errors=True)
     return marked
+
+
+def _running(folder: Path) -> list[Record]:
+    records = read_all(folder, containing=rf'"status"\s*:\s*"{Status.RUNNING}"')
+    return [record for record in records if record.status is Status.RUNNING]
 
 
 def _dead(folder: Path) -> list[Record]:
     """Records that say `running` although the process that began the run is gone."""
-    running = read_all(folder, containing=rf'"status"\s*:\s*"{Status.RUNNING}"')
-    return [record for record in running if record.status is Status.RUNNING and not _alive(record)]
+    return [record for record in _running(folder) if not _alive(record)]
 
 
 def checkpoint_folder(record: Record, folder: Path | None) -> Path:
@@ -131,7 +134,8 @@ def resumable(record: Record, folder: Path | None) -> Record | None:
             the same run is going on in another process, which is named.
     """
     refusal = ""
-    for other in reversed(read_all(folder)):
+    statuses = "|".join([Status.RUNNING, *UNFINISHED])
+    for other in reversed(read_all(folder, containing=rf'"status"\s*:\s*"({statuses})"')):
         differences = _differences(other, record)
         if other.status is Status.RUNNING and not differences and _alive(other):
             raise ConfigurationError(
@@ -139,7 +143,9 @@ def resumable(record: Record, folder: Path | None) -> Record | None:
                 f"{other.owner.get('host')}. Wait for it, or end it. If nobody runs it any more, write killed for "
                 f"running in {other.path(folder)}."
             )
-        if other.status in UNFINISHED and checkpoints.newest_checkpoint(checkpoint_folder(other, folder)):
+        its_folder = checkpoint_folder(other, folder)
+        is_ours = os.access(its_folder, os.W_OK)  # another user's run could not go on there
+        if other.status in UNFINISHED and is_ours and checkpoints.newest_checkpoint(its_folder):
             if not differences:
                 return other
             # an older run may still be the same one; if none is, the message is about the newest

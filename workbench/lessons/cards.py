@@ -46,9 +46,9 @@ def cards(
     return pd.DataFrame(rows).set_index(["model", "recipe"]).rename_axis([None, None])
 
 
-def step_on_card(*variants: Variant, gpu: str = CARDS[0], model: str = MODELS[0], length: int = 1024) -> HTML:
+def step_on_card(*variants: Variant, gpu: str = CARDS[0], length: int = 1024) -> HTML:
     """The step of full fine-tuning above that of each variant, to drag through, and the line of what the card has."""
-    steps = [predict_known(recipe, gpu, timeline=True) for recipe in recipes_of(model, variants, length)]
+    steps = [predict_known(recipe, gpu, timeline=True) for recipe in recipes_of(MODELS[0], variants, length)]
     return HTML(scrubber(steps))
 
 

@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import papermill
-from nbclient.exceptions import CellTimeoutError, DeadKernelError
+from nbclient.exceptions import DeadKernelError
 from nbformat.sign import NotebookNotary
 from papermill.exceptions import PapermillExecutionError
 
@@ -41,7 +42,6 @@ def build(
     parameters: Mapping[str, Any] | None = None,
     force: bool = False,
     folder: Path = BUILD,
-    timeout_s: int | None = None,
     at_once: int = 1,
 ) -> list[Path]:
     """Execute notebooks into `<folder>/notebooks`. Those up to date are left alone.
@@ -66,11 +66,8 @@ def build(
 
     def execute_one(path: Path, child: Child | None) -> None:
         began_at_s = time.monotonic()
-        arguments = (path, place / path.name, parameters)
-        if child is None:
-            execute_notebook(*arguments, timeout_s=timeout_s)
-        else:
-            child.call(execute_notebook, *arguments, timeout_s=timeout_s)
+        execute = partial(child.call, execute_notebook) if child else execute_notebook
+        execute(path, place / path.name, parameters)
         progress.done(path.stem, time.monotonic() - began_at_s)
 
     if at_once > 1 and len(waiting) > 1:
@@ -132,15 +129,12 @@ def find_notebooks(names: Iterable[str] = ()) -> list[Path]:
     return sorted(set(chosen or paths))
 
 
-def execute_notebook(
-    path: Path, output: Path, parameters: Mapping[str, Any] | None = None, timeout_s: int | None = None
-) -> Path:
+def execute_notebook(path: Path, output: Path, parameters: Mapping[str, Any] | None = None) -> Path:
     """Run one notebook in its own folder, as JupyterLab does, into `output`; from a wheel in the folder of `output`.
 
     Args:
         parameters: names that this notebook does not have are left out. `device="emulated:t4"` is none of the
             notebook's: its kernel then runs on a GPU in software.
-        timeout_s: for each cell; none by default.
 
     Raises:
         ConfigurationError: a parameter of the wrong type, or one that looks like a secret.
@@ -151,8 +145,9 @@ def execute_notebook(
     parameters = {name: value for name, value in parameters.items() if name in own_names}
     _refuse([path], parameters)
     device = parameters.pop(DEVICE_PARAMETER, "")
+    output.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with _writing(output), _around_kernel(device):
+        with _around_kernel(device):
             papermill.execute_notebook(
                 str(path),
                 str(output),
@@ -161,7 +156,6 @@ def execute_notebook(
                 extra_arguments=["--IPKernelApp.log_level=40", f"--IPKernelApp.exec_lines={PIN}"],
                 progress_bar=False,
                 kernel_name="python3",
-                execution_timeout=timeout_s,
                 shutdown_kernel="immediate",  # a kernel takes two seconds to end by itself
             )
         reason = _unfinished(output)
@@ -172,8 +166,6 @@ def execute_notebook(
             "its kernel died, often for want of memory: choose a smaller model, batch or length; the marks `completed` "
             "are not to be believed"
         )
-    except CellTimeoutError:
-        reason = f"not done after {timeout_s} s. Allow more, or take fewer steps"
     if reason:
         begun = [bool(cell.metadata.get("papermill", {}).get("start_time")) for cell in _cells(output)]
         raise NotebookError(f"{path.name}, cell {sum(begun)}: {reason} (see {output})")
@@ -222,21 +214,6 @@ def _around_kernel(device: str) -> Iterator[None]:
                 yield
         finally:
             tempfile.tempdir = None  # asked for anew
-
-
-@contextmanager
-def _writing(file: Path) -> Iterator[None]:
-    """Makes the folder of the file. If the disk refuses, it is told in words, and what is there of the file removed."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        yield
-    except OSError as error:
-        if error.errno is None:  # the time-out of a cell is one too
-            raise
-        with suppress(OSError):
-            file.unlink()
-        reason = f"{error.filename or file.parent} cannot be written ({error.strerror})"
-        raise NotebookError(f"notebooks: {reason}. Free some space there, or make it writable.") from None
 
 
 def _up_to_date(executed: Path, notebook: Path) -> bool:

@@ -5,7 +5,6 @@ recipe or a technique takes a value, they say themselves, in the notebook's firs
 """
 
 import dataclasses
-import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,7 +25,6 @@ MAY_BE_ZERO = ("sample_tokens", "num_workers", "seed")
 TOKENS = re.compile(
     r"(hf_|sk-|gh[opsur]_|github_pat_|glpat-|xox[abprs]-|AKIA|ASIA|AIza|pypi-|npm_)[\w-]{8,}|eyJ[\w-]+\.[\w-]+\.[\w-]*"
 )
-LONG = re.compile(r"[A-Za-z0-9+/=_-]{32,}")
 
 
 def of(path: Path) -> dict[str, str]:
@@ -46,7 +44,12 @@ def check_parameters(paths: Sequence[Path], parameters: Mapping[str, Any]) -> No
     declared = [of(path) for path in paths]
     named(parameters, sorted({name for types in declared for name in types}), "notebooks", "parameter")
     for name, value in parameters.items():
-        _refuse_secret(name, str(value))  # of a list or a dictionary all that is in it
+        secret = TOKENS.search(str(value))  # of a list or a dictionary all that is in it
+        if secret:  # which the message must not repeat
+            raise ConfigurationError(
+                f"notebooks: the value of {name} looks like a secret ({secret[0][:3]}…, {len(secret[0])} characters), "
+                "and the executed notebook would show it. Put it into an environment variable, or run `hf auth login`."
+            )
     for types in declared:
         values = {name: value for name, value in parameters.items() if name in types}
         _check_types(types, values)
@@ -78,33 +81,3 @@ def _check_names(values: Mapping[str, Any], trains: bool) -> None:
         device_name(values["gpu"])
     if values.get("model", "auto") != "auto":
         (locate if trains else locate_config)(values["model"])
-
-
-def _refuse_secret(name: str, text: str) -> None:
-    secret = secret_in(text)
-    if secret:  # which the message must not repeat
-        raise ConfigurationError(
-            f"notebooks: the value of {name} looks like a secret ({secret[:3]}…, {len(secret)} characters), and the "
-            "executed notebook would show it. Put it into an environment variable, or run `hf auth login`."
-        )
-
-
-def secret_in(text: str) -> str:
-    """The part that looks like a secret: a known kind of token, or a long random word that is no existing path."""
-    token = TOKENS.search(text)
-    if token:
-        return token[0]
-    if not os.path.exists(text):  # temporary folders have random names
-        for word in LONG.findall(text):
-            if _random(word):
-                return str(word)
-    return ""
-
-
-def _random(word: str) -> bool:
-    """Hexadecimal digits alone, or capitals, small letters and digits all mixed, as nobody names things."""
-    has_digit = re.search(r"[0-9]", word)
-    if re.fullmatch(r"[0-9a-fA-F-]+", word):
-        return bool(has_digit and re.search(r"[a-fA-F]", word))
-    changes = re.findall(r"(?<=[a-z])[A-Z0-9]|(?<=[0-9])[A-Za-z]", word)
-    return bool(has_digit and re.search(r"[a-z]", word) and re.search(r"[A-Z]", word)) and len(changes) >= 6

@@ -73,25 +73,20 @@ def memory_bars(frame: pd.DataFrame, limit_bytes: int | None = None) -> Picture:
     sizes = sizes.loc[:, sizes.max() > 0.002 * peaks.max()]  # what would not be seen
     figure, axes = new_axes(8.0, 0.9 + 0.5 * len(rows))
     colours = [COLOURS[category] for category in sizes]
-    sizes.rename(columns=_words).plot.barh(ax=axes, stacked=True, color=colours, width=0.65, legend=False)
-    for row, peak in enumerate(peaks):
+    sizes.columns = [category.replace("_", " ") for category in sizes]
+    sizes.plot.barh(ax=axes, stacked=True, color=colours, width=0.65, legend=False)
+    bars_in_words = []
+    for row, (label, peak) in enumerate(peaks.items()):
         axes.text(peak, row, f" {format_bytes(peak * MIB)}", va="center", color=GREY)
+        bars_in_words.append(f"{label} {format_bytes(peak * MIB)}, most of it {sizes.loc[label].idxmax()}")
     if limit_bytes is not None:
         label = f"limit {format_bytes(limit_bytes)}"
         axes.axvline(limit_bytes / MIB, color=GREY, linestyle="--", zorder=0, label=label)
     sources = ", ".join(sorted(set(rows["memory_source"])))
     axes.set(xlim=(0, 1.16 * peaks.max()), xlabel=f"bytes at the peak, MiB ({sources})", ylabel="")
     axes.invert_yaxis()
-    figure.description = _bars_in_words(sizes, peaks)
+    figure.description = f"Bars of the peak by category: {'; '.join(bars_in_words)}."
     return with_legend(figure, columns=4)
-
-
-def _bars_in_words(sizes: pd.DataFrame, peaks: pd.Series) -> str:
-    parts = []
-    for label, peak in peaks.items():
-        largest = str(sizes.loc[label].idxmax())
-        parts.append(f"{label} {format_bytes(peak * MIB)}, most of it {_words(largest)}")
-    return f"Bars of the peak by category: {'; '.join(parts)}."
 
 
 def loss_curves(records: Sequence[Record]) -> Picture:
@@ -111,25 +106,6 @@ def loss_curves(records: Sequence[Record]) -> Picture:
     axes.set_xlabel("step (one optimizer update)")
     axes.set_ylabel("training loss")
     return with_legend(figure, columns=3)
-
-
-def tradeoffs(table: pd.DataFrame) -> Picture:
-    """Memory against speed, the loss as the colour, of what was timed."""
-    timed = table.dropna(subset=["speed_ratio"])
-    figure, axes = new_axes(10.0, max(4.2, 0.27 * len(timed) + 1.6))
-    if timed.empty:
-        return say_none(figure, axes, "speed", set(table["memory_source"]))
-    peaks = timed["peak_allocated_bytes"] / MIB
-    speeds = timed["speed_ratio"]
-    points = axes.scatter(peaks, speeds, c=timed["held_out_loss"], cmap="viridis_r", s=90, zorder=3)
-    name_beside(axes, peaks, speeds)
-    axes.margins(0.08)
-    axes.set(xlabel="peak memory, MiB (left is better)", ylabel="speed, the baseline's is 1 (up is better)")
-    bar = figure.colorbar(points, ax=axes, location="bottom", aspect=50)
-    bar.set_label("held-out loss (yellow is better)", color=GREY)
-    bar.ax.tick_params(colors=GREY)
-    bar.outline.set_visible(False)
-    return figure
 
 
 def name_beside(axes: Axes, x: pd.Series, y: pd.Series) -> None:
@@ -158,10 +134,6 @@ def say_none(figure: Picture, axes: Axes, what: str, sources: set[str]) -> Pictu
     axes.set_axis_off()
     figure.set_size_inches(8.0, 1.2)
     return figure
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")
 
 
 def new_axes(width: float, height: float) -> tuple[Picture, Axes]:

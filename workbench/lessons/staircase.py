@@ -9,9 +9,10 @@ import pandas as pd
 from workbench.lessons.plots import GIB, GREY, LINES, Picture, name_beside, new_axes, say_none, with_legend
 from workbench.techniques import REGISTRY, Numerics
 
-SAME_LOSS = "same loss"
-FEWER_DIGITS = "fewer digits, or the same loss"
-STAIRS = {SAME_LOSS: (Numerics.EXACT,), FEWER_DIGITS: (Numerics.EXACT, Numerics.APPROXIMATE)}
+STAIRS = {
+    "same loss": (Numerics.EXACT,),
+    "fewer digits, or the same loss": (Numerics.EXACT, Numerics.APPROXIMATE),
+}
 CARDS_GIB = (8, 12, 16, 24)
 
 
@@ -27,16 +28,6 @@ def steps_of(table: pd.DataFrame, allowed: Sequence[Numerics]) -> pd.DataFrame:
     timed = timed.sort_values(["peak_allocated_bytes", "speed_ratio"], ascending=[True, False])
     fastest_before = timed["speed_ratio"].cummax().shift(fill_value=0.0)
     return timed[timed["speed_ratio"] > fastest_before]
-
-
-def stairs_of(table: pd.DataFrame) -> pd.DataFrame:
-    """The recipes on both staircases, with their peaks and speeds."""
-    rows = []
-    for name, allowed in STAIRS.items():
-        for label, step in steps_of(table, allowed).iterrows():
-            peak_gib = round(step["peak_allocated_bytes"] / GIB, 1)
-            rows.append({"stairs": name, "recipe": label, "peak GiB": peak_gib, "speed": f"{step['speed_ratio']:.2f}×"})
-    return pd.DataFrame(rows, columns=["stairs", "recipe", "peak GiB", "speed"]).set_index(["stairs", "recipe"])
 
 
 def numerics_of(techniques: str) -> Numerics:
@@ -55,10 +46,13 @@ def draw_staircase(table: pd.DataFrame) -> Picture:
         return say_none(figure, axes, "speed that was timed twice", set(table["memory_source"]))
     smallest_gib = steps["peak_allocated_bytes"].min() / GIB
     right_gib = 1.6 * max(CARDS_GIB)
+    places = []
     for (name, flight), colour in zip(flights.items(), LINES, strict=False):
         peaks_gib = flight["peak_allocated_bytes"] / GIB
         speeds = flight["speed_ratio"]
         axes.plot(peaks_gib, speeds, "o", color=colour)
+        for label, peak_gib in peaks_gib.items():
+            places.append(f"{label} ({name}), {peak_gib:.1f} GiB, {speeds[label]:.2f}×")
         # the last step goes on for as much memory as there is
         to_the_right = [*peaks_gib, right_gib]
         axes.plot(to_the_right, [*speeds, speeds.max()], drawstyle="steps-post", color=colour, label=name, linewidth=2)
@@ -71,7 +65,6 @@ def draw_staircase(table: pd.DataFrame) -> Picture:
     ticks = [tick for tick in (0.125, 0.25, 0.5, 1, 2, 4, *CARDS_GIB) if tick > smallest_gib / 2]
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.set(xlim=(ticks[0], right_gib), ylim=(0, None))
-    places = [f"{label} ({name}), {peak} GiB, {speed}" for (name, label), (peak, speed) in stairs_of(table).iterrows()]
     figure.description = f"Two staircases of speed over peak memory: {'; '.join(places)}."
     axes.set(xlabel="peak memory, GiB (left is better)", ylabel="speed, the baseline's is 1 (up is better)")
     return with_legend(figure, columns=2)

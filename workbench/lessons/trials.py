@@ -3,10 +3,10 @@
 A case of `clinic.toml` that has a recipe is predicted for its card. The others are functions here, in TRIALS.
 """
 
+import re
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from operator import itemgetter
 from typing import Any
 
 from workbench.base.categories import Phase, format_bytes
@@ -14,9 +14,9 @@ from workbench.base.garbage import collect_garbage
 from workbench.gpus.caching_allocator import MIB, CachingAllocator, OutOfCapacity
 from workbench.lessons.cards import predict_known
 from workbench.recipe import Recipe
-from workbench.techniques import Padding, parse_technique
+from workbench.techniques import parse_technique
 
-CUT = "cut at {} tokens"
+CUT = re.compile(r"cut at (\d+) tokens")
 
 
 @dataclass(frozen=True)
@@ -24,25 +24,29 @@ class Tried:
     """What a case needs under some switches.
 
     Args:
-        largest: the largest category at the peak, and its bytes.
+        largest: the largest category at the peak; and its bytes.
         short: what else is missing, in words; it does not fit then, whatever the device has.
     """
 
     needed_bytes: int
     budget_bytes: int
-    largest: tuple[str, int] = ("", 0)
+    largest: str = ""
+    largest_bytes: int = 0
     short: str = ""
 
     @property
     def fits(self) -> bool:
         return self.needed_bytes <= self.budget_bytes and not self.short
 
-    def __str__(self) -> str:
+    @property
+    def need(self) -> str:
         text = f"needs {format_bytes(self.needed_bytes)} of {format_bytes(self.budget_bytes)}"
-        category, size = self.largest
-        if category:
-            text += f", most of it {category.replace('_', ' ')}: {format_bytes(size)}"
         return f"{text}; {self.short}" if self.short else text
+
+    def __str__(self) -> str:
+        if not self.largest:
+            return self.need
+        return f"{self.need}, most of it {self.largest.replace('_', ' ')}: {format_bytes(self.largest_bytes)}"
 
 
 Switches = Collection[str]
@@ -54,47 +58,31 @@ def predicted_on(recipe: Recipe, gpu: str) -> Trial:
 
     def trial(switches: Switches) -> Tried:
         prediction = predict_known(changed(recipe, switches), gpu)
-        largest = max(prediction.by_category.items(), key=itemgetter(1))
-        return Tried(prediction.need_bytes, prediction.capacity_bytes or 0, largest)
+        sizes = prediction.by_category
+        largest = max(sizes, key=sizes.__getitem__)
+        return Tried(prediction.need_bytes, prediction.capacity_bytes or 0, largest, sizes[largest])
 
     return trial
 
 
 def changed(recipe: Recipe, switches: Switches) -> Recipe:
-    """The recipe with techniques set, as on the command line (`lora=rank:4`), or dropped (`no lora`).
+    """The recipe with techniques set, as on the command line (`lora=rank:4`), or dropped (`no lora`), or with its texts
+    cut (`cut at 128 tokens`).
 
     Raises:
-        ConfigurationError: a switch is neither, or they do not go together.
+        ConfigurationError: a switch is none of these, or they do not go together.
     """
     for switch in switches:
+        cut = CUT.fullmatch(switch)
+        if cut:
+            recipe = replace(recipe, sequence_length=int(cut[1]))
+            continue
         name = switch.removeprefix("no ").partition("=")[0]
         techniques = [technique for technique in recipe.techniques if technique.name != name]
         if not switch.startswith("no "):
             techniques.append(parse_technique(switch))
         recipe = replace(recipe, techniques=tuple(techniques))
     return recipe
-
-
-def of_file(settings: Mapping[str, Any]) -> Trial:
-    """Of a case whose recipe and card stand in `clinic.toml`."""
-    values = dict(settings)
-    gpu = values.pop("gpu")
-    techniques = values.pop("techniques", [])
-    return predicted_on(changed(Recipe(**values), techniques), gpu)
-
-
-# ---- the step ----
-
-
-def long_batch(switches: Switches) -> Tried:
-    """Padded speeches, cut or not; the prediction takes the batch with the longest."""
-    speeches = Recipe(model="gpt2", effective_batch_size=32, sequence_length=1024) | Padding()
-    others = list(switches)
-    for length in (128, 256):
-        if CUT.format(length) in switches:
-            others.remove(CUT.format(length))
-            speeches = replace(speeches, sequence_length=length)
-    return predicted_on(speeches, "t4")(others)
 
 
 # ---- a loop of one's own, with the embedded model; the cards are as small as that ----
@@ -132,12 +120,12 @@ def second_cell(switches: Switches) -> Tried:
     from workbench.measure.allocators import live_tensor_bytes
 
     before = live_tensor_bytes("cpu")
-    notebook: dict[str, Any] = {}
+    notebook = {"model": Recipe(model="gpt2-tiny").load().train()}
     try:
-        _attempt(notebook)
+        _attempt(notebook["model"])
     except RuntimeError as trouble:
         sys.last_value = trouble
-    first = notebook["needed"] - before
+    first = live_tensor_bytes("cpu") - before
     weights = weights_bytes(notebook["model"])
     if "release()" in switches:
         release()
@@ -152,15 +140,11 @@ def second_cell(switches: Switches) -> Tried:
     return Tried(left + again, int(1.1 * first))
 
 
-def _attempt(notebook: dict[str, Any]) -> None:
+def _attempt(model: Any) -> None:
     import torch
 
-    from workbench.measure.allocators import live_tensor_bytes
-
-    model = notebook["model"] = Recipe(model="gpt2-tiny").load().train()
     ids = torch.zeros(4, 64, dtype=torch.long)
     out = model(input_ids=ids, labels=ids, use_cache=False)
-    notebook["needed"] = live_tensor_bytes("cpu")
     raise RuntimeError("out of memory, let us say", out)
 
 
@@ -200,9 +184,4 @@ def _after_training(switches: Switches) -> CachingAllocator:
     return card
 
 
-TRIALS: dict[str, Trial] = {
-    "long_batch": long_batch,
-    "scores": scores,
-    "second_cell": second_cell,
-    "gaps": gaps,
-}
+TRIALS: dict[str, Trial] = {trial.__name__: trial for trial in (scores, second_cell, gaps)}

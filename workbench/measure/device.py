@@ -50,7 +50,10 @@ class Device:
         if kind == "cuda":
             total_bytes = torch.cuda.mem_get_info()[1]
             capability = torch.cuda.get_device_capability()
-            return cls(kind, torch.cuda.get_device_name(), total_bytes, capability, in_software=emulated())
+            name = torch.cuda.get_device_name()
+            if emulated() and not name.endswith("(emulated)"):  # under `emulate` a card says the name of a real one
+                name = f"{name} (emulated)"
+            return cls(kind, name, total_bytes, capability, in_software=emulated())
         threads = torch.get_num_threads() if kind == "cpu" else None
         return cls(kind, processor_name(), threads=threads)
 

@@ -18,7 +18,7 @@ phase ends, so gradients are also labelled one by one as they arrive, by a hook 
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from types import ModuleType
 from typing import Any, Self
@@ -47,11 +47,11 @@ class MemoryReport:
     peak_reserved_bytes: int | None
     peak_phase: Phase
     by_category: dict[Category, int]
-    maximum_by_category: dict[Category, int] = field(default_factory=dict)
-    by_phase: dict[Phase, int] = field(default_factory=dict)
-    peak_host_bytes: int | None = None
-    peak_disk_bytes: int | None = None
-    moved_bytes: int | None = None
+    maximum_by_category: dict[Category, int]
+    by_phase: dict[Phase, int]
+    peak_host_bytes: int | None
+    peak_disk_bytes: int | None
+    moved_bytes: int | None
 
 
 class Meter:

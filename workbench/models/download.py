@@ -9,9 +9,9 @@ from typing import Any
 
 from workbench.base.errors import ConfigurationError, WorkbenchError
 from workbench.base.hub import (
-    HUB_PATIENCE_S,
     Address,
     commit_of,
+    fetch,
     first_file,
     give_up,
     hub_error,
@@ -44,23 +44,28 @@ def model_files(address: Address, alternatives: str, *, weights: bool, known_nam
             user, or not before its conditions are accepted; or a file is damaged.
         UnavailableError: the hub gives no good answer, and the cache does not have all of it.
     """
-    cached = repository_folder(address) / "snapshots" / (commit_of(address) or "none")
+    cached = _in_cache(address)
     lacking = _lacking(address, cached, weights)
     if lacking or not is_given_up(address):
         try:
             cached = _fetched(address, repository_info(address), cached, weights)
         except Exception as error:  # of the hub, the network, the disk or the settings
             if lacking or isinstance(error, WorkbenchError):
-                partly = lacking if cached.is_dir() else ""
+                cached = _in_cache(address)  # where some files may be by now
+                partly = _lacking(address, cached, weights) if cached.is_dir() else ""
                 raise hub_error(address, error, "model:", alternatives, partly, known_names) from None
             give_up(address, "model", error)
     prove(cached, f"model: {address}:")
     return cached
 
 
+def _in_cache(address: Address) -> Path:
+    """Where the cache has the files that the hub last named; there may be none."""
+    return repository_folder(address) / "snapshots" / (commit_of(address) or "none")
+
+
 def _fetched(address: Address, info: Any, cached: Path, weights: bool) -> Path:
     """The folder in the cache, after what it lacks has been fetched."""
-    from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import RemoteEntryNotFoundError
 
     names = {file.rfilename for file in info.siblings}
@@ -74,10 +79,10 @@ def _fetched(address: Address, info: Any, cached: Path, weights: bool) -> Path:
         cached = first_file(address, wanted[0]).parent
     for name in wanted:
         if not (cached / name).is_file():
-            hf_hub_download(address.repository, name, revision=cached.name, etag_timeout=HUB_PATIENCE_S)
+            fetch(address, name, cached.name)
     if _lacking(address, cached, weights) == TOKENIZERS[0] and not names & {*TOKENIZERS}:
         with suppress(RemoteEntryNotFoundError):  # the cache takes a note of that
-            hf_hub_download(address.repository, TOKENIZERS[0], revision=cached.name, etag_timeout=HUB_PATIENCE_S)
+            fetch(address, TOKENIZERS[0], cached.name)
     return cached
 
 

@@ -4,10 +4,11 @@ import copy
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from workbench.base.errors import ConfigurationError, explained
+from workbench.base.errors import ConfigurationError, UnavailableError, explained
 from workbench.models.belongs import check_head
 from workbench.models.download import TOKENIZERS
 from workbench.models.family import family_of, on_meta
@@ -89,17 +90,23 @@ def load_tokenizer(source: ModelSource) -> Any:
     from transformers import AutoTokenizer, PreTrainedConfig
 
     folder = Path(source.location)
-    has_tokenizer = any((folder / name).exists() for name in TOKENIZERS)
+    tokenizers = [name for name in TOKENIZERS if (folder / name).exists()]
     if source.random and source.location in PUBLISHED:
         vocabulary_size = PUBLISHED[source.location].get("vocab_size", GPT2_TOKENS)
         return load_tokenizer(locate(EMBEDDED)) if vocabulary_size < GPT2_TOKENS else gpt2_tokenizer()
-    if not has_tokenizer:
+    if not tokenizers:
         kind = PreTrainedConfig.get_config_dict(base_of(source).location if source.adapter else source.location)[0]
         if kind.get("model_type") != "gpt2":
             raise ConfigurationError(
                 f"model: {source.name!r} has no tokenizer. Save the one that belongs to it into its folder."
             )
         return gpt2_tokenizer()
+    if all(name.endswith(".model") for name in tokenizers) and not find_spec("sentencepiece"):
+        # transformers would ask for tiktoken
+        raise UnavailableError(
+            f"model: the tokenizer of {source.name!r} needs the package sentencepiece. Install it: pip install "
+            "sentencepiece"
+        )
     cure = "Save it again with save_pretrained()."
     with explained(f"model: the tokenizer of {source.name!r} cannot be read", cure):
         return AutoTokenizer.from_pretrained(source.location, trust_remote_code=False)

@@ -12,7 +12,7 @@ from workbench.base.errors import ConfigurationError, explained
 from workbench.base.hub import Address, address_of
 from workbench.base.paths import MODELS
 from workbench.measure.emulated import emulated
-from workbench.models.download import INDEX, WHOLE, model_files
+from workbench.models.download import INDEX, TOKENIZERS, WHOLE, model_files
 from workbench.models.family import positions
 from workbench.models.known import PUBLISHED
 
@@ -20,6 +20,7 @@ EMBEDDED = "gpt2-tiny"
 
 RANDOM = "random:"
 FLOATS = ("F64", "F32", "F16", "BF16")  # types of numbers in a file of safetensors
+POINTER = b"version https://git-lfs"  # with which a file begins that stands for another
 GPT2_POSITIONS = 1024  # what transformers takes where a config says nothing
 READ = (".json", ".jinja", ".safetensors", ".txt")  # endings of the files that transformers and PEFT look for
 
@@ -130,10 +131,13 @@ def _readable(folder: Path) -> set[str]:
     """The names of the files that loading looks for."""
     cure = "Put the files themselves there, and give yourself the right to read them."
     with explained(f"model: the folder {folder} cannot be used", cure):
-        paths = [path for path in folder.iterdir() if path.suffix in READ]
+        paths = [path for path in folder.iterdir() if path.suffix in READ or path.name in TOKENIZERS]
         for path in sorted(paths):
             if not path.is_file() or not os.access(path, os.R_OK):  # a pipe, for example, would never end
                 raise ValueError(f"{path.name} is not a file that can be read")
+            with path.open("rb") as file:
+                if file.read(len(POINTER)) == POINTER:
+                    raise ValueError(f"{path.name} only names a file of Git LFS: git lfs pull fetches it")
         return {path.name for path in paths}
 
 
@@ -206,17 +210,13 @@ def virtual_tokens(source: ModelSource) -> int:
     return getattr(_adapter_config(source), "num_virtual_tokens", None) or 0
 
 
-def check_length(source: ModelSource, config: Any, sequence_length: int, taken: Mapping[str, int]) -> None:
-    """Raises ConfigurationError if the model has fewer positions than the sequences have tokens.
+def check_positions(name: str, available: int, sequence_length: int, taken: Mapping[str, int]) -> None:
+    """Raises ConfigurationError if a model has fewer positions than the sequences have tokens.
 
     Args:
-        taken: positions that techniques need before each sequence, by their names.
+        available: positions of the model.
+        taken: those that techniques need before each sequence, by their names.
     """
-    check_positions(source.name, positions(config), sequence_length, taken)
-
-
-def check_positions(name: str, available: int, sequence_length: int, taken: Mapping[str, int]) -> None:
-    """As `check_length`, for a model that has so many positions `available`."""
     longest = available - sum(taken.values())
     if sequence_length > longest:
         others = "".join(f" with the {count} positions that {name} takes" for name, count in taken.items())

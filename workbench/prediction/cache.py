@@ -1,6 +1,9 @@
 """Predictions that were made before, by key: in memory, and one file each in `predictions/` of the runs' folder."""
 
+import hashlib
 import json
+import os
+import sys
 import zipfile
 from contextlib import suppress
 from pathlib import Path
@@ -8,33 +11,62 @@ from typing import Any
 
 from workbench.base.categories import Phase
 from workbench.base.errors import UnavailableError
-from workbench.base.paths import aside, put_in_place, runs_folder
+from workbench.base.paths import PACKAGE, aside, put_in_place, runs_folder
+from workbench.models.source import RANDOM
 from workbench.prediction.prediction import Prediction
+from workbench.recipe import Recipe
 
 _memory: dict[tuple[Path, str], Prediction] = {}
 _PHASES = (None, *Phase)
 
 
-def folder() -> Path:
-    return runs_folder() / "predictions"
-
-
 def get(key: str) -> Prediction | None:
     """The prediction with this key; None if there is none, or its file is damaged."""
-    place = (folder(), key)
-    if place not in _memory:
-        prediction = read_prediction(folder() / f"{key}.npz")
+    folder = runs_folder() / "predictions"
+    if (folder, key) not in _memory:
+        prediction = read_prediction(folder / f"{key}.npz")
         if prediction:
-            _memory[place] = prediction
-    return _memory.get(place)
+            _memory[folder, key] = prediction
+    return _memory.get((folder, key))
 
 
 def put(key: str, prediction: Prediction) -> None:
     """Keep a prediction, in memory only where the folder cannot be written to."""
-    _memory[folder(), key] = prediction
-    with suppress(UnavailableError), aside(folder(), "predict: a prediction") as part:
+    folder = runs_folder() / "predictions"
+    _memory[folder, key] = prediction
+    with suppress(UnavailableError), aside(folder, "predict: a prediction") as part:
         write_prediction(part, prediction)
         put_in_place(part, f"{key}.npz")
+
+
+# ---- keys ----
+
+
+def digest(*facts: Any) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def what_may_change(recipe: Recipe) -> tuple[str, list[str]]:
+    """What a recipe names, and whoever owns it may change: the config of a model in a folder, and techniques that are
+    not the workbench's."""
+    # `os.path` takes any text at all, which `pathlib` does not
+    folder = os.path.expanduser(recipe.model.removeprefix(RANDOM))
+    paths = [os.path.join(folder, name) for name in ("config.json", "adapter_config.json")]
+    config = "".join(Path(path).read_text(encoding="utf-8") for path in paths if os.path.isfile(path))
+    return config, [_definition(type(technique)) for technique in recipe.techniques]
+
+
+def _definition(kind: type) -> str:
+    """The file of a technique, or what a notebook has defined; empty for the workbench's own."""
+    import dill
+
+    if kind.__module__.partition(".")[0] == PACKAGE.name:
+        return ""
+    file = getattr(sys.modules[kind.__module__], "__file__", None)
+    return hashlib.sha256(Path(file).read_bytes() if file else dill.dumps(kind, recurse=True)).hexdigest()
+
+
+# ---- files ----
 
 
 def write_prediction(path: Path, prediction: Prediction) -> None:
@@ -48,10 +80,8 @@ def write_prediction(path: Path, prediction: Prediction) -> None:
         phases = np.array([_PHASES.index(phase) for phase in timeline.phases], dtype=np.int8)
         operations = np.array(timeline.operations, dtype=np.str_)
         arrays |= {**timeline.lives, "phases": phases, "operations": operations}
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=3) as file:  # a fifth of numpy's time, for 6 %
-        for name, array in arrays.items():
-            with file.open(f"{name}.npy", "w") as part:
-                np.lib.format.write_array(part, array)
+    with path.open("wb") as file:  # a path would get an ending
+        np.savez_compressed(file, **arrays)
 
 
 def read_prediction(path: Path) -> Prediction | None:

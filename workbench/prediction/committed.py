@@ -7,18 +7,15 @@ The environment variable WORKBENCH_PREDICTIONS decides otherwise: `live` takes n
 are missing, as `tools/lessons.py` does.
 """
 
-import hashlib
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from workbench.base.errors import ConfigurationError, WorkbenchError
 from workbench.base.paths import DATA, aside, put_in_place, versions
 from workbench.gpus.catalogue import device_name
 from workbench.prediction import cache
-from workbench.prediction.predict import CPU, ENGINE_VARIABLE, definition, model_config, predict_all
-from workbench.prediction.prediction import Prediction
+from workbench.prediction.predict import CPU, ENGINE_VARIABLE, predict_all
+from workbench.prediction.prediction import Answer, Prediction
 from workbench.recipe import Recipe
 
 FOLDER = DATA / "predictions"
@@ -27,8 +24,6 @@ LIBRARIES = ("torch", "transformers", "accelerate", "peft")
 CHOICE = "WORKBENCH_PREDICTIONS"
 LIVE = "live"
 KEEP = "keep"
-
-Answer = Prediction | WorkbenchError
 
 
 def known_predictions(recipe: Recipe, gpus: Sequence[str], *, timeline: bool = False) -> list[Answer]:
@@ -46,54 +41,24 @@ def known_predictions(recipe: Recipe, gpus: Sequence[str], *, timeline: bool = F
         return predict_all(recipe, gpus)
     answers: dict[str, Answer] = {}
     for gpu in gpus:
-        answer = on_file(key(recipe, gpu), timeline)
-        if answer is not None:
-            answers[gpu] = answer
+        file = FOLDER / f"{key(recipe, gpu)}.npz"
+        prediction = cache.read_prediction(file)
+        if prediction and (prediction.timeline or not timeline):
+            answers[gpu] = prediction
+            if choice == KEEP:
+                file.touch()  # those that nobody asks for any more can be told by their date
     missing = [gpu for gpu in gpus if gpu not in answers]
-    if choice == KEEP:
-        for gpu in answers:
-            _mark_used(key(recipe, gpu))
-    if missing:
-        answers |= dict(zip(missing, predict_all(recipe, missing), strict=True))
-    if choice == KEEP:
-        for gpu in missing:
-            put_on_file(recipe, gpu, answers[gpu], timeline)
+    for gpu, answer in zip(missing, predict_all(recipe, missing), strict=True):
+        answers[gpu] = answer
+        if choice == KEEP and isinstance(answer, Prediction):
+            with aside(FOLDER, "predict: a prediction") as part:
+                cache.write_prediction(part, answer if timeline else replace(answer, timeline=None))
+                put_in_place(part, f"{key(recipe, gpu)}.npz")
     return [answers[gpu] for gpu in gpus]
 
 
 def key(recipe: Recipe, gpu: str) -> str:
     """Of a build of a library (`2.13.0+cpu`) its release counts: a prediction is for another device anyway."""
     release = {name: versions()[name].partition("+")[0] for name in LIBRARIES}
-    others = [definition(type(technique)) for technique in recipe.techniques]
-    facts = [GENERATION, recipe.to_dict(), gpu, release, model_config(recipe.model), others]
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def on_file(name: str, timeline: bool) -> Answer | None:
-    """The answer with this key; None if there is none, or none with a timeline."""
-    refusal = FOLDER / f"{name}.json"
-    if refusal.is_file():
-        return ConfigurationError(json.loads(refusal.read_text(encoding="utf-8"))["refused"])
-    prediction = cache.read_prediction(FOLDER / f"{name}.npz")
-    if prediction is None or (timeline and prediction.timeline is None):
-        return None
-    return prediction
-
-
-def put_on_file(recipe: Recipe, gpu: str, answer: Answer, timeline: bool) -> None:
-    """A file of a thousand bytes, or of some ten thousand with a timeline; of a refusal its words."""
-    name = key(recipe, gpu)
-    with aside(FOLDER, "predict: a prediction") as part:
-        if isinstance(answer, Prediction):
-            cache.write_prediction(part, answer if timeline else replace(answer, timeline=None))
-            put_in_place(part, f"{name}.npz")
-        elif isinstance(answer, ConfigurationError):
-            facts = {"recipe": recipe.to_dict(), "gpu": gpu, "refused": str(answer)}
-            part.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-            put_in_place(part, f"{name}.json")
-
-
-def _mark_used(name: str) -> None:
-    """So that those nobody asks for any more can be told by their date."""
-    for file in FOLDER.glob(f"{name}.*"):
-        file.touch()
+    facts = [GENERATION, recipe.to_dict(), gpu, release]
+    return cache.digest(*facts, *cache.what_may_change(recipe))[:16]

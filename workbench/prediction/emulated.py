@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, TrainerCallback
 from transformers.initialization import no_init_weights
 
 from workbench.base.categories import Category, format_bytes
-from workbench.base.errors import ConfigurationError
+from workbench.base.errors import ConfigurationError, explained
 from workbench.base.patches import changed_environment
 from workbench.gpus.caching_allocator import ENOUGH_BYTES
 from workbench.gpus.catalogue import Gpu
@@ -38,6 +38,7 @@ from workbench.prediction.rows import (
     blocks_for,
     can_be_skeleton,
     facts,
+    give_tensors,
     job_for,
     material_for,
     skeleton,
@@ -52,6 +53,7 @@ from workbench.training.job import Job
 from workbench.training.trainer import SeamTrainer
 
 DEVICE = torch.device("cuda")
+CANNOT = "predict: this recipe cannot be run on an emulated GPU"
 HOST_STEP = torch.ops.aten._fused_adamw_.default
 ZEROS = torch.ops.aten.zeros_like.default
 R = TypeVar("R")
@@ -93,8 +95,8 @@ def too_much() -> ConfigurationError:
 
 def _predict(recipe: Recipe, gpu: Gpu, padding: bool, ranks: Ranks | None) -> Prediction:
     """A few steps of the recipe on the card, under the meter."""
-    blocks = blocks_for(recipe, world_size=ranks.count if ranks else 1)
-    with as_first(ranks, DEVICE), on_card(recipe, blocks, ranks) as (job, scratch):
+    blocks = blocks_for(recipe, ranks=ranks)
+    with as_first(ranks, DEVICE), card_job(recipe, blocks, ranks) as (job, scratch):
         left_bytes = torch.cuda.memory_allocated()  # by predictions before it in this process: a block or two
         model = card_model(job, ranks)
         tracker = CardTracker(getattr(model.config, "vocab_size", None))
@@ -117,13 +119,17 @@ def _predict(recipe: Recipe, gpu: Gpu, padding: bool, ranks: Ranks | None) -> Pr
         report = meter.report()
         trace = tracker.trace()
         timeline = trace.timeline(trace.nbytes)
-        fields = Prediction.__annotations__
         return prediction_of(
             recipe,
             gpu,
             "emulated",
             ranks,
-            **{name: value for name, value in vars(report).items() if name in fields},
+            peak_allocated_bytes=report.peak_allocated_bytes,
+            peak_reserved_bytes=report.peak_reserved_bytes,
+            peak_phase=report.peak_phase,
+            by_category=report.by_category,
+            maximum_by_category=report.maximum_by_category,
+            by_phase=report.by_phase,
             peak_operation=maker_at(trace, trace.nbytes, timeline.peak(report.peak_phase)),
             work=trace.work,
             workspace_bytes=workspaces,
@@ -133,18 +139,20 @@ def _predict(recipe: Recipe, gpu: Gpu, padding: bool, ranks: Ranks | None) -> Pr
 
 
 @contextmanager
-def on_card(recipe: Recipe, blocks: Blocks, ranks: Ranks | None = None) -> Iterator[tuple[Job, Path]]:
+def card_job(recipe: Recipe, blocks: Blocks, ranks: Ranks | None = None) -> Iterator[tuple[Job, Path]]:
     """What surrounds a run: the job of the recipe as it can be emulated, and a folder. Raises ConfigurationError: it
     cannot be."""
     device = Device.find(DEVICE.type)
-    lacking = [technique for technique in recipe.techniques if technique.missing(device)]
-    techniques = [technique.stand_in() if technique in lacking else technique for technique in recipe.techniques]
+    techniques = []
+    for technique in recipe.techniques:
+        techniques.append(technique.stand_in() if technique.missing(device) else technique)
     recipe = replace(recipe, techniques=tuple(techniques))
     job = job_for(recipe, device, material_for(recipe, blocks), ranks)
     if job.lacking:
         raise ConfigurationError(f"predict: {job.lacking}")
     allocator_for(DEVICE).prepare()
-    with ExitStack() as stack:
+    cure = "Measure it with `run`, or leave out what brings this."
+    with explained(CANNOT, cure, torch.OutOfMemoryError), ExitStack() as stack:
         for technique in recipe.techniques:
             stack.enter_context(technique.run_context())
         stack.enter_context(quiet())
@@ -172,23 +180,12 @@ def card_model(job: Job, ranks: Ranks | None = None) -> PreTrainedModel:
 
 
 def given_memory(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
-    """Memory for every parameter and buffer of a skeleton, in the order in which `model.to` moves them."""
+    """A skeleton whose parameters and buffers have memory."""
 
-    @cache  # tied ones stay tied
-    def move(tensor: torch.Tensor) -> torch.Tensor:
-        new = torch.empty_like(tensor, device=device)
-        return torch.nn.Parameter(new, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else new
+    def with_memory(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if tensor.device.type == device.type else torch.empty_like(tensor, device=device)
 
-    def visit(module: torch.nn.Module) -> None:
-        for child in module.children():
-            visit(child)
-        for tensors in cast("tuple[dict[str, torch.Tensor | None], ...]", (module._parameters, module._buffers)):
-            for name, tensor in tensors.items():
-                if tensor is not None and tensor.device.type != device.type:
-                    tensors[name] = move(tensor)
-
-    visit(model)
-    move.cache_clear()  # or what was on the host would stay until the next collection
+    give_tensors(model, with_memory)
     return model
 
 

@@ -1,73 +1,30 @@
-"""A run's life on an emulated GPU. Tensors on the host have sizes and no content there, and neither have files.
+"""A run's life on an emulated GPU: the recipe's own Trainer, from loading to saving."""
 
-What a card copies to the host are zeros, which nobody reads: large copies take no memory, a saved model is a file with
-a hole in place of its tensors (safetensors' format), and `torch.serialization.skip_data` leaves such holes for the
-optimizer's states. Of the host that leaves out one state at a time, which `torch.save` brings there.
-"""
-
-import json
 import os
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+from transformers import Trainer, TrainerCallback
 
 from workbench.base.patches import changed_environment
-from workbench.base.patches.safetensors import files_written_by
-from workbench.base.patches.transformers import arrays_made_by
 from workbench.gpus.caching_allocator import ENOUGH_BYTES
-from workbench.gpus.catalogue import GPUS, Gpu
+from workbench.gpus.catalogue import Gpu
 from workbench.gpus.emulator import card
 from workbench.gpus.emulator.padding import announce_padding
 from workbench.measure.allocators import allocator_for
-from workbench.prediction.emulated import DEVICE, FewMicroBatches, card_model, on_card, too_much
-from workbench.prediction.phases import Habits, Life
+from workbench.models.load import quiet, save_model
+from workbench.prediction.empty_host import HostTracker, host_without_content, with_holes
+from workbench.prediction.emulated import DEVICE, FewMicroBatches, card_job, card_model, too_much
+from workbench.prediction.phases import Habits, Life, Peak
 from workbench.prediction.rows import STEPS, assembled, blocks_for
-from workbench.prediction.walk import NoMeter, PeakTracker, Walk
 from workbench.recipe import Recipe
+from workbench.training.job import UNMERGEABLE, Job
 from workbench.training.trainer import SeamTrainer
-
-LARGE = 2**20  # bytes of a copy to the host, from which on it has no content
-
-
-class HostTracker(PeakTracker):
-    """Tensors of the host; on `meta` are those that a model has before it is loaded."""
-
-    def __init__(self) -> None:
-        super().__init__("cpu", "meta")
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        copied = func is torch.ops.aten._to_copy.default and args[0].is_cuda and args[0].nbytes >= LARGE
-        func = _room if copied and (kwargs or {}).get("device") == torch.device("cpu") else func
-        return super().__torch_dispatch__(func, types, args, kwargs)
-
-
-def _room(tensor: torch.Tensor, dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
-    """For a copy on the host."""
-    return torch.empty(tensor.shape, dtype=dtype or tensor.dtype)
-
-
-@dataclass
-class CardWalk(Walk):
-    """On a card that has its own memory in a phase, or enough in those that have been `refused`."""
-
-    gpu: Gpu = GPUS["t4"]
-    refused: list[str] = field(default_factory=list)
-
-    def enter(self, phase: str) -> None:
-        super().enter(phase)
-        if self.refused:  # which left more behind than this card would have
-            torch.cuda.empty_cache()
-            self.on_device()
-        room = self.gpu.memory_bytes - self.gpu.context_bytes_estimate
-        if torch.cuda.memory_allocated() > room and phase:
-            self.refused += [phase] * (phase not in self.refused)
-        memory = ENOUGH_BYTES if phase in self.refused else self.gpu.memory_bytes
-        os.environ[card.VARIABLE] = card.variable(replace(self.gpu, memory_bytes=memory))  # read whenever asked for
 
 
 def life_here(recipe: Recipe, gpu: Gpu, habits: Habits) -> Life:
@@ -80,76 +37,198 @@ def life_here(recipe: Recipe, gpu: Gpu, habits: Habits) -> Life:
         refused.append(walk.now)
         walk = _walked(recipe, gpu, habits, refused)
     return Life(
-        recipe,
-        f"emulated:{gpu.name}",
-        habits,
-        tuple(walk.peaks),
-        gpu.memory_bytes,
-        gpu.context_bytes_estimate,
-        tuple(refused),
+        recipe=recipe,
+        source=f"emulated:{gpu.name}",
+        habits=habits,
+        peaks=tuple(walk.peaks),
+        capacity_bytes=gpu.memory_bytes,
+        context_bytes=gpu.context_bytes_estimate,
+        refused=tuple(refused),
     )
 
 
-def _walked(recipe: Recipe, gpu: Gpu, habits: Habits, refused: list[str]) -> CardWalk:
+def _walked(recipe: Recipe, gpu: Gpu, habits: Habits, refused: list[str]) -> "Walk":
     """The walk; where the card is too small, until then."""
     blocks = blocks_for(recipe, habits.held_out_rows, every=not habits.prediction_loss_only)
     with (
         changed_environment(),
-        files_written_by(_write_hole),
-        arrays_made_by(_without_content),
-        on_card(recipe, blocks) as (job, scratch),
-        HostTracker() as host,
+        card_job(recipe, blocks) as (job, scratch),
+        host_without_content() as host,
     ):
-
-        def assemble(model: Any) -> SeamTrainer:
-            trainer, _ = assembled(job, model, cast("Any", NoMeter()), DEVICE, scratch)
-            trainer.args.dataloader_num_workers = 0
-            # as accelerate finds for a single process, after it has asked the card for the sizes
-            cast("Any", trainer.accelerator).pad_across_processes = lambda tensor, **_: tensor
-            cast("Any", trainer).training_step = FewMicroBatches(trainer)
-            announce_padding(trainer)
-            for name in ("_save_optimizer_and_scheduler", "_load_optimizer_and_scheduler"):
-                setattr(trainer, name, partial(_with_holes, trainer, getattr(trainer, name)))
-            return trainer
-
-        load = partial(card_model, job)
-        peaks = allocator_for(DEVICE).take_peaks
-        walk = CardWalk(job.recipe, habits, DEVICE, peaks, host.take, load, assemble, scratch, gpu=gpu, refused=refused)
+        walk = Walk(job, habits, scratch, host, gpu, refused)
         with suppress(torch.OutOfMemoryError):
             walk.run()
     return walk
 
 
-def _without_content(numpify: Any, tensors: Any) -> Any:
-    """Arrays on the host: of logits and labels the shape alone."""
+class Walk(TrainerCallback):
+    """A job through all phases, on a card that has its own memory in a phase, or enough in those that are `refused`.
 
-    def shape(tensor: torch.Tensor) -> Any:
-        if tensor.ndim < 2:
-            return numpify(tensor)
-        held = torch.empty_like(tensor, device="meta")
-        return held.to(torch.float32) if held.dtype is torch.bfloat16 else held  # NumPy has no bf16
+    `now` is the present phase, `peaks` are those of the phases that have ended.
 
-    return tree_map(shape, tensors)
+    Args:
+        scratch: for a checkpoint and the saved model.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        habits: Habits,
+        scratch: Path,
+        host: HostTracker,
+        gpu: Gpu,
+        refused: list[str],
+    ) -> None:
+        self.job = job
+        self.habits = habits
+        self.scratch = scratch
+        self.host = host
+        self.gpu = gpu
+        self.refused = refused
+        self.device = DEVICE
+        self.now = ""
+        self.peaks: list[Peak] = []
+
+    def run(self) -> None:
+        """Through all of them, or until memory runs out."""
+        enter = self.enter
+        enter("load")
+        model = self.load()
+        trainer = self.trainer_for(model, STEPS)
+        enter("first step")
+        trainer.train()
+        enter("evaluate")
+        trainer.evaluate()
+        enter("generate")
+        self.generate(model)
+        if all(technique.can_be_resumed for technique in self.job.recipe.techniques):
+            enter("checkpoint")
+            Trainer._save_checkpoint(trainer, model, None)
+            enter("")
+            del model, trainer
+            allocator_for(self.device).prepare()
+            enter("resume")
+            model = self.load()
+            trainer = self.trainer_for(model, STEPS + 1)
+            trainer.train(resume_from_checkpoint=str(self.scratch / f"checkpoint-{STEPS}"))
+        enter("save")
+        self.save(model)
+        enter("")
+
+    # ---- whose memory it is ----
+
+    def enter(self, phase: str) -> None:
+        """From now on memory belongs to this phase; to none, if it has no name."""
+        allocated, reserved = self.device_peaks()
+        host_bytes = self.host_peak()
+        if self.now:
+            self.peaks.append(Peak(self.now, allocated, reserved or allocated, host_bytes))
+        self.now = phase
+        self.give_memory(phase)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.now == "first step":  # from the second on, there are optimizer states
+            self.enter("steady step")
+
+    def device_peaks(self) -> tuple[int, int | None]:
+        """Allocated and reserved bytes at most since the last call."""
+        return allocator_for(self.device).take_peaks()
+
+    def host_peak(self) -> int:
+        return self.host.take()
+
+    def give_memory(self, phase: str) -> None:
+        """The card's own, or enough. A phase that finds more tensors than this card has room for is refused."""
+        if self.refused:  # which left more behind than this card would have
+            torch.cuda.empty_cache()
+            self.device_peaks()
+        room = self.gpu.memory_bytes - self.gpu.context_bytes_estimate
+        if torch.cuda.memory_allocated() > room and phase and phase not in self.refused:
+            self.refused.append(phase)
+        memory = ENOUGH_BYTES if phase in self.refused else self.gpu.memory_bytes
+        os.environ[card.VARIABLE] = card.variable(replace(self.gpu, memory_bytes=memory))  # read whenever asked for
+
+    # ---- what is done in them ----
+
+    def load(self) -> Any:
+        return card_model(self.job)
+
+    def assemble(self, model: Any) -> SeamTrainer:
+        trainer, _ = assembled(self.job, model, cast("Any", NoMeter()), self.device, self.scratch)
+        trainer.args.dataloader_num_workers = 0
+        # as accelerate finds for a single process, after it has asked the card for the sizes
+        cast("Any", trainer.accelerator).pad_across_processes = lambda tensor, **_: tensor
+        cast("Any", trainer).training_step = FewMicroBatches(trainer)
+        announce_padding(trainer)
+        for name in ("_save_optimizer_and_scheduler", "_load_optimizer_and_scheduler"):
+            setattr(trainer, name, partial(with_holes, trainer, getattr(trainer, name)))
+        return trainer
+
+    def trainer_for(self, model: Any, steps: int) -> SeamTrainer:
+        """With the habits, for so many steps."""
+        trainer = self.assemble(model)
+        trainer.add_callback(self)
+        trainer.put_longest_first()
+        arguments = trainer.args
+        arguments.eval_on_start = False
+        arguments.max_steps = steps
+        arguments.ignore_data_skip = True
+        arguments.eval_accumulation_steps = self.habits.eval_accumulation_steps
+        if not self.habits.prediction_loss_only:
+            arguments.prediction_loss_only = False
+            trainer.compute_metrics = lambda _: {}
+        return trainer
+
+    def generate(self, model: Any) -> None:
+        """One sequence of the recipe's length. On an emulated card generation would never see its end."""
+        new = self.habits.max_new_tokens
+        prompt = self.job.recipe.sequence_length - new
+        calls = iter(range(new - 1))
+
+        def stop(ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+            if next(calls, None) is None:
+                raise _EnoughError
+            return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+
+        ids = torch.zeros((1, prompt), dtype=torch.long, device=self.device)
+        model.eval()
+        with quiet(), suppress(_EnoughError):
+            model.generate(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                use_cache=self.habits.use_cache,
+                stopping_criteria=[stop],
+                max_new_tokens=new,
+                min_new_tokens=new,
+                do_sample=False,
+                pad_token_id=0,
+            )
+        model.train()
+
+    def save(self, model: Any) -> None:
+        """Whole weights, where the recipe's adapter can be merged into them."""
+        recipe = self.job.recipe
+        whole = not any(technique.brings & UNMERGEABLE.keys() for technique in recipe.techniques)
+        form = "merged" if whole else "adapter"
+        # for tokenizer and source
+        nothing: Any = SimpleNamespace(save_pretrained=lambda folder: None, name=recipe.model)
+        save_model(model, nothing, nothing, form, self.scratch / "model")
 
 
-def _with_holes(trainer: Any, move: Any, checkpoint: str | None) -> None:
-    """Save the optimizer's states without content, or load them; counts of steps, which stay on the host, are set."""
-    with torch.serialization.skip_data():
-        move(checkpoint)
-    for state in tree_leaves(trainer.optimizer.state_dict()):
-        if isinstance(state, torch.Tensor) and state.device.type == "cpu":
-            state.fill_(STEPS)
+class NoMeter:
+    """In place of the `Meter` that a Trainer tells of its phases, where a walk reads the memory by itself."""
+
+    def ignore(self, *_: Any) -> None:
+        pass
+
+    watch = ignore
+    see = ignore
+    attribute = ignore
+    enter_phase = ignore
+
+    def phase(self, _: Any) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
-def _write_hole(tensors: dict[str, Any], filename: Any, metadata: dict[str, str] | None = None) -> None:
-    """A file of safetensors without its content (https://huggingface.co/docs/safetensors, "Format")."""
-    header: dict[str, Any] = {"__metadata__": metadata or {}}
-    end = 0
-    for name, tensor in tensors.items():
-        begin = end
-        end += tensor.data_len
-        header[name] = {"dtype": tensor.dtype, "shape": [*tensor.shape], "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    with Path(filename).open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(8 + len(text) + end)
+class _EnoughError(Exception):
+    """So many tokens are generated."""

@@ -1,8 +1,4 @@
-"""The whole life of a run, from loading to saving: predicted on an emulated GPU, or measured on a device.
-
-One walk (`predict.walk`) takes the recipe's own Trainer through the phases either way. Importing this does not import
-torch.
-"""
+"""The whole life of a run, from loading to saving, on an emulated GPU. Importing this does not import torch."""
 
 from dataclasses import replace
 from functools import cache
@@ -11,23 +7,27 @@ from workbench.base.errors import ConfigurationError
 from workbench.gpus.catalogue import GPUS, device_name
 from workbench.prediction.phases import Habits, Life
 from workbench.prediction.predict import CPU, EMULATOR, Prediction, engine_for, predict, resolved
-from workbench.prediction.worker import SECONDS, ask_life
+from workbench.prediction.worker import ask_card, life_on_card
 from workbench.recipe import Recipe
 
 
 @cache
-def predict_life(recipe: Recipe, gpu: str, habits: Habits, time_limit: float = SECONDS) -> Life:
+def predict_life(recipe: Recipe, gpu: str, habits: Habits) -> Life:
     """Predict every phase of a run on a GPU, without that GPU or the weights. Answers are kept as long as the process.
 
     Raises:
-        ConfigurationError: the recipe, the GPU or the habits cannot be used.
+        ConfigurationError: the recipe, the GPU or the habits cannot be used: new tokens leave no room for a prompt.
         UnavailableError: the emulator is not set up, or the time was up.
     """
     gpu = device_name(gpu)
     if gpu == CPU:
-        raise ConfigurationError("life: the phases are predicted for GPUs. Name one, or measure them: --measure cpu.")
+        raise ConfigurationError("life: the phases are predicted for GPUs. Name one.")
+    length = recipe.sequence_length
+    new = habits.max_new_tokens
+    if new >= length:
+        raise ConfigurationError(f"life: max_new_tokens must be below the sequence_length, {length}, got {new}.")
     engine_for(gpu, EMULATOR)  # the shadow knows a step alone
-    return ask_life(resolved(recipe, [gpu]), GPUS[gpu], habits, time_limit)
+    return ask_card(GPUS[gpu], life_on_card, resolved(recipe, [gpu]), habits)
 
 
 def predict_with_life(recipe: Recipe, gpu: str, habits: Habits) -> Prediction:
@@ -35,7 +35,7 @@ def predict_with_life(recipe: Recipe, gpu: str, habits: Habits) -> Prediction:
     step = predict(recipe, gpu)
     life = predict_life(recipe, gpu, habits)
     peak = life.highest
-    needed_bytes = peak.device_bytes
+    needed_bytes = peak.reserved_bytes
     if life.refused and step.capacity_bytes:  # perhaps for want of one piece
         needed_bytes = max(needed_bytes, step.capacity_bytes - step.context_bytes + 1)
     if needed_bytes <= (step.peak_reserved_bytes or 0):

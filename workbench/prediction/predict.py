@@ -7,27 +7,23 @@ that allocator: everywhere, and for this machine's CPU. The environment variable
 """
 
 import hashlib
-import json
 import os
-import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 from workbench.base.errors import ConfigurationError, WorkbenchError
 from workbench.base.paths import PACKAGE, versions
-from workbench.gpus.catalogue import COMMON, GPUS, device_name, of_device
+from workbench.gpus.catalogue import COMMON, GPUS, Gpu, device_name, of_device
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.gpus.emulator import place
 from workbench.journal.record import Record
 from workbench.measure.device import CPU, Device
-from workbench.models.source import EMBEDDED, RANDOM, check_positions, known_positions
+from workbench.models.source import EMBEDDED, check_positions, known_positions
 from workbench.prediction import cache as prediction_cache
-from workbench.prediction.prediction import Prediction
-from workbench.prediction.worker import SECONDS, ask, ask_emulator, start_card, start_shadow
+from workbench.prediction.prediction import Answer, Prediction
+from workbench.prediction.worker import SECONDS, ask_card, ask_shadow, predict_on_card, start_card, start_shadow
 from workbench.ranks.shards import Ranks
 from workbench.recipe import Recipe
 
@@ -91,7 +87,7 @@ def predict_all(
     time_limit: float = SECONDS,
     ranks: int | None = None,
     shard: str = "none",
-) -> list[Prediction | WorkbenchError]:
+) -> list[Answer]:
     """As `predict`, for several GPUs in their order; in place of one that cannot run the recipe stands the error.
 
     The limit is for each of them.
@@ -101,21 +97,38 @@ def predict_all(
     request = (padding, _ranks(recipe, ranks, shard))
     engines = {name: engine_for(name, engine) for name in names}
     keys = {name: _key(recipe, name, *request, engines[name]) for name in names}
-    answers: dict[str, Any] = {name: prediction_cache.get(keys[name]) for name in names}
-    new = [name for name in names if answers[name] is None]
+    answers: dict[str, Answer] = {}
     shadowed = []
-    for name in new:
-        if engines[name] == EMULATOR:
-            answers[name] = ask_emulator(recipe, find_gpu(name), *request, time_limit=time_limit)
+    for name in names:
+        reason = "" if name == CPU else why_not_on(recipe, name, engines[name])
+        earlier = prediction_cache.get(keys[name])
+        if reason:
+            answers[name] = ConfigurationError(f"predict: {reason}")
+        elif earlier:
+            answers[name] = earlier
+        elif engines[name] == EMULATOR:
+            answers[name] = _of_card(find_gpu(name), recipe, request, time_limit)
+            _keep(keys[name], answers[name])
         else:
             shadowed.append(name)
     if shadowed:  # one step serves several cards
-        shadows = ask(recipe, shadowed, *request, time_limit=time_limit * len(shadowed))
-        answers |= dict(zip(shadowed, shadows, strict=True))
-    for name in new:
-        if isinstance(answers[name], Prediction):
-            prediction_cache.put(keys[name], answers[name])
+        shadows = ask_shadow(recipe, shadowed, *request, time_limit=time_limit * len(shadowed))
+        for name, answer in zip(shadowed, shadows, strict=True):
+            answers[name] = answer
+            _keep(keys[name], answer)
     return [answers[name] for name in names]
+
+
+def _of_card(gpu: Gpu, recipe: Recipe, request: tuple[bool, Ranks | None], time_limit: float) -> Answer:
+    try:
+        return ask_card(gpu, predict_on_card, recipe, *request, time_limit=time_limit)
+    except WorkbenchError as error:
+        return error
+
+
+def _keep(key: str, answer: Answer) -> None:
+    if isinstance(answer, Prediction):
+        prediction_cache.put(key, answer)
 
 
 def engine_for(gpu: str, engine: str | None = None) -> str:
@@ -127,12 +140,16 @@ def engine_for(gpu: str, engine: str | None = None) -> str:
     """
     if engine == EMULATOR and gpu == CPU:
         raise ConfigurationError("predict: the emulator plays GPUs. Leave out the engine, or name a GPU.")
-    chosen = engine or (SHADOW if gpu == CPU else os.environ.get(ENGINE_VARIABLE))
-    if chosen not in (None, "", *ENGINES):
+    chosen = engine or os.environ.get(ENGINE_VARIABLE, "")
+    if gpu == CPU and not engine:
+        chosen = SHADOW
+    if not chosen:
+        return EMULATOR if place.is_set_up() else SHADOW
+    if chosen not in ENGINES:
         raise ConfigurationError(f"predict: engine {chosen!r} is not one of {', '.join(ENGINES)}.")
     if chosen == EMULATOR:
         place.stub_folder()
-    return chosen or (EMULATOR if place.is_set_up() else SHADOW)
+    return chosen
 
 
 def why_not(recipe: Recipe, gpu: str) -> str:
@@ -142,7 +159,6 @@ def why_not(recipe: Recipe, gpu: str) -> str:
     What this machine alone lacks, as a package, is no reason. Raises ConfigurationError for an unknown device.
     """
     gpu = device_name(gpu)
-    device = GPUS[gpu].device if gpu in GPUS else Device(CPU, CPU)
     positions = known_positions(recipe.model)
     taken = {technique.name: technique.positions for technique in recipe.techniques if technique.positions}
     try:
@@ -150,11 +166,17 @@ def why_not(recipe: Recipe, gpu: str) -> str:
             check_positions(recipe.model, positions, recipe.sequence_length, taken)
     except ConfigurationError as error:
         return str(error)
+    return why_not_on(recipe, gpu, engine_for(gpu))
+
+
+def why_not_on(recipe: Recipe, gpu: str, engine: str) -> str:
+    """The same of its techniques alone."""
+    device = GPUS[gpu].device if gpu in GPUS else Device(CPU, CPU)
     for technique in recipe.techniques:
         reason = technique.missing(device)
         if reason and reason != technique.missing(GPUS[NEWEST].device):
             return reason
-        if technique.untraceable and (reason or engine_for(gpu) == SHADOW):
+        if technique.untraceable and (reason or engine == SHADOW):
             return technique.untraceable
     return ""
 
@@ -169,11 +191,14 @@ def warm_predictions(gpu: str = "h100") -> None:
 
 def predicted_peak(record: Record) -> int | None:
     """Bytes predicted for the device that a run was measured on; None where that cannot be predicted."""
-    card = of_device(record.device_name, record.device_bytes) if record.device_kind == "cuda" else None
-    if card is None and record.device_kind != CPU:
-        return None
+    name = CPU
+    if record.device_kind != CPU:
+        card = of_device(record.device_name, record.device_bytes)
+        if card is None or record.device_kind != "cuda":
+            return None
+        name = card.name
     with suppress(WorkbenchError):
-        return predict(record.recipe, card.name if card else CPU).peak_allocated_bytes
+        return predict(record.recipe, name).peak_allocated_bytes
     return None
 
 
@@ -198,19 +223,8 @@ def _ranks(recipe: Recipe, count: int | None, shard: str) -> Ranks | None:
 
 def _key(recipe: Recipe, gpu: str, padding: bool, ranks: Ranks | None, engine: str) -> str:
     """Cache key: changes with recipe, GPU, versions of the libraries, the workbench's own code, the model's config."""
-    others = [definition(type(technique)) for technique in recipe.techniques]
-    facts = [
-        recipe.to_dict(),
-        gpu,
-        padding,
-        str(ranks),
-        engine,
-        versions(),
-        _own_code(),
-        model_config(recipe.model),
-        others,
-    ]
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
+    facts = [recipe.to_dict(), gpu, padding, str(ranks), engine, versions(), _own_code()]
+    return prediction_cache.digest(*facts, *prediction_cache.what_may_change(recipe))[:24]
 
 
 @cache
@@ -220,21 +234,3 @@ def _own_code() -> str:
     for path in sorted(path for ending in endings for path in PACKAGE.rglob(f"*.{ending}")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
-
-
-def definition(kind: type) -> str:
-    """Of a technique that is not the workbench's: its file, or what a notebook has defined, may change."""
-    import dill
-
-    if kind.__module__.partition(".")[0] == PACKAGE.name:
-        return ""
-    file = getattr(sys.modules[kind.__module__], "__file__", None)
-    return hashlib.sha256(Path(file).read_bytes() if file else dill.dumps(kind, recurse=True)).hexdigest()
-
-
-def model_config(model: str) -> str:
-    """Of a folder, whose config may change under its name, the text of it; of other models nothing."""
-    # `os.path` takes any text at all, which `pathlib` does not
-    folder = os.path.expanduser(model.removeprefix(RANDOM))
-    paths = [os.path.join(folder, name) for name in ("config.json", "adapter_config.json")]
-    return "".join(Path(path).read_text(encoding="utf-8") for path in paths if os.path.isfile(path))

@@ -1,4 +1,4 @@
-"""`Prediction`, and `compute`, which makes it from a trace. Importing this does not import torch."""
+"""`Prediction`: what it says, and how it is shown. Importing this does not import torch."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -9,7 +9,6 @@ from workbench.base.operations import operation_in_words
 from workbench.base.paths import versions
 from workbench.base.result import Result
 from workbench.gpus.catalogue import GPUS, Gpu
-from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.gpus.roofline import flops
 from workbench.journal.record import name_in_file
 from workbench.measure.device import CPU
@@ -97,40 +96,24 @@ class Prediction(Result):
         return plain | {"fits": self.fits, "flops": self.flops}
 
 
-def compute(
-    recipe: Recipe, gpus: list[str], padding: bool, ranks: "Ranks | None" = None
-) -> list[Prediction | WorkbenchError]:
-    """Make the predictions. It patches libraries while it runs, so call it in the worker process only."""
-    from workbench.prediction.shadow.replay import replay
-    from workbench.prediction.shadow.step import trace_for
-
-    answers: list[Prediction | WorkbenchError] = []
-    for name in gpus:
-        gpu = None if name == CPU else find_gpu(name)
-        try:
-            trace = trace_for(recipe, gpu, padding, ranks)
-            facts = {**replay(trace, gpu), "work": trace.work, **trace.facts}
-            answers.append(prediction_of(recipe, gpu, "predicted", ranks, **facts))
-        except WorkbenchError as error:
-            answers.append(error)
-    return answers
+Answer = Prediction | WorkbenchError  # in place of a prediction for a card that cannot run the recipe stands the error
 
 
 def prediction_of(recipe: Recipe, gpu: Gpu | None, how: str, ranks: "Ranks | None", **fields: Any) -> Prediction:
     """With what a recipe and a GPU say of themselves; the other fields come from an engine."""
-    name = gpu.name if gpu else CPU
+    if gpu:
+        fields |= {"gpu": gpu.name, "capacity_bytes": gpu.memory_bytes, "context_bytes": gpu.context_bytes_estimate}
+    else:
+        fields |= {"gpu": CPU, "capacity_bytes": None, "context_bytes": 0}
+    if ranks:
+        fields |= {"ranks": ranks.count, "shard": ranks.shard}
     return Prediction(
         recipe_settings=recipe.to_dict(),
         recipe_id=recipe.id,
         label=recipe.label,
         model=recipe.model,
-        gpu=name,
-        source=f"{how}:{name}",
-        context_bytes=gpu.context_bytes_estimate if gpu else 0,
-        capacity_bytes=gpu.memory_bytes if gpu else None,
+        source=f"{how}:{fields['gpu']}",
         versions=versions(),
-        ranks=ranks.count if ranks else 1,
-        shard=ranks.shard if ranks else "",
         **{name: _plain(value) for name, value in fields.items()},
     )
 
@@ -150,19 +133,27 @@ def engine_words(source: str) -> str:
     return "PyTorch's allocator on an emulated GPU" if source.startswith("emulated") else "the shadow of its step"
 
 
-def prediction_text(prediction: Prediction) -> str:
+def prediction_text(p: Prediction) -> str:
     """Peak, categories and phases of one prediction: what `print(prediction)` shows."""
-    p = prediction
+    headline = f"{p.label} on {p.model}, {p.micro_batch_size} × {p.recipe_settings['sequence_length']} tokens at a time"
+    if p.padding:
+        headline += " with padding"
+    if p.shard:
+        headline += f", on each of {p.ranks:,} ranks (shard {p.shard})"
     gpu = GPUS[p.gpu].title if p.gpu in GPUS else "this machine's kernels"
-    padding = " with padding" if p.padding else ""
-    ranks = f", on each of {p.ranks:,} ranks (shard {p.shard})" if p.shard else ""
-    reserved = f", {format_bytes(p.peak_reserved_bytes)} reserved" if p.peak_reserved_bytes is not None else ""
+    peak = f"{format_bytes(p.peak_allocated_bytes)} allocated"
+    fit = "no limit known"
+    if p.peak_reserved_bytes is not None:
+        peak += f", {format_bytes(p.peak_reserved_bytes)} reserved"
+        fit = (
+            f"{'yes' if p.fits else 'NO'}: needs {format_bytes(p.need_bytes)} of {format_bytes(p.capacity_bytes or 0)} "
+            f"({format_bytes(p.peak_reserved_bytes)} reserved, about {format_bytes(p.context_bytes)} of CUDA context)"
+        )
     lines = [
-        f"{p.label} on {p.model}, {p.micro_batch_size} × {p.recipe_settings['sequence_length']} tokens at a time"
-        f"{padding}{ranks}: predicted for {gpu} by {engine_words(p.source)}, not measured",
-        f"  peak   {format_bytes(p.peak_allocated_bytes)} allocated{reserved}, in the {p.peak_phase.replace('_', ' ')}",
+        f"{headline}: predicted for {gpu} by {engine_words(p.source)}, not measured",
+        f"  peak   {peak}, in the {p.peak_phase.replace('_', ' ')}",
         f"         at {operation_in_words(p.peak_operation)} ({p.peak_operation})",
-        f"  fits   {_fit(p)}",
+        f"  fits   {fit}",
         f"  work   {p.flops / 1e12:,.2f} × 10¹² floating-point operations per step, recomputation included",
         "",
         f"  {'':18}{'at the peak':>12}{'at most':>12}",
@@ -179,20 +170,12 @@ def prediction_text(prediction: Prediction) -> str:
     return "\n".join(lines)
 
 
-def _fit(p: Prediction) -> str:
-    if p.capacity_bytes is None or p.peak_reserved_bytes is None:
-        return "no limit known"
-    parts = f"{format_bytes(p.peak_reserved_bytes)} reserved, about {format_bytes(p.context_bytes)} of CUDA context"
-    need = f"needs {format_bytes(p.need_bytes)} of {format_bytes(p.capacity_bytes)} ({parts})"
-    return f"{'yes' if p.fits else 'NO'}: {need}"
-
-
 def _line(name: str, size: int, most: str, p: Prediction) -> str:
     bar = "█" * round(BAR_WIDTH * size / p.peak_allocated_bytes)
     return f"  {name.replace('_', ' '):18}{format_bytes(size):>12}{most:>12}  {bar}".rstrip()
 
 
-def fitting(answers: dict[str, Prediction | WorkbenchError]) -> str:
+def fitting(answers: dict[str, Answer]) -> str:
     """On which of these GPUs it fits, with what it needs there, and why not on the others."""
     fits = []
     too_small = []
@@ -207,7 +190,7 @@ def fitting(answers: dict[str, Prediction | WorkbenchError]) -> str:
             too_small.append(gpu)
     lines = ["  fits on          none of the known GPUs"]
     if fits:
-        lines = [f"  {'fits on':16}{'needs':>12}{'has':>12}", *fits]
+        lines = [f"  {'fits on':16}{'needs':>12}{'has':>12}  (CUDA's context is counted)", *fits]
     if too_small:
         lines.append(f"  does not fit on  {', '.join(too_small)}")
     return "\n".join([*lines, *cannot])

@@ -1,8 +1,9 @@
 """What a prediction trains: a model without memory, on rows of any tokens, of a large step as few as give the same
 memory; and its Trainer."""
 
+from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +23,7 @@ from workbench.recipe import Recipe
 from workbench.techniques.base import Arguments
 from workbench.texts import corpus
 from workbench.texts.corpus import Blocks
-from workbench.training.arguments import EPOCHS, argument_values, training_arguments
+from workbench.training.arguments import EPOCHS, argument_values, check_optimizer, training_arguments
 from workbench.training.job import Job, Material, check_model, own_examples, prepare
 from workbench.training.trainer import SeamTrainer, assemble
 from workbench.training.world import World
@@ -45,7 +46,13 @@ def listed(recipe: Recipe, world_size: int = 1) -> tuple[int, int]:
     return min(size, max(1, TOKENS // (recipe.shape.tokens * count * world_size))), count
 
 
-def blocks_for(recipe: Recipe, held_out: int | None = None, every: bool = False, world_size: int = 1) -> Blocks:
+def blocks_for(
+    recipe: Recipe,
+    held_out: int | None = None,
+    *,
+    every: bool = False,
+    ranks: Ranks | None = None,
+) -> Blocks:
     """The blocks of all STEPS, and held-out ones in batches of every size that an evaluation has; which tokens does not
     matter.
 
@@ -54,13 +61,18 @@ def blocks_for(recipe: Recipe, held_out: int | None = None, every: bool = False,
         every: each batch of them, because something is kept of each.
     """
     length = recipe.sequence_length
+    world_size = ranks.count if ranks else 1
     size, count = listed(recipe, world_size)
     together: int = argument_values(recipe, 0.0)["per_device_eval_batch_size"]
     whole, rest = divmod(held_out or max(1, corpus.HELD_OUT_TOKENS // length), together)
     rows = max(size * count * world_size, min(recipe.effective_batch_size, TOKENS // length))
-    numbers = STEPS * rows, (whole if every else min(whole, EVALUATED)) * together + rest
-    train, held_out = (Dataset.from_dict({"input_ids": [list(range(length))] * n}) for n in numbers)
-    return Blocks(train, held_out, _text(recipe))
+    if not every:
+        whole = min(whole, EVALUATED)
+    return Blocks(_dataset(STEPS * rows, length), _dataset(whole * together + rest, length), _text(recipe))
+
+
+def _dataset(rows: int, length: int) -> Dataset:
+    return Dataset.from_dict({"input_ids": [list(range(length))] * rows})
 
 
 def material_for(recipe: Recipe, blocks: Blocks) -> Material:
@@ -106,6 +118,33 @@ def skeleton(config: PreTrainedConfig, **arguments: Any) -> PreTrainedModel:
     return model
 
 
+def give_tensors(model: PreTrainedModel, make: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Another tensor for every parameter and buffer, in the order in which `model.to` moves them; tied ones stay tied.
+
+    What `make` returns takes the place, even where `register_parameter` and `setattr` would refuse it.
+    """
+
+    @cache
+    def new(tensor: torch.Tensor) -> torch.Tensor:
+        other = make(tensor)
+        if other is not tensor and isinstance(tensor, torch.nn.Parameter):
+            other = torch.nn.Parameter(other, tensor.requires_grad)
+        return other
+
+    @cache  # a module may have two parents
+    def visit(module: torch.nn.Module) -> None:
+        for child in module.children():
+            visit(child)
+        for tensors in cast("tuple[dict[str, torch.Tensor | None], ...]", (module._parameters, module._buffers)):
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    tensors[name] = new(tensor)
+
+    visit(model)
+    visit.cache_clear()  # or what was on the host would stay until the next collection
+    new.cache_clear()
+
+
 def job_for(recipe: Recipe, device: Device, material: Material, ranks: Ranks | None = None) -> Job:
     """The job of a prediction. No program is told of it, the recipe's callbacks are not called, and an epoch has no
     length. Raises ConfigurationError as the gate does."""
@@ -145,6 +184,7 @@ def assembled(
         "gradient_accumulation_steps": fetched[1] * world.world_size,  # of which each rank takes its part
     }
     arguments = training_arguments(job.arguments | batches, device.type, scratch)
+    check_optimizer(job.recipe, job.material.config, arguments, job.callbacks)
     trainer_kind = trainer_of(world.shard) if world.shard else SeamTrainer
     trainer = assemble(job.recipe, model, job.data, arguments, meter, [*callbacks], trainer_kind)
     if (size, count) != fetched:

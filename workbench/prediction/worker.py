@@ -8,62 +8,42 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from workbench.base.errors import WorkbenchError, explained
+from workbench.base.errors import WorkbenchError
 from workbench.base.launch import Child, Kept
 from workbench.gpus.catalogue import Gpu
+from workbench.gpus.catalogue import gpu as find_gpu
+from workbench.gpus.emulator.call import call_on, fork_of_trunk, start_process
+from workbench.measure.device import CPU
+from workbench.prediction.prediction import Answer, Prediction, prediction_of
 from workbench.recipe import Recipe
 from workbench.training.world import ALONE
 
 if TYPE_CHECKING:
     from workbench.prediction.phases import Habits, Life
-    from workbench.prediction.prediction import Prediction
     from workbench.ranks.shards import Ranks
 
-MODULES = ("workbench.prediction.prediction", "workbench.prediction.shadow.step")
+MODULES = ("workbench.prediction.shadow.step", "workbench.prediction.shadow.replay")
 ON_CARD = ("workbench.prediction.emulated",)
-CANNOT = "predict: this recipe cannot be run on an emulated GPU"
 SECONDS = 120.0  # seconds for a prediction: fifty times what the largest known model takes
 
 SHADOWS = Kept()
 R = TypeVar("R")
 
 
-def ask_emulator(recipe: Recipe, gpu: Gpu, *request: Any, time_limit: float = SECONDS) -> "Prediction | WorkbenchError":
-    """The prediction of PyTorch's own allocator, in the process of this card. Raises RuntimeError: it failed."""
-    try:
-        return _ask_card(compute_emulated, recipe, gpu, *request, time_limit=time_limit)
-    except WorkbenchError as error:
-        return error
-
-
-def ask_life(recipe: Recipe, gpu: Gpu, habits: "Habits", time_limit: float = SECONDS) -> "Life":
-    """The life of a run, in the process of this card. Raises as `call_on`."""
-    return _ask_card(compute_life, recipe, gpu, habits, time_limit=time_limit)
-
-
-def _ask_card(
-    compute: Callable[..., R],
-    recipe: Recipe,
-    gpu: Gpu,
-    *request: Any,
-    time_limit: float,
-) -> R:
-    from workbench.gpus.emulator.call import call_on
-
+def ask_card(gpu: Gpu, compute: Callable[..., R], recipe: Recipe, *request: Any, time_limit: float = SECONDS) -> R:
+    """What `predict_on_card` or `life_on_card` returns in the process of this card. Raises as `call_on`."""
     return call_on(gpu, compute, recipe, gpu, *request, modules=ON_CARD, time_limit=time_limit)
 
 
-def ask(*request: Any, time_limit: float = SECONDS) -> Any:
-    """What `predict.prediction.compute` returns in the worker for these arguments.
+def ask_shadow(*request: Any, time_limit: float = SECONDS) -> Any:
+    """What `of_shadow` returns in the process of shadows.
 
     Raises:
         WorkbenchError: as raised there.
         UnavailableError: it took longer than so many seconds; the worker was ended.
         RuntimeError: the worker failed; the end of what it wrote to standard error is in the message.
     """
-    from workbench.prediction.prediction import compute
-
-    return SHADOWS.call("shadow", _started, compute, *request, time_limit=time_limit)
+    return SHADOWS.call("shadow", _started, of_shadow, *request, time_limit=time_limit)
 
 
 def start_shadow() -> None:
@@ -73,15 +53,11 @@ def start_shadow() -> None:
 
 def start_card(gpu: Gpu) -> None:
     """The same of this card's process."""
-    from workbench.gpus.emulator.call import start_process
-
     start_process(gpu, ON_CARD)
 
 
 def _started() -> Child:
     """A fork of the emulator's process, if there is one: it has loaded the libraries already."""
-    from workbench.gpus.emulator.call import fork_of_trunk
-
     name = "prediction worker"
     return fork_of_trunk(_environment(), name) or Child(_environment(), MODULES, name=name)
 
@@ -93,20 +69,34 @@ def _environment() -> dict[str, str]:
     return {**kept, **no_gpu, "TOKENIZERS_PARALLELISM": "false"}
 
 
-# ---- in the process of a card ----
+# ---- in such a process ----
 
 
-def compute_emulated(recipe: Recipe, gpu: Gpu, padding: bool, ranks: "Ranks | None" = None) -> "Prediction":
-    """The prediction for the card that this process sees: to be called under the emulator only."""
+def of_shadow(recipe: Recipe, gpus: list[str], padding: bool, ranks: "Ranks | None" = None) -> list[Answer]:
+    """The predictions of the shadow. It patches libraries while it runs."""
+    from workbench.prediction.shadow.replay import replay
+    from workbench.prediction.shadow.step import trace_for
+
+    answers: list[Answer] = []
+    for name in gpus:
+        gpu = None if name == CPU else find_gpu(name)
+        try:
+            trace = trace_for(recipe, gpu, padding, ranks)
+            numbers = replay(trace, gpu)
+            answers.append(prediction_of(recipe, gpu, "predicted", ranks, work=trace.work, **numbers, **trace.facts))
+        except WorkbenchError as error:
+            answers.append(error)
+    return answers
+
+
+def predict_on_card(recipe: Recipe, gpu: Gpu, padding: bool, ranks: "Ranks | None" = None) -> Prediction:
+    """The prediction for the card that this process sees."""
     from workbench.prediction.emulated import predict_here
 
-    with explained(CANNOT, "Measure it with `run`, or leave out what brings this."):
-        return predict_here(recipe, gpu, padding, ranks)
+    return predict_here(recipe, gpu, padding, ranks)
 
 
-def compute_life(recipe: Recipe, gpu: Gpu, habits: "Habits") -> "Life":
-    """The same of a run's whole life."""
+def life_on_card(recipe: Recipe, gpu: Gpu, habits: "Habits") -> "Life":
     from workbench.prediction.emulated_life import life_here
 
-    with explained(CANNOT, "Measure it with --measure, or leave out what brings this."):
-        return life_here(recipe, gpu, habits)
+    return life_here(recipe, gpu, habits)

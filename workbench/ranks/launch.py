@@ -13,14 +13,13 @@ from torch.distributed.elastic.utils.distributed import get_free_port
 
 from workbench.base.errors import ConfigurationError, UnavailableError, WorkbenchError
 from workbench.base.launch import Child, LostChildError, start
-from workbench.base.paths import runs_folder
+from workbench.base.paths import check_writable, runs_folder
 from workbench.gpus.emulator import place
 from workbench.gpus.emulator.card import emulated_card
 from workbench.gpus.emulator.launch import INSIDE, environment
 from workbench.journal import store
 from workbench.journal.record import Record, Status, read_all
 from workbench.measure.device import check_device
-from workbench.ranks import launched
 from workbench.ranks.run import run_as_rank
 from workbench.ranks.shards import Ranks
 from workbench.recipe import Recipe
@@ -31,33 +30,13 @@ GRACE_S = 2.0  # for ranks to say themselves why they ended, once one of them ha
 ENDING_S = 20.0  # for those that wait for another to write their record, once they are told to end
 
 
-def on_ranks(
-    recipe: Recipe,
-    *,
-    ranks: int | None,
-    shard: str,
-    reuse: bool = False,
-    **options: Any,
-) -> Record:
-    """As one of the ranks that a launcher has started, or by starting them. Raises as `run_on_ranks`."""
-    if reuse:
-        raise ConfigurationError("ranks: a run on several is not taken from what is on record. Leave out --reuse.")
-    if launched():
-        started = int(os.environ["WORLD_SIZE"])
-        if ranks not in (None, started):
-            raise ConfigurationError(f"ranks: the launcher started {started}, not {ranks}. Leave out --ranks.")
-        return run_as_rank(recipe, shard=shard, **options)
-    if ranks is None:
-        raise ConfigurationError("shard: among how many ranks? Add --ranks 2, or start it under torchrun.")
-    return run_on_ranks(recipe, ranks=ranks, shard=shard, **options)
-
-
 def run_on_ranks(
     recipe: Recipe,
     *,
-    ranks: int = 2,
+    ranks: int | None = 2,
     shard: str = "none",
     device: str | None = None,
+    reuse: bool = False,
     folder: Path | None = None,
     **options: Any,
 ) -> Record:
@@ -68,19 +47,23 @@ def run_on_ranks(
         shard: what each rank keeps: `"none"` (DDP), `"gradients"`, `"full"` or `"full_offload"` (FSDP2), `"zero2"`,
             `"zero3"`, `"zero2_offload"` or `"zero3_offload"` (DeepSpeed).
         device: as `run` has it; `"emulated:h100"` emulates so many cards.
-        options: `save`, `sample_tokens`, `checkpoint_every`, `resume`, `memory_cap` and `longest_first`, as `run` has
-            them.
+        reuse: is refused.
+        options: `save`, `sample_tokens`, `memory_cap` and `longest_first`, as `run` has them.
 
     Returns:
         The one record. Its memory is that of the rank with the highest peak; `record.ranks` has the peak of each.
 
     Raises:
-        ConfigurationError: the ranks cannot share the batch, a technique cannot be sharded, checkpoints are asked of
-            DeepSpeed, or as `run`.
+        ConfigurationError: the ranks cannot share the batch, a technique cannot be sharded, checkpoints are asked for,
+            or as `run`.
         UnavailableError: there are fewer GPUs than ranks, or DeepSpeed is not installed; and as `run`.
         WorkbenchError: a rank ended without a word; the run is on record as `killed`.
     """
     refuse_several_ranks()
+    if ranks is None:
+        raise ConfigurationError("shard: among how many ranks? Add --ranks 2.")
+    if reuse:
+        raise ConfigurationError("ranks: a run on several is not taken from what is on record. Leave out --reuse.")
     Ranks(ranks, shard).check(recipe, **options)
     Ranks(ranks, shard).require()
     variables: dict[str, str] = dict(os.environ)
@@ -95,6 +78,7 @@ def run_on_ranks(
         raise UnavailableError(f"ranks: {ranks} were asked for, and this machine has {gpus} GPUs. Use --device cpu.")
     check_device(device)
     folder = folder or runs_folder()
+    check_writable(folder)
     children = [
         start(
             run_as_rank,
@@ -113,8 +97,10 @@ def run_on_ranks(
     first_pid = children[0].process.pid
     answers = answers_of(children)
     store.mark_killed(folder)
-    records = [record for record in read_all(folder) if record.owner.get("pid") == first_pid]
-    record = records[-1] if records else None
+    record = None
+    for other in read_all(folder, containing=rf'"pid"\s*:\s*{first_pid}\b'):
+        if other.owner.get("pid") == first_pid:
+            record = other  # the newest
     if answers is None:
         # Which rank hears of it first is chance: the others only lose that one.
         if record and record.status is Status.KILLED:
@@ -128,7 +114,7 @@ def run_on_ranks(
 
 
 def variables_of_ranks(count: int) -> list[dict[str, str]]:
-    """What torchrun tells each rank in its environment, so that they find each other."""
+    """What tells each rank in its environment which it is, so that they find each other."""
     shared = {
         "WORLD_SIZE": str(count),
         "LOCAL_WORLD_SIZE": str(count),
@@ -170,23 +156,18 @@ def answers_of(children: Sequence[Child]) -> list[Any] | None:
 def explained_failure(
     failures: dict[int, BaseException], children: Sequence[Child], record: Record | None
 ) -> BaseException:
-    """What the first rank that knows has said; or the record; or how those ended that said nothing."""
+    """What the first rank that knows has said; or the record; or how one ended that said nothing."""
     for error in failures.values():
         if isinstance(error, WorkbenchError) and not isinstance(error, LostChildError):
             return error
     if record is not None and record.status not in (Status.KILLED, Status.RUNNING):
         return WorkbenchError(f"ranks: the run {record.id} is on record as {record.status}: {record.error}")
-    # Not those that had to be told to end, if any ended by itself.
-    lost = [rank for rank, error in failures.items() if isinstance(error, LostChildError)]
-    first = [rank for rank in lost if children[rank].process.returncode != -signal.SIGTERM]
-    endings = [f"rank {rank} ended with {how_it_ended(children[rank], failures[rank])}" for rank in first or failures]
+    first = min(failures)
+    for rank, error in failures.items():
+        was_told_to = children[rank].process.returncode == -signal.SIGTERM
+        if isinstance(error, LostChildError) and not was_told_to:  # it ended by itself
+            first = rank
+            break
+    reason = str(failures[first]).strip().splitlines()[-1].removeprefix(f"rank {first}: ")
     on_record = f" The run is on record as killed: {record.id}." if record else ""
-    return WorkbenchError(f"ranks: {'; '.join(endings)}.{on_record}")
-
-
-def how_it_ended(child: Child, error: BaseException) -> str:
-    """The signal that ended it; or the last line of what it says."""
-    status = child.process.returncode or 0
-    if isinstance(error, LostChildError) and status < 0:
-        return signal.Signals(-status).name
-    return str(error).strip().splitlines()[-1]
+    return WorkbenchError(f"ranks: rank {first}: {reason}{on_record}")

@@ -17,7 +17,6 @@ from transformers import PreTrainedModel
 
 from workbench.base.categories import Category
 from workbench.base.patches import changed_environment
-from workbench.base.paths import check_writable, runs_folder
 from workbench.journal import store
 from workbench.journal.record import Record, Status
 from workbench.measure.meter import MemoryReport, Meter
@@ -25,11 +24,11 @@ from workbench.models.load import count_parameters
 from workbench.ranks import zero
 from workbench.ranks.shard import ResizableTracker, fully_sharded, gathered, mesh_of, whole
 from workbench.ranks.shards import Ranks
-from workbench.ranks.world import agree, from_all, from_first, join, refuse_settings
+from workbench.ranks.world import from_all, from_first, join
 from workbench.recipe import Recipe
 from workbench.training.job import Job, prepare
-from workbench.training.place import Observer, Place, load_for
-from workbench.training.run import executed, only_run
+from workbench.training.place import Place, load_for
+from workbench.training.run import executed
 from workbench.training.trainer import SeamTrainer
 
 MEMORY = [field.name for field in fields(MemoryReport)]
@@ -79,8 +78,8 @@ class RankPlace(Place):
 
     meter_kind = RankMeter
 
-    def __init__(self, job: Job, observe: Observer | None = None) -> None:
-        super().__init__(job, observe)
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
         self.ranks = Ranks(job.world.world_size, job.world.shard)
         self.trainer_kind = zero.trainer_of(job.world.shard)
         self.counted = (0, 0)  # parameters, and those that are trained
@@ -88,17 +87,8 @@ class RankPlace(Place):
     # ---- the record, which the first rank keeps ----
 
     def begin(self) -> None:
-        record = self.record
-        agree(
-            {
-                "versions": record.versions,
-                "recipe": record.recipe_settings,
-                "text": record.data_sha256,
-                "shard": record.shard,
-            }
-        )
-        begun = from_first(partial(store.begin, record, self.job.folder, self.job.resume))
-        self.record = replace(begun, rank=record.rank)
+        begun = from_first(partial(store.begin, self.record, self.job.folder))
+        self.record = replace(begun, rank=self.record.rank)
 
     def write(self) -> None:
         if self.record.rank == 0:
@@ -131,10 +121,6 @@ class RankPlace(Place):
         facts["dtype"] = getattr(trainer, "dtype", facts["dtype"])
         return facts
 
-    def checkpoint(self) -> Path | None:
-        newest: Path | None = from_first(super().checkpoint)
-        return newest
-
     def save(self, model: PreTrainedModel) -> None:
         """Written by the first rank, from a model of its own in host memory where this one is sharded."""
         if self.job.save is None:
@@ -148,44 +134,26 @@ class RankPlace(Place):
         super().save(model)
 
 
-def run_as_rank(
-    recipe: Recipe,
-    *,
-    shard: str = "none",
-    device: str | None = None,
-    folder: Path | None = None,
-    observe: Observer | None = None,
-    **options: Any,
-) -> Record:
-    """`workbench.run` in a process that torchrun or `accelerate launch` has started as one of several ranks.
+def run_as_rank(recipe: Recipe, *, shard: str, device: str | None, folder: Path, **options: Any) -> Record:
+    """`workbench.run` in a process that `run_on_ranks` has started as one of several ranks.
 
     The effective batch is shared among them, and losses are those of one process, up to rounding. The first rank
     returns, and keeps, the one record: its memory is that of the rank with the highest peak, `ranks` has them all.
 
     Args:
         shard: what each rank keeps, a name of `shards.toml`.
-        options: those of `run`.
+        options: those of the gate.
 
-    Raises:
-        ConfigurationError: the ranks cannot share the batch, a technique cannot be sharded, or the ranks are not alike;
-            and as `run`.
+    Raises as `run` does.
     """
-    Ranks(shard=shard).require()
-    with suppress(ValueError):  # in another thread than the main one
-        signal.signal(signal.SIGTERM, end_this_rank)
+    signal.signal(signal.SIGTERM, end_this_rank)
     was_joined = dist.is_initialized()  # by a program that runs several recipes
     try:
-        with changed_environment(), only_run(recipe):  # joining adds variables
-            refuse_settings()
-            check_writable(folder or runs_folder())
-            store.mark_killed(folder)
+        with changed_environment():  # joining adds variables
             world = join(device, shard)
-            ranks = Ranks(world.world_size, shard)
-            ranks.check(recipe, **options)
-            if ranks.engine == "deepspeed":
+            if Ranks(world.world_size, shard).engine == "deepspeed":
                 zero.set_accelerator(world.device.kind)
-            job = prepare(recipe, world, folder=folder, **options)
-            record = executed(RankPlace(job, observe))
+            record = executed(RankPlace(prepare(recipe, world, folder=folder, **options)))
         dist.barrier()  # gloo's threads let go of what they have sent, which they cannot while the group is destroyed
         return record
     finally:

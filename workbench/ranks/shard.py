@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -23,10 +23,7 @@ RESIZE = torch.UntypedStorage.resize_
 
 def fully_sharded(model: PreTrainedModel, shard: str, mesh: Any) -> PreTrainedModel:
     """The model with FSDP2 around every transformer block and around the rest, as PyTorch's documentation of
-    `fully_shard` advises. Where a rank of the mesh is a GPU, its shards come there, a block at a time.
-
-    From now on it takes whole weights, `model.load_state_dict(weights)`, and keeps this rank's part of them.
-    """
+    `fully_shard` advises. Where a rank of the mesh is a GPU, its shards come there, a block at a time."""
     row = SHARDS[shard]
     settings = {"mesh": mesh, **row["settings"]}
     if row.get("offload") and mesh.device_type != "cpu":
@@ -35,7 +32,6 @@ def fully_sharded(model: PreTrainedModel, shard: str, mesh: Any) -> PreTrainedMo
         if isinstance(block, GradientCheckpointingLayer):
             fully_shard(block, **settings)
     fully_shard(model, **settings)
-    model.register_load_state_dict_pre_hook(cut_weights)
     return model
 
 
@@ -47,21 +43,6 @@ def mesh_of(device_kind: str, count: int) -> Any:
 def whole(values: Any) -> Any:
     """Nested values with every shard gathered, in host memory: all ranks must ask."""
     return tree_map_only(DTensor, lambda shard: shard.full_tensor().cpu(), values)
-
-
-def cut_weights(model: torch.nn.Module, weights: dict[str, Any], *_: Any) -> None:
-    """Of whole weights, on their way into a sharded model, this rank's part."""
-    shards = model.state_dict()
-    for name, value in weights.items():
-        weights[name] = cut_like(value, shards.get(name))
-
-
-def cut_like(value: Any, like: Any) -> Any:
-    """This rank's shard of a whole tensor, as that of another of its shape is cut; anything else as it is."""
-    if isinstance(like, DTensor) and isinstance(value, torch.Tensor) and value.shape == like.shape:
-        mesh = like.device_mesh
-        return distribute_tensor(value.to(mesh.device_type), mesh, like.placements, src_data_rank=None)
-    return value
 
 
 class ResizableTracker(StorageTracker):

@@ -12,11 +12,7 @@ from workbench.recipe import Recipe
 from workbench.techniques import Technique
 
 SHARDS: Mapping[str, Any] = beside(__file__, "shards.toml")
-NEEDED = {"deepspeed": "deepspeed==0.19.8"}  # what pip installs, of an engine that is not PyTorch's own
 MOST = 1024  # ranks: of one training that is predicted
-RETIRED = {
-    "zero3_nvme": "take zero3_offload, or write the script and set offload to nvme in DeepSpeed's own configuration",
-}
 
 
 @dataclass(frozen=True)
@@ -33,8 +29,6 @@ class Ranks:
     def __post_init__(self) -> None:
         if type(self.count) is not int or not 1 <= self.count <= MOST:
             raise ConfigurationError(f"ranks: {self.count!r:.90} is not a number from 1 to {MOST:,}.")
-        if self.shard in RETIRED:
-            raise ConfigurationError(f"shard: {self.shard} went in this version; {RETIRED[self.shard]}.")
         if self.shard not in SHARDS:
             raise unknown("shard: there is no", self.shard, SHARDS)
 
@@ -48,52 +42,37 @@ class Ranks:
         come first, beside most activations."""
         return self.count - 1 if SHARDS[self.shard].get("last_is_highest") else 0
 
-    def check(
-        self,
-        recipe: Recipe,
-        *,
-        checkpoint_every: int | None = None,
-        resume: bool = False,
-        **_: Any,
-    ) -> None:
+    def check(self, recipe: Recipe, *, checkpoint_every: int | None = None, resume: bool = False, **_: Any) -> None:
         """What a run on these ranks cannot do is refused, with the cure.
 
         Raises:
-            ConfigurationError: a batch that the ranks cannot share, a technique that cannot be sharded, or checkpoints
-                of pieces that only DeepSpeed could put together.
+            ConfigurationError: a batch that the ranks cannot share, a technique that cannot be sharded, or checkpoints.
         """
         shared(recipe.training_arguments(), self.count)
         for technique in recipe.techniques:
-            if technique.alone:
-                raise ConfigurationError(
-                    f"ranks: {technique.name} cannot be used here: {technique.alone}. Leave it out."
-                )
-            reason = self._refusal(technique)
+            reason = technique.alone or self._refusal(technique)
             if reason:
-                raise ConfigurationError(
-                    f"ranks: {technique.name} cannot be used here: {reason}. Take --shard none, or leave it out."
-                )
-        if self.engine == "deepspeed" and (resume or checkpoint_every is not None):
+                cure = "Leave it out" if technique.alone else "Take --shard none, or leave it out"
+                raise ConfigurationError(f"ranks: {technique.name} cannot be used here: {reason}. {cure}.")
+        if resume or checkpoint_every is not None:
             raise ConfigurationError(
-                f"checkpoint_every: under {self.shard} each rank would write pieces that only DeepSpeed can put "
-                "together. Take --shard none or full, whose checkpoints are whole; or leave out checkpoint_every and "
-                "resume, and write the script, which leaves checkpoints to DeepSpeed."
+                "checkpoint_every: a run on several ranks writes no checkpoints, nor goes on with one. Leave out "
+                "checkpoint_every and resume, or write the script, which leaves checkpoints to the Trainer."
             )
 
     def _refusal(self, technique: Technique) -> str:
         """Why a technique cannot be used on a model that is cut so; empty if it can."""
-        if self.engine == "fsdp":
-            return technique.unsharded
-        for name, reason in technique.unsharded_under.items():
+        for name, reason in technique.unsharded.items():
             if name == self.engine or self.shard.startswith(name):
                 return reason
         return ""
 
     def require(self) -> None:
         """Raises UnavailableError: the library that makes it so is not installed."""
-        package = NEEDED.get(self.engine)
-        if package and find_spec(self.engine) is None:
-            raise UnavailableError(f"shard: {self.shard} needs {self.engine}. Install it with: pip install {package}")
+        if self.engine == "deepspeed" and find_spec("deepspeed") is None:
+            raise UnavailableError(
+                f"shard: {self.shard} needs deepspeed. Install it with: pip install deepspeed==0.19.8"
+            )
 
 
 def shared(arguments: Mapping[str, Any], count: int) -> tuple[int, int]:

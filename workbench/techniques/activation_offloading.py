@@ -3,11 +3,12 @@
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from workbench.base.settings import setting
 from workbench.techniques.base import Call, Capability
-from workbench.techniques.offloading import Offloading, SideStream
+from workbench.techniques.offloading import Offloading
 
 
 class Copy:
@@ -15,12 +16,9 @@ class Copy:
 
     However many saved tensors look into the storage, it is written once, and read back once while one of them is in
     use.
-
-    Args:
-        before: the copy that was made before this one, and will be needed after it; only known where copies overlap.
     """
 
-    def __init__(self, tensor: Any, place: Any, before: "weakref.ref[Copy] | None") -> None:
+    def __init__(self, tensor: Any, place: Any) -> None:
         import torch
 
         storage = tensor.untyped_storage()
@@ -32,10 +30,7 @@ class Copy:
         self.nbytes = len(data)
         self.place = place
         self.room = place.allocate(data)
-        self.sent: Any = place.store(self.room, 0, data)  # an event, if the copy runs on a stream of its own
-        self.asked_back = False
-        self.arrived: Any = None  # an event like `sent`
-        self.before = before
+        place.store(self.room, 0, data)
         self.storage: weakref.ref[Any] | None = None  # on the device again
 
     def restored(self) -> Any:
@@ -46,8 +41,7 @@ class Copy:
         if storage is not None:
             return torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage)
         buffer = torch.empty(self.nbytes, dtype=torch.uint8, device=self.device)
-        self.arrived = self.place.load(self.room, 0, buffer)
-        self.asked_back = True
+        self.place.load(self.room, 0, buffer)
         # of the tensor that is made of this buffer, autograd keeps nothing but the storage
         self.storage = weakref.ref(buffer.untyped_storage())
         return buffer
@@ -60,19 +54,13 @@ class SavedTensors:
         keep: parameters and buffers, which stay in memory anyway.
         minimum_bytes: smaller tensors stay where they are.
         place: has `allocate`, `store`, `load` and `close`.
-        overlap: what leaves is held until the next one leaves, and one comes back before it is asked for.
     """
 
-    def __init__(self, keep: list[Any], minimum_bytes: int, place: Any, overlap: bool = False) -> None:
+    def __init__(self, keep: list[Any], minimum_bytes: int, place: Any) -> None:
         self.keep = {tensor.untyped_storage()._cdata for tensor in keep}
         self.minimum_bytes = minimum_bytes
         self.place = place
-        self.overlap = overlap
         self.copies: weakref.WeakValueDictionary[int, Copy] = weakref.WeakValueDictionary()
-        self.newest: weakref.ref[Copy] | None = None
-        # while a copy runs on another stream, what it reads or fills must stay: (what, its event), under "leaving", or
-        # under the id of the copy that comes back
-        self.held: dict[Any, tuple[Any, Any]] = {}
 
     def stays(self, tensor: Any) -> bool:
         """Whether a saved tensor is left where it is."""
@@ -97,17 +85,13 @@ class SavedTensors:
         copy = self.copies.get(storage._cdata)
         # another storage may have the address by now, and the same one may have been changed in place
         if copy is None or copy.original() is not storage or copy.version != tensor._version:
-            copy = Copy(tensor, self.place, self.newest)
+            copy = Copy(tensor, self.place)
             self.copies[storage._cdata] = copy
-            if self.overlap:
-                self.newest = weakref.ref(copy)
-                self.settle("leaving")
-                self.held["leaving"] = (storage, copy.sent)
         dtype = tensor.dtype
         view = (tensor.size(), tensor.stride(), tensor.storage_offset())
 
         def restored() -> Any:
-            return self.bring_back(copy).view(dtype).as_strided(*view)
+            return copy.restored().view(dtype).as_strided(*view)
 
         return restored
 
@@ -115,28 +99,8 @@ class SavedTensors:
     def unpack(saved: Any) -> Any:
         return saved() if callable(saved) else saved
 
-    def bring_back(self, copy: Copy) -> Any:
-        """All bytes of a storage. The one packed before it, which is needed next, sets out too."""
-        self.settle("leaving")
-        buffer = copy.restored()
-        before = copy.before() if copy.before else None
-        self.settle(id(copy), copy.arrived)
-        if before and not before.asked_back:
-            self.held[id(before)] = (before.restored(), before.arrived)
-        return buffer
 
-    def settle(self, key: Any, event: Any = None) -> None:
-        """Let go of what is held: all that is computed from now on comes after its copy, or after the event."""
-        _, event = self.held.pop(key, (None, event))
-        if event:
-            event.wait()
-
-    def __del__(self) -> None:
-        for key in list(self.held):  # what came and nobody asked for
-            self.settle(key)
-
-
-def offload_activations(trainer: Any, place: Callable[[], Any], minimum_bytes: int, overlap: bool) -> None:
+def offload_activations(trainer: Any, place: Callable[[], Any], minimum_bytes: int) -> None:
     """What each forward pass of the trainer saves for the backward pass waits at a place of its own."""
     from torch.autograd.graph import saved_tensors_hooks
 
@@ -145,7 +109,7 @@ def offload_activations(trainer: Any, place: Callable[[], Any], minimum_bytes: i
     def context() -> Any:
         pass_place = place()
         keep = [*trainer.model.parameters(), *trainer.model.buffers()]
-        hooks = SavedTensors(keep, minimum_bytes, pass_place, overlap)
+        hooks = SavedTensors(keep, minimum_bytes, pass_place)
 
         def close_after_failure(error_type: Any, *_: Any) -> None:
             if error_type:  # no backward pass follows
@@ -166,22 +130,14 @@ class ActivationOffloading(Offloading):
     PyTorch tutorial "Hooks for autograd saved tensors"; `torch.autograd.graph.save_on_cpu` is the simple form, which
     copies each saved view by itself, the weights too. Here a storage goes once, weights and small tensors stay. The
     copies have the layout of the originals, so the numbers are the same to the last bit.
-
-    With `overlap` the copies to host memory run on a stream of their own: out while the next operations compute, and
-    back one ahead, in the reverse order. For that, two storages more are on the device at a time: one that leaves and
-    one that comes. How much time that saves has not been measured on a GPU. A disk is waited for as before.
     """
 
-    minimum_bytes: int = setting(65536, "smaller tensors stay", unit="bytes", minimum=0)
-    overlap: bool = setting(False, "to:cpu only: copies run beside the computation, and one ahead on the way back")
+    minimum_bytes: int = setting(65536, "smaller tensors stay", minimum=0)
 
+    retired = MappingProxyType({"overlap": False})
     brings = frozenset({Capability.OFFLOADED_ACTIVATIONS})
     what = "activations"
 
-    @property
-    def place(self) -> type[Any]:
-        return SideStream if self.overlap and self.to == "cpu" else super().place
-
     def trainer(self) -> Call:
-        settings = {"place": self.place, "minimum_bytes": self.minimum_bytes, "overlap": self.overlap}
+        settings = {"place": self.place, "minimum_bytes": self.minimum_bytes}
         return Call(offload_activations, settings, measured=self.counted())

@@ -1,16 +1,16 @@
-"""Settings of PyTorch's caching allocator on CUDA: how memory is asked of the driver, not how much is needed."""
+"""A setting of PyTorch's caching allocator on CUDA: how memory is asked of the driver, not how much is needed."""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from workbench.base.errors import ConfigurationError
-from workbench.base.settings import setting
 from workbench.measure.device import Device
 from workbench.techniques.base import Arguments, Stage, Technique
 
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # in the order in which PyTorch looks; the first is older
+EXPANDABLE = "expandable_segments:True"
 
 
 @dataclass(frozen=True)
@@ -18,32 +18,15 @@ class Allocator(Technique):
     """Changes what is reserved, not what is allocated: fewer free bytes that no request fits into.
 
     With expandable segments the allocator keeps one growing range of addresses and maps memory into it in pieces of
-    2 MiB, instead of separate segments between which nothing can be merged. `max_split_size_mb` keeps large free
-    blocks whole. Source: PyTorch's notes "CUDA semantics", section "Optimizing memory usage".
+    2 MiB, instead of separate segments between which nothing can be merged. Source: PyTorch's notes "CUDA semantics",
+    section "Optimizing memory usage".
 
-    The variable is read once, when CUDA starts. A run sets and resets the same settings through the function that
+    The variable is read once, when CUDA starts. A run sets and resets the same setting through the function that
     PyTorch's own tests use, so that a baseline in the same process stays one; the script sets the variable.
     """
 
-    expandable_segments: bool = setting(True, "one growing range of addresses instead of separate segments")
-    max_split_size_mb: int | None = setting(
-        None, "free blocks larger than this are not split; none: all may be", unit="MiB", minimum=21
-    )
-
+    retired = MappingProxyType({"expandable_segments": True, "max_split_size_mb": None})
     stage = Stage.PROCESS
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.expandable_segments and self.max_split_size_mb is None:
-            raise ConfigurationError(
-                f"{self.name}: these are PyTorch's defaults, nothing would change. Set one of them."
-            )
-
-    @property
-    def configuration(self) -> str:
-        """As PyTorch reads it."""
-        split = f",max_split_size_mb:{self.max_split_size_mb}" if self.max_split_size_mb else ""
-        return f"expandable_segments:{self.expandable_segments}{split}"
 
     def missing(self, device: Device) -> str | None:
         if device.kind != "cuda":
@@ -52,7 +35,7 @@ class Allocator(Technique):
                 "there is none to set. Run it where there is a CUDA device."
             )
         environment = _environment()
-        if "expandable_segments:True" in environment and self.expandable_segments:
+        if EXPANDABLE in environment:
             return (
                 f"{self.name}: the environment already sets {environment!r}, for every run of this process, so the "
                 f"baseline would have it too. Unset {' and '.join(VARIABLES)} and start Python again."
@@ -64,7 +47,7 @@ class Allocator(Technique):
         import torch
 
         torch.cuda.empty_cache()  # segments that exist stay as they are
-        set_allocator(f"{_environment()},{self.configuration}")
+        set_allocator(f"{_environment()},{EXPANDABLE}")
         try:
             yield
         finally:
@@ -72,16 +55,10 @@ class Allocator(Technique):
             set_allocator(f"expandable_segments:False,{_environment()}")
 
     def allocator_settings(self) -> Arguments:
-        """Raises ConfigurationError for a limit on splitting, which the model of the allocator does not know."""
-        if self.max_split_size_mb is not None:
-            raise ConfigurationError(
-                f"predict: {self.name}=max_split_size_mb is not in the model of the allocator. Measure it with `run`, "
-                "or predict expandable_segments alone."
-            )
-        return {"expandable_segments": self.expandable_segments}
+        return {"expandable_segments": True}
 
     def environment(self) -> dict[str, str]:
-        return {VARIABLES[0]: self.configuration}
+        return {VARIABLES[0]: EXPANDABLE}
 
 
 def _environment() -> str:

@@ -29,6 +29,7 @@ class Attention(Technique):
     )
 
     stage = Stage.ARCHITECTURE
+    worth_trying = ({"implementation": "sdpa"},)
 
     def __post_init__(self) -> None:
         super().__post_init__()

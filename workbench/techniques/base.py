@@ -123,11 +123,13 @@ class Technique:
     in_a_script: ClassVar[str] = ""
     worth_trying: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)  # settings, as `variants` orders them
     alone: ClassVar[str] = ""  # why it cannot be used on several ranks; empty if it can
-    unsharded: ClassVar[str] = ""  # why not on a model that FSDP2 cuts into shards; empty if it can
-    # why not under another engine, or the ways to shard whose names begin so, as `deepspeed` and `zero3`
-    unsharded_under: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    # why not on a model that is cut into shards, by the engine (`fsdp`, `deepspeed`) or the beginning of a way's name
+    # (`zero3`)
+    unsharded: ClassVar[Mapping[str, str]] = MappingProxyType({})
     untraceable: ClassVar[str] = ""  # why a shadow cannot predict it, which has no stand-in for it; empty if it can
     can_be_resumed: ClassVar[bool] = True  # a checkpoint of the Trainer holds all that training needs to go on
+    # settings of older versions, and the one value that is left of each: old records read, and recipes keep their ids
+    retired: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
     def __post_init__(self) -> None:
         check_settings(self, self.name)
@@ -135,6 +137,8 @@ class Technique:
     @classmethod
     def given(cls, settings: object) -> Self:
         """From settings by name, as in a JSON file. Raises ConfigurationError, also for what is no mapping."""
+        if isinstance(settings, Mapping):
+            settings = {name: value for name, value in settings.items() if (name, value) not in cls.retired.items()}
         return cls(**named(settings, cls().settings(), cls.name))
 
     @property
@@ -283,18 +287,17 @@ def check_together(techniques: Iterable[Technique], owner: str) -> None:
             )
 
 
-def equal_parts(whole: int, part: int, least: int, what: str, field: str, plural: str, cure: str) -> int:
-    """Into how many parts of size `part` the whole is cut.
+def equal_parts(whole: int, part: int, least: int, what: str, field: str) -> int:
+    """Into how many parts of size `part` the recipe's field, the whole, is cut.
 
     Raises:
-        ConfigurationError: not into several equal ones. The message lists the sizes from `least` on that would do, or
-            the cure if there are none.
+        ConfigurationError: not into several equal ones. The message lists the sizes from `least` on that would do.
     """
     if part >= whole or whole % part:
         sizes = [str(size) for size in range(least, whole)[:4096] if whole % size == 0]
         raise ConfigurationError(
-            f"{what} are not equal parts of the recipe's {field} of {whole}, so the runs could not see the same "
-            f"tokens. Possible {plural}: {', '.join(sizes) or f'none: {cure}'}."
+            f"{what} of {part} are not equal parts of the recipe's {field} of {whole}, so the runs could not see the "
+            f"same tokens. Possible: {', '.join(sizes) or f'none. Use a larger {field}'}."
         )
     return whole // part
 
@@ -328,7 +331,7 @@ class Adapter(Technique):
 class VirtualTokens(Adapter):
     """Base of the adapters that are put before the text."""
 
-    virtual_tokens: int = setting(20, "learned positions before the text", unit="tokens", minimum=1)
+    virtual_tokens: int = setting(20, "learned positions before the text", minimum=1)
 
     @property
     def positions(self) -> int:

@@ -16,7 +16,7 @@ class BatchSize(Technique):
     4.24 so, and 4.27 at the full rate (three seeds each, spread 0.01).
     """
 
-    size: int = setting(4, "sequences per optimizer step, instead of the recipe's", unit="sequences", minimum=1)
+    size: int = setting(4, "sequences per optimizer step, instead of the recipe's", minimum=1)
 
     stage = Stage.EXAMPLES
     # a planner fits the training that was asked for; accumulation gives the memory of any smaller batch, and leaves the
@@ -24,13 +24,5 @@ class BatchSize(Technique):
     worth_trying = ()
 
     def shape(self, shape: Shape) -> Shape:
-        parts = equal_parts(
-            shape.sequences,
-            self.size,
-            least=1,
-            what=f"{self.name}: batches of {self.size}",
-            field="batch",
-            plural="sizes for this batch",
-            cure="use a larger batch",
-        )
+        parts = equal_parts(shape.sequences, self.size, 1, f"{self.name}: batches", "effective_batch_size")
         return replace(shape, sequences=self.size, steps=shape.steps * parts)

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 from workbench.base.errors import ConfigurationError
 from workbench.base.settings import setting
-from workbench.measure.device import Device
 from workbench.models.family import on_meta
-from workbench.techniques.base import Call, Numerics, Stage, Technique
+from workbench.techniques.base import Call, Stage, Technique
 
 CHANGES_LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale")  # of Gemma, Granite, Cohere
 
@@ -69,16 +69,8 @@ def linear_cross_entropy() -> Any:
     return LinearCrossEntropy
 
 
-def pytorch_kernel(hidden: Any, weight: Any, labels: Any, chunk: int) -> Any:
-    """The same sum by PyTorch's own function, which makes the gradients in the forward pass already."""
-    import torch
-
-    options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=chunk)
-    return torch.nn.functional.linear_cross_entropy(hidden, weight, labels, reduction="sum", options=options)
-
-
 @contextmanager
-def without_logits(model: Any, chunk: int, kernel: str = "recompute") -> Iterator[None]:
+def without_logits(model: Any, chunk: int) -> Iterator[None]:
     """Inside, the model's head passes hidden states on, and its loss function multiplies by the head, in chunks.
 
     The whole of `model.forward` still runs: its autocast, and what an adapter does to inputs, labels and positions.
@@ -89,7 +81,7 @@ def without_logits(model: Any, chunk: int, kernel: str = "recompute") -> Iterato
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     head = base.get_output_embeddings()
     plain_loss = base.loss_function
-    sum_of_losses = pytorch_kernel if kernel == "pytorch" else linear_cross_entropy().apply
+    sum_of_losses = linear_cross_entropy().apply
 
     def loss(logits: Any, labels: Any, vocab_size: int, num_items_in_batch: Any = None, **_: Any) -> Any:
         hidden = logits  # transformers' name for what comes out of the head
@@ -115,7 +107,7 @@ def without_logits(model: Any, chunk: int, kernel: str = "recompute") -> Iterato
         base.loss_function = plain_loss
 
 
-def chunk_loss(trainer: Any, chunk: int, kernel: str) -> None:
+def chunk_loss(trainer: Any, chunk: int) -> None:
     """The trainer computes its loss without all logits at once, `chunk` rows at a time.
 
     Where it is asked for the logits themselves, as for `compute_metrics` and by `predict`, they are computed as ever.
@@ -124,7 +116,7 @@ def chunk_loss(trainer: Any, chunk: int, kernel: str) -> None:
     plain_prediction_step = trainer.prediction_step
 
     def compute_loss(model: Any, *args: Any, **kwargs: Any) -> Any:
-        with without_logits(model, chunk, kernel):
+        with without_logits(model, chunk):
             return plain_compute_loss(model, *args, **kwargs)
 
     def prediction_step(model: Any, inputs: Any, prediction_loss_only: bool, *args: Any, **kwargs: Any) -> Any:
@@ -145,29 +137,14 @@ class ChunkedCrossEntropy(Technique):
     """The logits (B·T, V) are never whole: a chunk of them is made, used and dropped, and made again in the backward.
 
     It is gradient checkpointing for the head and the loss. Wijmans et al., "Cut Your Losses in Large-Vocabulary
-    Language Models", arXiv 2411.09009. The kernel "pytorch" is `torch.nn.functional.linear_cross_entropy` of PyTorch
-    2.13: it makes the gradients in the forward pass, so no logits are made twice, and keeps them until the backward
-    pass. With 16-bit weights or under autocast it adds the losses in 16 bits.
+    Language Models", arXiv 2411.09009. PyTorch 2.13 has `torch.nn.functional.linear_cross_entropy`, which makes the
+    gradients in the forward pass and keeps them until the backward pass.
     """
 
-    chunk: int = setting(256, "rows of logits that exist at a time", unit="tokens", minimum=1)
-    kernel: str = setting("recompute", "logits made twice, or PyTorch's own", choices=("recompute", "pytorch"))
+    chunk: int = setting(256, "rows of logits that exist at a time", minimum=1)
 
+    retired = MappingProxyType({"kernel": "recompute"})
     stage = Stage.WRAP
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.kernel == "pytorch":
-            object.__setattr__(self, "numerics", Numerics.APPROXIMATE)
-
-    def missing(self, device: Device) -> str | None:
-        if self.kernel != "pytorch":
-            return None
-        import torch
-
-        if hasattr(torch.nn.functional, "linear_cross_entropy"):
-            return None
-        return f"{self.name}=kernel:pytorch needs PyTorch 2.13, not {torch.__version__}. Use kernel:recompute."
 
     def check_config(self, config: Any) -> None:
         for name in CHANGES_LOGITS:
@@ -196,23 +173,24 @@ class ChunkedCrossEntropy(Technique):
         """It must be the one that the model's own head makes: whoever makes it of the logits would get none."""
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         loss_name = getattr(base.loss_function, "__name__", "a loss function of its own")
-        makers = {
-            f"forward() of {type(base).__name__}": not _of_transformers(type(base).forward),
-            loss_name: loss_name != "ForCausalLMLoss",
-        }
-        if trainer is not None:
-            makers |= {
-                "label smoothing": trainer.label_smoother is not None,
-                "compute_loss_func": trainer.compute_loss_func is not None,
-                "Liger's kernel": getattr(trainer.args, "use_liger_kernel", False),
-                f"compute_loss() of {type(trainer).__name__}": not _of_transformers(type(trainer).compute_loss),
-            }
-        for maker, makes_loss in makers.items():
-            if makes_loss:
-                raise ConfigurationError(
-                    f"{self.name}: here {maker} makes the loss, in a way that may look at logits, and there would be "
-                    f"none. Leave one of the two out."
-                )
+        makers = []
+        if not _of_transformers(type(base).forward):
+            makers.append(f"forward() of {type(base).__name__}")
+        if loss_name != "ForCausalLMLoss":
+            makers.append(loss_name)
+        if trainer is not None and trainer.label_smoother is not None:
+            makers.append("label smoothing")
+        if trainer is not None and trainer.compute_loss_func is not None:
+            makers.append("compute_loss_func")
+        if trainer is not None and getattr(trainer.args, "use_liger_kernel", False):
+            makers.append("Liger's kernel")
+        if trainer is not None and not _of_transformers(type(trainer).compute_loss):
+            makers.append(f"compute_loss() of {type(trainer).__name__}")
+        if makers:
+            raise ConfigurationError(
+                f"{self.name}: here {makers[0]} makes the loss, in a way that may look at logits, and there would be "
+                f"none. Leave one of the two out."
+            )
 
 
 def _of_transformers(function: Any) -> bool:

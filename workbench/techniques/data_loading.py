@@ -4,11 +4,11 @@ import tempfile
 import weakref
 from contextlib import ExitStack
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from workbench.base.errors import ConfigurationError
 from workbench.base.settings import setting
-from workbench.measure.device import Device
 from workbench.techniques.base import Arguments, Call, Capability, Stage, Technique
 
 
@@ -30,34 +30,23 @@ class DataLoading(Technique):
 
     Memory-mapped blocks are pages of a file, read when touched and dropped when the machine needs the room (datasets
     documentation, "Load"). Workers are processes that prepare the next batches meanwhile (`torch.utils.data`,
-    "Multi-process data loading"). Pinned memory, the default on CUDA, is copied to the device without a detour.
+    "Multi-process data loading").
     """
 
     memory_mapped: bool = setting(True, "blocks in a file that is mapped, instead of in the process's own memory")
     num_workers: int = setting(2, "processes that make batches; 0: the training process itself", minimum=0, maximum=64)
-    pin_memory: bool = setting(True, "on CUDA: batches wait in page-locked host memory, as they do by default")
 
+    retired = MappingProxyType({"pin_memory": True})
     stage = Stage.BATCHES
     forbids = frozenset({Capability.STREAM})
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (self.memory_mapped, self.num_workers, self.pin_memory) == (False, 0, True):
-            raise ConfigurationError(f"{self.name}: this is how every recipe loads its data. Change one of the three.")
-
-    def missing(self, device: Device) -> str | None:
-        if not self.pin_memory and device.kind != "cuda":
-            return (
-                f"{self.name}: memory is pinned for copies to a CUDA device; on this device ({device.kind}) it never "
-                "is. Leave pin_memory true, or run it where there is a CUDA device."
-            )
-        return None
+        if not self.memory_mapped and self.num_workers == 0:
+            raise ConfigurationError(f"{self.name}: this is how every recipe loads its data. Change one of the two.")
 
     def dataset(self) -> Call | None:
         return Call(map_from_disk) if self.memory_mapped else None
 
     def training_arguments(self, arguments: Arguments) -> Arguments:
-        arguments = {**arguments, "dataloader_num_workers": self.num_workers}
-        if not self.pin_memory:
-            arguments["dataloader_pin_memory"] = False
-        return arguments
+        return {**arguments, "dataloader_num_workers": self.num_workers}

@@ -33,8 +33,8 @@ class GradientAccumulation(Technique):
             # only the smaller ones: of a huge batch there are too many
             divisors = [str(steps) for steps in range(2, batch + 1)[:4096] if batch % steps == 0]
             raise ConfigurationError(
-                f"{self.name}: a batch of {batch} cannot be split into {self.steps} equal micro-batches. "
-                f"Possible steps for this batch: {', '.join(divisors) or 'none: use a larger batch'}."
+                f"gradient_accumulation_steps: a batch of {batch} cannot be split into {self.steps} equal "
+                f"micro-batches. Possible steps for this batch: {', '.join(divisors) or 'none: use a larger batch'}."
             )
         return {
             **arguments,

@@ -1,10 +1,10 @@
 """(IA)³: freeze the model, learn one factor for each of some inner activations."""
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from workbench.base.errors import ConfigurationError
-from workbench.base.settings import setting
 from workbench.models.family import ModelFamily
 from workbench.techniques.base import Adapter, Call, add_adapter
 
@@ -15,14 +15,14 @@ class Ia3(Adapter):
 
     Liu et al., "Few-Shot Parameter-Efficient Fine-Tuning is Better and Cheaper than In-Context Learning", arXiv
     2205.05638. The paper scales keys and values; GPT-2 computes them in one matrix with the queries, so PEFT scales
-    all three; of other kinds of models PEFT has a table. The factors start as 1: L · (3 + 4) · C parameters, or
-    L · 3 · C without the MLP. The gradient of a factor needs the activation that it multiplies, so that is kept.
+    all three; of other kinds of models PEFT has a table. The factors start as 1: L · (3 + 4) · C parameters. The
+    gradient of a factor needs the activation that it multiplies, so that is kept.
 
     The paper's rate is 3e-3 (with Adafactor), that of PEFT's example 8e-3. The factor was the best of 10, 30, 100 and
     300 on the embedded model, after 30 steps on Shakespeare.
     """
 
-    feedforward: bool = setting(True, "scale the inputs of the MLP's last matrix too")
+    retired = MappingProxyType({"feedforward": True})
 
     def check_config(self, config: Any) -> None:
         from peft.utils.constants import TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING as SCALED
@@ -38,15 +38,11 @@ class Ia3(Adapter):
         from peft import IA3Config
         from peft.utils import constants
 
-        scaled = constants.TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING[family.model_type]
-        # of these the inputs are scaled, not the outputs
-        feedforward = constants.TRANSFORMERS_MODELS_TO_IA3_FEEDFORWARD_MODULES_MAPPING[family.model_type]
-        if not self.feedforward:
-            scaled = [name for name in scaled if name not in feedforward]
-            feedforward = []
+        kind = family.model_type
         return add_adapter(
             IA3Config,
-            target_modules=scaled,
-            feedforward_modules=feedforward,
+            target_modules=constants.TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING[kind],
+            # of these the inputs are scaled, not the outputs
+            feedforward_modules=constants.TRANSFORMERS_MODELS_TO_IA3_FEEDFORWARD_MODULES_MAPPING[kind],
             fan_in_fan_out=family.matrices_are_transposed,
         )

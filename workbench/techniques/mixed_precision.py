@@ -26,7 +26,7 @@ class MixedPrecision(Technique):
         super().__post_init__()
         if self.dtype == "fp16":
             object.__setattr__(self, "brings", frozenset({Capability.LOSS_SCALING}))
-            object.__setattr__(self, "unsharded_under", {"deepspeed": SCALED_OTHERWISE})
+            object.__setattr__(self, "unsharded", {"deepspeed": SCALED_OTHERWISE})
 
     def missing(self, device: Device) -> str | None:
         if self.dtype == "fp16" and device.kind == "cpu":

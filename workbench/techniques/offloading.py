@@ -25,35 +25,16 @@ class HostMemory:
         """Room for a tensor's elements; nothing is written there yet."""
         return like.new_empty(like.numel(), device="cpu", pin_memory=True)
 
-    def store(self, room: Any, start: int, data: "torch.Tensor") -> Any:
+    def store(self, room: Any, start: int, data: "torch.Tensor") -> None:
         """Write a tensor of one dimension, from element `start` of the room on."""
-        return self.copy(room[start : start + len(data)], data)
+        room[start : start + len(data)].copy_(data, non_blocking=True)
 
-    def load(self, room: Any, start: int, buffer: "torch.Tensor") -> Any:
+    def load(self, room: Any, start: int, buffer: "torch.Tensor") -> None:
         """Fill a tensor of one dimension, from element `start` of the room on."""
-        return self.copy(buffer, room[start : start + len(buffer)])
-
-    def copy(self, to: "torch.Tensor", source: "torch.Tensor") -> Any:
-        to.copy_(source, non_blocking=True)
+        buffer.copy_(room[start : start + len(buffer)], non_blocking=True)
 
     def close(self) -> None:
         """Nothing that waits here is needed any more."""
-
-
-class SideStream(HostMemory):
-    """Page-locked host memory. The copies run on a stream of their own, beside what is computed after they are asked
-    for; `store` and `load` return the event at which a copy is done."""
-
-    stream: Any = None
-
-    def copy(self, to: "torch.Tensor", source: "torch.Tensor") -> Any:
-        import torch
-
-        self.stream = self.stream or torch.cuda.Stream()
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
-            super().copy(to, source)
-        return self.stream.record_event()
 
 
 class DiskFile:
@@ -93,7 +74,7 @@ def as_bytes(tensor: Any) -> Any:
     return tensor.view(torch.uint8).numpy().data
 
 
-class Nowhere:
+class Nowhere(HostMemory):
     """For predictions: what waits outside of the device takes nothing of it, and what comes back fills a buffer that is
     there already."""
 
@@ -104,9 +85,6 @@ class Nowhere:
         pass
 
     def load(self, room: Any, start: int, buffer: "torch.Tensor") -> None:
-        pass
-
-    def close(self) -> None:
         pass
 
 
@@ -136,10 +114,10 @@ class Counted:
         weakref.finalize(room, self.account.release, like.nbytes).atexit = False
         return room
 
-    def store(self, room: Room, start: int, data: "torch.Tensor") -> Any:
+    def store(self, room: Room, start: int, data: "torch.Tensor") -> None:
         self.account.move(data.nbytes)
         try:
-            return self.place.store(room.room, start, data)
+            self.place.store(room.room, start, data)
         except OSError as error:
             raise UnavailableError(
                 f"{self.owner}: {tempfile.gettempdir()} holds {format_bytes(self.account.held_bytes)} of {self.what} "
@@ -147,9 +125,9 @@ class Counted:
                 "environment variable TMPDIR name a folder on a larger disk."
             ) from error
 
-    def load(self, room: Room, start: int, buffer: "torch.Tensor") -> Any:
+    def load(self, room: Room, start: int, buffer: "torch.Tensor") -> None:
         self.account.move(buffer.nbytes)
-        return self.place.load(room.room, start, buffer)
+        self.place.load(room.room, start, buffer)
 
     def close(self) -> None:
         self.place.close()

@@ -13,12 +13,14 @@ from workbench.techniques.base import Arguments, Call, Capability, Numerics, Sta
 
 ON_BITSANDBYTES: Arguments = {
     "packages": {"bitsandbytes": "bitsandbytes"},
-    "unsharded": "bitsandbytes' kernels know no shards",
+    "unsharded": {"fsdp": "bitsandbytes' kernels know no shards"},
 }
 IN_PIECES: Arguments = {
     "numerics": Numerics.APPROXIMATE,
-    "unsharded": "its steps in pieces would change copies of the shards",
-    "unsharded_under": {"deepspeed": "its step fails on the flat pieces that DeepSpeed hands it"},
+    "unsharded": {
+        "fsdp": "its steps in pieces would change copies of the shards",
+        "deepspeed": "its step fails on the flat pieces that DeepSpeed hands it",
+    },
 }
 PIECE = 2**22  # elements
 
@@ -30,9 +32,9 @@ def _stochastic(name: str) -> Arguments:
 
 # What is particular of each kind: what the loss does (`numerics`; else it is another optimizer), the customary rate
 # relative to AdamW's, and how the Trainer gets it: by a name that it has itself (`trainer`), or by one of the functions
-# below, from `use_adamw` on (`adamw`, `muon`, `library`, `host`), with their settings. `packages`: modules that it
-# needs, and what to install for each; `devices` that it has kernels for, and what to use `instead` on others; what it
-# `forbids` in a recipe; why it cannot be used on shards (`unsharded`, `unsharded_under`) or on several ranks (`alone`).
+# below, from `use_adamw` on (`adamw`, `muon`, `library`), with their settings. `packages`: modules that it needs, and
+# what to install for each; `devices` that it has kernels for, and what to use `instead` on others; why it cannot be
+# used on shards (`unsharded`).
 KINDS: dict[str, Arguments] = {
     "adamw_fused": {"numerics": Numerics.EXACT, "trainer": {"optim": "adamw_torch_fused"}},
     # SGD does not divide by the size of the gradient, and needs a far larger rate: the best of 100, 300, 1,000 and
@@ -42,9 +44,9 @@ KINDS: dict[str, Arguments] = {
     "adafactor": {
         "trainer": {"optim": "adafactor"},
         "leaves": {"optimizer_states": 0.02},
-        "unsharded": "transformers' Adafactor adds whole tensors to shards",
-        "unsharded_under": {
-            "deepspeed": "its states are rows and columns of matrices, and DeepSpeed hands it flat pieces"
+        "unsharded": {
+            "fsdp": "transformers' Adafactor adds whole tensors to shards",
+            "deepspeed": "its states are rows and columns of matrices, and DeepSpeed hands it flat pieces",
         },
     },
     "adamw_8bit": {
@@ -78,7 +80,7 @@ KINDS: dict[str, Arguments] = {
     "muon": {
         "learning_rate_factor": 2.0,
         "muon": {"adjust_lr_fn": "match_rms_adamw"},
-        "unsharded_under": {"deepspeed": "it makes matrices orthogonal, and DeepSpeed hands it flat pieces"},
+        "unsharded": {"deepspeed": "it makes matrices orthogonal, and DeepSpeed hands it flat pieces"},
     },
     "adamw_stochastic": _stochastic("_AdamW"),
     "adamw_8bit_stochastic": _stochastic("AdamW8bit"),
@@ -99,17 +101,7 @@ KINDS: dict[str, Arguments] = {
         "devices": ["cuda"],
         "instead": "adamw_8bit_stochastic",
         "library": {"module": "flashoptim", "name": "FlashAdamW", "settings": {}, "piece": 0},
-        "unsharded": "its kernels know no shards",
-    },
-    "adamw_on_host": {
-        "numerics": Numerics.EXACT,
-        "packages": {"torchao": "torchao"},
-        "devices": ["cuda"],
-        "instead": "adamw_8bit",
-        "host": {},
-        # the scaler of losses would look for gradients in its groups, which are the parameters on the host
-        "forbids": [Capability.LOSS_SCALING],
-        "alone": "torchao's optimizer is made for one GPU; zero2_offload takes the step on the host",
+        "unsharded": {"fsdp": "its kernels know no shards"},
     },
 }
 
@@ -153,8 +145,7 @@ class Optimizer(Technique):
         # the instance's own, over what the class and its card say; `object`, because the dataclass is frozen
         table = KINDS[self.kind]
         object.__setattr__(self, "numerics", table.get("numerics", Numerics.DIFFERENT))
-        object.__setattr__(self, "forbids", self.forbids.union(table.get("forbids", ())))
-        for name in ("learning_rate_factor", "unsharded", "unsharded_under", "alone", "leaves"):
+        for name in ("learning_rate_factor", "unsharded", "leaves"):
             if name in table:
                 object.__setattr__(self, name, table[name])
 
@@ -192,14 +183,14 @@ class Optimizer(Technique):
 
     def trainer(self) -> Call | None:
         """None where the Trainer makes the optimizer by itself."""
-        functions: dict[str, Any] = {"adamw": use_adamw, "muon": use_muon, "library": use_library, "host": use_host}
+        functions: dict[str, Any] = {"adamw": use_adamw, "muon": use_muon, "library": use_library}
         for name, function in functions.items():
             if name in KINDS[self.kind]:
                 return Call(function, KINDS[self.kind][name])
         return None
 
     def stand_in(self) -> Technique:
-        """Another function in place of `trainer`, for kinds whose kernels cannot be traced or that use the host.
+        """Another function in place of `trainer`, for kinds whose kernels cannot be traced.
 
         That of FlashOptim needs no Triton, so there is nothing that a device can lack.
         """
@@ -211,7 +202,6 @@ class Optimizer(Technique):
             "adamw_paged": Call(stand_ins.use_bitsandbytes, {"bits": 32, "paged": True}),
             "adamw_8bit_paged": Call(stand_ins.use_bitsandbytes, {"bits": 8, "paged": True}),
             "adamw_flash": Call(use_library, {"module": here, "name": "FlashStates", "settings": {}, "piece": 0}),
-            "adamw_on_host": Call(use_host, {"module": here}),
         }
         if self.kind in ("adamw_8bit_stochastic", "adamw_4bit_stochastic"):
             stand_ins.read_code_tables()
@@ -276,49 +266,6 @@ def use_library(trainer: Any, module: str, name: str, settings: dict[str, Any], 
     options = {"lr": trainer.args.learning_rate, "eps": trainer.args.adam_epsilon, **settings}
     options["betas"] = (trainer.args.adam_beta1, trainer.args.adam_beta2)
     trainer.optimizer_cls_and_kwargs = (optimizer_class, options)
-
-
-def use_host(trainer: Any, module: str = "torchao.optim.cpu_offload") -> None:
-    """torchao's AdamW on the host, of tensors of 4,096 elements and more, with gradients as they are when it steps."""
-    import torch
-
-    offloading: Any = import_module(module).CPUOffloadOptimizer
-
-    class OnHost(offloading):  # type: ignore[misc]
-        def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **options)
-            # torchao's hooks send what is not clipped yet, and would keep the parameters they hang on, for ever
-            for parameter in self.param_d2h_map:
-                parameter._post_accumulate_grad_hooks.popitem()
-
-        @property
-        def state(self) -> Any:
-            """Of each parameter, also its weights and gradient on the host: all that is held there."""
-            states = {}
-            for parameter, host in self.param_d2h_map.items():
-                states[parameter] = {**self.optim_dict[parameter].state[host], "w": host, "g": host.grad}
-            if self.d_opt:  # that of the small parameters, on the device
-                states |= self.d_opt.state
-            return states
-
-        def step(self, closure: Any = None) -> Any:
-            for parameter, host in self.param_d2h_map.items():
-                if parameter.grad is not None:
-                    self.stream.wait_stream(torch.cuda.current_stream())
-                    with torch.cuda.stream(self.stream):
-                        host.grad.copy_(parameter.grad, non_blocking=True)
-                    self.queue[parameter] = self.stream.record_event()  # which is waited for before its step
-            return super().step(closure)
-
-        def load_state_dict(self, state_dict: Any) -> None:
-            # accelerate loads the state once, by which the small parameters' optimizer gets new groups: without this,
-            # the scheduler would go on setting the rate in the old ones
-            super().load_state_dict(state_dict)
-            if self.d_opt:
-                self.d_param_groups = self.d_opt.param_groups
-
-    _, options = trainer.get_optimizer_cls_and_kwargs(trainer.args)
-    trainer.optimizer_cls_and_kwargs = (OnHost, options)
 
 
 def piecewise(optimizer_class: Any, elements: int) -> Any:

@@ -19,13 +19,11 @@ def streaming_adamw(states: Any, chunk: int, fused: bool) -> Any:
             super().__init__(parameters, options)
 
         @torch.no_grad()
-        def step(self, closure: Any = None) -> Any:
-            loss = None if closure is None else torch.enable_grad()(closure)()
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
             for group in self.param_groups:
                 for parameter in group["params"]:
                     if parameter.grad is not None:
                         self.update(parameter, group)
-            return loss
 
         def update(self, parameter: Any, group: Any) -> None:
             """One step of a parameter, in pieces: its moments come to the device, are used, and go back."""

@@ -68,9 +68,9 @@ class TorchCompile(Technique):
                 stack.callback(setattr, guards, name, getattr(guards, name))
                 setattr(guards, name, seen_by_tracker(device))
             torch._dynamo.reset()
+            stack.callback(torch._dynamo.reset)  # however the run ends
             stack.enter_context(torch._functorch.config.patch(activation_memory_budget=1.0))  # and back at the end
             yield
-        torch._dynamo.reset()
 
     def trainer(self) -> Call:
         return Call(compile_training, self.settings())

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from getpass import getuser
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ from tqdm import tqdm
 
 from workbench.base.errors import explained, in_a_line
 from workbench.base.limits import within
-from workbench.base.paths import CORPORA, aside, put_in_place, runs_folder
+from workbench.base.paths import CORPORA, aside, folder_of_runs, put_in_place
 from workbench.texts import readers as texts
 from workbench.texts.chat import IGNORED, labelled, template_of
 from workbench.texts.formats import notice, preference
@@ -57,13 +56,12 @@ class Stream:
     signature: texts.Signature
 
     def __iter__(self) -> Iterator[str]:
+        pieces = _joined(self.source, Counter())
         if self.source.loss:
-            documents = self.source.documents()
-            conversations = ("".join(parts) for parts in documents if not isinstance(parts, texts.LeftOut))
-            yield from islice(conversations, self.start, self.end)
+            yield from islice((piece for piece in pieces if piece != LINE_END), self.start, self.end)
             return
         position = 0
-        for piece in _joined(self.source, Counter()):
+        for piece in pieces:
             if position >= self.end:
                 return
             yield piece[max(self.start - position, 0) : self.end - position]
@@ -150,59 +148,57 @@ def load_corpus(name: str) -> Corpus:
 
 
 def _joined(source: texts.TextSource, tally: Counter[str]) -> Iterator[str]:
-    """All documents in pieces, END_OF_TEXT between them; blank ones and what is not read are counted and left out."""
-    for document in source.documents():
-        if isinstance(document, texts.LeftOut):
-            tally[document] += 1
+    """All documents in pieces, END_OF_TEXT between them, or LINE_END; what is left out is counted."""
+    last_place = ""
+    for place, piece in source.rows():
+        if isinstance(piece, texts.LeftOut):
+            tally[f"{piece} left out"] += 1
             continue
-        pieces = iter(document)
-        first = next(pieces, None)  # a blank document has no pieces
-        if first is None:
-            tally["blank documents"] += 1
-            continue
-        if tally["documents"]:
-            yield LINE_END if source.loss else END_OF_TEXT
-        tally["documents"] += 1
-        yield first
-        yield from pieces
+        if place != last_place:
+            if tally["documents"]:
+                yield LINE_END if source.loss else END_OF_TEXT
+            tally["documents"] += 1
+            last_place = place
+        yield piece
 
 
 def _survey(source: texts.TextSource, signature: texts.Signature) -> Corpus:
     """One pass for the hash, the length and the faults; a second one for the held-out part of a long text."""
     digest = hashlib.sha256()
-    tally = Counter[str]()  # what was read, and what was left out
-    noticed = Counter[str]()  # what is read and does not count, or seems to be wrong
+    tally = Counter[str]()  # what was left out, does not count, or seems to be wrong
     entries = Counter[str]()
     pieces: list[str] = []
     characters = 0
     for piece in _joined(source, tally):
         digest.update(piece.encode())
         characters += len(piece)
-        noticed["characters are U+FFFD: the text was read in a wrong encoding once"] += piece.count("\ufffd")
+        tally["characters are U+FFFD: the text was read in a wrong encoding once"] += piece.count("\ufffd")
         if source.loss and piece != LINE_END:
-            notice(noticed, entries, json.loads(piece))
+            notice(tally, entries, json.loads(piece))
         if characters <= IN_MEMORY_CHARACTERS:
             pieces.append(piece)
     documents = tally.pop("documents", 0)
-    tally["files of other kinds"] = len(source.others())
+    tally["files of other kinds or splits left out"] = len(source.others())
     if source.kind and source.kind.read is preference:
-        tally["rejected answers"] = documents
-    left_out = [f"{count} {what} left out" for what, count in sorted(tally.items()) if count]
+        tally["rejected answers left out"] = documents
+    remarks = [f"{count} {what}" for what, count in sorted(tally.items()) if count]
     if not documents:
-        reason = "; ".join(left_out) or "there is no document in it"
+        reason = "; ".join(remarks) or "there is no document in it"
         raise texts.refusal(f"{source.name} is empty: {reason}. Give a file with text in it.")
-    remarks = [*source.remarks, *left_out, *(f"{count} {what}" for what, count in sorted(noticed.items()) if count)]
-    size = documents if source.loss else characters
+    size = characters
+    most = HELD_OUT_CHARACTERS
+    if source.loss:
+        size = documents
+        most = HELD_OUT_TOKENS
     cut = int(size * (1 - HELD_OUT_SHARE))
-    end = cut + (HELD_OUT_TOKENS if source.loss else HELD_OUT_CHARACTERS)
     train: str | Stream
     if source.loss or characters > IN_MEMORY_CHARACTERS:
         train = Stream(source, 0, cut, signature)
-        held_out = (LINE_END if source.loss else "").join(Stream(source, cut, end, signature))
+        held_out = (LINE_END if source.loss else "").join(Stream(source, cut, cut + most, signature))
     else:
         text = "".join(pieces)
         train = text[:cut]
-        held_out = text[cut:end]
+        held_out = text[cut : cut + most]
     if not held_out.strip():
         raise texts.refusal(f"the last tenth of {source.name}, which is held out, is blank. Trim the file.")
     return Corpus(
@@ -211,7 +207,7 @@ def _survey(source: texts.TextSource, signature: texts.Signature) -> Corpus:
         held_out=held_out,
         sha256=digest.hexdigest(),
         documents=documents,
-        remarks=tuple(remarks),
+        remarks=(*source.remarks, *remarks),
         loss=source.loss,
         characters=characters,
         entries=tuple((name, count) for name, count in sorted(entries.items()) if count),
@@ -396,21 +392,18 @@ def labelled_line(corpus: Corpus, line: str, tokenizer: Any) -> list[tuple[int, 
         ) from None
 
 
-SPACE = r"(?<=\S)(?=[ \n])"
-WHOLE = r"(?<!\u200d)(?![\u0300-\u036f\u200d\ufe00-\ufe0f\U0001f3fb-\U0001f3ff])"  # after a character and its marks
-WORD_END = rf"(?:(?=<\|endoftext\|>)|(?<=[^\W_])(?<!<\|endoftext)(?=\W){WHOLE})"
+BOUNDARY = r"(?:(?<=\S)(?=[ \n])|(?=<\|endoftext\|>))"
 
 
 def _pieces(text: Iterable[str]) -> Iterator[str]:
     """A long text in pieces that have the same tokens as the whole.
 
-    They end before the white space after a visible character. There GPT-2's pre-tokenizer cuts in any case: its
-    pattern (Radford et al. 2019, `encoder.py`) matches white space only at the beginning of a word or in a run of its
-    own, and looks ahead only past white space. It also cuts before END_OF_TEXT and after the last letter or digit of a
-    word, which serves where LONGEST_PIECE characters have no such space, as in Chinese.
+    They end before the white space after a visible character, or before END_OF_TEXT. There GPT-2's pre-tokenizer cuts
+    in any case: its pattern (Radford et al. 2019, `encoder.py`) matches white space only at the beginning of a word or
+    in a run of its own, and looks ahead only past white space.
 
-    Where there is no such place either, as in so many spaces, emoji or repetitions of one letter, the cut is made all
-    the same, that memory stays bounded: there, and nowhere else, the tokens may be others than those of the whole.
+    Where LONGEST_PIECE characters have no such place, the cut is made all the same, that memory stays bounded: there,
+    and nowhere else, the tokens may be others than those of the whole.
     """
     best_end = _ends_of_pieces(PIECE_CHARACTERS, LONGEST_PIECE)
     enough = LONGEST_PIECE + len(END_OF_TEXT)  # of the text to see what is the best place
@@ -429,18 +422,15 @@ def _pieces(text: Iterable[str]) -> Iterator[str]:
 
 def _ends_of_pieces(size: int, longest: int) -> re.Pattern[str]:
     """A piece of about `size` characters that ends at the best of several places."""
-    pieces = [rf".{{1,{size}}}\Z|.{{{size},{longest}}}?(?:{SPACE}|\Z)"]
-    pieces += [f".{{1,{longest}}}{end}" for end in (SPACE, WORD_END, WHOLE, "")]
-    return re.compile("|".join(pieces), re.DOTALL)
+    first = rf".{{1,{size}}}\Z|.{{{size},{longest}}}?(?:{BOUNDARY}|\Z)"
+    return re.compile(rf"{first}|.{{1,{longest}}}{BOUNDARY}|.{{1,{longest}}}", re.DOTALL)
 
 
 def _tokenised(corpus: Corpus, text: Stream, tokenizer: "PreTrainedTokenizerBase", length: int) -> Path:
     """The Arrow file of the blocks, made once for a text, a tokenizer and a length, and again if it is damaged: its
     name ends with the digest of its content."""
     state = hashlib.sha256(f"{corpus.sha256} {_state(tokenizer, corpus.loss)} {length}".encode()).hexdigest()[:24]
-    folder = runs_folder() / "tokens"
-    if folder.exists() and not os.access(folder, os.W_OK):  # another user's, who shares the records
-        folder = runs_folder() / f"tokens-{getuser()}"
+    folder = folder_of_runs("tokens")
     with aside(folder, f"corpus: the tokens of {corpus.name}") as part:
         for path in folder.glob(f"{state}-*.arrow"):
             if path.is_file() and os.access(path, os.R_OK):

@@ -20,11 +20,12 @@ from workbench.base.hub import (
     repository_folder,
     repository_info,
 )
+from workbench.texts.folders import Loaded, files_of
 
 
 @lru_cache(maxsize=8)
-def data_set_files(address: Address, config: str | None, split: str, nothing: str) -> tuple[Path, ...]:
-    """The Arrow files of a split of a data set, or of a part of one, `train[:10%]`, in the cache of `datasets`.
+def data_set_files(address: Address, nothing: str, config: str | None, split: str) -> Loaded:
+    """Of a data set of the hub, in the cache of `datasets`; a split may be a part of one, `train[:10%]`.
 
     Raises as `model_files`, with `nothing` about what else the name may be; ConfigurationError: there is no such
     config, split or part, or it is empty.
@@ -43,11 +44,7 @@ def data_set_files(address: Address, config: str | None, split: str, nothing: st
         rows = _prepared(address, info.sha, config or "default", split)
         if rows is None:
             rows = _downloaded(address, info.sha, config, split)
-    if not len(rows):
-        raise ConfigurationError(f"corpus: the split {split} of {str(address)!r} has no rows. Name another one.")
-    if "[" in split:  # the files that a part is from have all rows: it is written into files of its own
-        rows = rows.with_format("arrow").map(_unchanged, batched=True)
-    return tuple(Path(file["filename"]) for file in rows.cache_files)
+    return files_of(rows, split)
 
 
 def _downloaded(address: Address, commit: str, config: str | None, split: str) -> Any:
@@ -84,25 +81,17 @@ def _prepared(address: Address, commit: str, config: str | None, split: str) -> 
 
     cache = Path(os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME, "datasets"))
     wanted = address.repository.replace("_", "").lower()  # `datasets` writes names in small letters, with underlines
-    names = [path.name for path in cache.glob("*")]
-    matches = [name for name in names if f"/{name}".replace("___", "/").replace("_", "").endswith(f"/{wanted}")]
-    if len(matches) != 1:
-        return None
-    folders = sorted(
-        cache.glob(f"{matches[0]}/{config or '*'}/*/{commit or '*'}"), key=lambda path: path.stat().st_mtime
-    )
-    if not folders or (commit and len(folders) > 1):
+    folders = []
+    for folder in cache.glob(f"*/{config or '*'}/*/{commit or '*'}"):
+        if f"/{folder.parts[-4]}".replace("___", "/").replace("_", "").endswith(f"/{wanted}"):
+            folders.append(folder)
+    if len({folder.parts[-4] for folder in folders}) != 1 or (commit and len(folders) > 1):
         return None
     from datasets.packaged_modules.cache.cache import Cache
 
-    repository = matches[0].replace("___", "/")
-    newest = folders[-1]
-    kept = {"config_name": newest.parts[-3], "version": newest.parts[-2], "hash": newest.name}
+    newest = max(folders, key=lambda path: path.stat().st_mtime)
+    *_, repository, config, version, digest = newest.parts
     with suppress(Exception):  # then it is not whole, or has no such split
-        name = repository.rpartition("/")[2]
-        return Cache(str(cache), dataset_name=name, repo_id=repository, **kept).as_dataset(split=split)
+        names = {"repo_id": repository.replace("___", "/"), "dataset_name": repository.rpartition("___")[2]}
+        return Cache(str(cache), config_name=config, version=version, hash=digest, **names).as_dataset(split=split)
     return None
-
-
-def _unchanged(rows: Any) -> Any:
-    return rows

@@ -6,9 +6,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from charset_normalizer import from_bytes
+
 from workbench.base.errors import ConfigurationError
 from workbench.texts.faults import refusal
-from workbench.texts.files import HELD_WHOLE, kind_of, opened
+from workbench.texts.files import opened
 from workbench.texts.folders import LFS
 
 MAGIC = {
@@ -16,15 +18,12 @@ MAGIC = {
     b"PK\3\4": "zip",
     b"\x1f\x8b": "gzip",
     b"PAR1": "Parquet",
-    b"ARROW1": "Arrow",
-    b"\x28\xb5\x2f\xfd": "zstd",
 }
 SAMPLE = 1 << 22  # bytes to guess an encoding from
 ENOUGH = 3  # letters that are UTF-8 by chance are fewer
 MANY = 12  # bytes to tell a language by
 BESIDE_ANOTHER = re.compile(rb"[\x80-\xff]{2,}")
 CONTROLS = re.compile("[\x80-\x84\x86-\x9f]")  # in Latin-1; in cp1252 dashes and quotes
-NAMED = {"cp932": "shift_jis", "gb18030": "gb18030", "utf_16_le": "utf-16-le", "utf_16_be": "utf-16-be"}
 
 
 def check_bytes(path: Path, encoding: str, chunk: int) -> bool:
@@ -33,10 +32,8 @@ def check_bytes(path: Path, encoding: str, chunk: int) -> bool:
     Args:
         chunk: bytes to look at together.
     """
-    ending = kind_of(path)
     decoder = codecs.getincrementaldecoder(encoding)()
     line = 1
-    held = 0  # characters of the line so far, or of the file, where it is held whole
     has_text = False
     returns = 0
     with opened(path) as file:
@@ -57,13 +54,6 @@ def check_bytes(path: Path, encoding: str, chunk: int) -> bool:
             line += text.count("\n")
             returns += text.rstrip().count("\r")
             has_text = has_text or bool(text and not text.isspace())
-            line_end = text.rfind("\n") if ending == ".jsonl" else -1
-            held = len(text) - line_end - 1 if line_end >= 0 else held + len(text)
-            if held > HELD_WHOLE.get(ending, held):
-                where = f"{path} has" if ending == ".json" else f"{path}, line {line} has"
-                raise refusal(
-                    f"{where} more than {HELD_WHOLE[ending]:,} characters. Write it as .jsonl, in more lines."
-                )
             if not data:
                 break
     if returns and line == 1:
@@ -110,17 +100,14 @@ def guess_encoding(path: Path, also: bytes = b"") -> str:
     odd_zeros = sample[1::2].count(0)
     if max(even_zeros, odd_zeros) > 4 * min(even_zeros, odd_zeros):  # most of the text is ASCII
         return "utf-16-le" if odd_zeros > even_zeros else "utf-16-be"
-    high = [byte for byte in sample if byte >= 0x80]
+    high = sum(byte >= 0x80 for byte in sample)
     runs = sum(map(len, BESIDE_ANOTHER.findall(sample)))
     # in the languages of Western Europe letters with accents stand alone
-    if len(high) >= MANY and runs > len(high) / 2:
-        with suppress(ImportError):
-            from charset_normalizer import from_bytes
-
-            best = from_bytes(sample[: 1 << 16]).best()
-            if best and best.encoding != "utf_8":
-                return NAMED.get(best.encoding, best.encoding)
-    return "cp1252" if any(byte < 0xA0 for byte in high) else "latin-1"
+    if high >= MANY and runs > high / 2:
+        best = from_bytes(sample[: 1 << 16]).best()
+        if best and best.encoding != "utf_8":
+            return best.encoding
+    return "cp1252"  # of which what is said to be Latin-1 is a part
 
 
 def _undecodable(path: Path, encoding: str, error: UnicodeError, line: int) -> ConfigurationError:
@@ -138,5 +125,5 @@ def _undecodable(path: Path, encoding: str, error: UnicodeError, line: int) -> C
         )
     return refusal(
         f"{path} is not {name}: {what}. It may be {guess}: name that, {path}:encoding={guess}, or convert it: iconv "
-        f"-f {guess.replace('latin-1', 'latin1')} -t utf-8 {path.name} > fixed{path.suffix}"
+        f"-f {guess} -t utf-8 {path.name} > fixed{path.suffix}"
     )

@@ -12,22 +12,16 @@ from workbench.base.patches import replaced
 from workbench.texts.faults import refusal, refuse_unreadable
 
 CARD = "README.md"
+# the beginning of a card that says of what kind the data set is, or which files are in it
+OF_DATA_SET = re.compile(
+    r"\ufeff?---[ \t]*\n(?:(?!---).*\n)*?"
+    r"(configs|dataset_info|task_categories|task_ids|size_categories|annotations_creators):"
+)
 LFS = b"version https://git-lfs.github.com/spec/"  # what a clone without `git lfs` has in the place of a file
-FRONT_MATTER = re.compile(r"\A\ufeff?---\s*\n(.*?)\n---\s*(\n|\Z)", re.DOTALL)
-OF_DATA_SETS = {"configs", "dataset_info", "task_categories", "task_ids", "size_categories", "annotations_creators"}
-TRAIN = "train"
-SPLITS = {  # as a part of a name says it
-    "train": TRAIN,
-    "training": TRAIN,
-    "test": "test",
-    "testing": "test",
-    "validation": "validation",
-    "valid": "validation",
-    "val": "validation",
-    "dev": "validation",
-    "eval": "validation",
-}
+TRAINING = {"train", "training"}  # as a part of a file's name
+OTHER_SPLITS = {"test", "testing", "validation", "valid", "val", "dev", "eval"}
 Signature = tuple[tuple[Any, ...], ...]
+Loaded = tuple[tuple[Path, ...], dict[str, int]]  # the Arrow files of a split, and the rows of each split
 
 
 def visible_files(folder: Path) -> list[Path]:
@@ -60,37 +54,31 @@ def signature_of(paths: list[Path]) -> Signature:
     return tuple(facts)
 
 
-def by_split(files: list[Path], folder: Path) -> dict[str, list[Path]]:
-    """The files by the split that their names say, as `datasets` sees it; empty where they tell no training split from
-    another."""
-    splits: dict[str, list[Path]] = {}
-    for path in files:
-        parts = re.split(r"[^a-z]+", path.relative_to(folder).as_posix().lower())
-        names = [SPLITS[part] for part in parts if part in SPLITS]
-        splits.setdefault(names[-1] if names else "", []).append(path)
-    if TRAIN not in splits or len(splits.keys() - {""}) == 1:
-        return {}
-    splits[TRAIN] = sorted([*splits[TRAIN], *splits.pop("", [])])
-    return splits
+def training_files(files: list[Path], folder: Path) -> list[Path]:
+    """Without those of other splits, as `datasets` sees it, if some are of a training split."""
+    splits = [_split_of(path.relative_to(folder)) for path in files]
+    if "train" not in splits:
+        return files
+    return [path for path, split in zip(files, splits, strict=True) if split != "another"]
+
+
+def _split_of(path: Path) -> str:
+    for word in reversed(re.split(r"[^a-z]+", path.as_posix().lower())):
+        if word in TRAINING:
+            return "train"
+        if word in OTHER_SPLITS:
+            return "another"
+    return ""
 
 
 def is_data_set(folder: Path) -> bool:
     """Whether a folder is a clone of a data set of the hub: its card says so."""
     card = folder / CARD
-    if not card.is_file():
-        return False
-    import yaml
-
-    match = FRONT_MATTER.match(card.read_text(encoding="utf-8", errors="replace"))
-    try:
-        facts = yaml.safe_load(match[1]) if match else None
-    except yaml.YAMLError:
-        return False
-    return isinstance(facts, dict) and bool(facts.keys() & OF_DATA_SETS)
+    return card.is_file() and bool(OF_DATA_SET.match(card.read_text(encoding="utf-8", errors="replace")))
 
 
-def load_data_set(folder: Path, config: str | None, split: str) -> tuple[tuple[Path, ...], dict[str, int]]:
-    """The Arrow files of a split of such a folder, in the cache of `datasets`, and the rows of each split.
+def load_data_set(folder: Path, config: str | None, split: str) -> Loaded:
+    """Of such a folder, in the cache of `datasets`.
 
     Raises:
         ConfigurationError: there is no such config or split, or the files cannot be used.
@@ -99,9 +87,7 @@ def load_data_set(folder: Path, config: str | None, split: str) -> tuple[tuple[P
 
 
 @lru_cache(maxsize=8)
-def _load_data_set(
-    folder: Path, config: str | None, split: str, signature: Signature
-) -> tuple[tuple[Path, ...], dict[str, int]]:
+def _load_data_set(folder: Path, config: str | None, split: str, signature: Signature) -> Loaded:
     import datasets
 
     cure = f"Name split and config, {folder}:split=train,config=…, or correct the card, {CARD}."
@@ -116,9 +102,18 @@ def _load_data_set(
         explained(f"corpus: the data set in the folder {folder} cannot be used", cure),
     ):
         rows = datasets.load_dataset(str(folder), config, split=split, cache_dir=str(cache), keep_in_memory=False)
-        if not len(rows):
-            raise ValueError(f"the split {split} has no rows")
-        if "[" in split:  # the files that a part is from have all rows: it is written into files of its own
-            rows = rows.with_format("arrow").map(lambda batch: batch, batched=True)
-        counts = {name: info.num_examples for name, info in (rows.info.splits or {}).items()}
-        return tuple(Path(file["filename"]) for file in rows.cache_files), counts
+        return files_of(rows, split)
+
+
+def files_of(rows: Any, split: str) -> Loaded:
+    """Raises ConfigurationError: the split has no rows."""
+    if not len(rows):
+        raise refusal(f"the split {split} has no rows. Name another one.")
+    if "[" in split:  # the files that a part is from have all rows: it is written into files of its own
+        rows = rows.with_format("arrow").map(_unchanged, batched=True)
+    counts = {name: info.num_examples for name, info in (rows.info.splits or {}).items()}
+    return tuple(Path(file["filename"]) for file in rows.cache_files), counts
+
+
+def _unchanged(rows: Any) -> Any:
+    return rows

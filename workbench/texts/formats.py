@@ -15,13 +15,9 @@ import tokenize
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from io import StringIO
-from itertools import pairwise
-from typing import Annotated, Any, NamedTuple, NotRequired
-
-from annotated_types import MinLen
-from typing_extensions import TypedDict  # pydantic wants this one, up to Python 3.11
-
-from workbench.base.settings import checker
+from itertools import pairwise, product, starmap
+from os.path import commonprefix
+from typing import Any, NamedTuple
 
 NAMES = {"from": "role", "value": "content", "text": "content"}  # of a message, as other programs call them
 ROLES = {
@@ -45,48 +41,19 @@ ROLES = {
     "function_response": "tool",
     "ipython": "tool",
 }
+CALLS = {"tool_calls", "function_call"}  # entries of a message that may have no content
 COUNTED = ("weight", "train", "loss")  # of an assistant's message: 0 or false where it is not to be learned
+ASKING = ("instruction", "question", "query", "problem", "prompt", "input", "inputs", "user")  # columns that ask
+ANSWERING = ("output", "response", "answer", "completion", "solution", "targets", "assistant")  # and that answer
 BESIDE = ("input", "context")  # what stands beside a question in a column of its own
-OURS = ("parts_without_text", "role_in_the_file")  # what `as_message` adds, for the remarks
+CHATS = ("messages", "conversations")
+NO_TEXT = "parts_without_text"  # what `as_message` adds, for the remarks
 NULL = "null texts"
+DISLIKED = "rows whose label is false"
 
 
 class UnknownRoleError(ValueError):
     """A message is said by nobody that is known."""
-
-
-class Message(TypedDict):
-    """What someone says, and more; the content is null where the assistant calls a tool."""
-
-    __pydantic_config__ = {"extra": "allow"}  # type: ignore[misc]  # noqa: RUF012
-
-    role: str
-    content: str | None
-
-
-Messages = Annotated[list[Message], MinLen(1)]
-
-
-class Conversation(TypedDict):
-    """Of these messages the assistant's turns count."""
-
-    messages: Messages
-    tools: NotRequired[list[Any]]
-
-
-class Texts(TypedDict):
-    """Of these two the completion counts."""
-
-    prompt: str
-    completion: str
-
-
-class Exchange(TypedDict):
-    """Messages, and those that answer them, which count."""
-
-    prompt: Messages
-    completion: Messages
-    tools: NotRequired[list[Any]]
 
 
 # ---- a row as a conversation: each function gives a dictionary, or says why the row is left out ----
@@ -96,103 +63,95 @@ def chat(row: Any, column: str) -> Any:
     """The messages of a column, after the system's and with the tools that stand beside them."""
     messages = as_list(row.get(column))
     if messages is None:
-        return "null texts"
-    if isinstance(messages, list) and not messages:
+        return NULL
+    if messages == []:
         return "conversations without messages"
     if is_disliked(row):
-        return "rows whose label is false"
-    if isinstance(messages, list):
-        messages = list(map(as_message, messages))
-        has_system = isinstance(messages[0], dict) and messages[0].get("role") == "system"  # which goes over the column
-        messages = messages if has_system else [*before(row), *messages]
-    return {"messages": messages, **tools_of(row)}
+        return DISLIKED
+    messages = messages_of(messages)
+    has_system = messages[0]["role"] == "system"  # which goes over the column
+    return {"messages": messages if has_system else [*system_of(row), *messages], **tools_of(row)}
 
 
 def exchange(row: Any, prompt: str = "prompt", completion: str = "completion") -> Any:
     """Two texts, or messages and those that answer them."""
-    if row.get(prompt) is None or row.get(completion) is None:
-        return "null texts"
+    first = row.get(prompt)
+    second = row.get(completion)
+    if first is None or second is None:
+        return NULL
     if is_disliked(row):
-        return "rows whose label is false"
-    parts = {"prompt": row[prompt], "completion": row[completion]}
-    if isinstance(row[prompt], str) and isinstance(row[completion], str):
-        return parts
-    if isinstance(row[prompt], list) and isinstance(row[completion], list):
-        parts = {name: [as_message(message) for message in messages] for name, messages in parts.items()}
-    return {**parts, **tools_of(row)}
+        return DISLIKED
+    if isinstance(first, str) and isinstance(second, str):
+        return {"prompt": first, "completion": second}
+    return {"prompt": messages_of(first), "completion": messages_of(second), **tools_of(row)}
 
 
 def instruction(row: Any, question_column: str, answer_column: str) -> Any:
     """A question, with what stands beside it after a blank line, and its answer."""
-    if row.get(question_column) is None or row.get(answer_column) is None:
-        return "null texts"
+    answer = row.get(answer_column)
+    if row.get(question_column) is None or answer is None:
+        return NULL
     if is_disliked(row):
-        return "rows whose label is false"
-    return {
-        "messages": [*before(row), question(row, question_column), {"role": "assistant", "content": row[answer_column]}]
-    }
+        return DISLIKED
+    return {"messages": [*system_of(row), question(row, question_column), answer_of(answer)], **tools_of(row)}
 
 
-def preference(row: Any, question_column: str, chosen: str = "chosen", rejected: str = "rejected") -> Any:
+def preference(row: Any, question_column: str) -> Any:
     """A question and the chosen of two answers; without a question, what the two have in common is one."""
-    answer = row.get(chosen)
-    if answer is None or (question_column and row.get(question_column) is None):
-        return "null texts"
-    if not question_column:
-        prompt = common_beginning(answer, row.get(rejected) or "")
-        row = {"prompt": prompt, "completion": answer[len(prompt) :]}
-        return exchange(row) if row["completion"] else "pairs of equal answers"
-    prompt = row[question_column]
-    if question_column == "prompt" and isinstance(prompt, str) and isinstance(answer, str):
-        return {"prompt": prompt, "completion": answer}
-    if isinstance(prompt, dict):
-        row = {**prompt, **row}
-        prompt = prompt.get("messages")
-    if isinstance(answer, str):
-        answer = {"role": "assistant", "content": answer}
-    answers = [as_message(message) for message in (answer if isinstance(answer, list) else [answer])]
+    chosen = row.get("chosen")
+    prompt = row.get(question_column) if question_column else ""
+    if chosen is None or prompt is None:
+        return NULL
+    if isinstance(chosen, str) and not question_column:
+        prompt = commonprefix([chosen, row.get("rejected") or ""]).removesuffix(" ")  # as in TRL  # noqa: RUF071
+        chosen = chosen[len(prompt) :]
+        return {"prompt": prompt, "completion": chosen} if chosen else "pairs of equal answers"
+    around = system_of(row) if question_column else []
+    is_alone = not (around or row.get("input") or row.get("context"))
+    if is_alone and question_column == "prompt" and isinstance(prompt, str) and isinstance(chosen, str):
+        return {"prompt": prompt, "completion": chosen}
+    answers = messages_of(chosen) if isinstance(chosen, list) else [answer_of(chosen)]
     if isinstance(prompt, list):
-        prompt = [as_message(message) for message in prompt]
+        before = messages_of(prompt)
     elif len(answers) > 1:  # the question is said again before the answer
-        prompt = answers[:-1]
+        before = answers[:-1]
         answers = answers[-1:]
+    elif question_column:
+        before = [question(row, question_column)]
     else:
-        prompt = [question(row, question_column)]
-    return {"prompt": [*before(row), *prompt], "completion": answers, **tools_of(row)}
+        return "answers without a question"
+    return {"prompt": [*around, *before], "completion": answers, **tools_of(row)}
 
 
-def common_beginning(first: Any, second: Any) -> Any:
-    """What two texts, or two lists of messages, begin with; of texts without the last space, as in TRL."""
-    length = 0
-    for one_part, other_part in zip(first, second, strict=False):
-        if one_part != other_part:
-            break
-        length += 1
-    if first[:length] and first[length - 1] == " ":
-        length -= 1
-    return first[:length]
+def answer_of(answer: Any) -> Any:
+    """The assistant's message: a text, or already a message."""
+    return as_message(answer if isinstance(answer, dict) else {"role": "assistant", "content": answer})
 
 
 def question(row: Any, question_column: str) -> Any:
     """The user's message, with the columns that stand beside the question."""
     parts = [row[question_column], *(row[name] for name in BESIDE if name != question_column and row.get(name))]
-    text = "\n\n".join(parts) if all(isinstance(part, str) for part in parts) else row[question_column]
-    return {"role": "user", "content": text}
+    if not all(isinstance(part, str) for part in parts):
+        raise ValueError(f"{question_column!r}, or what stands beside it, is no text")
+    return {"role": "user", "content": "\n\n".join(parts)}
 
 
-def before(row: Any) -> Any:
-    """The messages of the system and of earlier questions and answers that have columns of their own."""
+def system_of(row: Any) -> Any:
+    """The message of the system, if it has a column of its own."""
     system = row.get("system") or row.get("system_prompt")
-    messages = [{"role": "system", "content": system}] if system else []
-    for earlier_question, answer in row.get("history") or []:
-        messages += [{"role": "user", "content": earlier_question}, {"role": "assistant", "content": answer}]
-    return messages
+    if not system:
+        return []
+    return [{"role": "system", "content": system}]
 
 
 def tools_of(row: Any) -> Any:
     """The tools that a conversation may use, as `{"tools": […]}`, or nothing."""
     tools = as_list(row.get("tools") or row.get("functions"))
-    return {"tools": tools} if tools else {}
+    if not tools:
+        return {}
+    if not isinstance(tools, list):
+        raise ValueError(f"the tools are a {type(tools).__name__}, not a list")
+    return {"tools": tools}
 
 
 def is_disliked(row: Any) -> bool:
@@ -226,35 +185,44 @@ def as_list(value: Any) -> Any:
         return value
 
 
+def messages_of(value: Any) -> Any:
+    """A list of messages. Raises as `as_message`."""
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"{value!r:.60} is no list of messages")
+    return list(map(as_message, value))
+
+
 def as_message(message: Any) -> Any:
-    """What someone says, by the names that templates know. Raises UnknownRoleError; ValueError for an odd weight."""
+    """What someone says, by the names that templates know. Raises UnknownRoleError; ValueError for another fault."""
     if not isinstance(message, dict):
-        return message
+        raise ValueError(f"{message!r:.60} is no message")
     renamed = {}
     for name, value in message.items():
         plain = NAMES.get(name, name)
-        renamed[name if plain in message else plain] = value
-    role = renamed.get("role")
-    if isinstance(role, str):
-        if role.lower() not in ROLES:
-            raise UnknownRoleError(role)
-        renamed["role"] = ROLES[role.lower()]
-        if role.lower() not in (renamed["role"], "human", "gpt"):
-            renamed["role_in_the_file"] = role
-        if role == "function_call":
-            renamed |= calls_of(renamed.get("content"))
+        if value is not None:
+            renamed[name if plain in message else plain] = value
+    role = renamed.pop("role", None)
+    if not isinstance(role, str):
+        raise ValueError(f"{message!r:.60} has no role")
+    if role.lower() not in ROLES:
+        raise UnknownRoleError(role)
+    if role == "function_call":
+        renamed |= calls_of(renamed.get("content"))
     for name in COUNTED:
         if renamed.get(name) not in (None, 0, 1):
             raise ValueError(f"{name} is {renamed[name]!r:.40}: only 0 and 1, or false and true, are known")
-    if renamed.get("tool_calls") or renamed.get("function_call"):
-        renamed.setdefault("content", None)
-    parts = renamed.get("content")
-    if isinstance(parts, list) and all(isinstance(part, dict) for part in parts):
-        renamed["content"] = "".join(str(part.get("text") or "") for part in parts)
-        others = [part for part in parts if part.get("text") is None]
+    content = renamed.pop("content", None)
+    if isinstance(content, list) and all(isinstance(part, dict) for part in content):
+        others = sum(part.get("text") is None for part in content)
+        content = "".join(str(part.get("text") or "") for part in content)
         if others:
-            renamed["parts_without_text"] = len(others)
-    return renamed
+            renamed[NO_TEXT] = others
+    spoken = {"role": ROLES[role.lower()]}
+    if content is not None or not renamed.keys() & CALLS:
+        spoken["content"] = content
+        if not isinstance(content, str):
+            raise ValueError(f"{message!r:.60} has no content that is a text")
+    return spoken | renamed
 
 
 def calls_of(text: Any) -> Any:
@@ -276,29 +244,23 @@ class Format(NamedTuple):
     """Rows of a kind.
 
     Attributes:
-        columns: those that it has, with commas; a ? follows one that may be missing.
+        required, beside: columns that it must have, and that it may have.
         read: makes a conversation of a row and the `arguments`, or says why the row is left out.
         title: what people call it; empty for those that TRL knows.
     """
 
-    columns: str
+    required: tuple[str, ...]
+    beside: tuple[str, ...]
     read: Callable[..., Any]
     arguments: tuple[str, ...] = ()
     title: str = ""
 
-    @property
-    def required(self) -> list[str]:
-        """The columns that it must have."""
-        return [name for name in self.columns.split(",") if not name.endswith("?")]
-
     def present(self, names: Iterable[str]) -> list[str]:
         """Its columns among these."""
-        return [name for name in self.columns.replace("?", "").split(",") if name in names]
+        return [name for name in (*self.required, *self.beside) if name in names]
 
     def sentence(self, names: Iterable[str]) -> str:
-        """What of these columns asks, and what counts; empty for the kinds that need no words."""
-        if not self.title:
-            return ""
+        """What of these columns asks, and what counts."""
         if self.read is preference:
             return f"read as {self.title}: the chosen answers count"
         question_column, answer_column = self.arguments
@@ -306,79 +268,72 @@ class Format(NamedTuple):
         return f"read as {self.title}: what {answer_column} says counts, after {' and '.join(asking)}"
 
 
+LABELS = ("label", "kto_tag")
+TOOLS = ("tools", "functions")
+AROUND = ("system", "system_prompt", *TOOLS)
+
+
 def chat_format(column: str) -> Format:
     """That of messages in a column of any name."""
-    return Format(f"{column},system?,tools?,functions?,label?,kto_tag?", chat, (column,))
+    return Format((column,), (*AROUND, *LABELS), chat, (column,))
 
 
-def asked_and_answered(question_column: str, answer_column: str) -> Format:
+def asked_and_answered(question_column: str, answer_column: str, title: str = "the two columns named") -> Format:
     """That of two columns of any names: texts that are joined, or messages."""
-    columns = f"{question_column},{answer_column},label?,kto_tag?"
-    return Format(columns, exchange, (question_column, answer_column), "the two columns named")
+    columns = (question_column, answer_column)
+    return Format(columns, (*TOOLS, *LABELS), exchange, columns, title)
 
 
-def _asked(question_column: str, answer_column: str, title: str) -> Format:
-    beside = [f"{name}?" for name in BESIDE if name != question_column]
-    columns = [question_column, *beside, answer_column, "system?", "system_prompt?", "history?", "label?", "kto_tag?"]
-    return Format(",".join(columns), instruction, (question_column, answer_column), title)
+def _asked(question_column: str, answer_column: str) -> Format:
+    columns = (question_column, answer_column)
+    return Format(columns, (*_beside(question_column), *LABELS), instruction, columns, "questions and answers")
 
 
-def _preferred(columns: str, *arguments: str, title: str = "preferences") -> Format:
-    return Format(columns, preference, arguments, title)
+def _preferred(question_column: str) -> Format:
+    columns = (question_column, "chosen", "rejected")
+    return Format(columns, _beside(question_column), preference, columns[:1], "preferences")
 
 
-QUESTIONS = "questions and answers"
+def _beside(question_column: str) -> tuple[str, ...]:
+    return (*(name for name in BESIDE if name != question_column), *AROUND)
+
+
+TEXT = Format(("text",), (), str)  # all of it counts
 FORMATS = (
-    _preferred("conversations,chosen,rejected,system?,tools?", "conversations"),
-    chat_format("messages"),
-    chat_format("conversations"),
-    chat_format("conversation"),
-    chat_format("dialog"),
-    Format("prompt,completion,label?,kto_tag?,tools?", exchange),
-    Format("text", str),  # what is all of the text counts
-    _preferred("prompt,chosen,rejected,system?,tools?", "prompt"),
-    _preferred("instruction,input?,chosen,rejected,system?,history?", "instruction"),
-    _preferred("question,context?,chosen,rejected,system?", "question"),
-    _preferred("input,preferred_output,non_preferred_output", "input", "preferred_output"),
-    _preferred("chosen,rejected", "", title="preferences without a prompt"),
-    _asked("instruction", "output", "alpaca"),
-    _asked("instruction", "response", "dolly"),
-    _asked("instruction", "completion", QUESTIONS),
-    _asked("question", "answer", QUESTIONS),
-    _asked("question", "response", QUESTIONS),
-    _asked("query", "response", QUESTIONS),
-    _asked("query", "answer", QUESTIONS),
-    _asked("prompt", "response", "prompts and responses"),
-    _asked("prompt", "answer", "prompts and answers"),
-    _asked("problem", "solution", "problems and solutions"),
-    _asked("input", "output", "inputs and outputs"),
-    _asked("user", "assistant", QUESTIONS),
+    _preferred("conversations"),
+    *map(chat_format, CHATS),
+    asked_and_answered("prompt", "completion", title=""),
+    TEXT,
+    *map(_preferred, ASKING),
+    Format(("chosen", "rejected"), TOOLS, preference, ("",), "preferences without a prompt"),
+    *starmap(_asked, product(ASKING, ANSWERING)),
 )
-TEXT = next((row for row in FORMATS if row.columns == "text"), FORMATS[0])
 # what is known and cannot be learned from
 LOOSE = (
     "each row is one message, and none says to which conversation it belongs. Write a conversation a row: "
-    '{"messages": [{"role": "user", "content": "…"}, …]}'
+    '{"messages": [{"role": "user", "content": "…"}, …]}, or name a column that holds all of the text'
 )
 UNUSABLE = {
-    "from,value": LOOSE,
-    "role,content": LOOSE,
-    "input_ids": "its rows are token numbers of some tokenizer. Give the texts that they were made of",
-    "prompt": "it has prompts without answers, as for reinforcement learning: there is nothing to learn. Add a column "
-    "completion",
+    ("from", "value"): LOOSE,
+    ("role", "content"): LOOSE,
+    ("role", "text"): LOOSE,
+    ("input_ids",): "its rows are token numbers of some tokenizer. Give the texts that they were made of",
+    ("prompt",): "it has prompts without answers, as for reinforcement learning: there is nothing to learn. Add a "
+    "column completion",
 }
 
 
 def recognised(names: Iterable[str]) -> Format | None:
-    """The first of the table whose columns are among these names. None if there is none, or if a row has two answers
-    under names that differ, of which nobody can tell the one that counts.
+    """The first of the table whose columns are among these names. None if there is none, or if a row has two questions
+    or two answers, of which nobody can tell the one that is meant.
     """
     columns = set(names)
     fitting = [row for row in FORMATS if columns.issuperset(row.required)]
-    answers = {row.arguments[1] for row in fitting if row.read is instruction}
-    if fitting and fitting[0].read is instruction and len(answers) > 1:
-        return None
-    return fitting[0] if fitting else None
+    if fitting and fitting[0].read is instruction:
+        questions = columns.intersection(ASKING) - {"input"}
+        if len(questions) > 1 or len(columns.intersection(ANSWERING)) > 1:
+            return None
+    return next(iter(fitting), None)
 
 
 def is_chat(value: Any) -> bool:
@@ -390,49 +345,11 @@ def is_chat(value: Any) -> bool:
     return {"role", "content"} <= names or {"role", "tool_calls"} <= names
 
 
-def conversation_of(kind: Format, values: Any) -> Any:
-    """What the row of a kind is: a checked conversation, or the reason why it is left out.
-
-    Args:
-        values: of its columns, of several a tuple.
-
-    Raises:
-        UnknownRoleError, or another ValueError: it is none.
-    """
-    conversation = kind.read(row_of(kind, values), *kind.arguments)
-    if isinstance(conversation, str):
-        return conversation
-    check = checker(_shape(conversation))
-    try:
-        return check.dump_python(check.validate_python(conversation), exclude_none=True, mode="json")
-    except ValueError as error:
-        fault = error.errors()[0] if hasattr(error, "errors") else {"loc": [], "msg": str(error)}  # pydantic's
-        raise ValueError(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}".removeprefix(": ")) from None
-
-
-def row_of(kind: Format, values: Any) -> dict[str, Any]:
-    """The values of a kind's columns, of several a tuple, by name; without nulls."""
-    names = kind.columns.replace("?", "").split(",")
-    row = dict(zip(names, values if len(names) > 1 else [values], strict=True))
-    return {name: value for name, value in row.items() if value is not None}
-
-
-def _shape(row: dict[str, Any]) -> type:
-    """Which of the three kinds of conversations it is meant to be."""
-    if "messages" in row:
-        return Conversation
-    if isinstance(row["prompt"], str) or isinstance(row["completion"], str):
-        return Texts
-    return Exchange
-
-
-def roles_in(values: Any) -> Iterator[str]:
+def roles_in(row: dict[str, Any]) -> Iterator[str]:
     """Who says something in a row, as the file calls them."""
-    for value in values if isinstance(values, tuple) else (values,):
-        messages = as_list(value)
-        for message in messages if isinstance(messages, list) else ():
-            if isinstance(message, dict):
-                yield str(message.get("role", message.get("from")))
+    for value in row.values():
+        if is_chat(value):
+            yield from (str(message.get("role", message.get("from"))) for message in as_list(value))
 
 
 # ---- what is not learned from, for the remarks ----
@@ -454,10 +371,8 @@ def notice(tally: Counter[str], written: Counter[str], row: Any) -> None:
     answers = [message for message in messages if message["role"] == "assistant"]
     tally["conversations have no answer, so that nothing of them counts"] += not answers
     for message in messages:
-        tally["parts of messages are no texts and left out"] += message.get("parts_without_text", 0)
-        if "role_in_the_file" in message:
-            tally[f"messages of {message['role_in_the_file']!r:.40} are read as messages of {message['role']}"] += 1
-        written.update(message.keys() - {"role", "content", *OURS, *COUNTED})
+        tally["parts of messages are no texts and left out"] += message.get(NO_TEXT, 0)
+        written.update(message.keys() - {"role", "content", NO_TEXT, *COUNTED})
     for message in answers:
         tally["answers are not to be counted (weight 0, train or loss false)"] += not is_counted(message)
         tally["answers are empty"] += not ((message.get("content") or "").strip() or message.get("tool_calls"))

@@ -1,11 +1,10 @@
 """A text before it is trained on: what the model will see of it, which tokens count, and what is cut or left out."""
 
-import html
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from itertools import chain, islice
-from typing import Any, ClassVar
+from dataclasses import asdict, dataclass
+from itertools import chain, groupby, islice
+from typing import Any
 
 from workbench.base.result import Result
 from workbench.measure.device import pick_device
@@ -14,13 +13,12 @@ from workbench.models.source import locate_config, resolve_auto
 from workbench.texts import corpus as texts
 from workbench.texts.chat import IGNORED, rewritten
 from workbench.texts.corpus import Corpus
-from workbench.texts.readers import LeftOut, find_text
 
 MEASURED_ROWS = 2_000
 MEASURED_CHARACTERS = 1 << 21
 SHOWN_TOKENS = 200  # of an example
 QUANTILES = {"least": 0.0, "10 %": 0.1, "half": 0.5, "90 %": 0.9, "99 %": 0.99, "most": 1.0}
-MARKS = ("⟦", "⟧")  # in a terminal, around what counts
+MARKS = ("⟦", "⟧")  # around what counts; in a notebook it is marked
 Pairs = list[tuple[int, int]]
 
 
@@ -38,6 +36,14 @@ class Example:
     tokens: int
     counted: int
     hidden: int
+
+    def marked(self) -> str:
+        """Its text, with what counts between marks, unless all of it does."""
+        begin, end = MARKS
+        if self.counted == self.tokens:
+            begin = ""
+            end = ""
+        return "".join(f"{begin}{text}{end}" if counts else text for text, counts in self.pieces)
 
 
 @dataclass(frozen=True)
@@ -75,26 +81,21 @@ class TextPreview(Result):
     dropped_tokens: int
     remarks: tuple[str, ...]
 
-    json_fields: ClassVar[tuple[str, ...]] = (
-        "text", "model", "sequence_length", "documents", "measured", "conversations", "examples", "lengths", "tokens",
-        "counted", "longer", "blocks", "idle_blocks", "dropped_tokens", "remarks",
-    )  # fmt: skip
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return asdict(self)
 
     def __str__(self) -> str:
         lines = [self.headline(), *(f"  {remark}" for remark in self.remarks)]
         for number, example in enumerate(self.examples, 1):
-            lines += ["", f"{number}. {self.caption(example)}", *_in_marks(example).splitlines()]
+            lines += ["", f"{number}. {self.caption(example)}", *example.marked().splitlines()]
         return "\n".join([*lines, "", *self.about_lengths()])
 
     def _repr_html_(self) -> str:
-        parts = [f"<p><b>{html.escape(self.headline())}</b></p>"]
-        if self.remarks:
-            items = "".join(f"<li>{html.escape(remark)}</li>" for remark in self.remarks)
-            parts.append(f"<ul>{items}</ul>")
-        for number, example in enumerate(self.examples, 1):
-            parts.append(f"<p>{number}. {html.escape(self.caption(example))}</p>{_in_html(example)}")
-        parts += [f"<p>{html.escape(line)}</p>" for line in self.about_lengths()]
-        return f"<div>{''.join(parts)}</div>"
+        page = super()._repr_html_()
+        for mark, tag in zip(MARKS, ("<mark>", "</mark>"), strict=True):
+            page = page.replace(mark, tag)
+        return page
 
     def headline(self) -> str:
         """What was read, and by whose tokenizer."""
@@ -102,10 +103,11 @@ class TextPreview(Result):
 
     def caption(self, example: Example) -> str:
         """How long an example is, and how much of it counts."""
-        counted = "all count" if example.counted == example.tokens else f"{example.counted:,} count"
+        counted = "all count"
+        if example.counted < example.tokens:
+            counted = f"{example.counted:,} count: what is marked"
         shown = f", the first {example.tokens - example.hidden:,} shown" if example.hidden else ""
-        marked = "" if example.counted == example.tokens else f": what stands in {' '.join(MARKS)} or is marked"
-        return f"{example.tokens:,} tokens, {counted}{marked}{shown}"
+        return f"{example.tokens:,} tokens, {counted}{shown}"
 
     def about_lengths(self) -> list[str]:
         """The quantiles of the lengths, and what becomes of the rows at the chosen one."""
@@ -190,19 +192,17 @@ def _labelled_rows(corpus: Corpus, tokenizer: Any) -> Iterator[Pairs]:
             yield [(token, token) for token in ids]
 
 
-def _documents(corpus: Corpus) -> Iterator[str]:
-    """All documents of a corpus, the held-out ones last; of a long one the beginning."""
+def _documents(corpus: Corpus) -> Iterable[str]:
+    """All conversations, the held-out ones last; the texts that about MEASURED_CHARACTERS hold, from the first."""
     if corpus.loss:
-        yield from chain(corpus.train, corpus.held_out.split(texts.LINE_END))
-        return
-    if corpus.name in texts.embedded():
-        yield f"{corpus.train}{corpus.held_out}"
-        return
-    for parts in find_text(corpus.name, "").documents():
-        if not isinstance(parts, LeftOut):
-            document = "".join(islice(parts, 1 + MEASURED_CHARACTERS // (1 << 20)))
-            if document and not document.isspace():
-                yield document
+        return chain(corpus.train, corpus.held_out.split(texts.LINE_END))
+    text = ""
+    for part in chain([corpus.train] if isinstance(corpus.train, str) else corpus.train, [corpus.held_out]):
+        text += part
+        if len(text) > MEASURED_CHARACTERS:
+            *whole, begun = text[:MEASURED_CHARACTERS].split(texts.END_OF_TEXT)
+            return whole or [begun]
+    return text.split(texts.END_OF_TEXT)
 
 
 def _rewritten(corpus: Corpus, tokenizer: Any) -> Iterable[str]:
@@ -219,27 +219,7 @@ def _counted(row: Pairs) -> int:
 
 
 def _example(row: Pairs, tokenizer: Any) -> Example:
-    pieces: list[tuple[list[int], bool]] = []
-    for token, label in row[:SHOWN_TOKENS]:
-        counts = label != IGNORED
-        if not pieces or pieces[-1][1] != counts:
-            pieces.append(([], counts))
-        pieces[-1][0].append(token)
-    texts_of_pieces = tuple((str(tokenizer.decode(tokens)), counts) for tokens, counts in pieces)
-    return Example(texts_of_pieces, len(row), _counted(row), max(len(row) - SHOWN_TOKENS, 0))
-
-
-def _in_marks(example: Example) -> str:
-    """For a terminal; there are no marks where all counts."""
-    if example.counted == example.tokens:
-        return "".join(text for text, _ in example.pieces)
-    begin, end = MARKS
-    return "".join(f"{begin}{text}{end}" if counts else text for text, counts in example.pieces)
-
-
-def _in_html(example: Example) -> str:
-    parts = []
-    for text, counts in example.pieces:
-        escaped = html.escape(text)
-        parts.append(f"<mark>{escaped}</mark>" if counts and example.counted < example.tokens else escaped)
-    return f'<pre style="white-space: pre-wrap; border-left: 3px solid; padding-left: 1em">{"".join(parts)}</pre>'
+    pieces = []
+    for counts, run in groupby(row[:SHOWN_TOKENS], key=lambda pair: pair[1] != IGNORED):
+        pieces.append((str(tokenizer.decode([token for token, _ in run])), counts))
+    return Example(tuple(pieces), len(row), _counted(row), max(len(row) - SHOWN_TOKENS, 0))

@@ -1,18 +1,36 @@
 """A recipe's `transformers.TrainingArguments`: the keyword arguments that a run, a prediction and a script share."""
 
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from transformers import TrainingArguments
+import torch
+from transformers import (
+    EarlyStoppingCallback,
+    PreTrainedConfig,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+    get_scheduler,
+)
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+from transformers.trainer_optimizer import is_optimizer_factory
 
 from workbench.base.errors import UnavailableError, brief, explained, in_a_line
 from workbench.base.settings import checker, named, unknown
+from workbench.models.family import on_meta
 from workbench.recipe import Recipe
 from workbench.techniques.base import Arguments
 
 EPOCHS = "num_train_epochs"
+CURE = "Change what it names, or leave it out."
+OF_OPTIMIZER = "optim|adam_|weight_decay"  # how the names of such arguments begin
+OF_SCHEDULER = "lr_scheduler_|warmup_"
+OF_A_MODEL = {"params", "model", "optimizer_dict"}  # of optimizers that take a whole model
 # the same for every run, every prediction and every exported script
 ALWAYS: Arguments = {
     "eval_on_start": True,
@@ -82,9 +100,49 @@ def training_arguments(values: Arguments, device_kind: str, folder: Path) -> Tra
         ConfigurationError: transformers refuses a value.
     """
     here: Arguments = {"dataloader_pin_memory": device_kind == "cuda", "run_name": folder.name}
-    with explained("arguments: transformers refuses them", "Change what it names, or leave it out."):
+    with explained("arguments: transformers refuses them", CURE):
         arguments = TrainingArguments(
             output_dir=str(folder), use_cpu=device_kind == "cpu", disable_tqdm=True, **(here | values)
         )
     arguments._n_gpu = min(arguments.n_gpu, 1)  # with several, DataParallel would multiply the batch
     return arguments
+
+
+def check_optimizer(
+    recipe: Recipe, config: PreTrainedConfig, arguments: TrainingArguments, callbacks: Sequence[TrainerCallback]
+) -> None:
+    """Make the optimizer and the scheduler that a recipe's own arguments ask for, of one number.
+
+    Raises:
+        ConfigurationError: they cannot be made, or a callback needs an argument that is not there.
+        UnavailableError: the optimizer's package is not installed.
+    """
+    number = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([number])
+    names = _like(recipe.arguments, OF_OPTIMIZER)
+    if names:
+        try:
+            with explained(f"arguments: no optimizer can be made with {names}", CURE, ImportError):
+                kind, settings = Trainer.get_optimizer_cls_and_kwargs(arguments, on_meta(config))
+                if not (settings.keys() & OF_A_MODEL or is_optimizer_factory(kind)):
+                    optimizer = kind([number], **settings)
+        except ImportError as error:
+            raise UnavailableError(f"arguments: {names}: {in_a_line(error)}.") from None
+    names = _like(recipe.arguments, OF_SCHEDULER)
+    if names:
+        with explained(f"arguments: no scheduler can be made with {names}", CURE):
+            get_scheduler(
+                arguments.lr_scheduler_type,
+                optimizer,
+                num_warmup_steps=arguments.get_warmup_steps(arguments.max_steps),
+                num_training_steps=arguments.max_steps,
+                scheduler_specific_kwargs=arguments.lr_scheduler_kwargs,  # type: ignore[arg-type]  # no text by now
+            )
+    for callback in callbacks:
+        if isinstance(callback, EarlyStoppingCallback):  # whose beginning does nothing but ask
+            with explained("callbacks: EarlyStoppingCallback cannot be used", "Name it under arguments."):
+                callback.on_train_begin(arguments, TrainerState(), TrainerControl())
+
+
+def _like(arguments: Mapping[str, Any], pattern: str) -> str:
+    return ", ".join(f"{name}={value!r:.90}" for name, value in arguments.items() if re.match(pattern, name))

@@ -14,7 +14,7 @@ from workbench.base.paths import FULL, unwritten
 from workbench.journal.record import Record, Status
 from workbench.measure.allocators import allocator_for, capped
 from workbench.models.load import quiet
-from workbench.training.arguments import training_arguments
+from workbench.training.arguments import check_optimizer, training_arguments
 from workbench.training.place import Place
 from workbench.training.trainer import assemble
 from workbench.training.watch import Watch
@@ -44,7 +44,8 @@ def execute(here: Place) -> Record:
         here.note(status=Status.UNAVAILABLE, error=job.lacking)
         return here.end()
     # Built here and nowhere else, in the process that has the device.
-    arguments = training_arguments(job.arguments, job.device.kind, job.run_folder)
+    arguments = training_arguments(job.arguments, job.device.kind, here.run_folder)
+    check_optimizer(job.recipe, job.material.config, arguments, job.callbacks)
     here.begin()
     # That may have found an older run to go on with.
     arguments.output_dir = str(here.run_folder)
@@ -110,6 +111,11 @@ def why_diverged(record: Record, held_out_loss: float, vocabulary: int) -> str:
     """
     before = record.held_out_loss_before
     uniform = math.log(vocabulary)
+    if before is None and not (record.losses or math.isfinite(held_out_loss)):
+        return (
+            "the loss of the model as it was loaded is not a finite number. Its weights have numbers that are not "
+            "finite, or too large for the type that they are loaded in. Take another copy of it."
+        )
     what = f"the loss was not a finite number after {len(record.losses)} good steps"
     if math.isfinite(held_out_loss):
         if before is None or held_out_loss <= 1.01 * max(before, uniform):

@@ -22,6 +22,7 @@ from workbench.measure.device import Device
 from workbench.measure.emulated import NOT_COMPUTED
 from workbench.models import belongs, gpt2, load
 from workbench.models import source as models
+from workbench.models.family import positions
 from workbench.recipe import Recipe
 from workbench.techniques import REGISTRY, Capability
 from workbench.techniques.base import Arguments
@@ -94,11 +95,6 @@ class Job:
     @property
     def device(self) -> Device:
         return self.world.device
-
-    @property
-    def run_folder(self) -> Path:
-        """For what a run leaves beside its record: checkpoints and the model."""
-        return self.folder / self.record.id
 
 
 def prepare(
@@ -256,7 +252,7 @@ def positions_taken(recipe: Recipe) -> dict[str, int]:
 
 def check_model(recipe: Recipe, source: models.ModelSource, config: PreTrainedConfig) -> None:
     """Raises ConfigurationError: the model is too short for the recipe, or does not suit one of its techniques."""
-    models.check_length(source, config, recipe.sequence_length, positions_taken(recipe))
+    models.check_positions(source.name, positions(config), recipe.sequence_length, positions_taken(recipe))
     for technique in recipe.techniques:
         technique.check_config(config)
 

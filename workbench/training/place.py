@@ -7,7 +7,7 @@ checkpoint to go on from, and keeps the record; several ranks do each of these o
 import math
 import shutil
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,17 +27,13 @@ from workbench.models.load import count_parameters, save_model, storage_type
 from workbench.training.job import Job
 from workbench.training.trainer import SeamTrainer
 
-Observer = Callable[[Callable[[], Record]], None]
-
 
 class Values:
     """What is kept of what a device computes: everything."""
 
-    def while_loading(self) -> AbstractContextManager[Any]:
-        return nullcontext()
-
-    def loaded(self, model: PreTrainedModel) -> None:
-        pass
+    def load(self, job: Job) -> PreTrainedModel:
+        model: PreTrainedModel = job.recipe.load_from(job.material.source, job.material.config)
+        return model
 
     def assembled(self, trainer: SeamTrainer) -> None:
         pass
@@ -62,11 +58,11 @@ class NoValues(Values):
         "contended_share": None,
     }
 
-    def while_loading(self) -> AbstractContextManager[Any]:
-        return no_init_weights()  # nobody reads the numbers
-
-    def loaded(self, model: PreTrainedModel) -> None:
+    def load(self, job: Job) -> PreTrainedModel:
+        with no_init_weights():  # nobody reads the numbers
+            model = super().load(job)
         model.tie_weights()  # which would have been done with the drawing
+        return model
 
     def assembled(self, trainer: SeamTrainer) -> None:
         announce_padding(trainer)
@@ -87,9 +83,8 @@ class Place:
     trainer_kind: Callable[..., SeamTrainer] = SeamTrainer
     meter_kind: type[Meter] = Meter
 
-    def __init__(self, job: Job, observe: Observer | None = None) -> None:
+    def __init__(self, job: Job) -> None:
         self.job = job
-        self.observe = observe
         self.record = job.record
         self.values = NoValues() if job.device.in_software else Values()
         self.error: BaseException | None = None
@@ -207,9 +202,7 @@ class Place:
 
 def load_for(job: Job, values: Values) -> PreTrainedModel:
     """The job's model after every technique's model seam, on the host."""
-    with values.while_loading():
-        model = job.recipe.load_from(job.material.source, job.material.config)
-    values.loaded(model)
+    model = values.load(job)
     set_seed(job.recipe.seed)  # what techniques add is drawn
     prepared: PreTrainedModel = job.recipe.prepare_model(model)
     return prepared

@@ -21,7 +21,7 @@ from workbench.measure.allocators import allocator_for
 from workbench.recipe import Recipe
 from workbench.training.execute import execute
 from workbench.training.job import Job, prepare
-from workbench.training.place import Observer, Place
+from workbench.training.place import Place
 from workbench.training.world import World, refuse_several_ranks
 
 _going_on: dict[int, str] = {}  # the run of this process, by its number: a fork has another
@@ -39,7 +39,6 @@ def run(
     resume: bool = False,
     memory_cap: str | int | None = None,
     longest_first: bool = False,
-    observe: Observer | None = None,
     callbacks: Sequence[TrainerCallback] = (),
     folder: Path | None = None,
 ) -> Record:
@@ -60,10 +59,8 @@ def run(
         longest_first: let every batch of the first three steps begin with the longest example, so that a run that
             cannot fit fails at once: compare such a run's memory, not its loss. Where all examples are equally long,
             or a stream, it changes nothing, and the record warns of that.
-        observe: called after every step with a function that returns the record so far; a KeyboardInterrupt raised
-            in it ends the run, as Ctrl-C does.
         callbacks: for the Trainer, beside those of the recipe; the record has their names among these, and such a run
-            is not taken for another (`reuse`).
+            is not taken for another (`reuse`). A KeyboardInterrupt raised in one ends the run, as Ctrl-C does.
         folder: where records go; by default `data/runs`.
 
     Returns:
@@ -92,7 +89,7 @@ def run(
             equal_record = find_equal(job.record, sampled=bool(sample_tokens), folder=folder)
             if equal_record:
                 return equal_record
-        return executed(Place(job, observe))
+        return executed(Place(job))
 
 
 def prepare_alone(

@@ -22,7 +22,6 @@ from workbench.base.paths import unwritten
 from workbench.journal import checkpoints
 from workbench.measure.meter import Meter
 from workbench.recipe import Recipe
-from workbench.techniques.base import Call, Technique
 from workbench.texts.corpus import Blocks
 
 leave_deepspeed_alone()
@@ -186,7 +185,10 @@ def prepare_data(recipe: Recipe, blocks: Blocks) -> dict[str, Any]:
     for technique in recipe.techniques:
         make_examples = technique.examples()
         if make_examples:
-            train = _examples(technique, make_examples, blocks.text, recipe.seed)
+            try:
+                train = make_examples(*blocks.text, recipe.seed)
+            except ValueError as error:
+                raise ConfigurationError(f"{technique.name}: {error}") from None
     for technique in recipe.techniques:
         change_rows = technique.dataset()
         if change_rows:
@@ -195,13 +197,6 @@ def prepare_data(recipe: Recipe, blocks: Blocks) -> dict[str, Any]:
         if collate_otherwise:
             collator = partial(collate_otherwise, collator)
     return {"train_dataset": train, "eval_dataset": blocks.held_out, "data_collator": collator}
-
-
-def _examples(technique: Technique, call: Call, text: tuple[Any, ...], seed: int) -> Any:
-    try:
-        return call(*text, seed)
-    except ValueError as error:
-        raise ConfigurationError(f"{technique.name}: {error}") from None
 
 
 def make_callbacks(recipe: Recipe) -> list[TrainerCallback]:

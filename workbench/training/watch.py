@@ -53,8 +53,6 @@ class Watch(TrainerCallback):
             torch.accelerator.synchronize()
         self.stopwatch.lap(getattr(self.here.trainer, "tokens_seen", 0))
         self.bar.update()
-        if self.here.observe is not None:
-            self.here.observe(self.here.look)
         if time.monotonic() >= self.write_at_s:
             self.write()
 

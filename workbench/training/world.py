@@ -62,5 +62,5 @@ def refuse_several_ranks() -> None:
         raise ConfigurationError(
             f"run: {telling[0]}={os.environ[telling[0]]:.40} in the environment says that a launcher, such as "
             "torchrun, started this process: it would train otherwise than its record says. Start several ranks with "
-            f"`workbench run --ranks N`, or that command under torchrun; without a launcher, unset {telling[0]}."
+            f"`workbench run --ranks N`; without a launcher, unset {telling[0]}."
         )

@@ -4,39 +4,25 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
-from workbench.advise.frontier import Frontier
+from workbench.advise.frontier import rows_of
 from workbench.gpus.catalogue import COMMON
 from workbench.prediction.predict import SHADOW, predict_all, resolved
 from workbench.recipe import Recipe
-from workbench.techniques import Technique
 from workbench.widgets.pages import page
 from workbench.widgets.part import Part
 
 
 class WhatFits(Part):
-    """A row of all cards, and tables of batch × length: as it is, and with the planner's best change."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.changes: tuple[Technique, ...] = ()  # of the second table
+    """A row of all cards, and a table of batch × length."""
 
     def answers(self, recipe: Recipe, gpu: str, limit_bytes: int) -> Iterator[str]:
         recipe = resolved(recipe, [gpu])
-        cells = Frontier(recipe, gpu, limit_bytes, self.predict)
-        self.changes = ()
+        rows = rows_of(recipe, limit_bytes)
+        nearest_first = sorted(rows, key=lambda row: abs(row.length - recipe.sequence_length))
         cards: dict[str, Any] = {}
-        for looking in chain(predict_cards(recipe, cards), cells.fill(), [""]):
-            if cells.change:
-                self.changes = cells.change.recipe.techniques
-            yield page(
-                "fits",
-                found=cells,
-                cards=cards,
-                gpus=COMMON,
-                chosen=gpu,
-                limit=limit_bytes,
-                looking=looking,
-            )
+        filling = (row.fill(self.predict, gpu) for row in nearest_first)
+        for looking in chain(predict_cards(recipe, cards), *filling, [""]):
+            yield page("fits", rows=rows, cards=cards, gpus=COMMON, chosen=gpu, limit=limit_bytes, looking=looking)
 
 
 def predict_cards(recipe: Recipe, predictions: dict[str, Any]) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from workbench.advise.candidate import Candidate, rank
-from workbench.advise.plan import THIS_CPU, Search, families
+from workbench.advise.plan import Search, families
 from workbench.base.categories import format_bytes
 from workbench.prediction.predict import Prediction, resolved
 from workbench.recipe import Recipe
@@ -78,7 +78,6 @@ class MakeItFit(Background):
             limit.have_bytes,
             predictor,
             families=families(card.compute_capability if card else None),
-            predicted_for=card.title if card else THIS_CPU,
         )
         plan = search.plan()
         yield sorted([*plan.candidates, *alone], key=rank) or [plan.closest]

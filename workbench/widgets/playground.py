@@ -148,8 +148,7 @@ class Playground:
         elif "gpu" in facts:
             self.gauge.gpu.value = facts["gpu"]
         elif recipe is not None:
-            techniques = self.parts["What fits where"].changes if facts.pop("changed") else recipe.techniques
-            self.form.show(replace(recipe, **facts, techniques=techniques))
+            self.form.show(replace(recipe, **facts))
 
     def bring(self, settings: str) -> None:
         """Set the panel to a recipe, or to settings of another program, and say what each has become."""

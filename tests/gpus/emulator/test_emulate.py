@@ -37,7 +37,7 @@ def test_the_books_are_pytorchs_own_and_this_process_sees_nothing_of_it(program)
         gpu("t4"),
     )
     assert found.exit_status == 7
-    assert out.out == f"{105 * MIB} {120 * MIB} NVIDIA T4 (emulated)\n"
+    assert out.out == f"{105 * MIB} {120 * MIB} Tesla T4\n"
     ((device,),) = [process["devices"] for process in found.processes]
     assert (device["peak_allocated_bytes"], device["peak_reserved_bytes"]) == (105 * MIB, 120 * MIB)
     assert [(entry["line"].rpartition(":")[2], entry["bytes"]) for entry in device["lines"]] == [
@@ -64,7 +64,7 @@ def test_the_card_answers_as_the_catalogue_says(stubs, subtests):
             row = gpu(name)
             of = row.multiprocessor
             sizes = row.memory_bytes, of.threads, of.shared_bytes_of_a_block
-            expected = row.compute_capability, row.multiprocessors, *sizes, row.native_bf16
+            expected = row.compute_capability, row.multiprocessors, *sizes, row.device.computes_bf16
             assert call_on(row, properties, modules=("torch",)) == expected
     PROCESSES.end()
 
@@ -100,7 +100,8 @@ def test_a_card_has_at_least_its_context():
 
 @pytest.mark.dear
 def test_yes_and_no(program):
-    """All of a mask is set, a loss is finite; nothing is infinite, equal to a number or any other thing."""
+    """All of a mask is set, a loss is finite; nothing is infinite, equal to a number or any other thing. A number that
+    the host sent and no kernel can have changed is known."""
     source = (
         "import torch\nx = torch.ones(64, device='cuda')\n"
         "finite = torch.isfinite\n"
@@ -110,9 +111,15 @@ def test_yes_and_no(program):
         "print(bool((one[:, -1] == 0).all()), bool((one == 0)), bool(torch.isnan(x[:1]).any()))\n"
         "mask = torch.ones(2, 8, dtype=torch.int64, device='cuda')\n"
         "print(bool(mask.sum() == 16), bool(mask.bool().sum() == 16))  # as transformers asks for padding\n"
+        "counts = torch.tensor([3.0, 4.0], device='cuda')\n"
+        "filled = torch.zeros(2, device='cuda')\n"
+        "print(counts.tolist(), filled.tolist(), (counts + 1).tolist(), counts.tolist())\n"
+        "1 / x.sum().item()\n"
     )
-    words = program(source, gpu("t4"))[1].out
-    assert words == "True True True True False False 0.0 0.0\nTrue False False\nTrue True\n"
+    words = program(source, gpu("t4"))[1]
+    answers = "True True True True False False 0.0 0.0\nTrue False False\nTrue True\n"
+    assert words.out == answers + "[3.0, 4.0] [0.0, 0.0] [0.0, 0.0] [0.0, 0.0]\n"
+    assert "emulated GPU: values of the card are not computed, and each reads 0" in words.err
     assert program(source, gpu("t4"), padding=True)[1].out.startswith("False False True False False False")
 
 
@@ -319,6 +326,38 @@ def test_ranks_shard_as_they_do_on_several_cards(program):
     assert "rank 1, device 1" in str(found)
 
 
+@pytest.mark.dear
+def test_two_cards_in_one_process(program):
+    source = (
+        "import torch\n"
+        "model = torch.nn.DataParallel(torch.nn.Linear(1024, 1024).cuda())\n"
+        "model(torch.randn(64, 1024, device='cuda')).sum().backward()\n"
+        "print(model.module.weight.grad.shape)\n"
+    )
+    found, out = program(source, gpu("t4"), gpus=2)
+    assert (found.exit_status, out.out) == (0, "torch.Size([1024, 1024])\n"), out.err[-2000:]
+    (process,) = found.processes
+    assert [device["peak_reserved_bytes"] > 0 for device in process["devices"]] == [True, True]
+
+
+@pytest.mark.dear
+def test_a_text_ends_at_its_greatest_length_and_weights_drawn_on_the_host_take_none_of_it(program):
+    source = (
+        "import torch\n"
+        "large = torch.nn.Linear(32768, 32768)\n"
+        "print(large.weight[5, 7].item(), torch.nn.Linear(8, 8).weight.abs().max().item() > 0)\n"
+        "from transformers import GPT2Config, GPT2LMHeadModel\n"
+        "model = GPT2LMHeadModel(GPT2Config(vocab_size=500, n_embd=32, n_layer=1, n_head=2, eos_token_id=3)).cuda()\n"
+        "begun = torch.ones(2, 8, dtype=torch.long, device='cuda')\n"
+        "print(model.generate(begun, max_new_tokens=5, pad_token_id=0).shape)\n"
+        "model.generate(begun, max_new_tokens=5, pad_token_id=0, num_beams=2)  # ends too\n"
+    )
+    found, out = program(source, gpu("t4"), timeout_s=100)
+    assert found.exit_status == 0, out.err[-2000:]
+    assert out.out == "0.0 True\ntorch.Size([2, 13])\n"
+    assert found.processes[0]["peak_host_bytes"] < 3 * 2**30
+
+
 # ---- how it is started, and what is collected of programs that use no GPU ----
 
 
@@ -445,7 +484,7 @@ def test_a_program_that_catches_a_refusal_and_goes_on_with_less_needs_what_it_to
     )
     found, out = program(source, gpu("rtx3080"))  # 10 GB
     assert (found.exit_status, out.out) == (0, f"{9 * 2**29}\n")
-    assert (found.refusals, found.has_recovered, found.need_bytes) == (1, True, 9 * 2**30)
+    assert (found.refusals, found.has_recovered, found.reserved_at_once_bytes) == (1, True, 9 * 2**30)
     assert "refused once, recovered" in str(found)
     assert "needs 9.0 GiB and about" in str(found)
     assert found.fits["rtx4060ti-16gb"]
@@ -477,10 +516,11 @@ def test_a_size_that_follows_from_values_is_taken_by_a_rule_and_named_with_its_l
         "    (rows @ torch.randn(32, 1000, device='cuda')).sum().backward()\n"
         "values, counts = torch.unique(labels, return_counts=True)\n"
         "repeated = torch.repeat_interleave(hidden.detach(), labels, dim=0)\n"
-        "print(len(rows), len(values), len(counts), len(torch.bincount(labels, minlength=10)), len(repeated))\n"
+        "print(len(rows), len(values), len(counts), len(torch.bincount(labels, minlength=10)), len(repeated),\n"
+        "      sum((labels == 0).tolist()))\n"
     )
     whole, out = program(source, gpu("t4"))
-    assert out.out == "8192 8192 8192 10 8192\n"
+    assert out.out == "8192 8192 8192 10 8192 8192\n"
     assert whole.devices[0]["peak_allocated_bytes"] > 8192 * 1000 * 4
     line = whole.sizes_by_values[0]["line"]
     assert line.endswith("program.py:5 in <module>")
@@ -490,13 +530,14 @@ def test_a_size_that_follows_from_values_is_taken_by_a_rule_and_named_with_its_l
         ("unique", 8192, 8192),
         ("bincount", 10, None),
         ("repeat_interleave", 8192, None),
+        ("mask read by the host", 8192, 8192),
     }
     assert f"8,192 of 8,192  nonzero, {line}" in str(whole)
     quarter, out = program(source, gpu("t4"), masks=0.25)
-    assert out.out == "2048 2048 2048 10 2048\n"
+    assert out.out == "2048 2048 2048 10 2048 2048\n"
     assert quarter.devices[0]["peak_allocated_bytes"] < whole.devices[0]["peak_allocated_bytes"]
     none, out = program(source, gpu("t4"), masks=0.0)
-    assert out.out == "0 0 0 10 0\n"
+    assert out.out == "0 0 0 10 0 0\n"
     assert {note["taken"] for note in none.sizes_by_values} == {0, 10}
 
 

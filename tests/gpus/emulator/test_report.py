@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from workbench.gpus.catalogue import GPUS, gpu
+from workbench.gpus.emulator.inside import _emulated_history as history
 from workbench.gpus.emulator.report import NOT_MEASURED, TIMED_OUT, Emulation, banner
 
 MIB, GIB = 2**20, 2**30
@@ -113,7 +114,8 @@ def test_as_json_bytes_are_integers_and_nothing_is_left_out(stuck_at):
         "timed_out": bool(stuck_at),
         "stuck_at": stuck_at,
         "peak_reserved_bytes": 20 * GIB,
-        "need_bytes": 20 * GIB,
+        "reserved_at_once_bytes": 20 * GIB,
+        "need_bytes": 20 * GIB + 553 * MIB,
         "processes_at_once": 1,
         "lower_bound": found.lower_bound,
         "host_was_full": "",
@@ -144,13 +146,14 @@ def test_processes_that_are_on_a_card_at_once_need_the_sum_and_each_a_context():
     second = {**process(1, device(reserved=5 * GIB)), "began": 2.0, "ended": 8.0}
     later = {**process(2, device(reserved=8 * GIB)), "began": 10.0, "ended": 11.0}
     both = emulation(first, second, later)
-    assert both.need_bytes == 9 * GIB
+    assert both.reserved_at_once_bytes == 9 * GIB
     assert both.context_bytes == (2 * 491 * MIB, 2 * 553 * MIB)
+    assert both.need_bytes == 9 * GIB + 2 * 553 * MIB
     assert both.fits["rtx3070"] is False
     assert "  device 0 is shared: ranks 0, 1 are on it at once, so their peaks are added" in str(both)
     assert "needs 9.0 GiB and 982 MiB to 1.1 GiB of context" in str(both)
     elsewhere = {**second, "devices": [{**device(reserved=5 * GIB), "card": 1}]}  # by CUDA_VISIBLE_DEVICES
-    assert emulation(first, elsewhere).need_bytes == 5 * GIB
+    assert emulation(first, elsewhere).reserved_at_once_bytes == 5 * GIB
     assert "is shared" not in str(emulation(first, elsewhere))
 
 
@@ -169,3 +172,13 @@ def test_a_card_that_pytorch_has_no_kernels_for_is_not_said_to_fit():
     assert not found.fits["v100-32gb"]
     assert "  no kernels for   rtx5090 in this PyTorch" in str(found)
     assert "v100" not in str(found)  # its tables are those of the common cards; all are in `fits`
+
+
+def test_no_line_of_ours_or_of_a_compiler_stands_for_one_of_the_program():
+    ours = {"filename": "/x/workbench/gpus/emulator/inside/_emulated_sizes.py", "line": 9, "name": "read_mask"}
+    library = {"filename": "/x/site-packages/transformers/loading.py", "line": 5, "name": "load"}
+    program = {"filename": "/home/train.py", "line": 3, "name": "main"}
+    compiled = {"filename": "/tmp/torchinductor_root/ab/cab.py", "line": 40, "name": "call"}
+    assert history.program_line([ours, library, program]) == "/home/train.py:3 in main"
+    assert history.program_line([ours, library]) == "/x/site-packages/transformers/loading.py:5 in load"
+    assert history.program_line([compiled, library]) == "what torch.compile made of the backward pass"

@@ -11,10 +11,11 @@ from pathlib import Path
 from weakref import WeakSet
 
 import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 FILE = Path(os.environ["COUNTED_IN"], f"{os.getpid()}.json")
-PLAIN = (torch.Tensor, torch.nn.Parameter)  # others, as DTensor, may have no storage of their own: they do not count
+PLAIN = (torch.Tensor, torch.nn.Parameter)  # others may have no storage of their own: they do not count
 SEARCHED_STEPS = 3  # in which frozen weights are looked for too, among all that Python knows: a tenth of a second
 optimizers: WeakSet[Optimizer] = WeakSet()
 steps = 0
@@ -23,16 +24,34 @@ most_bytes = 0
 
 def count(optimizer: Optimizer, *_) -> None:
     """After a step: what lives now, of all optimizers, as a GAN has two."""
-    global steps, most_bytes
+    global steps
     steps += 1
     optimizers.add(optimizer)
-    living = [thing for thing in gc.get_objects() if type(thing) is PLAIN[1]] if steps <= SEARCHED_STEPS else []
+    living = weights() if steps <= SEARCHED_STEPS else []
     for known in optimizers:
         for group in known.param_groups:
             for parameter in group["params"]:
                 living += [parameter, parameter.grad, *known.state.get(parameter, {}).values()]
+    note(living)
+
+
+def count_at_the_first_call(module: torch.nn.Module, *_) -> None:
+    """A program that only infers has no steps: its weights are counted when a module of the card is called."""
+    weight = next(module.parameters(), None)
+    if weight is not None and weight.device.type == "cuda":
+        first_call.remove()
+        note(weights())
+
+
+def weights() -> list[torch.Tensor]:
+    return [thing for thing in gc.get_objects() if type(thing) is torch.nn.Parameter]
+
+
+def note(living: list[torch.Tensor | None]) -> None:
+    global most_bytes
     storages = {}
     for tensor in living:
+        tensor = getattr(tensor, "_local_tensor", tensor)  # of a DTensor, what this rank has
         if type(tensor) in PLAIN and tensor.device.type == "cuda":
             storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
     most_bytes = max(most_bytes, sum(storages.values()))
@@ -40,3 +59,4 @@ def count(optimizer: Optimizer, *_) -> None:
 
 
 register_optimizer_step_post_hook(count)
+first_call = register_module_forward_pre_hook(count_at_the_first_call)

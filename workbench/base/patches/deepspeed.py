@@ -54,21 +54,20 @@ def tell_of_steps(engine: Any, before_step: Callable[[], None], after_change: Ca
         call_beside(offload.get_param_coordinator(), "fetch_sub_module", after=after_change)
 
 
+def do_nothing() -> None:
+    pass
+
+
 def call_beside(
-    owner: Any,
-    name: str,
-    before: Callable[[], None] | None = None,
-    after: Callable[[], None] | None = None,
+    owner: Any, name: str, before: Callable[[], None] = do_nothing, after: Callable[[], None] = do_nothing
 ) -> None:
     """From now on an object's method calls these, too."""
     method = getattr(owner, name)
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        if before:
-            before()
+        before()
         result = method(*args, **kwargs)
-        if after:
-            after()
+        after()
         return result
 
     setattr(owner, name, called)

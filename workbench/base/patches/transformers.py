@@ -1,6 +1,5 @@
 """What is replaced in transformers."""
 
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -49,22 +48,4 @@ def arrays_made_by(numpify: Callable[[Any, Any], Any]) -> Iterator[None]:
 
     plain = trainer_pt_utils.nested_numpify
     with replaced(trainer_pt_utils, "nested_numpify", lambda tensors: numpify(plain, tensors)):
-        yield
-
-
-@contextmanager
-def folders_read_once() -> Iterator[None]:
-    """While transformers is imported, it reads the 549 folders of its models once, and not twice.
-
-    `@lru_cache` remembers 128 of them. Until transformers (5.23) remembers all.
-    """
-    lru_cache = functools.lru_cache
-
-    def remembers_all(maxsize: Any = 128, typed: bool = False) -> Any:
-        # written `@lru_cache` without brackets, its first argument is the function
-        if getattr(maxsize, "__module__", None) == "transformers.utils.import_utils":
-            return lru_cache(None)(maxsize)
-        return lru_cache(maxsize, typed)
-
-    with replaced(functools, "lru_cache", remembers_all):
         yield

@@ -95,7 +95,7 @@ def wanted(files: Iterable[Path]) -> list[Library]:
     for name, pattern in LIBRARIES["by_name"].items():
         texts = re.findall(pattern.encode(), asker)
         libraries[name] = Library(name, {text.decode(): "" for text in texts})
-    libraries["libcuda.so.1"].symbols |= dict.fromkeys(LIBRARIES["of_triton"], "")
+    libraries["libcuda.so.1"].symbols |= dict.fromkeys(LIBRARIES["looked_for"], "")
     unversioned: set[str] = set()
     for path in files:
         imported = imports(path)
@@ -158,6 +158,7 @@ def _build(libraries: list[Library], major: int, folder: Path) -> None:
         # `list` waits, and raises what a compiler said; the others are linked with the runtime
         list(pool.map(partial(_make, command, folder), runtime))
         list(pool.map(partial(_make, command, folder), others))
+    (folder / "libcuda.so").symlink_to("libcuda.so.1")  # older Triton links with that name
 
 
 def _make(command: list[str], folder: Path, library: Library) -> None:
@@ -166,6 +167,9 @@ def _make(command: list[str], folder: Path, library: Library) -> None:
     script = folder / f"{library.name}.map"
     script.write_text(_versions(library.symbols))
     command = [*command, f"-Wl,-soname,{library.name}", "-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed"]
+    version = library.name.rpartition(".so.")[2]
+    if version.isdecimal():
+        command.append(f"-DLIBRARY_MAJOR={version}")
     if any(library.symbols.values()):
         command.append(f"-Wl,--version-script={script}")
     command += [*map(str, library.sources), str(generated), str(folder / OURS)]

@@ -1,5 +1,6 @@
 """The card that the stubs play: fields of the catalogue as one environment variable."""
 
+import re
 from dataclasses import replace
 
 from workbench.base.errors import ConfigurationError
@@ -8,6 +9,20 @@ from workbench.gpus.catalogue import gpu as find_gpu
 
 DEVICE = "emulated:"  # a device of this program is called `emulated:t4`
 VARIABLE = "EMULATED_GPU"
+REAL_NAMES = {  # of those whose title is not what the driver says
+    "t4": "Tesla T4",
+    "p100": "Tesla P100-PCIE-16GB",
+    "v100-16gb": "Tesla V100-SXM2-16GB",
+    "v100-32gb": "Tesla V100-SXM2-32GB",
+    "a100-40gb": "NVIDIA A100-SXM4-40GB",
+    "a100-80gb": "NVIDIA A100-SXM4-80GB",
+    "h100": "NVIDIA H100 80GB HBM3",
+    "rtx6000ada": "NVIDIA RTX 6000 Ada Generation",
+}
+# torch.compile takes as much while it times kernels, and 256 MiB where a card tells none. The first two are measured,
+# the others of NVIDIA's papers on the architectures.
+L2_MIB = {"h100": 50, "h200": 60, "a100-40gb": 40, "a100-80gb": 40, "t4": 4, "v100-16gb": 6, "v100-32gb": 6, "l4": 48}
+L2_MIB |= {"l40s": 96, "a10": 6, "rtx3090": 6, "rtx4090": 72}
 
 
 def emulated_card(device: str) -> Gpu | None:
@@ -29,8 +44,16 @@ def with_memory(gpu: Gpu, memory_bytes: int) -> Gpu:
     return replace(gpu, memory_bytes=memory_bytes)
 
 
-def variable(gpu: Gpu, count: int = 1) -> str:
-    """The text of `EMULATED_GPU`, which `stubs/emulator.c` reads: so many cards of this kind."""
+def name_on_a_card(gpu: Gpu) -> str:
+    """What `torch.cuda.get_device_name()` says on a real one: programs look for it."""
+    if gpu.name in REAL_NAMES:
+        return REAL_NAMES[gpu.name]
+    name = re.sub(r" \d+ GB$", "", gpu.title).replace("Super", "SUPER").replace("Laptop", "Laptop GPU")
+    return name if name.startswith("NVIDIA") else f"NVIDIA {name}"
+
+
+def variable(gpu: Gpu, count: int = 1, name: str = "") -> str:
+    """The text of `EMULATED_GPU`, which `stubs/emulator.c` reads: so many cards of this kind, which say this name."""
     fields = {
         "memory": gpu.memory_bytes,
         "context": gpu.context_bytes_estimate,
@@ -38,7 +61,8 @@ def variable(gpu: Gpu, count: int = 1) -> str:
         "major": gpu.compute_capability[0],
         "minor": gpu.compute_capability[1],
         "sms": gpu.multiprocessors,
+        "l2": L2_MIB.get(gpu.name, 0),
         **vars(gpu.multiprocessor),
-        "name": f"{gpu.title} (emulated)",  # the last one: it has blanks
+        "name": name or f"{gpu.title} (emulated)",  # the last one: it has blanks
     }
-    return " ".join(f"{name}={value}" for name, value in fields.items())
+    return " ".join(f"{field}={value}" for field, value in fields.items())

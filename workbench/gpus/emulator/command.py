@@ -39,6 +39,7 @@ def emulate_as_asked(args: argparse.Namespace) -> tuple[Emulation | str, int]:
         gpu,
         python=args.python,
         ranks=args.ranks,
+        gpus=args.gpus,
         padding=args.padding,
         masks=args.masks,
         timeout_s=args.timeout or None,

@@ -68,6 +68,7 @@ def emulate(
     *,
     python: str | None = None,
     ranks: int = 1,
+    gpus: int = 1,
     padding: bool = False,
     masks: float = 1.0,
     timeout_s: float | None = None,
@@ -82,6 +83,7 @@ def emulate(
             that of an activated environment, else that of this process.
         python: the Python for whose PyTorch the card is made, where the command does not show it.
         ranks: so many cards. Of a Python program so many processes too, started by torchrun.
+        gpus: so many cards for each process, where it uses more than one.
         masks: of a mask whose ones decide a size, as in `x[mask]`, so many are taken to be ones, from 0 to 1. All of
             them is an upper bound.
         timeout_s: end the program after so many seconds, and say where it was.
@@ -100,8 +102,10 @@ def emulate(
     remembered = ""
     if history:
         remembered = "snapshot" if snapshot else "1"
+    cards = max(ranks, gpus)
     with tempfile.TemporaryDirectory() as folder:
-        variables = environment(gpu, ranks, padding=padding, python=interpreter) | {
+        variables = environment(gpu, cards, padding=padding, python=interpreter) | {
+            card.VARIABLE: card.variable(gpu, cards, card.name_on_a_card(gpu)),
             "EMULATED_REPORTS": folder,
             "EMULATED_HISTORY": remembered,
             "EMULATED_FROM": f"{Path.cwd()}{os.sep}",

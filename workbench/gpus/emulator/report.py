@@ -76,10 +76,15 @@ class Emulation(Result):
         return fullest
 
     @property
-    def need_bytes(self) -> int:
+    def reserved_at_once_bytes(self) -> int:
         """What processes that run at once reserve at most on one card; of one that went on after a refusal, what it
         reserved from then on."""
         return _sum_of_needs(self.at_once)
+
+    @property
+    def need_bytes(self) -> int:
+        """All that a card must give: that, and the most that contexts take."""
+        return self.reserved_at_once_bytes + self.context_bytes[1]
 
     @property
     def context_bytes(self) -> tuple[int, int]:
@@ -122,11 +127,11 @@ class Emulation(Result):
         if the program ran out of memory, or used no GPU. What was not measured is not in it."""
         if not self.processes or (self.refusals and not self.has_recovered):
             return {}
-        need = self.need_bytes
+        reserved = self.reserved_at_once_bytes
         contexts = max(len(self.at_once), 1)
         verdicts = {}
         for name, gpu in GPUS.items():
-            has_room = need + contexts * gpu.context_bytes_estimate <= gpu.memory_bytes
+            has_room = reserved + contexts * gpu.context_bytes_estimate <= gpu.memory_bytes
             verdicts[name] = has_room and name not in self.without_kernels
         return verdicts
 
@@ -192,11 +197,11 @@ class Emulation(Result):
         fitting = [name for name in common if self.fits[name]]
         others = [name for name in common if not self.fits[name] and name not in self.without_kernels]
         no_kernels = [name for name in common if name in self.without_kernels]
-        need = format_bytes(self.need_bytes)
+        reserved = format_bytes(self.reserved_at_once_bytes)
         low, high = self.context_bytes
         context = f"about {format_bytes(high)}" if low == high else f"{format_bytes(low)} to {format_bytes(high)}"
         least = "at least " if self.lower_bound else ""
-        lines = [f"  needs {least}{need} and {context} of context, by the kernels of this card"]
+        lines = [f"  needs {least}{reserved} and {context} of context, by the kernels of this card"]
         verdict = "may fit on     " if self.lower_bound else "fits on        "
         lines.append(f"  {verdict}  {', '.join(fitting) or 'none of the known GPUs'}")
         if others:
@@ -221,6 +226,7 @@ class Emulation(Result):
             "timed_out": self.exit_status == TIMED_OUT and bool(self.stuck_at),
             "stuck_at": self.stuck_at,
             "peak_reserved_bytes": self.peak_reserved_bytes,
+            "reserved_at_once_bytes": self.reserved_at_once_bytes,
             "need_bytes": self.need_bytes,
             "processes_at_once": len(self.at_once),
             "lower_bound": self.lower_bound,

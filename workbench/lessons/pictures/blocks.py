@@ -8,18 +8,19 @@ from workbench.lessons.drawing import EMPTY, PALE, WIDTH, Drawing
 # tensors of shape (B, T, C) in one block: each part's inputs and outputs that its gradient needs
 PARTS = {"norm": 2, "attention": 4, "norm ": 2, "MLP: 5 results, each four times as wide": 20}
 KEPT = sum(PARTS.values())
-# results of a block in their order, in tensors of (B, T, C); is it kept without checkpointing, is it selectively?
+WAYS = ("without", "selective", "checkpointed")
+# results of a block in their order, in tensors of (B, T, C), and in which of these ways they are kept
 RESULTS = (
-    ("the block's input", 1, True, True),
-    ("LayerNorm", 1, True, False),
-    ("c_attn: queries, keys, values", 3, True, True),
-    ("attention", 1, True, True),
-    ("c_proj", 1, False, True),
-    ("sum with the input", 1, True, False),
-    ("LayerNorm", 1, True, False),
-    ("c_fc", 4, True, True),
-    ("GELU, four results", 16, True, False),
-    ("c_proj", 1, False, True),
+    ("the block's input", 1, "without selective checkpointed"),
+    ("LayerNorm", 1, "without"),
+    ("c_attn: queries, keys, values", 3, "without selective"),
+    ("attention", 1, "without selective"),
+    ("c_proj", 1, "selective"),
+    ("sum with the input", 1, "without"),
+    ("LayerNorm", 1, "without"),
+    ("c_fc", 4, "without selective"),
+    ("GELU, four results", 16, "without"),
+    ("c_proj", 1, "selective"),
 )
 SQUARE = 150  # units: the side of the larger matrix of probabilities
 BESIDES = 260  # where what is kept besides begins
@@ -52,22 +53,19 @@ def checkpointed_blocks(config: Any) -> Drawing:
 
 def kept_in_block() -> Drawing:
     """Lesson 03b: a row for each result, and a column for each way: coloured tiles are kept, grey ones are not."""
-    sums = {
-        "without": sum(tensors for _, tensors, without, _ in RESULTS if without),
-        "selective": sum(tensors for _, tensors, _, selective in RESULTS if selective),
-        "checkpointed": 1,
-    }
-    ways = ", ".join(f"{way} {tensors}" for way, tensors in sums.items())
+    sums = {way: sum(tensors for _, tensors, ways in RESULTS if way in ways) for way in WAYS}
+    listed = ", ".join(f"{way} {tensors}" for way, tensors in sums.items())
     picture = Drawing(
-        f"The results of one block, in tensors of B × T × C. Kept are: {ways}. Selectively all of the GELU's 16 go."
+        f"The results of one block, in tensors of B × T × C. Kept are: {listed}. Selectively all of the GELU's 16 go."
     )
     for column, (way, tensors) in enumerate(sums.items()):
         picture.words(212 + column * 149, 16, f"{way}: {tensors}", bold=True)
-    for row, (name, tensors, without, selective) in enumerate(RESULTS):
+    for row, (name, tensors, ways) in enumerate(RESULTS):
         y = 26 + row * 22
         picture.words(0, y + 12, name)
-        for column, kept in enumerate((without, selective, row == 0)):
-            picture.tiles(212 + column * 149, y, (9, 17), Category.ACTIVATIONS if kept else PALE, columns=tensors)
+        for column, way in enumerate(WAYS):
+            colour = Category.ACTIVATIONS if way in ways else PALE
+            picture.tiles(212 + column * 149, y, (9, 17), colour, columns=tensors)
     return picture
 
 

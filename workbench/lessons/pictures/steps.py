@@ -8,11 +8,11 @@ from workbench.lessons.pictures.by_hand import Stack, bytes_over_step, peak_byte
 
 GAP = 24  # between two hills
 LANE = 90  # the height of the fullest moment of a card or a host
-PARAMETER = {
-    "weight: 4": (4, Category.WEIGHTS),
-    "gradient: 4": (4, Category.GRADIENTS),
-    "AdamW's two averages: 8": (8, Category.OPTIMIZER_STATES),
-}
+PARAMETER = (
+    (WIDTH / 4, Category.WEIGHTS, "weight: 4"),
+    (WIDTH / 4, Category.GRADIENTS, "gradient: 4"),
+    (WIDTH / 2, Category.OPTIMIZER_STATES, "AdamW's two averages: 8"),
+)
 OF_A_BATCH = (Category.GRADIENTS, Category.ACTIVATIONS, Category.LOGITS_AND_LOSS)
 
 
@@ -27,7 +27,7 @@ def hill_of_a_step(config: Any, sequences: int, length: int) -> Drawing:
         f"logits. The steps stand on the same floor, and the hill on it grows with the tokens; peaks: {listed}."
     )
     picture.title("a parameter: 16 bytes")
-    picture.bar(0, 0, 24, [(size * WIDTH / 16, category, label) for label, (size, category) in PARAMETER.items()])
+    picture.bar(0, 0, 24, PARAMETER)
     token = token_bytes(config)
     whole = sum(token.values())
     picture.title(f"a token: {format_bytes(whole)}")

@@ -29,16 +29,16 @@ def blocks_of_a_text(recipe: Recipe) -> Drawing:
     blocks = make_blocks(load_corpus(recipe.corpus), tokenizer, length, batch)
     train = len(blocks.train)
     held_out = len(blocks.held_out)
+    whole = train + held_out
     read = recipe.steps * batch
     picture = Drawing(
-        f"A text of {train + held_out} blocks of {length} tokens: {recipe.steps} steps of {batch} read {read} of them, "
+        f"A text of {whole} blocks of {length} tokens: {recipe.steps} steps of {batch} read {read} of them, "
         f"and {held_out} at its end are held out. In a block every token is to be predicted from those before it."
     )
-    picture.title(f"the text: {train + held_out:,} blocks of {length} tokens")
-    pixels = WIDTH / (train + held_out)
+    picture.title(f"the text: {whole:,} blocks of {length} tokens")
     once = min(read, train)
     parts = ((once, Category.WEIGHTS), (train - once, PALE), (held_out, Category.ACTIVATIONS))
-    picture.bar(0, 0, 20, [(count * pixels, colour, "") for count, colour in parts])
+    picture.bar(0, 0, 20, [(count * WIDTH / whole, colour, "") for count, colour in parts])
     picture.words(0, 36, f"read in this run: {read}")
     picture.words(WIDTH, 36, f"held out, never trained on: {held_out}", anchor="end")
     picture.title(f"one step: {batch} blocks of {length} tokens, then AdamW changes the weights")

@@ -19,8 +19,12 @@ PARTS = {
 }
 DIGITS = {"fp32": 23, "fp16": 10, "bf16": 7}  # bits of the mantissa
 LINE = 580  # how long a line of numbers is; it begins at WIDTH - LINE
-TRAINED = {"W": Category.WEIGHTS, "gradient": Category.GRADIENTS}
-TRAINED |= {"Adam's mean": Category.OPTIMIZER_STATES, "mean of squares": Category.OPTIMIZER_STATES}
+TRAINED = {
+    "W": Category.WEIGHTS,
+    "gradient": Category.GRADIENTS,
+    "Adam's mean": Category.OPTIMIZER_STATES,
+    "mean of squares": Category.OPTIMIZER_STATES,
+}
 UNIT = 36.0  # how many units C numbers have beside each other
 # the matrices of a block: where each begins, and how many times C × C numbers it has
 MATRICES = {"c_attn": (160.0, 3), "c_proj": (282.0, 1), "c_fc": (332.0, 4), "c_proj (MLP)": (490.0, 4)}

@@ -66,7 +66,7 @@ def _flash(gpu: Gpu, q: Question) -> bool:
     wide_without_room = narrow and q.needs_gradient and q.head_width > 192 and (q.dropout > 0 or q.head_width <= 224)
     return (
         q.dtype in HALF
-        and gpu.flash_attention
+        and gpu.compute_capability >= (8, 0)
         and not q.masked
         and q.head_width == q.value_width <= 256
         and not (q.causal and not q.square)
@@ -76,10 +76,11 @@ def _flash(gpu: Gpu, q: Question) -> bool:
 
 def _efficient(gpu: Gpu, q: Question) -> bool:
     modern = gpu.compute_capability >= (8, 0)
-    if q.grouped or q.dtype not in ((*HALF, torch.float32) if modern else (torch.float16, torch.float32)):
+    if q.grouped or q.dtype not in (*HALF, torch.float32) or (q.dtype is torch.bfloat16 and not modern):
         return False
-    bits = 16 if q.dtype in HALF else 32
-    alignment = max(4 if modern else 1, 128 // bits if modern or bits == 16 else 1)
+    alignment = 8  # elements of a row
+    if q.dtype is torch.float32:
+        alignment = 4 if modern else 1
     return q.head_width % alignment == 0 and q.value_width % alignment == 0
 
 
@@ -152,7 +153,8 @@ def _flash_forward(
 ) -> torch.Tensor:
     """Head widths that are no multiple of 8 are padded before the kernel and cut after it."""
     width = query.shape[-1]
-    scale = scale if scale is not None else 1 / math.sqrt(width)
+    if scale is None:
+        scale = 1 / math.sqrt(width)
     if width % 8:
         query, key, value = (torch.nn.functional.pad(t, (0, 8 - width % 8)) for t in (query, key, value))
     flash: Any = torch.ops.aten._scaled_dot_product_flash_attention

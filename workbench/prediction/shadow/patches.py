@@ -10,11 +10,13 @@ from typing import Any, cast
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from transformers import PreTrainedModel
 
 from workbench.base.patches import replaced
 from workbench.base.patches import torch as torch_patches
 from workbench.base.patches import transformers as transformers_patches
 from workbench.gpus.catalogue import Gpu
+from workbench.prediction.rows import give_tensors
 from workbench.prediction.shadow.attention import CudaAttention
 from workbench.prediction.shadow.autocast import cuda_autocast
 from workbench.training import trainer
@@ -22,29 +24,18 @@ from workbench.training import trainer
 # ---- one model, one trainer ----
 
 
-def make_fake(model: torch.nn.Module, mode: FakeTensorMode, device: torch.device) -> None:
-    """Every parameter and buffer becomes a fake one on the device; tied ones stay tied.
+def make_fake(model: PreTrainedModel, mode: FakeTensorMode, device: torch.device) -> None:
+    """Every parameter and buffer becomes a fake one on the device."""
 
-    Techniques must have been applied before: adapters cannot be put into a model of fake parameters.
-    """
-    fakes: dict[int, torch.Tensor] = {}
-    for module in model.modules():
-        # `register_parameter` and `setattr` check what a fake tensor does not pass
-        for tensors in cast("tuple[dict[str, torch.Tensor | None], ...]", (module._parameters, module._buffers)):
-            for name, tensor in tensors.items():
-                if tensor is not None:
-                    tensors[name] = fakes.setdefault(id(tensor), _fake_tensor(tensor, mode, device))
-    model.to = lambda *_, **__: model  # type: ignore[method-assign]  # the Trainer moves it; it is there already
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        plain = tensor.detach()
+        if plain.device.type == "meta":
+            # `mode.from_tensor` would leave it on "meta", which stands for the host here
+            return mode.fake_tensor_converter.from_meta_and_device(mode, plain, device)
+        return mode.from_tensor(plain)
 
-
-def _fake_tensor(tensor: torch.Tensor, mode: FakeTensorMode, device: torch.device) -> torch.Tensor:
-    plain = tensor.detach()
-    if plain.device.type == "meta":
-        # `mode.from_tensor` would leave it on "meta", which stands for the host here
-        fake = mode.fake_tensor_converter.from_meta_and_device(mode, plain, device)
-    else:
-        fake = mode.from_tensor(plain)
-    return torch.nn.Parameter(fake, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else fake
+    give_tensors(model, fake)
+    cast("Any", model).to = lambda *_, **__: model  # the Trainer moves it; it is there already
 
 
 def scale_losses(assembled: Any) -> None:

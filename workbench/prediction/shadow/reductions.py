@@ -53,27 +53,33 @@ class Reduction:
         stride = self.reduced[0][1] if self.reduced else 1
         kept_stride = self.kept[0][1] if self.kept else 0
         along = not self.kept or stride < kept_stride  # the fastest dimension is one that goes
-        width, height = (inputs, outputs) if along else (outputs, inputs)
         vector = 1
-        if along and stride == 1 and width >= 128 and len(self.reduced) == 1:
-            width //= VECTOR
-        elif not along and kept_stride == 1:
-            vector = self._output_vector()
-            width //= vector
+        if along:
+            width = inputs
+            height = outputs
+            if stride == 1 and inputs >= 128 and len(self.reduced) == 1:
+                width //= VECTOR
+        else:
+            width = outputs
+            height = inputs
+            if kept_stride == 1:
+                vector = self._output_vector()
+                width //= vector
         width, height = _block(width, height, MAX_THREADS // vector)
-        values = _ceil(inputs, width if along else 1)
+        together = width if along else 1  # threads of a row, on one output
+        beside = 1 if along else width  # outputs of a row
+        values = _ceil(inputs, together)
         if values < min(height * 16, MAX_VALUES):
             return 0, 0  # no warps share an output, so no blocks do
-        values = _ceil(inputs, (width if along else 1) * height)
-        columns = _ceil(outputs // vector, 1 if along else width)
+        values = _ceil(inputs, together * height)
+        columns = _ceil(outputs // vector, beside)
         wanted: int = gpu.multiprocessors * (gpu.multiprocessor.threads // (width * height))
         if values < MAX_VALUES or columns > wanted:
             return 0, 0
         blocks = max(min(_ceil(wanted, columns), _ceil(values, MIN_VALUES)), _ceil(values, MAX_VALUES))
         if blocks == 1:
             return 0, 0
-        buffer = ACCUMULATOR_BYTES * outputs * blocks * (1 if along else width * vector)
-        return buffer, SEMAPHORE_BYTES * columns
+        return ACCUMULATOR_BYTES * outputs * blocks * beside * vector, SEMAPHORE_BYTES * columns
 
     def _output_vector(self) -> int:
         """`get_output_vec_size`: the largest power of two up to 4 that divides the row and all other strides."""
@@ -109,20 +115,22 @@ class Splits:
         return sums_bytes, sums_bytes * _ceil(self.width, 32) * 32
 
     def _splits(self, at_once: int) -> int:
+        """The fewest that fill the card nearly as well as any number does."""
         blocks = self.rows * _ceil(self.queries, 64)
+        if blocks >= 0.8 * at_once:
+            return 1
         keys_at_once = 64
         if self.width <= 64:
             keys_at_once = 256
         elif self.width <= 128:
             keys_at_once = 128
         pieces = _ceil(self.keys, keys_at_once)
-        if blocks >= 0.8 * at_once:
-            return 1
-        most = min(128, at_once, pieces)
-        useful = [n for n in range(1, most + 1) if n == 1 or _ceil(pieces, n) != _ceil(pieces, n - 1)]
-        filled = {n: blocks * n / at_once / _ceil(blocks * n, at_once) for n in useful}
-        enough = [n for n in useful if filled[n] >= 0.85 * max(filled.values())]
-        return enough[0]
+        filled = {}
+        for splits in range(1, min(128, at_once, pieces) + 1):
+            if splits == 1 or _ceil(pieces, splits) != _ceil(pieces, splits - 1):  # more would be empty
+                filled[splits] = blocks * splits / at_once / _ceil(blocks * splits, at_once)
+        enough = 0.85 * max(filled.values())
+        return min(splits for splits, share in filled.items() if share >= enough)
 
 
 def _ceil(number: int, by: int) -> int:

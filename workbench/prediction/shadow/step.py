@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import torch
 from datasets import Dataset
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import PreTrainedModel
+from torch.utils.data import DataLoader
 
 from workbench.base.categories import Phase
 from workbench.base.errors import ConfigurationError, WorkbenchError
@@ -37,13 +37,11 @@ from workbench.prediction.rows import (
 )
 from workbench.prediction.shadow.attention import choose_backend
 from workbench.prediction.shadow.patches import cuda_choices, make_fake, scale_losses, traceable
-from workbench.prediction.shadow.repeated import foreseen
-from workbench.prediction.shadow.trace import Trace
+from workbench.prediction.shadow.trace import Trace, foreseen
 from workbench.prediction.shadow.tracker import ShadowTracker
 from workbench.ranks.run import RankMeter
 from workbench.ranks.shards import SHARDS, Ranks
 from workbench.recipe import Recipe
-from workbench.training.job import Job
 from workbench.training.trainer import SeamTrainer, count_padding
 
 DEVICE = torch.device("cpu")  # plays the GPU
@@ -58,7 +56,6 @@ def trace_for(recipe: Recipe, gpu: Gpu | None, padding: bool, ranks: Ranks | Non
     request = (recipe, gpu is not None, padding, ranks)
     for earlier_request, earlier in KEPT:
         if earlier_request == request and chooses_alike(gpu, earlier):
-            refuse_precision(gpu, earlier.uses_bf16)
             return earlier
     new = trace(recipe, gpu, padding, ranks)
     KEPT.append((request, new))
@@ -83,54 +80,49 @@ def trace(recipe: Recipe, gpu: Gpu | None, padding: bool = False, ranks: Ranks |
     """
     refuse_offloading(gpu, ranks)
     recipe = replace(recipe, techniques=tuple(technique.stand_in() for technique in recipe.techniques))
-    material = material_for(recipe, blocks_for(recipe, world_size=ranks.count if ranks else 1))
+    material = material_for(recipe, blocks_for(recipe, ranks=ranks))
     tracker = ShadowTracker(material.config.vocab_size, cuda=gpu is not None)
-    device = gpu.device if gpu else Device.find("cpu")
-    with _naming_failures(tracker), quiet(), tempfile.TemporaryDirectory() as scratch, as_first(ranks, DEVICE):
-        job = job_for(recipe, device, material, ranks)
+    with ExitStack() as stack:
+        stack.enter_context(_naming_failures(tracker))
+        stack.enter_context(quiet())
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        stack.enter_context(as_first(ranks, DEVICE))
+
+        # a model without memory becomes one of fake tensors: adapters could not be put into that
+        job = job_for(recipe, gpu.device if gpu else Device.find("cpu"), material, ranks)
         model = recipe.prepare_model(skeleton(material.config, **recipe.model_arguments(family_of(material.config))))
         tracker.name_modules(model)
-        return _trace_of(job, model, tracker, gpu, padding, ranks, Path(scratch))
+        counted = count_parameters(model)
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        make_fake(model, mode, DEVICE)
+        part_of(model, ranks, DEVICE.type, mode)
 
+        meter = RankMeter(model, before_bytes=0, tracker=tracker)
+        trainer, micro_batches = assembled(job, model, meter, DEVICE, scratch)
+        tracker.untrained = max(micro_batches - MICRO_BATCHES, 0)
+        if trainer.args.fp16:
+            scale_losses(trainer)
 
-def _trace_of(
-    job: Job,
-    model: PreTrainedModel,
-    tracker: ShadowTracker,
-    gpu: Gpu | None,
-    padding: bool,
-    ranks: Ranks | None,
-    scratch: Path,
-) -> Trace:
-    """From a model without memory."""
-    counted = count_parameters(model)
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    make_fake(model, mode, DEVICE)
-    part_of(model, ranks, DEVICE.type, mode)
-    meter = RankMeter(model, before_bytes=0, tracker=tracker)
-    trainer, micro_batches = assembled(job, model, meter, DEVICE, scratch)
-    tracker.untrained = max(micro_batches - MICRO_BATCHES, 0)
-    if trainer.args.fp16:
-        scale_losses(trainer)
-    uses_bf16 = trainer.args.bf16 or any(p.dtype is torch.bfloat16 for p in model.parameters())
-    refuse_precision(gpu, uses_bf16)
-    batches = _batches(trainer, padding)
-    held_out = _held_out(trainer)
-    padded = padding or any(map(count_padding, batches))
-    with ExitStack() as stack:
+        batches = _batches(trainer, padding)
+        padded = padding or any(map(count_padding, batches))
+        held_out = DataLoader(
+            cast("Any", trainer.eval_dataset),
+            batch_size=trainer.args.per_device_eval_batch_size,
+            collate_fn=trainer.data_collator,
+        )
+        evaluated = [_fake_batch(batch, mode) for batch in held_out]
+        trained = [_fake_batch(batch, mode) for batch in batches]
         stack.enter_context(traceable(lambda: padded and model.training))
         attention = stack.enter_context(cuda_choices(gpu)) if gpu else None
         stack.enter_context(mode)
-        trained = [_fake_batch(batch, mode) for batch in batches]
-        evaluated = [_fake_batch(batch, mode) for batch in held_out]
         stack.enter_context(meter)
         trace_of_steps = _traced(tracker, train(trainer, meter, trained, evaluated))
+
     allocator: dict[str, Any] = {}
-    for technique in job.recipe.techniques:
+    for technique in recipe.techniques:
         allocator |= technique.allocator_settings()
     return replace(
         trace_of_steps,
-        uses_bf16=uses_bf16,
         allocator=allocator,
         attention=attention.asked if attention else {},
         facts=facts(trainer, counted, micro_batches, padded),
@@ -169,16 +161,6 @@ def _naming_failures(tracker: ShadowTracker) -> Iterator[None]:
             f"{operation or 'the assembly of the trainer'}{where}: {first} "
             "Measure it with `run` instead, or leave out the technique that brings this operation."
         ) from error
-
-
-def refuse_precision(gpu: Gpu | None, uses_bf16: bool) -> None:
-    """Raises ConfigurationError for bf16 on a GPU that would only emulate it, as `run` refuses it there."""
-    if gpu and uses_bf16 and not gpu.native_bf16:
-        capability = ".".join(map(str, gpu.compute_capability))
-        raise ConfigurationError(
-            f"predict: {gpu.title} (compute capability {capability}) has no bf16 arithmetic. Use fp16 or fp32, or a "
-            "GPU of compute capability 8.0 or newer."
-        )
 
 
 def refuse_offloading(gpu: Gpu | None, ranks: Ranks | None) -> None:
@@ -276,14 +258,6 @@ def _batches(trainer: SeamTrainer, padding: bool) -> list[Batch]:
         for batch in batches:
             batch.setdefault("attention_mask", torch.ones_like(batch["input_ids"]))
     return batches
-
-
-def _held_out(trainer: SeamTrainer) -> list[Batch]:
-    """The batches of an evaluation; the last one may be smaller."""
-    size = trainer.args.per_device_eval_batch_size
-    rows = list(cast("Iterable[Any]", trainer.eval_dataset))
-    collator = cast("Callable[..., Batch]", trainer.data_collator)
-    return [collator(rows[start : start + size]) for start in range(0, len(rows), size)]
 
 
 def _longest(dataset: Dataset) -> int:

@@ -1,8 +1,7 @@
-"""What a prediction puts in the place of optimizers whose kernels cannot be traced, or that keep tensors on the host,
-which is no part of the device there: the same bytes at the same moments, no arithmetic.
+"""What a prediction puts in the place of optimizers whose kernels cannot be traced, or that keep states in
+unified memory: the same bytes at the same moments, no arithmetic.
 
-The bytes are those of bitsandbytes 0.50, FlashOptim 0.1.4 and torchao 0.18, as each docstring names them; none of them
-need be installed.
+The bytes are those of bitsandbytes 0.50 and FlashOptim 0.1.4, as each docstring names them; neither need be installed.
 """
 
 import math
@@ -16,7 +15,6 @@ EIGHT_BIT_BLOCK = 256  # this and the next two: `Optimizer2State`
 EIGHT_BIT_MINIMUM = 4096
 EIGHT_BIT_VALUES = 256
 PAGED_MINIMUM = 100_000  # elements: `get_state_buffer`
-HOSTS_MINIMUM = 4096  # `minimal_size`
 
 
 # ---- bitsandbytes: states of 8 bits, or in unified memory ----
@@ -94,23 +92,7 @@ class FlashStates(LibrarysAdamW):
         return state
 
 
-# ---- torchao: a step on the host, and states whose codes are looked up ----
-
-
-class CPUOffloadOptimizer(torch.optim.Optimizer):
-    """`torchao.optim.CPUOffloadOptimizer`: on the device are the states of smaller parameters alone."""
-
-    def __init__(self, groups: list[dict[str, Any]], **options: Any) -> None:
-        small_groups = []
-        for group in groups:
-            small = [parameter for parameter in group["params"] if parameter.numel() < HOSTS_MINIMUM]
-            small_groups.append({**group, "params": small})
-        self.d_opt = torch.optim.AdamW(small_groups, **options)
-        self.param_d2h_map: dict[Any, Any] = {}
-        self.param_groups = self.d_opt.param_groups
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        self.d_opt.step()
+# ---- torchao: states whose codes are looked up ----
 
 
 def read_code_tables() -> None:

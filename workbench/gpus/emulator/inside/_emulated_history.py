@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections import Counter
 from typing import Any
 
@@ -23,6 +22,7 @@ LIBRARY = re.compile(
     r"[/\\](site|dist)-packages[/\\]|[/\\]lib[/\\]python3\.\d+[/\\]|[/\\]torch-[\w.]+-python3\.\d+[/\\]"
     r"|[/\\]emulator[/\\]inside[/\\]|[/\\]torchinductor_|^<frozen|^<eval_with_key>|^/build/|^\?\?$"
 )
+OURS = re.compile(r"[/\\]emulator[/\\]inside[/\\]")
 
 
 def living(snapshot: Any, index: int) -> dict[int, dict[str, Any]]:
@@ -63,16 +63,13 @@ def alive_at_the_peak(trace: Any, blocks_in_use: dict[int, dict[str, Any]]) -> l
 
 
 def at_the_peak(trace: Any, blocks_in_use: dict[int, dict[str, Any]]) -> dict[str, Any]:
-    """Who held the bytes of the peak, by line and by function."""
+    """Who held the bytes of the peak, by line."""
     blocks = alive_at_the_peak(trace, blocks_in_use)
     lines = Counter[str]()
-    functions = Counter[str]()
     for block in blocks:
-        line = program_line(block["frames"])
-        lines[line] += block["size"]
-        functions[f"{line}{function_of(block['frames'])}"] += block["size"]
+        lines[program_line(block["frames"])] += block["size"]
     most = [{"line": line, "bytes": size} for line, size in lines.most_common(LINES)]
-    return {"lines": most, "functions": functions, "peak_in_history_bytes": sum(block["size"] for block in blocks)}
+    return {"lines": most, "peak_in_history_bytes": sum(lines.values())}
 
 
 def growth(trace: Any, marks: list[int]) -> dict[str, Any] | None:
@@ -151,20 +148,13 @@ def program_line(frames: Any) -> str:
         return "before the history begins"
     if not frames:
         return "PyTorch's own threads: the backward pass"
+    frames = [frame for frame in frames if not OURS.search(frame["filename"])] or frames
     own_frames = [frame for frame in frames if not LIBRARY.search(frame["filename"])]
+    if not own_frames and "torchinductor_" in frames[0]["filename"]:
+        return "what torch.compile made of the backward pass"
     frame = own_frames[0] if own_frames else frames[0]
     started_in = os.environ.get("EMULATED_FROM", "")
     file = frame["filename"]
     if started_in and file.startswith(started_in):
         file = file[len(started_in) :]
     return f"{file}:{frame['line']} in {frame['name']}"
-
-
-def function_of(frames: Any) -> str:
-    """`, by forward in transformers/models/…`: the innermost, if it is a library's. Of another version it has the same
-    name, on another line."""
-    if not frames or not LIBRARY.search(frames[0]["filename"]):
-        return ""
-    file = frames[0]["filename"]
-    folders = [f"{place}{os.sep}" for place in sys.path if place and file.startswith(f"{place}{os.sep}")]
-    return f", by {frames[0]['name']} in {file[len(max(folders, key=len, default='')) :]}"

@@ -1,9 +1,11 @@
 """Sizes that follow from values, which an emulated card has not: each is taken by a rule, and noted with its line.
 
 `h[labels != -100]` has as many rows as the mask has ones. PyTorch counts them on the card, and would be told none. Here
-a mask chooses the share of its places that EMULATED_MASKS names: 1 is all of them, an upper bound; 0 is none.
+a mask chooses the share of its places that EMULATED_MASKS names: 1 is all of them, an upper bound; 0 is none. So does
+one that is read by the host.
 """
 
+import functools
 import math
 import os
 import sys
@@ -92,3 +94,53 @@ def decide_by_rule(torch: Any, program_line: Callable[[Any], str]) -> None:
         library.impl("repeat_interleave.Tensor", repeat_interleave, "CUDA")
         library.impl("normal.Tensor_Tensor", normal_of_tensors, "CUDA")
         library.impl("normal.float_Tensor", normal_of_tensors, "CUDA")
+
+    def chosen_by_rule(read: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(read)
+        def read_mask(mask: Any, *args: Any, **kwargs: Any) -> Any:
+            values = read(mask, *args, **kwargs)
+            is_read = type(mask) is torch.Tensor and mask.dtype is torch.bool and mask.is_cuda and not values.is_cuda
+            if is_read and mask.numel() > 1:  # a single answer is that to a yes/no question
+                places = mask.numel()
+                chosen = decided("mask read by the host", places, math.ceil(share() * places))
+                values.copy_((torch.arange(places) < chosen).view(values.shape))
+            return values
+
+        return read_mask
+
+    list_values = torch.Tensor.tolist
+    torch.Tensor.to = chosen_by_rule(torch.Tensor.to)
+    torch.Tensor.cpu = chosen_by_rule(torch.Tensor.cpu)
+    torch.Tensor.tolist = lambda values: list_values(values.cpu() if values.dtype is torch.bool else values)
+
+
+def generate_to_the_greatest_length(generation: Any) -> None:
+    """transformers asks the card whether every sequence has ended, and would be told no for ever. Here each ends at the
+    greatest length that the program allows, an upper bound.
+
+    Args:
+        generation: the module `transformers.generation.utils`.
+    """
+    criterion = generation.MaxLengthCriteria
+    mixin = generation.GenerationMixin
+    if not hasattr(mixin, "_has_unfinished_sequences"):  # before transformers 4.38 the length was compared on the host
+        return
+    ask_length = criterion.__call__
+    ask_card = mixin._has_unfinished_sequences
+    is_over = False
+
+    def compare_length(self: Any, input_ids: Any, scores: Any, **more: Any) -> Any:
+        nonlocal is_over
+        is_over = input_ids.shape[1] >= self.max_length
+        return ask_length(self, input_ids, scores, **more)
+
+    def goes_on(self: Any, this_peer_finished: Any, synced_gpus: bool, device: Any, **more: Any) -> bool:
+        nonlocal is_over
+        if device.type != "cuda":
+            return bool(ask_card(self, this_peer_finished, synced_gpus, device, **more))
+        was_over = is_over
+        is_over = False
+        return not was_over
+
+    criterion.__call__ = compare_length
+    mixin._has_unfinished_sequences = goes_on

@@ -21,10 +21,12 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import _emulated_history as history  # type: ignore[import-not-found]  # beside this file, which Python's path names
+import _emulated_host  # type: ignore[import-not-found]
 import _emulated_sizes  # type: ignore[import-not-found]
 import _emulated_steps  # type: ignore[import-not-found]
 
@@ -54,33 +56,38 @@ def import_the_next() -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-class WatchPyTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Calls `watch` when PyTorch has been imported."""
+class WatchImports(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Calls a function of `watched` with the module of that name when it has been imported."""
 
-    loader: Any = None
-    asks_others = False
+    def __init__(self, watched: dict[str, Callable[[Any], None]]) -> None:
+        self.watched = watched
+        self.loaders: dict[str, Any] = {}
+        self.asks_others_for = ""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != "torch" or self.asks_others:
+        if name not in self.watched or name == self.asks_others_for:
             return None
-        self.asks_others = True
+        self.asks_others_for = name
         try:
             spec = importlib.util.find_spec(name)
         finally:
-            self.asks_others = False  # who only asks whether there is a PyTorch, as transformers does, imports it later
+            # who only asks whether there is a PyTorch, as transformers does, imports it later
+            self.asks_others_for = ""
         if spec is not None and spec.loader is not None:
-            refuse_another_pytorch(os.path.dirname(str(spec.origin)))
-            self.loader = spec.loader
+            if name == "torch":
+                refuse_another_pytorch(os.path.dirname(str(spec.origin)))
+            self.loaders[name] = spec.loader
             spec.loader = self
         return spec
 
     def create_module(self, spec: Any) -> Any:
-        return self.loader.create_module(spec)
+        return self.loaders[spec.name].create_module(spec)
 
     def exec_module(self, module: Any) -> None:
-        module.__spec__.loader = module.__loader__ = self.loader
-        self.loader.exec_module(module)
-        watch(module)
+        loader = self.loaders[module.__name__]
+        module.__spec__.loader = module.__loader__ = loader
+        loader.exec_module(module)
+        self.watched[module.__name__](module)
 
 
 def refuse_another_pytorch(folder: str) -> None:
@@ -110,6 +117,7 @@ def watch(torch: Any) -> None:
         remember = torch.cuda.memory._record_memory_history
         torch.cuda._lazy_call(lambda: remember(max_entries=HISTORY, stacks="python"))
     torch.cuda._lazy_call(lambda: _emulated_sizes.decide_by_rule(torch, history.program_line))
+    _emulated_host.draw_no_large_tensors(torch)
     note_peaks_before_resets(torch)
     _emulated_steps.note_steps(torch)
     reporter = threading.Thread(target=report_as_the_peak_moves, args=(torch,), daemon=True)
@@ -269,6 +277,24 @@ def card_of(index: int) -> int:
     return int(visible[index]) if index < len(visible) and visible[index].strip().isdigit() else index
 
 
+def explain_zeros() -> None:
+    """A program that divides by a value of the card, or asserts something of it, ends for a reason of ours."""
+    show = sys.excepthook
+
+    def show_and_explain(kind: Any, error: Any, traceback: Any) -> None:
+        show(kind, error, traceback)
+        is_of_a_value = kind in (ZeroDivisionError, AssertionError) or "math domain error" in str(error)
+        if is_of_a_value and "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized():
+            print(
+                "emulated GPU: values of the card are not computed, and each reads 0, a loss too. If this divides by "
+                "one, takes its logarithm or asserts something of it, it says nothing about memory. max(value, 1e-9) "
+                "runs here and on a card; python -O leaves assertions out.",
+                file=sys.stderr,
+            )
+
+    sys.excepthook = show_and_explain
+
+
 def answer_the_watchman() -> None:
     """A signal from outside writes down where the program is: it may wait for a value that never comes. An interrupt
     ends it with a report, also where a shell's job in the background has inherited that interrupts are ignored."""
@@ -280,7 +306,9 @@ def answer_the_watchman() -> None:
 
 if os.environ.get("EMULATED_STUBS"):
     load_stubs()
-    sys.meta_path.insert(0, WatchPyTorch())
+    end_of_text = _emulated_sizes.generate_to_the_greatest_length
+    sys.meta_path.insert(0, WatchImports({"torch": watch, "transformers.generation.utils": end_of_text}))
     if os.environ.get("EMULATED_REPORTS"):
         answer_the_watchman()
+        explain_zeros()
 import_the_next()

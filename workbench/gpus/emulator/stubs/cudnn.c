@@ -1,7 +1,6 @@
 /* libcudnn: PyTorch describes an operation to the backend, asks for one way to do it and for the workspace of that.
    cuDNN does not publish its workspaces. Those of its attention were 256 bytes on an H100 (cuDNN 9.19), forward and
-   backward; two more kinds, larger there, are not known here: of convolutions, and of the backward of grouped heads. The
-   environment variable EMULATED_CUDNN_WORKSPACE gives another answer. */
+   backward; two more kinds, larger there, are not known here: of convolutions, and of the backward of grouped heads. */
 #include "cudnn.h"
 
 /* cudnn_graph.h: the numbers of the attributes and types that matter here */
@@ -13,7 +12,12 @@ enum { TYPE_NUMERICAL_NOTE = 11, TYPE_DESCRIPTOR = 15, TYPE_BEHAVIOR_NOTE = 19 }
 
 static const size_t type_bytes[] = {8, 4, 4, 8, 4, 8, 8, 4, 4, 4, 4, 4, 4, 4, 4, 8, 4, 4, 4, 4, 4, 4, 4, 4, 1, 4, 16};
 
-size_t cudnnGetVersion(void) { return 92000; }
+#ifndef LIBRARY_MAJOR
+#define LIBRARY_MAJOR 9
+#endif
+
+/* PyTorch refuses another major version than that it was built with. */
+size_t cudnnGetVersion(void) { return LIBRARY_MAJOR == 8 ? 8907 : 92000; }
 size_t cudnnGetCudartVersion(void) { return 13000; }
 const char *cudnnGetErrorString(int status) { return status ? "error of the emulated cuDNN" : "success"; }
 
@@ -23,7 +27,7 @@ int cudnnCreate(void **handle) {
 }
 
 int cudnnBackendCreateDescriptor(int type, void **descriptor) {
-    if (type >= CONVOLUTION_FORWARD && type <= CONVOLUTION_BACKWARD_DATA && !getenv("EMULATED_CUDNN_WORKSPACE"))
+    if (type >= CONVOLUTION_FORWARD && type <= CONVOLUTION_BACKWARD_DATA)
         not_measured("cuDNN's workspace of convolutions");
     return cudnnCreate(descriptor);
 }
@@ -36,7 +40,6 @@ int cudnnBackendGetAttribute(void *descriptor, int attribute, int type, int64_t 
     int known = type >= 0 && (size_t)type < sizeof type_bytes / sizeof *type_bytes;
     if (out && known && type != TYPE_DESCRIPTOR && count > 0 && wanted > 0)
         memset(out, 0, type_bytes[type] * (size_t)(count < wanted ? count : wanted));
-    const char *workspace = getenv("EMULATED_CUDNN_WORKSPACE");
-    if (out && attribute == WORKSPACE_SIZE) *(int64_t *)out = workspace ? atoll(workspace) : ATTENTION_WORKSPACE;
+    if (out && attribute == WORKSPACE_SIZE) *(int64_t *)out = ATTENTION_WORKSPACE;
     return SUCCESS;
 }

@@ -36,6 +36,12 @@ extern _Thread_local Question asked;
 int answer(void);
 void answer_is_passed_on(void); /* by a kernel that fills a byte, or a copy of one on the device */
 
+/* What the host has sent to the card, small as a count: it reads that again, unless the card may have written since. */
+void host_sends(const void *to, const void *from, size_t bytes);
+int host_reads(void *to, const void *from, size_t bytes); /* whether it is known */
+void card_writes(void);                                   /* anywhere */
+void card_writes_at(const void *address);
+
 /* Called by every generated stub; the names of both are in the words about a crash. */
 void stub_called(const char *function);
 int stub_refused(const char *function, int status);

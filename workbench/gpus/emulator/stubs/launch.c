@@ -12,7 +12,7 @@
  * comparing whole numbers, it was the question whether all are equal (torch.isnan compares too, but not whole numbers).
  * transformers asks `mask.sum() == mask.numel()`: a sum that is compared is the question whether all are true. */
 
-enum { PASSES_ON = INTEGERS_EQUAL + 1, SLOTS = 4096 };
+enum { PASSES_ON = INTEGERS_EQUAL + 1, FILLS, SLOTS = 4096 };
 static struct { const void *function; int kind; } kinds[SLOTS]; /* torch has about a hundred of them */
 
 static size_t slot_of(const void *function) {
@@ -29,14 +29,19 @@ static void note_kernel(const void *function, const char *name) {
     else if (strstr(name, "sum_functor") && strstr(name, "reduce_kernel")) kind = SUM;
     else if (strstr(name, "CompareEqFunctorIl")) kind = INTEGERS_EQUAL;
     else if (strstr(name, "FillFunctorIb")) kind = PASSES_ON;
+    else if (strstr(name, "vectorized_elementwise_kernel") && strstr(name, "FillFunctor")) kind = FILLS;
     if (kind == OTHER) return;
     size_t slot = slot_of(function);
     kinds[slot].function = function;
     kinds[slot].kind = kind;
 }
 
-static cudaError_t launched(const void *function) {
+/* Of its arguments only one is looked at: where a kernel that fills writes to. */
+static cudaError_t launched(const void *function, void **arguments) {
     int kind = kinds[slot_of(function)].kind;
+    if (kind == FILLS) card_writes_at(*(void **)arguments[2]);
+    else card_writes();
+    if (kind == FILLS) kind = OTHER;
     if (kind == PASSES_ON) answer_is_passed_on();
     else asked = asked == SUM && kind == INTEGERS_EQUAL ? ALL : (Question)kind;
     return SUCCESS;
@@ -78,19 +83,19 @@ cudaError_t __cudaGetKernel(void **kernel, const void *function) {
 
 cudaError_t cudaLaunchKernel(const void *function, dim3 grid, dim3 block, void **arguments, size_t shared,
                              cudaStream_t stream) {
-    (void)grid, (void)block, (void)arguments, (void)shared, (void)stream;
-    return launched(function);
+    (void)grid, (void)block, (void)shared, (void)stream;
+    return launched(function, arguments);
 }
 
 cudaError_t __cudaLaunchKernel(void *kernel, dim3 grid, dim3 block, void **arguments, size_t shared,
                                cudaStream_t stream) {
-    (void)grid, (void)block, (void)arguments, (void)shared, (void)stream;
-    return launched(kernel);
+    (void)grid, (void)block, (void)shared, (void)stream;
+    return launched(kernel, arguments);
 }
 
 cudaError_t cudaLaunchKernelExC(const void *configuration, const void *function, void **arguments) {
-    (void)configuration, (void)arguments;
-    return launched(function);
+    (void)configuration;
+    return launched(function, arguments);
 }
 
 /* ---- what a kernel would need of the card ---- */

@@ -121,7 +121,8 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *out, const vo
     return SUCCESS;
 }
 
-/* ---- copies: what comes from the device is zero, and a single byte is the answer to a yes/no question ---- */
+/* ---- copies: what comes from the device is zero, but for what the host has sent there itself; a single byte is the
+ * answer to a yes/no question ---- */
 
 /* Zeros in host memory. Whole pages of what was handed out here go back to the system, which shows zeros in their place:
    what a program offloads, hundreds of GB perhaps, takes no memory of this machine. */
@@ -135,13 +136,16 @@ static void zero(void *to, size_t bytes) {
 
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, int kind) {
     (void)kind; /* the addresses say it */
+    int is_from_host = device_of(from) < 0;
     if (device_of(to) >= 0) {
-        if (bytes == 1 && device_of(from) >= 0) answer_is_passed_on();
+        if (is_from_host) host_sends(to, from, bytes);
+        else card_writes_at(to);
+        if (bytes == 1 && !is_from_host) answer_is_passed_on();
         return SUCCESS;
     }
-    if (device_of(from) < 0) memmove(to, from, bytes);
+    if (is_from_host) memmove(to, from, bytes);
     else if (bytes == 1) *(char *)to = (char)answer();
-    else zero(to, bytes);
+    else if (!host_reads(to, from, bytes)) zero(to, bytes);
     return SUCCESS;
 }
 
@@ -160,6 +164,7 @@ cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_
 
 cudaError_t cudaMemset(void *pointer, int value, size_t bytes) {
     if (device_of(pointer) < 0) memset(pointer, value, bytes);
+    else card_writes_at(pointer);
     return SUCCESS;
 }
 

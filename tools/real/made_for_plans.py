@@ -1,0 +1,104 @@
+"""What the programs of `plans.toml` ask the hub for, beside what `made.py` makes: made_for_plans.py KIND[:ARGUMENT] …
+
+Random weights and made rows, under the names that the programs have. Words that are no kind here are made.py's.
+"""
+
+import json
+import random
+import shutil
+import sys
+from pathlib import Path
+
+import made
+
+SENTENCE = "The quality of mercy is not strained. " * 12
+METRIC = '''"""A metric in the place of one that is fetched: training ends before it is asked."""
+import datasets
+import evaluate
+
+
+class Metric(evaluate.Metric):
+    def _info(self):
+        features = datasets.Features({"predictions": datasets.Value("int64"), "references": datasets.Value("int64")})
+        return evaluate.MetricInfo(description="", citation="", features=features)
+
+    def _compute(self, predictions, references):
+        return {"accuracy": 0.0}
+'''
+
+
+def copy(folder: str, name: str) -> None:
+    """A folder that was made, under another name."""
+    shutil.copytree(folder, name)
+
+
+def alpaca() -> None:
+    """The rows of made/alpaca.json as a data set, in made/alpaca."""
+    made.instructions()
+    Path("made/alpaca").mkdir()
+    shutil.move("made/alpaca.json", "made/alpaca/train.json")
+
+
+def rows(name: str, configuration: str, count: str, *columns: str) -> None:
+    """Rows of a sentence for each column, under a name of the hub and of a configuration; `label` is 0 or 1."""
+    folder = Path(name)
+    folder.mkdir(parents=True)
+    for part in ("train", "validation", "test"):
+        lines = []
+        for number in range(int(count)):
+            row: dict[str, object] = dict.fromkeys(columns, SENTENCE)
+            row |= {column: number % 2 for column in columns if column in ("label", "idx")}
+            lines.append(json.dumps(row))
+        (folder / f"{part}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    parts = "".join(f"      - {{split: {part}, path: {part}.jsonl}}\n" for part in ("train", "validation", "test"))
+    card = f"---\nconfigs:\n  - config_name: {configuration}\n    data_files:\n{parts}---\n"
+    (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def bert(name: str) -> None:
+    """BERT's shape."""
+    from transformers import BertConfig, BertModel
+
+    made._with_tokenizer(BertModel(BertConfig()), name)
+
+
+def vit(name: str) -> None:
+    """ViT-Base's shape with its image processor."""
+    from transformers import ViTConfig, ViTImageProcessor, ViTModel
+
+    ViTModel(ViTConfig()).save_pretrained(name)
+    ViTImageProcessor().save_pretrained(name)
+
+
+def photographs(name: str) -> None:
+    """256 pictures of noise of ten kinds as a data set, with the columns of timm/eurosat-rgb."""
+    from datasets import ClassLabel, Dataset, Features, Image
+    from PIL import Image as Picture
+
+    noise = Picture.frombytes("RGB", (64, 64), random.randbytes(3 * 64 * 64))
+    labels = [number % 10 for number in range(256)]
+    kinds = Features({"image": Image(), "label": ClassLabel(num_classes=10)})
+    Path(name).mkdir(parents=True)
+    for part in ("train", "test"):
+        content = Dataset.from_dict({"image": [noise] * len(labels), "label": labels}, features=kinds)
+        content.to_parquet(Path(name, f"{part}.parquet"))
+
+
+def chats() -> None:
+    """64 conversations of two turns in made/chats.json, as FastChat reads them."""
+    turns = [{"from": "human", "value": SENTENCE}, {"from": "gpt", "value": SENTENCE * 3}] * 2
+    Path("made/chats.json").write_text(json.dumps([{"conversations": turns}] * 64), encoding="utf-8")
+
+
+def metric(name: str) -> None:
+    """Where `evaluate.load` looks for a metric."""
+    Path(name).mkdir()
+    Path(name, f"{name}.py").write_text(METRIC, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    random.seed(0)
+    for word in sys.argv[1:]:
+        kind, *arguments = word.split(":")
+        function = globals().get(kind) or getattr(made, kind)
+        function(*arguments)

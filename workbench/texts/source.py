@@ -1,0 +1,252 @@
+"""A text of the user's: its files, and their rows, each with its place. Every fault has its place too, and a cure."""
+
+import gzip
+import json
+import os
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from workbench.base.errors import ConfigurationError, in_a_line
+from workbench.base.hub import ADDRESS
+from workbench.texts import formats
+from workbench.texts.encodings import check_bytes
+from workbench.texts.faults import refusal, refuse_unreadable
+from workbench.texts.files import OBJECTS, PLAIN, SEPARATORS, TABLES, kind_of, pieces_of, rows_of_file, unit_of
+from workbench.texts.folders import Signature, signature_of, training_files, visible_files
+from workbench.texts.formats import Format
+
+CHUNK = 1 << 20  # bytes to check, characters to read at a time
+KINDS = (".txt", ".md", *OBJECTS, *SEPARATORS, ".parquet")  # that are looked for in a folder
+SAVED = ("dataset_dict.json", "state.json")  # what tells a folder that `datasets` wrote
+SURROGATE = re.compile(r"[\ud800-\udfff]")
+LOOKS_LIKE_DATA = re.compile(r"\s*[-+]?\d+([.,]\d+)?\s*|(?=.*\s).{50,}|.*[.?!]\s*|(\S+\s+){3,}.*", re.DOTALL)
+FIRST_ROWS = 20  # in which a column has a value
+BLANK = "blank documents"
+
+
+class LeftOut(str):
+    """Why a document is not read."""
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """A file, a folder of files, or the files of a data set of the hub, with the column and the encoding to read.
+
+    `loss` is empty for texts. Of conversations it says what counts, "answers" or "all"; each is a line of JSON, which
+    `kind` makes of a row. The hub was `asked` for a data set, with the arguments of `datasets.load_dataset`. `remarks`
+    say what of the rows and files is read and what not, as far as that is known before they are read.
+    """
+
+    name: str
+    path: Path
+    column: str = "text"
+    encoding: str = "utf-8-sig"
+    loss: str = ""
+    kind: Format | None = None
+    downloaded: tuple[Path, ...] = ()
+    asked: tuple[tuple[str, str | None], ...] = ()
+    remarks: tuple[str, ...] = ()
+
+    def rows(self) -> Iterator[tuple[str, str]]:
+        """Every row as its place and its text, or LeftOut, in the order of the files' names; line ends are `\\n`.
+
+        A plain text comes in pieces, all of one place. Nothing else is held in memory but a row; of .json, the file.
+
+        Raises:
+            ConfigurationError: a file cannot be read as what it claims to be.
+        """
+        for path in self.files():
+            yield from _rows(path, self)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Those that are read, if they are there."""
+        return (*self.kind.required, *self.kind.beside) if self.kind else (self.column,)
+
+    def present_columns(self) -> list[str]:
+        """The columns that are read and that the first file has."""
+        return self.kind.present(self.first_values()) if self.kind else [self.column]
+
+    def first_values(self) -> dict[str, Any]:
+        """The columns of the first file, each with the first value that is not empty, if the first rows have one."""
+        values: dict[str, Any] = {}
+        path = self.files()[0]
+        if kind_of(path) in PLAIN:
+            return values
+        with suppress(Exception):  # what is wrong with the file is said when it is read
+            for _, row in islice(rows_of_file(path, self.encoding), FIRST_ROWS):
+                for name, value in row.items():
+                    if values.get(name) in (None, "", []):
+                        values[name] = value
+        return values
+
+    def place_of(self, text: str) -> str:
+        """The file, and the line or row there, where a text stands first."""
+        for place, document in self.rows():
+            if document == text:
+                return place
+        return self.name
+
+    def files(self) -> list[Path]:
+        """The path itself, what was downloaded, or what a folder holds of the known kinds, hidden files left out.
+
+        Beside others, a .json is taken for a description of them; beside a training split, other splits are left out.
+        """
+        if not self.is_folder:
+            return list(self.downloaded or [self.path])
+        files = [path for path in visible_files(self.path) if kind_of(path) in KINDS]
+        # an only .json is the text itself
+        files = [path for path in files if kind_of(path) != ".json"] or files
+        return training_files(files, self.path)
+
+    @property
+    def is_folder(self) -> bool:
+        """A folder of texts; one that a `datasets.Dataset` was saved to counts as a file, a clone of a data set as what
+        was loaded of it."""
+        is_saved = any((self.path / name).is_file() for name in SAVED)
+        return self.path.is_dir() and not is_saved and not self.downloaded
+
+    def others(self) -> list[Path]:
+        """Files of a folder that are not read."""
+        return sorted(set(visible_files(self.path)) - set(self.files())) if self.is_folder else []
+
+    def signature(self) -> Signature:
+        """Names, sizes, times of change and inodes of all files: another one means that the text may be another."""
+        return signature_of(self.files())
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Path, and options with their colon. A colon may be part of an existing path, and of a drive."""
+    location, colon, options = name.rpartition(":")
+    if os.path.exists(os.path.expanduser(location)) and not os.path.exists(os.path.expanduser(name)):
+        return location, colon + options
+    return name, ""
+
+
+def split_address(name: str) -> tuple[str, str]:
+    """The name of a data set of the hub, or the address of its page, and the options with their colon."""
+    start = ADDRESS.match(name)
+    repository, colon, options = name[start.end() if start else 0 :].partition(":")
+    return f"{start[0] if start else ''}{repository}", colon + options
+
+
+# ---- rows ----
+
+
+def _rows(path: Path, source: TextSource) -> Iterator[tuple[str, str]]:
+    """The place and text of each row, or of each piece of a plain text, checked."""
+    ending = kind_of(path)
+    number = 0
+    try:
+        if ending not in TABLES and not check_bytes(path, source.encoding, CHUNK) and ending in PLAIN:
+            yield str(path), LeftOut(BLANK)
+        elif ending in PLAIN:
+            for piece in pieces_of(path, source.encoding, CHUNK):
+                yield str(path), _checked(str(path), piece)
+        else:
+            for number, row in rows_of_file(path, source.encoding, source.columns):
+                place = f"{path}, {unit_of(path)} {number}"
+                yield place, _checked(place, _text_of(row, place, source))
+    except ConfigurationError:
+        raise
+    except (OSError, EOFError, zlib.error, ValueError, LookupError, TypeError, RuntimeError) as error:
+        raise _fault(path, error) from None
+    if ending in SEPARATORS and not number:
+        raise refusal(f"{path} is empty: it has no rows below a header. Give a file with a header and rows.")
+
+
+def _fault(path: Path, error: Exception) -> ConfigurationError:
+    """What stopped the reading."""
+    if kind_of(path) in TABLES or isinstance(error, EOFError | zlib.error | gzip.BadGzipFile):
+        return refusal(f"{path} is empty or damaged ({in_a_line(error)}). Write or copy it again.")
+    if isinstance(error, OSError):
+        refuse_unreadable(error, path)
+    return refusal(str(error))
+
+
+def _text_of(row: dict[str, Any], place: str, source: TextSource) -> str:
+    """The text of a row, or its conversation as one line of JSON; LeftOut where there is nothing to learn."""
+    for name in source.kind.required if source.kind else source.columns:
+        if name not in row:
+            raise _no_column(place, name, row, source)
+    if source.kind:
+        try:
+            conversation = source.kind.read(row, *source.kind.arguments)
+        except formats.UnknownRoleError as error:
+            raise _unknown_role(place, source, str(error)) from None
+        except ValueError as error:
+            raise refusal(f'{place}: {error}. A message is {{"role": "user", "content": "…"}}.') from None
+        if isinstance(conversation, str):
+            return LeftOut(conversation)
+        return json.dumps(conversation, ensure_ascii=False, separators=(",", ":"), default=str)
+    text = row[source.column]
+    if text is None:
+        return LeftOut(formats.NULL)
+    if not isinstance(text, str):
+        raise refusal(f"{place}: {source.column!r} holds a {type(text).__name__}, not a text. {_cure_of(text)}")
+    return text if text.strip() else LeftOut(BLANK)
+
+
+def _checked(place: str, text: str) -> str:
+    """The text with plain line ends."""
+    surrogate = None if text.isascii() else SURROGATE.search(text)
+    if surrogate:
+        raise refusal(
+            f"{place}: character {surrogate.end()} is half of a surrogate pair, which no text can have. Remove it, or "
+            "write the file again as UTF-8."
+        )
+    return text if isinstance(text, LeftOut) else text.replace("\r\n", "\n")
+
+
+def _no_column(place: str, missing: str, row: dict[str, Any], source: TextSource) -> ConfigurationError:
+    columns = [column[:80] for column in row]
+    kind = kind_of(source.files()[0])
+    where = place if kind in OBJECTS else place.rpartition(", ")[0]  # of a table, all rows lack it
+    problem = f"{where} has no column {missing!r}; it has {', '.join(columns[:20])}."
+    if kind in SEPARATORS and any(LOOKS_LIKE_DATA.fullmatch(column) for column in columns):
+        return refusal(
+            f"{problem} These look like a row: is there no header? Write a line with the columns' names above it, such "
+            f"as text{',…' * min(len(columns) - 1, 9)}"
+        )
+    if re.search(rf"[:=]{re.escape(missing)}(,|\Z)", source.name):
+        return refusal(f"{problem} Name one of these.")
+    if source.kind:
+        return refusal(f"{problem} The rows before it have one: complete it, or take it out.")
+    options = split_name(source.name)[1] or (source.downloaded and split_address(source.name)[1])
+    name = f"{source.name}{',' if options else ':'}"
+    if not any(isinstance(value, str) for value in row.values()):
+        return refusal(f"{problem} None holds a text. Write rows with a text, a prompt and a completion, or messages.")
+    if len(row) == 1:
+        return refusal(f"{problem} Name one: {name}column={columns[0]}")
+    return refusal(
+        f"{problem} Name one, if it holds all of the text: {name}column=COLUMN. If a column asks and another answers, "
+        f"name both: {name}prompt=COLUMN,completion=COLUMN"
+    )
+
+
+def _cure_of(value: Any) -> str:
+    if isinstance(value, list) and all(isinstance(part, str) for part in value):
+        return "It is a list of texts: join them into one first, for example with a blank line between."
+    if isinstance(value, list) and all(isinstance(part, int) for part in value):
+        return "It is a list of numbers, perhaps of tokens: give the texts that they were made of."
+    return "Choose another column, or for conversations name it messages."
+
+
+def _unknown_role(place: str, source: TextSource, role: str) -> ConfigurationError:
+    """With all the roles of the text and how often each says something."""
+    counts = Counter[str]()
+    for path in source.files():
+        for _, row in rows_of_file(path, source.encoding, source.columns):
+            counts.update(formats.roles_in(row))
+    shown = ", ".join(f"{name!r:.40} {count:,} times" for name, count in counts.most_common(12))
+    return refusal(
+        f"{place}: the role {role!r:.40} is not known, and it would not be learned. The roles of the text: {shown}. "
+        "Rename it: system, user, assistant or tool."
+    )
