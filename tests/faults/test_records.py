@@ -222,7 +222,7 @@ def test_a_file_of_somebody_else_is_named(runs_folder, monkeypatch, capsys):
 
     monkeypatch.setattr(Path, "read_text", closed)
     assert read_all() == [BASE]
-    assert "0.json is not a record ([Errno 13] Permission denied). Move it away." in capsys.readouterr().err
+    assert f"some in {runs_folder} are other users', who let nobody read them" in capsys.readouterr().err
 
 
 def test_a_copy_of_a_record_that_ran_does_not_overwrite_it(runs_folder):
