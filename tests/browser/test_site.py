@@ -144,6 +144,17 @@ def test_a_narrow_window_scrolls_tables_not_the_page(opened, subtests):
             assert page.frame_locator("iframe").locator("p").inner_text() == "six times seven is42"
 
 
+def test_every_cure_of_a_symptom_is_inside_the_page(opened, subtests):
+    outside = """() => [...document.querySelectorAll('#symptoms td, #symptoms td a, #symptoms td code')]
+      .filter(e => e.getBoundingClientRect().right > document.querySelector('#symptoms').getBoundingClientRect().right)
+      .map(e => e.innerText.slice(0, 60))"""
+    for width in (400, 1400, 1900):
+        with subtests.test(width=width):
+            page = opened("docs/symptoms.html", width)
+            assert page.locator("#symptoms td").count() > 250
+            assert page.evaluate(outside) == []
+
+
 def test_search_and_next_work_from_the_disk(opened):
     page = opened("search.html?q=checkpointing")
     page.locator(".search a", has_text="03 · Gradient checkpointing").first.wait_for()
