@@ -151,7 +151,8 @@ def of_device(name: str, total_bytes: int | None = None) -> Gpu | None:
     longest: list[Gpu] = []
     most = 0
     for row in GPUS.values():
-        model = re.findall(r"[a-z]+|\d+", row.name.split("-")[0])  # "rtx4060ti" is written "RTX 4060 Ti"
+        without_memory = re.sub(r"-\d+gb$", "", row.name)
+        model = re.findall(r"[a-z]+|\d+", without_memory)  # "rtx4060-laptop" is written "RTX 4060 Laptop"
         if len(model) >= most and re.search(r"\b" + " ?".join(model) + r"(?!\d)", name.lower()):
             longest = [*longest, row] if len(model) == most else [row]
             most = len(model)
