@@ -30,6 +30,7 @@ def emulation(*processes, exit_status=0, **changes):
 def test_the_banner_names_the_card_and_says_that_nothing_is_computed():
     text = banner(gpu("t4"))
     assert text.startswith("emulated GPU: NVIDIA T4, 14.6 GiB. PyTorch's own allocator keeps the books; values are not")
+    assert "times, speeds and MFU that the program prints are not the card's" in text
     assert text.endswith(f"{NOT_MEASURED}.")
 
 

@@ -21,7 +21,8 @@ def banner(gpu: Gpu) -> str:
     """What stands above the program's own output."""
     return (
         f"emulated GPU: {gpu.title}, {format_bytes(gpu.memory_bytes)}. PyTorch's own allocator keeps the books; values "
-        f"are not computed (a loss reads 0), and {NOT_MEASURED}."
+        f"are not computed (a loss reads 0), times, speeds and MFU that the program prints are not the card's, and "
+        f"{NOT_MEASURED}."
     )
 
 
