@@ -20,7 +20,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from programs import OFFLINE, REAL
+from programs import OFFLINE, REAL, link
 
 from workbench.base.categories import format_bytes
 from workbench.base.errors import WorkbenchError
@@ -146,8 +146,7 @@ def page(table: dict[str, Any], known: dict[str, Any]) -> str:
     ]
     for name, row in known.items():
         program = table[name]
-        source = f"https://github.com/{program['repository']}/tree/{program['commit']}/{program.get('folder', '')}"
-        cells = [f"[{name}]({source})", program["kind"], *cells_of(row), str(row.get("seconds", ""))]
+        cells = [link(name, program), program["kind"], *cells_of(row), str(row.get("seconds", ""))]
         lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
     return "\n".join(lines) + "\n"
 

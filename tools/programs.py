@@ -129,6 +129,11 @@ def last_line(text: str) -> str:
     return re.sub(r"/\S*/", "", last)[:300]
 
 
+def link(name: str, program: dict[str, Any]) -> str:
+    """To the program, at its commit."""
+    return f"[{name}](https://github.com/{program['repository']}/tree/{program['commit']}/{program.get('folder', '')})"
+
+
 def page(table: dict[str, Any], known: dict[str, Any]) -> str:
     """The table as people read it."""
     outcomes = [row["outcome"] for row in known.values()]
@@ -146,7 +151,6 @@ def page(table: dict[str, Any], known: dict[str, Any]) -> str:
     ]
     for name, row in known.items():
         program = table[name]
-        source = f"https://github.com/{program['repository']}/tree/{program['commit']}/{program.get('folder', '')}"
         peak = least = steps = ""
         if row["outcome"] == "unchanged":
             bound = "≥ " if row["at_least"] else ""
@@ -154,7 +158,7 @@ def page(table: dict[str, Any], known: dict[str, Any]) -> str:
             least = f"{row['least_bytes'] / MIB:,.1f}"
             steps = str(row["steps"])
         cause = f": {row['cause']}".replace("|", "/") if "cause" in row else ""
-        cells = [f"[{name}]({source})", program["kind"], program.get("gpu", "t4"), row["outcome"] + cause]
+        cells = [link(name, program), program["kind"], program.get("gpu", "t4"), row["outcome"] + cause]
         lines.append(f"| {' | '.join([*cells, peak, least, steps])} |")
     return "\n".join(lines) + "\n"
 
