@@ -77,7 +77,7 @@ def test_switches_stand_by_what_becomes_of_the_loss_the_largest_saving_first(for
     switches.another.button.value = True
     assert titles_in(switches.another.rows) == ["LoRA"]
     assert switches.another.button.description.startswith("▾")
-    assert "more" in switches.useless.button.description
+    assert "Prefix tuning · " in switches.useless.button.description
     assert len(titles_in(switches.same)) + 1 < len(form.toggles)
 
 

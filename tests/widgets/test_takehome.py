@@ -1,7 +1,6 @@
 """Taking a recipe home, without a browser: what the page says."""
 
 import base64
-import json
 import os
 import re
 import threading
@@ -79,9 +78,8 @@ def test_what_is_shown_is_what_is_downloaded(panel, subtests):
             elif form == "command":
                 assert page.file.startswith("python -m workbench run")
             else:
-                read = json.loads if form == "JSON" else tomllib.loads
-                assert Recipe.from_dict(read(page.file)).techniques == panel.recipe.techniques
-                assert form == "JSON" or "[technique.lora]\nrank = 2" in page.file
+                assert Recipe.from_dict(tomllib.loads(page.file)).techniques == panel.recipe.techniques
+                assert "[technique.lora]\nrank = 2" in page.file
 
 
 def test_nothing_in_a_recipe_breaks_out_of_the_page():
@@ -103,9 +101,9 @@ def test_an_impossible_recipe_is_said(panel):
 
 def test_until_another_form_is_written_the_old_text_is_dimmed(panel, monkeypatch):
     may_write = threading.Event()
-    monkeypatch.setitem(FORMS, "JSON", ("recipe.json", lambda recipe: may_write.wait(10) and "new"))
+    monkeypatch.setitem(FORMS, "TRL script", ("train.py", lambda recipe: may_write.wait(10) and "new"))
     panel.page_as("command")
-    panel.tab.form.value = "JSON"
+    panel.tab.form.value = "TRL script"
     assert "wb-old" in panel.tab.view._dom_classes
     may_write.set()
     assert panel.tab.wait()

@@ -104,7 +104,6 @@ def preview(tmp_path):
 
 
 def test_the_text_is_shown_as_the_model_sees_it_once_that_is_asked_for(preview):
-    preview.forget(preview.wanted)
     assert preview.page.value == ""
     preview.button.click()
     assert preview.wait()
@@ -112,17 +111,19 @@ def test_the_text_is_shown_as_the_model_sees_it_once_that_is_asked_for(preview):
     assert "<b>Who" not in preview.page.value
 
 
-def test_of_another_text_nothing_is_shown_until_it_is_asked_for(preview):
-    preview.button.click()
-    assert preview.wait()
-    preview.forget(replace(preview.wanted, steps=3))
-    assert "<mark" in preview.page.value, "the steps are nothing to the text"
-    preview.wanted = replace(preview.wanted, corpus="nope.txt")
-    preview.forget(preview.wanted)
-    assert preview.page.value == ""
-    preview.button.click()
-    assert preview.wait()
-    assert "⚠ corpus: there is no file" in preview.page.value
+def test_of_another_text_nothing_is_shown_until_it_is_asked_for(preview, panel):
+    panel.recipe = preview.wanted
+    seen = panel.train.preview
+    seen.button.click()
+    assert seen.wait()
+    panel.train.show()
+    assert "<mark" in seen.page.value, "nothing was changed"
+    panel.recipe = replace(panel.recipe, corpus="nope.txt")
+    panel.train.show()
+    assert seen.page.value == ""
+    seen.button.click()
+    assert seen.wait()
+    assert "⚠ corpus: there is no file" in seen.page.value
 
 
 def test_a_recipe_that_cannot_be_used_has_no_preview(preview):

@@ -71,12 +71,11 @@ def control(field: Field[Any]) -> w.Widget:
     """
     state: dict[str, Any] = {"description": field.name.replace("_", " "), "_dom_classes": ("wb-field",)}
     if kind(field) == "bool":
-        return Checkbox(value=field.default, indent=False, **state)
+        return Checkbox(value=field.default, **state)
     choices = field.metadata["choices"]
     if choices:
         return Dropdown(options=choices, value=field.default, **state)
     state["value"] = text_of(field.default)
-    state["continuous_update"] = False
     if field.name in OFFERED:
         return Combobox(options=OFFERED[field.name], **state)
     return Text(placeholder="customary" if optional(field) else "", **state)
@@ -103,7 +102,7 @@ class TechniqueToggle(Form):
         super().__init__(cls)
         self.cls = cls
         self.reason = ""
-        self.box = Checkbox(description=cls.title, indent=False, _dom_classes=("wb-switch",))
+        self.box = Checkbox(description=cls.title, _dom_classes=("wb-switch",))
         self.facts = HTML(_dom_classes=("wb-facts",))
         self.settings = VBox(_dom_classes=("wb-indented", "wb-hidden"))
         self.view = VBox([HBox([self.box, self.facts], _dom_classes=("wb-offer",)), self.settings])

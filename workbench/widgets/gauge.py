@@ -3,14 +3,15 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from workbench.advise.budget import UNUSED
 from workbench.base.categories import parse_bytes
 from workbench.base.errors import WorkbenchError
 from workbench.gpus.catalogue import GPUS, Gpu, device_name, room_bytes
 from workbench.lessons.cards import predict_known
 from workbench.prediction.predict import CPU, Prediction
 from workbench.recipe import Recipe
-from workbench.widgets.light import HTML, Dropdown, Text
-from workbench.widgets.pages import CONTEXT, UNUSED, page, small
+from workbench.widgets.light import Dropdown, Text
+from workbench.widgets.pages import CONTEXT, page
 from workbench.widgets.part import URGENT, Part
 
 
@@ -64,8 +65,6 @@ class Gauge(Part):
         prediction: the last one; None while another recipe is predicted.
     """
 
-    quiet_s = 0.0
-
     def __init__(self, gpu: str = "t4") -> None:
         super().__init__()
         self.predictor = predict_known  # what comes with the workbench is there at once
@@ -74,17 +73,8 @@ class Gauge(Part):
         cards = [(card.title.removeprefix("NVIDIA "), card.name) for card in GPUS.values()]
         options = [*cards, ("this machine's CPU", CPU)]
         self.gpu = Dropdown(description="predict for", options=options, value=device_name(gpu))
-        self.budget = Text(
-            description="limit", placeholder="all it has", continuous_update=False, _dom_classes=("wb-field",)
-        )
-        self.status = HTML()
-        self.view.children = (*self.view.children, self.status)
+        self.budget = Text(description="limit", placeholder="all it has", _dom_classes=("wb-field",))
         self.view.add_class("workbench-gauge")
-
-    def on_choice(self, function: Callable[..., object]) -> None:
-        """Call this whenever another GPU or another limit is chosen; it should show the recipe again."""
-        for field in (self.gpu, self.budget):
-            field.observe(function, names="value")
 
     @property
     def limit(self) -> Limit:
@@ -95,7 +85,6 @@ class Gauge(Part):
     def show(self, recipe: Recipe | None) -> None:
         """Predict this recipe from now on; None while there is no valid one."""
         self.prediction = None
-        self.status.value = small(f"predicting {recipe.title} …") if recipe else ""
         try:
             super().show(recipe, self.limit)
         except WorkbenchError as error:
@@ -111,7 +100,6 @@ class Gauge(Part):
 
     def put(self, answer: str) -> None:
         super().put(answer)
-        self.status.value = ""
         self.shown()
 
 

@@ -43,17 +43,18 @@ class MakeItFit(Background):
 
     def say(self, reason: str) -> None:
         """There is nothing to press yet; this is why."""
-        self.stop()
-        self.candidates = ()
-        self.fits = False
-        self._write(f"Make it fit\n{reason}", is_on=False)
+        self._settle(f"Make it fit\n{reason}", fits=False)
 
     def offer_script(self) -> None:
         """It fits."""
+        self._settle("Take the script home\nplain Hugging Face code, needs no workbench", fits=True)
+
+    def _settle(self, description: str, *, fits: bool) -> None:
+        """Nothing is looked for."""
         self.stop()
         self.candidates = ()
-        self.fits = True
-        self._write("Take the script home\nplain Hugging Face code, needs no workbench")
+        self.fits = fits
+        self._write(description, is_on=fits)
 
     def look(self, recipe: Recipe, limit: Limit, offers: Mapping[str, Offer]) -> None:
         """It does not fit: find what makes it fit, first among the techniques one by one, whose offers are known."""

@@ -7,6 +7,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
 
+from workbench.advise.budget import UNUSED
 from workbench.base.categories import format_bytes
 from workbench.lessons.plots import COLOURS, Picture, ink
 from workbench.prediction.prediction import engine_words
@@ -45,7 +46,6 @@ SCRIPT = """<style onload="
     });
   }
 "></style>"""
-UNUSED = "reserved, unused"
 CONTEXT = "CUDA context"
 SHADES: dict[str, str] = dict(COLOURS.items())
 SHADES[UNUSED] = "#c8c8c8"

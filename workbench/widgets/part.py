@@ -11,7 +11,7 @@ from workbench.base.errors import ConfigurationError, WorkbenchError
 from workbench.prediction.predict import Prediction, predict
 from workbench.recipe import Recipe
 from workbench.widgets.light import HTML, VBox
-from workbench.widgets.pages import STYLE, alarm
+from workbench.widgets.pages import alarm
 
 # Held while somebody waits for a prediction: the worker makes one at a time.
 URGENT = threading.Lock()
@@ -105,12 +105,10 @@ class Background:
 class Part(Background):
     """Its answers are pages. The first thing in a question is a recipe; None: there is no valid one."""
 
-    quiet_s = 0.7  # the gauge's own prediction comes first
-
     def __init__(self) -> None:
         super().__init__()
         self.page = HTML()
-        self.view = VBox([HTML(STYLE, _dom_classes=("wb-hidden",)), self.page], _dom_classes=("wb-part",))
+        self.view = VBox([self.page], _dom_classes=("wb-part",))
 
     def show(self, *question: Any) -> None:
         """Answer this from now on; on a tab a recipe, a GPU's name or "cpu", and what reserved memory and context may
@@ -125,6 +123,11 @@ class Part(Background):
         """Say why there is no question, and give up the one before."""
         self.stop()
         self.fail(error)
+
+    def forget(self) -> None:
+        """Show nothing until something is asked."""
+        self.stop()
+        self.put("")
 
     def put(self, answer: Any) -> None:
         self.page.value = answer

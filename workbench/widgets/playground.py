@@ -91,14 +91,15 @@ class Playground:
         row_of_openers = light.HBox(list(self.openers.values()), _dom_classes=("wb-words",))
         self.open_part = light.VBox(_dom_classes=("wb-open", "wb-hidden"))
         self.body = light.Box([self.switches.view, self.open_part], _dom_classes=("wb-body",))
-        self.chosen = light.Text(continuous_update=False, _dom_classes=("wb-chosen", "wb-hidden"))
-        script = light.HTML(SCRIPT, _dom_classes=("wb-hidden",))
+        self.chosen = light.Text(_dom_classes=("wb-chosen", "wb-hidden"))
+        looks = light.HTML(STYLE + SCRIPT, _dom_classes=("wb-hidden",))
         self.brought = light.HTML(small("Paste settings that you have anywhere on this panel."))
-        parts = [script, self.chosen, sentence, rest, self.form.error, head, self.body, row_of_openers, self.brought]
+        parts = [looks, self.chosen, sentence, rest, self.form.error, head, self.body, row_of_openers, self.brought]
         self.view = light.VBox(parts, _dom_classes=("workbench-panel",))
 
     def _connect(self) -> None:
-        self.gauge.on_choice(self.answer)
+        for field in (self.gauge.gpu, self.gauge.budget):
+            field.observe(self.answer, names="value")
         self.gauge.shown = self._predicted
         self.form.changed = self.answer
         self.savings.told = self._told
@@ -215,9 +216,7 @@ class Playground:
         names = [name for name, word in self.openers.items() if word.value]
         show_if(bool(names), self.open_part)
         if not names:
-            self.body.remove_class("wb-has-part")
             return
-        self.body.add_class("wb-has-part")
         part = self.parts[names[0]]
         if is_new:
             settings = self.form.explained(OF_A_RUN) if part is self.train else []
@@ -275,6 +274,8 @@ class Playground:
 
 class Step(Part):
     """The step of the recipe, to drag through."""
+
+    quiet_s = 0.7  # the gauge's own prediction comes first
 
     def answers(self, recipe: Recipe, gpu: str, limit_bytes: int) -> Iterator[str]:
         prediction = self.predict(recipe, gpu)

@@ -20,40 +20,25 @@ class Preview(Part):
         recipe: returns the recipe that would be trained; None while there is none. May raise ConfigurationError.
     """
 
-    quiet_s = 0.0
-
     def __init__(self, recipe: Callable[[], Recipe | None]) -> None:
         super().__init__()
         self.recipe = recipe
-        self.seen: tuple[str, str, int] | None = None  # model, text and length of what is shown
-        self.button = Button(description="What the model sees", tooltip="the first tokens, and which count")
+        self.shown_for: Recipe | None = None
+        self.button = Button(description="What the model sees")
         self.view.children = (self.button, *self.view.children)
         self.button.on_click(self.look)
 
     def look(self, _: object) -> None:
         try:
-            recipe = self.recipe()
+            self.shown_for = self.recipe()
+            self.show(self.shown_for)
         except ConfigurationError as error:
             self.refuse(error)
-        else:
-            self.seen = what_is_seen(recipe)
-            self.show(recipe)
-
-    def forget(self, recipe: Recipe | None) -> None:
-        """Of another model, text or length nothing is shown until it is asked for."""
-        if self.seen and self.seen != what_is_seen(recipe):
-            self.stop()
-            self.seen = None
-            self.put("")
 
     def answers(self, recipe: Recipe) -> Iterator[str]:
         yield status("Reading the text and the tokenizer, from the hub if they are not here …")
         preview = show(recipe.corpus, recipe.model, sequence_length=recipe.sequence_length, examples=1)
         yield str(preview._repr_html_())
-
-
-def what_is_seen(recipe: Recipe | None) -> tuple[str, str, int] | None:
-    return (recipe.model, recipe.corpus, recipe.sequence_length) if recipe else None
 
 
 def look_for_text(text: str) -> None:

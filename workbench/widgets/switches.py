@@ -13,8 +13,6 @@ from workbench.widgets.light import HTML, ToggleButton, VBox
 from workbench.widgets.pages import page
 from workbench.widgets.savings import Offer
 
-NAMED = 4  # techniques that a folded group names
-
 
 class Fold:
     """A group that is closed until somebody opens it; on its button stands what is in it."""
@@ -28,9 +26,9 @@ class Fold:
         self.view = VBox([self.button, self.rows], _dom_classes=("wb-group",))
         self.button.observe(self._opened, names="value")
 
-    def fill(self, toggles: Sequence[TechniqueToggle], summary: str) -> None:
+    def fill(self, toggles: Sequence[TechniqueToggle], names: Sequence[str]) -> None:
         """Where one of them is on, it is open."""
-        self.summary = summary
+        self.summary = " · ".join(names)
         self.toggles = toggles
         show_if(bool(toggles), self.view)
         if any(toggle.box.value for toggle in toggles):
@@ -90,8 +88,8 @@ class Switches:
         self.nearly.children = [self.nearly_title, *views(groups[Numerics.APPROXIMATE])]
         show_if(bool(groups[Numerics.APPROXIMATE]), self.nearly)
         different = groups[Numerics.DIFFERENT]
-        self.another.fill(different, some_of([in_short(toggle, offers) for toggle in different]))
-        self.useless.fill(groups[None], some_of([toggle.cls.title for toggle in groups[None]]))
+        self.another.fill(different, [in_short(toggle, offers) for toggle in different])
+        self.useless.fill(groups[None], [toggle.cls.title for toggle in groups[None]])
 
 
 def views(toggles: Sequence[TechniqueToggle]) -> list[w.Widget]:
@@ -106,8 +104,3 @@ def in_short(toggle: TechniqueToggle, offers: Mapping[str, Offer]) -> str:
     """Its title, and what it saves if it does."""
     saved = saved_bytes(offers.get(toggle.cls.name))
     return f"{toggle.cls.title} −{format_bytes(saved)}" if saved > 0 else toggle.cls.title
-
-
-def some_of(names: Sequence[str]) -> str:
-    more = len(names) - NAMED
-    return " · ".join([*names[:NAMED], f"{more} more"] if more > 0 else names)

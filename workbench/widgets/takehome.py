@@ -1,7 +1,6 @@
 """The chosen recipe to take along: as a script, a file or a command."""
 
 import base64
-import json
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -13,16 +12,10 @@ from workbench.widgets.light import Dropdown
 from workbench.widgets.pages import page
 from workbench.widgets.part import Part
 
-
-def as_json(recipe: Recipe) -> str:
-    return json.dumps(recipe.to_dict(), indent=1, ensure_ascii=False)
-
-
 FORMS: dict[str, tuple[str, Callable[[Recipe], str]]] = {  # the name of the file, and what writes it
     "Hugging Face script": ("train.py", script),
     "TRL script": ("train_trl.py", partial(script, flavour="trl")),
     "recipe file (TOML)": ("recipe.toml", as_toml),
-    "JSON": ("recipe.json", as_json),
     "command": ("train.sh", as_command),
 }
 
@@ -33,8 +26,6 @@ class TakeHome(Part):
     Args:
         recipe: returns the recipe of the moment; may raise ConfigurationError.
     """
-
-    quiet_s = 0.0
 
     def __init__(self, recipe: Callable[[], Recipe]) -> None:
         super().__init__()

@@ -52,19 +52,10 @@ class Train:
         self.folder = folder
         self.changed = changed
         self.message = ""
-        self.start = Button(description="Start", button_style="primary", tooltip="train here")
-        self.stop = Button(description="Stop", disabled=True, tooltip="end the training")
-        self.stands_in = Checkbox(
-            description=f"with {EMBEDDED} in its place",
-            indent=False,
-            _dom_classes=("wb-switch",),
-        )
-        self.cap = Text(
-            description="memory cap",
-            placeholder="none, or as 200MiB",
-            continuous_update=False,
-            _dom_classes=("wb-field",),
-        )
+        self.start = Button(description="Start", button_style="primary")
+        self.stop = Button(description="Stop", disabled=True)
+        self.stands_in = Checkbox(description=f"with {EMBEDDED} in its place", _dom_classes=("wb-switch",))
+        self.cap = Text(description="memory cap", placeholder="none, or as 200MiB", _dom_classes=("wb-field",))
         self.progress = w.IntProgress(max=1, _dom_classes=("wb-progress",))
         self.status = HTML("<p>Nothing is running.</p>")
         self.what = HTML()
@@ -113,7 +104,8 @@ class Train:
         if recipe and not reason:
             text = start_in_words(recipe)
         self.what.value = small(text)
-        self.preview.forget(recipe)
+        if recipe != self.preview.shown_for:
+            self.preview.forget()
 
     def begin(self, _: object) -> None:
         """Start training what is chosen."""
@@ -195,16 +187,10 @@ class Train:
 class Advice(Part):
     """After a run that ran out of memory: the cause at once, then what the doctor says would have fitted."""
 
-    quiet_s = 0.0
-
     def answers(self, record: Record) -> Iterator[str]:
         with SEARCH:
             yield status(f"{cause(record)} Looking for changes that fit …")
             yield diagnose(record, predict=cache(self.predict))._repr_html_()
-
-    def forget(self) -> None:
-        self.stop()
-        self.put("")
 
 
 @cache
