@@ -276,6 +276,25 @@ TOGETHER = [
     ('{"peft_type": "IA3", "inference_mode": true}', [Ia3()]),
     ('{"train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": true}}', [MixedPrecision()]),
     ("mixed_precision: fp16\nnum_processes: 1\ndistributed_type: 'NO'", [MixedPrecision(dtype="fp16")]),
+    ('{"peft_type": "LORA", "r": 4, "lora_alpha": 8, "task_type": null}', [Lora(4, 8, 0.0)]),
+    # github.com/yangjianxin1/Firefly train_args/sft/full/qwen-7b-sft-full.json
+    ('{"optim": "adamw_hf", "output_dir": "x", "train_file": "y"}', [Optimizer(kind="adamw_foreach")]),
+    # github.com/AounAbdullah/qwen3-vl-finetune configs/qlora_7b.yaml
+    (
+        "dataset_text_field: text\nuse_peft: true\nload_in_4bit: true\nbnb_4bit_compute_dtype: bfloat16\nlora_r: 4\n"
+        "lora_alpha: 8\nloss_type: chunked_nll\nbf16: false\ngradient_checkpointing: false",
+        [Qlora(rank=4, alpha=8, dropout=0.05, double_quantization=False)],
+    ),
+    # github.com/AIAnytime/distillanything recipes/mac-lora.yaml
+    (
+        "# started with accelerate launch train.py --config one.yaml\nadapter: lora\nbf16: false\nlora_r: 4 # --r",
+        [Lora(4)],
+    ),
+    # github.com/OptimalScale/LMFlow scripts/run_finetune.sh, github.com/shibing624/MedicalGPT scripts/run_grpo.sh
+    (
+        "python run_clm.py `# our batch` --block_size 8 \\\n --seed 3 > >(tee a.log) 2> >(tee b.log >&2)",
+        [],
+    ),
     ('{"dataloader_num_workers": 4, "output_dir": "x"}', [DataLoading(memory_mapped=False, num_workers=4)]),
 ]
 
@@ -323,6 +342,20 @@ REFUSED = [
     ("checkpoint_dir: x\nlora_query: true\nlora_r: 8\ntrain:\n  micro_batch_size: 1", "of litgpt .*workbench emulate"),
     ("model:\n  _component_: torchtune.models.llama2\nbatch_size: 2", "settings of torchtune .*workbench emulate"),
     ('model, _ = FastLanguageModel.from_pretrained("x", load_in_4bit=True)\na = TrainingArguments()', "of Unsloth"),
+    # github.com/modelscope/ms-swift examples/custom/sft.sh
+    ("swift sft --model x --tuner_type lora --max_length 2048 --dataset_num_proc 4", "settings of ms-swift"),
+    # github.com/hiyouga/LLaMA-Factory examples/v1/train_lora/train_lora_sft.yaml
+    ("model: x\nmodel_class: llm\npeft_config:\n  name: lora\nkernel_config:\n  name: auto\nmicro_batch_size: 1\n"
+     "cutoff_len: 8\nlearning_rate: 1.0e-4", "settings of LLaMA-Factory v1 .*workbench emulate"),
+    # github.com/zai-org/ChatGLM-6B ptuning/train.sh
+    ("python3 main.py --train_file a.json --prompt_column b --response_column c --max_source_length 64 --max_steps 9",
+     "settings of a script for sequence-to-sequence models"),
+    # github.com/lm-sys/FastChat scripts/train_vicuna_7b.sh
+    ("torchrun fastchat/train/train_mem.py --data_path x --bf16 True --lazy_preprocess True", "or FastChat's script"),
+    # github.com/AIAnytime/distillanything recipes/gpu-qlora.yaml
+    ("teacher:\n  spec: x\ndata:\n  path: y\n  max_seq_len: 8\ntrain:\n  lr: 1\n  batch_size: 2", "no setting is kno"),
+    # github.com/huggingface/peft method_comparison/MetaMathQA/default_training_params.json
+    ('{"model_id": "x", "dtype": "bfloat16", "batch_size": 4, "lr_scheduler": "cosine"}', "not clear whose"),
     ("swift sft --model Qwen/Qwen2.5-7B --train_type lora --max_length 2048", "settings of ms-swift"),
     ("trl dpo --model_name_or_path x --beta 0.1 --max_length 512 --max_prompt_length 256", "trainers for preferences"),
     ("args = DPOConfig(beta=0.1)", "trainers for preferences"),

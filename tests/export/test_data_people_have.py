@@ -110,7 +110,11 @@ def test_texts_are_read_from_other_files_as_in_a_run(short, tmp_path, subtests):
     feather.write_feather(pa.Table.from_pylist(documents), tmp_path / "other.arrow")
     with (tmp_path / "semicolons.csv").open("w", newline="") as file:
         csv.writer(file, delimiter=";").writerows([["text", "n"], *([row["text"], 1] for row in documents)])
-    for name in (*names, "data.json", "all.arrow", "plain.txt.gz", "lines.json", "other.arrow", "semicolons.csv"):
+    with (tmp_path / "below.csv").open("w", newline="") as file:
+        file.write("\n\n")
+        csv.writer(file).writerows([["text", "n"], *([row["text"], 1] for row in documents)])
+    names += ["data.json", "all.arrow", "plain.txt.gz", "lines.json", "other.arrow", "semicolons.csv", "below.csv"]
+    for name in names:
         with subtests.test(name):
             source = script(replace(short, corpus=name))
             head, main = source[: source.index("\n    tokenizer = ")].split("def main():\n")
@@ -126,6 +130,11 @@ OTHER_KINDS = {
     "liked.jsonl": [{"prompt": asked, "completion": told, "label": told[-2] != "1"} for asked, told in QUESTIONS],
     "chosen.parquet": [{"prompt": said[:1], "chosen": said[1:], "rejected": said[:1]} for said in SAID],
     "printed.csv": [{"messages": str(said)} for said in SAID],
+    "turns.json": [{"conversation": [{"human": asked, "assistant": told}] * 2} for asked, told in QUESTIONS],
+    "parts.jsonl": [
+        {"messages": [{**part, "content": [{"type": "text", "value": part["content"]}]} for part in said]}
+        for said in SAID
+    ],
     "roles.tsv": [{"messages": str([{**said[0], "role": "human"}, {**said[1], "weight": 1}])} for said in SAID],
 }
 

@@ -253,10 +253,12 @@ def test_the_functions_that_a_run_calls_are_the_scripts_own(source_of, subtests)
     for name, techniques in TECHNIQUES.items():
         with subtests.test(name):
             source = source_of(name)
-            for call in (call for technique in techniques for call in calls_of(technique)):
-                if call.switches.keys() & DEFAULTS:  # the Trainer's own arguments stand for it, where it has them
+            calls = [(technique, call) for technique in techniques for call in calls_of(technique)]
+            for technique, call in calls:
+                switches = technique.switches()
+                if switches.keys() & DEFAULTS:  # the Trainer's own arguments stand for it, where it has them
                     assert call.function.__name__ not in source
-                    assert all(f"{name}=" in source for name, value in call.switches.items() if value is not None)
+                    assert all(f"{name}=" in source for name, value in switches.items() if value is not None)
                 elif call.function.__module__.startswith("workbench"):
                     assert inspect.getsource(call.function) in source + "\n"
                 else:

@@ -91,6 +91,12 @@ def test_a_text_model_with_other_parts_is_refused_by_name(tmp_path, folder):
             check(folder)
 
 
+def test_parts_are_found_beside_the_settings_of_the_text_model_too(folder):
+    AutoConfig.for_model("phi4_multimodal").save_pretrained(folder)
+    with pytest.raises(ConfigurationError, match=r"with other parts \(audio_config, vision_config\)"):
+        check(folder)
+
+
 def test_a_tokenizer_that_knows_nothing_of_the_text_is_refused(folder):
     words = Tokenizer(models.WordLevel({"[UNK]": 0, "zebra": 1, "[EOS]": 2}, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()

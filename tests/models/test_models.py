@@ -115,6 +115,35 @@ def test_a_folder_without_config_is_refused(tmp_path):
         locate(str(tmp_path))
 
 
+OTHERS = {
+    "m.gguf": "llama.cpp", "modules.json": "sentence-transformers", "model_index.json": "diffusers",
+    "params.json": "in their maker's own form", "checkpoint-9/adapter_config.json": "give .*checkpoint-9",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_folder_of_another_kind_is_named(tmp_path, name):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(ConfigurationError, match=f"has no config.json. .*{OTHERS[name]}"):
+        locate(str(tmp_path))
+
+
+def test_what_cannot_be_trained_is_said_before_its_weights_are_missed(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
+    with pytest.raises(ConfigurationError, match="is a 't5', which is not a causal language model"):
+        locate(str(tmp_path))
+
+
+def test_new_weights_and_predictions_need_no_file_of_weights(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    assert locate_config(str(tmp_path)).random
+    assert locate(f"random:{tmp_path}").random
+    with pytest.raises(ConfigurationError, match="git lfs pull"):
+        locate(str(tmp_path))
+
+
 def test_a_folder_without_weights_is_refused_with_the_random_form_as_a_cure(gpt2_folder):
     with pytest.raises(ConfigurationError) as caught:
         locate(str(gpt2_folder))

@@ -166,6 +166,59 @@ KINDS = {
         {"messages": [{**USER, "parts_without_text": 1}, ANSWER]},
         ("20 parts of messages are no texts and left out",),
     ),
+    "turns of a question and its answer": (
+        rows(
+            conversation=lambda asked, text: [
+                {"system": "s", "input": asked, "output": text},
+                {"human": "b", "assistant": "c"},
+            ]
+        ),
+        {
+            "messages": [
+                {"role": "system", "content": "s"},
+                USER,
+                ANSWER,
+                *one("user", "b"),
+                *one("assistant", "c"),
+            ]
+        },
+        (),
+    ),
+    "LLaMA-Factory's newer form": (
+        rows(
+            messages=lambda asked, text: [
+                {**USER, "content": [{"type": "text", "value": asked}], "loss_weight": 0.0},
+                {
+                    **ANSWER,
+                    "content": [{"type": "reasoning", "value": "Add 1."}, {"type": "text", "value": text}],
+                    "loss_weight": 1.0,
+                },
+                {
+                    **ANSWER,
+                    "content": [{"type": "tool_call", "value": json.dumps(CALL["function"])}],
+                    "loss_weight": 0.0,
+                },
+                {**USER, "content": [{"type": "image_url", "value": "1.jpg"}, {"type": "tool_call", "value": "next"}]},
+            ]
+        ),
+        {
+            "messages": [
+                {**USER, "loss_weight": 0.0},
+                {**ANSWER, "loss_weight": 1.0, "reasoning_content": "Add 1."},
+                {"role": "assistant", "loss_weight": 0.0, "tool_calls": [CALL]},
+                {"role": "user", "content": "", "parts_without_text": 2},
+            ]
+        },
+        (
+            "20 answers are not to be counted (weight 0, train or loss false)",
+            "40 parts of messages are no texts and left out",
+        ),
+    ),
+    "LLaMA-Factory's newer preferences": (
+        rows(chosen_messages=BOTH, rejected_messages=lambda asked, _: BOTH(asked, "No.")),
+        {"prompt": [USER], "completion": [ANSWER]},
+        ("read as preferences without a prompt: the chosen answers count", "20 rejected answers left out"),
+    ),
     "messages under a misspelt name": (
         rows(id=7, massage=BOTH),
         PLAIN,
@@ -237,6 +290,13 @@ def test_what_has_two_answers_is_refused_with_a_cure_that_reads_all(tmp_path):
         corpus.load_corpus(f"{path}:prompt=question")
 
 
+def test_a_question_in_messages_and_an_answer_that_is_a_text_are_named_together(tmp_path):
+    asked = rows(input=lambda asked, _: one("user", asked), ideal=answer)
+    path = written(tmp_path, "rows.jsonl", asked)
+    text = corpus.load_corpus(f"{path}:prompt=input,completion=ideal")
+    assert json.loads(next(iter(text.train))) == {"prompt": [USER], "completion": [ANSWER]}
+
+
 def test_a_text_beside_what_it_was_made_of_is_said_to_be_read_alone(tmp_path):
     path = written(tmp_path, "rows.jsonl", rows(instruction=question, output=answer, text=answer))
     text = corpus.load_corpus(path)
@@ -254,6 +314,7 @@ def test_half_a_row_is_said_to_be_half(tmp_path):
     [
         (rows(messages=said("user", "bot")), "'bot' is not known, .*: 'user' 20 times, 'bot' 20 times. Rename it: sys"),
         (rows(prompt=question), "has prompts without answers"),
+        (rows(prompt=lambda asked, _: one("user", asked), reward_model="x"), "has prompts without answers"),
         ([{"from": "human", "value": text} for text in ASKED], "none says to which conversation it belongs"),
         ([{"input_ids": [1, 2]}], "token numbers of some tokenizer"),
         (rows(text=answer, role="assistant", parent_id="x"), "none says to which conversation it belongs"),
@@ -285,6 +346,11 @@ FORMS = {
         "text;label\n" + "".join(f"{text};0\n" for text in ANSWERED),
         ("the fields are separated by ';'", "not read: the columns 'label'"),
     ),
+    "spaces.csv": (
+        '"id", "text"\n' + "".join(f'1, "{text}"\n' for text in ANSWERED),
+        ("spaces after a separator are left out",),
+    ),
+    "blank.csv": ("\n\ntext,id\n" + "".join(f"{text},1\n" for text in ANSWERED), ("the header stands in line 3",)),
     "tabs.csv": ("id\ttext\n" + "".join(f"1\t{text}\n" for text in ANSWERED), (r"the fields are separated by '\t'",)),
 }
 
@@ -302,6 +368,7 @@ def test_a_file_is_read_in_the_form_that_it_has(tmp_path, name):
     [
         ({"train": TEXTS, "test": TEXTS}, "several lists of rows: train, test; save the one to train on alone"),
         ({"columns": ["text"], "index": [0, 1], "data": [["a"], ["b"]]}, 'one list of objects.*orient="records"'),
+        (json.dumps(TEXTS), "it is a str: was it written as JSON twice?"),
         (BY_NUMBER, 'It must be one list of objects: .*pandas writes it so with orient="records"'),
     ],
 )  # fmt: skip
@@ -386,6 +453,10 @@ def test_a_test_split_beside_a_training_split_is_not_trained_on(tmp_path):
 
 # ---- encodings and line ends ----
 
+TURKISH = (
+    "Merhaba, kütüphanenin ne zaman açılacağını öğrenmek istiyorum. Gelecek hafta tekrar gelip ısmarladığım bütün "
+    "kitapları alacağım. Cevabınız için teşekkür ederim. Şimdi güneş batıyor ve çocuklar eve dönüyor.\n" * 9
+)
 WESTERN = "\u201cCafé\u201d \u2013 naïve\n" * 9
 
 
@@ -395,6 +466,12 @@ WESTERN = "\u201cCafé\u201d \u2013 naïve\n" * 9
         ("cp1252", "cp1252", WESTERN),
         ("latin-1", "cp1252", "Un café naïve, déjà vu\n" * 9),
         ("cp1251", "cp1251", "Город стоит у реки, и река течёт мимо\n" * 9),
+        ("cp1250", "cp1250", "Zażółć gęślą jaźń, miła łąka świeci\n" * 9),
+        ("cp1250", "cp1250", "Őszintén szólva nagyon fűtött a szoba, köszönöm szépen a könyvet\n" * 9),
+        ("cp1250", "cp1250", "Aş vrea să ştiu când se deschide biblioteca şi ce cărţi sunt în ea\n" * 9),
+        ("cp1252", "cp1252", "J’étais à l’étranger cet été, où j’ai goûté des crêpes\n" * 9),
+        ("cp1253", "cp1253", "Η πόλη βρίσκεται στο ποτάμι και το ποτάμι περνά\n" * 9),
+        ("cp1254", "cp1254", TURKISH),
         ("shift_jis", "cp932", "日本語の文章です。番号は三です。\n" * 9),
         ("gbk", "gb18030", "这是一个中文句子，编号是三。\n" * 9),
         ("utf-16-le", "utf-16-le", "some words\n" * 9),
@@ -406,6 +483,12 @@ def test_an_encoding_is_guessed_and_the_cure_works(tmp_path, encoding, guess, te
         corpus.load_corpus(path)
     read = corpus.load_corpus(f"{path}:encoding={guess}")
     assert read.train + read.held_out == text
+
+
+def test_a_few_odd_bytes_in_a_long_text_are_no_other_language(tmp_path):
+    text = "ham,Ok lar, joking with you, more words to say\n" * 99 + "spam,only å£100 å£1.50 ü å£ å£ å£ å£ Û÷s\n" * 2
+    with pytest.raises(ConfigurationError, match="encoding=cp1252"):
+        corpus.load_corpus(written(tmp_path, "text.txt", text.encode("cp1252")))
 
 
 def test_an_encoding_that_is_wrong_and_can_be_read_is_refused(tmp_path):

@@ -94,6 +94,22 @@ def test_a_data_set_is_read_as_a_file_with_its_rows_would_be(answers, tmp_path):
     assert chats["loss"] == "answers"
 
 
+@pytest.mark.parametrize("without_links", [False, True], ids=["links", "no_links"])
+@pytest.mark.parametrize("name", ["user/texts", "user/nested"])
+def test_a_damaged_file_is_named_before_it_is_used_and_fetched_anew(folder, tmp_path, monkeypatch, name, without_links):
+    (folder / "user/nested/data").mkdir(parents=True, exist_ok=True)
+    (folder / "user/nested/data/train.txt").write_text("words\n" * 40)  # which can be read, damaged or not
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_SYMLINKS", without_links)
+    with serving(folder) as server, hub_at(server.server_port, tmp_path):
+        server.fault = ("damage", "train.")
+        with pytest.raises(ConfigurationError, match=r"train\.\w+ in .* is damaged: it is not what the hub stated"):
+            corpus.load_corpus(name)
+        server.fault = ("", "")
+        assert corpus.load_corpus(name).documents == 40
+        (fetched,) = tmp_path.rglob("train.*")
+        assert fetched.is_symlink() != without_links
+
+
 def test_an_old_name_leads_to_the_new_one_and_stays_in_the_recipe(answers):
     assert answers["online"]["old-name"] == {**answers["online"]["old-name"], "name": "old-name", "documents": 30}
 

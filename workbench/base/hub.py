@@ -139,11 +139,17 @@ def fetch(address: Address, name: str, revision: str) -> Path:
             etag_timeout=HUB_PATIENCE_S,
         )
     )
-    if not path.is_symlink():  # else what the hub stated is the name of the file that it leads to
-        note = stated_note(path)
-        note.parent.mkdir(exist_ok=True)
-        note.write_text(metadata(address, name, revision).etag, encoding="utf-8")
+    note_stated(address, path, name)
     return path
+
+
+def note_stated(address: Address, path: Path, name: str) -> None:
+    """Note what the hub states for a file of a snapshot, unless that is the name of the file that it leads to."""
+    snapshot = path.parents[name.count("/")]
+    note = stated_note(snapshot, path)
+    if not (path.is_symlink() or note.is_file()):
+        note.parent.mkdir(exist_ok=True)
+        note.write_text(metadata(address, name, snapshot.name).etag, encoding="utf-8")
 
 
 FAULTS = {  # what a hub did, by the name of an error that a library raises then, or of one that it inherits from
@@ -309,8 +315,8 @@ def prove(folder: Path, owner: str) -> None:
         if path.is_symlink() and path.is_file():
             blob = path.parent / path.readlink()  # which may be a link again, into a store of several repositories
             stated = blob.name
-        elif path.is_file() and stated_note(path).is_file():
-            stated = stated_note(path).read_text(encoding="utf-8")
+        elif path.is_file() and stated_note(folder, path).is_file():
+            stated = stated_note(folder, path).read_text(encoding="utf-8")
         else:
             continue
         state = blob.stat()
@@ -330,9 +336,10 @@ def prove(folder: Path, owner: str) -> None:
             note.write_text(facts, encoding="utf-8")
 
 
-def stated_note(path: Path) -> Path:
+def stated_note(snapshot: Path, path: Path) -> Path:
     """Where it is noted what the hub stated for a file of a snapshot that is no link."""
-    return path.parent.parent.parent / "proved" / f"{path.parent.name}-{path.name}"
+    name = path.relative_to(snapshot).as_posix().replace("/", "--")
+    return snapshot.parent.parent / "proved" / f"{snapshot.name}-{name}"
 
 
 def _is_as_stated(blob: Path, stated: str) -> bool:

@@ -17,7 +17,8 @@ from workbench.texts.corpus import load_corpus
 if TYPE_CHECKING:
     from datasets import Dataset
 
-OURS = {field.name for field in fields(Recipe)} - {"learning_rate", "seed"} | {"technique"}  # others name these two
+OURS = {field.name for field in fields(Recipe)} | {"technique"}
+COMMON = {"learning_rate", "seed"}  # to all programs
 
 
 def read_settings(text: str, base: Recipe | None = None) -> Brought:
@@ -33,7 +34,9 @@ def read_settings(text: str, base: Recipe | None = None) -> Brought:
     sections = read_sections(text, CURE)
     if len(sections) == 1 and not sections[0].owner and sections[0].words is None:
         data = sections[0].settings
-        is_ours = data.keys() & OURS and isinstance(data.get("model", ""), str)  # a table of that name is another's
+        names = data.keys() - COMMON
+        # others have a few of our names, too, and a table of the name model
+        is_ours = 2 * len(names & OURS) >= len(names) > 0 and isinstance(data.get("model", ""), str)
         if isinstance(data.get("recipe"), dict) or is_ours:
             return ours(Recipe.from_dict(data.get("recipe", data)))
     settings = Settings()

@@ -93,6 +93,7 @@ class Settings:
             if "only" in table and not like(name, table["only"]):
                 continue
             current = FOREIGN["renamed"].get(name, [name])[0]
+            value = FOREIGN["renamed_values"].get(f"{current}={value}", [value])[0]
             if current in types and not isinstance(value, Unwritten):
                 value = checked(value, types[current], f"{title}: {name}")
             stated[name] = value

@@ -63,7 +63,7 @@ def checked(value: Any, annotation: Any, setting_name: str) -> Any:
         value = checker(annotation).validate_python(value)
     for kind in get_args(annotation):
         choices = [word.value for word in kind] if isinstance(kind, type) and issubclass(kind, Enum) else []
-        if choices and not isinstance(value, Enum) and str(value) not in choices:
+        if choices and value is not None and not isinstance(value, Enum) and str(value) not in choices:
             raise ConfigurationError(f"{setting_name} cannot be {brief(value)}. Known: {', '.join(map(str, choices))}.")
     return value.value if isinstance(value, Enum) else value
 

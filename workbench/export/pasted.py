@@ -18,6 +18,8 @@ ASSIGNMENT = re.compile(r"(?m)^[\w.\"-]+\s*=")  # of TOML
 CALL = re.compile(r"\b(\w*(Config|Arguments|Trainer)|from_pretrained|FastLanguageModel\.\w+)\s*\(")
 OPTION = re.compile(r"(?:^|\s)--[A-Za-z]")
 FILLED_IN = re.compile(r"\$[\w{(]")  # by a shell
+COMMENT = re.compile(r"(?m)(?:^|\s)#.*|`#[^`]*`")  # the second inside a command of several lines
+TO_ANOTHER = re.compile(r"[0-9&]*[<>]|[|;&]+$")  # where a command's own words end
 BY_NAME = ("torch", "TaskType")  # modules whose attributes are known by their own names
 
 
@@ -56,6 +58,7 @@ def read_sections(text: str, cure: str) -> list[Section]:
 
 
 def form_of(text: str) -> str:
+    text = COMMENT.sub("", text)  # in which there may be a command that uses the file
     if text.startswith("{"):
         return "JSON"
     if CALL.search(text):
@@ -98,14 +101,16 @@ PARSERS: dict[str, Callable[[str], Any]] = {
 
 def command(text: str) -> Section:
     """The options of a command line, those of what starts it (accelerate, torchrun) included."""
-    lines = re.sub(r"\\(\r?\n|$)", " ", text).splitlines()
-    commands = [line for line in lines if OPTION.search(line) and not line.lstrip().startswith("#")]
+    lines = re.sub(r"\\(\r?\n|$)", " ", COMMENT.sub("", text)).splitlines()
+    commands = [line for line in lines if OPTION.search(line)]
     if len(commands) > 1 and not all(line.lstrip().startswith("--") for line in commands):
         raise ValueError(f"it has {len(commands)} commands: paste one")
-    tokens = shlex.split(" ".join(commands), comments=True)
+    tokens = shlex.split(" ".join(commands))
     before_options: list[str] = []
     pairs: list[tuple[str, list[str]]] = []
     for token in tokens:
+        if TO_ANOTHER.match(token):
+            break
         if re.match("--[A-Za-z]", token):
             name, equals, value = token.removeprefix("--").partition("=")
             pairs.append((name.replace("-", "_"), [value] if equals else []))

@@ -134,15 +134,15 @@ def add_rows(lines: Lines, source: readers.TextSource) -> None:
         lines.add(f"rows = {lines.sources.add(files.saved)}(Path({path[0]})).select_columns({columns})")
     elif kind == ".parquet":
         lines.add(broken("rows = ParquetFile(", path, f").read({columns}).to_pylist()"))
-    elif kind in readers.OBJECTS and files.note_of(source.path, source.encoding):
-        function = lines.sources.add(files.objects)
+    elif kind in (*readers.OBJECTS, *files.SEPARATORS) and files.note_of(source.path, source.encoding):
+        function = lines.sources.add(files.objects if kind in readers.OBJECTS else files.csv_rows)
         lines.add(f"rows = [row for _, row in {function}(Path({path[0]}), {literal(source.encoding)})]")
     elif kind == ".jsonl":
         lines.add(opening(source), "    rows = [json.loads(line) for line in file if line.strip()]")
     elif kind == ".json":
         lines.add(opening(source), f"    rows = json.load(file){under_data(source)}")
     else:
-        delimiter = files.separator_of(source.path, source.encoding)
+        delimiter = files.SEPARATORS[kind]
         separator = "" if delimiter == "," else f", delimiter={literal(delimiter)}"
         lines.add(
             "csv.field_size_limit(2**26)  # characters; the module's own limit is 131,072",

@@ -320,8 +320,9 @@ class Main(Lines):
             if call is None:
                 continue
             # Where this transformers has such arguments, the script needs no line.
-            if call.switches and call.switches.keys() <= DEFAULTS.keys():
-                self.switches |= call.switches
+            switches = technique.switches()
+            if seam == "model" and switches and switches.keys() <= DEFAULTS.keys():
+                self.switches |= switches
             elif self.flavour == "trainer":
                 calls.append(call)
             elif call.function.__module__.startswith("peft."):  # an adapter, which SFTTrainer adds by itself

@@ -20,6 +20,7 @@ CURE = (
 )
 INSTEAD = "Run its own script on a card in software: workbench emulate --gpu CARD -- python SCRIPT"
 LAUNCHERS = ("accelerate", "deepspeed")
+CALLED = {*FOREIGN["call"].values()} - {"transformers", "trl"}  # in a script alone
 CLEARLY = 4  # times as many settings that only one program has as those of the next
 
 
@@ -50,8 +51,8 @@ def program_of(section: Section) -> str:
     names = {*flattened(section.settings), *section.settings, *(section.words or ())}
     settings_of: dict[str, set[str]] = {}
     for program in [*PROGRAMS, *FOREIGN["refused"]]:
-        if section.words is not None and program in LAUNCHERS:
-            continue  # their options start what comes after them
+        if program in CALLED or (section.words is not None and program in LAUNCHERS):
+            continue  # a launcher's options start what comes after them
         whole_names, patterns = known_names(program)
         settings_of[program] = {name for name in names if name in whole_names or like(name, patterns)}
     all_known = set().union(*settings_of.values())
@@ -60,8 +61,13 @@ def program_of(section: Section) -> str:
     votes: dict[str, set[str]] = {}
     for program, its_names in settings_of.items():
         votes[program] = its_names.difference(*(other for name, other in settings_of.items() if name != program))
-    first, second = sorted(settings_of, key=lambda program: (-len(votes[program]), -len(settings_of[program])))[:2]
-    if first in FOREIGN["refused"] and len(votes[first]) > len(votes[second]):
+
+    def order(program: str) -> tuple[int, bool, int]:
+        """Of equally many votes those that are not read come first, of no vote last."""
+        return -len(votes[program]), (program in PROGRAMS) == bool(votes[program]), -len(settings_of[program])
+
+    first, second = sorted(settings_of, key=order)[:2]
+    if first in FOREIGN["refused"] and votes[first]:
         raise refusal_of(first, ", ".join(sorted(votes[first])))
     is_clear = len(votes[first]) >= max(1, CLEARLY * len(votes[second]))
     if settings_of["transformers"] == all_known:  # which all others of Hugging Face's have, too

@@ -9,6 +9,8 @@ from workbench.models.family import dropout_fields
 
 PUBLISHED: dict[str, dict[str, Any]] = beside(__file__, "known.toml")
 
+SENSES = ("vision", "audio", "image")  # how the names of parts begin that make a model more than one of texts
+
 # what numbers of a config can be, by their usual names; ends included
 RANGES: dict[str, tuple[float, float]] = {
     "num_hidden_layers": (1, 1_000),
@@ -59,8 +61,9 @@ def check_kind(name: str, written: dict[str, Any]) -> None:
 
 def check_parts(name: str, config: Any) -> None:
     """Raises ConfigurationError for a model that is more than its text model, or that is quantized."""
-    if config.get_text_config() is not config:
-        others = sorted(part for part in config.sub_configs if part != "text_config")
+    others = sorted(part for part in config.sub_configs if part != "text_config")
+    # a few have their text model's settings among their own
+    if config.get_text_config() is not config or any(part.startswith(SENSES) for part in others):
         raise ConfigurationError(
             f"model: {name!r} is a {config.model_type!r}: a text model with other parts ({', '.join(others)}), and the "
             "workbench trains text models alone. Use one of its family without them, or `workbench emulate`."

@@ -12,9 +12,9 @@ from workbench.base.errors import ConfigurationError, explained
 from workbench.base.hub import Address, address_of
 from workbench.base.paths import MODELS
 from workbench.measure.emulated import emulated
-from workbench.models.download import INDEX, TOKENIZERS, WHOLE, model_files
+from workbench.models.download import CONFIGS, INDEX, TOKENIZERS, WHOLE, model_files
 from workbench.models.family import positions
-from workbench.models.known import PUBLISHED
+from workbench.models.known import PUBLISHED, check_kind
 
 EMBEDDED = "gpt2-tiny"
 
@@ -22,6 +22,12 @@ RANDOM = "random:"
 FLOATS = ("F64", "F32", "F16", "BF16")  # types of numbers in a file of safetensors
 POINTER = b"version https://git-lfs"  # with which a file begins that stands for another
 GPT2_POSITIONS = 1024  # what transformers takes where a config says nothing
+OF_OTHERS = {  # files that tell what a folder without a config is
+    "*.gguf": "a file of llama.cpp's, which is not read",
+    "modules.json": "that of a sentence-transformers model, which makes vectors",
+    "model_index.json": "that of a pipeline of diffusers, which makes pictures",
+    "params.json": "that of weights in their maker's own form",
+}
 READ = (".json", ".jinja", ".safetensors", ".txt")  # endings of the files that transformers and PEFT look for
 
 
@@ -93,12 +99,17 @@ def _located(name: str, random: bool) -> ModelSource:
 
 
 def _folder(name: str, folder: Path, random: bool, place: str) -> ModelSource:
-    names = _readable(folder)
+    names = _readable(folder, random)
     adapter = "adapter_config.json" in names
     if not adapter and "config.json" not in names:
-        raise ConfigurationError(f"model: {place} has no config.json. Give the folder of a saved model.")
+        raise ConfigurationError(f"model: {place} has no config.json. {_other_contents(folder)}")
     has_weights = any(file_name.endswith(".safetensors") for file_name in names)
     if not (adapter or random or has_weights):
+        config: Any = None
+        with suppress(ValueError, OSError):  # what is wrong with it is said when it is read
+            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        if isinstance(config, dict) and isinstance(config.get("model_type"), str):
+            check_kind(name, config)
         raise ConfigurationError(
             f"model: {place} has no *.safetensors weights. Save them with save_pretrained(), "
             f"or train from new weights with {RANDOM}{name}."
@@ -127,12 +138,23 @@ def _check_which(name: str) -> None:
         print(f"model: {name} is the folder of that name here, not the hub's; ./{name} says so")
 
 
-def _readable(folder: Path) -> set[str]:
-    """The names of the files that loading looks for."""
+def _other_contents(folder: Path) -> str:
+    """The cure for a folder that is no model's, by what is in it."""
+    inner = sorted(path.parent for name in CONFIGS for path in folder.glob(f"*/{name}"))
+    for pattern, meaning in OF_OTHERS.items():
+        for path in sorted(folder.glob(pattern)):
+            return f"{path.name} is {meaning}. Use a causal language model as transformers saves it."
+    return f"One of its folders has: give {inner[-1]}" if inner else "Give the folder of a saved model."
+
+
+def _readable(folder: Path, random: bool) -> set[str]:
+    """The names of the files that loading looks for; of new weights none is read."""
     cure = "Put the files themselves there, and give yourself the right to read them."
     with explained(f"model: the folder {folder} cannot be used", cure):
         paths = [path for path in folder.iterdir() if path.suffix in READ or path.name in TOKENIZERS]
         for path in sorted(paths):
+            if random and path.suffix == ".safetensors":
+                continue
             if not path.is_file() or not os.access(path, os.R_OK):  # a pipe, for example, would never end
                 raise ValueError(f"{path.name} is not a file that can be read")
             with path.open("rb") as file:

@@ -16,6 +16,7 @@ from workbench.base.hub import (
     first_file,
     give_up,
     hub_error,
+    note_stated,
     prove,
     repository_folder,
     repository_info,
@@ -59,7 +60,10 @@ def _downloaded(address: Address, commit: str, config: str | None, split: str) -
         with suppress(RemoteEntryNotFoundError):  # there may be none
             first_file(address, "README.md")
         rows = datasets.load_dataset(address.repository, config, split=split, revision=revision, keep_in_memory=False)
+        _note_all(address, snapshot)
     except Exception as error:  # of the hub, the network, the disk or the files
+        with suppress(Exception):  # of a hub that has gone
+            _note_all(address, snapshot)
         prove(snapshot, f"corpus: {address}:")
         if fault_of(error) or getattr(error, "errno", None):
             raise hub_error(address, error, "corpus:", "a file") from None
@@ -72,6 +76,13 @@ def _downloaded(address: Address, commit: str, config: str | None, split: str) -
             shutil.rmtree(Path(file["filename"]).parent, ignore_errors=True)
         raise
     return rows
+
+
+def _note_all(address: Address, snapshot: Path) -> None:
+    """Note what the hub states for the files that `datasets` fetched."""
+    for path in sorted(snapshot.rglob("*")):
+        if path.is_file():
+            note_stated(address, path, path.relative_to(snapshot).as_posix())
 
 
 def _prepared(address: Address, commit: str, config: str | None, split: str) -> Any:

@@ -22,7 +22,13 @@ MAGIC = {
 SAMPLE = 1 << 22  # bytes to guess an encoding from
 ENOUGH = 3  # letters that are UTF-8 by chance are fewer
 MANY = 12  # bytes to tell a language by
-BESIDE_ANOTHER = re.compile(rb"[\x80-\xff]{2,}")
+LATIN = ["cp1252", "cp1250", "cp1254", "iso8859_2"]
+OF_FEW_LETTERS = ["cp1251", "koi8_r", "cp866", "cp1253", "cp1255", "cp1256", "cp874"]
+OF_MANY = ["gb18030", "big5", "cp932", "euc_jp", "cp949"]
+WESTERN = "äöüßÄÖÜàáâãåæçèéêëìíîïñòóôõøùúûœÀÁÅÇÉØÑ«»“”„‘’‚–—…•€£§°ºª´¿¡·©®™\xa0"
+MOSTLY = 0.95  # of the letters that are not ASCII
+SELDOM = 0.01  # of the bytes: fewer are no language with letters of its own
+AS_GOOD = 0.005  # of charset_normalizer's measure of chaos
 CONTROLS = re.compile("[\x80-\x84\x86-\x9f]")  # in Latin-1; in cp1252 dashes and quotes
 
 
@@ -101,13 +107,17 @@ def guess_encoding(path: Path, also: bytes = b"") -> str:
     if max(even_zeros, odd_zeros) > 4 * min(even_zeros, odd_zeros):  # most of the text is ASCII
         return "utf-16-le" if odd_zeros > even_zeros else "utf-16-be"
     high = sum(byte >= 0x80 for byte in sample)
-    runs = sum(map(len, BESIDE_ANOTHER.findall(sample)))
-    # in the languages of Western Europe letters with accents stand alone
-    if high >= MANY and runs > high / 2:
-        best = from_bytes(sample[: 1 << 16]).best()
-        if best and best.encoding != "utf_8":
-            return best.encoding
-    return "cp1252"  # of which what is said to be Latin-1 is a part
+    matches = from_bytes(sample[: 1 << 16], cp_isolation=[*LATIN, *OF_FEW_LETTERS, *OF_MANY]) if high >= MANY else None
+    best = matches.best() if matches else None
+    if not matches or not best or (best.encoding in LATIN and high < SELDOM * len(sample)):
+        return "cp1252"  # of which what is said to be Latin-1 is a part
+    text = sample.decode("cp1252", errors="replace")
+    letters = [letter for letter in text if not letter.isascii()]
+    if best.encoding in LATIN and sum(letter in WESTERN for letter in letters) >= MOSTLY * len(letters):
+        for match in matches:
+            if "cp1252" in match.could_be_from_charset and match.chaos <= best.chaos + AS_GOOD:
+                return "cp1252"
+    return best.encoding
 
 
 def _undecodable(path: Path, encoding: str, error: UnicodeError, line: int) -> ConfigurationError:

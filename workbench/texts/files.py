@@ -144,7 +144,8 @@ def rows_in(data: Any) -> "tuple[list[Any], list[str]]":
     if isinstance(data, list):
         return data, []
     if not isinstance(data, dict):
-        raise ValueError(f"it is a {type(data).__name__}")
+        twice = ": was it written as JSON twice?" if isinstance(data, str) else ""
+        raise ValueError(f"it is a {type(data).__name__}{twice}")
     kind = recognised(data)
     if kind and all(isinstance(data[name], str) or is_chat(data[name]) for name in kind.required):
         return [data], ["read as one row"]
@@ -176,8 +177,10 @@ def note_of(path: Path, encoding: str) -> list[str]:
     """What is odd about the form of a file of JSON or CSV, and what is left out of it."""
     ending = kind_of(path)
     if ending in SEPARATORS:
-        separator = separator_of(path, encoding)
-        return [f"the fields are separated by {separator!r}"] if separator != SEPARATORS[ending] else []
+        separator, is_spaced, blank = form_of_table(path, encoding)
+        notes = [f"the fields are separated by {separator!r}"] if separator != SEPARATORS[ending] else []
+        notes += ["spaces after a separator are left out"] if is_spaced else []
+        return [*notes, f"the header stands in line {blank + 1}"] if blank else notes
     if ending not in OBJECTS:
         return []
     rows: Any
@@ -199,12 +202,13 @@ def csv_rows(path: Path, encoding: str) -> "Iterator[tuple[int, Any]]":
     """The fields of each row by the header's names, with the line where the row ends."""
     csv.field_size_limit(2**26)  # characters, of four bytes meanwhile; the module's own limit is 131,072
     header: list[str] = []
+    separator, is_spaced, _ = form_of_table(path, encoding)
     with opened(path, encoding) as file:
-        rows = csv.reader(file, strict=True, delimiter=separator_of(path, encoding))
+        rows = csv.reader(file, strict=True, delimiter=separator, skipinitialspace=is_spaced)
         line = 1  # where a row begins; the reader itself counts only lines that it has finished
         try:
             for fields in rows:
-                if line == 1:
+                if not header:  # blank lines may stand before it
                     header = fields
                     check_header(path, header)
                 elif len(fields) not in (0, len(header)):
@@ -225,15 +229,24 @@ def check_header(path: Path, header: list[str]) -> None:
     """Raises ValueError for two columns of one name, of which a row would keep the last."""
     for name in header:
         if name and header.count(name) > 1:
-            raise ValueError(f"{path} has two columns {name!r}. Rename one of them.")
+            raise ValueError(
+                f"{path} has two columns {name!r}. Rename one of them, or write the columns' names above, if this is a "
+                "row."
+            )
 
 
-def separator_of(path: Path, encoding: str) -> str:
-    """What stands between the names of a header: what the file's ending says, or else what is there most often."""
+def form_of_table(path: Path, encoding: str) -> tuple[str, bool, int]:
+    """What separates the names of a header: what the file's ending says, or else what is there most often; whether a
+    space and a quote follow; and how many blank lines stand before it."""
     usual = SEPARATORS[kind_of(path)]
+    blank = 0
     with opened(path, encoding) as file:
         header = file.readline(1 << 16)
-    return usual if usual in header else max(usual + OTHER_SEPARATORS, key=header.count)
+        while header and not header.strip():
+            blank += 1
+            header = file.readline(1 << 16)
+    separator = usual if usual in header else max(usual + OTHER_SEPARATORS, key=header.count)
+    return separator, f'{separator} "' in header, blank
 
 
 # ---- tables ----

@@ -42,11 +42,12 @@ ROLES = {
     "ipython": "tool",
 }
 CALLS = {"tool_calls", "function_call"}  # entries of a message that may have no content
-COUNTED = ("weight", "train", "loss")  # of an assistant's message: 0 or false where it is not to be learned
-ASKING = ("instruction", "question", "query", "problem", "prompt", "input", "inputs", "user")  # columns that ask
+COUNTED = ("weight", "train", "loss", "loss_weight")  # of an assistant's message: 0 or false: it is not to be learned
+# columns that ask
+ASKING = ("instruction", "question", "query", "problem", "prompt", "input", "inputs", "user", "human")
 ANSWERING = ("output", "response", "answer", "completion", "solution", "targets", "assistant")  # and that answer
 BESIDE = ("input", "context")  # what stands beside a question in a column of its own
-CHATS = ("messages", "conversations")
+CHATS = ("messages", "conversations", "conversation")
 NO_TEXT = "parts_without_text"  # what `as_message` adds, for the remarks
 NULL = "null texts"
 DISLIKED = "rows whose label is false"
@@ -83,7 +84,9 @@ def exchange(row: Any, prompt: str = "prompt", completion: str = "completion") -
         return DISLIKED
     if isinstance(first, str) and isinstance(second, str):
         return {"prompt": first, "completion": second}
-    return {"prompt": messages_of(first), "completion": messages_of(second), **tools_of(row)}
+    before = messages_of(first)
+    answers = [answer_of(second)] if isinstance(second, str) else messages_of(second)
+    return {"prompt": before, "completion": answers, **tools_of(row)}
 
 
 def instruction(row: Any, question_column: str, answer_column: str) -> Any:
@@ -96,14 +99,14 @@ def instruction(row: Any, question_column: str, answer_column: str) -> Any:
     return {"messages": [*system_of(row), question(row, question_column), answer_of(answer)], **tools_of(row)}
 
 
-def preference(row: Any, question_column: str) -> Any:
+def preference(row: Any, question_column: str, chosen_column: str = "chosen", other: str = "rejected") -> Any:
     """A question and the chosen of two answers; without a question, what the two have in common is one."""
-    chosen = row.get("chosen")
+    chosen = row.get(chosen_column)
     prompt = row.get(question_column) if question_column else ""
     if chosen is None or prompt is None:
         return NULL
     if isinstance(chosen, str) and not question_column:
-        prompt = commonprefix([chosen, row.get("rejected") or ""]).removesuffix(" ")  # as in TRL  # noqa: RUF071
+        prompt = commonprefix([chosen, row.get(other) or ""]).removesuffix(" ")  # as in TRL  # noqa: RUF071
         chosen = chosen[len(prompt) :]
         return {"prompt": prompt, "completion": chosen} if chosen else "pairs of equal answers"
     around = system_of(row) if question_column else []
@@ -189,7 +192,19 @@ def messages_of(value: Any) -> Any:
     """A list of messages. Raises as `as_message`."""
     if not isinstance(value, list) or not value:
         raise ValueError(f"{value!r:.60} is no list of messages")
-    return list(map(as_message, value))
+    return [message for turn in value for message in turn_of(turn)]
+
+
+def turn_of(turn: Any) -> Any:
+    """A message; or, of an object with a question and its answer, the two, after the system's. Raises as
+    `as_message`."""
+    if not isinstance(turn, dict) or "role" in turn or "from" in turn:
+        return [as_message(turn)]
+    asking = [name for name in ASKING if name in turn]
+    answering = [name for name in ANSWERING if name in turn]
+    if len(asking) != 1 or len(answering) != 1:
+        return [as_message(turn)]
+    return [*system_of(turn), question(turn, asking[0]), answer_of(turn[answering[0]])]
 
 
 def as_message(message: Any) -> Any:
@@ -213,16 +228,41 @@ def as_message(message: Any) -> Any:
             raise ValueError(f"{name} is {renamed[name]!r:.40}: only 0 and 1, or false and true, are known")
     content = renamed.pop("content", None)
     if isinstance(content, list) and all(isinstance(part, dict) for part in content):
-        others = sum(part.get("text") is None for part in content)
-        content = "".join(str(part.get("text") or "") for part in content)
-        if others:
-            renamed[NO_TEXT] = others
+        parts = put_together(content)
+        content = parts.pop("content")
+        renamed |= parts
     spoken = {"role": ROLES[role.lower()]}
     if content is not None or not renamed.keys() & CALLS:
         spoken["content"] = content
         if not isinstance(content, str):
             raise ValueError(f"{message!r:.60} has no content that is a text")
     return spoken | renamed
+
+
+def put_together(parts: Any) -> Any:
+    """The parts of a message in one: its texts, its thoughts and calls by the names that templates know, and how many
+    parts are none of these. In LLaMA-Factory's newer form what a part says is its `value`."""
+    text = ""
+    thoughts = ""
+    calls = []
+    others = 0
+    for part in parts:
+        value = part.get("value")
+        kind = part.get("type") if isinstance(value, str) else ""
+        called = calls_of(value).get("tool_calls") if kind == "tool_call" else None
+        if part.get("text") is not None:
+            text += str(part["text"])
+        elif kind == "text":
+            text += value
+        elif kind == "reasoning":
+            thoughts += value
+        elif called:
+            calls += called
+        else:
+            others += 1
+    together = {"reasoning_content": thoughts, "tool_calls": calls, NO_TEXT: others}
+    has_calls_alone = bool(calls and not text)
+    return {"content": None if has_calls_alone else text, **{name: value for name, value in together.items() if value}}
 
 
 def calls_of(text: Any) -> Any:
@@ -294,6 +334,10 @@ def _preferred(question_column: str) -> Format:
     return Format(columns, _beside(question_column), preference, columns[:1], "preferences")
 
 
+def _chosen(*columns: str) -> Format:
+    return Format(columns, TOOLS, preference, ("", *columns), "preferences without a prompt")
+
+
 def _beside(question_column: str) -> tuple[str, ...]:
     return (*(name for name in BESIDE if name != question_column), *AROUND)
 
@@ -305,7 +349,8 @@ FORMATS = (
     asked_and_answered("prompt", "completion", title=""),
     TEXT,
     *map(_preferred, ASKING),
-    Format(("chosen", "rejected"), TOOLS, preference, ("",), "preferences without a prompt"),
+    _chosen("chosen", "rejected"),
+    _chosen("chosen_messages", "rejected_messages"),  # LLaMA-Factory's newer form
     *starmap(_asked, product(ASKING, ANSWERING)),
 )
 # what is known and cannot be learned from

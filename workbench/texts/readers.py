@@ -187,7 +187,7 @@ def _kind_of_rows(source: TextSource, first: dict[str, Any]) -> Format | None:
     chats = [name for name in names if formats.is_chat(first[name])]
     if kind and kind is not formats.TEXT:
         return kind
-    if len(chats) == 1:
+    if len(chats) == 1 and chats != ["prompt"]:  # which has no answer in it
         return formats.chat_format(chats[0])
     for columns, reason in formats.UNUSABLE.items():
         if set(names).issuperset(columns) and (not kind or "text" in columns):

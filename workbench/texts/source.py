@@ -215,6 +215,8 @@ def _no_column(place: str, missing: str, row: dict[str, Any], source: TextSource
             f"{problem} These look like a row: is there no header? Write a line with the columns' names above it, such "
             f"as text{',…' * min(len(columns) - 1, 9)}"
         )
+    if kind in SEPARATORS and not any(column.isascii() for column in columns):
+        problem += " If these are a row, write the columns' names above it."
     if re.search(rf"[:=]{re.escape(missing)}(,|\Z)", source.name):
         return refusal(f"{problem} Name one of these.")
     if source.kind:
