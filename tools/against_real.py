@@ -36,6 +36,10 @@ def main() -> int:
     rows = json.loads((REAL / "public.json").read_text(encoding="utf-8"))["rows"]
     if asked.python:
         rows = [row for row in rows if measured_with(row) == python.torch_release]
+    if not has_triton(python):
+        compiled = [row["id"] for row in rows if row.get("compiled")]
+        print(f"left out, since this Python has no Triton to compile them with: {', '.join(compiled) or 'none'}")
+        rows = [row for row in rows if not row.get("compiled")]
     chosen = [row for row in rows if not asked.ids or any(part in row["id"] for part in asked.ids)]
     print(f"{'row':50} {'card':10} {'real':>14} {'emulated':>14}     error")
     done = [repeated(row, python) for row in chosen]
@@ -49,6 +53,10 @@ def measured_with(row: dict[str, Any]) -> str | None:
     """The release of PyTorch that the source names: 2.6.0 of `torch 2.6.0+cu124`."""
     named = re.match(r"torch (\d+\.\d+\.\d+)", row["versions"])
     return named[1] if named else None
+
+
+def has_triton(python: Python) -> bool:
+    return subprocess.run([python.executable, "-c", "import triton"], capture_output=True, check=False).returncode == 0
 
 
 @cache

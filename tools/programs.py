@@ -146,8 +146,8 @@ def page(table: dict[str, Any], known: dict[str, Any]) -> str:
         "say that its peak is right; beside it stands what weights, gradients and states held at the least, counted "
         "apart from any allocator. Back to [the emulated GPU](../emulator.md#programs-of-others).",
         "",
-        "| program | what it is | card | outcome | peak, MiB | at the least, MiB | steps |",
-        "|---|---|---|---|---|---|---|",
+        "| program | what it is | card | outcome | peak, MiB | at the least, MiB | steps | its authors measured, GB |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, row in known.items():
         program = table[name]
@@ -159,8 +159,20 @@ def page(table: dict[str, Any], known: dict[str, Any]) -> str:
             steps = str(row["steps"])
         cause = f": {row['cause']}".replace("|", "/") if "cause" in row else ""
         cells = [link(name, program), program["kind"], program.get("gpu", "t4"), row["outcome"] + cause]
-        lines.append(f"| {' | '.join([*cells, peak, least, steps])} |")
+        lines.append(f"| {' | '.join([*cells, peak, least, steps, published(program, row)])} |")
     return "\n".join(lines) + "\n"
+
+
+def published(program: dict[str, Any], row: dict[str, Any]) -> str:
+    """What the authors say of the peak, and how far off ours is: equal if it is so when it is rounded as theirs."""
+    if "published" not in program or row["outcome"] != "unchanged":
+        return ""
+    theirs = program["published"]["gigabytes"]
+    decimals = len(theirs.partition(".")[2])
+    gigabytes = row["peak_allocated_bytes"] / 1e9
+    is_equal = f"{gigabytes:.{decimals}f}" == theirs
+    verdict = "equal" if is_equal else f"here {gigabytes:.{decimals}f}, {gigabytes / float(theirs) - 1:+.1%}"
+    return f"[{theirs}]({program['published']['source']}), {verdict}"
 
 
 def told(row: dict[str, Any]) -> str:

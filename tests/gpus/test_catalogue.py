@@ -45,8 +45,18 @@ def test_a_context_has_a_source_and_is_a_guess_where_it_has_none(subtests):
             assert 0.1 * GIB < low <= high == row.context_bytes_estimate < GIB
             if row.context_source is None:
                 assert low == high == 512 * MIB
+                assert row.context_seen_bytes[0] < low < row.context_seen_bytes[1]
             else:
                 assert re.search(r"https://\S+|data/reference/\S+", row.context_source)
+                assert row.context_seen_bytes == (low, high)
+
+
+def test_every_card_has_its_cache_and_its_source(subtests):
+    """torch.compile reserves as much while it times kernels, and 256 MiB on a card that tells none."""
+    for name, row in GPUS.items():
+        with subtests.test(gpu=name):
+            assert MIB <= row.l2_bytes <= 128 * MIB
+            assert re.search(r"https://\S+|data/reference/\S+|deviceQuery", row.l2_source)
 
 
 CAPABILITIES = (  # gpu, compute capability, bf16, cuBLAS's workspace
@@ -76,6 +86,8 @@ def test_a_card_is_as_one_of_its_kind_was_measured(name):
     row = gpu(name)
     assert (row.memory_bytes, row.multiprocessors) == (one["memory_bytes"], one["multiprocessors"])
     assert list(row.compute_capability) == one["compute_capability"]
+    assert row.l2_bytes == one["l2_bytes"]
+    assert row.context_bytes[0] == one["context_bytes"]["after the first tensor"]
     assert row.context_bytes_estimate == one["context_bytes"]["after a training step"]
     of = row.multiprocessor
     assert (of.threads, of.shared_bytes) == (one["threads_per_multiprocessor"], one["shared_bytes_per_multiprocessor"])

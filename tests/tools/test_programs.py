@@ -35,6 +35,15 @@ def test_the_pages_say_what_the_results_have():
     assert f"{unchanged} of {len(RESULTS)} public programs ran unchanged" in page
 
 
+def test_a_published_peak_is_equal_if_it_is_so_when_rounded_as_there():
+    program = {"published": {"gigabytes": "13.50", "source": "https://example.org"}}
+    row = {"outcome": "unchanged", "peak_allocated_bytes": 13_497_533_440}
+    assert programs.published(program, row) == "[13.50](https://example.org), equal"
+    larger = {**row, "peak_allocated_bytes": 14_462_502_400}
+    assert programs.published(program, larger) == "[13.50](https://example.org), here 14.46, +7.1%"
+    assert programs.published({}, row) == programs.published(program, {**row, "outcome": "failed"}) == ""
+
+
 DEVICE = {"peak_allocated_bytes": 1000, "peak_reserved_bytes": 2000}
 REPORT = {
     "exit_status": 0,

@@ -307,9 +307,10 @@ def conversations() -> None:
             Path("made", name, f"{part}.jsonl").write_text(lines, encoding="utf-8")
 
 
-def instructions() -> None:
-    """256 rows of an instruction, an input and an output in made/alpaca.json."""
-    row = {"instruction": "Write a line as Shakespeare would. " * 8, "input": "", "output": "To be, or not. " * 30}
+def instructions(lines: str = "30") -> None:
+    """256 rows of an instruction, an input and an output of so many lines in made/alpaca.json."""
+    answer = "To be, or not. " * int(lines)
+    row = {"instruction": "Write a line as Shakespeare would. " * 8, "input": "", "output": answer}
     Path("made").mkdir(exist_ok=True)
     Path("made/alpaca.json").write_text(json.dumps([row] * 256), encoding="utf-8")
 
@@ -323,8 +324,8 @@ def stsb() -> None:
         (folder / f"{part}.jsonl").write_text((json.dumps(row) + "\n") * 512, encoding="utf-8")
 
 
-def checkpoint() -> None:
-    """litgpt's pythia-160m with random weights and our tokenizer, in made/pythia."""
+def checkpoint(name: str = "pythia-160m", dtype: str = "float32", hub_config: str = "") -> None:
+    """A model of litgpt's with random weights and our tokenizer in made/pythia, and a file of its config_hub for it."""
     import shutil
 
     import torch
@@ -333,8 +334,13 @@ def checkpoint() -> None:
 
     folder = Path("made/pythia")
     folder.mkdir(parents=True, exist_ok=True)
-    config = Config.from_name("pythia-160m")
+    config = Config.from_name(name)
+    torch.set_default_dtype(getattr(torch, dtype))
     torch.save(GPT(config).state_dict(), folder / "lit_model.pth")
+    if hub_config:
+        lines = Path("config_hub/finetune", hub_config).read_text(encoding="utf-8").splitlines()
+        lines = [f"checkpoint_dir: {folder}" if line.startswith("checkpoint_dir:") else line for line in lines]
+        Path("made/config.yaml").write_text("\n".join(lines), encoding="utf-8")
     save_config(config, folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(TOKENIZER / name, folder / name)

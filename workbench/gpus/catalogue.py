@@ -11,7 +11,9 @@ PyTorch instead.
 Compute capabilities: https://developer.nvidia.com/cuda-gpus. Data sheets: the vendor's page of each GPU, as named;
 multiprocessors: the same, and NVIDIA's architecture white papers (of two forms of one card, the one with more memory
 bandwidth: SXM). What follows from the capability: table "Technical Specifications per Compute Capability" of the CUDA
-C++ Programming Guide.
+C++ Programming Guide. `l2_bytes` is the card's L2 cache: torch.compile takes as much while it times kernels (256 MiB
+where a card tells 0). TechPowerUp's page of the card has it, or its `l2_source`; what a card says of itself goes
+before.
 """
 
 import re
@@ -39,7 +41,8 @@ class Gpu:
     """One GPU model.
 
     `data_sheet` is what the vendor sells it as; `memory_bytes` what PyTorch can have, from `source`; `context_bytes`
-    the least and the most that CUDA's context took of such a card, from program to program, by `context_source`.
+    the least and the most that CUDA's context took of such a card, from program to program, by `context_source`;
+    without one it is a guess.
     `is_common`: it stands in tables of all cards; the others are there for whoever names them.
     """
 
@@ -53,6 +56,8 @@ class Gpu:
     source: str
     context_bytes: tuple[int, int] = (CONTEXT_BYTES_ESTIMATE, CONTEXT_BYTES_ESTIMATE)
     context_source: str | None = None
+    l2_bytes: int = 0
+    l2_source: str = "https://www.techpowerup.com/gpu-specs"
     is_common: bool = True
 
     @property
@@ -80,6 +85,14 @@ class Gpu:
         """CUDA's context and loaded kernels, outside the allocator: 0.3 to 0.8 GiB are common. The most that is known
         of this card, and a guess where there is no `context_source`."""
         return self.context_bytes[1]
+
+    @property
+    def context_seen_bytes(self) -> tuple[int, int]:
+        """The least and the most that a context took of such a card; of any card, where nobody has told it of this."""
+        if self.context_source is not None:
+            return self.context_bytes
+        sourced = [row.context_bytes for row in GPUS.values() if row.context_source is not None]
+        return min(low for low, _ in sourced), max(high for _, high in sourced)
 
 
 _MULTIPROCESSORS = beside(__file__, "multiprocessors.json")

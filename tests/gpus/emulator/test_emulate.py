@@ -52,6 +52,7 @@ def properties():
     """What PyTorch says of the card of its process."""
     card = torch.cuda.get_device_properties(0)
     sizes = card.total_memory, card.max_threads_per_multi_processor, card.shared_memory_per_block_optin
+    sizes = *sizes, card.L2_cache_size
     bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
     return (card.major, card.minor), card.multi_processor_count, *sizes, bf16
 
@@ -63,7 +64,7 @@ def test_the_card_answers_as_the_catalogue_says(stubs, subtests):
         with subtests.test(gpu=name):
             row = gpu(name)
             of = row.multiprocessor
-            sizes = row.memory_bytes, of.threads, of.shared_bytes_of_a_block
+            sizes = row.memory_bytes, of.threads, of.shared_bytes_of_a_block, row.l2_bytes
             expected = row.compute_capability, row.multiprocessors, *sizes, row.device.computes_bf16
             assert call_on(row, properties, modules=("torch",)) == expected
     PROCESSES.end()

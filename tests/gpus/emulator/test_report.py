@@ -70,6 +70,24 @@ def test_where_the_context_is_a_range_it_is_told_and_a_card_must_have_room_for_t
     assert "and about 512 MiB of context" in str(known_by_guess)
 
 
+def test_a_verdict_that_hangs_on_the_context_is_close():
+    """Of an A100 a range is known; of a T4 none, so that what other cards took decides."""
+    a100, t4 = gpu("a100-40gb"), gpu("t4")
+    low, high = a100.context_bytes
+    between = emulation(process(0, device(reserved=a100.memory_bytes - (low + high) // 2)))
+    assert (between.fits[a100.name], between.close) == (False, [a100.name])
+    assert "a100-40gb (close)" in str(between).split("does not fit on")[1]
+    assert "  close            CUDA's context decides" in str(between)
+    assert emulation(process(0, device(reserved=a100.memory_bytes - high))).close == []
+    assert emulation(process(0, device(reserved=a100.memory_bytes - low + 1))).close == []
+
+    fits_by_guess = emulation(process(0, device(reserved=t4.memory_bytes - 600 * MIB)))
+    assert fits_by_guess.fits["t4"]
+    assert "t4" in fits_by_guess.to_dict()["close"]
+    assert "t4 (close)" in str(fits_by_guess).split("does not fit on")[0]
+    assert emulation(process(0, device(reserved=t4.memory_bytes - 600 * MIB)), without_kernels=("t4",)).close == []
+
+
 def test_the_rank_that_reserves_most_decides():
     both = emulation(process(0, device()), process(1, device(index=1, reserved=60 * GIB)))
     assert both.peak_reserved_bytes == 60 * GIB
@@ -124,6 +142,7 @@ def test_as_json_bytes_are_integers_and_nothing_is_left_out(stuck_at):
         "processes": [process(0, device())],
         "processes_without_report": 1,
         "fits": found.fits,
+        "close": found.close,
         "not_measured": [],
         "sizes_by_values": [],
         "snapshots": ["a"],

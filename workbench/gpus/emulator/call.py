@@ -30,7 +30,25 @@ def call_on(gpu: Gpu, function: Callable[..., R], *args: Any, modules: Sequence[
         RuntimeError: another failure there.
     """
     started = partial(_started, gpu, modules or (str(function.__module__),))
-    return cast("R", PROCESSES.call(gpu.name, started, function, *args, **kwargs))
+    with PROCESSES.lock:
+        try:
+            return cast("R", PROCESSES.call(gpu.name, started, function, *args, **kwargs))
+        finally:
+            _end_if_used_up(gpu.name)
+
+
+def _end_if_used_up(name: str) -> None:
+    """A process where tensors are left, as bitsandbytes keeps tables on the card, is not used again: they, and the
+    allocator's blocks around them, would change what the next call needs."""
+    child = PROCESSES.children.get(name)
+    if child is not None and child.alive() and child.call(tensors_are_left):
+        PROCESSES.end(name)
+
+
+def tensors_are_left() -> bool:
+    import torch
+
+    return torch.cuda.is_initialized() and torch.cuda.memory_allocated() > 0
 
 
 def start_process(gpu: Gpu, modules: Sequence[str]) -> None:

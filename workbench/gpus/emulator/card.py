@@ -19,10 +19,6 @@ REAL_NAMES = {  # of those whose title is not what the driver says
     "h100": "NVIDIA H100 80GB HBM3",
     "rtx6000ada": "NVIDIA RTX 6000 Ada Generation",
 }
-# torch.compile takes as much while it times kernels, and 256 MiB where a card tells none. The first two are measured,
-# the others of NVIDIA's papers on the architectures.
-L2_MIB = {"h100": 50, "h200": 60, "a100-40gb": 40, "a100-80gb": 40, "t4": 4, "v100-16gb": 6, "v100-32gb": 6, "l4": 48}
-L2_MIB |= {"l40s": 96, "a10": 6, "rtx3090": 6, "rtx4090": 72}
 
 
 def emulated_card(device: str) -> Gpu | None:
@@ -61,7 +57,7 @@ def variable(gpu: Gpu, count: int = 1, name: str = "") -> str:
         "major": gpu.compute_capability[0],
         "minor": gpu.compute_capability[1],
         "sms": gpu.multiprocessors,
-        "l2": L2_MIB.get(gpu.name, 0),
+        "l2": gpu.l2_bytes,
         **vars(gpu.multiprocessor),
         "name": name or f"{gpu.title} (emulated)",  # the last one: it has blanks
     }

@@ -136,6 +136,20 @@ class Emulation(Result):
             verdicts[name] = has_room and name not in self.without_kernels
         return verdicts
 
+    @property
+    def close(self) -> list[str]:
+        """The cards on which CUDA's context decides: there is room beside the least that it is known to take, and none
+        beside the most."""
+        contexts = max(len(self.at_once), 1)
+        reserved = self.reserved_at_once_bytes
+        names = []
+        for name in self.fits:
+            least, most = GPUS[name].context_seen_bytes
+            room = GPUS[name].memory_bytes - reserved
+            if contexts * least <= room < contexts * most and name not in self.without_kernels:
+                names.append(name)
+        return names
+
     def __str__(self) -> str:
         """Peaks of each process, who holds most, where it fits."""
         lines = [f"emulated {self.gpu.title} ({format_bytes(self.gpu.memory_bytes)}): {NOT_MEASURED}"]
@@ -195,8 +209,10 @@ class Emulation(Result):
                     return [f"  it needs more than its own cap of {cap}, which set_per_process_memory_fraction has set"]
             return ["  it needs more than that: which card has room is not known. Try a larger one (--gpu)"]
         common = [name for name in self.fits if GPUS[name].is_common or name == self.gpu.name]
-        fitting = [name for name in common if self.fits[name]]
-        others = [name for name in common if not self.fits[name] and name not in self.without_kernels]
+        close = set(self.close).intersection(common)
+        written = {name: f"{name} (close)" if name in close else name for name in common}
+        fitting = [written[name] for name in common if self.fits[name]]
+        others = [written[name] for name in common if not self.fits[name] and name not in self.without_kernels]
         no_kernels = [name for name in common if name in self.without_kernels]
         reserved = format_bytes(self.reserved_at_once_bytes)
         low, high = self.context_bytes
@@ -207,6 +223,8 @@ class Emulation(Result):
         lines.append(f"  {verdict}  {', '.join(fitting) or 'none of the known GPUs'}")
         if others:
             lines.append(f"  does not fit on  {', '.join(others)}")
+        if close:
+            lines.append("  close            CUDA's context decides; it differs from program to program")
         if no_kernels:
             lines.append(f"  no kernels for   {', '.join(no_kernels)} in this PyTorch")
         if self.lower_bound:
@@ -236,6 +254,7 @@ class Emulation(Result):
             "processes": list(self.processes),
             "processes_without_report": self.silent,
             "fits": self.fits,
+            "close": self.close,
             "not_measured": self.not_measured,
             "sizes_by_values": self.sizes_by_values,
             "snapshots": [str(path) for path in self.snapshots],

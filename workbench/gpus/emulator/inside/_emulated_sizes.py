@@ -5,6 +5,8 @@ a mask chooses the share of its places that EMULATED_MASKS names: 1 is all of th
 one that is read by the host.
 """
 
+from __future__ import annotations
+
 import functools
 import math
 import os

@@ -70,7 +70,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *out, int device) {
     out->textureAlignment = 512;
     out->texturePitchAlignment = 32;
     out->multiProcessorCount = (int)card("sms");
-    out->l2CacheSize = (int)(card("l2") * (long)MIB);
+    out->l2CacheSize = (int)card("l2");
     out->canMapHostMemory = out->concurrentKernels = out->unifiedAddressing = out->managedMemory = 1;
     out->concurrentManagedAccess = out->pageableMemoryAccess = out->cooperativeLaunch = 1;
     out->pciBusID = device + 1;

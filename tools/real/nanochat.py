@@ -1,0 +1,183 @@
+"""nanochat's pretraining, compiled, on one card: a GPT of so many layers under bf16 autocast, Muon and fused AdamW.
+
+Source: reports that nanochat writes of its runs ("Peak memory usage", `torch.cuda.max_memory_allocated()`), with its
+commit, card and PyTorch; https://github.com/karpathy/nanochat at that commit has the model and the training, which
+stand here in our own words. Texts are random tokens of its vocabulary of 65,536; a step is 524,288 of them, in
+micro-batches of 2,048 tokens a row; two steps are taken, after the second of which nothing grows, and before them
+the losses of one micro-batch without gradients. Its learning rates, samples and saved weights are left out.
+
+    python nanochat.py 10 8      # layers, rows in a micro-batch
+"""
+
+import json
+import math
+import os
+import sys
+import tempfile
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+VOCABULARY, LENGTH, HEAD, TOKENS_A_STEP, STEPS = 65536, 2048, 128, 524288, 2
+
+
+def norm(x: torch.Tensor) -> torch.Tensor:
+    return functional.rms_norm(x, (x.size(-1),))
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    half = x.shape[3] // 2
+    first, second = x[..., :half], x[..., half:]
+    return torch.cat([first * cos + second * sin, first * (-sin) + second * cos], 3).to(x.dtype)
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.heads = width // HEAD
+        self.query, self.key, self.value = (nn.Linear(width, width, bias=False) for _ in range(3))
+        self.out = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        query, key, value = (
+            part(x).view(batch, length, self.heads, HEAD) for part in (self.query, self.key, self.value)
+        )
+        query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+        query, key = norm(query), norm(key)
+        query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.out(mixed.transpose(1, 2).contiguous().view(batch, length, width))
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.attention = Attention(width)
+        self.up = nn.Linear(width, 4 * width, bias=False)
+        self.down = nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(norm(x), cos, sin)
+        return x + self.down(functional.relu(self.up(norm(x))).square())
+
+
+class Gpt(nn.Module):
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        width = 64 * layers
+        self.embedding = nn.Embedding(VOCABULARY, width)
+        self.blocks = nn.ModuleList([Block(width) for _ in range(layers)])
+        self.head = nn.Linear(width, VOCABULARY, bias=False)
+
+    def finish(self) -> None:
+        """Once the weights are on the card: embeddings in half precision, and rotations for ten times the length."""
+        frequencies = 1.0 / 10000 ** (torch.arange(0, HEAD, 2, dtype=torch.float32, device="cuda") / HEAD)
+        angles = torch.outer(torch.arange(10 * LENGTH, dtype=torch.float32, device="cuda"), frequencies)
+        self.register_buffer("cos", angles.cos().bfloat16()[None, :, None, :], persistent=False)
+        self.register_buffer("sin", angles.sin().bfloat16()[None, :, None, :], persistent=False)
+        self.embedding.to(torch.bfloat16)
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
+        length = tokens.shape[1]
+        cos, sin = self.cos[:, :length], self.sin[:, :length]
+        x = norm(self.embedding(tokens))
+        for block in self.blocks:
+            x = block(x, cos, sin)
+        logits = self.head(norm(x))
+        logits = (15 * torch.tanh(logits / 15)).float()
+        return functional.cross_entropy(
+            logits.view(-1, logits.size(-1)), targets.view(-1), ignore_index=-1, reduction=reduction
+        )
+
+
+@torch.compile
+def orthogonal(gradient: torch.Tensor, steps: int) -> torch.Tensor:
+    """Newton and Schulz's iteration in half precision."""
+    a, b, c = 3.4445, -4.7750, 2.0315
+    x = gradient.bfloat16()
+    if gradient.size(-2) > gradient.size(-1):
+        x = x.mT
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    for _ in range(steps):
+        square = x @ x.mT
+        x = a * x + (b * square + c * square @ square) @ x
+    if gradient.size(-2) > gradient.size(-1):
+        x = x.mT
+    return x
+
+
+class Muon(torch.optim.Optimizer):
+    def __init__(self, weights: list[torch.Tensor]) -> None:
+        groups = [{"params": [w for w in weights if w.numel() == size]} for size in {w.numel() for w in weights}]
+        super().__init__(groups, {"lr": 0.02, "momentum": 0.95})
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            for weight in group["params"]:
+                gradient = weight.grad
+                state = self.state[weight]
+                if not state:
+                    state["momentum"] = torch.zeros_like(gradient)
+                state["momentum"].lerp_(gradient, 1 - group["momentum"])
+                gradient = gradient.lerp_(state["momentum"], group["momentum"])
+                direction = orthogonal(gradient, 5)
+                stretch = math.sqrt(max(1, weight.size(-2) / weight.size(-1)))
+                weight.add_(direction, alpha=-group["lr"] * stretch)
+
+
+def batch(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """One as nanochat loads them: pinned on the host, then on the card."""
+    tokens = torch.empty(rows * LENGTH + 1, dtype=torch.int64, pin_memory=True)
+    inputs = tokens[:-1].to(torch.int32).view(rows, LENGTH).to("cuda", torch.int32, non_blocking=True)
+    targets = tokens[1:].view(rows, LENGTH).to("cuda", torch.int64, non_blocking=True)
+    return inputs, targets
+
+
+def main() -> None:
+    layers, rows = map(int, sys.argv[1:])
+    os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"  # as there
+    with tempfile.TemporaryDirectory() as compiled_files:
+        # the first run of a kernel times it, on copies of what it changes: a run that finds it timed may take less
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = compiled_files
+        print(json.dumps(train(layers, rows)))
+
+
+def train(layers: int, rows: int) -> dict[str, int]:
+    torch.set_float32_matmul_precision("high")
+    autocast = torch.amp.autocast("cuda", dtype=torch.bfloat16)
+    with torch.device("meta"):
+        model = Gpt(layers)
+    model.to_empty(device="cuda")
+    model.finish()
+    compiled = torch.compile(model, dynamic=False)
+    ends = [{"params": list(model.head.parameters())}, {"params": list(model.embedding.parameters())}]
+    adamw = torch.optim.AdamW(ends, betas=(0.8, 0.95), eps=1e-10, weight_decay=0.0, fused=True)
+    muon = Muon(list(model.blocks.parameters()))
+    bytes_a_token = torch.ones(VOCABULARY, dtype=torch.int32, device="cuda")
+    inputs, targets = batch(rows)
+
+    compiled.eval()
+    evaluated, their_targets = batch(rows)  # its loader keeps them
+    with torch.no_grad(), autocast:
+        losses = compiled(evaluated, their_targets, reduction="none").view(-1)
+        losses = (losses * (bytes_a_token[their_targets.view(-1)] > 0)).sum()
+    compiled.train()
+    parts = TOKENS_A_STEP // (rows * LENGTH)
+    for _ in range(STEPS):
+        for _ in range(parts):
+            with autocast:
+                loss = compiled(inputs, targets)
+            (loss / parts).backward()
+            inputs, targets = batch(rows)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        adamw.step()
+        muon.step()
+        compiled.zero_grad(set_to_none=True)
+    return {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
+
+
+if __name__ == "__main__":
+    main()
