@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 FILES = "technique"  # the word for techniques in files, where each has a table
 LATER = ("evaluation_batch_size", "arguments", "callbacks")  # fields that came later: they are in an id if given
+STRATEGY = "train_sampling_strategy"
+GROUPED = "group_by_length"
+BALANCED = "batch_rebalance"  # micro-batches of about equal cost, and of unequal numbers of rows
 DECIDED = beside(__file__, "decided.toml")  # arguments that are decided here: by pattern, what to use instead
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from workbench.advise.causes import RULES
 from workbench.advise.message import ErrorMessage, read_message
-from workbench.advise.wording import Kind, two_digits
 from workbench.base.errors import ConfigurationError
+from workbench.measure.out_of_memory import Kind, two_digits
 
 MIB, GIB = 2**20, 2**30
 MESSAGES = tomllib.loads(Path(__file__).with_name("messages.toml").read_text(encoding="utf-8"))

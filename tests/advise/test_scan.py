@@ -5,8 +5,10 @@ import os
 import random
 import tracemalloc
 from dataclasses import dataclass, replace
+from itertools import product
 
 import datasets
+import numpy as np
 import pytest
 import torch
 from transformers import Trainer, TrainingArguments
@@ -144,7 +146,11 @@ def accumulated(recipe, steps):
     return recipe | GradientAccumulation(steps=steps) if steps > 1 else recipe
 
 
-def rows_of_a_training(rows, size, together, seed, folder):
+def epoch(recipe, lengths):
+    return [int(row) for batch in training_order(recipe, lengths) for row in batch]
+
+
+def rows_of_a_training(lengths, size, together, seed, folder, strategy):
     """The rows of an epoch, in the order in which a Trainer trains with them."""
     taken = []
 
@@ -155,18 +161,23 @@ def rows_of_a_training(rows, size, together, seed, folder):
     arguments = TrainingArguments(
         str(folder), per_device_train_batch_size=size, gradient_accumulation_steps=together, num_train_epochs=1,
         seed=seed, use_cpu=True, report_to="none", save_strategy="no", disable_tqdm=True,
+        train_sampling_strategy=strategy, remove_unused_columns=False,
     )  # fmt: skip
-    data = datasets.Dataset.from_dict({"row": range(rows)})
+    data = datasets.Dataset.from_dict({"row": range(len(lengths)), "length": lengths})
     Trainer(Counted(), arguments, train_dataset=data, data_collator=collate).train()
     return taken
 
 
 def test_the_order_is_that_of_a_trainer_that_trains(tmp_path, subtests):
-    for rows, size, together, seed in ((37, 4, 1, 42), (64, 8, 2, 0), (10, 3, 3, 7)):
-        with subtests.test(rows=rows, size=size, together=together, seed=seed):
+    for (rows, size, together, seed), strategy in product(
+        ((37, 4, 1, 42), (64, 8, 2, 0), (10, 3, 3, 7)), ("random", "batch_rebalance")
+    ):
+        lengths = np.random.default_rng(rows).integers(1, 99, rows)
+        with subtests.test(rows=rows, size=size, together=together, seed=seed, strategy=strategy):
             wanted = accumulated(recipe("rows.jsonl", effective_batch_size=size * together, seed=seed), together)
-            order = training_order(wanted, rows).tolist()
-            assert rows_of_a_training(rows, size, together, seed, tmp_path) == order
+            wanted = replace(wanted, arguments={"train_sampling_strategy": strategy})
+            order = epoch(wanted, lengths)
+            assert rows_of_a_training(lengths, size, together, seed, tmp_path, strategy) == order
 
 
 def test_the_step_is_that_in_which_the_row_comes(tmp_path, asked, subtests):
@@ -175,7 +186,7 @@ def test_the_step_is_that_in_which_the_row_comes(tmp_path, asked, subtests):
         with subtests.test(together=together):
             asked.clear()
             wanted = accumulated(recipe(path), together)
-            order, result, size = training_order(wanted, 41).tolist(), scan(wanted, "t4"), 4 // together
+            order, result, size = epoch(wanted, np.ones(41, int)), scan(wanted, "t4"), 4 // together
             assert result.longest[0]["step"] == order.index(29) // 4 + 1
             assert result.steps == 11
             assert asked == [(size, result.longest[0]["tokens"], True)]
@@ -208,6 +219,25 @@ def test_without_gaps_more_fits(tmp_path, asked):
     assert (with_gaps.gaps, without.gaps) == (GAPS, 0)
     assert with_gaps.needed_bytes == round(without.needed_bytes * (1 + GAPS))
     assert with_gaps.cap["tokens"] < without.cap["tokens"] == ROOM // 64 // 10**6 // 8 * 8
+
+
+def test_what_other_orders_need_is_said_where_it_does_not_fit(tmp_path, asked):
+    """Grouped, the first batch is a rectangle as large as any; dealt out by cost, a long row has few beside it."""
+    texts = [words(20 + n % 30, n) for n in range(200)] + [words(800, n) for n in range(8)]
+    path, lengths = written(tmp_path / "rows.jsonl", texts), np.array([tokens(text) for text in texts])
+    asking = recipe(path, effective_batch_size=64) | GradientAccumulation(steps=2)
+    found = scan(asking, "t4")
+    grouped = replace(asking, arguments={"train_sampling_strategy": "group_by_length"})
+    assert lengths[training_order(grouped, lengths)[0]].max() == found.longest[0]["tokens"]
+    balanced = replace(asking, arguments={"train_sampling_strategy": "batch_rebalance"})
+    costs = [len(batch) * lengths[batch].max() for batch in training_order(balanced, lengths)]
+    assert found.balanced["rows"] * found.balanced["tokens"] == max(costs) < 32 * found.longest[0]["tokens"]
+    assert found.balanced["needed_bytes"] == round(max(costs) * 10**6 * (1 + GAPS)) < found.limit_bytes
+    assert f"at most {found.balanced['rows']} × {found.balanced['tokens']} tokens at once" in str(found)
+    assert '"group_by_length" needs as much' in str(found)
+    for ordered in (grouped, balanced):
+        with pytest.raises(ConfigurationError, match="leave train_sampling_strategy out"):
+            scan(ordered, "t4")
 
 
 def test_what_fits_is_predicted_once_and_read_twice(tmp_path, asked, monkeypatch):
@@ -308,7 +338,7 @@ def test_of_conversations_the_rows_are_as_long_as_in_training(tmp_path, asked, s
             longest = [(row["place"], row["tokens"]) for row in result.longest]
             assert longest == [("line 22", max(counted)), ("line 21", counted[19])]
             assert (result.rows, result.empty) == (48, 1)
-            order = [*training_order(result.recipe, 48)]
+            order = epoch(result.recipe, np.ones(48, int))
             assert result.longest[0]["step"] == order.index(21) // result.recipe.effective_batch_size + 1
 
 

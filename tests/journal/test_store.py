@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from test_checkpoints import SEEN, contents
+from test_checkpoints import CONTENTS, SEEN
 
 from workbench.base.errors import ConfigurationError
 from workbench.journal import checkpoints, store
@@ -168,7 +168,7 @@ def unfinished(tmp_path):
         record.save(tmp_path)
         aside = tmp_path / "aside"
         aside.mkdir()
-        for name, data in contents(4).items():
+        for name, data in CONTENTS.items():
             (aside / name).write_bytes(data)
         checkpoints.commit(aside, store.checkpoint_folder(record, tmp_path) / "checkpoint-4", SEEN)
         return record

@@ -82,6 +82,20 @@ def test_the_shadow_of_every_kind_of_model_is_what_pytorch_allocates(kinds, subt
             assert shadow.peak_reserved_bytes == reserved
 
 
+@pytest.mark.dear
+@pytest.mark.xdist_group("emulated")
+@pytest.mark.usefixtures("emulator")
+def test_label_smoothing_and_noise_on_embeddings_are_what_pytorch_allocates():
+    recipe = Recipe(model="random:gpt2-tiny")
+    plain_bytes = predict(recipe, "t4", engine=EMULATOR).peak_allocated_bytes
+    for arguments in ({"label_smoothing_factor": 0.1}, {"neftune_noise_alpha": 5}):
+        asked = replace(recipe, arguments=arguments)
+        emulated, shadow = (predict(asked, "t4", engine=engine) for engine in (EMULATOR, SHADOW))
+        assert shadow.peak_allocated_bytes == emulated.peak_allocated_bytes
+        assert shadow.peak_reserved_bytes == emulated.peak_reserved_bytes
+        assert (emulated.peak_allocated_bytes > plain_bytes) is ("label_smoothing_factor" in arguments)
+
+
 def test_what_is_written_down_is_the_whole_grid_and_says_so(subtests):
     paths = sorted((DATA / "reference" / "emulated").glob("*/verification.json"))
     assert {path.parent.name for path in paths} >= set(CARDS)

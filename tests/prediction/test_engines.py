@@ -266,3 +266,12 @@ def test_what_transformers_keeps_on_the_host_is_the_same_in_both_engines_and_in_
     assert record.peak_allocated_bytes == pytest.approx(real.peak_allocated_bytes, rel=1e-4)
     assert shadow.peak_reserved_bytes == pytest.approx(real.peak_reserved_bytes, rel=0.02)
     assert record.peak_reserved_bytes == real.peak_reserved_bytes
+
+
+def test_what_a_library_keeps_on_the_card_changes_no_later_prediction():
+    """The tables of bitsandbytes stay for good, and the allocator's blocks with them."""
+    after_nothing = predict(replace(SMALL, seed=1) | Qlora(), "l4", engine=EMULATOR)
+    after_another = predict(replace(SMALL, seed=2) | Qlora(), "l4", engine=EMULATOR)
+    assert after_another.peak_allocated_bytes == after_nothing.peak_allocated_bytes
+    assert after_another.peak_reserved_bytes == after_nothing.peak_reserved_bytes
+    assert not call.call_on(gpu("l4"), call.tensors_are_left)

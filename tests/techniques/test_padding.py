@@ -7,9 +7,11 @@ from workbench.base.categories import Category
 from workbench.base.errors import ConfigurationError
 from workbench.models.load import load_config, load_model, load_tokenizer
 from workbench.models.source import locate
-from workbench.techniques import Padding
+from workbench.prediction.predict import predict
+from workbench.techniques import GradientAccumulation, Padding
 from workbench.techniques.padding import make_examples, pad, pad_to
 from workbench.texts import corpus
+from workbench.training.run import run
 from workbench.training.trainer import prepare_data
 
 T = 32
@@ -113,6 +115,19 @@ def test_the_examples_keep_their_length_for_grouping(recipe, tokenizer):
     arguments = (recipe | GROUPED).training_arguments()
     assert arguments["train_sampling_strategy"] == "group_by_length"
     assert arguments["length_column_name"] == "length"
+
+
+def test_grouping_lowers_no_peak_and_dealing_out_by_cost_does(recipe):
+    asked = replace(recipe, sequence_length=64, steps=2) | GradientAccumulation(steps=4)
+    widest = run(asked | DYNAMIC, device="cpu", longest_first=True)
+    grouped = run(asked | GROUPED, device="cpu")
+    balanced = replace(asked | DYNAMIC, arguments={"train_sampling_strategy": "batch_rebalance"})
+    assert grouped.peak_allocated_bytes == pytest.approx(widest.peak_allocated_bytes, rel=0.01)
+    assert run(balanced, device="cpu").peak_allocated_bytes < 0.8 * widest.peak_allocated_bytes
+    with pytest.raises(ConfigurationError, match="longest_first: .*has its own order"):
+        run(balanced, device="cpu", longest_first=True)
+    with pytest.raises(ConfigurationError, match="unequal numbers of rows.*workbench scan FILE"):
+        predict(balanced, "cpu")
 
 
 def test_groups_of_what_is_equally_long_anyway_are_refused():

@@ -71,9 +71,17 @@ def test_losses_are_those_that_are_logged(recipe, fine_tuned):
 
 def test_an_argument_may_change_the_memory_and_a_prediction_knows(recipe, fine_tuned):
     smooth = replace(recipe, arguments={"label_smoothing_factor": 0.1})
-    before, after = fine_tuned(recipe).peak_allocated_bytes, run(smooth, device="cpu").peak_allocated_bytes
-    assert after > before
-    assert predict(smooth, "cpu").peak_allocated_bytes == pytest.approx(after, rel=0.005)
+    measured = run(smooth, device="cpu")
+    assert measured.peak_allocated_bytes > fine_tuned(recipe).peak_allocated_bytes
+    assert predict(smooth, "cpu").by_category == measured.by_category
+
+
+def test_noise_on_embeddings_is_predicted_too(recipe):
+    """It is there, and gone before the peak."""
+    noisy = replace(recipe, arguments={"neftune_noise_alpha": 5})
+    plain_step, noisy_step = predict(recipe, "cpu"), predict(noisy, "cpu")
+    assert noisy_step.work["memory_bytes"] > plain_step.work["memory_bytes"]
+    assert noisy_step.by_category == plain_step.by_category == run(noisy, device="cpu").by_category
 
 
 REFUSED_ARGUMENTS = (
@@ -82,6 +90,9 @@ REFUSED_ARGUMENTS = (
     ({"eval_steps": [2]}, "arguments: eval_steps cannot be .2. .Input should be a valid number"),
     ({"logging_first_step": 1}, "arguments: logging_first_step cannot be 1 .Input should be a valid boolean"),
     ({"report_to": 5}, "arguments: report_to cannot be 5 .*valid (string|list), or"),
+    ({"neftune_noise_alpha": -5}, "neftune_noise_alpha cannot be -5 .Input should be greater than or equal to 0"),
+    ({"label_smoothing_factor": 10}, "label_smoothing_factor cannot be 10 .Input should be less than or equal to 1"),
+    ({"train_sampling_strategy": "by_length"}, "train_sampling_strategy cannot be 'by_length'. .*group_by_length"),
     ({"lr_scheduler_type": "cosin"}, "transformers refuses them .cosin is not a valid SchedulerType.*'cosine'"),
     ({"warmup_steps": -1}, "Expected value warmup_steps >= 0"),
     ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "requires an eval strategy"),
@@ -108,8 +119,9 @@ def test_what_cannot_be_passed_on_is_said_before_anything_loads(recipe, subtests
 @pytest.mark.usefixtures("nothing_is_loaded")
 def test_what_the_trainer_would_only_find_with_the_model_is_said_before(recipe):
     early = "transformers:EarlyStoppingCallback"
-    with pytest.raises(ConfigurationError, match="callbacks: EarlyStoppingCallback .*metric_for_best_model"):
-        run(replace(recipe, callbacks=(early,)), device="cpu")
+    for use in (lambda wrong: run(wrong, device="cpu"), script, lambda wrong: predict(wrong, "cpu")):
+        with pytest.raises(ConfigurationError, match="callbacks: EarlyStoppingCallback .*metric_for_best_model"):
+            use(replace(recipe, callbacks=(early,)))
     with pytest.raises(UnavailableError, match="arguments: optim='lomo': .*install .*lomo"):
         run(replace(recipe, arguments={"optim": "lomo"}), device="cpu")
     for refuse in (script, lambda wrong: predict(wrong, "cpu")):

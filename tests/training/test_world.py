@@ -62,7 +62,6 @@ def test_the_world_is_found_and_its_device_told_in_words():
     assert world.device.threads == torch.get_num_threads()
     assert world.device.torch == torch.device("cpu")
     assert str(world.device) == f"{world.device.name} (cpu, {world.device.threads} threads)"
-    assert str(world.device) == devices.describe_device(world.device.torch)
 
 
 def test_a_gpu_has_a_name_memory_and_a_capability_and_no_threads(monkeypatch):

@@ -31,6 +31,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
+
 from workbench.base.categories import Category, Phase, format_bytes, parse_bytes
 from workbench.base.errors import ConfigurationError, brief, explained
 from workbench.base.operations import operation_in_words
@@ -69,8 +71,9 @@ class Budget:
     gpu: str
 
     def __post_init__(self) -> None:
-        with explained(f"check: the script of {self.name} must be a command line, got {brief(self.what)}", EXAMPLE):
-            _ = self.what if isinstance(self.what, Recipe) else shlex.split(self.what)
+        if not isinstance(self.what, Recipe):
+            with explained(f"check: the script of {self.name} must be a command line, got {brief(self.what)}", EXAMPLE):
+                shlex.split(self.what)
         card = find_gpu(self.gpu)
         room = card.memory_bytes - card.context_bytes_estimate
         if self.limit_bytes > room:
@@ -124,15 +127,19 @@ class Verdict(Result):
 
     @property
     def grown_bytes(self) -> int:
-        return self.found.peak_bytes - self.before.peak_bytes if self.before else 0
+        if self.before is None:
+            return 0
+        return self.found.peak_bytes - self.before.peak_bytes
 
     def __str__(self) -> str:
         """The verdict; below it what has moved, or of a first one over its limit, who holds most."""
         now = self.found
         before = self.before
-        verdict = "over" if self.over else "within"
+        verdict = "within"
         if now.refused:
             verdict = "out of the card's memory, over"
+        elif self.over:
+            verdict = "over"
         need = f"{format_bytes(now.peak_bytes)} reserved ({now.facts['source']})"
         lines = [f"{self.name}: {need}, {verdict} its limit of {format_bytes(self.limit_bytes)}"]
         changes = Counter(now.holders)
@@ -151,7 +158,9 @@ class Verdict(Result):
 
 
 def _signed(nbytes: int) -> str:
-    return f"{'−' if nbytes < 0 else '+'}{format_bytes(abs(nbytes))}"
+    if nbytes < 0:
+        return f"−{format_bytes(-nbytes)}"
+    return f"+{format_bytes(nbytes)}"
 
 
 def _moved(before: Usage, now: Usage) -> str:
@@ -233,9 +242,9 @@ def _of_prediction(prediction: Prediction) -> Usage:
     categories = list(Category)
     peak = prediction.need_bytes - prediction.context_bytes
     holders = Counter({UNUSED: peak - prediction.peak_allocated_bytes})
-    columns = [lives[name][alive] for name in ("category", "maker", "nbytes")]
-    for category, maker, nbytes in zip(*columns, strict=True):
-        holders[f"{categories[category]}: {makers[maker]}"] += int(nbytes)
+    for storage in np.flatnonzero(alive):
+        category = categories[lives["category"][storage]]
+        holders[f"{category}: {makers[lives['maker'][storage]]}"] += int(lives["nbytes"][storage])
     facts = {"recipe": prediction.recipe_id, "source": prediction.source, "peak in": prediction.peak_phase}
     return Usage(peak, dict(holders), facts | prediction.versions)
 
@@ -244,9 +253,12 @@ def _of_program(budget: Budget, program: Emulation) -> Usage:
     devices = program.devices
     refused = program.refusals > 0 and not program.has_recovered
     if not devices or (program.exit_status and not refused):
+        used = "used the GPU"
+        if not devices:
+            used = "not used the GPU"
         raise ConfigurationError(
-            f"check: the program of {budget.name} ended with exit status {program.exit_status}, having "
-            f"{'used' if devices else 'not used'} the GPU. What it said stands above."
+            f"check: the program of {budget.name} ended with exit status {program.exit_status}, having {used}. What it "
+            "said stands above."
         )
     reserved = program.reserved_at_once_bytes
     allocated = min(devices[0]["peak_allocated_bytes"], reserved)  # that of a program that recovered may lie before

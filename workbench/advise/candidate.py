@@ -62,7 +62,7 @@ class Candidate(Result):
     @property
     def room(self) -> str:
         """How far it is from the budget, in words: `3.1 GiB to spare`."""
-        return f"{format_bytes(abs(self.headroom_bytes))} {'to spare' if self.fits else 'too much'}"
+        return room_in_words(self.headroom_bytes)
 
     @property
     def fits(self) -> bool:
@@ -114,12 +114,12 @@ class Candidate(Result):
     @property
     def numerics(self) -> Numerics:
         """That of the change which alters the loss most."""
-        return NUMERICS[max((NUMERICS.index(change.numerics) for change in self.changes), default=0)]
+        return worst_numerics(self.changes)
 
     @property
     def gives_up(self) -> tuple[str, ...]:
         """What each change costs, in the technique's own words."""
-        return tuple(f"{change.title}: {change.costs} (loss: {change.numerics})" for change in self.changes)
+        return given_up(self.changes)
 
     @property
     def label(self) -> str:
@@ -150,12 +150,31 @@ def rank(candidate: Candidate) -> tuple[int, float, int, int]:
 
 def entry(candidate: Candidate, heading: str, compared: str, gives_up: Iterable[str]) -> list[str]:
     """The lines of one candidate in a list of several; `compared` says how much less, or how much to spare."""
-    return [
-        heading,
-        f"   needs {format_bytes(candidate.needed_bytes)}, {compared}; loss {candidate.numerics}; {candidate.cost}",
-        *(f"   gives up  {text}" for text in gives_up),
-        f"   {candidate.command}",
-    ]
+    need = f"{format_bytes(candidate.needed_bytes)}, {compared}; loss {candidate.numerics}; {candidate.cost}"
+    return answer_lines(heading, need, gives_up, [candidate.command])
+
+
+def answer_lines(heading: str, need: str, gives_up: Iterable[str], ways: Iterable[str]) -> list[str]:
+    """What a set of changes needs and gives up, and the ways to make them, for a recipe and for a script alike."""
+    lines = [heading, f"   needs {need}"]
+    lines += [f"   gives up  {text}" for text in gives_up]
+    lines += [f"   {way}" for way in ways]
+    return lines
+
+
+def room_in_words(headroom_bytes: int) -> str:
+    """`3.1 GiB to spare`."""
+    return f"{format_bytes(abs(headroom_bytes))} {'to spare' if headroom_bytes >= 0 else 'too much'}"
+
+
+def worst_numerics(techniques: Iterable[Technique]) -> Numerics:
+    """That of the technique which alters the loss most."""
+    return NUMERICS[max((NUMERICS.index(technique.numerics) for technique in techniques), default=0)]
+
+
+def given_up(techniques: Iterable[Technique]) -> tuple[str, ...]:
+    """What each costs, in its own words."""
+    return tuple(f"{technique.title}: {technique.costs} (loss: {technique.numerics})" for technique in techniques)
 
 
 def _words(change: Technique, recipe: Recipe) -> str:

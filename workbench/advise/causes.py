@@ -7,9 +7,9 @@ against messages of public threads and what these established (`tests/advise/mes
 from dataclasses import dataclass
 from typing import ClassVar
 
-from workbench.advise.wording import Kind, Numbers, two_digits
 from workbench.base.categories import Category
 from workbench.base.result import Result
+from workbench.measure.out_of_memory import Kind, Refusal, two_digits
 from workbench.techniques import REGISTRY, Numerics
 
 FULL = 0.9  # part of what a process can have that tensors take, from which on it is said to be full of them
@@ -36,14 +36,18 @@ class Cause(Result):
         return f"  {self.name}\n    {self.because}\n    Try: {self.cure}\n    Lesson: {self.lesson}"
 
 
-def causes_of(message: Numbers) -> tuple[Cause, ...]:
+def causes_of(message: Refusal) -> tuple[Cause, ...]:
     """Those that the message allows."""
-    causes = [cause for cause in (rule(message) for rule in RULES) if cause]
+    causes = []
+    for rule in RULES:
+        cause = rule(message)
+        if cause:
+            causes.append(cause)
     largest = max((cause.held_bytes for cause in causes), default=0)
     return tuple(cause for cause in causes if not 0 < cause.held_bytes < LEVER * largest)
 
 
-def what_would_tell(message: Numbers) -> str:
+def what_would_tell(message: Refusal) -> str:
     """Where no cause is named: what the message leaves open, and how to find out."""
     if message.kind is Kind.CUDA:
         return (
@@ -69,26 +73,26 @@ def what_would_tell(message: Numbers) -> str:
 # ---- sums ----
 
 
-def is_free(message: Numbers) -> bool:
+def is_free(message: Refusal) -> bool:
     """The card has what was asked for."""
     if message.free_bytes is None or message.requested_bytes is None:
         return False
     return min(message.free_bytes, message.whole_bytes or 0) >= message.requested_bytes + SLACK_BYTES
 
 
-def beside_bytes(message: Numbers) -> int:
+def beside_bytes(message: Refusal) -> int:
     """What the process has beside PyTorch's, as far as it is known: CUDA's context, libraries, a desktop."""
     if message.process_bytes is not None:
         return max(message.process_bytes - (message.reserved_bytes or 0), 0)
     return min(message.elsewhere_bytes or 0, DESKTOP_BYTES)
 
 
-def available_bytes(message: Numbers) -> int:
+def available_bytes(message: Refusal) -> int:
     """Of the card, what PyTorch could have if this process were alone."""
     return max((message.whole_bytes or 0) - beside_bytes(message), 1)
 
 
-def reachable_bytes(message: Numbers) -> int:
+def reachable_bytes(message: Refusal) -> int:
     """What PyTorch could still take: what is free, within the limit."""
     room = message.free_bytes or 0
     if message.allowed_bytes is not None:
@@ -96,13 +100,13 @@ def reachable_bytes(message: Numbers) -> int:
     return room
 
 
-def would_be_enough(message: Numbers, size: int) -> bool:
+def would_be_enough(message: Refusal, size: int) -> bool:
     """With so many bytes more the request would have fitted, and they are no trifle."""
     missing = (message.requested_bytes or 0) - (message.free_bytes or 0)
     return size >= max(missing, NOTEWORTHY * (message.capacity_bytes or 0))
 
 
-def tensors_need_it_all(message: Numbers) -> bool:
+def tensors_need_it_all(message: Refusal) -> bool:
     """Tensors and the request are more than there is, or nearly as much; or a second request of this size would be."""
     requested = message.requested_bytes
     allocated = message.allocated_bytes
@@ -115,8 +119,10 @@ def tensors_need_it_all(message: Numbers) -> bool:
 # ---- the rules ----
 
 
-def the_computer(message: Numbers) -> Cause | None:
-    size = f"{two_digits(message.requested_bytes)} of the" if message.requested_bytes else "The"
+def the_computer(message: Refusal) -> Cause | None:
+    size = "The"
+    if message.requested_bytes:
+        size = f"{two_digits(message.requested_bytes)} of the"
     because = {
         Kind.HOST: f"{size} computer's memory were asked for, and the system refused.",
         Kind.SHARED: "Workers hand batches over in shared memory (/dev/shm), and it is full. Docker gives 64 MB.",
@@ -134,7 +140,7 @@ def the_computer(message: Numbers) -> Cause | None:
     )
 
 
-def page_locked(message: Numbers) -> Cause | None:
+def page_locked(message: Refusal) -> Cause | None:
     if message.kind is not Kind.CUDA or message.place != "page-locked memory":
         return None
     return Cause(
@@ -145,7 +151,7 @@ def page_locked(message: Numbers) -> Cause | None:
     )
 
 
-def a_cap(message: Numbers) -> Cause | None:
+def a_cap(message: Refusal) -> Cause | None:
     """A limit is named, and the card has what was asked for."""
     if message.allowed_bytes is None or message.free_bytes is None or message.reserved_bytes is None:
         return None
@@ -162,7 +168,7 @@ def a_cap(message: Numbers) -> Cause | None:
     )
 
 
-def what_the_line_makes(message: Numbers) -> Cause | None:
+def what_the_line_makes(message: Refusal) -> Cause | None:
     """A large request, on a card that is full with it, and the line of code that asked."""
     requested = message.requested_bytes or 0
     whole = message.whole_bytes or 0
@@ -193,7 +199,7 @@ def what_the_line_makes(message: Numbers) -> Cause | None:
     return Cause(message.place, f"The line asks for {two_digits(requested)}, {share}: {what}.", cure, lesson)
 
 
-def a_large_request(message: Numbers) -> Cause | None:
+def a_large_request(message: Refusal) -> Cause | None:
     requested = message.requested_bytes or 0
     whole = message.whole_bytes or requested
     if requested <= whole or what_the_line_makes(message):
@@ -207,7 +213,7 @@ def a_large_request(message: Numbers) -> Cause | None:
     )
 
 
-def tensors_fill_the_card(message: Numbers) -> Cause | None:
+def tensors_fill_the_card(message: Refusal) -> Cause | None:
     if not tensors_need_it_all(message) or a_large_request(message) or what_the_line_makes(message):
         return None
     requested = message.requested_bytes or 0
@@ -228,7 +234,7 @@ def tensors_fill_the_card(message: Numbers) -> Cause | None:
     return Cause("too much", because, f"for the same loss: {growing}. {PLAN}.", "14_planner")
 
 
-def left_from_before(message: Numbers) -> Cause | None:
+def left_from_before(message: Refusal) -> Cause | None:
     """It has the numbers of too much."""
     if tensors_fill_the_card(message) is None:
         return None
@@ -240,7 +246,7 @@ def left_from_before(message: Numbers) -> Cause | None:
     )
 
 
-def in_pieces(message: Numbers) -> Cause | None:
+def in_pieces(message: Refusal) -> Cause | None:
     """The request would have fitted into what is free and the gaps."""
     requested = message.requested_bytes or 0
     room = reachable_bytes(message)
@@ -259,7 +265,7 @@ def in_pieces(message: Numbers) -> Cause | None:
     )
 
 
-def another_process(message: Numbers) -> Cause | None:
+def another_process(message: Refusal) -> Cause | None:
     """Without what others hold it would have fitted. Their part is known where this process's own is."""
     if message.elsewhere_bytes is None or is_free(message) or a_cap(message):
         return None
@@ -280,7 +286,7 @@ def another_process(message: Numbers) -> Cause | None:
     return Cause("another process", because, cure, held_bytes=others)
 
 
-def another_library(message: Numbers) -> Cause | None:
+def another_library(message: Refusal) -> Cause | None:
     """This process has much that is none of PyTorch's; without it, the request would have fitted."""
     if message.process_bytes is None:
         process = another_process(message)
@@ -316,8 +322,10 @@ RULES = (
 
 def against_gaps() -> str:
     """The variables with which the allocator leaves fewer gaps, as in front of a command."""
-    allocators = [technique() for technique in REGISTRY.values() if technique().allocator_settings()]
-    settings = [f"{name}={value}" for technique in allocators for name, value in technique.environment().items()]
+    settings = []
+    for technique in REGISTRY.values():
+        if technique().allocator_settings():
+            settings += [f"{name}={value}" for name, value in technique().environment().items()]
     return " ".join(settings)
 
 

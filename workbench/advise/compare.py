@@ -63,9 +63,9 @@ def compare(frame: pd.DataFrame) -> pd.DataFrame:
 def unranked(frame: pd.DataFrame) -> pd.DataFrame:
     """The newest run of each recipe that has no `ok` run in the group that `compare` takes: label, status, reason."""
     group = _newest_group(frame)
-    same = [name for name in SAME if name != "memory_source"]  # a run that failed early has none
+    same = group[SAME].drop(columns="memory_source").drop_duplicates()  # a run that failed early has no source
     others = frame[(frame["status"] != Status.OK) & ~frame["label"].isin(group["label"])]
-    others = others.merge(group[same].drop_duplicates()).sort_values("created_at")
+    others = others.merge(same).sort_values("created_at")
     newest = others.drop_duplicates("label", keep="last").set_index("label")
     return newest[["status", "error"]].rename(columns={"error": "reason"})
 
@@ -88,7 +88,10 @@ def _beside(runs: pd.DataFrame, bases: pd.DataFrame) -> pd.DataFrame:
 def _newest_group(frame: pd.DataFrame) -> pd.DataFrame:
     """What is comparable with the newest run, or with the newest before it that has a baseline."""
     ok = frame[(frame["status"] == Status.OK) & frame["memory_cap_bytes"].isna()].dropna(subset=MEASURED)
-    groups = [group for _, group in ok.groupby(SAME, dropna=False) if (group["label"] == BASELINE).any()]
+    groups = []
+    for _, group in ok.groupby(SAME, dropna=False):
+        if (group["label"] == BASELINE).any():
+            groups.append(group)
     if groups:
         return max(groups, key=lambda group: group["created_at"].max())
     raise ConfigurationError(
@@ -124,7 +127,9 @@ def verdict(row: pd.Series, base: pd.Series) -> str:
         return "not searched"
     if abs(difference) <= spread:
         return "tie"
-    return "better" if difference < 0 else "worse"
+    if difference < 0:
+        return "better"
+    return "worse"
 
 
 def comparison_text(table: pd.DataFrame, others: pd.DataFrame | None = None) -> str:
@@ -155,22 +160,28 @@ def _loss(row: pd.Series) -> str:
     half = row["held_out_loss_spread"] / 2
     if pd.isna(loss):
         return "–"
-    return f"{loss:.3f}" if pd.isna(half) else f"{loss:.3f} ± {half:.3f}"
+    if pd.isna(half):
+        return f"{loss:.3f}"
+    return f"{loss:.3f} ± {half:.3f}"
 
 
 def _speed(row: pd.Series) -> str:
     if pd.isna(row["speed_ratio"]):
         return row["timing"] or "–"
     half = (row["fastest"] - row["slowest"]) / 2
-    return f"{row['speed_ratio']:.2f}" + (f" ± {half:.2f}" if half else "") + "×"
+    if half:
+        return f"{row['speed_ratio']:.2f} ± {half:.2f}×"
+    return f"{row['speed_ratio']:.2f}×"
 
 
 def caption(table: pd.DataFrame) -> str:
     """What the rows have in common, in one line."""
     facts = table.attrs
-    seeds = table["seeds"].max()
+    seeds = "1 seed"
+    if table["seeds"].max() > 1:
+        seeds = f"{table['seeds'].max()} seeds"
     shape = f"{facts['effective_batch_size']} × {facts['sequence_length']} tokens a step, {facts['steps']} steps"
-    text = f"{facts['model']} on {facts['corpus']}: {shape}, {seeds} seed{'s' if seeds > 1 else ''}"
+    text = f"{facts['model']} on {facts['corpus']}: {shape}, {seeds}"
     if facts["arguments"]:
         text += f", with {facts['arguments']}"
     text += f". Memory: {facts['memory_source']} on {facts['device']}"

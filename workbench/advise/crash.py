@@ -33,17 +33,22 @@ def read_crash(name: str) -> Result:
     Raises:
         ConfigurationError: there is no out-of-memory message in it; or it is a pickle, and no memory snapshot.
     """
-    content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-    if not content.startswith(PICKLE):
-        return read_message(_text(content))
     if name == "-":
-        raise ConfigurationError("doctor: a memory snapshot is read from its file. Give its name in place of -.")
-    return CrashSnapshot(read_snapshot(Path(name)))
+        content = sys.stdin.buffer.read()
+        if content.startswith(PICKLE):
+            raise ConfigurationError("doctor: a memory snapshot is read from its file. Give its name in place of -.")
+        return read_message(_text(content))
+    content = Path(name).read_bytes()
+    if content.startswith(PICKLE):
+        return CrashSnapshot(read_snapshot(Path(name)))
+    return read_message(_text(content))
 
 
 def _text(content: bytes) -> str:
     """Of a notebook, what its failed cells printed. Windows' PowerShell writes logs in UTF-16."""
-    encoding = "utf-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8"
+    encoding = "utf-8"
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        encoding = "utf-16"
     text = content.decode(encoding, errors="replace")
     try:
         cells = json.loads(text)["cells"]
@@ -64,9 +69,10 @@ class CrashSnapshot(Result):
 
     @cached_property
     def causes(self) -> tuple[Cause, ...]:
-        rules = (no_piece_is_large_enough, older_than_the_history, largest_kind)
-        causes = [rule(device) for device in self.snapshot.devices for rule in rules]
-        return tuple(cause for cause in causes if cause)
+        causes = []
+        for device in self.snapshot.devices:
+            causes += [no_piece_is_large_enough(device), older_than_the_history(device), largest_kind(device)]
+        return tuple(filter(None, causes))
 
     def __str__(self) -> str:
         return "\n".join(["Causes, as far as the snapshot tells", *map(str, self.causes), "", str(self.snapshot)])
@@ -105,9 +111,10 @@ def largest_kind(device: DeviceSnapshot) -> Cause | None:
         return None
     size, kind = max(sizes)
     line, at_line = device.lines.most_common(1)[0]
-    refused = "" if device.refused else " No request was refused in its history."
     because = (
         f"The largest part of the peak is {kind}: {format_bytes(size)} of {format_bytes(device.peak_bytes)}. The line "
-        f"with most of it all: {line}, {format_bytes(at_line)}.{refused}"
+        f"with most of it all: {line}, {format_bytes(at_line)}."
     )
+    if not device.refused:
+        because += " No request was refused in its history."
     return Cause("too much", because, f"{titles_against(KINDS[kind], exact=False)}.", "14_planner")

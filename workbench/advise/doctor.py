@@ -19,7 +19,7 @@ from workbench.base.errors import ConfigurationError, UnavailableError
 from workbench.base.operations import operation_in_words
 from workbench.base.result import Result
 from workbench.export.written import as_command
-from workbench.gpus.catalogue import MIB, of_device
+from workbench.gpus.catalogue import MIB, Gpu, of_device
 from workbench.gpus.emulator.card import DEVICE
 from workbench.journal.record import Record, Status, read_all
 from workbench.prediction import predict as prediction
@@ -92,7 +92,7 @@ class Diagnosis(Result):
         before_bytes: what was alive before the run; `counted_bytes` of it took their part of the room.
         unused_bytes: reserved by PyTorch's allocator and not in use.
         fragmented: the request would have fitted into what was unused, had that been in one piece.
-        predicted_bytes: what the recipe is predicted to need on `predicted_for`.
+        predicted_bytes: what the recipe is predicted to need on `predicted_for`; `predict` calls that `predicted_on`.
         changes: single changes that fit, the best first. Where no single one does, `closest` comes nearest, and
             `plan_command` looks for several.
         note: why there are no predictions, or what they miss.
@@ -128,7 +128,14 @@ class Diagnosis(Result):
         self.largest_bytes = record.by_category.get(self.largest_category)
 
         self.kind = record.device_kind or "cpu"
-        self.gpu = of_device(record.device_name, record.device_bytes) if self.kind == "cuda" else None
+        self.gpu: Gpu | None = None
+        self.predicted_for = THIS_CPU
+        self.predicted_on = prediction.CPU
+        if self.kind == "cuda":
+            self.gpu = of_device(record.device_name, record.device_bytes)
+        if self.gpu:
+            self.predicted_for = self.gpu.title
+            self.predicted_on = self.gpu.name
         # an early failure has no memory source, but every record has the name of the device
         self.emulated = record.device_name.endswith(EMULATED)
 
@@ -146,17 +153,16 @@ class Diagnosis(Result):
         if self.kind != "cuda" and record.memory_cap_bytes is not None:  # such a cap counts the run's own alone
             self.counted_bytes = 0
 
-        self.predicted_for = self.gpu.title if self.gpu else THIS_CPU
         self.predicted_bytes: int | None = None
         self.changes: tuple[Candidate, ...] = ()
         self.closest: Candidate | None = None
         self.note = ""
 
     def _room(self) -> int | None:
-        record = self.record
-        if record.memory_cap_bytes or record.device_bytes:
-            return record.memory_cap_bytes or record.device_bytes
-        return self.gpu.memory_bytes if self.gpu else self.held_bytes
+        room_bytes = self.record.memory_cap_bytes or self.record.device_bytes
+        if not room_bytes and self.gpu:
+            return self.gpu.memory_bytes
+        return room_bytes or self.held_bytes
 
     @property
     def budget_bytes(self) -> int | None:
@@ -191,10 +197,14 @@ class Diagnosis(Result):
     @property
     def options(self) -> str:
         """With which a change runs on the same kind of device, under the same cap."""
-        options = f"--device {DEVICE}{self.gpu.name}" if self.gpu and self.emulated else f"--device {self.kind}"
-        cap = self.record.memory_cap_bytes
-        if cap:
-            options += f" --memory-cap {cap / MIB:.6g}MiB" if cap > MIB else f" --memory-cap {cap}B"
+        options = f"--device {self.kind}"
+        if self.gpu and self.emulated:
+            options = f"--device {DEVICE}{self.gpu.name}"
+        cap = self.record.memory_cap_bytes or 0
+        if cap > MIB:
+            options += f" --memory-cap {cap / MIB:.6g}MiB"
+        elif cap:
+            options += f" --memory-cap {cap}B"
         return options
 
     @property
@@ -204,8 +214,7 @@ class Diagnosis(Result):
             return ""
         command = shlex.split(as_command(self.recipe))
         command[command.index("run")] = "plan"
-        gpu = self.gpu.name if self.gpu else prediction.CPU
-        return shlex.join([*command, "--gpu", gpu, "--budget", f"{self.budget_bytes}B"])
+        return shlex.join([*command, "--gpu", self.predicted_on, "--budget", f"{self.budget_bytes}B"])
 
     @property
     def checklist(self) -> tuple[str, ...]:
@@ -269,8 +278,12 @@ def _costs(candidate: Candidate) -> str:
 
 def where_it_ended(diagnosis: Diagnosis) -> str:
     record = diagnosis.record
-    phase = f"the {diagnosis.phase.replace('_', ' ')} phase" if diagnosis.phase else "loading, before training"
-    done = f"after {record.steps_done} whole steps" if record.steps_done else "before a step was done"
+    phase = "loading, before training"
+    if diagnosis.phase:
+        phase = f"the {diagnosis.phase.replace('_', ' ')} phase"
+    done = "before a step was done"
+    if record.steps_done:
+        done = f"after {record.steps_done} whole steps"
     return f"{record.label} on {record.model} ran out of memory in {phase}, {done}."
 
 
@@ -279,13 +292,16 @@ def what_was_refused(diagnosis: Diagnosis) -> str:
     if record.requested_bytes is None:
         return record.error
     operation = record.failed_operation
-    who = f"{operation_in_words(operation)} ({operation})" if operation else "It"
-    text = f"{who} asked for {format_bytes(record.requested_bytes)} more"
+    text = "It"
+    if operation:
+        text = f"{operation_in_words(operation)} ({operation})"
+    text += f" asked for {format_bytes(record.requested_bytes)} more"
     if diagnosis.held_bytes is not None:
         text += f" while {format_bytes(diagnosis.held_bytes)} were in use"
-    if diagnosis.room_bytes:
-        room = "memory cap" if record.memory_cap_bytes else "memory of the device"
-        text += f"; the {room} is {format_bytes(diagnosis.room_bytes)}"
+    if record.memory_cap_bytes:
+        text += f"; the memory cap is {format_bytes(record.memory_cap_bytes)}"
+    elif diagnosis.room_bytes:
+        text += f"; the memory of the device is {format_bytes(diagnosis.room_bytes)}"
     return f"{text}."
 
 
@@ -312,8 +328,10 @@ def what_was_there_before(diagnosis: Diagnosis) -> str:
     before = diagnosis.before_bytes or 0
     if before <= NOTEWORTHY * (diagnosis.room_bytes or 0) or not before:
         return ""
-    counted = "they took their part of the room" if diagnosis.counted_bytes else "the cap does not count them"
-    return f"{format_bytes(before)} of tensors were alive before the run began; {counted}."
+    text = f"{format_bytes(before)} of tensors were alive before the run began"
+    if diagnosis.counted_bytes:
+        return f"{text}; they took their part of the room."
+    return f"{text}; the cap does not count them."
 
 
 RULES = (where_it_ended, what_was_refused, what_held_most, what_was_in_pieces, what_was_there_before)
@@ -343,13 +361,14 @@ class _Changes:
     among: Iterable[str] | None
 
     def __post_init__(self) -> None:
-        gpu = self.diagnosis.gpu
-        self.gpu = gpu.name if gpu else prediction.CPU
         self.recipe = self.diagnosis.recipe
-        self.families = families(gpu.compute_capability if gpu else None, self.among)
+        compute_capability = None
+        if self.diagnosis.gpu:
+            compute_capability = self.diagnosis.gpu.compute_capability
+        self.families = families(compute_capability, self.among)
 
     def predict(self, recipe: Recipe) -> Prediction:
-        return self.predictor(recipe, self.gpu)
+        return self.predictor(recipe, self.diagnosis.predicted_on)
 
     def search(self, room_bytes: int) -> list[Candidate]:
         """All single changes that fit; if none does, those that were tried."""
@@ -427,7 +446,9 @@ def evaluation_cures(gpu: str, life: Life) -> dict[str, Life]:
 
 def cures_text(cures: Mapping[str, Life]) -> str:
     """What to change in the evaluation, with what it then needs."""
-    lines = ["\n\nWhat to change in the evaluation, as predicted again:"] if cures else []
+    lines = []
+    if cures:
+        lines.append("\n\nWhat to change in the evaluation, as predicted again:")
     for change, life in cures.items():
         (peak,) = (peak for peak in life.peaks if peak.phase == "evaluate")
         lines.append(

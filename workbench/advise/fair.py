@@ -40,7 +40,9 @@ def side_by_side(
     """
 
     def rated(other: Recipe) -> tuple[Recipe, Tried]:
-        return search(other, device=device) if seeds > 1 else (other, {})
+        if seeds < 2:
+            return other, {}
+        return search(other, device=device)
 
     def timed(other: Recipe, rates: Tried, seed: int, reuse: bool) -> Record:
         record = run(replace(other, seed=seed), device=device, reuse=reuse)
@@ -91,9 +93,16 @@ def search(recipe: Recipe, *, device: str | None = None) -> tuple[Recipe, Tried]
     waiting = [best]
     while waiting:
         record = run(replace(recipe, learning_rate=waiting[0]), device=device, reuse=True)
-        losses[waiting[0]] = math.inf if record.held_out_loss is None else record.held_out_loss
+        losses[waiting[0]] = math.inf
+        if record.held_out_loss is not None:
+            losses[waiting[0]] = record.held_out_loss
         # where all have diverged the smallest, from which to go on
         best = min(losses, key=lambda rate: (losses[rate], rate))
-        waiting = [rate for rate in (best / FACTOR, best * FACTOR) if lowest <= rate <= highest and rate not in losses]
-    tried = {f"{rate:g}": losses[rate] if losses[rate] < math.inf else None for rate in sorted(losses)}
+        neighbours = {best / FACTOR, best * FACTOR} - losses.keys()
+        waiting = [rate for rate in sorted(neighbours) if lowest <= rate <= highest]
+    tried: Tried = {}
+    for rate in sorted(losses):
+        tried[f"{rate:g}"] = None
+        if losses[rate] < math.inf:
+            tried[f"{rate:g}"] = losses[rate]
     return replace(recipe, learning_rate=best), tried

@@ -32,9 +32,11 @@ def to_frame(records: list[Record]) -> pd.DataFrame:
     columns = list(_row(Record("", "", Status.OK, {}, "", "")))
     frame = pd.DataFrame([_row(record) for record in records], columns=columns)
     types = {**get_type_hints(Recipe), **get_type_hints(Record)}
-    # the bytes of each category and phase are keys of a record's dictionaries, not fields
-    kinds = {name: "Int64" if name.endswith("_bytes") else _column_type(types.get(name, str)) for name in columns}
+    kinds = {name: _column_type(types.get(name, str)) for name in columns}
     kinds["rate_searched"] = "boolean"
+    for name in columns:
+        if name.endswith("_bytes"):  # those of each category and phase are keys of a record's dictionaries, not fields
+            kinds[name] = "Int64"
     frame = frame.astype(kinds)
     return frame.assign(created_at=pd.to_datetime(frame["created_at"], utc=True, format="ISO8601").dt.as_unit("us"))
 
@@ -52,10 +54,14 @@ def _row(record: Record) -> dict[str, Any]:
     arguments = {name: value for name, value in settings.get("arguments", {}).items() if name not in REPORTING}
     if settings.get("callbacks"):
         arguments["callbacks"] = settings["callbacks"]
-    row["arguments"] = json.dumps(arguments, sort_keys=True) if arguments else ""
+    row["arguments"] = ""
+    if arguments:
+        row["arguments"] = json.dumps(arguments, sort_keys=True)
     row["rate_searched"] = _searched(record.rates_tried)
-    absent = 0 if record.by_category else None
-    row |= {f"{category}_bytes": record.by_category.get(category, absent) for category in Category}
+    for category in Category:
+        row[f"{category}_bytes"] = record.by_category.get(category)
+        if record.by_category and category not in record.by_category:  # there was nothing of it
+            row[f"{category}_bytes"] = 0
     row |= {f"{phase}_peak_bytes": record.by_phase.get(phase) for phase in Phase}
     return row
 
@@ -65,7 +71,9 @@ def _searched(tried: dict[str, float | None]) -> bool:
     losses = []
     for rate in sorted(tried, key=float):
         loss = tried[rate]
-        losses.append(math.inf if loss is None else loss)
+        if loss is None:  # it diverged
+            loss = math.inf
+        losses.append(loss)
     return len(losses) > 2 and 0 < losses.index(min(losses)) < len(losses) - 1
 
 
@@ -86,4 +94,6 @@ def to_csv(frame: pd.DataFrame, path: Path | str, *, index: bool = False) -> Non
 
 def escape_formula(value: Any) -> Any:
     """A text that a spreadsheet would take for a formula, with an apostrophe in front; anything else as it is."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
+    if isinstance(value, str) and value.startswith(FORMULA):
+        return f"'{value}"
+    return value

@@ -32,11 +32,19 @@ class Row:
         refused: why there are no more of them.
     """
 
-    def __init__(self, recipe: Recipe, length: int, batches: Sequence[int], limit_bytes: int) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        length: int,
+        batches: Sequence[int],
+        limit_bytes: int,
+    ) -> None:
         self.length = length
         self.batches = batches
         self.limit_bytes = limit_bytes
-        self.own = recipe.effective_batch_size if length == recipe.sequence_length else None
+        self.own: int | None = None
+        if length == recipe.sequence_length:
+            self.own = recipe.effective_batch_size
         self.recipes: dict[int, Recipe] = {}
         for batch in batches:
             with suppress(ConfigurationError):
@@ -49,7 +57,9 @@ class Row:
     def fill(self, predict: Predictor, gpu: str) -> Iterator[str]:
         """Bisect, from the recipe's own batch on. Says before each prediction what is looked for."""
         while self.open:
-            batch = self.own if self.own in self.open else self.open[len(self.open) // 2]
+            batch = self.open[len(self.open) // 2]
+            if self.own in self.open:
+                batch = self.own
             yield f"{batch} × {self.length} tokens"
             if self._predict(batch, predict, gpu):
                 self.fits_up_to = batch
@@ -73,7 +83,9 @@ class Row:
             return "…"
         if batch not in self.recipes:
             return "–"
-        return "✓" if batch <= self.fits_up_to else "✗"
+        if batch <= self.fits_up_to:
+            return "✓"
+        return "✗"
 
 
 def rows_of(recipe: Recipe, limit_bytes: int) -> list[Row]:

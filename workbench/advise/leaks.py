@@ -25,8 +25,10 @@ def holders(device_type: str = "cpu") -> list[tuple[str, int]]:
     Looked at are the variables and the `Out` of the main module (in Jupyter the user's own), and the frames of the
     last exception. One tensor may count under several names: all of them have to go.
     """
-    sizes = {name: storage_bytes(_reachable(root), device_type) for name, root in _roots().items()}
-    return [(name, size) for name, size in Counter(sizes).most_common(SHOWN) if size]
+    sizes: Counter[str] = Counter()
+    for name, root in _roots().items():
+        sizes[name] = storage_bytes(_reachable(root), device_type)
+    return (+sizes).most_common(SHOWN)  # without those that hold nothing
 
 
 def release() -> int:
@@ -35,7 +37,9 @@ def release() -> int:
     The results of cells (`Out`, `_`, `__`, `___`) are dropped. Variables of your own stay: `holders()` names them.
     """
     kind = torch.accelerator.current_accelerator(check_available=True)
-    device_type = kind.type if kind is not None else "cpu"
+    device_type = "cpu"
+    if kind is not None:
+        device_type = kind.type
     before = live_tensor_bytes(device_type)
     _forget()
     collect_garbage()
@@ -46,16 +50,22 @@ def release() -> int:
 
 def _shell() -> Any:
     """The running IPython, if there is one."""
-    module = sys.modules.get("IPython")
-    return module.get_ipython() if module else None
+    if "IPython" not in sys.modules:
+        return None
+    return sys.modules["IPython"].get_ipython()
 
 
 def _roots() -> dict[str, Any]:
     """By name, what the user's variables, the results of cells and the frames of the last exception hold."""
     main = vars(sys.modules["__main__"])
     shell = _shell()
-    hidden = {"In", "Out"} | set(shell.user_ns_hidden if shell else ())
-    roots = {name: value for name, value in main.items() if not name.startswith("_") and name not in hidden}
+    hidden = {"In", "Out"}
+    if shell:
+        hidden |= shell.user_ns_hidden.keys()
+    roots = {}
+    for name, value in main.items():
+        if not name.startswith("_") and name not in hidden:
+            roots[name] = value
     roots |= {f"Out[{number}]": value for number, value in main.get("Out", {}).items()}
     for name in ("last_exc", "last_value"):
         for frame in frames_of(getattr(sys, name, None)):

@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import Any
 
 from workbench.advise.causes import Cause, causes_of, what_would_tell
-from workbench.advise.wording import Numbers, numbers_in, two_digits
 from workbench.base.result import Result
+from workbench.measure.out_of_memory import Refusal, numbers_in, two_digits
 
 
 def read_message(text: str) -> "ErrorMessage":
@@ -24,7 +24,7 @@ def read_message(text: str) -> "ErrorMessage":
 
 
 @dataclass(frozen=True)
-class ErrorMessage(Numbers, Result):
+class ErrorMessage(Refusal, Result):
     """The numbers of a message, and what follows from them."""
 
     @cached_property
@@ -51,7 +51,9 @@ class ErrorMessage(Numbers, Result):
             lines.append(f"  (the first of {self.messages} such messages)")
         if self.note:
             lines += ["", self.note]
-        heading = "Possible causes; the message does not tell them apart" if len(self.causes) > 1 else "Cause"
+        heading = "Cause"
+        if len(self.causes) > 1:
+            heading = "Possible causes; the message does not tell them apart"
         lines += ["", heading, *map(str, self.causes)]
         if not self.causes:
             lines += ["  The message alone cannot tell.", f"    {what_would_tell(self)}"]

@@ -33,8 +33,9 @@ def _cell(row: pd.Series, column: str) -> str:
     if pd.isna(row[column]):
         return "–"
     fraction = round(row[column], 2) + 0  # no minus before a zero
-    star = "*" if row["verdict"] == EMULATED else ""
-    return f"{fraction:.0%}{star}"
+    if row["verdict"] == EMULATED:
+        return f"{fraction:.0%}*"
+    return f"{fraction:.0%}"
 
 
 def all_pairs(column: str = SAVED) -> "pd.io.formats.style.Styler":
@@ -84,13 +85,16 @@ def _shade(cell: str) -> str:
     if not percent:
         return "color: #808080; font-size: 80%"
     saved = int(number)
-    colour = "0, 158, 115" if saved > 0 else "213, 94, 0"
+    colour = "0, 158, 115"
+    if saved <= 0:
+        colour = "213, 94, 0"
     return f"background-color: rgba({colour}, {min(abs(saved), 100) / 100:.2f})"
 
 
 def refusals(table: pd.DataFrame) -> pd.DataFrame:
     """Each reason once, with the pairs that it concerns."""
     refused = table[~table["verdict"].isin([MEASURED, EMULATED])].copy()
-    refused["pair"] = [a if a == b else f"{a} + {b}" for a, b in zip(refused["one"], refused["other"], strict=True)]
+    alone = refused["one"] == refused["other"]
+    refused["pair"] = refused["one"].where(alone, refused["one"] + " + " + refused["other"])
     grouped = refused.groupby(["verdict", "reason"], sort=False)["pair"].agg(", ".join).reset_index()
     return grouped[["verdict", "pair", "reason"]]

@@ -25,7 +25,7 @@ from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.models.load import load_tokenizer
 from workbench.models.source import locate_config
 from workbench.prediction import predict as prediction
-from workbench.recipe import Recipe
+from workbench.recipe import BALANCED, GROUPED, STRATEGY, Recipe
 from workbench.techniques import Capability
 from workbench.texts import chat, readers
 
@@ -33,7 +33,8 @@ TOGETHER = 128  # rows that are tokenized together
 MULTIPLE = 8  # of tokens, a cap: what matrix units like
 # Of what a batch needs: the gaps that batches of unequal length leave in the reserved memory, too small for the next.
 # GPT-2 124M on an emulated T4, epochs of 300 and 1,600 rows: caps with 10 % to spare held in eight of eight trainings
-# (batches of 8 and 16, several seeds), a cap with 5 % in one of two.
+# (batches of 8 and 16, several seeds), a cap with 5 % in one of two. Micro-batches of about equal cost (640 rows, A100)
+# need them as well: 5.9 GiB of their own, an epoch held in 6.5 GiB and not in 6.2.
 GAPS = 0.1
 
 
@@ -44,6 +45,8 @@ class Scan(Result):
 
     Of `rows`, `longest` are the longest, each with its place, tokens and step of the first epoch, from 1; so many are
     `empty`. `cap` is a length that fits, with the tokens that it cuts from rows; None: all fits, or nothing does.
+    `balanced` is the widest micro-batch of the first epoch where a step's rows are dealt out by their cost, and what it
+    needs; None: all fits, or a step has one micro-batch.
     """
 
     recipe: Recipe
@@ -58,6 +61,7 @@ class Scan(Result):
     longest: list[dict[str, Any]]
     empty: int
     cap: Mapping[str, int] | None
+    balanced: Mapping[str, int] | None
 
     @property
     def fits(self) -> bool:
@@ -88,6 +92,7 @@ class Scan(Result):
             lines.append(f"{self.empty:,} rows are empty: nothing is learned from them.")
         if not self.fits:
             lines += self._cap_in_words()
+            lines += self._order_in_words()
             command = as_command(replace(recipe, sequence_length=padded_tokens)).replace(" run ", " plan ", 1)
             lines.append(f"  other techniques, with rows of up to {padded_tokens:,} tokens: {command} --gpu {self.gpu}")
         return "\n".join(lines)
@@ -104,6 +109,18 @@ class Scan(Result):
             f"{cap['tokens'] - 1:,} tokens, at the end of the last block; rows are cut at the borders of blocks",
         ]
 
+    def _order_in_words(self) -> list[str]:
+        lines = [f'  {STRATEGY}="{GROUPED}" needs as much: its first batch is as wide, of the longest rows']
+        balanced = self.balanced
+        if balanced:
+            is_enough = "" if balanced["needed_bytes"] <= self.limit_bytes else ", which is NOT enough"
+            lines.append(
+                f'  {STRATEGY}="{BALANCED}", which deals the rows of a step out by their cost: at most '
+                f"{balanced['rows']:,} × {balanced['tokens']:,} tokens at once in the first epoch; needs "
+                f"{format_bytes(balanced['needed_bytes'])}{is_enough}"
+            )
+        return lines
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         return {**vars(self), "recipe": self.recipe.to_dict(), "fits": self.fits}
@@ -116,10 +133,15 @@ def scan(recipe: Recipe, gpu: str = "h100", *, longest: int = 5) -> Scan:
         longest: how many rows are named.
 
     Raises:
-        ConfigurationError: the corpus is a stream, cannot be read, or has no text or fewer rows than a batch; or a
-            technique makes examples of its own.
+        ConfigurationError: the corpus is a stream, cannot be read, or has no text or fewer rows than a batch; a
+            technique makes examples of its own; or the recipe names an order by length, for which the answer tells.
     """
     card = find_gpu(gpu)
+    if recipe.arguments.get(STRATEGY) in (GROUPED, BALANCED):
+        raise ConfigurationError(
+            f"scan: leave {STRATEGY} out. {GROUPED!r} needs what a random order needs, in the first step; what "
+            f"{BALANCED!r} needs is said where that does not fit."
+        )
     source = row_source(recipe)
     recipe = prediction.resolved(recipe, [card.name])
     positions = positions_of(recipe) - sum(technique.positions for technique in recipe.techniques)
@@ -133,9 +155,11 @@ def scan(recipe: Recipe, gpu: str = "h100", *, longest: int = 5) -> Scan:
             f"{recipe.shape.sequences} rows, with text in them."
         )
 
-    arguments = recipe.training_arguments()
-    rows_per_step = arguments["per_device_train_batch_size"] * arguments["gradient_accumulation_steps"]
-    position = np.argsort(training_order(recipe, len(tokens)))  # of each row
+    accumulated = recipe.training_arguments()["gradient_accumulation_steps"]
+    batches = training_order(recipe, tokens)
+    order = np.concatenate(batches)
+    position = np.full(len(tokens), len(order))  # of each row; a row that is left out comes behind all others
+    position[order] = np.arange(len(order))
     longest_rows = np.lexsort((position, -tokens))[:longest]  # of equals the first to come
     places = _places(source, longest_rows)
     if source.signature() != signature:
@@ -144,14 +168,17 @@ def scan(recipe: Recipe, gpu: str = "h100", *, longest: int = 5) -> Scan:
     expandable = any(technique.allocator_settings().get("expandable_segments") for technique in recipe.techniques)
     gaps = 0.0 if expandable else GAPS
 
-    def needed(length: int, padding: bool = True) -> int:
+    def needed(length: int, padding: bool = True, rows: int | None = None) -> int:
         cut = replace(recipe, sequence_length=max(length, 2))
+        if rows is not None:
+            cut = replace(cut, effective_batch_size=rows * accumulated)
         predicted = prediction.predict(cut, card.name, padding=padding)
         return round(predicted.need_bytes * (1 + gaps * padding))
 
+    ends = np.cumsum([len(batch) for batch in batches])
     examples = []
     for row in longest_rows:
-        step = int(position[row]) // rows_per_step + 1
+        step = int(np.searchsorted(ends, position[row], side="right")) // accumulated + 1
         examples.append({"place": places[row], "tokens": int(tokens[row]), "step": step})
     scanned = Scan(
         recipe=recipe,
@@ -162,12 +189,16 @@ def scan(recipe: Recipe, gpu: str = "h100", *, longest: int = 5) -> Scan:
         gaps=gaps,
         positions=positions,
         rows=len(tokens),
-        steps=(len(tokens) - 1) // rows_per_step + 1,
+        steps=-(-len(batches) // accumulated),
         longest=examples,
         empty=empty,
         cap=None,
+        balanced=None,
     )
-    return scanned if scanned.fits else replace(scanned, cap=_longest_cap(scanned, needed, tokens))
+    if scanned.fits:
+        return scanned
+    cap = _longest_cap(scanned, needed, tokens)
+    return replace(scanned, cap=cap, balanced=_balanced(scanned, needed, tokens))
 
 
 def _longest_cap(scan: Scan, needed: Callable[..., int], tokens: Any) -> dict[str, int] | None:
@@ -185,6 +216,25 @@ def _longest_cap(scan: Scan, needed: Callable[..., int], tokens: Any) -> dict[st
         "cut_rows": len(longer),
         "cut_tokens": int((longer - cap).sum()),
     }
+
+
+def _balanced(scan: Scan, needed: Callable[..., int], tokens: Any) -> dict[str, int] | None:
+    """The micro-batch that needs most, of those with about equal costs; None: there are none, or nobody makes them."""
+    from transformers import TrainingArguments
+
+    recipe = scan.recipe
+    is_known = BALANCED in TrainingArguments.__dataclass_fields__[STRATEGY].metadata["choices"]
+    is_split = recipe.training_arguments()["gradient_accumulation_steps"] > 1
+    if not is_known or not is_split or recipe.shape.sequences != recipe.effective_batch_size:
+        return None
+    balanced = replace(recipe, arguments={**recipe.arguments, STRATEGY: BALANCED})
+    shapes = {(len(batch), min(int(tokens[batch].max()), scan.positions)) for batch in training_order(balanced, tokens)}
+    # memory grows with the tokens; that of masks, and of attention that keeps its probabilities, with their square
+    largest = max(shapes, key=lambda shape: shape[0] * shape[1])
+    longest = max(shapes, key=lambda shape: shape[0] * shape[1] ** 2)
+    needs = {shape: needed(shape[1], rows=shape[0]) for shape in (largest, longest)}
+    rows, length = max(needs, key=needs.__getitem__)
+    return {"rows": rows, "tokens": length, "needed_bytes": needs[rows, length]}
 
 
 def row_source(recipe: Recipe) -> readers.TextSource:
@@ -257,8 +307,25 @@ def _places(source: readers.TextSource, rows: Iterable[Any]) -> dict[int, str]:
     return places
 
 
-def training_order(recipe: Recipe, rows: int) -> Any:
-    """The rows, (rows,), in the order in which the Trainer's own sampler takes them in the first epoch."""
+class Lengths:
+    """Rows as a Trainer's samplers look at them: of each the number of tokens."""
+
+    def __init__(self, tokens: Any) -> None:
+        self.tokens = tokens
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, row: int) -> dict[str, range]:
+        return {"input_ids": range(self.tokens[row])}
+
+
+def training_order(recipe: Recipe, tokens: Any) -> list[list[int]]:
+    """The micro-batches of the first epoch, each its rows, as the Trainer's own sampler makes them.
+
+    Args:
+        tokens: of every row, (rows,).
+    """
     import torch
     from transformers import Trainer
 
@@ -268,5 +335,6 @@ def training_order(recipe: Recipe, rows: int) -> Any:
         values = argument_values(recipe, 1.0) | {"report_to": "none"}
         arguments = training_arguments(values, "cpu", Path(folder))
         arguments.eval_on_start = False
-        loader: Any = Trainer(torch.nn.Linear(1, 1), arguments, train_dataset=range(rows)).get_train_dataloader()
-    return np.concatenate([*loader.batch_sampler])
+        rows: Any = Lengths(tokens)
+        loader: Any = Trainer(torch.nn.Linear(1, 1), arguments, train_dataset=rows).get_train_dataloader()
+    return [*loader.batch_sampler]

@@ -78,8 +78,9 @@ def start(
     **kwargs: Any,
 ) -> "Child":
     """As `launch`, without waiting: a child that works, which has an `answer` and must be closed."""
-    variables = os.environ if environment is None else environment
-    child = Child(variables, path=path, output=output, name=name)
+    if environment is None:
+        environment = os.environ
+    child = Child(environment, path=path, output=output, name=name)
     child.ask(function, *args, **kwargs)
     return child
 
@@ -122,7 +123,13 @@ class Child:
         self.requests = cast("IO[bytes]", self.process.stdin)
         self.answers = cast("IO[bytes]", self.process.stdout)
 
-    def call(self, function: Function, *args: Any, time_limit: float = FOREVER_S, **kwargs: Any) -> Any:
+    def call(
+        self,
+        function: Function,
+        *args: Any,
+        time_limit: float = FOREVER_S,
+        **kwargs: Any,
+    ) -> Any:
         """What the function returns in the child. Raises as `ask` and `answer` do."""
         self.ask(function, *args, **kwargs)
         return self.answer(time_limit)
@@ -200,7 +207,10 @@ class Child:
             self.interrupt()
 
     def interrupt(self) -> None:
-        self.process.send_signal(signal.SIGINT if os.name == "posix" else signal.SIGTERM)
+        number = signal.SIGTERM
+        if os.name == "posix":
+            number = signal.SIGINT
+        self.process.send_signal(number)
 
     def kill(self) -> None:
         """By force, with the processes that it has started."""
@@ -216,7 +226,9 @@ class Child:
     def killed_by(self) -> str:
         """What signal ended it, in words; empty if it ended otherwise."""
         status = self.process.returncode or 0
-        return f"signal {-status}" if status < 0 else ""
+        if status < 0:
+            return f"signal {-status}"
+        return ""
 
     def close(self) -> None:
         if self.owner != os.getpid():
@@ -295,7 +307,14 @@ class Kept:
         self.lock = threading.RLock()
         atexit.register(self.end)
 
-    def call(self, name: str, make: Callable[[], Child], function: Function, *args: Any, **kwargs: Any) -> Any:
+    def call(
+        self,
+        name: str,
+        make: Callable[[], Child],
+        function: Function,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         """`Child.call` of the child with this name; `make` makes it if there is none that lives."""
         with self.lock:
             child = self.start(name, make)
@@ -319,7 +338,9 @@ class Kept:
 
     def end(self, name: str | None = None) -> None:
         """End the child of this name, or all."""
-        names = [*self.children] if name is None else [name]
+        names = [*self.children]
+        if name is not None:
+            names = [name]
         for ended_name in names:
             child = self.children.pop(ended_name, None)
             if child is not None:

@@ -31,7 +31,9 @@ OWNER = {"host": str, "pid": int, "began": float}
 
 def name_in_file(field_name: str) -> str:
     """What a field of a record is called in its file."""
-    return "recipe" if field_name == "recipe_settings" else field_name
+    if field_name == "recipe_settings":
+        return "recipe"
+    return field_name
 
 
 class Status(StrEnum):
@@ -219,11 +221,12 @@ def _migrated(data: dict[str, Any]) -> dict[str, Any]:
     where such a text is taken apart. Its optimizer offloading had two backends; PyTorch's is left.
     """
     if data["schema_version"] == 1:
-        text = data.pop("device", "")
-        match = re.fullmatch(r"(.*) \((\w+)(?:, (\d{1,9}) threads)?\)", text)
-        data["device_name"] = match[1] if match else text
-        data["device_kind"] = match[2] if match else ""
-        data["threads"] = int(match[3]) if match and match[3] else None
+        data["device_name"] = data.pop("device", "")
+        match = re.fullmatch(r"(.*) \((\w+)(?:, (\d{1,9}) threads)?\)", data["device_name"])
+        if match:
+            data["device_name"] = match[1]
+            data["device_kind"] = match[2]
+            data["threads"] = int(match[3]) if match[3] else None
         offloading = data["recipe"].get("techniques", {}).get("optimizer_offloading", {})
         if offloading.get("backend") == "pytorch":
             del offloading["backend"]
@@ -233,10 +236,9 @@ def _migrated(data: dict[str, Any]) -> dict[str, Any]:
 
 def _integer(text: str) -> int:
     """Refuses what a column of a table cannot hold, and NaN and Infinity."""
-    number = int(text) if text[-1].isdigit() else 2**63
-    if abs(number) >= 2**63:
+    if not text[-1].isdigit() or abs(int(text)) >= 2**63:
         raise ValueError(f"{text:.30} is no number below 2^63")
-    return number
+    return int(text)
 
 
 def _typed(data: dict[str, Any]) -> Record:
@@ -280,9 +282,12 @@ def read_all(folder: Path | None = None, newest: int | None = None, containing: 
         names = sorted(os.listdir(folder), reverse=True)
     pattern = re.compile(containing.encode())
     records: list[Record] = []
-    for path in [folder / name for name in names if name.endswith(".json")]:
+    for name in names:
         if len(records) == newest:
             break
+        path = folder / name
+        if path.suffix != ".json":
+            continue
         try:
             if containing and not (path.is_file() and pattern.search(path.read_bytes())):
                 continue
@@ -319,13 +324,15 @@ def record_text(record: Record) -> str:
     """What became of a run: what `print(record)` shows. A figure that it did not get to has no line."""
     lines = [f"{record.label} on {record.model}, {record.device}: {record.status} {record.error}".rstrip()]
     if record.peak_allocated_bytes is not None:
-        sizes = [f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in record.by_category.items() if size]
+        sizes = []
+        for name, size in record.by_category.items():
+            if size:
+                sizes.append(f"{name.replace('_', ' ')} {format_bytes(size)}")
         phase = record.peak_phase.replace("_", " ")
         peak = format_bytes(record.peak_allocated_bytes)
         lines.append(f"  peak    {peak} in the {phase} ({record.memory_source}): {', '.join(sizes)}")
-    first = record.losses[0] if record.losses else None
-    last = record.losses[-1] if record.losses else None
-    in_training = f"{_in_digits(first)} → {_in_digits(last)} in training"
+    losses: list[Any] = record.losses or [None]
+    in_training = f"{_in_digits(losses[0])} → {_in_digits(losses[-1])} in training"
     held_out = f"{_in_digits(record.held_out_loss_before)} → {_in_digits(record.held_out_loss)}"
     lines.append(f"  loss    {in_training}; held out {held_out}")
     if record.ranks:
@@ -345,7 +352,9 @@ def record_text(record: Record) -> str:
 
 
 def _in_digits(loss: float | None) -> str:
-    return "none" if loss is None else f"{loss:.3f}"
+    if loss is None:
+        return "none"
+    return f"{loss:.3f}"
 
 
 def _ranks_text(record: Record) -> str:
@@ -358,7 +367,7 @@ def _ranks_text(record: Record) -> str:
     if not more:
         return f"{head} on each"
     parts = {name: size - low["by_category"].get(name, 0) for name, size in high["by_category"].items()}
-    most = max(parts, key=lambda name: parts[name])
+    most = max(parts, key=parts.__getitem__)
     return (
         f"{head} on rank {high['rank']}, {format_bytes(more)} more than on rank {low['rank']}; "
         f"most of that is {most.replace('_', ' ')}"

@@ -8,7 +8,7 @@ import os
 import platform
 import shutil
 import sys
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,8 +40,9 @@ def begin(record: Record, folder: Path | None, resume: bool = False) -> Record:
     folder = folder or runs_folder()
     try:
         # only who resumes needs the lock: two processes may want the same unfinished run
-        with FileLock(folder / LOCK, mode=0o666) if resume else nullcontext():
+        with ExitStack() as stack:
             if resume:
+                stack.enter_context(FileLock(folder / LOCK, mode=0o666))
                 record = _resumed(record, folder)
             record = replace(record, status=Status.RUNNING, error="", owner=_process(os.getpid()))
             _running_here.add(record.id)  # before it is saved: another thread may look for dead runs at any time
@@ -79,7 +80,9 @@ def out_of_memory_error(record: Record) -> OutOfMemoryError:
     for name, technique in REGISTRY.items():
         if technique.attacks and technique.numerics is Numerics.EXACT:
             same_loss.append(name)
-    limit = f"memory cap of {format_bytes(record.memory_cap_bytes)}" if record.memory_cap_bytes else "memory"
+    limit = "memory"
+    if record.memory_cap_bytes:
+        limit = f"memory cap of {format_bytes(record.memory_cap_bytes)}"
     return OutOfMemoryError(
         f"{record.label} did not fit into the {limit} of {record.device}: {record.error} "
         f"Use a smaller effective_batch_size or sequence_length, or a technique with the same loss: "
@@ -168,13 +171,16 @@ def _resumed(record: Record, folder: Path) -> Record:
 
 def _differences(before: Record, now: Record) -> list[str]:
     """What keeps a run from going on as another one began, in sentences."""
-    was = before.recipe_settings
-    wanted = now.recipe_settings
-    changes = [(name, was.get(name), wanted.get(name)) for name in was | wanted]
-    # another number of ranks may go on: its losses are equal but for rounding
-    world = WORLD if before.world_size == now.world_size else ("device_kind", "device_name")
-    changes += [(name, getattr(before, name), getattr(now, name)) for name in (*world, "data_sha256")]
-    return [f"{name} was {old!r} and is now {new!r}" for name, old, new in changes if old != new]
+    names = ["device_kind", "device_name", "data_sha256"]
+    if before.world_size == now.world_size:  # another number of ranks may go on: its losses are equal but for rounding
+        names += WORLD
+    was = before.recipe_settings | {name: getattr(before, name) for name in names}
+    wanted = now.recipe_settings | {name: getattr(now, name) for name in names}
+    differences = []
+    for name in was | wanted:
+        if was.get(name) != wanted.get(name):
+            differences.append(f"{name} was {was.get(name)!r} and is now {wanted.get(name)!r}")
+    return differences
 
 
 def _process(pid: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.lessons.timeline import scrubber
 from workbench.prediction.committed import known_predictions
 from workbench.prediction.predict import predict
-from workbench.prediction.prediction import Prediction
+from workbench.prediction.prediction import Answer, Prediction
 from workbench.recipe import Recipe
 from workbench.techniques.base import Technique
 
@@ -37,13 +37,16 @@ def cards(
     that cannot run a recipe has the reason in its place.
     """
     catalogue = [find_gpu(name) for name in gpus]
-    recipes = [recipe for model in models for recipe in recipes_of(model, variants, length)]
-    answers = [known_predictions(recipe, [card.name for card in catalogue]) for recipe in recipes]
-    predictions = [answer for row in answers for answer in row if isinstance(answer, Prediction)]
-    engines = sorted({prediction.source.partition(":")[0] for prediction in predictions})
-    peak = f"peak, {' or '.join(engines) or 'predicted'}"
-    rows = [_row(recipe, catalogue, row, peak) for recipe, row in zip(recipes, answers, strict=True)]
-    return pd.DataFrame(rows).set_index(["model", "recipe"]).rename_axis([None, None])
+    rows = []
+    engines = set()
+    for model in models:
+        for recipe in recipes_of(model, variants, length):
+            answers = known_predictions(recipe, gpus)
+            rows.append(_row(recipe, catalogue, answers))
+            engines |= {answer.source.partition(":")[0] for answer in answers if isinstance(answer, Prediction)}
+    peak = f"peak, {' or '.join(sorted(engines)) or 'predicted'}"
+    table = pd.DataFrame(rows).rename(columns={"peak": peak})
+    return table.set_index(["model", "recipe"]).rename_axis([None, None])
 
 
 def step_on_card(*variants: Variant, gpu: str = CARDS[0], length: int = 1024) -> HTML:
@@ -76,22 +79,20 @@ def recipes_of(model: str, variants: Sequence[Variant], length: int) -> list[Rec
     return recipes
 
 
-def _row(
-    recipe: Recipe, catalogue: Sequence[Gpu], answers: Sequence[Prediction | WorkbenchError], peak: str
-) -> dict[str, str]:
-    row = {"model": recipe.model, "recipe": recipe.label, peak: "–", "reserved": "–"}
-    predictions = [answer for answer in answers if isinstance(answer, Prediction)]
-    if predictions:
-        first = predictions[0]
-        row[peak] = format_bytes(first.peak_allocated_bytes)
-        row["reserved"] = format_bytes(first.peak_reserved_bytes or first.peak_allocated_bytes)
+def _row(recipe: Recipe, catalogue: Sequence[Gpu], answers: Sequence[Answer]) -> dict[str, str]:
+    row = {"model": recipe.model, "recipe": recipe.label, "peak": "–", "reserved": "–"}
     for card, answer in zip(catalogue, answers, strict=True):
+        if row["peak"] == "–" and isinstance(answer, Prediction):  # the first that can run it
+            row["peak"] = format_bytes(answer.peak_allocated_bytes)
+            row["reserved"] = format_bytes(answer.peak_reserved_bytes or answer.peak_allocated_bytes)
         row[f"{card.title}, {format_bytes(card.memory_bytes)}"] = _verdict(answer)
     return row
 
 
-def _verdict(answer: Prediction | WorkbenchError) -> str:
+def _verdict(answer: Answer) -> str:
     if isinstance(answer, WorkbenchError):
         return str(answer).removeprefix("predict: ")
     left = (answer.capacity_bytes or 0) - answer.need_bytes
-    return f"✓ {format_bytes(left)} left" if answer.fits else f"✗ {format_bytes(-left)} over"
+    if answer.fits:
+        return f"✓ {format_bytes(left)} left"
+    return f"✗ {format_bytes(-left)} over"

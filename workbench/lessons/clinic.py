@@ -48,9 +48,10 @@ class Case:
     @property
     def needs(self) -> str:
         """What it needs before anything is switched, and its clues; its largest part is for the reader to find."""
-        sentences = [f"It {self.trial(()).need}."]
-        sentences += [f"{clue} {self.trial(switches).need}." for clue, switches in self.clues.items()]
-        return " ".join(sentences)
+        text = f"It {self.trial(()).need}."
+        for clue, switches in self.clues.items():
+            text += f" {clue} {self.trial(switches).need}."
+        return text
 
     def judge(self, pair: Collection[str]) -> str:
         """Whether two switches are enough together, with the numbers."""
@@ -60,13 +61,16 @@ class Case:
             tried = self.trial(pair)
         except ConfigurationError as refusal:
             return f"{' + '.join(pair)}: {refusal}"
-        enough = "is enough" if tried.fits else "is not enough"
-        return f"{' + '.join(pair)} {enough}: it {tried}."
+        verdict = "is not enough"
+        if tried.fits:
+            verdict = "is enough"
+        return f"{' + '.join(pair)} {verdict}: it {tried}."
 
 
 def _case(name: str, gpu: str = "", recipe: Mapping[str, Any] | None = None, **texts: Any) -> Case:
-    trial = predicted_on(Recipe.from_dict(recipe), gpu) if recipe else TRIALS[name]
-    return Case(name, trial, **texts)
+    if recipe:
+        return Case(name, predicted_on(Recipe.from_dict(recipe), gpu), **texts)
+    return Case(name, TRIALS[name], **texts)
 
 
 CASES = {name: _case(name, **texts) for name, texts in TEXTS["cases"].items()}
@@ -84,7 +88,9 @@ def ask(*names: str, solve: bool = True) -> None:
     """
     for name in named(dict.fromkeys(names), CASES, "clinic", "case"):
         case = CASES[name]
-        reference = case.judge(case.reference) if solve else f"{' + '.join(case.reference)}."
+        reference = f"{' + '.join(case.reference)}."
+        if solve:
+            reference = case.judge(case.reference)
         question = f"What took the memory? The switches are {' · '.join(case.switches)}."
         display(_report(case), exercise(question, CAUSES[case.cause], SECOND, choices=list(CAUSES.values())))
         if live_page():

@@ -15,7 +15,10 @@ def copy_lessons(folder: Path, *, force: bool = False) -> int:
         ConfigurationError: a notebook there differs, and `force` does not allow to overwrite it. Nothing is copied.
     """
     copies = {notebook: folder / notebook.name for notebook in sorted(NOTEBOOKS.glob("*.ipynb"))}
-    differing = [copy.name for notebook, copy in copies.items() if copy.exists() and not cmp(notebook, copy, False)]
+    differing = []
+    for notebook, copy in copies.items():
+        if copy.exists() and not cmp(notebook, copy, shallow=False):
+            differing.append(copy.name)
     if differing and not force:
         raise ConfigurationError(
             f"lessons: {folder} has other contents in {', '.join(differing)}, perhaps your own work; nothing was "

@@ -17,7 +17,7 @@ HEAD = (
     '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
     'orient="auto-start-reverse"><path d="M0 0L8 4L0 8z" fill="currentColor"/></marker></defs>'
 )
-Part = tuple[float, str, str]  # of a bar: its width, colour and label
+Part = tuple[float, str, str]  # of a bar: its size, colour and label
 
 
 class Drawing:
@@ -41,19 +41,35 @@ class Drawing:
         self.words(0, 12, text, bold=True)
         self.top += 22
 
-    def row(self, label: str, parts: Iterable[Part]) -> None:
+    def row(self, label: str, parts: Iterable[Part], scale: float = 1.0) -> None:
         """A bar below its label."""
         self.top = self.bottom + 8
         self.words(0, 12, label)
-        self.bar(0, 18, 18, parts)
+        self.bar(0, 18, 18, parts, scale)
 
-    def bar(self, x: float, y: float, height: float, parts: Iterable[Part]) -> None:
-        """Areas side by side."""
-        for width, colour, label in parts:
+    def bar(
+        self,
+        x: float,
+        y: float,
+        height: float,
+        parts: Iterable[Part],
+        scale: float = 1.0,
+    ) -> None:
+        """Areas side by side, `scale` units wide for each of their sizes."""
+        for size, colour, label in parts:
+            width = size * scale
             self.area(x, y, width, height, colour, label)
             x += width
 
-    def area(self, x: float, y: float, width: float, height: float, colour: str = PALE, label: str = "") -> None:
+    def area(
+        self,
+        x: float,
+        y: float,
+        width: float,
+        height: float,
+        colour: str = PALE,
+        label: str = "",
+    ) -> None:
         """A filled rectangle, and in its middle a label if it has room. Nothing, if it has no width or height."""
         if width <= 0 or height <= 0:
             return
@@ -62,11 +78,19 @@ class Drawing:
         self.shapes.append(f'<rect {place} fill="{fill}" stroke="currentColor" stroke-width="0.6"/>')
         self.bottom = max(self.bottom, self.top + y + height)
         if LETTER * len(label) < width:
-            letters = ink(COLOURS[colour]) if colour in COLOURS else "currentColor"
+            letters = "currentColor"
+            if colour in COLOURS:
+                letters = ink(COLOURS[colour])
             self.words(x + width / 2, y + height / 2 + 5, label, anchor="middle", colour=letters)
 
     def tiles(
-        self, x: float, y: float, tile: tuple[float, float], colour: str, columns: int = 1, rows: int = 1
+        self,
+        x: float,
+        y: float,
+        tile: tuple[float, float],
+        colour: str,
+        columns: int = 1,
+        rows: int = 1,
     ) -> None:
         """Rows of tiles that are all alike; `tile` is how wide and high one is, with the gap to the next."""
         width, height = tile
@@ -74,7 +98,14 @@ class Drawing:
             for column in range(columns):
                 self.area(x + column * width, y + row * height, width - 2, height - 2, colour)
 
-    def hill(self, x: float, floor: float, width: float, stacks: Sequence[Mapping[str, float]], scale: float) -> None:
+    def hill(
+        self,
+        x: float,
+        floor: float,
+        width: float,
+        stacks: Sequence[Mapping[str, float]],
+        scale: float,
+    ) -> None:
         """Columns of what there is at one instant after the other, by category, which grow from the floor upwards."""
         column = width / len(stacks)
         for instant, stack in enumerate(stacks):
@@ -91,7 +122,14 @@ class Drawing:
         self.bottom = max(self.bottom, self.top + y, self.top + to_y)
 
     def words(
-        self, x: float, y: float, text: str, *, anchor: str = "start", bold: bool = False, colour: str = "currentColor"
+        self,
+        x: float,
+        y: float,
+        text: str,
+        *,
+        anchor: str = "start",
+        bold: bool = False,
+        colour: str = "currentColor",
     ) -> None:
         """A line of text; `y` is where its letters stand, `anchor` is start, middle or end."""
         weight = 600 if bold else 400

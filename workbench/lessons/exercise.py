@@ -46,9 +46,12 @@ def exercise(
         raise ConfigurationError(f"exercise: {answer!r} is none of the choices: {listed}. Add it to them.")
     if not isinstance(answer, str):
         answer = float(answer)  # numpy's numbers are none of json's
+    label = "Your guess."
+    if number:
+        label = f"Exercise {number}."
     judged = {"answer": answer, "choices": [*choices], "unit": unit, "within": within}
     texts = {
-        "label": f"Exercise {number}." if number else "Your guess.",
+        "label": label,
         "question": question,
         "answer": _in_words(answer, unit),
         "why": why,
@@ -62,5 +65,7 @@ def _in_words(answer: float | str, unit: str) -> str:
         return answer
     if unit == "bytes":
         return format_bytes(int(answer))
-    digits = f"{answer:,.0f}" if answer.is_integer() or abs(answer) >= 1000 else f"{answer:.3g}"
+    digits = f"{answer:.3g}"
+    if answer.is_integer() or abs(answer) >= 1000:
+        digits = f"{answer:,.0f}"
     return f"{digits} {unit}".strip()

@@ -14,4 +14,6 @@ def live_page() -> bool:
 def request() -> dict[str, Any]:
     """What the kernel was asked to execute."""
     kernel = getattr(get_ipython(), "kernel", None)
-    return dict(kernel.get_parent() or {}) if kernel else {}
+    if kernel is None:
+        return {}
+    return dict(kernel.get_parent() or {})

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +56,9 @@ def build(
     """
     paths = find_notebooks(names)
     _refuse(paths, parameters or {})
-    place = folder / ("notebooks-own" if parameters else "notebooks")
+    place = folder / "notebooks"
+    if parameters:
+        place = folder / "notebooks-own"
     waiting = []
     for path in paths:
         if force or parameters or not _up_to_date(place / path.name, path):
@@ -66,8 +67,10 @@ def build(
 
     def execute_one(path: Path, child: Child | None) -> None:
         began_at_s = time.monotonic()
-        execute = partial(child.call, execute_notebook) if child else execute_notebook
-        execute(path, place / path.name, parameters)
+        if child:
+            child.call(execute_notebook, path, place / path.name, parameters)
+        else:
+            execute_notebook(path, place / path.name, parameters)
         progress.done(path.stem, time.monotonic() - began_at_s)
 
     if at_once > 1 and len(waiting) > 1:
@@ -140,19 +143,21 @@ def execute_notebook(path: Path, output: Path, parameters: Mapping[str, Any] | N
         ConfigurationError: a parameter of the wrong type, or one that looks like a secret.
         NotebookError: with the cell's own error, or what ended the kernel; `output` holds what ran until then.
     """
-    parameters = parameters or {}
-    own_names = [*of(path), DEVICE_PARAMETER]
-    parameters = {name: value for name, value in parameters.items() if name in own_names}
+    names = [*of(path), DEVICE_PARAMETER]
+    parameters = {name: value for name, value in (parameters or {}).items() if name in names}
     _refuse([path], parameters)
     device = parameters.pop(DEVICE_PARAMETER, "")
     output.parent.mkdir(parents=True, exist_ok=True)
+    folder = path.parent
+    if INSTALLED:
+        folder = output.parent
     try:
         with _around_kernel(device):
             papermill.execute_notebook(
                 str(path),
                 str(output),
                 parameters=parameters,
-                cwd=str(output.parent if INSTALLED else path.parent),
+                cwd=str(folder),
                 extra_arguments=["--IPKernelApp.log_level=40", f"--IPKernelApp.exec_lines={PIN}"],
                 progress_bar=False,
                 kernel_name="python3",
@@ -167,8 +172,11 @@ def execute_notebook(path: Path, output: Path, parameters: Mapping[str, Any] | N
             "are not to be believed"
         )
     if reason:
-        begun = [bool(cell.metadata.get("papermill", {}).get("start_time")) for cell in _cells(output)]
-        raise NotebookError(f"{path.name}, cell {sum(begun)}: {reason} (see {output})")
+        begun = 0
+        for cell in _cells(output):
+            if cell.metadata.get("papermill", {}).get("start_time"):
+                begun += 1
+        raise NotebookError(f"{path.name}, cell {begun}: {reason} (see {output})")
     _trust(output)
     return output
 
@@ -224,8 +232,7 @@ def _up_to_date(executed: Path, notebook: Path) -> bool:
             return False
     except (OSError, ValueError):  # not there, or cut short
         return False
-    sources = [notebook, *PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.toml")]
-    sources += [path for folder in (MODELS, CORPORA) for path in folder.rglob("*")]
+    sources = [notebook, *PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.toml"), *MODELS.rglob("*"), *CORPORA.rglob("*")]
     if not INSTALLED:
         sources.append(ROOT / "requirements.txt")
     return executed.stat().st_mtime > max(source.stat().st_mtime for source in sources)
@@ -234,10 +241,12 @@ def _up_to_date(executed: Path, notebook: Path) -> bool:
 def _unfinished(executed: Path) -> str:
     """Why a notebook is not whole: papermill takes `sys.exit(0)` in a cell for success, and a kill leaves what was
     written after the cells before. Empty if it is."""
-    cells = _cells(executed)
-    waiting = sum(cell.execution_count is None for cell in cells)
-    exits = [output for cell in cells for output in cell.outputs if output.get("ename") == "SystemExit"]
-    if waiting or exits:
+    waiting = 0
+    has_left = False
+    for cell in _cells(executed):
+        waiting += cell.execution_count is None
+        has_left = has_left or any(output.get("ename") == "SystemExit" for output in cell.outputs)
+    if waiting or has_left:
         return f"stopped by sys.exit or the like; {waiting} cells after it did not run. Take it out"
     return ""
 

@@ -29,7 +29,8 @@ TOKENS = re.compile(
 
 def of(path: Path) -> dict[str, str]:
     """Names that the cell tagged `parameters` defines, with their types: `int`, `str` and so on, or `None`."""
-    return {name: str(facts["inferred_type_name"]) for name, facts in papermill.inspect_notebook(str(path)).items()}
+    parameters = papermill.inspect_notebook(str(path))
+    return {name: str(facts["inferred_type_name"]) for name, facts in parameters.items()}
 
 
 def check_parameters(paths: Sequence[Path], parameters: Mapping[str, Any]) -> None:
@@ -61,7 +62,9 @@ def _check_types(types: Mapping[str, str], values: Mapping[str, Any]) -> None:
     fields = []
     for name in values:
         if types[name] in KINDS:
-            least = 0 if name in MAY_BE_ZERO else LEAST.get(types[name])
+            least = LEAST.get(types[name])
+            if name in MAY_BE_ZERO:
+                least = 0
             fields.append((name, types[name], setting(None, "", minimum=least)))
     settings = dataclasses.make_dataclass("Parameters", fields)
     check_settings(settings(**{name: values[name] for name, *_ in fields}), "notebooks")
@@ -80,4 +83,7 @@ def _check_names(values: Mapping[str, Any], trains: bool) -> None:
     if "gpu" in values:
         device_name(values["gpu"])
     if values.get("model", "auto") != "auto":
-        (locate if trains else locate_config)(values["model"])
+        find = locate_config
+        if trains:
+            find = locate
+        find(values["model"])

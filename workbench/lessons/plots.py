@@ -37,8 +37,13 @@ def ink(shade: str) -> str:
     luminance = 0.0
     for weight, start in ((0.2126, 1), (0.7152, 3), (0.0722, 5)):
         part = int(shade[start : start + 2], 16) / 255
-        luminance += weight * (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4)
-    return "#000" if luminance > 0.179 else "#fff"
+        linear = part / 12.92
+        if part > 0.04045:
+            linear = ((part + 0.055) / 1.055) ** 2.4
+        luminance += weight * linear
+    if luminance > 0.179:
+        return "#000"
+    return "#fff"
 
 
 class Picture(Figure):

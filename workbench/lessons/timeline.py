@@ -63,7 +63,9 @@ def _facts(prediction: Prediction) -> dict[str, Any]:
         raise ConfigurationError(NOTHING)
     facts = {name: getattr(prediction, name) for name in FACTS}
     facts["sequence_length"] = prediction.recipe_settings["sequence_length"]
-    facts["card"] = GPUS[prediction.gpu].title if prediction.gpu in GPUS else "this machine's CPU"
+    facts["card"] = "this machine's CPU"
+    if prediction.gpu in GPUS:
+        facts["card"] = GPUS[prediction.gpu].title
     facts["engine"] = engine_words(prediction.source)
     return facts | lives_of(prediction.timeline)
 

@@ -41,7 +41,9 @@ class Tried:
     @property
     def need(self) -> str:
         text = f"needs {format_bytes(self.needed_bytes)} of {format_bytes(self.budget_bytes)}"
-        return f"{text}; {self.short}" if self.short else text
+        if self.short:
+            text += f"; {self.short}"
+        return text
 
     def __str__(self) -> str:
         if not self.largest:
@@ -101,9 +103,14 @@ def scores(switches: Switches) -> Tried:
         for _ in range(8):
             batch = torch.zeros(4, 64, dtype=torch.long)
             out = model(input_ids=batch, labels=batch, use_cache=False)
-            losses.append(out.loss.item() if "losses.append(loss.item())" in switches else out.loss)
-            only_best = "guesses.append(logits.argmax(-1))" in switches
-            guesses.append(out.logits.argmax(-1) if only_best else out.logits)
+            loss = out.loss
+            logits = out.logits
+            if "losses.append(loss.item())" in switches:
+                loss = loss.item()
+            if "guesses.append(logits.argmax(-1))" in switches:
+                logits = logits.argmax(-1)
+            losses.append(loss)
+            guesses.append(logits)
             if "del batch" in switches:
                 del batch
     return Tried(meter.report().peak_allocated_bytes, int(3.5 * weights_bytes(model)))
@@ -134,7 +141,9 @@ def second_cell(switches: Switches) -> Tried:
     if "gc.collect()" in switches:
         collect_garbage()
     left = live_tensor_bytes("cpu") - before
-    again = (first + weights) // 2 if "half the batch" in switches else first  # the weights are not halved
+    again = first
+    if "half the batch" in switches:
+        again = (first + weights) // 2  # the weights are not halved
     notebook.clear()
     release()
     return Tried(left + again, int(1.1 * first))
@@ -168,10 +177,14 @@ def _after_training(switches: Switches) -> CachingAllocator:
     """Six layers, batches of three lengths; each layer leaves a small result, the first step the optimizer's states."""
     card = CachingAllocator(1000 * MIB, expandable_segments="expandable_segments:True" in switches)
     for step, length in enumerate((88, 96, 100)):
-        wanted = (100 if "pad to one length" in switches else length) * MIB
+        wanted = length * MIB
+        if "pad to one length" in switches:
+            wanted = 100 * MIB
+        if "half the batch" in switches:
+            wanted //= 2
         layers = []
         for _ in range(6):
-            layers.append(card.malloc(wanted // (2 if "half the batch" in switches else 1)))
+            layers.append(card.malloc(wanted))
             if "results to the host" not in switches:
                 card.malloc(4 * MIB)
         for block in layers:

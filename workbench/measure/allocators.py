@@ -48,7 +48,9 @@ class CudaAllocator(DeviceAllocator):
 
     @property
     def source(self) -> str:  # type: ignore[override]
-        return f"emulated:{emulated()}" if emulated() else "cuda-allocator"
+        if emulated():
+            return f"emulated:{emulated()}"
+        return "cuda-allocator"
 
     def prepare(self) -> None:
         collect_garbage()
@@ -85,7 +87,9 @@ class MpsAllocator(DeviceAllocator):
 def allocator_for(device: torch.device) -> DeviceAllocator:
     if device.type == "cuda":
         return CudaAllocator()
-    return MpsAllocator() if device.type == "mps" else DeviceAllocator()
+    if device.type == "mps":
+        return MpsAllocator()
+    return DeviceAllocator()
 
 
 def storage_bytes(things: Iterable[Any], device_type: str) -> int:
@@ -109,10 +113,13 @@ def parts(thing: Any) -> list[Any]:
     """
     if is_traceable_wrapper_subclass(thing):
         names, _ = thing.__tensor_flatten__()
-        return [tensor for name in names for tensor in parts(getattr(thing, name))]
+        inner = []
+        for name in names:
+            inner += parts(getattr(thing, name))
+        return inner
     if isinstance(thing, torch.Tensor):
         return [thing]
-    return [value for value in getattr(thing, "__dict__", {}).values() if isinstance(value, torch.Tensor)]
+    return list(filter(torch.is_tensor, getattr(thing, "__dict__", {}).values()))
 
 
 def live_tensor_bytes(device_type: str) -> int:
@@ -122,7 +129,9 @@ def live_tensor_bytes(device_type: str) -> int:
 
 def total_bytes(device: torch.device) -> int | None:
     """The memory of a GPU, as CUDA reports it; None where memory is shared with everything else."""
-    return torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else None
+    if device.type != "cuda":
+        return None
+    return torch.cuda.mem_get_info(device)[1]
 
 
 @contextmanager

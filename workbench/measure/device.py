@@ -54,8 +54,9 @@ class Device:
             if emulated() and not name.endswith("(emulated)"):  # under `emulate` a card says the name of a real one
                 name = f"{name} (emulated)"
             return cls(kind, name, total_bytes, capability, in_software=emulated())
-        threads = torch.get_num_threads() if kind == "cpu" else None
-        return cls(kind, processor_name(), threads=threads)
+        if kind == CPU:
+            return cls(kind, processor_name(), threads=torch.get_num_threads())
+        return cls(kind, processor_name())
 
     @property
     def computes_bf16(self) -> bool:

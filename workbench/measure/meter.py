@@ -88,9 +88,10 @@ class Meter:
         device = device or parameters[0].device
         self._allocator = allocator_for(device)
         self.enforces_cap = cap_bytes is not None and not self._allocator.enforces_caps
+        if not self.enforces_cap:
+            cap_bytes = None
         vocabulary_size = getattr(getattr(model, "config", None), "vocab_size", None)
-        tracker_cap = cap_bytes if self.enforces_cap else None
-        self.tracker = tracker or self.tracker_kind(device.type, vocabulary_size, cap_bytes=tracker_cap)
+        self.tracker = tracker or self.tracker_kind(device.type, vocabulary_size, cap_bytes=cap_bytes)
         self._model = model
         self._optimizer = optimizer
         self._device_type = device.type
@@ -210,7 +211,9 @@ class Meter:
         for phase in Phase:
             if phase in self._peaks:
                 event = timeline.peak(phase)
-                tracked[phase] = timeline.by_category(event) if event >= 0 else dict.fromkeys(Category, 0)
+                tracked[phase] = dict.fromkeys(Category, 0)
+                if event >= 0:
+                    tracked[phase] = timeline.by_category(event)
                 # the allocator's peak, or the tracker's where that is all there is
                 by_phase[phase] = max(self._peaks[phase], sum(tracked[phase].values()))
         if not any(by_phase.values()):
@@ -218,7 +221,6 @@ class Meter:
         peak_phase = max(by_phase, key=lambda phase: by_phase[phase])
         # what the allocator saw and the tracker did not, as scratch memory inside a kernel
         unattributed = by_phase[peak_phase] - sum(tracked[peak_phase].values())
-        maximum = {category: int(timeline.live[row].max()) for row, category in enumerate(Category)}
         return MemoryReport(
             memory_source=self._allocator.source,
             before_bytes=self._before,
@@ -226,7 +228,7 @@ class Meter:
             peak_reserved_bytes=self._reserved,
             peak_phase=peak_phase,
             by_category=tracked[peak_phase] | {Category.UNATTRIBUTED: unattributed},
-            maximum_by_category=maximum | {Category.UNATTRIBUTED: unattributed},
+            maximum_by_category=timeline.maximum_by_category() | {Category.UNATTRIBUTED: unattributed},
             by_phase=by_phase,
             peak_host_bytes=HOST.peak_bytes + self._owned_on_host or None,
             peak_disk_bytes=DISK.peak_bytes or None,
@@ -251,6 +253,10 @@ def attached_tensors(model: torch.nn.Module) -> list[torch.Tensor]:
         seen.add(id(thing))
         if isinstance(thing, torch.Tensor):
             tensors.append(thing)
-        contents = thing if isinstance(thing, (list, tuple, dict)) else getattr(thing, "__dict__", {})
-        waiting.extend(contents.values() if isinstance(contents, dict) else contents)
+        if isinstance(thing, (list, tuple)):
+            waiting += thing
+        elif isinstance(thing, dict):
+            waiting += thing.values()
+        else:
+            waiting += getattr(thing, "__dict__", {}).values()
     return tensors

@@ -1,37 +1,203 @@
-"""What PyTorch's own out-of-memory messages say, as numbers.
+"""Requests that were refused: the words of out-of-memory messages, and the numbers in them.
 
-The wording is that of `c10/cuda/CUDACachingAllocator.cpp` ("Tried to allocate … Of the allocated memory … is allocated
-by PyTorch, … and … is reserved by PyTorch but unallocated") and, for the CPU, of `c10/core/impl/alloc_cpu.cpp`. CUDA
-rounds to two digits, and so do these numbers. What a message does not say is None.
+The wording is that of `c10/cuda/CUDACachingAllocator.cpp`: since 2.1 "GPU 0 has a total capacity of … of which … is
+free. … Of the allocated memory … is allocated by PyTorch, and … is reserved by PyTorch but unallocated"; before, "(GPU
+0; … total capacity; … already allocated; … free; … reserved in total by PyTorch)", and up to 1.3 "… cached" for what
+is reserved and not allocated; with `backend:cudaMallocAsync`, "Currently allocated : …". PyTorch rounds to two digits,
+and so do these numbers. Before it gives up it has returned every segment in which nothing is in use, so what is
+unallocated lies in pieces between tensors.
+
+Messages without numbers are read too: CUDA's own, cuBLAS's, and those of the computer's memory.
 """
 
 import re
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
 
 from workbench.base.categories import UNITS
+from workbench.base.errors import ConfigurationError
 
-_SIZE = r"([\d.]+) (bytes|KiB|MiB|GiB)"
+UNKNOWN_BYTES = 2**60  # from here on it is no size: WSL's driver does not know that of a process, and says 2^64
+LAST_LINES = 15  # before the message: the innermost frames of its traceback
+
+
+class Kind(StrEnum):
+    """Who says that memory has run out."""
+
+    CARD = "PyTorch's allocator"
+    HOST = "the computer"
+    KILLED = "the system, which ends the process"
+    SHARED = "the computer's shared memory"
+    CUBLAS = "cuBLAS or cuDNN"
+    CUDA = "CUDA itself"
+
+
+# the first kind in this order that a text has is the one that tells most
+SIGNS = {
+    Kind.CARD: r"out\s+of\s+memory[\s\S]{0,200}?(?:tried\s+to\s+allocate|requested)",
+    Kind.HOST: r"DefaultCPUAllocator|unable to allocate [\d.]+ \w+ for an array|\bMemoryError|WinError 1455",
+    Kind.SHARED: r"out of shared memory",
+    Kind.KILLED: r"(?:return|exit)(?:ed with)?[ _]?(?:code|status)\s*[:=]?\s*\(?(?:-9|137)\b|signal: killed|\bSIGKILL\b"
+    r"|killed process \d+|oom-kill|using all available RAM|allocate more memory than is available"  # Colab, Kaggle
+    r"|^(?:zsh: |.*line \d+:\s+\d+ )?killed\s*(?:$|python|torchrun|accelerate|deepspeed)",
+    Kind.CUBLAS: r"CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED",
+    Kind.CUDA: r"\bout of memory|OutOfMemoryError",
+}
+# by the innermost line of code that says it: what is made there
+PLACES = {
+    "page-locked memory": r"pin_memory(?:=True|\(|$)|cudaHostAlloc",
+    "predictions kept by the evaluation": r"nested_concat|torch_pad_and_concatenate|pad_across_processes\(logits",
+    "eager attention": r"^\W*\d*\W*(?:attn_weights|attention_scores|attn_scores) = |eager_attention_forward"
+    r"|(?:softmax|dropout|matmul)\((?:attn_weights|attention_(?:scores|probs)|attn_scores|q(?:uery\w*)?, k)",
+    "logits": r"lm_head\(|cross_entropy|loss_fct\(|logits\.(?:float|clone)\(|log_softmax\(",
+}
+NOISE = re.compile(
+    r"\x1b\[[\d;]*[A-Za-z]"  # colours
+    r"|^\s*(?:\[rank\d+\]:|\(\w+ pid=\d+\)|E(?= {3}))"  # whose line it is; pytest's mark
+    r"|[│╭╰╮╯]",
+    re.MULTILINE,
+)
+OTHER_LINE = re.compile(r"\s*(?:\d+\s|\^|$)")  # of a traceback that shows the lines around the one that failed
+
+# all white space is taken out before: a terminal breaks lines within words
+_SIZE = r"([\d.]+)(bytes|KiB|MiB|GiB|MB|GB)"
+# of each number the words around it, those of newer versions first
+NUMBERS = {
+    "requested_bytes": (rf"(?:triedto|unableto)allocate{_SIZE}", rf"requested(?:size)?:{_SIZE}"),
+    "capacity_bytes": (rf"totalcapaci?tyof{_SIZE}", rf"{_SIZE}totalcapacity", rf"devicelimit:{_SIZE}"),
+    "free_bytes": (rf"accordingtoCUDA\):{_SIZE}", rf"{_SIZE}isfree", rf"{_SIZE}free"),
+    "process_bytes": (rf"thisprocesshas{_SIZE}memoryinuse",),
+    "allowed_bytes": (rf"{_SIZE}allowed", rf"maxallowed:{_SIZE}", rf"memoryfraction\):{_SIZE}"),
+    "allocated_bytes": (
+        rf"{_SIZE}isallocatedbyPyTorch",
+        rf"{_SIZE}alreadyallocated",
+        rf"(?:MPS|currently)allocated:{_SIZE}",
+    ),
+    "private_bytes": (rf"{_SIZE}allocatedinprivatepools",),
+    "unallocated_bytes": (rf"{_SIZE}isreservedbyPyTorchbutunallocated", rf"{_SIZE}cached"),
+}
+_RESERVED = (rf"{_SIZE}reservedintotalbyPyTorch",)
+_OTHERS = rf"process\d+has{_SIZE}memoryinuse"
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """A request that was refused, and what PyTorch's allocator had at that moment, all in bytes."""
+    """The numbers of a message. None: it does not say that.
+
+    Attributes:
+        requested_bytes: the request that was refused; it may be a small one.
+        capacity_bytes: of the card.
+        free_bytes: of the card, for whoever asks first.
+        process_bytes: what this process has of the card: PyTorch's, and CUDA's own context and libraries.
+        others_bytes: of each process that is named by its number. In a container this process may be one of them.
+        allowed_bytes: a limit below the card, as of `torch.cuda.set_per_process_memory_fraction`.
+        allocated_bytes: tensors of this process.
+        private_bytes: the part of them that CUDA graphs keep.
+        unallocated_bytes: reserved by PyTorch and not in use: the gaps.
+        place: what the line of code makes that asked, one of PLACES; empty if no traceback says it.
+        messages: how many of its kind the text has; this is the first.
+    """
 
     requested_bytes: int | None = None
+    capacity_bytes: int | None = None
+    free_bytes: int | None = None
+    process_bytes: int | None = None
+    others_bytes: tuple[int, ...] = ()
+    allowed_bytes: int | None = None
     allocated_bytes: int | None = None
-    reserved_bytes: int | None = None
+    private_bytes: int | None = None
+    unallocated_bytes: int | None = None
+    kind: Kind = Kind.CARD
+    place: str = ""
+    messages: int = 1
+
+    @property
+    def reserved_bytes(self) -> int | None:
+        """All that PyTorch has taken from CUDA: tensors and gaps."""
+        if self.allocated_bytes is None or self.unallocated_bytes is None:
+            return None
+        return self.allocated_bytes + self.unallocated_bytes
+
+    @property
+    def elsewhere_bytes(self) -> int | None:
+        """Of the card, what is neither free nor PyTorch's: CUDA's context, libraries, and other processes."""
+        if self.capacity_bytes is None or self.free_bytes is None or self.reserved_bytes is None:
+            return None
+        return max(self.capacity_bytes - self.free_bytes - self.reserved_bytes, 0)
+
+    @property
+    def whole_bytes(self) -> int | None:
+        """All that there could be: the card, or where nothing is said of one, the limit."""
+        if self.capacity_bytes is None:
+            return self.allowed_bytes
+        return self.capacity_bytes
 
 
-def read(message: str) -> Refusal:
-    """The numbers of an out-of-memory message; none of them if it is worded otherwise."""
-    requested = _size(rf"[Tt]ried to allocate {_SIZE}", message)
-    allocated = _size(rf"{_SIZE} is allocated by PyTorch", message)
-    unallocated = _size(rf"{_SIZE} is reserved by PyTorch but unallocated", message)
-    if allocated is None or unallocated is None:
-        return Refusal(requested, allocated)
-    return Refusal(requested, allocated, allocated + unallocated)
+def numbers_in(text: str) -> dict[str, Any]:
+    """The fields of `Refusal`, from the first out-of-memory message in a text.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    text = NOISE.sub("", text)
+    for kind, sign in SIGNS.items():
+        starts = [match.start() for match in re.finditer(sign, text, re.IGNORECASE | re.MULTILINE)]
+        if starts:
+            message = text[starts[0] :]
+            if len(starts) > 1 and kind is Kind.CARD:  # the next one has numbers of its own
+                message = text[starts[0] : starts[1]]
+            numbers = _numbers("".join(message.split()))
+            return {**numbers, "kind": kind, "place": _place(text[: starts[0]]), "messages": len(starts)}
+    raise ConfigurationError(
+        "message: there is no out-of-memory message in the text. Give the lines that begin with "
+        '"CUDA out of memory" or "CUDA error: out of memory", or with "Killed".'
+    )
 
 
-def _size(pattern: str, message: str) -> int | None:
-    match = re.search(pattern, message)
-    return int(float(match[1]) * UNITS[match[2]]) if match else None
+def _numbers(message: str) -> dict[str, Any]:
+    numbers: dict[str, Any] = {name: _size(patterns, message) for name, patterns in NUMBERS.items()}
+    reserved = _size(_RESERVED, message)
+    if numbers["unallocated_bytes"] is None and reserved is not None and numbers["allocated_bytes"] is not None:
+        numbers["unallocated_bytes"] = max(reserved - numbers["allocated_bytes"], 0)
+    numbers["process_bytes"] = numbers["process_bytes"] or None  # 0 is what some drivers say of every process
+    others = re.findall(_OTHERS, message, re.IGNORECASE)
+    numbers["others_bytes"] = tuple(_in_bytes(number, unit) for number, unit in others)
+    return numbers
+
+
+def _size(patterns: tuple[str, ...], message: str) -> int | None:
+    """The number that the first pattern finds which finds one."""
+    for pattern in patterns:
+        match = re.search(pattern, message, re.IGNORECASE)
+        if match:
+            size = _in_bytes(match[1], match[2])
+            if size < UNKNOWN_BYTES:
+                return size
+            return None
+    return None
+
+
+def _in_bytes(number: str, unit: str) -> int:
+    """Of what PyTorch prints: it divides by 1024, also where older versions write MB for it (`MPSAllocator.mm`)."""
+    return int(float(number.strip(".")) * UNITS[unit.replace("MB", "MiB").replace("GB", "GiB")])
+
+
+def _place(before: str) -> str:
+    """Of the innermost line of code before a message that tells what it makes."""
+    lines = [line for line in before.splitlines() if not OTHER_LINE.match(line)]
+    for line in reversed(lines[-LAST_LINES:]):
+        for place, pattern in PLACES.items():
+            if re.search(pattern, line):
+                return place
+    return ""
+
+
+def two_digits(size_bytes: int) -> str:
+    """As the message itself writes it, so that a reader finds the number there."""
+    if size_bytes <= 2**10:
+        return f"{size_bytes} bytes"
+    for unit in ("KiB", "MiB"):
+        if size_bytes <= 2**10 * UNITS[unit]:
+            return f"{size_bytes / UNITS[unit]:.2f} {unit}"
+    return f"{size_bytes / UNITS['GiB']:.2f} GiB"

@@ -53,7 +53,11 @@ class Timeline:
         return int(np.where(inside, self.total, -1).argmax())
 
     def by_category(self, event: int) -> dict[Category, int]:
-        return {category: int(self.live[row, event]) for row, category in enumerate(Category)}
+        return dict(zip(Category, self.live[:, event].tolist(), strict=True))
+
+    def maximum_by_category(self) -> dict[Category, int]:
+        """Each category's own maximum, whenever that was."""
+        return dict(zip(Category, self.live.max(axis=1).tolist(), strict=True))
 
 
 @dataclass(frozen=True)

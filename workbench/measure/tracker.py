@@ -101,7 +101,7 @@ class StorageTracker(TorchDispatchMode):
                 self._book(leaf)
         if self.cap_bytes is not None and self._phase is not None and self.live_bytes > self.cap_bytes:
             self.failed_operation = str(func)
-            self.refusal = Refusal(max(self.live_bytes - before, 0), before)
+            self.refusal = Refusal(requested_bytes=max(self.live_bytes - before, 0), allocated_bytes=before)
             raise torch.OutOfMemoryError(
                 f"the {self._phase.replace('_', ' ')} phase would hold {format_bytes(self.live_bytes)} of tensors; "
                 f"the memory cap is {format_bytes(self.cap_bytes)}."
@@ -135,7 +135,9 @@ class StorageTracker(TorchDispatchMode):
             return storage
         if memory.nbytes() == 0:
             return None
-        forward_pass = len(self._forward_pass_ends) if self._in_forward_pass else None
+        forward_pass = None
+        if self._in_forward_pass:
+            forward_pass = len(self._forward_pass_ends)
         storage = Storage(memory.nbytes(), self._tick(), self._phase, forward_pass)
         self.storages.append(storage)
         self.live_bytes += storage.nbytes
@@ -166,8 +168,9 @@ class StorageTracker(TorchDispatchMode):
             return storage.label
         if storage.forward_pass is None or storage.forward_pass >= len(self._forward_pass_ends):
             return Category.TEMPORARIES
-        outlived_its_pass = storage.died is None or storage.died >= self._forward_pass_ends[storage.forward_pass]
-        return Category.ACTIVATIONS if outlived_its_pass else Category.TEMPORARIES
+        if storage.died is None or storage.died >= self._forward_pass_ends[storage.forward_pass]:
+            return Category.ACTIVATIONS  # it has outlived the pass that it was born in
+        return Category.TEMPORARIES
 
     def lives(self) -> dict[str, Any]:
         """Of every storage its size, birth, end (-1: it lives), and the category that it turned out to have."""

@@ -51,8 +51,11 @@ def what_may_change(recipe: Recipe) -> tuple[str, list[str]]:
     not the workbench's."""
     # `os.path` takes any text at all, which `pathlib` does not
     folder = os.path.expanduser(recipe.model.removeprefix(RANDOM))
-    paths = [os.path.join(folder, name) for name in ("config.json", "adapter_config.json")]
-    config = "".join(Path(path).read_text(encoding="utf-8") for path in paths if os.path.isfile(path))
+    config = ""
+    for name in ("config.json", "adapter_config.json"):
+        path = os.path.join(folder, name)
+        if os.path.isfile(path):
+            config += Path(path).read_text(encoding="utf-8")
     return config, [_definition(type(technique)) for technique in recipe.techniques]
 
 
@@ -63,7 +66,8 @@ def _definition(kind: type) -> str:
     if kind.__module__.partition(".")[0] == PACKAGE.name:
         return ""
     file = getattr(sys.modules[kind.__module__], "__file__", None)
-    return hashlib.sha256(Path(file).read_bytes() if file else dill.dumps(kind, recurse=True)).hexdigest()
+    definition = dill.dumps(kind, recurse=True) if file is None else Path(file).read_bytes()
+    return hashlib.sha256(definition).hexdigest()
 
 
 # ---- files ----

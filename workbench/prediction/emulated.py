@@ -6,7 +6,7 @@ process under the emulator, where torch sees the card as `cuda`.
 """
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -97,18 +97,15 @@ def _predict(recipe: Recipe, gpu: Gpu, padding: bool, ranks: Ranks | None) -> Pr
     """A few steps of the recipe on the card, under the meter."""
     blocks = blocks_for(recipe, ranks=ranks)
     with as_first(ranks, DEVICE), card_job(recipe, blocks, ranks) as (job, scratch):
-        left_bytes = torch.cuda.memory_allocated()  # by predictions before it in this process: a block or two
         model = card_model(job, ranks)
         tracker = CardTracker(getattr(model.config, "vocab_size", None))
         tracker.name_modules(model)
-        meter = RankMeter(model, before_bytes=left_bytes, tracker=tracker)
-        trainer, micro_batches = assembled(job, model, meter, DEVICE, scratch, [_Watch(tracker, meter)])
+        meter = RankMeter(model, before_bytes=0, tracker=tracker)
+        trainer, micro_batches = assembled_on_card(job, model, meter, scratch, [_Watch(tracker, meter)])
         tracker.untrained = max(micro_batches - MICRO_BATCHES, 0)
-        trainer.args.dataloader_num_workers = 0  # they only fill the host's memory, anew at every evaluation
         trainer.args.max_steps = STEPS  # a technique may ask for more
         if padding:
             trainer.data_collator = partial(_masked, cast("Any", trainer.data_collator))
-        cast("Any", trainer).training_step = FewMicroBatches(trainer)
         padded = announce_padding(trainer, padding)
         counted = count_parameters(model)
         with meter:
@@ -145,7 +142,9 @@ def card_job(recipe: Recipe, blocks: Blocks, ranks: Ranks | None = None) -> Iter
     device = Device.find(DEVICE.type)
     techniques = []
     for technique in recipe.techniques:
-        techniques.append(technique.stand_in() if technique.missing(device) else technique)
+        if technique.missing(device):
+            technique = technique.stand_in()
+        techniques.append(technique)
     recipe = replace(recipe, techniques=tuple(techniques))
     job = job_for(recipe, device, material_for(recipe, blocks), ranks)
     if job.lacking:
@@ -170,7 +169,10 @@ def card_model(job: Job, ranks: Ranks | None = None) -> PreTrainedModel:
         if ranks and ranks.engine != "ddp":
             return part_of(given_memory(model, torch.device("cpu")), ranks, DEVICE.type)
         return given_memory(model, DEVICE)
-    loading = {name: value() if callable(value) else value for name, value in arguments.items()}
+    loading = dict(arguments)
+    for name, value in arguments.items():
+        if callable(value):
+            loading[name] = value()
     if "device_map" in loading:
         loading["device_map"] = {"": DEVICE}  # quantizing costs nothing there, and its traces are swept before the run
     with no_init_weights():  # nobody reads them
@@ -183,7 +185,9 @@ def given_memory(model: PreTrainedModel, device: torch.device) -> PreTrainedMode
     """A skeleton whose parameters and buffers have memory."""
 
     def with_memory(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor if tensor.device.type == device.type else torch.empty_like(tensor, device=device)
+        if tensor.device.type == device.type:
+            return tensor
+        return torch.empty_like(tensor, device=device)
 
     give_tensors(model, with_memory)
     return model
@@ -225,7 +229,14 @@ class _Watch(TrainerCallback):
         self.tracker = tracker
         self.meter = meter
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
+    def on_step_begin(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        optimizer: Any = None,
+        **_: Any,
+    ) -> None:
         self.tracker.books = state.global_step == state.max_steps - 1
         self.tracker.begin_step()
         self.meter.watch(optimizer)
@@ -234,6 +245,16 @@ class _Watch(TrainerCallback):
     def on_step_end(self, *_: Any, **__: Any) -> None:
         self.meter.enter_phase(None)
         self.meter.attribute(False)
+
+
+def assembled_on_card(
+    job: Job, model: Any, meter: Any, scratch: Path, callbacks: Sequence[TrainerCallback] = ()
+) -> tuple[SeamTrainer, int]:
+    """As `assembled`, with the model on the card: of a step's micro-batches few are trained."""
+    trainer, micro_batches = assembled(job, model, meter, DEVICE, scratch, callbacks)
+    trainer.args.dataloader_num_workers = 0  # they only fill the host's memory, anew at every evaluation
+    cast("Any", trainer).training_step = FewMicroBatches(trainer)
+    return trainer, micro_batches
 
 
 class FewMicroBatches:
@@ -248,8 +269,12 @@ class FewMicroBatches:
         self.done = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        self.done = 0 if self.trainer.accelerator.sync_gradients else self.done + 1
-        return self.step(*args, **kwargs) if self.done < MICRO_BATCHES else torch.zeros((), device=DEVICE)
+        self.done += 1
+        if self.trainer.accelerator.sync_gradients:  # the last of a step
+            self.done = 0
+        if self.done < MICRO_BATCHES:
+            return self.step(*args, **kwargs)
+        return torch.zeros((), device=DEVICE)
 
 
 def _workspace_bytes() -> int:

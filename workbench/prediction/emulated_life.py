@@ -19,9 +19,9 @@ from workbench.gpus.emulator.padding import announce_padding
 from workbench.measure.allocators import allocator_for
 from workbench.models.load import quiet, save_model
 from workbench.prediction.empty_host import HostTracker, host_without_content, with_holes
-from workbench.prediction.emulated import DEVICE, FewMicroBatches, card_job, card_model, too_much
+from workbench.prediction.emulated import DEVICE, assembled_on_card, card_job, card_model, too_much
 from workbench.prediction.phases import Habits, Life, Peak
-from workbench.prediction.rows import STEPS, assembled, blocks_for
+from workbench.prediction.rows import STEPS, blocks_for
 from workbench.recipe import Recipe
 from workbench.training.job import UNMERGEABLE, Job
 from workbench.training.trainer import SeamTrainer
@@ -145,8 +145,10 @@ class Walk(TrainerCallback):
         room = self.gpu.memory_bytes - self.gpu.context_bytes_estimate
         if torch.cuda.memory_allocated() > room and phase and phase not in self.refused:
             self.refused.append(phase)
-        memory = ENOUGH_BYTES if phase in self.refused else self.gpu.memory_bytes
-        os.environ[card.VARIABLE] = card.variable(replace(self.gpu, memory_bytes=memory))  # read whenever asked for
+        gpu = self.gpu
+        if phase in self.refused:
+            gpu = replace(gpu, memory_bytes=ENOUGH_BYTES)
+        os.environ[card.VARIABLE] = card.variable(gpu)  # read whenever asked for
 
     # ---- what is done in them ----
 
@@ -154,11 +156,9 @@ class Walk(TrainerCallback):
         return card_model(self.job)
 
     def assemble(self, model: Any) -> SeamTrainer:
-        trainer, _ = assembled(self.job, model, cast("Any", NoMeter()), self.device, self.scratch)
-        trainer.args.dataloader_num_workers = 0
+        trainer, _ = assembled_on_card(self.job, model, NoMeter(), self.scratch)
         # as accelerate finds for a single process, after it has asked the card for the sizes
         cast("Any", trainer.accelerator).pad_across_processes = lambda tensor, **_: tensor
-        cast("Any", trainer).training_step = FewMicroBatches(trainer)
         announce_padding(trainer)
         for name in ("_save_optimizer_and_scheduler", "_load_optimizer_and_scheduler"):
             setattr(trainer, name, partial(with_holes, trainer, getattr(trainer, name)))
@@ -208,8 +208,9 @@ class Walk(TrainerCallback):
     def save(self, model: Any) -> None:
         """Whole weights, where the recipe's adapter can be merged into them."""
         recipe = self.job.recipe
-        whole = not any(technique.brings & UNMERGEABLE.keys() for technique in recipe.techniques)
-        form = "merged" if whole else "adapter"
+        form = "merged"
+        if any(technique.brings & UNMERGEABLE.keys() for technique in recipe.techniques):
+            form = "adapter"
         # for tokenizer and source
         nothing: Any = SimpleNamespace(save_pretrained=lambda folder: None, name=recipe.model)
         save_model(model, nothing, nothing, form, self.scratch / "model")

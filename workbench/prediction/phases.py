@@ -72,11 +72,13 @@ class Life(Result):
             f"{'phase':12}{'allocated':>12}{'reserved':>12}{'host':>12}",
         ]
         for peak in self.peaks:
-            sizes = map(format_bytes, (peak.allocated_bytes, peak.reserved_bytes, peak.host_bytes))
-            lines.append(f"{peak.phase:12}" + "".join(f"{size:>12}" for size in sizes))
+            device = f"{format_bytes(peak.allocated_bytes):>12}{format_bytes(peak.reserved_bytes):>12}"
+            lines.append(f"{peak.phase:12}{device}{format_bytes(peak.host_bytes):>12}")
         most = self.highest
         host_bytes = max(peak.host_bytes for peak in self.peaks)
-        fits = f"NO ({', '.join(self.refused)})" if self.refused else "yes"
+        fits = "yes"
+        if self.refused:
+            fits = f"NO ({', '.join(self.refused)})"
         lines += [
             "",
             f"{self.source} (predicted, not measured)",

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 from workbench.base.errors import ConfigurationError, WorkbenchError
 from workbench.base.paths import PACKAGE, versions
@@ -100,7 +101,9 @@ def predict_all(
     answers: dict[str, Answer] = {}
     shadowed = []
     for name in names:
-        reason = "" if name == CPU else why_not_on(recipe, name, engines[name])
+        reason = ""
+        if name != CPU:
+            reason = why_not_on(recipe, name, engines[name])
         earlier = prediction_cache.get(keys[name])
         if reason:
             answers[name] = ConfigurationError(f"predict: {reason}")
@@ -143,8 +146,10 @@ def engine_for(gpu: str, engine: str | None = None) -> str:
     chosen = engine or os.environ.get(ENGINE_VARIABLE, "")
     if gpu == CPU and not engine:
         chosen = SHADOW
+    if not chosen and place.is_set_up():
+        return EMULATOR
     if not chosen:
-        return EMULATOR if place.is_set_up() else SHADOW
+        return SHADOW
     if chosen not in ENGINES:
         raise ConfigurationError(f"predict: engine {chosen!r} is not one of {', '.join(ENGINES)}.")
     if chosen == EMULATOR:
@@ -171,7 +176,9 @@ def why_not(recipe: Recipe, gpu: str) -> str:
 
 def why_not_on(recipe: Recipe, gpu: str, engine: str) -> str:
     """The same of its techniques alone."""
-    device = GPUS[gpu].device if gpu in GPUS else Device(CPU, CPU)
+    device = Device(CPU, CPU)
+    if gpu in GPUS:
+        device = GPUS[gpu].device
     for technique in recipe.techniques:
         reason = technique.missing(device)
         if reason and reason != technique.missing(GPUS[NEWEST].device):
@@ -206,7 +213,10 @@ def resolved(recipe: Recipe, gpus: list[str]) -> Recipe:
     """The recipe with the model that `run` takes for `auto` on such a device."""
     if recipe.model != "auto":
         return recipe
-    return replace(recipe, model=EMBEDDED if gpus == [CPU] else "gpt2")
+    model = "gpt2"
+    if gpus == [CPU]:
+        model = EMBEDDED
+    return replace(recipe, model=model)
 
 
 def _ranks(recipe: Recipe, count: int | None, shard: str) -> Ranks | None:
@@ -230,7 +240,9 @@ def _key(recipe: Recipe, gpu: str, padding: bool, ranks: Ranks | None, engine: s
 @cache
 def _own_code() -> str:
     digest = hashlib.sha256()
-    endings = "py", "json", "toml", "[ch]"  # the emulator's stubs are C
-    for path in sorted(path for ending in endings for path in PACKAGE.rglob(f"*.{ending}")):
+    paths: list[Path] = []
+    for ending in ("py", "json", "toml", "[ch]"):  # the emulator's stubs are C
+        paths += PACKAGE.rglob(f"*.{ending}")
+    for path in sorted(paths):
         digest.update(path.read_bytes())
     return digest.hexdigest()

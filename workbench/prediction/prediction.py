@@ -92,14 +92,21 @@ class Prediction(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, without the timeline."""
-        plain = {name_in_file(name): value for name, value in vars(self).items() if name != "timeline"}
+        plain = {name_in_file(name): value for name, value in vars(self).items()}
+        del plain["timeline"]
         return plain | {"fits": self.fits, "flops": self.flops}
 
 
 Answer = Prediction | WorkbenchError  # in place of a prediction for a card that cannot run the recipe stands the error
 
 
-def prediction_of(recipe: Recipe, gpu: Gpu | None, how: str, ranks: "Ranks | None", **fields: Any) -> Prediction:
+def prediction_of(
+    recipe: Recipe,
+    gpu: Gpu | None,
+    how: str,
+    ranks: "Ranks | None",
+    **fields: Any,
+) -> Prediction:
     """With what a recipe and a GPU say of themselves; the other fields come from an engine."""
     if gpu:
         fields |= {"gpu": gpu.name, "capacity_bytes": gpu.memory_bytes, "context_bytes": gpu.context_bytes_estimate}
@@ -122,7 +129,9 @@ def _plain(value: Any) -> Any:
     """Of categories and phases the names."""
     if isinstance(value, dict):
         return {str(key): number for key, number in value.items()}
-    return str(value) if isinstance(value, Phase) else value
+    if isinstance(value, Phase):
+        return str(value)
+    return value
 
 
 # ---- predictions as text ----
@@ -130,7 +139,9 @@ def _plain(value: Any) -> Any:
 
 def engine_words(source: str) -> str:
     """Who made a prediction with this `source`, for tables and captions."""
-    return "PyTorch's allocator on an emulated GPU" if source.startswith("emulated") else "the shadow of its step"
+    if source.startswith("emulated"):
+        return "PyTorch's allocator on an emulated GPU"
+    return "the shadow of its step"
 
 
 def prediction_text(p: Prediction) -> str:
@@ -140,13 +151,18 @@ def prediction_text(p: Prediction) -> str:
         headline += " with padding"
     if p.shard:
         headline += f", on each of {p.ranks:,} ranks (shard {p.shard})"
-    gpu = GPUS[p.gpu].title if p.gpu in GPUS else "this machine's kernels"
+    gpu = "this machine's kernels"
+    if p.gpu in GPUS:
+        gpu = GPUS[p.gpu].title
     peak = f"{format_bytes(p.peak_allocated_bytes)} allocated"
     fit = "no limit known"
     if p.peak_reserved_bytes is not None:
         peak += f", {format_bytes(p.peak_reserved_bytes)} reserved"
+        verdict = "NO"
+        if p.fits:
+            verdict = "yes"
         fit = (
-            f"{'yes' if p.fits else 'NO'}: needs {format_bytes(p.need_bytes)} of {format_bytes(p.capacity_bytes or 0)} "
+            f"{verdict}: needs {format_bytes(p.need_bytes)} of {format_bytes(p.capacity_bytes or 0)} "
             f"({format_bytes(p.peak_reserved_bytes)} reserved, about {format_bytes(p.context_bytes)} of CUDA context)"
         )
     lines = [

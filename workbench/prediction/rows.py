@@ -1,6 +1,7 @@
 """What a prediction trains: a model without memory, on rows of any tokens, of a large step as few as give the same
 memory; and its Trainer."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -19,7 +20,7 @@ from workbench.models.load import BUILT, load_config, load_tokenizer, quiet, set
 from workbench.models.source import ModelSource, locate_config
 from workbench.ranks.shards import Ranks, shared
 from workbench.ranks.zero import trainer_of
-from workbench.recipe import Recipe
+from workbench.recipe import BALANCED, STRATEGY, Recipe
 from workbench.techniques.base import Arguments
 from workbench.texts import corpus
 from workbench.texts.corpus import Blocks
@@ -61,7 +62,9 @@ def blocks_for(
         every: each batch of them, because something is kept of each.
     """
     length = recipe.sequence_length
-    world_size = ranks.count if ranks else 1
+    world_size = 1
+    if ranks:
+        world_size = ranks.count
     size, count = listed(recipe, world_size)
     together: int = argument_values(recipe, 0.0)["per_device_eval_batch_size"]
     whole, rest = divmod(held_out or max(1, corpus.HELD_OUT_TOKENS // length), together)
@@ -146,14 +149,21 @@ def give_tensors(model: PreTrainedModel, make: Callable[[torch.Tensor], torch.Te
 
 
 def job_for(recipe: Recipe, device: Device, material: Material, ranks: Ranks | None = None) -> Job:
-    """The job of a prediction. No program is told of it, the recipe's callbacks are not called, and an epoch has no
-    length. Raises ConfigurationError as the gate does."""
+    """The job of a prediction. No program is told of it, no callback is called, and an epoch has no length. Raises
+    ConfigurationError as the gate does."""
+    if recipe.arguments.get(STRATEGY) == BALANCED:
+        raise ConfigurationError(
+            f"predict: {STRATEGY}={BALANCED!r} makes micro-batches of unequal numbers of rows, which a prediction does "
+            "not know. Leave it out for an upper bound; `workbench scan FILE` says what it needs."
+        )
     unused = ("report_to", EPOCHS)
     arguments = {name: value for name, value in recipe.arguments.items() if name not in unused}
+    # transformers' own are asked what they need; another's code would be imported for that
+    callbacks = tuple(name for name in recipe.callbacks if re.match(r"transformers\b", name))
     world = World(device)
     if ranks:
         world = World(device, ranks.highest, ranks.count, ranks.shard)
-    return prepare(replace(recipe, arguments=arguments, callbacks=()), world, material=material)
+    return prepare(replace(recipe, arguments=arguments, callbacks=callbacks), world, material=material)
 
 
 def assembled(
@@ -185,7 +195,9 @@ def assembled(
     }
     arguments = training_arguments(job.arguments | batches, device.type, scratch)
     check_optimizer(job.recipe, job.material.config, arguments, job.callbacks)
-    trainer_kind = trainer_of(world.shard) if world.shard else SeamTrainer
+    trainer_kind: Callable[..., SeamTrainer] = SeamTrainer
+    if world.shard:
+        trainer_kind = trainer_of(world.shard)
     trainer = assemble(job.recipe, model, job.data, arguments, meter, [*callbacks], trainer_kind)
     if (size, count) != fetched:
         _enlarge(trainer, size, count)

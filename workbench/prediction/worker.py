@@ -30,7 +30,13 @@ SHADOWS = Kept()
 R = TypeVar("R")
 
 
-def ask_card(gpu: Gpu, compute: Callable[..., R], recipe: Recipe, *request: Any, time_limit: float = SECONDS) -> R:
+def ask_card(
+    gpu: Gpu,
+    compute: Callable[..., R],
+    recipe: Recipe,
+    *request: Any,
+    time_limit: float = SECONDS,
+) -> R:
     """What `predict_on_card` or `life_on_card` returns in the process of this card. Raises as `call_on`."""
     return call_on(gpu, compute, recipe, gpu, *request, modules=ON_CARD, time_limit=time_limit)
 
@@ -64,9 +70,12 @@ def _started() -> Child:
 
 def _environment() -> dict[str, str]:
     """The caller's, without GPUs, and without what a launcher or a trainer in the caller has left there."""
-    kept = {name: value for name, value in os.environ.items() if not (name in ALONE or name.startswith("ACCELERATE_"))}
-    no_gpu = dict.fromkeys(("CUDA_VISIBLE_DEVICES", "EMULATED_GPU", "EMULATED_CARD"), "")
-    return {**kept, **no_gpu, "TOKENIZERS_PARALLELISM": "false"}
+    variables = dict(os.environ)
+    for name in os.environ:
+        if name in ALONE or name.startswith("ACCELERATE_"):
+            del variables[name]
+    variables |= dict.fromkeys(("CUDA_VISIBLE_DEVICES", "EMULATED_GPU", "EMULATED_CARD"), "")
+    return {**variables, "TOKENIZERS_PARALLELISM": "false"}
 
 
 # ---- in such a process ----

@@ -79,8 +79,10 @@ def run_on_ranks(
     check_device(device)
     folder = folder or runs_folder()
     check_writable(folder)
-    children = [
-        start(
+    children: list[Child] = []
+    output: int | None = TERMINAL
+    for rank, rank_variables in enumerate(variables_of_ranks(ranks)):
+        child = start(
             run_as_rank,
             recipe,
             shard=shard,
@@ -88,12 +90,12 @@ def run_on_ranks(
             folder=folder,
             environment=variables | rank_variables,
             path=path,
-            output=None if rank else TERMINAL,
+            output=output,
             name=f"rank {rank}",
             **options,
         )
-        for rank, rank_variables in enumerate(variables_of_ranks(ranks))
-    ]
+        children.append(child)
+        output = None  # of all but the first
     first_pid = children[0].process.pid
     answers = answers_of(children)
     store.mark_killed(folder)
@@ -106,7 +108,10 @@ def run_on_ranks(
         if record and record.status is Status.KILLED:
             replace(record, status=Status.INTERRUPTED, error="interrupted by the user").save(folder)
         raise KeyboardInterrupt
-    failures = {rank: answer for rank, answer in enumerate(answers) if isinstance(answer, BaseException)}
+    failures = {}
+    for rank, answer in enumerate(answers):
+        if isinstance(answer, BaseException):
+            failures[rank] = answer
     if failures:
         raise explained_failure(failures, children, record)
     first: Record = answers[0]
@@ -169,5 +174,7 @@ def explained_failure(
             first = rank
             break
     reason = str(failures[first]).strip().splitlines()[-1].removeprefix(f"rank {first}: ")
-    on_record = f" The run is on record as killed: {record.id}." if record else ""
-    return WorkbenchError(f"ranks: rank {first}: {reason}{on_record}")
+    message = f"ranks: rank {first}: {reason}"
+    if record:
+        message += f" The run is on record as killed: {record.id}."
+    return WorkbenchError(message)

@@ -134,7 +134,14 @@ class RankPlace(Place):
         super().save(model)
 
 
-def run_as_rank(recipe: Recipe, *, shard: str, device: str | None, folder: Path, **options: Any) -> Record:
+def run_as_rank(
+    recipe: Recipe,
+    *,
+    shard: str,
+    device: str | None,
+    folder: Path,
+    **options: Any,
+) -> Record:
     """`workbench.run` in a process that `run_on_ranks` has started as one of several ranks.
 
     The effective batch is shared among them, and losses are those of one process, up to rounding. The first rank
@@ -182,7 +189,9 @@ def joined(record: Record) -> Record:
         values = [facts[name] for facts in ranks]
         if None not in values:
             of_all[name] = sum(values)
-    of_each = [{"rank": rank, **{name: facts[name] for name in OF_EACH}} for rank, facts in enumerate(ranks)]
+    of_each = []
+    for rank, facts in enumerate(ranks):
+        of_each.append({"rank": rank, **{name: facts[name] for name in OF_EACH}})
     return replace(record, **of_all, ranks=of_each)
 
 

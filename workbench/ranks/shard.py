@@ -73,7 +73,9 @@ class ResizableTracker(StorageTracker):
             super()._bury(key, storage)
 
     def label(self, tensors: Iterable[torch.Tensor], category: Category) -> None:
-        plain = [part for tensor in tensors for part in parts(tensor)]
+        plain: list[torch.Tensor] = []
+        for tensor in tensors:
+            plain += parts(tensor)
         super().label(plain, category)
 
 
@@ -84,5 +86,7 @@ def gathered(model: torch.nn.Module) -> list[torch.Tensor]:
         if isinstance(module, FSDPModule):
             group = module._get_fsdp_state()._fsdp_param_group
             for parameter in getattr(group, "fsdp_params", ()):
-                weights += [tensor for tensor in parameter.all_gather_outputs if tensor.untyped_storage().nbytes()]
+                for tensor in parameter.all_gather_outputs:
+                    if tensor.untyped_storage().nbytes():
+                        weights.append(tensor)
     return weights

@@ -40,9 +40,18 @@ class Ranks:
     def highest(self) -> int:
         """The rank that needs most. Where weights are whole and gradients cut, it is the last: those of the last layers
         come first, beside most activations."""
-        return self.count - 1 if SHARDS[self.shard].get("last_is_highest") else 0
+        if SHARDS[self.shard].get("last_is_highest"):
+            return self.count - 1
+        return 0
 
-    def check(self, recipe: Recipe, *, checkpoint_every: int | None = None, resume: bool = False, **_: Any) -> None:
+    def check(
+        self,
+        recipe: Recipe,
+        *,
+        checkpoint_every: int | None = None,
+        resume: bool = False,
+        **_: Any,
+    ) -> None:
         """What a run on these ranks cannot do is refused, with the cure.
 
         Raises:
@@ -50,10 +59,12 @@ class Ranks:
         """
         shared(recipe.training_arguments(), self.count)
         for technique in recipe.techniques:
-            reason = technique.alone or self._refusal(technique)
+            refused = f"ranks: {technique.name} cannot be used here"
+            if technique.alone:
+                raise ConfigurationError(f"{refused}: {technique.alone}. Leave it out.")
+            reason = self._refusal(technique)
             if reason:
-                cure = "Leave it out" if technique.alone else "Take --shard none, or leave it out"
-                raise ConfigurationError(f"ranks: {technique.name} cannot be used here: {reason}. {cure}.")
+                raise ConfigurationError(f"{refused}: {reason}. Take --shard none, or leave it out.")
         if resume or checkpoint_every is not None:
             raise ConfigurationError(
                 "checkpoint_every: a run on several ranks writes no checkpoints, nor goes on with one. Leave out "

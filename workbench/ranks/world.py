@@ -31,7 +31,9 @@ def join(device: str | None, shard: str) -> World:
         os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"  # not cpu:0, another device, to which every batch would be copied
     if not dist.is_initialized():
         with explained(f"ranks: rank {world.rank} did not find all others within {JOIN_S:g} s", "Start the run again."):
-            backend = GPUS if world.device.kind == "cuda" else HOSTS
+            backend = HOSTS
+            if world.device.kind == "cuda":
+                backend = GPUS
             dist.init_process_group(backend, timeout=timedelta(seconds=JOIN_S))
     return world
 

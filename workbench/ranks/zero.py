@@ -123,7 +123,7 @@ def tensors_of(optimizer: Any) -> dict[Category, list[torch.Tensor]]:
     holders += [bucket.buffer for bucket in optimizer.ipg_buckets.values()]
     for name in ("averaged_gradients", "all_grad_tensors", "grad_partitions_flat_buffer"):
         holders.append(getattr(optimizer, name, None))
-    gradients = [leaf for leaf in tree_leaves(holders) if isinstance(leaf, torch.Tensor)]
+    gradients = list(filter(torch.is_tensor, tree_leaves(holders)))
     return {Category.OPTIMIZER_STATES: list(masters), Category.GRADIENTS: gradients}
 
 

@@ -37,7 +37,7 @@ class Copy:
         """All bytes of the storage, on the device."""
         import torch
 
-        storage = self.storage() if self.storage else None
+        storage: Any = self.storage and self.storage()
         if storage is not None:
             return torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage)
         buffer = torch.empty(self.nbytes, dtype=torch.uint8, device=self.device)
@@ -80,7 +80,9 @@ class SavedTensors:
         if self.stays(tensor):
             # kept whole, the result of an operation would keep the operation, which keeps what is packed: for ever, if
             # no backward pass comes to free it, as with DoRA's norm
-            return tensor if tensor.grad_fn is None else tensor.detach()
+            if tensor.grad_fn is None:
+                return tensor
+            return tensor.detach()
         storage = tensor.untyped_storage()
         copy = self.copies.get(storage._cdata)
         # another storage may have the address by now, and the same one may have been changed in place
@@ -97,7 +99,9 @@ class SavedTensors:
 
     @staticmethod
     def unpack(saved: Any) -> Any:
-        return saved() if callable(saved) else saved
+        if callable(saved):
+            return saved()
+        return saved
 
 
 def offload_activations(trainer: Any, place: Callable[[], Any], minimum_bytes: int) -> None:

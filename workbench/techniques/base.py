@@ -8,7 +8,7 @@ name decides anything.
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from enum import IntEnum, StrEnum, auto
 from itertools import permutations
 from types import MappingProxyType
@@ -86,19 +86,18 @@ class Call:
 
     Args:
         measured: settings that take another value in a run, which keeps accounts that a script does not need.
-        switches: `TrainingArguments` with which the Trainer does the same when it begins: a script has these instead,
-            if the installed transformers has arguments of these names.
     """
 
     function: Callable[..., Any]
     settings: Mapping[str, Any] = field(default_factory=dict)
     measured: Mapping[str, Any] = field(default_factory=dict)
-    switches: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, *arguments: Any) -> Any:
         settings: dict[str, Any] = {}
         for name, value in {**self.settings, **self.measured}.items():
-            settings[name] = value() if isinstance(value, Call) else value
+            if isinstance(value, Call):
+                value = value()
+            settings[name] = value
         return self.function(*arguments, **settings)
 
 
@@ -147,7 +146,7 @@ class Technique:
         return 0
 
     def settings(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        return asdict(self)  # type: ignore[call-overload, no-any-return]
 
     def card(self) -> str:
         """What it attacks, costs and does to the loss, and a line for each setting: what the command `list` prints."""
@@ -223,7 +222,8 @@ class Technique:
     # ---- not part of a run ----
 
     def switches(self) -> Arguments:
-        """`TrainingArguments` with which the newest transformers does by itself what `model` does; empty: none."""
+        """`TrainingArguments` with which the newest transformers does by itself what `model` does; empty: none. A
+        script has these in its place."""
         return {}
 
     def loaded_model(self, family: ModelFamily) -> Call | None:
@@ -251,7 +251,9 @@ class Technique:
         On a GPU of this compute capability; None is a CPU. Empty where the technique cannot be used there, and where
         it saves no memory of the device. Settings that do not suit a recipe may be among them: the recipe refuses them.
         """
-        return tuple(cls(**settings) for settings in cls.worth_trying) if cls.attacks else ()
+        if not cls.attacks:
+            return ()
+        return tuple(cls(**settings) for settings in cls.worth_trying)
 
     def stand_in(self) -> "Technique":
         """What a prediction drives in this technique's place; itself, unless its kernels cannot be traced.
@@ -294,12 +296,17 @@ def equal_parts(whole: int, part: int, least: int, what: str, field: str) -> int
         ConfigurationError: not into several equal ones. The message lists the sizes from `least` on that would do.
     """
     if part >= whole or whole % part:
-        sizes = [str(size) for size in range(least, whole)[:4096] if whole % size == 0]
+        possible = divisors(whole, least, whole) or f"none. Use a larger {field}"
         raise ConfigurationError(
             f"{what} of {part} are not equal parts of the recipe's {field} of {whole}, so the runs could not see the "
-            f"same tokens. Possible: {', '.join(sizes) or f'none. Use a larger {field}'}."
+            f"same tokens. Possible: {possible}."
         )
     return whole // part
+
+
+def divisors(whole: int, least: int, end: int) -> str:
+    """The numbers from `least` on and below `end` that divide the whole, listed; of a huge one the smaller ones."""
+    return ", ".join(str(number) for number in range(least, end)[:4096] if whole % number == 0)
 
 
 def add_adapter(config_class: Any, **settings: Any) -> Call:

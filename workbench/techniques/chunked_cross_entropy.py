@@ -83,12 +83,20 @@ def without_logits(model: Any, chunk: int) -> Iterator[None]:
     plain_loss = base.loss_function
     sum_of_losses = linear_cross_entropy().apply
 
-    def loss(logits: Any, labels: Any, vocab_size: int, num_items_in_batch: Any = None, **_: Any) -> Any:
+    def loss(
+        logits: Any,
+        labels: Any,
+        vocab_size: int,
+        num_items_in_batch: Any = None,
+        **_: Any,
+    ) -> Any:
         hidden = logits  # transformers' name for what comes out of the head
         # as transformers does: token t predicts t + 1, the last one nothing; the sum is divided by the labels that
         # count, of this batch or of all that are accumulated for one step
         labels = torch.nn.functional.pad(labels[..., 1:], (0, 1), value=-100).flatten()
-        count = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch
+        count = num_items_in_batch
+        if count is None:
+            count = (labels != -100).sum()
         device_type = hidden.device.type
         dtype = head.weight.dtype
         if torch.is_autocast_enabled(device_type):
@@ -119,7 +127,13 @@ def chunk_loss(trainer: Any, chunk: int) -> None:
         with without_logits(model, chunk):
             return plain_compute_loss(model, *args, **kwargs)
 
-    def prediction_step(model: Any, inputs: Any, prediction_loss_only: bool, *args: Any, **kwargs: Any) -> Any:
+    def prediction_step(
+        model: Any,
+        inputs: Any,
+        prediction_loss_only: bool,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         chunked_compute_loss = trainer.compute_loss
         if not prediction_loss_only:
             trainer.compute_loss = plain_compute_loss
@@ -160,7 +174,9 @@ class ChunkedCrossEntropy(Technique):
 
         head = model.get_output_embeddings()
         if type(head) is not torch.nn.Linear or head.bias is not None:
-            fault = "has a bias" if type(head) is torch.nn.Linear else f"is {type(head).__name__}"
+            fault = f"is {type(head).__name__}"
+            if type(head) is torch.nn.Linear:
+                fault = "has a bias"
             raise ConfigurationError(
                 f"{self.name}: the head must be a plain linear layer without bias, and {fault}. "
                 f"Leave {self.name} out, or the head out of what is quantized or adapted."

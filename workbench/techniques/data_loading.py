@@ -46,7 +46,9 @@ class DataLoading(Technique):
             raise ConfigurationError(f"{self.name}: this is how every recipe loads its data. Change one of the two.")
 
     def dataset(self) -> Call | None:
-        return Call(map_from_disk) if self.memory_mapped else None
+        if self.memory_mapped:
+            return Call(map_from_disk)
+        return None
 
     def training_arguments(self, arguments: Arguments) -> Arguments:
         return {**arguments, "dataloader_num_workers": self.num_workers}

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from workbench.base.errors import ConfigurationError
 from workbench.base.settings import setting
-from workbench.techniques.base import Arguments, Capability, Stage, Technique
+from workbench.techniques.base import Arguments, Capability, Stage, Technique, divisors
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,10 @@ class GradientAccumulation(Technique):
     def training_arguments(self, arguments: Arguments) -> Arguments:
         batch = arguments["per_device_train_batch_size"]
         if batch % self.steps:
-            # only the smaller ones: of a huge batch there are too many
-            divisors = [str(steps) for steps in range(2, batch + 1)[:4096] if batch % steps == 0]
+            possible = divisors(batch, 2, batch + 1) or "none: use a larger batch"
             raise ConfigurationError(
                 f"gradient_accumulation_steps: a batch of {batch} cannot be split into {self.steps} equal "
-                f"micro-batches. Possible steps for this batch: {', '.join(divisors) or 'none: use a larger batch'}."
+                f"micro-batches. Possible steps for this batch: {possible}."
             )
         return {
             **arguments,

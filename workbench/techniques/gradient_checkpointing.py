@@ -76,7 +76,7 @@ class GradientCheckpointing(Technique):
         return None
 
     def model(self, family: ModelFamily) -> Call:
-        return Call(checkpoint_blocks, self.settings(), switches=self.switches())
+        return Call(checkpoint_blocks, self.settings())
 
     def switches(self) -> Arguments:
         # a dataclass keeps the defaults of its fields as class attributes

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from workbench.base.settings import setting
-from workbench.measure.device import Device
+from workbench.measure.device import NATIVE_BF16, Device
 from workbench.techniques.base import Arguments, Capability, Stage, Technique
 
 SCALED_OTHERWISE = "DeepSpeed scales the loss in its own way, not yet held against one process; take dtype:bf16"
@@ -40,8 +40,9 @@ class MixedPrecision(Technique):
 
     @classmethod
     def variants(cls, compute_capability: tuple[int, int] | None) -> tuple[Technique, ...]:
-        native = compute_capability is None or compute_capability >= (8, 0)
-        return (cls(dtype="bf16" if native else "fp16"),)
+        if compute_capability is None or compute_capability >= NATIVE_BF16:
+            return (cls(dtype="bf16"),)
+        return (cls(dtype="fp16"),)
 
     def training_arguments(self, arguments: Arguments) -> Arguments:
         return {**arguments, self.dtype: True}

@@ -144,11 +144,15 @@ class Offloading(Technique):
 
     @property
     def place(self) -> type[Any]:
-        return DiskFile if self.to == "disk" else HostMemory
+        if self.to == "disk":
+            return DiskFile
+        return HostMemory
 
     def counted(self) -> dict[str, Any]:
         """The same place with an account, as a run needs it."""
-        account = DISK if self.to == "disk" else HOST
+        account = HOST
+        if self.to == "disk":
+            account = DISK
         return {"place": partial(Counted, self.place, account, self.name, self.what)}
 
     def missing(self, device: Device) -> str | None:
@@ -157,13 +161,15 @@ class Offloading(Technique):
                 f"{self.name}=to:cpu needs a CUDA device, and this run is on the {device.kind}: its memory is the "
                 "host's own, so nothing would move. Use to:disk."
             )
-        reason = no_disk() if self.to == "disk" else ""
-        return f"{self.name}=to:disk: {reason}" if reason else None
+        if self.to == "disk" and no_disk():
+            return f"{self.name}=to:disk: {no_disk()}"
+        return None
 
     @classmethod
     def variants(cls, compute_capability: tuple[int, int] | None) -> tuple[Technique, ...]:
-        to = "disk" if compute_capability is None else "cpu"  # a CPU's memory is the host's already
-        return (cls(to=to),)
+        if compute_capability is None:  # a CPU's memory is the host's already
+            return (cls(to="disk"),)
+        return (cls(),)
 
     def stand_in(self) -> Technique:
         """The same tensors go and come back at the same moments; their copies take no memory of the device."""

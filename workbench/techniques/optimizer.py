@@ -228,9 +228,12 @@ def use_muon(trainer: Any, adjust_lr_fn: str) -> None:
     head = trainer.model.get_output_embeddings()
     embeddings = [module for module in trainer.model.modules() if isinstance(module, torch.nn.Embedding)]
     outside = {id(getattr(module, "weight", None)) for module in (*embeddings, head)}
-    # a single row or column, as (IA)³ learns, has nothing to be made orthogonal
-    matrices = {id(p) for p in trainer.model.parameters() if p.ndim == 2 and min(p.shape) > 1}
-    inside = matrices - outside
+    inside = set()
+    for parameter in trainer.model.parameters():
+        # a single row or column, as (IA)³ learns, has nothing to be made orthogonal
+        is_matrix = parameter.ndim == 2 and min(parameter.shape) > 1
+        if is_matrix and id(parameter) not in outside:
+            inside.add(id(parameter))
 
     class MuonAndAdamW(torch.optim.Optimizer):
         def __init__(self, groups: list[dict[str, Any]], **options: Any) -> None:

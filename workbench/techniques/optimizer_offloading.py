@@ -48,7 +48,14 @@ def streaming_adamw(states: Any, chunk: int, fused: bool) -> Any:
                     states.store(room, start, moment)
             state["step"] += 1
 
-        def update_piece(self, weights: Any, gradient: Any, moments: list[Any], step: Any, group: Any) -> None:
+        def update_piece(
+            self,
+            weights: Any,
+            gradient: Any,
+            moments: list[Any],
+            step: Any,
+            group: Any,
+        ) -> None:
             """PyTorch's own kernel, on a part of a parameter."""
             average, average_of_squares = moments
             kernel: Any = adamw

@@ -19,7 +19,9 @@ class Padding(Technique):
 
     `dynamic` pads a batch to its longest example, otherwise all are padded to T ahead. `group_by_length` forms batches
     of examples of about equal length, from random groups of 50 batches, each group from long to short (transformers'
-    `get_length_grouped_indices`): a run of fewer steps sees the longer examples only.
+    `get_length_grouped_indices`): a run of fewer steps sees the longer examples only. The peak is as high: the first
+    batch is padded to the longest example. With accumulation the recipe's argument `train_sampling_strategy` may be
+    "batch_rebalance", which deals the examples of a step out by their cost and lowers the peak.
 
     Padding is left out of attention and loss; the label -100 marks it, by position: whoever masks every label equal to
     the padding token masks the real ends too, where the two are the same token, as they usually are with GPT-2.

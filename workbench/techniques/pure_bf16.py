@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from workbench.measure.device import Device
+from workbench.measure.device import NATIVE_BF16, Device
 from workbench.models.family import ModelFamily
 from workbench.techniques.base import Arguments, Capability, Stage, Technique
 
@@ -26,8 +26,9 @@ class PureBf16(Technique):
 
     @classmethod
     def variants(cls, compute_capability: tuple[int, int] | None) -> tuple[Technique, ...]:
-        native = compute_capability is None or compute_capability >= (8, 0)
-        return (cls(),) if native else ()
+        if compute_capability is None or compute_capability >= NATIVE_BF16:
+            return (cls(),)
+        return ()
 
     def model_arguments(self, family: ModelFamily) -> Arguments:
         return {"dtype": "bfloat16"}

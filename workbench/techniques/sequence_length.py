@@ -24,7 +24,8 @@ def cut_rows(dataset: Any, length: int) -> Any:
     rows = dataset.map(cut, batched=True, keep_in_memory=True)
     if "labels" not in rows.column_names:  # then every token is a label
         return rows
-    return rows.select([index for index, labels in enumerate(rows["labels"]) if set(labels[1:]) - {-100}])
+    predicted = [index for index, labels in enumerate(rows["labels"]) if set(labels[1:]) - {-100}]
+    return rows.select(predicted)
 
 
 @dataclass(frozen=True)

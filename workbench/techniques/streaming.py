@@ -28,7 +28,14 @@ class Streaming(Technique):
         return Call(stream_examples, {"shuffle_buffer": self.shuffle_buffer})
 
 
-def stream_examples(text: Any, tokenizer: Any, length: int, batch: int, seed: int, shuffle_buffer: int) -> Any:
+def stream_examples(
+    text: Any,
+    tokenizer: Any,
+    length: int,
+    batch: int,
+    seed: int,
+    shuffle_buffer: int,
+) -> Any:
     """Blocks that are made while they are read, the next one drawn from `shuffle_buffer` of them."""
     from datasets import IterableDataset
 

@@ -25,7 +25,9 @@ def compile_training(trainer: Any, memory_budget: float) -> None:
     compiled = torch.compile(trainer.model)
 
     def compute_loss(model: Any, *args: Any, **kwargs: Any) -> Any:
-        return plain_compute_loss(compiled if model.training else model, *args, **kwargs)
+        if model.training:
+            model = compiled
+        return plain_compute_loss(model, *args, **kwargs)
 
     trainer.compute_loss = compute_loss
 
@@ -53,7 +55,9 @@ class TorchCompile(Technique):
 
     def missing(self, device: Device) -> str | None:
         lacking = _lacking(device)
-        return f"{self.name} needs {lacking}. Or leave {self.name} out." if lacking else None
+        if lacking:
+            return f"{self.name} needs {lacking}. Or leave {self.name} out."
+        return None
 
     @contextmanager
     def run_context(self) -> Iterator[None]:

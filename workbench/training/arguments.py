@@ -4,9 +4,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import torch
+from pydantic import Field
 from transformers import (
     EarlyStoppingCallback,
     PreTrainedConfig,
@@ -31,6 +32,8 @@ CURE = "Change what it names, or leave it out."
 OF_OPTIMIZER = "optim|adam_|weight_decay"  # how the names of such arguments begin
 OF_SCHEDULER = "lr_scheduler_|warmup_"
 OF_A_MODEL = {"params", "model", "optimizer_dict"}  # of optimizers that take a whole model
+# transformers takes any number: a wrong one fails in the first forward pass, or makes another loss without a word
+LIMITS = {"label_smoothing_factor": Field(ge=0, le=1), "neftune_noise_alpha": Field(ge=0)}
 # the same for every run, every prediction and every exported script
 ALWAYS: Arguments = {
     "eval_on_start": True,
@@ -42,14 +45,19 @@ ALWAYS: Arguments = {
 
 
 def check_arguments(recipe: Recipe) -> None:
-    """Raises ConfigurationError: `TrainingArguments` have no such field, or the value has another type than it."""
+    """Raises ConfigurationError: `TrainingArguments` have no such field, or the value is of another type than it, out
+    of its limits or none of its choices."""
     # not `field.type`, which an HfArgumentParser in the same process has rewritten
     hints = get_type_hints(TrainingArguments)
-    types: dict[str, Any] = {field.name: hints[field.name] for field in fields(TrainingArguments)}
-    values = named(recipe.arguments, types, "arguments", "field of transformers.TrainingArguments")
+    entries = {field.name: field for field in fields(TrainingArguments)}
+    values = named(recipe.arguments, entries, "arguments", "field of transformers.TrainingArguments")
     for name, value in values.items():
+        accepted = Annotated[hints[name], LIMITS[name]] if name in LIMITS else hints[name]
         with explained(f"arguments: {name} cannot be {brief(value)}", "See transformers.TrainingArguments."):
-            checker(types[name]).validate_python(value, strict=True)
+            checker(accepted).validate_python(value, strict=True)
+        choices = entries[name].metadata.get("choices", [value])
+        if value not in choices:
+            raise unknown(f"arguments: {name} cannot be", value, choices)
 
 
 def check_reports(recipe: Recipe) -> None:

@@ -45,7 +45,9 @@ def finished(child: Child, begun: Record, folder: Path | None) -> Record:
     try:
         record: Record = child.answer()
     except LostChildError as lost:
-        record = Record.read(begun.path(folder)) if begun.path(folder).exists() else begun
+        record = begun
+        if begun.path(folder).exists():
+            record = Record.read(begun.path(folder))
         if record.status is Status.RUNNING:
             record = store.end(replace(record, status=Status.KILLED, error=str(lost)), folder)
     return record

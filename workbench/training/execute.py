@@ -100,7 +100,9 @@ def fine_tune(here: Place, arguments: TrainingArguments) -> None:
     if math.isfinite(held_out_loss):
         here.note(held_out_loss=held_out_loss)
     reason = why_diverged(here.record, held_out_loss, model.config.vocab_size)
-    here.note(status=Status.DIVERGED if reason else Status.OK, error=reason)
+    here.note(status=Status.OK)
+    if reason:
+        here.note(status=Status.DIVERGED, error=reason)
 
 
 def why_diverged(record: Record, held_out_loss: float, vocabulary: int) -> str:

@@ -23,7 +23,7 @@ from workbench.measure.emulated import NOT_COMPUTED
 from workbench.models import belongs, gpt2, load
 from workbench.models import source as models
 from workbench.models.family import positions
-from workbench.recipe import Recipe
+from workbench.recipe import BALANCED, STRATEGY, Recipe
 from workbench.techniques import REGISTRY, Capability
 from workbench.techniques.base import Arguments
 from workbench.texts import corpus
@@ -134,6 +134,8 @@ def prepare(
     cap_bytes = memory_cap_bytes(memory_cap, device)
     check_saving(recipe, save)
     check_resuming(recipe, checkpoint_every, resume, longest_first)
+    if longest_first and recipe.arguments.get(STRATEGY) == BALANCED:
+        raise ConfigurationError(f"longest_first: {STRATEGY}={BALANCED!r} has its own order. Leave one of them out.")
     lacking = why_not_here(recipe, device)
     check_arguments(recipe)
     check_reports(recipe)

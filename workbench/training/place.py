@@ -16,12 +16,13 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel, set_seed
 from transformers.initialization import no_init_weights
 
+from workbench.base.errors import ConfigurationError
 from workbench.base.paths import unwritten
 from workbench.gpus.emulator.padding import announce_padding
 from workbench.journal import checkpoints, store
 from workbench.journal.record import Record
 from workbench.measure.meter import Meter
-from workbench.measure.out_of_memory import Refusal, read
+from workbench.measure.out_of_memory import Refusal, numbers_in
 from workbench.models import generate
 from workbench.models.load import count_parameters, save_model, storage_type
 from workbench.training.job import Job
@@ -86,7 +87,9 @@ class Place:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.record = job.record
-        self.values = NoValues() if job.device.in_software else Values()
+        self.values = Values()
+        if job.device.in_software:
+            self.values = NoValues()
         self.error: BaseException | None = None
         self.trainer: SeamTrainer | None = None
         self.meter: Meter | None = None
@@ -149,9 +152,12 @@ class Place:
     def trained_facts(self, model: PreTrainedModel, trainer: SeamTrainer) -> dict[str, Any]:
         """Fields of a record: what was really trained, and in which precision."""
         parameters, trainable_parameters = count_parameters(model)
+        dtype = storage_type(model)
         autocast = trainer.accelerator.mixed_precision
+        if autocast != "no":
+            dtype = f"autocast {autocast}"
         return {
-            "dtype": storage_type(model) if autocast == "no" else f"autocast {autocast}",
+            "dtype": dtype,
             "parameters": parameters,
             "trainable_parameters": trainable_parameters,
         }
@@ -188,12 +194,16 @@ class Place:
 
     def refusal(self, message: str) -> dict[str, Any]:
         """Fields of a record: what was refused, from the cap's keeper or, where the device refused, from its words."""
-        tracker = self.meter.tracker if self.meter else None
-        refused = tracker.refusal if tracker else Refusal()
+        refused = Refusal()
+        failed_operation = ""
+        if self.meter:
+            refused = self.meter.tracker.refusal
+            failed_operation = self.meter.tracker.failed_operation
         if refused.requested_bytes is None:
-            refused = read(message)
+            with suppress(ConfigurationError):  # it has no numbers that are known
+                refused = Refusal(**numbers_in(message))
         return {
-            "failed_operation": tracker.failed_operation if tracker else "",
+            "failed_operation": failed_operation,
             "requested_bytes": refused.requested_bytes,
             "allocated_at_failure_bytes": refused.allocated_bytes,
             "reserved_at_failure_bytes": refused.reserved_bytes,
@@ -220,4 +230,8 @@ def memory_facts(meter: Meter, earlier_peak_bytes: int) -> dict[str, Any]:
 
 def finite_values(history: list[dict[str, float]], name: str) -> list[float]:
     """What was logged under a name, without NaN and infinity, which JSON does not have."""
-    return [entry[name] for entry in history if math.isfinite(entry.get(name, math.nan))]
+    values = []
+    for entry in history:
+        if math.isfinite(entry.get(name, math.nan)):
+            values.append(entry[name])
+    return values

@@ -93,7 +93,12 @@ def run(
 
 
 def prepare_alone(
-    recipe: Recipe, device: str | None, folder: Path | None, *, may_write_nothing: bool = False, **options: Any
+    recipe: Recipe,
+    device: str | None,
+    folder: Path | None,
+    *,
+    may_write_nothing: bool = False,
+    **options: Any,
 ) -> Job:
     """The job of a recipe for this process alone. Raises as the gate does, and where nothing could be recorded."""
     refuse_several_ranks()

@@ -47,7 +47,9 @@ class Stopwatch:
 
 def processors() -> list[int]:
     """Those that this process may use."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [*range(psutil.cpu_count() or 1)]
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return [*range(psutil.cpu_count() or 1)]
 
 
 def clocks() -> np.ndarray:

@@ -44,9 +44,11 @@ class SeamTrainer(Trainer):
         self._aside: Path | None = None
         self._longest: int | None = None
         super().__init__(**kwargs)
-        self.trackers = [c for c in self.callback_handler.callbacks if type(c) in INTEGRATION_TO_CALLBACK.values()]
-        for tracker in self.trackers:
-            vars(tracker)["on_train_end"] = lambda *_, **__: None  # `end_reports` does it
+        self.trackers: list[Any] = []
+        for callback in self.callback_handler.callbacks:
+            if type(callback) in INTEGRATION_TO_CALLBACK.values():
+                self.trackers.append(callback)
+                vars(callback)["on_train_end"] = lambda *_, **__: None  # `end_reports` does it
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         optimizer = super().create_optimizer(model)
@@ -90,10 +92,12 @@ class SeamTrainer(Trainer):
         """Let every batch of the first steps begin with the longest example. A warning is noted where that changes
         nothing."""
         rows: Any = self.train_dataset
-        lengths = np.array([len(ids) for ids in rows["input_ids"]] if isinstance(rows, Dataset) else [0])
+        if not isinstance(rows, Dataset):
+            self.warnings.append("longest_first: a stream has no order; nothing was changed")
+            return
+        lengths = np.array([len(ids) for ids in rows["input_ids"]])
         if lengths.min() == lengths.max():
-            reason = f"all examples have {lengths.max()} tokens" if lengths.any() else "a stream has no order"
-            self.warnings.append(f"longest_first: {reason}; nothing was changed")
+            self.warnings.append(f"longest_first: all examples have {lengths.max()} tokens; nothing was changed")
             return
         self._longest = int(lengths.argmax())
 
@@ -167,14 +171,18 @@ class LongestFirst(Sampler[int]):
 def count_padding(inputs: dict[str, torch.Tensor]) -> int:
     """Tokens that the attention mask leaves out; counted where the batch is, which costs a GPU one short wait."""
     mask = inputs.get("attention_mask")
-    return 0 if mask is None else int((mask == 0).sum())
+    if mask is None:
+        return 0
+    return int((mask == 0).sum())
 
 
 def collate(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
     """B rows of T tokens to `input_ids` and `labels`, both (B, T); the model shifts the labels itself. Where the rows
     have no labels, all tokens count."""
     input_ids = torch.tensor([row["input_ids"] for row in rows])
-    labels = torch.tensor([row["labels"] for row in rows]) if "labels" in rows[0] else input_ids.clone()
+    if "labels" not in rows[0]:
+        return {"input_ids": input_ids, "labels": input_ids.clone()}
+    labels = torch.tensor([row["labels"] for row in rows])
     return {"input_ids": input_ids, "labels": labels}
 
 

@@ -54,7 +54,10 @@ def refuse_several_ranks() -> None:
     Raises:
         ConfigurationError: a launcher started this process, or its variables say nothing that makes sense.
     """
-    telling = [name for name, alone in ALONE.items() if os.environ.get(name, alone) != alone]
+    telling = []
+    for name, alone in ALONE.items():
+        if os.environ.get(name, alone) != alone:
+            telling.append(name)
     for name in sorted(os.environ):
         if name.startswith(ACCELERATES) and os.environ[name].lower() not in ("no", "false", "0", ""):
             telling.append(name)

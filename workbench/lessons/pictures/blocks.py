@@ -53,7 +53,10 @@ def checkpointed_blocks(config: Any) -> Drawing:
 
 def kept_in_block() -> Drawing:
     """Lesson 03b: a row for each result, and a column for each way: coloured tiles are kept, grey ones are not."""
-    sums = {way: sum(tensors for _, tensors, ways in RESULTS if way in ways) for way in WAYS}
+    sums = dict.fromkeys(WAYS, 0)
+    for _, tensors, ways in RESULTS:
+        for way in ways.split():
+            sums[way] += tensors
     listed = ", ".join(f"{way} {tensors}" for way, tensors in sums.items())
     picture = Drawing(
         f"The results of one block, in tensors of B × T × C. Kept are: {listed}. Selectively all of the GELU's 16 go."
@@ -64,7 +67,9 @@ def kept_in_block() -> Drawing:
         y = 26 + row * 22
         picture.words(0, y + 12, name)
         for column, way in enumerate(WAYS):
-            colour = Category.ACTIVATIONS if way in ways else PALE
+            colour = PALE
+            if way in ways:
+                colour = Category.ACTIVATIONS
             picture.tiles(212 + column * 149, y, (9, 17), colour, columns=tensors)
     return picture
 
@@ -112,8 +117,12 @@ def pack_and_unpack() -> Drawing:
         "gives autograd its path, and gives the weight back as it is. The hook named unpack reads the file again for "
         "the backward pass."
     )
-    for x, name in ((0, "forward pass"), (268, "autograd keeps"), (520, "backward pass")):
-        colour, label = (EMPTY, "a path") if x == 268 else (Category.ACTIVATIONS, "activation")
+    columns = (
+        (0, "forward pass", Category.ACTIVATIONS, "activation"),
+        (268, "autograd keeps", EMPTY, "a path"),
+        (520, "backward pass", Category.ACTIVATIONS, "activation"),
+    )
+    for x, name, colour, label in columns:
         picture.words(x, 16, name, bold=True)
         picture.area(x, 30, 120, 34, colour, label)
         picture.area(x, 130, 120, 34, Category.WEIGHTS, "weight")

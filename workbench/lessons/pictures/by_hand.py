@@ -49,7 +49,9 @@ def bytes_over_step(config: Any, tokens: int) -> list[Stack]:
     forward = [stack(kept, 0, 0) for kept in tensors[1:]]
     loss = stack(tensors[-1], 3, 0)
     # the gradient of the head, then that of one block after the other
-    back = [stack(tensors[-1 - done], 0, embedding + done * block_parameters(config)) for done in range(1, layers)]
+    back = []
+    for done in range(1, layers):
+        back.append(stack(tensors[-1 - done], 0, embedding + done * block_parameters(config)))
     last = stack(0, 0, whole + 2 * embedding)  # the embedding's gradient, and its two parts
     adam = stack(0, 0, whole)
     return [*forward, loss, *back, last, adam, adam]

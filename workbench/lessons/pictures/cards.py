@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from workbench.advise.message import ErrorMessage
 from workbench.advise.plan import Plan
-from workbench.advise.wording import two_digits
 from workbench.base.categories import Category, format_bytes
 from workbench.lessons.drawing import EMPTY, PALE, WIDTH, Drawing
+from workbench.measure.out_of_memory import two_digits
 from workbench.prediction.prediction import Prediction
 
 PARTS = {"tensors": Category.WEIGHTS, "gaps": PALE, "not PyTorch's": Category.TEMPORARIES, "free": EMPTY}
@@ -70,7 +70,7 @@ def planned_sets(planned: Plan) -> Drawing:
         largest.append(category)
         verdict = "✓" if candidate.fits else "✗"
         label = f"{verdict} {format_bytes(candidate.needed_bytes)}: {candidate.label}"
-        picture.row(label, [(candidate.needed_bytes * scale, category, "")])
+        picture.row(label, [(candidate.needed_bytes, category, "")], scale)
         picture.line(planned.budget_bytes * scale, 14, planned.budget_bytes * scale, 40)
     picture.legend(*dict.fromkeys(largest))
     picture.words(WIDTH, 11, f"the line is the budget, {budget}", anchor="end")
@@ -113,10 +113,15 @@ def _draw_card(picture: Drawing, message: ErrorMessage) -> None:
     requested = message.requested_bytes or 0
     picture.title(f"{two_digits(requested)} asked for, of {two_digits(capacity)}")
     scale = WIDTH / capacity
-    sizes = {part: min(size, capacity) for part, size in _parts(message).items()}
-    picture.bar(0, 26, 34, [(size * scale, PARTS[part], f"{part} {two_digits(size)}") for part, size in sizes.items()])
+    parts = []
+    end = 0
+    for part, size in _parts(message).items():
+        size = min(size, capacity)
+        parts.append((size, PARTS[part], f"{part} {two_digits(size)}"))
+        end += size
+    picture.bar(0, 26, 34, parts, scale)
     # above what is free, the last part; what is too wide ends where the card ends
-    free = min(sum(sizes.values()), capacity) - sizes["free"]
+    free = min(end, capacity) - size
     start = max(min(free, capacity - requested), 0)
     picture.area(start * scale, 0, min(max(requested * scale, 3), WIDTH), 20, Category.ACTIVATIONS)
     if message.allowed_bytes is not None:
@@ -150,10 +155,16 @@ def rungs(ladder: Sequence[Prediction]) -> Drawing:
         recipe = rung.recipe
         new = tuple(technique for technique in recipe.techniques if technique not in below)
         below = recipe.techniques
-        name = f"+ {replace(recipe, techniques=new).label}" if new else recipe.model
+        name = recipe.model
+        if new:
+            name = f"+ {replace(recipe, techniques=new).label}"
         label = f"{name}: {format_bytes(rung.peak_allocated_bytes)}, 1/{first / rung.peak_allocated_bytes:.1f}"
-        picture.row(label, [(WIDTH * rung.by_category[category] / first, category, "") for category in Category])
-    seen = [name for name in Category if any(rung.by_category[name] > SEEN * first for rung in ladder)]
+        picture.row(label, [(rung.by_category[category], category, "") for category in Category], WIDTH / first)
+    seen = []
+    for category in Category:
+        most = max(rung.by_category[category] for rung in ladder)
+        if most > SEEN * first:
+            seen.append(category)
     picture.legend(*seen)
     return picture
 
@@ -163,5 +174,5 @@ def when_it_died() -> Drawing:
     suspects = "; ".join(f"{moment}: {', '.join(parts)}" for moment, parts in MOMENTS.items())
     picture = Drawing(f"When a run died, and what to suspect. {suspects}.")
     for moment, parts in MOMENTS.items():
-        picture.row(moment, [(WIDTH / 3, colour, part) for part, colour in parts.items()])
+        picture.row(moment, [(1, colour, part) for part, colour in parts.items()], WIDTH / 3)
     return picture

@@ -9,9 +9,9 @@ from workbench.lessons.pictures.by_hand import Stack, bytes_over_step, peak_byte
 GAP = 24  # between two hills
 LANE = 90  # the height of the fullest moment of a card or a host
 PARAMETER = (
-    (WIDTH / 4, Category.WEIGHTS, "weight: 4"),
-    (WIDTH / 4, Category.GRADIENTS, "gradient: 4"),
-    (WIDTH / 2, Category.OPTIMIZER_STATES, "AdamW's two averages: 8"),
+    (4, Category.WEIGHTS, "weight: 4"),
+    (4, Category.GRADIENTS, "gradient: 4"),
+    (8, Category.OPTIMIZER_STATES, "AdamW's two averages: 8"),
 )
 OF_A_BATCH = (Category.GRADIENTS, Category.ACTIVATIONS, Category.LOGITS_AND_LOSS)
 
@@ -27,14 +27,14 @@ def hill_of_a_step(config: Any, sequences: int, length: int) -> Drawing:
         f"logits. The steps stand on the same floor, and the hill on it grows with the tokens; peaks: {listed}."
     )
     picture.title("a parameter: 16 bytes")
-    picture.bar(0, 0, 24, PARAMETER)
+    picture.bar(0, 0, 24, PARAMETER, WIDTH / 16)
     token = token_bytes(config)
     whole = sum(token.values())
     picture.title(f"a token: {format_bytes(whole)}")
     parts = []
     for category, size in token.items():
-        parts.append((WIDTH * size / whole, category, f"{category.partition('_')[0]}: {format_bytes(size)}"))
-    picture.bar(0, 0, 24, parts)
+        parts.append((size, category, f"{category.partition('_')[0]}: {format_bytes(size)}"))
+    picture.bar(0, 0, 24, parts, WIDTH / whole)
     picture.title("a step of so many tokens: forward → backward → AdamW")
     width = (WIDTH + GAP) / len(steps)
     for number, (batch, step) in enumerate(steps.items()):
@@ -54,16 +54,16 @@ def step_in_parts(config: Any, sequences: int, length: int, parts: int) -> Drawi
         f"1 × {sequences} sequences": whole,
         f"{parts} × {sequences / parts:g} sequences; gradients wait for the end": first + (parts - 1) * later,
     }
-    peaks = [format_bytes(peak_bytes(stacks)) for stacks in rows.values()]
+    peaks = [peak_bytes(stacks) for stacks in rows.values()]
     picture = Drawing(
-        f"With one batch of {sequences} sequences, activations and logits rise to {peaks[0]} and fall while the "
-        f"gradients come. In {parts} parts they rise {parts} times, to a part of that, and from the second part on "
-        f"all gradients lie under them: {peaks[1]} at most."
+        f"With one batch of {sequences} sequences, activations and logits rise to {format_bytes(peaks[0])} and fall "
+        f"while the gradients come. In {parts} parts they rise {parts} times, to a part of that, and from the second "
+        f"part on all gradients lie under them: {format_bytes(peaks[1])} at most."
     )
-    scale = 104 / max(peak_bytes(stacks) for stacks in rows.values())
+    scale = 104 / max(peaks)
     for (title, stacks), peak in zip(rows.items(), peaks, strict=True):
-        picture.title(f"{title}: {peak} at most")
-        picture.hill(0, peak_bytes(stacks) * scale, WIDTH, stacks, scale)
+        picture.title(f"{title}: {format_bytes(peak)} at most")
+        picture.hill(0, peak * scale, WIDTH, stacks, scale)
     picture.legend(*OF_A_BATCH)
     picture.words(WIDTH, 11, "weights and states are left out", anchor="end")
     return picture
@@ -71,7 +71,10 @@ def step_in_parts(config: Any, sequences: int, length: int, parts: int) -> Drawi
 
 def _forward_and_back(config: Any, tokens: int) -> list[Stack]:
     """Of what changes while a batch is computed; AdamW's step, at the end, is left out."""
-    return [{category: stack[category] for category in OF_A_BATCH} for stack in bytes_over_step(config, tokens)[:-2]]
+    stacks: list[Stack] = []
+    for stack in bytes_over_step(config, tokens)[:-2]:
+        stacks.append({category: stack[category] for category in OF_A_BATCH})
+    return stacks
 
 
 def offloaded_step(config: Any, sequences: int, length: int) -> Drawing:

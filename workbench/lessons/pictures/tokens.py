@@ -37,15 +37,17 @@ def blocks_of_a_text(recipe: Recipe) -> Drawing:
     )
     picture.title(f"the text: {whole:,} blocks of {length} tokens")
     once = min(read, train)
-    parts = ((once, Category.WEIGHTS), (train - once, PALE), (held_out, Category.ACTIVATIONS))
-    picture.bar(0, 0, 20, [(count * WIDTH / whole, colour, "") for count, colour in parts])
+    parts = ((once, Category.WEIGHTS, ""), (train - once, PALE, ""), (held_out, Category.ACTIVATIONS, ""))
+    picture.bar(0, 0, 20, parts, WIDTH / whole)
     picture.words(0, 36, f"read in this run: {read}")
     picture.words(WIDTH, 36, f"held out, never trained on: {held_out}", anchor="end")
     picture.title(f"one step: {batch} blocks of {length} tokens, then AdamW changes the weights")
     picture.tiles(0, 0, (WIDTH, 9), Category.WEIGHTS, rows=batch)
     picture.title("one block: what the model reads, and below it what it should say")
-    numbers = blocks.train[train // 2]["input_ids"][: SHOWN + 1]
-    tokens = [tokenizer.decode([number]).replace("\n", "⏎").strip(" ")[:9] for number in numbers]
+    tokens = []
+    for number in blocks.train[train // 2]["input_ids"][: SHOWN + 1]:
+        text = tokenizer.decode([number]).replace("\n", "⏎")
+        tokens.append(text.strip(" ")[:9])
     tile = WIDTH / SHOWN
     for place, (token, following) in enumerate(pairwise(tokens)):
         picture.area(place * tile, 0, tile - 4, 18, PALE, token)
@@ -81,15 +83,18 @@ def padded_rows(recipe: Recipe) -> Drawing:
     lengths = _lengths(recipe)
     longest = max(lengths)
     row = HEIGHT / len(lengths)
-    shares = [f"{1 - sum(lengths) / (len(lengths) * width):.0%}" for width in (length, longest)]
+
+    def padding_in(width: int) -> str:
+        return f"{1 - sum(lengths) / (len(lengths) * width):.0%}"
+
     picture = Drawing(
-        f"{len(lengths)} paragraphs of {min(lengths)} to {longest} tokens. In rows of {length} tokens {shares[0]} "
-        f"of the places are grey, that is padding; in rows as long as the longest paragraph {shares[1]}. Packed "
-        "one behind the other they need fewer rows, and no padding."
+        f"{len(lengths)} paragraphs of {min(lengths)} to {longest} tokens. In rows of {length} tokens "
+        f"{padding_in(length)} of the places are grey, that is padding; in rows as long as the longest paragraph "
+        f"{padding_in(longest)}. Packed one behind the other they need fewer rows, and no padding."
     )
-    titles = {0: f"to T = {length}: {shares[0]} padding", 228: f"to the longest, {longest}: {shares[1]}"}
-    for x, title in {**titles, 456: "packed: no padding"}.items():
-        picture.words(x, 12, title, bold=True)
+    picture.words(0, 12, f"to T = {length}: {padding_in(length)} padding", bold=True)
+    picture.words(228, 12, f"to the longest, {longest}: {padding_in(longest)}", bold=True)
+    picture.words(456, 12, "packed: no padding", bold=True)
     picture.top = 22
     for x, width in ((0, length), (228, longest)):
         picture.tiles(x, 0, (PANEL * width / length, row), PALE, rows=len(lengths))
@@ -140,7 +145,8 @@ def prefix_in_front(config: Any, virtual_tokens: int, length: int) -> Drawing:
             picture.words(0, y + 17, f"layer {layers - y // 34}")
         picture.line(x + bar / 2, foot - 4, x + bar / 2, foot - 28, "arrow")
         picture.area(x + front, foot, bar - front, 22, label=f"{length} tokens")
-    picture.words(0, foot - 8, "… and so on" if layers > LAYERS else "")
+    if layers > LAYERS:
+        picture.words(0, foot - 8, "… and so on")
     picture.words(0, foot + 16, "the text")
     picture.legend(others={f"{virtual_tokens} learned": Category.OPTIMIZER_STATES, "of the text": Category.ACTIVATIONS})
     return picture
@@ -182,9 +188,12 @@ def logits_in_chunks(config: Any, tokens: int, chunk: int) -> Drawing:
     scale = min((WIDTH - left) / vocabulary, HEIGHT / max(tokens, hidden))
     across = scale * vocabulary
     head = scale * hidden
-    for there, title in {tokens: "all at once", chunk: "in chunks"}.items():
+    rows = (
+        (tokens, "all at once", "three such tensors are alive"),
+        (chunk, "in chunks", "two are alive, then the next"),
+    )
+    for there, title, alive in rows:
         size = format_bytes(4 * there * vocabulary)
-        alive = "two are alive, then the next" if there < tokens else "three such tensors are alive"
         picture.title(f"{title}: {there:,} × {vocabulary:,}, {size}; {alive}")
         picture.area(left, 0, across, head)
         picture.top += head + 6
@@ -214,8 +223,8 @@ def kept_logits(config: Any, sequences: int, length: int, batches: int) -> Drawi
         f"{batches} batches, kept and joined, {format_bytes(batches * batch)}; with the likeliest tokens alone hardly "
         "more than one batch."
     )
-    scale = WIDTH / max(rows.values())
+    colour = Category.WEIGHTS
     for label, size in rows.items():
-        colour = Category.LOGITS_AND_LOSS if picture.shapes else Category.WEIGHTS
-        picture.row(f"{label}: {format_bytes(size)}", [(size * scale, colour, "")])
+        picture.row(f"{label}: {format_bytes(size)}", [(size, colour, "")], WIDTH / max(rows.values()))
+        colour = Category.LOGITS_AND_LOSS  # of all rows but the first
     return picture

@@ -49,11 +49,10 @@ def bytes_per_parameter(rows: Mapping[str, Sequence[float]]) -> Drawing:
     totals = {name: sum(parts) for name, parts in rows.items()}
     sums = ", ".join(f"{name} {total:.3g}" for name, total in totals.items())
     picture = Drawing(f"Bytes for each parameter: {sums}.")
-    scale = WIDTH / max(totals.values())
-    for name, parts in rows.items():
-        sized = zip(parts, PARTS.values(), strict=False)
-        picture.row(f"{name}: {totals[name]:.3g}", [(size * scale, colour, f"{size:.3g}") for size, colour in sized])
-    shown = max(len(parts) for parts in rows.values())
+    for name, sizes in rows.items():
+        parts = [(size, colour, f"{size:.3g}") for size, colour in zip(sizes, PARTS.values(), strict=False)]
+        picture.row(f"{name}: {totals[name]:.3g}", parts, WIDTH / max(totals.values()))
+    shown = max(map(len, rows.values()))
     picture.legend(others=dict(islice(PARTS.items(), shown)))
     return picture
 
@@ -135,10 +134,15 @@ def low_rank_update(config: Any, rank: int) -> Drawing:
     picture.title(f"LoRA: W once, and A and B four times, {4 * rank * width:,} numbers, drawn to scale")
     for number, colour in enumerate(TRAINED.values()):
         x = 12 + number * column
-        picture.area(x, 12, 3 * high, high, PALE if number else colour)
+        matrix = PALE
+        what = "A left, B above"
+        if number == 0:
+            matrix = colour
+            what = "W is frozen"
+        picture.area(x, 12, 3 * high, high, matrix)
         picture.area(x - 3 - thick, 12, thick, high, colour)
         picture.area(x, 9 - thick, 3 * high, thick, colour)
-        picture.words(x, 30 + high, "A left, B above" if number else "W is frozen")
+        picture.words(x, 30 + high, what)
     return picture
 
 
@@ -160,7 +164,9 @@ def block_adapters(config: Any, rank: int, virtual_tokens: int) -> Drawing:
         picture.top = 36.0 + 54 * row
         picture.words(0, 14, name, bold=True)
         picture.words(0, 31, f"{trained[row]:,}")
-        filled = UNIT / 8 if name == "QLoRA" else UNIT
+        filled = UNIT
+        if name == "QLoRA":  # 4 bits of 32
+            filled /= 8
         for x, times in MATRICES.values():
             picture.area(x, 0, times * UNIT, UNIT, EMPTY)
             picture.area(x, UNIT - filled, times * UNIT, filled)

@@ -48,7 +48,10 @@ class Question:
 def choose_backend(gpu: Gpu, q: Question) -> Backend:
     """The first backend, in CUDA's order of preference, that can run it."""
     order = {Backend.CUDNN: _cudnn, Backend.FLASH: _flash, Backend.EFFICIENT: _efficient}
-    return next((backend for backend, can in order.items() if backend in q.enabled and can(gpu, q)), Backend.MATH)
+    for backend, can in order.items():
+        if backend in q.enabled and can(gpu, q):
+            return backend
+    return Backend.MATH
 
 
 def _cudnn(gpu: Gpu, q: Question) -> bool:
@@ -79,8 +82,10 @@ def _efficient(gpu: Gpu, q: Question) -> bool:
     if q.grouped or q.dtype not in (*HALF, torch.float32) or (q.dtype is torch.bfloat16 and not modern):
         return False
     alignment = 8  # elements of a row
-    if q.dtype is torch.float32:
-        alignment = 4 if modern else 1
+    if q.dtype is torch.float32 and modern:
+        alignment = 4
+    elif q.dtype is torch.float32:
+        alignment = 1
     return q.head_width % alignment == 0 and q.value_width % alignment == 0
 
 
@@ -105,7 +110,9 @@ class CudaAttention:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
-        query, key, value = (_autocast(t) for t in (query, key, value))
+        query = _autocast(query)
+        key = _autocast(key)
+        value = _autocast(value)
         grouped = query.shape[-3] != key.shape[-3]
         enabled = [backend for backend in Backend if getattr(torch.backends.cuda, f"{backend}_sdp_enabled")()]
         if grouped and not enable_gqa:
@@ -149,17 +156,25 @@ def _autocast(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _flash_forward(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float, causal: bool, scale: float | None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dropout: float,
+    causal: bool,
+    scale: float | None,
 ) -> torch.Tensor:
     """Head widths that are no multiple of 8 are padded before the kernel and cut after it."""
     width = query.shape[-1]
     if scale is None:
         scale = 1 / math.sqrt(width)
-    if width % 8:
-        query, key, value = (torch.nn.functional.pad(t, (0, 8 - width % 8)) for t in (query, key, value))
+    missing = -width % 8
+    if missing:
+        query, key, value = (torch.nn.functional.pad(t, (0, missing)) for t in (query, key, value))
     flash: Any = torch.ops.aten._scaled_dot_product_flash_attention
     out: torch.Tensor = flash(query, key, value, dropout, causal, False, scale=scale)[0]
-    return out[..., :width] if width % 8 else out
+    if missing:
+        return out[..., :width]
+    return out
 
 
 def _additive(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:

@@ -49,13 +49,15 @@ def _eligible(value: Any) -> bool:
 
 def _up(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
-        return type(value)(_up(entry) for entry in value)
-    return value.to(torch.float32) if _eligible(value) else value
+        return type(value)(map(_up, value))
+    if _eligible(value):
+        return value.to(torch.float32)
+    return value
 
 
 def _in_fp32(operation: Any, *args: Any, **kwargs: Any) -> Any:
     with torch._C._ExcludeDispatchKeyGuard(_excluded):
-        return operation(*(_up(arg) for arg in args), **{name: _up(arg) for name, arg in kwargs.items()})
+        return operation(*map(_up, args), **{name: _up(arg) for name, arg in kwargs.items()})
 
 
 def _to_fp32(operation: Any, *args: Any, **kwargs: Any) -> Any:
@@ -66,7 +68,13 @@ def _to_fp32(operation: Any, *args: Any, **kwargs: Any) -> Any:
         return operation(*args, **kwargs)
 
 
-def _softmax(operation: Any, fused: Any, tensor: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
+def _softmax(
+    operation: Any,
+    fused: Any,
+    tensor: torch.Tensor,
+    dim: int,
+    dtype: torch.dtype | None = None,
+) -> Any:
     """As above; from fp16, CUDA's kernel converts while it reads and needs no copy (`softmax` in `SoftMax.cpp`)."""
     if _eligible(tensor) and dtype is None:
         dtype = torch.float32

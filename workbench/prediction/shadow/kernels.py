@@ -47,7 +47,9 @@ NO_SCRATCH = Scratch()
 def scratch_of(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Scratch:
     """For an operation of the dispatcher and its arguments."""
     rule = _RULES.get(getattr(operation, "overloadpacket", None))
-    return rule(*args, **kwargs) if rule else NO_SCRATCH
+    if rule is None:
+        return NO_SCRATCH
+    return rule(*args, **kwargs)
 
 
 def _multiple(number: int, of: int) -> int:
@@ -58,8 +60,10 @@ def _sum(tensor: torch.Tensor, dims: Any = None, keepdim: bool = False, *, dtype
     """`make_reduction` in `ReduceOpsUtils.h`: a copy in the type of the result, but where the kernel converts."""
     if not tensor.is_floating_point():
         return _as_int64(tensor)
-    cast = dtype is not None and dtype is not tensor.dtype and dtype is not torch.float32
-    return Scratch(after=((*((tensor.numel() * dtype.itemsize,) if cast else ()), _reduction(tensor, dims)),))
+    taken: list[Block] = [_reduction(tensor, dims)]
+    if dtype not in (None, tensor.dtype, torch.float32):
+        taken.insert(0, tensor.numel() * dtype.itemsize)
+    return Scratch(after=(tuple(taken),))
 
 
 def _over(tensor: torch.Tensor, dims: Any = None, *_: Any, **__: Any) -> Scratch:
@@ -67,7 +71,9 @@ def _over(tensor: torch.Tensor, dims: Any = None, *_: Any, **__: Any) -> Scratch
 
 
 def _reduction(tensor: torch.Tensor, dims: Any) -> Reduction:
-    return Reduction.of(tensor, (dims,) if isinstance(dims, int) else tuple(dims or ()))
+    if isinstance(dims, int):
+        dims = (dims,)
+    return Reduction.of(tensor, tuple(dims or ()))
 
 
 def _as_int64(tensor: torch.Tensor, *_: Any, **__: Any) -> Scratch:
@@ -79,7 +85,7 @@ def _as_int64(tensor: torch.Tensor, *_: Any, **__: Any) -> Scratch:
 
 def _softmax_backward(gradient: torch.Tensor, *_: Any) -> Scratch:
     """`softmax_backward_cuda_out` in `SoftMax.cu`: the product of gradient and output."""
-    return Scratch(after=((gradient.numel() * gradient.element_size(),),))
+    return Scratch(after=((gradient.nbytes,),))
 
 
 def _foreach_norm(tensors: list[torch.Tensor], *_: Any, **__: Any) -> Scratch:
@@ -114,19 +120,29 @@ def _embedding_backward(gradient: torch.Tensor, indices: torch.Tensor, *_: Any) 
 def _flash_forward(
     query: torch.Tensor, key: torch.Tensor, value: Any, dropout: float = 0.0, *_: Any, **__: Any
 ) -> Scratch:
+    if dropout:
+        return NO_SCRATCH
     batch, heads, tokens, width = query.shape
-    return NO_SCRATCH if dropout else Scratch(after=((Splits(batch * heads, tokens, key.shape[-2], width),),))
+    return Scratch(after=((Splits(batch * heads, tokens, key.shape[-2], width),),))
 
 
 def _flash_backward(
-    gradient: torch.Tensor, query: torch.Tensor, key: Any, value: Any, out: torch.Tensor, *_: Any, **__: Any
+    gradient: torch.Tensor,
+    query: torch.Tensor,
+    key: Any,
+    value: Any,
+    out: torch.Tensor,
+    *_: Any,
+    **__: Any,
 ) -> Scratch:
     """`mha_bwd` in `flash_attn/flash_api.cpp`: row sums of the softmax's gradient, (B, H, T'), and an fp32 accumulator
     of the query's gradient, (B, T', H, D'), with T' a multiple of 128 and D' of 32. What is not (B, T, H, D) in memory
     is copied first (`_flash_attention_backward` in `attention_backward.cu`)."""
-    others = (tensor for tensor in (gradient, out) if not tensor.transpose(1, 2).is_contiguous())
-    copies = tuple(tensor.numel() * tensor.element_size() for tensor in others)
-    return Scratch(before=copies, after=(_flash_sums(query),))
+    copies = []
+    for tensor in (gradient, out):
+        if not tensor.transpose(1, 2).is_contiguous():
+            copies.append(tensor.nbytes)
+    return Scratch(before=tuple(copies), after=(_flash_sums(query),))
 
 
 def _flash_sums(query: torch.Tensor) -> tuple[int, int]:

@@ -47,7 +47,13 @@ def scale_losses(assembled: Any) -> None:
 class _UnreadScaler(torch.amp.GradScaler):
     """Steps always: whether a gradient overflowed is a value, which fake gradients do not have."""
 
-    def _maybe_opt_step(self, optimizer: Any, optimizer_state: Any, *args: Any, **kwargs: Any) -> Any:
+    def _maybe_opt_step(
+        self,
+        optimizer: Any,
+        optimizer_state: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         return optimizer.step(*args, **kwargs)
 
 

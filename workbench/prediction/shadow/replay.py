@@ -66,13 +66,17 @@ def _read(
 ) -> dict[str, Any]:
     """From allocated bytes after every event, and the most that was reserved."""
     timeline = trace.timeline(sizes)
-    inside = {phase: np.array([p is phase for p in timeline.phases], dtype=bool) for phase in Phase}
-    by_phase = {phase: int(allocated[events].max()) for phase, events in inside.items() if events.any()}
-    peak_phase = max(by_phase, key=lambda phase: by_phase[phase])
-    event = int(np.where(inside[peak_phase], allocated, -1).argmax())
+    phases = np.array(timeline.phases, dtype=object)
+    by_phase = {}
+    for phase in Phase:
+        inside = phases == phase
+        if inside.any():
+            by_phase[phase] = int(allocated[inside].max())
+    peak_phase = max(by_phase, key=by_phase.__getitem__)
+    event = int(np.where(phases == peak_phase, allocated, -1).argmax())
     by_category = timeline.by_category(event)
     by_category[Category.UNATTRIBUTED] += int(allocated[event]) - sum(by_category.values())
-    maximum = {category: int(timeline.live[row].max()) for row, category in enumerate(Category)}
+    maximum = timeline.maximum_by_category()
     maximum[Category.UNATTRIBUTED] = int((allocated - timeline.total + timeline.live[-1]).max())
     return {
         "peak_allocated_bytes": int(allocated[event]),
@@ -91,5 +95,7 @@ def maker_at(trace: Trace, sizes: NDArray[np.int64], event: int) -> str:
     """Who made the youngest allocation that matters: of those alive at the peak, one of at least a hundredth of it."""
     alive = (trace.born <= event) & ((trace.died < 0) | (trace.died > event))
     large = alive & (sizes >= sizes[alive].sum() // 100)
-    chosen = np.flatnonzero(large if large.any() else alive)
+    chosen = np.flatnonzero(large)
+    if not len(chosen):
+        chosen = np.flatnonzero(alive)
     return trace.operations[int(trace.maker[chosen[trace.born[chosen].argmax()]])]

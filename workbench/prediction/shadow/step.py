@@ -16,6 +16,7 @@ import torch
 from datasets import Dataset
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.data import DataLoader
+from transformers.integrations.neftune import activate_neftune
 
 from workbench.base.categories import Phase
 from workbench.base.errors import ConfigurationError, WorkbenchError
@@ -154,11 +155,12 @@ def _naming_failures(tracker: ShadowTracker) -> Iterator[None]:
         raise
     except Exception as error:
         operation, module = tracker.failed
-        where = f" in {module}" if module else ""
-        first = (str(error).splitlines() or [""])[0]
+        place = operation or "the assembly of the trainer"
+        if module:
+            place += f" in {module}"
+        first, *_ = str(error).splitlines() or [""]
         raise ConfigurationError(
-            f"predict: this recipe cannot be traced without a device: {type(error).__name__} at "
-            f"{operation or 'the assembly of the trainer'}{where}: {first} "
+            f"predict: this recipe cannot be traced without a device: {type(error).__name__} at {place}: {first} "
             "Measure it with `run` instead, or leave out the technique that brings this operation."
         ) from error
 
@@ -179,6 +181,8 @@ def train(trainer: SeamTrainer, meter: Meter, batches: list[Batch], held_out: Se
     `tests/prediction/test_order_of_calls.py` holds it against the Trainer, whose own loop needs a device, values to log
     and a data loader. Pauses at the beginning, and after each step and each evaluation.
     """
+    if trainer.neftune_noise_alpha is not None:
+        activate_neftune(trainer.model, trainer.neftune_noise_alpha, trainer.accelerator)
     trainer.create_optimizer()
     # the optimizer is where it belongs, and a rate that is a fake tensor cannot be copied
     model, trainer.optimizer = trainer.accelerator.prepare(
@@ -200,7 +204,7 @@ def _steps(trainer: Any, meter: Meter, batches: list[Batch]) -> Iterator[None]:
     model = trainer.model_wrapped
     for _ in range(STEPS):
         yield
-        moved = ({name: tensor.clone() for name, tensor in batch.items()} for batch in batches)
+        moved = map(_moved, batches)
         samples, items = trainer.get_batch_samples(moved, len(batches), DEVICE)
         trainer.current_gradient_accumulation_steps = len(samples)
         for index, inputs in enumerate(samples):
@@ -209,7 +213,9 @@ def _steps(trainer: Any, meter: Meter, batches: list[Batch]) -> Iterator[None]:
                 trainer.accelerator.gradient_state._set_sync_gradients(last)  # as the Trainer tells accelerate
                 loss = trainer.training_step(model, inputs, items)
                 trainer._tr_loss += loss
-        limit = trainer.args.max_grad_norm if trainer.args.max_grad_norm > 0 else math.inf  # then for the log only
+        limit = trainer.args.max_grad_norm
+        if limit <= 0:
+            limit = math.inf  # the norm is for the log only
         norm = None  # noqa: F841 - that of the step before is gone here
         norm = trainer.accelerator.clip_grad_norm_(model.parameters(), limit)  # noqa: F841
         trainer.optimizer.step()
@@ -234,8 +240,10 @@ class _Loader:
         self.ahead = ahead
 
     def __iter__(self) -> Iterator[Batch]:
-        moved = ({name: tensor.clone() for name, tensor in batch.items()} for batch in self.dataset)
-        waiting = [*islice(moved, 1)] if self.ahead else []
+        moved = map(_moved, self.dataset)
+        waiting: list[Batch] = []
+        if self.ahead:
+            waiting += islice(moved, 1)
         for batch in moved:
             waiting.append(batch)
             yield waiting.pop(0)
@@ -264,6 +272,11 @@ def _longest(dataset: Dataset) -> int:
     """Of all rows, the first of the longest."""
     rows = dataset.with_format("arrow")[:]["input_ids"]
     return int(np.argmax(pc.list_value_length(rows).to_numpy()))
+
+
+def _moved(batch: Batch) -> Batch:
+    """As it comes to the device."""
+    return {name: tensor.clone() for name, tensor in batch.items()}
 
 
 def _fake_batch(batch: Batch, mode: FakeTensorMode) -> Batch:

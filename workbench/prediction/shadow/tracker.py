@@ -141,15 +141,20 @@ class ShadowTracker(ResizableTracker):
 
     def _count(self, func: Any, packet: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Nothing comes out of what changes a list in place: there, what goes in is also written."""
-        packet = torch.ops.aten.addmm if packet is torch.ops.aten.addmm_ else packet  # PyTorch has it without flops
+        if packet is torch.ops.aten.addmm_:  # PyTorch has it without flops
+            packet = torch.ops.aten.addmm
         if packet in flop_registry:
-            kind = "half_flops" if args[0].dtype.itemsize == 2 else "fp32_flops"
+            kind = "fp32_flops"
+            if args[0].dtype.itemsize == 2:
+                kind = "half_flops"
             with suppress(AssertionError):  # of grouped heads, which PyTorch counts from 2.12 on
                 self.work[kind] += flop_registry[packet](*args, **kwargs, out_val=out)
         elif not func.is_view and packet not in NO_KERNEL:
-            leaves = tree_leaves((args, kwargs, args if out is None else out))
-            tensors = (leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and self._watches(leaf))
-            self.work["memory_bytes"] += sum(tensor.nbytes for tensor in tensors)
+            if out is None:
+                out = args
+            for leaf in tree_leaves((args, kwargs, out)):
+                if isinstance(leaf, torch.Tensor) and self._watches(leaf):
+                    self.work["memory_bytes"] += leaf.nbytes
 
     def _watches(self, tensor: torch.Tensor) -> bool:
         """`tensor.device` of a fake tensor is an operation, and a slow one."""
@@ -204,11 +209,19 @@ class ShadowTracker(ResizableTracker):
     def trace(self) -> Trace:
         """Everything booked so far."""
         self._fill_makers(GIVEN, "")
-        operations = {maker: number for number, maker in enumerate(dict.fromkeys(self._makers))}
+        numbers: dict[Any, int] = {}
+        operations: list[str] = []
+        for maker in dict.fromkeys(self._makers):
+            numbers[maker] = len(operations)
+            func, module = maker
+            text = str(func)
+            if module:
+                text += f" in {module}"
+            operations.append(text)
         return Trace(
             **self.lives(),
-            maker=np.array([operations[maker] for maker in self._makers], dtype=np.int32),
-            operations=tuple(f"{func} in {module}" if module else str(func) for func, module in operations),
+            maker=np.array([numbers[maker] for maker in self._makers], dtype=np.int32),
+            operations=tuple(operations),
             phase_starts=tuple(self._phase_starts),
             workspaces=tuple(self.workspaces.values()),
             shared=self.shared,

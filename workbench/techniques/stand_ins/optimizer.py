@@ -46,7 +46,9 @@ class LibrarysAdamW(torch.optim.Optimizer):
     def __init__(self, parameters: Any, bits: int, paged: bool) -> None:
         super().__init__(parameters, {})
         self.bits = bits
-        self.paged_from = PAGED_MINIMUM if paged else math.inf
+        self.paged_from = math.inf
+        if paged:
+            self.paged_from = PAGED_MINIMUM
         self.embeddings: set[int] = set()  # by id, those with 32-bit states
         self.tables: dict[str, torch.Tensor] = {}
 
@@ -61,7 +63,9 @@ class LibrarysAdamW(torch.optim.Optimizer):
 
     def new_state(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         both = (1, 2)
-        here = both if parameter.numel() < self.paged_from else ()
+        here: tuple[int, ...] = ()
+        if parameter.numel() < self.paged_from:
+            here = both
         if self.bits == 32 or parameter.numel() < EIGHT_BIT_MINIMUM or id(parameter) in self.embeddings:
             return {f"state{i}": torch.zeros_like(parameter, dtype=torch.float32) for i in here}
         blocks = math.ceil(parameter.numel() / EIGHT_BIT_BLOCK)

@@ -70,7 +70,9 @@ class FourBitLinear(torch.nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         multiply: Any = _Product.apply
         out: torch.Tensor = multiply(x.to(self.compute), self, self.bias).to(x.dtype)
-        return out.clone() if self.copies else out
+        if self.copies:
+            return out.clone()
+        return out
 
 
 class _Product(torch.autograd.Function):
