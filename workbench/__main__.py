@@ -56,6 +56,7 @@ from workbench.techniques import REGISTRY, technique
 from workbench.texts import corpus
 from workbench.texts.readers import split_name
 
+PLANNED_FOR = "h100"
 TRAINERS_SEED = "42"  # the default of TrainingArguments
 COLUMNS = {  # of a table of records, with their titles
     "id": "id",
@@ -81,7 +82,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")  # Windows consoles may not know an arrow
     try:
-        ours, program = without_program(sys.argv[1:] if arguments is None else list(arguments))
+        if arguments is None:
+            arguments = sys.argv[1:]
+        ours, program = without_program(list(arguments))
         args, others = _parser().parse_known_args(ours)
         if others:
             args.parser.refuse(others[0])
@@ -122,15 +125,21 @@ def _show(args: argparse.Namespace, result: Any) -> None:
 
 
 def _parsed(args: argparse.Namespace) -> Recipe:
-    values = {name: vars(args)[name] for name in recipe_options() if vars(args).get(name) is not None}
+    values = {}
+    for name in recipe_options():
+        if vars(args).get(name) is not None:
+            values[name] = vars(args)[name]
     return parse_recipe(values, args.technique, args.set)
 
 
 def _recipe(args: argparse.Namespace, *, config_only: bool = False) -> Recipe:
     recipe = _parsed(args)
     corpus.load_corpus(recipe.corpus)  # these two say what is wrong before torch is imported, which takes seconds
+    find = locate_config
+    if not config_only:
+        find = locate
     if recipe.model != "auto":
-        (locate_config if config_only else locate)(recipe.model)
+        find(recipe.model)
     if not config_only:
         imported()
     return recipe
@@ -169,7 +178,8 @@ def run_recipe(args: argparse.Namespace) -> int:
         longest_first=args.longest_first,
     )
     _show(args, record)
-    return 0 if record.status is Status.OK and bool(record.model_path) == bool(args.save) else 1
+    is_saved = bool(record.model_path) == bool(args.save)
+    return int(record.status is not Status.OK or not is_saved)
 
 
 def predict_recipe(args: argparse.Namespace) -> None:
@@ -224,14 +234,16 @@ def show_plan(args: argparse.Namespace) -> int:
     """The smallest sets of techniques with which a recipe fits into a budget, found by predictions: exact ones
     first, then those that take less time. Techniques that you switch on here stay on in all of them.
 
-    Of a program behind `--`, a script of your own with a Trainer or a loop: it is run on the emulated GPU, and if it
-    does not fit, the smallest sets of changes with which it does are searched, run again, and said in its own words.
+    Of a program behind `--`, a script of your own with a Trainer or a loop: it is run on an emulated GPU, or with
+    `--here` on that of this machine. If it does not fit, the smallest sets of changes with which it does are searched,
+    run again, and said in its own words.
     """
     if args.program_to_plan:
         return _show_fit(args)
-    if args.apply or args.timeout is not None or args.trial_steps:
+    if args.apply or args.here or args.timeout is not None or args.trial_steps:
         raise ConfigurationError(
-            "plan: --apply, --timeout and --trial-steps belong to a program. Write it behind --, or leave them out."
+            "plan: --apply, --here, --timeout and --trial-steps belong to a program. Write it behind --, or leave them "
+            "out."
         )
     recipe = _recipe(args, config_only=True)
     options = dict(vars(recipe))
@@ -241,9 +253,9 @@ def show_plan(args: argparse.Namespace) -> int:
         options["predict"] = partial(predict_with_life, habits=Habits.parse(args.settings))
     if args.most_changes:
         options["most_changes"] = args.most_changes
-    planned = workbench.plan(budget=args.budget, gpu=args.gpu, **options)
+    planned = workbench.plan(budget=args.budget, gpu=args.gpu or PLANNED_FOR, **options)
     _show(args, planned)
-    return 0 if planned.candidates else 1
+    return int(not planned.candidates)
 
 
 def _show_fit(args: argparse.Namespace) -> int:
@@ -256,11 +268,14 @@ def _show_fit(args: argparse.Namespace) -> int:
                 f"plan: {name.replace('_', '-')} belongs to a recipe, and behind -- stands a program, which has its "
                 "own. Leave one of the two out."
             )
+    if args.here and args.gpu:
+        raise ConfigurationError("plan: --here is the card of this machine, and --gpu another. Leave one of them out.")
     from workbench.fit.search import STEPS, TIME_LIMIT_S, fit
 
     planned = fit(
         args.program_to_plan,
-        args.gpu,
+        args.gpu or PLANNED_FOR,
+        here=args.here,
         budget=args.budget,
         steps=args.trial_steps or STEPS,
         life=args.life,
@@ -268,7 +283,7 @@ def _show_fit(args: argparse.Namespace) -> int:
         write=args.apply,
     )
     _show(args, planned)
-    return 0 if planned.fits or planned.answers else 1
+    return 0 if planned.fits or planned.candidates else 1
 
 
 def show_text(args: argparse.Namespace) -> None:
@@ -339,7 +354,9 @@ def write_script(args: argparse.Namespace) -> None:
     from workbench.export.several import save_script
     from workbench.ranks.shards import Ranks
 
-    ranks = Ranks(args.ranks, args.shard or "none") if args.ranks else None
+    ranks = None
+    if args.ranks:
+        ranks = Ranks(args.ranks, args.shard or "none")
     _show(args, save_script(recipe, args.save, args.flavour, ranks))
     return None
 
@@ -364,7 +381,9 @@ def show_snapshot(args: argparse.Namespace) -> None:
     from workbench.gpus.snapshot import SnapshotDifference, read_snapshot
 
     snapshot = read_snapshot(args.file)
-    _show(args, SnapshotDifference(snapshot, read_snapshot(args.other)) if args.other else snapshot)
+    if args.other:
+        return _show(args, SnapshotDifference(snapshot, read_snapshot(args.other)))
+    return _show(args, snapshot)
 
 
 def run_notebooks(args: argparse.Namespace) -> None:
@@ -428,8 +447,9 @@ def show_records(args: argparse.Namespace) -> None:
     if args.export:
         return _export(workbench.records(), args)
     shown = to_frame(read_all(newest=args.last))[list(COLUMNS)].rename(columns=COLUMNS)
-    table = shown.to_string(index=False, na_rep="", formatters=FORMATS)
-    return _show(args, table if len(shown) else "No runs yet: workbench run gpt2-tiny")
+    if shown.empty:
+        return _show(args, "No runs yet: workbench run gpt2-tiny")
+    return _show(args, shown.to_string(index=False, na_rep="", formatters=FORMATS))
 
 
 def _export(frame: Any, args: argparse.Namespace) -> None:

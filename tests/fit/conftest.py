@@ -13,7 +13,8 @@ import transformers.trainer
 import transformers.training_args
 
 from workbench.fit import inside
-from workbench.fit.program import Program, Trial
+from workbench.fit.card import Use
+from workbench.fit.program import Program, Trial, job_of
 
 OPTIMIZERS = import_module("torch.optim.optimizer")  # which is no attribute of its package
 CHANGED = (
@@ -33,17 +34,23 @@ def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
     """Runs the text of a script with techniques; the program, and what a trial of it has seen."""
 
     def run_script(
-        source: str, *techniques: object, arguments: tuple[str, ...] = (), life: bool = False, kind: str = ""
+        source: str,
+        *techniques: object,
+        arguments: tuple[str, ...] = (),
+        life: bool = False,
+        before: dict | None = None,
     ) -> tuple[Program, Trial]:
         file = tmp_path / "train.py"
         file.write_text(source)
-        job = {
-            "techniques": {technique.name: technique.settings() for technique in techniques},
+        program = Program.parse(["python", str(file), *arguments])
+        job = job_of(program, techniques, before or {}) | {
             "steps": 3,
             "life": life,
-            "kind": kind,
             "report": str(tmp_path / "report.json"),
             "scratch": str(tmp_path),
+            "here": False,
+            "timed": False,
+            "share": 1.0,
         }
         kinds = [(field, field.type) for field in fields(transformers.training_args.TrainingArguments)]
         run = inside.Run(json.loads(json.dumps(job)))
@@ -75,7 +82,6 @@ def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
             monkeypatch.undo()
             handles[0].remove()
         seen = json.loads(json.dumps(run.seen))
-        program = Program.parse(["python", str(file), *arguments])
-        return program, Trial(tuple(techniques), seen, 0, 0, True, 0.0)
+        return program, Trial(tuple(techniques), seen, Use(0, 0, 0), True, 0.0)
 
     return run_script

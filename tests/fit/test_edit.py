@@ -7,6 +7,7 @@ from scripts import LOOP_SCRIPT, TRAINER_SCRIPT
 
 from workbench.base.errors import ConfigurationError
 from workbench.fit.candidates import offered
+from workbench.fit.card import EmulatedCard
 from workbench.fit.edit import changed_script, edits_of
 from workbench.fit.places import by_arguments, changed_arguments
 from workbench.fit.results import Fit
@@ -114,7 +115,7 @@ def test_a_batch_that_is_a_variable_stays_one(tried, tmp_path):
 
 def test_the_difference_is_shown_as_a_patch(tried):
     program, trial = tried(TRAINER_SCRIPT, FusedGelu())
-    planned = Fit(program, gpu("t4"), 3, trial, None)
+    planned = Fit(program, EmulatedCard(gpu("t4")), 3, trial, None)
     changed, lines = written_program(planned, edits_of(trial))
     assert changed.file.read_text() == changed_script(program, edits_of(trial))
     assert lines[-1] == f"written: {changed.file}"
@@ -180,7 +181,7 @@ def test_an_optimizer_that_is_made_before_the_trainer(tried):
     assert trial.seen["kind"] == "trainer"
     assert {"gradient_accumulation", "mixed_precision"} <= names_offered(trial)
     assert not {"optimizer", "optimizer_offloading", "step_in_backward"} & names_offered(trial)
-    _, trial = tried(source, ChunkedCrossEntropy(), GradientAccumulation(2), kind="trainer")
+    _, trial = tried(source, ChunkedCrossEntropy(), GradientAccumulation(2), before={"kind": "trainer"})
     assert trial.seen["steps"] == 3
     assert [str(edit).partition("  ")[2] for edit in edits_of(trial)] == [
         "TrainingArguments(…, gradient_accumulation_steps=2, per_device_train_batch_size=4)",

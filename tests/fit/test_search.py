@@ -1,5 +1,6 @@
 """The search for sets of changes, on a card that is a formula; and once on an emulated one."""
 
+import platform
 import re
 import sys
 import time
@@ -11,13 +12,17 @@ from scripts import TRAINER_SCRIPT
 from workbench.__main__ import main
 from workbench.base.errors import ConfigurationError, UnavailableError
 from workbench.fit import search
+from workbench.fit.card import INTERRUPTED, EmulatedCard, Use
 from workbench.fit.program import Program, Trial, check_trial
 from workbench.fit.search import fit
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.gpus.emulator import place
+from workbench.gpus.emulator.report import TIMED_OUT
 from workbench.techniques import Numerics, technique
 
 GIB = 2**30
+NOTHING = Use(0, 0, 0)
+T4 = EmulatedCard(find_gpu("t4"))
 CALL = {"file": "", "line": 0, "column": 0, "end_line": 0, "end_column": 0, "parsed": False, "indirect": False}
 SEEN = {
     "ended_by": "steps",
@@ -66,7 +71,7 @@ def card(monkeypatch):
     """The sets that were run on a card which is a formula."""
     sets = []
 
-    def try_out(program, gpu, techniques, *, shown=False, **_):
+    def try_out(program, place, techniques, **_):
         activations, logits = 6.0, 6.0
         for entry in techniques:
             shares = LEFT.get(entry.name, (1.0, 1.0))
@@ -76,9 +81,9 @@ def card(monkeypatch):
         states = 0.0 if any(entry.name in ("optimizer_offloading", "lora") for entry in techniques) else 2.0
         needed = int((1 + states + max(activations + logits, 2.0)) * GIB)
         sets.append({entry.name for entry in techniques})
-        fits = needed <= gpu.memory_bytes
+        fits = needed <= place.gpu.memory_bytes
         seen = {**SEEN, "ended_by": "steps" if fits else "out of memory"}
-        return Trial(tuple(techniques), seen, needed, needed, fits, 1.0)
+        return Trial(tuple(techniques), seen, Use(0, needed, 0), fits, 1.0)
 
     monkeypatch.setattr(search, "try_out", try_out)
     return sets
@@ -97,27 +102,27 @@ def test_what_fits_is_run_once(card, script):
 
 def test_small_sets_come_first_and_none_is_extended(card, script):
     planned = fit(script, "t4", budget="14GiB")
-    assert [names(answer) for answer in planned.answers] == [
+    assert [names(answer) for answer in planned.candidates] == [
         {"fused_gelu"}, {"gradient_accumulation"}, {"chunked_cross_entropy"},
     ]  # fmt: skip
     assert card[:2] == [set(), set()]  # on the card, and with room for everything
-    assert planned.answers[1].changes["gradient_accumulation"] == {"steps": 2}  # the gentlest that does
-    assert {answer.numerics for answer in planned.answers} == {Numerics.EXACT}
+    assert planned.candidates[1].changes["gradient_accumulation"] == {"steps": 2}  # the gentlest that does
+    assert {answer.numerics for answer in planned.candidates} == {Numerics.EXACT}
     assert "batches of 8 × 1,024 tokens, the longest rows" in str(planned)
 
 
 def test_sets_of_several_changes(card, script):
     planned = fit(script, "t4", budget="5.2GiB")
-    assert planned.answers
-    for answer in planned.answers:
+    assert planned.candidates
+    for answer in planned.candidates:
         assert answer.needed_bytes <= 5.2 * GIB
         assert {"gradient_checkpointing", "gradient_accumulation", "activation_offloading"} & names(answer)
-    assert len({len(answer.changes) for answer in planned.answers if answer.numerics is Numerics.EXACT}) == 1
+    assert len({len(answer.changes) for answer in planned.candidates if answer.numerics is Numerics.EXACT}) == 1
 
 
 def test_another_training_is_the_last_resort(card, script):
     planned = fit(script, "t4", budget="3.1GiB")
-    numerics = [answer.numerics for answer in planned.answers]
+    numerics = [answer.numerics for answer in planned.candidates]
     assert numerics == sorted(numerics, key=list(Numerics).index)
 
 
@@ -133,16 +138,17 @@ def test_another_kind_of_model_is_changed_by_arguments_alone(card, script, monke
 
 def test_smaller_batches_of_a_loss_of_ones_own_are_exact_with_a_condition(card, script, monkeypatch):
     """KTO's loss compares the rows of a batch with each other; TRL's others do not."""
-    condition = "only if    the loss of KTOTrainer is a mean over rows or tokens"
+    condition = "only if   the loss of KTOTrainer is a mean over rows or tokens"
     assert condition not in str(fit(script, "t4", budget="14GiB"))
     monkeypatch.setitem(SEEN, "own_loss", "KTOTrainer")
     planned = fit(script, "t4", budget="14GiB")
-    with_condition = [names(answer) for answer in planned.answers if condition in str(answer)]
+    with_condition = [names(answer) for answer in planned.candidates if condition in "\n".join(answer.ways)]
     assert with_condition == [{"gradient_accumulation"}]
 
 
 def test_a_loop_with_a_model_of_its_own_is_told_what_it_needs(card, script, monkeypatch):
-    monkeypatch.delitem(SEEN, "model")
+    for name in ("model", "sizes"):
+        monkeypatch.delitem(SEEN, name)
     monkeypatch.setitem(SEEN, "kind", "loop")
     planned = fit(script, "t4", budget="8GiB")
     assert planned.needed_bytes == 15 * GIB
@@ -163,7 +169,7 @@ def test_a_loop_has_no_evaluation_that_we_could_run(card, script, monkeypatch):
 
 def test_nothing_fits(card, script):
     planned = fit(script, "t4", budget="1GiB")
-    assert not planned.answers
+    assert not planned.candidates
     assert "Nothing was found that fits" in str(planned)
 
 
@@ -172,47 +178,52 @@ def test_what_is_known_when_the_time_is_up_or_it_is_interrupted(card, script, mo
 
     def slow(*args, **kwargs):
         trial = plain(*args, **kwargs)
-        return replace(trial, interrupted=len(card) == 4, fits=trial.fits and len(card) != 4)
+        status = INTERRUPTED if len(card) == 4 else 0
+        return replace(trial, use=replace(trial.use, exit_status=status), fits=trial.fits and not status)
 
     monkeypatch.setattr(search, "try_out", slow)
     planned = fit(script, "t4", budget="14GiB")
     assert planned.ended == "interrupted"
-    assert len(planned.answers) == 1
+    assert len(planned.candidates) == 1
     assert "ended early: interrupted" in str(planned)
 
 
 def test_a_set_that_the_program_cannot_have_is_told(card, script, monkeypatch):
     plain = search.try_out
 
-    def without_fused(program, gpu, techniques, **options):
+    def without_fused(program, place, techniques, **options):
         if "fused_gelu" in {entry.name for entry in techniques}:
-            return Trial(tuple(techniques), {"ended_by": "refusal", "refusal": "no"}, 0, 0, False, 1.0)
-        return plain(program, gpu, techniques, **options)
+            return Trial(tuple(techniques), {"ended_by": "refusal", "refusal": "no"}, NOTHING, False, 1.0)
+        return plain(program, place, techniques, **options)
 
     monkeypatch.setattr(search, "try_out", without_fused)
     planned = fit(script, "t4", budget="14GiB")
-    assert dict(planned.unsuitable) == {"fused_gelu": "no"}
-    assert "fused_gelu" not in {name for answer in planned.answers for name in answer.changes}
+    assert dict(planned.skipped) == {"fused_gelu": "no"}
+    assert "fused_gelu" not in {name for answer in planned.candidates for name in answer.changes}
 
 
 def test_what_is_refused_among_others_is_not_tried_again(script, monkeypatch):
     chunked = technique("chunked_cross_entropy")
     fused = technique("fused_gelu")
     seen = {"ended_by": "refusal", "refusal": "chunked_cross_entropy: here compute_loss() makes the loss"}
-    monkeypatch.setattr(search, "try_out", lambda *_, **__: Trial((chunked, fused), seen, 0, 0, False, 1.0))
+    monkeypatch.setattr(search, "try_out", lambda *_, **__: Trial((chunked, fused), seen, NOTHING, False, 1.0))
     ends_at = time.monotonic() + 60
-    programs = search.ProgramSearch(Program.parse(script), find_gpu("t4"), 3, False, ends_at, lambda _: None)
+    programs = search.ProgramSearch(
+        Program.parse(script), EmulatedCard(find_gpu("t4")), 3, False, ends_at, lambda _: None
+    )
     programs.run((chunked, fused))
-    assert list(programs.unsuitable) == ["chunked_cross_entropy"]
+    assert list(programs.skipped) == ["chunked_cross_entropy"]
     assert programs.is_hopeless((chunked, technique("allocator")))
     assert not programs.is_hopeless((fused,))
 
 
 def test_a_written_script_that_does_not_come_to_its_end_is_not_verified(card, script, monkeypatch):
     planned = fit(script, "t4", budget="14GiB")
-    monkeypatch.setattr(search, "try_out", lambda *_, **__: Trial((), {}, 0, 0, False, 1.0, timed_out=True))
+    monkeypatch.setattr(search, "try_out", lambda *_, **__: Trial((), {}, Use(TIMED_OUT, 0, 0), False, 1.0))
     ends_at = time.monotonic() + 60
-    programs = search.ProgramSearch(Program.parse(script), find_gpu("t4"), 3, False, ends_at, lambda _: None)
+    programs = search.ProgramSearch(
+        Program.parse(script), EmulatedCard(find_gpu("t4")), 3, False, ends_at, lambda _: None
+    )
     written = search.written_beside(planned, programs)
     assert "not verified, since it did not come to the end of its steps: the time was up" in str(written)
     assert "NOT fit" not in str(written)
@@ -251,6 +262,14 @@ ENDINGS = {
         {"ended_by": "an error", "message": "OSError: huggingface.co cannot be reached"},
         "network or a login.*HF_HUB_OFFLINE",
     ),
+    "a question": (
+        {"ended_by": "an error", "message": "EOFError: EOF when reading a line"},
+        "somebody at the keyboard.*log in before",
+    ),
+    "FSDP": (
+        {"ended_by": "an error", "message": "ValueError: Using fsdp only works in distributed training."},
+        "made for several processes",
+    ),
     "an older script": (
         {
             "ended_by": "an error",
@@ -270,26 +289,28 @@ ENDINGS = {
 def test_a_program_that_does_not_train_is_told_why(ending):
     seen, reason = ENDINGS[ending]
     with pytest.raises(ConfigurationError, match=reason):
-        check_trial(Trial((), {"ended_by": ending, "kind": "", **seen}, 0, 0, False, 1.0), 600)
+        check_trial(Trial((), {"ended_by": ending, "kind": "", **seen}, NOTHING, False, 1.0), 600)
 
 
 def test_a_model_that_alone_is_too_large_is_no_failure_of_the_program():
-    check_trial(Trial((), {"ended_by": "out of memory", "kind": "", "steps": 0}, GIB, GIB, False, 1.0), 60)
+    check_trial(Trial((), {"ended_by": "out of memory", "kind": "", "steps": 0}, Use(0, GIB, 0), False, 1.0), 60)
 
 
 def test_the_other_ends_of_a_program():
     with pytest.raises(ConfigurationError, match="within 60 s"):
-        check_trial(Trial((), {}, 0, 0, False, 1.0, timed_out=True), 60)
+        check_trial(Trial((), {}, Use(TIMED_OUT, 0, 0), False, 1.0), 60)
     with pytest.raises(ConfigurationError, match="on the CPU"):
-        check_trial(Trial((), SEEN, 0, 0, True, 1.0, used_a_gpu=False), 60)
+        check_trial(Trial((), SEEN, Use(0, 0, 0, used_a_gpu=False), True, 1.0), 60)
     with pytest.raises(UnavailableError, match="ended from outside"):
-        check_trial(Trial((), {}, 0, 0, False, 1.0), 60)
+        check_trial(Trial((), {}, NOTHING, False, 1.0), 60)
 
 
 COMMANDS = {
     "plan --technique lora -- python train.py": "technique belongs to a recipe",
     "plan --batch-size 4 -- python train.py": "effective-batch-size belongs to a recipe",
-    "plan gpt2 --apply": "--apply, --timeout and --trial-steps belong to a program",
+    "plan gpt2 --apply": "--apply, --here, --timeout and --trial-steps belong to a program",
+    "plan gpt2 --here": "--apply, --here, --timeout and --trial-steps belong to a program",
+    "plan --here --gpu t4 -- python train.py": "--here is the card of this machine, and --gpu another",
     "plan --gpu t4 --budget 20GiB -- python tests/fit/scripts.py": "a NVIDIA T4 has 14.6 GiB",
 }
 
@@ -298,6 +319,18 @@ COMMANDS = {
 def test_the_command_line_says_what_belongs_to_what(command, capsys):
     assert main(command.split()) == 2
     assert re.search(COMMANDS[command], capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("machine", ["arm64", "AMD64"])
+def test_where_there_is_no_emulator_it_is_said_where_there_is(machine, script, monkeypatch, capsys):
+    """A Mac, and Windows."""
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(platform, "system", lambda: "Elsewhere")
+    assert main(["plan", "--gpu", "t4", "--", *script]) == 3
+    complaint = capsys.readouterr().err
+    assert f"needs Linux on x86-64; this is Elsewhere on {machine}" in complaint
+    assert "on Colab or in a container" in complaint
+    assert "plan --here" in complaint
 
 
 # ---- on an emulated card ----
@@ -315,7 +348,7 @@ def test_the_written_script_takes_the_printed_peak(tmp_path, monkeypatch):
     monkeypatch.setitem(search.ANSWERS, Numerics.EXACT, 1)
     monkeypatch.setattr(search, "offered", lambda *_: [(technique("chunked_cross_entropy"),)])
     planned = fit(["python", str(file)], "t4", budget="1.2GiB", write=True, say=lambda _: None)
-    (answer,) = planned.answers
+    (answer,) = planned.candidates
     assert planned.written_reserved_bytes == answer.reserved_bytes
     assert answer.needed_bytes < 1.2 * GIB < planned.needed_bytes
     assert "apply(Trainer(" in (tmp_path / "train_fits_t4.py").read_text()

@@ -1,6 +1,8 @@
 """`WillItFit` on Trainers that are not ours: what is said, and once the number itself, against a run of the script."""
 
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,13 +12,16 @@ from datasets import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from workbench import WillItFit, apply
+from workbench.base.categories import format_bytes
 from workbench.base.errors import ConfigurationError, UnavailableError
 from workbench.fit import will_it_fit
-from workbench.fit.inside import longest_first
+from workbench.fit.card import EmulatedCard
+from workbench.fit.inside import Run, longest_first
 from workbench.fit.program import Program, try_out
 from workbench.gpus.catalogue import gpu
 from workbench.gpus.emulator import place
-from workbench.techniques import Optimizer
+from workbench.gpus.emulator.card import with_memory
+from workbench.techniques import ChunkedCrossEntropy, GradientAccumulation, Lora, Optimizer
 
 MIB = 2**20
 SIZES = {
@@ -40,13 +45,14 @@ def trainer_of(folder, kind=Trainer, **others):
 
 @pytest.fixture
 def card(monkeypatch):
-    """A card that answers at once, and what was sent to it."""
+    """A card that answers at once, and what was sent to it: with the second set of changes there is room."""
     payloads = []
 
-    def call_on(card, function, *args, **_):
-        payloads.append(args[1])
+    def call_on(card, function, gpu, payload, *changes, **_):
+        payloads.append(payload)
         seen = {"rows": 2, "tokens": 16}
-        return {"peak_allocated_bytes": 17000 * MIB, "peak_reserved_bytes": 17500 * MIB, "by_category": {**SIZES},
+        reserved = 10000 if len(payloads) == 3 else 17500
+        return {"peak_allocated_bytes": 17000 * MIB, "peak_reserved_bytes": reserved * MIB, "by_category": {**SIZES},
                 "states": 2000 * MIB, "seen": seen}  # fmt: skip
 
     monkeypatch.setattr(will_it_fit, "call_on", call_on)
@@ -68,10 +74,42 @@ def test_it_is_said_before_the_first_forward_pass(card, tmp_path):
 def test_a_training_that_does_not_fit_is_not_begun(card, tmp_path):
     trainer = trainer_of(tmp_path)
     trainer.add_callback(WillItFit(trainer, gpu="t4", stop=True, say=lambda _: None))
-    cure = "needs 17.6 GiB of 14.6 GiB. By an estimate .* makes it about .*workbench plan --gpu t4"
-    with pytest.raises(ConfigurationError, match=cure):
+    with pytest.raises(ConfigurationError, match="needs 17.6 GiB of 14.6 GiB. .*workbench plan --gpu t4") as refusal:
         trainer.train()
+    assert "makes it 10.3 GiB, emulated too (loss exact)" in str(refusal.value)
     assert trainer.state.global_step == 0
+    assert len(card) == 3
+
+
+def test_changes_are_named_as_a_script_has_them():
+    arguments = vars(TrainingArguments("out", per_device_train_batch_size=4, use_cpu=True))
+    changes = [GradientAccumulation(steps=2), ChunkedCrossEntropy(), Lora(rank=2)]
+    assert will_it_fit.in_words(changes, arguments) == (
+        "TrainingArguments(gradient_accumulation_steps=2, per_device_train_batch_size=2) and "
+        "apply(trainer, ChunkedCrossEntropy()) and model = apply(model, Lora(rank=2)) before the Trainer"
+    )
+
+
+def test_on_a_card_in_software_nothing_is_said_twice(card, tmp_path, monkeypatch):
+    monkeypatch.setenv("EMULATED_CARD", "t4")
+    lines = []
+    trainer = trainer_of(tmp_path)
+    trainer.add_callback(WillItFit(trainer, gpu="t4", stop=True, say=lines.append))
+    trainer.train()
+    assert lines == ["WillItFit: this card is an emulated t4 already; the report at the end says what is needed."]
+    assert card == []
+
+
+def test_a_module_beside_the_script_is_sent_by_its_name(tmp_path, monkeypatch):
+    """And not what is in it, which may be anything."""
+    tmp_path.joinpath("beside.py").write_text("import threading\nhere = threading.local()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import beside
+
+    trainer = trainer_of(tmp_path)
+    trainer.data_collator = lambda rows: beside.here
+    _, _, _, content = will_it_fit.sent(trainer, None)[0]
+    assert b"beside" in content
 
 
 def test_where_nobody_can_say_training_goes_on(card, tmp_path, monkeypatch):
@@ -136,6 +174,21 @@ def test_data_that_can_be_read_once_is_left_to_the_training(tmp_path):
         WillItFit(trainer, gpu="t4").predict()
 
 
+def test_batches_that_are_dealt_out_by_cost_are_left_to_the_emulated_card(card, tmp_path):
+    trainer = trainer_of(tmp_path, train_sampling_strategy="batch_rebalance", gradient_accumulation_steps=2)
+    with pytest.raises(ConfigurationError, match="unequal numbers of rows.*workbench emulate --gpu t4"):
+        WillItFit(trainer, gpu="t4").predict()
+    assert card == []
+
+
+@pytest.mark.parametrize("strategy", ["random", "batch_rebalance"])
+def test_a_program_whose_batches_are_dealt_out_by_cost_keeps_them(strategy, tmp_path):
+    trainer = trainer_of(tmp_path, train_sampling_strategy=strategy, gradient_accumulation_steps=2)
+    job = {"alone": False, "techniques": {}, "padding": "PADDING", "steps": 3, "life": False}
+    Run(job).on_train(trainer)
+    assert ("_get_train_sampler" in vars(trainer)) is (strategy == "random")
+
+
 def test_a_trainer_is_sent_without_values_as_accelerate_found_it(card, tmp_path, monkeypatch):
     """Tied weights stay tied, classes stay themselves, autocast is not wrapped twice; the values stay here."""
 
@@ -181,7 +234,64 @@ def test_it_says_what_the_script_of_the_page_takes(tmp_path, monkeypatch):
     names = {}
     exec(source.replace("trainer.train()", ""), names)
     said = WillItFit(names["trainer"], gpu="t4").predict()
-    trial = try_out(Program.parse(["python", "train.py"]), gpu("t4"), steps=3, time_limit_s=100)
+    trial = try_out(Program.parse(["python", "train.py"]), EmulatedCard(gpu("t4")), steps=3, time_limit_s=100)
     assert said.peak_reserved_bytes == trial.reserved_bytes
     assert sum(said.by_category.values()) == said.peak_allocated_bytes
     assert said.seen == {"rows": 2, "tokens": 1024, "longest_row": 1024}
+
+
+@pytest.mark.dear
+def test_what_finds_no_room_is_what_a_larger_card_of_its_kind_says_and_so_is_the_cure(tmp_path):
+    """A training that found no room leaves nothing behind that would be counted in the next one."""
+    if not place.is_set_up():
+        pytest.skip("the emulated GPU is not set up")
+    needs = []
+    for memory in (2**30, 2**34):
+        callback = WillItFit(large_trainer(tmp_path), gpu="t4")
+        callback.gpu = with_memory(callback.gpu, memory)
+        needs.append(callback.predict())
+    small, large = needs
+    assert (small.fits, large.fits) == (False, True)
+    assert small.peak_reserved_bytes == large.peak_reserved_bytes
+    changed = WillItFit(apply(large_trainer(tmp_path), ChunkedCrossEntropy()), gpu="t4").predict()
+    said = f"apply(trainer, ChunkedCrossEntropy()) makes it {format_bytes(changed.need_bytes)}, emulated too"
+    assert small.cure.startswith(said)
+
+
+def large_trainer(folder):
+    model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=64, n_head=2))
+    ids = [[1] * 256] * 32
+    told = {"max_steps": 1, "per_device_train_batch_size": 8, "use_cpu": True, "report_to": "none"}
+    data = Dataset.from_dict({"input_ids": ids, "labels": ids})
+    return Trainer(model=model, args=TrainingArguments(str(folder), save_strategy="no", **told), train_dataset=data)
+
+
+REAL = """
+import os
+os.environ.pop("EMULATED_CARD")  # from here on it is a card as any
+from datasets import Dataset
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from workbench import WillItFit
+
+rows = [[1] * 256] * 32
+data = Dataset.from_dict({"input_ids": rows, "labels": rows})
+
+model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=64, n_head=2))
+args = TrainingArguments("out", num_train_epochs=2, per_device_train_batch_size=4, report_to="none", save_strategy="no")
+trainer = Trainer(model=model, args=args, train_dataset=data)
+trainer.add_callback(WillItFit(trainer))
+trainer.train()
+"""
+
+
+@pytest.mark.dear
+def test_on_a_card_that_looks_real_it_says_how_far_it_was_off(tmp_path):
+    if not place.is_set_up():
+        pytest.skip("the emulated GPU is not set up")
+    tmp_path.joinpath("train.py").write_text(REAL)
+    words = [sys.executable, "-m", "workbench", "emulate", "--gpu", "t4", "--", sys.executable, "train.py"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert "WillItFit: it fits. This training needs" in done.stdout
+    (off,) = re.findall(r"WillItFit: measured .*; predicted .*, off by ([+-]\d+\.\d)%", done.stdout)
+    assert abs(float(off)) < 1

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 
 from workbench.base.categories import Category
 from workbench.base.errors import ConfigurationError, UnavailableError, brief, explained
+from workbench.fit.inside import is_causal, optimizer_of_its_own, present, several
 from workbench.fit.places import Site, as_argument, changed_arguments, site_of
 from workbench.measure.device import Device
 from workbench.models.family import family_of
@@ -112,15 +113,6 @@ def _only_as_argument(entry: Technique, argument: str) -> ConfigurationError:
     )
 
 
-def optimizer_of_its_own(trainer: Any) -> str:
-    """Which one a Trainer takes, whatever its arguments say; empty where they decide."""
-    from transformers import Trainer
-
-    if trainer.optimizer is not None:
-        return "the optimizer that it has already"
-    return "" if type(trainer).create_optimizer is Trainer.create_optimizer else "create_optimizer of its class"
-
-
 def _check_ranks_and_checkpoints(args: Any, entry: Technique) -> None:
     if args.deepspeed or args.fsdp or args.n_gpu > 1:
         raise ConfigurationError(
@@ -134,15 +126,6 @@ def _check_ranks_and_checkpoints(args: Any, entry: Technique) -> None:
             f"apply: {entry.name} keeps what training needs where a checkpoint does not reach. Set "
             "TrainingArguments(save_strategy='no') or save_only_model=True."
         )
-
-
-def several(args: Any) -> str:
-    """What makes more than one process or card of a Trainer's training; empty if nothing does."""
-    if args.deepspeed or args.fsdp:
-        return "DeepSpeed" if args.deepspeed else "FSDP"
-    if args.n_gpu > 1:
-        return f"{args.n_gpu} GPUs by DataParallel"
-    return f"{args.world_size} ranks" if args.world_size > 1 else ""
 
 
 # ---- a model ----
@@ -170,11 +153,8 @@ def check_target(
 
 def check_is_causal(model: Any) -> None:
     """Raises ConfigurationError: the model is none that the techniques were written for."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    kinds = {kind.__name__ for kind in type(base).__mro__}
-    if not kinds & set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()) or base.config.is_encoder_decoder:
+    if not is_causal(model):
         raise ConfigurationError(
             f"apply: a {type(base).__name__} is no causal language model of transformers, which the techniques were "
             "written for. Load one with AutoModelForCausalLM."
@@ -183,23 +163,9 @@ def check_is_causal(model: Any) -> None:
 
 def already_there(model: Any, arguments: Arguments) -> list[Technique]:
     """What a model and its TrainingArguments have already, as far as techniques are concerned with it."""
-    present = []
-    steps = arguments.get("gradient_accumulation_steps", 1)
-    if steps > 1:
-        present.append(technique("gradient_accumulation", steps=steps))
-    for dtype in ("fp16", "bf16"):
-        if arguments.get(dtype):
-            present.append(technique("mixed_precision", dtype=dtype))
-    # transformers 5.23 renamed the argument; 5.17 has only the older name
-    by_argument = arguments.get("activation_checkpointing") or arguments.get("gradient_checkpointing")
-    if by_argument or any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
-        present.append(technique("gradient_checkpointing"))
-    for adapter in getattr(model, "peft_config", {}).values():
-        kind = str(adapter.peft_type.value).lower()
-        present.append(technique(kind if kind in REGISTRY else "lora"))  # many are LoRA's kin
-    if any(parameter.requires_grad and parameter.itemsize == 2 for parameter in model.parameters()):
-        present.append(technique("pure_bf16"))
-    return present
+    # of PEFT's adapters that are no technique here, many are LoRA's kin
+    there = [(name if name in REGISTRY else "lora", settings) for name, settings in present(model, arguments)]
+    return [technique(name, **settings) for name, settings in there]
 
 
 def _device_of(model: Any) -> str | None:

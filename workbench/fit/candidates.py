@@ -1,6 +1,7 @@
 """Which sets of changes a program is tried with, the most promising first: estimates that only decide the order."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import combinations, product
 from typing import Any
 
@@ -9,10 +10,12 @@ from workbench.base.categories import Category
 from workbench.base.errors import ConfigurationError
 from workbench.fit.places import by_arguments, changed_arguments, is_one_switch, settings_to_try
 from workbench.gpus.catalogue import Gpu
+from workbench.measure.out_of_memory import numbers_in
 from workbench.techniques import REGISTRY, Capability, Numerics, Technique
 from workbench.techniques.base import Stage, check_together
 
 MOST_CHANGES = 4
+MOMENTS = 2  # of AdamW, for each number that is trained
 GAPS = "gaps"  # between the tensors that the allocator holds
 CONTEXT = "context"
 OF_A_LOOP = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1}  # no batch that can be cut
@@ -20,20 +23,31 @@ Sizes = Mapping[str, float]  # bytes of the categories of memory, of gaps and of
 
 
 def sizes_of(seen: Mapping[str, Any], reserved_bytes: int, context_bytes: int) -> Sizes:
-    """What a program's memory consists of, from a run of it with room enough."""
+    """What a program's memory consists of, from a run of it with room enough; or of one that had none: the least."""
     sizes = seen["sizes"]
-    beside = max(sizes["peak"] - sizes["weights"] - sizes["states"], 0)
+    states = sizes["states"]
+    beside = max(sizes["peak"] - sizes["weights"] - states, 0)
+    if seen["ended_by"] == "out of memory":
+        beside += _requested_bytes(seen["message"])
+        states = states or MOMENTS * sizes["trained"]
     numbers = seen["rows"] * seen["tokens"] * seen.get("vocabulary", 0)
     logits = min(3 * 4 * numbers, beside)  # themselves, their logarithms, their gradient
     return {
         Category.WEIGHTS: sizes["weights"],
         Category.GRADIENTS: sizes["trained"],
-        Category.OPTIMIZER_STATES: sizes["states"],
+        Category.OPTIMIZER_STATES: states,
         Category.LOGITS_AND_LOSS: logits,
         Category.ACTIVATIONS: beside - logits,
         GAPS: max(reserved_bytes - sizes["peak"], 0),
         CONTEXT: context_bytes,
     }
+
+
+def _requested_bytes(message: str) -> int:
+    """What was asked for when there was no more; 0 where the message does not say it."""
+    with suppress(ConfigurationError):
+        return numbers_in(message)["requested_bytes"] or 0
+    return 0
 
 
 def estimate(sizes: Sizes, changes: Sequence[Technique]) -> float:
@@ -55,8 +69,9 @@ def offered(seen: Mapping[str, Any], gpu: Gpu) -> list[tuple[Technique, ...]]:
         is_repeated = Capability.ACCUMULATION in kind.brings  # there can be more of it
         if name in seen["there"] and not is_repeated:
             continue
-        variants = kind.variants(gpu.compute_capability) if kind.attacks else settings_to_try(kind)
-        possible = [variant for variant in variants if variant.leaves and _can_be_given(variant, seen)]
+        if seen.get("own_optimizer") and kind.stage in (Stage.OPTIMIZE, Stage.STEP):
+            continue
+        possible = [variant for variant in settings_to_offer(kind, gpu) if _can_be_given(variant, seen)]
         # where one argument of the Trainer does it, nothing else is written into the script
         possible = [variant for variant in possible if is_one_switch(variant)] or possible
         for numerics in Numerics:  # of each kind of loss another choice
@@ -66,15 +81,24 @@ def offered(seen: Mapping[str, Any], gpu: Gpu) -> list[tuple[Technique, ...]]:
     return choices
 
 
+def settings_to_offer(kind: type[Technique], gpu: Gpu) -> list[Technique]:
+    """Those with which it saves something on such a card."""
+    variants = kind.variants(gpu.compute_capability) if kind.attacks else settings_to_try(kind)
+    return [variant for variant in variants if variant.leaves]
+
+
 def _can_be_given(variant: Technique, seen: Mapping[str, Any]) -> bool:
     """A loop takes from outside what changes its model, and no argument: its optimizer is made already. A Trainer with
-    a model of another kind takes arguments, and the batch that it has: its loss may be none of single rows."""
+    a model of another kind takes arguments, and the batch that it has: its loss may be none of single rows. Without the
+    workbench in its interpreter a program takes arguments alone."""
     if variant.environment():
         return True
     arguments = seen["arguments"] if seen["kind"] == "trainer" else OF_A_LOOP
     try:
         changed = changed_arguments(variant, arguments)
     except ConfigurationError:
+        return False
+    if seen.get("alone") and not by_arguments(variant, arguments):
         return False
     if seen["kind"] == "loop":
         return not changed and variant.stage in (Stage.ARCHITECTURE, Stage.WRAP)

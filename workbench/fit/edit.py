@@ -121,11 +121,16 @@ class Text:
 
     def call_at(self, place: Mapping[str, Any]) -> ast.Call:
         for node in ast.walk(self.tree):
-            if isinstance(node, ast.Call):
-                there = (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset)
-                if there == tuple(place[name] for name in PLACE):
-                    return node
+            if isinstance(node, ast.Call) and self._is_at(node, place):
+                return node
         raise CannotBeWrittenError("the call was not found there")
+
+    def _is_at(self, node: ast.Call, place: Mapping[str, Any]) -> bool:
+        if "column" not in place:  # Python before 3.11
+            name = getattr(node.func, "attr", None) or getattr(node.func, "id", None)
+            return bool(node.lineno == place["line"] and name == place["name"])
+        there = (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset)
+        return there == tuple(place[name] for name in PLACE)
 
     def statement_around(self, node: ast.Call) -> int:
         """The line on which the innermost statement around a call begins."""

@@ -5,16 +5,24 @@
 The program is changed where it calls transformers: `TrainingArguments` in what it was called with, before it decides
 anything by that; a Trainer, or the model of a loop, as soon as it is made. After the steps the process ends in the
 middle of the program, so that nothing is saved, nor told to others.
+
+The interpreter may be another than that of the workbench, from Python 3.9, PyTorch 2.0 and transformers 4.41 on. Where
+it lacks what the workbench needs (the job says so: `alone`), nothing of that is imported, and arguments are all that is
+changed. `python inside.py` without a job says which card there is.
 """
+
+from __future__ import annotations
 
 import atexit
 import gc
+import getpass
 import importlib.abc
 import importlib.util
 import json
 import os
 import runpy
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,17 +44,25 @@ class Run:
     Attributes:
         job: `techniques` by name with their settings, the number of `steps`, whether they are followed by what the
             Trainer does beside training (`life`), and the file of the `report`. And the `kind` that an earlier run has
-            seen: a script may make an optimizer first, and then a Trainer that takes it.
+            seen: a script may make an optimizer first, and then a Trainer that takes it. `alone`: see above;
+            `arguments` by name are then the changed ones. `here`: the card is that of this machine, and PyTorch may
+            have a `share` of its memory. `timed`: it computes.
         seen: what is reported.
+        peak: the most that PyTorch had reserved when the program counted its peaks anew.
     """
 
     def __init__(self, job: dict[str, Any]) -> None:
         self.job = job
         self.seen: dict[str, Any] = {"ended_by": "", "kind": "", "steps": 0, "tokens": 0, "rows": 0, "also": []}
+        self.seen["alone"] = job["alone"]
         self.by_argument: set[str] = set()
         self.trained: tuple[Any, Any] | None = None  # the model, and whoever has its optimizer
+        self.peak = 0
+        self.step_ended = 0.0
 
     def techniques(self) -> list[Any]:
+        if not self.job["techniques"]:
+            return []
         from workbench.techniques import technique
 
         return [technique(name, **settings) for name, settings in self.job["techniques"].items()]
@@ -56,6 +72,8 @@ class Run:
         self.seen["ended_by"] = reason
         if self.trained is not None:
             self.seen["sizes"] = sizes(*self.trained)
+        if self.job["here"]:
+            self.seen["card"] = self.used_of_the_card()
         Path(self.job["report"]).write_text(json.dumps(self.seen), encoding="utf-8")
         sys.stdout.flush()
         sys.stderr.flush()
@@ -65,6 +83,9 @@ class Run:
     @contextmanager
     def refusing(self) -> Iterator[None]:
         """The techniques may not suit the program: then it ends here."""
+        if self.job["alone"]:
+            yield
+            return
         from workbench.base.errors import WorkbenchError
 
         try:
@@ -72,6 +93,49 @@ class Run:
         except WorkbenchError as error:
             self.seen["refusal"] = str(error)
             self.end("refusal")
+
+    # ---- a card of this machine ----
+
+    def watch_the_card(self, module: Any) -> None:
+        """The allocator has its share of the memory, as soon as there is one."""
+        if self.job["share"] < 1:
+            module._lazy_call(lambda: module.set_per_process_memory_fraction(self.job["share"]))
+
+    def note_resets(self, module: Any) -> None:
+        """The program may count its peaks anew, as often as it likes."""
+        reset = module.reset_peak_memory_stats
+
+        @wraps(reset)
+        def note_and_reset(*args: Any, **kwargs: Any) -> None:
+            self.peak = max(self.peak, module.max_memory_reserved())
+            reset(*args, **kwargs)
+
+        module.reset_peak_memory_stats = note_and_reset
+
+    def used_of_the_card(self) -> dict[str, int]:
+        """What PyTorch had `reserved` at most, how often it was refused memory, and what is taken `beside` it: CUDA's
+        context, and other programs. Empty if the card was not used."""
+        torch = sys.modules.get("torch")
+        if torch is None or not torch.cuda.is_initialized():
+            return {}
+        free_bytes, total_bytes = torch.cuda.mem_get_info()
+        return {
+            "reserved": max(self.peak, torch.cuda.max_memory_reserved()),
+            "refusals": torch.cuda.memory_stats().get("num_ooms", 0),
+            "beside": total_bytes - free_bytes - torch.cuda.memory_reserved(),
+        }
+
+    def note_step(self) -> None:
+        """How long the step took, on a card that computes."""
+        if not self.job["timed"]:
+            return
+        import torch
+
+        torch.cuda.synchronize()
+        now = time.monotonic()
+        if self.step_ended:
+            self.seen["step_time_s"] = round(now - self.step_ended, 3)
+        self.step_ended = now
 
     # ---- transformers' Trainer ----
 
@@ -86,12 +150,12 @@ class Run:
         module.TrainingArguments.__post_init__ = changed
 
     def on_arguments(self, arguments: Any) -> None:
-        from workbench.fit.places import by_arguments, changed_arguments
-
         before = dict(vars(arguments))
-        changed: dict[str, Any] = {}
+        changed = dict(self.job["arguments"])
         with self.refusing():
             for technique in self.techniques() if self.job["kind"] != "loop" else ():
+                from workbench.fit.places import by_arguments, changed_arguments
+
                 if by_arguments(technique, before):
                     self.by_argument.add(technique.name)
                     changed |= changed_arguments(technique, {**before, **changed})
@@ -124,12 +188,12 @@ class Run:
 
         @wraps(train)
         def changed_train(trainer: Any, *_: Any, **__: Any) -> None:
-            import torch
-
             self.on_train(trainer)
             try:
                 train(trainer)  # does not resume: there is nothing in its folder
-            except torch.OutOfMemoryError as error:
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
                 self.seen["message"] = str(error)
                 self.end("out of memory")
             self.end("the end of training")
@@ -138,15 +202,18 @@ class Run:
         module.Trainer.train = changed_train
 
     def on_trainer(self, trainer: Any, arguments: dict[str, Any], make: Callable[[], None]) -> None:
+        self.seen |= {"kind": "trainer", "trainer_call": call_of(trainer), "trainer_class": type(trainer).__name__}
+        self.seen |= {"on_model": [], "put": []}
+        techniques = [technique for technique in self.techniques() if not technique.environment()]
+        if not techniques:
+            make()
+            return
         from workbench.fit.apply import apply
         from workbench.fit.places import Site, site_of
         from workbench.models.family import family_of
         from workbench.techniques import Capability
 
-        self.seen |= {"kind": "trainer", "trainer_call": call_of(trainer), "trainer_class": type(trainer).__name__}
-        self.seen["on_model"] = []
         with self.refusing():
-            techniques = [technique for technique in self.techniques() if not technique.environment()]
             for technique in techniques:
                 model = arguments.get("model")
                 if model is None or Capability.ADAPTER not in technique.brings:
@@ -165,14 +232,12 @@ class Run:
         """The longest rows come first; the card is told of padding; the Trainer ends after the steps."""
         from transformers import TrainerCallback
 
-        from workbench.fit.apply import OPTIMIZERS, optimizer_of_its_own, several
-        from workbench.techniques import REGISTRY
-
         run = self
 
         class Stop(TrainerCallback):
             def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
                 run.seen["steps"] = state.global_step
+                run.note_step()
                 is_last = state.global_step >= run.job["steps"]
                 if is_last and not run.job["life"]:
                     run.end("steps")
@@ -193,14 +258,16 @@ class Run:
             self.end("several ranks")
         self.trained = (trainer.model, trainer)
         self.watch(trainer.model, vars(args))
-        if trainer.compute_loss_func or not type(trainer).compute_loss.__module__.startswith("transformers."):
+        is_of_transformers = type(trainer).compute_loss.__module__.startswith("transformers.")
+        if getattr(trainer, "compute_loss_func", None) or not is_of_transformers:
             self.seen["own_loss"] = type(trainer).__name__
-        if optimizer_of_its_own(trainer):
-            self.seen["there"] += [name for name, kind in REGISTRY.items() if kind.stage in OPTIMIZERS]
+        self.seen["own_optimizer"] = optimizer_of_its_own(trainer)
         trainer.add_callback(Stop)
-        trainer.data_collator = Collator(trainer.data_collator)
+        trainer.data_collator = Collator(trainer.data_collator, self.job["padding"])
         lengths = lengths_of(trainer.train_dataset)
-        if lengths:
+        # micro-batches of about equal cost, and of unequal numbers of rows
+        has_own_batches = getattr(args, "train_sampling_strategy", "") == "batch_rebalance"
+        if lengths and not has_own_batches:
             self.seen["longest_row"] = max(lengths)
             count = args.per_device_train_batch_size * args.gradient_accumulation_steps
             order = longest_first(lengths, count, self.job["steps"])
@@ -222,16 +289,16 @@ class Run:
         module.register_optimizer_step_post_hook(self.on_step)
 
     def on_optimizer(self, optimizer: Any) -> None:
-        from workbench.base.errors import ConfigurationError
-        from workbench.fit.apply import apply
-
         self.seen |= {"kind": "loop", "optimizer_call": call_of(optimizer)}
         model = model_of(optimizer)
         techniques = [technique for technique in self.techniques() if not technique.environment()]
-        with self.refusing():
-            if model is None and techniques:
-                raise ConfigurationError("its optimizer has no parameters of a causal language model of transformers.")
-            if techniques:
+        if techniques:
+            from workbench.base.errors import ConfigurationError
+            from workbench.fit.apply import apply
+
+            with self.refusing():
+                if model is None:
+                    raise ConfigurationError("its optimizer has no parameters of a causal language model.")
                 apply(model, *techniques)
                 self.seen["put"] = [technique.name for technique in techniques]
         if model is not None:
@@ -242,28 +309,39 @@ class Run:
     def on_step(self, optimizer: Any, *_: Any) -> None:
         if self.seen["kind"] == "loop":
             self.seen["steps"] += 1
+            self.note_step()
             if self.seen["steps"] >= self.job["steps"]:
                 self.end("steps")
 
     # ---- of both ----
 
+    def refuse_several(self, module: Any) -> None:
+        """Processes that the program starts itself."""
+
+        def refused(*_: Any, **__: Any) -> None:
+            self.seen["several"] = "torch.multiprocessing.spawn"
+            self.end("several ranks")
+
+        module.start_processes = refused
+
     def watch(self, model: Any, arguments: dict[str, Any]) -> None:
         """Note what kind of model it is, what it has already, and the shapes of batches."""
-        self.seen |= about(model, arguments)
+        self.seen |= about_alone(model, arguments) if self.job["alone"] else about(model, arguments)
         if "model" in self.seen:
             watch_batches(model, self.seen)
 
 
 def about(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """What a training has already; and its `model`, if it is of the kind that the techniques were written for."""
-    from workbench.fit.apply import already_there, check_is_causal
+    from workbench.fit.apply import already_there
     from workbench.fit.places import settings_to_try
     from workbench.models.family import family_of
     from workbench.techniques import REGISTRY
 
     there = [technique.name for technique in already_there(model, arguments)]
+    if not is_causal(model):
+        return {"there": there}
     try:
-        check_is_causal(model)
         family = family_of(model.config)
     except Exception:  # of any kind: transformers may make no such model of its config
         return {"there": there}
@@ -273,6 +351,67 @@ def about(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
             if technique.loaded_model(family) and technique.model_arguments(family).items() <= loaded.items():
                 there.append(technique.name)
     return {"there": there, "model": type(model).__name__, "vocabulary": model.config.get_text_config().vocab_size}
+
+
+def about_alone(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The same without the workbench; and the model's config, of which the workbench makes the rest."""
+    there = [name for name, _ in present(model, arguments)]
+    if not is_causal(model):
+        return {"there": there}
+    vocabulary = getattr(model.config, "vocab_size", 0)
+    config = json.loads(model.config.to_json_string(use_diff=False))
+    return {"there": there, "model": type(model).__name__, "vocabulary": vocabulary, "config": config}
+
+
+def is_causal(model: Any) -> bool:
+    """Whether it is a language model of the kind that the techniques were written for."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    kinds = {kind.__name__ for kind in type(base).__mro__}
+    is_known = bool(kinds & set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()))
+    return is_known and not base.config.is_encoder_decoder
+
+
+def present(model: Any, arguments: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """What a model and its TrainingArguments have already: names of techniques, or of PEFT's adapters, and settings."""
+    there: list[tuple[str, dict[str, Any]]] = []
+    steps = arguments.get("gradient_accumulation_steps", 1)
+    if steps > 1:
+        there.append(("gradient_accumulation", {"steps": steps}))
+    there += [("mixed_precision", {"dtype": dtype}) for dtype in ("fp16", "bf16") if arguments.get(dtype)]
+    # transformers 5.23 renamed the argument; 5.17 has only the older name
+    by_argument = arguments.get("activation_checkpointing") or arguments.get("gradient_checkpointing")
+    if by_argument or any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+        there.append(("gradient_checkpointing", {}))
+    for adapter in getattr(model, "peft_config", {}).values():
+        there.append((str(adapter.peft_type.value).lower(), {}))
+    if any(parameter.requires_grad and parameter.itemsize == 2 for parameter in model.parameters()):
+        there.append(("pure_bf16", {}))
+    return there
+
+
+def several(args: Any) -> str:
+    """What makes more than one process or card of a Trainer's training; empty if nothing does."""
+    if args.deepspeed or args.fsdp:
+        return "DeepSpeed" if args.deepspeed else "FSDP"
+    if args.n_gpu > 1:
+        return f"{args.n_gpu} GPUs by DataParallel"
+    return f"{args.world_size} ranks" if args.world_size > 1 else ""
+
+
+def optimizer_of_its_own(trainer: Any) -> str:
+    """Which one a Trainer takes, whatever its arguments say; empty where they decide."""
+    from transformers import Trainer
+
+    if trainer.optimizer is not None:
+        return "the optimizer that it has already"
+    return "" if type(trainer).create_optimizer is Trainer.create_optimizer else "create_optimizer of its class"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """`torch.cuda.OutOfMemoryError` until PyTorch 2.5."""
+    return type(error).__name__ == "OutOfMemoryError"
 
 
 def watch_batches(model: Any, seen: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -290,18 +429,17 @@ def watch_batches(model: Any, seen: dict[str, Any] | None = None) -> dict[str, A
 
 
 class Collator:
-    """A collator, and the card is told when a batch of its has padding."""
+    """A collator, and the emulated card is told when a batch of its has padding, by this variable."""
 
-    def __init__(self, collator: Any) -> None:
+    def __init__(self, collator: Any, variable: str) -> None:
         self.collator = collator
+        self.variable = variable
 
     def __call__(self, rows: Any) -> Any:
-        from workbench.gpus.emulator.padding import VARIABLE
-
         batch = self.collator(rows)
         mask = batch.get("attention_mask") if hasattr(batch, "get") else None
         if mask is not None and bool((mask == 0).any()):
-            os.environ[VARIABLE] = "1"
+            os.environ[self.variable] = "1"
         return batch
 
     def __getattr__(self, name: str) -> Any:
@@ -396,14 +534,16 @@ def _is_making(frame: Frame, product: Any) -> bool:
 
 
 def call_of(product: Any) -> dict[str, Any]:
-    """Where the program makes it: `file`, and of the call `line`, `column`, `end_line`, `end_column`; and what lies
-    between."""
+    """Where the program makes it: `file`, and of the call `line`, `column`, `end_line`, `end_column`, of which Python
+    before 3.11 knows the first alone; the `name` of its class; and what lies between."""
     frame, between = program_frame(product)
     if frame is None:
         return {"file": "", "line": 0, **between}
-    line, end_line, column, end_column = list(frame.f_code.co_positions())[frame.f_lasti // 2]
-    place = {"line": line, "column": column, "end_line": end_line, "end_column": end_column}
-    return {"file": os.path.abspath(frame.f_code.co_filename), **place, **between}
+    place = {"file": os.path.abspath(frame.f_code.co_filename), "line": frame.f_lineno, "name": type(product).__name__}
+    if hasattr(frame.f_code, "co_positions"):
+        line, end_line, column, end_column = list(frame.f_code.co_positions())[frame.f_lasti // 2]
+        place.update({"line": line, "column": column, "end_line": end_line, "end_column": end_column})
+    return {**place, **between}
 
 
 def variable_of(thing: Any, product: Any) -> str:
@@ -445,23 +585,63 @@ class Watcher(importlib.abc.MetaPathFinder):
         return spec
 
 
+class OnlyThisPackage(importlib.abc.MetaPathFinder):
+    """Finds the workbench, and nothing of what is installed beside it: that may be for another Python."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != "workbench":
+            return None
+        file = os.path.join(self.folder, "__init__.py")
+        return importlib.util.spec_from_file_location(name, file, submodule_search_locations=[self.folder])
+
+
+def describe_card() -> dict[str, Any]:
+    """The cards that PyTorch sees, and of the first what it is and has free; a build for AMD's cards sees none here."""
+    import torch
+
+    if not torch.cuda.is_available() or torch.version.cuda is None:
+        return {"count": 0, "torch": torch.__version__}
+    properties = torch.cuda.get_device_properties(0)
+    free_bytes, total_bytes = torch.cuda.mem_get_info(0)
+    return {
+        "count": torch.cuda.device_count(),
+        "name": properties.name,
+        "capability": [properties.major, properties.minor],
+        "multiprocessors": properties.multi_processor_count,
+        "total_bytes": total_bytes,
+        "free_bytes": free_bytes,
+    }
+
+
+def nobody_answers(*_: Any, **__: Any) -> str:
+    raise EOFError("nobody answers")
+
+
 def run_program(job_file: str, program: list[str]) -> None:
     job = json.loads(Path(job_file).read_text(encoding="utf-8"))
     run = Run(job)
     os.environ.update(SILENT)
     os.environ.update(job["environment"])
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # whoever asks for a login is told that nobody answers
+    # whoever asks for a login is told that nobody answers
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    getpass.getpass = nobody_answers  # it would read from the terminal
     if job["log"]:
         log = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(log, 1)
         os.dup2(log, 2)
     sys.path[0] = job["path"]
-    sys.path.append(job["package"])
+    sys.meta_path.insert(0, OnlyThisPackage(job["package"]))
     changes: dict[str, Callable[[Any], None]] = {
         "transformers.training_args": run.change_arguments,
         "transformers.trainer": run.change_trainer,
         "torch.optim.optimizer": run.change_optimizers,
+        "torch.multiprocessing.spawn": run.refuse_several,
     }
+    if job["here"]:
+        changes.update({"torch.cuda": run.watch_the_card, "torch.cuda.memory": run.note_resets})
     sys.meta_path.insert(0, Watcher(changes))
     if program[0] == "-m":
         sys.argv = program[1:]
@@ -477,7 +657,7 @@ def run_program(job_file: str, program: list[str]) -> None:
         run.seen["exit"] = str(error.code)
         run.end("its own exit" if error.code else "its own end")
     except BaseException as error:
-        if type(error).__name__ == "OutOfMemoryError":
+        if is_out_of_memory(error):
             run.seen["message"] = str(error)
             run.end("out of memory")
         place = error.__traceback__  # from the program's own line on
@@ -490,4 +670,7 @@ def run_program(job_file: str, program: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run_program(sys.argv[1], sys.argv[2:])
+    if len(sys.argv) == 1:
+        print(json.dumps(describe_card()))
+    else:
+        run_program(sys.argv[1], sys.argv[2:])

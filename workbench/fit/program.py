@@ -1,26 +1,30 @@
-"""A Python program on an emulated card, changed or as it is: one trial is a process that ends after a few steps."""
+"""A Python program on a card, changed or as it is: one trial is a process that ends after a few steps."""
 
 import json
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from workbench import export
-from workbench.base.errors import ConfigurationError, UnavailableError
+from workbench.base.errors import DISTRIBUTION, ConfigurationError, UnavailableError
 from workbench.base.paths import beside
-from workbench.gpus.catalogue import Gpu
-from workbench.gpus.emulator.launch import emulate
-from workbench.gpus.emulator.report import TIMED_OUT
+from workbench.base.settings import plain
+from workbench.fit.card import INSIDE, Card, Use
+from workbench.fit.places import changed_arguments
+from workbench.gpus.emulator.padding import VARIABLE as PADDING
+from workbench.measure.emulated import emulated
 from workbench.techniques import Technique
 
-INSIDE = Path(__file__).with_name("inside.py")
-PACKAGE = Path(__file__).parents[2]
+PACKAGE = Path(__file__).parents[1]
 PYTHON = re.compile(r"python(\d(\.\d+)?)?")
 LAUNCHERS = ("accelerate", "deepspeed", "torchrun", "mpirun", "srun", "horovodrun")
 WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")  # options of Python that take the next word
@@ -28,8 +32,16 @@ DONE = ("steps", "the end of training")
 LAST_CHARACTERS = 3000  # of what a program has printed, where it fails
 UNKNOWN_ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'")
 RENAMED = {"tokenizer": ["processing_class", "transformers 4.46"], **beside(export.__file__, "foreign.toml")["renamed"]}
+LOWER_BOUND = re.compile(r"([\w-]+)>=([\d.]+)")
+# asked of an interpreter in which nothing of the workbench need be installed
+WHAT_IS_THERE = """
+import importlib.metadata, json, platform
+packages = {entry.metadata["Name"]: entry.version for entry in importlib.metadata.distributions()}
+print(json.dumps([platform.python_version(), packages]))
+"""
+SEVERAL = re.compile(r"distributed training|env:// rendezvous")
 NETWORK = re.compile(
-    r"huggingface\.co|\b(connection|offline|gated|401|access token|hf_token|login|resolve)\b|eof when reading",
+    r"huggingface\.co|\b(connection|offline|gated|401|access token|hf_token|login|resolve)\b",
     re.IGNORECASE,
 )
 
@@ -92,33 +104,78 @@ class Program:
         return replace(self, script=(*script, *flags))
 
 
+def numbers(release: str) -> tuple[int, ...]:
+    """Of a release, in their order."""
+    return tuple(map(int, re.findall(r"\d+", release)))
+
+
+@cache
+def lacking(python: str) -> tuple[str, ...]:
+    """What the workbench needs, and this interpreter has not; empty: the workbench can be imported there.
+
+    Raises:
+        ConfigurationError: it is no Python of 3.9 or newer.
+    """
+    if python == sys.executable:
+        return ()
+    asking = [python, "-c", WHAT_IS_THERE]
+    try:
+        answer = subprocess.run(asking, capture_output=True, text=True, timeout=60, check=True)
+        version, packages = json.loads(answer.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise ConfigurationError(
+            f"plan: {python} does not answer as a Python of 3.9 or newer ({error}). Name the one that runs your script."
+        ) from None
+    there = {plain(name): release for name, release in {**packages, "Python": version}.items()}
+    needed = [f"Python{metadata.metadata(DISTRIBUTION)['Requires-Python']}", *(metadata.requires(DISTRIBUTION) or ())]
+    faults = []
+    for line in needed:
+        lower_bound = LOWER_BOUND.fullmatch(line)  # an extra's are followed by its name
+        if lower_bound is None:
+            continue
+        name, least = lower_bound.groups()
+        release = there.get(plain(name))
+        if release is None:
+            faults.append(f"no {name}")
+        elif numbers(release) < numbers(least):
+            faults.append(f"{name} {release} ({least} or newer is needed)")
+    return tuple(faults)
+
+
 @dataclass(frozen=True)
 class Trial:
     """What became of a program with these techniques on it.
 
     Attributes:
         seen: what `inside.py` reports.
-        reserved_bytes: the most that PyTorch's allocator held.
-        needed_bytes: the same and CUDA's context.
+        use: what it took of the card.
         fits: it came to the last step, and was refused no memory.
-        holders: who held most at the peak, by the innermost line of the program, where the history was kept.
         printed: the end of what it has printed, where it was not shown.
-        interrupted: by Ctrl-C.
+        recovered: it was refused memory, and went on with less.
     """
 
     techniques: tuple[Technique, ...]
     seen: Mapping[str, Any]
-    reserved_bytes: int
-    needed_bytes: int
+    use: Use
     fits: bool
     seconds: float
-    lower_bound: str = ""
-    holders: tuple[Mapping[str, Any], ...] = ()
     printed: str = ""
-    timed_out: bool = False
-    interrupted: bool = False
-    used_a_gpu: bool = True
     recovered: bool = False
+
+    @property
+    def reserved_bytes(self) -> int:
+        """The most that PyTorch's allocator held."""
+        return self.use.reserved_bytes
+
+    @property
+    def needed_bytes(self) -> int:
+        """The same, and what it takes beside."""
+        return self.use.reserved_bytes + self.use.beside_bytes
+
+    @property
+    def step_time_s(self) -> float | None:
+        """Of the last step, where it was computed."""
+        return self.seen.get("step_time_s")
 
     @property
     def variables(self) -> list[str]:
@@ -144,19 +201,19 @@ def environment_of(techniques: Sequence[Technique]) -> dict[str, str]:
 
 def try_out(
     program: Program,
-    gpu: Gpu,
+    card: Card,
     techniques: Sequence[Technique] = (),
     *,
     steps: int,
     time_limit_s: float,
-    kind: str = "",
+    before: Mapping[str, Any] | None = None,
     life: bool = False,
     shown: bool = False,
 ) -> Trial:
-    """Run a program on an emulated card until so many optimizer steps are done.
+    """Run a program on a card until so many optimizer steps are done.
 
     Args:
-        kind: of the program, as an earlier run has seen it.
+        before: what was `seen` in a run of it as it is.
         life: a Trainer evaluates and saves after them, if its arguments say so.
         shown: what it prints goes to standard error; otherwise its end is kept, for an error.
 
@@ -166,17 +223,15 @@ def try_out(
     with tempfile.TemporaryDirectory(prefix="fit-") as folder:
         report = Path(folder, "report.json")
         log = Path(folder, "log")
-        job = {
-            "techniques": {technique.name: technique.settings() for technique in techniques},
-            "environment": environment_of(techniques),
+        job = job_of(program, techniques, before or {}) | {
             "steps": steps,
-            "kind": kind,
             "life": life,
             "report": str(report),
             "log": "" if shown else str(log),
-            "path": str((program.file.parent if program.file else Path()).resolve()),
-            "package": str(PACKAGE),
             "scratch": folder,
+            "here": card.here,
+            "timed": card.here and not emulated(),
+            "share": card.share,
         }
         # a library by its path, so that what goes through it is held by the program's own lines
         inside = Path(folder, "site-packages", INSIDE.name)
@@ -185,44 +240,49 @@ def try_out(
         job_file = Path(folder, "job.json")
         job_file.write_text(json.dumps(job), encoding="utf-8")
         began = time.monotonic()
-        emulation = emulate(
-            [program.python, *program.options, str(inside), str(job_file), *program.script],
-            gpu,
-            timeout_s=max(time_limit_s, 1.0),
-            history=shown,
-            output=sys.stderr,
-        )
+        command = [program.python, *program.options, str(inside), str(job_file), *program.script]
+        use = card.run(command, report, max(time_limit_s, 1.0), history=shown)
         seconds = round(time.monotonic() - began, 1)
         seen = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
         printed = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-    reserved = emulation.reserved_at_once_bytes
     came_to_the_end = seen.get("ended_by") in DONE or (seen.get("ended_by") == "its own end" and seen["steps"] > 0)
-    devices = emulation.devices
     return Trial(
-        techniques=tuple(techniques),
-        seen=seen,
-        reserved_bytes=reserved,
-        needed_bytes=reserved + gpu.context_bytes_estimate,
-        fits=came_to_the_end and (emulation.refusals == 0 or shown),
+        tuple(techniques),
+        seen,
+        use,
+        fits=came_to_the_end and (use.refusals == 0 or shown),
         seconds=seconds,
-        lower_bound=", ".join(emulation.not_measured),
-        holders=tuple(devices[0].get("lines", ())) if devices else (),
         printed=printed[-LAST_CHARACTERS:],
-        timed_out=emulation.exit_status == TIMED_OUT,
-        interrupted=emulation.exit_status == 130,
-        used_a_gpu=bool(devices),
-        recovered=came_to_the_end and emulation.refusals > 0,
+        recovered=came_to_the_end and use.refusals > 0,
     )
+
+
+def job_of(program: Program, techniques: Sequence[Technique], before: Mapping[str, Any]) -> dict[str, Any]:
+    """What `inside.py` is told of a program and its changes. Where it is alone, all that these are is arguments."""
+    alone = bool(lacking(program.python))
+    arguments: dict[str, Any] = {}
+    for technique in techniques if alone else ():
+        arguments |= changed_arguments(technique, {**before.get("arguments", {}), **arguments})
+    return {
+        "techniques": {} if alone else {technique.name: technique.settings() for technique in techniques},
+        "arguments": arguments,
+        "alone": alone,
+        "environment": environment_of(techniques),
+        "kind": before.get("kind", ""),
+        "path": str((program.file.parent if program.file else Path()).resolve()),
+        "package": str(PACKAGE),
+        "padding": PADDING,
+    }
 
 
 def check_trial(trial: Trial, time_limit_s: float) -> None:
     """Raises ConfigurationError: the program, as it is, did not come to train, for reasons of its own."""
     kind = trial.seen.get("kind", "")
     message = str(trial.seen.get("message", ""))
-    if trial.timed_out:
+    if trial.use.timed_out:
         raise ConfigurationError(
             f"plan: the program did not come to the end of its steps within {time_limit_s:.0f} s. Let it read less "
-            "data, ask for fewer --steps, or give a longer --timeout."
+            "data, ask for fewer --trial-steps, or give a longer --timeout."
         )
     if trial.ended_by == "several ranks":
         raise ConfigurationError(
@@ -231,7 +291,13 @@ def check_trial(trial: Trial, time_limit_s: float) -> None:
         )
     if trial.ended_by == "an error":
         cure = "Make it run first."
-        if NETWORK.search(message):
+        if message.startswith("EOFError"):
+            cure = (
+                "It asks somebody at the keyboard, and nobody answers here. Tell it by an argument, or log in before."
+            )
+        elif SEVERAL.search(message):
+            cure = "It was made for several processes, and one is planned for: workbench predict --ranks."
+        elif NETWORK.search(message):
             cure = "It asks for the network or a login: download what it needs first, and set HF_HUB_OFFLINE=1."
         older_name = UNKNOWN_ARGUMENT.search(message)
         if older_name and older_name[1] in RENAMED:
@@ -253,5 +319,5 @@ def check_trial(trial: Trial, time_limit_s: float) -> None:
     if not trial.ran:
         maker = "a Trainer, and never called train()" if kind == "trainer" else "an optimizer, and never took a step"
         raise ConfigurationError(f"plan: the program made {maker}. Give it what makes it train, such as --do_train.")
-    if not trial.used_a_gpu:
+    if not trial.use.used_a_gpu:
         raise ConfigurationError("plan: the program trains on the CPU. Let it use the GPU that it is shown.")

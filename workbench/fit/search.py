@@ -1,27 +1,26 @@
 """`fit`: a program as it is on a card and, where it does not fit, the smallest sets of changes with which it does.
 
-An estimate decides which sets are tried, and in which order; whatever is said of a set was run on the emulated card.
+An estimate decides which sets are tried, and in which order; whatever is said of a set was run on the card.
 """
 
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import unified_diff
+from typing import Any
 
 from workbench.advise.candidate import NUMERICS
-from workbench.base.categories import format_bytes, parse_bytes
-from workbench.base.errors import ConfigurationError, UnavailableError
+from workbench.base.categories import format_bytes
+from workbench.base.errors import ConfigurationError
 from workbench.base.paths import write_whole
-from workbench.fit.candidates import Sizes, extra_time, offered, sets_of, sizes_of
+from workbench.fit.candidates import Sizes, estimate, extra_time, offered, sets_of, sizes_of
+from workbench.fit.card import Card, card_here, card_named
 from workbench.fit.edit import Edit, changed_script, edits_of
-from workbench.fit.program import Program, Trial, check_trial, try_out
+from workbench.fit.functions import functions_to_paste
+from workbench.fit.program import Program, Trial, check_trial, lacking, try_out
 from workbench.fit.results import Answer, Fit, title
-from workbench.gpus.caching_allocator import ENOUGH_BYTES
-from workbench.gpus.catalogue import Gpu
-from workbench.gpus.catalogue import gpu as find_gpu
-from workbench.gpus.emulator.card import with_memory
 from workbench.techniques import Numerics, Technique
 
 STEPS = 3  # the first makes the optimizer's states; the second is the first that needs all memory
@@ -36,6 +35,7 @@ def fit(
     command: Sequence[str],
     gpu: str = "t4",
     *,
+    here: bool = False,
     budget: str | int | None = None,
     steps: int = STEPS,
     life: bool = False,
@@ -43,12 +43,14 @@ def fit(
     write: bool = False,
     say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
 ) -> Fit:
-    """Run a program on an emulated card; if it does not fit, search the smallest sets of changes with which it does.
+    """Run a program on a card; if it does not fit, search the smallest sets of changes with which it does.
 
         fit(["python", "train.py", "--epochs", "1"], gpu="t4")
 
     Args:
         command: as typed in a shell; the program's own arguments stay what they are.
+        gpu: the card that is emulated.
+        here: run it on this machine's own card instead.
         budget: all that it may need of the card, CUDA's context included; by default what the card has.
         steps: optimizer steps of each run.
         life: evaluation and saving after them, as a Trainer does them.
@@ -58,25 +60,13 @@ def fit(
 
     Raises:
         ConfigurationError: the program does not come to train, or uses several processes; a budget that is none.
-        UnavailableError: there is no emulator on this machine, or it is not set up.
+        UnavailableError: there is no emulator on this machine, or it is not set up; or `here` there is no card.
     """
     program = Program.parse(command)
-    card = find_gpu(gpu)
-    if budget is not None:
-        budget_bytes = parse_bytes(budget, "budget")
-        if budget_bytes > card.memory_bytes:
-            raise ConfigurationError(
-                f"budget: a {card.title} has {format_bytes(card.memory_bytes)}. Lower it, or name a larger card."
-            )
-        card = with_memory(card, budget_bytes)
+    card = card_here(program.python, budget) if here else card_named(gpu, budget)
     search = ProgramSearch(program, card, steps, life, time.monotonic() + time_limit_s, say)
-    try:
-        planned = search.fit()
-    except UnavailableError as error:
-        if sys.platform == "linux":
-            raise
-        raise UnavailableError(f"{error} A program is planned for on Linux: on Colab, or in a container.") from None
-    return written_beside(planned, search) if write and planned.answers else planned
+    planned = search.fit()
+    return written_beside(planned, search) if write and planned.candidates else planned
 
 
 @dataclass
@@ -85,29 +75,32 @@ class ProgramSearch:
 
     Attributes:
         ends_at: on the clock `time.monotonic`.
-        failed, unsuitable: as `Fit` has them.
+        failed, skipped, functions: as `Fit` has them.
+        before: what was seen of the program as it is.
     """
 
     program: Program
-    gpu: Gpu
+    card: Card
     steps: int
     life: bool
     ends_at: float
     say: Callable[[str], None]
     failed: list[tuple[Technique, ...]] = field(default_factory=list)
-    unsuitable: dict[str, str] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+    functions: dict[str, str] = field(default_factory=dict)
     ended: str = ""
-    kind: str = ""
+    before: Mapping[str, Any] = field(default_factory=dict)
 
     def fit(self) -> Fit:
         time_limit_s = self.ends_at - time.monotonic()
-        self.say(f"as it is, on an emulated {self.gpu.title}: {shlex.join(self.program.command)}")
+        lacks = lacking(self.program.python)
+        self.say(f"as it is, on {self.card.title}: {shlex.join(self.program.command)}")
         as_it_is = self.run((), shown=True)
-        if as_it_is.interrupted:
+        if as_it_is.use.interrupted:
             raise KeyboardInterrupt
         check_trial(as_it_is, time_limit_s)
-        self.kind = as_it_is.seen["kind"]
-        if self.life and self.kind == "loop":
+        self.before = as_it_is.seen
+        if self.life and self.before["kind"] == "loop":
             raise ConfigurationError(
                 "plan: --life is for scripts with a Trainer, which says when it evaluates and saves. Leave it out, and "
                 "look at what your loop does after its steps with `workbench emulate`."
@@ -115,43 +108,66 @@ class ProgramSearch:
         with_room = None
         answers: list[Answer] = []
         if not as_it_is.fits:
-            self.say("out of memory; once more, with room for everything")
-            with_room = self.run((), gpu=with_memory(self.gpu, ENOUGH_BYTES))
-            if with_room.ran:
-                answers = self.answers(with_room)
-            else:
-                self.ended = self.ended or "with room for everything it did not come to the end of its steps"
+            with_room = self.with_room()
+            answers = self.answers(with_room or as_it_is)
         return Fit(
             self.program,
-            self.gpu,
+            self.card,
             self.steps,
             as_it_is,
-            with_room if with_room and with_room.ran else None,
+            with_room,
             tuple(answers),
             failed=tuple(map(title, self.failed)),
-            unsuitable=self.unsuitable,
+            skipped=self.skipped,
+            lacks=lacks,
+            functions=self.functions,
             ended=self.ended,
         )
 
-    def answers(self, with_room: Trial) -> list[Answer]:
-        """Sets that fit: exact ones first, and others where those are dear."""
-        if "model" not in with_room.seen and with_room.seen["kind"] == "loop":
+    def with_room(self) -> Trial | None:
+        """The program as it is where there is room for everything; None: it was not run there, or not to its end."""
+        card = self.card.with_room(self.program.python)
+        if card is None:
+            self.say("out of memory; what it had by then decides what is tried first")
+            return None
+        self.say(f"out of memory; once more, on {card.title} with room for everything")
+        trial = self.run((), card=card)
+        if not trial.ran:
+            self.ended = self.ended or "with room for everything it did not come to the end of its steps"
+        return trial if trial.ran else None
+
+    def answers(self, whole: Trial) -> list[Answer]:
+        """Sets that fit: exact ones first, and others where those are dear.
+
+        Args:
+            whole: the program as it is, with room for everything if there was such a run.
+        """
+        if "model" not in whole.seen and whole.seen["kind"] == "loop":
             self.ended = "its model is no causal language model of transformers, and no other is changed from outside"
+        elif "sizes" not in whole.seen:
+            self.ended = self.ended or "it ran out of memory before its training began: its model alone is too large"
+        if self.ended:
             return []
-        sizes = sizes_of(with_room.seen, with_room.reserved_bytes, self.gpu.context_bytes_estimate)
-        choices = offered(with_room.seen, self.gpu)
+        sizes = sizes_of(whole.seen, whole.reserved_bytes, whole.use.beside_bytes)
+        choices = offered(whole.seen, self.card.gpu)
+        if whole.seen.get("alone"):
+            self.functions = functions_to_paste(whole.seen, self.card.gpu, sizes)
         answers: list[Answer] = []
         for numerics in NUMERICS:
             cheapest = min((extra_time(answer.techniques) for answer in answers), default=CHEAP + 1)
             if self.ended or cheapest <= CHEAP:
                 break
-            answers += self.answers_of(numerics, choices, sizes)
+            answers += self.answers_of(numerics, choices, sizes, is_whole=whole.fits)
         return answers
 
-    def answers_of(self, numerics: Numerics, choices: list[tuple[Technique, ...]], sizes: Sizes) -> list[Answer]:
+    def answers_of(
+        self, numerics: Numerics, choices: list[tuple[Technique, ...]], sizes: Sizes, *, is_whole: bool
+    ) -> list[Answer]:
+        """Those of one kind of loss. Sizes that are not whole are the least: what is estimated to need as much as a set
+        that ran out of memory is not tried."""
         answers: list[Answer] = []
         trials = 0
-        for techniques in sets_of(choices, numerics, sizes, UNSURE * self.gpu.memory_bytes):
+        for techniques in sets_of(choices, numerics, sizes, UNSURE * self.card.gpu.memory_bytes):
             names = {entry.name for entry in techniques}
             smaller = any(names >= answer.changes.keys() for answer in answers)
             larger = answers and len(techniques) > len(answers[0].techniques)
@@ -159,11 +175,14 @@ class ProgramSearch:
                 break
             if smaller or self.is_hopeless(techniques):
                 continue
+            least = min((estimate(sizes, larger) for larger in self.failed), default=estimate(sizes, ()))
+            if not is_whole and estimate(sizes, techniques) >= least:
+                continue
             trials += 1
             trial = self.gentlest(techniques, choices)
             if trial is not None:
                 answers.append(Answer(**vars(trial)))
-        return sorted(answers, key=lambda answer: extra_time(answer.techniques))
+        return sorted(answers, key=lambda answer: answer.step_time_s or extra_time(answer.techniques))
 
     def gentlest(self, techniques: tuple[Technique, ...], choices: list[tuple[Technique, ...]]) -> Trial | None:
         """A run that fits; where it does not, with the next settings of a technique that has more of them."""
@@ -179,33 +198,33 @@ class ProgramSearch:
 
     def is_hopeless(self, techniques: tuple[Technique, ...]) -> bool:
         """A set that could not be run has a part in it that cannot, or a larger one did not fit."""
-        if any(title((entry,)) in self.unsuitable for entry in techniques):
+        if any(title((entry,)) in self.skipped for entry in techniques):
             return True
         return any(set(techniques) <= set(larger) for larger in self.failed)
 
-    def run(self, techniques: tuple[Technique, ...], *, gpu: Gpu | None = None, shown: bool = False) -> Trial:
+    def run(self, techniques: tuple[Technique, ...], *, card: Card | None = None, shown: bool = False) -> Trial:
         time_left_s = self.ends_at - time.monotonic()
         if time_left_s < 1:
             self.ended = "the time was up (--timeout)"
         trial = try_out(
             self.program,
-            gpu or self.gpu,
+            card or self.card,
             techniques,
             steps=self.steps,
-            kind=self.kind,
+            before=self.before,
             life=self.life,
             time_limit_s=time_left_s,
             shown=shown,
         )
-        if trial.interrupted:
+        if trial.use.interrupted:
             self.ended = "interrupted"
-        elif trial.timed_out:
+        elif trial.use.timed_out:
             self.ended = "the time was up (--timeout)"
         elif not trial.ran and not shown:
             reason = str(trial.seen.get("refusal") or trial.seen.get("message") or trial.printed[-300:])
             # where the reason begins with the name of one of them, no other set with it is tried
             refused = [entry for entry in techniques if reason.removeprefix("apply: ").startswith(entry.name)]
-            self.unsuitable[title(refused or techniques)] = " ".join(reason.split())[:300]
+            self.skipped[title(refused or techniques)] = " ".join(reason.split())[:300]
         verdict = "does not run" if not trial.ran else f"needs {format_bytes(trial.needed_bytes)}"
         if trial.ran and not trial.fits:
             verdict = "out of memory"
@@ -228,16 +247,16 @@ def _stronger(techniques: tuple[Technique, ...], choices: list[tuple[Technique, 
 
 def written_beside(planned: Fit, search: ProgramSearch) -> Fit:
     """Write the script with the first answer's changes beside it, and run that file by itself."""
-    answer = planned.answers[0]
+    answer = planned.candidates[0]
     try:
         program, lines = written_program(planned, edits_of(answer))
     except ConfigurationError as error:
         return replace(planned, written=(str(error),))
     lines.append(f"run by itself: {' '.join([*answer.variables, shlex.join(program.command)])}")
     carried = [entry for entry in answer.techniques if entry.environment()]
-    by_itself = replace(search, program=program, unsuitable={}).run(tuple(carried))
+    by_itself = replace(search, program=program, skipped={}).run(tuple(carried))
     if not by_itself.ran:
-        reason = "the time was up (--timeout)" if by_itself.timed_out else by_itself.seen.get("message", "it ended")
+        reason = "the time was up (--timeout)" if by_itself.use.timed_out else by_itself.seen.get("message", "it ended")
         lines.append(f"  not verified, since it did not come to the end of its steps: {reason}")
         return replace(planned, written=tuple(lines))
     verdict = "fits" if by_itself.fits else "does NOT fit, against the plan"
@@ -256,7 +275,7 @@ def written_program(planned: Fit, edits: Sequence[Edit]) -> tuple[Program, list[
     if any(edit.call is not None for edit in edits):
         text = changed_script(program, edits)
         assert program.file is not None
-        place = program.file.with_stem(f"{program.file.stem}_fits_{planned.gpu.name.replace('-', '_')}")
+        place = program.file.with_stem(f"{program.file.stem}_fits_{planned.card.gpu.name.replace('-', '_')}")
         if place.exists() and place.read_text(encoding="utf-8") != text:
             raise ConfigurationError(f"plan: {place} is there already, with another text. Move it away.")
         write_whole(place, text)

@@ -8,10 +8,13 @@ import io
 import pickle
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from itertools import islice
+from importlib import import_module
+from itertools import chain, islice
+from types import ModuleType
 from typing import Any
 
 import dill
@@ -23,10 +26,11 @@ from workbench.base.categories import Category, Phase, format_bytes
 from workbench.base.errors import ConfigurationError, WorkbenchError, brief
 from workbench.base.patches import changed_environment
 from workbench.base.result import Result
-from workbench.fit.apply import several
-from workbench.fit.candidates import CONTEXT, GAPS, estimate, offered, sets_of
-from workbench.fit.inside import Collator, about, lengths_of, longest_first, watch_batches
-from workbench.fit.results import batches_in_words, title
+from workbench.fit.apply import apply
+from workbench.fit.candidates import CONTEXT, GAPS, offered, sets_of
+from workbench.fit.inside import Collator, about, lengths_of, longest_first, several, watch_batches
+from workbench.fit.places import as_keywords, by_arguments, changed_arguments
+from workbench.fit.results import batches_in_words
 from workbench.gpus.catalogue import Gpu, of_device
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.gpus.emulator import card, padding
@@ -37,12 +41,18 @@ from workbench.measure.meter import Meter
 from workbench.models.load import quiet
 from workbench.prediction.emulated import with_room
 from workbench.prediction.rows import STEPS  # without books; one more, with them
+from workbench.recipe import BALANCED, STRATEGY, changed_settings
+from workbench.techniques import Capability, Technique
+from workbench.techniques.base import Arguments
 
+SECONDS = 300.0  # for a training of a few steps there
+MOST_TRIALS = 8  # of changes
 Payload = tuple[list[str], list[Any], bytes, bytes]  # where modules are, shapes, the arguments, the Trainer
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 # of a Trainer, what it makes anew in the other process
 REMADE = (
     "_memory_tracker",
+    "_train_batch_size",
     "accelerator",
     "args",
     "callback_handler",
@@ -80,7 +90,7 @@ class Need(Result):
         beside_bytes: CUDA's context; of a card that is there instead what this process holds beside its models.
         room_bytes: what there is.
         seen: the batches, as `rows` and `tokens` at most, and `longest_row` of the data.
-        cure: changes with which it may fit, by an estimate; empty if it does.
+        cure: changes with which it fits, trained there too; empty if it does as it is.
     """
 
     gpu: Gpu
@@ -147,7 +157,7 @@ class WillItFit(TrainerCallback):
             raise ConfigurationError(
                 "WillItFit: this Trainer uses no CUDA card. Name one, as in WillItFit(trainer, gpu='t4')."
             )
-        self.gpu = card_here(device) if gpu is None else find_gpu(gpu)
+        self.gpu = known_card(device) if gpu is None else find_gpu(gpu)
         self.stop = stop
         self.say = say
         self.need: Need | None = None
@@ -155,7 +165,10 @@ class WillItFit(TrainerCallback):
         self.seen: dict[str, int] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if emulated():  # `workbench plan` runs the script: this is the emulated card already
+        if emulated():
+            self.say(
+                f"WillItFit: this card is an emulated {emulated()} already; the report at the end says what is needed."
+            )
             return
         try:
             self.need = self.predict()
@@ -195,8 +208,13 @@ class WillItFit(TrainerCallback):
     def predict(self) -> Need:
         """Raises WorkbenchError: the emulator is not set up or cannot be here, or the Trainer cannot train there."""
         trainer = self.trainer
+        if getattr(trainer.args, STRATEGY, "") == BALANCED:
+            raise ConfigurationError(
+                f"WillItFit: {STRATEGY}={BALANCED!r} makes batches of unequal numbers of rows. `workbench emulate "
+                f"--gpu {self.gpu.name} -- python …` trains with them on an emulated card."
+            )
         payload, there_bytes = sent(trainer, self.given_optimizer)
-        report = call_on(self.gpu, train_there, self.gpu, payload, modules=(__name__,), time_limit=300.0)
+        report = call_on(self.gpu, train_there, self.gpu, payload, modules=(__name__,), time_limit=SECONDS)
         lengths = lengths_of(trainer.train_dataset)
         if lengths:
             report["seen"]["longest_row"] = max(lengths)
@@ -207,24 +225,23 @@ class WillItFit(TrainerCallback):
             room_bytes = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
         states_bytes = report.pop("states")
         need = Need(self.gpu, beside_bytes=beside_bytes, room_bytes=room_bytes, **report)
-        return need if need.fits else replace(need, cure=cure(trainer, need, states_bytes))
+        return need if need.fits else replace(need, cure=cure(trainer, need, states_bytes, payload))
 
 
-def card_here(device: torch.device) -> Gpu:
+def known_card(device: torch.device) -> Gpu:
     """The card of this machine: the known one of its name, or of about its memory, with as much as it has."""
     properties = torch.cuda.get_device_properties(device)
-    known_card = of_device(properties.name, properties.total_memory)
-    assert known_card is not None  # where no name fits, the memory decides
-    return card.with_memory(known_card, properties.total_memory)
+    gpu = of_device(properties.name, properties.total_memory)
+    assert gpu is not None  # where no name fits, the memory decides
+    return card.with_memory(gpu, properties.total_memory)
 
 
-def cure(trainer: Any, need: Need, states_bytes: int) -> str:
-    """The first small set of changes with which it may fit, as the search of a program would try it."""
+def cure(trainer: Any, need: Need, states_bytes: int, payload: Payload) -> str:
+    """The first small set of changes with which it fits: found by estimates, as the search of a program does, and
+    trained there like the Trainer itself."""
     arguments = vars(trainer.args)
     seen = {"kind": "trainer", "arguments": arguments, **about(trainer.model, arguments)}
-    run_it = (
-        f"`workbench plan --gpu {need.gpu.name} -- python …` runs your script with changes, and says where they go."
-    )
+    run_it = f"`workbench plan --gpu {need.gpu.name} -- python …` runs your script with other changes, and writes them."
     peak = need.by_category
     sizes = {
         **peak,
@@ -234,12 +251,34 @@ def cure(trainer: Any, need: Need, states_bytes: int) -> str:
         GAPS: need.peak_reserved_bytes - need.peak_allocated_bytes,
         CONTEXT: need.beside_bytes,
     }
-    choices = offered(seen, need.gpu)
-    for numerics in NUMERICS:
-        for changes in sets_of(choices, numerics, sizes, need.room_bytes):
-            about_bytes = format_bytes(round(estimate(sizes, changes)))
-            return f"By an estimate {title(changes)} makes it about {about_bytes} (loss {numerics}). {run_it}"
-    return f"No set of changes was found. Take a smaller model, shorter rows, or a larger card. {run_it}"
+    choices = [choice for choice in offered(seen, need.gpu) if not any(change.environment() for change in choice)]
+    hopeful = (sets_of(choices, numerics, sizes, need.room_bytes) for numerics in NUMERICS)
+    for changes in islice(chain.from_iterable(hopeful), MOST_TRIALS):
+        with suppress(WorkbenchError, RuntimeError):  # these do not suit it
+            report = call_on(need.gpu, train_there, need.gpu, payload, changes, time_limit=SECONDS)
+            changed = replace(need, peak_reserved_bytes=report["peak_reserved_bytes"])
+            if changed.fits:
+                numerics = max((change.numerics for change in changes), key=NUMERICS.index)
+                edits = in_words(changes, arguments)
+                return f"{edits} makes it {format_bytes(changed.need_bytes)}, emulated too (loss {numerics}). {run_it}"
+    return f"No small set of changes makes it fit. Take a smaller model, shorter rows, or a larger card. {run_it}"
+
+
+def in_words(changes: Sequence[Technique], arguments: Arguments) -> str:
+    """What a script says to have these changes."""
+    changed: Arguments = {}
+    edits = []
+    for change in changes:
+        call = f"{type(change).__name__}({as_keywords(changed_settings(change))})"
+        if by_arguments(change, arguments):
+            changed |= changed_arguments(change, {**arguments, **changed})
+        elif Capability.ADAPTER in change.brings:
+            edits.append(f"model = apply(model, {call}) before the Trainer")
+        else:
+            edits.append(f"apply(trainer, {call})")
+    if changed:
+        edits.insert(0, f"TrainingArguments({as_keywords(changed)})")
+    return " and ".join(edits)
 
 
 def sent(trainer: Any, optimizer: Any) -> tuple[Payload, int]:
@@ -306,6 +345,8 @@ class ShapesPickler(dill.Pickler):  # type: ignore[misc]
         if thing is self.trainer:
             state = {name: value for name, value in vars(thing).items() if name not in REMADE}
             return object.__new__, (type(thing),), state
+        if isinstance(thing, ModuleType) and thing.__name__ != "__main__":
+            return import_module, (thing.__name__,)  # dill would copy what is in those that lie beside the program
         if isinstance(thing, type) and thing.__module__ != "__main__" and _is_named(thing):
             return thing.__qualname__
         if isinstance(thing, torch.nn.Module) and "_is_accelerate_prepared" in vars(thing):
@@ -350,23 +391,37 @@ class ShapesUnpickler(dill.Unpickler):  # type: ignore[misc]
         return self.arguments if number == "arguments" else self.tensors[number]
 
 
-def train_there(gpu: Gpu, payload: Payload) -> dict[str, Any]:
-    """What a Trainer that was sent has needed of the card that this process sees; of one like it with more memory,
-    where that is too small."""
+def train_there(gpu: Gpu, payload: Payload, changes: Sequence[Technique] = ()) -> dict[str, Any]:
+    """What a Trainer that was sent, with changes, has needed of the card that this process sees; of one like it with
+    more memory, where that is too small."""
     with changed_environment({card.VARIABLE: card.variable(gpu), padding.VARIABLE: ""}):
-        return with_room(gpu, partial(_train, *payload))
+        return with_room(gpu, partial(_train, *payload, changes))
 
 
-def _train(path: list[str], shapes: list[Any], arguments: bytes, content: bytes) -> dict[str, Any]:
+def _train(
+    path: list[str],
+    shapes: list[Any],
+    arguments: bytes,
+    content: bytes,
+    changes: Sequence[Technique],
+) -> dict[str, Any]:
     sys.path.extend(folder for folder in path if folder not in sys.path)
-    allocator = allocator_for(torch.device("cuda"))
-    allocator.prepare()
+    allocator_for(torch.device("cuda")).prepare()
     with tempfile.TemporaryDirectory() as scratch, quiet():
         kind, values = dill.loads(arguments)
-        trainer, seen = remade(kind(**{**values, "output_dir": scratch}), shapes, content)
+        by_calls = []
+        for change in changes:
+            if by_arguments(change, values):
+                values |= changed_arguments(change, values)
+            else:
+                by_calls.append(change)
+        trainer, seen = remade(kind(**{**values, "output_dir": scratch}), shapes, content, by_calls)
         books = Books(trainer)
         trainer.add_callback(books)
-        trainer.train()
+        try:
+            trainer.train()
+        finally:
+            books.meter.__exit__()  # its hooks would keep the model of a training that found no room
     report = books.meter.report()
     by_category = {str(category): size for category, size in report.by_category.items()}
     by_category[Category.UNATTRIBUTED] += books.allocated_bytes - sum(by_category.values())
@@ -396,17 +451,21 @@ class Books(TrainerCallback):
             self.meter.__enter__()
             tell_phases(self.trainer, self.meter)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step > STEPS:
-            self.meter.__exit__()
 
-
-def remade(args: Any, shapes: list[Any], content: bytes) -> tuple[Any, dict[str, int]]:
-    """The Trainer on this card, and the largest batch that its model has seen so far."""
+def remade(
+    args: Any,
+    shapes: list[Any],
+    content: bytes,
+    changes: Sequence[Technique],
+) -> tuple[Any, dict[str, int]]:
+    """The Trainer on this card, changed, and the largest batch that its model has seen so far."""
     there = ShapesUnpickler(content, shapes, args).load()
     trainer = there["trainer"]
     rows = there["rows"]
-    kept = {**vars(trainer), "data_collator": Collator(trainer.data_collator), "model_init": None}
+    adapters = [change for change in changes if Capability.ADAPTER in change.brings]
+    if adapters:
+        trainer.model = apply(trainer.model, *adapters)
+    kept = {**vars(trainer), "data_collator": Collator(trainer.data_collator, padding.VARIABLE), "model_init": None}
     Trainer.__init__(
         trainer,
         model=trainer.model,
@@ -418,6 +477,9 @@ def remade(args: Any, shapes: list[Any], content: bytes) -> tuple[Any, dict[str,
     )
     vars(trainer).update(kept)
     trainer._get_train_sampler = lambda *_, **__: range(len(rows))
+    others = [change for change in changes if change not in adapters]
+    if others:
+        apply(trainer, *others)
     return trainer, watch_batches(trainer.model)
 
 
