@@ -8,7 +8,7 @@ SOURCE = """from workbench import Recipe
 from workbench.widgets.takehome import TakeHome
 recipe = Recipe(model='gpt2-tiny', steps=3)
 tab = TakeHome(lambda: recipe)
-tab.form.value = 'JSON'
+tab.form.value = 'command'
 tab.view"""
 
 
