@@ -9,7 +9,7 @@ from test_edit import losses_of, run_by_itself
 
 import workbench.gpus.emulator.inside
 from workbench.base.errors import ConfigurationError
-from workbench.fit import inside, program
+from workbench.fit import any_training, inside, program
 from workbench.fit.candidates import offered, sizes_of
 from workbench.fit.card import EmulatedCard
 from workbench.fit.edit import changed_script, edits_of
@@ -20,6 +20,7 @@ from workbench.gpus.catalogue import gpu
 from workbench.techniques import FusedGelu, GradientAccumulation
 
 EMULATOR = Path(workbench.gpus.emulator.inside.__path__[0])
+TAKEN_ALONG = [Path(inside.__file__), Path(any_training.__file__), *sorted(EMULATOR.glob("*.py"))]
 SIZES = {"weights": 1, "trained": 1, "states": 2, "peak": 2**30}
 
 
@@ -30,7 +31,11 @@ def alone():
         yield
 
 
-@pytest.mark.parametrize("file", [Path(inside.__file__), *sorted(EMULATOR.glob("*.py"))], ids=lambda file: file.name)
+@pytest.mark.parametrize(
+    "file",
+    [Path(inside.__file__), Path(any_training.__file__), *sorted(EMULATOR.glob("*.py"))],
+    ids=lambda file: file.name,
+)
 def test_what_runs_there_is_written_for_python_3_9(file):
     """Annotations are not evaluated there, so that they may be written as of today."""
     tree = ast.parse(file.read_text(encoding="utf-8"), feature_version=(3, 9))

@@ -15,8 +15,9 @@ from workbench import WillItFit, apply
 from workbench.base.categories import format_bytes
 from workbench.base.errors import ConfigurationError, UnavailableError
 from workbench.fit import will_it_fit
+from workbench.fit.any_training import longest_first
 from workbench.fit.card import EmulatedCard
-from workbench.fit.inside import Run, longest_first
+from workbench.fit.inside import Run
 from workbench.fit.program import Program, try_out
 from workbench.gpus.catalogue import gpu
 from workbench.gpus.emulator import place

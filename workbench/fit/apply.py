@@ -11,8 +11,8 @@ from typing import Any, TypeVar, cast
 
 from workbench.base.categories import Category
 from workbench.base.errors import ConfigurationError, UnavailableError, brief, explained
-from workbench.fit.inside import is_causal, optimizer_of_its_own, present, several
-from workbench.fit.places import Site, as_argument, changed_arguments, site_of
+from workbench.fit.any_training import is_causal, optimizer_of_its_own, present, several
+from workbench.fit.places import Site, as_argument, changed_arguments, settings_to_try, site_of
 from workbench.measure.device import Device
 from workbench.models.family import family_of
 from workbench.techniques import REGISTRY, Technique, technique
@@ -166,6 +166,23 @@ def already_there(model: Any, arguments: Arguments) -> list[Technique]:
     # of PEFT's adapters that are no technique here, many are LoRA's kin
     there = [(name if name in REGISTRY else "lora", settings) for name, settings in present(model, arguments)]
     return [technique(name, **settings) for name, settings in there]
+
+
+def about(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """What a training has already; and its `model`, if it is of the kind that the techniques were written for."""
+    there = [entry.name for entry in already_there(model, arguments)]
+    if not is_causal(model):
+        return {"there": there}
+    try:
+        family = family_of(model.config)
+    except Exception:  # of any kind: transformers may make no such model of its config
+        return {"there": there}
+    loaded = {**vars(model.config), "attn_implementation": model.config._attn_implementation}
+    for kind in REGISTRY.values():
+        for entry in settings_to_try(kind):
+            if entry.loaded_model(family) and entry.model_arguments(family).items() <= loaded.items():
+                there.append(entry.name)
+    return {"there": there, "model": type(model).__name__, "vocabulary": model.config.get_text_config().vocab_size}
 
 
 def _device_of(model: Any) -> str | None:

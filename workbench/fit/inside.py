@@ -14,8 +14,8 @@ changed. `python inside.py` without a job says which card there is.
 from __future__ import annotations
 
 import atexit
-import gc
 import getpass
+import importlib
 import importlib.abc
 import importlib.util
 import json
@@ -30,10 +30,16 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":  # by itself, in whatever Python: what the workbench shares with it lies beside it
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    any_training = importlib.import_module("any_training")
+    del sys.path[0]
+else:
+    from workbench.fit import any_training
+
 LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 PARSER = "hf_argparser.py"  # of transformers: arguments that come from the command line
 SILENT = {"WANDB_MODE": "disabled", "COMET_MODE": "disabled", "HF_HUB_DISABLE_TELEMETRY": "1"}
-ROWS = 10_000  # of a data set that must be read row by row to know their lengths
 MAKING = ("__init__", "__post_init__")
 Frame = Any
 
@@ -71,7 +77,7 @@ class Run:
         """End the process here, with its reports: whatever the program would do next is not done."""
         self.seen["ended_by"] = reason
         if self.trained is not None:
-            self.seen["sizes"] = sizes(*self.trained)
+            self.seen["sizes"] = any_training.sizes(*self.trained)
         if self.job["here"]:
             self.seen["card"] = self.used_of_the_card()
         Path(self.job["report"]).write_text(json.dumps(self.seen), encoding="utf-8")
@@ -192,7 +198,7 @@ class Run:
             try:
                 train(trainer)  # does not resume: there is nothing in its folder
             except RuntimeError as error:
-                if not is_out_of_memory(error):
+                if not any_training.is_out_of_memory(error):
                     raise
                 self.seen["message"] = str(error)
                 self.end("out of memory")
@@ -252,7 +258,7 @@ class Run:
                 run.seen["also"] = sorted({*run.seen["also"], "saving"})
 
         args = trainer.args
-        ranks = several(args)
+        ranks = any_training.several(args)
         if ranks:
             self.seen["several"] = ranks
             self.end("several ranks")
@@ -261,16 +267,16 @@ class Run:
         is_of_transformers = type(trainer).compute_loss.__module__.startswith("transformers.")
         if getattr(trainer, "compute_loss_func", None) or not is_of_transformers:
             self.seen["own_loss"] = type(trainer).__name__
-        self.seen["own_optimizer"] = optimizer_of_its_own(trainer)
+        self.seen["own_optimizer"] = any_training.optimizer_of_its_own(trainer)
         trainer.add_callback(Stop)
-        trainer.data_collator = Collator(trainer.data_collator, self.job["padding"])
-        lengths = lengths_of(trainer.train_dataset)
+        trainer.data_collator = any_training.Collator(trainer.data_collator, self.job["padding"])
+        lengths = any_training.lengths_of(trainer.train_dataset)
         # micro-batches of about equal cost, and of unequal numbers of rows
         has_own_batches = getattr(args, "train_sampling_strategy", "") == "batch_rebalance"
         if lengths and not has_own_batches:
             self.seen["longest_row"] = max(lengths)
             count = args.per_device_train_batch_size * args.gradient_accumulation_steps
-            order = longest_first(lengths, count, self.job["steps"])
+            order = any_training.longest_first(lengths, count, self.job["steps"])
             trainer._get_train_sampler = lambda *_, **__: order
 
     # ---- a loop of the program's own ----
@@ -290,7 +296,7 @@ class Run:
 
     def on_optimizer(self, optimizer: Any) -> None:
         self.seen |= {"kind": "loop", "optimizer_call": call_of(optimizer)}
-        model = model_of(optimizer)
+        model = any_training.model_of(optimizer)
         techniques = [technique for technique in self.techniques() if not technique.environment()]
         if techniques:
             from workbench.base.errors import ConfigurationError
@@ -326,183 +332,24 @@ class Run:
 
     def watch(self, model: Any, arguments: dict[str, Any]) -> None:
         """Note what kind of model it is, what it has already, and the shapes of batches."""
-        self.seen |= about_alone(model, arguments) if self.job["alone"] else about(model, arguments)
+        if self.job["alone"]:
+            self.seen |= about_alone(model, arguments)
+        else:
+            from workbench.fit.apply import about
+
+            self.seen |= about(model, arguments)
         if "model" in self.seen:
-            watch_batches(model, self.seen)
-
-
-def about(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """What a training has already; and its `model`, if it is of the kind that the techniques were written for."""
-    from workbench.fit.apply import already_there
-    from workbench.fit.places import settings_to_try
-    from workbench.models.family import family_of
-    from workbench.techniques import REGISTRY
-
-    there = [technique.name for technique in already_there(model, arguments)]
-    if not is_causal(model):
-        return {"there": there}
-    try:
-        family = family_of(model.config)
-    except Exception:  # of any kind: transformers may make no such model of its config
-        return {"there": there}
-    loaded = {**vars(model.config), "attn_implementation": model.config._attn_implementation}
-    for kind in REGISTRY.values():
-        for technique in settings_to_try(kind):
-            if technique.loaded_model(family) and technique.model_arguments(family).items() <= loaded.items():
-                there.append(technique.name)
-    return {"there": there, "model": type(model).__name__, "vocabulary": model.config.get_text_config().vocab_size}
+            any_training.watch_batches(model, self.seen)
 
 
 def about_alone(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """The same without the workbench; and the model's config, of which the workbench makes the rest."""
-    there = [name for name, _ in present(model, arguments)]
-    if not is_causal(model):
+    there = [name for name, _ in any_training.present(model, arguments)]
+    if not any_training.is_causal(model):
         return {"there": there}
     vocabulary = getattr(model.config, "vocab_size", 0)
     config = json.loads(model.config.to_json_string(use_diff=False))
     return {"there": there, "model": type(model).__name__, "vocabulary": vocabulary, "config": config}
-
-
-def is_causal(model: Any) -> bool:
-    """Whether it is a language model of the kind that the techniques were written for."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    kinds = {kind.__name__ for kind in type(base).__mro__}
-    is_known = bool(kinds & set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()))
-    return is_known and not base.config.is_encoder_decoder
-
-
-def present(model: Any, arguments: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """What a model and its TrainingArguments have already: names of techniques, or of PEFT's adapters, and settings."""
-    there: list[tuple[str, dict[str, Any]]] = []
-    steps = arguments.get("gradient_accumulation_steps", 1)
-    if steps > 1:
-        there.append(("gradient_accumulation", {"steps": steps}))
-    there += [("mixed_precision", {"dtype": dtype}) for dtype in ("fp16", "bf16") if arguments.get(dtype)]
-    # transformers 5.23 renamed the argument; 5.17 has only the older name
-    by_argument = arguments.get("activation_checkpointing") or arguments.get("gradient_checkpointing")
-    if by_argument or any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
-        there.append(("gradient_checkpointing", {}))
-    for adapter in getattr(model, "peft_config", {}).values():
-        there.append((str(adapter.peft_type.value).lower(), {}))
-    if any(parameter.requires_grad and parameter.itemsize == 2 for parameter in model.parameters()):
-        there.append(("pure_bf16", {}))
-    return there
-
-
-def several(args: Any) -> str:
-    """What makes more than one process or card of a Trainer's training; empty if nothing does."""
-    if args.deepspeed or args.fsdp:
-        return "DeepSpeed" if args.deepspeed else "FSDP"
-    if args.n_gpu > 1:
-        return f"{args.n_gpu} GPUs by DataParallel"
-    return f"{args.world_size} ranks" if args.world_size > 1 else ""
-
-
-def optimizer_of_its_own(trainer: Any) -> str:
-    """Which one a Trainer takes, whatever its arguments say; empty where they decide."""
-    from transformers import Trainer
-
-    if trainer.optimizer is not None:
-        return "the optimizer that it has already"
-    return "" if type(trainer).create_optimizer is Trainer.create_optimizer else "create_optimizer of its class"
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """`torch.cuda.OutOfMemoryError` until PyTorch 2.5."""
-    return type(error).__name__ == "OutOfMemoryError"
-
-
-def watch_batches(model: Any, seen: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Note the most `rows` and `tokens` of the batches that a model gets from now on."""
-    noted = {"rows": 0, "tokens": 0} if seen is None else seen
-
-    def note_batch(_: Any, args: Any, kwargs: Any) -> None:
-        ids = kwargs.get("input_ids", args[0] if args else None)
-        if ids is not None:
-            noted["rows"] = max(noted["rows"], ids.shape[0])
-            noted["tokens"] = max(noted["tokens"], ids.shape[-1])
-
-    model.register_forward_pre_hook(note_batch, with_kwargs=True)
-    return noted
-
-
-class Collator:
-    """A collator, and the emulated card is told when a batch of its has padding, by this variable."""
-
-    def __init__(self, collator: Any, variable: str) -> None:
-        self.collator = collator
-        self.variable = variable
-
-    def __call__(self, rows: Any) -> Any:
-        batch = self.collator(rows)
-        mask = batch.get("attention_mask") if hasattr(batch, "get") else None
-        if mask is not None and bool((mask == 0).any()):
-            os.environ[self.variable] = "1"
-        return batch
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.collator, name)
-
-
-def lengths_of(rows: Any) -> list[int]:
-    """Tokens of every row, by its number; empty where nobody can say, or not soon."""
-    if not hasattr(rows, "__len__"):
-        return []
-    try:
-        if "input_ids" in (getattr(rows, "column_names", None) or ()):
-            import pyarrow.compute
-
-            lengths: list[int] = []
-            for batch in rows.with_format("arrow").iter(ROWS):
-                lengths += pyarrow.compute.list_value_length(batch["input_ids"]).to_pylist()
-            return lengths
-        if len(rows) <= ROWS:
-            return [len(rows[number]["input_ids"]) for number in range(len(rows))]
-    except Exception:  # whatever a data set of somebody's own raises: then its lengths are not known
-        return []
-    return []
-
-
-def longest_first(lengths: list[int], count: int, steps: int) -> list[int]:
-    """The order of rows in which each of the first steps has the `count` longest: the peak of the first is not that of
-    the others, which have the optimizer's states."""
-    order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
-    return [*order[:count] * steps, *order[count:]]
-
-
-def sizes(model: Any, holder: Any) -> dict[str, int]:
-    """Bytes of the weights, of what is trained of them, of optimizer states on the card, and of the peak."""
-    import torch
-
-    optimizer = getattr(holder, "optimizer", holder)
-    states = 0
-    for state in getattr(optimizer, "state", {}).values():
-        if isinstance(state, dict):
-            states += sum(part.nbytes for part in state.values() if isinstance(part, torch.Tensor) and part.is_cuda)
-    parameters = list(model.parameters())
-    return {
-        "weights": sum(parameter.nbytes for parameter in parameters),
-        "trained": sum(parameter.nbytes for parameter in parameters if parameter.requires_grad),
-        "states": states,
-        "peak": torch.cuda.max_memory_allocated(),
-    }
-
-
-def model_of(optimizer: Any) -> Any:
-    """The language model of transformers whose parameters an optimizer has, of all models that there are."""
-    if "transformers.modeling_utils" not in sys.modules:
-        return None
-    from transformers import PreTrainedModel
-
-    trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    for model in gc.get_objects():
-        if not issubclass(type(model), PreTrainedModel) or model.get_output_embeddings() is None:
-            continue
-        if any(id(parameter) in trained for parameter in model.parameters()):
-            return model
-    return None
 
 
 # ---- where in the program ----
@@ -657,7 +504,7 @@ def run_program(job_file: str, program: list[str]) -> None:
         run.seen["exit"] = str(error.code)
         run.end("its own exit" if error.code else "its own end")
     except BaseException as error:
-        if is_out_of_memory(error):
+        if any_training.is_out_of_memory(error):
             run.seen["message"] = str(error)
             run.end("out of memory")
         place = error.__traceback__  # from the program's own line on

@@ -18,6 +18,7 @@ from workbench import export
 from workbench.base.errors import DISTRIBUTION, ConfigurationError, UnavailableError
 from workbench.base.paths import beside
 from workbench.base.settings import plain
+from workbench.fit import any_training
 from workbench.fit.card import INSIDE, Card, Use
 from workbench.fit.places import changed_arguments
 from workbench.gpus.emulator.padding import VARIABLE as PADDING
@@ -237,6 +238,7 @@ def try_out(
         inside = Path(folder, "site-packages", INSIDE.name)
         inside.parent.mkdir()
         shutil.copy(INSIDE, inside)
+        shutil.copy(any_training.__file__, inside.parent)
         job_file = Path(folder, "job.json")
         job_file.write_text(json.dumps(job), encoding="utf-8")
         began = time.monotonic()

@@ -26,9 +26,9 @@ from workbench.base.categories import Category, Phase, format_bytes
 from workbench.base.errors import ConfigurationError, WorkbenchError, brief
 from workbench.base.patches import changed_environment
 from workbench.base.result import Result
-from workbench.fit.apply import apply
+from workbench.fit.any_training import Collator, lengths_of, longest_first, several, watch_batches
+from workbench.fit.apply import about, apply
 from workbench.fit.candidates import CONTEXT, GAPS, offered, sets_of
-from workbench.fit.inside import Collator, about, lengths_of, longest_first, several, watch_batches
 from workbench.fit.places import as_keywords, by_arguments, changed_arguments
 from workbench.fit.results import batches_in_words
 from workbench.gpus.catalogue import Gpu, of_device

@@ -229,14 +229,7 @@ class _Watch(TrainerCallback):
         self.tracker = tracker
         self.meter = meter
 
-    def on_step_begin(
-        self,
-        args: Any,
-        state: Any,
-        control: Any,
-        optimizer: Any = None,
-        **_: Any,
-    ) -> None:
+    def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
         self.tracker.books = state.global_step == state.max_steps - 1
         self.tracker.begin_step()
         self.meter.watch(optimizer)

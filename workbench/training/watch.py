@@ -33,27 +33,13 @@ class Watch(TrainerCallback):
         job = here.job
         self.bar = progress_bar(total=job.arguments["max_steps"], desc=job.recipe.label, unit="step")
 
-    def on_step_begin(
-        self,
-        args: Any,
-        state: Any,
-        control: Any,
-        optimizer: Any = None,
-        **others: Any,
-    ) -> None:
+    def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **others: Any) -> None:
         self.meter.watch(optimizer)  # as it is now: a library may have put another in its place
         # A step that loss scaling skipped has not made optimizer states yet.
         warming_up = len(self.stopwatch.laps) - self.skipped_steps < WARM_UP_STEPS
         self.meter.attribute(warming_up or self.meter.enforces_cap)
 
-    def on_optimizer_step(
-        self,
-        args: Any,
-        state: Any,
-        control: Any,
-        optimizer: Any = None,
-        **others: Any,
-    ) -> None:
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, optimizer: Any = None, **others: Any) -> None:
         self.skipped_steps += bool(getattr(optimizer, "step_was_skipped", False))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:

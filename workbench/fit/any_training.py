@@ -1,0 +1,155 @@
+"""What can be seen of anybody's training, whatever the versions of Python, PyTorch and transformers.
+
+It stands alone: `inside.py` takes it along into interpreters where the workbench cannot be imported.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from typing import Any
+
+ROWS = 10_000  # of a data set that must be read row by row to know their lengths
+
+
+def is_causal(model: Any) -> bool:
+    """Whether it is a language model of the kind that the techniques were written for."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    kinds = {kind.__name__ for kind in type(base).__mro__}
+    is_known = bool(kinds & set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()))
+    return is_known and not base.config.is_encoder_decoder
+
+
+def present(model: Any, arguments: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """What a model and its TrainingArguments have already: names of techniques, or of PEFT's adapters, and settings."""
+    there: list[tuple[str, dict[str, Any]]] = []
+    steps = arguments.get("gradient_accumulation_steps", 1)
+    if steps > 1:
+        there.append(("gradient_accumulation", {"steps": steps}))
+    there += [("mixed_precision", {"dtype": dtype}) for dtype in ("fp16", "bf16") if arguments.get(dtype)]
+    # transformers 5.23 renamed the argument; 5.17 has only the older name
+    by_argument = arguments.get("activation_checkpointing") or arguments.get("gradient_checkpointing")
+    if by_argument or any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+        there.append(("gradient_checkpointing", {}))
+    for adapter in getattr(model, "peft_config", {}).values():
+        there.append((str(adapter.peft_type.value).lower(), {}))
+    if any(parameter.requires_grad and parameter.itemsize == 2 for parameter in model.parameters()):
+        there.append(("pure_bf16", {}))
+    return there
+
+
+def several(args: Any) -> str:
+    """What makes more than one process or card of a Trainer's training; empty if nothing does."""
+    if args.deepspeed or args.fsdp:
+        return "DeepSpeed" if args.deepspeed else "FSDP"
+    if args.n_gpu > 1:
+        return f"{args.n_gpu} GPUs by DataParallel"
+    return f"{args.world_size} ranks" if args.world_size > 1 else ""
+
+
+def optimizer_of_its_own(trainer: Any) -> str:
+    """Which one a Trainer takes, whatever its arguments say; empty where they decide."""
+    from transformers import Trainer
+
+    if trainer.optimizer is not None:
+        return "the optimizer that it has already"
+    return "" if type(trainer).create_optimizer is Trainer.create_optimizer else "create_optimizer of its class"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """`torch.cuda.OutOfMemoryError` until PyTorch 2.5."""
+    return type(error).__name__ == "OutOfMemoryError"
+
+
+def watch_batches(model: Any, seen: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Note the most `rows` and `tokens` of the batches that a model gets from now on."""
+    noted = {"rows": 0, "tokens": 0} if seen is None else seen
+
+    def note_batch(_: Any, args: Any, kwargs: Any) -> None:
+        ids = kwargs.get("input_ids", args[0] if args else None)
+        if ids is not None:
+            noted["rows"] = max(noted["rows"], ids.shape[0])
+            noted["tokens"] = max(noted["tokens"], ids.shape[-1])
+
+    model.register_forward_pre_hook(note_batch, with_kwargs=True)
+    return noted
+
+
+class Collator:
+    """A collator, and the emulated card is told when a batch of its has padding, by this variable."""
+
+    def __init__(self, collator: Any, variable: str) -> None:
+        self.collator = collator
+        self.variable = variable
+
+    def __call__(self, rows: Any) -> Any:
+        batch = self.collator(rows)
+        mask = batch.get("attention_mask") if hasattr(batch, "get") else None
+        if mask is not None and bool((mask == 0).any()):
+            os.environ[self.variable] = "1"
+        return batch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.collator, name)
+
+
+def lengths_of(rows: Any) -> list[int]:
+    """Tokens of every row, by its number; empty where nobody can say, or not soon."""
+    if not hasattr(rows, "__len__"):
+        return []
+    try:
+        if "input_ids" in (getattr(rows, "column_names", None) or ()):
+            import pyarrow.compute
+
+            lengths: list[int] = []
+            for batch in rows.with_format("arrow").iter(ROWS):
+                lengths += pyarrow.compute.list_value_length(batch["input_ids"]).to_pylist()
+            return lengths
+        if len(rows) <= ROWS:
+            return [len(rows[number]["input_ids"]) for number in range(len(rows))]
+    except Exception:  # whatever a data set of somebody's own raises: then its lengths are not known
+        return []
+    return []
+
+
+def longest_first(lengths: list[int], count: int, steps: int) -> list[int]:
+    """The order of rows in which each of the first steps has the `count` longest: the peak of the first is not that of
+    the others, which have the optimizer's states."""
+    order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
+    return [*order[:count] * steps, *order[count:]]
+
+
+def sizes(model: Any, holder: Any) -> dict[str, int]:
+    """Bytes of the weights, of what is trained of them, of optimizer states on the card, and of the peak."""
+    import torch
+
+    optimizer = getattr(holder, "optimizer", holder)
+    states = 0
+    for state in getattr(optimizer, "state", {}).values():
+        if isinstance(state, dict):
+            states += sum(part.nbytes for part in state.values() if isinstance(part, torch.Tensor) and part.is_cuda)
+    parameters = list(model.parameters())
+    return {
+        "weights": sum(parameter.nbytes for parameter in parameters),
+        "trained": sum(parameter.nbytes for parameter in parameters if parameter.requires_grad),
+        "states": states,
+        "peak": torch.cuda.max_memory_allocated(),
+    }
+
+
+def model_of(optimizer: Any) -> Any:
+    """The language model of transformers whose parameters an optimizer has, of all models that there are."""
+    if "transformers.modeling_utils" not in sys.modules:
+        return None
+    from transformers import PreTrainedModel
+
+    trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    for model in gc.get_objects():
+        if not issubclass(type(model), PreTrainedModel) or model.get_output_embeddings() is None:
+            continue
+        if any(id(parameter) in trained for parameter in model.parameters()):
+            return model
+    return None
