@@ -327,6 +327,45 @@ def test_ranks_shard_as_they_do_on_several_cards(program):
     assert "rank 1, device 1" in str(found)
 
 
+BUSY_CARD = """
+import time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl", rank=0, world_size=1, store=dist.HashStore(), device_id=torch.device("cuda:0"))
+one = torch.zeros(50 * 2**20, dtype=torch.uint8, device="cuda")
+two = torch.zeros_like(one)
+dist.reduce_scatter(two, [one], async_op=True).get_future().wait()  # the futures are waited for, the works are not
+time.sleep(0.5)  # NCCL's watchdog looks every tenth of a second
+held = torch.cuda.memory_allocated()
+dist.all_reduce(two)
+print((held - torch.cuda.memory_allocated()) // 2**20)
+torch.cuda.synchronize()
+time.sleep(0.5)
+dist.all_reduce(two)
+print((held - torch.cuda.memory_allocated()) // 2**20)
+
+event = torch.cuda.Event()
+print(event.query())
+event.record()
+print(event.query())
+torch.cuda.synchronize()
+print(event.query())
+event.record()
+while not event.query():
+    pass
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.dear
+def test_an_event_is_over_when_the_host_has_waited_for_the_card(program):
+    """NCCL keeps the flat copy of a list until then and the next collective: nanochat's peak on eight cards."""
+    found, out = program(BUSY_CARD, gpu("h100"))
+    assert found.exit_status == 0, out.err
+    assert out.out.split() == ["0", "50", "True", "False", "True"]
+
+
 @pytest.mark.dear
 def test_two_cards_in_one_process(program):
     source = (

@@ -42,6 +42,8 @@ int host_reads(void *to, const void *from, size_t bytes); /* whether it is known
 void card_writes(void);                                   /* anywhere */
 void card_writes_at(const void *address);
 
+void host_waits(void); /* for the card to finish, as what follows may take to be so (see streams.c) */
+
 /* Called by every generated stub; the names of both are in the words about a crash. */
 void stub_called(const char *function);
 int stub_refused(const char *function, int status);

@@ -13,7 +13,11 @@ cudaError_t cudaMalloc(void **pointer, size_t bytes) {
     return device_allocate((uintptr_t *)pointer, bytes, current_device);
 }
 
-cudaError_t cudaFree(void *pointer) { return device_free((uintptr_t)pointer); }
+/* It waits for the card first, as everywhere. */
+cudaError_t cudaFree(void *pointer) {
+    host_waits();
+    return device_free((uintptr_t)pointer);
+}
 
 cudaError_t cudaMallocAsync(void **pointer, size_t bytes, cudaStream_t stream) {
     (void)stream;
@@ -134,8 +138,8 @@ static void zero(void *to, size_t bytes) {
     memset((void *)last, 0, end - last);
 }
 
-cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, int kind) {
-    (void)kind; /* the addresses say it */
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind, cudaStream_t stream) {
+    (void)kind, (void)stream; /* the addresses say it */
     int is_from_host = device_of(from) < 0;
     if (device_of(to) >= 0) {
         if (is_from_host) host_sends(to, from, bytes);
@@ -149,16 +153,15 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, int kind) {
     return SUCCESS;
 }
 
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind, cudaStream_t stream) {
-    (void)stream;
-    return cudaMemcpy(to, from, bytes, kind);
+cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, int kind) {
+    host_waits();
+    return cudaMemcpyAsync(to, from, bytes, kind, NULL);
 }
 
 cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
                               size_t height, int kind, cudaStream_t stream) {
-    (void)stream;
     for (size_t row = 0; row < height; row++)
-        cudaMemcpy((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width, kind);
+        cudaMemcpyAsync((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width, kind, stream);
     return SUCCESS;
 }
 

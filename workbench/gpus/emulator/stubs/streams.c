@@ -1,4 +1,6 @@
 /* libcudart: streams and events. Everything is done at once, so every wait is over before it begins. */
+#include <stdatomic.h>
+
 #include "cuda.h"
 #include "emulator.h"
 
@@ -28,9 +30,28 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
     return SUCCESS;
 }
 
+/* ---- what the host knows to be over ----
+ *
+ * On a card that is busy the host is ahead: it asks for work and goes on. An event that was recorded is therefore told
+ * as over only once the host has waited for the card, which is the latest that it can be. What PyTorch keeps until then
+ * is at the peak: blocks that two streams use, and what a collective of NCCL holds whose work nobody waited for.
+ * Who does nothing but ask, as a loop around query() does, is told so in the end: by then the card has come to it. */
+
+enum { NOT_READY = 600, PATIENCE = 1000 };
+
+typedef struct {
+    unsigned long long capture; /* the number of the capture in which it was recorded; 0: in none */
+    unsigned long long waits;   /* how often the host had waited by then */
+    int recorded, asked;
+} Event;
+
+static _Atomic unsigned long long waits;
+
+void host_waits(void) { waits++; }
+
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
     (void)flags;
-    *event = new_handle();
+    *event = calloc(1, sizeof(Event));
     return SUCCESS;
 }
 
@@ -38,6 +59,18 @@ cudaError_t cudaEventCreate(cudaEvent_t *event) { return cudaEventCreateWithFlag
 
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
     free(event);
+    return SUCCESS;
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t handle) {
+    Event *event = handle;
+    if (!event || !event->recorded || event->waits < waits) return SUCCESS;
+    return ++event->asked < PATIENCE ? NOT_READY : SUCCESS;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+    (void)event;
+    host_waits();
     return SUCCESS;
 }
 
@@ -116,10 +149,9 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, int *status, unsigned 
 }
 #endif
 
-/* An event knows in which capture it was recorded. */
 cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
     (void)flags;
-    if (event) *(unsigned long long *)event = is_captured(stream) ? capture.number : 0;
+    if (event) *(Event *)event = (Event){is_captured(stream) ? capture.number : 0, waits, 1, 0};
     return SUCCESS;
 }
 
@@ -129,16 +161,22 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
     (void)flags;
-    if (capture.count && event && *(unsigned long long *)event == capture.number) join(stream);
+    if (capture.count && event && ((Event *)event)->capture == capture.number) join(stream);
     return SUCCESS;
 }
 
 /* A program that waits for the card in the middle of a capture fails on a card, too. */
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-    return is_captured(stream) ? ILLEGAL_WHILE_CAPTURING : SUCCESS;
+    if (is_captured(stream)) return ILLEGAL_WHILE_CAPTURING;
+    host_waits();
+    return SUCCESS;
 }
 
-cudaError_t cudaDeviceSynchronize(void) { return capture.count ? ILLEGAL_WHILE_CAPTURING : SUCCESS; }
+cudaError_t cudaDeviceSynchronize(void) {
+    if (capture.count) return ILLEGAL_WHILE_CAPTURING;
+    host_waits();
+    return SUCCESS;
+}
 
 /* One node stands for all: PyTorch warns of a graph without any. */
 cudaError_t cudaGraphGetNodes(void *graph, void **nodes, size_t *count) {
