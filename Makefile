@@ -39,7 +39,7 @@ emulator: .venv/ready  ## set up the GPU in software: fetch PyTorch's CUDA build
 	@command -v cc >/dev/null || command -v gcc >/dev/null || command -v clang >/dev/null || $(BIN)/pip install --quiet --disable-pip-version-check ziglang==0.17.1
 	$(BIN)/python -m workbench emulate --set-up
 
-real: .venv/ready  ## repeat measurements that others published on the emulated GPU, equal or not (10 minutes)
+real: .venv/ready  ## repeat measurements that others published on the emulated GPU, equal or not (12 minutes)
 	$(BIN)/python tools/against_real.py
 
 test-long: .venv/ready  ## kills, soak and texts of 1 GB, with their figures printed (about 25 minutes)

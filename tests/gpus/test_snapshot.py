@@ -84,6 +84,23 @@ def test_without_a_history_it_is_what_was_in_use_at_the_end(written):
     assert read_snapshot(written(content["segments"])).devices[0].lines == whole.lines
 
 
+def test_frames_of_cpp_are_nobodys_line_and_weights_without_frames_are_from_before(written):
+    engine = {"filename": "??", "line": 0, "name": "torch::autograd::Engine::thread_main(...)"}
+    gather = {"filename": "memory_snapshot.cpp", "line": 0, "name": "torch::cuda::gather_with_cpp()"}
+    content = {
+        "segments": [segment(block(0, 4), block(4 * MIB, 2), block(6 * MIB, 1))],
+        "device_traces": [[allocated(4 * MIB, 2, gather, TRAIN), allocated(6 * MIB, 1, gather, engine)]],
+    }
+    device = read_snapshot(written(content)).devices[0]
+    assert device.lines == {
+        "before the history begins": 4 * MIB,
+        "/home/me/train.py:7 in <module>": 2 * MIB,
+        "PyTorch's own threads: the backward pass": MIB,
+    }
+    assert device.kinds["before the history begins"] == 4 * MIB
+    assert device.kinds["backward pass"] == MIB
+
+
 def test_two_are_compared_line_by_line(written):
     difference = SnapshotDifference(
         read_snapshot(written(snapshot_of(8))), read_snapshot(written(snapshot_of(24), "later.pickle"))

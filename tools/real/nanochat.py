@@ -229,9 +229,18 @@ def main() -> None:
         if not dist.is_initialized() or dist.get_rank() == 0:
             print(json.dumps(measured))
     finally:
+        if is_last():
+            shutil.rmtree(compiled_files, ignore_errors=True)
         if dist.is_initialized():
             dist.destroy_process_group()
-        shutil.rmtree(compiled_files, ignore_errors=True)
+
+
+def is_last() -> bool:
+    """Emulated ranks do not wait for one another, so others may still compile; they meet in PyTorch's store only."""
+    if not dist.is_initialized():
+        return True
+    ended = dist.distributed_c10d._get_default_store().add("ended", 1)
+    return ended == dist.get_world_size()
 
 
 def optimizers(model: Gpt) -> list[torch.optim.Optimizer]:

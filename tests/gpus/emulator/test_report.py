@@ -202,3 +202,6 @@ def test_no_line_of_ours_or_of_a_compiler_stands_for_one_of_the_program():
     assert history.program_line([ours, library, program]) == "/home/train.py:3 in main"
     assert history.program_line([ours, library]) == "/x/site-packages/transformers/loading.py:5 in load"
     assert history.program_line([compiled, library]) == "what torch.compile made of the backward pass"
+    elsewhere = compiled | {"filename": "/cache/sg/csg2s7qmtp5grx7kslpmyltriz3qfpfaz32vyl7iyguly4sjkkzh.py"}
+    assert history.program_line([elsewhere, program]) == "/home/train.py:3 in main"
+    assert history.program_line([elsewhere, library]) == "what torch.compile made of the backward pass"

@@ -17,16 +17,23 @@ LINES = 10
 LEAST_GROWTH = 100_000  # bytes a step: less is a counter, or a loss without its graph
 LEAST_STEPS = 4
 MOST_STEPS = 50
+# files that torch.compile writes, wherever TORCHINDUCTOR_CACHE_DIR puts them
+COMPILED = re.compile(r"[/\\]torchinductor_|[/\\](?P<two>\w\w)[/\\]c(?P=two)\w{48,}\.py$")
 # not the program's own: installed packages, Python's, PyTorch's in the emulator's place, and generated code
 LIBRARY = re.compile(
     r"[/\\](site|dist)-packages[/\\]|[/\\]lib[/\\]python3\.\d+[/\\]|[/\\]torch-[\w.]+-python3\.\d+[/\\]"
-    r"|[/\\]emulator[/\\]inside[/\\]|[/\\]torchinductor_|^<frozen|^<eval_with_key>|^/build/|^\?\?$"
+    rf"|[/\\]emulator[/\\]inside[/\\]|^<frozen|^<eval_with_key>|^/build/|^\?\?$|{COMPILED.pattern}"
 )
 OURS = re.compile(r"[/\\]emulator[/\\]inside[/\\]")
+NATIVE = re.compile(r"^(\?\?)?$|\.(c|cc|cpp|cu|h|hpp|cuh)$")  # frames of C++, of which most snapshots have some
 
 
 def living(snapshot: Any, index: int) -> dict[int, dict[str, Any]]:
-    """Each block in use at the end, by address: its `size` as it was asked for, and the `frames` of who did."""
+    """Each block in use at the end, by address: its `size` as it was asked for, and the `frames` of who did.
+
+    PyTorch writes a block from before the history without frames, like one of the backward pass's threads, whose
+    request stands in the history.
+    """
     blocks_in_use = {}
     for segment in snapshot["segments"]:
         if segment.get("device", 0) == index:
@@ -34,7 +41,7 @@ def living(snapshot: Any, index: int) -> dict[int, dict[str, Any]]:
             for block in segment["blocks"]:
                 if block["state"] == "active_allocated":
                     size = block.get("requested_size", block["size"])
-                    blocks_in_use[block.get("address", address)] = {"size": size, "frames": block.get("frames")}
+                    blocks_in_use[block.get("address", address)] = {"size": size, "frames": block.get("frames") or None}
                 address += block["size"]  # before PyTorch 2.2 blocks had no addresses: they follow one another
     return blocks_in_use
 
@@ -146,11 +153,12 @@ def program_line(frames: Any) -> str:
     """The innermost line of the program itself; of a library's, where none is the program's."""
     if frames is None:
         return "before the history begins"
+    frames = [frame for frame in frames if not NATIVE.search(frame["filename"])]
     if not frames:
         return "PyTorch's own threads: the backward pass"
     frames = [frame for frame in frames if not OURS.search(frame["filename"])] or frames
     own_frames = [frame for frame in frames if not LIBRARY.search(frame["filename"])]
-    if not own_frames and "torchinductor_" in frames[0]["filename"]:
+    if not own_frames and COMPILED.search(frames[0]["filename"]):
         return "what torch.compile made of the backward pass"
     frame = own_frames[0] if own_frames else frames[0]
     started_in = os.environ.get("EMULATED_FROM", "")

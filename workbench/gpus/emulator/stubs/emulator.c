@@ -264,14 +264,20 @@ enum { SENT = 16, SMALL = 256 };
 static struct { uintptr_t address; size_t bytes; char value[SMALL]; } sent[SENT]; /* the oldest gives way */
 static int oldest;
 
+static unsigned long long writes;
+
+unsigned long long writes_of_card(void) { return writes; }
+
 void card_writes(void) {
     pthread_mutex_lock(&lock);
+    writes++;
     memset(sent, 0, sizeof sent);
     pthread_mutex_unlock(&lock);
 }
 
 void card_writes_at(const void *address) {
     pthread_mutex_lock(&lock);
+    writes++;
     for (int i = 0; i < SENT; i++)
         if ((uintptr_t)address - sent[i].address < sent[i].bytes) sent[i].bytes = 0;
     pthread_mutex_unlock(&lock);

@@ -41,6 +41,7 @@ void host_sends(const void *to, const void *from, size_t bytes);
 int host_reads(void *to, const void *from, size_t bytes); /* whether it is known */
 void card_writes(void);                                   /* anywhere */
 void card_writes_at(const void *address);
+unsigned long long writes_of_card(void); /* how often, so far */
 
 void host_waits(void); /* for the card to finish, as what follows may take to be so (see streams.c) */
 

@@ -35,13 +35,15 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
  * On a card that is busy the host is ahead: it asks for work and goes on. An event that was recorded is therefore told
  * as over only once the host has waited for the card, which is the latest that it can be. What PyTorch keeps until then
  * is at the peak: blocks that two streams use, and what a collective of NCCL holds whose work nobody waited for.
- * Who does nothing but ask, as a loop around query() does, is told so in the end: by then the card has come to it. */
+ * Who does nothing but ask, as a loop around query() does, is told so in the end: by then the card has come to it.
+ * (A thread of NCCL's asks every tenth of a second, beside a program that gives the card more to do.) */
 
 enum { NOT_READY = 600, PATIENCE = 1000 };
 
 typedef struct {
     unsigned long long capture; /* the number of the capture in which it was recorded; 0: in none */
     unsigned long long waits;   /* how often the host had waited by then */
+    unsigned long long writes;  /* of the card, when it was last asked for */
     int recorded, asked;
 } Event;
 
@@ -65,6 +67,8 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 cudaError_t cudaEventQuery(cudaEvent_t handle) {
     Event *event = handle;
     if (!event || !event->recorded || event->waits < waits) return SUCCESS;
+    if (event->writes != writes_of_card()) event->asked = 0;
+    event->writes = writes_of_card();
     return ++event->asked < PATIENCE ? NOT_READY : SUCCESS;
 }
 
@@ -151,7 +155,7 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, int *status, unsigned 
 
 cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
     (void)flags;
-    if (event) *(Event *)event = (Event){is_captured(stream) ? capture.number : 0, waits, 1, 0};
+    if (event) *(Event *)event = (Event){is_captured(stream) ? capture.number : 0, waits, writes_of_card(), 1, 0};
     return SUCCESS;
 }
 

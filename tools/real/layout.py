@@ -1,0 +1,49 @@
+"""What a memory snapshot says of the allocator, so that two can be held against each other: layout.py SNAPSHOT.pickle
+
+Segments are told by their bytes and their blocks, from the beginning, `+` in use and `-` free, and counted, as their
+addresses are another's. Of the history what was requested and what was freed is kept in its order, by a digest of the
+bytes. `data/reference/real/segments.json` has these of real cards' snapshots, as this program printed them.
+"""
+
+import hashlib
+import json
+import pickle
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+SIGNS = {"alloc": "+", "free_completed": "-"}
+
+
+def layout(snapshot: dict[str, Any]) -> dict[str, Any]:
+    """Of the snapshot's first device: how often each kind of segment is there, and the history's requests."""
+    segments = Counter[str]()
+    for segment in snapshot["segments"]:
+        blocks = [f"{'-' if block['state'] == 'inactive' else '+'}{block['size']}" for block in segment["blocks"]]
+        segments[f"{segment['total_size']}: {' '.join(blocks)}"] += 1
+    requests = [
+        f"{SIGNS[event['action']]}{event['size']}" for event in snapshot["device_traces"][0] if event["action"] in SIGNS
+    ]
+    return {
+        "segments": dict(sorted(segments.items())),
+        "requests": len(requests),
+        "digest": hashlib.sha256(" ".join(requests).encode()).hexdigest()[:16],
+    }
+
+
+def reserved(snapshot: dict[str, Any]) -> int:
+    return sum(segment["total_size"] for segment in snapshot["segments"])
+
+
+class _NamesNothing(pickle.Unpickler):
+    """A snapshot is lists and numbers; a pickle that names a function might call it."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"this pickle names {module}.{name}: it is no memory snapshot")
+
+
+if __name__ == "__main__":
+    with Path(sys.argv[1]).open("rb") as file:
+        content = _NamesNothing(file).load()
+    print(json.dumps({"reserved": reserved(content)} | layout(content), indent=1))
