@@ -1,7 +1,7 @@
 """Published rows: which are run with which PyTorch, what counts as equal, and that the page has the files' counts."""
 
 import json
-import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from types import SimpleNamespace
 
 import against_real
@@ -9,11 +9,11 @@ import pytest
 
 from workbench.base.paths import DATA
 
-sys.path.insert(0, str(against_real.SCRIPTS))
-import layout  # beside the scripts, which find it there
-
 ROWS = json.loads((against_real.REAL / "public.json").read_text(encoding="utf-8"))["rows"]
 EMULATED = json.loads((against_real.REAL / "emulated.json").read_text(encoding="utf-8"))
+_layout_file = spec_from_file_location("layout", against_real.SCRIPTS / "layout.py")
+layout = module_from_spec(_layout_file)  # beside the scripts, which find it there
+_layout_file.loader.exec_module(layout)
 PAGE = (DATA / "reference" / "emulator.md").read_text(encoding="utf-8")
 
 
