@@ -225,6 +225,15 @@ def test_a_text_without_a_message_is_refused(text):
         read_message(text)
 
 
+def test_the_allocators_message_without_its_numbers_is_not_cudas_own():
+    cut = read_message("    output = eval_loop(\ntorch.cuda.OutOfMemoryError: CUDA out of memory.")
+    assert (cut.kind, cut.messages, cut.causes) == (Kind.CUT, 1, ())
+    assert "give the whole message" in str(cut)
+    whole = "CUDA out of memory. Tried to allocate 2.00 GiB."
+    assert read_message(whole).kind is Kind.CARD
+    assert read_message("RuntimeError: CUDA error: out of memory").kind is Kind.CUDA
+
+
 def test_a_message_that_says_little_names_no_cause():
     little = read_message("XPU out of memory. Tried to allocate 2.00 GiB.")
     assert little == ErrorMessage(requested_bytes=2 * GIB)

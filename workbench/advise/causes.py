@@ -49,6 +49,12 @@ def causes_of(message: Refusal) -> tuple[Cause, ...]:
 
 def what_would_tell(message: Refusal) -> str:
     """Where no cause is named: what the message leaves open, and how to find out."""
+    if message.kind is Kind.CUT:
+        return (
+            "These are the words of PyTorch's allocator, and its numbers are not there, from 'Tried to allocate' to "
+            "'reserved': give the whole message. The lines above it still say where it came: evaluate or predict, "
+            "_save_checkpoint, backward, step."
+        )
     if message.kind is Kind.CUDA:
         return (
             "CUDA refused what PyTorch's allocator did not ask for, and gives no numbers. Before the first tensor: "

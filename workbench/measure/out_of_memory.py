@@ -30,6 +30,7 @@ class Kind(StrEnum):
     KILLED = "the system, which ends the process"
     SHARED = "the computer's shared memory"
     CUBLAS = "cuBLAS or cuDNN"
+    CUT = "a cut message of PyTorch's allocator"
     CUDA = "CUDA itself"
 
 
@@ -42,7 +43,8 @@ SIGNS = {
     r"|killed process \d+|oom-kill|using all available RAM|allocate more memory than is available"  # Colab, Kaggle
     r"|^(?:zsh: |.*line \d+:\s+\d+ )?killed\s*(?:$|python|torchrun|accelerate|deepspeed)",
     Kind.CUBLAS: r"CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED",
-    Kind.CUDA: r"\bout of memory|OutOfMemoryError",
+    Kind.CUT: r"\bCUDA out of memory",  # CUDA itself says "CUDA error: out of memory"
+    Kind.CUDA: r"\bout of memory|OutOfMemoryError(?!.*out of memory)",
 }
 # by the innermost line of code that says it: what is made there
 PLACES = {
