@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from workbench.base.errors import ConfigurationError
-from workbench.base.launch import LostChildError, launch, start
+from workbench.base.launch import LostChildError, can_be_forked, launch, start
 from workbench.journal.record import Status, read_all
 from workbench.training.execute import execute
 from workbench.training.job import prepare
@@ -59,6 +59,11 @@ def test_one_that_is_cancelled_stops_as_at_ctrl_c_and_else_by_force(subtests, tm
             with pytest.raises(LostChildError, match=message):
                 child.answer()
             (tmp_path / "working").unlink()
+
+
+def test_only_linux_forks(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")  # where no process opens a pipe of another by its name in /proc
+    assert not can_be_forked()
 
 
 def test_a_child_that_works_ends_with_its_caller():

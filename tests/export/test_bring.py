@@ -33,6 +33,7 @@ from workbench.techniques import (
     Lora,
     MixedPrecision,
     Optimizer,
+    PrefixTuning,
     PureBf16,
     Qlora,
 )
@@ -255,6 +256,9 @@ def test_our_own_files_come_back_as_they_went(subtests):
 
 OFF = "disable_gradient_checkpointing: true"
 TOGETHER = [
+    ("peft.LoraConfig(r=4, lora_alpha=8, task_type=TaskType.CAUSAL_LM)", [Lora(4, 8, 0.0)]),
+    ("IA3Config()", [Ia3()]),  # the class alone says which adapter it is
+    ("PrefixTuningConfig(num_virtual_tokens=4)", [PrefixTuning(4)]),
     ("micro_batch_size: 1\nadapter: lora\npeft_use_dora: true\nbf16: false", [Dora()]),
     ("micro_batch_size: 1\nadapter:\nbf16: true", [PureBf16()]),
     ("micro_batch_size: 1\nbf16: false\nload_in_8bit: true\neager_attention: yes", [Attention()]),
@@ -366,6 +370,9 @@ REFUSED = [
     ("a = TrainingArguments(", "cannot be read as Python"),
     ("a = TrainingArguments()\nb = TrainingArguments()", "TrainingArguments is called twice"),
     ("x = Config()", "no call of a class|class Config|peft's Config"),
+    ("a = LoraConfig()\nb = IA3Config()", "a class of PEFT's is called twice"),
+    ("a = VeraConfig(r=4)", "peft_type: VERA: this adapter has no counterpart"),
+    ("a = GPT2Config(n_layer=2)", "no settings of the class GPT2Config are read"),
     ("python a.py --x 1\npython b.py --y 2", "it has 2 commands: paste one"),
 ]  # fmt: skip
 UNUSABLE = [

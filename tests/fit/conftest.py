@@ -43,6 +43,8 @@ def tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
         file = tmp_path / "train.py"
         file.write_text(source)
         program = Program.parse(["python", str(file), *arguments])
+        if techniques and before is None:  # as a search does, which knows by then which arguments there are
+            before = run_script(source, arguments=arguments)[1].seen
         job = job_of(program, techniques, before or {}) | {
             "steps": 3,
             "life": life,

@@ -7,9 +7,9 @@ from scripts import LOOP_SCRIPT, TRAINER_SCRIPT
 
 from workbench.base.errors import ConfigurationError
 from workbench.fit.candidates import offered
-from workbench.fit.card import EmulatedCard
+from workbench.fit.card import Card
 from workbench.fit.edit import changed_script, edits_of
-from workbench.fit.places import by_arguments, changed_arguments
+from workbench.fit.places import by_arguments, changed_arguments, names_there
 from workbench.fit.results import Fit
 from workbench.fit.search import written_program
 from workbench.gpus.catalogue import gpu
@@ -45,7 +45,7 @@ def test_the_written_script_has_the_same_losses(tried, tmp_path):
     techniques = [GradientAccumulation(4), GradientCheckpointing(), ChunkedCrossEntropy(chunk=7), FusedGelu()]
     program, trial = tried(TRAINER_SCRIPT, *techniques)
     assert trial.seen["steps"] == 3
-    text = changed_script(program, edits_of(trial))
+    text = changed_script(program, edits_of(trial.techniques, trial.seen))
     assert "per_device_train_batch_size=2,  # as the paper has it" in text
     assert "disable_tqdm=True, gradient_accumulation_steps=4, activation_checkpointing=True" in text
     assert "trainer = apply(Trainer(" in text
@@ -61,7 +61,7 @@ def test_the_written_script_has_the_same_losses(tried, tmp_path):
 
 def test_what_makes_another_model_comes_before_the_trainer(tried, tmp_path):
     program, trial = tried(TRAINER_SCRIPT, Lora(rank=2), Optimizer("adafactor"))
-    text = changed_script(program, edits_of(trial))
+    text = changed_script(program, edits_of(trial.techniques, trial.seen))
     assert "Trainer(model=apply(model, Lora(rank=2)), args" in text
     assert "optim='adafactor'" in text
     trainer = run_by_itself(text, tmp_path, "changed.py")["trainer"]
@@ -72,14 +72,16 @@ def test_what_makes_another_model_comes_before_the_trainer(tried, tmp_path):
 def test_what_an_argument_and_a_function_do_together(tried):
     """`step_in_backward` leaves out the Trainer's clipping: `apply` sets that, and no argument is written."""
     _, trial = tried(TRAINER_SCRIPT.replace("max_grad_norm=0.0,", ""), StepInBackward())
-    assert [str(edit).partition("  ")[2] for edit in edits_of(trial)] == ["apply(Trainer(…), StepInBackward())"]
+    assert [str(edit).partition("  ")[2] for edit in edits_of(trial.techniques, trial.seen)] == [
+        "apply(Trainer(…), StepInBackward())"
+    ]
 
 
 def test_a_loop_gets_a_line_before_its_optimizer(tried, tmp_path):
     program, trial = tried(LOOP_SCRIPT, GradientCheckpointing(), ChunkedCrossEntropy(chunk=7))
     assert names_offered(trial) == {"activation_offloading", "allocator", "chunked_cross_entropy", "fused_gelu"}
     assert trial.seen["steps"] == 3
-    text = changed_script(program, edits_of(trial))
+    text = changed_script(program, edits_of(trial.techniques, trial.seen))
     assert "    apply(net, GradientCheckpointing(), ChunkedCrossEntropy(chunk=7))\n    optimizer = torch" in text
     plain = run_by_itself(LOOP_SCRIPT, tmp_path, "plain.py")["losses"]
     assert run_by_itself(text, tmp_path, "changed.py")["losses"] == pytest.approx(plain, rel=1e-5)
@@ -95,8 +97,8 @@ PARSED = PARSED[: PARSED.index("arguments =")] + (
 def test_arguments_of_a_command_line_are_changed_there(tried):
     flags = ("--use_cpu", "--max_steps", "4", "--per_device_train_batch_size", "8", "--save_strategy", "no")
     program, trial = tried(PARSED, GradientAccumulation(2), MixedPrecision("bf16"), arguments=flags)
-    (edit,) = edits_of(trial)
-    assert program.changed(flags=edit.flags).script[-6:] == (
+    (edit,) = edits_of(trial.techniques, trial.seen)
+    assert program.changed(None, edit.flags).script[-6:] == (
         "--gradient_accumulation_steps", "2", "--per_device_train_batch_size", "4", "--bf16", "True",
     )  # fmt: skip
     assert str(edit).startswith("add to the command: --gradient")
@@ -107,7 +109,7 @@ def test_a_batch_that_is_a_variable_stays_one(tried, tmp_path):
     source = TRAINER_SCRIPT.replace("=8,", "=batch_size,  gradient_accumulation_steps=batch_size // 8,")
     source = source.replace("set_seed(0)", "set_seed(0)\nbatch_size = 8")
     program, trial = tried(source, GradientAccumulation(4))
-    text = changed_script(program, edits_of(trial))
+    text = changed_script(program, edits_of(trial.techniques, trial.seen))
     assert "per_device_train_batch_size=(batch_size) // 4" in text
     args = run_by_itself(text.replace("batch_size = 8", "batch_size = 16"), tmp_path, "changed.py")["trainer"].args
     assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (4, 8)
@@ -115,9 +117,9 @@ def test_a_batch_that_is_a_variable_stays_one(tried, tmp_path):
 
 def test_the_difference_is_shown_as_a_patch(tried):
     program, trial = tried(TRAINER_SCRIPT, FusedGelu())
-    planned = Fit(program, EmulatedCard(gpu("t4")), 3, trial, None)
-    changed, lines = written_program(planned, edits_of(trial))
-    assert changed.file.read_text() == changed_script(program, edits_of(trial))
+    planned = Fit(program, Card(gpu("t4")), 3, trial, None)
+    changed, lines = written_program(planned, edits_of(trial.techniques, trial.seen))
+    assert changed.file.read_text() == changed_script(program, edits_of(trial.techniques, trial.seen))
     assert lines[-1] == f"written: {changed.file}"
     added = [line[1:] for line in lines if line.startswith("+") and not line.startswith("+++")]
     assert added[:2] == ["from workbench import apply", "from workbench.techniques import FusedGelu"]
@@ -138,14 +140,14 @@ BY_HAND = {
 def test_what_cannot_be_written_is_said_with_its_line(source, reason, tried):
     program, trial = tried(source, GradientAccumulation(2), MixedPrecision("bf16"), FusedGelu())
     with pytest.raises(ConfigurationError, match=reason):
-        changed_script(program, edits_of(trial))
+        changed_script(program, edits_of(trial.techniques, trial.seen))
 
 
 def test_arguments_that_the_trainer_makes_by_itself_are_not_written_into_another_call(tried):
     source = TRAINER_SCRIPT.replace("args=arguments, ", "")
     source = source[: source.index("arguments = ")] + source[source.index("trainer = ") :]
     program, trial = tried(source, GradientCheckpointing())
-    (edit,) = edits_of(trial)
+    (edit,) = edits_of(trial.techniques, trial.seen)
     assert str(edit).endswith("args=TrainingArguments(…, activation_checkpointing=True)")
     with pytest.raises(ConfigurationError, match="a library makes it, on this line"):
         changed_script(program, [edit])
@@ -154,7 +156,9 @@ def test_arguments_that_the_trainer_makes_by_itself_are_not_written_into_another
 def test_arguments_that_a_library_makes_beside_those_of_the_script_are_not_meant(tried):
     source = TRAINER_SCRIPT.replace("trainer = ", "unused = Trainer(model=model)\ntrainer = ")
     program, trial = tried(source, GradientCheckpointing())
-    assert "disable_tqdm=True, activation_checkpointing=True" in changed_script(program, edits_of(trial))
+    assert "disable_tqdm=True, activation_checkpointing=True" in changed_script(
+        program, edits_of(trial.techniques, trial.seen)
+    )
 
 
 def test_a_set_that_does_not_suit_is_refused(tried):
@@ -181,9 +185,9 @@ def test_an_optimizer_that_is_made_before_the_trainer(tried):
     assert trial.seen["kind"] == "trainer"
     assert {"gradient_accumulation", "mixed_precision"} <= names_offered(trial)
     assert not {"optimizer", "optimizer_offloading", "step_in_backward"} & names_offered(trial)
-    _, trial = tried(source, ChunkedCrossEntropy(), GradientAccumulation(2), before={"kind": "trainer"})
+    _, trial = tried(source, ChunkedCrossEntropy(), GradientAccumulation(2), before=trial.seen)
     assert trial.seen["steps"] == 3
-    assert [str(edit).partition("  ")[2] for edit in edits_of(trial)] == [
+    assert [str(edit).partition("  ")[2] for edit in edits_of(trial.techniques, trial.seen)] == [
         "TrainingArguments(…, gradient_accumulation_steps=2, per_device_train_batch_size=4)",
         "apply(Trainer(…), ChunkedCrossEntropy())",
     ]
@@ -204,12 +208,12 @@ def test_evaluation_and_saving_come_after_the_steps(tried, tmp_path):
 
 def test_what_a_model_has_already_is_seen(tried):
     _, trial = tried(TRAINER_SCRIPT)
-    assert "attention" in trial.seen["there"]  # it is fused
-    assert "fused_gelu" not in trial.seen["there"]
+    assert "attention" in names_there(trial.seen)  # it is fused
+    assert "fused_gelu" not in names_there(trial.seen)
     kinds = 'activation_function="gelu_pytorch_tanh", attn_implementation="eager", **rates'
     _, trial = tried(TRAINER_SCRIPT.replace("**rates", kinds))
-    assert "attention" not in trial.seen["there"]
-    assert "fused_gelu" in trial.seen["there"]
+    assert "attention" not in names_there(trial.seen)
+    assert "fused_gelu" in names_there(trial.seen)
 
 
 def test_the_longest_rows_come_first(tried):

@@ -13,7 +13,7 @@ from test_search import SEEN
 from workbench.base.errors import ConfigurationError, UnavailableError
 from workbench.fit import card as cards
 from workbench.fit import inside, search
-from workbench.fit.card import CardHere, EmulatedCard, Use, card_here
+from workbench.fit.card import Card, CardHere, Use, card_here
 from workbench.fit.program import Program, Trial, try_out
 from workbench.fit.search import fit
 from workbench.gpus.catalogue import gpu
@@ -101,7 +101,7 @@ def test_ctrl_c_ends_a_run(tmp_path, monkeypatch):
 
 def test_what_the_program_reports_of_its_card(monkeypatch):
     """Peaks that the program counts anew are kept; its allocator gets its share; a step is timed."""
-    run = inside.Run({"alone": False, "share": 0.5, "timed": True})
+    run = inside.Run({"share": 0.5, "timed": True, "steps": 3, "life": False})
     shares = []
     memory = SimpleNamespace(reset_peak_memory_stats=lambda: None, max_memory_reserved=lambda: 7 * GIB)
     run.note_resets(memory)
@@ -120,9 +120,9 @@ def test_what_the_program_reports_of_its_card(monkeypatch):
     assert run.used_of_the_card() == {"reserved": 7 * GIB, "refusals": 2, "beside": 3 * GIB}
     run.watch_the_card(cuda)
     assert shares == [0.5]
-    run.note_step()
+    run.on_step(1)
     assert "step_time_s" not in run.seen
-    run.note_step()
+    run.on_step(2)
     assert run.seen["step_time_s"] >= 0
 
 
@@ -145,7 +145,7 @@ def planned_here(monkeypatch, tmp_path):
 
     here = replace(HERE, gpu=replace(HERE.gpu, memory_bytes=8 * GIB))
     monkeypatch.setattr(search, "try_out", try_out)
-    monkeypatch.setattr(search, "offered", lambda *_: [(technique(name),) for name in SAVED])
+    monkeypatch.setattr(search, "offered", lambda *_, **__: [(technique(name),) for name in SAVED])
     monkeypatch.setattr(search, "card_here", lambda *_: here)
     monkeypatch.setattr(CardHere, "with_room", lambda *_: None)
     (tmp_path / "train.py").write_text(TRAINER_SCRIPT)
@@ -174,7 +174,7 @@ def test_nothing_that_was_measured_is_called_emulated(planned_here):
 
 
 def test_what_room_an_emulated_card_has_is_called_so(planned_here, monkeypatch):
-    monkeypatch.setattr(CardHere, "with_room", lambda *_: EmulatedCard(replace(gpu("t4"), memory_bytes=80 * GIB)))
+    monkeypatch.setattr(CardHere, "with_room", lambda *_: Card(replace(gpu("t4"), memory_bytes=80 * GIB)))
     assert "it needs 15.0 GiB, on an emulated card" in str(planned_here())
 
 
@@ -185,7 +185,7 @@ def test_an_emulated_card_in_place_of_a_real_one(tmp_path, capfd):
         pytest.skip("the emulated GPU is not set up")
     file = tmp_path / "train.py"
     file.write_text(TRAINER_SCRIPT.replace("use_cpu=True, ", "").replace("vocab_size=97", "vocab_size=32000"))
-    emulated = try_out(Program.parse(["python", str(file)]), EmulatedCard(gpu("t4")), steps=3, time_limit_s=300)
+    emulated = try_out(Program.parse(["python", str(file)]), Card(gpu("t4")), steps=3, time_limit_s=300)
     capfd.readouterr()
     plan = [sys.executable, "-m", "workbench", "plan", "--here", "--json", "--", "python", str(file)]
     assert emulate(plan, gpu("t4"), history=False).exit_status == 0

@@ -9,9 +9,9 @@ from test_edit import losses_of, run_by_itself
 
 import workbench.gpus.emulator.inside
 from workbench.base.errors import ConfigurationError
-from workbench.fit import any_training, inside, program
+from workbench.fit import any_training, inside
 from workbench.fit.candidates import offered, sizes_of
-from workbench.fit.card import EmulatedCard
+from workbench.fit.card import Card
 from workbench.fit.edit import changed_script, edits_of
 from workbench.fit.functions import functions_to_paste
 from workbench.fit.program import job_of, lacking
@@ -22,13 +22,6 @@ from workbench.techniques import FusedGelu, GradientAccumulation
 EMULATOR = Path(workbench.gpus.emulator.inside.__path__[0])
 TAKEN_ALONG = [Path(inside.__file__), Path(any_training.__file__), *sorted(EMULATOR.glob("*.py"))]
 SIZES = {"weights": 1, "trained": 1, "states": 2, "peak": 2**30}
-
-
-@pytest.fixture
-def alone():
-    with pytest.MonkeyPatch.context() as monkeypatch:  # of its own: `tried` undoes the other
-        monkeypatch.setattr(program, "lacking", lambda _: ("torch 2.3.1 (2.10 or newer is needed)",))
-        yield
 
 
 @pytest.mark.parametrize(
@@ -56,38 +49,38 @@ def test_what_an_interpreter_lacks(tmp_path):
         lacking("nowhere")
 
 
-def test_arguments_are_changed_there_and_nothing_else(alone, tried):
+def test_arguments_are_changed_there_and_nothing_else(tried):
     _, as_it_is = tried(TRAINER_SCRIPT)
-    assert as_it_is.seen["alone"]
     assert as_it_is.seen["model"] == "GPT2LMHeadModel"
-    names = {family[0].name for family in offered(as_it_is.seen, gpu("t4"))}
+    names = {family[0].name for family in offered(as_it_is.seen, gpu("t4"), by_arguments_alone=True)}
     assert names == {"allocator", "gradient_accumulation", "gradient_checkpointing", "mixed_precision", "optimizer"}
-    some_program, trial = tried(TRAINER_SCRIPT, GradientAccumulation(4), before=as_it_is.seen)
-    assert job_of(some_program, [GradientAccumulation(4)], as_it_is.seen)["techniques"] == {}
+    changes = [GradientAccumulation(4)]
+    some_program, trial = tried(TRAINER_SCRIPT, *changes, before=as_it_is.seen)
+    job = job_of(some_program, changes, as_it_is.seen)
+    assert job["on_model"] == job["on_trainer"] == {}  # for which the workbench is imported there
     assert trial.seen["steps"] == 3
-    text = changed_script(some_program, edits_of(trial))
+    text = changed_script(some_program, edits_of(changes, trial.seen))
     assert "per_device_train_batch_size=2" in text
     assert "workbench" not in text
 
 
-def test_a_loop_takes_no_arguments(alone, tried):
+def test_a_loop_takes_no_arguments(tried):
     _, trial = tried(LOOP_SCRIPT)
-    assert [family[0].name for family in offered(trial.seen, gpu("t4"))] == ["allocator"]
+    choices = offered(trial.seen, gpu("t4"), by_arguments_alone=True)
+    assert [family[0].name for family in choices] == ["allocator"]
     functions = functions_to_paste(trial.seen, gpu("t4"), sizes_of({**trial.seen, "sizes": SIZES}, 2**30, 0))
     assert "gradient_checkpointing" in functions
     assert not [text for text in functions.values() if "trainer" in text]
 
 
-def test_python_before_3_11_knows_the_line_of_a_call_alone(alone, tried):
-    some_program, as_it_is = tried(TRAINER_SCRIPT)
-    _, trial = tried(TRAINER_SCRIPT, GradientAccumulation(4), before=as_it_is.seen)
-    with_columns = changed_script(some_program, edits_of(trial))
-    for name in ("column", "end_line", "end_column"):
-        del trial.seen["arguments_call"][name]
-    assert changed_script(some_program, edits_of(trial)) == with_columns
+def test_python_before_3_11_knows_the_line_of_a_call_alone(tried):
+    some_program, trial = tried(TRAINER_SCRIPT, GradientAccumulation(4))
+    with_positions = changed_script(some_program, edits_of(trial.techniques, trial.seen))
+    del trial.seen["arguments_call"]["positions"]
+    assert changed_script(some_program, edits_of(trial.techniques, trial.seen)) == with_positions
 
 
-def test_functions_stand_alone_and_do_the_same(alone, tried, tmp_path):
+def test_functions_stand_alone_and_do_the_same(tried, tmp_path):
     """Pasted between the Trainer and its training, each leaves the losses as they are."""
     _, trial = tried(TRAINER_SCRIPT.replace("**rates", 'activation_function="gelu_new", **rates'))
     sizes = sizes_of({**trial.seen, "sizes": SIZES}, 2**30, 0)
@@ -103,10 +96,25 @@ def test_functions_stand_alone_and_do_the_same(alone, tried, tmp_path):
     assert losses_of(changed) == pytest.approx(losses_of(plain), rel=1e-4)
 
 
-def test_what_was_not_tried_is_told(alone, tried):
+@pytest.mark.parametrize(
+    ("own", "name"),
+    [({"own_loss": "KTOTrainer"}, "chunked_cross_entropy"), ({"own_optimizer": "Lion"}, "optimizer_offloading")],
+)
+def test_what_the_program_makes_itself_gets_no_function(own, name, tried):
+    """Pasted there it would leave a loss without its logits, or change an optimizer that nobody takes."""
+    _, trial = tried(TRAINER_SCRIPT)
+    sizes = sizes_of({**trial.seen, "sizes": SIZES}, 2**30, 0)
+    assert name in functions_to_paste(trial.seen, gpu("t4"), sizes)
+    functions = functions_to_paste({**trial.seen, **own}, gpu("t4"), sizes)
+    assert FusedGelu.name in functions
+    assert name not in functions
+
+
+def test_what_was_not_tried_is_told(tried):
     some_program, trial = tried(TRAINER_SCRIPT)
-    planned = Fit(some_program, EmulatedCard(gpu("t4")), 3, trial, None, lacks=("no peft",), functions={"x": "def x()"})
+    planned = Fit(some_program, Card(gpu("t4")), 3, trial, None, lacks=("no peft",), functions={"x": "def x()"})
     assert "has not what the workbench needs: no peft" in str(planned)
+    assert "no function of ours" in str(planned)
     assert "were not run: x." in str(planned)
     assert "def x()" in str(planned)  # where arguments alone bring no answer
 

@@ -12,7 +12,7 @@ from scripts import TRAINER_SCRIPT
 from workbench.__main__ import main
 from workbench.base.errors import ConfigurationError, UnavailableError
 from workbench.fit import search
-from workbench.fit.card import INTERRUPTED, EmulatedCard, Use
+from workbench.fit.card import INTERRUPTED, Card, Use
 from workbench.fit.program import Program, Trial, check_trial
 from workbench.fit.search import fit
 from workbench.gpus.catalogue import gpu as find_gpu
@@ -22,8 +22,8 @@ from workbench.techniques import Numerics, technique
 
 GIB = 2**30
 NOTHING = Use(0, 0, 0)
-T4 = EmulatedCard(find_gpu("t4"))
-CALL = {"file": "", "line": 0, "column": 0, "end_line": 0, "end_column": 0, "parsed": False, "indirect": False}
+T4 = Card(find_gpu("t4"))
+CALL = {"file": "", "line": 0, "parsed": False, "indirect": False}
 SEEN = {
     "ended_by": "steps",
     "kind": "trainer",
@@ -42,12 +42,12 @@ SEEN = {
     "model": "GPT2LMHeadModel",
     "arguments_call": CALL,
     "trainer_call": CALL,
-    "changed": {},
     "arguments_class": "TrainingArguments",
     "trainer_class": "Trainer",
-    "there": ["attention"],
-    "put": [],
-    "on_model": [],
+    "recomputes": False,
+    "adapters": [],
+    "trained_itemsizes": [4],
+    "config": {"model_type": "gpt2", "n_layer": 1, "attn_implementation": "sdpa"},
     "also": [],
 }
 LEFT = {  # of 6 GiB of activations and 6 of logits
@@ -128,12 +128,22 @@ def test_another_training_is_the_last_resort(card, script):
 
 def test_another_kind_of_model_is_changed_by_arguments_alone(card, script, monkeypatch):
     """Its batch stays whole: whether the loss is one of single rows, nobody can say."""
-    for name in ("model", "vocabulary"):
+    for name in ("model", "vocabulary", "config"):
         monkeypatch.delitem(SEEN, name)
     fit(script, "t4", budget="8GiB")
     tried = set().union(*card)
     assert tried <= {"allocator", "gradient_checkpointing", "mixed_precision", "optimizer"}
     assert "gradient_checkpointing" in tried
+
+
+def test_without_the_workbench_functions_are_there_to_be_pasted(card, script, monkeypatch):
+    monkeypatch.setattr(search, "lacking", lambda _: ("no peft",))
+    planned = fit(script, "t4", budget="8GiB")
+    by_arguments = {"allocator", "gradient_accumulation", "gradient_checkpointing", "mixed_precision", "optimizer"}
+    assert set().union(*card) <= by_arguments
+    functions = planned.to_dict()["functions"]
+    assert "trainer" in functions["chunked_cross_entropy"].splitlines()[-1]
+    assert not by_arguments & functions.keys()
 
 
 def test_smaller_batches_of_a_loss_of_ones_own_are_exact_with_a_condition(card, script, monkeypatch):
@@ -156,9 +166,11 @@ def test_a_loop_with_a_model_of_its_own_is_told_what_it_needs(card, script, monk
 
 
 def test_what_is_there_already_is_not_offered(card, script, monkeypatch):
-    monkeypatch.setitem(SEEN, "there", ["fused_gelu", "gradient_checkpointing", "mixed_precision"])
+    monkeypatch.setitem(SEEN, "recomputes", True)
+    monkeypatch.setitem(SEEN["arguments"], "fp16", True)
+    monkeypatch.setitem(SEEN["config"], "activation_function", "gelu_pytorch_tanh")
     fit(script, "t4", budget="8GiB")
-    assert not {"gradient_checkpointing", "mixed_precision"} & set().union(*card)
+    assert not {"fused_gelu", "gradient_checkpointing", "mixed_precision"} & set().union(*card)
 
 
 def test_a_loop_has_no_evaluation_that_we_could_run(card, script, monkeypatch):
@@ -208,9 +220,7 @@ def test_what_is_refused_among_others_is_not_tried_again(script, monkeypatch):
     seen = {"ended_by": "refusal", "refusal": "chunked_cross_entropy: here compute_loss() makes the loss"}
     monkeypatch.setattr(search, "try_out", lambda *_, **__: Trial((chunked, fused), seen, NOTHING, False, 1.0))
     ends_at = time.monotonic() + 60
-    programs = search.ProgramSearch(
-        Program.parse(script), EmulatedCard(find_gpu("t4")), 3, False, ends_at, lambda _: None
-    )
+    programs = search.ProgramSearch(Program.parse(script), Card(find_gpu("t4")), 3, False, ends_at, lambda _: None)
     programs.run((chunked, fused))
     assert list(programs.skipped) == ["chunked_cross_entropy"]
     assert programs.is_hopeless((chunked, technique("allocator")))
@@ -219,11 +229,10 @@ def test_what_is_refused_among_others_is_not_tried_again(script, monkeypatch):
 
 def test_a_written_script_that_does_not_come_to_its_end_is_not_verified(card, script, monkeypatch):
     planned = fit(script, "t4", budget="14GiB")
+    monkeypatch.setattr(search, "written_program", lambda planned, _: (planned.program, []))
     monkeypatch.setattr(search, "try_out", lambda *_, **__: Trial((), {}, Use(TIMED_OUT, 0, 0), False, 1.0))
     ends_at = time.monotonic() + 60
-    programs = search.ProgramSearch(
-        Program.parse(script), EmulatedCard(find_gpu("t4")), 3, False, ends_at, lambda _: None
-    )
+    programs = search.ProgramSearch(Program.parse(script), Card(find_gpu("t4")), 3, False, ends_at, lambda _: None)
     written = search.written_beside(planned, programs)
     assert "not verified, since it did not come to the end of its steps: the time was up" in str(written)
     assert "NOT fit" not in str(written)
@@ -346,7 +355,7 @@ def test_the_written_script_takes_the_printed_peak(tmp_path, monkeypatch):
     file = tmp_path / "train.py"
     file.write_text(source)
     monkeypatch.setitem(search.ANSWERS, Numerics.EXACT, 1)
-    monkeypatch.setattr(search, "offered", lambda *_: [(technique("chunked_cross_entropy"),)])
+    monkeypatch.setattr(search, "offered", lambda *_, **__: [(technique("chunked_cross_entropy"),)])
     planned = fit(["python", str(file)], "t4", budget="1.2GiB", write=True, say=lambda _: None)
     (answer,) = planned.candidates
     assert planned.written_reserved_bytes == answer.reserved_bytes

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +17,8 @@ from workbench.base.categories import format_bytes
 from workbench.base.errors import ConfigurationError, UnavailableError
 from workbench.fit import will_it_fit
 from workbench.fit.any_training import longest_first
-from workbench.fit.card import EmulatedCard
+from workbench.fit.card import Card
+from workbench.fit.edit import edits_of
 from workbench.fit.inside import Run
 from workbench.fit.program import Program, try_out
 from workbench.gpus.catalogue import gpu
@@ -25,15 +27,7 @@ from workbench.gpus.emulator.card import with_memory
 from workbench.techniques import ChunkedCrossEntropy, GradientAccumulation, Lora, Optimizer
 
 MIB = 2**20
-SIZES = {
-    "weights": 1000 * MIB,
-    "gradients": 1000 * MIB,
-    "optimizer_states": 2000 * MIB,
-    "activations": 9000 * MIB,
-    "logits_and_loss": 4000 * MIB,
-    "temporaries": 0,
-    "unattributed": 0,
-}
+SIZES = {"weights": 1000 * MIB, "trained": 1000 * MIB, "states": 2000 * MIB, "peak": 17000 * MIB}
 
 
 def trainer_of(folder, kind=Trainer, **others):
@@ -53,8 +47,7 @@ def card(monkeypatch):
         payloads.append(payload)
         seen = {"rows": 2, "tokens": 16}
         reserved = 10000 if len(payloads) == 3 else 17500
-        return {"peak_allocated_bytes": 17000 * MIB, "peak_reserved_bytes": reserved * MIB, "by_category": {**SIZES},
-                "states": 2000 * MIB, "seen": seen}  # fmt: skip
+        return {"reserved": reserved * MIB, "sizes": SIZES, "seen": seen}
 
     monkeypatch.setattr(will_it_fit, "call_on", call_on)
     return payloads
@@ -68,7 +61,12 @@ def test_it_is_said_before_the_first_forward_pass(card, tmp_path):
     trainer.train()
     assert lines[0].startswith("WillItFit: it fits. This training needs 17.6 GiB of")
     assert lines[1:] == ["forward"]
-    for words in ("not measured", "2 × 16 tokens, the longest rows", "not counted: evaluation", "8.8 GiB  activations"):
+    for words in (
+        "not measured",
+        "2 × 16 tokens, the longest rows",
+        "not counted: evaluation",
+        "13.7 GiB  activations, logits and gradients",
+    ):
         assert words in lines[0]
 
 
@@ -83,12 +81,15 @@ def test_a_training_that_does_not_fit_is_not_begun(card, tmp_path):
 
 
 def test_changes_are_named_as_a_script_has_them():
+    """In the words of a plan, whose script is known."""
     arguments = vars(TrainingArguments("out", per_device_train_batch_size=4, use_cpu=True))
     changes = [GradientAccumulation(steps=2), ChunkedCrossEntropy(), Lora(rank=2)]
-    assert will_it_fit.in_words(changes, arguments) == (
-        "TrainingArguments(gradient_accumulation_steps=2, per_device_train_batch_size=2) and "
-        "apply(trainer, ChunkedCrossEntropy()) and model = apply(model, Lora(rank=2)) before the Trainer"
-    )
+    edits = edits_of(changes, {"kind": "trainer", "arguments": arguments})
+    assert [str(edit) for edit in edits] == [
+        "TrainingArguments(…, gradient_accumulation_steps=2, per_device_train_batch_size=2)",
+        "Trainer(model=apply(model, Lora(rank=2)), …)",
+        "apply(Trainer(…), ChunkedCrossEntropy())",
+    ]
 
 
 def test_on_a_card_in_software_nothing_is_said_twice(card, tmp_path, monkeypatch):
@@ -109,7 +110,7 @@ def test_a_module_beside_the_script_is_sent_by_its_name(tmp_path, monkeypatch):
 
     trainer = trainer_of(tmp_path)
     trainer.data_collator = lambda rows: beside.here
-    _, _, _, content = will_it_fit.sent(trainer, None)[0]
+    _, _, _, content = will_it_fit.sent(trainer, [], None)[0]
     assert b"beside" in content
 
 
@@ -127,12 +128,11 @@ def test_where_nobody_can_say_training_goes_on(card, tmp_path, monkeypatch):
 
 
 def test_what_is_measured_is_compared_with_a_batch_as_large(card, tmp_path):
-    callback = WillItFit(trainer_of(tmp_path), gpu="t4")
-    callback.need = callback.predict()
-    measured = callback.need.need_bytes
-    assert callback.compared(measured, True).endswith("off by +0.0%")
-    assert callback.compared(measured * 2, True).endswith("off by -50.0%")
-    assert "for the longest batch, which did not come" in callback.compared(measured, False)
+    need = WillItFit(trainer_of(tmp_path), gpu="t4").predict()
+    measured = need.need_bytes
+    assert need.compared(measured, True).endswith("off by +0.0%")
+    assert need.compared(measured * 2, True).endswith("off by -50.0%")
+    assert "for the longest batch, which did not come" in need.compared(measured, False)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_batches_that_are_dealt_out_by_cost_are_left_to_the_emulated_card(card, 
 @pytest.mark.parametrize("strategy", ["random", "batch_rebalance"])
 def test_a_program_whose_batches_are_dealt_out_by_cost_keeps_them(strategy, tmp_path):
     trainer = trainer_of(tmp_path, train_sampling_strategy=strategy, gradient_accumulation_steps=2)
-    job = {"alone": False, "techniques": {}, "padding": "PADDING", "steps": 3, "life": False}
+    job = {"padding": "PADDING", "steps": 3, "life": False}
     Run(job).on_train(trainer)
     assert ("_get_train_sampler" in vars(trainer)) is (strategy == "random")
 
@@ -217,7 +217,9 @@ def test_a_trainer_is_sent_without_values_as_accelerate_found_it(card, tmp_path,
 
 def test_each_of_the_first_steps_has_the_longest_rows():
     """A peak with the optimizer's states is that of the second step: one row that is long must be in it, too."""
-    assert longest_first([1, 9, 2, 8], 2, 3) == [1, 3, 1, 3, 1, 3, 2, 0]
+    args = SimpleNamespace(per_device_train_batch_size=2, gradient_accumulation_steps=1)
+    rows = [{"input_ids": [0] * length} for length in (1, 9, 2, 8)]
+    assert longest_first(SimpleNamespace(args=args, train_dataset=rows), 3) == ([1, 3, 1, 3, 1, 3, 2, 0], 9)
 
 
 @pytest.mark.dear
@@ -235,9 +237,10 @@ def test_it_says_what_the_script_of_the_page_takes(tmp_path, monkeypatch):
     names = {}
     exec(source.replace("trainer.train()", ""), names)
     said = WillItFit(names["trainer"], gpu="t4").predict()
-    trial = try_out(Program.parse(["python", "train.py"]), EmulatedCard(gpu("t4")), steps=3, time_limit_s=100)
-    assert said.peak_reserved_bytes == trial.reserved_bytes
-    assert sum(said.by_category.values()) == said.peak_allocated_bytes
+    trial = try_out(Program.parse(["python", "train.py"]), Card(gpu("t4")), steps=3, time_limit_s=100)
+    assert said.reserved_bytes == trial.reserved_bytes
+    assert sum(said.parts.values()) == said.need_bytes
+    assert said.sizes == trial.seen["sizes"]
     assert said.seen == {"rows": 2, "tokens": 1024, "longest_row": 1024}
 
 
@@ -253,9 +256,9 @@ def test_what_finds_no_room_is_what_a_larger_card_of_its_kind_says_and_so_is_the
         needs.append(callback.predict())
     small, large = needs
     assert (small.fits, large.fits) == (False, True)
-    assert small.peak_reserved_bytes == large.peak_reserved_bytes
+    assert small.reserved_bytes == large.reserved_bytes
     changed = WillItFit(apply(large_trainer(tmp_path), ChunkedCrossEntropy()), gpu="t4").predict()
-    said = f"apply(trainer, ChunkedCrossEntropy()) makes it {format_bytes(changed.need_bytes)}, emulated too"
+    said = f"apply(Trainer(…), ChunkedCrossEntropy()) makes it {format_bytes(changed.need_bytes)}, emulated too"
     assert small.cure.startswith(said)
 
 

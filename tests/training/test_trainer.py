@@ -138,7 +138,7 @@ def probed(recipe, tmp_path_factory):
 
 NO_SEAMS = (  # asked outside of a run
     "settings", "missing", "check_config", "variants", "stand_in", "allocator_settings", "environment", "applied_to",
-    "replacing", "given", "card", "switches", "loaded_model", "check_loss",
+    "replacing", "given", "card", "switches", "loaded_model", "check_loss", "there",
 )  # fmt: skip
 ON_CONSTRUCTION = ("shape", "training_arguments")  # asked whenever a recipe is made, which a run does first
 AT_THE_GATE = ("examples", "dataset", "collator")

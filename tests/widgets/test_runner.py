@@ -8,6 +8,7 @@ from dataclasses import replace
 import psutil
 import pytest
 
+from workbench.base import launch
 from workbench.base.launch import TRUNK, warm_child, warm_up
 from workbench.journal.record import Status, read_all
 from workbench.widgets import runner as module
@@ -149,7 +150,7 @@ def test_relative_paths_are_those_of_the_caller(
 
 
 def test_where_nothing_can_be_forked_the_warm_process_itself_trains(runner, onlooker, recipe, runs_folder, monkeypatch):
-    monkeypatch.setattr(os, "pidfd_open", lambda pid: (_ for _ in ()).throw(OSError("no such call")))
+    monkeypatch.setattr(launch, "can_be_forked", lambda: False)
     for number in (1, 2):
         runner.start(replace(recipe, steps=number), runs_folder)
         runner.wait(60)

@@ -30,7 +30,9 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any
+
+import psutil
 
 from workbench.base.errors import ConfigurationError, UnavailableError, WorkbenchError
 from workbench.base.garbage import collect_garbage, freeze_living_objects
@@ -52,19 +54,15 @@ class LostChildError(UnavailableError):
 def launch(
     function: Function,
     *args: Any,
-    environment: Mapping[str, str] | None = None,
-    name: str = "child",
     time_limit: float = FOREVER_S,
-    **kwargs: Any,
+    **options: Any,
 ) -> Any:
-    """What a function returns in a new interpreter. Raises as `Child.answer` does.
+    """What a function returns in a new interpreter, started as `start` does. Raises as `Child.answer` does.
 
     Args:
-        environment: all of the child's variables; by default those of this process.
-        name: for errors, as in "The child ended unexpectedly".
         time_limit: in seconds; a child that takes longer is ended.
     """
-    with closing(start(function, *args, environment=environment, name=name, **kwargs)) as child:
+    with closing(start(function, *args, **options)) as child:
         return child.answer(time_limit)
 
 
@@ -77,7 +75,11 @@ def start(
     name: str = "child",
     **kwargs: Any,
 ) -> "Child":
-    """As `launch`, without waiting: a child that works, which has an `answer` and must be closed."""
+    """A child that works, which has an `answer` and must be closed. The other arguments are those of `Child`.
+
+    Args:
+        environment: by default that of this process.
+    """
     if environment is None:
         environment = os.environ
     child = Child(environment, path=path, output=output, name=name)
@@ -97,7 +99,7 @@ class Child:
         name: for errors, as in "The prediction worker ended".
     """
 
-    process: Any  # a Popen, or what does the same for a fork
+    process: Any  # psutil's Popen, or the Process of a fork
 
     def __init__(
         self,
@@ -112,7 +114,7 @@ class Child:
         self.messages: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the child lives
         self.cancelling: threading.Timer | None = None
         code = SERVE.format(path=[*path, *sys.path], pin=PIN, modules=tuple(modules))
-        self.process = subprocess.Popen(
+        self.process = psutil.Popen(
             [sys.executable, "-c", code],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -120,8 +122,8 @@ class Child:
             env=environment,
             start_new_session=True,  # Ctrl-C is the caller's, who then ends the child
         )
-        self.requests = cast("IO[bytes]", self.process.stdin)
-        self.answers = cast("IO[bytes]", self.process.stdout)
+        self.requests: IO[bytes] = self.process.stdin
+        self.answers: IO[bytes] = self.process.stdout
 
     def call(
         self,
@@ -166,8 +168,7 @@ class Child:
         try:
             kind, answer = pickle.load(self.answers)
         except (EOFError, OSError, ValueError, pickle.UnpicklingError):
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(1.0)  # or one that was killed would still look alive
+            self.has_ended(1.0)  # or one that was killed would still look alive
             raise self.loss(time.monotonic() - began_at_s, time_limit) from None
         finally:
             clock.cancel()
@@ -207,28 +208,32 @@ class Child:
             self.interrupt()
 
     def interrupt(self) -> None:
-        number = signal.SIGTERM
-        if os.name == "posix":
-            number = signal.SIGINT
-        self.process.send_signal(number)
+        with suppress(psutil.NoSuchProcess):
+            self.process.send_signal(signal.SIGINT if os.name == "posix" else signal.SIGTERM)
 
     def kill(self) -> None:
         """By force, with the processes that it has started."""
-        if hasattr(os, "killpg") and self.process.poll() is None:
+        if hasattr(os, "killpg") and not self.has_ended():
             with suppress(ProcessLookupError, PermissionError):  # it leads no group yet
                 os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.kill()
+        with suppress(psutil.NoSuchProcess):
+            self.process.kill()
+
+    def has_ended(self, time_limit: float = 0.0) -> bool:
+        """Whether it ends within so many seconds."""
+        with suppress(psutil.TimeoutExpired):
+            self.process.wait(time_limit)
+            return True
+        return False
 
     def alive(self) -> bool:
         """False in a fork of the owner too: the pipes are the owner's."""
-        return self.owner == os.getpid() and self.process.poll() is None
+        return self.owner == os.getpid() and not self.has_ended()
 
     def killed_by(self) -> str:
         """What signal ended it, in words; empty if it ended otherwise."""
         status = self.process.returncode or 0
-        if status < 0:
-            return f"signal {-status}"
-        return ""
+        return f"signal {-status}" if status < 0 else ""
 
     def close(self) -> None:
         if self.owner != os.getpid():
@@ -246,9 +251,6 @@ class Fork(Child):
     Args:
         trunk: the other one. It must not have used a GPU, which a fork could not go on with.
         environment: all of the fork's variables, for what is asked of them from now on.
-
-    Raises:
-        OSError: a kernel before 5.3, or a sandbox, has no handles of processes.
     """
 
     def __init__(self, trunk: Child, environment: Mapping[str, str], name: str) -> None:
@@ -263,35 +265,13 @@ class Fork(Child):
         # The other two ends the fork opens by these names, before they are closed here.
         pipes = [f"/proc/{os.getpid()}/fd/{end}" for end in (read_requests, write_answers)]
         try:
-            self.process = ForkedProcess(trunk.call(fork, dict(environment), *pipes))
+            self.process = psutil.Process(trunk.call(fork, dict(environment), *pipes))
         finally:
             os.close(read_requests)
             os.close(write_answers)
 
     def killed_by(self) -> str:
         return "a signal"  # whatever else goes wrong in a fork is its answer
-
-
-class ForkedProcess:
-    """What `Popen` is for a child, as far as `Child` asks. Only its parent, the trunk, is told how it ends."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.handle = os.fdopen(os.pidfd_open(pid), "rb", buffering=0)
-
-    def send_signal(self, number: int) -> None:
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.handle.fileno(), number)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
-
-    def wait(self, timeout: float | None = None) -> list[Any]:
-        """Not empty once it has ended."""
-        return select.select([self.handle], [], [], timeout)[0]
-
-    def poll(self) -> list[Any] | None:
-        return self.wait(0.0) or None
 
 
 class Kept:
@@ -338,13 +318,9 @@ class Kept:
 
     def end(self, name: str | None = None) -> None:
         """End the child of this name, or all."""
-        names = [*self.children]
-        if name is not None:
-            names = [name]
-        for ended_name in names:
-            child = self.children.pop(ended_name, None)
-            if child is not None:
-                child.close()
+        for ended_name in [name] if name else [*self.children]:
+            if ended_name in self.children:
+                self.children.pop(ended_name).close()
 
 
 # ---- a child that need not import ----
@@ -365,19 +341,19 @@ def warm_child(name: str) -> Child:
     """
     with TRUNK.lock:
         trunk = warm_up()
-        with suppress(OSError, AttributeError):  # no handles of processes here, or not even forks
-            if trunk.call(can_be_forked):
-                return Fork(trunk, os.environ, name)
+        if trunk.call(can_be_forked):
+            return Fork(trunk, os.environ, name)
         TRUNK.children.pop("trunk")
         trunk.name = name
         return trunk
 
 
 def can_be_forked() -> bool:
-    """Whether this process cannot have started a GPU's driver as it imported: no fork could go on with that."""
+    """Whether this process is on Linux, and cannot have started a GPU's driver as it imported: no fork could go on with
+    that."""
     import torch
 
-    return torch.version.cuda is None and torch.version.hip is None
+    return sys.platform == "linux" and torch.version.cuda is None and torch.version.hip is None
 
 
 # ---- in the child ----

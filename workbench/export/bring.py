@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from workbench.base.paths import aside, folder_of_runs, put_in_place
 from workbench.export.meaning import Brought, Settings
 from workbench.export.pasted import read_sections
-from workbench.export.whose import CURE, belonging
+from workbench.export.whose import belonging
 from workbench.recipe import Recipe
 from workbench.texts import readers
 from workbench.texts.corpus import load_corpus
@@ -31,7 +31,7 @@ def read_settings(text: str, base: Recipe | None = None) -> Brought:
         ConfigurationError: it cannot be read, is of no program that is known, or has a value that is refused.
         UnavailableError: the package whose settings they are is not installed.
     """
-    sections = read_sections(text, CURE)
+    sections = read_sections(text)
     if len(sections) == 1 and not sections[0].owner and sections[0].words is None:
         data = sections[0].settings
         names = data.keys() - COMMON

@@ -12,8 +12,8 @@ from typing import Any
 from workbench.base.errors import ConfigurationError
 from workbench.base.settings import parse_settings
 from workbench.export.owners import checked, classes_of, owner, versioned
-from workbench.export.pasted import Section, Unwritten
-from workbench.export.whose import FOREIGN, INSTEAD, PROGRAMS, flattened, like
+from workbench.export.pasted import INSTEAD, Section, Unwritten
+from workbench.export.whose import FOREIGN, PROGRAMS, flattened, like
 from workbench.recipe import DECIDED, Recipe
 from workbench.techniques import parse_technique
 
@@ -53,6 +53,7 @@ class Settings:
 
     Attributes:
         stated: each as it stands there, of its field's type where a class has it.
+        stated_texts: the same as texts, what is inside of another by `outer.inner`, without what only a run would know.
         defaults: texts of what is not stated, by Hugging Face's names.
         texts: of all, by Hugging Face's names.
         origins: by Hugging Face's names, the stated ones that they come from.
@@ -62,6 +63,7 @@ class Settings:
     def __init__(self) -> None:
         self.titles: list[str] = []
         self.stated: dict[str, Any] = {}
+        self.stated_texts: dict[str, str] = {}
         self.defaults: dict[str, str] = {}
         self.texts: dict[str, str] = {}
         self.origins: defaultdict[str, set[str]] = defaultdict(set)
@@ -101,9 +103,11 @@ class Settings:
         self._translate(table, stated, defaults)
 
     def _translate(self, table: Mapping[str, Any], stated: Mapping[str, Any], defaults: Mapping[str, str]) -> None:
-        texts = {
-            name: plain_text(value) for name, value in flattened(stated).items() if not isinstance(value, Unwritten)
-        }
+        texts = {}
+        for name, value in flattened(stated).items():
+            if not isinstance(value, Unwritten):
+                texts[name] = plain_text(value)
+        self.stated_texts |= texts
         current_texts: dict[str, str] = {}
         for name, text in texts.items():
             current = in_their_names(name, table)
@@ -144,7 +148,7 @@ class Settings:
         """Do what a rule says, and say it."""
         shown = []
         for name in names:
-            origins = [f"{origin}: {plain_text(flattened(self.stated)[origin]):.90}" for origin in self.origins[name]]
+            origins = [f"{origin}: {self.stated_texts[origin]:.90}" for origin in self.origins[name]]
             shown += sorted(origins) or [f"{name}: {self.texts[name]:.90} (its default)"]
         theirs = ", ".join(dict.fromkeys(shown))
         try:

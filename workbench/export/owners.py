@@ -61,11 +61,13 @@ def checked(value: Any, annotation: Any, setting_name: str) -> Any:
         raise ConfigurationError(f"{setting_name}: auto is no value. {cure}")
     with explained(f"{setting_name} cannot be {brief(value)}", "See the documentation of this class."):
         value = checker(annotation).validate_python(value)
+    if isinstance(value, Enum):
+        return value.value
     for kind in get_args(annotation):
         choices = [word.value for word in kind] if isinstance(kind, type) and issubclass(kind, Enum) else []
-        if choices and value is not None and not isinstance(value, Enum) and str(value) not in choices:
+        if choices and value is not None and str(value) not in choices:
             raise ConfigurationError(f"{setting_name} cannot be {brief(value)}. Known: {', '.join(map(str, choices))}.")
-    return value.value if isinstance(value, Enum) else value
+    return value
 
 
 def classes_of(table: Mapping[str, Any], section: Section) -> list[str]:
@@ -74,10 +76,16 @@ def classes_of(table: Mapping[str, Any], section: Section) -> list[str]:
     if section.owner:
         return [section.owner] if "classes" in table else []
     if package == "peft":
-        from peft import PEFT_TYPE_TO_CONFIG_MAPPING
-
         kind = section.settings.get("peft_type", "LORA")
-        return [PEFT_TYPE_TO_CONFIG_MAPPING[kind].__name__] if kind in PEFT_TYPE_TO_CONFIG_MAPPING else []
+        return [name for name, its_kind in adapters().items() if its_kind == kind]
     first, *others = table.get("classes", [""])
     with_fields = [name for name in others if section.settings.keys() & owner(package, name).types.keys()]
     return [first, *with_fields] if first else []
+
+
+@cache
+def adapters() -> dict[str, str]:
+    """PEFT's classes of settings, and the adapter that each is of."""
+    from peft import PEFT_TYPE_TO_CONFIG_MAPPING
+
+    return {cls.__name__: kind.value for kind, cls in PEFT_TYPE_TO_CONFIG_MAPPING.items()}

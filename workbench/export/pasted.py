@@ -13,6 +13,11 @@ import yaml
 
 from workbench.base.errors import explained
 
+INSTEAD = "Run its own script on a card in software: workbench emulate --gpu CARD -- python SCRIPT"
+CURE = (
+    "Paste a recipe of the workbench, TrainingArguments, a command line, calls of a script, or a file of TRL, PEFT, "
+    "accelerate, DeepSpeed, LLaMA-Factory or axolotl."
+)
 LIMIT = 100_000  # characters
 ASSIGNMENT = re.compile(r"(?m)^[\w.\"-]+\s*=")  # of TOML
 CALL = re.compile(r"\b(\w*(Config|Arguments|Trainer)|from_pretrained|FastLanguageModel\.\w+)\s*\(")
@@ -40,11 +45,11 @@ class Section(NamedTuple):
     words: tuple[str, ...] | None = None
 
 
-def read_sections(text: str, cure: str) -> list[Section]:
+def read_sections(text: str) -> list[Section]:
     """The settings in a text. Raises ConfigurationError: it is none of these forms, or names a setting twice."""
     text = text.strip("\ufeff \r\n")
     form = form_of(text[:LIMIT])
-    with explained(f"recipe: this cannot be read as {form}", cure):
+    with explained(f"recipe: this cannot be read as {form}", CURE):
         if len(text) > LIMIT:
             raise ValueError(f"it has more than {LIMIT:,} characters")
         if form == "Python":
@@ -141,12 +146,12 @@ def calls(text: str) -> list[Section]:
     constants = {name: values[0] for name, values in assigned.items() if len(values) == 1}
     sections = []
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and re.search(CALL, f"{ast.unparse(node.func)}("):
-            sections.append(Section(ast.unparse(node.func), arguments_of(node, constants)))
+        if isinstance(node, ast.Call) and CALL.search(f"{ast.unparse(node.func)}("):
+            sections.append(Section(ast.unparse(node.func), called_with(node, constants)))
     return sections
 
 
-def arguments_of(node: ast.Call, constants: dict[str, ast.expr]) -> dict[str, Any]:
+def called_with(node: ast.Call, constants: dict[str, ast.expr]) -> dict[str, Any]:
     pairs = [(str(position), written(value, constants)) for position, value in enumerate(node.args)]
     for keyword in node.keywords:
         value = written(keyword.value, constants)
@@ -165,7 +170,7 @@ def written(node: ast.expr, constants: dict[str, ast.expr]) -> Any:
         node = constants[node.id]
         if isinstance(node, ast.Call):
             return NotImplemented
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in BY_NAME:
+    if isinstance(node, ast.Attribute) and ast.unparse(node.value) in BY_NAME:
         return node.attr
     try:
         return ast.literal_eval(node)

@@ -144,9 +144,8 @@ class Main(Lines):
         self.place = source.address.repository if source.address else near(source.location)
         self.revision = source.address.revision if source.address else ""
         written = job.material.tokenizer.name_or_path
-        self.tokenizer = self.place if written == source.location else near(written or "gpt2")
-        if is_gpt2(self.place) and not job.material.source.random:
-            self.tokenizer = self.place
+        is_beside_it = written == source.location or (is_gpt2(self.place) and not source.random)
+        self.tokenizer = self.place if is_beside_it else near(written or "gpt2")
         self.constants = {"MODEL": literal(self.place)} if self.place == self.tokenizer else {}
         self.constants["LENGTH"] = str(job.recipe.sequence_length)
         self.constants["BATCH"] = str(job.recipe.effective_batch_size)
@@ -225,8 +224,8 @@ class Main(Lines):
         on_loading = dict(arguments)
         sizes = dict(PUBLISHED.get(self.place, {}))
         model_type = sizes.pop("model_type", None)
-        for name in [name for name in arguments if name not in BUILT]:
-            if hasattr(config, name):
+        for name in arguments:
+            if name not in BUILT and hasattr(config, name):
                 sizes[name] = on_loading.pop(name)
         self.add("torch.manual_seed(0)")  # the seed of all new weights, whatever the recipe's
         if model_type:
@@ -365,13 +364,14 @@ def portable(recipe: Recipe, text: str) -> tuple[str, dict[str, str]]:
     moved = {}
     named_by_recipe = {recipe.model.removeprefix(RANDOM), recipe.corpus}
     for path in named_by_recipe | set(re.findall(r'"([^"\n]{2,})(?=")', text)):
-        place = Path.cwd() / split_name(path)[0]
-        is_needed = (path in named_by_recipe or DATA in place.parents) and os.path.exists(place)
-        if is_needed and not PurePath(path).is_absolute():
-            moved[str(Path.cwd() / path)] = path
+        if not PurePath(path).is_absolute():
+            place = Path.cwd() / split_name(path)[0]
+            if (path in named_by_recipe or DATA in place.parents) and os.path.exists(place):
+                moved[str(Path.cwd() / path)] = path
+            continue
         relative = PurePath(near(path))
         short = relative.name if relative.is_absolute() else relative.as_posix()
-        if PurePath(path).is_absolute() and short:
+        if short:
             stands_alone = r"(?<![^\s\"':=])" + re.escape(path) + r"(?![\w/.-])"
             text = re.sub(stands_alone, short.replace("\\", r"\\"), text)
             moved[path] = short

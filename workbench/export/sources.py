@@ -76,12 +76,7 @@ def _names_made_by(statement: ast.stmt) -> list[str]:
         return [alias.asname or alias.name for alias in statement.names]
     if isinstance(statement, ast.FunctionDef | ast.ClassDef):
         return [statement.name]
-    targets: list[ast.expr] = []
-    if isinstance(statement, ast.Assign):
-        targets = statement.targets
-    elif isinstance(statement, ast.AnnAssign):
-        targets = [statement.target]
-    return [target.id for target in targets if isinstance(target, ast.Name)]
+    return [node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
 
 
 def _names(node: ast.AST) -> Iterator[str]:

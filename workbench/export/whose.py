@@ -9,16 +9,11 @@ from typing import Any
 
 from workbench.base.errors import ConfigurationError
 from workbench.base.paths import beside
-from workbench.export.owners import owner
-from workbench.export.pasted import Section
+from workbench.export.owners import adapters, owner
+from workbench.export.pasted import CURE, INSTEAD, Section
 
 FOREIGN = beside(__file__, "foreign.toml")
 PROGRAMS = FOREIGN["program"]
-CURE = (
-    "Paste a recipe of the workbench, TrainingArguments, a command line, calls of a script, or a file of TRL, PEFT, "
-    "accelerate, DeepSpeed, LLaMA-Factory or axolotl."
-)
-INSTEAD = "Run its own script on a card in software: workbench emulate --gpu CARD -- python SCRIPT"
 LAUNCHERS = ("accelerate", "deepspeed")
 CALLED = {*FOREIGN["call"].values()} - {"transformers", "trl"}  # in a script alone
 CLEARLY = 4  # times as many settings that only one program has as those of the next
@@ -35,15 +30,27 @@ def belonging(sections: list[Section]) -> Iterator[tuple[str, Section]]:
         for title, signs in FOREIGN["refused"].items():
             if any(like(part, signs) for part in section.owner.split(".")):
                 raise refusal_of(title, section.owner)
-        program = FOREIGN["call"].get(name, "peft" if name.endswith("Config") else "")
+        section = section._replace(owner=name)
+        program = FOREIGN["call"].get(name, "")
+        if not program and name.endswith("Config"):
+            program = "peft"
+            section = of_an_adapter(section)
         if not program or (name == "from_pretrained" and "Model" not in path):
             continue
-        if name in seen:
-            raise ConfigurationError(f"recipe: {name} is called twice. Paste the call that counts.")
-        seen.add(name)
-        yield program, section._replace(owner=name)
+        called = "a class of PEFT's" if program == "peft" else name
+        if called in seen:
+            raise ConfigurationError(f"recipe: {called} is called twice. Paste the call that counts.")
+        seen.add(called)
+        yield program, section
     if not seen:
         raise ConfigurationError(f"recipe: no call of a class of settings is known there. {CURE}")
+
+
+def of_an_adapter(section: Section) -> Section:
+    """With what the class alone says. Raises ConfigurationError: it is none of PEFT's."""
+    if section.owner not in adapters():
+        raise ConfigurationError(f"recipe: no settings of the class {section.owner} are read. {CURE}")
+    return section._replace(settings={"peft_type": adapters()[section.owner], **section.settings})
 
 
 def program_of(section: Section) -> str:
@@ -78,7 +85,8 @@ def program_of(section: Section) -> str:
         reasons = []
         for program in (first, second):
             signs = ", ".join(sorted(votes[program] or settings_of[program])) or "nothing"
-            reasons.append(f"{program_title(program)} ({signs:.90})")
+            title = PROGRAMS[program]["title"] if program in PROGRAMS else program
+            reasons.append(f"{title} ({signs:.90})")
         raise ConfigurationError(f"recipe: it is not clear whose settings these are: {', or '.join(reasons)}. {CURE}")
     return first
 
@@ -97,10 +105,6 @@ def known_names(program: str) -> tuple[set[str], str]:
         for cls in table.get("classes", ()):
             names.update(owner(package, cls).types, FOREIGN["renamed"])
     return names, ""
-
-
-def program_title(program: str) -> str:
-    return str(PROGRAMS[program]["title"]) if program in PROGRAMS else program
 
 
 def refusal_of(title: str, signs: str) -> ConfigurationError:

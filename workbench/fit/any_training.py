@@ -1,11 +1,13 @@
 """What can be seen of anybody's training, whatever the versions of Python, PyTorch and transformers.
 
-It stands alone: `inside.py` takes it along into interpreters where the workbench cannot be imported.
+It stands alone: `inside.py` takes it along into interpreters where the workbench cannot be imported. Run by one of
+them, it says which card there is.
 """
 
 from __future__ import annotations
 
 import gc
+import json
 import os
 import sys
 from typing import Any
@@ -23,22 +25,22 @@ def is_causal(model: Any) -> bool:
     return is_known and not base.config.is_encoder_decoder
 
 
-def present(model: Any, arguments: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """What a model and its TrainingArguments have already: names of techniques, or of PEFT's adapters, and settings."""
-    there: list[tuple[str, dict[str, Any]]] = []
-    steps = arguments.get("gradient_accumulation_steps", 1)
-    if steps > 1:
-        there.append(("gradient_accumulation", {"steps": steps}))
-    there += [("mixed_precision", {"dtype": dtype}) for dtype in ("fp16", "bf16") if arguments.get(dtype)]
-    # transformers 5.23 renamed the argument; 5.17 has only the older name
-    by_argument = arguments.get("activation_checkpointing") or arguments.get("gradient_checkpointing")
-    if by_argument or any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
-        there.append(("gradient_checkpointing", {}))
-    for adapter in getattr(model, "peft_config", {}).values():
-        there.append((str(adapter.peft_type.value).lower(), {}))
-    if any(parameter.requires_grad and parameter.itemsize == 2 for parameter in model.parameters()):
-        there.append(("pure_bf16", {}))
-    return there
+def about(model: Any) -> dict[str, Any]:
+    """Facts about a model that is trained, of which each technique knows in its own file whether they mean it; and its
+    class as `model`, its `config` and its `vocabulary`, if the techniques were written for its kind."""
+    modules = model.modules()
+    adapters = getattr(model, "peft_config", {}).values()
+    facts: dict[str, Any] = {
+        "recomputes": any(getattr(module, "gradient_checkpointing", False) for module in modules),
+        "adapters": [str(adapter.peft_type.value).lower() for adapter in adapters],
+        "trained_itemsizes": sorted({weight.itemsize for weight in model.parameters() if weight.requires_grad}),
+    }
+    if is_causal(model):
+        config = json.loads(model.config.to_json_string(use_diff=False))
+        config["attn_implementation"] = model.config._attn_implementation
+        text_config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+        facts.update(model=type(model).__name__, config=config, vocabulary=getattr(text_config, "vocab_size", 0))
+    return facts
 
 
 def several(args: Any) -> str:
@@ -115,11 +117,17 @@ def lengths_of(rows: Any) -> list[int]:
     return []
 
 
-def longest_first(lengths: list[int], count: int, steps: int) -> list[int]:
-    """The order of rows in which each of the first steps has the `count` longest: the peak of the first is not that of
-    the others, which have the optimizer's states."""
+def longest_first(trainer: Any, steps: int) -> tuple[list[int], int]:
+    """The order of rows in which a Trainer gets the longest ones in each of its first steps, and how long the longest
+    is: the peak of the first step is not that of the others, which have the optimizer's states. Empty and 0 where
+    nobody can say, and where micro-batches are of about equal cost, and of unequal numbers of rows."""
+    args = trainer.args
+    if getattr(args, "train_sampling_strategy", "") == "batch_rebalance":
+        return [], 0
+    lengths = lengths_of(trainer.train_dataset)
+    count = args.per_device_train_batch_size * args.gradient_accumulation_steps
     order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
-    return [*order[:count] * steps, *order[count:]]
+    return [*order[:count] * steps, *order[count:]], max(lengths, default=0)
 
 
 def sizes(model: Any, holder: Any) -> dict[str, int]:
@@ -153,3 +161,25 @@ def model_of(optimizer: Any) -> Any:
         if any(id(parameter) in trained for parameter in model.parameters()):
             return model
     return None
+
+
+def describe_card() -> dict[str, Any]:
+    """The cards that PyTorch sees, and of the first what it is and has free; a build for AMD's cards sees none here."""
+    import torch
+
+    if not torch.cuda.is_available() or torch.version.cuda is None:
+        return {"count": 0, "torch": torch.__version__}
+    properties = torch.cuda.get_device_properties(0)
+    free_bytes, total_bytes = torch.cuda.mem_get_info(0)
+    return {
+        "count": torch.cuda.device_count(),
+        "name": properties.name,
+        "capability": [properties.major, properties.minor],
+        "multiprocessors": properties.multi_processor_count,
+        "total_bytes": total_bytes,
+        "free_bytes": free_bytes,
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(describe_card()))

@@ -11,11 +11,11 @@ from typing import Any, TypeVar, cast
 
 from workbench.base.categories import Category
 from workbench.base.errors import ConfigurationError, UnavailableError, brief, explained
-from workbench.fit.any_training import is_causal, optimizer_of_its_own, present, several
-from workbench.fit.places import Site, as_argument, changed_arguments, settings_to_try, site_of
+from workbench.fit.any_training import about, is_causal, optimizer_of_its_own, several
+from workbench.fit.places import Site, already_there, as_argument, changed_arguments, site_of
 from workbench.measure.device import Device
-from workbench.models.family import family_of
-from workbench.techniques import REGISTRY, Technique, technique
+from workbench.models.family import ModelFamily, family_of
+from workbench.techniques import Technique
 from workbench.techniques.base import Arguments, Stage, check_together
 
 Target = TypeVar("Target")
@@ -45,7 +45,11 @@ def apply(target: Target, *techniques: Technique) -> Target:
     """
     from transformers import PreTrainedModel, Trainer
 
-    _check_kinds(techniques)
+    if not techniques:
+        raise ConfigurationError("apply: name at least one technique, as in apply(trainer, GradientCheckpointing()).")
+    for entry in techniques:
+        if not isinstance(entry, Technique):
+            raise ConfigurationError(f"apply: {brief(entry)} is not a technique. Write for example Lora(rank=8).")
     in_order = sorted(techniques, key=lambda entry: (entry.stage, entry.name))
     if isinstance(target, Trainer):
         _apply_to_trainer(target, in_order)
@@ -61,14 +65,6 @@ def apply(target: Target, *techniques: Technique) -> Target:
     )
 
 
-def _check_kinds(techniques: tuple[Any, ...]) -> None:
-    if not techniques:
-        raise ConfigurationError("apply: name at least one technique, as in apply(trainer, GradientCheckpointing()).")
-    for entry in techniques:
-        if not isinstance(entry, Technique):
-            raise ConfigurationError(f"apply: {brief(entry)} is not a technique. Write for example Lora(rank=8).")
-
-
 # ---- a built Trainer ----
 
 
@@ -77,8 +73,8 @@ def _apply_to_trainer(trainer: Any, techniques: list[Technique]) -> None:
     arguments = vars(trainer.args)
     if trainer.model_init is not None:
         raise ConfigurationError("apply: train() makes this model anew, by model_init. Apply to the model inside it.")
-    check_target(model, techniques, trainer.args.device.type, arguments)
-    family = family_of(model.config)
+    family = _checked_family(model, techniques, trainer.args.device.type, arguments)
+    optimizer = optimizer_of_its_own(trainer)
     for entry in techniques:
         site = site_of(entry, family)
         if site is Site.ARGUMENT:
@@ -88,10 +84,10 @@ def _apply_to_trainer(trainer: Any, techniques: list[Technique]) -> None:
                 f"apply: {entry.name} replaces the model, for which this Trainer is built already. Before it, write "
                 f"model = apply(model, {type(entry).__name__}(…))."
             )
-        if entry.stage in OPTIMIZERS and optimizer_of_its_own(trainer):
+        if entry.stage in OPTIMIZERS and optimizer:
             raise ConfigurationError(
-                f"apply: {entry.name} decides about the optimizer, and this Trainer takes "
-                f"{optimizer_of_its_own(trainer)}. Leave one of them out, and apply before train()."
+                f"apply: {entry.name} decides about the optimizer, and this Trainer takes {optimizer}. Leave one of "
+                "them out, and apply before train()."
             )
         _check_ranks_and_checkpoints(trainer.args, entry)
         entry.check_loss(model, trainer)
@@ -131,58 +127,30 @@ def _check_ranks_and_checkpoints(args: Any, entry: Technique) -> None:
 # ---- a model ----
 
 
-def check_target(
-    model: Any, techniques: list[Technique], device: str | None, arguments: Arguments | None = None
-) -> None:
-    """Raises as `apply` does, where techniques do not suit each other, a model, what it has already, or a device.
+def _checked_family(model: Any, techniques: list[Technique], device: str | None, arguments: Arguments) -> ModelFamily:
+    """The model's kind. Raises as `apply` does, where techniques do not suit each other, a model, what it has already,
+    or a device.
 
     Args:
-        arguments: the TrainingArguments by name, if there is a Trainer.
+        arguments: the TrainingArguments by name; empty without a Trainer.
     """
-    check_is_causal(model)
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    check_together([*already_there(model, arguments or {}), *techniques], "apply")
-    here = Device.find(device)
-    for entry in techniques:
-        lacking = entry.missing(here)
-        if lacking:
-            raise UnavailableError(lacking)
-        with explained(f"apply: {entry.name} does not suit a {base.config.model_type!r}", f"Leave {entry.name} out."):
-            entry.check_config(base.config)
-
-
-def check_is_causal(model: Any) -> None:
-    """Raises ConfigurationError: the model is none that the techniques were written for."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     if not is_causal(model):
         raise ConfigurationError(
             f"apply: a {type(base).__name__} is no causal language model of transformers, which the techniques were "
             "written for. Load one with AutoModelForCausalLM."
         )
-
-
-def already_there(model: Any, arguments: Arguments) -> list[Technique]:
-    """What a model and its TrainingArguments have already, as far as techniques are concerned with it."""
-    # of PEFT's adapters that are no technique here, many are LoRA's kin
-    there = [(name if name in REGISTRY else "lora", settings) for name, settings in present(model, arguments)]
-    return [technique(name, **settings) for name, settings in there]
-
-
-def about(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """What a training has already; and its `model`, if it is of the kind that the techniques were written for."""
-    there = [entry.name for entry in already_there(model, arguments)]
-    if not is_causal(model):
-        return {"there": there}
-    try:
-        family = family_of(model.config)
-    except Exception:  # of any kind: transformers may make no such model of its config
-        return {"there": there}
-    loaded = {**vars(model.config), "attn_implementation": model.config._attn_implementation}
-    for kind in REGISTRY.values():
-        for entry in settings_to_try(kind):
-            if entry.loaded_model(family) and entry.model_arguments(family).items() <= loaded.items():
-                there.append(entry.name)
-    return {"there": there, "model": type(model).__name__, "vocabulary": model.config.get_text_config().vocab_size}
+    seen = {"kind": "trainer", "arguments": arguments, **about(model)}
+    check_together([*already_there(seen), *techniques], "apply")
+    here = Device.find(device)
+    family = family_of(model.config)
+    for entry in techniques:
+        lacking = entry.missing(here)
+        if lacking:
+            raise UnavailableError(lacking)
+        with explained(f"apply: {entry.name} does not suit a {base.config.model_type!r}", f"Leave {entry.name} out."):
+            entry.check_config(base.config)
+    return family
 
 
 def _device_of(model: Any) -> str | None:
@@ -192,8 +160,7 @@ def _device_of(model: Any) -> str | None:
 
 
 def _applied_to_model(model: Any, techniques: list[Technique]) -> Any:
-    check_target(model, techniques, _device_of(model))
-    family = family_of(model.config)
+    family = _checked_family(model, techniques, _device_of(model), {})
     for entry in techniques:
         if site_of(entry, family) is Site.ARGUMENT:
             raise _only_as_argument(entry, as_argument(entry, family, {}))
@@ -290,9 +257,9 @@ def _applied_to_loop(model: Any, optimizer: Any, techniques: list[Technique]) ->
         raise ConfigurationError(f"apply: the second must be an optimizer, got a {type(optimizer).__name__}.")
     about_model = [entry for entry in techniques if entry.stage not in OPTIMIZERS]
     about_optimizer = [entry for entry in techniques if entry.stage in OPTIMIZERS]
-    check_target(model, techniques, _device_of(model))
+    family = _checked_family(model, techniques, _device_of(model), {})
     for entry in about_model:
-        if site_of(entry, family_of(model.config)) is Site.MODEL:
+        if site_of(entry, family) is Site.MODEL:
             raise ConfigurationError(
                 f"apply: {entry.name} replaces the parameters that this optimizer has. Apply it to the model, and make "
                 "the optimizer afterwards."

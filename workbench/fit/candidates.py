@@ -5,10 +5,10 @@ from contextlib import suppress
 from itertools import combinations, product
 from typing import Any
 
-from workbench.advise.candidate import NUMERICS
+from workbench.advise.candidate import worst_numerics
 from workbench.base.categories import Category
 from workbench.base.errors import ConfigurationError
-from workbench.fit.places import by_arguments, changed_arguments, is_one_switch, settings_to_try
+from workbench.fit.places import arguments_of, is_one_switch, names_there, places_of, settings_to_try
 from workbench.gpus.catalogue import Gpu
 from workbench.measure.out_of_memory import numbers_in
 from workbench.techniques import REGISTRY, Capability, Numerics, Technique
@@ -18,7 +18,6 @@ MOST_CHANGES = 4
 MOMENTS = 2  # of AdamW, for each number that is trained
 GAPS = "gaps"  # between the tensors that the allocator holds
 CONTEXT = "context"
-OF_A_LOOP = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1}  # no batch that can be cut
 Sizes = Mapping[str, float]  # bytes of the categories of memory, of gaps and of CUDA's context, with room enough
 
 
@@ -27,7 +26,7 @@ def sizes_of(seen: Mapping[str, Any], reserved_bytes: int, context_bytes: int) -
     sizes = seen["sizes"]
     states = sizes["states"]
     beside = max(sizes["peak"] - sizes["weights"] - states, 0)
-    if seen["ended_by"] == "out of memory":
+    if seen.get("ended_by") == "out of memory":
         beside += _requested_bytes(seen["message"])
         states = states or MOMENTS * sizes["trained"]
     numbers = seen["rows"] * seen["tokens"] * seen.get("vocabulary", 0)
@@ -61,17 +60,23 @@ def estimate(sizes: Sizes, changes: Sequence[Technique]) -> float:
     return work + sum(left[name] for name in (Category.WEIGHTS, Category.OPTIMIZER_STATES, GAPS, CONTEXT))
 
 
-def offered(seen: Mapping[str, Any], gpu: Gpu) -> list[tuple[Technique, ...]]:
-    """Of each technique that this program can be given, the settings to try, the gentlest first."""
+def offered(seen: Mapping[str, Any], gpu: Gpu, *, by_arguments_alone: bool = False) -> list[tuple[Technique, ...]]:
+    """Of each technique that this program can be given, the settings to try, the gentlest first.
+
+    Args:
+        by_arguments_alone: there is no workbench in its interpreter, whose functions could be called.
+    """
     choices: list[tuple[Technique, ...]] = []
+    there = names_there(seen)
     for name in sorted(REGISTRY):
         kind = REGISTRY[name]
         is_repeated = Capability.ACCUMULATION in kind.brings  # there can be more of it
-        if name in seen["there"] and not is_repeated:
+        if name in there and not is_repeated:
             continue
-        if seen.get("own_optimizer") and kind.stage in (Stage.OPTIMIZE, Stage.STEP):
+        if is_left_to_the_program(kind, seen):
             continue
-        possible = [variant for variant in settings_to_offer(kind, gpu) if _can_be_given(variant, seen)]
+        variants = settings_to_offer(kind, gpu)
+        possible = [entry for entry in variants if _can_be_given(entry, seen, by_arguments_alone)]
         # where one argument of the Trainer does it, nothing else is written into the script
         possible = [variant for variant in possible if is_one_switch(variant)] or possible
         for numerics in Numerics:  # of each kind of loss another choice
@@ -87,40 +92,38 @@ def settings_to_offer(kind: type[Technique], gpu: Gpu) -> list[Technique]:
     return [variant for variant in variants if variant.leaves]
 
 
-def _can_be_given(variant: Technique, seen: Mapping[str, Any]) -> bool:
+def is_left_to_the_program(kind: type[Technique], seen: Mapping[str, Any]) -> bool:
+    """It decides about the optimizer, and the program's Trainer takes one that the program made."""
+    return bool(seen.get("own_optimizer")) and kind.stage in (Stage.OPTIMIZE, Stage.STEP)
+
+
+def _can_be_given(variant: Technique, seen: Mapping[str, Any], by_arguments_alone: bool) -> bool:
     """A loop takes from outside what changes its model, and no argument: its optimizer is made already. A Trainer with
-    a model of another kind takes arguments, and the batch that it has: its loss may be none of single rows. Without the
-    workbench in its interpreter a program takes arguments alone."""
-    if variant.environment():
-        return True
-    arguments = seen["arguments"] if seen["kind"] == "trainer" else OF_A_LOOP
+    a model of another kind takes arguments, and the batch that it has: its loss may be none of single rows."""
     try:
-        changed = changed_arguments(variant, arguments)
+        places = places_of([variant], arguments_of(seen))
     except ConfigurationError:
         return False
-    if seen.get("alone") and not by_arguments(variant, arguments):
+    has_function = bool(places.on_model or places.on_trainer)
+    if by_arguments_alone and has_function:
         return False
     if seen["kind"] == "loop":
-        return not changed and variant.stage in (Stage.ARCHITECTURE, Stage.WRAP)
-    return "model" in seen or (variant.stage is not Stage.BATCHES and by_arguments(variant, arguments))
+        changes_model = has_function and variant.stage in (Stage.ARCHITECTURE, Stage.WRAP)
+        return changes_model or bool(places.environment)
+    return "model" in seen or (variant.stage is not Stage.BATCHES and not has_function)
 
 
 def sets_of(
     choices: list[tuple[Technique, ...]], numerics: Numerics, sizes: Sizes, room_bytes: float
 ) -> Iterator[tuple[Technique, ...]]:
-    """Sets whose loss is of this kind and that may fit by their estimates: the small ones first, then the fast ones.
-
-    Of each technique's settings the gentlest that may fit beside the others.
-    """
-    allowed = NUMERICS[: NUMERICS.index(numerics) + 1]
+    """Sets whose loss is of this kind and that may fit by their estimates: the small ones first, then the fast ones,
+    and of the same techniques those with the gentlest settings."""
     for count in range(1, MOST_CHANGES + 1):
         hopeful = []
         for chosen in combinations(choices, count):
             for changes in product(*chosen):
-                kinds = {change.numerics for change in changes}
-                if numerics in kinds and kinds <= set(allowed) and estimate(sizes, changes) <= room_bytes:
+                if worst_numerics(changes) is numerics and estimate(sizes, changes) <= room_bytes:
                     hopeful.append(changes)
-                    break
         hopeful.sort(key=extra_time)
         yield from filter(_suits, hopeful)
 

@@ -4,7 +4,6 @@ import json
 import platform
 import subprocess
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from workbench.base.categories import format_bytes, parse_bytes
 from workbench.base.errors import ConfigurationError, UnavailableError
+from workbench.fit import any_training
 from workbench.gpus.caching_allocator import ENOUGH_BYTES
 from workbench.gpus.catalogue import Gpu, of_device
 from workbench.gpus.catalogue import gpu as find_gpu
@@ -22,9 +22,10 @@ from workbench.gpus.emulator.launch import emulate
 from workbench.gpus.emulator.report import NOT_MEASURED, TIMED_OUT
 from workbench.measure.emulated import emulated
 
-INSIDE = Path(__file__).with_name("inside.py")
 INTERRUPTED = 130
 SECONDS_TO_ANSWER = 120.0
+# a card that is here and in no catalogue: what PyTorch says of it takes the place of these zeros
+UNKNOWN = Gpu("here", "", "", (0, 0), 0, memory_bytes=0, measured=True, source="PyTorch on this machine")
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ class Use:
     """
 
     exit_status: int
-    reserved_bytes: int
-    beside_bytes: int
+    reserved_bytes: int = 0
+    beside_bytes: int = 0
     refusals: int = 0
     holders: tuple[Mapping[str, Any], ...] = ()
     lower_bound: str = ""
@@ -58,8 +59,8 @@ class Use:
 
 
 @dataclass(frozen=True)
-class Card(ABC):
-    """A card, with the memory that a program may have of it (`gpu.memory_bytes`), CUDA's context included.
+class Card:
+    """A card in software, with the memory that a program may have of it (`gpu.memory_bytes`), CUDA's context included.
 
     Attributes:
         here: programs compute on it, and what they take is measured.
@@ -71,38 +72,8 @@ class Card(ABC):
     share: float = 1.0
 
     @property
-    @abstractmethod
     def name(self) -> str:
         """As a record has it."""
-
-    @property
-    @abstractmethod
-    def title(self) -> str: ...
-
-    @property
-    def room(self) -> str:
-        """What a program may have of it."""
-        return format_bytes(self.gpu.memory_bytes)
-
-    @property
-    @abstractmethod
-    def source(self) -> str:
-        """Where its numbers are from, in words."""
-
-    @abstractmethod
-    def run(self, command: Sequence[str], report: Path, time_limit_s: float, *, history: bool) -> Use:
-        """Run a program on it, which writes what it has seen into `report`."""
-
-    @abstractmethod
-    def with_room(self, python: str) -> "Card | None":
-        """A card with room for everything, for programs of this interpreter; None: there is none."""
-
-
-class EmulatedCard(Card):
-    """A card in software, of any kind."""
-
-    @property
-    def name(self) -> str:
         return f"{DEVICE}{self.gpu.name}"
 
     @property
@@ -110,11 +81,25 @@ class EmulatedCard(Card):
         return f"an emulated {self.gpu.title}"
 
     @property
+    def room(self) -> str:
+        """What a program may have of it."""
+        return format_bytes(self.gpu.memory_bytes)
+
+    @property
     def source(self) -> str:
+        """Where its numbers are from, in words."""
         return NOT_MEASURED
 
     def run(self, command: Sequence[str], report: Path, time_limit_s: float, *, history: bool) -> Use:
-        _refuse_other_machines()
+        """Run a program on it, which writes what it has seen into `report`."""
+        try:
+            place.refuse_other_machines()
+        except UnavailableError:
+            raise UnavailableError(
+                f"plan: the emulated GPU needs Linux on x86-64; this is {platform.system()} on {platform.machine()}. "
+                "Run the same command on Colab or in a container for linux/amd64; or, where this machine has a card "
+                "with CUDA, on that: plan --here."
+            ) from None
         emulation = emulate(command, self.gpu, timeout_s=time_limit_s, history=history, output=sys.stderr)
         devices = emulation.devices
         return Use(
@@ -127,7 +112,8 @@ class EmulatedCard(Card):
             used_a_gpu=bool(devices),
         )
 
-    def with_room(self, python: str) -> "Card":
+    def with_room(self, python: str) -> "Card | None":
+        """A card in software with room for everything, for programs of this interpreter; None: there is none."""
         return replace(self, gpu=with_memory(self.gpu, ENOUGH_BYTES))
 
 
@@ -168,8 +154,7 @@ class CardHere(Card):
 
     def run(self, command: Sequence[str], report: Path, time_limit_s: float, *, history: bool) -> Use:
         try:
-            done = subprocess.run(command, stdout=sys.stderr, timeout=time_limit_s, check=False)
-            status = done.returncode
+            status = subprocess.run(command, stdout=sys.stderr, timeout=time_limit_s, check=False).returncode
         except subprocess.TimeoutExpired:
             status = TIMED_OUT
         except KeyboardInterrupt:
@@ -177,39 +162,28 @@ class CardHere(Card):
         seen = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
         used = seen.get("card")
         if not used:
-            return Use(status, 0, 0, used_a_gpu=False)
+            return Use(status, used_a_gpu=False)
         beside_bytes = self.gpu.context_bytes_estimate if self.budget_bytes else used["beside"]
         return Use(status, used["reserved"], beside_bytes, used["refusals"])
 
-    def with_room(self, python: str) -> "Card | None":
-        """An emulated one of this kind, where that can be."""
+    def with_room(self, python: str) -> Card | None:
+        """One of this kind, where that can be."""
         try:
-            card = EmulatedCard(with_memory(find_gpu(self.gpu.name), ENOUGH_BYTES))
+            gpu = with_memory(find_gpu(self.gpu.name), ENOUGH_BYTES)
             interpreter = ask_python(python)
-            place.refuse_without_kernels(card.gpu, interpreter)
+            place.refuse_without_kernels(gpu, interpreter)
             place.stub_folder(interpreter)
         except (ConfigurationError, UnavailableError):
             return None
-        return card
+        return Card(gpu)
 
 
-def _refuse_other_machines() -> None:
-    try:
-        place.refuse_other_machines()
-    except UnavailableError:
-        raise UnavailableError(
-            f"plan: the emulated GPU needs Linux on x86-64; this is {platform.system()} on {platform.machine()}. Run "
-            "the same command on Colab or in a container for linux/amd64; or, where this machine has a card with CUDA, "
-            "on that: plan --here."
-        ) from None
-
-
-def card_named(gpu: str, budget: str | int | None) -> EmulatedCard:
+def card_named(gpu: str, budget: str | int | None) -> Card:
     """A card by its name. Raises ConfigurationError: there is none, or it has less than the budget."""
     card = find_gpu(gpu)
     if budget is not None:
         card = with_memory(card, _checked(budget, card))
-    return EmulatedCard(card)
+    return Card(card)
 
 
 def card_here(python: str, budget: str | int | None) -> CardHere:
@@ -219,7 +193,7 @@ def card_here(python: str, budget: str | int | None) -> CardHere:
         UnavailableError: it sees none, or several.
         ConfigurationError: the card has less than the budget.
     """
-    command = [python, str(INSIDE)]
+    command = [python, any_training.__file__]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_TO_ANSWER, check=False)
     if answer.returncode:
         complaint = (answer.stderr.strip().splitlines() or ["it says nothing"])[-1]
@@ -235,20 +209,15 @@ def card_here(python: str, budget: str | int | None) -> CardHere:
             f"plan: PyTorch sees {facts['count']} cards, and one is planned for. Show it one: CUDA_VISIBLE_DEVICES=0 "
             "in front of the command."
         )
-    model = of_device(facts["name"]) and of_device(facts["name"], facts["total_bytes"])
-    title = f"{facts['name']} (emulated)" if emulated() else facts["name"]
-    gpu = Gpu(
-        name=model.name if model else "here",
-        title=title,
-        data_sheet="",
+    name = facts["name"]
+    catalogued = of_device(name) and of_device(name, facts["total_bytes"])
+    gpu = replace(
+        catalogued or UNKNOWN,
+        title=f"{name} (emulated)" if emulated() else name,
         compute_capability=tuple(facts["capability"]),
         multiprocessors=facts["multiprocessors"],
         memory_bytes=facts["total_bytes"],
-        measured=True,
-        source="PyTorch on this machine",
     )
-    if model:
-        gpu = replace(gpu, context_bytes=model.context_bytes)
     card = CardHere(gpu, free_bytes=facts["free_bytes"])
     if budget is None:
         return card

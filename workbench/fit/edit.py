@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from workbench.base.errors import ConfigurationError
-from workbench.fit.places import as_keywords
-from workbench.fit.program import Program, Trial
-from workbench.recipe import changed_settings
+from workbench.fit.places import arguments_of, as_calls, as_keywords, places_of, variables
+from workbench.fit.program import Program
 from workbench.techniques import Technique
+from workbench.techniques.base import Arguments
 
-PLACE = ("line", "column", "end_line", "end_column")
+NOWHERE = {"file": "", "parsed": False, "indirect": False}  # a call of a script that is not known
 Insertion = tuple[int, int, str]  # from, to, text; in bytes
 Writer = Callable[..., list[Insertion]]
 
@@ -48,50 +48,43 @@ class Edit:
         return f"{os.path.relpath(self.call['file'])}:{self.call['line']}  {self.advice}"
 
 
-def edits_of(trial: Trial) -> list[Edit]:
-    """What a person writes so that the program is as it was in a trial. Effective batches stay what they were."""
-    seen = trial.seen
-    edits = _edits_of_arguments(seen)
-    put = [entry for entry in trial.techniques if entry.name in seen.get("put", ())]
-    on_model = tuple(entry for entry in put if entry.name in seen.get("on_model", ()))
-    around = tuple(entry for entry in put if entry not in on_model)
-    if seen["kind"] == "loop" and put:
+def edits_of(techniques: Sequence[Technique], seen: Mapping[str, Any]) -> list[Edit]:
+    """What a person writes so that a training of which this was seen has the techniques. Effective batches stay what
+    they were."""
+    places = places_of(techniques, arguments_of(seen))
+    edits = _edits_of_arguments(places.arguments, seen) if places.arguments else []
+    if seen["kind"] == "loop" and places.on_trainer:
         name = seen.get("model_name")
-        statement = f"apply({name or 'model'}, {_makers(around)})"
-        write: Writer = partial(_with_statement, statement=statement if name else "")
-        edits.append(Edit(f"before the optimizer: {statement}", seen["optimizer_call"], write, around))
-    elif on_model:
-        advice = f"{seen['trainer_class']}(model=apply(model, {_makers(on_model)}), …)"
-        write = _in_a_library if seen["trainer_call"]["indirect"] else partial(_with_changed_model, techniques=on_model)
-        edits.append(Edit(advice, seen["trainer_call"], write, on_model))
-    if seen["kind"] == "trainer" and around:
-        advice = f"apply({seen['trainer_class']}(…), {_makers(around)})"
-        write = _in_a_library if seen["trainer_call"]["indirect"] else partial(_changed, techniques=around)
-        edits.append(Edit(advice, seen["trainer_call"], write, around))
-    if trial.variables:
-        edits.append(Edit(f"in front of the command: {' '.join(trial.variables)}"))
+        statement = f"apply({name or 'model'}, {as_calls(places.on_trainer)})"
+        write = partial(_with_statement, statement=statement if name else "")
+        call = {**seen["optimizer_call"], "indirect": False}  # a line before it can be written whoever makes it
+        edits.append(Edit(f"before the optimizer: {statement}", call, write, places.on_trainer))
+    elif seen["kind"] == "trainer":
+        trainer = seen.get("trainer_class", "Trainer")
+        call = seen.get("trainer_call", NOWHERE)
+        if places.on_model:
+            advice = f"{trainer}(model=apply(model, {as_calls(places.on_model)}), …)"
+            write = partial(_with_changed_model, techniques=places.on_model)
+            edits.append(Edit(advice, call, write, places.on_model))
+        if places.on_trainer:
+            advice = f"apply({trainer}(…), {as_calls(places.on_trainer)})"
+            write = partial(_changed, techniques=places.on_trainer)
+            edits.append(Edit(advice, call, write, places.on_trainer))
+    if places.environment:
+        edits.append(Edit(f"in front of the command: {' '.join(variables(places.environment))}"))
     return edits
 
 
-def _edits_of_arguments(seen: Mapping[str, Any]) -> list[Edit]:
-    changed = seen.get("changed")
-    if not changed:
-        return []
-    if not seen["arguments_call"]["parsed"]:
-        advice = f"{seen['arguments_class']}(…, {as_keywords(changed)})"
-        if seen["arguments_call"]["indirect"]:
-            return [Edit(f"args={advice}", seen["arguments_call"], _in_a_library)]
-        write = partial(_with_keywords, keywords=changed, before=seen["arguments"])
-        return [Edit(advice, seen["arguments_call"], write)]
-    flags: list[str] = []
-    for name, value in changed.items():
-        flags += [f"--{name}", str(value)]
-    return [Edit(f"add to the command: {shlex.join(flags)}", flags=tuple(flags))]
-
-
-def _makers(techniques: Sequence[Technique]) -> str:
-    """`Lora(rank=4), FusedGelu()`, as Python has it."""
-    return ", ".join(f"{type(entry).__name__}({as_keywords(changed_settings(entry))})" for entry in techniques)
+def _edits_of_arguments(changed: Arguments, seen: Mapping[str, Any]) -> list[Edit]:
+    call = seen.get("arguments_call", NOWHERE)
+    if call["parsed"]:
+        flags: list[str] = []
+        for name, value in changed.items():
+            flags += [f"--{name}", str(value)]
+        return [Edit(f"add to the command: {shlex.join(flags)}", flags=tuple(flags))]
+    advice = f"{seen.get('arguments_class', 'TrainingArguments')}(…, {as_keywords(changed)})"
+    write = partial(_with_keywords, keywords=changed, before=seen["arguments"])
+    return [Edit(f"args={advice}" if call["indirect"] else advice, call, write)]
 
 
 def imports_of_edits(edits: Sequence[Edit]) -> list[str]:
@@ -126,19 +119,15 @@ class Text:
         raise CannotBeWrittenError("the call was not found there")
 
     def _is_at(self, node: ast.Call, place: Mapping[str, Any]) -> bool:
-        if "column" not in place:  # Python before 3.11
-            name = getattr(node.func, "attr", None) or getattr(node.func, "id", None)
+        if "positions" not in place:  # Python before 3.11
+            name = ast.unparse(node.func).rpartition(".")[2]
             return bool(node.lineno == place["line"] and name == place["name"])
-        there = (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset)
-        return there == tuple(place[name] for name in PLACE)
+        return bool([node.lineno, node.end_lineno, node.col_offset, node.end_col_offset] == place["positions"])
 
     def statement_around(self, node: ast.Call) -> int:
         """The line on which the innermost statement around a call begins."""
-        lines = []
-        for statement in ast.walk(self.tree):
-            if isinstance(statement, ast.stmt) and statement.lineno <= node.lineno <= (statement.end_lineno or 0):
-                lines.append(statement.lineno)
-        return max(lines)
+        statements = [part for part in ast.walk(self.tree) if isinstance(part, ast.stmt)]
+        return max(part.lineno for part in statements if part.lineno <= node.lineno <= (part.end_lineno or 0))
 
     def place_for_imports(self) -> int:
         """Before the first statement that is no docstring and nothing of `__future__`."""
@@ -150,13 +139,15 @@ class Text:
 
     def check_names(self, imports: list[str]) -> None:
         """Raises CannotBeWrittenError: the script has something else of a name that is imported."""
-        ours = {name.strip() for line in imports for name in line.partition(" import ")[2].split(",")}
+        bound = set()
         for node in ast.walk(self.tree):
-            is_bound = isinstance(node, ast.FunctionDef | ast.ClassDef)
-            is_bound = is_bound or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
-            name = getattr(node, "name", None) or getattr(node, "id", None)
-            if is_bound and name in ours:
-                raise CannotBeWrittenError(f"the script has something else called {name}")
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                bound.add(node.name)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                bound.add(node.id)
+        ours = {name for line in imports for name in line.partition(" import ")[2].split(", ")}
+        for name in ours & bound:
+            raise CannotBeWrittenError(f"the script has something else called {name}")
 
 
 def changed_script(program: Program, edits: Sequence[Edit]) -> str:
@@ -175,6 +166,8 @@ def changed_script(program: Program, edits: Sequence[Edit]) -> str:
             if edit.call is not None and edit.write is not None:
                 if not edit.call["file"] or Path(edit.call["file"]) != program.file.resolve():
                     raise CannotBeWrittenError("the call stands in another file")
+                if edit.call["indirect"]:
+                    raise CannotBeWrittenError("a library makes it, on this line")
                 insertions += edit.write(text, text.call_at(edit.call))
             if edit.techniques:
                 text.check_names(imports)
@@ -190,14 +183,10 @@ def changed_script(program: Program, edits: Sequence[Edit]) -> str:
     return content.decode()
 
 
-def _in_a_library(*_: Any) -> list[Insertion]:
-    raise CannotBeWrittenError("a library makes it, on this line")
-
-
 def _changed(text: Text, part: ast.expr, techniques: Sequence[Technique]) -> list[Insertion]:
     """`apply(…, …)` around a part of the script."""
     start, end = text.span(part)
-    return [(start, start, "apply("), (end, end, f", {_makers(techniques)})")]
+    return [(start, start, "apply("), (end, end, f", {as_calls(techniques)})")]
 
 
 def _with_changed_model(text: Text, call: ast.Call, techniques: Sequence[Technique]) -> list[Insertion]:
@@ -223,19 +212,22 @@ def _with_keywords(
 ) -> list[Insertion]:
     there = {keyword.arg: keyword.value for keyword in call.keywords}
     insertions = []
-    missing = {name: value for name, value in keywords.items() if name not in there}
-    for name in keywords.keys() - missing.keys():
+    missing = {}
+    for name, value in keywords.items():
+        if name not in there:
+            missing[name] = value
+            continue
         start, end = text.span(there[name])
-        value = repr(keywords[name])
+        new = repr(value)
         if not isinstance(there[name], ast.Constant):
-            value = _changed_number(text.content[start:end].decode(), before[name], keywords[name])
-        if not value:
+            new = _changed_number(text.content[start:end].decode(), before[name], value)
+        if not new:
             raise CannotBeWrittenError(f"{name} is no literal there")
-        insertions.append((start, end, value))
-    parts = [*call.args, *there.values()]
-    if missing and (None in there or not parts):
-        raise CannotBeWrittenError("its arguments come from a dictionary" if parts else "the call has no arguments")
+        insertions.append((start, end, new))
     if missing:
+        parts = [*call.args, *there.values()]
+        if None in there or not parts:
+            raise CannotBeWrittenError("its arguments come from a dictionary" if parts else "the call has no arguments")
         end = max(text.span(part)[1] for part in parts)
         insertions.append((end, end, f", {as_keywords(missing)}"))
     return insertions

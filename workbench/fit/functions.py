@@ -5,10 +5,12 @@ from typing import Any
 
 from transformers import AutoConfig
 
+from workbench.base.categories import Category
 from workbench.base.errors import ConfigurationError
 from workbench.export.dependencies import import_lines
 from workbench.export.lines import Lines
-from workbench.fit.candidates import Sizes, estimate, offered, settings_to_offer
+from workbench.fit.candidates import Sizes, estimate, is_left_to_the_program, offered, settings_to_offer
+from workbench.fit.places import names_there
 from workbench.gpus.catalogue import Gpu
 from workbench.models.family import ModelFamily, family_of
 from workbench.techniques import REGISTRY, Technique
@@ -28,23 +30,26 @@ def functions_to_paste(seen: Mapping[str, Any], gpu: Gpu, sizes: Sizes) -> dict[
         family = family_of(config)
     except Exception:  # of any kind: an older config may be one that transformers does not read any more
         return {}
-    there = {*seen["there"], *(family[0].name for family in offered(seen, gpu))}
+    as_arguments = {choice[0].name for choice in offered(seen, gpu, by_arguments_alone=True)}
     possible = []
-    for name in REGISTRY.keys() - there:
-        possible += [entry for entry in settings_to_offer(REGISTRY[name], gpu)[:1] if _suits(entry, config)]
+    for name in REGISTRY.keys() - names_there(seen) - as_arguments:
+        possible += [entry for entry in settings_to_offer(REGISTRY[name], gpu)[:1] if _suits(entry, config, seen)]
     possible.sort(key=lambda technique: (estimate(sizes, [technique]), technique.name))
-    if seen["kind"] == "loop":  # which has no Trainer
-        possible = [technique for technique in possible if technique.trainer() is None]
     texts = {technique.name: _text(technique, family) for technique in possible}
     return {name: text for name, text in texts.items() if text}
 
 
-def _suits(technique: Technique, config: Any) -> bool:
+def _suits(technique: Technique, config: Any, seen: Mapping[str, Any]) -> bool:
+    """Whether the program has what its function changes, as far as that can be told without the program."""
+    if seen["kind"] == "loop" and technique.trainer() is not None:  # it has no Trainer
+        return False
+    if "own_loss" in seen and Category.LOGITS_AND_LOSS in technique.attacks:  # which may look at logits
+        return False
     try:
         technique.check_config(config)
     except ConfigurationError:
         return False
-    return True
+    return not is_left_to_the_program(type(technique), seen)
 
 
 def _text(technique: Technique, family: ModelFamily) -> str:

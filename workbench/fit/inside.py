@@ -7,8 +7,7 @@ anything by that; a Trainer, or the model of a loop, as soon as it is made. Afte
 middle of the program, so that nothing is saved, nor told to others.
 
 The interpreter may be another than that of the workbench, from Python 3.9, PyTorch 2.0 and transformers 4.41 on. Where
-it lacks what the workbench needs (the job says so: `alone`), nothing of that is imported, and arguments are all that is
-changed. `python inside.py` without a job says which card there is.
+it lacks what the workbench needs, the job names arguments alone, and nothing of the workbench is imported.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ import runpy
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -33,9 +31,11 @@ from typing import Any
 if __name__ == "__main__":  # by itself, in whatever Python: what the workbench shares with it lies beside it
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     any_training = importlib.import_module("any_training")
+    imports = importlib.import_module("_emulated_imports")
     del sys.path[0]
 else:
     from workbench.fit import any_training
+    from workbench.gpus.emulator.inside import _emulated_imports as imports
 
 LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 PARSER = "hf_argparser.py"  # of transformers: arguments that come from the command line
@@ -48,11 +48,11 @@ class Run:
     """One run of the program.
 
     Attributes:
-        job: `techniques` by name with their settings, the number of `steps`, whether they are followed by what the
-            Trainer does beside training (`life`), and the file of the `report`. And the `kind` that an earlier run has
-            seen: a script may make an optimizer first, and then a Trainer that takes it. `alone`: see above;
-            `arguments` by name are then the changed ones. `here`: the card is that of this machine, and PyTorch may
-            have a `share` of its memory. `timed`: it computes.
+        job: the `arguments` that are changed, by name, and of techniques the settings, by name: `on_model` before the
+            Trainer is made, `on_trainer` on it or on the model of a loop. The number of `steps`, whether they are
+            followed by what the Trainer does beside training (`life`), and the file of the `report`. The `kind` that an
+            earlier run has seen: a script may make an optimizer first, and then a Trainer that takes it. `here`: the
+            card is that of this machine, and PyTorch may have a `share` of its memory. `timed`: it computes.
         seen: what is reported.
         peak: the most that PyTorch had reserved when the program counted its peaks anew.
     """
@@ -60,18 +60,9 @@ class Run:
     def __init__(self, job: dict[str, Any]) -> None:
         self.job = job
         self.seen: dict[str, Any] = {"ended_by": "", "kind": "", "steps": 0, "tokens": 0, "rows": 0, "also": []}
-        self.seen["alone"] = job["alone"]
-        self.by_argument: set[str] = set()
         self.trained: tuple[Any, Any] | None = None  # the model, and whoever has its optimizer
         self.peak = 0
         self.step_ended = 0.0
-
-    def techniques(self) -> list[Any]:
-        if not self.job["techniques"]:
-            return []
-        from workbench.techniques import technique
-
-        return [technique(name, **settings) for name, settings in self.job["techniques"].items()]
 
     def end(self, reason: str) -> None:
         """End the process here, with its reports: whatever the program would do next is not done."""
@@ -86,16 +77,16 @@ class Run:
         atexit._run_exitfuncs()
         os._exit(0)
 
-    @contextmanager
-    def refusing(self) -> Iterator[None]:
-        """The techniques may not suit the program: then it ends here."""
-        if self.job["alone"]:
-            yield
-            return
+    def applied(self, target: Any, techniques: dict[str, dict[str, Any]]) -> Any:
+        """The target with the workbench's techniques on it. They may not suit it: then the program ends here."""
+        if not techniques:
+            return target
         from workbench.base.errors import WorkbenchError
+        from workbench.fit.apply import apply
+        from workbench.techniques import technique
 
         try:
-            yield
+            return apply(target, *(technique(name, **settings) for name, settings in techniques.items()))
         except WorkbenchError as error:
             self.seen["refusal"] = str(error)
             self.end("refusal")
@@ -131,17 +122,17 @@ class Run:
             "beside": total_bytes - free_bytes - torch.cuda.memory_reserved(),
         }
 
-    def note_step(self) -> None:
-        """How long the step took, on a card that computes."""
-        if not self.job["timed"]:
-            return
-        import torch
-
-        torch.cuda.synchronize()
-        now = time.monotonic()
-        if self.step_ended:
-            self.seen["step_time_s"] = round(now - self.step_ended, 3)
-        self.step_ended = now
+    def on_step(self, steps: int) -> None:
+        """So many are done. How long the last one took, on a card that computes; and the end, after the last of all."""
+        self.seen["steps"] = steps
+        if self.job["timed"]:
+            sys.modules["torch"].cuda.synchronize()
+            now = time.monotonic()
+            if self.step_ended:
+                self.seen["step_time_s"] = round(now - self.step_ended, 3)
+            self.step_ended = now
+        if steps >= self.job["steps"] and not self.job["life"]:
+            self.end("steps")
 
     # ---- transformers' Trainer ----
 
@@ -157,27 +148,18 @@ class Run:
 
     def on_arguments(self, arguments: Any) -> None:
         before = dict(vars(arguments))
-        changed = dict(self.job["arguments"])
-        with self.refusing():
-            for technique in self.techniques() if self.job["kind"] != "loop" else ():
-                from workbench.fit.places import by_arguments, changed_arguments
-
-                if by_arguments(technique, before):
-                    self.by_argument.add(technique.name)
-                    changed |= changed_arguments(technique, {**before, **changed})
+        changed = self.job["arguments"]
         arguments.output_dir = self.job["scratch"]  # nothing comes among the user's checkpoints
         arguments.report_to = "none"
         arguments.push_to_hub = False
-        earlier = self.seen.get("changed")
-        if earlier and all(before[name] == value for name, value in earlier.items()):
+        if changed and all(before[name] == value for name, value in changed.items()):
             return  # a copy of some that are changed already
         for name, value in changed.items():
             setattr(arguments, name, value)
         call = call_of(arguments)
         if call["indirect"] and not call["parsed"] and "arguments_call" in self.seen:
             return  # a library made others for itself
-        self.seen |= {"changed": changed, "arguments_call": call}
-        self.seen["arguments_class"] = type(arguments).__name__
+        self.seen |= {"arguments_call": call, "arguments_class": type(arguments).__name__}
         self.seen["arguments"] = json.loads(json.dumps(before, default=str))
 
     def change_trainer(self, module: Any) -> None:
@@ -209,30 +191,10 @@ class Run:
 
     def on_trainer(self, trainer: Any, arguments: dict[str, Any], make: Callable[[], None]) -> None:
         self.seen |= {"kind": "trainer", "trainer_call": call_of(trainer), "trainer_class": type(trainer).__name__}
-        self.seen |= {"on_model": [], "put": []}
-        techniques = [technique for technique in self.techniques() if not technique.environment()]
-        if not techniques:
-            make()
-            return
-        from workbench.fit.apply import apply
-        from workbench.fit.places import Site, site_of
-        from workbench.models.family import family_of
-        from workbench.techniques import Capability
-
-        with self.refusing():
-            for technique in techniques:
-                model = arguments.get("model")
-                if model is None or Capability.ADAPTER not in technique.brings:
-                    continue
-                if site_of(technique, family_of(model.config)) is Site.MODEL:
-                    self.seen["on_model"].append(technique.name)
-                    arguments["model"] = apply(model, technique)
-            make()  # which may make the arguments too
-            done = {*self.by_argument, *self.seen["on_model"]}
-            later = [technique for technique in techniques if technique.name not in done]
-            self.seen["put"] = [*self.seen["on_model"], *(technique.name for technique in later)]
-            if later:
-                apply(trainer, *later)
+        if self.job["on_model"]:
+            arguments["model"] = self.applied(arguments.get("model"), self.job["on_model"])
+        make()
+        self.applied(trainer, self.job["on_trainer"])
 
     def on_train(self, trainer: Any) -> None:
         """The longest rows come first; the card is told of padding; the Trainer ends after the steps."""
@@ -242,11 +204,8 @@ class Run:
 
         class Stop(TrainerCallback):
             def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-                run.seen["steps"] = state.global_step
-                run.note_step()
+                run.on_step(state.global_step)
                 is_last = state.global_step >= run.job["steps"]
-                if is_last and not run.job["life"]:
-                    run.end("steps")
                 control.should_evaluate = is_last and args.eval_strategy != "no"
                 control.should_save = is_last and args.save_strategy != "no"
                 control.should_training_stop |= is_last
@@ -257,26 +216,19 @@ class Run:
             def on_save(self, *_: Any, **__: Any) -> None:
                 run.seen["also"] = sorted({*run.seen["also"], "saving"})
 
-        args = trainer.args
-        ranks = any_training.several(args)
+        ranks = any_training.several(trainer.args)
         if ranks:
-            self.seen["several"] = ranks
-            self.end("several ranks")
+            self.refuse(ranks)
         self.trained = (trainer.model, trainer)
-        self.watch(trainer.model, vars(args))
+        self.watch(trainer.model)
         is_of_transformers = type(trainer).compute_loss.__module__.startswith("transformers.")
         if getattr(trainer, "compute_loss_func", None) or not is_of_transformers:
             self.seen["own_loss"] = type(trainer).__name__
         self.seen["own_optimizer"] = any_training.optimizer_of_its_own(trainer)
         trainer.add_callback(Stop)
         trainer.data_collator = any_training.Collator(trainer.data_collator, self.job["padding"])
-        lengths = any_training.lengths_of(trainer.train_dataset)
-        # micro-batches of about equal cost, and of unequal numbers of rows
-        has_own_batches = getattr(args, "train_sampling_strategy", "") == "batch_rebalance"
-        if lengths and not has_own_batches:
-            self.seen["longest_row"] = max(lengths)
-            count = args.per_device_train_batch_size * args.gradient_accumulation_steps
-            order = any_training.longest_first(lengths, count, self.job["steps"])
+        order, self.seen["longest_row"] = any_training.longest_first(trainer, self.job["steps"])
+        if order:
             trainer._get_train_sampler = lambda *_, **__: order
 
     # ---- a loop of the program's own ----
@@ -292,64 +244,36 @@ class Run:
                 self.on_optimizer(optimizer)
 
         module.Optimizer.__init__ = noted
-        module.register_optimizer_step_post_hook(self.on_step)
+        module.register_optimizer_step_post_hook(self.after_step)
 
     def on_optimizer(self, optimizer: Any) -> None:
         self.seen |= {"kind": "loop", "optimizer_call": call_of(optimizer)}
         model = any_training.model_of(optimizer)
-        techniques = [technique for technique in self.techniques() if not technique.environment()]
-        if techniques:
-            from workbench.base.errors import ConfigurationError
-            from workbench.fit.apply import apply
-
-            with self.refusing():
-                if model is None:
-                    raise ConfigurationError("its optimizer has no parameters of a causal language model.")
-                apply(model, *techniques)
-                self.seen["put"] = [technique.name for technique in techniques]
+        self.applied(model, self.job["on_trainer"])
         if model is not None:
             self.seen["model_name"] = variable_of(model, optimizer)
             self.trained = (model, optimizer)
-            self.watch(model, {})
+            self.watch(model)
 
-    def on_step(self, optimizer: Any, *_: Any) -> None:
+    def after_step(self, *_: Any) -> None:
         if self.seen["kind"] == "loop":
-            self.seen["steps"] += 1
-            self.note_step()
-            if self.seen["steps"] >= self.job["steps"]:
-                self.end("steps")
+            self.on_step(self.seen["steps"] + 1)
 
     # ---- of both ----
 
+    def refuse(self, ranks: str) -> None:
+        self.seen["several"] = ranks
+        self.end("several ranks")
+
     def refuse_several(self, module: Any) -> None:
         """Processes that the program starts itself."""
+        module.start_processes = lambda *_, **__: self.refuse("torch.multiprocessing.spawn")
 
-        def refused(*_: Any, **__: Any) -> None:
-            self.seen["several"] = "torch.multiprocessing.spawn"
-            self.end("several ranks")
-
-        module.start_processes = refused
-
-    def watch(self, model: Any, arguments: dict[str, Any]) -> None:
+    def watch(self, model: Any) -> None:
         """Note what kind of model it is, what it has already, and the shapes of batches."""
-        if self.job["alone"]:
-            self.seen |= about_alone(model, arguments)
-        else:
-            from workbench.fit.apply import about
-
-            self.seen |= about(model, arguments)
+        self.seen |= any_training.about(model)
         if "model" in self.seen:
             any_training.watch_batches(model, self.seen)
-
-
-def about_alone(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The same without the workbench; and the model's config, of which the workbench makes the rest."""
-    there = [name for name, _ in any_training.present(model, arguments)]
-    if not any_training.is_causal(model):
-        return {"there": there}
-    vocabulary = getattr(model.config, "vocab_size", 0)
-    config = json.loads(model.config.to_json_string(use_diff=False))
-    return {"there": there, "model": type(model).__name__, "vocabulary": vocabulary, "config": config}
 
 
 # ---- where in the program ----
@@ -381,15 +305,15 @@ def _is_making(frame: Frame, product: Any) -> bool:
 
 
 def call_of(product: Any) -> dict[str, Any]:
-    """Where the program makes it: `file`, and of the call `line`, `column`, `end_line`, `end_column`, of which Python
-    before 3.11 knows the first alone; the `name` of its class; and what lies between."""
+    """Where the program makes it: `file`, `line`, the `name` of its class, what lies between, and from Python 3.11 on
+    `positions`, as bytecode has them."""
     frame, between = program_frame(product)
     if frame is None:
         return {"file": "", "line": 0, **between}
-    place = {"file": os.path.abspath(frame.f_code.co_filename), "line": frame.f_lineno, "name": type(product).__name__}
-    if hasattr(frame.f_code, "co_positions"):
-        line, end_line, column, end_column = list(frame.f_code.co_positions())[frame.f_lasti // 2]
-        place.update({"line": line, "column": column, "end_line": end_line, "end_column": end_column})
+    code = frame.f_code
+    place = {"file": os.path.abspath(code.co_filename), "line": frame.f_lineno, "name": type(product).__name__}
+    if hasattr(code, "co_positions"):
+        place["positions"] = list(code.co_positions())[frame.f_lasti // 2]
     return {**place, **between}
 
 
@@ -406,32 +330,6 @@ def variable_of(thing: Any, product: Any) -> str:
 # ---- the program ----
 
 
-class Watcher(importlib.abc.MetaPathFinder):
-    """Calls a function with each of some modules, once it has been imported."""
-
-    def __init__(self, functions: dict[str, Callable[[Any], None]]) -> None:
-        self.functions = functions
-        self.looking_for: set[str] = set()
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name not in self.functions or name in self.looking_for:
-            return None
-        self.looking_for.add(name)
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self.looking_for.discard(name)  # who only looks whether it is there may import it later
-        if spec is not None and spec.loader is not None:
-            load = spec.loader.exec_module
-
-            def load_and_change(module: Any) -> None:
-                load(module)
-                self.functions[name](module)
-
-            spec.loader.exec_module = load_and_change  # type: ignore[method-assign]
-        return spec
-
-
 class OnlyThisPackage(importlib.abc.MetaPathFinder):
     """Finds the workbench, and nothing of what is installed beside it: that may be for another Python."""
 
@@ -443,24 +341,6 @@ class OnlyThisPackage(importlib.abc.MetaPathFinder):
             return None
         file = os.path.join(self.folder, "__init__.py")
         return importlib.util.spec_from_file_location(name, file, submodule_search_locations=[self.folder])
-
-
-def describe_card() -> dict[str, Any]:
-    """The cards that PyTorch sees, and of the first what it is and has free; a build for AMD's cards sees none here."""
-    import torch
-
-    if not torch.cuda.is_available() or torch.version.cuda is None:
-        return {"count": 0, "torch": torch.__version__}
-    properties = torch.cuda.get_device_properties(0)
-    free_bytes, total_bytes = torch.cuda.mem_get_info(0)
-    return {
-        "count": torch.cuda.device_count(),
-        "name": properties.name,
-        "capability": [properties.major, properties.minor],
-        "multiprocessors": properties.multi_processor_count,
-        "total_bytes": total_bytes,
-        "free_bytes": free_bytes,
-    }
 
 
 def nobody_answers(*_: Any, **__: Any) -> str:
@@ -475,10 +355,10 @@ def run_program(job_file: str, program: list[str]) -> None:
     # whoever asks for a login is told that nobody answers
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     getpass.getpass = nobody_answers  # it would read from the terminal
-    if job["log"]:
-        log = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
+    if not job["shown"]:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
     sys.path[0] = job["path"]
     sys.meta_path.insert(0, OnlyThisPackage(job["package"]))
     changes: dict[str, Callable[[Any], None]] = {
@@ -489,17 +369,14 @@ def run_program(job_file: str, program: list[str]) -> None:
     }
     if job["here"]:
         changes.update({"torch.cuda": run.watch_the_card, "torch.cuda.memory": run.note_resets})
-    sys.meta_path.insert(0, Watcher(changes))
-    if program[0] == "-m":
-        sys.argv = program[1:]
-        start: Any = runpy.run_module
-        options = {"alter_sys": True}
-    else:
-        sys.argv = program
-        start = runpy.run_path
-        options = {}
+    sys.meta_path.insert(0, imports.WatchImports(changes))
+    is_module = program[0] == "-m"
+    sys.argv = program[1:] if is_module else program
     try:
-        start(sys.argv[0], run_name="__main__", **options)
+        if is_module:
+            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(sys.argv[0], run_name="__main__")
     except SystemExit as error:
         run.seen["exit"] = str(error.code)
         run.end("its own exit" if error.code else "its own end")
@@ -517,7 +394,4 @@ def run_program(job_file: str, program: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 1:
-        print(json.dumps(describe_card()))
-    else:
-        run_program(sys.argv[1], sys.argv[2:])
+    run_program(sys.argv[1], sys.argv[2:])

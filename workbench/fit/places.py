@@ -1,14 +1,90 @@
-"""Where a technique can be put in somebody's own script: on a built Trainer, on a model, or only as an argument."""
+"""Where techniques go in somebody's own training, and which are there: the one table from which all others follow.
 
+`apply` puts them on a Trainer that is here, `inside.py` on one in a program that runs, `edit.py` writes them into its
+text, and `WillItFit` names them.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from workbench.models.family import ModelFamily
-from workbench.techniques import Capability, Technique
+from transformers import AutoConfig
+
+from workbench.models.family import ModelFamily, family_of
+from workbench.recipe import changed_settings
+from workbench.techniques import REGISTRY, Capability, Technique
 from workbench.techniques.base import Arguments, Call
 
 # until transformers 5.23, which renamed them
 OLDER: Arguments = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+OF_A_LOOP: Arguments = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1}  # no batch that can be cut
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a training takes each of some techniques.
+
+    Attributes:
+        arguments: the TrainingArguments that are changed.
+        on_model: put on the model, before its Trainer is made.
+        on_trainer: put on the built Trainer, or on the model of a loop.
+        environment: variables in front of the command.
+    """
+
+    arguments: Arguments
+    on_model: tuple[Technique, ...]
+    on_trainer: tuple[Technique, ...]
+    environment: dict[str, str]
+
+
+def places_of(techniques: Iterable[Technique], arguments: Arguments) -> Places:
+    """Where a training with these TrainingArguments takes the techniques; effective batches stay what they are."""
+    changed: Arguments = {}
+    environment: dict[str, str] = {}
+    on_model = []
+    on_trainer = []
+    for entry in techniques:
+        if entry.environment():
+            environment |= entry.environment()
+        elif by_arguments(entry, arguments):
+            changed |= changed_arguments(entry, {**arguments, **changed})
+        elif Capability.ADAPTER in entry.brings:
+            on_model.append(entry)
+        else:
+            on_trainer.append(entry)
+    return Places(changed, tuple(on_model), tuple(on_trainer), environment)
+
+
+def arguments_of(seen: Mapping[str, Any]) -> Arguments:
+    """The TrainingArguments by name of a training of which this was seen; those of a loop cannot be changed."""
+    return seen["arguments"] if seen.get("kind") == "trainer" else OF_A_LOOP
+
+
+def already_there(seen: Mapping[str, Any]) -> list[Technique]:
+    """What a training has already, by what `any_training.about` has seen of it, as far as techniques exclude it."""
+    # of PEFT's adapters that are no technique here, many are LoRA's kin
+    there: list[Technique] = [REGISTRY[name if name in REGISTRY else "lora"]() for name in seen["adapters"]]
+    arguments = arguments_of(seen)
+    for kind in REGISTRY.values():
+        entry = kind.there(arguments, seen)
+        if entry is not None:
+            there.append(entry)
+    return there
+
+
+def names_there(seen: Mapping[str, Any]) -> set[str]:
+    """The same by name, and the techniques that such a model is loaded with."""
+    names = {entry.name for entry in already_there(seen)}
+    try:
+        family = family_of(AutoConfig.for_model(**seen["config"]))
+    except Exception:  # of any kind: another kind of model, or a config of a version that is not read here
+        return names
+    for kind in REGISTRY.values():
+        for entry in settings_to_try(kind):
+            if entry.loaded_model(family) and entry.model_arguments(family).items() <= seen["config"].items():
+                names.add(entry.name)
+    return names
 
 
 class Site(StrEnum):
@@ -48,10 +124,8 @@ def as_argument(technique: Technique, family: ModelFamily, arguments: Arguments)
     if loaded:
         adapter = " and an adapter of PEFT's" if technique.model(family) else ""
         return f"from_pretrained(…, {as_keywords(loaded)}){adapter}"
-    environment = technique.environment()
-    if environment:
-        variables = " ".join(f"{name}={value}" for name, value in environment.items())
-        return f"{variables} in front of the command"
+    if technique.environment():
+        return f"{' '.join(variables(technique.environment()))} in front of the command"
     return technique.in_a_script.format(**technique.settings())
 
 
@@ -70,6 +144,11 @@ def changed_arguments(technique: Technique, arguments: Arguments) -> Arguments:
     return {name: value for name, value in decided.items() if arguments.get(name) != value}
 
 
+def variables(environment: dict[str, str]) -> list[str]:
+    """As they stand in front of a command."""
+    return [f"{name}={value}" for name, value in environment.items()]
+
+
 def settings_to_try(kind: type[Technique]) -> tuple[Technique, ...]:
     """A technique with each of the settings that are worth trying."""
     return tuple(kind(**settings) for settings in kind.worth_trying)
@@ -83,6 +162,11 @@ def is_one_switch(technique: Technique) -> bool:
 def by_arguments(technique: Technique, arguments: Arguments) -> bool:
     """Whether `changed_arguments` are all that it takes. `arguments` as there."""
     return technique.trainer() is None and bool(changed_arguments(technique, arguments))
+
+
+def as_calls(techniques: Iterable[Technique]) -> str:
+    """`Lora(rank=4), FusedGelu()`, as Python has it."""
+    return ", ".join(f"{type(entry).__name__}({as_keywords(changed_settings(entry))})" for entry in techniques)
 
 
 def as_keywords(arguments: Arguments) -> str:

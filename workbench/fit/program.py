@@ -19,18 +19,19 @@ from workbench.base.errors import DISTRIBUTION, ConfigurationError, UnavailableE
 from workbench.base.paths import beside
 from workbench.base.settings import plain
 from workbench.fit import any_training
-from workbench.fit.card import INSIDE, Card, Use
-from workbench.fit.places import changed_arguments
+from workbench.fit.card import Card, Use
+from workbench.fit.places import arguments_of, places_of
+from workbench.gpus.emulator.inside import _emulated_imports
 from workbench.gpus.emulator.padding import VARIABLE as PADDING
 from workbench.measure.emulated import emulated
 from workbench.techniques import Technique
 
 PACKAGE = Path(__file__).parents[1]
+INSIDE = Path(__file__).with_name("inside.py")
 PYTHON = re.compile(r"python(\d(\.\d+)?)?")
 LAUNCHERS = ("accelerate", "deepspeed", "torchrun", "mpirun", "srun", "horovodrun")
 WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")  # options of Python that take the next word
 DONE = ("steps", "the end of training")
-LAST_CHARACTERS = 3000  # of what a program has printed, where it fails
 UNKNOWN_ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'")
 RENAMED = {"tokenizer": ["processing_class", "transformers 4.46"], **beside(export.__file__, "foreign.toml")["renamed"]}
 LOWER_BOUND = re.compile(r"([\w-]+)>=([\d.]+)")
@@ -97,12 +98,10 @@ class Program:
         python = "python" if self.python == sys.executable else self.python
         return [python, *self.options, *self.script]
 
-    def changed(self, file: Path | None = None, flags: Sequence[str] = ()) -> "Program":
-        """The same with another script, or with more arguments at its end."""
-        script = list(self.script)
-        if file is not None:
-            script[0] = str(file)
-        return replace(self, script=(*script, *flags))
+    def changed(self, file: Path | None, flags: Sequence[str]) -> "Program":
+        """The same with another script, if there is one, and with more arguments at its end."""
+        first = self.script[0] if file is None else str(file)
+        return replace(self, script=(first, *self.script[1:], *flags))
 
 
 def numbers(release: str) -> tuple[int, ...]:
@@ -151,7 +150,6 @@ class Trial:
         seen: what `inside.py` reports.
         use: what it took of the card.
         fits: it came to the last step, and was refused no memory.
-        printed: the end of what it has printed, where it was not shown.
         recovered: it was refused memory, and went on with less.
     """
 
@@ -160,7 +158,6 @@ class Trial:
     use: Use
     fits: bool
     seconds: float
-    printed: str = ""
     recovered: bool = False
 
     @property
@@ -179,25 +176,18 @@ class Trial:
         return self.seen.get("step_time_s")
 
     @property
-    def variables(self) -> list[str]:
-        """Of the environment, as they stand in front of the command."""
-        return [f"{name}={value}" for name, value in environment_of(self.techniques).items()]
-
-    @property
     def ended_by(self) -> str:
         return str(self.seen.get("ended_by", ""))
 
     @property
+    def ended_well(self) -> bool:
+        """It came to the end of its steps, or to its own end after some."""
+        return self.ended_by in DONE or (self.ended_by == "its own end" and self.seen["steps"] > 0)
+
+    @property
     def ran(self) -> bool:
         """It reached its steps, or was refused memory."""
-        return self.ended_by in (*DONE, "out of memory") or (self.ended_by == "its own end" and self.seen["steps"] > 0)
-
-
-def environment_of(techniques: Sequence[Technique]) -> dict[str, str]:
-    variables: dict[str, str] = {}
-    for technique in techniques:
-        variables |= technique.environment()
-    return variables
+        return self.ended_well or self.ended_by == "out of memory"
 
 
 def try_out(
@@ -216,19 +206,18 @@ def try_out(
     Args:
         before: what was `seen` in a run of it as it is.
         life: a Trainer evaluates and saves after them, if its arguments say so.
-        shown: what it prints goes to standard error; otherwise its end is kept, for an error.
+        shown: what it prints goes to standard error; otherwise nowhere.
 
     Raises:
         UnavailableError: the emulator is not set up, or cannot be on this machine.
     """
     with tempfile.TemporaryDirectory(prefix="fit-") as folder:
         report = Path(folder, "report.json")
-        log = Path(folder, "log")
         job = job_of(program, techniques, before or {}) | {
             "steps": steps,
             "life": life,
             "report": str(report),
-            "log": "" if shown else str(log),
+            "shown": shown,
             "scratch": folder,
             "here": card.here,
             "timed": card.here and not emulated(),
@@ -238,7 +227,8 @@ def try_out(
         inside = Path(folder, "site-packages", INSIDE.name)
         inside.parent.mkdir()
         shutil.copy(INSIDE, inside)
-        shutil.copy(any_training.__file__, inside.parent)
+        for module in (any_training, _emulated_imports):
+            shutil.copy(str(module.__file__), inside.parent)
         job_file = Path(folder, "job.json")
         job_file.write_text(json.dumps(job), encoding="utf-8")
         began = time.monotonic()
@@ -246,30 +236,20 @@ def try_out(
         use = card.run(command, report, max(time_limit_s, 1.0), history=shown)
         seconds = round(time.monotonic() - began, 1)
         seen = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
-        printed = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-    came_to_the_end = seen.get("ended_by") in DONE or (seen.get("ended_by") == "its own end" and seen["steps"] > 0)
-    return Trial(
-        tuple(techniques),
-        seen,
-        use,
-        fits=came_to_the_end and (use.refusals == 0 or shown),
-        seconds=seconds,
-        printed=printed[-LAST_CHARACTERS:],
-        recovered=came_to_the_end and use.refusals > 0,
-    )
+    trial = Trial(tuple(techniques), seen, use, False, seconds)
+    if not trial.ended_well:
+        return trial
+    return replace(trial, fits=use.refusals == 0 or shown, recovered=use.refusals > 0)
 
 
 def job_of(program: Program, techniques: Sequence[Technique], before: Mapping[str, Any]) -> dict[str, Any]:
-    """What `inside.py` is told of a program and its changes. Where it is alone, all that these are is arguments."""
-    alone = bool(lacking(program.python))
-    arguments: dict[str, Any] = {}
-    for technique in techniques if alone else ():
-        arguments |= changed_arguments(technique, {**before.get("arguments", {}), **arguments})
+    """What `inside.py` is told of a program and its changes."""
+    places = places_of(techniques, arguments_of(before))
     return {
-        "techniques": {} if alone else {technique.name: technique.settings() for technique in techniques},
-        "arguments": arguments,
-        "alone": alone,
-        "environment": environment_of(techniques),
+        "arguments": places.arguments,
+        "on_model": {technique.name: technique.settings() for technique in places.on_model},
+        "on_trainer": {technique.name: technique.settings() for technique in places.on_trainer},
+        "environment": places.environment,
         "kind": before.get("kind", ""),
         "path": str((program.file.parent if program.file else Path()).resolve()),
         "package": str(PACKAGE),

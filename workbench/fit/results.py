@@ -52,11 +52,11 @@ class Answer(Trial, Result):
 
     @property
     def edits(self) -> list[str]:
-        return [str(edit) for edit in edits_of(self)]
+        return [str(edit) for edit in edits_of(self.techniques, self.seen)]
 
     @property
     def imports(self) -> list[str]:
-        return imports_of_edits(edits_of(self))
+        return imports_of_edits(edits_of(self.techniques, self.seen))
 
     @property
     def ways(self) -> list[str]:

@@ -19,6 +19,7 @@ from workbench.fit.candidates import Sizes, estimate, extra_time, offered, sets_
 from workbench.fit.card import Card, card_here, card_named
 from workbench.fit.edit import Edit, changed_script, edits_of
 from workbench.fit.functions import functions_to_paste
+from workbench.fit.places import places_of, variables
 from workbench.fit.program import Program, Trial, check_trial, lacking, try_out
 from workbench.fit.results import Answer, Fit, title
 from workbench.techniques import Numerics, Technique
@@ -105,11 +106,8 @@ class ProgramSearch:
                 "plan: --life is for scripts with a Trainer, which says when it evaluates and saves. Leave it out, and "
                 "look at what your loop does after its steps with `workbench emulate`."
             )
-        with_room = None
-        answers: list[Answer] = []
-        if not as_it_is.fits:
-            with_room = self.with_room()
-            answers = self.answers(with_room or as_it_is)
+        with_room = None if as_it_is.fits else self.with_room()
+        answers = [] if as_it_is.fits else self.answers(with_room or as_it_is)
         return Fit(
             self.program,
             self.card,
@@ -132,9 +130,10 @@ class ProgramSearch:
             return None
         self.say(f"out of memory; once more, on {card.title} with room for everything")
         trial = self.run((), card=card)
-        if not trial.ran:
-            self.ended = self.ended or "with room for everything it did not come to the end of its steps"
-        return trial if trial.ran else None
+        if trial.ran:
+            return trial
+        self.ended = self.ended or "with room for everything it did not come to the end of its steps"
+        return None
 
     def answers(self, whole: Trial) -> list[Answer]:
         """Sets that fit: exact ones first, and others where those are dear.
@@ -149,8 +148,9 @@ class ProgramSearch:
         if self.ended:
             return []
         sizes = sizes_of(whole.seen, whole.reserved_bytes, whole.use.beside_bytes)
-        choices = offered(whole.seen, self.card.gpu)
-        if whole.seen.get("alone"):
+        is_alone = bool(lacking(self.program.python))
+        choices = offered(whole.seen, self.card.gpu, by_arguments_alone=is_alone)
+        if is_alone:
             self.functions = functions_to_paste(whole.seen, self.card.gpu, sizes)
         answers: list[Answer] = []
         for numerics in NUMERICS:
@@ -166,35 +166,26 @@ class ProgramSearch:
         """Those of one kind of loss. Sizes that are not whole are the least: what is estimated to need as much as a set
         that ran out of memory is not tried."""
         answers: list[Answer] = []
-        trials = 0
+        goes_on: dict[frozenset[str], bool] = {}  # by the names in a set that was tried: with its next settings
+        least = estimate(sizes, ())
         for techniques in sets_of(choices, numerics, sizes, UNSURE * self.card.gpu.memory_bytes):
-            names = {entry.name for entry in techniques}
-            smaller = any(names >= answer.changes.keys() for answer in answers)
-            larger = answers and len(techniques) > len(answers[0].techniques)
-            if larger or trials == TRIALS or len(answers) == ANSWERS[numerics] or self.ended:
+            names = frozenset(entry.name for entry in techniques)
+            is_larger = answers and len(techniques) > len(answers[0].techniques)
+            is_one_too_many = len(goes_on) == TRIALS and names not in goes_on
+            if is_larger or is_one_too_many or len(answers) == ANSWERS[numerics] or self.ended:
                 break
-            if smaller or self.is_hopeless(techniques):
+            if any(names >= answer.changes.keys() for answer in answers) or self.is_hopeless(techniques):
                 continue
-            least = min((estimate(sizes, larger) for larger in self.failed), default=estimate(sizes, ()))
-            if not is_whole and estimate(sizes, techniques) >= least:
+            if not goes_on.get(names, True) or (not is_whole and estimate(sizes, techniques) >= least):
                 continue
-            trials += 1
-            trial = self.gentlest(techniques, choices)
-            if trial is not None:
-                answers.append(Answer(**vars(trial)))
-        return sorted(answers, key=lambda answer: answer.step_time_s or extra_time(answer.techniques))
-
-    def gentlest(self, techniques: tuple[Technique, ...], choices: list[tuple[Technique, ...]]) -> Trial | None:
-        """A run that fits; where it does not, with the next settings of a technique that has more of them."""
-        while True:
             trial = self.run(techniques)
-            if trial.fits or not trial.ran or self.ended:
-                return trial if trial.fits else None
-            self.failed.append(techniques)
-            stronger = _stronger(techniques, choices)
-            if stronger is None:
-                return None
-            techniques = stronger
+            goes_on[names] = trial.ran
+            if trial.fits:
+                answers.append(Answer(**vars(trial)))
+            elif trial.ran:
+                self.failed.append(techniques)
+                least = min(least, estimate(sizes, techniques))
+        return sorted(answers, key=lambda answer: answer.step_time_s or extra_time(answer.techniques))
 
     def is_hopeless(self, techniques: tuple[Technique, ...]) -> bool:
         """A set that could not be run has a part in it that cannot, or a larger one did not fit."""
@@ -221,25 +212,16 @@ class ProgramSearch:
         elif trial.use.timed_out:
             self.ended = "the time was up (--timeout)"
         elif not trial.ran and not shown:
-            reason = str(trial.seen.get("refusal") or trial.seen.get("message") or trial.printed[-300:])
+            ended = f"it ended with status {trial.use.exit_status}"
+            reason = str(trial.seen.get("refusal") or trial.seen.get("message") or ended)
             # where the reason begins with the name of one of them, no other set with it is tried
             refused = [entry for entry in techniques if reason.removeprefix("apply: ").startswith(entry.name)]
             self.skipped[title(refused or techniques)] = " ".join(reason.split())[:300]
-        verdict = "does not run" if not trial.ran else f"needs {format_bytes(trial.needed_bytes)}"
-        if trial.ran and not trial.fits:
-            verdict = "out of memory"
+        verdict = f"needs {format_bytes(trial.needed_bytes)}" if trial.fits else "out of memory"
+        if not trial.ran:
+            verdict = "does not run"
         self.say(f"{title(techniques)}: {verdict} ({trial.seconds:.0f} s)")
         return trial
-
-
-def _stronger(techniques: tuple[Technique, ...], choices: list[tuple[Technique, ...]]) -> tuple[Technique, ...] | None:
-    """The same techniques, one of them with its next settings; None if there are no more."""
-    for place, entry in enumerate(techniques):
-        for family in choices:
-            if entry in family[:-1]:
-                following = family[family.index(entry) + 1]
-                return (*techniques[:place], following, *techniques[place + 1 :])
-    return None
 
 
 # ---- --apply ----
@@ -249,12 +231,13 @@ def written_beside(planned: Fit, search: ProgramSearch) -> Fit:
     """Write the script with the first answer's changes beside it, and run that file by itself."""
     answer = planned.candidates[0]
     try:
-        program, lines = written_program(planned, edits_of(answer))
+        program, lines = written_program(planned, edits_of(answer.techniques, answer.seen))
     except ConfigurationError as error:
         return replace(planned, written=(str(error),))
-    lines.append(f"run by itself: {' '.join([*answer.variables, shlex.join(program.command)])}")
-    carried = [entry for entry in answer.techniques if entry.environment()]
-    by_itself = replace(search, program=program, skipped={}).run(tuple(carried))
+    carried = tuple(entry for entry in answer.techniques if entry.environment())
+    in_front = variables(places_of(carried, {}).environment)
+    lines.append(f"run by itself: {' '.join([*in_front, shlex.join(program.command)])}")
+    by_itself = replace(search, program=program, skipped={}).run(carried)
     if not by_itself.ran:
         reason = "the time was up (--timeout)" if by_itself.use.timed_out else by_itself.seen.get("message", "it ended")
         lines.append(f"  not verified, since it did not come to the end of its steps: {reason}")
@@ -271,6 +254,7 @@ def written_beside(planned: Fit, search: ProgramSearch) -> Fit:
 def written_program(planned: Fit, edits: Sequence[Edit]) -> tuple[Program, list[str]]:
     """The program with the edits, and what is to be said of that. Raises ConfigurationError: one cannot be written."""
     program = planned.program
+    place = None
     lines: list[str] = []
     if any(edit.call is not None for edit in edits):
         text = changed_script(program, edits)
@@ -281,6 +265,5 @@ def written_program(planned: Fit, edits: Sequence[Edit]) -> tuple[Program, list[
         write_whole(place, text)
         before = program.file.read_text(encoding="utf-8")
         lines += unified_diff(before.splitlines(), text.splitlines(), str(program.file), str(place), n=1, lineterm="")
-        program = program.changed(place)
         lines.append(f"written: {place}")
-    return program.changed(flags=[flag for edit in edits for flag in edit.flags]), lines
+    return program.changed(place, [flag for edit in edits for flag in edit.flags]), lines

@@ -21,15 +21,16 @@ import dill
 import torch
 from transformers import Trainer, TrainerCallback
 
-from workbench.advise.candidate import NUMERICS
-from workbench.base.categories import Category, Phase, format_bytes
+from workbench.advise.candidate import NUMERICS, worst_numerics
+from workbench.base.categories import format_bytes
 from workbench.base.errors import ConfigurationError, WorkbenchError, brief
 from workbench.base.patches import changed_environment
 from workbench.base.result import Result
-from workbench.fit.any_training import Collator, lengths_of, longest_first, several, watch_batches
-from workbench.fit.apply import about, apply
-from workbench.fit.candidates import CONTEXT, GAPS, offered, sets_of
-from workbench.fit.places import as_keywords, by_arguments, changed_arguments
+from workbench.fit.any_training import Collator, about, longest_first, several, sizes, watch_batches
+from workbench.fit.apply import apply
+from workbench.fit.candidates import offered, sets_of, sizes_of
+from workbench.fit.edit import edits_of
+from workbench.fit.places import places_of
 from workbench.fit.results import batches_in_words
 from workbench.gpus.catalogue import Gpu, of_device
 from workbench.gpus.catalogue import gpu as find_gpu
@@ -37,13 +38,11 @@ from workbench.gpus.emulator import card, padding
 from workbench.gpus.emulator.call import call_on
 from workbench.measure.allocators import allocator_for
 from workbench.measure.emulated import emulated
-from workbench.measure.meter import Meter
 from workbench.models.load import quiet
 from workbench.prediction.emulated import with_room
-from workbench.prediction.rows import STEPS  # without books; one more, with them
-from workbench.recipe import BALANCED, STRATEGY, changed_settings
-from workbench.techniques import Capability, Technique
-from workbench.techniques.base import Arguments
+from workbench.prediction.rows import STEPS
+from workbench.recipe import BALANCED, STRATEGY
+from workbench.techniques import Technique
 
 SECONDS = 300.0  # for a training of a few steps there
 MOST_TRIALS = 8  # of changes
@@ -66,7 +65,7 @@ REMADE = (
     "train_dataset",
 )
 THERE = {  # of its arguments: a few steps, with nothing beside them
-    "max_steps": STEPS + 1,
+    "max_steps": STEPS,
     "use_cpu": False,
     "auto_find_batch_size": False,
     "save_strategy": "no",
@@ -86,29 +85,50 @@ class Need(Result):
     """What a training needs of a card, by PyTorch's allocator on an emulated one.
 
     Attributes:
-        by_category: bytes at the peak, which sum to `peak_allocated_bytes`.
+        reserved_bytes: the most that PyTorch's allocator held.
         beside_bytes: CUDA's context; of a card that is there instead what this process holds beside its models.
         room_bytes: what there is.
+        sizes: of the `weights`, the optimizer's `states`, and the `peak` of all tensors together.
         seen: the batches, as `rows` and `tokens` at most, and `longest_row` of the data.
         cure: changes with which it fits, trained there too; empty if it does as it is.
     """
 
     gpu: Gpu
-    peak_allocated_bytes: int
-    peak_reserved_bytes: int
-    by_category: Mapping[str, int]
+    reserved_bytes: int
     beside_bytes: int
     room_bytes: int
+    sizes: Mapping[str, int]
     seen: Mapping[str, Any]
     cure: str = ""
 
     @property
     def need_bytes(self) -> int:
-        return self.peak_reserved_bytes + self.beside_bytes
+        return self.reserved_bytes + self.beside_bytes
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """What it needs, which they sum to."""
+        weights = self.sizes["weights"]
+        states = self.sizes["states"]
+        peak = self.sizes["peak"]
+        return {
+            "weights": weights,
+            "optimizer states": states,
+            "activations, logits and gradients": peak - weights - states,
+            "gaps of the allocator": self.reserved_bytes - peak,
+            "beside the training": self.beside_bytes,
+        }
 
     @property
     def fits(self) -> bool:
         return self.need_bytes <= self.room_bytes
+
+    def compared(self, reserved_bytes: int, is_as_large: bool) -> str:
+        """With what was measured, of a batch as large as the longest or not."""
+        text = f"WillItFit: measured {format_bytes(reserved_bytes)}; predicted {format_bytes(self.need_bytes)}"
+        if is_as_large:
+            return f"{text}, off by {self.need_bytes / reserved_bytes - 1:+.1%}"
+        return f"{text} for the longest batch, which did not come"
 
     def __str__(self) -> str:
         verdict = "it fits" if self.fits else "it does NOT fit"
@@ -117,9 +137,7 @@ class Need(Result):
             f"{format_bytes(self.room_bytes)}, by PyTorch's allocator on an emulated {self.gpu.title}, not measured",
             f"  {batches_in_words(self.seen)}; not counted: evaluation, saving, and other programs on the card",
         ]
-        parts = {**self.by_category, "gaps of the allocator": self.peak_reserved_bytes - self.peak_allocated_bytes}
-        parts["beside the training"] = self.beside_bytes
-        lines += [f"  {format_bytes(size):>10}  {name.replace('_', ' ')}" for name, size in parts.items() if size]
+        lines += [f"  {format_bytes(size):>10}  {name}" for name, size in self.parts.items() if size]
         return "\n".join([*lines, *([f"  {self.cure}"] if self.cure else [])])
 
 
@@ -171,16 +189,16 @@ class WillItFit(TrainerCallback):
             )
             return
         try:
-            self.need = self.predict()
+            self.need = need = self.predict()
         except (WorkbenchError, RuntimeError, pickle.PicklingError, TypeError, AttributeError) as error:
             reason = str(error).strip().splitlines() or [type(error).__name__]
             self.say(f"WillItFit: it cannot be said whether this fits. {reason[-1]}")
             return
-        self.say(str(self.need))
-        if self.stop and not self.need.fits:
+        self.say(str(need))
+        if self.stop and not need.fits:
             raise ConfigurationError(
-                f"WillItFit: this training needs {format_bytes(self.need.need_bytes)} of "
-                f"{format_bytes(self.need.room_bytes)}. {self.need.cure}"
+                f"WillItFit: this training needs {format_bytes(need.need_bytes)} of {format_bytes(need.room_bytes)}. "
+                f"{need.cure}"
             )
         if self.is_here:
             torch.cuda.reset_peak_memory_stats(args.device)
@@ -192,16 +210,8 @@ class WillItFit(TrainerCallback):
             return
         is_as_large = all(self.seen[name] >= self.need.seen[name] for name in self.seen)
         if is_as_large or state.global_step == state.max_steps:
-            self.say(self.compared(torch.cuda.max_memory_reserved(args.device), is_as_large))
+            self.say(self.need.compared(torch.cuda.max_memory_reserved(args.device), is_as_large))
             self.is_here = False
-
-    def compared(self, reserved_bytes: int, is_as_large: bool) -> str:
-        assert self.need is not None
-        off = self.need.need_bytes / reserved_bytes - 1
-        text = f"WillItFit: measured {format_bytes(reserved_bytes)}; predicted {format_bytes(self.need.need_bytes)}"
-        if is_as_large:
-            return f"{text}, off by {off:+.1%}"
-        return f"{text} for the longest batch, which did not come"
 
     # ---- in this process ----
 
@@ -213,19 +223,17 @@ class WillItFit(TrainerCallback):
                 f"WillItFit: {STRATEGY}={BALANCED!r} makes batches of unequal numbers of rows. `workbench emulate "
                 f"--gpu {self.gpu.name} -- python …` trains with them on an emulated card."
             )
-        payload, there_bytes = sent(trainer, self.given_optimizer)
+        rows, longest_row = first_rows(trainer)
+        payload, there_bytes = sent(trainer, rows, self.given_optimizer)
         report = call_on(self.gpu, train_there, self.gpu, payload, modules=(__name__,), time_limit=SECONDS)
-        lengths = lengths_of(trainer.train_dataset)
-        if lengths:
-            report["seen"]["longest_row"] = max(lengths)
+        report["seen"]["longest_row"] = longest_row
         beside_bytes = self.gpu.context_bytes_estimate
         room_bytes = self.gpu.memory_bytes
         if self.is_here:  # its context is there already
             beside_bytes = max(torch.cuda.memory_allocated() - there_bytes, 0)
             room_bytes = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
-        states_bytes = report.pop("states")
-        need = Need(self.gpu, beside_bytes=beside_bytes, room_bytes=room_bytes, **report)
-        return need if need.fits else replace(need, cure=cure(trainer, need, states_bytes, payload))
+        need = Need(self.gpu, report["reserved"], beside_bytes, room_bytes, report["sizes"], report["seen"])
+        return need if need.fits else replace(need, cure=cure(trainer, need, payload))
 
 
 def known_card(device: torch.device) -> Gpu:
@@ -236,67 +244,43 @@ def known_card(device: torch.device) -> Gpu:
     return card.with_memory(gpu, properties.total_memory)
 
 
-def cure(trainer: Any, need: Need, states_bytes: int, payload: Payload) -> str:
+def cure(trainer: Any, need: Need, payload: Payload) -> str:
     """The first small set of changes with which it fits: found by estimates, as the search of a program does, and
     trained there like the Trainer itself."""
     arguments = vars(trainer.args)
-    seen = {"kind": "trainer", "arguments": arguments, **about(trainer.model, arguments)}
+    seen = {"kind": "trainer", "arguments": arguments, "sizes": need.sizes, **need.seen, **about(trainer.model)}
     run_it = f"`workbench plan --gpu {need.gpu.name} -- python …` runs your script with other changes, and writes them."
-    peak = need.by_category
-    sizes = {
-        **peak,
-        Category.GRADIENTS: sum(p.nbytes for p in trainer.model.parameters() if p.requires_grad),
-        Category.OPTIMIZER_STATES: states_bytes,
-        Category.ACTIVATIONS: peak[Category.ACTIVATIONS] + peak[Category.TEMPORARIES],
-        GAPS: need.peak_reserved_bytes - need.peak_allocated_bytes,
-        CONTEXT: need.beside_bytes,
-    }
+    parts = sizes_of(seen, need.reserved_bytes, need.beside_bytes)
     choices = [choice for choice in offered(seen, need.gpu) if not any(change.environment() for change in choice)]
-    hopeful = (sets_of(choices, numerics, sizes, need.room_bytes) for numerics in NUMERICS)
+    hopeful = (sets_of(choices, numerics, parts, need.room_bytes) for numerics in NUMERICS)
     for changes in islice(chain.from_iterable(hopeful), MOST_TRIALS):
         with suppress(WorkbenchError, RuntimeError):  # these do not suit it
             report = call_on(need.gpu, train_there, need.gpu, payload, changes, time_limit=SECONDS)
-            changed = replace(need, peak_reserved_bytes=report["peak_reserved_bytes"])
+            changed = replace(need, reserved_bytes=report["reserved"])
             if changed.fits:
-                numerics = max((change.numerics for change in changes), key=NUMERICS.index)
-                edits = in_words(changes, arguments)
-                return f"{edits} makes it {format_bytes(changed.need_bytes)}, emulated too (loss {numerics}). {run_it}"
+                edits = " and ".join(map(str, edits_of(changes, seen)))
+                need_there = f"{format_bytes(changed.need_bytes)}, emulated too (loss {worst_numerics(changes)})"
+                return f"{edits} makes it {need_there}. {run_it}"
     return f"No small set of changes makes it fit. Take a smaller model, shorter rows, or a larger card. {run_it}"
 
 
-def in_words(changes: Sequence[Technique], arguments: Arguments) -> str:
-    """What a script says to have these changes."""
-    changed: Arguments = {}
-    edits = []
-    for change in changes:
-        call = f"{type(change).__name__}({as_keywords(changed_settings(change))})"
-        if by_arguments(change, arguments):
-            changed |= changed_arguments(change, {**arguments, **changed})
-        elif Capability.ADAPTER in change.brings:
-            edits.append(f"model = apply(model, {call}) before the Trainer")
-        else:
-            edits.append(f"apply(trainer, {call})")
-    if changed:
-        edits.insert(0, f"TrainingArguments({as_keywords(changed)})")
-    return " and ".join(edits)
-
-
-def sent(trainer: Any, optimizer: Any) -> tuple[Payload, int]:
+def sent(trainer: Any, rows: list[Any], optimizer: Any) -> tuple[Payload, int]:
     """A Trainer for another process, and the bytes of its models here.
 
     Raises ConfigurationError: a parameter of a kind that is more than its shape.
     """
     args = trainer.args
-    attributes = {name: value for name, value in vars(trainer).items() if name not in REMADE}
-    models = [value for value in attributes.values() if isinstance(value, torch.nn.Module)]
-    tensors = {id(tensor): tensor for model in models for tensor in in_order(model)}
+    tensors: dict[int, Any] = {}
+    for name, value in vars(trainer).items():
+        if name not in REMADE and isinstance(value, torch.nn.Module):
+            tensors.update((id(tensor), tensor) for tensor in in_order(value))
     for tensor in tensors.values():
         if type(tensor) not in PLAIN:
             raise ConfigurationError(f"WillItFit: parameters of the kind {type(tensor).__name__} cannot be predicted.")
     values = {field.name: getattr(args, field.name) for field in fields(args) if field.init}
     arguments = dill.dumps((type(args), {**values, **THERE}), recurse=True)
     content = io.BytesIO()
-    there = {"trainer": trainer, "rows": first_rows(trainer), "optimizer": optimizer}
+    there = {"trainer": trainer, "rows": rows, "optimizer": optimizer}
     ShapesPickler(content, tensors, args, trainer).dump(there)
     shapes = [
         (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad, isinstance(tensor, PLAIN[1]))
@@ -306,17 +290,16 @@ def sent(trainer: Any, optimizer: Any) -> tuple[Payload, int]:
     return (sys.path, shapes, arguments, content.getvalue()), here_bytes
 
 
-def first_rows(trainer: Any) -> list[Any]:
-    """The rows of all steps: each has the longest, where their lengths are known."""
+def first_rows(trainer: Any) -> tuple[list[Any], int]:
+    """The rows of all steps, and the length of the longest, which is in each of them; 0 where nobody can say."""
     data = trainer.train_dataset
-    count = trainer.args.per_device_train_batch_size * trainer.args.gradient_accumulation_steps
-    steps = STEPS + 1
-    lengths = lengths_of(data)
-    if lengths:
-        return [data[row] for row in longest_first(lengths, count, steps)[: steps * count]]
+    count = trainer.args.per_device_train_batch_size * trainer.args.gradient_accumulation_steps * STEPS
+    order, longest_row = longest_first(trainer, STEPS)
+    if order:
+        return [data[row] for row in order[:count]], longest_row
     if iter(data) is data:
         raise ConfigurationError("WillItFit: the rows of this data can be read once, and are left for the training.")
-    return list(islice(data, steps * count))
+    return list(islice(data, count)), 0
 
 
 def in_order(module: torch.nn.Module) -> Any:
@@ -395,111 +378,38 @@ def train_there(gpu: Gpu, payload: Payload, changes: Sequence[Technique] = ()) -
     """What a Trainer that was sent, with changes, has needed of the card that this process sees; of one like it with
     more memory, where that is too small."""
     with changed_environment({card.VARIABLE: card.variable(gpu), padding.VARIABLE: ""}):
-        return with_room(gpu, partial(_train, *payload, changes))
+        return with_room(gpu, partial(_train, payload, changes))
 
 
-def _train(
-    path: list[str],
-    shapes: list[Any],
-    arguments: bytes,
-    content: bytes,
-    changes: Sequence[Technique],
-) -> dict[str, Any]:
+def _train(payload: Payload, changes: Sequence[Technique]) -> dict[str, Any]:
+    path, shapes, arguments, content = payload
     sys.path.extend(folder for folder in path if folder not in sys.path)
     allocator_for(torch.device("cuda")).prepare()
     with tempfile.TemporaryDirectory() as scratch, quiet():
         kind, values = dill.loads(arguments)
-        by_calls = []
-        for change in changes:
-            if by_arguments(change, values):
-                values |= changed_arguments(change, values)
-            else:
-                by_calls.append(change)
-        trainer, seen = remade(kind(**{**values, "output_dir": scratch}), shapes, content, by_calls)
-        books = Books(trainer)
-        trainer.add_callback(books)
-        try:
-            trainer.train()
-        finally:
-            books.meter.__exit__()  # its hooks would keep the model of a training that found no room
-    report = books.meter.report()
-    by_category = {str(category): size for category, size in report.by_category.items()}
-    by_category[Category.UNATTRIBUTED] += books.allocated_bytes - sum(by_category.values())
-    return {
-        "peak_allocated_bytes": books.allocated_bytes,
-        "peak_reserved_bytes": books.reserved_bytes,
-        "by_category": by_category,
-        "states": report.maximum_by_category[Category.OPTIMIZER_STATES],
-        "seen": seen,
-    }
-
-
-class Books(TrainerCallback):
-    """Reads the peaks of the first steps, and what for in one step more: who asks that lets tensors live longer."""
-
-    def __init__(self, trainer: Any) -> None:
-        self.trainer = trainer
-        self.meter = Meter(trainer.model)
-        self.allocated_bytes = 0
-        self.reserved_bytes = 0
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
-        if state.global_step == STEPS:
-            self.allocated_bytes = torch.cuda.max_memory_allocated()
-            self.reserved_bytes = torch.cuda.max_memory_reserved()
-            self.meter.watch(optimizer)
-            self.meter.__enter__()
-            tell_phases(self.trainer, self.meter)
-
-
-def remade(
-    args: Any,
-    shapes: list[Any],
-    content: bytes,
-    changes: Sequence[Technique],
-) -> tuple[Any, dict[str, int]]:
-    """The Trainer on this card, changed, and the largest batch that its model has seen so far."""
-    there = ShapesUnpickler(content, shapes, args).load()
-    trainer = there["trainer"]
-    rows = there["rows"]
-    adapters = [change for change in changes if Capability.ADAPTER in change.brings]
-    if adapters:
-        trainer.model = apply(trainer.model, *adapters)
-    kept = {**vars(trainer), "data_collator": Collator(trainer.data_collator, padding.VARIABLE), "model_init": None}
-    Trainer.__init__(
-        trainer,
-        model=trainer.model,
-        args=args,
-        data_collator=kept["data_collator"],
-        train_dataset=rows,
-        processing_class=kept["processing_class"],
-        optimizers=(there["optimizer"], None),
-    )
-    vars(trainer).update(kept)
-    trainer._get_train_sampler = lambda *_, **__: range(len(rows))
-    others = [change for change in changes if change not in adapters]
-    if others:
-        apply(trainer, *others)
-    return trainer, watch_batches(trainer.model)
-
-
-def tell_phases(trainer: Any, meter: Meter) -> None:
-    """Tell the meter when a Trainer's forward pass, backward pass and optimizer step begin."""
-    compute_loss = trainer.compute_loss
-    training_step = trainer.training_step
-
-    def loss_with_phases(*args: Any, **kwargs: Any) -> Any:
-        meter.enter_phase(Phase.FORWARD)
-        loss = compute_loss(*args, **kwargs)
-        meter.enter_phase(Phase.BACKWARD)
-        return loss
-
-    def step_with_phases(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        meter.see(inputs.values())
-        meter.enter_phase(Phase.FORWARD)
-        loss = training_step(model, inputs, *args, **kwargs)
-        meter.enter_phase(Phase.OPTIMIZER_STEP)
-        return loss
-
-    trainer.compute_loss = loss_with_phases
-    trainer.training_step = step_with_phases
+        places = places_of(changes, values)
+        args = kind(**{**values, **places.arguments, "output_dir": scratch})
+        there = ShapesUnpickler(content, shapes, args).load()
+        trainer = there["trainer"]
+        rows = there["rows"]
+        if places.on_model:
+            trainer.model = apply(trainer.model, *places.on_model)
+        trainer.data_collator = Collator(trainer.data_collator, padding.VARIABLE)
+        trainer.model_init = None
+        kept = dict(vars(trainer))
+        Trainer.__init__(
+            trainer,
+            model=trainer.model,
+            args=args,
+            data_collator=trainer.data_collator,
+            train_dataset=rows,
+            processing_class=trainer.processing_class,
+            optimizers=(there["optimizer"], None),
+        )
+        vars(trainer).update(kept)
+        trainer._get_train_sampler = lambda *_, **__: range(len(rows))
+        if places.on_trainer:
+            apply(trainer, *places.on_trainer)
+        seen = watch_batches(trainer.model)
+        trainer.train()
+    return {"reserved": torch.cuda.max_memory_reserved(), "sizes": sizes(trainer.model, trainer), "seen": seen}

@@ -233,6 +233,16 @@ class Technique:
         """Raises ConfigurationError if the loss of somebody else's model, or of the Trainer around it, is made in
         another way than the technique needs. Asked by `workbench.apply`."""
 
+    @classmethod
+    def there(cls, arguments: Arguments, seen: Mapping[str, Any]) -> "Technique | None":
+        """This technique, if somebody else's training has it already; None if not, or if nobody need know.
+
+        Args:
+            arguments: the TrainingArguments by name, in whatever version of transformers.
+            seen: of its model, by `workbench/fit/any_training.py`.
+        """
+        return None
+
     def applied_to(self, model: Any) -> Any:
         """The model with this technique's work done on it, as in a run. Raises ConfigurationError: it cannot be."""
         import torch

@@ -1,6 +1,8 @@
 """Gradient accumulation: the effective batch in k micro-batches, one optimizer step for all of them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from workbench.base.errors import ConfigurationError
 from workbench.base.settings import setting
@@ -40,3 +42,8 @@ class GradientAccumulation(Technique):
             "per_device_train_batch_size": batch // self.steps,
             "gradient_accumulation_steps": arguments.get("gradient_accumulation_steps", 1) * self.steps,
         }
+
+    @classmethod
+    def there(cls, arguments: Arguments, seen: Mapping[str, Any]) -> Technique | None:
+        steps = arguments.get("gradient_accumulation_steps", 1)
+        return cls(steps) if steps > 1 else None

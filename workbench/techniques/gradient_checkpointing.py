@@ -1,5 +1,6 @@
 """Gradient checkpointing (PyTorch: activation checkpointing): recompute activations instead of keeping them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,3 +89,9 @@ class GradientCheckpointing(Technique):
         if not self.offload:
             return self
         return self.replacing(model=lambda technique, family: Call(checkpoint_to_nowhere, technique.settings()))
+
+    @classmethod
+    def there(cls, arguments: Arguments, seen: Mapping[str, Any]) -> Technique | None:
+        # transformers 5.23 renamed the argument; 5.17 has only the older name
+        by_argument = arguments.get("activation_checkpointing") or arguments.get("gradient_checkpointing")
+        return cls() if by_argument or seen["recomputes"] else None

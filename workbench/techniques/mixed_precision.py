@@ -1,6 +1,8 @@
 """Mixed precision: matrix products in bf16 or fp16, weights, gradients and optimizer states in fp32."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from workbench.base.settings import setting
 from workbench.measure.device import NATIVE_BF16, Device
@@ -46,3 +48,10 @@ class MixedPrecision(Technique):
 
     def training_arguments(self, arguments: Arguments) -> Arguments:
         return {**arguments, self.dtype: True}
+
+    @classmethod
+    def there(cls, arguments: Arguments, seen: Mapping[str, Any]) -> Technique | None:
+        for dtype in ("fp16", "bf16"):
+            if arguments.get(dtype):
+                return cls(dtype)
+        return None

@@ -1,6 +1,8 @@
 """Pure bf16: weights, gradients and optimizer states of 16 bits; no fp32 copy of anything."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from workbench.measure.device import NATIVE_BF16, Device
 from workbench.models.family import ModelFamily
@@ -32,3 +34,7 @@ class PureBf16(Technique):
 
     def model_arguments(self, family: ModelFamily) -> Arguments:
         return {"dtype": "bfloat16"}
+
+    @classmethod
+    def there(cls, arguments: Arguments, seen: Mapping[str, Any]) -> Technique | None:
+        return cls() if 2 in seen["trained_itemsizes"] else None

@@ -1,7 +1,6 @@
 """Calling a function on an emulated GPU: in a child process, one for each card, kept for the next call."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -66,9 +65,9 @@ def _started(gpu: Gpu, modules: Sequence[str]) -> Child:
 
 
 def fork_of_trunk(environment: Mapping[str, str], name: str) -> Child | None:
-    """A child that has the libraries already; None if no process has, or none can be forked here."""
+    """A child that has the libraries already; None if no process has."""
     trunk = TRUNK.children.get("trunk")
-    with TRUNK.lock, suppress(OSError):  # a kernel before 5.3, or a sandbox, has no handles of processes
+    with TRUNK.lock:
         if trunk and trunk.alive():
             return Fork(trunk, environment, name)
     return None

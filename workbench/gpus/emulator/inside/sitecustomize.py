@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import faulthandler
-import importlib.abc
 import importlib.machinery
 import importlib.util
 import json
@@ -21,12 +20,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import _emulated_history as history  # type: ignore[import-not-found]  # beside this file, which Python's path names
 import _emulated_host  # type: ignore[import-not-found]
+import _emulated_imports  # type: ignore[import-not-found]
 import _emulated_sizes  # type: ignore[import-not-found]
 import _emulated_steps  # type: ignore[import-not-found]
 
@@ -56,42 +55,9 @@ def import_the_next() -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-class WatchImports(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Calls a function of `watched` with the module of that name when it has been imported."""
-
-    def __init__(self, watched: dict[str, Callable[[Any], None]]) -> None:
-        self.watched = watched
-        self.loaders: dict[str, Any] = {}
-        self.asks_others_for = ""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name not in self.watched or name == self.asks_others_for:
-            return None
-        self.asks_others_for = name
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            # who only asks whether there is a PyTorch, as transformers does, imports it later
-            self.asks_others_for = ""
-        if spec is not None and spec.loader is not None:
-            if name == "torch":
-                refuse_another_pytorch(os.path.dirname(str(spec.origin)))
-            self.loaders[name] = spec.loader
-            spec.loader = self
-        return spec
-
-    def create_module(self, spec: Any) -> Any:
-        return self.loaders[spec.name].create_module(spec)
-
-    def exec_module(self, module: Any) -> None:
-        loader = self.loaders[module.__name__]
-        module.__spec__.loader = module.__loader__ = loader
-        loader.exec_module(module)
-        self.watched[module.__name__](module)
-
-
-def refuse_another_pytorch(folder: str) -> None:
+def refuse_another_pytorch(spec: Any) -> None:
     """The card is made for one PyTorch. Another one would be hidden by it, or find libraries that are not its own."""
+    folder = os.path.dirname(str(spec.origin))
     expected = os.environ["EMULATED_TORCH"]
     is_in_front = os.path.dirname(expected) in os.environ["PYTHONPATH"].split(os.pathsep)
     is_its_own = os.path.realpath(folder) == os.path.realpath(expected)
@@ -307,7 +273,8 @@ def answer_the_watchman() -> None:
 if os.environ.get("EMULATED_STUBS"):
     load_stubs()
     end_of_text = _emulated_sizes.generate_to_the_greatest_length
-    sys.meta_path.insert(0, WatchImports({"torch": watch, "transformers.generation.utils": end_of_text}))
+    watched = {"torch": watch, "transformers.generation.utils": end_of_text}
+    sys.meta_path.insert(0, _emulated_imports.WatchImports(watched, {"torch": refuse_another_pytorch}))
     if os.environ.get("EMULATED_REPORTS"):
         answer_the_watchman()
         explain_zeros()
