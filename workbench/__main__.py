@@ -217,17 +217,9 @@ def _show_life(args: argparse.Namespace) -> None:
             "predict: --life has one engine and one process, and pads as the recipe does. Drop --padding, --engine, "
             "--ranks."
         )
-    from workbench.advise.doctor import cures_text, evaluation_cures
     from workbench.prediction.life import predict_life
 
-    life = predict_life(_recipe(args, config_only=True), args.gpu, Habits.parse(args.settings))
-    cures = evaluation_cures(args.gpu, life)
-    text = f"{life}{cures_text(cures)}"
-    if args.json:
-        data = life.to_dict()
-        data["cures"] = {change: cured.to_dict() for change, cured in cures.items()}
-        text = json.dumps(data)
-    _show(args, text)
+    _show(args, predict_life(_recipe(args, config_only=True), args.gpu, Habits.parse(args.settings)))
 
 
 def show_plan(args: argparse.Namespace) -> int:

@@ -160,7 +160,7 @@ def test_an_evaluation_that_ran_out_is_cured_by_fewer_sequences_at_once(recipe):
     best = found.changes[0]
     assert best.words == "Set evaluation_batch_size to 16"
     assert " --evaluation-batch-size 16 " in best.command
-    assert found.to_dict()["changes"][0]["gives_up"] == "an evaluation takes longer; training stays as it is"
+    assert found.to_dict()["changes"][0]["gives_up"] == ["an evaluation takes longer; training stays as it is"]
     assert "an evaluation takes longer" in str(found)
     assert run(best.recipe, device="cpu", memory_cap=cap).status is Status.OK
 
@@ -363,7 +363,7 @@ def test_the_command_line(with_machine, capsys):
     assert set(data) >= KEYS
     (change, *_) = data["changes"]
     assert set(change) >= CHANGE_KEYS
-    assert change["gives_up"] == GradientAccumulation.costs
+    assert change["gives_up"] == [f"Gradient accumulation: {GradientAccumulation.costs} (loss: exact)"]
     assert (change["needed_bytes"], change["saved_bytes"]) == (500 * MIB, 400 * MIB)
     assert change["words"] == "Turn on Gradient accumulation with steps=2"
     assert change["command"].endswith(" --device cpu --memory-cap 500MiB")

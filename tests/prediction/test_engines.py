@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from workbench import Recipe
-from workbench.base import launch
 from workbench.base.categories import Category, Phase
 from workbench.base.errors import ConfigurationError
 from workbench.base.launch import Fork
@@ -184,12 +183,9 @@ def test_a_shadow_that_is_a_fork_of_the_emulators_process_casts_the_same():
 
 @pytest.mark.usefixtures("own_predictions")
 def test_where_nothing_can_be_forked_each_card_has_a_process_of_its_own(monkeypatch):
-    def refused(pid):
-        raise OSError(38, "Function not implemented")
-
     forked = predict(SMALL, "t4", engine=EMULATOR)
     call.PROCESSES.end()
-    monkeypatch.setattr(launch.os, "pidfd_open", refused)
+    monkeypatch.setattr(call, "fork_of_trunk", lambda *_: None)
     alone = predict(replace(SMALL, steps=4), "t4", engine=EMULATOR)
     assert not isinstance(call.PROCESSES.children["t4"], Fork)
     assert alone.by_category == forked.by_category

@@ -10,7 +10,6 @@ from measured_life import measure_life, resident_peak
 
 from workbench import Recipe
 from workbench.__main__ import main
-from workbench.advise.doctor import cures_text, evaluation_cures
 from workbench.base.errors import ConfigurationError, UnavailableError
 from workbench.gpus.catalogue import gpu
 from workbench.gpus.emulator import place
@@ -88,20 +87,21 @@ def test_kept_logits_grow_with_the_held_out_rows_on_the_device_or_on_the_host():
 
 
 @on_a_card
-def test_an_evaluation_that_does_not_fit_is_cured_by_what_is_predicted_to_fit():
+def test_an_evaluation_that_does_not_fit_is_cured_by_what_it_says():
     recipe, habits = replace(TINY, evaluation_batch_size=1024), replace(KEEPING, held_out_rows=4096)
     life = predict_life(recipe, "t4", habits)
     assert life.refused == ("evaluate",)
     assert predict(recipe, "t4", engine=EMULATOR).fits  # who asks for the step alone
     assert not predict_with_life(recipe, "t4", habits).fits
     assert "fits   NO (evaluate)" in str(life)
-    cures = evaluation_cures("t4", life)
-    assert set(cures) == {"prediction_loss_only=True", "eval_accumulation_steps=1"}
-    assert "  prediction_loss_only=True: " in cures_text(cures)
-    assert not any(cured.refused for cured in cures.values())
-    assert evaluation_cures("t4", cures["prediction_loss_only=True"]) == {}
+    assert "prediction_loss_only:true, or eval_accumulation_steps:1" in str(life)
+    for cure in (Habits(held_out_rows=4096), replace(habits, eval_accumulation_steps=1)):
+        assert not predict_life(recipe, "t4", cure).refused
     together = predict_life(replace(TINY, evaluation_batch_size=8192), "t4", Habits(held_out_rows=8192))
-    assert set(evaluation_cures("t4", together)) == {"per_device_eval_batch_size=1"}
+    assert "For the evaluation try a recipe with evaluation_batch_size=1" in str(together)
+    one_by_one = predict_life(replace(TINY, evaluation_batch_size=1), "t4", Habits(held_out_rows=8192))
+    assert not one_by_one.refused
+    assert "For the evaluation" not in str(one_by_one)
 
 
 @on_a_card

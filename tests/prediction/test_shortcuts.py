@@ -266,7 +266,7 @@ class TestForks:
         fork = Fork(trunk, {}, "the fork")
         with pytest.raises(UnavailableError, match="no answer within 0.2 s"):
             fork.call(time.sleep, 60, time_limit=0.2)
-        assert fork.process.wait(10)
+        assert fork.has_ended(10)
         fork.close()
 
     def test_forks_live_without_the_trunk_and_its_end_is_seen(self, trunk):

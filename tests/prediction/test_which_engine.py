@@ -49,7 +49,7 @@ def test_of_the_micro_batches_of_every_step_the_first_two_and_the_last_are_train
     trained = []
     accelerator = SimpleNamespace(sync_gradients=False)
     trainer = SimpleNamespace(accelerator=accelerator, training_step=trained.append)
-    training_step = emulated.FewMicroBatches(trainer)
+    training_step = emulated.few_micro_batches(trainer)
     for step in range(2):
         for micro_batch in range(6):
             accelerator.sync_gradients = micro_batch == 5

@@ -148,10 +148,10 @@ def rank(candidate: Candidate) -> tuple[int, float, int, int]:
     return (order, round(candidate.extra_time, 3), len(candidate.changes), candidate.needed_bytes)
 
 
-def entry(candidate: Candidate, heading: str, compared: str, gives_up: Iterable[str]) -> list[str]:
+def entry(candidate: Candidate, heading: str, compared: str) -> list[str]:
     """The lines of one candidate in a list of several; `compared` says how much less, or how much to spare."""
     need = f"{format_bytes(candidate.needed_bytes)}, {compared}; loss {candidate.numerics}; {candidate.cost}"
-    return answer_lines(heading, need, gives_up, [candidate.command])
+    return answer_lines(heading, need, candidate.gives_up, [candidate.command])
 
 
 def answer_lines(heading: str, need: str, gives_up: Iterable[str], ways: Iterable[str]) -> list[str]:

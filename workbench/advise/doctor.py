@@ -8,12 +8,11 @@ known here by name.
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import replace
 
 from workbench.advise.candidate import Candidate, Predictor, entry, rank
-from workbench.advise.plan import THIS_CPU, Search, families
+from workbench.advise.plan import THIS_CPU, Families, Search, families
 from workbench.base.categories import Phase, format_bytes
 from workbench.base.errors import ConfigurationError, UnavailableError
 from workbench.base.operations import operation_in_words
@@ -23,8 +22,6 @@ from workbench.gpus.catalogue import MIB, Gpu, of_device
 from workbench.gpus.emulator.card import DEVICE
 from workbench.journal.record import Record, Status, read_all
 from workbench.prediction import predict as prediction
-from workbench.prediction.life import predict_life
-from workbench.prediction.phases import Life
 from workbench.prediction.prediction import Prediction
 from workbench.recipe import Recipe
 from workbench.techniques import REGISTRY
@@ -55,7 +52,8 @@ def diagnose(record: Record, *, among: Iterable[str] | None = None, predict: Pre
             "can be diagnosed. The newest of those: python -m workbench doctor"
         )
     diagnosis = Diagnosis(record)
-    diagnosis.look_for_changes(_Changes(diagnosis, predict or prediction.predict, among))
+    compute_capability = diagnosis.gpu.compute_capability if diagnosis.gpu else None
+    diagnosis.look_for_changes(predict or prediction.predict, families(compute_capability, among))
     return diagnosis
 
 
@@ -114,6 +112,8 @@ class Diagnosis(Result):
         "plan_command",
         "note",
         "checklist",
+        "changes",
+        "closest",
     )
 
     def __init__(self, record: Record) -> None:
@@ -175,12 +175,12 @@ class Diagnosis(Result):
             room_bytes = min(room_bytes, self.record.device_bytes or room_bytes)
         return max(room_bytes - self.counted_bytes, 1)
 
-    def look_for_changes(self, changes: "_Changes") -> None:
+    def look_for_changes(self, predictor: Predictor, offered: Families) -> None:
         if self.budget_bytes is None:
             self.note = "Nobody knows how much memory there was, so nothing can be predicted."
             return
         try:
-            candidates = changes.search(self.budget_bytes)
+            candidates = single_changes(self, self.budget_bytes, predictor, offered)
         except (ConfigurationError, UnavailableError) as error:
             self.note = f"No prediction helps: {error}"
             return
@@ -248,11 +248,6 @@ class Diagnosis(Result):
             lines += ["", "  For several changes together:", f"     {self.plan_command}"]
         return "\n".join([*lines, "", "If it should have fitted", *_indented(f"- {line}" for line in self.checklist)])
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        changes = [_plain(change) for change in self.changes]
-        return {**super().to_dict(), "changes": changes, "closest": self.closest and _plain(self.closest)}
-
 
 def _indented(lines: Iterable[str]) -> list[str]:
     return [f"  {line}" for line in lines]
@@ -260,17 +255,7 @@ def _indented(lines: Iterable[str]) -> list[str]:
 
 def _lines(candidate: Candidate, number: str = "") -> list[str]:
     less = f"{format_bytes(candidate.saved_bytes)} less"
-    return _indented(entry(candidate, number + candidate.words, less, [_costs(candidate)]))
-
-
-def _plain(candidate: Candidate) -> dict[str, Any]:
-    return {**candidate.to_dict(), "gives_up": _costs(candidate)}  # of a single change, without its name
-
-
-def _costs(candidate: Candidate) -> str:
-    if not candidate.changes:  # a smaller evaluation
-        return "an evaluation takes longer; training stays as it is"
-    return candidate.changes[0].costs
+    return _indented(entry(candidate, number + candidate.words, less))
 
 
 # ---- the cause: each rule says what it finds, or nothing ----
@@ -351,107 +336,47 @@ class SmallerEvaluation(Candidate):
     def words(self) -> str:
         return f"Set evaluation_batch_size to {self.recipe.evaluation_batch_size}"
 
+    @property
+    def gives_up(self) -> tuple[str, ...]:
+        return ("an evaluation takes longer; training stays as it is",)
 
-@dataclass
-class _Changes:
-    """Predictions for the recipe of a failure and its single changes, against the room that its record had."""
 
-    diagnosis: Diagnosis
-    predictor: Predictor
-    among: Iterable[str] | None
+def single_changes(diagnosis: Diagnosis, room_bytes: int, predictor: Predictor, offered: Families) -> list[Candidate]:
+    """All that fit into the room that the record had; if none does, those that were tried."""
+    recipe = diagnosis.recipe
 
-    def __post_init__(self) -> None:
-        self.recipe = self.diagnosis.recipe
-        compute_capability = None
-        if self.diagnosis.gpu:
-            compute_capability = self.diagnosis.gpu.compute_capability
-        self.families = families(compute_capability, self.among)
+    def predict(changed: Recipe) -> Prediction:
+        return predictor(changed, diagnosis.predicted_on)
 
-    def predict(self, recipe: Recipe) -> Prediction:
-        return self.predictor(recipe, self.diagnosis.predicted_on)
-
-    def search(self, room_bytes: int) -> list[Candidate]:
-        """All single changes that fit; if none does, those that were tried."""
-        baseline, budget_bytes = self.begin(room_bytes)
-        allocators = self._allocators(baseline)
-        search = Search(self.recipe, budget_bytes, self.predict, self.families, most_changes=1, replacing=True)
-        planned = search.plan()
-        candidates = [*planned.candidates, *allocators, *self._smaller_evaluation(baseline, budget_bytes)]
-        fitting = [candidate for candidate in candidates if candidate.fits]
-        return fitting or [*planned.tried[1:]]  # the first has no change
-
-    def begin(self, room_bytes: int) -> tuple[Candidate, int]:
-        """The recipe as it is, and what it may need after a change."""
-        baseline = Candidate(self.recipe, (), self.predict(self.recipe), room_bytes)
-        self.diagnosis.predicted_bytes = baseline.needed_bytes
-        if not baseline.fits:
-            return baseline, room_bytes
-        self.diagnosis.note = (
+    baseline = Candidate(recipe, (), predict(recipe), room_bytes)
+    diagnosis.predicted_bytes = baseline.needed_bytes
+    budget_bytes = room_bytes
+    if baseline.fits:
+        diagnosis.note = (
             f"Predicted to fit as it is, with {format_bytes(baseline.headroom_bytes)} to spare: something else takes "
             f"memory, see below. The changes need at least {MARGIN:.0%} less than the recipe as it is."
         )
-        return baseline, int(baseline.needed_bytes * (1 - MARGIN))
+        budget_bytes = int(baseline.needed_bytes * (1 - MARGIN))
 
-    def _smaller_evaluation(self, baseline: Candidate, budget_bytes: int) -> list[Candidate]:
-        """Where the evaluation failed, the most sequences that it may have at once; or none."""
-        if self.diagnosis.phase != Phase.EVALUATION:
-            return []
+    planned = Search(recipe, budget_bytes, predict, offered, most_changes=1, replacing=True).plan()
+    candidates = list(planned.candidates)
+    if diagnosis.fragmented:  # techniques that change the allocator, and no category of memory
+        present = {technique.name for technique in recipe.techniques}
+        for name in offered:
+            technique = REGISTRY[name]()
+            if name not in present and technique.allocator_settings():
+                changed = recipe | technique
+                candidates.append(Candidate(changed, (technique,), predict(changed), room_bytes, baseline))
+    if diagnosis.phase == Phase.EVALUATION:
         from workbench.training.arguments import argument_values  # which imports the Trainer: seconds
 
-        size = argument_values(self.recipe, 0.0)["per_device_eval_batch_size"]
+        size = argument_values(recipe, 0.0)["per_device_eval_batch_size"]
         while size > 1:
             size //= 2
-            recipe = replace(self.recipe, evaluation_batch_size=size)
-            candidate = SmallerEvaluation(recipe, (), self.predict(recipe), budget_bytes, baseline)
-            if candidate.fits:
-                return [candidate]
-        return []
-
-    def _allocators(self, baseline: Candidate) -> list[Candidate]:
-        """Against fragmentation: techniques that change the allocator, and no category of memory."""
-        candidates: list[Candidate] = []
-        present = {technique.name for technique in self.recipe.techniques}
-        for name in self.families:
-            technique = REGISTRY[name]()
-            if self.diagnosis.fragmented and name not in present and technique.allocator_settings():
-                recipe = self.recipe | technique
-                predicted = self.predict(recipe)
-                candidates.append(Candidate(recipe, (technique,), predicted, baseline.budget_bytes, baseline))
-        return candidates
-
-
-# ---- the evaluation of a life, which `predict --life` shows ----
-
-
-def evaluation_cures(gpu: str, life: Life) -> dict[str, Life]:
-    """Of a life whose evaluation does not fit: each change with which it does, and the life with that change."""
-    if "evaluate" not in life.refused:
-        return {}
-    recipe = life.recipe
-    habits = life.habits
-    if habits.prediction_loss_only:
-        changed = {"per_device_eval_batch_size=1": (replace(recipe, evaluation_batch_size=1), habits)}
-    else:
-        changed = {
-            "prediction_loss_only=True": (recipe, replace(habits, prediction_loss_only=True)),
-            "eval_accumulation_steps=1": (recipe, replace(habits, eval_accumulation_steps=1)),
-        }
-    cured = {}
-    for change, (changed_recipe, changed_habits) in changed.items():
-        changed_life = predict_life(changed_recipe, gpu, changed_habits)
-        if "evaluate" not in changed_life.refused:
-            cured[change] = changed_life
-    return cured
-
-
-def cures_text(cures: Mapping[str, Life]) -> str:
-    """What to change in the evaluation, with what it then needs."""
-    lines = []
-    if cures:
-        lines.append("\n\nWhat to change in the evaluation, as predicted again:")
-    for change, life in cures.items():
-        (peak,) = (peak for peak in life.peaks if peak.phase == "evaluate")
-        lines.append(
-            f"  {change}: {format_bytes(peak.reserved_bytes)}, and {format_bytes(peak.host_bytes)} on the host"
-        )
-    return "\n".join(lines)
+            changed = replace(recipe, evaluation_batch_size=size)
+            candidate = SmallerEvaluation(changed, (), predict(changed), budget_bytes, baseline)
+            if candidate.fits:  # the most sequences that it may have at once
+                candidates.append(candidate)
+                break
+    fitting = [candidate for candidate in candidates if candidate.fits]
+    return fitting or [*planned.tried[1:]]  # the first has no change

@@ -25,6 +25,7 @@ from workbench.recipe import Recipe
 from workbench.techniques import REGISTRY, Technique
 
 THIS_CPU = "this machine's CPU"
+Families = Mapping[str, tuple[Technique, ...]]  # of each technique the settings to try, the gentlest first
 ALWAYS_REMOVABLE = (Category.TEMPORARIES, Category.UNATTRIBUTED)  # shrink along with whatever else shrinks
 SETS = 3  # of each kind of numerics that are extended
 EXTENSIONS = 5  # techniques by which a set is extended
@@ -77,7 +78,7 @@ class Plan(Result):
         elif self.candidates:
             for number, candidate in enumerate(self.candidates, start=1):
                 title = f"{number}. {candidate.words}"
-                lines += ["", *entry(candidate, title, candidate.room, candidate.gives_up)]
+                lines += ["", *entry(candidate, title, candidate.room)]
         else:
             closest = self.closest
             category, size = closest.dominant
@@ -139,9 +140,7 @@ def plan(
     return replace(search.plan(), predicted_for=card.title if card else THIS_CPU, asked_bytes=asked_bytes)
 
 
-def families(
-    compute_capability: tuple[int, int] | None, among: Iterable[str] | None = None
-) -> dict[str, tuple[Technique, ...]]:
+def families(compute_capability: tuple[int, int] | None, among: Iterable[str] | None = None) -> Families:
     """Of each technique in `among`, or of all, the settings to try on such a GPU; None is a CPU.
 
     Raises:
@@ -167,7 +166,7 @@ class Search:
     recipe: Recipe
     budget_bytes: int
     predict: Callable[[Recipe], Prediction]
-    families: Mapping[str, tuple[Technique, ...]]
+    families: Families
     most_changes: int = 4
     replacing: bool = False
 

@@ -1,4 +1,4 @@
-"""Predictions that were made before, by key: in memory, and one file each in `predictions/` of the runs' folder."""
+"""Predictions that were made before, by key: one file each in `predictions/` of the runs' folder."""
 
 import hashlib
 import json
@@ -16,25 +16,17 @@ from workbench.models.source import RANDOM
 from workbench.prediction.prediction import Prediction
 from workbench.recipe import Recipe
 
-_memory: dict[tuple[Path, str], Prediction] = {}
 _PHASES = (None, *Phase)
 
 
 def get(key: str) -> Prediction | None:
     """The prediction with this key; None if there is none, or its file is damaged."""
-    folder = runs_folder() / "predictions"
-    if (folder, key) not in _memory:
-        prediction = read_prediction(folder / f"{key}.npz")
-        if prediction:
-            _memory[folder, key] = prediction
-    return _memory.get((folder, key))
+    return read_prediction(runs_folder() / "predictions" / f"{key}.npz")
 
 
 def put(key: str, prediction: Prediction) -> None:
-    """Keep a prediction, in memory only where the folder cannot be written to."""
-    folder = runs_folder() / "predictions"
-    _memory[folder, key] = prediction
-    with suppress(UnavailableError), aside(folder, "predict: a prediction") as part:
+    """Keep a prediction, where the folder can be written to."""
+    with suppress(UnavailableError), aside(runs_folder() / "predictions", "predict: a prediction") as part:
         write_prediction(part, prediction)
         put_in_place(part, f"{key}.npz")
 

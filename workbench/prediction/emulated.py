@@ -8,7 +8,7 @@ process under the emulator, where torch sees the card as `cuda`.
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -59,17 +59,6 @@ ZEROS = torch.ops.aten.zeros_like.default
 R = TypeVar("R")
 
 
-def predict_here(recipe: Recipe, gpu: Gpu, padding: bool, ranks: Ranks | None = None) -> Prediction:
-    """The prediction for the card that this process sees.
-
-    Where its memory is not enough, the numbers are those of a card like it that has enough.
-
-    Raises:
-        ConfigurationError: the model, the length or a precision cannot be used; or no GPU has so much memory.
-    """
-    return with_room(gpu, partial(_predict, recipe, gpu, padding, ranks))
-
-
 def with_room(gpu: Gpu, function: Callable[[], R]) -> R:
     """What it returns on the card that this process sees; where that has no room, on one like it that has enough.
 
@@ -93,8 +82,13 @@ def too_much() -> ConfigurationError:
     )
 
 
-def _predict(recipe: Recipe, gpu: Gpu, padding: bool, ranks: Ranks | None) -> Prediction:
-    """A few steps of the recipe on the card, under the meter."""
+def predict_here(recipe: Recipe, gpu: Gpu, padding: bool, ranks: Ranks | None) -> Prediction:
+    """A few steps of the recipe on the card that this process sees, under the meter.
+
+    Raises:
+        ConfigurationError: the model, the length or a precision cannot be used.
+        torch.OutOfMemoryError: the card has no room for it.
+    """
     blocks = blocks_for(recipe, ranks=ranks)
     with as_first(ranks, DEVICE), card_job(recipe, blocks, ranks) as (job, scratch):
         model = card_model(job, ranks)
@@ -222,12 +216,12 @@ class CardTracker(ShadowTracker):
         return tensor.is_cuda and tensor.layout is torch.strided
 
 
+@dataclass(eq=False)
 class _Watch(TrainerCallback):
     """As that of a run: each step has its phases, under the tracker; the books are of the last and what follows it."""
 
-    def __init__(self, tracker: CardTracker, meter: Meter) -> None:
-        self.tracker = tracker
-        self.meter = meter
+    tracker: CardTracker
+    meter: Meter
 
     def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
         self.tracker.books = state.global_step == state.max_steps - 1
@@ -246,28 +240,28 @@ def assembled_on_card(
     """As `assembled`, with the model on the card: of a step's micro-batches few are trained."""
     trainer, micro_batches = assembled(job, model, meter, DEVICE, scratch, callbacks)
     trainer.args.dataloader_num_workers = 0  # they only fill the host's memory, anew at every evaluation
-    cast("Any", trainer).training_step = FewMicroBatches(trainer)
+    cast("Any", trainer).training_step = few_micro_batches(trainer)
     return trainer, micro_batches
 
 
-class FewMicroBatches:
+def few_micro_batches(trainer: SeamTrainer) -> Callable[..., torch.Tensor]:
     """The training step of a Trainer, for the first micro-batches of a step and the last: the others are not trained.
 
     From the second on, each finds what the one before it found. All of them are on the card, as in a run.
     """
+    train = trainer.training_step
+    done = 0
 
-    def __init__(self, trainer: SeamTrainer) -> None:
-        self.trainer = trainer
-        self.step = trainer.training_step
-        self.done = 0
-
-    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        self.done += 1
-        if self.trainer.accelerator.sync_gradients:  # the last of a step
-            self.done = 0
-        if self.done < MICRO_BATCHES:
-            return self.step(*args, **kwargs)
+    def train_few(*args: Any, **kwargs: Any) -> torch.Tensor:
+        nonlocal done
+        done += 1
+        if trainer.accelerator.sync_gradients:  # the last of a step
+            done = 0
+        if done < MICRO_BATCHES:
+            return train(*args, **kwargs)
         return torch.zeros((), device=DEVICE)
+
+    return train_few
 
 
 def _workspace_bytes() -> int:

@@ -2,7 +2,7 @@
 
 import os
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -61,6 +61,7 @@ def _walked(recipe: Recipe, gpu: Gpu, habits: Habits, refused: list[str]) -> "Wa
     return walk
 
 
+@dataclass(eq=False)
 class Walk(TrainerCallback):
     """A job through all phases, on a card that has its own memory in a phase, or enough in those that are `refused`.
 
@@ -70,24 +71,15 @@ class Walk(TrainerCallback):
         scratch: for a checkpoint and the saved model.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        habits: Habits,
-        scratch: Path,
-        host: HostTracker,
-        gpu: Gpu,
-        refused: list[str],
-    ) -> None:
-        self.job = job
-        self.habits = habits
-        self.scratch = scratch
-        self.host = host
-        self.gpu = gpu
-        self.refused = refused
-        self.device = DEVICE
-        self.now = ""
-        self.peaks: list[Peak] = []
+    job: Job
+    habits: Habits
+    scratch: Path
+    host: HostTracker
+    gpu: Gpu
+    refused: list[str]
+    device: torch.device = DEVICE
+    now: str = ""
+    peaks: list[Peak] = field(default_factory=list)
 
     def run(self) -> None:
         """Through all of them, or until memory runs out."""

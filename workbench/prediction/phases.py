@@ -88,6 +88,11 @@ class Life(Result):
             f"  host   at most {format_bytes(host_bytes)}; this machine has "
             f"{format_bytes(psutil.virtual_memory().total)}",
         ]
+        if "evaluate" in self.refused:
+            cure = "a recipe with evaluation_batch_size=1"
+            if not self.habits.prediction_loss_only:
+                cure = "prediction_loss_only:true, or eval_accumulation_steps:1"
+            lines += ["", f"For the evaluation try {cure}, and predict again."]
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:

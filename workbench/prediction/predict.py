@@ -16,7 +16,7 @@ from pathlib import Path
 
 from workbench.base.errors import ConfigurationError, WorkbenchError
 from workbench.base.paths import PACKAGE, versions
-from workbench.gpus.catalogue import COMMON, GPUS, Gpu, device_name, of_device
+from workbench.gpus.catalogue import COMMON, GPUS, device_name, of_device
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.gpus.emulator import place
 from workbench.journal.record import Record
@@ -97,41 +97,34 @@ def predict_all(
     recipe = resolved(recipe, names)
     request = (padding, _ranks(recipe, ranks, shard))
     engines = {name: engine_for(name, engine) for name in names}
-    keys = {name: _key(recipe, name, *request, engines[name]) for name in names}
     answers: dict[str, Answer] = {}
-    shadowed = []
+    keys: dict[str, str] = {}  # of what is not known yet
     for name in names:
         reason = ""
         if name != CPU:
             reason = why_not_on(recipe, name, engines[name])
-        earlier = prediction_cache.get(keys[name])
+        key = _key(recipe, name, *request, engines[name])
+        earlier = prediction_cache.get(key)
         if reason:
             answers[name] = ConfigurationError(f"predict: {reason}")
         elif earlier:
             answers[name] = earlier
-        elif engines[name] == EMULATOR:
-            answers[name] = _of_card(find_gpu(name), recipe, request, time_limit)
-            _keep(keys[name], answers[name])
         else:
-            shadowed.append(name)
+            keys[name] = key
+    shadowed = [name for name in keys if engines[name] == SHADOW]
     if shadowed:  # one step serves several cards
         shadows = ask_shadow(recipe, shadowed, *request, time_limit=time_limit * len(shadowed))
-        for name, answer in zip(shadowed, shadows, strict=True):
-            answers[name] = answer
-            _keep(keys[name], answer)
+        answers |= zip(shadowed, shadows, strict=True)
+    for name, key in keys.items():
+        if engines[name] == EMULATOR:
+            try:
+                answers[name] = ask_card(find_gpu(name), predict_on_card, recipe, *request, time_limit=time_limit)
+            except WorkbenchError as error:
+                answers[name] = error
+        answer = answers[name]
+        if isinstance(answer, Prediction):
+            prediction_cache.put(key, answer)
     return [answers[name] for name in names]
-
-
-def _of_card(gpu: Gpu, recipe: Recipe, request: tuple[bool, Ranks | None], time_limit: float) -> Answer:
-    try:
-        return ask_card(gpu, predict_on_card, recipe, *request, time_limit=time_limit)
-    except WorkbenchError as error:
-        return error
-
-
-def _keep(key: str, answer: Answer) -> None:
-    if isinstance(answer, Prediction):
-        prediction_cache.put(key, answer)
 
 
 def engine_for(gpu: str, engine: str | None = None) -> str:

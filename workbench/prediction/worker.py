@@ -99,10 +99,11 @@ def of_shadow(recipe: Recipe, gpus: list[str], padding: bool, ranks: "Ranks | No
 
 
 def predict_on_card(recipe: Recipe, gpu: Gpu, padding: bool, ranks: "Ranks | None" = None) -> Prediction:
-    """The prediction for the card that this process sees."""
-    from workbench.prediction.emulated import predict_here
+    """The prediction for the card that this process sees. Where its memory is not enough, the numbers are those of a
+    card like it that has enough."""
+    from workbench.prediction.emulated import predict_here, with_room
 
-    return predict_here(recipe, gpu, padding, ranks)
+    return with_room(gpu, lambda: predict_here(recipe, gpu, padding, ranks))
 
 
 def life_on_card(recipe: Recipe, gpu: Gpu, habits: "Habits") -> "Life":

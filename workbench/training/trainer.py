@@ -2,12 +2,13 @@
 
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, cast
 
-import numpy as np
+import pyarrow.compute as pc
 import torch
 from datasets import Dataset
 from safetensors import SafetensorError
@@ -95,7 +96,7 @@ class SeamTrainer(Trainer):
         if not isinstance(rows, Dataset):
             self.warnings.append("longest_first: a stream has no order; nothing was changed")
             return
-        lengths = np.array([len(ids) for ids in rows["input_ids"]])
+        lengths = row_lengths(rows)
         if lengths.min() == lengths.max():
             self.warnings.append(f"longest_first: all examples have {lengths.max()} tokens; nothing was changed")
             return
@@ -148,15 +149,20 @@ class SeamTrainer(Trainer):
             self._aside = None
 
 
+def row_lengths(rows: Dataset) -> Any:
+    """The tokens of every row, (rows,)."""
+    return pc.list_value_length(rows.with_format("arrow")[:]["input_ids"]).to_numpy()
+
+
+@dataclass(eq=False)
 class LongestFirst(Sampler[int]):
     """The row `longest` at the head of every batch of `size`, up to the place `until`; all others in the order of
     another sampler. So in every epoch."""
 
-    def __init__(self, longest: int, others: Sampler[int], size: int, until: int) -> None:
-        self.longest = longest
-        self.others = others
-        self.size = size
-        self.until = until
+    longest: int
+    others: Sampler[int]
+    size: int
+    until: int
 
     def __iter__(self) -> Iterator[int]:
         others = (row for row in self.others if row != self.longest)

@@ -5,13 +5,11 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
-import pyarrow.compute as pc
 import torch
 from datasets import Dataset
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -43,7 +41,7 @@ from workbench.prediction.shadow.tracker import ShadowTracker
 from workbench.ranks.run import RankMeter
 from workbench.ranks.shards import SHARDS, Ranks
 from workbench.recipe import Recipe
-from workbench.training.trainer import SeamTrainer, count_padding
+from workbench.training.trainer import SeamTrainer, count_padding, row_lengths
 
 DEVICE = torch.device("cpu")  # plays the GPU
 FORESEEN = 4  # pauses after which the rest may be foreseen: the second step has been traced
@@ -56,16 +54,14 @@ def trace_for(recipe: Recipe, gpu: Gpu | None, padding: bool, ranks: Ranks | Non
     """As `trace`, or one that was made before, in which every choice of a kernel is the one that this GPU makes."""
     request = (recipe, gpu is not None, padding, ranks)
     for earlier_request, earlier in KEPT:
-        if earlier_request == request and chooses_alike(gpu, earlier):
+        answers = earlier.attention.items()  # to each question about attention
+        if earlier_request == request and all(
+            gpu and choose_backend(gpu, question) is backend for question, backend in answers
+        ):
             return earlier
     new = trace(recipe, gpu, padding, ranks)
     KEPT.append((request, new))
     return new
-
-
-def chooses_alike(gpu: Gpu | None, earlier: Trace) -> bool:
-    """Whether the GPU answers each question about attention as it was answered in a trace."""
-    return all(gpu and choose_backend(gpu, question) is backend for question, backend in earlier.attention.items())
 
 
 def trace(recipe: Recipe, gpu: Gpu | None, padding: bool = False, ranks: Ranks | None = None) -> Trace:
@@ -232,12 +228,12 @@ def evaluate(trainer: SeamTrainer, meter: Meter, batches: Sequence[Batch]) -> No
             trainer.evaluation_loop(cast("Any", loader), "Evaluation", prediction_loss_only=True)
 
 
+@dataclass
 class _Loader:
     """Each batch is there until the next one is, as with accelerate's loader; on the host it collates one `ahead`."""
 
-    def __init__(self, batches: Sequence[Batch], ahead: bool) -> None:
-        self.dataset = batches
-        self.ahead = ahead
+    dataset: Sequence[Batch]
+    ahead: bool
 
     def __iter__(self) -> Iterator[Batch]:
         moved = map(_moved, self.dataset)
@@ -259,19 +255,13 @@ def _batches(trainer: SeamTrainer, padding: bool) -> list[Batch]:
     count = trainer.args.gradient_accumulation_steps
     dataset: Any = trainer.train_dataset
     others = cycle(list(islice(cast("Iterable[Any]", dataset), size * count)))
-    longest = dataset[_longest(dataset)] if isinstance(dataset, Dataset) else next(others, None)
+    longest = dataset[int(row_lengths(dataset).argmax())] if isinstance(dataset, Dataset) else next(others, None)
     collator = cast("Callable[..., Batch]", trainer.data_collator)
     batches = [collator([longest, *islice(others, size - 1)]) for _ in range(count)]
     if padding:
         for batch in batches:
             batch.setdefault("attention_mask", torch.ones_like(batch["input_ids"]))
     return batches
-
-
-def _longest(dataset: Dataset) -> int:
-    """Of all rows, the first of the longest."""
-    rows = dataset.with_format("arrow")[:]["input_ids"]
-    return int(np.argmax(pc.list_value_length(rows).to_numpy()))
 
 
 def _moved(batch: Batch) -> Batch:

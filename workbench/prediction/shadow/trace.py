@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from workbench.base.categories import Category, Phase
 from workbench.gpus.catalogue import Gpu
 from workbench.measure.timeline import LIVES, TensorTimeline, live_bytes, phases_of
-from workbench.prediction.shadow.reductions import Reduction, Splits
+from workbench.prediction.shadow.reductions import Reduction
 
 ALIKE = ("nbytes", "category", "maker")  # arrays of a trace: what a repeated storage has again
 PASSING = [[*Category].index(category) for category in (Category.ACTIVATIONS, Category.TEMPORARIES)]
@@ -37,7 +37,7 @@ class Trace:
     operations: tuple[str, ...]
     phase_starts: tuple[tuple[int, Phase | None], ...]
     workspaces: tuple[int, ...]
-    shared: dict[int, Reduction | Splits] = field(default_factory=dict)
+    shared: dict[int, Reduction] = field(default_factory=dict)
     work: dict[str, int] = field(default_factory=dict)
     allocator: dict[str, Any] = field(default_factory=dict)
     attention: dict[Any, Any] = field(default_factory=dict)
@@ -92,7 +92,8 @@ def _again(trace: Trace, window: Events, once: tuple[int, ...]) -> Trace | None:
     freed = (trace.died >= begin) & (trace.died < end)
     left = np.flatnonzero(born & ~freed)
     taken = np.flatnonzero(freed & ~born)
-    if not _alike(trace, left, taken):
+    # the same sizes, for the same, from the same operations, in the same order
+    if not all(np.array_equal(getattr(trace, name)[left], getattr(trace, name)[taken]) for name in ALIKE):
         return None
     copied = np.flatnonzero(born)
     count = len(trace.born)
@@ -115,8 +116,3 @@ def _again(trace: Trace, window: Events, once: tuple[int, ...]) -> Trace | None:
         phase_starts=(*trace.phase_starts, *((int(later(at)), phase) for at, phase in starts)),
         shared=trace.shared | {place[first]: work for first, work in trace.shared.items() if first in place},
     )
-
-
-def _alike(trace: Trace, some: NDArray[np.int64], others: NDArray[np.int64]) -> bool:
-    """The same sizes, for the same, from the same operations, in the same order."""
-    return all(np.array_equal(getattr(trace, name)[some], getattr(trace, name)[others]) for name in ALIKE)

@@ -1,7 +1,7 @@
-"""The tracker of real runs, on fake tensors: it also notes who made what, kernels' scratch, workspaces and flops."""
+"""The tracker of real runs, on fake tensors: it also notes who made what, workspaces, reductions' scratch and flops."""
 
 from collections import Counter
-from collections.abc import MutableMapping, Sequence
+from collections.abc import MutableMapping
 from contextlib import suppress
 from inspect import unwrap
 from typing import Any, Self
@@ -17,16 +17,8 @@ from torch.utils.flop_counter import flop_registry
 from workbench.base.categories import Category, Phase
 from workbench.measure.offloaded import DISK, HOST
 from workbench.measure.tracker import Storage, StorageTracker, wrapped
-from workbench.prediction.shadow.kernels import (
-    IN_FP32,
-    MATRIX_PRODUCTS,
-    NO_KERNEL,
-    NO_SCRATCH,
-    ORDERS,
-    Block,
-    scratch_of,
-)
-from workbench.prediction.shadow.reductions import Reduction, Splits
+from workbench.prediction.shadow.kernels import IN_FP32, MATRIX_PRODUCTS, NO_KERNEL, ORDERS, bytes_before
+from workbench.prediction.shadow.reductions import Reduction, reduction_of
 from workbench.prediction.shadow.trace import Trace
 from workbench.ranks.shard import ResizableTracker
 
@@ -55,7 +47,7 @@ class ShadowTracker(ResizableTracker):
         self.begin_step()
         self.failed = ("", "")
         self.workspaces: dict[bool, int] = {}  # by whether it is the backward's
-        self.shared: dict[int, Reduction | Splits] = {}  # by the first of the two storages that they take
+        self.shared: dict[int, Reduction] = {}  # by the first of the two storages that they take
         self._makers: list[tuple[Any, str]] = []
         self._names: MutableMapping[torch.nn.Module, str] = {}
         self._open: list[str] = []
@@ -98,8 +90,8 @@ class ShadowTracker(ResizableTracker):
             self._open.clear()  # a recomputation stops in the middle of a module, as soon as it has what it needs
         module = self._open[-1] if self._open else ""
         packet = getattr(func, "overloadpacket", None)
-        scratch = scratch_of(func, args, kwargs or {}) if self.cuda else NO_SCRATCH
-        before = self._book_blocks(scratch.before)
+        before = bytes_before(packet, args)
+        scratch = self._book_block(before) if self.cuda and before else None
         first = len(self.storages)
         try:
             out = _book_results(self, func, types, args, kwargs)
@@ -113,9 +105,9 @@ class ShadowTracker(ResizableTracker):
             for place in IN_FP32.get(packet, ()):
                 self.storages[first + place].nbytes *= 4 // out[place].dtype.itemsize
             self._book_workspace(packet)
-            for group in scratch.after:
-                self._bury_blocks(self._book_blocks(group))
-        self._bury_blocks(before)
+            self._book_reduction(func, args)
+        if scratch:
+            scratch.died = self._tick()
         self._fill_makers(func, module)
         return out
 
@@ -181,20 +173,15 @@ class ShadowTracker(ResizableTracker):
             self.workspaces[in_backward] = len(self.storages)
             self._book_block(0)
 
-    def _book_blocks(self, blocks: Sequence[Block]) -> list[Storage]:
-        storages = []
-        for block in blocks:
-            if isinstance(block, int):
-                storages.append(self._book_block(block))
-                continue
-            self.shared[len(self.storages)] = block  # two storages, whose sizes are those of a GPU
-            storages.append(self._book_block(0))
-            storages.append(self._book_block(0))
-        return storages
-
-    def _bury_blocks(self, blocks: list[Storage]) -> None:
-        for storage in reversed(blocks):
-            storage.died = self._tick()
+    def _book_reduction(self, func: Any, args: Any) -> None:
+        """Two storages, whose sizes are those of a GPU: they are gone when the operation returns."""
+        reduction = reduction_of(func, args)
+        if reduction is None:
+            return
+        self.shared[len(self.storages)] = reduction
+        blocks = [self._book_block(0), self._book_block(0)]
+        for block in reversed(blocks):
+            block.died = self._tick()
 
     def _book_block(self, nbytes: int) -> Storage:
         """A block that no tensor owns: on a GPU only the allocator's own peak shows it."""
