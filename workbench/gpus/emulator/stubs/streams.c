@@ -38,7 +38,7 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
  * Who does nothing but ask, as a loop around query() does, is told so in the end: by then the card has come to it.
  * (A thread of NCCL's asks every tenth of a second, beside a program that gives the card more to do.) */
 
-enum { NOT_READY = 600, PATIENCE = 1000 };
+enum { NOT_READY = 600, PATIENCE = 100 };
 
 typedef struct {
     unsigned long long capture; /* the number of the capture in which it was recorded; 0: in none */
