@@ -125,21 +125,22 @@ class Muon(torch.optim.Optimizer):
     def step(self) -> None:
         for group in self.param_groups:
             for weight in group["params"]:
-                self.update(weight, group)
-
-    def update(self, weight: torch.Tensor, group: dict) -> None:
-        gradient = weight.grad
-        state = self.state[weight]
-        if not state:
-            state["momentum"] = torch.zeros_like(gradient)
-        state["momentum"].lerp_(gradient, 1 - group["momentum"])
-        gradient = gradient.lerp_(state["momentum"], group["momentum"])
-        direction = orthogonal(gradient, 5)
-        stretch = math.sqrt(max(1, weight.size(-2) / weight.size(-1)))
-        weight.add_(direction, alpha=-group["lr"] * stretch)
+                update(weight, self.state[weight], group)
 
 
-class SharedMuon(Muon):
+def update(weight: torch.Tensor, state: dict, group: dict) -> None:
+    """One weight, as Muon does it."""
+    gradient = weight.grad
+    if not state:
+        state["momentum"] = torch.zeros_like(gradient)
+    state["momentum"].lerp_(gradient, 1 - group["momentum"])
+    gradient = gradient.lerp_(state["momentum"], group["momentum"])
+    direction = orthogonal(gradient, 5)
+    stretch = math.sqrt(max(1, weight.size(-2) / weight.size(-1)))
+    weight.add_(direction, alpha=-group["lr"] * stretch)
+
+
+class SharedMuon(torch.optim.Optimizer):
     """Of so many weights of one shape as there are ranks, each rank updates one."""
 
     def __init__(self, weights: list[torch.Tensor]) -> None:
@@ -147,7 +148,7 @@ class SharedMuon(Muon):
         for shape in sorted({weight.shape for weight in weights}):
             alike = [weight for weight in weights if weight.shape == shape]
             groups.append({"params": alike, "filler": torch.zeros_like(alike[0])})
-        torch.optim.Optimizer.__init__(self, groups, {"lr": 0.02, "momentum": 0.95})
+        super().__init__(groups, {"lr": 0.02, "momentum": 0.95})
 
     @torch.no_grad()
     def step(self) -> None:
@@ -166,7 +167,7 @@ class SharedMuon(Muon):
         for group, weights, missing, mine, averaged in turns:
             averaged.wait()
             if mine is not None:
-                self.update(mine, group)
+                update(mine, self.state[mine], group)
             results = weights + [torch.empty_like(group["filler"]) for _ in range(missing)]
             sent = group["filler"] if mine is None else mine
             gathered.append(dist.all_gather(results, sent, async_op=True).get_future())

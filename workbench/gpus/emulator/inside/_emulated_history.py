@@ -22,7 +22,7 @@ COMPILED = re.compile(r"[/\\]torchinductor_|[/\\](?P<two>\w\w)[/\\]c(?P=two)\w{4
 # not the program's own: installed packages, Python's, PyTorch's in the emulator's place, and generated code
 LIBRARY = re.compile(
     r"[/\\](site|dist)-packages[/\\]|[/\\]lib[/\\]python3\.\d+[/\\]|[/\\]torch-[\w.]+-python3\.\d+[/\\]"
-    rf"|[/\\]emulator[/\\]inside[/\\]|^<frozen|^<eval_with_key>|^/build/|^\?\?$|{COMPILED.pattern}"
+    rf"|[/\\]emulator[/\\]inside[/\\]|^<frozen|^<eval_with_key>|^/build/|{COMPILED.pattern}"
 )
 OURS = re.compile(r"[/\\]emulator[/\\]inside[/\\]")
 NATIVE = re.compile(r"^(\?\?)?$|\.(c|cc|cpp|cu|h|hpp|cuh)$")  # frames of C++, of which most snapshots have some

@@ -1,4 +1,4 @@
-/* libcudart: streams and events. Everything is done at once, so every wait is over before it begins. */
+/* libcudart: streams and events. Everything is done at once, and told as done later: see below. */
 #include <stdatomic.h>
 
 #include "cuda.h"
