@@ -39,7 +39,8 @@ nb_execution_mode = "off"
 nb_ipywidgets_js = {}  # scripts from the network, for widgets that no page has
 nb_merge_streams = True
 myst_enable_extensions = ["dollarmath", "amsmath", "deflist"]
-nb_code_prompt_show = nb_code_prompt_hide = "How the answer was computed"  # of a guess; no other source is folded
+nb_code_prompt_show = nb_code_prompt_hide = "How the answer was computed"  # of a guess
+FOLDED = {"setup": "What is imported", "parameters": "The lesson's parameters"}  # so that its picture comes sooner
 myst_heading_anchors = 3
 default_role = "code"  # docstrings are Markdown here
 autodoc_typehints = "none"
@@ -56,7 +57,8 @@ html_theme_options = {"navbar_persistent": [], "use_fullscreen_button": False, "
 
 def show_executed(app, docname, source):
     """Takes the executed notebook in place of the committed one, and says below its title where it opens. Where a
-    source is hidden, as that of a guess, which would tell its answer, it is folded."""
+    source is hidden, as that of a guess, which would tell its answer, it is folded; and so are imports and parameters,
+    which would push the picture that is the idea off the first screen."""
     if not docname.startswith("notebooks/"):
         return
     name = f"{Path(docname).name}.ipynb"
@@ -68,8 +70,13 @@ def show_executed(app, docname, source):
     for cell in notebook["cells"]:
         # the lessons' own pictures bring their words
         cell["metadata"]["mystnb"] = {"image": {"alt": "A picture that the cell above draws."}}
+        tags = cell["metadata"].setdefault("tags", [])
         if cell["metadata"].get("jupyter", {}).get("source_hidden"):
-            cell["metadata"]["tags"].append("hide-input")
+            tags.append("hide-input")
+        for tag in FOLDED.keys() & tags:
+            tags.append("hide-input")
+            prompt = FOLDED[tag]
+            cell["metadata"]["mystnb"] |= {"code_prompt_show": prompt, "code_prompt_hide": prompt}
     if app.config.repository_url:
         opened = Repository(app.config.repository_url).opened_in(name)
         title, _, rest = "".join(notebook["cells"][0]["source"]).partition("\n")

@@ -128,6 +128,15 @@ def opened(browser, site):
     assert browser.strangers == []
 
 
+def test_imports_and_parameters_are_folded_so_that_the_picture_comes_soon(opened):
+    page = opened("notebooks/03_gradient_checkpointing.html", 1400)
+    prompts = page.locator("details.hide summary .expanded, details.hide summary .collapsed").all_inner_texts()
+    assert {"What is imported", "The lesson's parameters"} <= {text for text in prompts if text}
+    assert not page.locator("div.tag_parameters pre").is_visible()
+    drawn_by = page.locator("div.tag_idea pre").first
+    assert drawn_by.bounding_box()["y"] < 600
+
+
 def test_a_narrow_window_scrolls_tables_not_the_page(opened, subtests):
     overflow = "box => box.scrollWidth > 5 * box.clientWidth && getComputedStyle(box).overflowX"
     for theme in ("light", "dark"):
