@@ -11,9 +11,9 @@ import pytest
 import torch
 from cpu_budget import CpuBudget
 
+from workbench.base.device import emulated
 from workbench.base.paths import CORPORA, MODELS
 from workbench.journal.record import Record
-from workbench.measure.emulated import emulated
 from workbench.recipe import Recipe
 
 VOCABULARY, LAYERS, EMBEDDING, HEADS, POSITIONS = 4096, 2, 64, 4, 128

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from workbench.base.categories import Category
+from workbench.base.device import emulated
 from workbench.base.errors import ConfigurationError, OutOfMemoryError
 from workbench.journal.record import Status, read_all
-from workbench.measure.emulated import emulated
 from workbench.techniques import GradientAccumulation, GradientCheckpointing, MixedPrecision
 from workbench.training.run import run
 

@@ -414,4 +414,4 @@ def test_a_recipe_knows_its_model(recipe):
 def test_the_title_of_a_recipe_says_what_its_label_says_in_the_words_of_prose():
     assert Recipe().title == "full fine-tuning"
     assert (Recipe() | Lora(rank=2)).title == "LoRA (rank=2)"
-    assert (Recipe() | FusedGelu() | GradientCheckpointing()).title == "Fused GELU + Gradient checkpointing"
+    assert (Recipe() | FusedGelu() | GradientCheckpointing()).title == "fused GELU + gradient checkpointing"

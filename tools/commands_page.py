@@ -10,7 +10,7 @@ from pathlib import Path
 
 from workbench import __main__ as command_line
 from workbench.gpus.catalogue import GPUS
-from workbench.options import COMMANDS, parser_of
+from workbench.options import COMMANDS
 from workbench.techniques import REGISTRY
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "commands.md"
@@ -30,8 +30,7 @@ NAMES_OF_TECHNIQUES = ", ".join(REGISTRY)
 
 def page() -> str:
     """The whole page, in Markdown."""
-    parser = parser_of(command_line.COMMAND_FUNCTIONS, str(command_line.__doc__))
-    commands = choices(parser)
+    commands = choices(command_line._parser())
     of_a_recipe = [list(map(row, visible_actions(commands[name]))) for name in COMMANDS if "recipe" in COMMANDS[name]]
     shared = [line for line in of_a_recipe[0] if all(line in lines for lines in of_a_recipe)]
     shared = [line for line in shared if not line.startswith("| `--json`")]

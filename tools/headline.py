@@ -24,10 +24,10 @@ from workbench.advise.compare import compare
 from workbench.advise.fair import side_by_side
 from workbench.advise.frame import to_frame
 from workbench.base.categories import format_bytes, parse_bytes
+from workbench.base.device import Device
 from workbench.base.errors import OutOfMemoryError, UnavailableError
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.gpus.emulator.launch import emulate
-from workbench.measure.device import Device
 from workbench.prediction.predict import predict
 from workbench.recipe import Recipe
 from workbench.techniques import Numerics, Technique, parse_technique

@@ -21,13 +21,13 @@ from typing import Any
 
 from tqdm import tqdm
 
+from workbench.base.device import Device
 from workbench.base.errors import ConfigurationError, OutOfMemoryError, WorkbenchError
 from workbench.base.launch import launch
 from workbench.base.paths import DATA, versions, write_whole
 from workbench.gpus.catalogue import of_device
 from workbench.gpus.emulator.card import DEVICE, emulated_card
 from workbench.journal.record import Record
-from workbench.measure.device import Device
 from workbench.prediction.predict import CPU, SHADOW, predict
 from workbench.recipe import Recipe
 from workbench.techniques import parse_technique

@@ -30,6 +30,7 @@ import argparse
 import io
 import json
 import os
+import platform
 import shlex
 import signal
 import sys
@@ -42,19 +43,19 @@ from typing import Any
 
 import workbench
 from workbench.base.categories import format_bytes
+from workbench.base.device import Device, check_device
 from workbench.base.errors import DISTRIBUTION, ConfigurationError, WorkbenchError, needed_extra, visible
-from workbench.base.imports import imported
-from workbench.base.paths import check_writable, runs_folder
+from workbench.base.paths import check_writable, git_commit, runs_folder, versions
 from workbench.export.written import FILE, parse_recipe, recipe_options
-from workbench.gpus.catalogue import device_name
+from workbench.gpus.catalogue import GPUS, device_name
 from workbench.gpus.emulator.card import emulated_card
 from workbench.models.source import locate, locate_config
 from workbench.options import Parser, parser_of, print_visibly, without_program
 from workbench.prediction.phases import Habits
-from workbench.recipe import Recipe
 from workbench.techniques import REGISTRY, technique
 from workbench.texts import corpus
 from workbench.texts.readers import split_name
+from workbench.training.world import refuse_several_ranks
 
 PLANNED_FOR = "h100"
 TRAINERS_SEED = "42"  # the default of TrainingArguments
@@ -82,14 +83,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")  # Windows consoles may not know an arrow
     try:
-        if arguments is None:
-            arguments = sys.argv[1:]
-        ours, program = without_program(list(arguments))
+        typed = sys.argv[1:] if arguments is None else list(arguments)
+        ours, program = without_program(typed)
         args, others = _parser().parse_known_args(ours)
         if others:
             args.parser.refuse(others[0])
         with suppress(ValueError):  # in another thread than the main one
-            signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does: no temporary files stay
+            # it ends as by Ctrl-C: no temporary files stay
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
         args.stdout = sys.stdout
         args.program_to_plan = program
         with redirect_stdout(sys.stderr):
@@ -114,7 +115,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> Parser:
-    return parser_of(COMMAND_FUNCTIONS, str(__doc__))
+    names = {"gpus": ", ".join(GPUS), "techniques": ", ".join(REGISTRY)}
+    return parser_of(COMMAND_FUNCTIONS, str(__doc__), recipe_options(), names, show_versions)
+
+
+def show_versions() -> None:
+    """Which workbench this is; then versions, the device, whether the emulator is set up, and where records lie, as an
+    issue should tell them: not the user's name."""
+    # at once: the device is torch's to tell, after seconds
+    print_visibly(f"{DISTRIBUTION} {workbench.__version__}", sys.stdout)
+    from workbench.gpus.emulator.place import is_set_up
+
+    facts = {
+        **versions(),
+        "commit": git_commit() or "none",
+        "system": platform.platform(),
+        "device": Device.find(),
+        "emulator": "set up" if is_set_up() else "not set up",
+        "records": runs_folder(),
+    }
+    lines = [f"{name:14}{value}" for name, value in facts.items()]
+    print_visibly("\n".join(lines).replace(str(Path.home()), "~"), sys.stdout)
 
 
 def _show(args: argparse.Namespace, result: Any) -> None:
@@ -124,7 +145,7 @@ def _show(args: argparse.Namespace, result: Any) -> None:
     print_visibly(str(result), args.stdout)
 
 
-def _parsed(args: argparse.Namespace) -> Recipe:
+def _parsed(args: argparse.Namespace) -> "workbench.Recipe":
     values = {}
     for name in recipe_options():
         if vars(args).get(name) is not None:
@@ -132,16 +153,12 @@ def _parsed(args: argparse.Namespace) -> Recipe:
     return parse_recipe(values, args.technique, args.set)
 
 
-def _recipe(args: argparse.Namespace, *, config_only: bool = False) -> Recipe:
+def _recipe(args: argparse.Namespace, find: Callable[[str], Any] = locate_config) -> "workbench.Recipe":
     recipe = _parsed(args)
-    corpus.load_corpus(recipe.corpus)  # these two say what is wrong before torch is imported, which takes seconds
-    find = locate_config
-    if not config_only:
-        find = locate
+    # these two say what is wrong before torch is imported, which takes seconds
+    corpus.load_corpus(recipe.corpus)
     if recipe.model != "auto":
         find(recipe.model)
-    if not config_only:
-        imported()
     return recipe
 
 
@@ -150,19 +167,13 @@ def _recipe(args: argparse.Namespace, *, config_only: bool = False) -> Recipe:
 
 def run_recipe(args: argparse.Namespace) -> int:
     """Fine-tune one recipe. Without --technique it is the baseline that others are compared with."""
-
-    from workbench.measure.device import check_device
-    from workbench.training.world import refuse_several_ranks
-
     # The gate asks all this too, but not before torch is imported and a model fetched.
     refuse_several_ranks()
     if emulated_card(args.device or "") is None:
         check_device(args.device)
     if not args.reuse:
         check_writable(runs_folder())
-    recipe = _recipe(args)
-    from workbench.journal.record import Status
-
+    recipe = _recipe(args, locate)
     run: Callable[..., Any] = workbench.run
     if args.ranks or args.shard:
         run = partial(workbench.run_on_ranks, ranks=args.ranks, shard=args.shard or "none")
@@ -178,6 +189,8 @@ def run_recipe(args: argparse.Namespace) -> int:
         longest_first=args.longest_first,
     )
     _show(args, record)
+    from workbench.journal.record import Status
+
     is_saved = bool(record.model_path) == bool(args.save)
     return int(record.status is not Status.OK or not is_saved)
 
@@ -196,7 +209,7 @@ def predict_recipe(args: argparse.Namespace) -> None:
 
     gpu = device_name(args.gpu)
     warm_predictions(gpu)  # meanwhile
-    recipe = _recipe(args, config_only=True)
+    recipe = _recipe(args)
     world = {"padding": args.padding, "ranks": args.ranks, "shard": args.shard}
     prediction = workbench.predict(recipe, gpu, engine=args.engine, **world)
     _show(args, prediction)
@@ -214,12 +227,12 @@ def _show_life(args: argparse.Namespace) -> None:
     """Every phase of a run, and what to change in an evaluation that does not fit."""
     if args.padding or args.engine or args.ranks:
         raise ConfigurationError(
-            "predict: --life has one engine and one process, and pads as the recipe does. Drop --padding, --engine, "
-            "--ranks."
+            "predict: --life has one engine and one process, and pads as the recipe does. "
+            "Drop --padding, --engine, --ranks."
         )
     from workbench.prediction.life import predict_life
 
-    _show(args, predict_life(_recipe(args, config_only=True), args.gpu, Habits.parse(args.settings)))
+    _show(args, predict_life(_recipe(args), args.gpu, Habits.parse(args.settings)))
 
 
 def show_plan(args: argparse.Namespace) -> int:
@@ -234,10 +247,10 @@ def show_plan(args: argparse.Namespace) -> int:
         return _show_fit(args)
     if args.apply or args.here or args.timeout is not None or args.trial_steps:
         raise ConfigurationError(
-            "plan: --apply, --here, --timeout and --trial-steps belong to a program. Write it behind --, or leave them "
-            "out."
+            "plan: --apply, --here, --timeout and --trial-steps belong to a program. "
+            "Write it behind --, or leave them out."
         )
-    recipe = _recipe(args, config_only=True)
+    recipe = _recipe(args)
     options = dict(vars(recipe))
     if args.life:
         from workbench.prediction.life import predict_with_life
@@ -252,13 +265,11 @@ def show_plan(args: argparse.Namespace) -> int:
 
 def _show_fit(args: argparse.Namespace) -> int:
     """What to change in a program of the user's own."""
-    of_recipes: dict[str, Any] = dict.fromkeys(["most_changes", *recipe_options()])
-    of_recipes |= {"technique": [], "set": [], "model": "auto", "settings": ""}
-    for name, default in of_recipes.items():
-        if getattr(args, name, default) != default:
+    for name in ("most_changes", *recipe_options(), "technique", "set", "settings"):
+        if getattr(args, name) != args.parser.get_default(name):
             raise ConfigurationError(
-                f"plan: {name.replace('_', '-')} belongs to a recipe, and behind -- stands a program, which has its "
-                "own. Leave one of the two out."
+                f"plan: {name.replace('_', '-')} belongs to a recipe, and behind -- stands a "
+                "program, which has its own. Leave one of the two out."
             )
     if args.here and args.gpu:
         raise ConfigurationError("plan: --here is the card of this machine, and --gpu another. Leave one of them out.")
@@ -282,10 +293,8 @@ def show_text(args: argparse.Namespace) -> None:
     """What a model will see of a text, before anything is trained: the first examples, with the tokens that count
     marked; how long they are, and what is cut at the chosen length; what is left out or does not count.
     """
-    imported()
-    from workbench.texts.preview import show
-
-    _show(args, show(args.corpus, args.model, sequence_length=args.sequence_length, examples=args.examples))
+    preview = workbench.show(args.corpus, args.model, sequence_length=args.sequence_length, examples=args.examples)
+    _show(args, preview)
 
 
 def scan_rows(args: argparse.Namespace) -> None:
@@ -340,17 +349,12 @@ def write_script(args: argparse.Namespace) -> None:
         raise ConfigurationError("script: accelerate's configuration stands beside it. Add --save FOLDER.")
     if args.shard and not args.ranks:
         raise ConfigurationError("shard: among how many ranks? Add --ranks 2.")
-    recipe = _recipe(args, config_only=True)
+    recipe = _recipe(args)
     if not args.save:
         return _show(args, workbench.script(recipe, args.flavour).rstrip())
     from workbench.export.several import save_script
-    from workbench.ranks.shards import Ranks
 
-    ranks = None
-    if args.ranks:
-        ranks = Ranks(args.ranks, args.shard or "none")
-    _show(args, save_script(recipe, args.save, args.flavour, ranks))
-    return None
+    return _show(args, save_script(recipe, args.save, args.flavour, args.ranks, args.shard or "none"))
 
 
 def emulate_program(args: argparse.Namespace) -> int:
@@ -383,6 +387,7 @@ def run_notebooks(args: argparse.Namespace) -> None:
 
     from workbench.lessons.notebooks import build
 
+    refuse_several_ranks()
     parameters: dict[str, Any] = {}
     for name, text in args.parameter:
         if name in parameters:

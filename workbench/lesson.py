@@ -12,21 +12,24 @@ import os
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
+from itertools import chain
 from typing import Any
 
 import pandas as pd
 
 import workbench
+from workbench.advise.frame import to_frame
 from workbench.base.categories import Category, Phase
 from workbench.base.categories import format_bytes as size
 from workbench.base.errors import OutOfMemoryError, UnavailableError
 from workbench.base.paths import DATA
 from workbench.journal.record import Record, Status, read_all
 from workbench.lessons import pictures
-from workbench.lessons.cards import Variant, cards, step_on_card
+from workbench.lessons.cards import cards, step_on_card
 from workbench.lessons.cards import predict_known as predict
 from workbench.lessons.exercise import exercise as check
-from workbench.recipe import Recipe
+from workbench.lessons.recipes import Variant, recipe, with_variants
+from workbench.techniques.registry import in_words
 
 __all__ = [
     "DATA",
@@ -46,11 +49,13 @@ __all__ = [
     "verdicts",
 ]
 
-os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")  # a page would keep every state of a bar
-warnings.filterwarnings("ignore", "`is_gradient_checkpointing`")  # PEFT 0.21 asks by the name that will go
-pd.set_option("display.max_colwidth", None)  # the reason why something was not run is a sentence, to be read whole
+# a page would keep every state of a bar
+os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+# PEFT 0.21 asks by the name that will go
+warnings.filterwarnings("ignore", "`is_gradient_checkpointing`")
+# the reason why something was not run is a sentence, to be read whole
+pd.set_option("display.max_colwidth", None)
 ELSEWHERE = {
-    "OutOfMemoryError": "workbench.errors",
     "ask": "workbench.lessons.clinic",
     "all_pairs": "workbench.advise.pairs",
     "given": "workbench.advise.pairs",
@@ -79,18 +84,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'workbench.lesson' has no attribute {name!r}")
 
 
-def recipe(model: str = "auto", **settings: Any) -> Recipe:
-    """A `Recipe` whose model is decided: `auto` is GPT-2 124M on a GPU, and the embedded model on a CPU.
-
-    Raises ConfigurationError for a setting that cannot be.
-    """
-    from workbench.measure.device import pick_device
-    from workbench.models.source import resolve_auto
-
-    return Recipe(model=resolve_auto(model, pick_device().type), **settings)
-
-
-def toggle(off: Recipe, *variants: Variant, seeds: int = 1) -> list[Record]:
+def toggle(off: workbench.Recipe, *variants: Variant, seeds: int = 1) -> list[Record]:
     """Fine-tune with a technique off, and on: a record of the recipe, then one of each variant.
 
     All have the recipe's seed, and the customary learning rate of what they train. A run that is on record with the
@@ -103,36 +97,30 @@ def toggle(off: Recipe, *variants: Variant, seeds: int = 1) -> list[Record]:
 
     Raises ConfigurationError: a technique does not go with the recipe.
     """
-    from workbench.advise.fair import side_by_side
-
-    recipes = [off]
-    for variant in variants:
-        on = off
-        for technique in variant if isinstance(variant, tuple) else (variant,):
-            on = on | technique
-        recipes.append(on)
-    records = [_record_of(variant) for variant in recipes]
+    records = list(map(_record_of, with_variants(off, variants)))
     if seeds == 1 or records[0].status is not Status.OK:
         return records
-    finished = [record.recipe for record in records[1:] if record.status is Status.OK]
-    failed = [record for record in records if record.status is not Status.OK]
-    runs = side_by_side(off, *finished, seeds=seeds, reuse=True)
-    return [*(record for runs_of_variant in runs for record in runs_of_variant), *failed]
+    others = []
+    failed = []
+    for record in records[1:]:
+        if record.status is Status.OK:
+            others.append(record.recipe)
+        else:
+            failed.append(record)
+    runs = workbench.side_by_side(off, *others, seeds=seeds, reuse=True)
+    return [*chain(*runs), *failed]
 
 
-def _record_of(variant: Recipe) -> Record:
+def _record_of(variant: workbench.Recipe) -> Record:
     """Of a run that ended well, or of one that could not. An older record of the recipe is not taken for this run's."""
-    from workbench.training.run import run
-
     older = {record.id for record in read_all(containing=variant.id)}
     try:
-        return run(variant, reuse=True)
+        return workbench.run(variant, reuse=True)
     except (UnavailableError, OutOfMemoryError):
-        its_records = read_all(containing=variant.id)
-        new = [record for record in its_records if record.id not in older and record.recipe_id == variant.id]
-        if not new:
-            raise
-        return new[-1]
+        for record in reversed(read_all(containing=variant.id)):
+            if record.id not in older and record.recipe_id == variant.id:
+                return record
+        raise
 
 
 def table(records: Sequence[Record], *categories: str) -> pd.DataFrame:
@@ -148,7 +136,7 @@ def table(records: Sequence[Record], *categories: str) -> pd.DataFrame:
     rows = []
     for record in records:
         first = _reference(record, records)
-        row: dict[str, Any] = {"recipe": record.label, "peak MiB": _mib(record.peak_allocated_bytes)}
+        row: dict[str, Any] = {"recipe": in_words(record.label), "peak MiB": _mib(record.peak_allocated_bytes)}
         for category in categories or SHOWN:
             row[f"{category.replace('_', ' ')} MiB"] = _mib(record.maximum_by_category.get(category))
         row["saved"] = _saved(record, first)
@@ -164,7 +152,7 @@ def _reference(record: Record, records: Sequence[Record]) -> Record:
     """What a record is compared with: the baseline of its seed, else the first of its seed."""
     seed = record.recipe_settings.get("seed")
     alike = [other for other in records if other.recipe_settings.get("seed") == seed]
-    return next((other for other in alike if other.label == BASELINE), alike[0])
+    return min(alike, key=lambda other: other.label != BASELINE)
 
 
 def _mib(size_bytes: int | None) -> float | None:
@@ -192,18 +180,13 @@ def _difference(record: Record, first: Record) -> str:
 
 def bars(records: Sequence[Record], limit_bytes: int | None = None) -> Any:
     """The peak of each run by category, as a picture; `limit_bytes` is drawn as a line."""
-    from workbench.advise.frame import to_frame
-    from workbench.lessons.plots import memory_bars
-
     measured = [record for record in records if record.by_category]
-    return memory_bars(to_frame(measured), limit_bytes)
+    return workbench.plots.memory_bars(to_frame(measured), limit_bytes)
 
 
 def curves(records: Sequence[Record]) -> Any:
     """The training losses of the runs, as a picture."""
-    from workbench.lessons.plots import loss_curves
-
-    return loss_curves(records)
+    return workbench.plots.loss_curves(records)
 
 
 def measured_on_h100(*labels: str) -> pd.DataFrame:
@@ -214,26 +197,26 @@ def measured_on_h100(*labels: str) -> pd.DataFrame:
 
     Raises KeyError for a recipe that was not measured.
     """
-    rows = _on_h100()
-    if labels:
-        rows = rows.loc[_with_baseline(labels)]
-    whole = rows.loc[BASELINE, "peak_allocated_bytes"]
-    shown = pd.DataFrame(index=rows.index.rename(None))
-    shown["peak GiB"] = (rows["peak_allocated_bytes"] / GIB).round(1)
-    shown["saved"] = (1 - rows["peak_allocated_bytes"] / whole).map("{:.0%}".format)
-    shown["speed"] = rows["speed_ratio"].map("{:.2f}×".format)
-    return shown
+    rows = _chosen(_on_h100(), labels)
+    peaks = rows["peak_allocated_bytes"]
+    columns = {
+        "peak GiB": (peaks / GIB).round(1),
+        "saved": (1 - peaks / peaks[BASELINE]).map("{:.0%}".format),
+        "speed": rows["speed_ratio"].map("{:.2f}×".format),
+    }
+    return pd.DataFrame(columns).rename_axis(None).rename(index=in_words)
 
 
-def _with_baseline(labels: Sequence[str]) -> list[str]:
-    """The baseline first, once."""
-    return list(dict.fromkeys([BASELINE, *labels]))
+def _chosen(rows: pd.DataFrame, labels: Sequence[str]) -> pd.DataFrame:
+    """The baseline first, once, and those of these labels; without any, all."""
+    if not labels:
+        return rows
+    return rows.loc[list(dict.fromkeys([BASELINE, *labels]))]
 
 
 def _on_h100() -> pd.DataFrame:
-    rows = pd.read_csv(H100, index_col="label")
+    rows = pd.read_csv(H100, index_col="label").fillna({"techniques": ""})
     rows.loc[BASELINE, "speed_ratio"] = 1.0
-    rows["techniques"] = rows["techniques"].fillna("")
     return rows
 
 
@@ -245,15 +228,14 @@ def staircase(records: Sequence[Record] = ()) -> Any:
 
     Raises ConfigurationError without a baseline among the runs.
     """
-    from workbench.advise.compare import compare
-    from workbench.advise.frame import to_frame
     from workbench.lessons.staircase import draw_staircase
 
     if not records:
         return draw_staircase(_on_h100())
-    compared = compare(to_frame([*records]))
+    compared = workbench.compare(to_frame([*records]))
     # one pair of runs has no speed: on a busy machine the same run differs by a tenth from time to time
-    return draw_staircase(compared.assign(speed_ratio=compared["speed_ratio"].where(compared["pairs"] >= PAIRS)))
+    compared["speed_ratio"] = compared["speed_ratio"].where(compared["pairs"] >= PAIRS)
+    return draw_staircase(compared)
 
 
 def verdicts(*labels: str) -> pd.DataFrame:
@@ -268,10 +250,7 @@ def verdicts(*labels: str) -> pd.DataFrame:
 
     Raises KeyError for a recipe that is not in the table, as all exact ones.
     """
-    rows = pd.read_csv(LOSSES, index_col="label")
-    if labels:
-        rows = rows.loc[_with_baseline(labels)]
-    rows = rows.reset_index()
+    rows = _chosen(pd.read_csv(LOSSES, index_col="label"), labels).reset_index()
     names = {
         "learning_rate": "best rate",
         "held_out_loss": f"held-out loss, mean of {rows['seeds'].min()} seeds",
@@ -279,4 +258,5 @@ def verdicts(*labels: str) -> pd.DataFrame:
         "loss_verdict": "against the baseline",
     }
     shown = rows.set_index(["steps", "label"])[[*names]].rename(columns=names).fillna("")
-    return shown.sort_index(level="steps", sort_remaining=False).rename_axis(["steps", None])
+    in_order = shown.sort_index(level="steps", sort_remaining=False)
+    return in_order.rename(index=in_words, level="label").rename_axis(["steps", None])

@@ -3,21 +3,16 @@
 import argparse
 import inspect
 import os
-import platform
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from workbench import __version__
 from workbench.base.arguments import add_option
-from workbench.base.errors import DISTRIBUTION, ConfigurationError, visible
-from workbench.base.paths import beside, runs_folder
+from workbench.base.errors import ConfigurationError, visible
+from workbench.base.paths import beside
 from workbench.base.settings import unknown
-from workbench.export.written import recipe_options
-from workbench.gpus.catalogue import GPUS
-from workbench.techniques import REGISTRY
 
 MODULE = "python -m workbench"
 COMMANDS = beside(__file__, "commands.toml")
@@ -34,12 +29,21 @@ RETIRED = {
 }
 
 
-def parser_of(functions: Mapping[str, Callable[[argparse.Namespace], int | None]], text: str) -> "Parser":
+def parser_of(
+    functions: Mapping[str, Callable[[argparse.Namespace], int | None]],
+    text: str,
+    recipe_options: Mapping[str, tuple[str, str]],
+    names: Mapping[str, str],
+    show_versions: Callable[[], None],
+) -> "Parser":
     """The parser of the whole command line.
 
     Args:
         functions: of each command; its docstring is the command's description.
         text: three paragraphs: a title, examples, exit codes.
+        recipe_options: of each field of a recipe the option, and its help.
+        names: what stands for `{gpus}` and `{techniques}` in `commands.toml`.
+        show_versions: what `--version` does.
     """
     program = "workbench" if Path(sys.argv[0]).stem == "workbench" else MODULE
     title, examples, exit_codes = text.replace(MODULE, program).split("\n\n")
@@ -50,7 +54,7 @@ def parser_of(functions: Mapping[str, Callable[[argparse.Namespace], int | None]
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     help_text = "show versions, the device and where records lie, as an issue should tell them, and exit"
-    parser.add_argument("--version", action=_Version, nargs=0, help=help_text)
+    parser.add_argument("--version", action=_AtOnce, nargs=0, const=show_versions, help=help_text)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, row in COMMANDS.items():
         command = commands.add_parser(
@@ -61,35 +65,31 @@ def parser_of(functions: Mapping[str, Callable[[argparse.Namespace], int | None]
             epilog=f"example: {program} {row['example']}",
         )
         command.set_defaults(function=functions[name], parser=command, json=False)
+        takes = row["takes"]
         if "recipe" in row:
-            _add_recipe(command)
-        for option, fields in row["takes"].items():
-            _add(command, option, **fields)
+            _add_recipe(command, recipe_options)
+            takes = RECIPE["takes"] | takes
+        for option, fields in takes.items():
+            add_option(command, option, **{**fields, "help": fields["help"].format_map(names)})
     return parser
 
 
-def without_program(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+def without_program(arguments: list[str]) -> tuple[list[str], list[str]]:
     """The arguments of the command line, and the program that `plan` is given behind `--`, whose options are its."""
     if arguments[:1] != ["plan"] or "--" not in arguments:
-        return [*arguments], []
-    place = [*arguments].index("--")
-    return [*arguments[:place]], [*arguments[place + 1 :]]
+        return arguments, []
+    place = arguments.index("--")
+    return arguments[:place], arguments[place + 1 :]
 
 
-def _add_recipe(parser: argparse.ArgumentParser) -> None:
-    for name, (option, help_text) in recipe_options().items():
+def _add_recipe(parser: argparse.ArgumentParser, recipe_options: Mapping[str, tuple[str, str]]) -> None:
+    for name, (option, help_text) in recipe_options.items():
         if name == "model":
             parser.add_argument("model", nargs="?", default="auto", help=f"{help_text}; or a recipe file, RECIPE.toml")
         else:
-            both = dict.fromkeys((option, f"--{name.replace('_', '-')}"))  # a field's own name is taken, too
+            # a field's own name is taken, too
+            both = dict.fromkeys((option, f"--{name.replace('_', '-')}"))
             parser.add_argument(*both, dest=name, metavar="X", help=help_text)
-    for option, fields in RECIPE["takes"].items():
-        _add(parser, option, **fields)
-
-
-def _add(parser: argparse.ArgumentParser, option: str, **fields: Any) -> None:
-    fields["help"] = fields["help"].format(gpus=", ".join(GPUS), techniques=", ".join(REGISTRY))
-    add_option(parser, option, **fields)
 
 
 class Parser(argparse.ArgumentParser):
@@ -116,32 +116,12 @@ class Parser(argparse.ArgumentParser):
         raise ConfigurationError(message)
 
 
-class _Version(argparse.Action):
-    """`--version`: which workbench this is, and what an issue should tell beside that."""
+class _AtOnce(argparse.Action):
+    """An option in the place of a command: calls its `const`, and ends."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        # at once: the device is torch's to tell, after seconds
-        print_visibly(f"{DISTRIBUTION} {__version__}", sys.stdout)
-        print_visibly(_environment(), sys.stdout)
+        self.const()
         parser.exit()
-
-
-def _environment() -> str:
-    """Versions, the device, whether the emulator is set up, and where records lie; not the user's name."""
-    from workbench.base.paths import git_commit, versions
-    from workbench.gpus.emulator.place import is_set_up
-    from workbench.measure.device import Device
-
-    facts = {
-        **versions(),
-        "commit": git_commit() or "none",
-        "system": platform.platform(),
-        "device": Device.find(),
-        "emulator": "set up" if is_set_up() else "not set up",
-        "records": runs_folder(),
-    }
-    lines = [f"{name:14}{value}" for name, value in facts.items()]
-    return "\n".join(lines).replace(str(Path.home()), "~")
 
 
 def print_visibly(text: str, stream: TextIO | None) -> None:
@@ -151,6 +131,7 @@ def print_visibly(text: str, stream: TextIO | None) -> None:
     try:
         print(visible(text), file=stream, flush=True)
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # or Python complains of what is left at its end
+        # else Python complains of what is left at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         if not isinstance(error, BrokenPipeError):  # nobody reads on, as after `| head -1`
             raise

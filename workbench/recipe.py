@@ -15,16 +15,19 @@ from workbench.base.paths import beside
 from workbench.base.settings import check_settings, merged, named, setting, toml
 from workbench.techniques import REGISTRY, Technique
 from workbench.techniques.base import Arguments, Call, Capability, Shape, check_together
+from workbench.techniques.registry import in_words
 
 if TYPE_CHECKING:
     from workbench.models.family import ModelFamily
 
 FILES = "technique"  # the word for techniques in files, where each has a table
-LATER = ("evaluation_batch_size", "arguments", "callbacks")  # fields that came later: they are in an id if given
+# fields that came later: they are in an id if given
+LATER = ("evaluation_batch_size", "arguments", "callbacks")
 STRATEGY = "train_sampling_strategy"
 GROUPED = "group_by_length"
 BALANCED = "batch_rebalance"  # micro-batches of about equal cost, and of unequal numbers of rows
-DECIDED = beside(__file__, "decided.toml")  # arguments that are decided here: by pattern, what to use instead
+# arguments that are decided here: by pattern, what to use instead
+DECIDED = beside(__file__, "decided.toml")
 
 
 @dataclass(frozen=True)
@@ -99,16 +102,12 @@ class Recipe:
     @property
     def label(self) -> str:
         """The techniques in words, for tables and legends."""
-        return " + ".join(sorted(_label(t) for t in self.techniques)) or "baseline"
+        return " + ".join(sorted(map(_label, self.techniques))) or "baseline"
 
     @property
     def title(self) -> str:
-        """The same for prose, by the techniques' titles: `LoRA (rank=8) + Fused GELU`."""
-        titles = []
-        for technique in self.techniques:
-            settings = _label(technique).removeprefix(technique.name)
-            titles.append(f"{technique.title} {settings}".strip())
-        return " + ".join(sorted(titles)) or "full fine-tuning"
+        """The same for prose, by what people call the techniques: `fused GELU + LoRA (rank=8)`."""
+        return in_words(self.label) if self.techniques else "full fine-tuning"
 
     @property
     def shape(self) -> Shape:
@@ -127,11 +126,15 @@ class Recipe:
             "max_steps": shape.steps,
             "seed": self.seed,
         }
-        for entry in self.techniques:
-            arguments = entry.training_arguments(arguments)
-            decided = {*arguments, *(("optim", "optim_args") if Capability.OPTIMIZER in entry.brings else ())}
+        for technique in self.techniques:
+            arguments = technique.training_arguments(arguments)
+            decided = {*arguments}
+            if Capability.OPTIMIZER in technique.brings:
+                decided |= {"optim", "optim_args"}
             for name in sorted(decided & self.arguments.keys()):
-                raise ConfigurationError(f"recipe: arguments has {name}, which {entry.name} decides. Drop one of them.")
+                raise ConfigurationError(
+                    f"recipe: arguments has {name}, which {technique.name} decides. Drop one of them."
+                )
         return arguments
 
     @property
@@ -160,9 +163,7 @@ class Recipe:
         from workbench.models import load
         from workbench.models.family import family_of
 
-        settings = self.model_arguments(family_of(config))
-        arguments = {name: value() if isinstance(value, Call) else value for name, value in settings.items()}
-        return load.load_model(source, config, **arguments)
+        return Call(load.load_model, self.model_arguments(family_of(config)))(source, config)
 
     def model_arguments(self, family: "ModelFamily") -> Arguments:
         """The keyword arguments of `from_pretrained` that the recipe decides; a value may be a Call that makes it."""
@@ -185,7 +186,8 @@ class Recipe:
         """JSON-ready. Inverse of `from_dict`."""
         data = {field.name: getattr(self, field.name) for field in fields(self)}
         data["callbacks"] = [*self.callbacks]
-        for name in LATER:  # last, and only where they say something: ids of older recipes stay as they are
+        # last, and only where they say something: ids of older recipes stay as they are
+        for name in LATER:
             value = data.pop(name)
             if value:
                 data[name] = value
@@ -200,11 +202,13 @@ class Recipe:
         """
         if isinstance(data, cls):
             return data
-        values = named(data, sorted([*(f.name for f in fields(cls)), FILES]), "recipe", "field")
-        tables = [named(values.pop(key, {}), sorted(REGISTRY), "recipe", FILES) for key in ("techniques", FILES)]
+        known_fields = [FILES, *(field_.name for field_ in fields(cls))]
+        values = named(data, sorted(known_fields), "recipe", "field")
+        table = named(values.pop("techniques", {}), sorted(REGISTRY), "recipe", FILES)
+        table = merged(table, named(values.pop(FILES, {}), sorted(REGISTRY), "recipe", FILES))
         replaced = {technique.name for technique in instead}
         techniques = [*instead]
-        for name, settings in merged(*tables).items():
+        for name, settings in table.items():
             if name not in replaced:
                 techniques.append(REGISTRY[name].given(settings))
         return cls(**values, techniques=tuple(techniques))

@@ -56,7 +56,7 @@ def test_on_two_processes_it_finds_the_losses_of_one(recipe, tmp_path, monkeypat
     """Four rows twice become four rows on each rank; of the 54 that are held out each counts once."""
     monkeypatch.chdir(tmp_path)
     recipe = replace(recipe, techniques=(GradientAccumulation(steps=2), GradientCheckpointing()))
-    command = save_script(recipe, tmp_path / "home", ranks=Ranks(2))
+    command = save_script(recipe, tmp_path / "home", count=2)
     path = tmp_path / "home" / "train.py"
     path.write_text(path.read_text().replace("trainer.evaluate()", 'trainer.evaluate(), "on", args.world_size'))
     done = started(command, tmp_path, CUDA_VISIBLE_DEVICES="")
@@ -81,7 +81,7 @@ def test_on_two_processes_conversations_count_as_in_one(recipe, tmp_path, monkey
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps({"messages": said}) + "\n" for said in told))
     recipe = replace(recipe, corpus="chats.jsonl", steps=2)
     record = run(recipe, device="cpu")
-    started(save_script(recipe, tmp_path / "home", ranks=Ranks(2)), tmp_path, CUDA_VISIBLE_DEVICES="")
+    started(save_script(recipe, tmp_path / "home", count=2), tmp_path, CUDA_VISIBLE_DEVICES="")
     history = json.loads((tmp_path / "fine-tuned" / "trainer_state.json").read_text())["log_history"]
     losses, held_out = ([entry[name] for entry in history if name in entry] for name in ("loss", "eval_loss"))
     assert losses == pytest.approx(record.losses, abs=1e-5)
@@ -95,7 +95,7 @@ def test_on_two_processes_deepspeed_finds_the_losses_of_one(recipe, tmp_path, mo
     """On processors it would compile a kernel for its messages, which takes a minute: the script is kept from that."""
     monkeypatch.chdir(tmp_path)
     recipe = recipe | GradientAccumulation(steps=2)
-    command = save_script(recipe, tmp_path / "home", ranks=Ranks(2, "zero3"))
+    command = save_script(recipe, tmp_path / "home", count=2, shard="zero3")
     path = tmp_path / "home" / "train.py"
     none = "from deepspeed import ops\n\nops.__compatible_ops__ = {}\n"
     path.write_text(path.read_text().replace("import torch\n", f"import torch\n{none}", 1))
@@ -142,7 +142,7 @@ def test_on_two_emulated_gpus_it_is_fsdp2(recipe, tmp_path, monkeypatch):
     """The very files, with PyTorch's CUDA build: what accelerate does not do on a CPU."""
     monkeypatch.chdir(tmp_path)
     recipe = replace(recipe, steps=2) | MixedPrecision() | GradientCheckpointing()
-    command = save_script(recipe, tmp_path / "home", ranks=Ranks(2, "full"))
+    command = save_script(recipe, tmp_path / "home", count=2, shard="full")
     path = tmp_path / "home" / "train.py"
     seen = "type(model).__name__, trainer.accelerator.state.is_fsdp2, next(model.parameters()).device_mesh.size()"
     path.write_text(path.read_text().replace("trainer.evaluate()", seen))
@@ -154,7 +154,7 @@ def test_each_rank_takes_its_part(recipe, tmp_path, subtests):
     recipe = replace(recipe, effective_batch_size=12) | GradientAccumulation(steps=3)
     for flavour in ("trainer", "trl"):
         with subtests.test(flavour=flavour):
-            save_script(recipe, tmp_path / flavour, flavour, Ranks(6))
+            save_script(recipe, tmp_path / flavour, flavour, 6)
             source = (tmp_path / flavour / "train.py").read_text()
             assert "per_device_train_batch_size=2," in source  # of 4 rows three times: 12 among six
             assert "gradient_accumulation_steps" not in source
@@ -214,5 +214,5 @@ def test_so_is_what_ranks_cannot_share(recipe, tmp_path, subtests):
     for technique, message in UNSHARED:
         with subtests.test(technique=technique.name):
             with pytest.raises(ConfigurationError, match=message):
-                save_script(recipe | technique, tmp_path / "x", ranks=Ranks(2, "none"))
+                save_script(recipe | technique, tmp_path / "x", count=2, shard="none")
             assert not (tmp_path / "x").exists()

@@ -193,13 +193,13 @@ def test_a_text_that_changes_between_the_survey_and_the_tokens_is_refused(long_t
 
 
 def test_a_text_that_changes_while_its_tokens_are_written_is_refused(long_text, runs_folder, monkeypatch):
-    write = ArrowWriter.write_batch
+    write = ArrowWriter.write_examples_on_file
 
-    def write_and_change(self, batch):
-        write(self, batch)
+    def write_and_change(self):
+        write(self)
         long_text.write_text("no " * 9000)
 
-    monkeypatch.setattr(ArrowWriter, "write_batch", write_and_change)
+    monkeypatch.setattr(ArrowWriter, "write_examples_on_file", write_and_change)
     with pytest.raises(ConfigurationError, match="was changed while it was read. Start again"):
         rows(long_text)
     assert not list((runs_folder / "tokens").iterdir())
@@ -220,7 +220,7 @@ def test_a_full_disk_is_named_and_nothing_is_left(long_text, runs_folder, monkey
         (OSError("Write failed"), ".*Free some space, or name another place"),
     ):
         with subtests.test(error=error), monkeypatch.context() as patch:
-            patch.setattr(ArrowWriter, "write_batch", Mock(side_effect=error))
+            patch.setattr(ArrowWriter, "write_examples_on_file", Mock(side_effect=error))
             with pytest.raises(UnavailableError, match=place + reason):
                 rows(long_text)
             assert not list((runs_folder / "tokens").iterdir())
@@ -229,7 +229,7 @@ def test_a_full_disk_is_named_and_nothing_is_left(long_text, runs_folder, monkey
 def test_a_run_on_a_full_disk_ends_before_the_model_loads(
     recipe, long_text, earlier, no_model, runs_folder, monkeypatch
 ):
-    monkeypatch.setattr(ArrowWriter, "write_batch", full)
+    monkeypatch.setattr(ArrowWriter, "write_examples_on_file", full)
     with pytest.raises(UnavailableError, match="cannot be written to .*Free some space, or name another place"):
         run(replace(recipe, corpus=str(long_text)), device="cpu")
     assert not list((runs_folder / "tokens").iterdir())

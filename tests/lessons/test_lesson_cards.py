@@ -94,12 +94,12 @@ def test_a_prediction_that_is_refused_is_raised(asked):
     answers, _ = asked
     answers["t4", "baseline"] = ConfigurationError("predict: no.")
     with pytest.raises(ConfigurationError, match="predict: no"):
-        predict_known(module.recipes_of("gpt2", (), 1024)[0])
+        predict_known(module.on_cards("gpt2", (), 1024)[0])
 
 
 def test_a_step_is_a_frame_to_drag_through(asked):
     answers, _ = asked
     answers |= {("t4", label): replace(found("t4", 5, 6), label=label) for label in ("baseline", "lora")}
     frame = step_on_card(Lora()).data
-    assert 'title="Memory over the operations of a training step: baseline, lora"' in frame
+    assert 'title="Memory over the operations of a training step: baseline, LoRA"' in frame
     assert "{{" not in frame

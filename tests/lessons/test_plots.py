@@ -48,6 +48,12 @@ def test_a_picture_of_nothing_has_words_too():
     assert figure.description.startswith("no losses on record")
 
 
+def test_a_run_that_left_no_losses_has_no_curve():
+    figure = plots.loss_curves([record(losses=[4.0, 2.0]), record("lora", losses=[])])
+    assert len(figure.axes[0].lines) == 1
+    assert figure.description == "Curves of the training loss: baseline from 4.00 to 2.00."
+
+
 def test_every_category_has_its_own_colour():
     assert set(plots.COLOURS) == set(Category)
     assert len(set(plots.COLOURS.values())) == len(Category)

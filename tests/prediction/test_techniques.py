@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from workbench import predict
+from workbench.base.device import Device
 from workbench.base.errors import ConfigurationError
-from workbench.measure.device import Device
 from workbench.techniques import (
     REGISTRY,
     ActivationOffloading,

@@ -6,10 +6,10 @@ import pytest
 import torch
 from every_step import EveryStep
 
+from workbench.base.device import Device
 from workbench.base.errors import UnavailableError
 from workbench.export.script import script
 from workbench.journal.record import Status, read_all
-from workbench.measure.device import Device
 from workbench.techniques import Allocator
 from workbench.techniques.allocator import VARIABLES
 from workbench.training.run import run

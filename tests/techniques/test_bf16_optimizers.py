@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from workbench.base.categories import Category
+from workbench.base.device import Device
 from workbench.base.errors import ConfigurationError
-from workbench.measure.device import Device
 from workbench.recipe import Recipe
 from workbench.techniques import Lora, Optimizer, PureBf16
 from workbench.techniques.optimizer import KINDS, piecewise

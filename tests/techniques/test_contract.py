@@ -19,10 +19,10 @@ from safetensors.torch import load_file
 
 from workbench import techniques
 from workbench.base.categories import Category
+from workbench.base.device import Device
 from workbench.base.errors import ConfigurationError
 from workbench.base.paths import DATA
 from workbench.base.settings import described, kind, optional
-from workbench.measure.device import Device
 from workbench.recipe import Recipe
 from workbench.techniques import (
     REGISTRY,

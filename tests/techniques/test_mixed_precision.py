@@ -1,8 +1,8 @@
 import pytest
 
+from workbench.base.device import Device
 from workbench.base.errors import UnavailableError
 from workbench.journal.record import Status, read_all
-from workbench.measure.device import Device
 from workbench.techniques import MixedPrecision
 from workbench.training.run import run
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from workbench.base.device import Device
 from workbench.base.errors import UnavailableError
+from workbench.base.offloaded import DISK, Account
 from workbench.journal.record import Status, read_all
-from workbench.measure.device import Device
-from workbench.measure.offloaded import DISK, Account
 from workbench.techniques import ActivationOffloading, OptimizerOffloading
 from workbench.techniques.offloading import Counted, DiskFile, Nowhere
 from workbench.training.run import run

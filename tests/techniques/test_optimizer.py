@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from transformers import Trainer, TrainingArguments
 
 from workbench.base.categories import Category
+from workbench.base.device import Device
 from workbench.base.errors import UnavailableError
 from workbench.journal.record import Status, read_all
-from workbench.measure.device import Device
 from workbench.models.load import load_config, load_model
 from workbench.models.source import locate
 from workbench.techniques import (

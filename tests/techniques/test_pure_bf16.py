@@ -5,7 +5,7 @@ import pytest
 from safetensors.torch import load_file
 
 from workbench.base.categories import Category
-from workbench.measure.device import Device
+from workbench.base.device import Device
 from workbench.models.load import load_config, load_model
 from workbench.models.source import locate
 from workbench.techniques import Lora, PureBf16

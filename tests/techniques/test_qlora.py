@@ -7,9 +7,9 @@ import torch
 from transformers import GPT2Config
 
 from workbench.base.categories import Category
+from workbench.base.device import Device
 from workbench.base.errors import ConfigurationError, UnavailableError
 from workbench.journal.record import Status, read_all
-from workbench.measure.device import Device
 from workbench.measure.meter import attached_tensors
 from workbench.models.family import family_of
 from workbench.models.load import load_config, load_model

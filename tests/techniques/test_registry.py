@@ -4,6 +4,8 @@ import pytest
 
 from workbench.base.errors import ConfigurationError
 from workbench.techniques import REGISTRY, Lora, parse_technique, technique
+from workbench.techniques.optimizer import KINDS
+from workbench.techniques.registry import in_words
 
 
 def test_the_form_of_the_command_line(subtests):
@@ -43,3 +45,17 @@ def test_by_name_and_settings():
         technique("lora", r=4)
     with pytest.raises(ConfigurationError, match="There is no technique 'prefix'. Known: "):
         technique("prefix")
+
+
+def test_a_label_in_words_says_what_people_say():
+    assert in_words("baseline") == "baseline"
+    assert in_words("attention(implementation=eager)") == "eager attention"
+    assert in_words("lora(rank=4) + optimizer(kind=adamw_8bit)") == "LoRA (rank=4) + 8-bit AdamW"
+    assert in_words("gradient_checkpointing + ia3 + torch_compile") == "gradient checkpointing + (IA)³ + torch.compile"
+    assert in_words("a_technique_of_a_notebook(x=1)") == "a_technique_of_a_notebook(x=1)"
+
+
+def test_every_optimizer_has_a_name_of_its_own():
+    names = [in_words(f"optimizer(kind={kind})") for kind in KINDS]
+    assert len(set(names)) == len(KINDS)
+    assert not [name for name in names if "kind=" in name]

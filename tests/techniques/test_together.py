@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from workbench.measure.device import Device
+from workbench.base.device import Device
 from workbench.recipe import Recipe
 from workbench.techniques import (
     ActivationOffloading,

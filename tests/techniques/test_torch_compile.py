@@ -9,8 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from workbench import predict
 from workbench.base.categories import Category
+from workbench.base.device import Device
 from workbench.base.errors import ConfigurationError, UnavailableError
-from workbench.measure.device import Device
 from workbench.measure.tracker import StorageTracker
 from workbench.techniques import Padding, TorchCompile
 from workbench.techniques.torch_compile import seen_by_tracker

@@ -10,6 +10,7 @@ import torch
 from datasets import Dataset
 
 from workbench.base.errors import ConfigurationError
+from workbench.base.tokens import IGNORED
 from workbench.export.bring import keep
 from workbench.journal.record import Status
 from workbench.models import load
@@ -20,7 +21,7 @@ from workbench.prediction.predict import predict
 from workbench.techniques import DataLoading, GradientAccumulation, Padding, SequenceLength, Streaming
 from workbench.techniques.sequence_length import cut_rows
 from workbench.texts import corpus
-from workbench.texts.chat import IGNORED, labelled
+from workbench.texts.chat import labelled
 from workbench.training.job import prepare
 from workbench.training.run import run
 from workbench.training.trainer import collate

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from workbench.base import tokens as text_tokens
+from workbench.base.tokens import END_OF_TEXT
 from workbench.models.gpt2 import gpt2_tokenizer
 from workbench.models.load import load_tokenizer
 from workbench.models.source import locate
 from workbench.techniques.padding import make_examples
 from workbench.techniques.streaming import stream_blocks
-from workbench.texts import corpus
-from workbench.texts.corpus import END_OF_TEXT
 
 SIZE, MOST = 20, 60
 ALPHABETS = (
@@ -32,8 +32,8 @@ TEXTS = st.lists(PARTS, max_size=6)
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setattr(corpus, "PIECE_CHARACTERS", SIZE)
-    monkeypatch.setattr(corpus, "LONGEST_PIECE", MOST)
+    monkeypatch.setattr(text_tokens, "PIECE_CHARACTERS", SIZE)
+    monkeypatch.setattr(text_tokens, "LONGEST_PIECE", MOST)
 
 
 def tokens(pieces):
@@ -44,10 +44,10 @@ def tokens(pieces):
 @given(TEXTS)
 def test_pieces_are_short_say_the_same_and_do_not_depend_on_how_the_text_arrives(parts):
     whole = "".join(parts)
-    pieces = list(corpus._pieces(parts))
+    pieces = list(text_tokens._pieces(parts))
     assert "".join(pieces) == whole
     assert all(0 < len(piece) <= MOST + len(END_OF_TEXT) for piece in pieces)
-    assert pieces == list(corpus._pieces([whole])) == list(corpus._pieces(whole))
+    assert pieces == list(text_tokens._pieces([whole])) == list(text_tokens._pieces(whole))
     assert gpt2_tokenizer().decode(tokens(pieces)) == whole
 
 
@@ -58,7 +58,7 @@ def test_pieces_are_short_say_the_same_and_do_not_depend_on_how_the_text_arrives
 )
 def test_where_there_is_a_boundary_the_tokens_are_those_of_the_whole(words, boundary):
     whole = boundary.join(words)
-    assert tokens(corpus._pieces([whole])) == tokens([whole])
+    assert tokens(text_tokens._pieces([whole])) == tokens([whole])
 
 
 CUTS = (
@@ -71,7 +71,7 @@ CUTS = (
 def test_the_cut_is_made_where_it_does_least_harm(subtests):
     for text, begin in CUTS:
         with subtests.test(text=ascii(text[:10])):
-            assert next(iter(corpus._pieces([text]))) == begin
+            assert next(iter(text_tokens._pieces([text]))) == begin
 
 
 def other_end():
@@ -84,7 +84,7 @@ def other_end():
 def test_documents_end_with_the_tokenizers_own_end_wherever_they_are_cut():
     tokenizer = other_end()
     documents = ["的" * 30 + f"{number}" for number in range(30)]
-    ids = list(chain.from_iterable(corpus.encoded([END_OF_TEXT.join(documents)], tokenizer)))
+    ids = list(chain.from_iterable(text_tokens.encoded([END_OF_TEXT.join(documents)], tokenizer)))
     assert ids == tokenizer("</s>".join(documents))["input_ids"]
     assert ids.count(tokenizer.eos_token_id) == 29
     (streamed,) = stream_blocks(END_OF_TEXT.join(documents), tokenizer, len(ids), 1)
@@ -104,7 +104,7 @@ def test_streamed_blocks_and_padded_examples_are_cut_too(subtests):
     for letters in ("a", " ", "的", "🙂", ".\n"):
         with subtests.test(letters=letters):
             text = "begin" + letters * 300
-            packed = list(chain.from_iterable(corpus.encoded([text], gpt2_tokenizer())))
+            packed = list(chain.from_iterable(text_tokens.encoded([text], gpt2_tokenizer())))
             (block,) = stream_blocks(text, Watched(), len(packed), 1)
             assert block["input_ids"] == packed
             make_examples(text, Watched(), 16, 1)
@@ -115,5 +115,5 @@ def test_it_takes_time_in_proportion(monkeypatch):
     monkeypatch.undo()
     for text in ("a" * 2_000_000, " " * 2_000_000, "的" * 2_000_000, "\n" * 2_000_000):
         start = time.process_time()
-        assert sum(map(len, corpus._pieces(text[i : i + 99] for i in range(0, len(text), 99)))) == len(text)
+        assert sum(map(len, text_tokens._pieces(text[i : i + 99] for i in range(0, len(text), 99)))) == len(text)
         assert time.process_time() - start < 3

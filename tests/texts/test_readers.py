@@ -12,8 +12,10 @@ from textwrap import dedent
 import pytest
 
 from workbench.__main__ import absolute
+from workbench.base import tokens as text_tokens
 from workbench.base.errors import ConfigurationError
 from workbench.base.paths import CORPORA
+from workbench.base.tokens import END_OF_TEXT
 from workbench.export.bring import keep
 from workbench.export.script import script
 from workbench.export.sources import Sources
@@ -23,7 +25,6 @@ from workbench.models.source import locate
 from workbench.texts import corpus, files
 from workbench.texts import readers as texts
 from workbench.texts import source as reading
-from workbench.texts.corpus import END_OF_TEXT
 from workbench.training.run import run
 
 DOCUMENTS = [
@@ -243,12 +244,12 @@ def test_files_of_lines_are_read_without_datasets_and_nothing_is_written(tmp_pat
 def small_memory(monkeypatch):
     """What is long, shortened: 20 KB do not fit, and pieces are of 1,000 characters."""
     monkeypatch.setattr(corpus, "IN_MEMORY_CHARACTERS", 20_000)
-    monkeypatch.setattr(corpus, "PIECE_CHARACTERS", 1_000)
+    monkeypatch.setattr(text_tokens, "PIECE_CHARACTERS", 1_000)
     monkeypatch.setattr(reading, "CHUNK", 777)
 
 
 def test_pieces_have_the_tokens_of_the_whole(monkeypatch, subtests):
-    monkeypatch.setattr(corpus, "PIECE_CHARACTERS", 97)
+    monkeypatch.setattr(text_tokens, "PIECE_CHARACTERS", 97)
     play = (CORPORA / "shakespeare" / "held_out.txt").read_text(encoding="utf-8")[:50_000]
     odd = "  two  spaces\n\n\n\ttabs\t\n don't I'll 12345 6.7 日本語 🙂🙂\u00a0nbsp\u3000wide "
     odd += f"{END_OF_TEXT} x{END_OF_TEXT}\n"
@@ -256,7 +257,7 @@ def test_pieces_have_the_tokens_of_the_whole(monkeypatch, subtests):
     for name, tokenizer in tokenizers.items():
         for text in (play, odd * 30, "a" * 5_000, " " * 5_000, "a b" * 900):
             with subtests.test(tokenizer=name, text=text[:20]):
-                pieces = list(corpus.encoded([text], tokenizer))
+                pieces = list(text_tokens.encoded([text], tokenizer))
                 assert [token for piece in pieces for token in piece] == tokenizer(text)["input_ids"]
                 assert len(pieces) > 5 or " " not in text.strip()
 

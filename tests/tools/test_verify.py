@@ -19,9 +19,9 @@ from verify import (
     verify,
 )
 
+from workbench.base.device import Device
 from workbench.base.errors import ConfigurationError, OutOfMemoryError
 from workbench.base.launch import launch
-from workbench.measure.device import Device
 from workbench.techniques import REGISTRY
 
 

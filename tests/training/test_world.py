@@ -11,12 +11,12 @@ import torch
 
 from workbench import predict, run
 from workbench.__main__ import main
+from workbench.base import device as devices
+from workbench.base.device import Device
 from workbench.base.errors import ConfigurationError, UnavailableError
 from workbench.base.paths import ROOT
 from workbench.gpus.catalogue import GPUS
 from workbench.journal.record import Record
-from workbench.measure import device as devices
-from workbench.measure.device import Device
 from workbench.prediction import worker
 from workbench.recipe import Recipe
 from workbench.training.world import ALONE, World, refuse_several_ranks

@@ -29,7 +29,6 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 
@@ -78,8 +77,9 @@ class Budget:
         room = card.memory_bytes - card.context_bytes_estimate
         if self.limit_bytes > room:
             raise ConfigurationError(
-                f"check: the limit of {self.name}, {format_bytes(self.limit_bytes)}, is more than the {card.title} has "
-                f"beside CUDA's context, {format_bytes(room)}. Lower it, or name a larger card."
+                f"check: the limit of {self.name}, {format_bytes(self.limit_bytes)}, "
+                f"is more than the {card.title} has beside CUDA's context, "
+                f"{format_bytes(room)}. Lower it, or name a larger card."
             )
 
     @property
@@ -111,7 +111,7 @@ class Verdict(Result):
     budget: Budget
     found: Usage
     before: Usage | None
-    json_fields: ClassVar[tuple[str, ...]] = ("name", "limit_bytes", "over", "grown_bytes", "found", "before")
+    json_fields = ("name", "limit_bytes", "over", "grown_bytes", "found", "before")
 
     @property
     def name(self) -> str:
@@ -141,20 +141,20 @@ class Verdict(Result):
         elif self.over:
             verdict = "over"
         need = f"{format_bytes(now.peak_bytes)} reserved ({now.facts['source']})"
-        lines = [f"{self.name}: {need}, {verdict} its limit of {format_bytes(self.limit_bytes)}"]
+        text = f"{self.name}: {need}, {verdict} its limit of {format_bytes(self.limit_bytes)}"
         changes = Counter(now.holders)
         if before:
             changes.subtract(before.holders)
         if before and before != now:
-            lines.append(f"  {_signed(self.grown_bytes)} since it was stored: {_moved(before, now)}")
+            text += f"\n  {_signed(self.grown_bytes)} since it was stored: {_moved(before, now)}"
         elif self.over:
-            lines.append("  who holds most")
+            text += "\n  who holds most"
         else:
-            return lines[0]
+            return text
         for name in sorted(changes, key=lambda name: -abs(changes[name]))[:SHOWN]:
             if changes[name]:
-                lines.append(f"    {_signed(changes[name]):>10}  {_in_words(name)}")
-        return "\n".join(lines)
+                text += f"\n    {_signed(changes[name]):>10}  {_in_words(name)}"
+        return text
 
 
 def _signed(nbytes: int) -> str:
@@ -167,8 +167,9 @@ def _moved(before: Usage, now: Usage) -> str:
     """What else is not as it was: `transformers 5.17.0 → 5.23.0`."""
     moved = []
     for name, fact in now.facts.items():
-        if before.facts.get(name) != fact:
-            moved.append(f"{name} {before.facts.get(name)} → {fact}")
+        fact_before = before.facts.get(name)
+        if fact_before != fact:
+            moved.append(f"{name} {fact_before} → {fact}")
     return ", ".join(moved) or "in the same environment"
 
 
@@ -234,17 +235,18 @@ def _needed(budget: Budget) -> Usage:
 
 
 def _of_prediction(prediction: Prediction) -> Usage:
-    assert prediction.timeline is not None
-    lives = prediction.timeline.lives
-    event = prediction.timeline.peak(Phase(prediction.peak_phase))
+    timeline = prediction.timeline
+    assert timeline is not None
+    lives = timeline.lives
+    event = timeline.peak(Phase(prediction.peak_phase))
     alive = (lives["born"] <= event) & ((lives["died"] < 0) | (lives["died"] > event))
-    makers = [NUMBER.sub(".*", name) for name in prediction.timeline.operations]
     categories = list(Category)
     peak = prediction.need_bytes - prediction.context_bytes
     holders = Counter({UNUSED: peak - prediction.peak_allocated_bytes})
     for storage in np.flatnonzero(alive):
         category = categories[lives["category"][storage]]
-        holders[f"{category}: {makers[lives['maker'][storage]]}"] += int(lives["nbytes"][storage])
+        maker = NUMBER.sub(".*", timeline.operations[lives["maker"][storage]])
+        holders[f"{category}: {maker}"] += int(lives["nbytes"][storage])
     facts = {"recipe": prediction.recipe_id, "source": prediction.source, "peak in": prediction.peak_phase}
     return Usage(peak, dict(holders), facts | prediction.versions)
 
@@ -253,15 +255,14 @@ def _of_program(budget: Budget, program: Emulation) -> Usage:
     devices = program.devices
     refused = program.refusals > 0 and not program.has_recovered
     if not devices or (program.exit_status and not refused):
-        used = "used the GPU"
-        if not devices:
-            used = "not used the GPU"
+        used = "used the GPU" if devices else "not used the GPU"
         raise ConfigurationError(
-            f"check: the program of {budget.name} ended with exit status {program.exit_status}, having {used}. What it "
-            "said stands above."
+            f"check: the program of {budget.name} ended with exit status {program.exit_status}, "
+            f"having {used}. What it said stands above."
         )
     reserved = program.reserved_at_once_bytes
-    allocated = min(devices[0]["peak_allocated_bytes"], reserved)  # that of a program that recovered may lie before
+    # that of a program that recovered may lie before
+    allocated = min(devices[0]["peak_allocated_bytes"], reserved)
     holders = {entry["line"]: entry["bytes"] for entry in devices[0].get("lines", [])}
     holders[UNUSED] = reserved - allocated
     facts = {"program": str(budget.what), "source": f"{DEVICE}{program.gpu.name}"}

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from workbench.base.categories import format_bytes
 from workbench.base.result import Result
@@ -35,7 +34,7 @@ class Candidate(Result):
     budget_bytes: int
     compared_with: "Candidate | None" = None
     options: str = ""
-    json_fields: ClassVar[tuple[str, ...]] = (
+    json_fields = (
         "label",
         "words",
         "recipe",
@@ -93,12 +92,13 @@ class Candidate(Result):
         return self._extra(lambda work: seconds(work, RATES[self.predicted.gpu]))
 
     def _extra(self, measure: Callable[[Mapping[str, int]], float]) -> float:
-        before = self.before._total(measure)
-        return self._total(measure) / before - 1 if before else 0.0
-
-    def _total(self, measure: Callable[[Mapping[str, int]], float]) -> float:
         """Of all steps: a technique may change how many there are."""
-        return measure(self.predicted.work) * int(self.recipe.training_arguments()["max_steps"])
+        totals = []
+        for candidate in (self.before, self):
+            steps = candidate.recipe.training_arguments()["max_steps"]
+            totals.append(measure(candidate.predicted.work) * steps)
+        before, after = totals
+        return after / before - 1 if before else 0.0
 
     @property
     def cost(self) -> str:
@@ -156,10 +156,8 @@ def entry(candidate: Candidate, heading: str, compared: str) -> list[str]:
 
 def answer_lines(heading: str, need: str, gives_up: Iterable[str], ways: Iterable[str]) -> list[str]:
     """What a set of changes needs and gives up, and the ways to make them, for a recipe and for a script alike."""
-    lines = [heading, f"   needs {need}"]
-    lines += [f"   gives up  {text}" for text in gives_up]
-    lines += [f"   {way}" for way in ways]
-    return lines
+    costs = map("   gives up  {}".format, gives_up)
+    return [heading, f"   needs {need}", *costs, *map("   {}".format, ways)]
 
 
 def room_in_words(headroom_bytes: int) -> str:
@@ -167,9 +165,9 @@ def room_in_words(headroom_bytes: int) -> str:
     return f"{format_bytes(abs(headroom_bytes))} {'to spare' if headroom_bytes >= 0 else 'too much'}"
 
 
-def worst_numerics(techniques: Iterable[Technique]) -> Numerics:
+def worst_numerics(techniques: Iterable[Technique | type[Technique]]) -> Numerics:
     """That of the technique which alters the loss most."""
-    return NUMERICS[max((NUMERICS.index(technique.numerics) for technique in techniques), default=0)]
+    return max((technique.numerics for technique in techniques), key=NUMERICS.index, default=Numerics.EXACT)
 
 
 def given_up(techniques: Iterable[Technique]) -> tuple[str, ...]:
@@ -183,7 +181,10 @@ def _words(change: Technique, recipe: Recipe) -> str:
     for technique in recipe.techniques:
         if technique.name == change.name:
             now = technique.settings()
-            changed = [f"{name} to {value} (now {now[name]})" for name, value in settings.items() if value != now[name]]
+            changed = []
+            for name, value in settings.items():
+                if value != now[name]:
+                    changed.append(f"{name} to {value} (now {now[name]})")
             return f"Set {change.title} {', '.join(changed)}"
     if len(settings) > 1:
         settings = changed_settings(change)

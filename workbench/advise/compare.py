@@ -14,19 +14,22 @@ from workbench.base.categories import Category, format_bytes
 from workbench.base.errors import ConfigurationError
 from workbench.journal.record import Status
 
-IN_COMMON = ["model", "corpus", "effective_batch_size", "sequence_length", "steps", "dropout", "arguments"]
-IN_COMMON += ["memory_source", "world_size", "shard"]
+IN_COMMON = ["model", "corpus", "effective_batch_size", "sequence_length", "steps", "dropout"]
+IN_COMMON += ["arguments", "memory_source", "world_size", "shard"]
 SAME = [*IN_COMMON, "data_sha256", "device_kind", "device_name", "threads"]
 BASELINE = "baseline"
 MEASURED = ["peak_allocated_bytes", "trainable_parameters", "learning_rate"]
 WITHOUT_VALUES = "an emulated GPU computes no values"
 BY_CATEGORY = [f"{category}_bytes" for category in Category]
-ELSEWHERE = {"peak_host_bytes": "in host memory", "peak_disk_bytes": "on disk"}  # what was moved out of the device
+# what was moved out of the device
+ELSEWHERE = {"peak_host_bytes": "in host memory", "peak_disk_bytes": "on disk"}
 # of the seed with the largest peak
 KEPT = [*MEASURED, "techniques", "memory_source", *BY_CATEGORY, *ELSEWHERE]
 
-DISTURBED = 0.1  # of the processors' time, taken by others: 0.03 on two quiet cores, 0.34 beside one busy process
-BESIDE_S = 120.0  # between the beginnings of two runs that are timed beside each other; or twice the time of the steps
+# of the processors' time, taken by others: 0.03 on two quiet cores, 0.34 beside one busy process
+DISTURBED = 0.1
+# between the beginnings of two runs that are timed beside each other; or twice the time of the steps
+BESIDE_S = 120.0
 
 
 def compare(frame: pd.DataFrame) -> pd.DataFrame:
@@ -63,7 +66,8 @@ def compare(frame: pd.DataFrame) -> pd.DataFrame:
 def unranked(frame: pd.DataFrame) -> pd.DataFrame:
     """The newest run of each recipe that has no `ok` run in the group that `compare` takes: label, status, reason."""
     group = _newest_group(frame)
-    same = group[SAME].drop(columns="memory_source").drop_duplicates()  # a run that failed early has no source
+    # a run that failed early has no source
+    same = group[SAME].drop(columns="memory_source").drop_duplicates()
     others = frame[(frame["status"] != Status.OK) & ~frame["label"].isin(group["label"])]
     others = others.merge(same).sort_values("created_at")
     newest = others.drop_duplicates("label", keep="last").set_index("label")
@@ -73,7 +77,7 @@ def unranked(frame: pd.DataFrame) -> pd.DataFrame:
 def _beside(runs: pd.DataFrame, bases: pd.DataFrame) -> pd.DataFrame:
     """By label: speed ratios of runs to the baseline's beside them, or why there are none."""
     columns = ["seed", "created_at", "tokens_per_s", "contended_share"]
-    both = runs.dropna(subset=["tokens_per_s"]).merge(bases[columns].dropna(subset=["tokens_per_s"]), on="seed")
+    both = runs.merge(bases[columns], on="seed").dropna(subset=["tokens_per_s_x", "tokens_per_s_y"])
     gap = (both["created_at_x"] - both["created_at_y"]).dt.total_seconds().abs()
     both = both.assign(gap=gap).sort_values("gap").drop_duplicates("id")
     disturbed = both[["contended_share_x", "contended_share_y"]].astype(float).max(axis=1) > DISTURBED
@@ -104,7 +108,8 @@ def _summary(runs: pd.DataFrame) -> pd.DataFrame:
     rates = runs.sort_values(["rate_searched", "created_at"]).groupby("label")["learning_rate"].last()
     runs = runs[runs["learning_rate"] == runs["label"].map(rates)]
     recipes = runs.groupby("label")
-    table = runs.loc[recipes["peak_allocated_bytes"].idxmax()].set_index("label")[KEPT].astype(object).infer_objects()
+    largest = runs.loc[recipes["peak_allocated_bytes"].idxmax()]
+    table = largest.set_index("label")[KEPT].astype(object).infer_objects()
     losses = recipes["held_out_loss"]
     table["held_out_loss"] = losses.mean().astype(float)
     table["held_out_loss_spread"] = (losses.max() - losses.min()).where(losses.size() > 1).astype(float)
@@ -116,7 +121,8 @@ def verdict(row: pd.Series, base: pd.Series) -> str:
     """`same` to six digits; else `not searched` without a search for both learning rates, `?` with one seed, `tie`
     within the larger of the two spreads, `better` or `worse`."""
     difference = row["loss_difference"]
-    spread = np.maximum(row["held_out_loss_spread"], base["held_out_loss_spread"])  # unknown if one of them is
+    # unknown if one of them is
+    spread = np.maximum(row["held_out_loss_spread"], base["held_out_loss_spread"])
     if row.name == BASELINE or pd.isna(difference):
         return ""
     if abs(difference) < 1e-6 * base["held_out_loss"]:
@@ -140,18 +146,21 @@ def comparison_text(table: pd.DataFrame, others: pd.DataFrame | None = None) -> 
     """
     columns = {
         "peak": table["peak_allocated_bytes"].map(format_bytes),
-        "saves": (table["saved_fraction"].round(2) + 0).map("{:.0%}".format),  # no minus before a zero
+        # no minus before a zero
+        "saves": (table["saved_fraction"].round(2) + 0).map("{:.0%}".format),
     }
     for column, title in ELSEWHERE.items():
         if table[column].any():
             columns[title] = table[column].map(format_bytes, na_action="ignore").fillna("")
     columns["held-out loss"] = table.apply(_loss, axis=1)
     columns["against baseline"] = table["loss_verdict"]
-    columns["tokens/s"] = table["tokens_per_s"].map("{:,.0f}".format, na_action="ignore").astype(object).fillna("–")
+    rates = table["tokens_per_s"].map("{:,.0f}".format, na_action="ignore")
+    columns["tokens/s"] = rates.astype(object).fillna("–")
     columns["speed"] = table.apply(_speed, axis=1)
     lines = [pd.DataFrame(columns, index=table.index.rename(None)).to_string(), "", caption(table)]
     if others is not None:
-        lines += [f"not ranked: {label}: {row['status']}. {row['reason']}" for label, row in others.iterrows()]
+        for label, row in others.iterrows():
+            lines.append(f"not ranked: {label}: {row['status']}. {row['reason']}")
     return "\n".join(lines)
 
 
@@ -177,9 +186,8 @@ def _speed(row: pd.Series) -> str:
 def caption(table: pd.DataFrame) -> str:
     """What the rows have in common, in one line."""
     facts = table.attrs
-    seeds = "1 seed"
-    if table["seeds"].max() > 1:
-        seeds = f"{table['seeds'].max()} seeds"
+    count = table["seeds"].max()
+    seeds = f"{count} seeds" if count > 1 else "1 seed"
     shape = f"{facts['effective_batch_size']} × {facts['sequence_length']} tokens a step, {facts['steps']} steps"
     text = f"{facts['model']} on {facts['corpus']}: {shape}, {seeds}"
     if facts["arguments"]:

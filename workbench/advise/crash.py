@@ -33,15 +33,12 @@ def read_crash(name: str) -> Result:
     Raises:
         ConfigurationError: there is no out-of-memory message in it; or it is a pickle, and no memory snapshot.
     """
-    if name == "-":
-        content = sys.stdin.buffer.read()
-        if content.startswith(PICKLE):
-            raise ConfigurationError("doctor: a memory snapshot is read from its file. Give its name in place of -.")
+    content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    if not content.startswith(PICKLE):
         return read_message(_text(content))
-    content = Path(name).read_bytes()
-    if content.startswith(PICKLE):
-        return CrashSnapshot(read_snapshot(Path(name)))
-    return read_message(_text(content))
+    if name == "-":
+        raise ConfigurationError("doctor: a memory snapshot is read from its file. Give its name in place of -.")
+    return CrashSnapshot(read_snapshot(Path(name)))
 
 
 def _text(content: bytes) -> str:
@@ -66,6 +63,7 @@ class CrashSnapshot(Result):
     """A memory snapshot, and what used the memory up: unlike a message it knows when and where each tensor was made."""
 
     snapshot: Snapshot
+    json_fields = ("causes",)
 
     @cached_property
     def causes(self) -> tuple[Cause, ...]:
@@ -79,7 +77,7 @@ class CrashSnapshot(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; bytes are integers."""
-        return {**self.snapshot.to_dict(), "causes": [cause.to_dict() for cause in self.causes]}
+        return self.snapshot.to_dict() | super().to_dict()
 
 
 def no_piece_is_large_enough(device: DeviceSnapshot) -> Cause | None:
@@ -88,8 +86,8 @@ def no_piece_is_large_enough(device: DeviceSnapshot) -> Cause | None:
     if not device.largest_free_bytes < refused <= free:
         return None
     because = (
-        f"{format_bytes(refused)} were refused. At the end {format_bytes(free)} are reserved and free, at most "
-        f"{format_bytes(device.largest_free_bytes)} in one piece."
+        f"{format_bytes(refused)} were refused. At the end {format_bytes(free)} are reserved and "
+        f"free, at most {format_bytes(device.largest_free_bytes)} in one piece."
     )
     return Cause("fragmentation", because, f"{against_gaps()} in front of the command.", "12_kernels")
 
@@ -99,22 +97,24 @@ def older_than_the_history(device: DeviceSnapshot) -> Cause | None:
     if not device.events or size < NOTEWORTHY * device.peak_bytes:
         return None
     because = (
-        f"{format_bytes(size)} of the {format_bytes(device.peak_bytes)} at the peak were there before the history "
-        "begins: the model, if the history was switched on after it was loaded; else something older."
+        f"{format_bytes(size)} of the {format_bytes(device.peak_bytes)} at the peak were there "
+        "before the history begins: the model, if the history was switched on after it was "
+        "loaded; else something older."
     )
     return Cause("something left from before", because, "switch the history on before anything is loaded.")
 
 
 def largest_kind(device: DeviceSnapshot) -> Cause | None:
-    sizes = [(size, kind) for kind, size in device.kinds.items() if kind in KINDS]
+    sizes = [(size, part) for part, size in device.kinds.items() if part in KINDS]
     if not sizes or not device.events:
         return None
-    size, kind = max(sizes)
+    size, part = max(sizes)
     line, at_line = device.lines.most_common(1)[0]
     because = (
-        f"The largest part of the peak is {kind}: {format_bytes(size)} of {format_bytes(device.peak_bytes)}. The line "
-        f"with most of it all: {line}, {format_bytes(at_line)}."
+        f"The largest part of the peak is {part}: "
+        f"{format_bytes(size)} of {format_bytes(device.peak_bytes)}. "
+        f"The line with most of it all: {line}, {format_bytes(at_line)}."
     )
     if not device.refused:
         because += " No request was refused in its history."
-    return Cause("too much", because, f"{titles_against(KINDS[kind], exact=False)}.", "14_planner")
+    return Cause("too much", because, f"{titles_against(KINDS[part], exact=False)}.", "14_planner")

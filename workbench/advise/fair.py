@@ -40,9 +40,7 @@ def side_by_side(
     """
 
     def rated(other: Recipe) -> tuple[Recipe, Tried]:
-        if seeds < 2:
-            return other, {}
-        return search(other, device=device)
+        return search(other, device=device) if seeds > 1 else (other, {})
 
     def timed(other: Recipe, rates: Tried, seed: int, reuse: bool) -> Record:
         record = run(replace(other, seed=seed), device=device, reuse=reuse)
@@ -69,11 +67,13 @@ def side_by_side(
 
 def _taken_over(other: Recipe, recipe: Recipe, rated: Recipe, tried: Tried) -> tuple[Recipe, Tried] | None:
     """The recipe's rate and search, if the other has the same losses whatever the rate."""
-    alike = replace(other, techniques=recipe.techniques) == recipe and set(recipe.techniques) <= set(other.techniques)
-    more = set(other.techniques) - set(recipe.techniques)
-    if alike and all(technique.numerics is Numerics.EXACT for technique in more):
-        return replace(other, learning_rate=rated.learning_rate), tried
-    return None
+    shared = set(recipe.techniques)
+    more = set(other.techniques) - shared
+    if replace(other, techniques=recipe.techniques) != recipe or not shared <= set(other.techniques):
+        return None
+    if any(technique.numerics is not Numerics.EXACT for technique in more):
+        return None
+    return replace(other, learning_rate=rated.learning_rate), tried
 
 
 def search(recipe: Recipe, *, device: str | None = None) -> tuple[Recipe, Tried]:

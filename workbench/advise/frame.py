@@ -12,10 +12,12 @@ from workbench.base.categories import Category, Phase
 from workbench.journal.record import Record, Status, read_all
 from workbench.recipe import Recipe
 
-NULLABLE = {bool: "boolean", int: "Int64", float: "Float64"}  # pandas' own types, in which a value may be missing
+# pandas' own types, in which a value may be missing
+NULLABLE = {bool: "boolean", int: "Int64", float: "Float64"}
 RECIPE_FIELDS = ("corpus", "effective_batch_size", "sequence_length", "steps", "seed", "dropout")
 LEFT_OUT = ("schema_version", "text_before", "text_after")
-REPORTING = ("report_to", "run_name", "project", "trackio_space_id", "log_level")  # arguments that change no result
+# arguments that change no result
+REPORTING = ("report_to", "run_name", "project", "trackio_space_id", "log_level")
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # OWASP, "CSV Injection"
 
 
@@ -30,15 +32,16 @@ def records(folder: Path | None = None) -> pd.DataFrame:
 def to_frame(records: list[Record]) -> pd.DataFrame:
     """Records as rows; numbers become nullable `Int64` and `Float64`, so that a missing one stays missing."""
     columns = list(_row(Record("", "", Status.OK, {}, "", "")))
-    frame = pd.DataFrame([_row(record) for record in records], columns=columns)
-    types = {**get_type_hints(Recipe), **get_type_hints(Record)}
-    kinds = {name: _column_type(types.get(name, str)) for name in columns}
-    kinds["rate_searched"] = "boolean"
+    types = {**get_type_hints(Recipe), **get_type_hints(Record), "rate_searched": bool}
+    column_types = {}
     for name in columns:
-        if name.endswith("_bytes"):  # those of each category and phase are keys of a record's dictionaries, not fields
-            kinds[name] = "Int64"
-    frame = frame.astype(kinds)
-    return frame.assign(created_at=pd.to_datetime(frame["created_at"], utc=True, format="ISO8601").dt.as_unit("us"))
+        column_types[name] = _column_type(types.get(name, str))
+        # those of each category and phase are keys of a record's dictionaries, not fields
+        if name.endswith("_bytes"):
+            column_types[name] = "Int64"
+    frame = pd.DataFrame(map(_row, records), columns=columns).astype(column_types)
+    began = pd.to_datetime(frame["created_at"], utc=True, format="ISO8601")
+    return frame.assign(created_at=began.dt.as_unit("us"))
 
 
 def _row(record: Record) -> dict[str, Any]:
@@ -49,37 +52,34 @@ def _row(record: Record) -> dict[str, Any]:
         if name not in LEFT_OUT and not isinstance(value, dict | list):
             row[name] = value
     row["device"] = record.device
-    row |= {name: settings.get(name) for name in RECIPE_FIELDS}
+    for name in RECIPE_FIELDS:
+        row[name] = settings.get(name)
     row["techniques"] = "+".join(sorted(settings.get("techniques", {}))) or "baseline"
-    arguments = {name: value for name, value in settings.get("arguments", {}).items() if name not in REPORTING}
+    arguments = dict(settings.get("arguments", {}))
+    for name in REPORTING:
+        arguments.pop(name, None)
     if settings.get("callbacks"):
         arguments["callbacks"] = settings["callbacks"]
-    row["arguments"] = ""
-    if arguments:
-        row["arguments"] = json.dumps(arguments, sort_keys=True)
+    row["arguments"] = json.dumps(arguments, sort_keys=True) if arguments else ""
     row["rate_searched"] = _searched(record.rates_tried)
+    unnamed = 0 if record.by_category else None  # a category beside others that has no number had nothing
     for category in Category:
-        row[f"{category}_bytes"] = record.by_category.get(category)
-        if record.by_category and category not in record.by_category:  # there was nothing of it
-            row[f"{category}_bytes"] = 0
-    row |= {f"{phase}_peak_bytes": record.by_phase.get(phase) for phase in Phase}
+        row[f"{category}_bytes"] = record.by_category.get(category, unnamed)
+    for phase in Phase:
+        row[f"{phase}_peak_bytes"] = record.by_phase.get(phase)
     return row
 
 
 def _searched(tried: dict[str, float | None]) -> bool:
     """Whether the best of the rates was found: one below it and one above it were tried too."""
-    losses = []
-    for rate in sorted(tried, key=float):
-        loss = tried[rate]
-        if loss is None:  # it diverged
-            loss = math.inf
-        losses.append(loss)
-    return len(losses) > 2 and 0 < losses.index(min(losses)) < len(losses) - 1
+    losses = pd.Series(tried, dtype=float).fillna(math.inf)  # without a loss it diverged
+    losses = losses.sort_index(key=lambda rates: rates.astype(float))
+    return len(losses) > 2 and 0 < losses.argmin() < len(losses) - 1
 
 
-def _column_type(kind: Any) -> str:
+def _column_type(annotation: Any) -> str:
     """The pandas type for a field of this type, which may be an optional one."""
-    for alternative in get_args(kind) or (kind,):
+    for alternative in get_args(annotation) or (annotation,):
         if alternative in NULLABLE:
             return NULLABLE[alternative]
     return "string"
@@ -89,7 +89,8 @@ def to_csv(frame: pd.DataFrame, path: Path | str, *, index: bool = False) -> Non
     """Write a CSV file in which no text is a formula to a spreadsheet (`=cmd…` gets an apostrophe in front)."""
     safe = frame.map(escape_formula)
     safe.index = safe.index.map(escape_formula)
-    safe.to_csv(path, index=index, quoting=csv.QUOTE_NONNUMERIC)  # else a `\r` in a text would begin a new row
+    # else a `\r` in a text would begin a new row
+    safe.to_csv(path, index=index, quoting=csv.QUOTE_NONNUMERIC)
 
 
 def escape_formula(value: Any) -> Any:

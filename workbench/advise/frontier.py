@@ -11,8 +11,6 @@ from dataclasses import replace
 from workbench.advise.candidate import Predictor
 from workbench.base.errors import ConfigurationError, WorkbenchError
 from workbench.models.family import positions
-from workbench.models.load import load_config
-from workbench.models.source import locate_config
 from workbench.recipe import Recipe
 
 LENGTHS = 5  # of a table, at least: powers of two, up to the model's positions
@@ -42,9 +40,7 @@ class Row:
         self.length = length
         self.batches = batches
         self.limit_bytes = limit_bytes
-        self.own: int | None = None
-        if length == recipe.sequence_length:
-            self.own = recipe.effective_batch_size
+        self.own = recipe.effective_batch_size if length == recipe.sequence_length else None
         self.recipes: dict[int, Recipe] = {}
         for batch in batches:
             with suppress(ConfigurationError):
@@ -57,15 +53,16 @@ class Row:
     def fill(self, predict: Predictor, gpu: str) -> Iterator[str]:
         """Bisect, from the recipe's own batch on. Says before each prediction what is looked for."""
         while self.open:
-            batch = self.open[len(self.open) // 2]
+            middle = len(self.open) // 2
             if self.own in self.open:
-                batch = self.own
+                middle = self.open.index(self.own)
+            batch = self.open[middle]
             yield f"{batch} × {self.length} tokens"
             if self._predict(batch, predict, gpu):
                 self.fits_up_to = batch
-                self.open = [larger for larger in self.open if larger > batch]
+                self.open = self.open[middle + 1 :]
             else:
-                self.open = [smaller for smaller in self.open if smaller < batch]
+                self.open = self.open[:middle]
 
     def _predict(self, batch: int, predict: Predictor, gpu: str) -> bool:
         """Whether it fits. What is refused is refused to larger batches, too."""
@@ -89,17 +86,12 @@ class Row:
 
 
 def rows_of(recipe: Recipe, limit_bytes: int) -> list[Row]:
-    """The recipe at other lengths and batches. Raises as `load_config` does."""
-    powers = _powers_of_two(positions_of(recipe))
+    """The recipe at other lengths and batches. Raises as `recipe.config` does."""
+    powers = _powers_of_two(positions(recipe.config))
     shortest = max(2, min(recipe.sequence_length, *powers[-LENGTHS:]))
     lengths = {recipe.sequence_length, *(power for power in powers if power >= shortest)}
     batches = {recipe.effective_batch_size, *_powers_of_two(LARGEST * recipe.effective_batch_size)[-BATCHES:]}
     return [Row(recipe, length, sorted(batches), limit_bytes) for length in sorted(lengths)]
-
-
-def positions_of(recipe: Recipe) -> int:
-    """How many tokens the model takes. Raises as `load_config` does."""
-    return positions(load_config(locate_config(recipe.model)))
 
 
 def _powers_of_two(most: int) -> list[int]:

@@ -36,15 +36,13 @@ def release() -> int:
 
     The results of cells (`Out`, `_`, `__`, `___`) are dropped. Variables of your own stay: `holders()` names them.
     """
-    kind = torch.accelerator.current_accelerator(check_available=True)
-    device_type = "cpu"
-    if kind is not None:
-        device_type = kind.type
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    device_type = accelerator.type if accelerator else "cpu"
     before = live_tensor_bytes(device_type)
     _forget()
     collect_garbage()
-    if kind is not None:
-        torch.get_device_module(kind).empty_cache()
+    if accelerator:
+        torch.get_device_module(accelerator).empty_cache()
     return before - live_tensor_bytes(device_type)
 
 
@@ -102,4 +100,5 @@ def _forget() -> None:
         shell.last_execution_result = None  # which holds the exception too
         for name in ("_", "__", "___"):
             shell.user_ns.pop(name, None)
-            shell.user_ns_hidden.pop(name, None)  # IPython notes here, with the value, what it put there itself
+            # IPython notes here, with the value, what it put there itself
+            shell.user_ns_hidden.pop(name, None)

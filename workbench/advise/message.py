@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from workbench.advise.causes import Cause, causes_of, what_would_tell
+from workbench.advise.moments import moment_of
 from workbench.base.result import Result
 from workbench.measure.out_of_memory import Refusal, numbers_in, two_digits
 
@@ -20,12 +21,20 @@ def read_message(text: str) -> "ErrorMessage":
     Raises:
         ConfigurationError: there is none.
     """
-    return ErrorMessage(**numbers_in(text))
+    return ErrorMessage(**numbers_in(text), moment=moment_of(text))
 
 
 @dataclass(frozen=True)
 class ErrorMessage(Refusal, Result):
-    """The numbers of a message, and what follows from them."""
+    """The numbers of a message, and what follows from them.
+
+    Attributes:
+        moment: what was being done, a sentence; empty if no traceback says it.
+    """
+
+    moment: str = ""
+
+    json_fields = ("reserved_bytes", "elsewhere_bytes", "causes")
 
     @cached_property
     def causes(self) -> tuple[Cause, ...]:
@@ -38,19 +47,20 @@ class ErrorMessage(Refusal, Result):
         for size in self.others_bytes:
             if size + (self.reserved_bytes or 0) > (self.capacity_bytes or size):
                 return (
-                    f"The process with {two_digits(size)} is this one: beside PyTorch's "
-                    f"{two_digits(self.reserved_bytes or 0)} the card has no room for another so large. In a container "
-                    "PyTorch does not know its own number."
+                    f"The process with {two_digits(size)} is this one: "
+                    f"beside PyTorch's {two_digits(self.reserved_bytes or 0)} the card has no "
+                    "room for another so large. In a container PyTorch does not know its own "
+                    "number."
                 )
         return ""
 
     def __str__(self) -> str:
-        lines = [f"What {self.kind} says"]
-        lines += [f"  {title:42} {two_digits(size):>10}" for title, size in self.parts()]
+        lines = [f"What {self.kind} says", *self._numbers()]
         if self.messages > 1:
             lines.append(f"  (the first of {self.messages} such messages)")
-        if self.note:
-            lines += ["", self.note]
+        for sentence in (self.note, self.moment):
+            if sentence:
+                lines += ["", sentence]
         heading = "Cause"
         if len(self.causes) > 1:
             heading = "Possible causes; the message does not tell them apart"
@@ -59,8 +69,8 @@ class ErrorMessage(Refusal, Result):
             lines += ["  The message alone cannot tell.", f"    {what_would_tell(self)}"]
         return "\n".join(lines)
 
-    def parts(self) -> Iterator[tuple[str, int]]:
-        """The numbers that are known, in words."""
+    def _numbers(self) -> Iterator[str]:
+        """Those that are known."""
         numbers = (
             ("the request that was refused", self.requested_bytes),
             ("the card has", self.capacity_bytes),
@@ -73,10 +83,8 @@ class ErrorMessage(Refusal, Result):
         )
         for title, size in numbers:
             if size is not None:
-                yield title, size
+                yield f"  {title:42} {two_digits(size):>10}"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        sums = {"reserved_bytes": self.reserved_bytes, "elsewhere_bytes": self.elsewhere_bytes}
-        causes = [cause.to_dict() for cause in self.causes]
-        return {**asdict(self), **sums, "causes": causes, "what_would_tell": what_would_tell(self)}
+        return {**asdict(self), **super().to_dict(), "what_would_tell": what_would_tell(self)}

@@ -5,12 +5,11 @@ Its columns: `one` and `other`, the names of two techniques, equal for a techniq
 techniques `saved_fraction`, and `saved_beyond_fraction`, what the pair saves beyond the better of the two alone.
 """
 
-import html
-
 import pandas as pd
 
 from workbench.base.paths import DATA
 from workbench.techniques import REGISTRY, Numerics
+from workbench.techniques.registry import in_words
 
 COMMITTED = DATA / "reference" / "cpu" / "gpt2-tiny" / "pairs.csv"
 MEASURED = "measured"
@@ -23,7 +22,7 @@ def matrix(table: pd.DataFrame, column: str = SAVED) -> pd.DataFrame:
 
     A star marks what was emulated. Of a technique alone nothing is saved beyond it: `–`.
     """
-    cells = table.assign(words=[_cell(row, column) for _, row in table.iterrows()])
+    cells = table.assign(words=table.apply(_cell, axis=1, column=column))
     return _mirrored(cells).pivot(index="one", columns="other", values="words").rename_axis(index=None, columns=None)
 
 
@@ -61,7 +60,8 @@ def given(*names: str) -> pd.DataFrame:
     for name in names:
         beside = saved.loc[name].reindex(exact).drop(name, errors="ignore")
         alone = f"{saved.loc[name, name]:.0%}"
-        rows[name] = {"add": beside.idxmax(), "saved alone": alone, "saved together": f"{beside.max():.0%}"}
+        add = in_words(beside.idxmax())
+        rows[in_words(name)] = {"add": add, "saved alone": alone, "saved together": f"{beside.max():.0%}"}
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("given")
 
 
@@ -74,9 +74,8 @@ def _mirrored(table: pd.DataFrame) -> pd.DataFrame:
 def style_pairs(table: pd.DataFrame, column: str = SAVED) -> "pd.io.formats.style.Styler":
     """The matrix as people read it: names of columns upright, the greener the more is saved; text escaped."""
     upright = {"selector": "th.col_heading", "props": "writing-mode: vertical-rl; text-align: left; max-height: 14em"}
-    styler = matrix(table, column).style.format(escape="html").format_index(html.escape, axis=0)
-    styler = styler.format_index(html.escape, axis=1).set_table_styles([upright])
-    return styler.map(_shade)
+    styler = matrix(table, column).style.format(escape="html").format_index(escape="html")
+    return styler.format_index(escape="html", axis=1).set_table_styles([upright]).map(_shade)
 
 
 def _shade(cell: str) -> str:
@@ -85,9 +84,7 @@ def _shade(cell: str) -> str:
     if not percent:
         return "color: #808080; font-size: 80%"
     saved = int(number)
-    colour = "0, 158, 115"
-    if saved <= 0:
-        colour = "213, 94, 0"
+    colour = "0, 158, 115" if saved > 0 else "213, 94, 0"
     return f"background-color: rgba({colour}, {min(abs(saved), 100) / 100:.2f})"
 
 

@@ -10,7 +10,7 @@ gentlest settings are taken that still fit, and a technique without which it fit
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from workbench.advise.candidate import NUMERICS, Candidate, Predictor, entry, rank
 from workbench.base.bar import progress_bar
@@ -25,8 +25,10 @@ from workbench.recipe import Recipe
 from workbench.techniques import REGISTRY, Technique
 
 THIS_CPU = "this machine's CPU"
-Families = Mapping[str, tuple[Technique, ...]]  # of each technique the settings to try, the gentlest first
-ALWAYS_REMOVABLE = (Category.TEMPORARIES, Category.UNATTRIBUTED)  # shrink along with whatever else shrinks
+# of each technique the settings to try, the gentlest first
+Families = Mapping[str, tuple[Technique, ...]]
+# shrink along with whatever else shrinks
+ALWAYS_REMOVABLE = (Category.TEMPORARIES, Category.UNATTRIBUTED)
 SETS = 3  # of each kind of numerics that are extended
 EXTENSIONS = 5  # techniques by which a set is extended
 WORTHWHILE = 0.05  # a technique that attacks less than this part of the peak is not added to a set
@@ -43,7 +45,7 @@ class Plan(Result):
     skipped: Mapping[str, str]  # what could not be predicted, and why
     predicted_for: str = ""
     asked_bytes: int | None = None  # the budget that was asked for; the device may have less
-    json_fields: ClassVar[tuple[str, ...]] = (
+    json_fields = (
         "budget_bytes",
         "predicted_for",
         "baseline",
@@ -89,7 +91,8 @@ class Plan(Result):
                 f"{category.replace('_', ' ')} dominate with {format_bytes(size)}.",
                 "   Choose a larger budget, a smaller model, or a smaller batch or sequence.",
             ]
-        lines += [f"\nnot predicted: {label}: {reason}" for label, reason in self.skipped.items()]
+        for label, reason in self.skipped.items():
+            lines.append(f"\nnot predicted: {label}: {reason}")
         return "\n".join(lines)
 
 
@@ -146,11 +149,12 @@ def families(compute_capability: tuple[int, int] | None, among: Iterable[str] | 
     Raises:
         ConfigurationError: no technique has that name.
     """
-    names = sorted(REGISTRY) if among is None else tuple(among)
-    for name in names:
+    offered = {}
+    for name in sorted(REGISTRY) if among is None else among:
         if name not in REGISTRY:
             raise unknown("among: there is no technique", name, sorted(REGISTRY))
-    return {name: REGISTRY[name].variants(compute_capability) for name in names}
+        offered[name] = REGISTRY[name].variants(compute_capability)
+    return offered
 
 
 @dataclass
@@ -191,7 +195,7 @@ class Search:
             self.budget_bytes,
             self.baseline,
             candidates=tuple(candidates),
-            tried=tuple(candidate for candidate in self.tried.values() if candidate),
+            tried=tuple(filter(None, self.tried.values())),
             skipped=self.skipped,
         )
 
@@ -205,8 +209,9 @@ class Search:
                 least = min(least, _weights(smaller) if smaller else least)
         if least > self.budget_bytes:
             raise ConfigurationError(
-                f"budget: {format_bytes(self.budget_bytes)} is below the weights of {self.recipe.model} alone, "
-                f"{format_bytes(weights)}; the least that a technique makes of them is {format_bytes(least)}. "
+                f"budget: {format_bytes(self.budget_bytes)} is below the weights of "
+                f"{self.recipe.model} alone, {format_bytes(weights)}; "
+                f"the least that a technique makes of them is {format_bytes(least)}. "
                 "Choose a smaller model or a larger budget."
             )
 
@@ -216,10 +221,13 @@ class Search:
         fitting: list[Candidate] = []
         frontier = [self.baseline]
         for _ in range(self.most_changes):
-            reached = self._extend(frontier, fitting)
-            fitting += [self._relaxed(candidate) for candidate in reached if candidate.fits]
+            too_large = []
+            for candidate in self._extend(frontier, fitting):
+                if candidate.fits:
+                    fitting.append(self._relaxed(candidate))
+                else:
+                    too_large.append(candidate)
             fitting = _without_supersets(fitting)
-            too_large = [candidate for candidate in reached if not candidate.fits]
             too_large.sort(key=lambda candidate: candidate.needed_bytes)
             frontier = []
             for numerics in NUMERICS[: _best(fitting)]:
@@ -274,8 +282,10 @@ class Search:
     def _gentlest(self, candidate: Candidate, name: str) -> Candidate:
         """Bisect one technique's settings; the last of them is known to fit."""
 
+        changes = {change.name: change for change in candidate.changes}
+
         def tried(setting: Technique) -> Candidate | None:
-            return self._try(tuple(setting if change.name == name else change for change in candidate.changes))
+            return self._try(tuple({**changes, name: setting}.values()))
 
         def fits(setting: Technique) -> bool:
             gentler = tried(setting)
@@ -286,11 +296,9 @@ class Search:
 
     def _try(self, changes: tuple[Technique, ...]) -> Candidate | None:
         """Predict once; None where the techniques exclude each other, do not suit the batch, or cannot be predicted."""
-        if changes not in self.tried:
-            self.tried[changes] = self._predicted(changes)
-        return self.tried[changes]
-
-    def _predicted(self, changes: tuple[Technique, ...]) -> Candidate | None:
+        if changes in self.tried:
+            return self.tried[changes]
+        self.tried[changes] = None
         recipe = self._with(changes)
         if recipe is None:  # there is no such recipe, so there is nothing to report either
             return None
@@ -300,16 +308,16 @@ class Search:
             self.skipped[replace(recipe, techniques=changes).label] = str(error)
             return None
         self.bar.update()
-        return Candidate(recipe, changes, predicted, self.budget_bytes, self.baseline)
+        self.tried[changes] = Candidate(recipe, changes, predicted, self.budget_bytes, self.baseline)
+        return self.tried[changes]
 
     def _with(self, changes: tuple[Technique, ...]) -> Recipe | None:
         """None: that is no recipe, such as one with a batch that cannot be split so often, or the recipe itself."""
-        kept = self.recipe.techniques
-        if self.replacing:
-            names = {change.name for change in changes}
-            kept = tuple(technique for technique in kept if technique.name not in names)
+        techniques = (*self.recipe.techniques, *changes)
+        if self.replacing:  # of two with one name the later stays
+            techniques = tuple({technique.name: technique for technique in techniques}.values())
         try:
-            recipe = replace(self.recipe, techniques=(*kept, *changes))
+            recipe = replace(self.recipe, techniques=techniques)
         except ConfigurationError:
             return None
         return recipe if recipe != self.recipe else None
@@ -330,5 +338,8 @@ def _best(fitting: list[Candidate]) -> int:
 
 
 def _without_supersets(candidates: list[Candidate]) -> list[Candidate]:
-    distinct = {candidate.names: candidate for candidate in candidates}
-    return [candidate for names, candidate in distinct.items() if not any(other < names for other in distinct)]
+    smallest = {}
+    for candidate in candidates:
+        if not any(other.names < candidate.names for other in candidates):
+            smallest[candidate.names] = candidate
+    return list(smallest.values())

@@ -10,18 +10,19 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from workbench.advise.frontier import positions_of
 from workbench.base.categories import format_bytes
 from workbench.base.errors import ConfigurationError, in_a_line
 from workbench.base.result import Result
 from workbench.export.written import as_command
 from workbench.gpus.catalogue import gpu as find_gpu
+from workbench.models.family import positions as positions_of
 from workbench.models.load import load_tokenizer
 from workbench.models.source import locate_config
 from workbench.prediction import predict as prediction
@@ -60,8 +61,8 @@ class Scan(Result):
     steps: int
     longest: list[dict[str, Any]]
     empty: int
-    cap: Mapping[str, int] | None
-    balanced: Mapping[str, int] | None
+    cap: Mapping[str, int] | None = None
+    balanced: Mapping[str, int] | None = None
 
     @property
     def fits(self) -> bool:
@@ -70,17 +71,18 @@ class Scan(Result):
     def __str__(self) -> str:
         recipe = self.recipe
         lines = [
-            f"{recipe.corpus}: {self.rows:,} rows. The longest by the tokenizer of {recipe.model}, and where the "
-            f"Trainer's own order has them for the seed {recipe.seed}, of {self.steps:,} steps of the first epoch:",
+            f"{recipe.corpus}: {self.rows:,} rows. "
+            f"The longest by the tokenizer of {recipe.model}, and where the Trainer's own order "
+            f"has them for the seed {recipe.seed}, of {self.steps:,} steps of the first epoch:",
         ]
         for row in self.longest:
             lines.append(f"{row['tokens']:>12,} tokens   step {row['step']:<9,} {row['place']}")
         longest_tokens = self.longest[0]["tokens"]
         padded_tokens = min(longest_tokens, self.positions)
         lines += [
-            f"A whole batch padded to {padded_tokens:,} tokens needs {format_bytes(self.needed_bytes)}, with "
-            f"{self.gaps:.0%} added for gaps between unequal batches; {find_gpu(self.gpu).title} has "
-            f"{format_bytes(self.limit_bytes)}: "
+            f"A whole batch padded to {padded_tokens:,} tokens needs "
+            f"{format_bytes(self.needed_bytes)}, with {self.gaps:.0%} added for gaps between "
+            f"unequal batches; {find_gpu(self.gpu).title} has {format_bytes(self.limit_bytes)}: "
             f"{'it fits' if self.needed_bytes <= self.limit_bytes else 'it does NOT fit'}. "
             f"Predicted by the {self.engine}, not measured.",
         ]
@@ -103,10 +105,12 @@ class Scan(Result):
             return [f"Not even rows of {MULTIPLE} tokens fit. What may make them fit:"]
         return [
             "What makes it fit:",
-            f"  a cap at {cap['tokens']:,} tokens: needs {format_bytes(cap['needed_bytes'])}; cuts "
-            f"{cap['cut_tokens']:,} tokens from {cap['cut_rows']:,} rows ({cap['cut_rows'] / self.rows:.2%})",
-            f"  packing into blocks of {cap['tokens']:,}: needs {format_bytes(cap['packed_bytes'])}; drops at most "
-            f"{cap['tokens'] - 1:,} tokens, at the end of the last block; rows are cut at the borders of blocks",
+            f"  a cap at {cap['tokens']:,} tokens: needs {format_bytes(cap['needed_bytes'])}; "
+            f"cuts {cap['cut_tokens']:,} tokens from {cap['cut_rows']:,} rows "
+            f"({cap['cut_rows'] / self.rows:.2%})",
+            f"  packing into blocks of {cap['tokens']:,}: "
+            f"needs {format_bytes(cap['packed_bytes'])}; drops at most {cap['tokens'] - 1:,} "
+            "tokens, at the end of the last block; rows are cut at the borders of blocks",
         ]
 
     def _order_in_words(self) -> list[str]:
@@ -139,34 +143,37 @@ def scan(recipe: Recipe, gpu: str = "h100", *, longest: int = 5) -> Scan:
     card = find_gpu(gpu)
     if recipe.arguments.get(STRATEGY) in (GROUPED, BALANCED):
         raise ConfigurationError(
-            f"scan: leave {STRATEGY} out. {GROUPED!r} needs what a random order needs, in the first step; what "
-            f"{BALANCED!r} needs is said where that does not fit."
+            f"scan: leave {STRATEGY} out. {GROUPED!r} needs what a random order needs, "
+            f"in the first step; what {BALANCED!r} needs is said where that does not fit."
         )
     source = row_source(recipe)
     recipe = prediction.resolved(recipe, [card.name])
-    positions = positions_of(recipe) - sum(technique.positions for technique in recipe.techniques)
+    positions = positions_of(recipe.config) - sum(technique.positions for technique in recipe.techniques)
     tokenizer = load_tokenizer(locate_config(recipe.model))
     prediction.warm_predictions(card.name)  # meanwhile
     signature = source.signature()
     tokens, empty = _counted(source, tokenizer)
     if len(tokens) < recipe.shape.sequences or empty == len(tokens):
         raise ConfigurationError(
-            f"scan: {source.name} has {len(tokens)} rows, {empty} of them empty. Give at least a batch of "
-            f"{recipe.shape.sequences} rows, with text in them."
+            f"scan: {source.name} has {len(tokens)} rows, {empty} of them empty. "
+            f"Give at least a batch of {recipe.shape.sequences} rows, with text in them."
         )
 
     accumulated = recipe.training_arguments()["gradient_accumulation_steps"]
     batches = training_order(recipe, tokens)
     order = np.concatenate(batches)
-    position = np.full(len(tokens), len(order))  # of each row; a row that is left out comes behind all others
+    # of each row; a row that is left out comes behind all others
+    position = np.full(len(tokens), len(order))
     position[order] = np.arange(len(order))
     longest_rows = np.lexsort((position, -tokens))[:longest]  # of equals the first to come
     places = _places(source, longest_rows)
     if source.signature() != signature:
         raise readers.refusal(f"{source.name} was changed while it was read. Start again.")
 
-    expandable = any(technique.allocator_settings().get("expandable_segments") for technique in recipe.techniques)
-    gaps = 0.0 if expandable else GAPS
+    gaps = GAPS
+    for technique in recipe.techniques:
+        if technique.allocator_settings().get("expandable_segments"):
+            gaps = 0.0
 
     def needed(length: int, padding: bool = True, rows: int | None = None) -> int:
         cut = replace(recipe, sequence_length=max(length, 2))
@@ -175,7 +182,7 @@ def scan(recipe: Recipe, gpu: str = "h100", *, longest: int = 5) -> Scan:
         predicted = prediction.predict(cut, card.name, padding=padding)
         return round(predicted.need_bytes * (1 + gaps * padding))
 
-    ends = np.cumsum([len(batch) for batch in batches])
+    ends = np.cumsum(list(map(len, batches)))
     examples = []
     for row in longest_rows:
         step = int(np.searchsorted(ends, position[row], side="right")) // accumulated + 1
@@ -192,8 +199,6 @@ def scan(recipe: Recipe, gpu: str = "h100", *, longest: int = 5) -> Scan:
         steps=-(-len(batches) // accumulated),
         longest=examples,
         empty=empty,
-        cap=None,
-        balanced=None,
     )
     if scanned.fits:
         return scanned
@@ -228,13 +233,16 @@ def _balanced(scan: Scan, needed: Callable[..., int], tokens: Any) -> dict[str, 
     if not is_known or not is_split or recipe.shape.sequences != recipe.effective_batch_size:
         return None
     balanced = replace(recipe, arguments={**recipe.arguments, STRATEGY: BALANCED})
-    shapes = {(len(batch), min(int(tokens[batch].max()), scan.positions)) for batch in training_order(balanced, tokens)}
+    shapes = set()
+    for batch in training_order(balanced, tokens):
+        shapes.add((len(batch), min(int(tokens[batch].max()), scan.positions)))
     # memory grows with the tokens; that of masks, and of attention that keeps its probabilities, with their square
-    largest = max(shapes, key=lambda shape: shape[0] * shape[1])
+    largest = max(shapes, key=prod)
     longest = max(shapes, key=lambda shape: shape[0] * shape[1] ** 2)
-    needs = {shape: needed(shape[1], rows=shape[0]) for shape in (largest, longest)}
-    rows, length = max(needs, key=needs.__getitem__)
-    return {"rows": rows, "tokens": length, "needed_bytes": needs[rows, length]}
+    widest = []
+    for rows, length in (largest, longest):
+        widest.append({"rows": rows, "tokens": length, "needed_bytes": needed(length, rows=rows)})
+    return max(widest, key=lambda batch: batch["needed_bytes"])
 
 
 def row_source(recipe: Recipe) -> readers.TextSource:
@@ -242,22 +250,22 @@ def row_source(recipe: Recipe) -> readers.TextSource:
     for technique in recipe.techniques:
         if Capability.TRAINING_SET in technique.forbids:
             raise ConfigurationError(
-                f"scan: {technique.name} makes other examples of a text; here each row is one, as it is. Leave "
-                f"{technique.name} out."
+                f"scan: {technique.name} makes other examples of a text; here each row is one, "
+                f"as it is. Leave {technique.name} out."
             )
     name = recipe.corpus
     path = Path(name)
     if name == "-" or "://" in name or (path.exists() and not path.is_file() and not path.is_dir()):
         raise ConfigurationError(
-            f"scan: {name!r} is a stream, and the order of training is known only for rows that can be counted. Write "
-            "it to a file first, for example rows.jsonl."
+            f"scan: {name!r} is a stream, and the order of training is known only for rows that "
+            "can be counted. Write it to a file first, for example rows.jsonl."
         )
     source = readers.find_text(name, "Give a file with one example per row.")
     for file in source.files():
         if file.is_file() and readers.kind_of(file) in readers.PLAIN:
             raise ConfigurationError(
-                f"scan: {file} is plain text, which has no rows and is packed into blocks of equal length. Give "
-                f"{', '.join(sorted({*readers.KINDS} - {*readers.PLAIN}))}."
+                f"scan: {file} is plain text, which has no rows and is packed into blocks of "
+                f"equal length. Give {', '.join(sorted({*readers.KINDS} - {*readers.PLAIN}))}."
             )
     next(source.rows(), None)  # raises what is wrong at its beginning
     return source
@@ -274,30 +282,31 @@ def _counted(source: readers.TextSource, tokenizer: Any) -> tuple[Any, int]:
             is_empty = isinstance(text, readers.LeftOut) or not text.strip()
             texts.append((place, "" if is_empty else text))
             empty += is_empty
-        counts.extend(_lengths(texts, tokenizer, bool(source.kind)))
+        counts.extend(_lengths(texts, tokenizer, bool(source.form)))
     return np.array(counts), empty
 
 
 def _lengths(rows: list[tuple[str, str]], tokenizer: Any, conversations: bool) -> Iterable[int]:
     """The numbers of tokens of rows, each a place and a text; a conversation is counted as it is trained on."""
     if not conversations:
+        _, texts = zip(*rows, strict=True)
         tokenizer.backend_tokenizer.no_truncation()
-        return [len(encoding) for encoding in tokenizer.backend_tokenizer.encode_batch_fast([text for _, text in rows])]
+        return map(len, tokenizer.backend_tokenizer.encode_batch_fast(texts))
     lengths = []
     for place, line in rows:
         try:
             lengths.append(len(chat.labelled(line, tokenizer, chat.ALL)) if line else 0)
         except Exception as error:  # a template may raise anything
             raise readers.refusal(
-                f"{place}: the chat template cannot be used ({in_a_line(error)}). Correct the row, or use a model with "
-                "another template."
+                f"{place}: the chat template cannot be used ({in_a_line(error)}). "
+                "Correct the row, or use a model with another template."
             ) from None
     return lengths
 
 
 def _places(source: readers.TextSource, rows: Iterable[Any]) -> dict[int, str]:
     """Where rows stand: `line 7`, and of several files with the file's name."""
-    wanted = {int(row) for row in rows}
+    wanted = set(map(int, rows))
     is_one_file = len(source.files()) == 1
     places = {}
     for row, (place, _) in enumerate(source.rows()):

@@ -71,8 +71,9 @@ def parse_bytes(text: str | int, owner: str) -> int:
         nbytes = text
     if not 1 <= nbytes < 2**63:
         raise ConfigurationError(
-            f"{owner}: {brief(text)} is not an amount of memory. Write a number above zero and its unit, less than "
-            "2^63 bytes in all: 8GiB (2^30 bytes each), 512MiB, or 8GB (10^9 bytes each)."
+            f"{owner}: {brief(text)} is not an amount of memory. Write a number above zero and its "
+            "unit, less than 2^63 bytes in all: 8GiB (2^30 bytes each), 512MiB, or 8GB (10^9 bytes "
+            "each)."
         )
     return int(nbytes)
 

@@ -36,9 +36,9 @@ given_up: dict["Address", float] = {}  # when the hub gave no answer about what 
 
 @dataclass(frozen=True)
 class Address:
-    """A model or a data set on the hub: `kind` is "model" or "dataset", `revision` empty for the newest."""
+    """What is on the hub: `repo_type` is "model" or "dataset", `revision` empty for the newest."""
 
-    kind: str
+    repo_type: str
     repository: str
     revision: str = ""
 
@@ -46,7 +46,7 @@ class Address:
         return f"{self.repository}@{self.revision}" if self.revision else self.repository
 
 
-def address_of(name: str, kind: str) -> Address:
+def address_of(name: str, repo_type: str) -> Address:
     """What a name means: `owner/name`, with `@revision`; of a model also `:revision`; `hf://…`; the address of a page.
 
     Raises ValueError: it is none of these, or of another kind.
@@ -56,16 +56,16 @@ def address_of(name: str, kind: str) -> Address:
 
     if ADDRESS.match(name):
         uri = parse_hf_uri(name, constants.ENDPOINT)
-        if uri.type != kind:
+        if uri.type != repo_type:
             raise ValueError(f"it is the address of a {uri.type}")
         if uri.path_in_repo:
             raise ValueError(f"it is the address of the file {uri.path_in_repo}; write {uri.id}")
-        return Address(kind, uri.id, uri.revision or "")
-    repository, at, revision = (name.replace(":", "@", 1) if kind == "model" else name).partition("@")
+        return Address(repo_type, uri.id, uri.revision or "")
+    repository, at, revision = (name.replace(":", "@", 1) if repo_type == "model" else name).partition("@")
     validate_repo_id(repository)
     if at and not REVISION.fullmatch(revision):
         raise ValueError(f"{revision!r:.90} is no branch, tag or commit")
-    return Address(kind, repository, revision)
+    return Address(repo_type, repository, revision)
 
 
 # ---- to ask the hub ----
@@ -91,10 +91,10 @@ def repository_info(address: Address) -> Any:
 
     def ask() -> Any:
         info: Any = HfApi().repo_info(
-            address.repository, repo_type=address.kind, revision=address.revision or None, timeout=HUB_PATIENCE_S
+            address.repository, repo_type=address.repo_type, revision=address.revision or None, timeout=HUB_PATIENCE_S
         )
         if info.gated:
-            HfApi().auth_check(address.repository, repo_type=address.kind)
+            HfApi().auth_check(address.repository, repo_type=address.repo_type)
         if not info.sha or info.siblings is None:
             raise ValueError("the answer names no files")
         return info
@@ -122,7 +122,7 @@ def metadata(address: Address, name: str, revision: str) -> Any:
     """What the hub states of a file. Raises errors of any kind."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
-    url = hf_hub_url(address.repository, name, repo_type=address.kind, revision=revision or None)
+    url = hf_hub_url(address.repository, name, repo_type=address.repo_type, revision=revision or None)
     return get_hf_file_metadata(url, timeout=HUB_PATIENCE_S)
 
 
@@ -134,7 +134,7 @@ def fetch(address: Address, name: str, revision: str) -> Path:
         hf_hub_download(
             address.repository,
             name,
-            repo_type=address.kind,
+            repo_type=address.repo_type,
             revision=revision or None,
             etag_timeout=HUB_PATIENCE_S,
         )
@@ -152,7 +152,8 @@ def note_stated(address: Address, path: Path, name: str) -> None:
         note.write_text(metadata(address, name, snapshot.name).etag, encoding="utf-8")
 
 
-FAULTS = {  # what a hub did, by the name of an error that a library raises then, or of one that it inherits from
+# what a hub did, by the name of an error that a library raises then, or of one that it inherits from
+FAULTS = {
     "TooManyRedirects": "only leads to other addresses, without an end",
     "ProtocolError": "breaks off in the middle of a file",
     "ConnectionError": "cannot be reached",
@@ -174,9 +175,11 @@ def fault_of(error: Exception) -> str:
         return f"answers HTTP 429, too many requests: wait some minutes, or {LOGIN}"
     if status:
         return f"answers HTTP {status}"
-    kinds = {parent.__name__ for cause in _causes(error) for parent in type(cause).__mro__}
-    for kind, fault in FAULTS.items():
-        if kind in kinds:
+    classes = set[str]()
+    for cause in _causes(error):
+        classes.update(parent.__name__ for parent in type(cause).__mro__)
+    for name, fault in FAULTS.items():
+        if name in classes:
             return fault
     return ""
 
@@ -221,35 +224,36 @@ def hub_error(
     name = str(address)
     if isinstance(error, OSError) and error.errno and error.filename:
         return UnavailableError(
-            f"{owner} {name!r} cannot be written into the cache {constants.HF_HUB_CACHE} ({error.strerror}). Free some "
-            "space there, or set HF_HOME to a folder of yours."
+            f"{owner} {name!r} cannot be written into the cache {constants.HF_HUB_CACHE} "
+            f"({error.strerror}). Free some space there, or set HF_HOME to a folder of yours."
         )
     other = ""
     if constants.ENDPOINT != "https://huggingface.co" and not constants.HF_HUB_OFFLINE:
         other = f" The hub asked is {constants.ENDPOINT}, as HF_ENDPOINT says."
     if isinstance(error, GatedRepoError):
-        page = f"{constants.ENDPOINT}/{'datasets/' if address.kind == 'dataset' else ''}{address.repository}"
+        page = f"{constants.ENDPOINT}/{'datasets/' if address.repo_type == 'dataset' else ''}{address.repository}"
         return ConfigurationError(
-            f"{owner} {name!r} is gated on the Hugging Face hub (HTTP {status}). Accept its conditions at "
-            f"{page} and {LOGIN}.{other}"
+            f"{owner} {name!r} is gated on the Hugging Face hub (HTTP {status}). Accept its "
+            f"conditions at {page} and {LOGIN}.{other}"
         )
     if isinstance(error, RevisionNotFoundError):
         return ConfigurationError(
-            f"{owner} the Hugging Face hub has {address.repository!r}, but no revision {address.revision!r} of it. "
-            f"Give a branch, a tag or a commit, as {address.repository}@main.{other}"
+            f"{owner} the Hugging Face hub has {address.repository!r}, but no revision "
+            f"{address.revision!r} of it. Give a branch, a tag or a commit, as "
+            f"{address.repository}@main.{other}"
         )
     of_a_file = status == 404 and any("/resolve/" in str(cause) for cause in _causes(error))
     if isinstance(error, RemoteEntryNotFoundError) or of_a_file:
         return UnavailableError(
-            f"{owner} of {name!r} the hub names a file that it does not have ({in_a_line([*_causes(error)][-1])}). "
-            f"Try again later, or use {alternatives}.{other}"
+            f"{owner} of {name!r} the hub names a file that it does not have "
+            f"({in_a_line([*_causes(error)][-1])}). Try again later, or use {alternatives}.{other}"
         )
     near = difflib.get_close_matches(address.repository, known_names, 1)
     spelling = f"Check the spelling (did you mean {near[0]}?)" if near else "Check the spelling"
     if status in REFUSALS:
         return ConfigurationError(
-            f"{owner} the Hugging Face hub has no public {address.kind} {name!r} (HTTP {status}). {spelling}; for a "
-            f"private one {LOGIN}.{other}"
+            f"{owner} the Hugging Face hub has no public {address.repo_type} {name!r} (HTTP "
+            f"{status}). {spelling}; for a private one {LOGIN}.{other}"
         )
     check = "Check the network" if address.repository in known_names or lacking else f"{spelling} and the network"
     if status:
@@ -297,7 +301,7 @@ def commit_of(address: Address) -> str:
 def repository_folder(address: Address) -> Path:
     from huggingface_hub import constants
 
-    return Path(constants.HF_HUB_CACHE, f"{address.kind}s--{address.repository.replace('/', '--')}")
+    return Path(constants.HF_HUB_CACHE, f"{address.repo_type}s--{address.repository.replace('/', '--')}")
 
 
 def prove(folder: Path, owner: str) -> None:
@@ -313,7 +317,8 @@ def prove(folder: Path, owner: str) -> None:
     for path in sorted(folder.rglob("*")):
         blob = path
         if path.is_symlink() and path.is_file():
-            blob = path.parent / path.readlink()  # which may be a link again, into a store of several repositories
+            # which may be a link again, into a store of several repositories
+            blob = path.parent / path.readlink()
             stated = blob.name
         elif path.is_file() and stated_note(folder, path).is_file():
             stated = stated_note(folder, path).read_text(encoding="utf-8")
@@ -328,8 +333,9 @@ def prove(folder: Path, owner: str) -> None:
             for damaged in (path.resolve(), blob, path):
                 damaged.unlink(missing_ok=True)
             raise ConfigurationError(
-                f"{owner} {path.name} in {folder} is damaged: it is not what the hub stated. It has been removed; "
-                "start again to fetch it. If that happens again, something on the way from the hub changes files."
+                f"{owner} {path.name} in {folder} is damaged: it is not what the hub stated. It "
+                "has been removed; start again to fetch it. If that happens again, something on "
+                "the way from the hub changes files."
             )
         with suppress(OSError):  # a cache that cannot be written to is read each time
             notes.mkdir(exist_ok=True)

@@ -138,14 +138,16 @@ class Child:
 
     def ask(self, function: Function, *args: Any, **kwargs: Any) -> None:
         """Send a request. Raises ConfigurationError: it cannot be sent to another process."""
-        import dill  # sends what a notebook or a script has defined along, where pickle sends its name
+        # sends what a notebook or a script has defined along, where pickle sends its name
+        import dill
 
         try:
             request = dill.dumps((function, args, kwargs), recurse=True)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise ConfigurationError(
-                f"{self.name}: what it is asked cannot be sent to another process ({error}). Let your own technique "
-                "hold plain settings; a function cannot observe what happens there."
+                f"{self.name}: what it is asked cannot be sent to another process ({error}). Let "
+                "your own technique hold plain settings; a function cannot observe what happens "
+                "there."
             ) from None
         with suppress(OSError):  # a child that has died is told of by `answer`
             self.requests.write(request)
@@ -166,7 +168,7 @@ class Child:
         began_at_s = time.monotonic()
         clock.start()
         try:
-            kind, answer = pickle.load(self.answers)
+            outcome, answer = pickle.load(self.answers)
         except (EOFError, OSError, ValueError, pickle.UnpicklingError):
             self.has_ended(1.0)  # or one that was killed would still look alive
             raise self.loss(time.monotonic() - began_at_s, time_limit) from None
@@ -174,7 +176,7 @@ class Child:
             clock.cancel()
             if self.cancelling is not None:
                 self.cancelling.cancel()
-        if kind == "answer":
+        if outcome == "answer":
             return answer
         raise answer
 
@@ -184,14 +186,16 @@ class Child:
             return LostChildError(f"{self.name}: it was cancelled, and ended by force when it did not stop.")
         if seconds >= time_limit:
             return LostChildError(
-                f"{self.name}: no answer within {time_limit:g} s, so it was ended; the next call starts another. Ask "
-                "for a smaller model, batch or length, or give it a longer time_limit."
+                f"{self.name}: no answer within {time_limit:g} s, so it was ended; the next call "
+                "starts another. Ask for a smaller model, batch or length, or give it a longer "
+                "time_limit."
             )
         signal_in_words = self.killed_by()
         if signal_in_words:
             return LostChildError(
-                f"{self.name}: it was killed in the middle ({signal_in_words}), as where the machine's memory runs "
-                "out; the next call starts another. Ask for less if that is killed too."
+                f"{self.name}: it was killed in the middle ({signal_in_words}), as where the "
+                "machine's memory runs out; the next call starts another. Ask for less if that is "
+                "killed too."
             )
         return RuntimeError(f"The {self.name} ended unexpectedly. Its last words:\n{self.last_words()}")
 
@@ -368,7 +372,8 @@ def serve(modules: Sequence[str]) -> None:
     os.dup2(2, 1)
     # A shell that starts a job in the background lets it ignore interrupts, and its children with it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    with suppress(OSError):  # Linux: if the host's memory runs out, this process goes, and not the caller
+    # Linux: if the host's memory runs out, this process goes, and not the caller
+    with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     for name in modules:
         imported(name)
@@ -380,10 +385,12 @@ def answer_all(requests: IO[bytes], answers: IO[bytes]) -> None:
     threading.Thread(target=end_with_caller, args=[requests], daemon=True).start()
     with suppress(EOFError):  # the caller has closed the pipe
         while True:
-            with freeze_living_objects():  # a collection then leaves half a million objects of the libraries out
+            # a collection then leaves half a million objects of the libraries out
+            with freeze_living_objects():
                 pickle.dump(reply_to(requests), answers)
                 answers.flush()
-                collect_garbage()  # of this call, before it is frozen by the next; the caller has the answer already
+                # of this call, before it is frozen by the next; the caller has the answer already
+                collect_garbage()
 
 
 def end_with_caller(requests: IO[bytes]) -> None:

@@ -82,13 +82,14 @@ def no_disk() -> str:
     """Why a temporary file would save no memory, with the cure: its folder is held in memory. Empty if it is not."""
     file_systems = {Path(part.mountpoint): part.fstype for part in disk_partitions(all=True)}
     folder = Path(tempfile.gettempdir()).resolve()
-    mounts = [path for path in (folder, *folder.parents) if path in file_systems]
-    file_system = file_systems[mounts[0]] if mounts else ""  # the nearest mount decides
+    file_system = ""
+    for path in reversed((folder, *folder.parents)):  # the nearest mount decides
+        file_system = file_systems.get(path, file_system)
     if file_system not in ("tmpfs", "ramfs"):
         return ""
     return (
-        f"{tempfile.gettempdir()} is itself held in memory ({file_system}), so nothing would be saved. Let the "
-        "environment variable TMPDIR name a folder on a disk."
+        f"{tempfile.gettempdir()} is itself held in memory ({file_system}), so nothing would be "
+        "saved. Let the environment variable TMPDIR name a folder on a disk."
     )
 
 
@@ -144,8 +145,8 @@ def aside(folder: Path, what: str, ending: str = "") -> Iterator[Path]:
     except OSError as error:
         reason = "the disk is full" if error.errno in FULL else error.strerror or error
         raise UnavailableError(
-            f"{what} cannot be written to {folder}: {reason}. Free some space, or name another place in the "
-            "environment variable WORKBENCH_RUNS."
+            f"{what} cannot be written to {folder}: {reason}. Free some space, or name another "
+            "place in the environment variable WORKBENCH_RUNS."
         ) from None
 
 
@@ -165,7 +166,8 @@ def put_in_place(part: Path, name: str) -> Path:
 
 def sync(path: Path) -> None:
     """Have the system write a file or a folder out to the disk."""
-    if path.is_dir() and os.name == "nt":  # Windows cannot open folders for this, and does not need to
+    # Windows cannot open folders for this, and does not need to
+    if path.is_dir() and os.name == "nt":
         return
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
@@ -193,7 +195,8 @@ def check_writable(folder: Path) -> None:
 def unwritten(folder: Path, error: Exception) -> str:
     """What a user is told when the disk refuses: the folder, why, and what to do."""
     message = str(error).splitlines()[0]
-    if "unexpected pos" in message or "PytorchStreamWriter" in message:  # how torch says that a write was cut short
+    # how torch says that a write was cut short
+    if "unexpected pos" in message or "PytorchStreamWriter" in message:
         message = "the disk took only a part of a file"
     reason = getattr(error, "strerror", None) or message
     return f"nothing can be written into {folder} ({reason}). Free some space, or set WORKBENCH_RUNS to another folder."

@@ -22,7 +22,8 @@ from workbench.base.errors import ConfigurationError, brief
 
 KINDS: dict[str, type | tuple[type, ...]] = {"int": int, "float": (int, float), "bool": bool, "str": str}
 IN_WORDS = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a text"}
-UNWRITABLE = re.compile("^\\s*$|[\0\ud800-\udfff]")  # surrogates stand for bytes of a file's name that are not UTF-8
+# surrogates stand for bytes of a file's name that are not UTF-8
+UNWRITABLE = re.compile("^\\s*$|[\0\ud800-\udfff]")
 TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
@@ -84,7 +85,8 @@ def check_settings(settings: Any, owner: str) -> None:
         if "help" in field.metadata and not _acceptable(field, value):
             raise _refusal(field, value, owner)
         if kind(field) == "float" and isinstance(value, int):
-            object.__setattr__(settings, field.name, float(value))  # the dataclass is frozen, and still being made
+            # the dataclass is frozen, and still being made
+            object.__setattr__(settings, field.name, float(value))
 
 
 def separated(text: str, owner: str) -> dict[str, str]:

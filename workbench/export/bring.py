@@ -32,7 +32,7 @@ def read_settings(text: str, base: Recipe | None = None) -> Brought:
         UnavailableError: the package whose settings they are is not installed.
     """
     sections = read_sections(text)
-    if len(sections) == 1 and not sections[0].owner and sections[0].words is None:
+    if len(sections) == 1 and not sections[0].owner and sections[0].before_options is None:
         data = sections[0].settings
         names = data.keys() - COMMON
         # others have a few of our names, too, and a table of the name model

@@ -2,29 +2,26 @@
 
 import ast
 import sys
+from collections import defaultdict
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
 from workbench.export.lines import WIDTH
 
-# the modules, and what the lines of `main` may use of each
+# the modules, and what the lines of `main` may use of each; "" is the module's own name
 MODULES = {
-    "datasets": ["Dataset", "load_dataset", "load_from_disk"],
-    "functools": ["partial"],
-    "pathlib": ["Path"],
-    "pyarrow.parquet": ["ParquetFile"],
-    "transformers": [
-        "AutoConfig",
-        "AutoModelForCausalLM",
-        "AutoTokenizer",
-        "Trainer",
-        "TrainingArguments",
-        "default_data_collator",
-    ],
-    "trl": ["SFTConfig", "SFTTrainer"],
-    "unittest.mock": ["patch"],
+    "csv": "",
+    "gzip": "",
+    "json": "",
+    "torch": "",
+    "datasets": "Dataset load_dataset load_from_disk",
+    "functools": "partial",
+    "pathlib": "Path",
+    "pyarrow.parquet": "ParquetFile",
+    "transformers": "AutoConfig AutoModelForCausalLM AutoTokenizer Trainer TrainingArguments default_data_collator",
+    "trl": "SFTConfig SFTTrainer",
+    "unittest.mock": "patch",
 }
-PLAIN = ("csv", "gzip", "json", "torch")  # modules whose own name is used
 PACKAGES = {  # needed where a script has this text, beside what it imports
     "BitsAndBytesConfig": "bitsandbytes",
     '"adamw_8bit"': "bitsandbytes",
@@ -37,32 +34,37 @@ PACKAGES = {  # needed where a script has this text, beside what it imports
 def imports_of(lines: str) -> set[tuple[str, str]]:
     """(module, name) of what lines of `main` use; the name is empty for `import module`."""
     names = {node.id for node in ast.walk(ast.parse(lines)) if isinstance(node, ast.Name)}
-    imports = {(module, "") for module in names.intersection(PLAIN)}
+    imports = set()
     for module, offered in MODULES.items():
-        imports |= {(module, name) for name in names.intersection(offered)}
+        if module in names:
+            imports.add((module, ""))
+        imports.update((module, name) for name in names.intersection(offered.split()))
     return imports
 
 
 def import_lines(imports: set[tuple[str, str]]) -> list[str]:
     """As isort has them: the standard library first, plain imports before those of names."""
+    names_of = defaultdict(list)
+    for module, name in sorted(imports, key=classes_first):
+        names_of[module].append(name)
     standard: list[str] = []
     others: list[str] = []
     # A module of which both is needed has its two lines beside each other, among the plain imports.
-    plain = sorted(module for module, name in imports if not name)
-    for module in plain + sorted({module for module, _ in imports}.difference(plain)):
+    for module in sorted(names_of, key=lambda module: ("" not in names_of[module], module)):
         lines = standard if module.partition(".")[0] in sys.stdlib_module_names else others
-        if module in plain:
+        names = names_of[module]
+        if "" in names:
+            names.remove("")
             lines.append(f"import {module}")
-        names = [name for origin, name in imports if origin == module and name]
         if names:
-            lines.append(import_line(module, sorted(names, key=classes_first)))
+            lines.append(import_line(module, names))
     if standard:
         standard.append("")
     return standard + others
 
 
-def classes_first(name: str) -> tuple[bool, str]:
-    return name.islower(), name
+def classes_first(entry: tuple[str, str]) -> tuple[bool, str]:
+    return entry[1].islower(), entry[1]
 
 
 def import_line(module: str, names: list[str]) -> str:
@@ -75,14 +77,16 @@ def import_line(module: str, names: list[str]) -> str:
 
 def header(text: str) -> str:
     """As PEP 723 has it, for `uv run`: the packages that a script imports, in the versions that are here."""
-    modules = {"torch"}  # the Trainer is made of it
+    packages = {"torch"}  # the Trainer is made of it
     # Functions that the script contains import some things only when they are called.
     for node in ast.walk(ast.parse(text)):
+        modules = []
         if isinstance(node, ast.ImportFrom):
-            modules.add(str(node.module))
+            modules.append(str(node.module))
         elif isinstance(node, ast.Import):
-            modules.update(alias.name for alias in node.names)
-    packages = {module.partition(".")[0] for module in modules}.difference(sys.stdlib_module_names)
+            modules += [alias.name for alias in node.names]
+        packages.update(module.partition(".")[0] for module in modules)
+    packages -= sys.stdlib_module_names
     for needle, package in PACKAGES.items():
         if needle in text:
             packages.add(package)
@@ -92,7 +96,8 @@ def header(text: str) -> str:
 
 def pinned(package: str) -> str:
     """The package as it is installed here; if it is not, in any version."""
-    requirement = "transformers[torch]" if package == "transformers" else package  # with what its Trainer needs
+    # transformers with what its Trainer needs
+    requirement = "transformers[torch]" if package == "transformers" else package
     with suppress(PackageNotFoundError):
         requirement += f"=={version(package).partition('+')[0]}"
     return requirement

@@ -1,6 +1,6 @@
 """Lines of Python, as a script has them: calls, what these need, and how they are broken."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePath
 from textwrap import wrap
 from typing import Any
@@ -51,10 +51,16 @@ class Lines:
         written = [self.setting(name, value) for name, value in settings.items()]
         self.add(broken(opening, [*arguments, *written], closing))
 
+    def add_calls(self, target: str, arguments: list[str], calls: Iterable[Call | None]) -> None:
+        """The calls that there are of a technique's or of several, with the functions that they need."""
+        for call in calls:
+            if call is not None:
+                self.add_call(target, self.sources.add(call.function), arguments, call.settings)
+
     def setting(self, name: str, value: Any) -> str:
         """`name=value`. A value that is made by a call gets lines of its own before, and is given by its name."""
         if isinstance(value, Call):
-            self.add_call(f"{name} = ", self.sources.add(value.function), [], value.settings)
+            self.add_calls(f"{name} = ", [], [value])
             return f"{name}={name}"
         return f"{name}={self.sources.add(value) if callable(value) else literal(value)}"
 

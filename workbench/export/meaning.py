@@ -84,8 +84,9 @@ class Settings:
             fields = owner(package, name)
             types = fields.types | types
             for field_name, value in fields.defaults.items():
-                if plain_text(value):  # else the successor of an older name would hide its default
-                    defaults.setdefault(in_their_names(field_name, table), plain_text(value))
+                text = plain_text(value)
+                if text:  # else the successor of an older name would hide its default
+                    defaults.setdefault(in_their_names(field_name, table), text)
         defaults |= table.get("defaults", {})
         self.defaults |= defaults
         stated = {}
@@ -118,10 +119,12 @@ class Settings:
         there = {**defaults, **texts}
         for conditions, gifts in {**FOREIGN["values"], **table.get("values", {})}.items():
             wanted = dict(condition.split("=") for condition in conditions.split())
-            if all(holds(there.get(name, ""), patterns) for name, patterns in wanted.items()):
-                current_texts |= gifts
-                origin = conditions.partition("=")[0]
-                for name in gifts if origin in texts else ():
+            if not all_hold(wanted, there):
+                continue
+            current_texts |= gifts
+            origin = conditions.partition("=")[0]
+            if origin in texts:
+                for name in gifts:
                     self.origins[name].add(origin)
                     self.current[origin] = name
         self.texts |= {**defaults, **current_texts}
@@ -132,9 +135,10 @@ class Settings:
         used: set[str] = set()
         for rule in FOREIGN["rule"]:
             names = [name for name in names_of(rule) if self.texts.get(name)]
-            if names and all(holds(self.texts.get(name, ""), texts) for name, texts in rule.get("when", {}).items()):
+            if names and all_hold(rule.get("when", {}), self.texts):
                 self._apply(rule, names, brought)
-                used.update(*(self.origins[name] for name in names))
+                for name in names:
+                    used |= self.origins[name]
         for name, value in self.stated.items():
             parts = flattened({name: value})
             if not used & parts.keys():
@@ -148,8 +152,8 @@ class Settings:
         """Do what a rule says, and say it."""
         shown = []
         for name in names:
-            origins = [f"{origin}: {self.stated_texts[origin]:.90}" for origin in self.origins[name]]
-            shown += sorted(origins) or [f"{name}: {self.texts[name]:.90} (its default)"]
+            origins = sorted(f"{origin}: {self.stated_texts[origin]:.90}" for origin in self.origins[name])
+            shown += origins or [f"{name}: {self.texts[name]:.90} (its default)"]
         theirs = ", ".join(dict.fromkeys(shown))
         try:
             if "refuses" in rule:
@@ -174,7 +178,10 @@ class Settings:
         if isinstance(value, bool):
             value = self.texts.get(current, value)
         types = owner("transformers", "TrainingArguments").types
-        decided = [why for patterns, why in DECIDED.items() if like(f"{current}={text}".replace(" ", ""), patterns)]
+        decided = []
+        for patterns, instead in DECIDED.items():
+            if like(f"{current}={text}".replace(" ", ""), patterns):
+                decided.append(instead)
         harmless = reason_for(current, text, FOREIGN["harmless"])
         if harmless:
             brought.harmless.append((theirs, harmless))
@@ -206,16 +213,24 @@ def plain_text(value: Any) -> str:
 
 def names_of(rule: Mapping[str, Any]) -> list[str]:
     """The settings that a rule is about."""
-    names = [name for name, texts in rule.get("when", {}).items() if "refuses" in rule or not texts.startswith("!")]
+    names: dict[str, None] = {}  # once, and in order
+    for name, patterns in rule.get("when", {}).items():
+        if "refuses" in rule or not patterns.startswith("!"):
+            names[name] = None
     for parts in rule.get("set", {}).values():
-        names += parts
-    return list(dict.fromkeys(names))
+        names |= dict.fromkeys(parts)
+    return list(names)
 
 
-def holds(text: str, patterns: str) -> bool:
-    """Whether it matches one of the patterns, or, after a !, none."""
-    matches = any(fnmatchcase(text.lower(), pattern.lower()) for pattern in patterns.removeprefix("!").split("|"))
-    return not matches if patterns.startswith("!") else matches
+def all_hold(conditions: Mapping[str, str], texts: Mapping[str, str]) -> bool:
+    """Whether each text matches one of the patterns of its name, or, where these begin with a !, none."""
+    for name, patterns in conditions.items():
+        text = texts.get(name, "").lower()
+        alternatives = patterns.removeprefix("!").lower().split("|")
+        matches = any(fnmatchcase(text, pattern) for pattern in alternatives)
+        if matches == patterns.startswith("!"):
+            return False
+    return True
 
 
 def reason_for(name: str, text: str, reasons: Mapping[str, str]) -> str:

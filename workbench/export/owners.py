@@ -37,13 +37,15 @@ def owner(package: str, name: str) -> Owner:
         raise UnavailableError(f"recipe: these settings are of {package}'s {name}. Install it: pip install {package}")
     # not `field.type`, which an HfArgumentParser in the same process has rewritten
     hints = get_type_hints(cls)
+    types = {}
     defaults = {}
     for field in fields(cls):
+        types[field.name] = hints[field.name]
         if field.default is not MISSING:
             defaults[field.name] = field.default
         elif field.default_factory is not MISSING:
             defaults[field.name] = field.default_factory()
-    return Owner({field.name: hints[field.name] for field in fields(cls)}, defaults)
+    return Owner(types, defaults)
 
 
 def versioned(title: str, package: str) -> str:
@@ -63,10 +65,11 @@ def checked(value: Any, annotation: Any, setting_name: str) -> Any:
         value = checker(annotation).validate_python(value)
     if isinstance(value, Enum):
         return value.value
-    for kind in get_args(annotation):
-        choices = [word.value for word in kind] if isinstance(kind, type) and issubclass(kind, Enum) else []
-        if choices and value is not None and str(value) not in choices:
-            raise ConfigurationError(f"{setting_name} cannot be {brief(value)}. Known: {', '.join(map(str, choices))}.")
+    for part in get_args(annotation):  # of `Enum | str`, where pydantic takes any text
+        if isinstance(part, type) and issubclass(part, Enum) and value is not None:
+            choices = [str(choice.value) for choice in part]
+            if str(value) not in choices:
+                raise ConfigurationError(f"{setting_name} cannot be {brief(value)}. Known: {', '.join(choices)}.")
     return value
 
 
@@ -76,8 +79,8 @@ def classes_of(table: Mapping[str, Any], section: Section) -> list[str]:
     if section.owner:
         return [section.owner] if "classes" in table else []
     if package == "peft":
-        kind = section.settings.get("peft_type", "LORA")
-        return [name for name, its_kind in adapters().items() if its_kind == kind]
+        adapter = section.settings.get("peft_type", "LORA")
+        return [name for name, its_adapter in adapters().items() if its_adapter == adapter]
     first, *others = table.get("classes", [""])
     with_fields = [name for name in others if section.settings.keys() & owner(package, name).types.keys()]
     return [first, *with_fields] if first else []
@@ -88,4 +91,4 @@ def adapters() -> dict[str, str]:
     """PEFT's classes of settings, and the adapter that each is of."""
     from peft import PEFT_TYPE_TO_CONFIG_MAPPING
 
-    return {cls.__name__: kind.value for kind, cls in PEFT_TYPE_TO_CONFIG_MAPPING.items()}
+    return {cls.__name__: peft_type.value for peft_type, cls in PEFT_TYPE_TO_CONFIG_MAPPING.items()}

@@ -15,8 +15,8 @@ from workbench.base.errors import explained
 
 INSTEAD = "Run its own script on a card in software: workbench emulate --gpu CARD -- python SCRIPT"
 CURE = (
-    "Paste a recipe of the workbench, TrainingArguments, a command line, calls of a script, or a file of TRL, PEFT, "
-    "accelerate, DeepSpeed, LLaMA-Factory or axolotl."
+    "Paste a recipe of the workbench, TrainingArguments, a command line, calls of a script, "
+    "or a file of TRL, PEFT, accelerate, DeepSpeed, LLaMA-Factory or axolotl."
 )
 LIMIT = 100_000  # characters
 ASSIGNMENT = re.compile(r"(?m)^[\w.\"-]+\s*=")  # of TOML
@@ -37,12 +37,12 @@ class Section(NamedTuple):
 
     Attributes:
         owner: the name of the class that is called; empty for a file.
-        words: of a command, what stands before its options; None of others.
+        before_options: of a command, what stands before its options; None of others.
     """
 
     owner: str
     settings: dict[str, Any]
-    words: tuple[str, ...] | None = None
+    before_options: tuple[str, ...] | None = None
 
 
 def read_sections(text: str) -> list[Section]:
@@ -107,7 +107,7 @@ PARSERS: dict[str, Callable[[str], Any]] = {
 def command(text: str) -> Section:
     """The options of a command line, those of what starts it (accelerate, torchrun) included."""
     lines = re.sub(r"\\(\r?\n|$)", " ", COMMENT.sub("", text)).splitlines()
-    commands = [line for line in lines if OPTION.search(line)]
+    commands = list(filter(OPTION.search, lines))
     if len(commands) > 1 and not all(line.lstrip().startswith("--") for line in commands):
         raise ValueError(f"it has {len(commands)} commands: paste one")
     tokens = shlex.split(" ".join(commands))
@@ -129,16 +129,18 @@ def command(text: str) -> Section:
 
 def option_value(values: list[str]) -> Any:
     """As YAML reads it: a number, a truth, a text or a dictionary; of an option alone, true; of several, a list."""
-    parts = [Unwritten(value) if FILLED_IN.search(value) else yaml.load(value, Loader) for value in values]
-    if not parts:
+    if not values:
         return True
+    parts = []
+    for value in values:
+        parts.append(Unwritten(value) if FILLED_IN.search(value) else yaml.load(value, Loader))
     return parts if len(parts) > 1 else parts[0]
 
 
 def calls(text: str) -> list[Section]:
     """The calls in a script, each with what is written out of its arguments. Raises ValueError: a class twice."""
-    lines = [re.sub(r"^\s*[!%].*", "", line) for line in text.splitlines()]  # a notebook's own commands
-    tree = ast.parse(dedent("\n".join(lines)))
+    text = re.sub(r"(?m)^[^\S\n]*[!%].*", "", text)  # a notebook's own commands
+    tree = ast.parse(dedent(text))
     assigned: dict[str, list[ast.expr]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
@@ -152,7 +154,9 @@ def calls(text: str) -> list[Section]:
 
 
 def called_with(node: ast.Call, constants: dict[str, ast.expr]) -> dict[str, Any]:
-    pairs = [(str(position), written(value, constants)) for position, value in enumerate(node.args)]
+    pairs: list[tuple[str, Any]] = []
+    for position, argument in enumerate(node.args):
+        pairs.append((str(position), written(argument, constants)))
     for keyword in node.keywords:
         value = written(keyword.value, constants)
         if keyword.arg:

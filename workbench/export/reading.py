@@ -4,9 +4,11 @@ However a file is read, it becomes `rows`: a dictionary for each document or con
 """
 
 import json
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from workbench.base.errors import ConfigurationError
+from workbench.base.tokens import END_OF_TEXT
 from workbench.export.lines import Lines, broken, literal, near
 from workbench.texts import chat, corpus, files, formats, readers
 from workbench.training.job import Job
@@ -51,9 +53,8 @@ def read_text(lines: Lines, job: Job) -> Reading:
     """Add the lines that read a job's text. Raises ConfigurationError: it is a folder."""
     name = job.recipe.corpus
     if name in corpus.embedded():
-        files = [literal(near(str(path))) for path in corpus.embedded_files(name)]
-        train, held_out = (f'Path({file}).read_text("utf-8")' for file in files)
-        return Reading(train, held_out)
+        train, held_out = corpus.embedded_files(name)
+        return Reading(read_whole(train), read_whole(held_out))
     source = readers.find_text(name, "")
     if source.is_folder:
         raise ConfigurationError(f"script: {name!r} is a folder. Put its documents into one file: .jsonl or .parquet.")
@@ -63,7 +64,7 @@ def read_text(lines: Lines, job: Job) -> Reading:
         lines.add(opening(source, ""), '    text = file.read().replace("\\r\\n", "\\n")')
     else:
         add_rows(lines, source)
-        between = literal(job.material.tokenizer.eos_token or corpus.END_OF_TEXT)
+        between = literal(job.material.tokenizer.eos_token or END_OF_TEXT)
         lines.add(
             f"documents = [row[{literal(source.column)}] for row in rows]",
             'documents = [text.replace("\\r\\n", "\\n") for text in documents if text and text.strip()]',
@@ -78,14 +79,14 @@ def read_conversations(lines: Lines, job: Job, source: readers.TextSource) -> Re
     add_rows(lines, source)
     lines.sources.add(without_nulls)
     lines.add("rows = [json.loads(json.dumps(row), object_hook=without_nulls) for row in rows]")
-    kind = source.kind or formats.TEXT
-    if is_plain(source, kind):
-        present = [f"{literal(name)} in row" for name in kind.required]
+    form = source.form or formats.TEXT
+    if is_plain(source, form):
+        present = [f"{literal(name)} in row" for name in form.required]
         lines.add(f"rows = [row for row in rows if {' and '.join(present)}]")
     else:
-        arguments = ", ".join(["row", *map(literal, kind.arguments)])
+        arguments = ", ".join(["row", *map(literal, form.arguments)])
         lines.add(
-            f"rows = [{lines.sources.add(kind.read)}({arguments}) for row in rows]",
+            f"rows = [{lines.sources.add(form.read)}({arguments}) for row in rows]",
             "rows = [row for row in rows if isinstance(row, dict)]  # else it says why it is left out",
         )
     lines.add(CUT.format("rows"))
@@ -102,15 +103,19 @@ def read_conversations(lines: Lines, job: Job, source: readers.TextSource) -> Re
     )
 
 
-def is_plain(source: readers.TextSource, kind: formats.Format) -> bool:
+def read_whole(path: Path) -> str:
+    return f'Path({literal(near(str(path)))}).read_text("utf-8")'
+
+
+def is_plain(source: readers.TextSource, form: formats.Format) -> bool:
     """Whether all rows are conversations as they stand, but for nulls."""
-    if set(kind.required) - {"messages", "prompt", "completion"}:
+    if set(form.required) - {"messages", "prompt", "completion"}:
         return False
     for path in source.files():
         for _, row in files.rows_of_file(path, source.encoding, source.columns):
-            present = {name: row[name] for name in kind.present(row)}
+            present = {name: row[name] for name in form.present(row)}
             plain = json.loads(json.dumps(present, default=str), object_hook=without_nulls)
-            if plain.keys() >= set(kind.required) and plain != kind.read(row, *kind.arguments):
+            if plain.keys() >= set(form.required) and plain != form.read(row, *form.arguments):
                 return False
     return True
 
@@ -123,26 +128,26 @@ def without_nulls(row: dict[str, Any]) -> dict[str, Any]:
 def add_rows(lines: Lines, source: readers.TextSource) -> None:
     """Add the lines that read `rows` from a file, or from a data set of the hub."""
     path = [literal(near(str(source.path)))]
-    kind = "hub" if source.downloaded else readers.kind_of(source.path)
+    ending = "hub" if source.downloaded else readers.kind_of(source.path)
     columns = literal(source.present_columns())
-    if kind == "hub":
-        arguments = [f"{name}={literal(value)}" for name, value in source.asked if value]
+    if ending == "hub":
+        arguments = [f"{name}={literal(value)}" for name, value in source.load_arguments if value]
         lines.add(broken("rows = load_dataset(", arguments, f").select_columns({columns})"))
-    elif kind == "saved":
+    elif ending == "saved":
         lines.add(broken("rows = load_from_disk(", path, f").select_columns({columns})"))
-    elif kind in (".arrow", ".feather"):
+    elif ending in (".arrow", ".feather"):
         lines.add(f"rows = {lines.sources.add(files.saved)}(Path({path[0]})).select_columns({columns})")
-    elif kind == ".parquet":
+    elif ending == ".parquet":
         lines.add(broken("rows = ParquetFile(", path, f").read({columns}).to_pylist()"))
-    elif kind in (*readers.OBJECTS, *files.SEPARATORS) and files.note_of(source.path, source.encoding):
-        function = lines.sources.add(files.objects if kind in readers.OBJECTS else files.csv_rows)
+    elif ending in (*readers.OBJECTS, *files.SEPARATORS) and files.note_of(source.path, source.encoding):
+        function = lines.sources.add(files.objects if ending in readers.OBJECTS else files.csv_rows)
         lines.add(f"rows = [row for _, row in {function}(Path({path[0]}), {literal(source.encoding)})]")
-    elif kind == ".jsonl":
+    elif ending == ".jsonl":
         lines.add(opening(source), "    rows = [json.loads(line) for line in file if line.strip()]")
-    elif kind == ".json":
+    elif ending == ".json":
         lines.add(opening(source), f"    rows = json.load(file){under_data(source)}")
     else:
-        delimiter = files.SEPARATORS[kind]
+        delimiter = files.SEPARATORS[ending]
         separator = "" if delimiter == "," else f", delimiter={literal(delimiter)}"
         lines.add(
             "csv.field_size_limit(2**26)  # characters; the module's own limit is 131,072",

@@ -64,8 +64,10 @@ FLAVOURS = {"trainer": ("Trainer", "TrainingArguments"), "trl": ("SFTTrainer", "
 DEFAULTS = {field.name: field.default for field in fields(TrainingArguments)}
 # its name in transformers 5.23, and before
 CHECKPOINTING = "activation_checkpointing" if "activation_checkpointing" in DEFAULTS else "gradient_checkpointing"
-TRL = {"max_length": None, "bf16": False, CHECKPOINTING: False}  # rows are cut there by default, and these two true
-STATED = {"per_device_train_batch_size", "learning_rate", "max_steps"}  # even where they are the defaults
+# by default SFTTrainer cuts rows, and has the other two on
+TRL = {"max_length": None, "bf16": False, CHECKPOINTING: False}
+# what the script says even where it is the default
+STATED = {"per_device_train_batch_size", "learning_rate", "max_steps"}
 
 
 def script(recipe: Recipe, flavour: str = "trainer", ranks: Ranks | None = None) -> str:
@@ -240,8 +242,8 @@ class Main(Lines):
             return {}
         if self.ranks:
             raise ConfigurationError(
-                "script: new weights that are quantized as they load would be written by every rank. Take a model that "
-                "has weights."
+                "script: new weights that are quantized as they load would be written by every "
+                "rank. Take a model that has weights."
             )
         self.add('model.save_pretrained("new-weights")')
         return on_loading
@@ -260,7 +262,8 @@ class Main(Lines):
             if name in STATED or name in always or value != DEFAULTS.get(name):
                 stated[name] = value
         written = ['output_dir="fine-tuned"']
-        if values.get("bf16") or self.ranks:  # else it refuses bf16, and every rank would train alone
+        # without it the Trainer refuses bf16, and every rank would train alone
+        if values.get("bf16") or self.ranks:
             written.append("use_cpu=not torch.accelerator.is_available()")
         self.add_call("args = ", arguments, written, stated)
         beside = ["processing_class=tokenizer"] if self.flavour == "trl" else []
@@ -324,18 +327,15 @@ class Main(Lines):
                 self.switches |= switches
             elif self.flavour == "trainer":
                 calls.append(call)
-            elif call.function.__module__.startswith("peft."):  # an adapter, which SFTTrainer adds by itself
+            elif call.function.__module__.startswith("peft."):
+                # an adapter, which SFTTrainer adds by itself
                 self.trainer_arguments += [self.setting(name, value) for name, value in call.settings.items()]
             else:
                 raise ConfigurationError(
-                    f"script: {technique.name}, set as it is, does what TRL's trainer has no arguments for. Leave it "
-                    "out, or take the flavour trainer."
+                    f"script: {technique.name}, set as it is, does what TRL's trainer has no "
+                    "arguments for. Leave it out, or take the flavour trainer."
                 )
         return calls
-
-    def add_calls(self, target: str, arguments: list[str], calls: list[Call]) -> None:
-        for call in calls:
-            self.add_call(target, self.sources.add(call.function), arguments, call.settings)
 
 
 def constant_lines(values: Mapping[str, str]) -> str:

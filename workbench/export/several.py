@@ -10,9 +10,9 @@ import yaml
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from workbench import models
+from workbench.base.device import pick_device
 from workbench.base.errors import ConfigurationError
 from workbench.export.script import script
-from workbench.measure.device import pick_device
 from workbench.models.family import on_meta
 from workbench.ranks.shards import SHARDS, Ranks
 from workbench.ranks.zero import configuration
@@ -63,16 +63,24 @@ def fsdp_settings(recipe: Recipe, ranks: Ranks) -> dict[str, Any]:
     return {
         "fsdp_version": 2,
         "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "fsdp_cpu_ram_efficient_loading": False,  # else all ranks but the first would start from empty weights
-        "fsdp_state_dict_type": "FULL_STATE_DICT",  # save_model() writes one model, not each rank's shards
+        # else all ranks but the first would start from empty weights
+        "fsdp_cpu_ram_efficient_loading": False,
+        # save_model() writes one model, not each rank's shards
+        "fsdp_state_dict_type": "FULL_STATE_DICT",
         "fsdp_transformer_layer_cls_to_wrap": ",".join(sorted(blocks)),
         "fsdp_reshard_after_forward": row["settings"]["reshard_after_forward"],
         "fsdp_offload_params": row.get("offload", False),
     }
 
 
-def save_script(recipe: Recipe, folder: Path, flavour: str = "trainer", ranks: Ranks | None = None) -> str:
+def save_script(
+    recipe: Recipe, folder: Path, flavour: str = "trainer", count: int | None = None, shard: str = "none"
+) -> str:
     """Write the script into a folder, for several ranks accelerate's configuration beside it.
+
+    Args:
+        count: of the ranks; None for one process.
+        shard: what each of them keeps of the model.
 
     Returns:
         The command that starts it, in the folder where this was called: the script names files as seen from there.
@@ -80,6 +88,7 @@ def save_script(recipe: Recipe, folder: Path, flavour: str = "trainer", ranks: R
     Raises:
         ConfigurationError, UnavailableError: as `script`; or a file is there already.
     """
+    ranks = Ranks(count, shard) if count else None
     recipe = replace(recipe, model=models.resolve_auto(recipe.model, pick_device().type))
     texts = {SCRIPT: script(recipe, flavour, ranks)}
     command = ["python"]

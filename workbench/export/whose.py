@@ -1,10 +1,12 @@
 """Whose settings a text has: decided by those that only one program knows."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib.util import find_spec
+from itertools import chain
 from typing import Any
 
 from workbench.base.errors import ConfigurationError
@@ -55,19 +57,20 @@ def of_an_adapter(section: Section) -> Section:
 
 def program_of(section: Section) -> str:
     """Of a file or a command. Raises ConfigurationError: it is not clear, or of a program that is not read."""
-    names = {*flattened(section.settings), *section.settings, *(section.words or ())}
+    names = {*flattened(section.settings), *section.settings, *(section.before_options or ())}
     settings_of: dict[str, set[str]] = {}
-    for program in [*PROGRAMS, *FOREIGN["refused"]]:
-        if program in CALLED or (section.words is not None and program in LAUNCHERS):
-            continue  # a launcher's options start what comes after them
-        whole_names, patterns = known_names(program)
-        settings_of[program] = {name for name in names if name in whole_names or like(name, patterns)}
-    all_known = set().union(*settings_of.values())
-    if not all_known:
+    for program in PROGRAMS:
+        # a launcher's options start what comes after them
+        if program not in CALLED and (section.before_options is None or program not in LAUNCHERS):
+            settings_of[program] = names & known_names(program)
+    for program, patterns in FOREIGN["refused"].items():
+        settings_of[program] = {name for name in names if like(name, patterns)}
+    programs_with = Counter(chain.from_iterable(settings_of.values()))
+    if not programs_with:
         raise ConfigurationError(f"recipe: no setting is known, of {', '.join(section.settings)[:90]!r}. {CURE}")
     votes: dict[str, set[str]] = {}
     for program, its_names in settings_of.items():
-        votes[program] = its_names.difference(*(other for name, other in settings_of.items() if name != program))
+        votes[program] = {name for name in its_names if programs_with[name] == 1}
 
     def order(program: str) -> tuple[int, bool, int]:
         """Of equally many votes those that are not read come first, of no vote last."""
@@ -77,7 +80,8 @@ def program_of(section: Section) -> str:
     if first in FOREIGN["refused"] and votes[first]:
         raise refusal_of(first, ", ".join(sorted(votes[first])))
     is_clear = len(votes[first]) >= max(1, CLEARLY * len(votes[second]))
-    if settings_of["transformers"] == all_known:  # which all others of Hugging Face's have, too
+    # all of Hugging Face's other programs have these, too
+    if settings_of["transformers"] == set(programs_with):
         first = "transformers"
         is_clear = True
     understood = settings_of[first].intersection(section.settings)
@@ -92,10 +96,8 @@ def program_of(section: Section) -> str:
 
 
 @cache
-def known_names(program: str) -> tuple[set[str], str]:
-    """The settings of a program, and patterns of others."""
-    if program in FOREIGN["refused"]:
-        return set(), FOREIGN["refused"][program]
+def known_names(program: str) -> set[str]:
+    """The settings of a program."""
     table = PROGRAMS[program]
     names = {*table.get("signs", "").split(), *table.get("names", {})}
     for conditions in table.get("values", {}):
@@ -104,7 +106,7 @@ def known_names(program: str) -> tuple[set[str], str]:
     if find_spec(package):
         for cls in table.get("classes", ()):
             names.update(owner(package, cls).types, FOREIGN["renamed"])
-    return names, ""
+    return names
 
 
 def refusal_of(title: str, signs: str) -> ConfigurationError:

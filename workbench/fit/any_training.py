@@ -13,6 +13,8 @@ import sys
 from typing import Any
 
 ROWS = 10_000  # of a data set that must be read row by row to know their lengths
+STRATEGY = "train_sampling_strategy"
+BALANCED = "batch_rebalance"  # micro-batches of about equal cost, and of unequal numbers of rows
 
 
 def is_causal(model: Any) -> bool:
@@ -20,18 +22,20 @@ def is_causal(model: Any) -> bool:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    kinds = {kind.__name__ for kind in type(base).__mro__}
-    is_known = bool(kinds & set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()))
+    classes = {entry.__name__ for entry in type(base).__mro__}
+    is_known = not classes.isdisjoint(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
     return is_known and not base.config.is_encoder_decoder
 
 
 def about(model: Any) -> dict[str, Any]:
     """Facts about a model that is trained, of which each technique knows in its own file whether they mean it; and its
     class as `model`, its `config` and its `vocabulary`, if the techniques were written for its kind."""
-    modules = model.modules()
+    recomputes = False
+    for module in model.modules():
+        recomputes |= bool(getattr(module, "gradient_checkpointing", False))
     adapters = getattr(model, "peft_config", {}).values()
     facts: dict[str, Any] = {
-        "recomputes": any(getattr(module, "gradient_checkpointing", False) for module in modules),
+        "recomputes": recomputes,
         "adapters": [str(adapter.peft_type.value).lower() for adapter in adapters],
         "trained_itemsizes": sorted({weight.itemsize for weight in model.parameters() if weight.requires_grad}),
     }
@@ -45,8 +49,10 @@ def about(model: Any) -> dict[str, Any]:
 
 def several(args: Any) -> str:
     """What makes more than one process or card of a Trainer's training; empty if nothing does."""
-    if args.deepspeed or args.fsdp:
-        return "DeepSpeed" if args.deepspeed else "FSDP"
+    if args.deepspeed:
+        return "DeepSpeed"
+    if args.fsdp:
+        return "FSDP"
     if args.n_gpu > 1:
         return f"{args.n_gpu} GPUs by DataParallel"
     return f"{args.world_size} ranks" if args.world_size > 1 else ""
@@ -59,11 +65,6 @@ def optimizer_of_its_own(trainer: Any) -> str:
     if trainer.optimizer is not None:
         return "the optimizer that it has already"
     return "" if type(trainer).create_optimizer is Trainer.create_optimizer else "create_optimizer of its class"
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """`torch.cuda.OutOfMemoryError` until PyTorch 2.5."""
-    return type(error).__name__ == "OutOfMemoryError"
 
 
 def watch_batches(model: Any, seen: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -112,7 +113,8 @@ def lengths_of(rows: Any) -> list[int]:
             return lengths
         if len(rows) <= ROWS:
             return [len(rows[number]["input_ids"]) for number in range(len(rows))]
-    except Exception:  # whatever a data set of somebody's own raises: then its lengths are not known
+    except Exception:
+        # whatever a data set of somebody's own raises: then its lengths are not known
         return []
     return []
 
@@ -122,7 +124,7 @@ def longest_first(trainer: Any, steps: int) -> tuple[list[int], int]:
     is: the peak of the first step is not that of the others, which have the optimizer's states. Empty and 0 where
     nobody can say, and where micro-batches are of about equal cost, and of unequal numbers of rows."""
     args = trainer.args
-    if getattr(args, "train_sampling_strategy", "") == "batch_rebalance":
+    if getattr(args, STRATEGY, "") == BALANCED:
         return [], 0
     lengths = lengths_of(trainer.train_dataset)
     count = args.per_device_train_batch_size * args.gradient_accumulation_steps
@@ -134,18 +136,18 @@ def sizes(model: Any, holder: Any) -> dict[str, int]:
     """Bytes of the weights, of what is trained of them, of optimizer states on the card, and of the peak."""
     import torch
 
-    optimizer = getattr(holder, "optimizer", holder)
+    weights = 0
+    trained = 0
+    for parameter in model.parameters():
+        weights += parameter.nbytes
+        if parameter.requires_grad:
+            trained += parameter.nbytes
     states = 0
-    for state in getattr(optimizer, "state", {}).values():
-        if isinstance(state, dict):
-            states += sum(part.nbytes for part in state.values() if isinstance(part, torch.Tensor) and part.is_cuda)
-    parameters = list(model.parameters())
-    return {
-        "weights": sum(parameter.nbytes for parameter in parameters),
-        "trained": sum(parameter.nbytes for parameter in parameters if parameter.requires_grad),
-        "states": states,
-        "peak": torch.cuda.max_memory_allocated(),
-    }
+    for state in getattr(getattr(holder, "optimizer", holder), "state", {}).values():
+        for part in state.values() if isinstance(state, dict) else ():
+            if isinstance(part, torch.Tensor) and part.is_cuda:
+                states += part.nbytes
+    return {"weights": weights, "trained": trained, "states": states, "peak": torch.cuda.max_memory_allocated()}
 
 
 def model_of(optimizer: Any) -> Any:
@@ -154,11 +156,13 @@ def model_of(optimizer: Any) -> Any:
         return None
     from transformers import PreTrainedModel
 
-    trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    trained: set[int] = set()
+    for group in optimizer.param_groups:
+        trained.update(map(id, group["params"]))
     for model in gc.get_objects():
         if not issubclass(type(model), PreTrainedModel) or model.get_output_embeddings() is None:
             continue
-        if any(id(parameter) in trained for parameter in model.parameters()):
+        if not trained.isdisjoint(map(id, model.parameters())):
             return model
     return None
 

@@ -4,16 +4,15 @@ The functions are those of a run and of an exported script. There is no record a
 """
 
 import inspect
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial, wraps
 from typing import Any, TypeVar, cast
 
 from workbench.base.categories import Category
+from workbench.base.device import Device
 from workbench.base.errors import ConfigurationError, UnavailableError, brief, explained
 from workbench.fit.any_training import about, is_causal, optimizer_of_its_own, several
 from workbench.fit.places import Site, already_there, as_argument, changed_arguments, site_of
-from workbench.measure.device import Device
 from workbench.models.family import ModelFamily, family_of
 from workbench.techniques import Technique
 from workbench.techniques.base import Arguments, Stage, check_together
@@ -21,7 +20,8 @@ from workbench.techniques.base import Arguments, Stage, check_together
 Target = TypeVar("Target")
 
 OPTIMIZERS = (Stage.OPTIMIZE, Stage.STEP)
-SHARED = ("params", "lr", "betas", "eps", "weight_decay", "momentum")  # by groups of optimizers of several kinds
+# what optimizers of several kinds have by groups
+SHARED = ("params", "lr", "betas", "eps", "weight_decay", "momentum")
 
 
 def apply(target: Target, *techniques: Technique) -> Target:
@@ -60,8 +60,9 @@ def apply(target: Target, *techniques: Technique) -> Target:
         model, optimizer = target
         return cast("Target", _applied_to_loop(model, optimizer, in_order))
     raise ConfigurationError(
-        f"apply: it takes a transformers Trainer, a model of transformers, or (model, optimizer), got a "
-        f"{type(target).__name__}. Take the model out of what wraps it, and apply before accelerate prepares it."
+        "apply: it takes a transformers Trainer, a model of transformers, or (model, optimizer), "
+        f"got a {type(target).__name__}. Take the model out of what wraps it, and apply before "
+        "accelerate prepares it."
     )
 
 
@@ -81,13 +82,13 @@ def _apply_to_trainer(trainer: Any, techniques: list[Technique]) -> None:
             raise _only_as_argument(entry, as_argument(entry, family, arguments))
         if site is Site.MODEL:
             raise ConfigurationError(
-                f"apply: {entry.name} replaces the model, for which this Trainer is built already. Before it, write "
-                f"model = apply(model, {type(entry).__name__}(…))."
+                f"apply: {entry.name} replaces the model, for which this Trainer is built already. "
+                f"Before it, write model = apply(model, {type(entry).__name__}(…))."
             )
         if entry.stage in OPTIMIZERS and optimizer:
             raise ConfigurationError(
-                f"apply: {entry.name} decides about the optimizer, and this Trainer takes {optimizer}. Leave one of "
-                "them out, and apply before train()."
+                f"apply: {entry.name} decides about the optimizer, and this Trainer takes "
+                f"{optimizer}. Leave one of them out, and apply before train()."
             )
         _check_ranks_and_checkpoints(trainer.args, entry)
         entry.check_loss(model, trainer)
@@ -112,8 +113,9 @@ def _only_as_argument(entry: Technique, argument: str) -> ConfigurationError:
 def _check_ranks_and_checkpoints(args: Any, entry: Technique) -> None:
     if args.deepspeed or args.fsdp or args.n_gpu > 1:
         raise ConfigurationError(
-            f"apply: this Trainer uses {several(args)}, under which {entry.name} was not tried from outside. Show it "
-            "one card, CUDA_VISIBLE_DEVICES=0, or write the recipe with `workbench script --shard`."
+            f"apply: this Trainer uses {several(args)}, under which {entry.name} was not tried "
+            "from outside. Show it one card, CUDA_VISIBLE_DEVICES=0, or write the recipe with "
+            "`workbench script --shard`."
         )
     if args.world_size > 1 and entry.alone:
         raise ConfigurationError(f"apply: {entry.name} works in one process: {entry.alone}. Leave it out.")
@@ -137,8 +139,8 @@ def _checked_family(model: Any, techniques: list[Technique], device: str | None,
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     if not is_causal(model):
         raise ConfigurationError(
-            f"apply: a {type(base).__name__} is no causal language model of transformers, which the techniques were "
-            "written for. Load one with AutoModelForCausalLM."
+            f"apply: a {type(base).__name__} is no causal language model of transformers, "
+            "which the techniques were written for. Load one with AutoModelForCausalLM."
         )
     seen = {"kind": "trainer", "arguments": arguments, **about(model)}
     check_together([*already_there(seen), *techniques], "apply")
@@ -155,8 +157,8 @@ def _checked_family(model: Any, techniques: list[Technique], device: str | None,
 
 def _device_of(model: Any) -> str | None:
     """None, the fastest there is, for a model on the host: a loop sends it to its device later."""
-    kind = str(model.device.type)
-    return None if kind == "cpu" else kind
+    device = str(model.device.type)
+    return None if device == "cpu" else device
 
 
 def _applied_to_model(model: Any, techniques: list[Technique]) -> Any:
@@ -166,8 +168,8 @@ def _applied_to_model(model: Any, techniques: list[Technique]) -> Any:
             raise _only_as_argument(entry, as_argument(entry, family, {}))
         if entry.stage in OPTIMIZERS:
             raise ConfigurationError(
-                f"apply: {entry.name} decides about the optimizer. Give it too, apply((model, optimizer), …), or the "
-                "Trainer."
+                f"apply: {entry.name} decides about the optimizer. "
+                "Give it too, apply((model, optimizer), …), or the Trainer."
             )
     for entry in techniques:
         loaded = entry.loaded_model(family)
@@ -185,12 +187,13 @@ def with_forward(model: Any, techniques: list[Technique]) -> Any:
             "apply: this model's forward() has been replaced already, as accelerate's prepare() does. Apply before."
         )
     calls: list[Any] = []
+    makes_loss = False
     for entry in techniques:
         if entry.stage is Stage.COMPILE:
             raise _only_as_argument(entry, "model = torch.compile(model) in the loop")
         entry.check_loss(model)
+        makes_loss |= Category.LOGITS_AND_LOSS in entry.attacks
         calls.append(entry.trainer())
-    makes_loss = any(Category.LOGITS_AND_LOSS in entry.attacks for entry in techniques)
     names = ", ".join(entry.name for entry in techniques)
     plain_class = type(model)
 
@@ -200,8 +203,9 @@ def with_forward(model: Any, techniques: list[Technique]) -> Any:
             return plain_class.forward(self, *args, **kwargs)
         if makes_loss and kwargs.get("labels") is None:
             raise ConfigurationError(
-                f"{names}: the model is called without labels, so the loss is made elsewhere, of logits that are never "
-                "whole. Call model(…, labels=labels) and use its loss, or leave it out."
+                f"{names}: the model is called without labels, so the loss is made elsewhere, "
+                "of logits that are never whole. Call model(…, labels=labels) and use its loss, "
+                "or leave it out."
             )
         loop = Loop(self, partial(plain_class.forward, self))
         for call in calls:
@@ -220,7 +224,8 @@ def _without_logits(output: Any) -> Any:
     """What stands there is the hidden states: whoever reads it as logits shall not go on."""
     if not hasattr(output, "logits"):
         raise ConfigurationError("apply: a loss in chunks needs return_dict=True. Call the model with it.")
-    kept = {name: value for name, value in output.items() if name != "logits"}
+    kept = dict(output)
+    kept.pop("logits", None)
     return type(output)(**kept)
 
 
@@ -231,22 +236,20 @@ class Loop:
     """What the techniques' functions ask of a Trainer, played by the model and optimizer of a loop."""
 
     prediction_step = None
-    args = None
+    args: Any = None
+    optimizer_cls_and_kwargs: Any = None
 
-    def __init__(self, model: Any, forward: Callable[..., Any] | None = None) -> None:
+    def __init__(self, model: Any, forward: Any = None) -> None:
         self.model = model
         self.forward = forward
-        self.optimizer_cls_and_kwargs: tuple[Any, Arguments] | None = None
 
     def compute_loss(self, _: Any, *args: Any, **kwargs: Any) -> Any:
-        assert self.forward is not None
         return self.forward(*args, **kwargs)
 
     def compute_loss_context_manager(self) -> ExitStack:
         return ExitStack()
 
-    def get_optimizer_cls_and_kwargs(self, _: Any) -> tuple[Any, Arguments]:
-        assert self.optimizer_cls_and_kwargs is not None
+    def get_optimizer_cls_and_kwargs(self, _: Any) -> Any:
         return self.optimizer_cls_and_kwargs
 
 
@@ -255,14 +258,18 @@ def _applied_to_loop(model: Any, optimizer: Any, techniques: list[Technique]) ->
 
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigurationError(f"apply: the second must be an optimizer, got a {type(optimizer).__name__}.")
-    about_model = [entry for entry in techniques if entry.stage not in OPTIMIZERS]
-    about_optimizer = [entry for entry in techniques if entry.stage in OPTIMIZERS]
     family = _checked_family(model, techniques, _device_of(model), {})
-    for entry in about_model:
+    about_model = []
+    about_optimizer = []
+    for entry in techniques:
+        if entry.stage in OPTIMIZERS:
+            about_optimizer.append(entry)
+            continue
+        about_model.append(entry)
         if site_of(entry, family) is Site.MODEL:
             raise ConfigurationError(
-                f"apply: {entry.name} replaces the parameters that this optimizer has. Apply it to the model, and make "
-                "the optimizer afterwards."
+                f"apply: {entry.name} replaces the parameters that this optimizer has. "
+                "Apply it to the model, and make the optimizer afterwards."
             )
     if about_model:
         model = _applied_to_model(model, about_model)
@@ -292,13 +299,17 @@ def _class_and_options(model: Any, optimizer: Any, entry: Technique) -> tuple[An
     from transformers import Trainer, TrainingArguments
 
     defaults = optimizer.defaults
+    arguments: Arguments = {"learning_rate": defaults["lr"]}
+    if "betas" in defaults:
+        arguments["adam_beta1"], arguments["adam_beta2"] = defaults["betas"]
+        arguments["adam_epsilon"] = defaults["eps"]
     call = entry.trainer()
     if call is None:  # the Trainer has a name for it
-        choice = {"learning_rate": defaults["lr"], **_adam(defaults), **entry.training_arguments({})}
-        named: tuple[Any, Arguments] = Trainer.get_optimizer_cls_and_kwargs(TrainingArguments("loop", **choice))
+        arguments |= entry.training_arguments({})
+        named: tuple[Any, Arguments] = Trainer.get_optimizer_cls_and_kwargs(TrainingArguments("loop", **arguments))
         return named
     loop = Loop(model)
-    loop.args = TrainingArguments("loop", learning_rate=defaults["lr"], **_adam(defaults))  # type: ignore[assignment]
+    loop.args = TrainingArguments("loop", **arguments)
     accepted = inspect.signature(type(optimizer).__init__).parameters
     options = {name: value for name, value in defaults.items() if name in accepted}
     if entry.stage is Stage.OPTIMIZE:
@@ -307,11 +318,5 @@ def _class_and_options(model: Any, optimizer: Any, entry: Technique) -> tuple[An
             options["fused"] = True
     loop.optimizer_cls_and_kwargs = (type(optimizer), options)
     call(loop)
-    return loop.optimizer_cls_and_kwargs
-
-
-def _adam(defaults: Arguments) -> Arguments:
-    if "betas" not in defaults:
-        return {}
-    first, second = defaults["betas"]
-    return {"adam_beta1": first, "adam_beta2": second, "adam_epsilon": defaults["eps"]}
+    changed: tuple[Any, Arguments] = loop.optimizer_cls_and_kwargs
+    return changed

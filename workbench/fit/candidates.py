@@ -18,7 +18,8 @@ MOST_CHANGES = 4
 MOMENTS = 2  # of AdamW, for each number that is trained
 GAPS = "gaps"  # between the tensors that the allocator holds
 CONTEXT = "context"
-Sizes = Mapping[str, float]  # bytes of the categories of memory, of gaps and of CUDA's context, with room enough
+# bytes of the categories of memory, of gaps and of CUDA's context, with room enough
+Sizes = Mapping[str, float]
 
 
 def sizes_of(seen: Mapping[str, Any], reserved_bytes: int, context_bytes: int) -> Sizes:
@@ -68,17 +69,14 @@ def offered(seen: Mapping[str, Any], gpu: Gpu, *, by_arguments_alone: bool = Fal
     """
     choices: list[tuple[Technique, ...]] = []
     there = names_there(seen)
-    for name in sorted(REGISTRY):
-        kind = REGISTRY[name]
-        is_repeated = Capability.ACCUMULATION in kind.brings  # there can be more of it
-        if name in there and not is_repeated:
+    for name, technique in sorted(REGISTRY.items()):
+        is_repeated = Capability.ACCUMULATION in technique.brings  # there can be more of it
+        if (name in there and not is_repeated) or is_left_to_the_program(technique, seen):
             continue
-        if is_left_to_the_program(kind, seen):
-            continue
-        variants = settings_to_offer(kind, gpu)
+        variants = settings_to_offer(technique, gpu)
         possible = [entry for entry in variants if _can_be_given(entry, seen, by_arguments_alone)]
         # where one argument of the Trainer does it, nothing else is written into the script
-        possible = [variant for variant in possible if is_one_switch(variant)] or possible
+        possible = list(filter(is_one_switch, possible)) or possible
         for numerics in Numerics:  # of each kind of loss another choice
             alike = tuple(variant for variant in possible if variant.numerics is numerics)
             if alike:
@@ -86,15 +84,17 @@ def offered(seen: Mapping[str, Any], gpu: Gpu, *, by_arguments_alone: bool = Fal
     return choices
 
 
-def settings_to_offer(kind: type[Technique], gpu: Gpu) -> list[Technique]:
+def settings_to_offer(technique: type[Technique], gpu: Gpu) -> list[Technique]:
     """Those with which it saves something on such a card."""
-    variants = kind.variants(gpu.compute_capability) if kind.attacks else settings_to_try(kind)
+    variants = settings_to_try(technique)
+    if technique.attacks:
+        variants = technique.variants(gpu.compute_capability)
     return [variant for variant in variants if variant.leaves]
 
 
-def is_left_to_the_program(kind: type[Technique], seen: Mapping[str, Any]) -> bool:
+def is_left_to_the_program(technique: type[Technique], seen: Mapping[str, Any]) -> bool:
     """It decides about the optimizer, and the program's Trainer takes one that the program made."""
-    return bool(seen.get("own_optimizer")) and kind.stage in (Stage.OPTIMIZE, Stage.STEP)
+    return bool(seen.get("own_optimizer")) and technique.stage in (Stage.OPTIMIZE, Stage.STEP)
 
 
 def _can_be_given(variant: Technique, seen: Mapping[str, Any], by_arguments_alone: bool) -> bool:
@@ -124,18 +124,14 @@ def sets_of(
             for changes in product(*chosen):
                 if worst_numerics(changes) is numerics and estimate(sizes, changes) <= room_bytes:
                     hopeful.append(changes)
-        hopeful.sort(key=extra_time)
-        yield from filter(_suits, hopeful)
+        for changes in sorted(hopeful, key=extra_time):
+            try:
+                check_together(changes, "plan")
+            except ConfigurationError:
+                continue
+            yield changes
 
 
 def extra_time(changes: tuple[Technique, ...]) -> float:
     """About how much longer a step takes, as a share: for the order alone."""
     return sum(change.slower for change in changes)
-
-
-def _suits(changes: tuple[Technique, ...]) -> bool:
-    try:
-        check_together(changes, "plan")
-    except ConfigurationError:
-        return False
-    return True

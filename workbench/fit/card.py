@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.base.categories import format_bytes, parse_bytes
+from workbench.base.device import emulated
 from workbench.base.errors import ConfigurationError, UnavailableError
 from workbench.fit import any_training
 from workbench.gpus.caching_allocator import ENOUGH_BYTES
@@ -20,7 +21,6 @@ from workbench.gpus.emulator.card import DEVICE, with_memory
 from workbench.gpus.emulator.interpreter import ask_python
 from workbench.gpus.emulator.launch import emulate
 from workbench.gpus.emulator.report import NOT_MEASURED, TIMED_OUT
-from workbench.measure.emulated import emulated
 
 INTERRUPTED = 130
 SECONDS_TO_ANSWER = 120.0
@@ -96,9 +96,9 @@ class Card:
             place.refuse_other_machines()
         except UnavailableError:
             raise UnavailableError(
-                f"plan: the emulated GPU needs Linux on x86-64; this is {platform.system()} on {platform.machine()}. "
-                "Run the same command on Colab or in a container for linux/amd64; or, where this machine has a card "
-                "with CUDA, on that: plan --here."
+                f"plan: the emulated GPU needs Linux on x86-64; this is {platform.system()} on "
+                f"{platform.machine()}. Run the same command on Colab or in a container for "
+                "linux/amd64; or, where this machine has a card with CUDA, on that: plan --here."
             ) from None
         emulation = emulate(command, self.gpu, timeout_s=time_limit_s, history=history, output=sys.stderr)
         devices = emulation.devices
@@ -201,13 +201,13 @@ def card_here(python: str, budget: str | int | None) -> CardHere:
     facts = json.loads(answer.stdout.splitlines()[-1])
     if facts["count"] == 0:
         raise UnavailableError(
-            f"plan: --here needs a card with CUDA on this machine, and PyTorch {facts['torch']} sees none. Name one "
-            "instead, as in --gpu t4: the program then runs on an emulated one."
+            f"plan: --here needs a card with CUDA on this machine, and PyTorch {facts['torch']} "
+            "sees none. Name one instead, as in --gpu t4: the program then runs on an emulated one."
         )
     if facts["count"] > 1:
         raise UnavailableError(
-            f"plan: PyTorch sees {facts['count']} cards, and one is planned for. Show it one: CUDA_VISIBLE_DEVICES=0 "
-            "in front of the command."
+            f"plan: PyTorch sees {facts['count']} cards, and one is planned for. Show it one: "
+            "CUDA_VISIBLE_DEVICES=0 in front of the command."
         )
     name = facts["name"]
     catalogued = of_device(name) and of_device(name, facts["total_bytes"])

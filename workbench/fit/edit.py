@@ -4,7 +4,7 @@ import ast
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,20 +30,20 @@ class Edit:
 
     Attributes:
         advice: what to do there.
-        call: of the script, as `inside.py` reports it; None: nothing stands there that is to be changed.
+        call: of the script, as `inside.py` reports it; empty: nothing stands there that is to be changed.
         write: makes the insertions of the text and of this call in it.
         techniques: whose names the script needs.
         flags: arguments of the command line instead.
     """
 
     advice: str
-    call: Mapping[str, Any] | None = None
+    call: Mapping[str, Any] = field(default_factory=dict)
     write: Writer | None = None
     techniques: tuple[Technique, ...] = ()
     flags: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        if self.call is None or not self.call["file"]:
+        if not self.call.get("file"):
             return self.advice
         return f"{os.path.relpath(self.call['file'])}:{self.call['line']}  {self.advice}"
 
@@ -57,7 +57,8 @@ def edits_of(techniques: Sequence[Technique], seen: Mapping[str, Any]) -> list[E
         name = seen.get("model_name")
         statement = f"apply({name or 'model'}, {as_calls(places.on_trainer)})"
         write = partial(_with_statement, statement=statement if name else "")
-        call = {**seen["optimizer_call"], "indirect": False}  # a line before it can be written whoever makes it
+        # a line before it can be written whoever makes it
+        call = {**seen["optimizer_call"], "indirect": False}
         edits.append(Edit(f"before the optimizer: {statement}", call, write, places.on_trainer))
     elif seen["kind"] == "trainer":
         trainer = seen.get("trainer_class", "Trainer")
@@ -71,7 +72,7 @@ def edits_of(techniques: Sequence[Technique], seen: Mapping[str, Any]) -> list[E
             write = partial(_changed, techniques=places.on_trainer)
             edits.append(Edit(advice, call, write, places.on_trainer))
     if places.environment:
-        edits.append(Edit(f"in front of the command: {' '.join(variables(places.environment))}"))
+        edits.append(Edit(f"in front of the command: {variables(places.environment)}"))
     return edits
 
 
@@ -89,10 +90,16 @@ def _edits_of_arguments(changed: Arguments, seen: Mapping[str, Any]) -> list[Edi
 
 def imports_of_edits(edits: Sequence[Edit]) -> list[str]:
     """The lines that a script needs at its top for them."""
-    names = sorted({type(entry).__name__ for edit in edits for entry in edit.techniques})
+    names: set[str] = set()
+    for edit in edits:
+        names |= class_names(edit.techniques)
     if not names:
         return []
-    return ["from workbench import apply", f"from workbench.techniques import {', '.join(names)}"]
+    return ["from workbench import apply", f"from workbench.techniques import {', '.join(sorted(names))}"]
+
+
+def class_names(techniques: Sequence[Technique]) -> set[str]:
+    return {type(entry).__name__ for entry in techniques}
 
 
 # ---- the script, changed ----
@@ -126,8 +133,11 @@ class Text:
 
     def statement_around(self, node: ast.Call) -> int:
         """The line on which the innermost statement around a call begins."""
-        statements = [part for part in ast.walk(self.tree) if isinstance(part, ast.stmt)]
-        return max(part.lineno for part in statements if part.lineno <= node.lineno <= (part.end_lineno or 0))
+        line = 0
+        for part in ast.walk(self.tree):
+            if isinstance(part, ast.stmt) and part.lineno <= node.lineno <= (part.end_lineno or 0):
+                line = max(line, part.lineno)
+        return line
 
     def place_for_imports(self) -> int:
         """Before the first statement that is no docstring and nothing of `__future__`."""
@@ -137,7 +147,7 @@ class Text:
                 return self.starts[statement.lineno - 1]
         return 0
 
-    def check_names(self, imports: list[str]) -> None:
+    def check_names(self, names: set[str]) -> None:
         """Raises CannotBeWrittenError: the script has something else of a name that is imported."""
         bound = set()
         for node in ast.walk(self.tree):
@@ -145,8 +155,7 @@ class Text:
                 bound.add(node.name)
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 bound.add(node.id)
-        ours = {name for line in imports for name in line.partition(" import ")[2].split(", ")}
-        for name in ours & bound:
+        for name in names & bound:
             raise CannotBeWrittenError(f"the script has something else called {name}")
 
 
@@ -160,19 +169,19 @@ def changed_script(program: Program, edits: Sequence[Edit]) -> str:
         raise ConfigurationError(f"plan: --apply writes scripts, and {shlex.join(program.script)} is a module.")
     text = Text(program.file.read_text(encoding="utf-8"))
     insertions: list[Insertion] = []
-    imports = imports_of_edits(edits)
     for edit in edits:
         try:
-            if edit.call is not None and edit.write is not None:
-                if not edit.call["file"] or Path(edit.call["file"]) != program.file.resolve():
+            if edit.write is not None:
+                if Path(edit.call["file"]) != program.file.resolve():
                     raise CannotBeWrittenError("the call stands in another file")
                 if edit.call["indirect"]:
                     raise CannotBeWrittenError("a library makes it, on this line")
                 insertions += edit.write(text, text.call_at(edit.call))
             if edit.techniques:
-                text.check_names(imports)
+                text.check_names({"apply", *class_names(edit.techniques)})
         except CannotBeWrittenError as error:
             raise ConfigurationError(f"plan: nothing was written, since {error}. Change it by hand: {edit}") from None
+    imports = imports_of_edits(edits)
     if imports:
         place = text.place_for_imports()
         insertions.append((place, place, "\n".join([*imports, ""])))

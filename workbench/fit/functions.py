@@ -28,22 +28,29 @@ def functions_to_paste(seen: Mapping[str, Any], gpu: Gpu, sizes: Sizes) -> dict[
     try:
         config = AutoConfig.for_model(**seen["config"])
         family = family_of(config)
-    except Exception:  # of any kind: an older config may be one that transformers does not read any more
+    except Exception:
+        # of any kind: an older config may be one that transformers does not read any more
         return {}
     as_arguments = {choice[0].name for choice in offered(seen, gpu, by_arguments_alone=True)}
     possible = []
     for name in REGISTRY.keys() - names_there(seen) - as_arguments:
-        possible += [entry for entry in settings_to_offer(REGISTRY[name], gpu)[:1] if _suits(entry, config, seen)]
+        gentlest = settings_to_offer(REGISTRY[name], gpu)[:1]
+        possible += [entry for entry in gentlest if _suits(entry, config, seen)]
     possible.sort(key=lambda technique: (estimate(sizes, [technique]), technique.name))
-    texts = {technique.name: _text(technique, family) for technique in possible}
-    return {name: text for name, text in texts.items() if text}
+    texts = {}
+    for technique in possible:
+        text = _text(technique, family)
+        if text:
+            texts[technique.name] = text
+    return texts
 
 
 def _suits(technique: Technique, config: Any, seen: Mapping[str, Any]) -> bool:
     """Whether the program has what its function changes, as far as that can be told without the program."""
     if seen["kind"] == "loop" and technique.trainer() is not None:  # it has no Trainer
         return False
-    if "own_loss" in seen and Category.LOGITS_AND_LOSS in technique.attacks:  # which may look at logits
+    # a loss of its own may look at logits
+    if "own_loss" in seen and Category.LOGITS_AND_LOSS in technique.attacks:
         return False
     try:
         technique.check_config(config)
@@ -55,12 +62,8 @@ def _suits(technique: Technique, config: Any, seen: Mapping[str, Any]) -> bool:
 def _text(technique: Technique, family: ModelFamily) -> str:
     """Empty where it has no function of ours."""
     lines = Lines()
-    change = technique.loaded_model(family) or technique.model(family)
-    if change is not None:
-        lines.add_call("model = ", lines.sources.add(change.function), ["model"], change.settings)
-    change = technique.trainer()
-    if change is not None:
-        lines.add_call("", lines.sources.add(change.function), ["trainer"], change.settings)
+    lines.add_calls("model = ", ["model"], [technique.loaded_model(family) or technique.model(family)])
+    lines.add_calls("", ["trainer"], [technique.trainer()])
     if not lines.sources.definitions:
         return ""
     imports = "\n".join(import_lines(lines.sources.imports)).strip()

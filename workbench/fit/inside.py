@@ -28,7 +28,8 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":  # by itself, in whatever Python: what the workbench shares with it lies beside it
+# by itself, in whatever Python: what the workbench shares with it lies beside it
+if __name__ == "__main__":
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     any_training = importlib.import_module("any_training")
     imports = importlib.import_module("_emulated_imports")
@@ -76,6 +77,12 @@ class Run:
         sys.stderr.flush()
         atexit._run_exitfuncs()
         os._exit(0)
+
+    def end_if_out_of_memory(self, error: BaseException) -> None:
+        # torch.cuda.OutOfMemoryError until PyTorch 2.5
+        if type(error).__name__ == "OutOfMemoryError":
+            self.seen["message"] = str(error)
+            self.end("out of memory")
 
     def applied(self, target: Any, techniques: dict[str, dict[str, Any]]) -> Any:
         """The target with the workbench's techniques on it. They may not suit it: then the program ends here."""
@@ -134,6 +141,10 @@ class Run:
         if steps >= self.job["steps"] and not self.job["life"]:
             self.end("steps")
 
+    def on_more(self, work: str) -> None:
+        """What is done beside training."""
+        self.seen["also"] = sorted({*self.seen["also"], work})
+
     # ---- transformers' Trainer ----
 
     def change_arguments(self, module: Any) -> None:
@@ -171,8 +182,7 @@ class Run:
 
         @wraps(make)
         def changed_make(trainer: Any, *args: Any, **kwargs: Any) -> None:
-            bound = signature.bind(trainer, *args, **kwargs)
-            self.on_trainer(trainer, bound.arguments, lambda: make(*bound.args, **bound.kwargs))
+            self.on_trainer(trainer, make, signature.bind(trainer, *args, **kwargs))
 
         @wraps(train)
         def changed_train(trainer: Any, *_: Any, **__: Any) -> None:
@@ -180,20 +190,18 @@ class Run:
             try:
                 train(trainer)  # does not resume: there is nothing in its folder
             except RuntimeError as error:
-                if not any_training.is_out_of_memory(error):
-                    raise
-                self.seen["message"] = str(error)
-                self.end("out of memory")
+                self.end_if_out_of_memory(error)
+                raise
             self.end("the end of training")
 
         module.Trainer.__init__ = changed_make
         module.Trainer.train = changed_train
 
-    def on_trainer(self, trainer: Any, arguments: dict[str, Any], make: Callable[[], None]) -> None:
+    def on_trainer(self, trainer: Any, make: Callable[..., None], bound: Any) -> None:
         self.seen |= {"kind": "trainer", "trainer_call": call_of(trainer), "trainer_class": type(trainer).__name__}
         if self.job["on_model"]:
-            arguments["model"] = self.applied(arguments.get("model"), self.job["on_model"])
-        make()
+            bound.arguments["model"] = self.applied(bound.arguments.get("model"), self.job["on_model"])
+        make(*bound.args, **bound.kwargs)
         self.applied(trainer, self.job["on_trainer"])
 
     def on_train(self, trainer: Any) -> None:
@@ -211,10 +219,10 @@ class Run:
                 control.should_training_stop |= is_last
 
             def on_evaluate(self, *_: Any, **__: Any) -> None:
-                run.seen["also"] = sorted({*run.seen["also"], "evaluation"})
+                run.on_more("evaluation")
 
             def on_save(self, *_: Any, **__: Any) -> None:
-                run.seen["also"] = sorted({*run.seen["also"], "saving"})
+                run.on_more("saving")
 
         ranks = any_training.several(trainer.args)
         if ranks:
@@ -381,9 +389,7 @@ def run_program(job_file: str, program: list[str]) -> None:
         run.seen["exit"] = str(error.code)
         run.end("its own exit" if error.code else "its own end")
     except BaseException as error:
-        if any_training.is_out_of_memory(error):
-            run.seen["message"] = str(error)
-            run.end("out of memory")
+        run.end_if_out_of_memory(error)
         place = error.__traceback__  # from the program's own line on
         while place is not None and place.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
             place = place.tb_next

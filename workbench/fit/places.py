@@ -18,7 +18,8 @@ from workbench.techniques.base import Arguments, Call
 
 # until transformers 5.23, which renamed them
 OLDER: Arguments = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
-OF_A_LOOP: Arguments = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1}  # no batch that can be cut
+# a loop has no batch that can be cut
+OF_A_LOOP: Arguments = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1}
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,10 @@ def arguments_of(seen: Mapping[str, Any]) -> Arguments:
 def already_there(seen: Mapping[str, Any]) -> list[Technique]:
     """What a training has already, by what `any_training.about` has seen of it, as far as techniques exclude it."""
     # of PEFT's adapters that are no technique here, many are LoRA's kin
-    there: list[Technique] = [REGISTRY[name if name in REGISTRY else "lora"]() for name in seen["adapters"]]
+    there: list[Technique] = [REGISTRY.get(name, REGISTRY["lora"])() for name in seen["adapters"]]
     arguments = arguments_of(seen)
-    for kind in REGISTRY.values():
-        entry = kind.there(arguments, seen)
+    for technique in REGISTRY.values():
+        entry = technique.there(arguments, seen)
         if entry is not None:
             there.append(entry)
     return there
@@ -78,10 +79,11 @@ def names_there(seen: Mapping[str, Any]) -> set[str]:
     names = {entry.name for entry in already_there(seen)}
     try:
         family = family_of(AutoConfig.for_model(**seen["config"]))
-    except Exception:  # of any kind: another kind of model, or a config of a version that is not read here
+    except Exception:
+        # of any kind: another kind of model, or a config of a version that is not read here
         return names
-    for kind in REGISTRY.values():
-        for entry in settings_to_try(kind):
+    for technique in REGISTRY.values():
+        for entry in settings_to_try(technique):
             if entry.loaded_model(family) and entry.model_arguments(family).items() <= seen["config"].items():
                 names.add(entry.name)
     return names
@@ -125,7 +127,7 @@ def as_argument(technique: Technique, family: ModelFamily, arguments: Arguments)
         adapter = " and an adapter of PEFT's" if technique.model(family) else ""
         return f"from_pretrained(…, {as_keywords(loaded)}){adapter}"
     if technique.environment():
-        return f"{' '.join(variables(technique.environment()))} in front of the command"
+        return f"{variables(technique.environment())} in front of the command"
     return technique.in_a_script.format(**technique.settings())
 
 
@@ -144,14 +146,14 @@ def changed_arguments(technique: Technique, arguments: Arguments) -> Arguments:
     return {name: value for name, value in decided.items() if arguments.get(name) != value}
 
 
-def variables(environment: dict[str, str]) -> list[str]:
+def variables(environment: dict[str, str]) -> str:
     """As they stand in front of a command."""
-    return [f"{name}={value}" for name, value in environment.items()]
+    return " ".join(map("=".join, environment.items()))
 
 
-def settings_to_try(kind: type[Technique]) -> tuple[Technique, ...]:
+def settings_to_try(technique: type[Technique]) -> tuple[Technique, ...]:
     """A technique with each of the settings that are worth trying."""
-    return tuple(kind(**settings) for settings in kind.worth_trying)
+    return tuple(technique(**settings) for settings in technique.worth_trying)
 
 
 def is_one_switch(technique: Technique) -> bool:

@@ -14,16 +14,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from workbench import export
+from workbench.base.device import emulated
 from workbench.base.errors import DISTRIBUTION, ConfigurationError, UnavailableError
-from workbench.base.paths import beside
 from workbench.base.settings import plain
+from workbench.export.whose import FOREIGN
 from workbench.fit import any_training
 from workbench.fit.card import Card, Use
 from workbench.fit.places import arguments_of, places_of
 from workbench.gpus.emulator.inside import _emulated_imports
 from workbench.gpus.emulator.padding import VARIABLE as PADDING
-from workbench.measure.emulated import emulated
 from workbench.techniques import Technique
 
 PACKAGE = Path(__file__).parents[1]
@@ -33,7 +32,7 @@ LAUNCHERS = ("accelerate", "deepspeed", "torchrun", "mpirun", "srun", "horovodru
 WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")  # options of Python that take the next word
 DONE = ("steps", "the end of training")
 UNKNOWN_ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'")
-RENAMED = {"tokenizer": ["processing_class", "transformers 4.46"], **beside(export.__file__, "foreign.toml")["renamed"]}
+RENAMED = {"tokenizer": ["processing_class", "transformers 4.46"], **FOREIGN["renamed"]}
 LOWER_BOUND = re.compile(r"([\w-]+)>=([\d.]+)")
 # asked of an interpreter in which nothing of the workbench need be installed
 WHAT_IS_THERE = """
@@ -67,8 +66,8 @@ class Program:
         name = Path(command[0]).name
         if name in LAUNCHERS or "torch.distributed.run" in command or "accelerate.commands.launch" in command:
             raise ConfigurationError(
-                f"plan: {name} may start several processes, and one is planned for. Give the script itself, as in: "
-                "plan --gpu t4 -- python train.py"
+                f"plan: {name} may start several processes, and one is planned for. "
+                "Give the script itself, as in: plan --gpu t4 -- python train.py"
             )
         if not PYTHON.fullmatch(name):
             raise ConfigurationError(
@@ -259,17 +258,18 @@ def job_of(program: Program, techniques: Sequence[Technique], before: Mapping[st
 
 def check_trial(trial: Trial, time_limit_s: float) -> None:
     """Raises ConfigurationError: the program, as it is, did not come to train, for reasons of its own."""
-    kind = trial.seen.get("kind", "")
+    trainer_or_loop = trial.seen.get("kind", "")
     message = str(trial.seen.get("message", ""))
     if trial.use.timed_out:
         raise ConfigurationError(
-            f"plan: the program did not come to the end of its steps within {time_limit_s:.0f} s. Let it read less "
-            "data, ask for fewer --trial-steps, or give a longer --timeout."
+            f"plan: the program did not come to the end of its steps within {time_limit_s:.0f} s. "
+            "Let it read less data, ask for fewer --trial-steps, or give a longer --timeout."
         )
     if trial.ended_by == "several ranks":
         raise ConfigurationError(
-            f"plan: this training uses {trial.seen['several']}, and one process without it is planned for. Leave it "
-            "out, or write the training as a recipe: workbench predict --ranks."
+            f"plan: this training uses {trial.seen['several']}, and one process without it is "
+            "planned for. Leave it out, or write the training as a recipe: "
+            "workbench predict --ranks."
         )
     if trial.ended_by == "an error":
         cure = "Make it run first."
@@ -288,18 +288,21 @@ def check_trial(trial: Trial, time_limit_s: float) -> None:
         raise ConfigurationError(f"plan: the program failed by itself, as stands above ({message:.300}). {cure}")
     if trial.ended_by == "its own exit":
         raise ConfigurationError(
-            f"plan: the program ended by itself with {trial.seen['exit']!r:.90}, before it trained. Give it the "
-            "arguments that it needs, behind its name."
+            f"plan: the program ended by itself with {trial.seen['exit']!r:.90}, before it "
+            "trained. Give it the arguments that it needs, behind its name."
         )
     if not trial.seen:
         raise UnavailableError("plan: the program was ended from outside, before it could report. Give it more room.")
-    if not kind and trial.ended_by != "out of memory":  # which may come before: the model alone can be too large
+    # memory may run out before: the model alone can be too large
+    if not trainer_or_loop and trial.ended_by != "out of memory":
         raise ConfigurationError(
-            "plan: the program ended without a Trainer of transformers and without an optimizer of PyTorch. Name the "
-            "script that trains."
+            "plan: the program ended without a Trainer of transformers and without an optimizer of "
+            "PyTorch. Name the script that trains."
         )
     if not trial.ran:
-        maker = "a Trainer, and never called train()" if kind == "trainer" else "an optimizer, and never took a step"
-        raise ConfigurationError(f"plan: the program made {maker}. Give it what makes it train, such as --do_train.")
+        product = "an optimizer, and never took a step"
+        if trainer_or_loop == "trainer":
+            product = "a Trainer, and never called train()"
+        raise ConfigurationError(f"plan: the program made {product}. Give it what makes it train, such as --do_train.")
     if not trial.use.used_a_gpu:
         raise ConfigurationError("plan: the program trains on the CPU. Let it use the GPU that it is shown.")

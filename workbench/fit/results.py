@@ -157,9 +157,10 @@ class Fit(Result):
             f"{command} on {self.card.title} ({self.card.room}): "
             f"{self.steps} steps a run, {beside}; {self.card.source}",
             self._as_it_is(),
-            *(f"  {format_bytes(holder['bytes']):>9}  {holder['line']}" for holder in self.as_it_is.use.holders[:3]),
-            f"  {self.tokens}",
         ]
+        for holder in self.as_it_is.use.holders[:3]:
+            lines.append(f"  {format_bytes(holder['bytes']):>9}  {holder['line']}")
+        lines.append(f"  {self.tokens}")
         if self.as_it_is.use.lower_bound:
             lines.append(f"  a lower bound: nobody has measured {self.as_it_is.use.lower_bound}")
         for number, answer in enumerate(self.candidates, start=1):
@@ -169,10 +170,14 @@ class Fit(Result):
             lines += ["", "Nothing was found that fits. Take a smaller model, shorter rows, or a larger card."]
         if self.failed:
             lines += ["", f"run, and out of memory too: {'; '.join(self.failed)}"]
-        lines += [f"not for this program: {label}: {reason}" for label, reason in self.skipped.items()]
+        for label, reason in self.skipped.items():
+            lines.append(f"not for this program: {label}: {reason}")
         if self.ended:
             lines += ["", f"ended early: {self.ended}"]
-        return "\n".join([*lines, *self._without_the_workbench(), *(["", *self.written] if self.written else [])])
+        lines += self._without_the_workbench()
+        if self.written:
+            lines += ["", *self.written]
+        return "\n".join(lines)
 
     def _as_it_is(self) -> str:
         need = format_bytes(self.needed_bytes)
@@ -222,6 +227,7 @@ def title(techniques: Sequence[Technique]) -> str:
     for entry in techniques:
         settings = changed_settings(entry)
         if not is_one_switch(entry):
-            settings |= {name: entry.settings()[name] for tried in entry.worth_trying for name in tried}
+            for tried in entry.worth_trying:
+                settings |= {name: entry.settings()[name] for name in tried}
         titles.append(f"{entry.name}({as_keywords(settings)})" if settings else entry.name)
     return " + ".join(titles) or "as it is"

@@ -29,6 +29,7 @@ TIME_LIMIT_S = 600.0
 ANSWERS = {Numerics.EXACT: 3, Numerics.APPROXIMATE: 1, Numerics.DIFFERENT: 1}
 TRIALS = 10  # of each kind of loss
 CHEAP = 0.1  # an exact answer that takes no more time than this: others are not looked for
+TIME_UP = "the time was up (--timeout)"
 UNSURE = 1.05  # sets that by their estimate need so much of the room are tried
 
 
@@ -76,7 +77,7 @@ class ProgramSearch:
 
     Attributes:
         ends_at: on the clock `time.monotonic`.
-        failed, skipped, functions: as `Fit` has them.
+        failed, skipped, functions, ended: as `Fit` has them.
         before: what was seen of the program as it is.
     """
 
@@ -103,11 +104,15 @@ class ProgramSearch:
         self.before = as_it_is.seen
         if self.life and self.before["kind"] == "loop":
             raise ConfigurationError(
-                "plan: --life is for scripts with a Trainer, which says when it evaluates and saves. Leave it out, and "
-                "look at what your loop does after its steps with `workbench emulate`."
+                "plan: --life is for scripts with a Trainer, which says when it evaluates and "
+                "saves. Leave it out, and look at what your loop does after its steps with "
+                "`workbench emulate`."
             )
-        with_room = None if as_it_is.fits else self.with_room()
-        answers = [] if as_it_is.fits else self.answers(with_room or as_it_is)
+        with_room = None
+        answers: list[Answer] = []
+        if not as_it_is.fits:
+            with_room = self.with_room()
+            answers = self.answers(with_room or as_it_is)
         return Fit(
             self.program,
             self.card,
@@ -154,8 +159,8 @@ class ProgramSearch:
             self.functions = functions_to_paste(whole.seen, self.card.gpu, sizes)
         answers: list[Answer] = []
         for numerics in NUMERICS:
-            cheapest = min((extra_time(answer.techniques) for answer in answers), default=CHEAP + 1)
-            if self.ended or cheapest <= CHEAP:
+            is_cheap = any(extra_time(answer.techniques) <= CHEAP for answer in answers)
+            if self.ended or is_cheap:
                 break
             answers += self.answers_of(numerics, choices, sizes, is_whole=whole.fits)
         return answers
@@ -166,7 +171,8 @@ class ProgramSearch:
         """Those of one kind of loss. Sizes that are not whole are the least: what is estimated to need as much as a set
         that ran out of memory is not tried."""
         answers: list[Answer] = []
-        goes_on: dict[frozenset[str], bool] = {}  # by the names in a set that was tried: with its next settings
+        # by the names in a set that was tried: with its next settings
+        goes_on: dict[frozenset[str], bool] = {}
         least = estimate(sizes, ())
         for techniques in sets_of(choices, numerics, sizes, UNSURE * self.card.gpu.memory_bytes):
             names = frozenset(entry.name for entry in techniques)
@@ -196,7 +202,7 @@ class ProgramSearch:
     def run(self, techniques: tuple[Technique, ...], *, card: Card | None = None, shown: bool = False) -> Trial:
         time_left_s = self.ends_at - time.monotonic()
         if time_left_s < 1:
-            self.ended = "the time was up (--timeout)"
+            self.ended = TIME_UP
         trial = try_out(
             self.program,
             card or self.card,
@@ -210,12 +216,15 @@ class ProgramSearch:
         if trial.use.interrupted:
             self.ended = "interrupted"
         elif trial.use.timed_out:
-            self.ended = "the time was up (--timeout)"
+            self.ended = TIME_UP
         elif not trial.ran and not shown:
             ended = f"it ended with status {trial.use.exit_status}"
             reason = str(trial.seen.get("refusal") or trial.seen.get("message") or ended)
             # where the reason begins with the name of one of them, no other set with it is tried
-            refused = [entry for entry in techniques if reason.removeprefix("apply: ").startswith(entry.name)]
+            refused = []
+            for entry in techniques:
+                if reason.removeprefix("apply: ").startswith(entry.name):
+                    refused.append(entry)
             self.skipped[title(refused or techniques)] = " ".join(reason.split())[:300]
         verdict = f"needs {format_bytes(trial.needed_bytes)}" if trial.fits else "out of memory"
         if not trial.ran:
@@ -235,11 +244,11 @@ def written_beside(planned: Fit, search: ProgramSearch) -> Fit:
     except ConfigurationError as error:
         return replace(planned, written=(str(error),))
     carried = tuple(entry for entry in answer.techniques if entry.environment())
-    in_front = variables(places_of(carried, {}).environment)
-    lines.append(f"run by itself: {' '.join([*in_front, shlex.join(program.command)])}")
+    command = f"{variables(places_of(carried, {}).environment)} {shlex.join(program.command)}"
+    lines.append(f"run by itself: {command.lstrip()}")
     by_itself = replace(search, program=program, skipped={}).run(carried)
     if not by_itself.ran:
-        reason = "the time was up (--timeout)" if by_itself.use.timed_out else by_itself.seen.get("message", "it ended")
+        reason = TIME_UP if by_itself.use.timed_out else by_itself.seen.get("message", "it ended")
         lines.append(f"  not verified, since it did not come to the end of its steps: {reason}")
         return replace(planned, written=tuple(lines))
     verdict = "fits" if by_itself.fits else "does NOT fit, against the plan"
@@ -256,7 +265,10 @@ def written_program(planned: Fit, edits: Sequence[Edit]) -> tuple[Program, list[
     program = planned.program
     place = None
     lines: list[str] = []
-    if any(edit.call is not None for edit in edits):
+    flags: list[str] = []
+    for edit in edits:
+        flags += edit.flags
+    if any(edit.write for edit in edits):
         text = changed_script(program, edits)
         assert program.file is not None
         place = program.file.with_stem(f"{program.file.stem}_fits_{planned.card.gpu.name.replace('-', '_')}")
@@ -266,4 +278,4 @@ def written_program(planned: Fit, edits: Sequence[Edit]) -> tuple[Program, list[
         before = program.file.read_text(encoding="utf-8")
         lines += unified_diff(before.splitlines(), text.splitlines(), str(program.file), str(place), n=1, lineterm="")
         lines.append(f"written: {place}")
-    return program.changed(place, [flag for edit in edits for flag in edit.flags]), lines
+    return program.changed(place, flags), lines

@@ -23,10 +23,20 @@ from transformers import Trainer, TrainerCallback
 
 from workbench.advise.candidate import NUMERICS, worst_numerics
 from workbench.base.categories import format_bytes
+from workbench.base.device import emulated
 from workbench.base.errors import ConfigurationError, WorkbenchError, brief
 from workbench.base.patches import changed_environment
 from workbench.base.result import Result
-from workbench.fit.any_training import Collator, about, longest_first, several, sizes, watch_batches
+from workbench.fit.any_training import (
+    BALANCED,
+    STRATEGY,
+    Collator,
+    about,
+    longest_first,
+    several,
+    sizes,
+    watch_batches,
+)
 from workbench.fit.apply import apply
 from workbench.fit.candidates import offered, sets_of, sizes_of
 from workbench.fit.edit import edits_of
@@ -37,16 +47,15 @@ from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.gpus.emulator import card, padding
 from workbench.gpus.emulator.call import call_on
 from workbench.measure.allocators import allocator_for
-from workbench.measure.emulated import emulated
 from workbench.models.load import quiet
 from workbench.prediction.emulated import with_room
 from workbench.prediction.rows import STEPS
-from workbench.recipe import BALANCED, STRATEGY
 from workbench.techniques import Technique
 
 SECONDS = 300.0  # for a training of a few steps there
 MOST_TRIALS = 8  # of changes
-Payload = tuple[list[str], list[Any], bytes, bytes]  # where modules are, shapes, the arguments, the Trainer
+# where modules are, shapes, the arguments, the Trainer
+Payload = tuple[list[str], list[Any], bytes, bytes]
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 # of a Trainer, what it makes anew in the other process
 REMADE = (
@@ -134,11 +143,16 @@ class Need(Result):
         verdict = "it fits" if self.fits else "it does NOT fit"
         lines = [
             f"WillItFit: {verdict}. This training needs {format_bytes(self.need_bytes)} of "
-            f"{format_bytes(self.room_bytes)}, by PyTorch's allocator on an emulated {self.gpu.title}, not measured",
+            f"{format_bytes(self.room_bytes)}, by PyTorch's allocator on an emulated "
+            f"{self.gpu.title}, not measured",
             f"  {batches_in_words(self.seen)}; not counted: evaluation, saving, and other programs on the card",
         ]
-        lines += [f"  {format_bytes(size):>10}  {name}" for name, size in self.parts.items() if size]
-        return "\n".join([*lines, *([f"  {self.cure}"] if self.cure else [])])
+        for name, size in self.parts.items():
+            if size:
+                lines.append(f"  {format_bytes(size):>10}  {name}")
+        if self.cure:
+            lines.append(f"  {self.cure}")
+        return "\n".join(lines)
 
 
 class WillItFit(TrainerCallback):
@@ -197,8 +211,8 @@ class WillItFit(TrainerCallback):
         self.say(str(need))
         if self.stop and not need.fits:
             raise ConfigurationError(
-                f"WillItFit: this training needs {format_bytes(need.need_bytes)} of {format_bytes(need.room_bytes)}. "
-                f"{need.cure}"
+                f"WillItFit: this training needs {format_bytes(need.need_bytes)} of "
+                f"{format_bytes(need.room_bytes)}. {need.cure}"
             )
         if self.is_here:
             torch.cuda.reset_peak_memory_stats(args.device)
@@ -220,8 +234,9 @@ class WillItFit(TrainerCallback):
         trainer = self.trainer
         if getattr(trainer.args, STRATEGY, "") == BALANCED:
             raise ConfigurationError(
-                f"WillItFit: {STRATEGY}={BALANCED!r} makes batches of unequal numbers of rows. `workbench emulate "
-                f"--gpu {self.gpu.name} -- python …` trains with them on an emulated card."
+                f"WillItFit: {STRATEGY}={BALANCED!r} makes batches of unequal numbers of rows. "
+                f"`workbench emulate --gpu {self.gpu.name} -- python …` trains with them on an "
+                "emulated card."
             )
         rows, longest_row = first_rows(trainer)
         payload, there_bytes = sent(trainer, rows, self.given_optimizer)
@@ -251,7 +266,7 @@ def cure(trainer: Any, need: Need, payload: Payload) -> str:
     seen = {"kind": "trainer", "arguments": arguments, "sizes": need.sizes, **need.seen, **about(trainer.model)}
     run_it = f"`workbench plan --gpu {need.gpu.name} -- python …` runs your script with other changes, and writes them."
     parts = sizes_of(seen, need.reserved_bytes, need.beside_bytes)
-    choices = [choice for choice in offered(seen, need.gpu) if not any(change.environment() for change in choice)]
+    choices = [choice for choice in offered(seen, need.gpu) if not choice[0].environment()]
     hopeful = (sets_of(choices, numerics, parts, need.room_bytes) for numerics in NUMERICS)
     for changes in islice(chain.from_iterable(hopeful), MOST_TRIALS):
         with suppress(WorkbenchError, RuntimeError):  # these do not suit it
@@ -274,19 +289,20 @@ def sent(trainer: Any, rows: list[Any], optimizer: Any) -> tuple[Payload, int]:
     for name, value in vars(trainer).items():
         if name not in REMADE and isinstance(value, torch.nn.Module):
             tensors.update((id(tensor), tensor) for tensor in in_order(value))
+    shapes = []
+    here_bytes = 0
     for tensor in tensors.values():
         if type(tensor) not in PLAIN:
             raise ConfigurationError(f"WillItFit: parameters of the kind {type(tensor).__name__} cannot be predicted.")
+        is_parameter = isinstance(tensor, torch.nn.Parameter)
+        shapes.append((tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad, is_parameter))
+        if tensor.is_cuda:
+            here_bytes += tensor.nbytes
     values = {field.name: getattr(args, field.name) for field in fields(args) if field.init}
     arguments = dill.dumps((type(args), {**values, **THERE}), recurse=True)
     content = io.BytesIO()
     there = {"trainer": trainer, "rows": rows, "optimizer": optimizer}
     ShapesPickler(content, tensors, args, trainer).dump(there)
-    shapes = [
-        (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad, isinstance(tensor, PLAIN[1]))
-        for tensor in tensors.values()
-    ]
-    here_bytes = sum(tensor.nbytes for tensor in tensors.values() if tensor.is_cuda)
     return (sys.path, shapes, arguments, content.getvalue()), here_bytes
 
 
@@ -306,8 +322,9 @@ def in_order(module: torch.nn.Module) -> Any:
     """Parameters and buffers as `model.to` moves them."""
     for child in module.children():
         yield from in_order(child)
-    for tensors in (module._parameters, module._buffers):
-        yield from filter(lambda tensor: tensor is not None, tensors.values())
+    for tensor in chain(module._parameters.values(), module._buffers.values()):
+        if tensor is not None:
+            yield tensor
 
 
 class ShapesPickler(dill.Pickler):  # type: ignore[misc]
@@ -329,7 +346,8 @@ class ShapesPickler(dill.Pickler):  # type: ignore[misc]
             state = {name: value for name, value in vars(thing).items() if name not in REMADE}
             return object.__new__, (type(thing),), state
         if isinstance(thing, ModuleType) and thing.__name__ != "__main__":
-            return import_module, (thing.__name__,)  # dill would copy what is in those that lie beside the program
+            # dill would copy what is in those that lie beside the program
+            return import_module, (thing.__name__,)
         if isinstance(thing, type) and thing.__module__ != "__main__" and _is_named(thing):
             return thing.__qualname__
         if isinstance(thing, torch.nn.Module) and "_is_accelerate_prepared" in vars(thing):
@@ -339,15 +357,16 @@ class ShapesPickler(dill.Pickler):  # type: ignore[misc]
         return NotImplemented
 
 
-def _is_named(kind: type) -> bool:
+def _is_named(cls: type) -> bool:
     """Whether its module has a class by its name. dill would copy those whose package does not show the module, as
     torch.optim.adamw."""
-    return getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is kind
+    return getattr(sys.modules.get(cls.__module__), cls.__qualname__, None) is cls
 
 
 def _unprepared(model: Any, state: Mapping[str, Any]) -> dict[str, Any]:
     """The attributes that a model had before accelerate prepared it, which is done there again."""
-    before = {name: value for name, value in state.items() if name != "_is_accelerate_prepared"}
+    before = dict(state)
+    before.pop("_is_accelerate_prepared", None)
     if "_original_forward" in before:
         forward = before.pop("_original_forward")
         before["forward"] = forward
@@ -386,9 +405,9 @@ def _train(payload: Payload, changes: Sequence[Technique]) -> dict[str, Any]:
     sys.path.extend(folder for folder in path if folder not in sys.path)
     allocator_for(torch.device("cuda")).prepare()
     with tempfile.TemporaryDirectory() as scratch, quiet():
-        kind, values = dill.loads(arguments)
+        arguments_class, values = dill.loads(arguments)
         places = places_of(changes, values)
-        args = kind(**{**values, **places.arguments, "output_dir": scratch})
+        args = arguments_class(**{**values, **places.arguments, "output_dir": scratch})
         there = ShapesUnpickler(content, shapes, args).load()
         trainer = there["trainer"]
         rows = there["rows"]

@@ -18,7 +18,8 @@ MIB = 2**20
 SMALLEST_BLOCK_BYTES = 512  # kMinBlockSize: every request is rounded up to a multiple
 SMALL_REQUEST_BYTES = 1 * MIB  # kSmallSize: the largest request of the small pool
 SMALL_SEGMENT_BYTES = 2 * MIB  # kSmallBuffer
-LARGE_SEGMENT_BYTES = 20 * MIB  # large_segment_size: the segment that requests below the next line share
+# large_segment_size: the segment that requests below the next line share
+LARGE_SEGMENT_BYTES = 20 * MIB
 OWN_SEGMENT_BYTES = 10 * MIB  # kMinLargeAlloc: from here on, a request gets a segment of its own
 SEGMENT_STEP_BYTES = 2 * MIB  # kRoundLarge: whose size is a multiple of this
 ENOUGH_BYTES = 2**43  # more than any GPU has
@@ -256,7 +257,8 @@ class CachingAllocator:
                 start = before
             if _free_run(start) >= size:
                 return start
-        nbytes = -(-self.device_bytes * 9 // 8 // LARGE_SEGMENT_BYTES) * LARGE_SEGMENT_BYTES  # also whole small pages
+        # also whole small pages
+        nbytes = -(-self.device_bytes * 9 // 8 // LARGE_SEGMENT_BYTES) * LARGE_SEGMENT_BYTES
         whole = _Block(self._take_addresses(nbytes), nbytes, pool, mapped=False)
         pool.put(whole)
         return whole

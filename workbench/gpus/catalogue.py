@@ -20,10 +20,10 @@ import re
 from dataclasses import dataclass
 from types import SimpleNamespace
 
+from workbench.base.device import CPU, Device
 from workbench.base.errors import ConfigurationError, brief
 from workbench.base.paths import beside
 from workbench.base.settings import plain, unknown
-from workbench.measure.device import CPU, Device
 
 KIB = 2**10
 MIB = 2**20
@@ -92,7 +92,8 @@ class Gpu:
         if self.context_source is not None:
             return self.context_bytes
         sourced = [row.context_bytes for row in GPUS.values() if row.context_source is not None]
-        return min(low for low, _ in sourced), max(high for _, high in sourced)
+        lows, highs = zip(*sourced, strict=True)
+        return min(lows), max(highs)
 
 
 _MULTIPROCESSORS = beside(__file__, "multiprocessors.json")
@@ -119,8 +120,8 @@ def gpu(name: str) -> Gpu:
         row = _row(sized[1])
         if row and row.data_sheet != f"{sized[2]} GB":
             raise ConfigurationError(
-                f"gpu: {name!r} is not known; the {row.title} that is has {row.data_sheet}. Name {row.name}, and give "
-                "the memory of your card as the budget."
+                f"gpu: {name!r} is not known; the {row.title} that is has {row.data_sheet}. "
+                f"Name {row.name}, and give the memory of your card as the budget."
             )
     if row:
         return row
@@ -165,7 +166,8 @@ def of_device(name: str, total_bytes: int | None = None) -> Gpu | None:
     most = 0
     for row in GPUS.values():
         without_memory = re.sub(r"-\d+gb$", "", row.name)
-        model = re.findall(r"[a-z]+|\d+", without_memory)  # "rtx4060-laptop" is written "RTX 4060 Laptop"
+        # "rtx4060-laptop" is written "RTX 4060 Laptop"
+        model = re.findall(r"[a-z]+|\d+", without_memory)
         if len(model) >= most and re.search(r"\b" + " ?".join(model) + r"(?!\d)", name.lower()):
             longest = [*longest, row] if len(model) == most else [row]
             most = len(model)

@@ -25,9 +25,9 @@ RATES: dict[str, dict[str, Any]] = beside(__file__, "rates.json")
 
 def seconds(work: Mapping[str, int], rates: Mapping[str, Any]) -> float:
     """Of one optimizer step, from what it asks for of each kind (`Prediction.work`), and how much of it a second."""
-    return float(sum(amount / rates[kind] for kind, amount in work.items()))
+    return float(sum(amount / rates[name] for name, amount in work.items()))
 
 
 def flops(work: Mapping[str, int]) -> int:
     """Floating-point operations, of whatever precision."""
-    return sum(amount for kind, amount in work.items() if kind.endswith("_flops"))
+    return sum(amount for name, amount in work.items() if name.endswith("_flops"))

@@ -40,8 +40,9 @@ KINDS = (
 class _NamesNothing(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         raise ConfigurationError(
-            f"snapshot: this pickle wants to call {module}.{name}, and a memory snapshot of PyTorch is plain lists and "
-            f"numbers. It was not executed. {HOW_TO_WRITE}."
+            f"snapshot: this pickle wants to call {module}.{name}, "
+            "and a memory snapshot of PyTorch is plain lists and numbers. It was not executed. "
+            f"{HOW_TO_WRITE}."
         )
 
 
@@ -56,36 +57,42 @@ def read_snapshot(path: Path) -> "Snapshot":
         content = _NamesNothing(file).load()
         if isinstance(content, list):  # of torch.cuda.memory_snapshot()
             content = {"segments": content}
-        traces = content.get("device_traces", [])
-        with_segments = {segment.get("device", 0) for segment in content["segments"]}
-        with_history = {index for index, trace in enumerate(traces) if trace}
+        traces = dict(enumerate(content.get("device_traces", [])))
+        segments: dict[int, list[Segment]] = {}
+        for segment in content["segments"]:
+            segments.setdefault(segment.get("device", 0), []).append(_segment(segment))
         devices = []
-        for index in sorted(with_segments | with_history):
-            trace = traces[index] if index < len(traces) else []
-            devices.append(_device(content, index, trace))
+        for index in sorted(traces | segments):
+            trace = traces.get(index, [])
+            if trace or index in segments:
+                devices.append(_device(index, segments.get(index, []), trace, living(content, index)))
     return Snapshot(path, tuple(devices))
 
 
-def _device(content: dict[str, Any], index: int, trace: list[dict[str, Any]]) -> "DeviceSnapshot":
-    segments = [segment for segment in content["segments"] if segment.get("device", 0) == index]
-    blocks_in_use = living(content, index)
+def _device(
+    index: int,
+    segments: list["Segment"],
+    trace: list[dict[str, Any]],
+    blocks_in_use: Any,
+) -> "DeviceSnapshot":
     lines = Counter[str]()
     kinds = Counter[str]()
     for block in alive_at_the_peak(trace, blocks_in_use):
         lines[program_line(block["frames"])] += block["size"]
         kinds[_kind(block["frames"])] += block["size"]
     refused = [event["size"] for event in trace if event["action"] == "oom"]
-    return DeviceSnapshot(index, lines, kinds, tuple(_segment(segment) for segment in segments), len(trace), refused)
+    return DeviceSnapshot(index, lines, kinds, tuple(segments), len(trace), refused)
 
 
 def _kind(frames: list[dict[str, Any]] | None) -> str:
     if frames is None:
         return "before the history begins"
     for frame in frames:
-        for kind, file, function in KINDS:
+        for memory, file, function in KINDS:
             if re.search(file, frame["filename"]) and re.search(function, frame["name"]):
-                return kind
-    return "data and others" if frames else "backward pass"  # which runs in threads of PyTorch's own
+                return memory
+    # which runs in threads of PyTorch's own
+    return "data and others" if frames else "backward pass"
 
 
 def _segment(segment: dict[str, Any]) -> "Segment":
@@ -156,21 +163,24 @@ class DeviceSnapshot:
     @property
     def largest_free_bytes(self) -> int:
         """Of the blocks that are reserved and free: a larger request needs new memory, or is refused."""
-        free = [size for segment in self.segments for size, in_use in segment.blocks if not in_use]
-        return max(free, default=0)
+        largest = 0
+        for segment in self.segments:
+            for size, in_use in segment.blocks:
+                if not in_use:
+                    largest = max(largest, size)
+        return largest
 
     def __str__(self) -> str:
         when = f"of {self.events:,} events" if self.events else "(it has no history: what was in use at the end)"
         lines = [f"device {self.index}: peak {format_bytes(self.peak_bytes)} allocated, {when}"]
         if self.refused:
-            sizes = ", ".join(format_bytes(size) for size in self.refused[-LINES:])
-            lines.append(f"  refused: {sizes}")
+            lines.append(f"  refused: {', '.join(map(format_bytes, self.refused[-LINES:]))}")
         lines += _table(BY_LINE, self.lines)
         lines += _table(BY_KIND, self.kinds)
         free = self.reserved_bytes - self.bytes_in_use
         lines.append(
-            f"  at the end {format_bytes(self.reserved_bytes)} reserved in {len(self.segments)} segments, "
-            f"{format_bytes(self.bytes_in_use)} in use; {format_bytes(free)} free, "
+            f"  at the end {format_bytes(self.reserved_bytes)} reserved in {len(self.segments)} "
+            f"segments, {format_bytes(self.bytes_in_use)} in use; {format_bytes(free)} free, "
             f"{format_bytes(self.largest_free_bytes)} at most in one piece"
         )
         largest = sorted(self.segments, key=lambda segment: -segment.size)

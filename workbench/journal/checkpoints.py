@@ -15,10 +15,12 @@ from workbench.journal.record import warn_once
 
 FOLDER = "checkpoints"  # inside the folder of a run
 ASIDE = ".aside"  # inside that folder, while one is written
-MANIFEST = "complete.json"  # the last file to be written: name, size and hash of the others, and the run's counters
+# the last file to be written: name, size and hash of the others, and the run's counters
+MANIFEST = "complete.json"
 CHECKPOINTS_KEPT = 2
 COUNTERS = ("tokens_seen", "padding_tokens")
-NEEDED = {"optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"}  # beside the weights
+# files beside the weights
+NEEDED = {"optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"}
 MANIFEST_CHARACTERS = 1_000_000  # far more than any manifest has: of a longer file, no more is read
 
 
@@ -68,15 +70,12 @@ def counters(checkpoint: Path) -> dict[str, int]:
 
 def _by_step(folder: Path) -> list[Path]:
     """The checkpoints of a folder, the newest first."""
-    paths = []
+    by_step = {}
     for path in folder.glob("checkpoint-*"):
-        if path.name.removeprefix("checkpoint-").isdecimal():
-            paths.append(path)
-    return sorted(paths, key=_step, reverse=True)
-
-
-def _step(checkpoint: Path) -> int:
-    return int(checkpoint.name.removeprefix("checkpoint-"))
+        step = path.name.removeprefix("checkpoint-")
+        if step.isdecimal():
+            by_step[int(step)] = path
+    return [by_step[step] for step in sorted(by_step, reverse=True)]
 
 
 def _check(checkpoint: Path) -> None:

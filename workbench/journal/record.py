@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from workbench.base.categories import format_bytes
+from workbench.base.device import Device
 from workbench.base.errors import ConfigurationError, in_a_line
 from workbench.base.paths import git_commit, inside, runs_folder, valid_name, versions, write_whole
 from workbench.base.result import Result
 from workbench.base.settings import checker
-from workbench.measure.device import device_text
 from workbench.recipe import Recipe
 
 SCHEMA_VERSION = 2  # one more whenever a field changes its name or its meaning; `_migrated` then knows the older form
@@ -204,14 +204,14 @@ class Record(Result):
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ConfigurationError(f"records: {path} is not a record ({in_a_line(error)}). Move it away.") from None
         raise ConfigurationError(
-            f"records: {path} was written by a newer workbench (schema {schema}; this one reads up to "
-            f"{SCHEMA_VERSION}). Update the workbench."
+            f"records: {path} was written by a newer workbench (schema {schema}; this one reads up "
+            f"to {SCHEMA_VERSION}). Update the workbench."
         )
 
     @property
     def device(self) -> str:
         """The device in words, for tables and messages."""
-        return device_text(self.device_kind, self.device_name, self.threads)
+        return str(Device(self.device_kind, self.device_name, threads=self.threads))
 
 
 def _migrated(data: dict[str, Any]) -> dict[str, Any]:

@@ -10,21 +10,21 @@ import shutil
 import sys
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
 import psutil
 from filelock import FileLock
 
-from workbench.base.categories import format_bytes
-from workbench.base.errors import ConfigurationError, OutOfMemoryError
+from workbench.base.errors import ConfigurationError
 from workbench.base.paths import runs_folder, unwritten
 from workbench.journal import checkpoints
 from workbench.journal.record import WORLD, Record, Status, read_all
-from workbench.techniques import REGISTRY, Numerics
 
 UNFINISHED = (Status.KILLED, Status.INTERRUPTED, Status.FAILED, Status.OOM)
-LOCK = ".lock"  # of all users; held while the record of another process is changed, and let go by one that ends
+# of all users; held while the record of another process is changed, and let go by one that ends
+LOCK = ".lock"
 _running_here: set[str] = set()  # ids of the runs that this process is executing
 
 
@@ -45,7 +45,8 @@ def begin(record: Record, folder: Path | None, resume: bool = False) -> Record:
                 stack.enter_context(FileLock(folder / LOCK, mode=0o666))
                 record = _resumed(record, folder)
             record = replace(record, status=Status.RUNNING, error="", owner=_process(os.getpid()))
-            _running_here.add(record.id)  # before it is saved: another thread may look for dead runs at any time
+            # before it is saved: another thread may look for dead runs at any time
+            _running_here.add(record.id)
             record.save(folder)
     except OSError as error:
         raise ConfigurationError(f"folder: {unwritten(folder, error)}") from None
@@ -74,23 +75,6 @@ def end(record: Record, folder: Path | None) -> Record:
     return record
 
 
-def out_of_memory_error(record: Record) -> OutOfMemoryError:
-    """The error for an `oom` record: a message with a cure, and the record's id."""
-    same_loss = []
-    for name, technique in REGISTRY.items():
-        if technique.attacks and technique.numerics is Numerics.EXACT:
-            same_loss.append(name)
-    limit = "memory"
-    if record.memory_cap_bytes:
-        limit = f"memory cap of {format_bytes(record.memory_cap_bytes)}"
-    return OutOfMemoryError(
-        f"{record.label} did not fit into the {limit} of {record.device}: {record.error} "
-        f"Use a smaller effective_batch_size or sequence_length, or a technique with the same loss: "
-        f"{', '.join(same_loss)}. For a diagnosis: python -m workbench doctor",
-        record.id,
-    )
-
-
 def mark_killed(folder: Path | None = None) -> list[Record]:
     """Give the status `killed` to runs that say `running` although their process is gone, and return their records.
 
@@ -101,7 +85,8 @@ def mark_killed(folder: Path | None = None) -> list[Record]:
     parts = [*folder.glob(f"*/{checkpoints.FOLDER}/{checkpoints.ASIDE}")]
     if not (parts or _dead(folder)):
         return marked
-    with suppress(OSError), FileLock(folder / LOCK, mode=0o666):  # a folder that cannot be written to is still shown
+    # a folder that cannot be written to is still shown
+    with suppress(OSError), FileLock(folder / LOCK, mode=0o666):
         # read again under the lock: another process may have marked one meanwhile, and gone on with it
         for record in _dead(folder):
             killed = replace(record, status=Status.KILLED, error="the process ended without a word")
@@ -122,7 +107,7 @@ def _running(folder: Path) -> list[Record]:
 
 def _dead(folder: Path) -> list[Record]:
     """Records that say `running` although the process that began the run is gone."""
-    return [record for record in _running(folder) if not _alive(record)]
+    return list(filterfalse(_alive, _running(folder)))
 
 
 def checkpoint_folder(record: Record, folder: Path | None) -> Path:
@@ -142,9 +127,9 @@ def resumable(record: Record, folder: Path | None) -> Record | None:
         differences = _differences(other, record)
         if other.status is Status.RUNNING and not differences and _alive(other):
             raise ConfigurationError(
-                f"resume: this run goes on as {other.id}, in process {other.owner.get('pid')} on "
-                f"{other.owner.get('host')}. Wait for it, or end it. If nobody runs it any more, write killed for "
-                f"running in {other.path(folder)}."
+                f"resume: this run goes on as {other.id}, in process {other.owner['pid']} on "
+                f"{other.owner['host']}. Wait for it, or end it. If nobody runs it any more, write "
+                f"killed for running in {other.path(folder)}."
             )
         its_folder = checkpoint_folder(other, folder)
         is_ours = os.access(its_folder, os.W_OK)  # another user's run could not go on there
@@ -172,7 +157,8 @@ def _resumed(record: Record, folder: Path) -> Record:
 def _differences(before: Record, now: Record) -> list[str]:
     """What keeps a run from going on as another one began, in sentences."""
     names = ["device_kind", "device_name", "data_sha256"]
-    if before.world_size == now.world_size:  # another number of ranks may go on: its losses are equal but for rounding
+    # another number of ranks may go on: its losses are equal but for rounding
+    if before.world_size == now.world_size:
         names += WORLD
     was = before.recipe_settings | {name: getattr(before, name) for name in names}
     wanted = now.recipe_settings | {name: getattr(now, name) for name in names}
@@ -191,20 +177,19 @@ def _process(pid: int) -> dict[str, Any]:
 def _alive(record: Record) -> bool:
     """Whether the process that began the run still exists.
 
-    True if that is unknown: on another machine, of another user, or where the owner is no process.
+    True if that is unknown: on another machine, or of another user.
     """
-    owner = record.owner if isinstance(record.owner, dict) else {}
-    pid = owner.get("pid")
-    if owner.get("host") != platform.node() or type(pid) is not int:
-        return bool(record.owner)
-    if pid == os.getpid():
+    owner = record.owner
+    if not owner or owner["host"] != platform.node():
+        return bool(owner)
+    if owner["pid"] == os.getpid():
         return record.id in _running_here
     try:
-        process = psutil.Process(pid)
+        process = psutil.Process(owner["pid"])
         if process.status() == psutil.STATUS_ZOMBIE:
             return False
-        return not abs(process.create_time() - owner.get("began")) >= 1.0  # seconds
+        return bool(abs(process.create_time() - owner["began"]) < 1.0)  # seconds
     except (psutil.NoSuchProcess, ValueError, OverflowError):  # no process can have such a number
         return False
-    except (psutil.Error, TypeError):
+    except psutil.Error:
         return True

@@ -1,7 +1,6 @@
 """What a lesson teaches, on cards that people have: GPT-2 124M and XL, predicted without a GPU."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -11,16 +10,16 @@ from workbench.base.categories import format_bytes
 from workbench.base.errors import WorkbenchError
 from workbench.gpus.catalogue import Gpu
 from workbench.gpus.catalogue import gpu as find_gpu
+from workbench.lessons.recipes import Variant, on_cards
 from workbench.lessons.timeline import scrubber
 from workbench.prediction.committed import known_predictions
 from workbench.prediction.predict import predict
 from workbench.prediction.prediction import Answer, Prediction
 from workbench.recipe import Recipe
-from workbench.techniques.base import Technique
+from workbench.techniques.registry import in_words
 
 CARDS = ("t4", "rtx3090")
 MODELS = ("gpt2", "gpt2-xl")
-Variant = Technique | tuple[Technique, ...]  # one technique, or several together
 
 
 def cards(
@@ -36,14 +35,16 @@ def cards(
     *there* and CUDA's context, or how much more it would need: so a saving is the difference of two such cells. A card
     that cannot run a recipe has the reason in its place.
     """
-    catalogue = [find_gpu(name) for name in gpus]
+    catalogue = list(map(find_gpu, gpus))
     rows = []
     engines = set()
     for model in models:
-        for recipe in recipes_of(model, variants, length):
+        for recipe in on_cards(model, variants, length):
             answers = known_predictions(recipe, gpus)
             rows.append(_row(recipe, catalogue, answers))
-            engines |= {answer.source.partition(":")[0] for answer in answers if isinstance(answer, Prediction)}
+            for answer in answers:
+                if isinstance(answer, Prediction):
+                    engines.add(answer.source.partition(":")[0])
     peak = f"peak, {' or '.join(sorted(engines)) or 'predicted'}"
     table = pd.DataFrame(rows).rename(columns={"peak": peak})
     return table.set_index(["model", "recipe"]).rename_axis([None, None])
@@ -51,7 +52,9 @@ def cards(
 
 def step_on_card(*variants: Variant, gpu: str = CARDS[0], length: int = 1024) -> HTML:
     """The step of full fine-tuning above that of each variant, to drag through, and the line of what the card has."""
-    steps = [predict_known(recipe, gpu, timeline=True) for recipe in recipes_of(MODELS[0], variants, length)]
+    steps = []
+    for recipe in on_cards(MODELS[0], variants, length):
+        steps.append(predict_known(recipe, gpu, timeline=True))
     return HTML(scrubber(steps))
 
 
@@ -69,18 +72,8 @@ def predict_known(recipe: Recipe, gpu: str = CARDS[0], *, timeline: bool = False
     return answer
 
 
-def recipes_of(model: str, variants: Sequence[Variant], length: int) -> list[Recipe]:
-    """The recipe of the tables on real cards, and that of each variant."""
-    baseline = Recipe(model=model, effective_batch_size=8, sequence_length=length)
-    recipes = [baseline]
-    for variant in variants:
-        techniques = variant if isinstance(variant, tuple) else (variant,)
-        recipes.append(replace(baseline, techniques=techniques))
-    return recipes
-
-
 def _row(recipe: Recipe, catalogue: Sequence[Gpu], answers: Sequence[Answer]) -> dict[str, str]:
-    row = {"model": recipe.model, "recipe": recipe.label, "peak": "–", "reserved": "–"}
+    row = {"model": recipe.model, "recipe": in_words(recipe.label), "peak": "–", "reserved": "–"}
     for card, answer in zip(catalogue, answers, strict=True):
         if row["peak"] == "–" and isinstance(answer, Prediction):  # the first that can run it
             row["peak"] = format_bytes(answer.peak_allocated_bytes)

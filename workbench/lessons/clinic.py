@@ -61,9 +61,7 @@ class Case:
             tried = self.trial(pair)
         except ConfigurationError as refusal:
             return f"{' + '.join(pair)}: {refusal}"
-        verdict = "is not enough"
-        if tried.fits:
-            verdict = "is enough"
+        verdict = "is enough" if tried.fits else "is not enough"
         return f"{' + '.join(pair)} {verdict}: it {tried}."
 
 
@@ -92,7 +90,8 @@ def ask(*names: str, solve: bool = True) -> None:
         if solve:
             reference = case.judge(case.reference)
         question = f"What took the memory? The switches are {' · '.join(case.switches)}."
-        display(_report(case), exercise(question, CAUSES[case.cause], SECOND, choices=list(CAUSES.values())))
+        causes = list(CAUSES.values())
+        display(_report(case), exercise(question, CAUSES[case.cause], SECOND, choices=causes))
         if live_page():
             display(form(case))
         display(_folded("Hint", case.hint), _folded("Two switches that are enough", f"{reference} {case.answer}"))

@@ -14,16 +14,18 @@ def copy_lessons(folder: Path, *, force: bool = False) -> int:
     Raises:
         ConfigurationError: a notebook there differs, and `force` does not allow to overwrite it. Nothing is copied.
     """
-    copies = {notebook: folder / notebook.name for notebook in sorted(NOTEBOOKS.glob("*.ipynb"))}
+    notebooks = sorted(NOTEBOOKS.glob("*.ipynb"))
     differing = []
-    for notebook, copy in copies.items():
+    for notebook in notebooks:
+        copy = folder / notebook.name
         if copy.exists() and not cmp(notebook, copy, shallow=False):
             differing.append(copy.name)
     if differing and not force:
         raise ConfigurationError(
-            f"lessons: {folder} has other contents in {', '.join(differing)}, perhaps your own work; nothing was "
-            "copied. Name another folder, or overwrite them with --force."
+            f"lessons: {folder} has other contents in {', '.join(differing)}, "
+            "perhaps your own work; nothing was copied. Name another folder, "
+            "or overwrite them with --force."
         )
-    for notebook, copy in copies.items():
-        shutil.copyfile(notebook, copy)
-    return len(copies)
+    for notebook in notebooks:
+        shutil.copyfile(notebook, folder / notebook.name)
+    return len(notebooks)

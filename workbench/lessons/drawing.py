@@ -41,7 +41,7 @@ class Drawing:
         self.words(0, 12, text, bold=True)
         self.top += 22
 
-    def row(self, label: str, parts: Iterable[Part], scale: float = 1.0) -> None:
+    def row(self, label: str, parts: Iterable[Part], scale: float) -> None:
         """A bar below its label."""
         self.top = self.bottom + 8
         self.words(0, 12, label)
@@ -78,9 +78,7 @@ class Drawing:
         self.shapes.append(f'<rect {place} fill="{fill}" stroke="currentColor" stroke-width="0.6"/>')
         self.bottom = max(self.bottom, self.top + y + height)
         if LETTER * len(label) < width:
-            letters = "currentColor"
-            if colour in COLOURS:
-                letters = ink(COLOURS[colour])
+            letters = ink(COLOURS[colour]) if colour in COLOURS else "currentColor"
             self.words(x + width / 2, y + height / 2 + 5, label, anchor="middle", colour=letters)
 
     def tiles(

@@ -46,18 +46,11 @@ def exercise(
         raise ConfigurationError(f"exercise: {answer!r} is none of the choices: {listed}. Add it to them.")
     if not isinstance(answer, str):
         answer = float(answer)  # numpy's numbers are none of json's
-    label = "Your guess."
-    if number:
-        label = f"Exercise {number}."
-    judged = {"answer": answer, "choices": [*choices], "unit": unit, "within": within}
-    texts = {
-        "label": label,
-        "question": question,
-        "answer": _in_words(answer, unit),
-        "why": why,
-        "told": json.dumps(judged),
-    }
-    return HTML(Template(FORM.read_text(encoding="utf-8"), autoescape=True).render(texts))
+    label = f"Exercise {number}." if number else "Your guess."
+    judged = json.dumps({"answer": answer, "choices": [*choices], "unit": unit, "within": within})
+    answer_in_words = _in_words(answer, unit)
+    form = Template(FORM.read_text(encoding="utf-8"), autoescape=True)
+    return HTML(form.render(label=label, question=question, answer=answer_in_words, why=why, told=judged))
 
 
 def _in_words(answer: float | str, unit: str) -> str:

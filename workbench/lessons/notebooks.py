@@ -1,5 +1,6 @@
 """Run the notebooks headless with papermill. What was executed lies in `build/notebooks`; `make site` shows it."""
 
+import operator
 import os
 import sqlite3
 import tempfile
@@ -26,7 +27,6 @@ from workbench.gpus.emulator.launch import environment as emulated_environment
 from workbench.gpus.emulator.place import stub_folder
 from workbench.lessons.parameters import check_parameters, of
 from workbench.lessons.progress import Progress
-from workbench.training.world import refuse_several_ranks
 
 DEVICE_PARAMETER = "device"  # of the kernel, not of a notebook
 PATIENCE_S = 10.0  # for a lesson that is stopped, whose kernel has to be ended
@@ -56,32 +56,27 @@ def build(
     """
     paths = find_notebooks(names)
     _refuse(paths, parameters or {})
-    place = folder / "notebooks"
-    if parameters:
-        place = folder / "notebooks-own"
+    place = folder / ("notebooks-own" if parameters else "notebooks")
     waiting = []
     for path in paths:
         if force or parameters or not _up_to_date(place / path.name, path):
             waiting.append(path)
     progress = Progress([path.stem for path in waiting], at_once)
 
-    def execute_one(path: Path, child: Child | None) -> None:
+    def execute_one(path: Path, call: Callable[..., Path]) -> None:
         began_at_s = time.monotonic()
-        if child:
-            child.call(execute_notebook, path, place / path.name, parameters)
-        else:
-            execute_notebook(path, place / path.name, parameters)
+        call(execute_notebook, path, place / path.name, parameters)
         progress.done(path.stem, time.monotonic() - began_at_s)
 
     if at_once > 1 and len(waiting) > 1:
         _share(execute_one, waiting, at_once)
     else:
         for path in waiting:
-            execute_one(path, None)
+            execute_one(path, operator.call)
     return [place / path.name for path in paths]
 
 
-def _share(execute_one: Callable[[Path, Child], None], paths: Sequence[Path], at_once: int) -> None:
+def _share(execute_one: Callable[..., None], paths: Sequence[Path], at_once: int) -> None:
     """Let several processes take one notebook after another, until all are executed or one has failed.
 
     They share the processors: threads of two trainings that wait for each other take ten times as long.
@@ -98,7 +93,7 @@ def _share(execute_one: Callable[[Path, Child], None], paths: Sequence[Path], at
                 if not left:
                     return
                 path = left.pop()
-            execute_one(path, child)
+            execute_one(path, child.call)
 
     pool = ThreadPoolExecutor(at_once)
     try:
@@ -108,7 +103,8 @@ def _share(execute_one: Callable[[Path, Child], None], paths: Sequence[Path], at
     finally:
         left.clear()
         for child in children:
-            child.interrupt()  # a kernel that is at work is ended by its own process, which clears away after it
+            # a kernel that is at work is ended by its own process, which clears away after it
+            child.interrupt()
         wait(turns, timeout=PATIENCE_S)
         for child in children:
             child.close()
@@ -148,9 +144,7 @@ def execute_notebook(path: Path, output: Path, parameters: Mapping[str, Any] | N
     _refuse([path], parameters)
     device = parameters.pop(DEVICE_PARAMETER, "")
     output.parent.mkdir(parents=True, exist_ok=True)
-    folder = path.parent
-    if INSTALLED:
-        folder = output.parent
+    folder = output.parent if INSTALLED else path.parent
     try:
         with _around_kernel(device):
             papermill.execute_notebook(
@@ -168,14 +162,13 @@ def execute_notebook(path: Path, output: Path, parameters: Mapping[str, Any] | N
         reason = f"{error.ename}: {error.evalue}"
     except DeadKernelError:
         reason = (
-            "its kernel died, often for want of memory: choose a smaller model, batch or length; the marks `completed` "
-            "are not to be believed"
+            "its kernel died, often for want of memory: choose a smaller model, "
+            "batch or length; the marks `completed` are not to be believed"
         )
     if reason:
         begun = 0
         for cell in _cells(output):
-            if cell.metadata.get("papermill", {}).get("start_time"):
-                begun += 1
+            begun += bool(cell.metadata.get("papermill", {}).get("start_time"))
         raise NotebookError(f"{path.name}, cell {begun}: {reason} (see {output})")
     _trust(output)
     return output
@@ -191,16 +184,16 @@ def _trust(executed: Path) -> None:
 
 
 def _refuse(paths: list[Path], parameters: Mapping[str, Any]) -> None:
-    """Raises ConfigurationError for several ranks, and a parameter or a device that cannot be used, UnavailableError
-    for what is not set up."""
-    refuse_several_ranks()
+    """Raises ConfigurationError for a parameter or a device that cannot be used, UnavailableError for what is not set
+    up."""
     parameters = dict(parameters)
     device = parameters.pop(DEVICE_PARAMETER, None)
     if device is not None:
         if not isinstance(device, str) or emulated_card(device) is None:
             raise ConfigurationError(
-                f"notebooks: device {device!r} cannot be chosen; a notebook takes the fastest that is there. Only a "
-                f"GPU in software can, as in -p device {DEVICE}t4."
+                f"notebooks: device {device!r} cannot be chosen; "
+                "a notebook takes the fastest that is there. Only a GPU in software can, "
+                f"as in -p device {DEVICE}t4."
             )
         stub_folder()
     check_parameters(paths, parameters)
@@ -245,7 +238,8 @@ def _unfinished(executed: Path) -> str:
     has_left = False
     for cell in _cells(executed):
         waiting += cell.execution_count is None
-        has_left = has_left or any(output.get("ename") == "SystemExit" for output in cell.outputs)
+        for output in cell.outputs:
+            has_left |= output.get("ename") == "SystemExit"
     if waiting or has_left:
         return f"stopped by sys.exit or the like; {waiting} cells after it did not run. Take it out"
     return ""

@@ -42,14 +42,15 @@ def check_parameters(paths: Sequence[Path], parameters: Mapping[str, Any]) -> No
             records that could not be written.
         UnavailableError: the model cannot be had.
     """
-    declared = [of(path) for path in paths]
-    named(parameters, sorted({name for types in declared for name in types}), "notebooks", "parameter")
+    declared = list(map(of, paths))
+    named(parameters, sorted(set().union(*declared)), "notebooks", "parameter")
     for name, value in parameters.items():
         secret = TOKENS.search(str(value))  # of a list or a dictionary all that is in it
         if secret:  # which the message must not repeat
             raise ConfigurationError(
-                f"notebooks: the value of {name} looks like a secret ({secret[0][:3]}…, {len(secret[0])} characters), "
-                "and the executed notebook would show it. Put it into an environment variable, or run `hf auth login`."
+                f"notebooks: the value of {name} looks like a secret ({secret[0][:3]}…, "
+                f"{len(secret[0])} characters), and the executed notebook would show it. "
+                "Put it into an environment variable, or run `hf auth login`."
             )
     for types in declared:
         values = {name: value for name, value in parameters.items() if name in types}
@@ -60,14 +61,13 @@ def check_parameters(paths: Sequence[Path], parameters: Mapping[str, Any]) -> No
 def _check_types(types: Mapping[str, str], values: Mapping[str, Any]) -> None:
     """As the settings of a technique are checked: by a dataclass, whose fields are the parameters that have a type."""
     fields = []
-    for name in values:
+    typed = []
+    for name, value in values.items():
         if types[name] in KINDS:
-            least = LEAST.get(types[name])
-            if name in MAY_BE_ZERO:
-                least = 0
+            least = 0 if name in MAY_BE_ZERO else LEAST.get(types[name])
             fields.append((name, types[name], setting(None, "", minimum=least)))
-    settings = dataclasses.make_dataclass("Parameters", fields)
-    check_settings(settings(**{name: values[name] for name, *_ in fields}), "notebooks")
+            typed.append(value)
+    check_settings(dataclasses.make_dataclass("Parameters", fields)(*typed), "notebooks")
 
 
 def _check_names(values: Mapping[str, Any], trains: bool) -> None:
@@ -82,8 +82,7 @@ def _check_names(values: Mapping[str, Any], trains: bool) -> None:
         load_corpus(values["corpus"])
     if "gpu" in values:
         device_name(values["gpu"])
-    if values.get("model", "auto") != "auto":
-        find = locate_config
-        if trains:
-            find = locate
-        find(values["model"])
+    model = values.get("model", "auto")
+    if model != "auto":
+        find = locate if trains else locate_config
+        find(model)

@@ -3,19 +3,18 @@
 import base64
 import html
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from workbench.advise.compare import WITHOUT_VALUES
+from workbench.advise.compare import BY_CATEGORY, WITHOUT_VALUES
 from workbench.base.categories import Category, format_bytes
-from workbench.journal.record import Record
-
-MIB = 2**20
-GIB = 2**30
+from workbench.gpus.catalogue import MIB
+from workbench.techniques.registry import in_words
 
 # Okabe and Ito, "Color Universal Design" (2008): told apart with every kind of colour vision
 LINES = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999"]
@@ -55,13 +54,10 @@ class Picture(Figure):
 
     description = ""
 
-    def png(self) -> bytes:
+    def _repr_html_(self) -> str:
         data = io.BytesIO()
         self.savefig(data, format="png", dpi=100)
-        return data.getvalue()
-
-    def _repr_html_(self) -> str:
-        source = base64.b64encode(self.png()).decode()
+        source = base64.b64encode(data.getvalue()).decode()
         description = html.escape(self.description)
         return f'<img alt="{description}" style="max-width: 100%" src="data:image/png;base64,{source}">'
 
@@ -71,14 +67,14 @@ def memory_bars(frame: pd.DataFrame, limit_bytes: int | None = None) -> Picture:
 
     `limit_bytes`, a budget or a cap, is drawn as a line.
     """
-    rows = frame.reset_index().drop_duplicates("label", keep="last").set_index("label")
+    rows = frame.reset_index().drop_duplicates("label", keep="last").set_index("label").rename(index=in_words)
     peaks = rows["peak_allocated_bytes"].astype(float) / MIB
-    sizes = rows[[f"{category}_bytes" for category in Category]].fillna(0).astype(float) / MIB
-    sizes.columns = list(Category)
+    sizes = rows[BY_CATEGORY].fillna(0).astype(float) / MIB
+    sizes = sizes.set_axis(list(Category), axis="columns")
     sizes = sizes.loc[:, sizes.max() > 0.002 * peaks.max()]  # what would not be seen
     figure, axes = new_axes(8.0, 0.9 + 0.5 * len(rows))
-    colours = [COLOURS[category] for category in sizes]
-    sizes.columns = [category.replace("_", " ") for category in sizes]
+    colours = list(sizes.columns.map(COLOURS))
+    sizes.columns = sizes.columns.str.replace("_", " ")
     sizes.plot.barh(ax=axes, stacked=True, color=colours, width=0.65, legend=False)
     bars_in_words = []
     for row, (label, peak) in enumerate(peaks.items()):
@@ -94,22 +90,29 @@ def memory_bars(frame: pd.DataFrame, limit_bytes: int | None = None) -> Picture:
     return with_legend(figure, columns=4)
 
 
-def loss_curves(records: Sequence[Record]) -> Picture:
-    """Training loss over steps: the mean over seeds as a line, their range as a band."""
+def loss_curves(records: Iterable[Any]) -> Picture:
+    """Training loss over steps of records, those with one label as one: their mean as a line, their range as a band."""
     figure, axes = new_axes(8.0, 3.4)
-    if not any(record.losses for record in records):
-        return say_none(figure, axes, "losses", {record.memory_source for record in records})
-    for label in dict.fromkeys(record.label for record in records):
-        losses = np.array([record.losses for record in records if record.label == label])
+    losses_of: dict[str, list[list[float]]] = {}
+    sources = []
+    ends = []
+    for record in records:
+        sources.append(record.memory_source)
+        if record.losses:
+            label = in_words(record.label)
+            losses_of.setdefault(label, []).append(record.losses)
+            ends.append(f"{label} from {record.losses[0]:.2f} to {record.losses[-1]:.2f}")
+    if not ends:
+        return say_none(figure, axes, "losses", sources)
+    for label, runs in losses_of.items():
+        losses = np.array(runs)
         steps = np.arange(1, losses.shape[1] + 1)
         (line,) = axes.plot(steps, losses.mean(axis=0), label=label)
         lowest = losses.min(axis=0)
         highest = losses.max(axis=0)
         axes.fill_between(steps, lowest, highest, color=line.get_color(), alpha=0.18, linewidth=0)
-    ends = "; ".join(f"{record.label} from {record.losses[0]:.2f} to {record.losses[-1]:.2f}" for record in records)
-    figure.description = f"Curves of the training loss: {ends}."
-    axes.set_xlabel("step (one optimizer update)")
-    axes.set_ylabel("training loss")
+    figure.description = f"Curves of the training loss: {'; '.join(ends)}."
+    axes.set(xlabel="step (one optimizer update)", ylabel="training loss")
     return with_legend(figure, columns=3)
 
 
@@ -129,10 +132,10 @@ def name_beside(axes: Axes, x: pd.Series, y: pd.Series) -> None:
         )
 
 
-def say_none(figure: Picture, axes: Axes, what: str, sources: set[str]) -> Picture:
+def say_none(figure: Picture, axes: Axes, what: str, sources: Iterable[str]) -> Picture:
     """In place of a picture: there is nothing to draw, and why."""
     text = f"no {what} on record"
-    if any(source.startswith("emulated") for source in sources):
+    if "emulated" in " ".join(sources):
         text += f": {WITHOUT_VALUES}"
     figure.description = text
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", color=GREY)

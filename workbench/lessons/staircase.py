@@ -6,8 +6,11 @@ from functools import partial
 
 import pandas as pd
 
-from workbench.lessons.plots import GIB, GREY, LINES, Picture, name_beside, new_axes, say_none, with_legend
+from workbench.advise.candidate import worst_numerics
+from workbench.gpus.catalogue import GIB
+from workbench.lessons.plots import GREY, LINES, Picture, name_beside, new_axes, say_none, with_legend
 from workbench.techniques import REGISTRY, Numerics
+from workbench.techniques.registry import in_words
 
 STAIRS = {
     "same loss": (Numerics.EXACT,),
@@ -32,22 +35,21 @@ def steps_of(table: pd.DataFrame, allowed: Sequence[Numerics]) -> pd.DataFrame:
 
 def numerics_of(techniques: str) -> Numerics:
     """What a recipe does to the loss, which is what its boldest technique does; of `"lora+padding"`."""
-    names = [name for name in techniques.split("+") if name in REGISTRY]
-    order = list(Numerics)
-    return max((REGISTRY[name].numerics for name in names), key=order.index, default=Numerics.EXACT)
+    return worst_numerics(filter(None, map(REGISTRY.get, techniques.split("+"))))
 
 
 def draw_staircase(table: pd.DataFrame) -> Picture:
     """Speed against peak as two staircases, and lines at sizes of cards: take the highest step left of your line."""
     figure, axes = new_axes(10.0, 4.6)
-    flights = {name: steps_of(table, allowed) for name, allowed in STAIRS.items()}
-    steps = pd.concat(flights.values())
+    named = table.rename(index=in_words)
+    flights = [steps_of(named, allowed) for allowed in STAIRS.values()]
+    steps = pd.concat(flights)
     if steps.empty:
-        return say_none(figure, axes, "speed that was timed twice", set(table["memory_source"]))
+        return say_none(figure, axes, "speed that was timed twice", table["memory_source"])
     smallest_gib = steps["peak_allocated_bytes"].min() / GIB
     right_gib = 1.6 * max(CARDS_GIB)
     places = []
-    for (name, flight), colour in zip(flights.items(), LINES, strict=False):
+    for name, flight, colour in zip(STAIRS, flights, LINES, strict=False):
         peaks_gib = flight["peak_allocated_bytes"] / GIB
         speeds = flight["speed_ratio"]
         axes.plot(peaks_gib, speeds, "o", color=colour)
@@ -59,12 +61,12 @@ def draw_staircase(table: pd.DataFrame) -> Picture:
     for size_gib in CARDS_GIB:
         axes.axvline(size_gib, color=GREY, linestyle="--", linewidth=0.8, zorder=0)
         axes.annotate(f"{size_gib:g} GB", (size_gib, 1.0), xycoords=("data", "axes fraction"), color=GREY, fontsize=9)
-    named = steps[~steps.index.duplicated()].rename(index=partial(textwrap.fill, width=48))
-    name_beside(axes, named["peak_allocated_bytes"] / GIB, named["speed_ratio"])
+    once = steps[~steps.index.duplicated()].rename(index=partial(textwrap.fill, width=48))
+    name_beside(axes, once["peak_allocated_bytes"] / GIB, once["speed_ratio"])
     axes.set_xscale("log", base=2)
     ticks = [tick for tick in (0.125, 0.25, 0.5, 1, 2, 4, *CARDS_GIB) if tick > smallest_gib / 2]
-    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.set_xticks(ticks, map("{:g}".format, ticks))
     axes.set(xlim=(ticks[0], right_gib), ylim=(0, None))
-    figure.description = f"Two staircases of speed over peak memory: {'; '.join(places)}."
     axes.set(xlabel="peak memory, GiB (left is better)", ylabel="speed, the baseline's is 1 (up is better)")
+    figure.description = f"Two staircases of speed over peak memory: {'; '.join(places)}."
     return with_legend(figure, columns=2)

@@ -20,11 +20,11 @@ from workbench.gpus.catalogue import GPUS
 from workbench.lessons.plots import COLOURS
 from workbench.measure.timeline import TensorTimeline
 from workbench.prediction.prediction import Prediction, engine_words
+from workbench.techniques.registry import in_words
 
 PAGE = Path(__file__).with_name("timeline.html")
 NOTHING = "scrubber: a prediction has no timeline. Pass what `predict` returned, one or two."
 FACTS = (
-    "label",
     "model",
     "capacity_bytes",
     "context_bytes",
@@ -46,11 +46,12 @@ def scrubber(predictions: Sequence[Prediction], capacity_bytes: int | None = Non
     """
     if not predictions:
         raise ConfigurationError(NOTHING)
-    steps = [_facts(prediction) for prediction in predictions]
-    packed = base64.b64encode(zlib.compress(json.dumps([steps, COLOURS, capacity_bytes]).encode())).decode()
+    steps = list(map(_facts, predictions))
+    shown = json.dumps([steps, COLOURS, capacity_bytes])
+    packed = base64.b64encode(zlib.compress(shown.encode())).decode()
     page = PAGE.read_text(encoding="utf-8").replace("{{packed}}", packed)
     page = page.replace("{{operations}}", json.dumps(WORDS))
-    labels = ", ".join(prediction.label for prediction in predictions)
+    labels = ", ".join(in_words(prediction.label) for prediction in predictions)
     title = html.escape(f"Memory over the operations of a training step: {labels}")
     style = f"width: 100%; height: {300 + 380 * len(steps)}px; border: 0; color-scheme: light dark"
     # in a div, since IPython warns of HTML that is a frame
@@ -62,10 +63,10 @@ def _facts(prediction: Prediction) -> dict[str, Any]:
     if prediction.timeline is None:
         raise ConfigurationError(NOTHING)
     facts = {name: getattr(prediction, name) for name in FACTS}
+    facts["label"] = in_words(prediction.label)
     facts["sequence_length"] = prediction.recipe_settings["sequence_length"]
-    facts["card"] = "this machine's CPU"
-    if prediction.gpu in GPUS:
-        facts["card"] = GPUS[prediction.gpu].title
+    card = GPUS.get(prediction.gpu)
+    facts["card"] = card.title if card else "this machine's CPU"
     facts["engine"] = engine_words(prediction.source)
     return facts | lives_of(prediction.timeline)
 

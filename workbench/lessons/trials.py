@@ -141,9 +141,8 @@ def second_cell(switches: Switches) -> Tried:
     if "gc.collect()" in switches:
         collect_garbage()
     left = live_tensor_bytes("cpu") - before
-    again = first
-    if "half the batch" in switches:
-        again = (first + weights) // 2  # the weights are not halved
+    # the weights are not halved
+    again = (first + weights) // 2 if "half the batch" in switches else first
     notebook.clear()
     release()
     return Tried(left + again, int(1.1 * first))
@@ -177,9 +176,7 @@ def _after_training(switches: Switches) -> CachingAllocator:
     """Six layers, batches of three lengths; each layer leaves a small result, the first step the optimizer's states."""
     card = CachingAllocator(1000 * MIB, expandable_segments="expandable_segments:True" in switches)
     for step, length in enumerate((88, 96, 100)):
-        wanted = length * MIB
-        if "pad to one length" in switches:
-            wanted = 100 * MIB
+        wanted = MIB * (100 if "pad to one length" in switches else length)
         if "half the batch" in switches:
             wanted //= 2
         layers = []

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from workbench.base.device import emulated
 from workbench.base.garbage import collect_garbage
-from workbench.measure.emulated import emulated
 
 
 class DeviceAllocator:
@@ -54,7 +54,8 @@ class CudaAllocator(DeviceAllocator):
 
     def prepare(self) -> None:
         collect_garbage()
-        torch._C._cuda_clearCublasWorkspaces()  # else only the first run of a process would count them in its peak
+        # else only the first run of a process would count them in its peak
+        torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
 

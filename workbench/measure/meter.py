@@ -27,8 +27,8 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from workbench.base.categories import Category, Phase
+from workbench.base.offloaded import DISK, HOST
 from workbench.measure.allocators import allocator_for, parts, storage_bytes
-from workbench.measure.offloaded import DISK, HOST
 from workbench.measure.timeline import Timeline
 from workbench.measure.tracker import StorageTracker
 

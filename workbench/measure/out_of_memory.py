@@ -18,7 +18,8 @@ from typing import Any
 from workbench.base.categories import UNITS
 from workbench.base.errors import ConfigurationError
 
-UNKNOWN_BYTES = 2**60  # from here on it is no size: WSL's driver does not know that of a process, and says 2^64
+# from here on it is no size: WSL's driver does not know that of a process, and says 2^64
+UNKNOWN_BYTES = 2**60
 LAST_LINES = 15  # before the message: the innermost frames of its traceback
 
 
@@ -40,7 +41,8 @@ SIGNS = {
     Kind.HOST: r"DefaultCPUAllocator|unable to allocate [\d.]+ \w+ for an array|\bMemoryError|WinError 1455",
     Kind.SHARED: r"out of shared memory",
     Kind.KILLED: r"(?:return|exit)(?:ed with)?[ _]?(?:code|status)\s*[:=]?\s*\(?(?:-9|137)\b|signal: killed|\bSIGKILL\b"
-    r"|killed process \d+|oom-kill|using all available RAM|allocate more memory than is available"  # Colab, Kaggle
+    # Colab, Kaggle
+    r"|killed process \d+|oom-kill|using all available RAM|allocate more memory than is available"
     r"|^(?:zsh: |.*line \d+:\s+\d+ )?killed\s*(?:$|python|torchrun|accelerate|deepspeed)",
     Kind.CUBLAS: r"CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED",
     Kind.CUT: r"\bCUDA out of memory",  # CUDA itself says "CUDA error: out of memory"
@@ -60,7 +62,8 @@ NOISE = re.compile(
     r"|[│╭╰╮╯]",
     re.MULTILINE,
 )
-OTHER_LINE = re.compile(r"\s*(?:\d+\s|\^|$)")  # of a traceback that shows the lines around the one that failed
+# of a traceback that shows the lines around the one that failed
+OTHER_LINE = re.compile(r"\s*(?:\d+\s|\^|$)")
 
 # all white space is taken out before: a terminal breaks lines within words
 _SIZE = r"([\d.]+)(bytes|KiB|MiB|GiB|MB|GB)"
@@ -143,14 +146,14 @@ def numbers_in(text: str) -> dict[str, Any]:
         ConfigurationError: there is none.
     """
     text = NOISE.sub("", text)
-    for kind, sign in SIGNS.items():
+    for speaker, sign in SIGNS.items():
         starts = [match.start() for match in re.finditer(sign, text, re.IGNORECASE | re.MULTILINE)]
         if starts:
             message = text[starts[0] :]
-            if len(starts) > 1 and kind is Kind.CARD:  # the next one has numbers of its own
+            if len(starts) > 1 and speaker is Kind.CARD:  # the next one has numbers of its own
                 message = text[starts[0] : starts[1]]
             numbers = _numbers("".join(message.split()))
-            return {**numbers, "kind": kind, "place": _place(text[: starts[0]]), "messages": len(starts)}
+            return {**numbers, "kind": speaker, "place": _place(text[: starts[0]]), "messages": len(starts)}
     raise ConfigurationError(
         "message: there is no out-of-memory message in the text. Give the lines that begin with "
         '"CUDA out of memory" or "CUDA error: out of memory", or with "Killed".'
@@ -162,7 +165,8 @@ def _numbers(message: str) -> dict[str, Any]:
     reserved = _size(_RESERVED, message)
     if numbers["unallocated_bytes"] is None and reserved is not None and numbers["allocated_bytes"] is not None:
         numbers["unallocated_bytes"] = max(reserved - numbers["allocated_bytes"], 0)
-    numbers["process_bytes"] = numbers["process_bytes"] or None  # 0 is what some drivers say of every process
+    # 0 is what some drivers say of every process
+    numbers["process_bytes"] = numbers["process_bytes"] or None
     others = re.findall(_OTHERS, message, re.IGNORECASE)
     numbers["others_bytes"] = tuple(_in_bytes(number, unit) for number, unit in others)
     return numbers

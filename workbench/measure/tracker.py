@@ -80,7 +80,8 @@ class StorageTracker(TorchDispatchMode):
         self._clock = 0
         self._phase: Phase | None = None
         self._phase_starts: list[tuple[int, Phase | None]] = [(0, None)]
-        self._forward_pass_ends: list[int] = []  # the number of ends is the number of the pass that is open
+        # the number of ends is the number of the pass that is open
+        self._forward_pass_ends: list[int] = []
         self._in_forward_pass = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -103,8 +104,9 @@ class StorageTracker(TorchDispatchMode):
             self.failed_operation = str(func)
             self.refusal = Refusal(requested_bytes=max(self.live_bytes - before, 0), allocated_bytes=before)
             raise torch.OutOfMemoryError(
-                f"the {self._phase.replace('_', ' ')} phase would hold {format_bytes(self.live_bytes)} of tensors; "
-                f"the memory cap is {format_bytes(self.cap_bytes)}."
+                f"the {self._phase.replace('_', ' ')} phase would hold "
+                f"{format_bytes(self.live_bytes)} of tensors; the memory cap is "
+                f"{format_bytes(self.cap_bytes)}."
             )
         return out
 

@@ -20,8 +20,8 @@ def check_vocabulary(source: ModelSource, config: Any, tokenizer: Any) -> None:
     embeddings = config.get_text_config().vocab_size
     if largest_id >= embeddings:
         raise ConfigurationError(
-            f"model: {source.name} has embeddings for {embeddings} tokens, but its tokenizer's ids go up to "
-            f"{largest_id}. {SAVE_BOTH}"
+            f"model: {source.name} has embeddings for {embeddings} tokens, but its tokenizer's ids "
+            f"go up to {largest_id}. {SAVE_BOTH}"
         )
 
 
@@ -40,11 +40,14 @@ def check_tokenizer(source: ModelSource, config: Any, tokenizer: Any, sample: st
     unknown = ids.count(tokenizer.unk_token_id) if tokenizer.unk_token_id is not None else 0
     if not ids or unknown > MOSTLY * len(ids):
         raise ConfigurationError(
-            f"model: the tokenizer of {source.name!r} does not know the text: {unknown:,} of the first {len(ids):,} "
-            f"tokens are {tokenizer.unk_token!r}. Use a text in its language, or another model. {SAVE_BOTH}"
+            f"model: the tokenizer of {source.name!r} does not know the text: {unknown:,} of the "
+            f"first {len(ids):,} tokens are {tokenizer.unk_token!r}. Use a text in its language, "
+            f"or another model. {SAVE_BOTH}"
         )
-    remarks = [f"model: {unknown:,} of the first {len(ids):,} tokens of the text are unknown to it"] if unknown else []
-    return (*remarks, *_of_another(config, tokenizer)) if not source.random else tuple(remarks)
+    remarks = [] if source.random else _of_another(config, tokenizer)
+    if unknown:
+        remarks.insert(0, f"model: {unknown:,} of the first {len(ids):,} tokens of the text are unknown to it")
+    return tuple(remarks)
 
 
 def _of_another(config: Any, tokenizer: Any) -> list[str]:
@@ -53,15 +56,15 @@ def _of_another(config: Any, tokenizer: Any) -> list[str]:
     remarks = []
     if len(tokenizer) < VOCABULARY_SHARE * text.vocab_size:
         remarks.append(
-            f"model: the tokenizer has {len(tokenizer):,} tokens for {text.vocab_size:,} embeddings: it may be another "
-            "model's"
+            f"model: the tokenizer has {len(tokenizer):,} tokens for {text.vocab_size:,} "
+            "embeddings: it may be another model's"
         )
     ends = text.eos_token_id if isinstance(text.eos_token_id, list) else [text.eos_token_id]
     if ends != [None] and not {*ends} & {*tokenizer.all_special_ids}:
         word = tokenizer.convert_ids_to_tokens(ends[0]) if ends[0] < len(tokenizer) else None
         remarks.append(
-            f"model: the config ends a text with token {ends[0]}, which is {word!r} in the tokenizer and no special "
-            "token there: it may be another model's"
+            f"model: the config ends a text with token {ends[0]}, which is {word!r} in the "
+            "tokenizer and no special token there: it may be another model's"
         )
     return remarks
 
@@ -75,13 +78,13 @@ def check_head(config: Any, folder: Path) -> None:
     if not config.get_text_config().tie_word_embeddings:
         return
     model = on_meta(config)
-    ends = {"head": model.get_output_embeddings(), "embedding": model.get_input_embeddings()}
-    names = {f"{name}.weight": end for name, module in model.named_modules() for end in ends if module is ends[end]}
-    weights = {}
+    ends = (model.get_output_embeddings(), model.get_input_embeddings())
+    names = {f"{name}.weight" for name, module in model.named_modules() if module in ends}
+    weights: list[torch.Tensor] = []
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
-            weights.update({names[key]: file.get_tensor(key) for key in names.keys() & {*file.keys()}})
-    if len(weights) == len(ends) and not torch.equal(weights["head"], weights["embedding"]):
+            weights += map(file.get_tensor, names.intersection(file.keys()))
+    if len(weights) == len(ends) and not torch.equal(*weights):
         raise ValueError(
             "the config ties the output layer to the embedding, and the file has another output layer; write "
             '"tie_word_embeddings": false, if that is meant'

@@ -72,8 +72,8 @@ def _fetched(address: Address, info: Any, cached: Path, weights: bool) -> Path:
     wanted = _wanted(names, weights)
     if not wanted:
         raise ConfigurationError(
-            f"model: {str(address)!r} on the hub has no config.json, so it is not a model that transformers reads. "
-            "Look at its page for another form of it."
+            f"model: {str(address)!r} on the hub has no config.json, so it is not a model that "
+            "transformers reads. Look at its page for another form of it."
         )
     if cached.name != info.sha:
         cached = first_file(address, wanted[0]).parent
@@ -89,11 +89,14 @@ def _fetched(address: Address, info: Any, cached: Path, weights: bool) -> Path:
 def _wanted(names: set[str], weights: bool) -> list[str]:
     """The files to fetch of those that a repository has; the config first. Empty: it is no model's."""
     configs = sorted(names & CONFIGS)
-    others = [name for name in sorted(names - CONFIGS) if "/" not in name and name.endswith(READ)]
-    kept = [name for name in others if not name.endswith(".safetensors") or (weights and WEIGHTS.fullmatch(name))]
-    if WHOLE in names:
-        kept = [name for name in kept if not name.startswith("model-")]
-    return [*configs, *kept] if configs else []
+    others = []
+    for name in sorted(names - CONFIGS):
+        is_weights = name.endswith(".safetensors")
+        is_part = name.startswith("model-") and WHOLE in names
+        is_unused = is_part or (is_weights and not (weights and WEIGHTS.fullmatch(name)))
+        if "/" not in name and name.endswith(READ) and not is_unused:
+            others.append(name)
+    return [*configs, *others] if configs else []
 
 
 def _lacking(address: Address, folder: Path, weights: bool) -> str:
@@ -104,10 +107,10 @@ def _lacking(address: Address, folder: Path, weights: bool) -> str:
     if not names & CONFIGS:
         return "config.json"
     needed = _weights_needed(folder, names) if weights else set()
-    if not names & {*TOKENIZERS, ADAPTER}:
-        # None: not in the cache; another object than a path: noted there as missing on the hub
-        noted = try_to_load_from_cache(address.repository, TOKENIZERS[0], revision=folder.name)
-        needed |= {TOKENIZERS[0]} if noted is None else set()
+    # None: not in the cache; another object than a path: noted there as missing on the hub
+    noted = try_to_load_from_cache(address.repository, TOKENIZERS[0], revision=folder.name)
+    if noted is None and not names & {*TOKENIZERS, ADAPTER}:
+        needed.add(TOKENIZERS[0])
     return min(needed - names, default="")
 
 

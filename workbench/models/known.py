@@ -9,7 +9,8 @@ from workbench.models.family import dropout_fields
 
 PUBLISHED: dict[str, dict[str, Any]] = beside(__file__, "known.toml")
 
-SENSES = ("vision", "audio", "image")  # how the names of parts begin that make a model more than one of texts
+# how the names of parts begin that make a model more than one of texts
+SENSES = ("vision", "audio", "image")
 
 # what numbers of a config can be, by their usual names; ends included
 RANGES: dict[str, tuple[float, float]] = {
@@ -35,27 +36,28 @@ def check_kind(name: str, written: dict[str, Any]) -> None:
     from transformers import CONFIG_MAPPING, __version__
     from transformers.models.auto import modeling_auto as auto
 
-    kind = written.get("model_type")
-    if not isinstance(kind, str) or not kind:
-        raise ValueError(f"model_type is {kind!r}")
-    if "auto_map" in written and kind not in CONFIG_MAPPING:
+    model_type = written.get("model_type")
+    if not isinstance(model_type, str) or not model_type:
+        raise ValueError(f"model_type is {model_type!r}")
+    if "auto_map" in written and model_type not in CONFIG_MAPPING:
         raise ConfigurationError(
-            f"model: {name!r} brings code of its own, which the workbench does not run. Use a model whose architecture "
-            "transformers has, or predict your own script with `workbench emulate`."
+            f"model: {name!r} brings code of its own, which the workbench does not run. Use a "
+            "model whose architecture transformers has, or predict your own script with `workbench "
+            "emulate`."
         )
-    if kind not in CONFIG_MAPPING:
-        near = difflib.get_close_matches(kind, auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, 1)
+    if model_type not in CONFIG_MAPPING:
+        near = difflib.get_close_matches(model_type, auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, 1)
         guess = f"Did you mean {near[0]!r}? " if near else ""
         raise ConfigurationError(
-            f"model: {name!r} is a {kind!r}, which transformers {__version__} does not know. {guess}"
-            "A newer one may: pip install --upgrade transformers."
+            f"model: {name!r} is a {model_type!r}, which transformers {__version__} does not know. "
+            f"{guess}A newer one may: pip install --upgrade transformers."
         )
-    masked = kind in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES and not written.get("is_decoder")
-    if masked or written.get("is_encoder_decoder") or kind not in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    masked = model_type in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES and not written.get("is_decoder")
+    if masked or written.get("is_encoder_decoder") or model_type not in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise ConfigurationError(
-            f"model: {name!r} is a {kind!r}, which is not a causal language model, and the workbench trains those "
-            "alone: GPT-2, Llama, Qwen and all others of transformers' AutoModelForCausalLM. For other programs there "
-            "is `workbench emulate`."
+            f"model: {name!r} is a {model_type!r}, which is not a causal language model, and the "
+            "workbench trains those alone: GPT-2, Llama, Qwen and all others of transformers' "
+            "AutoModelForCausalLM. For other programs there is `workbench emulate`."
         )
 
 
@@ -65,15 +67,17 @@ def check_parts(name: str, config: Any) -> None:
     # a few have their text model's settings among their own
     if config.get_text_config() is not config or any(part.startswith(SENSES) for part in others):
         raise ConfigurationError(
-            f"model: {name!r} is a {config.model_type!r}: a text model with other parts ({', '.join(others)}), and the "
-            "workbench trains text models alone. Use one of its family without them, or `workbench emulate`."
+            f"model: {name!r} is a {config.model_type!r}: a text model with other parts "
+            f"({', '.join(others)}), and the workbench trains text models alone. Use one of its "
+            "family without them, or `workbench emulate`."
         )
     quantized = getattr(config, "quantization_config", None)
     if quantized:
         method = quantized.get("quant_method") if isinstance(quantized, dict) else None
         raise ConfigurationError(
-            f"model: {name!r} says that it is quantized ({method}), and such weights cannot be fine-tuned as they are. "
-            "Use the model it was made of; the technique qlora quantizes it."
+            f"model: {name!r} says that it is quantized ({method}), and such weights cannot be "
+            "fine-tuned as they are. Use the model it was made of; the technique qlora quantizes "
+            "it."
         )
 
 

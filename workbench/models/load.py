@@ -19,7 +19,8 @@ from workbench.models.source import EMBEDDED, ModelSource, base_of, locate, virt
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-BUILT = ("dtype", "attn_implementation")  # arguments of `from_pretrained` that `from_config` takes, too
+# arguments of `from_pretrained` that `from_config` takes, too
+BUILT = ("dtype", "attn_implementation")
 
 
 def load_config(source: ModelSource) -> "PreTrainedConfig":
@@ -53,8 +54,8 @@ def check_trainable(source: ModelSource, config: "PreTrainedConfig") -> None:
     tokens = virtual_tokens(source) if source.adapter else 0
     if tokens:
         raise ConfigurationError(
-            f"model: {source.name!r} is an adapter of {tokens} virtual tokens, which cannot be merged into weights to "
-            f"fine-tune. Start from its base, {base_of(source).name!r}."
+            f"model: {source.name!r} is an adapter of {tokens} virtual tokens, which cannot be "
+            f"merged into weights to fine-tune. Start from its base, {base_of(source).name!r}."
         )
     partner = "base" if source.adapter else "config"
     cure = f"Copy or save weights and {partner} again, together, with save_pretrained()."
@@ -95,8 +96,9 @@ def load_tokenizer(source: ModelSource) -> Any:
         vocabulary_size = PUBLISHED[source.location].get("vocab_size", GPT2_TOKENS)
         return load_tokenizer(locate(EMBEDDED)) if vocabulary_size < GPT2_TOKENS else gpt2_tokenizer()
     if not tokenizers:
-        kind = PreTrainedConfig.get_config_dict(base_of(source).location if source.adapter else source.location)[0]
-        if kind.get("model_type") != "gpt2":
+        base = base_of(source) if source.adapter else source
+        config, _ = PreTrainedConfig.get_config_dict(base.location)
+        if config.get("model_type") != "gpt2":
             raise ConfigurationError(
                 f"model: {source.name!r} has no tokenizer. Save the one that belongs to it into its folder."
             )
@@ -104,8 +106,8 @@ def load_tokenizer(source: ModelSource) -> Any:
     if all(name.endswith(".model") for name in tokenizers) and not find_spec("sentencepiece"):
         # transformers would ask for tiktoken
         raise UnavailableError(
-            f"model: the tokenizer of {source.name!r} needs the package sentencepiece. Install it: pip install "
-            "sentencepiece"
+            f"model: the tokenizer of {source.name!r} needs the package sentencepiece. Install it: "
+            "pip install sentencepiece"
         )
     cure = "Save it again with save_pretrained()."
     with explained(f"model: the tokenizer of {source.name!r} cannot be read", cure):
@@ -196,7 +198,8 @@ def _with_adapter(source: ModelSource, config: "PreTrainedConfig", arguments: di
     adapted = PeftModel.from_pretrained(base, source.location)
     if virtual_tokens(source):
         return adapted
-    return adapted.merge_and_unload().requires_grad_(True)  # PEFT froze the base; the merged model may be trained again
+    # PEFT froze the base; the merged model may be trained again
+    return adapted.merge_and_unload().requires_grad_(True)
 
 
 def count_parameters(model: "PreTrainedModel") -> tuple[int, int]:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from workbench.base.device import emulated
 from workbench.base.errors import ConfigurationError, explained
 from workbench.base.hub import Address, address_of
 from workbench.base.paths import MODELS
-from workbench.measure.emulated import emulated
-from workbench.models.download import CONFIGS, INDEX, TOKENIZERS, WHOLE, model_files
+from workbench.models.download import ADAPTER, CONFIGS, INDEX, READ, WHOLE, model_files
 from workbench.models.family import positions
 from workbench.models.known import PUBLISHED, check_kind
 
@@ -28,7 +28,6 @@ OF_OTHERS = {  # files that tell what a folder without a config is
     "model_index.json": "that of a pipeline of diffusers, which makes pictures",
     "params.json": "that of weights in their maker's own form",
 }
-READ = (".json", ".jinja", ".safetensors", ".txt")  # endings of the files that transformers and PEFT look for
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ def _located(name: str, random: bool) -> ModelSource:
 
 def _folder(name: str, folder: Path, random: bool, place: str) -> ModelSource:
     names = _readable(folder, random)
-    adapter = "adapter_config.json" in names
+    adapter = ADAPTER in names
     if not adapter and "config.json" not in names:
         raise ConfigurationError(f"model: {place} has no config.json. {_other_contents(folder)}")
     has_weights = any(file_name.endswith(".safetensors") for file_name in names)
@@ -131,8 +130,8 @@ def _check_which(name: str) -> None:
     """
     if name in PUBLISHED and "/" not in name:
         raise ConfigurationError(
-            f"model: {name!r} is GPT-2 on the hub, and a folder here. Write ./{name} for the folder, or "
-            f"openai-community/{name} for the hub's."
+            f"model: {name!r} is GPT-2 on the hub, and a folder here. Write ./{name} for the "
+            f"folder, or openai-community/{name} for the hub's."
         )
     if name[0] not in "./~\\" and name.count("/") < 2:
         print(f"model: {name} is the folder of that name here, not the hub's; ./{name} says so")
@@ -151,11 +150,12 @@ def _readable(folder: Path, random: bool) -> set[str]:
     """The names of the files that loading looks for; of new weights none is read."""
     cure = "Put the files themselves there, and give yourself the right to read them."
     with explained(f"model: the folder {folder} cannot be used", cure):
-        paths = [path for path in folder.iterdir() if path.suffix in READ or path.name in TOKENIZERS]
-        for path in sorted(paths):
+        paths = [path for path in sorted(folder.iterdir()) if path.suffix in READ]
+        for path in paths:
             if random and path.suffix == ".safetensors":
                 continue
-            if not path.is_file() or not os.access(path, os.R_OK):  # a pipe, for example, would never end
+            # a pipe, for example, would never end
+            if not path.is_file() or not os.access(path, os.R_OK):
                 raise ValueError(f"{path.name} is not a file that can be read")
             with path.open("rb") as file:
                 if file.read(len(POINTER)) == POINTER:
@@ -173,7 +173,8 @@ def _refuse_damaged(folder: Path, names: set[str]) -> None:
             path = folder / name
             # opening is enough: the header says how long the file has to be
             with explained(f"model: {path} is damaged or cut off", cure), safe_open(path, framework="numpy") as file:
-                _refuse_numbers({key: file.get_slice(key).get_dtype() for key in [*file.keys()]}, path)
+                for key in sorted(file.keys()):
+                    _refuse_numbers(key, file.get_slice(key).get_dtype(), path)
     if INDEX in names and WHOLE not in names:
         with explained(f"model: {folder / INDEX} does not fit its folder", cure):
             index = json.loads((folder / INDEX).read_text("utf-8"))
@@ -182,15 +183,15 @@ def _refuse_damaged(folder: Path, names: set[str]) -> None:
                 raise ValueError(f"{min(elsewhere)!r} is not a file there")
 
 
-def _refuse_numbers(types: Mapping[str, str], path: Path) -> None:
+def _refuse_numbers(name: str, number_type: str, path: Path) -> None:
     """Raises ConfigurationError for weights in integers or in 8 bits, which `from_pretrained` takes for what they say
     without the scales that belong to them."""
-    for name, number_type in sorted(types.items()):
-        if name.endswith("weight") and number_type not in FLOATS:
-            raise ConfigurationError(
-                f"model: {path} has {name!r} in {number_type}: these weights are quantized, and cannot be fine-tuned "
-                "as they are. Use the model they were made of; the technique qlora quantizes it."
-            )
+    if name.endswith("weight") and number_type not in FLOATS:
+        raise ConfigurationError(
+            f"model: {path} has {name!r} in {number_type}: these weights are quantized, and cannot "
+            "be fine-tuned as they are. Use the model they were made of; the technique qlora "
+            "quantizes it."
+        )
 
 
 def locate_config(name: str) -> ModelSource:
@@ -199,7 +200,7 @@ def locate_config(name: str) -> ModelSource:
     plain = name.removeprefix(RANDOM)
     if plain in PUBLISHED:
         return ModelSource(name, plain, random=True)
-    if plain and os.path.exists(os.path.join(os.path.expanduser(plain), "adapter_config.json")):
+    if plain and os.path.exists(os.path.join(os.path.expanduser(plain), ADAPTER)):
         return locate_config(base_of(locate(plain)).name)
     # that of a model with new weights is looked for in the same place, and no weights are asked for
     return _located(name, random=True)
@@ -267,6 +268,7 @@ def check_sample(source: ModelSource, config: Any, prompt_tokens: int, new_token
     available = positions(config)
     if new_tokens < 0 or prompt_tokens + new_tokens > available:
         raise ConfigurationError(
-            f"sample_tokens must be between 0 and {max(available - prompt_tokens, 0)}, got {new_tokens}: "
-            f"{source.name} has {available} positions, and the prompt takes {prompt_tokens} of them."
+            f"sample_tokens must be between 0 and {max(available - prompt_tokens, 0)}, got "
+            f"{new_tokens}: {source.name} has {available} positions, and the prompt takes "
+            f"{prompt_tokens} of them."
         )

@@ -21,14 +21,17 @@ _PHASES = (None, *Phase)
 
 def get(key: str) -> Prediction | None:
     """The prediction with this key; None if there is none, or its file is damaged."""
-    return read_prediction(runs_folder() / "predictions" / f"{key}.npz")
+    return read_prediction(_file(key))
 
 
 def put(key: str, prediction: Prediction) -> None:
     """Keep a prediction, where the folder can be written to."""
-    with suppress(UnavailableError), aside(runs_folder() / "predictions", "predict: a prediction") as part:
-        write_prediction(part, prediction)
-        put_in_place(part, f"{key}.npz")
+    with suppress(UnavailableError):
+        write_prediction(_file(key), prediction)
+
+
+def _file(key: str) -> Path:
+    return runs_folder() / "predictions" / f"{key}.npz"
 
 
 # ---- keys ----
@@ -51,14 +54,14 @@ def what_may_change(recipe: Recipe) -> tuple[str, list[str]]:
     return config, [_definition(type(technique)) for technique in recipe.techniques]
 
 
-def _definition(kind: type) -> str:
+def _definition(technique_class: type) -> str:
     """The file of a technique, or what a notebook has defined; empty for the workbench's own."""
     import dill
 
-    if kind.__module__.partition(".")[0] == PACKAGE.name:
+    if technique_class.__module__.partition(".")[0] == PACKAGE.name:
         return ""
-    file = getattr(sys.modules[kind.__module__], "__file__", None)
-    definition = dill.dumps(kind, recurse=True) if file is None else Path(file).read_bytes()
+    file = getattr(sys.modules[technique_class.__module__], "__file__", None)
+    definition = dill.dumps(technique_class, recurse=True) if file is None else Path(file).read_bytes()
     return hashlib.sha256(definition).hexdigest()
 
 
@@ -66,18 +69,20 @@ def _definition(kind: type) -> str:
 
 
 def write_prediction(path: Path, prediction: Prediction) -> None:
-    """One file of a prediction, with its timeline if it has one."""
+    """One file of a prediction, with its timeline if it has one. Raises UnavailableError: it cannot be written."""
     import numpy as np
 
     plain = vars(prediction).copy()
     timeline = plain.pop("timeline")
     arrays: dict[str, Any] = {"plain": np.array(json.dumps(plain))}
     if timeline is not None:
-        phases = np.array([_PHASES.index(phase) for phase in timeline.phases], dtype=np.int8)
+        phases = np.array(list(map(_PHASES.index, timeline.phases)), dtype=np.int8)
         operations = np.array(timeline.operations, dtype=np.str_)
         arrays |= {**timeline.lives, "phases": phases, "operations": operations}
-    with path.open("wb") as file:  # a path would get an ending
-        np.savez_compressed(file, **arrays)
+    with aside(path.parent, "predict: a prediction") as part:
+        with part.open("wb") as file:  # a path would get an ending
+            np.savez_compressed(file, **arrays)
+        put_in_place(part, path.name)
 
 
 def read_prediction(path: Path) -> Prediction | None:
@@ -93,7 +98,7 @@ def read_prediction(path: Path) -> Prediction | None:
                 return Prediction(**plain)
             lives = {name: data[name] for name in LIVES}
             operations = tuple(map(str, data["operations"]))
-            phases = tuple(_PHASES[code] for code in data["phases"])
+            phases = tuple(map(_PHASES.__getitem__, data["phases"]))
         timeline = TensorTimeline(live_bytes(lives, len(phases)), phases, lives, operations)
         return Prediction(**plain, timeline=timeline)
     except (OSError, ValueError, LookupError, TypeError, EOFError, zipfile.BadZipFile):

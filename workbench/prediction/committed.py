@@ -10,8 +10,9 @@ are missing, as `tools/lessons.py` does.
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
-from workbench.base.paths import DATA, aside, put_in_place, versions
+from workbench.base.paths import DATA, versions
 from workbench.gpus.catalogue import device_name
 from workbench.prediction import cache
 from workbench.prediction.predict import CPU, ENGINE_VARIABLE, predict_all
@@ -19,7 +20,8 @@ from workbench.prediction.prediction import Answer, Prediction
 from workbench.recipe import Recipe
 
 FOLDER = DATA / "predictions"
-GENERATION = 1  # raise it by hand when a change of an engine moves a prediction; then make them anew
+# raise it by hand when a change of an engine moves a prediction; then make them anew
+GENERATION = 1
 LIBRARIES = ("torch", "transformers", "accelerate", "peft")
 CHOICE = "WORKBENCH_PREDICTIONS"
 LIVE = "live"
@@ -34,26 +36,26 @@ def known_predictions(recipe: Recipe, gpus: Sequence[str], *, timeline: bool = F
 
     Raises what `predict_all` raises.
     """
-    gpus = [device_name(gpu) for gpu in gpus]
+    gpus = list(map(device_name, gpus))
     choice = os.environ.get(CHOICE, "")
     # which kernels a CPU takes is its own affair: nobody else's answer is on file
     if choice == LIVE or os.environ.get(ENGINE_VARIABLE) or CPU in gpus:
         return predict_all(recipe, gpus)
     answers: dict[str, Answer] = {}
+    missing: dict[str, Path] = {}
     for gpu in gpus:
         file = FOLDER / f"{key(recipe, gpu)}.npz"
         prediction = cache.read_prediction(file)
-        if prediction and (prediction.timeline or not timeline):
-            answers[gpu] = prediction
-            if choice == KEEP:
-                file.touch()  # those that nobody asks for any more can be told by their date
-    missing = [gpu for gpu in gpus if gpu not in answers]
-    for gpu, answer in zip(missing, predict_all(recipe, missing), strict=True):
+        if prediction is None or (timeline and not prediction.timeline):
+            missing[gpu] = file
+            continue
+        answers[gpu] = prediction
+        if choice == KEEP:
+            file.touch()  # those that nobody asks for any more can be told by their date
+    for gpu, answer in zip(missing, predict_all(recipe, list(missing)), strict=True):
         answers[gpu] = answer
         if choice == KEEP and isinstance(answer, Prediction):
-            with aside(FOLDER, "predict: a prediction") as part:
-                cache.write_prediction(part, answer if timeline else replace(answer, timeline=None))
-                put_in_place(part, f"{key(recipe, gpu)}.npz")
+            cache.write_prediction(missing[gpu], answer if timeline else replace(answer, timeline=None))
     return [answers[gpu] for gpu in gpus]
 
 

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, TrainerCallback
 from transformers.initialization import no_init_weights
 
 from workbench.base.categories import Category, format_bytes
+from workbench.base.device import Device
 from workbench.base.errors import ConfigurationError, explained
 from workbench.base.patches import changed_environment
 from workbench.gpus.caching_allocator import ENOUGH_BYTES
@@ -25,12 +26,11 @@ from workbench.gpus.catalogue import Gpu
 from workbench.gpus.emulator import card
 from workbench.gpus.emulator.padding import announce_padding
 from workbench.measure.allocators import allocator_for
-from workbench.measure.device import Device
 from workbench.measure.meter import Meter
 from workbench.models.family import family_of
 from workbench.models.load import count_parameters, load_model, quiet
 from workbench.prediction.prediction import Prediction, prediction_of
-from workbench.prediction.rank import as_first, part_of
+from workbench.prediction.rank import as_rank
 from workbench.prediction.rows import (
     MICRO_BATCHES,
     STEPS,
@@ -40,20 +40,19 @@ from workbench.prediction.rows import (
     facts,
     give_tensors,
     job_for,
+    masked,
     material_for,
     skeleton,
 )
 from workbench.prediction.shadow.replay import maker_at
 from workbench.prediction.shadow.tracker import ShadowTracker
-from workbench.ranks.run import RankMeter
+from workbench.ranks.run import RankMeter, part_of
 from workbench.ranks.shards import Ranks
 from workbench.recipe import Recipe
-from workbench.texts.corpus import Blocks
 from workbench.training.job import Job
 from workbench.training.trainer import SeamTrainer
 
 DEVICE = torch.device("cuda")
-CANNOT = "predict: this recipe cannot be run on an emulated GPU"
 HOST_STEP = torch.ops.aten._fused_adamw_.default
 ZEROS = torch.ops.aten.zeros_like.default
 R = TypeVar("R")
@@ -68,7 +67,8 @@ def with_room(gpu: Gpu, function: Callable[[], R]) -> R:
         return function()
     except torch.OutOfMemoryError:
         pass  # outside of the handler, whose traceback would keep the tensors
-    enough = {card.VARIABLE: card.variable(replace(gpu, memory_bytes=ENOUGH_BYTES))}  # the stubs read it when asked
+    # the stubs read it when asked
+    enough = {card.VARIABLE: card.variable(replace(gpu, memory_bytes=ENOUGH_BYTES))}
     with changed_environment(enough), suppress(torch.OutOfMemoryError):
         return function()
     raise too_much()
@@ -77,8 +77,9 @@ def with_room(gpu: Gpu, function: Callable[[], R]) -> R:
 def too_much() -> ConfigurationError:
     """What no GPU has room for."""
     return ConfigurationError(
-        f"predict: a step of this recipe needs more than {format_bytes(ENOUGH_BYTES)}, which no GPU has. Lower "
-        "effective_batch_size or sequence_length, or split the batch by gradient_accumulation."
+        f"predict: a step of this recipe needs more than {format_bytes(ENOUGH_BYTES)}, "
+        "which no GPU has. Lower effective_batch_size or sequence_length, "
+        "or split the batch by gradient_accumulation."
     )
 
 
@@ -89,8 +90,7 @@ def predict_here(recipe: Recipe, gpu: Gpu, padding: bool, ranks: Ranks | None) -
         ConfigurationError: the model, the length or a precision cannot be used.
         torch.OutOfMemoryError: the card has no room for it.
     """
-    blocks = blocks_for(recipe, ranks=ranks)
-    with as_first(ranks, DEVICE), card_job(recipe, blocks, ranks) as (job, scratch):
+    with as_rank(ranks, DEVICE), card_job(recipe, ranks) as (job, scratch):
         model = card_model(job, ranks)
         tracker = CardTracker(getattr(model.config, "vocab_size", None))
         tracker.name_modules(model)
@@ -99,7 +99,7 @@ def predict_here(recipe: Recipe, gpu: Gpu, padding: bool, ranks: Ranks | None) -
         tracker.untrained = max(micro_batches - MICRO_BATCHES, 0)
         trainer.args.max_steps = STEPS  # a technique may ask for more
         if padding:
-            trainer.data_collator = partial(_masked, cast("Any", trainer.data_collator))
+            trainer.data_collator = partial(masked, cast("Any", trainer.data_collator))
         padded = announce_padding(trainer, padding)
         counted = count_parameters(model)
         with meter:
@@ -130,9 +130,14 @@ def predict_here(recipe: Recipe, gpu: Gpu, padding: bool, ranks: Ranks | None) -
 
 
 @contextmanager
-def card_job(recipe: Recipe, blocks: Blocks, ranks: Ranks | None = None) -> Iterator[tuple[Job, Path]]:
-    """What surrounds a run: the job of the recipe as it can be emulated, and a folder. Raises ConfigurationError: it
-    cannot be."""
+def card_job(recipe: Recipe, ranks: Ranks | None = None, **evaluated: Any) -> Iterator[tuple[Job, Path]]:
+    """What surrounds a run: the job of the recipe as it can be emulated, and a folder.
+
+    Args:
+        evaluated: which rows, as `blocks_for` has it.
+
+    Raises ConfigurationError: it cannot be.
+    """
     device = Device.find(DEVICE.type)
     techniques = []
     for technique in recipe.techniques:
@@ -140,12 +145,15 @@ def card_job(recipe: Recipe, blocks: Blocks, ranks: Ranks | None = None) -> Iter
             technique = technique.stand_in()
         techniques.append(technique)
     recipe = replace(recipe, techniques=tuple(techniques))
-    job = job_for(recipe, device, material_for(recipe, blocks), ranks)
+    job = job_for(recipe, device, material_for(recipe, blocks_for(recipe, ranks=ranks, **evaluated)), ranks)
     if job.lacking:
         raise ConfigurationError(f"predict: {job.lacking}")
     allocator_for(DEVICE).prepare()
     cure = "Measure it with `run`, or leave out what brings this."
-    with explained(CANNOT, cure, torch.OutOfMemoryError), ExitStack() as stack:
+    with (
+        explained("predict: this recipe cannot be run on an emulated GPU", cure, torch.OutOfMemoryError),
+        ExitStack() as stack,
+    ):
         for technique in recipe.techniques:
             stack.enter_context(technique.run_context())
         stack.enter_context(quiet())
@@ -168,7 +176,8 @@ def card_model(job: Job, ranks: Ranks | None = None) -> PreTrainedModel:
         if callable(value):
             loading[name] = value()
     if "device_map" in loading:
-        loading["device_map"] = {"": DEVICE}  # quantizing costs nothing there, and its traces are swept before the run
+        # quantizing costs nothing there, and its traces are swept before the run
+        loading["device_map"] = {"": DEVICE}
     with no_init_weights():  # nobody reads them
         model = load_model(replace(job.material.source, random=True), config, **loading)
     model = recipe.prepare_model(model)
@@ -202,7 +211,8 @@ class CardTracker(ShadowTracker):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is HOST_STEP and not args[0][0].is_cuda:
             return None  # nobody reads the numbers, and the host's memory is not touched for them
-        if func is ZEROS and not args[0].is_cuda and args[0].is_floating_point():  # its states, no mask
+        # its states, no mask
+        if func is ZEROS and not args[0].is_cuda and args[0].is_floating_point():
             func = torch.ops.aten.empty_like.default
         if self.books:
             return super().__torch_dispatch__(func, types, args, kwargs)
@@ -239,7 +249,8 @@ def assembled_on_card(
 ) -> tuple[SeamTrainer, int]:
     """As `assembled`, with the model on the card: of a step's micro-batches few are trained."""
     trainer, micro_batches = assembled(job, model, meter, DEVICE, scratch, callbacks)
-    trainer.args.dataloader_num_workers = 0  # they only fill the host's memory, anew at every evaluation
+    # they only fill the host's memory, anew at every evaluation
+    trainer.args.dataloader_num_workers = 0
     cast("Any", trainer).training_step = few_micro_batches(trainer)
     return trainer, micro_batches
 
@@ -269,8 +280,3 @@ def _workspace_bytes() -> int:
     before = torch.cuda.memory_allocated()
     torch._C._cuda_clearCublasWorkspaces()
     return before - torch.cuda.memory_allocated()
-
-
-def _masked(collator: Callable[..., dict[str, torch.Tensor]], rows: Any) -> dict[str, torch.Tensor]:
-    batch = collator(rows)
-    return {**batch, "attention_mask": batch.get("attention_mask", torch.ones_like(batch["input_ids"]))}

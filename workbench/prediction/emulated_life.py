@@ -21,7 +21,7 @@ from workbench.models.load import quiet, save_model
 from workbench.prediction.empty_host import HostTracker, host_without_content, with_holes
 from workbench.prediction.emulated import DEVICE, assembled_on_card, card_job, card_model, too_much
 from workbench.prediction.phases import Habits, Life, Peak
-from workbench.prediction.rows import STEPS, blocks_for
+from workbench.prediction.rows import STEPS
 from workbench.recipe import Recipe
 from workbench.training.job import UNMERGEABLE, Job
 from workbench.training.trainer import SeamTrainer
@@ -49,10 +49,9 @@ def life_here(recipe: Recipe, gpu: Gpu, habits: Habits) -> Life:
 
 def _walked(recipe: Recipe, gpu: Gpu, habits: Habits, refused: list[str]) -> "Walk":
     """The walk; where the card is too small, until then."""
-    blocks = blocks_for(recipe, habits.held_out_rows, every=not habits.prediction_loss_only)
     with (
         changed_environment(),
-        card_job(recipe, blocks) as (job, scratch),
+        card_job(recipe, held_out=habits.held_out_rows, every=not habits.prediction_loss_only) as (job, scratch),
         host_without_content() as host,
     ):
         walk = Walk(job, habits, scratch, host, gpu, refused)

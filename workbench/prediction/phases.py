@@ -82,9 +82,10 @@ class Life(Result):
         lines += [
             "",
             f"{self.source} (predicted, not measured)",
-            f"  fits   {fits}: {format_bytes(most.allocated_bytes)} allocated, {format_bytes(most.reserved_bytes)} "
-            f"reserved in {most.phase} and about {format_bytes(self.context_bytes)} of context, of "
-            f"{format_bytes(self.capacity_bytes)}",
+            f"  fits   {fits}: {format_bytes(most.allocated_bytes)} allocated, "
+            f"{format_bytes(most.reserved_bytes)} reserved in {most.phase} and about "
+            f"{format_bytes(self.context_bytes)} of context, "
+            f"of {format_bytes(self.capacity_bytes)}",
             f"  host   at most {format_bytes(host_bytes)}; this machine has "
             f"{format_bytes(psutil.virtual_memory().total)}",
         ]

@@ -2,30 +2,30 @@
 
 Two engines make it, each in a process of its own. The *emulator* runs a few steps on PyTorch's CUDA build and its own
 allocator, on a GPU in software (`gpus.emulator`): exact, where it is set up. The *shadow* runs the recipe's own step on
-fake tensors (`predict.shadow`) with the kernels that the GPU would choose, and every allocation goes through a model of
-that allocator: everywhere, and for this machine's CPU. The environment variable WORKBENCH_ENGINE chooses for all calls.
+fake tensors (`prediction.shadow`) with the kernels that the GPU would choose, and every allocation goes through a model
+of that allocator: everywhere, and for this machine's CPU. The environment variable WORKBENCH_ENGINE chooses for all
+calls.
 """
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+from workbench.base.device import CPU, Device
 from workbench.base.errors import ConfigurationError, WorkbenchError
 from workbench.base.paths import PACKAGE, versions
 from workbench.gpus.catalogue import COMMON, GPUS, device_name, of_device
-from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.gpus.emulator import place
-from workbench.journal.record import Record
-from workbench.measure.device import CPU, Device
 from workbench.models.source import EMBEDDED, check_positions, known_positions
 from workbench.prediction import cache as prediction_cache
 from workbench.prediction.prediction import Answer, Prediction
 from workbench.prediction.worker import SECONDS, ask_card, ask_shadow, predict_on_card, start_card, start_shadow
-from workbench.ranks.shards import Ranks
+from workbench.ranks.shards import Ranks, ranks_for
 from workbench.recipe import Recipe
 
 __all__ = ["CPU", "EMULATOR", "ENGINES", "SHADOW", "Prediction", "engine_for", "predict", "predict_all"]
@@ -93,9 +93,12 @@ def predict_all(
 
     The limit is for each of them.
     """
-    names = [device_name(name) for name in gpus]
+    names = list(map(device_name, gpus))
     recipe = resolved(recipe, names)
-    request = (padding, _ranks(recipe, ranks, shard))
+    sharing = None
+    if ranks is not None or shard != "none":
+        sharing = ranks_for(recipe, ranks, shard)
+    request = (padding, sharing)
     engines = {name: engine_for(name, engine) for name in names}
     answers: dict[str, Answer] = {}
     keys: dict[str, str] = {}  # of what is not known yet
@@ -118,7 +121,7 @@ def predict_all(
     for name, key in keys.items():
         if engines[name] == EMULATOR:
             try:
-                answers[name] = ask_card(find_gpu(name), predict_on_card, recipe, *request, time_limit=time_limit)
+                answers[name] = ask_card(GPUS[name], predict_on_card, recipe, *request, time_limit=time_limit)
             except WorkbenchError as error:
                 answers[name] = error
         answer = answers[name]
@@ -139,10 +142,8 @@ def engine_for(gpu: str, engine: str | None = None) -> str:
     chosen = engine or os.environ.get(ENGINE_VARIABLE, "")
     if gpu == CPU and not engine:
         chosen = SHADOW
-    if not chosen and place.is_set_up():
-        return EMULATOR
     if not chosen:
-        return SHADOW
+        return EMULATOR if place.is_set_up() else SHADOW
     if chosen not in ENGINES:
         raise ConfigurationError(f"predict: engine {chosen!r} is not one of {', '.join(ENGINES)}.")
     if chosen == EMULATOR:
@@ -184,21 +185,22 @@ def why_not_on(recipe: Recipe, gpu: str, engine: str) -> str:
 def warm_predictions(gpu: str = "h100") -> None:
     """Start the process that predictions for this GPU will come from: it loads its libraries meanwhile."""
     if engine_for(gpu) == EMULATOR:
-        start_card(find_gpu(gpu))
+        start_card(GPUS[device_name(gpu)])
     else:
         start_shadow()
 
 
-def predicted_peak(record: Record) -> int | None:
-    """Bytes predicted for the device that a run was measured on; None where that cannot be predicted."""
+def predicted_peak(recipe_settings: Mapping[str, Any], device: Device) -> int | None:
+    """Bytes predicted for the recipe of a record, on the device that it was measured on; None where that cannot be
+    predicted."""
     name = CPU
-    if record.device_kind != CPU:
-        card = of_device(record.device_name, record.device_bytes)
-        if card is None or record.device_kind != "cuda":
+    if device.kind != CPU:
+        card = of_device(device.name, device.total_bytes)
+        if card is None or device.kind != "cuda":
             return None
         name = card.name
     with suppress(WorkbenchError):
-        return predict(record.recipe, name).peak_allocated_bytes
+        return predict(Recipe.from_dict(recipe_settings), name).peak_allocated_bytes
     return None
 
 
@@ -206,22 +208,7 @@ def resolved(recipe: Recipe, gpus: list[str]) -> Recipe:
     """The recipe with the model that `run` takes for `auto` on such a device."""
     if recipe.model != "auto":
         return recipe
-    model = "gpt2"
-    if gpus == [CPU]:
-        model = EMBEDDED
-    return replace(recipe, model=model)
-
-
-def _ranks(recipe: Recipe, count: int | None, shard: str) -> Ranks | None:
-    """Raises ConfigurationError: the ranks cannot share the batch or the model, or nothing says how many there are."""
-    if count is None and shard == "none":
-        return None
-    if count is None:
-        raise ConfigurationError("shard: among how many ranks? Add --ranks 2.")
-    ranks = Ranks(count, shard)
-    ranks.check(recipe)
-    ranks.require()
-    return ranks
+    return replace(recipe, model=EMBEDDED if gpus == [CPU] else "gpt2")
 
 
 def _key(recipe: Recipe, gpu: str, padding: bool, ranks: Ranks | None, engine: str) -> str:

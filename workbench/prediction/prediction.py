@@ -3,15 +3,14 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from workbench.base.categories import Phase, format_bytes
+from workbench.base.categories import format_bytes
+from workbench.base.device import CPU
 from workbench.base.errors import WorkbenchError
 from workbench.base.operations import operation_in_words
 from workbench.base.paths import versions
 from workbench.base.result import Result
 from workbench.gpus.catalogue import GPUS, Gpu
 from workbench.gpus.roofline import flops
-from workbench.journal.record import name_in_file
-from workbench.measure.device import CPU
 from workbench.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -88,16 +87,60 @@ class Prediction(Result):
 
     def __str__(self) -> str:
         """Peak, categories and phases, with bars."""
-        return prediction_text(self)
+        headline = (
+            f"{self.label} on {self.model}, "
+            f"{self.micro_batch_size} × {self.recipe_settings['sequence_length']} tokens at a time"
+        )
+        if self.padding:
+            headline += " with padding"
+        if self.shard:
+            headline += f", on each of {self.ranks:,} ranks (shard {self.shard})"
+        gpu = "this machine's kernels"
+        if self.gpu in GPUS:
+            gpu = GPUS[self.gpu].title
+        peak = f"{format_bytes(self.peak_allocated_bytes)} allocated"
+        fit = "no limit known"
+        if self.peak_reserved_bytes is not None:
+            reserved = f"{format_bytes(self.peak_reserved_bytes)} reserved"
+            peak += f", {reserved}"
+            fit = (
+                f"{'yes' if self.fits else 'NO'}: needs {format_bytes(self.need_bytes)} of "
+                f"{format_bytes(self.capacity_bytes or 0)} ({reserved}, "
+                f"about {format_bytes(self.context_bytes)} of CUDA context)"
+            )
+        lines = [
+            f"{headline}: predicted for {gpu} by {engine_words(self.source)}, not measured",
+            f"  peak   {peak}, in the {self.peak_phase.replace('_', ' ')}",
+            f"         at {operation_in_words(self.peak_operation)} ({self.peak_operation})",
+            f"  fits   {fit}",
+            f"  work   {self.flops / 1e12:,.2f} × 10¹² floating-point operations per step, recomputation included",
+            "",
+            f"  {'':18}{'at the peak':>12}{'at most':>12}",
+        ]
+        for category, size in self.by_category.items():
+            lines.append(self._line(category, size, format_bytes(self.maximum_by_category[category])))
+        if self.has_experts:
+            lines.append(f"  note   {ROUTING}")
+        if self.ranks > 1:
+            lines.append(f"  note   {MESSAGES}")
+        lines += ["", f"  {'':18}{'peak':>12}"]
+        for phase, size in self.by_phase.items():
+            lines.append(self._line(phase, size))
+        return "\n".join(lines)
+
+    def _line(self, name: str, size: int, most: str = "") -> str:
+        bar = "█" * round(BAR_WIDTH * size / self.peak_allocated_bytes)
+        return f"  {name.replace('_', ' '):18}{format_bytes(size):>12}{most:>12}  {bar}".rstrip()
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, without the timeline."""
-        plain = {name_in_file(name): value for name, value in vars(self).items()}
-        del plain["timeline"]
-        return plain | {"fits": self.fits, "flops": self.flops}
+        plain = {"recipe": self.recipe_settings, **vars(self), "fits": self.fits, "flops": self.flops}
+        del plain["recipe_settings"], plain["timeline"]
+        return plain
 
 
-Answer = Prediction | WorkbenchError  # in place of a prediction for a card that cannot run the recipe stands the error
+# in place of a prediction for a card that cannot run the recipe stands the error
+Answer = Prediction | WorkbenchError
 
 
 def prediction_of(
@@ -121,17 +164,8 @@ def prediction_of(
         model=recipe.model,
         source=f"{how}:{fields['gpu']}",
         versions=versions(),
-        **{name: _plain(value) for name, value in fields.items()},
+        **fields,
     )
-
-
-def _plain(value: Any) -> Any:
-    """Of categories and phases the names."""
-    if isinstance(value, dict):
-        return {str(key): number for key, number in value.items()}
-    if isinstance(value, Phase):
-        return str(value)
-    return value
 
 
 # ---- predictions as text ----
@@ -142,53 +176,6 @@ def engine_words(source: str) -> str:
     if source.startswith("emulated"):
         return "PyTorch's allocator on an emulated GPU"
     return "the shadow of its step"
-
-
-def prediction_text(p: Prediction) -> str:
-    """Peak, categories and phases of one prediction: what `print(prediction)` shows."""
-    headline = f"{p.label} on {p.model}, {p.micro_batch_size} × {p.recipe_settings['sequence_length']} tokens at a time"
-    if p.padding:
-        headline += " with padding"
-    if p.shard:
-        headline += f", on each of {p.ranks:,} ranks (shard {p.shard})"
-    gpu = "this machine's kernels"
-    if p.gpu in GPUS:
-        gpu = GPUS[p.gpu].title
-    peak = f"{format_bytes(p.peak_allocated_bytes)} allocated"
-    fit = "no limit known"
-    if p.peak_reserved_bytes is not None:
-        peak += f", {format_bytes(p.peak_reserved_bytes)} reserved"
-        verdict = "NO"
-        if p.fits:
-            verdict = "yes"
-        fit = (
-            f"{verdict}: needs {format_bytes(p.need_bytes)} of {format_bytes(p.capacity_bytes or 0)} "
-            f"({format_bytes(p.peak_reserved_bytes)} reserved, about {format_bytes(p.context_bytes)} of CUDA context)"
-        )
-    lines = [
-        f"{headline}: predicted for {gpu} by {engine_words(p.source)}, not measured",
-        f"  peak   {peak}, in the {p.peak_phase.replace('_', ' ')}",
-        f"         at {operation_in_words(p.peak_operation)} ({p.peak_operation})",
-        f"  fits   {fit}",
-        f"  work   {p.flops / 1e12:,.2f} × 10¹² floating-point operations per step, recomputation included",
-        "",
-        f"  {'':18}{'at the peak':>12}{'at most':>12}",
-    ]
-    for category, size in p.by_category.items():
-        lines.append(_line(category, size, format_bytes(p.maximum_by_category[category]), p))
-    if p.has_experts:
-        lines.append(f"  note   {ROUTING}")
-    if p.ranks > 1:
-        lines.append(f"  note   {MESSAGES}")
-    lines += ["", f"  {'':18}{'peak':>12}"]
-    for phase, size in p.by_phase.items():
-        lines.append(_line(phase, size, "", p))
-    return "\n".join(lines)
-
-
-def _line(name: str, size: int, most: str, p: Prediction) -> str:
-    bar = "█" * round(BAR_WIDTH * size / p.peak_allocated_bytes)
-    return f"  {name.replace('_', ' '):18}{format_bytes(size):>12}{most:>12}  {bar}".rstrip()
 
 
 def fitting(answers: dict[str, Answer]) -> str:

@@ -1,26 +1,23 @@
-"""One rank of several in one process, which plays the first of them: the others are not there, nor what they send."""
+"""One rank of several in one process, which plays it: the others are not there, nor what they send."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from typing import Any
+from contextlib import ExitStack, contextmanager, suppress
 
 import torch
 import torch.distributed as dist
-from transformers import PreTrainedModel
 
 from workbench.base.patches import changed_environment
 from workbench.base.patches.deepspeed import messages_kept_until_waited_for
-from workbench.ranks import LAUNCHERS
-from workbench.ranks.shard import fully_sharded, mesh_of
 from workbench.ranks.shards import Ranks
-from workbench.ranks.zero import forget, let_go, partitioned, set_accelerator
+from workbench.ranks.zero import forget, let_go, set_accelerator
 
-PLAIN = nullcontext()
+# what PyTorch and accelerate ask for
+LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @contextmanager
-def as_first(ranks: Ranks | None, device: torch.device) -> Iterator[None]:
-    """This process as the first of so many ranks; None: as a process alone.
+def as_rank(ranks: Ranks | None, device: torch.device) -> Iterator[None]:
+    """This process as that of so many ranks which needs most; None: as a process alone.
 
     PyTorch's fake process group takes every message and answers at once. accelerate asks the environment.
     """
@@ -45,21 +42,3 @@ def as_first(ranks: Ranks | None, device: torch.device) -> Iterator[None]:
                 let_go()
             forget()
             dist.destroy_process_group()
-
-
-def part_of(
-    model: PreTrainedModel, ranks: Ranks | None, device_kind: str, mode: AbstractContextManager[Any] = PLAIN
-) -> PreTrainedModel:
-    """What the first rank keeps of a model.
-
-    Args:
-        mode: in which it is cut, where its parameters are fake.
-    """
-    if ranks is None or ranks.engine == "ddp":
-        return model
-    if ranks.engine == "deepspeed":
-        with mode:
-            return partitioned(model, ranks.shard).to(device_kind)  # type: ignore[arg-type, no-any-return]
-    mesh = mesh_of(device_kind, ranks.count)  # which reads values of its own
-    with mode:
-        return fully_sharded(model, ranks.shard, mesh)

@@ -4,7 +4,7 @@ memory; and its Trainer."""
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,15 +13,14 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
+from workbench.base.device import Device
 from workbench.base.errors import ConfigurationError
-from workbench.measure.device import Device
 from workbench.measure.meter import Meter
 from workbench.models.load import BUILT, load_config, load_tokenizer, quiet, settled
 from workbench.models.source import ModelSource, locate_config
 from workbench.ranks.shards import Ranks, shared
 from workbench.ranks.zero import trainer_of
 from workbench.recipe import BALANCED, STRATEGY, Recipe
-from workbench.techniques.base import Arguments
 from workbench.texts import corpus
 from workbench.texts.corpus import Blocks
 from workbench.training.arguments import EPOCHS, argument_values, check_optimizer, training_arguments
@@ -29,14 +28,17 @@ from workbench.training.job import Job, Material, check_model, own_examples, pre
 from workbench.training.trainer import SeamTrainer, assemble
 from workbench.training.world import World
 
-STEPS = 3  # the optimizer makes its states in the first; the allocator has found its form after the second
-MICRO_BATCHES = 3  # of a step are trained, the first ones and the last: each finds what the second found
+STEPS = 3  # states are made in the first; the allocator has found its form after the second
+MICRO_BATCHES = 3  # of a step are trained, the last one too: each finds what the second found
 LISTED = 256  # micro-batches of a step are listed; the inputs of more are held in one piece
-TOKENS = 2**18  # of a step are made on the host; more are on the device only, where nobody reads them
-AT_ONCE = 65_535  # sequences: what is beside each other in a grid of CUDA's; `attention.cu` refuses more
+TOKENS = 2**18  # of a step are made on the host; more are on the device only, unread
+AT_ONCE = 65_535  # sequences beside each other in a grid of CUDA's; `attention.cu` refuses more
 TEXTS = 2**14  # whose tokens are kept
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # of a config: a mixture of experts
-EVALUATED = 3  # batches of an evaluation, and a smaller last one: the third finds what the second left, and so on
+# of a config: a mixture of experts
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+EVALUATED = 3  # batches of an evaluation, and a smaller last one: each finds what the second left
+
+Batch = dict[str, torch.Tensor]
 
 
 def listed(recipe: Recipe, world_size: int = 1) -> tuple[int, int]:
@@ -62,9 +64,7 @@ def blocks_for(
         every: each batch of them, because something is kept of each.
     """
     length = recipe.sequence_length
-    world_size = 1
-    if ranks:
-        world_size = ranks.count
+    world_size = ranks.count if ranks else 1
     size, count = listed(recipe, world_size)
     together: int = argument_values(recipe, 0.0)["per_device_eval_batch_size"]
     whole, rest = divmod(held_out or max(1, corpus.HELD_OUT_TOKENS // length), together)
@@ -89,13 +89,9 @@ def material_for(recipe: Recipe, blocks: Blocks) -> Material:
     return Material(source=source, config=config, tokenizer=None, blocks=blocks)
 
 
-def can_be_skeleton(config: PreTrainedConfig, arguments: Arguments) -> bool:
+def can_be_skeleton(config: PreTrainedConfig, arguments: dict[str, Any]) -> bool:
     """Whether these arguments of `from_pretrained` do not act while weights are loaded, as quantization does."""
-    return not _missed(settled(config, arguments)[1])
-
-
-def _missed(arguments: Arguments) -> list[str]:
-    return sorted(set(arguments) - set(BUILT))
+    return not settled(config, arguments)[1].keys() - BUILT
 
 
 def skeleton(config: PreTrainedConfig, **arguments: Any) -> PreTrainedModel:
@@ -108,11 +104,12 @@ def skeleton(config: PreTrainedConfig, **arguments: Any) -> PreTrainedModel:
         ConfigurationError: another argument, whose effect on loading would be missed.
     """
     config, arguments = settled(config, {"dtype": "float32", **arguments})
-    missed = _missed(arguments)
+    missed = arguments.keys() - BUILT
     if missed:
         raise ConfigurationError(
-            f"predict: {missed[0]} acts while weights are loaded, which a prediction does not do. "
-            "Measure this recipe with `run`, or give the technique that asks for it a `stand_in`."
+            f"predict: {min(missed)} acts while weights are loaded, "
+            "which a prediction does not do. Measure this recipe with `run`, "
+            "or give the technique that asks for it a `stand_in`."
         )
     with quiet(), torch.device("meta"), no_init_weights():
         model: PreTrainedModel = cast("Any", AutoModelForCausalLM).from_config(config, **arguments)
@@ -127,25 +124,22 @@ def give_tensors(model: PreTrainedModel, make: Callable[[torch.Tensor], torch.Te
     What `make` returns takes the place, even where `register_parameter` and `setattr` would refuse it.
     """
 
-    @cache
-    def new(tensor: torch.Tensor) -> torch.Tensor:
-        other = make(tensor)
-        if other is not tensor and isinstance(tensor, torch.nn.Parameter):
-            other = torch.nn.Parameter(other, tensor.requires_grad)
-        return other
+    others: dict[torch.Tensor, torch.Tensor] = {}
 
-    @cache  # a module may have two parents
     def visit(module: torch.nn.Module) -> None:
-        for child in module.children():
-            visit(child)
         for tensors in cast("tuple[dict[str, torch.Tensor | None], ...]", (module._parameters, module._buffers)):
             for name, tensor in tensors.items():
-                if tensor is not None:
-                    tensors[name] = new(tensor)
+                if tensor is None:
+                    continue
+                if tensor not in others:
+                    other = make(tensor)
+                    if other is not tensor and isinstance(tensor, torch.nn.Parameter):
+                        other = torch.nn.Parameter(other, tensor.requires_grad)
+                    others[tensor] = other
+                    others[other] = other  # a module may have two parents
+                tensors[name] = others[tensor]
 
-    visit(model)
-    visit.cache_clear()  # or what was on the host would stay until the next collection
-    new.cache_clear()
+    model.apply(visit)
 
 
 def job_for(recipe: Recipe, device: Device, material: Material, ranks: Ranks | None = None) -> Job:
@@ -153,13 +147,15 @@ def job_for(recipe: Recipe, device: Device, material: Material, ranks: Ranks | N
     ConfigurationError as the gate does."""
     if recipe.arguments.get(STRATEGY) == BALANCED:
         raise ConfigurationError(
-            f"predict: {STRATEGY}={BALANCED!r} makes micro-batches of unequal numbers of rows, which a prediction does "
-            "not know. Leave it out for an upper bound; `workbench scan FILE` says what it needs."
+            f"predict: {STRATEGY}={BALANCED!r} makes micro-batches of unequal numbers of rows, "
+            "which a prediction does not know. Leave it out for an upper bound; "
+            "`workbench scan FILE` says what it needs."
         )
-    unused = ("report_to", EPOCHS)
-    arguments = {name: value for name, value in recipe.arguments.items() if name not in unused}
+    arguments = dict(recipe.arguments)
+    for unused in ("report_to", EPOCHS):
+        arguments.pop(unused, None)
     # transformers' own are asked what they need; another's code would be imported for that
-    callbacks = tuple(name for name in recipe.callbacks if re.match(r"transformers\b", name))
+    callbacks = tuple(filter(re.compile(r"transformers\b").match, recipe.callbacks))
     world = World(device)
     if ranks:
         world = World(device, ranks.highest, ranks.count, ranks.shard)
@@ -185,13 +181,15 @@ def assembled(
     size, count = shared(job.arguments, world.world_size)
     if size > AT_ONCE:
         raise ConfigurationError(
-            f"predict: CUDA's attention kernels take {AT_ONCE:,} sequences at once, and this step has {size:,}. Lower "
-            "effective_batch_size, or split it into micro-batches."
+            f"predict: CUDA's attention kernels take {AT_ONCE:,} sequences at once, "
+            f"and this step has {size:,}. Lower effective_batch_size, "
+            "or split it into micro-batches."
         )
     fetched = listed(job.recipe, world.world_size)
     batches = {
         "per_device_train_batch_size": fetched[0],
-        "gradient_accumulation_steps": fetched[1] * world.world_size,  # of which each rank takes its part
+        # of which each rank takes its part
+        "gradient_accumulation_steps": fetched[1] * world.world_size,
     }
     arguments = training_arguments(job.arguments | batches, device.type, scratch)
     check_optimizer(job.recipe, job.material.config, arguments, job.callbacks)
@@ -204,7 +202,18 @@ def assembled(
     return trainer, count
 
 
-def facts(trainer: SeamTrainer, parameters: tuple[int, int], micro_batches: int, padding: bool) -> dict[str, Any]:
+def masked(collator: Callable[..., Batch], rows: Any) -> Batch:
+    """A batch with the mask that comes with padding."""
+    batch = collator(rows)
+    return {**batch, "attention_mask": batch.get("attention_mask", torch.ones_like(batch["input_ids"]))}
+
+
+def facts(
+    trainer: SeamTrainer,
+    parameters: tuple[int, int],
+    micro_batches: int,
+    padding: bool,
+) -> dict[str, Any]:
     """The fields of a `Prediction` that a trainer knows when it has trained."""
     config = cast("Any", trainer.model).config.get_text_config()
     return {
@@ -237,12 +246,14 @@ def _enlarge(trainer: Any, size: int, count: int) -> None:
 
 def _text(recipe: Recipe) -> tuple[Any, Any, int, int]:
     """The text itself, if a technique cuts it in its own way: then its lengths do matter."""
-    if not own_examples(recipe):
-        return "", None, recipe.sequence_length, recipe.effective_batch_size
-    tokenizer = _known_tokenizer(locate_config(recipe.model))
-    text = corpus.load_corpus(recipe.corpus)
-    corpus.check_in_memory(text, own_examples(recipe))
-    whole = _labelled(text, tokenizer) if text.loss else str(text.train)
+    whole: Any = ""
+    tokenizer = None
+    owners = own_examples(recipe)
+    if owners:
+        tokenizer = _known_tokenizer(locate_config(recipe.model))
+        text = corpus.load_corpus(recipe.corpus)
+        corpus.check_in_memory(text, owners)
+        whole = _labelled(text, tokenizer) if text.loss else str(text.train)
     return whole, tokenizer, recipe.sequence_length, recipe.effective_batch_size
 
 

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from workbench.base.errors import WorkbenchError
 from workbench.base.launch import Child, Kept
-from workbench.gpus.catalogue import Gpu
-from workbench.gpus.catalogue import gpu as find_gpu
+from workbench.gpus.catalogue import GPUS, Gpu
 from workbench.gpus.emulator.call import call_on, fork_of_trunk, start_process
-from workbench.measure.device import CPU
 from workbench.prediction.prediction import Answer, Prediction, prediction_of
 from workbench.recipe import Recipe
 from workbench.training.world import ALONE
@@ -88,7 +86,7 @@ def of_shadow(recipe: Recipe, gpus: list[str], padding: bool, ranks: "Ranks | No
 
     answers: list[Answer] = []
     for name in gpus:
-        gpu = None if name == CPU else find_gpu(name)
+        gpu = GPUS.get(name)  # none: the CPU
         try:
             trace = trace_for(recipe, gpu, padding, ranks)
             numbers = replay(trace, gpu)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.distributed.elastic.utils.distributed import get_free_port
 
+from workbench.base.device import check_device
 from workbench.base.errors import ConfigurationError, UnavailableError, WorkbenchError
 from workbench.base.launch import Child, LostChildError, start
 from workbench.base.paths import check_writable, runs_folder
@@ -19,9 +20,8 @@ from workbench.gpus.emulator.card import emulated_card
 from workbench.gpus.emulator.launch import INSIDE, environment
 from workbench.journal import store
 from workbench.journal.record import Record, Status, read_all
-from workbench.measure.device import check_device
 from workbench.ranks.run import run_as_rank
-from workbench.ranks.shards import Ranks
+from workbench.ranks.shards import ranks_for
 from workbench.recipe import Recipe
 from workbench.training.world import refuse_several_ranks
 
@@ -60,28 +60,24 @@ def run_on_ranks(
         WorkbenchError: a rank ended without a word; the run is on record as `killed`.
     """
     refuse_several_ranks()
-    if ranks is None:
-        raise ConfigurationError("shard: among how many ranks? Add --ranks 2.")
     if reuse:
         raise ConfigurationError("ranks: a run on several is not taken from what is on record. Leave out --reuse.")
-    Ranks(ranks, shard).check(recipe, **options)
-    Ranks(ranks, shard).require()
+    count = ranks_for(recipe, ranks, shard, **options).count
     variables: dict[str, str] = dict(os.environ)
     path: list[str] = []
     card = emulated_card(device or "")
     if card:
-        variables = environment(card, ranks)
+        variables = environment(card, count)
         path = [str(INSIDE), *place.python_path()]
         device = "cuda"
     gpus = torch.cuda.device_count()
-    if not card and gpus and device in (None, "cuda") and gpus < ranks:
-        raise UnavailableError(f"ranks: {ranks} were asked for, and this machine has {gpus} GPUs. Use --device cpu.")
+    if not card and gpus and device in (None, "cuda") and gpus < count:
+        raise UnavailableError(f"ranks: {count} were asked for, and this machine has {gpus} GPUs. Use --device cpu.")
     check_device(device)
     folder = folder or runs_folder()
     check_writable(folder)
     children: list[Child] = []
-    output: int | None = TERMINAL
-    for rank, rank_variables in enumerate(variables_of_ranks(ranks)):
+    for rank, rank_variables in enumerate(variables_of_ranks(count)):
         child = start(
             run_as_rank,
             recipe,
@@ -90,12 +86,11 @@ def run_on_ranks(
             folder=folder,
             environment=variables | rank_variables,
             path=path,
-            output=output,
+            output=None if rank else TERMINAL,
             name=f"rank {rank}",
             **options,
         )
         children.append(child)
-        output = None  # of all but the first
     first_pid = children[0].process.pid
     answers = answers_of(children)
     store.mark_killed(folder)

@@ -32,7 +32,8 @@ from workbench.training.run import executed
 from workbench.training.trainer import SeamTrainer
 
 MEMORY = [field.name for field in fields(MemoryReport)]
-OF_EACH = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_phase", "by_category")  # in the record of them all
+# in the record of them all
+OF_EACH = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_phase", "by_category")
 SUMMED = ("tokens_seen", "padding_tokens", "tokens_per_s")  # over the ranks
 LOST = "another rank ended without a word"
 
@@ -109,11 +110,7 @@ class RankPlace(Place):
 
     def placed(self, model: PreTrainedModel) -> PreTrainedModel:
         self.counted = count_parameters(model)  # DeepSpeed leaves empty parameters behind
-        if self.ranks.engine == "fsdp":
-            return fully_sharded(model, self.ranks.shard, mesh_of(self.job.device.kind, self.ranks.count))
-        if self.ranks.engine == "deepspeed":
-            model = zero.partitioned(model, self.ranks.shard)
-        return super().placed(model)
+        return part_of(model, self.ranks, self.job.device.kind)
 
     def trained_facts(self, model: PreTrainedModel, trainer: SeamTrainer) -> dict[str, Any]:
         facts = super().trained_facts(model, trainer)
@@ -132,6 +129,15 @@ class RankPlace(Place):
             model = load_for(self.job, self.values)
             model.load_state_dict(values)
         super().save(model)
+
+
+def part_of(model: PreTrainedModel, ranks: Ranks, device_kind: str) -> PreTrainedModel:
+    """What one of the ranks keeps of a model, where it keeps it."""
+    if ranks.engine == "fsdp":
+        return fully_sharded(model, ranks.shard, mesh_of(device_kind, ranks.count))
+    if ranks.engine == "deepspeed":
+        model = zero.partitioned(model, ranks.shard)
+    return model.to(device_kind)  # type: ignore[arg-type, no-any-return]  # the stub takes no device
 
 
 def run_as_rank(
@@ -161,7 +167,8 @@ def run_as_rank(
             if Ranks(world.world_size, shard).engine == "deepspeed":
                 zero.set_accelerator(world.device.kind)
             record = executed(RankPlace(prepare(recipe, world, folder=folder, **options)))
-        dist.barrier()  # gloo's threads let go of what they have sent, which they cannot while the group is destroyed
+        # gloo's threads let go of what they have sent, which they cannot while the group is destroyed
+        dist.barrier()
         return record
     finally:
         zero.forget()

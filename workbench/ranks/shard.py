@@ -64,7 +64,8 @@ class ResizableTracker(StorageTracker):
         if before is not None and size != before.nbytes:
             self._bury(storage._cdata, before)
         result = RESIZE(storage, size)
-        if size and storage.device.type in (self.device_type, "meta"):  # where a fake tensor has its storage
+        # where a fake tensor has its storage
+        if size and storage.device.type in (self.device_type, "meta"):
             self._book(torch.empty(0, dtype=torch.uint8, device=self.device_type).set_(storage))
         return result
 

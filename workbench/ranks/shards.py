@@ -9,7 +9,6 @@ from workbench.base.errors import ConfigurationError, UnavailableError
 from workbench.base.paths import beside
 from workbench.base.settings import unknown
 from workbench.recipe import Recipe
-from workbench.techniques import Technique
 
 SHARDS: Mapping[str, Any] = beside(__file__, "shards.toml")
 MOST = 1024  # ranks: of one training that is predicted
@@ -62,28 +61,31 @@ class Ranks:
             refused = f"ranks: {technique.name} cannot be used here"
             if technique.alone:
                 raise ConfigurationError(f"{refused}: {technique.alone}. Leave it out.")
-            reason = self._refusal(technique)
-            if reason:
-                raise ConfigurationError(f"{refused}: {reason}. Take --shard none, or leave it out.")
+            for name, reason in technique.unsharded.items():
+                if name == self.engine or self.shard.startswith(name):
+                    raise ConfigurationError(f"{refused}: {reason}. Take --shard none, or leave it out.")
         if resume or checkpoint_every is not None:
             raise ConfigurationError(
-                "checkpoint_every: a run on several ranks writes no checkpoints, nor goes on with one. Leave out "
-                "checkpoint_every and resume, or write the script, which leaves checkpoints to the Trainer."
+                "checkpoint_every: a run on several ranks writes no checkpoints, "
+                "nor goes on with one. Leave out checkpoint_every and resume, "
+                "or write the script, which leaves checkpoints to the Trainer."
             )
 
-    def _refusal(self, technique: Technique) -> str:
-        """Why a technique cannot be used on a model that is cut so; empty if it can."""
-        for name, reason in technique.unsharded.items():
-            if name == self.engine or self.shard.startswith(name):
-                return reason
-        return ""
 
-    def require(self) -> None:
-        """Raises UnavailableError: the library that makes it so is not installed."""
-        if self.engine == "deepspeed" and find_spec("deepspeed") is None:
-            raise UnavailableError(
-                f"shard: {self.shard} needs deepspeed. Install it with: pip install deepspeed==0.19.8"
-            )
+def ranks_for(recipe: Recipe, count: int | None, shard: str, **options: Any) -> Ranks:
+    """So many ranks on this machine, on which the recipe can be run with these options of a run.
+
+    Raises:
+        ConfigurationError: nothing says how many there are, or as `Ranks` and its `check`.
+        UnavailableError: the library that shards in this way is not installed.
+    """
+    if count is None:
+        raise ConfigurationError("shard: among how many ranks? Add --ranks 2.")
+    ranks = Ranks(count, shard)
+    ranks.check(recipe, **options)
+    if ranks.engine == "deepspeed" and find_spec("deepspeed") is None:
+        raise UnavailableError(f"shard: {shard} needs deepspeed. Install it with: pip install deepspeed==0.19.8")
+    return ranks
 
 
 def shared(arguments: Mapping[str, Any], count: int) -> tuple[int, int]:
@@ -97,8 +99,9 @@ def shared(arguments: Mapping[str, Any], count: int) -> tuple[int, int]:
     part, rest = divmod(whole, count)
     if rest:
         raise ConfigurationError(
-            f"ranks: {count} cannot share an effective batch of {whole} sequences in equal parts. Take "
-            f"{part * count or count} or {(part + 1) * count} sequences, or another number of ranks."
+            f"ranks: {count} cannot share an effective batch of {whole} sequences in equal parts. "
+            f"Take {part * count or count} or {(part + 1) * count} sequences, "
+            "or another number of ranks."
         )
     micro_batch = max(sequences for sequences in range(1, size + 1) if part % sequences == 0)
     return micro_batch, part // micro_batch

@@ -65,5 +65,6 @@ def added_up(meter: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.
     meter.buckets[bucket.index()] = weakref.ref(buffer)
     meter.tracker.label([buffer], Category.GRADIENTS)
     adding: Any = dist.all_reduce(buffer.div_(dist.get_world_size()), async_op=True)
-    sent = adding.get_future().then(lambda _: buffer)  # a fake process group promises nothing better
+    # a fake process group promises nothing better
+    sent = adding.get_future().then(lambda _: buffer)
     return cast("torch.futures.Future[torch.Tensor]", sent)

@@ -8,8 +8,8 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 
+from workbench.base.device import Device
 from workbench.base.errors import explained
-from workbench.measure.device import Device
 from workbench.training.world import World
 
 JOIN_S = 300.0  # how long ranks wait for each other at the beginning
@@ -28,7 +28,8 @@ def join(device: str | None, shard: str) -> World:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     world = World(Device.find(device), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), shard)
     if world.device.kind == "cpu":
-        os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"  # not cpu:0, another device, to which every batch would be copied
+        # not cpu:0, another device, to which every batch would be copied
+        os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
     if not dist.is_initialized():
         with explained(f"ranks: rank {world.rank} did not find all others within {JOIN_S:g} s", "Start the run again."):
             backend = HOSTS

@@ -19,8 +19,8 @@ from transformers import PreTrainedModel
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from workbench.base.categories import Category, Phase
+from workbench.base.device import emulated
 from workbench.base.patches import deepspeed as patches
-from workbench.measure.emulated import emulated
 from workbench.ranks.shards import SHARDS
 from workbench.ranks.trainer import RankTrainer
 
@@ -95,7 +95,8 @@ class ZeroTrainer(RankTrainer):
     def __init__(self, *, shard: str, **kwargs: Any) -> None:
         self.shard = shard
         super().__init__(**kwargs)
-        os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)  # accelerate's note to itself; the next run is another's
+        # accelerate's note to itself; the next run is another's
+        os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)
         unset_hf_deepspeed_config()  # or transformers would cut what is loaded from now on
 
     def arguments_for_engine(self, args: Any) -> Any:

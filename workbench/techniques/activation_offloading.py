@@ -23,7 +23,8 @@ class Copy:
 
         storage = tensor.untyped_storage()
         elements = storage.nbytes() // tensor.element_size()
-        data = tensor.detach().as_strided((elements,), (1,), 0).view(torch.uint8)  # whatever part the tensor shows
+        # whatever part the tensor shows
+        data = tensor.detach().as_strided((elements,), (1,), 0).view(torch.uint8)
         self.original = weakref.ref(storage)
         self.version = tensor._version  # which counts changes in place
         self.device = data.device
@@ -69,10 +70,12 @@ class SavedTensors:
 
         if is_traceable_wrapper_subclass(tensor) or tensor.layout is not torch.strided:
             return True
-        if torch.nn.Parameter in (type(tensor), type(tensor._base)):  # also a parameter that FSDP has gathered
+        # also a parameter that FSDP has gathered
+        if torch.nn.Parameter in (type(tensor), type(tensor._base)):
             return True
         storage = tensor.untyped_storage()
-        in_parts = storage.nbytes() % tensor.element_size() != 0  # `Copy` could not show it as such elements
+        # `Copy` could not show it as such elements
+        in_parts = storage.nbytes() % tensor.element_size() != 0
         return storage._cdata in self.keep or storage.nbytes() < max(self.minimum_bytes, 1) or bool(in_parts)
 
     def pack(self, tensor: Any) -> Any:

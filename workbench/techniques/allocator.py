@@ -6,10 +6,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from workbench.measure.device import Device
+from workbench.base.device import Device
 from workbench.techniques.base import Arguments, Stage, Technique
 
-VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # in the order in which PyTorch looks; the first is older
+# in the order in which PyTorch looks; the first is older
+VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 EXPANDABLE = "expandable_segments:True"
 
 
@@ -31,14 +32,15 @@ class Allocator(Technique):
     def missing(self, device: Device) -> str | None:
         if device.kind != "cuda":
             return (
-                f"{self.name}: these are settings of PyTorch's allocator for CUDA. On this device ({device.kind}) "
-                "there is none to set. Run it where there is a CUDA device."
+                f"{self.name}: these are settings of PyTorch's allocator for CUDA. On this device "
+                f"({device.kind}) there is none to set. Run it where there is a CUDA device."
             )
         environment = _environment()
         if EXPANDABLE in environment:
             return (
-                f"{self.name}: the environment already sets {environment!r}, for every run of this process, so the "
-                f"baseline would have it too. Unset {' and '.join(VARIABLES)} and start Python again."
+                f"{self.name}: the environment already sets {environment!r}, for every run of this "
+                f"process, so the baseline would have it too. Unset {' and '.join(VARIABLES)} and "
+                "start Python again."
             )
         return None
 

@@ -1,6 +1,7 @@
 """Attention: whether the scores of every token against every other are kept, or computed again block by block."""
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from workbench.base.settings import setting
@@ -29,12 +30,16 @@ class Attention(Technique):
     )
 
     stage = Stage.ARCHITECTURE
+    called = MappingProxyType(
+        {"implementation=eager": "eager attention", "implementation=sdpa": "fused attention (SDPA)"}
+    )
     worth_trying = ({"implementation": "sdpa"},)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.implementation == "sdpa":  # of a model that has the other
-            object.__setattr__(self, "leaves", {"activations": 0.6})  # `object`, because the dataclass is frozen
+            # `object`, because the dataclass is frozen
+            object.__setattr__(self, "leaves", {"activations": 0.6})
             object.__setattr__(self, "slower", -0.1)
 
     def model_arguments(self, family: ModelFamily) -> Arguments:

@@ -15,9 +15,9 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 from workbench.base.categories import Category
+from workbench.base.device import Device
 from workbench.base.errors import ConfigurationError, explained
 from workbench.base.settings import check_settings, described, named, setting
-from workbench.measure.device import Device
 from workbench.models.family import ModelFamily, family_of, on_meta
 
 Arguments = dict[str, Any]
@@ -114,19 +114,25 @@ class Technique:
     costs: ClassVar[str]
     numerics: ClassVar[Numerics]
     family: ClassVar[str] = ""
+    called: ClassVar[Mapping[str, str]] = MappingProxyType({})  # names of settings: "kind=sgd" of the optimizer is SGD
     brings: ClassVar[frozenset[Capability]] = frozenset()
     forbids: ClassVar[frozenset[Capability]] = frozenset()
-    learning_rate_factor: ClassVar[float] = 1.0  # the customary rate, relative to that of full fine-tuning with AdamW
-    leaves: ClassVar[Mapping[str, float]] = MappingProxyType({})  # about what share of a category: see `cards.toml`
+    # the customary rate, relative to that of full fine-tuning with AdamW
+    learning_rate_factor: ClassVar[float] = 1.0
+    # about what share of a category: see `cards.toml`
+    leaves: ClassVar[Mapping[str, float]] = MappingProxyType({})
     slower: ClassVar[float] = 0.0
     in_a_script: ClassVar[str] = ""
-    worth_trying: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)  # settings, as `variants` orders them
+    # settings, as `variants` orders them
+    worth_trying: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
     alone: ClassVar[str] = ""  # why it cannot be used on several ranks; empty if it can
     # why not on a model that is cut into shards, by the engine (`fsdp`, `deepspeed`) or the beginning of a way's name
     # (`zero3`)
     unsharded: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    untraceable: ClassVar[str] = ""  # why a shadow cannot predict it, which has no stand-in for it; empty if it can
-    can_be_resumed: ClassVar[bool] = True  # a checkpoint of the Trainer holds all that training needs to go on
+    # why a shadow cannot predict it, which has no stand-in for it; empty if it can
+    untraceable: ClassVar[str] = ""
+    # a checkpoint of the Trainer holds all that training needs to go on
+    can_be_resumed: ClassVar[bool] = True
     # settings of older versions, and the one value that is left of each: old records read, and recipes keep their ids
     retired: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
@@ -308,8 +314,8 @@ def equal_parts(whole: int, part: int, least: int, what: str, field: str) -> int
     if part >= whole or whole % part:
         possible = divisors(whole, least, whole) or f"none. Use a larger {field}"
         raise ConfigurationError(
-            f"{what} of {part} are not equal parts of the recipe's {field} of {whole}, so the runs could not see the "
-            f"same tokens. Possible: {possible}."
+            f"{what} of {part} are not equal parts of the recipe's {field} of {whole}, so the runs "
+            f"could not see the same tokens. Possible: {possible}."
         )
     return whole // part
 

@@ -12,7 +12,8 @@ from workbench.base.settings import setting
 from workbench.models.family import on_meta
 from workbench.techniques.base import Call, Stage, Technique
 
-CHANGES_LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale")  # of Gemma, Granite, Cohere
+# of Gemma, Granite, Cohere
+CHANGES_LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 
 
 @cache
@@ -164,8 +165,8 @@ class ChunkedCrossEntropy(Technique):
         for name in CHANGES_LOGITS:
             if getattr(config, name, None) not in (None, 1.0):
                 raise ConfigurationError(
-                    f"{self.name}: a {config.model_type!r} changes its logits after the head ({name}), which this loss "
-                    f"does not do. Leave {self.name} out."
+                    f"{self.name}: a {config.model_type!r} changes its logits after the head "
+                    f"({name}), which this loss does not do. Leave {self.name} out."
                 )
         self.check_model(on_meta(config))
 
@@ -189,24 +190,31 @@ class ChunkedCrossEntropy(Technique):
         """It must be the one that the model's own head makes: whoever makes it of the logits would get none."""
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         loss_name = getattr(base.loss_function, "__name__", "a loss function of its own")
-        makers = []
+        maker = ""
         if not _of_transformers(type(base).forward):
-            makers.append(f"forward() of {type(base).__name__}")
-        if loss_name != "ForCausalLMLoss":
-            makers.append(loss_name)
-        if trainer is not None and trainer.label_smoother is not None:
-            makers.append("label smoothing")
-        if trainer is not None and trainer.compute_loss_func is not None:
-            makers.append("compute_loss_func")
-        if trainer is not None and getattr(trainer.args, "use_liger_kernel", False):
-            makers.append("Liger's kernel")
-        if trainer is not None and not _of_transformers(type(trainer).compute_loss):
-            makers.append(f"compute_loss() of {type(trainer).__name__}")
-        if makers:
+            maker = f"forward() of {type(base).__name__}"
+        elif loss_name != "ForCausalLMLoss":
+            maker = loss_name
+        elif trainer is not None:
+            maker = _maker_of_loss(trainer)
+        if maker:
             raise ConfigurationError(
-                f"{self.name}: here {makers[0]} makes the loss, in a way that may look at logits, and there would be "
-                f"none. Leave one of the two out."
+                f"{self.name}: here {maker} makes the loss, in a way that may look at logits, and "
+                "there would be none. Leave one of the two out."
             )
+
+
+def _maker_of_loss(trainer: Any) -> str:
+    """What of a Trainer makes the loss in a way of its own; empty if nothing does."""
+    if trainer.label_smoother is not None:
+        return "label smoothing"
+    if trainer.compute_loss_func is not None:
+        return "compute_loss_func"
+    if getattr(trainer.args, "use_liger_kernel", False):
+        return "Liger's kernel"
+    if not _of_transformers(type(trainer).compute_loss):
+        return f"compute_loss() of {type(trainer).__name__}"
+    return ""
 
 
 def _of_transformers(function: Any) -> bool:

@@ -20,7 +20,8 @@ def map_from_disk(dataset: Any) -> Any:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="blocks-", ignore_cleanup_errors=True))
         dataset.save_to_disk(folder)
         mapped = load_from_disk(folder)
-        weakref.finalize(mapped, stack.pop_all().close)  # from here on the files go with the dataset, not with an error
+        # from here on the files go with the dataset, not with an error
+        weakref.finalize(mapped, stack.pop_all().close)
     return mapped
 
 

@@ -35,8 +35,8 @@ class FusedGelu(Technique):
     def check_config(self, config: Any) -> None:
         if not family_of(config).fused_activation:
             raise ConfigurationError(
-                f"{self.name}: no GELU of the kind {config.model_type!r} is written out in Python, so there is none to "
-                f"fuse here. Leave {self.name} out."
+                f"{self.name}: no GELU of the kind {config.model_type!r} is written out in Python, "
+                f"so there is none to fuse here. Leave {self.name} out."
             )
 
     def model_arguments(self, family: ModelFamily) -> Arguments:

@@ -27,15 +27,16 @@ class GradientAccumulation(Technique):
     def __post_init__(self) -> None:
         super().__post_init__()
         share = 1 / self.steps
-        object.__setattr__(self, "leaves", {"activations": share, "logits_and_loss": share})  # the dataclass is frozen
+        # `object`, because the dataclass is frozen
+        object.__setattr__(self, "leaves", {"activations": share, "logits_and_loss": share})
 
     def training_arguments(self, arguments: Arguments) -> Arguments:
         batch = arguments["per_device_train_batch_size"]
         if batch % self.steps:
             possible = divisors(batch, 2, batch + 1) or "none: use a larger batch"
             raise ConfigurationError(
-                f"gradient_accumulation_steps: a batch of {batch} cannot be split into {self.steps} equal "
-                f"micro-batches. Possible steps for this batch: {possible}."
+                f"gradient_accumulation_steps: a batch of {batch} cannot be split into "
+                f"{self.steps} equal micro-batches. Possible steps for this batch: {possible}."
             )
         return {
             **arguments,

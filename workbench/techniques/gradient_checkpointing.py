@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from workbench.base.device import Device
 from workbench.base.settings import setting
-from workbench.measure.device import Device
 from workbench.models.family import ModelFamily
 from workbench.techniques.base import Arguments, Call, Capability, Stage, Technique
 

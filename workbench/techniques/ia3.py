@@ -29,8 +29,9 @@ class Ia3(Adapter):
 
         if config.model_type not in SCALED:
             raise ConfigurationError(
-                f"{self.name}: PEFT does not say which activations of the kind {config.model_type!r} are scaled. "
-                f"Use lora; of other kinds it does: {', '.join(sorted(SCALED))}."
+                f"{self.name}: PEFT does not say which activations of the kind "
+                f"{config.model_type!r} are scaled. Use lora; of other kinds it does: "
+                f"{', '.join(sorted(SCALED))}."
             )
         super().check_config(config)
 
@@ -38,11 +39,11 @@ class Ia3(Adapter):
         from peft import IA3Config
         from peft.utils import constants
 
-        kind = family.model_type
+        model_type = family.model_type
         return add_adapter(
             IA3Config,
-            target_modules=constants.TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING[kind],
+            target_modules=constants.TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING[model_type],
             # of these the inputs are scaled, not the outputs
-            feedforward_modules=constants.TRANSFORMERS_MODELS_TO_IA3_FEEDFORWARD_MODULES_MAPPING[kind],
+            feedforward_modules=constants.TRANSFORMERS_MODELS_TO_IA3_FEEDFORWARD_MODULES_MAPPING[model_type],
             fan_in_fan_out=family.matrices_are_transposed,
         )

@@ -36,8 +36,8 @@ class LowRank(Adapter):
         width = min(family.matrices[name] for name in names)
         if self.rank > width:
             raise ConfigurationError(
-                f"{self.name}: rank {self.rank} is more than the width of the smallest matrix that it adapts, {width}. "
-                f"Use at most that; 8 is usual."
+                f"{self.name}: rank {self.rank} is more than the width of the smallest matrix that "
+                f"it adapts, {width}. Use at most that; 8 is usual."
             )
         super().check_config(config)
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from workbench.base.device import NATIVE_BF16, Device
 from workbench.base.settings import setting
-from workbench.measure.device import NATIVE_BF16, Device
 from workbench.techniques.base import Arguments, Capability, Stage, Technique
 
 SCALED_OTHERWISE = "DeepSpeed scales the loss in its own way, not yet held against one process; take dtype:bf16"
@@ -33,8 +33,8 @@ class MixedPrecision(Technique):
     def missing(self, device: Device) -> str | None:
         if self.dtype == "fp16" and device.kind == "cpu":
             return (
-                "mixed_precision=dtype:fp16 needs a GPU, and this run is on the cpu: loss scaling is not done there, "
-                "and the Trainer would silently train in fp32. Use dtype:bf16."
+                "mixed_precision=dtype:fp16 needs a GPU, and this run is on the cpu: loss scaling "
+                "is not done there, and the Trainer would silently train in fp32. Use dtype:bf16."
             )
         if self.dtype == "bf16" and not device.computes_bf16:
             return "mixed_precision=dtype:bf16 needs compute capability 8.0 or newer. Use dtype:fp16 on this GPU."

@@ -7,11 +7,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from workbench.base.categories import format_bytes
+from workbench.base.device import Device
 from workbench.base.errors import UnavailableError
+from workbench.base.offloaded import DISK, HOST, Account
 from workbench.base.paths import no_disk
 from workbench.base.settings import setting
-from workbench.measure.device import Device
-from workbench.measure.offloaded import DISK, HOST, Account
 from workbench.techniques.base import Stage, Technique
 
 if TYPE_CHECKING:
@@ -74,6 +74,9 @@ def as_bytes(tensor: Any) -> Any:
     return tensor.view(torch.uint8).numpy().data
 
 
+PLACES: dict[str, tuple[type[Any], Account]] = {"cpu": (HostMemory, HOST), "disk": (DiskFile, DISK)}
+
+
 class Nowhere(HostMemory):
     """For predictions: what waits outside of the device takes nothing of it, and what comes back fills a buffer that is
     there already."""
@@ -120,9 +123,10 @@ class Counted:
             self.place.store(room.room, start, data)
         except OSError as error:
             raise UnavailableError(
-                f"{self.owner}: {tempfile.gettempdir()} holds {format_bytes(self.account.held_bytes)} of {self.what} "
-                f"and cannot take {format_bytes(data.nbytes)} more ({error.strerror}). Free space there, or let the "
-                "environment variable TMPDIR name a folder on a larger disk."
+                f"{self.owner}: {tempfile.gettempdir()} holds "
+                f"{format_bytes(self.account.held_bytes)} of {self.what} and cannot take "
+                f"{format_bytes(data.nbytes)} more ({error.strerror}). Free space there, or let "
+                "the environment variable TMPDIR name a folder on a larger disk."
             ) from error
 
     def load(self, room: Room, start: int, buffer: "torch.Tensor") -> None:
@@ -144,22 +148,18 @@ class Offloading(Technique):
 
     @property
     def place(self) -> type[Any]:
-        if self.to == "disk":
-            return DiskFile
-        return HostMemory
+        return PLACES[self.to][0]
 
     def counted(self) -> dict[str, Any]:
         """The same place with an account, as a run needs it."""
-        account = HOST
-        if self.to == "disk":
-            account = DISK
+        _, account = PLACES[self.to]
         return {"place": partial(Counted, self.place, account, self.name, self.what)}
 
     def missing(self, device: Device) -> str | None:
         if self.to == "cpu" and device.kind != "cuda":
             return (
-                f"{self.name}=to:cpu needs a CUDA device, and this run is on the {device.kind}: its memory is the "
-                "host's own, so nothing would move. Use to:disk."
+                f"{self.name}=to:cpu needs a CUDA device, and this run is on the {device.kind}: "
+                "its memory is the host's own, so nothing would move. Use to:disk."
             )
         if self.to == "disk" and no_disk():
             return f"{self.name}=to:disk: {no_disk()}"

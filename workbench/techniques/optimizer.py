@@ -4,11 +4,12 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import Any
 
+from workbench.base.device import Device
 from workbench.base.errors import ConfigurationError
 from workbench.base.settings import setting
-from workbench.measure.device import Device
 from workbench.techniques.base import Arguments, Call, Capability, Numerics, Stage, Technique
 
 ON_BITSANDBYTES: Arguments = {
@@ -106,6 +107,25 @@ KINDS: dict[str, Arguments] = {
 }
 
 
+NAMES = {
+    "adamw_fused": "fused AdamW",
+    "sgd": "SGD",
+    "sgd_momentum": "SGD with momentum",
+    "adafactor": "Adafactor",
+    "adamw_8bit": "8-bit AdamW",
+    "adamw_paged": "paged AdamW",
+    "adamw_8bit_paged": "paged 8-bit AdamW",
+    "adamw_foreach": "foreach AdamW",
+    "adamw_loop": "AdamW in a loop",
+    "muon": "Muon",
+    "adamw_stochastic": "AdamW, rounding by chance",
+    "adamw_8bit_stochastic": "8-bit AdamW, rounding by chance",
+    "adamw_4bit_stochastic": "4-bit AdamW, rounding by chance",
+    "adamw_kahan": "AdamW with Kahan's sum",
+    "adamw_flash": "FlashAdamW",
+}
+
+
 @dataclass(frozen=True)
 class Optimizer(Technique):
     """Chooses the optimizer. The three AdamW of PyTorch take the same steps up to rounding, those with states of fewer
@@ -138,6 +158,7 @@ class Optimizer(Technique):
     forbids = frozenset({Capability.OPTIMIZER})
     # those that save: momentum alone keeps more than 8-bit states and adapts less, and plain SGD saves no more than
     # Adafactor's rows and columns, at a learning rate that has to be searched for
+    called = MappingProxyType({f"kind={kind}": name for kind, name in NAMES.items()})
     worth_trying = ({"kind": "adamw_8bit"}, {"kind": "adafactor"})
 
     def __post_init__(self) -> None:
@@ -162,8 +183,8 @@ class Optimizer(Technique):
         types = {str(parameter.dtype) for parameter in model.parameters() if parameter.requires_grad}
         if self.kind == "adamw_flash" and "torch.float32" in types:
             raise ConfigurationError(
-                "optimizer=kind:adamw_flash keeps what 16-bit weights round away, and float32 ones are trained here. "
-                "Add pure_bf16 and no adapter, or use kind:adamw_8bit."
+                "optimizer=kind:adamw_flash keeps what 16-bit weights round away, and float32 ones "
+                "are trained here. Add pure_bf16 and no adapter, or use kind:adamw_8bit."
             )
 
     def training_arguments(self, arguments: Arguments) -> Arguments:

@@ -90,7 +90,8 @@ def streaming_adamw(states: Any, chunk: int, fused: bool) -> Any:
 def offload_optimizer(trainer: Any, place: Callable[[], Any], chunk: int) -> None:
     """The trainer steps with AdamW, whose moments are at a place outside of the device's memory."""
     _, options = trainer.get_optimizer_cls_and_kwargs(trainer.args)
-    fused = options.pop("fused", False)  # the kernel that the trainer would use, so that the rounding is the same
+    # the kernel that the trainer would use, so that the rounding is the same
+    fused = options.pop("fused", False)
     trainer.optimizer_cls_and_kwargs = (streaming_adamw(place(), chunk, fused), options)
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from workbench.base.errors import ConfigurationError
 from workbench.base.settings import setting
+from workbench.base.tokens import encoded
 from workbench.techniques.base import Arguments, Call, Capability, Stage, Technique
-from workbench.texts.corpus import encoded
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ def separate_examples(text: Any, tokenizer: Any, length: int, batch: int, seed: 
     rows = make_examples(text, tokenizer, length, batch)
     if not rows:
         raise ValueError(
-            f"the text has fewer than {batch} paragraphs or pieces of {length} tokens, not enough for one batch. "
-            "Use a longer text or a smaller effective_batch_size."
+            f"the text has fewer than {batch} paragraphs or pieces of {length} tokens, not enough "
+            "for one batch. Use a longer text or a smaller effective_batch_size."
         )
     if pad_to_length:
         rows = [pad_to(row, length) for row in rows]

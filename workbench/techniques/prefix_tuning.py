@@ -7,7 +7,8 @@ from workbench.base.errors import ConfigurationError
 from workbench.models.family import ModelFamily
 from workbench.techniques.base import Call, Capability, VirtualTokens, add_adapter
 
-ATTENDING = {"full_attention", "sliding_attention", "chunked_attention"}  # kinds of layers, in configs that mix them
+# kinds of layers, in configs that mix them
+ATTENDING = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
 @dataclass(frozen=True)

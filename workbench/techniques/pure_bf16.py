@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.measure.device import NATIVE_BF16, Device
+from workbench.base.device import NATIVE_BF16, Device
 from workbench.models.family import ModelFamily
 from workbench.techniques.base import Arguments, Capability, Stage, Technique
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
+from workbench.base.device import Device
 from workbench.base.settings import setting
-from workbench.measure.device import Device
 from workbench.models.family import ModelFamily
 from workbench.techniques.base import Arguments, Call, Capability, Technique
 from workbench.techniques.low_rank import LowRank

@@ -45,6 +45,28 @@ def parse_technique(text: str) -> Technique:
     return cls(**parse_settings(cls, separated(settings, name), name))
 
 
+def in_words(label: str) -> str:
+    """A recipe's label as tables and pictures have it: of `lora(rank=4) + optimizer(kind=adamw_8bit)`, LoRA (rank=4) +
+    8-bit AdamW. What is no technique's, as `baseline`, stays as it is."""
+    in_order = []
+    for entry in label.split(" + "):
+        name, _, settings = entry.removesuffix(")").partition("(")
+        if name in REGISTRY:
+            entry = _words_of(REGISTRY[name], settings)
+        in_order.append(entry)
+    return " + ".join(in_order)
+
+
+def _words_of(cls: type[Technique], settings: str) -> str:
+    if settings in cls.called:
+        return cls.called[settings]
+    first, space, rest = cls.title.partition(" ")
+    if first.istitle():  # as Gradient, and not as LoRA
+        first = first.lower()
+    title = first + space + rest
+    return f"{title} ({settings})" if settings else title
+
+
 def _find(name: str) -> type[Technique]:
     if name not in REGISTRY:
         raise unknown("There is no technique", name, sorted(REGISTRY))

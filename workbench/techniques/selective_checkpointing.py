@@ -14,7 +14,8 @@ def is_kept(_: Any, operation: Any, *args: Any, **kwargs: Any) -> bool:
     a second time, and every dropout after it would get others than in the forward pass.
     """
     name = operation.overloadpacket.__name__
-    if name in ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "gemm_4bit"):  # the last is bitsandbytes'
+    # the last is bitsandbytes'
+    if name in ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "gemm_4bit"):
         return True
     argument_names = [argument.name for argument in operation._schema.arguments]
     arguments = dict(zip(argument_names, args, strict=False)) | kwargs

@@ -41,7 +41,8 @@ class SequenceLength(Technique):
     tokens: int = setting(64, "tokens per training sequence, instead of the recipe's", minimum=2)
 
     stage = Stage.EXAMPLES
-    worth_trying = ()  # a planner fits the training that was asked for: how far back a model looks is not its choice
+    # a planner fits the training that was asked for: how far back a model looks is not its choice
+    worth_trying = ()
     forbids = frozenset({Capability.TRAINING_SET})  # it cuts packed blocks
 
     def shape(self, shape: Shape) -> Shape:

@@ -74,8 +74,7 @@ def one_by_one(optimizer_class: Any, max_grad_norm: float) -> Any:
 
 def step_in_backward(trainer: Any, max_grad_norm: float) -> None:
     """The trainer's optimizer, whichever it is, steps parameter by parameter during the backward pass."""
-    plain = trainer.optimizer_cls_and_kwargs or trainer.get_optimizer_cls_and_kwargs(trainer.args)
-    optimizer_class, options = plain
+    optimizer_class, options = trainer.optimizer_cls_and_kwargs or trainer.get_optimizer_cls_and_kwargs(trainer.args)
     trainer.optimizer_cls_and_kwargs = (one_by_one(optimizer_class, max_grad_norm), options)
 
 

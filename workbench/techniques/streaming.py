@@ -6,8 +6,8 @@ from itertools import islice
 from typing import Any
 
 from workbench.base.settings import setting
+from workbench.base.tokens import encoded, labelled_rows, packed
 from workbench.techniques.base import Call, Capability, Stage, Technique
-from workbench.texts.corpus import labelled_rows, packed_blocks
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,12 @@ def stream_blocks(text: Any, tokenizer: Any, length: int, batch: int) -> Iterato
     in the same way.
     """
     if isinstance(text, str):
-        blocks: Iterator[Any] = (
-            {"input_ids": block, "labels": block} for block in packed_blocks([text], tokenizer, length)
-        )
+        blocks = packed(encoded([text], tokenizer), length)
+        all_rows: Iterator[Any] = ({"input_ids": block, "labels": block} for block in blocks)
     else:
-        blocks = labelled_rows(text, length)
+        all_rows = labelled_rows(text, length)
     while True:
-        rows = list(islice(blocks, batch))
+        rows = list(islice(all_rows, batch))
         if len(rows) < batch:  # the rest of the text does not fill one
             return
         yield from rows

@@ -8,9 +8,9 @@ from importlib.util import find_spec
 from shutil import which
 from typing import Any
 
+from workbench.base.device import Device
 from workbench.base.errors import ConfigurationError
 from workbench.base.settings import setting
-from workbench.measure.device import Device
 from workbench.techniques.base import Call, Capability, Stage, Technique
 
 TRITONS = (7, 0)  # the compute capability that Triton needs
@@ -49,7 +49,8 @@ class TorchCompile(Technique):
     memory_budget: float = setting(1.0, "share of what a compiled step keeps by itself", minimum=0, maximum=1)
 
     stage = Stage.COMPILE
-    forbids = frozenset({Capability.UNEQUAL_BATCHES})  # each length is compiled anew, in the middle of what is timed
+    # each length is compiled anew, in the middle of what is timed
+    forbids = frozenset({Capability.UNEQUAL_BATCHES})
     untraceable = "torch_compile needs an emulated GPU and Triton. Or measure it with `run`."
     worth_trying = ()  # a prediction compiles, which takes minutes: too long for a search
 
@@ -73,7 +74,8 @@ class TorchCompile(Technique):
                 setattr(guards, name, seen_by_tracker(device))
             torch._dynamo.reset()
             stack.callback(torch._dynamo.reset)  # however the run ends
-            stack.enter_context(torch._functorch.config.patch(activation_memory_budget=1.0))  # and back at the end
+            # which is back at the end
+            stack.enter_context(torch._functorch.config.patch(activation_memory_budget=1.0))
             yield
 
     def trainer(self) -> Call:

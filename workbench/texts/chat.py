@@ -11,6 +11,7 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from workbench.base.tokens import IGNORED
 from workbench.texts.formats import is_counted
 
 if TYPE_CHECKING:
@@ -19,16 +20,14 @@ if TYPE_CHECKING:
 ANSWERS = "answers"
 ALL = "all"
 LOSSES = (ANSWERS, ALL)
-IGNORED = -100  # the label of what does not count
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 # how messages are written for a tokenizer that has no template, such as GPT-2's: a line for each, and calls in JSON
 TEMPLATE = (
-    "{% if tools %}{{ 'tools: ' + tools | tojson + '\n' }}{% endif %}"
-    "{% for message in messages %}"
-    "{% if message.tool_calls %}{{ message.role + ': ' + (message.content or '') + message.tool_calls | tojson }}"
-    "{% else %}{{ message.role + ': ' + message.content }}{% endif %}"
-    "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{{ '\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}assistant:{% endif %}"
+    "{% if tools %}{{ 'tools: ' + tools | tojson + '\n' }}{% endif %}{% for message in messages %}"
+    "{% if message.tool_calls %}{{ message.role + ': ' + (message.content or '') + "
+    "message.tool_calls | tojson }}{% else %}{{ message.role + ': ' + message.content }}{% endif %}"
+    "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{{ '\n' }}{% endfor %}{% if "
+    "add_generation_prompt %}assistant:{% endif %}"
 )
 
 
@@ -64,8 +63,8 @@ def labels_of(row: Any, tokenizer: Any, template: str, answers: bool = True) -> 
         )
         marks = marked["assistant_masks"]
         if all(is_counted(part) for part in parts):
-            both = zip(marked["input_ids"], marks, strict=True)
-            return [(token, token if counts else IGNORED) for token, counts in both]
+            ids = marked["input_ids"]
+            return [(token, token if counts else IGNORED) for token, counts in zip(ids, marks, strict=True)]
     text = write(parts)
     counted = bytearray(len(text))  # a character each: 1 where it counts
     turns = turns_of(row, parts) if answers else []
@@ -77,11 +76,10 @@ def labels_of(row: Any, tokenizer: Any, template: str, answers: bool = True) -> 
         counted[len(before) : len(until)] = b"\1" * (len(until) - len(before))
     # a template writes special tokens itself
     encoded = tokenizer(text, add_special_tokens=isinstance(parts, str), return_offsets_mapping=True, verbose=False)
+    ids = encoded["input_ids"]
     pairs = []
-    for place, (token, (start, end)) in enumerate(zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)):
-        counts = not answers or any(counted[start:end])
-        if marks is not None:
-            counts = counts and bool(marks[place])
+    for token, (start, end), is_marked in zip(ids, encoded["offset_mapping"], marks or [1] * len(ids), strict=True):
+        counts = is_marked and (not answers or any(counted[start:end]))
         pairs.append((token, token if counts else IGNORED))
     return pairs
 

@@ -22,24 +22,25 @@ from tqdm import tqdm
 from workbench.base.errors import explained, in_a_line
 from workbench.base.limits import within
 from workbench.base.paths import CORPORA, aside, folder_of_runs, put_in_place
-from workbench.texts import readers as texts
-from workbench.texts.chat import IGNORED, labelled, template_of
+from workbench.base.tokens import END_OF_TEXT, cut_into_blocks, encoded, labelled_rows, packed
+from workbench.texts.chat import labelled, template_of
+from workbench.texts.faults import refusal
+from workbench.texts.folders import Signature, signature_of
 from workbench.texts.formats import notice, preference
+from workbench.texts.readers import find_text
+from workbench.texts.source import LeftOut, TextSource
 
 if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
 LINE_END = "\n"  # between conversations, in whose JSON there is none
-END_OF_TEXT = "<|endoftext|>"  # between documents: GPT-2's token, which another tokenizer's own replaces
 HELD_OUT_SHARE = 0.1
 HELD_OUT_TOKENS = 4096
 HELD_OUT_CHARACTERS = 1 << 20  # far more than HELD_OUT_TOKENS need
 PROMPT_CHARACTERS = 100
 
 IN_MEMORY_CHARACTERS = 1 << 24
-PIECE_CHARACTERS = 1 << 16
-LONGEST_PIECE = 1 << 18
 PIECE_S = 30.0  # to make its tokens; a usual tokenizer takes a tenth of a second
 CONVERSATION_S = 10.0
 
@@ -50,15 +51,16 @@ class Stream:
     anew each time it is iterated. `signature` is that of the files when they were surveyed.
     """
 
-    source: texts.TextSource
+    source: TextSource
     start: int
     end: int
-    signature: texts.Signature
+    signature: Signature
 
     def __iter__(self) -> Iterator[str]:
         pieces = _joined(self.source, Counter())
         if self.source.loss:
-            yield from islice((piece for piece in pieces if piece != LINE_END), self.start, self.end)
+            conversations = (piece for piece in pieces if piece != LINE_END)
+            yield from islice(conversations, self.start, self.end)
             return
         position = 0
         for piece in pieces:
@@ -140,18 +142,18 @@ def load_corpus(name: str) -> Corpus:
             remarks.append(f"{name!r} is the embedded text; what has this name in the working folder is ./{name}")
         digest = hashlib.sha256(f"{train}\0{held_out}".encode()).hexdigest()
         return Corpus(name, train, held_out, digest, remarks=tuple(remarks))
-    source = texts.find_text(name, f"Embedded: {', '.join(embedded())}. Give one of these or the path of a UTF-8 text.")
+    source = find_text(name, f"Embedded: {', '.join(embedded())}. Give one of these or the path of a UTF-8 text.")
     signature = source.signature()
     size = sum(file_size for _, file_size, *_ in signature)
     survey = _survey if size <= IN_MEMORY_CHARACTERS else _survey_unless_changed
     return survey(source, signature)
 
 
-def _joined(source: texts.TextSource, tally: Counter[str]) -> Iterator[str]:
+def _joined(source: TextSource, tally: Counter[str]) -> Iterator[str]:
     """All documents in pieces, END_OF_TEXT between them, or LINE_END; what is left out is counted."""
     last_place = ""
     for place, piece in source.rows():
-        if isinstance(piece, texts.LeftOut):
+        if isinstance(piece, LeftOut):
             tally[f"{piece} left out"] += 1
             continue
         if place != last_place:
@@ -162,7 +164,7 @@ def _joined(source: texts.TextSource, tally: Counter[str]) -> Iterator[str]:
         yield piece
 
 
-def _survey(source: texts.TextSource, signature: texts.Signature) -> Corpus:
+def _survey(source: TextSource, signature: Signature) -> Corpus:
     """One pass for the hash, the length and the faults; a second one for the held-out part of a long text."""
     digest = hashlib.sha256()
     tally = Counter[str]()  # what was left out, does not count, or seems to be wrong
@@ -179,12 +181,12 @@ def _survey(source: texts.TextSource, signature: texts.Signature) -> Corpus:
             pieces.append(piece)
     documents = tally.pop("documents", 0)
     tally["files of other kinds or splits left out"] = len(source.others())
-    if source.kind and source.kind.read is preference:
+    if source.form and source.form.read is preference:
         tally["rejected answers left out"] = documents
-    remarks = [f"{count} {what}" for what, count in sorted(tally.items()) if count]
+    remarks = [f"{count} {what}" for what, count in sorted((+tally).items())]  # without what counts zero
     if not documents:
         reason = "; ".join(remarks) or "there is no document in it"
-        raise texts.refusal(f"{source.name} is empty: {reason}. Give a file with text in it.")
+        raise refusal(f"{source.name} is empty: {reason}. Give a file with text in it.")
     size = characters
     most = HELD_OUT_CHARACTERS
     if source.loss:
@@ -200,7 +202,7 @@ def _survey(source: texts.TextSource, signature: texts.Signature) -> Corpus:
         train = text[:cut]
         held_out = text[cut : cut + most]
     if not held_out.strip():
-        raise texts.refusal(f"the last tenth of {source.name}, which is held out, is blank. Trim the file.")
+        raise refusal(f"the last tenth of {source.name}, which is held out, is blank. Trim the file.")
     return Corpus(
         name=source.name,
         train=train,
@@ -210,7 +212,7 @@ def _survey(source: texts.TextSource, signature: texts.Signature) -> Corpus:
         remarks=(*source.remarks, *remarks),
         loss=source.loss,
         characters=characters,
-        entries=tuple((name, count) for name, count in sorted(entries.items()) if count),
+        entries=tuple(sorted((+entries).items())),
     )
 
 
@@ -235,9 +237,10 @@ def prompt(corpus: Corpus) -> str:
 def check_in_memory(text: Corpus, owners: list[str]) -> None:
     """Raises ConfigurationError if a technique, one of `owners`, needs all of a text that is too long to be held."""
     if owners and text.characters > IN_MEMORY_CHARACTERS:
-        raise texts.refusal(
-            f"{owners[0]} cuts the text into examples of its own and needs all of it in memory, but {text.name} has "
-            f"more than {IN_MEMORY_CHARACTERS:,} characters. Use a part of it, or drop {owners[0]}."
+        raise refusal(
+            f"{owners[0]} cuts the text into examples of its own and needs all of it in memory, "
+            f"but {text.name} has more than {IN_MEMORY_CHARACTERS:,} characters. Use a part of it, "
+            f"or drop {owners[0]}."
         )
 
 
@@ -257,21 +260,23 @@ def make_blocks(corpus: Corpus, tokenizer: "PreTrainedTokenizerBase", sequence_l
 
     if isinstance(corpus.train, str):
         blocks = pa.array(cut_into_blocks(_ids(corpus.train, tokenizer), sequence_length), pa.list_(pa.int32()))
-        train = Dataset(pa.table({"input_ids": blocks}), fingerprint=os.urandom(8).hex())  # else made from three copies
+        # without a fingerprint it would be made from three copies
+        train = Dataset(pa.table({"input_ids": blocks}), fingerprint=os.urandom(8).hex())
     else:
         train = Dataset.from_file(str(_tokenised(corpus, corpus.train, tokenizer, sequence_length)))
     held_out_text = corpus.held_out.split(LINE_END) if corpus.loss else [corpus.held_out]
     held_out_rows = _rows(corpus, held_out_text, tokenizer, sequence_length)
     held_out = Dataset.from_list(list(islice(held_out_rows, max(1, HELD_OUT_TOKENS // sequence_length))))
     if len(train) < batch:
-        raise texts.refusal(
-            f"{corpus.name} gives {len(train)} training blocks of {sequence_length} tokens, but a batch needs {batch}. "
-            "Use a longer text, a smaller sequence_length or a smaller effective_batch_size."
+        raise refusal(
+            f"{corpus.name} gives {len(train)} training blocks of {sequence_length} tokens, but a "
+            f"batch needs {batch}. Use a longer text, a smaller sequence_length or a smaller "
+            "effective_batch_size."
         )
     if not held_out:
-        raise texts.refusal(
-            f"the held-out part of {corpus.name} is shorter than one block of {sequence_length} tokens. Use a longer "
-            "text or a smaller sequence_length."
+        raise refusal(
+            f"the held-out part of {corpus.name} is shorter than one block of {sequence_length} "
+            "tokens. Use a longer text or a smaller sequence_length."
         )
     train = train.select(range(len(train) // batch * batch))
     if not corpus.loss:
@@ -296,11 +301,6 @@ def remarks_of_template(corpus: Corpus, tokenizer: "PreTrainedTokenizerBase") ->
     return (remark, *lost)
 
 
-def cut_into_blocks(tokens: "Any", length: int) -> "list[Any]":
-    """Blocks of `length` tokens; the last, shorter piece is dropped."""
-    return [tokens[start : start + length] for start in range(0, len(tokens) - length + 1, length)]
-
-
 # The tokens of the last text that was in memory, four bytes each: making them takes 0.9 s per MB, and the runs of a
 # notebook share them. The key is the text's hash and the tokenizer's state.
 _IDS: dict[tuple[str, str], Any] = {}
@@ -322,14 +322,6 @@ def _state(tokenizer: "PreTrainedTokenizerBase", loss: str = "") -> str:
     return f"{tokenizer.backend_tokenizer.to_str()} {tokenizer.eos_token}{chat}"
 
 
-def encoded(text: Iterable[str], tokenizer: "PreTrainedTokenizerBase") -> Iterator[list[int]]:
-    """The tokens of a text, piece by piece; between documents stands the tokenizer's own end of text."""
-    for piece in _pieces(text):
-        if tokenizer.eos_token not in (END_OF_TEXT, None):
-            piece = piece.replace(END_OF_TEXT, str(tokenizer.eos_token))
-        yield tokenizer(piece, verbose=False)["input_ids"]
-
-
 def in_time(tokens: Iterator[list[int]]) -> Iterator[list[int]]:
     """The tokens of a text, piece by piece. Raises ConfigurationError if those of a piece do not come: an expression in
     a tokenizer's file may explode."""
@@ -341,43 +333,22 @@ def in_time(tokens: Iterator[list[int]]) -> Iterator[list[int]]:
         yield ids
 
 
-def packed_blocks(text: Iterable[str], tokenizer: "PreTrainedTokenizerBase", length: int) -> Iterator[list[int]]:
-    """Blocks of `length` tokens, as they come; the last, shorter piece is dropped."""
-    return packed(encoded(text, tokenizer), length)
-
-
-def packed(tokens: Iterable[list[Any]], length: int) -> Iterator[list[Any]]:
-    """Blocks of `length` of what comes in lists; the last, shorter piece is dropped."""
-    rest: list[Any] = []
-    for more in tokens:
-        rest += more
-        yield from cut_into_blocks(rest, length)
-        rest = rest[len(rest) // length * length :]
-
-
 def _rows(corpus: Corpus, text: Iterable[str], tokenizer: Any, length: int) -> Iterator[dict[str, Any]]:
     """Blocks as rows of a data set."""
     if not corpus.loss:
-        tokens = in_time(encoded(text, tokenizer))
-        yield from ({"input_ids": block} for block in packed(tokens, length))
+        for block in packed(in_time(encoded(text, tokenizer)), length):
+            yield {"input_ids": block}
         return
     rows = labelled_rows((labelled_line(corpus, line, tokenizer) for line in text), length)
     first = list(islice(rows, 1))
     if not first:
         part = "held-out" if isinstance(text, list) else "training"
-        raise texts.refusal(
-            f"the {part} part of {corpus.name} gives no block of {length} tokens in which one counts. Use more "
-            "conversations, with messages of the role assistant, or a smaller sequence_length."
+        raise refusal(
+            f"the {part} part of {corpus.name} gives no block of {length} tokens in which one "
+            "counts. Use more conversations, with messages of the role assistant, or a smaller "
+            "sequence_length."
         )
     yield from chain(first, rows)
-
-
-def labelled_rows(conversations: Iterable[list[tuple[int, int]]], length: int) -> Iterator[dict[str, Any]]:
-    """Blocks of conversations as rows, without those in which no label is predicted."""
-    for block in packed(conversations, length):
-        ids, labels = zip(*block, strict=True)
-        if set(labels[1:]) != {IGNORED}:
-            yield {"input_ids": ids, "labels": labels}
 
 
 def labelled_line(corpus: Corpus, line: str, tokenizer: Any) -> list[tuple[int, int]]:
@@ -385,45 +356,11 @@ def labelled_line(corpus: Corpus, line: str, tokenizer: Any) -> list[tuple[int, 
     try:
         return within(CONVERSATION_S, partial(labelled, line, tokenizer, corpus.loss))
     except Exception as error:  # a template may raise anything
-        place = texts.find_text(corpus.name, "").place_of(line)
-        raise texts.refusal(
-            f"{place}: the chat template cannot be used ({in_a_line(error)}). Correct the row, use a model with "
-            "another template, or let all tokens count: loss=all"
+        place = find_text(corpus.name, "").place_of(line)
+        raise refusal(
+            f"{place}: the chat template cannot be used ({in_a_line(error)}). Correct the row, use "
+            "a model with another template, or let all tokens count: loss=all"
         ) from None
-
-
-BOUNDARY = r"(?:(?<=\S)(?=[ \n])|(?=<\|endoftext\|>))"
-
-
-def _pieces(text: Iterable[str]) -> Iterator[str]:
-    """A long text in pieces that have the same tokens as the whole.
-
-    They end before the white space after a visible character, or before END_OF_TEXT. There GPT-2's pre-tokenizer cuts
-    in any case: its pattern (Radford et al. 2019, `encoder.py`) matches white space only at the beginning of a word or
-    in a run of its own, and looks ahead only past white space.
-
-    Where LONGEST_PIECE characters have no such place, the cut is made all the same, that memory stays bounded: there,
-    and nowhere else, the tokens may be others than those of the whole.
-    """
-    best_end = _ends_of_pieces(PIECE_CHARACTERS, LONGEST_PIECE)
-    enough = LONGEST_PIECE + len(END_OF_TEXT)  # of the text to see what is the best place
-    rest = ""
-    for part in chain(text, [None]):
-        rest += part or ""
-        start = 0
-        while len(rest) - start > (0 if part is None else enough):
-            piece = best_end.match(rest, start)
-            if piece is None:
-                break
-            yield piece[0]
-            start = piece.end()
-        rest = rest[start:]
-
-
-def _ends_of_pieces(size: int, longest: int) -> re.Pattern[str]:
-    """A piece of about `size` characters that ends at the best of several places."""
-    first = rf".{{1,{size}}}\Z|.{{{size},{longest}}}?(?:{BOUNDARY}|\Z)"
-    return re.compile(rf"{first}|.{{1,{longest}}}{BOUNDARY}|.{{1,{longest}}}", re.DOTALL)
 
 
 def _tokenised(corpus: Corpus, text: Stream, tokenizer: "PreTrainedTokenizerBase", length: int) -> Path:
@@ -433,20 +370,19 @@ def _tokenised(corpus: Corpus, text: Stream, tokenizer: "PreTrainedTokenizerBase
     folder = folder_of_runs("tokens")
     with aside(folder, f"corpus: the tokens of {corpus.name}") as part:
         for path in folder.glob(f"{state}-*.arrow"):
-            if path.is_file() and os.access(path, os.R_OK):
-                signature = texts.TextSource(path.name, path).signature()
-                if path.stem.endswith(_digest(path, signature)):
-                    return path
+            readable = path.is_file() and os.access(path, os.R_OK)
+            if readable and path.stem.endswith(_digest(path, signature_of([path]))):
+                return path
             if path.is_dir():  # a file is replaced, which another process may have done meanwhile
                 shutil.rmtree(path, ignore_errors=True)
         _write_blocks(_rows(corpus, _shown(text), tokenizer, length), part)
         if text.source.signature() != text.signature:
-            raise texts.refusal(f"{corpus.name} was changed while it was read. Start again.")
+            raise refusal(f"{corpus.name} was changed while it was read. Start again.")
         return put_in_place(part, f"{state}-{_digest(part, ())}.arrow")
 
 
 @lru_cache(maxsize=8)  # reading 2 GB takes a second
-def _digest(path: Path, signature: texts.Signature) -> str:
+def _digest(path: Path, signature: Signature) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:24]
 
@@ -462,8 +398,6 @@ def _write_blocks(rows: Iterator[dict[str, Any]], path: Path) -> None:
     from datasets.arrow_writer import ArrowWriter
 
     with ArrowWriter(path=str(path)) as writer:
-        while True:
-            batch = list(islice(rows, 1024))
-            if not batch:
-                return
-            writer.write_batch({name: [row[name] for row in batch] for name in batch[0]})
+        for row in rows:
+            writer.write(row)  # in batches
+        writer.finalize()

@@ -91,7 +91,8 @@ def _prepared(address: Address, commit: str, config: str | None, split: str) -> 
     from huggingface_hub import constants
 
     cache = Path(os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME, "datasets"))
-    wanted = address.repository.replace("_", "").lower()  # `datasets` writes names in small letters, with underlines
+    # `datasets` writes names in small letters, with underlines
+    wanted = address.repository.replace("_", "").lower()
     folders = []
     for folder in cache.glob(f"*/{config or '*'}/*/{commit or '*'}"):
         if f"/{folder.parts[-4]}".replace("___", "/").replace("_", "").endswith(f"/{wanted}"):

@@ -64,8 +64,8 @@ def check_bytes(path: Path, encoding: str, chunk: int) -> bool:
                 break
     if returns and line == 1:
         raise refusal(
-            f"{path} has {returns} carriage returns and no line end: so old Macs ended lines. Convert it: "
-            f"tr '\\r' '\\n' < {path.name} > fixed{path.suffix}"
+            f"{path} has {returns} carriage returns and no line end: so old Macs ended lines. "
+            f"Convert it: tr '\\r' '\\n' < {path.name} > fixed{path.suffix}"
         )
     return has_text
 
@@ -91,8 +91,8 @@ def _check_named(path: Path, encoding: str, data: bytes, text: str, line: int) -
     if control:
         line += text.count("\n", 0, control.start())
         raise refusal(
-            f"{path} is not Latin-1: byte {ord(control[0]):#04x} in line {line} is a control character there. Name its "
-            f"encoding: {path}:encoding={guess_encoding(path)}"
+            f"{path} is not Latin-1: byte {ord(control[0]):#04x} in line {line} is a control "
+            f"character there. Name its encoding: {path}:encoding={guess_encoding(path)}"
         )
 
 
@@ -130,10 +130,10 @@ def _undecodable(path: Path, encoding: str, error: UnicodeError, line: int) -> C
     guess = guess_encoding(path, error.object) if name == "UTF-8" else "utf-8"
     if error.reason.startswith("unexpected end"):
         return refusal(
-            f"{path} ends inside a character ({what}): it was cut off, or it is not {name}. Copy it again, or name its "
-            f"encoding: {path}:encoding={guess}"
+            f"{path} ends inside a character ({what}): it was cut off, or it is not {name}. Copy "
+            f"it again, or name its encoding: {path}:encoding={guess}"
         )
     return refusal(
-        f"{path} is not {name}: {what}. It may be {guess}: name that, {path}:encoding={guess}, or convert it: iconv "
-        f"-f {guess} -t utf-8 {path.name} > fixed{path.suffix}"
+        f"{path} is not {name}: {what}. It may be {guess}: name that, {path}:encoding={guess}, or "
+        f"convert it: iconv -f {guess} -t utf-8 {path.name} > fixed{path.suffix}"
     )

@@ -80,13 +80,36 @@ def unit_of(path: Path) -> str:
 
 def objects(path: Path, encoding: str) -> "Iterator[tuple[int, Any]]":
     """What a JSON file holds, a line each or all in one piece, each with its line or row."""
-    rows = json_lines(path, encoding) if is_of_lines(path, encoding) else enumerate(json_list(path, encoding)[0], 1)
+    rows, _ = json_values(path, encoding)
     for number, row in rows:
         if is_chat(row):
             row = {"messages": row}
         if not isinstance(row, dict):
             raise ValueError(f"{path}, {unit_of(path)} {number} is a {type(row).__name__}, not an object. {SHAPE}")
         yield number, row
+
+
+def json_values(path: Path, encoding: str) -> "tuple[Iterator[tuple[int, Any]], list[str]]":
+    """The values of a JSON file, each with its line or row, and what is odd about its form."""
+    if is_of_lines(path, encoding):
+        return json_lines(path, encoding), ["read as JSON lines"] if kind_of(path) == ".json" else []
+    with opened(path, encoding) as file:
+        text = file.read(HELD_WHOLE + 1)
+    if len(text) > HELD_WHOLE:
+        raise ValueError(
+            f"{path} is one piece of JSON of more than {HELD_WHOLE:,} characters. Write it as "
+            ".jsonl, a row in each line."
+        )
+    try:
+        rows, notes = rows_in(json.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{path} is not JSON of rows ({error}). It must be one list of objects: [{{...}}, …]; pandas writes it so "
+            'with orient="records".'
+        ) from None
+    if kind_of(path) == ".jsonl":
+        notes = ["read as one piece of JSON", *notes]
+    return enumerate(rows, 1), notes
 
 
 def lines_of(file: Any) -> "Iterator[str]":
@@ -120,24 +143,6 @@ def json_lines(path: Path, encoding: str) -> "Iterator[tuple[int, Any]]":
                 yield number, value
 
 
-def json_list(path: Path, encoding: str) -> "tuple[list[Any], list[str]]":
-    """The rows of a JSON file in one piece, and what is odd about its form."""
-    with opened(path, encoding) as file:
-        text = file.read(HELD_WHOLE + 1)
-    if len(text) > HELD_WHOLE:
-        raise ValueError(
-            f"{path} is one piece of JSON of more than {HELD_WHOLE:,} characters. Write it as .jsonl, a row in each "
-            "line."
-        )
-    try:
-        return rows_in(json.loads(text))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{path} is not JSON of rows ({error}). It must be one list of objects: [{{...}}, …]; pandas writes it so "
-            'with orient="records".'
-        ) from None
-
-
 def rows_in(data: Any) -> "tuple[list[Any], list[str]]":
     """The rows of a value of JSON: a list, one under a name such as `data`, or columns as pandas writes them; and what
     is odd about that. Raises ValueError for no rows, or several lists."""
@@ -146,8 +151,8 @@ def rows_in(data: Any) -> "tuple[list[Any], list[str]]":
     if not isinstance(data, dict):
         twice = ": was it written as JSON twice?" if isinstance(data, str) else ""
         raise ValueError(f"it is a {type(data).__name__}{twice}")
-    kind = recognised(data)
-    if kind and all(isinstance(data[name], str) or is_chat(data[name]) for name in kind.required):
+    form = recognised(data)
+    if form and all(isinstance(data[name], str) or is_chat(data[name]) for name in form.required):
         return [data], ["read as one row"]
     lists = {name: rows for name, rows in data.items() if is_list_of_rows(rows)}
     if len(lists) > 1:
@@ -175,23 +180,20 @@ def is_list_of_rows(values: Any) -> bool:
 
 def note_of(path: Path, encoding: str) -> list[str]:
     """What is odd about the form of a file of JSON or CSV, and what is left out of it."""
-    ending = kind_of(path)
-    if ending in SEPARATORS:
+    notes: list[str] = []
+    if kind_of(path) in OBJECTS:
+        rows, notes = json_values(path, encoding)
+        _, first = next(rows, (0, None))
+        if isinstance(first, list):
+            notes.append("each list is a conversation")
+    if kind_of(path) in SEPARATORS:
         separator, is_spaced, blank = form_of_table(path, encoding)
-        notes = [f"the fields are separated by {separator!r}"] if separator != SEPARATORS[ending] else []
-        notes += ["spaces after a separator are left out"] if is_spaced else []
-        return [*notes, f"the header stands in line {blank + 1}"] if blank else notes
-    if ending not in OBJECTS:
-        return []
-    rows: Any
-    if is_of_lines(path, encoding):
-        rows = (row for _, row in json_lines(path, encoding))
-        notes = ["read as JSON lines"] if ending == ".json" else []
-    else:
-        rows, notes = json_list(path, encoding)
-        notes = ["read as one piece of JSON", *notes] if ending == ".jsonl" else notes
-    if isinstance(next(iter(rows), None), list):
-        notes = [*notes, "each list is a conversation"]
+        if separator != SEPARATORS[kind_of(path)]:
+            notes.append(f"the fields are separated by {separator!r}")
+        if is_spaced:
+            notes.append("spaces after a separator are left out")
+        if blank:
+            notes.append(f"the header stands in line {blank + 1}")
     return notes
 
 
@@ -200,7 +202,8 @@ def note_of(path: Path, encoding: str) -> list[str]:
 
 def csv_rows(path: Path, encoding: str) -> "Iterator[tuple[int, Any]]":
     """The fields of each row by the header's names, with the line where the row ends."""
-    csv.field_size_limit(2**26)  # characters, of four bytes meanwhile; the module's own limit is 131,072
+    # characters, of four bytes meanwhile; the module's own limit is 131,072
+    csv.field_size_limit(2**26)
     header: list[str] = []
     separator, is_spaced, _ = form_of_table(path, encoding)
     with opened(path, encoding) as file:
@@ -213,8 +216,9 @@ def csv_rows(path: Path, encoding: str) -> "Iterator[tuple[int, Any]]":
                     check_header(path, header)
                 elif len(fields) not in (0, len(header)):
                     raise ValueError(
-                        f"{path}, line {line} has {len(fields)} fields, but the header has {len(header)}. Put text "
-                        "with a separator, a quote or a line end in it into double quotes."
+                        f"{path}, line {line} has {len(fields)} fields, but the header has "
+                        f"{len(header)}. Put text with a separator, a quote or a line end in it "
+                        "into double quotes."
                     )
                 elif fields:
                     yield rows.line_num, dict(zip(header, fields, strict=True))
@@ -230,8 +234,8 @@ def check_header(path: Path, header: list[str]) -> None:
     for name in header:
         if name and header.count(name) > 1:
             raise ValueError(
-                f"{path} has two columns {name!r}. Rename one of them, or write the columns' names above, if this is a "
-                "row."
+                f"{path} has two columns {name!r}. Rename one of them, or write the columns' names "
+                "above, if this is a row."
             )
 
 

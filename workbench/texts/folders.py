@@ -17,11 +17,13 @@ OF_DATA_SET = re.compile(
     r"\ufeff?---[ \t]*\n(?:(?!---).*\n)*?"
     r"(configs|dataset_info|task_categories|task_ids|size_categories|annotations_creators):"
 )
-LFS = b"version https://git-lfs.github.com/spec/"  # what a clone without `git lfs` has in the place of a file
+# what a clone without `git lfs` has in the place of a file
+LFS = b"version https://git-lfs.github.com/spec/"
 TRAINING = {"train", "training"}  # as a part of a file's name
 OTHER_SPLITS = {"test", "testing", "validation", "valid", "val", "dev", "eval"}
 Signature = tuple[tuple[Any, ...], ...]
-Loaded = tuple[tuple[Path, ...], dict[str, int]]  # the Arrow files of a split, and the rows of each split
+# the Arrow files of a split, and the rows of each split
+Loaded = tuple[tuple[Path, ...], dict[str, int]]
 
 
 def visible_files(folder: Path) -> list[Path]:
@@ -109,7 +111,8 @@ def files_of(rows: Any, split: str) -> Loaded:
     """Raises ConfigurationError: the split has no rows."""
     if not len(rows):
         raise refusal(f"the split {split} has no rows. Name another one.")
-    if "[" in split:  # the files that a part is from have all rows: it is written into files of its own
+    # the files that a part is from have all rows: it is written into files of its own
+    if "[" in split:
         rows = rows.with_format("arrow").map(_unchanged, batched=True)
     counts = {name: info.num_examples for name, info in (rows.info.splits or {}).items()}
     return tuple(Path(file["filename"]) for file in rows.cache_files), counts

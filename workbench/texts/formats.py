@@ -19,7 +19,8 @@ from itertools import pairwise, product, starmap
 from os.path import commonprefix
 from typing import Any, NamedTuple
 
-NAMES = {"from": "role", "value": "content", "text": "content"}  # of a message, as other programs call them
+# of a message, as other programs call them
+NAMES = {"from": "role", "value": "content", "text": "content"}
 ROLES = {
     "system": "system",
     "developer": "developer",
@@ -42,10 +43,12 @@ ROLES = {
     "ipython": "tool",
 }
 CALLS = {"tool_calls", "function_call"}  # entries of a message that may have no content
-COUNTED = ("weight", "train", "loss", "loss_weight")  # of an assistant's message: 0 or false: it is not to be learned
+# of an assistant's message: 0 or false: it is not to be learned
+COUNTED = ("weight", "train", "loss", "loss_weight")
 # columns that ask
 ASKING = ("instruction", "question", "query", "problem", "prompt", "input", "inputs", "user", "human")
-ANSWERING = ("output", "response", "answer", "completion", "solution", "targets", "assistant")  # and that answer
+# and that answer
+ANSWERING = ("output", "response", "answer", "completion", "solution", "targets", "assistant")
 BESIDE = ("input", "context")  # what stands beside a question in a column of its own
 CHATS = ("messages", "conversations", "conversation")
 NO_TEXT = "parts_without_text"  # what `as_message` adds, for the remarks
@@ -160,12 +163,7 @@ def tools_of(row: Any) -> Any:
 def is_disliked(row: Any) -> bool:
     """Whether KTO's label says that the answer is a bad one. Names and numbers of classes are no such labels."""
     label = row.get("label", row.get("kto_tag"))
-    return is_like_or_dislike(label) and str(label).lower() == "false"
-
-
-def is_like_or_dislike(label: Any) -> bool:
-    """Whether a label is KTO's: true or false, in a table perhaps as a text."""
-    return str(label).lower() in ("true", "false")
+    return str(label).lower() == "false"  # in a table perhaps a text
 
 
 def as_list(value: Any) -> Any:
@@ -192,7 +190,10 @@ def messages_of(value: Any) -> Any:
     """A list of messages. Raises as `as_message`."""
     if not isinstance(value, list) or not value:
         raise ValueError(f"{value!r:.60} is no list of messages")
-    return [message for turn in value for message in turn_of(turn)]
+    messages = []
+    for turn in value:
+        messages += turn_of(turn)
+    return messages
 
 
 def turn_of(turn: Any) -> Any:
@@ -228,9 +229,8 @@ def as_message(message: Any) -> Any:
             raise ValueError(f"{name} is {renamed[name]!r:.40}: only 0 and 1, or false and true, are known")
     content = renamed.pop("content", None)
     if isinstance(content, list) and all(isinstance(part, dict) for part in content):
-        parts = put_together(content)
-        content = parts.pop("content")
-        renamed |= parts
+        renamed |= put_together(content)
+        content = renamed.pop("content", None)
     spoken = {"role": ROLES[role.lower()]}
     if content is not None or not renamed.keys() & CALLS:
         spoken["content"] = content
@@ -248,21 +248,21 @@ def put_together(parts: Any) -> Any:
     others = 0
     for part in parts:
         value = part.get("value")
-        kind = part.get("type") if isinstance(value, str) else ""
-        called = calls_of(value).get("tool_calls") if kind == "tool_call" else None
+        part_type = part.get("type") if isinstance(value, str) else ""
+        part_calls = calls_of(value).get("tool_calls") if part_type == "tool_call" else None
         if part.get("text") is not None:
             text += str(part["text"])
-        elif kind == "text":
+        elif part_type == "text":
             text += value
-        elif kind == "reasoning":
+        elif part_type == "reasoning":
             thoughts += value
-        elif called:
-            calls += called
+        elif part_calls:
+            calls += part_calls
         else:
             others += 1
-    together = {"reasoning_content": thoughts, "tool_calls": calls, NO_TEXT: others}
-    has_calls_alone = bool(calls and not text)
-    return {"content": None if has_calls_alone else text, **{name: value for name, value in together.items() if value}}
+    together = {"content": text, "reasoning_content": thoughts, "tool_calls": calls, NO_TEXT: others}
+    message = {name: value for name, value in together.items() if value}
+    return message if calls else {"content": text, **message}
 
 
 def calls_of(text: Any) -> Any:
@@ -373,20 +373,22 @@ def recognised(names: Iterable[str]) -> Format | None:
     or two answers, of which nobody can tell the one that is meant.
     """
     columns = set(names)
-    fitting = [row for row in FORMATS if columns.issuperset(row.required)]
-    if fitting and fitting[0].read is instruction:
-        questions = columns.intersection(ASKING) - {"input"}
-        if len(questions) > 1 or len(columns.intersection(ANSWERING)) > 1:
-            return None
-    return next(iter(fitting), None)
+    questions = columns.intersection(ASKING) - {"input"}
+    is_unclear = len(questions) > 1 or len(columns.intersection(ANSWERING)) > 1
+    for form in FORMATS:
+        if columns.issuperset(form.required):
+            return None if is_unclear and form.read is instruction else form
+    return None
 
 
 def is_chat(value: Any) -> bool:
     """Whether a value of a column is a list of messages, or a text that holds one."""
     messages = as_list(value)
-    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        return False
-    names = {NAMES.get(name, name) for message in messages for name in message}
+    names: set[Any] = set()
+    for message in messages if isinstance(messages, list) else []:
+        if not isinstance(message, dict):
+            return False
+        names |= {NAMES.get(name, name) for name in message}
     return {"role", "content"} <= names or {"role", "tool_calls"} <= names
 
 
@@ -394,7 +396,8 @@ def roles_in(row: dict[str, Any]) -> Iterator[str]:
     """Who says something in a row, as the file calls them."""
     for value in row.values():
         if is_chat(value):
-            yield from (str(message.get("role", message.get("from"))) for message in as_list(value))
+            for message in as_list(value):
+                yield str(message.get("role", message.get("from")))
 
 
 # ---- what is not learned from, for the remarks ----

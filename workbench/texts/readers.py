@@ -23,7 +23,7 @@ from workbench.texts.chat import ANSWERS, LOSSES
 from workbench.texts.download import data_set_files
 from workbench.texts.faults import refusal
 from workbench.texts.files import FILES, OBJECTS, PLAIN, TABLES, kind_of, note_of, opened
-from workbench.texts.folders import Signature, is_data_set, load_data_set
+from workbench.texts.folders import is_data_set, load_data_set
 from workbench.texts.formats import Format
 from workbench.texts.source import KINDS, SURROGATE, LeftOut, TextSource, split_address, split_name
 
@@ -33,7 +33,6 @@ __all__ = [
     "OBJECTS",
     "PLAIN",
     "LeftOut",
-    "Signature",
     "TextSource",
     "kind_of",
     "opened",
@@ -64,7 +63,7 @@ def find_text(name: str, alternatives: str) -> TextSource:
         return _of_hub(name, alternatives)
     source = TextSource(name, path)
     if source.is_folder and is_data_set(path):
-        return _of_data_set(source, options, partial(load_data_set, path), path=str(path))
+        return _of_data_set(source, options, partial(load_data_set, path), str(path))
     files = source.files()
     if not files:
         endings = sorted({other.suffix or other.name for other in source.others()})
@@ -84,21 +83,23 @@ def _of_hub(name: str, alternatives: str) -> TextSource:
     with explained(f"corpus: {name!r:.200} is no data set of the hub", "Write owner/name or owner/name@revision."):
         address = address_of(repository, "dataset")
     load = partial(data_set_files, address, nothing)
-    return _of_data_set(TextSource(name, Path()), options, load, path=address.repository, revision=address.revision)
+    return _of_data_set(TextSource(name, Path()), options, load, address.repository, address.revision)
 
 
-def _of_data_set(source: TextSource, options: str, load: Callable[..., Any], **place: str) -> TextSource:
+def _of_data_set(
+    source: TextSource, options: str, load: Callable[..., Any], path: str, revision: str = ""
+) -> TextSource:
     """A split of a data set of the hub, or of a folder that is a clone of one, and how many rows the others have."""
     values = _options(source.name, options, {HUB})
     config = values.pop("config", None)
     split = values.pop("split", "train")
     files, counts = load(config, split)
-    named = re.findall(r"(?:\A|\+)(\w+)", split)
-    others = [f"{name} with {count:,}" for name, count in counts.items() if name not in named and split != "all"]
+    splits_read = counts if split == "all" else re.findall(r"(?:\A|\+)(\w+)", split)
+    others = [f"{name} with {count:,}" for name, count in counts.items() if name not in splits_read]
     if others:
         source = replace(source, remarks=(f"the rows of other splits are left out: {', '.join(others)}",))
-    arguments = {"path": place.pop("path"), "name": config, "split": split, **place}
-    source = replace(source, downloaded=files, asked=tuple(arguments.items()))
+    arguments = {"path": path, "name": config, "split": split, "revision": revision}
+    source = replace(source, downloaded=files, load_arguments=tuple(arguments.items()))
     return _with_options(source, values)
 
 
@@ -119,8 +120,8 @@ def _options(name: str, options: str, kinds: set[str]) -> dict[str, Any]:
             value = option
         if key not in allowed:
             raise refusal(
-                f"{name!r}: {min(kinds) or 'plain text'} has no {key or 'option without a name'}, only "
-                f"{', '.join(f'{other}=…' for other in allowed)} can be given. Leave {option!r} out."
+                f"{name!r}: {min(kinds) or 'plain text'} has no {key or 'option without a name'}, "
+                f"only {'=…, '.join(allowed)}=… can be given. Leave {option!r} out."
             )
         if key in values or not value:
             raise refusal(f"{name!r}: {key} is {'given twice' if value else 'empty'}. Give one {key}, or none.")
@@ -162,58 +163,62 @@ def _with_options(source: TextSource, options: dict[str, Any]) -> TextSource:
     is_named = "column" in options
     source = replace(source, **options)
     first = source.first_values()
-    kind: Format | None = None
+    form: Format | None = None
     if len(pair) == 1 or (pair and is_named):
         raise refusal(f"{source.name!r}: give both, prompt=COLUMN,completion=COLUMN, or a column alone.")
     if pair:
-        kind = formats.asked_and_answered(*pair)
+        form = formats.asked_and_answered(*pair)
     elif not is_named:
-        kind = _kind_of_rows(source, first)
+        form = _form_of_rows(source, first)
     elif formats.is_chat(first.get(source.column)):
-        kind = formats.chat_format(source.column)
-    if kind:
-        source = replace(source, kind=kind, loss=source.loss or ANSWERS)
+        form = formats.chat_format(source.column)
+    if form:
+        source = replace(source, form=form, loss=source.loss or ANSWERS)
     elif source.loss:
         raise refusal(f"{source.name!r} has texts, no conversations: of these all counts. Leave loss=… out.")
     return replace(source, remarks=(*source.remarks, *_about_columns(source, first, is_named)))
 
 
-def _kind_of_rows(source: TextSource, first: dict[str, Any]) -> Format | None:
+def _form_of_rows(source: TextSource, first: dict[str, Any]) -> Format | None:
     """The kind of conversations that the rows are; None for texts. Raises ConfigurationError for rows that are known
     and of no use."""
-    # a column of a name that conversations have may hold something else
-    names = [name for name in first if name not in formats.CHATS or not isinstance(formats.as_list(first[name]), str)]
-    kind = formats.recognised(names)
+    names = []
+    for name, value in first.items():
+        # a column of a name that conversations have may hold something else
+        if name not in formats.CHATS or not isinstance(formats.as_list(value), str):
+            names.append(name)
+    form = formats.recognised(names)
+    if form and form is not formats.TEXT:
+        return form
     chats = [name for name in names if formats.is_chat(first[name])]
-    if kind and kind is not formats.TEXT:
-        return kind
     if len(chats) == 1 and chats != ["prompt"]:  # which has no answer in it
         return formats.chat_format(chats[0])
     for columns, reason in formats.UNUSABLE.items():
-        if set(names).issuperset(columns) and (not kind or "text" in columns):
+        if set(names).issuperset(columns) and (not form or "text" in columns):
             raise refusal(f"{source.name} has the columns {', '.join(names)[:300]}: {reason}.")
     return None
 
 
 def _about_columns(source: TextSource, first: dict[str, Any], is_named: bool) -> list[str]:
     """What is said of the columns: the kind that was recognised, and what is not read."""
-    kind = source.kind
+    form = source.form
     remarks = []
     with suppress(Exception):  # what is wrong with the file is said when it is read
         remarks += note_of(source.files()[0], source.encoding)
-    if kind and kind.title:
-        remarks.append(kind.sentence(first))
-    elif kind and kind.read is formats.chat and kind not in formats.FORMATS and not is_named:
-        remarks.append(f"the column {kind.arguments[0]} is read, which holds messages")
-    read = list(source.columns)
-    for label in {"label", "kto_tag"}.intersection(first, read):
-        if not formats.is_like_or_dislike(first[label]):
-            read.remove(label)
-    unread = [name for name in first if name not in read]
-    whole = formats.recognised(name for name in first if name != "text")
-    if whole and not kind:
+    if form and form.title:
+        remarks.append(form.sentence(first))
+    elif form and form.read is formats.chat and form not in formats.FORMATS and not is_named:
+        remarks.append(f"the column {form.arguments[0]} is read, which holds messages")
+    unread = []
+    for name, value in first.items():
+        # no label of KTO's
+        is_class = name in formats.LABELS and str(value).lower() not in ("true", "false")
+        if is_class or name not in source.columns:
+            unread.append(name)
+    whole = formats.recognised(first.keys() - {"text"})
+    if whole and not form:
         remarks.append(f"the column {source.column} alone is read, of rows with {' and '.join(whole.required)}")
-    elif unread and (kind or {"label", "labels"} & set(unread)):
+    elif unread and (form or {"label", "labels"}.intersection(unread)):
         remarks.append(f"not read: the columns {', '.join(map(repr, unread[:12]))}")
     return remarks
 
@@ -221,5 +226,5 @@ def _about_columns(source: TextSource, first: dict[str, Any], is_named: bool) ->
 def column_of(names: Iterable[str]) -> str:
     """The columns among these that are read without one being named, with commas; `text` if no kind is recognised."""
     names = list(names)
-    kind = formats.recognised(names)
-    return ",".join(kind.present(names)) if kind else "text"
+    form = formats.recognised(names)
+    return ",".join(form.present(names)) if form else "text"

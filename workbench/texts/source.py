@@ -40,8 +40,8 @@ class TextSource:
     """A file, a folder of files, or the files of a data set of the hub, with the column and the encoding to read.
 
     `loss` is empty for texts. Of conversations it says what counts, "answers" or "all"; each is a line of JSON, which
-    `kind` makes of a row. The hub was `asked` for a data set, with the arguments of `datasets.load_dataset`. `remarks`
-    say what of the rows and files is read and what not, as far as that is known before they are read.
+    `form` makes of a row. A data set of the hub was loaded by `datasets.load_dataset` with these `load_arguments`.
+    `remarks` say what of the rows and files is read and what not, as far as that is known before they are read.
     """
 
     name: str
@@ -49,9 +49,9 @@ class TextSource:
     column: str = "text"
     encoding: str = "utf-8-sig"
     loss: str = ""
-    kind: Format | None = None
+    form: Format | None = None
     downloaded: tuple[Path, ...] = ()
-    asked: tuple[tuple[str, str | None], ...] = ()
+    load_arguments: tuple[tuple[str, str | None], ...] = ()
     remarks: tuple[str, ...] = ()
 
     def rows(self) -> Iterator[tuple[str, str]]:
@@ -68,11 +68,11 @@ class TextSource:
     @property
     def columns(self) -> tuple[str, ...]:
         """Those that are read, if they are there."""
-        return (*self.kind.required, *self.kind.beside) if self.kind else (self.column,)
+        return (*self.form.required, *self.form.beside) if self.form else (self.column,)
 
     def present_columns(self) -> list[str]:
         """The columns that are read and that the first file has."""
-        return self.kind.present(self.first_values()) if self.kind else [self.column]
+        return self.form.present(self.first_values()) if self.form else [self.column]
 
     def first_values(self) -> dict[str, Any]:
         """The columns of the first file, each with the first value that is not empty, if the first rows have one."""
@@ -173,12 +173,12 @@ def _fault(path: Path, error: Exception) -> ConfigurationError:
 
 def _text_of(row: dict[str, Any], place: str, source: TextSource) -> str:
     """The text of a row, or its conversation as one line of JSON; LeftOut where there is nothing to learn."""
-    for name in source.kind.required if source.kind else source.columns:
+    for name in source.form.required if source.form else source.columns:
         if name not in row:
             raise _no_column(place, name, row, source)
-    if source.kind:
+    if source.form:
         try:
-            conversation = source.kind.read(row, *source.kind.arguments)
+            conversation = source.form.read(row, *source.form.arguments)
         except formats.UnknownRoleError as error:
             raise _unknown_role(place, source, str(error)) from None
         except ValueError as error:
@@ -199,27 +199,28 @@ def _checked(place: str, text: str) -> str:
     surrogate = None if text.isascii() else SURROGATE.search(text)
     if surrogate:
         raise refusal(
-            f"{place}: character {surrogate.end()} is half of a surrogate pair, which no text can have. Remove it, or "
-            "write the file again as UTF-8."
+            f"{place}: character {surrogate.end()} is half of a surrogate pair, which no text can "
+            "have. Remove it, or write the file again as UTF-8."
         )
     return text if isinstance(text, LeftOut) else text.replace("\r\n", "\n")
 
 
 def _no_column(place: str, missing: str, row: dict[str, Any], source: TextSource) -> ConfigurationError:
     columns = [column[:80] for column in row]
-    kind = kind_of(source.files()[0])
-    where = place if kind in OBJECTS else place.rpartition(", ")[0]  # of a table, all rows lack it
+    ending = kind_of(source.files()[0])
+    # of a table, all rows lack it
+    where = place if ending in OBJECTS else place.rpartition(", ")[0]
     problem = f"{where} has no column {missing!r}; it has {', '.join(columns[:20])}."
-    if kind in SEPARATORS and any(LOOKS_LIKE_DATA.fullmatch(column) for column in columns):
+    if ending in SEPARATORS and any(map(LOOKS_LIKE_DATA.fullmatch, columns)):
         return refusal(
-            f"{problem} These look like a row: is there no header? Write a line with the columns' names above it, such "
-            f"as text{',…' * min(len(columns) - 1, 9)}"
+            f"{problem} These look like a row: is there no header? Write a line with the columns' "
+            f"names above it, such as text{',…' * min(len(columns) - 1, 9)}"
         )
-    if kind in SEPARATORS and not any(column.isascii() for column in columns):
+    if ending in SEPARATORS and not any(map(str.isascii, columns)):
         problem += " If these are a row, write the columns' names above it."
     if re.search(rf"[:=]{re.escape(missing)}(,|\Z)", source.name):
         return refusal(f"{problem} Name one of these.")
-    if source.kind:
+    if source.form:
         return refusal(f"{problem} The rows before it have one: complete it, or take it out.")
     options = split_name(source.name)[1] or (source.downloaded and split_address(source.name)[1])
     name = f"{source.name}{',' if options else ':'}"
@@ -228,8 +229,8 @@ def _no_column(place: str, missing: str, row: dict[str, Any], source: TextSource
     if len(row) == 1:
         return refusal(f"{problem} Name one: {name}column={columns[0]}")
     return refusal(
-        f"{problem} Name one, if it holds all of the text: {name}column=COLUMN. If a column asks and another answers, "
-        f"name both: {name}prompt=COLUMN,completion=COLUMN"
+        f"{problem} Name one, if it holds all of the text: {name}column=COLUMN. If a column asks "
+        f"and another answers, name both: {name}prompt=COLUMN,completion=COLUMN"
     )
 
 
@@ -247,8 +248,8 @@ def _unknown_role(place: str, source: TextSource, role: str) -> ConfigurationErr
     for path in source.files():
         for _, row in rows_of_file(path, source.encoding, source.columns):
             counts.update(formats.roles_in(row))
-    shown = ", ".join(f"{name!r:.40} {count:,} times" for name, count in counts.most_common(12))
+    shown = [f"{name!r:.40} {count:,} times" for name, count in counts.most_common(12)]
     return refusal(
-        f"{place}: the role {role!r:.40} is not known, and it would not be learned. The roles of the text: {shown}. "
-        "Rename it: system, user, assistant or tool."
+        f"{place}: the role {role!r:.40} is not known, and it would not be learned. The roles of "
+        f"the text: {', '.join(shown)}. Rename it: system, user, assistant or tool."
     )

@@ -112,7 +112,8 @@ def training_arguments(values: Arguments, device_kind: str, folder: Path) -> Tra
         arguments = TrainingArguments(
             output_dir=str(folder), use_cpu=device_kind == "cpu", disable_tqdm=True, **(here | values)
         )
-    arguments._n_gpu = min(arguments.n_gpu, 1)  # with several, DataParallel would multiply the batch
+    # with several, DataParallel would multiply the batch
+    arguments._n_gpu = min(arguments.n_gpu, 1)
     return arguments
 
 
@@ -131,9 +132,9 @@ def check_optimizer(
     if names:
         try:
             with explained(f"arguments: no optimizer can be made with {names}", CURE, ImportError):
-                kind, settings = Trainer.get_optimizer_cls_and_kwargs(arguments, on_meta(config))
-                if not (settings.keys() & OF_A_MODEL or is_optimizer_factory(kind)):
-                    optimizer = kind([number], **settings)
+                optimizer_class, settings = Trainer.get_optimizer_cls_and_kwargs(arguments, on_meta(config))
+                if not (settings.keys() & OF_A_MODEL or is_optimizer_factory(optimizer_class)):
+                    optimizer = optimizer_class([number], **settings)
         except ImportError as error:
             raise UnavailableError(f"arguments: {names}: {in_a_line(error)}.") from None
     names = _like(recipe.arguments, OF_SCHEDULER)

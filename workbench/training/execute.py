@@ -115,8 +115,9 @@ def why_diverged(record: Record, held_out_loss: float, vocabulary: int) -> str:
     uniform = math.log(vocabulary)
     if before is None and not (record.losses or math.isfinite(held_out_loss)):
         return (
-            "the loss of the model as it was loaded is not a finite number. Its weights have numbers that are not "
-            "finite, or too large for the type that they are loaded in. Take another copy of it."
+            "the loss of the model as it was loaded is not a finite number. Its weights have "
+            "numbers that are not finite, or too large for the type that they are loaded in. Take "
+            "another copy of it."
         )
     what = f"the loss was not a finite number after {len(record.losses)} good steps"
     if math.isfinite(held_out_loss):

@@ -15,11 +15,10 @@ from typing import Any
 from transformers import PreTrainedConfig, TrainerCallback
 
 from workbench.base.categories import format_bytes, parse_bytes
+from workbench.base.device import NOT_COMPUTED, Device
 from workbench.base.errors import ConfigurationError
 from workbench.base.paths import runs_folder
 from workbench.journal.record import Record
-from workbench.measure.device import Device
-from workbench.measure.emulated import NOT_COMPUTED
 from workbench.models import belongs, gpt2, load
 from workbench.models import source as models
 from workbench.models.family import positions
@@ -289,8 +288,8 @@ def memory_cap_bytes(memory_cap: str | int | None, device: Device) -> int | None
     cap_bytes = parse_bytes(memory_cap, "memory_cap")
     if device.total_bytes is not None and cap_bytes > device.total_bytes:
         raise ConfigurationError(
-            f"memory_cap: {memory_cap!r} is more than the {format_bytes(device.total_bytes)} of this GPU. Leave it "
-            "out, or lower it."
+            f"memory_cap: {memory_cap!r} is more than the {format_bytes(device.total_bytes)} of "
+            "this GPU. Leave it out, or lower it."
         )
     return cap_bytes
 
@@ -303,14 +302,15 @@ def check_resuming(recipe: Recipe, checkpoint_every: int | None, resume: bool, l
         return
     if longest_first:
         raise ConfigurationError(
-            "longest_first: it changes the order of the examples, which a resumed run could not go on with. Leave out "
-            "resume and checkpoint_every, or longest_first once you know that it fits."
+            "longest_first: it changes the order of the examples, which a resumed run could not go "
+            "on with. Leave out resume and checkpoint_every, or longest_first once you know that "
+            "it fits."
         )
     for technique in recipe.techniques:
         if not technique.can_be_resumed:
             raise ConfigurationError(
-                f"checkpoint_every: {technique.name} keeps what training needs where a checkpoint does not reach. "
-                f"Leave out resume and checkpoint_every, or {technique.name}."
+                f"checkpoint_every: {technique.name} keeps what training needs where a checkpoint "
+                f"does not reach. Leave out resume and checkpoint_every, or {technique.name}."
             )
 
 

@@ -12,13 +12,15 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from workbench.base.errors import ConfigurationError, UnavailableError
+from workbench.base.categories import format_bytes
+from workbench.base.errors import ConfigurationError, OutOfMemoryError, UnavailableError
 from workbench.base.paths import check_writable, runs_folder
 from workbench.gpus.emulator.call import also_on_emulated_devices
 from workbench.journal import store
 from workbench.journal.record import Record, Status, find_equal
 from workbench.measure.allocators import allocator_for
 from workbench.recipe import Recipe
+from workbench.techniques import REGISTRY, Numerics
 from workbench.training.execute import execute
 from workbench.training.job import Job, prepare
 from workbench.training.place import Place
@@ -115,11 +117,29 @@ def executed(here: Place) -> Record:
     if record.status is Status.UNAVAILABLE:
         raise UnavailableError(record.error)
     if record.status is Status.OOM:
-        allocator_for(here.job.device.torch).prepare()  # collects what the run's reference cycles still hold
-        raise store.out_of_memory_error(record)
+        # collects what the run's reference cycles still hold
+        allocator_for(here.job.device.torch).prepare()
+        raise out_of_memory_error(record)
     if here.error is not None:
         raise here.error
     return record
+
+
+def out_of_memory_error(record: Record) -> OutOfMemoryError:
+    """The error for an `oom` record: a message with a cure, and the record's id."""
+    same_loss = []
+    for name, technique in REGISTRY.items():
+        if technique.attacks and technique.numerics is Numerics.EXACT:
+            same_loss.append(name)
+    limit = "memory"
+    if record.memory_cap_bytes:
+        limit = f"memory cap of {format_bytes(record.memory_cap_bytes)}"
+    return OutOfMemoryError(
+        f"{record.label} did not fit into the {limit} of {record.device}: {record.error} Use a "
+        "smaller effective_batch_size or sequence_length, or a technique with the same loss: "
+        f"{', '.join(same_loss)}. For a diagnosis: python -m workbench doctor",
+        record.id,
+    )
 
 
 @contextmanager
@@ -134,8 +154,9 @@ def only_run(recipe: Recipe) -> Iterator[None]:
         going_on = _going_on.setdefault(os.getpid(), mine)
         if going_on is not mine:
             raise ConfigurationError(
-                f"run: another run goes on in this process ({going_on}), and two would spoil each other. Wait for it, "
-                "stop it with Ctrl-C or the playground's Stop, or start this one in a process of its own."
+                f"run: another run goes on in this process ({going_on}), and two would spoil each "
+                "other. Wait for it, stop it with Ctrl-C or the playground's Stop, or start this "
+                "one in a process of its own."
             )
         yield
     finally:

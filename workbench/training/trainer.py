@@ -26,7 +26,8 @@ from workbench.recipe import Recipe
 from workbench.texts.corpus import Blocks
 
 leave_deepspeed_alone()
-EARLY_STEPS = 3  # the first makes the optimizer's states, so the second is the first that needs all memory
+# the first makes the optimizer's states, so the second is the first that needs all memory
+EARLY_STEPS = 3
 
 
 class SeamTrainer(Trainer):
@@ -71,7 +72,8 @@ class SeamTrainer(Trainer):
         self.tokens_seen += inputs["input_ids"].numel() - padding
         self._meter.see([*inputs.values(), *args])
         loss = super().training_step(model, inputs, *args, **kwargs)
-        self._meter.enter_phase(Phase.OPTIMIZER_STEP)  # clipping included; the next micro-batch ends it at once
+        # clipping included; the next micro-batch ends it at once
+        self._meter.enter_phase(Phase.OPTIMIZER_STEP)
         return loss
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
@@ -218,10 +220,10 @@ def make_callbacks(recipe: Recipe) -> list[TrainerCallback]:
     callbacks: list[TrainerCallback] = []
     for name in recipe.callbacks:
         with explained(f"callbacks: {name} cannot be used", "Name a TrainerCallback, as package.module:Class."):
-            kind = resolve_name(name)
-            if not issubclass(kind, TrainerCallback):
+            callback_class = resolve_name(name)
+            if not issubclass(callback_class, TrainerCallback):
                 raise TypeError("it is no TrainerCallback")
-            callbacks.append(kind())
+            callbacks.append(callback_class())
     return callbacks
 
 
@@ -232,10 +234,10 @@ def assemble(
     arguments: TrainingArguments,
     meter: Meter,
     callbacks: list[TrainerCallback],
-    kind: Callable[..., SeamTrainer] = SeamTrainer,
+    trainer_kind: Callable[..., SeamTrainer] = SeamTrainer,
 ) -> SeamTrainer:
     """The Trainer, of a kind, for a recipe whose data and model have been prepared."""
-    trainer = kind(meter=meter, model=model, args=arguments, callbacks=callbacks, **data)
+    trainer = trainer_kind(meter=meter, model=model, args=arguments, callbacks=callbacks, **data)
     trainer.remove_callback(PrinterCallback)
     for technique in recipe.techniques:
         if call := technique.trainer():

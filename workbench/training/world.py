@@ -8,14 +8,15 @@ import os
 from dataclasses import dataclass
 from typing import Any, Self
 
+from workbench.base.device import Device
 from workbench.base.errors import ConfigurationError
-from workbench.measure.device import Device
 
 # what a process that is alone finds there, if anything: torchrun's, MPI's and Slurm's; Accelerate reads most of them
 SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_NTASKS")
 RANKS = ("RANK", "PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
 ALONE = dict.fromkeys(SIZES, "1") | dict.fromkeys(RANKS, "0") | {"LOCAL_RANK": "-1"}
-ACCELERATES = ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_USE_")  # how their names begin; the Trainer obeys them
+# how their names begin; the Trainer obeys them
+ACCELERATES = ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_USE_")
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,9 @@ class World:
     shard: str = ""  # of several ranks: what each of them keeps
 
     @classmethod
-    def find(cls, kind: str | None = None) -> Self:
+    def find(cls, device_name: str | None = None) -> Self:
         """This process, alone, with the kind of device asked for, or the fastest there is. Raises as `Device.find`."""
-        return cls(Device.find(kind))
+        return cls(Device.find(device_name))
 
     def facts(self) -> dict[str, Any]:
         """Fields of a record."""
@@ -54,16 +55,13 @@ def refuse_several_ranks() -> None:
     Raises:
         ConfigurationError: a launcher started this process, or its variables say nothing that makes sense.
     """
-    telling = []
-    for name, alone in ALONE.items():
-        if os.environ.get(name, alone) != alone:
-            telling.append(name)
-    for name in sorted(os.environ):
-        if name.startswith(ACCELERATES) and os.environ[name].lower() not in ("no", "false", "0", ""):
-            telling.append(name)
-    if telling:
-        raise ConfigurationError(
-            f"run: {telling[0]}={os.environ[telling[0]]:.40} in the environment says that a launcher, such as "
-            "torchrun, started this process: it would train otherwise than its record says. Start several ranks with "
-            f"`workbench run --ranks N`; without a launcher, unset {telling[0]}."
-        )
+    for name in (*ALONE, *sorted(os.environ)):
+        value = os.environ.get(name, ALONE.get(name, ""))
+        is_switch = name.startswith(ACCELERATES) and value.lower() not in ("no", "false", "0", "")
+        if is_switch or value != ALONE.get(name, value):
+            raise ConfigurationError(
+                f"run: {name}={value:.40} in the environment says that a launcher, such as "
+                "torchrun, started this process: it would train otherwise than its record says. "
+                "Start several ranks with `workbench run --ranks N`; without a launcher, unset "
+                f"{name}."
+            )

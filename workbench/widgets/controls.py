@@ -69,7 +69,7 @@ def control(field: Field[Any]) -> w.Widget:
     What is typed counts when Enter is pressed or the field is left. Numbers are texts: an input for numbers would
     change what it does not like without a word.
     """
-    state: dict[str, Any] = {"description": field.name.replace("_", " "), "_dom_classes": ("wb-field",)}
+    state: dict[str, Any] = {"description": field.name.replace("_", " "), "css": "wb-field"}
     if kind(field) == "bool":
         return Checkbox(value=field.default, **state)
     choices = field.metadata["choices"]
@@ -102,10 +102,10 @@ class TechniqueToggle(Form):
         super().__init__(cls)
         self.cls = cls
         self.reason = ""
-        self.box = Checkbox(description=cls.title, _dom_classes=("wb-switch",))
-        self.facts = HTML(_dom_classes=("wb-facts",))
-        self.settings = VBox(_dom_classes=("wb-indented", "wb-hidden"))
-        self.view = VBox([HBox([self.box, self.facts], _dom_classes=("wb-offer",)), self.settings])
+        self.box = Checkbox(description=cls.title, css="wb-switch")
+        self.facts = HTML(css="wb-facts")
+        self.settings = VBox(css="wb-indented wb-hidden")
+        self.view = VBox([HBox([self.box, self.facts], css="wb-offer"), self.settings])
         self.box.observe(self._switched, names="value")
         self._last: Technique | None = None  # as it was when it was on
 
@@ -129,7 +129,8 @@ class TechniqueToggle(Form):
             self._last = self.technique()
         else:
             self.reason = self._fit(recipe, gpu)
-        if self.reason.startswith(f"{self.cls.name}:"):  # to be mended by its own settings, which show when it is on
+        # to be mended by its own settings, which show when it is on
+        if self.reason.startswith(f"{self.cls.name}:"):
             self.reason = ""
         self.box.disabled = bool(self.reason)
 
@@ -184,7 +185,7 @@ class RecipeForm(Form):
     def more(self) -> tuple[w.Widget, w.Widget]:
         """A button, and below it the recipe's own settings that people seldom change: an accordion cannot be opened
         with the keyboard."""
-        rest = VBox(_dom_classes=("wb-more", "wb-hidden"))
+        rest = VBox(css="wb-more wb-hidden")
         button = ToggleButton(description="more settings")
 
         def opened(_: object) -> None:
@@ -210,7 +211,8 @@ class RecipeForm(Form):
     def show(self, recipe: Recipe) -> None:
         """Set every control to a recipe."""
         self._is_filling = True
-        self._beside = Recipe(arguments=recipe.arguments, callbacks=recipe.callbacks)  # have no controls
+        # have no controls
+        self._beside = Recipe(arguments=recipe.arguments, callbacks=recipe.callbacks)
         self.fill(recipe)
         techniques = {technique.name: technique for technique in recipe.techniques}
         for name, toggle in self.toggles.items():

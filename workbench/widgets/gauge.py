@@ -73,7 +73,7 @@ class Gauge(Part):
         cards = [(card.title.removeprefix("NVIDIA "), card.name) for card in GPUS.values()]
         options = [*cards, ("this machine's CPU", CPU)]
         self.gpu = Dropdown(description="predict for", options=options, value=device_name(gpu))
-        self.budget = Text(description="limit", placeholder="all it has", _dom_classes=("wb-field",))
+        self.budget = Text(description="limit", placeholder="all it has", css="wb-field")
         self.view.add_class("workbench-gauge")
 
     @property

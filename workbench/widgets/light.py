@@ -20,8 +20,9 @@ def the_only(cls: type[w.Widget]) -> w.Widget:
     return _shared[cls]
 
 
-def light(cls: type[w.Widget], *args: Any, **state: Any) -> Any:
-    """A widget of this class; `state` are its traits."""
+def light(cls: type[w.Widget], *args: Any, css: str = "", **state: Any) -> Any:
+    """A widget of this class; `css` are the classes by which `panel.css` knows it, `state` are its traits."""
+    state["_dom_classes"] = tuple(css.split())
     state["layout"] = the_only(w.Layout)
     if hasattr(cls, "style"):
         state["style"] = the_only(cls.style.klass)

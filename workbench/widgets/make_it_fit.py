@@ -35,8 +35,8 @@ class MakeItFit(Background):
         self.candidates: Sequence[Candidate] = ()
         self.position = 0  # of the candidate on the button
         self.fits = False
-        self.button = Button(_dom_classes=("wb-action",))
-        self.another = Button(_dom_classes=("wb-link", "wb-hidden"))
+        self.button = Button(css="wb-action")
+        self.another = Button(css="wb-link wb-hidden")
         self.button.on_click(self._press)
         self.another.on_click(self._next)
         self.say("Predicting …")
@@ -92,7 +92,7 @@ class MakeItFit(Background):
             self._offer()
 
     def fail(self, error: Exception) -> None:
-        self._write(f"Make it fit\n{reason_of(error)}", is_on=False)
+        self.put(reason_of(error))
 
     def _offer(self) -> None:
         candidate = self.candidates[self.position]

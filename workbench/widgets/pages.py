@@ -1,15 +1,14 @@
 """Pages of the panel: templates that escape every text, with words beside each picture, readable in both themes."""
 
-import base64
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader
-from markupsafe import Markup, escape
+from markupsafe import escape
 
 from workbench.advise.budget import UNUSED
 from workbench.base.categories import format_bytes
-from workbench.lessons.plots import COLOURS, Picture, ink
+from workbench.lessons.plots import COLOURS, ink
 from workbench.prediction.prediction import engine_words
 
 STYLE = f"<style>{Path(__file__).with_name('panel.css').read_text(encoding='utf-8')}</style>"
@@ -47,9 +46,7 @@ SCRIPT = """<style onload="
   }
 "></style>"""
 CONTEXT = "CUDA context"
-SHADES: dict[str, str] = dict(COLOURS.items())
-SHADES[UNUSED] = "#c8c8c8"
-SHADES[CONTEXT] = "#5c5c5c"
+SHADES = {**COLOURS, UNUSED: "#c8c8c8", CONTEXT: "#5c5c5c"}
 
 
 def page(template: str, **names: Any) -> str:
@@ -67,12 +64,6 @@ def alarm(text: object) -> str:
 
 def status(text: object) -> str:
     return f'<p role="status">{escape(text)}</p>'
-
-
-def picture(figure: Picture, text: str) -> Markup:
-    """An image with its text equivalent; no file and no network."""
-    source = base64.b64encode(figure.png()).decode()
-    return Markup('<img alt="{}" src="data:image/png;base64,{}" style="max-width: 100%">').format(text, source)
 
 
 TEMPLATES = Environment(loader=PackageLoader("workbench.widgets"), autoescape=True, trim_blocks=True)

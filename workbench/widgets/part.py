@@ -108,7 +108,7 @@ class Part(Background):
     def __init__(self) -> None:
         super().__init__()
         self.page = HTML()
-        self.view = VBox([self.page], _dom_classes=("wb-part",))
+        self.view = VBox([self.page], css="wb-part")
 
     def show(self, *question: Any) -> None:
         """Answer this from now on; on a tab a recipe, a GPU's name or "cpu", and what reserved memory and context may

@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -51,7 +50,8 @@ class Playground:
 
     def __init__(self, recipe: Recipe | None = None, gpu: str = "t4", folder: Path | None = None) -> None:
         recipe = recipe or Recipe(model="gpt2", effective_batch_size=8, sequence_length=1024)
-        self._kept: Any = None  # on a live page: what stays in the notebook when the widgets are gone
+        # on a live page: what stays in the notebook when the widgets are gone
+        self._kept: Any = None
         # before this one, the newest last: the recipe, what its prediction is without, and what was said of settings
         self._undone: list[tuple[Recipe, str, str]] = []
         self._recipe = recipe
@@ -79,23 +79,23 @@ class Playground:
 
     def _lay_out(self) -> None:
         more, rest = self.form.more()
-        model, batch, length = (self.form.controls[name] for name in SENTENCE)
-        labels = [light.HTML(text) for text in ("Fine-tune", "with", "×", "tokens a step on a", "within")]
-        fields = [model, batch, length, self.gauge.gpu, self.gauge.budget]
-        sentence = light.HBox([*chain(*zip(labels, fields, strict=True)), more], _dom_classes=("wb-sentence",))
-        self.undo = light.Button(description="Undo", disabled=True, _dom_classes=("wb-link",))
-        links = light.HBox([self.fit.another, self.undo], _dom_classes=("wb-links",))
-        act = light.VBox([self.fit.button, links], _dom_classes=("wb-act",))
-        head = light.Box([self.gauge.view, act], _dom_classes=("wb-head",))
-        self.openers = {name: light.ToggleButton(description=name, _dom_classes=("wb-word",)) for name in self.parts}
-        row_of_openers = light.HBox(list(self.openers.values()), _dom_classes=("wb-words",))
-        self.open_part = light.VBox(_dom_classes=("wb-open", "wb-hidden"))
-        self.body = light.Box([self.switches.view, self.open_part], _dom_classes=("wb-body",))
-        self.chosen = light.Text(_dom_classes=("wb-chosen", "wb-hidden"))
-        looks = light.HTML(STYLE + SCRIPT, _dom_classes=("wb-hidden",))
+        model, batch, length = map(self.form.controls.__getitem__, SENTENCE)
+        sentence = [light.HTML("Fine-tune"), model, light.HTML("with"), batch, light.HTML("×"), length]
+        sentence += [light.HTML("tokens a step on a"), self.gauge.gpu, light.HTML("within"), self.gauge.budget, more]
+        self.undo = light.Button(description="Undo", disabled=True, css="wb-link")
+        links = light.HBox([self.fit.another, self.undo], css="wb-links")
+        act = light.VBox([self.fit.button, links], css="wb-act")
+        head = light.Box([self.gauge.view, act], css="wb-head")
+        self.openers = {name: light.ToggleButton(description=name, css="wb-word") for name in self.parts}
+        row_of_openers = light.HBox(list(self.openers.values()), css="wb-words")
+        self.open_part = light.VBox(css="wb-open wb-hidden")
+        self.body = light.Box([self.switches.view, self.open_part], css="wb-body")
+        self.chosen = light.Text(css="wb-chosen wb-hidden")
+        looks = light.HTML(STYLE + SCRIPT, css="wb-hidden")
         self.brought = light.HTML(small("Paste settings that you have anywhere on this panel."))
-        parts = [looks, self.chosen, sentence, rest, self.form.error, head, self.body, row_of_openers, self.brought]
-        self.view = light.VBox(parts, _dom_classes=("workbench-panel",))
+        parts = [looks, self.chosen, light.HBox(sentence, css="wb-sentence"), rest, self.form.error, head]
+        parts += [self.body, row_of_openers, self.brought]
+        self.view = light.VBox(parts, css="workbench-panel")
 
     def _connect(self) -> None:
         for field in (self.gauge.gpu, self.gauge.budget):
@@ -263,13 +263,15 @@ class Playground:
         remedy = self.fit.button.description.replace("\n", ": ")
         rows = page("rows", toggles=self.form.toggles, offers=self.savings.offers)
         return (
-            f"{STYLE}<div class='wb-part'><p><b>{escape(label)}</b></p>{self.gauge.page.value}{small(remedy)}{rows}"
+            f"{STYLE}<div "
+            f"class='wb-part'><p><b>{escape(label)}</b></p>{self.gauge.page.value}{small(remedy)}{rows}"
             f"<p>{escape(self.train.message)}</p>{self.train.live.value}{self.train.runs.value}</div>"
         )
 
     def _keep(self) -> None:
         if self._kept is not None:
-            self._kept.update(HTML(page("kept", title=KEPT, asleep=WITHOUT_KERNEL, page=Markup(self.as_page()))))
+            panel = Markup(self.as_page())
+            self._kept.update(HTML(page("kept", title=KEPT, asleep=WITHOUT_KERNEL, page=panel)))
 
 
 class Step(Part):
@@ -283,4 +285,5 @@ class Step(Part):
             prediction = predict_known(recipe, gpu, timeline=True)
         is_all = limit_bytes == room_bytes(gpu)
         frame = scrubber([prediction], None if is_all else limit_bytes - prediction.context_bytes)
-        yield f'<div tabindex="0" role="region" aria-label="the step">{frame}</div>'  # what scrolls is reached by keys
+        # what scrolls is reached by keys
+        yield f'<div tabindex="0" role="region" aria-label="the step">{frame}</div>'

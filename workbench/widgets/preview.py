@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from workbench.base.errors import ConfigurationError
 from workbench.recipe import Recipe
 from workbench.texts.corpus import embedded
-from workbench.texts.preview import show
 from workbench.texts.readers import HUB_ID, KINDS, find_text, split_name
+from workbench.training.preview import show
 from workbench.widgets.light import Button
 from workbench.widgets.pages import status
 from workbench.widgets.part import Part

@@ -8,12 +8,12 @@ from workbench.lessons.cards import predict_known
 from workbench.prediction.predict import predict
 from workbench.prediction.prediction import engine_words
 from workbench.recipe import Recipe
-from workbench.techniques import Technique
 from workbench.widgets.controls import TechniqueToggle
 from workbench.widgets.gauge import Limit, nothing
 from workbench.widgets.part import SEARCH, URGENT, Background, reason_of
 
-Offer = Candidate | str  # the recipe with the technique, compared with the one without; or why there is none
+# the recipe with the technique, compared with the one without; or why there is none
+Offer = Candidate | str
 
 
 class Savings(Background):
@@ -74,12 +74,9 @@ class Savings(Background):
         others = [other for other in recipe.techniques if other.name != technique.name]
         without = replace(recipe, techniques=tuple(others))
         having = recipe if toggle.box.value else recipe | technique
-        return self._compared(without, having, technique, limit)
-
-    def _compared(self, without: Recipe, having: Recipe, technique: Technique, limit: Limit) -> Candidate:
-        """Both by one engine: what comes with the workbench was made on an emulated GPU, and here there may be none."""
         before = self.predict(without, limit.gpu)
         after = self.predict(having, limit.gpu)
+        # both by one engine: what comes with the workbench was made on an emulated GPU, and here there may be none
         if engine_words(before.source) != engine_words(after.source):
             before = predict(without, limit.gpu)
             after = predict(having, limit.gpu)

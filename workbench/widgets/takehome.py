@@ -12,7 +12,8 @@ from workbench.widgets.light import Dropdown
 from workbench.widgets.pages import page
 from workbench.widgets.part import Part
 
-FORMS: dict[str, tuple[str, Callable[[Recipe], str]]] = {  # the name of the file, and what writes it
+# the name of the file, and what writes it
+FORMS: dict[str, tuple[str, Callable[[Recipe], str]]] = {
     "Hugging Face script": ("train.py", script),
     "TRL script": ("train_trl.py", partial(script, flavour="trl")),
     "recipe file (TOML)": ("recipe.toml", as_toml),

@@ -9,24 +9,24 @@ from functools import cache
 from pathlib import Path
 
 import ipywidgets as w
-from markupsafe import escape
+from markupsafe import Markup, escape
 
 from workbench.advise.doctor import cause, diagnose
 from workbench.advise.frame import to_frame
 from workbench.base.categories import format_bytes, parse_bytes
+from workbench.base.device import Device
 from workbench.base.errors import WorkbenchError
 from workbench.journal.record import Record, Status, read_all
 from workbench.journal.store import mark_killed
 from workbench.lessons import plots
 from workbench.lessons.progress import duration
-from workbench.measure.device import Device
 from workbench.models.known import PUBLISHED
 from workbench.models.source import EMBEDDED, RANDOM
 from workbench.prediction.predict import predicted_peak
 from workbench.recipe import Recipe
 from workbench.training.job import why_not_here
 from workbench.widgets.light import HTML, Button, Checkbox, HBox, Text, VBox
-from workbench.widgets.pages import page, picture, small, status
+from workbench.widgets.pages import page, small, status
 from workbench.widgets.part import SEARCH, Part
 from workbench.widgets.preview import Preview, look_for_text
 from workbench.widgets.runner import RUNNER, STOPPED
@@ -54,8 +54,8 @@ class Train:
         self.message = ""
         self.start = Button(description="Start", button_style="primary")
         self.stop = Button(description="Stop", disabled=True)
-        self.stands_in = Checkbox(description=f"with {EMBEDDED} in its place", _dom_classes=("wb-switch",))
-        self.cap = Text(description="memory cap", placeholder="none, or as 200MiB", _dom_classes=("wb-field",))
+        self.stands_in = Checkbox(description=f"with {EMBEDDED} in its place", css="wb-switch")
+        self.cap = Text(description="memory cap", placeholder="none, or as 200MiB", css="wb-field")
         self.progress = w.IntProgress(max=1, _dom_classes=("wb-progress",))
         self.status = HTML("<p>Nothing is running.</p>")
         self.what = HTML()
@@ -63,7 +63,7 @@ class Train:
         self.runs = HTML()
         self.preview = Preview(self.trained)
         self.advice = Advice()
-        row = HBox([self.start, self.stop, self.stands_in, self.cap], _dom_classes=("wb-row",))
+        row = HBox([self.start, self.stop, self.stands_in, self.cap], css="wb-row")
         parts = [self.progress, self.status, self.what, self.preview.view, self.advice.view, self.live, self.runs]
         self.view = VBox([row, *parts])
         self.start.on_click(self.begin)
@@ -100,10 +100,7 @@ class Train:
         except WorkbenchError as error:
             reason = str(error)
         self.start.disabled = bool(reason) or RUNNER.running
-        text = f"Start is off: {reason}"
-        if recipe and not reason:
-            text = start_in_words(recipe)
-        self.what.value = small(text)
+        self.what.value = small(start_in_words(recipe) if recipe and not reason else f"Start is off: {reason}")
         if recipe != self.preview.shown_for:
             self.preview.forget()
 
@@ -159,22 +156,25 @@ class Train:
         self._list_runs()
         self.changed()
         if record:
-            self._draw(record, predicted_peak(record))  # seconds later
+            device = Device(record.device_kind, record.device_name, record.device_bytes)
+            self._draw(record, predicted_peak(record.recipe_settings, device))  # seconds later
             self.changed()
 
     def _draw(self, record: Record, predicted: int | None = None) -> None:
         """The loss and the categories at the peak so far; at the end the prediction for this device, and the texts."""
         self.progress.value = record.steps_done
         curves = ""
-        if record.losses:
-            description = f"Training loss: {record.label} from {record.losses[0]:.3f} to {record.losses[-1]:.3f}"
-            curves = picture(plots.loss_curves([record]), description)
+        if len(record.losses) > 1:
+            figure = plots.loss_curves([record])
+            figure.description = f"Training loss: {record.label} from {record.losses[0]:.3f} to {record.losses[-1]:.3f}"
+            curves = Markup(figure._repr_html_())
         self.live.value = page("run", record=record, curves=curves, predicted=predicted)
 
     def _list_runs(self) -> None:
         """The newest runs on record, of this and of earlier kernels."""
         frame = to_frame(read_all(self.folder, newest=RUNS)[::-1])[COLUMNS]
-        frame = frame.astype(object).where(frame.notna(), math.nan)  # pandas' own NA would be printed
+        # pandas' own NA would be printed
+        frame = frame.astype(object).where(frame.notna(), math.nan)
         formatters = {"peak_allocated_bytes": format_bytes, "held_out_loss": "{:.3f}".format}
         table = frame.to_html(index=False, border=0, na_rep="", formatters=formatters)
         self.runs.value = page("runs", table=table)

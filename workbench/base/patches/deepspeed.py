@@ -49,7 +49,8 @@ def tell_of_steps(engine: Any, before_step: Callable[[], None], after_change: Ca
     optimizer = engine.optimizer
     call_beside(engine, "step", before=before_step)
     call_beside(optimizer, "reduce_independent_p_g_buckets_and_remove_grads", after=after_change)
-    offload = getattr(optimizer, "parameter_offload", None)  # it gathers weights, where they are cut
+    # it gathers weights, where they are cut
+    offload = getattr(optimizer, "parameter_offload", None)
     if offload:
         call_beside(offload.get_param_coordinator(), "fetch_sub_module", after=after_change)
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,10 +32,20 @@ ASKER = "libc10_cuda.so"
 RUNTIME = "libcudart"
 CALLS_RUNTIME = ("libcuda", "libnvidia-ml", "libnccl")  # these are written on top of it
 REFUSED = re.compile("|".join(LIBRARIES["refused"]))
+
+
+def _by_name(table: dict[str, str]) -> dict[str, str]:
+    """The key of each of the names that a table lists under it."""
+    keys: dict[str, str] = {}
+    for key, names in table.items():
+        keys |= dict.fromkeys(names.split(), key)
+    return keys
+
+
 # What functions write for their caller on the host: a new handle, a size of scratch, or something else.
 OUTPUTS = tomllib.loads((SOURCES / "outputs.toml").read_text(encoding="utf-8"))
-CREATES = {name: number for number, names in OUTPUTS["creates"].items() for name in names.split()}
-SIZES = {name: arguments for arguments, names in OUTPUTS["sizes"].items() for name in names.split()}
+CREATES = _by_name(OUTPUTS["creates"])
+SIZES = _by_name(OUTPUTS["sizes"])
 SIZE_TYPES = {"4": "int", "8": "size_t"}  # by its bytes
 TITLES = {"cusolver": "cuSOLVER", "cusparse": "cuSPARSE", "cufft": "cuFFT", "curand": "cuRAND"}
 WRITES = set(OUTPUTS["writes"]["names"].split())
@@ -87,14 +97,13 @@ def _key(files: Iterable[Path]) -> str:
     return digest.hexdigest()[:16]
 
 
-def wanted(files: Iterable[Path]) -> list[Library]:
+def wanted(files: Sequence[Path]) -> list[Library]:
     """NVIDIA's libraries, as these files import from them."""
-    files = list(files)
     libraries: dict[str, Library] = {}
     asker = _asker(files)
     for name, pattern in LIBRARIES["by_name"].items():
         texts = re.findall(pattern.encode(), asker)
-        libraries[name] = Library(name, {text.decode(): "" for text in texts})
+        libraries[name] = Library(name, dict.fromkeys(map(bytes.decode, texts), ""))
     libraries["libcuda.so.1"].symbols |= dict.fromkeys(LIBRARIES["looked_for"], "")
     unversioned: set[str] = set()
     for path in files:
@@ -109,7 +118,7 @@ def wanted(files: Iterable[Path]) -> list[Library]:
     for library in libraries.values():
         pattern = LIBRARIES["unversioned"].get(library.stem)
         if pattern:
-            library.symbols |= {name: "" for name in unversioned if re.match(pattern, name)}
+            library.symbols |= dict.fromkeys(filter(re.compile(pattern).match, unversioned), "")
     return sorted(libraries.values(), key=lambda library: library.name)
 
 
@@ -119,8 +128,8 @@ def cuda_major(files: Iterable[Path]) -> int:
     major = int(runtime[1]) if runtime else 0
     if major not in (12, 13):
         raise UnavailableError(
-            f"emulator: this PyTorch wants {runtime[0].decode() if runtime else 'no CUDA runtime'}, and only CUDA 12 "
-            "and 13 are emulated. Install a PyTorch that is built for one of them."
+            f"emulator: this PyTorch wants {runtime[0].decode() if runtime else 'no CUDA runtime'}, "
+            "and only CUDA 12 and 13 are emulated. Install a PyTorch that is built for one of them."
         )
     return major
 
@@ -143,8 +152,8 @@ def compiler() -> list[str]:
     if find_spec("ziglang"):
         return [sys.executable, "-m", "ziglang", "cc"]
     raise UnavailableError(
-        "emulator: no C compiler (cc, gcc or clang) is on this machine. Install one, or one from the package index: "
-        "pip install ziglang"
+        "emulator: no C compiler (cc, gcc or clang) is on this machine. Install one, "
+        "or one from the package index: pip install ziglang"
     )
 
 
@@ -152,12 +161,15 @@ def _build(libraries: list[Library], major: int, folder: Path) -> None:
     command = [*compiler(), "-std=gnu11", "-O1", "-fPIC", "-shared", "-pthread", "-fno-builtin"]
     command += [f"-DCUDA_MAJOR={major}", f"-I{SOURCES}"]
     _compile([*command, str(SOURCES / "emulator.c"), f"-Wl,-soname,{OURS}", "-o", str(folder / OURS)])
-    runtime = [library for library in libraries if library.stem == RUNTIME]
-    others = [library for library in libraries if library.stem != RUNTIME]
+    make = partial(_make, command, folder)
+    others = []
+    for library in libraries:
+        if library.stem == RUNTIME:
+            make(library)  # the others are linked with it
+        else:
+            others.append(library)
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        # `list` waits, and raises what a compiler said; the others are linked with the runtime
-        list(pool.map(partial(_make, command, folder), runtime))
-        list(pool.map(partial(_make, command, folder), others))
+        list(pool.map(make, others))  # `list` waits, and raises what a compiler said
     (folder / "libcuda.so").symlink_to("libcuda.so.1")  # older Triton links with that name
 
 
@@ -210,7 +222,7 @@ def _versions(symbols: Mapping[str, str]) -> str:
     for symbol, version in symbols.items():
         if version:
             by_version.setdefault(version, []).append(f"{symbol};")
-    return "".join(f"{version} {{ global: {' '.join(by_version[version])} }};\n" for version in sorted(by_version))
+    return "".join(f"{version} {{ global: {' '.join(names)} }};\n" for version, names in sorted(by_version.items()))
 
 
 def _compile(command: list[str]) -> None:
@@ -218,5 +230,6 @@ def _compile(command: list[str]) -> None:
     if ended.returncode:
         raise UnavailableError(
             f"emulator: {command[0]} could not build a stub library ({Path(command[-1]).name}): "
-            f"{ended.stderr.strip()[-600:]} Try another compiler: pip install ziglang, then CC='python -m ziglang cc'."
+            f"{ended.stderr.strip()[-600:]} Try another compiler: pip install ziglang, "
+            "then CC='python -m ziglang cc'."
         )

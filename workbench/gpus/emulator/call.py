@@ -14,7 +14,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 TRUNK = Kept()  # the one process that imports the libraries, and looks at no card
-PROCESSES = Kept(at_most=4)  # forks of it, by the card's name; each takes a few hundred megabytes of the host's memory
+# forks of it, by the card's name; each takes a few hundred megabytes of the host's memory
+PROCESSES = Kept(at_most=4)
 
 
 def call_on(gpu: Gpu, function: Callable[..., R], *args: Any, modules: Sequence[str] = (), **kwargs: Any) -> R:
@@ -52,7 +53,8 @@ def tensors_are_left() -> bool:
 
 def start_process(gpu: Gpu, modules: Sequence[str]) -> None:
     """Start what the card's process will be a fork of: it loads its libraries while the caller does something else."""
-    variables = {**environment(gpu), "EMULATED_TRUNK": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # this asks no driver
+    # this asks no driver
+    variables = {**environment(gpu), "EMULATED_TRUNK": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     path = [str(INSIDE), *place.python_path()]
     TRUNK.start("trunk", partial(Child, variables, modules, path, name="emulator's process"))
 

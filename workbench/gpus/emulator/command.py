@@ -6,14 +6,12 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
-import workbench
 from workbench.base.arguments import add_option
 from workbench.base.categories import parse_bytes
 from workbench.base.errors import WorkbenchError
-from workbench.base.paths import beside
+from workbench.base.paths import PACKAGE, beside, versions
 from workbench.gpus.catalogue import GPUS
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.gpus.emulator.card import with_memory
@@ -52,7 +50,7 @@ def emulate_as_asked(args: argparse.Namespace) -> tuple[Emulation | str, int]:
 
 def emulate_by_itself(arguments: Sequence[str] | None = None) -> int:
     """The whole command line of the emulator alone. Returns its exit code."""
-    row = beside(str(Path(workbench.__file__)), "commands.toml")["emulate"]
+    row = beside(str(PACKAGE / "__init__.py"), "commands.toml")["emulate"]
     parser = argparse.ArgumentParser(prog="emulate-gpu", description=row["help"], usage=row["usage"])
     parser.add_argument("--version", action="version", version=_version())
     for option, fields in row["takes"].items():
@@ -72,4 +70,4 @@ def _version() -> str:
     try:
         return version(BY_ITSELF)
     except PackageNotFoundError:
-        return workbench.__version__
+        return versions()["workbench"]

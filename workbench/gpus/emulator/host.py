@@ -17,7 +17,6 @@ from workbench.base.categories import format_bytes
 
 LEAST_FREE = 0.06  # of the machine's memory
 LEAST_HELD = 0.25  # of it, by the program: else others fill it
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 SECONDS_TO_REPORT = 3.0
 CGROUP = Path("/sys/fs/cgroup")
 
@@ -39,9 +38,9 @@ def memory() -> tuple[int, int]:
 
 def held_by(process: int) -> int:
     """Bytes of the host's memory that belong to this process alone; 0 if there is none."""
-    with suppress(OSError):
-        _, resident, shared, *_ = Path(f"/proc/{process}/statm").read_text().split()
-        return (int(resident) - int(shared)) * PAGE_BYTES
+    with suppress(psutil.Error):
+        held = psutil.Process(process).memory_info()
+        return int(held.rss - held.shared)
     return 0
 
 
@@ -55,22 +54,24 @@ def too_full(processes: Sequence[int]) -> str:
         return ""
     largest = " + ".join(format_bytes(size) for size in sorted(sizes, reverse=True)[:8])
     return (
-        f"ended, since this machine's own memory was nearly full ({format_bytes(available)} of {format_bytes(total)} "
-        f"left): the program's processes held {largest} on the host, which is real. Build the model on the card "
-        "(`with torch.device('cuda'):`, or from_pretrained(..., device_map='cuda')), or emulate fewer --ranks"
+        f"ended, since this machine's own memory was nearly full ({format_bytes(available)} of "
+        f"{format_bytes(total)} left): the program's processes held {largest} on the host, "
+        "which is real. Build the model on the card (`with torch.device('cuda'):`, "
+        "or from_pretrained(..., device_map='cuda')), or emulate fewer --ranks"
     )
 
 
 def end_processes(processes: Sequence[int]) -> None:
     """An interrupt first, so that they report; then by force."""
-    _send(signal.SIGINT, processes)
+    send(signal.SIGINT, processes)
     ends_at = time.monotonic() + SECONDS_TO_REPORT
     while any(map(held_by, processes)) and time.monotonic() < ends_at:
         time.sleep(0.1)
-    _send(signal.SIGKILL, processes)
+    send(signal.SIGKILL, processes)
 
 
-def _send(number: int, processes: Sequence[int]) -> None:
+def send(number: int, processes: Sequence[int]) -> None:
+    """A signal to those that are still there."""
     for process in processes:
         with suppress(ProcessLookupError):
             os.kill(process, number)

@@ -54,17 +54,20 @@ def ask_python(executable: str) -> Python:
         return Python(executable, **json.loads(answer.stdout))
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         raise ConfigurationError(
-            f"emulate: {executable} does not answer as a Python of 3.9 or newer ({error}). Name the Python that has "
-            "the program's PyTorch with --python."
+            f"emulate: {executable} does not answer as a Python of 3.9 or newer ({error}). "
+            "Name the Python that has the program's PyTorch with --python."
         ) from None
 
 
 def python_meant(environment: Mapping[str, str] = os.environ) -> Python:
     """What `python` means: that of the environment that is activated, this one, or the first of PATH; of these the
     first with a PyTorch, and this one if none has it."""
-    activated = [environment.get(name) for name in ("VIRTUAL_ENV", "CONDA_PREFIX")]
-    candidates = [str(Path(folder, "bin", "python")) for folder in activated if folder and folder != sys.prefix]
-    candidates += [sys.executable, *filter(None, map(shutil.which, ("python", "python3")))]
+    candidates = []
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        folder = environment.get(name) or sys.prefix
+        if folder != sys.prefix:
+            candidates.append(str(Path(folder, "bin", "python")))
+    candidates += [sys.executable, *filter(None, map(shutil.which, MEANT))]
     for executable in candidates:
         if os.access(executable, os.X_OK):
             python = ask_python(executable)

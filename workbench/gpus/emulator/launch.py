@@ -33,7 +33,13 @@ SECONDS_TO_END = 20.0
 SECONDS_BETWEEN_LOOKS = 0.25
 
 
-def environment(gpu: Gpu, count: int = 1, *, padding: bool = False, python: Python | None = None) -> dict[str, str]:
+def environment(
+    gpu: Gpu,
+    count: int = 1,
+    *,
+    padding: bool = False,
+    python: Python | None = None,
+) -> dict[str, str]:
     """The environment of a child that shall see this card, so many of them, and no real one.
 
     Args:
@@ -118,11 +124,14 @@ def emulate(
             raise ConfigurationError(f"emulate: {command[0]!r} cannot be started: {error.strerror}.{cure}") from None
         stuck_at, host_was_full, status = _wait(process, Path(folder), timeout_s)
         reports = sorted(Path(folder).glob("[0-9]*.json"))
-        processes = [json.loads(path.read_text()) for path in reports]
+        using_a_gpu = []
+        for path in reports:
+            report = json.loads(path.read_text())
+            if report["devices"]:
+                using_a_gpu.append(report)
         snapshots = _keep(reports, snapshot) if snapshot else ()
         silent = max(len(list(Path(folder).glob("using-*"))) - len(reports), 0)
-    using_a_gpu = [process for process in processes if process["devices"]]
-    using_a_gpu.sort(key=lambda process: (process["rank"], process["process"]))
+    using_a_gpu.sort(key=lambda report: (report["rank"], report["process"]))
     return Emulation(
         gpu,
         tuple(command),
@@ -161,7 +170,8 @@ def _wait(process: "subprocess.Popen[bytes]", reports: Path, timeout_s: float | 
         while not host_was_full and time.monotonic() < ends_at:
             with suppress(subprocess.TimeoutExpired):
                 code = process.wait(min(ends_at - time.monotonic(), SECONDS_BETWEEN_LOOKS))
-                return "", "", 128 - code if code < 0 else code  # as a shell says it: 128 and the number of the signal
+                # as a shell says it: 128 and the number of the signal
+                return "", "", 128 - code if code < 0 else code
             host_was_full = host.too_full(_pythons(reports))
         if host_was_full:
             host.end_processes(_pythons(reports))
@@ -187,9 +197,7 @@ def _pythons(reports: Path) -> list[int]:
 
 def _where(reports: Path) -> str:
     """The stack of the program's main thread, innermost line first."""
-    for process in _pythons(reports):
-        with suppress(ProcessLookupError):
-            os.kill(process, signal.SIGUSR1)
+    host.send(signal.SIGUSR1, _pythons(reports))
     time.sleep(0.5)
     stacks = [path.read_text().strip() for path in reports.glob("where-*")]
     return next(filter(None, stacks), "")

@@ -45,12 +45,14 @@ def torch_folder(python: Python | None = None) -> Path:
             return folder
     if not python.torch_release:
         raise UnavailableError(
-            f"emulator: {python.executable} has no PyTorch. Install it there, or name the Python that has the "
-            "program's packages: emulate -- /its/venv/bin/python train.py"
+            f"emulator: {python.executable} has no PyTorch. Install it there, "
+            "or name the Python that has the program's packages: "
+            "emulate -- /its/venv/bin/python train.py"
         )
     raise UnavailableError(
-        f"emulator: the PyTorch {python.torch_release} of {python.executable} has no CUDA inside, and the emulated GPU "
-        f"runs PyTorch's CUDA build. Set it up once ({DOWNLOAD}; it goes into {cache_folder()}): {_how_to(python)}"
+        f"emulator: the PyTorch {python.torch_release} of {python.executable} has no CUDA inside, "
+        f"and the emulated GPU runs PyTorch's CUDA build. Set it up once ({DOWNLOAD}; "
+        f"it goes into {cache_folder()}): {_how_to(python)}"
     )
 
 
@@ -99,8 +101,9 @@ def refuse_without_kernels(gpu: Gpu, python: Python) -> None:
     major, minor = gpu.compute_capability
     there = ", ".join(f"{other[0]}.{other[1]}" for other in capabilities)
     raise UnavailableError(
-        f"emulator: PyTorch {python.torch_release} has kernels for compute capabilities {there}, and the {gpu.title} "
-        f"has {major}.{minor}: a program that uses it fails there. {_who_has_kernels(gpu.compute_capability)}"
+        f"emulator: PyTorch {python.torch_release} has kernels for compute capabilities {there}, "
+        f"and the {gpu.title} has {major}.{minor}: a program that uses it fails there. "
+        f"{_who_has_kernels(gpu.compute_capability)}"
     )
 
 
@@ -146,7 +149,8 @@ def refuse_other_machines() -> None:
     """Raises UnavailableError where there is no such PyTorch: the stubs are for x86-64 Linux."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise UnavailableError(
-            f"emulator: the emulated GPU needs Linux on x86-64; this is {platform.system()} on {platform.machine()}. "
+            "emulator: the emulated GPU needs Linux on x86-64; this is "
+            f"{platform.system()} on {platform.machine()}. "
             "`predict` works here without it (--engine shadow)."
         )
 
@@ -178,13 +182,15 @@ def _fetch(python: Python) -> None:
         pip = subprocess.run(command, check=False)
         if pip.returncode:
             raise UnavailableError(
-                f"emulator: pip could not fetch torch {release} (exit code {pip.returncode}, its words stand above). "
-                f"With another installer: put torch=={release}, a CUDA build, without what it depends on, into {place}"
+                f"emulator: pip could not fetch torch {release} (exit code {pip.returncode}, "
+                f"its words stand above). With another installer: put torch=={release}, "
+                f"a CUDA build, without what it depends on, into {place}"
             )
         if not (new / "torch" / CUDA_LIBRARY).is_file():
             raise UnavailableError(
-                f"emulator: the package index gave a torch {release} without CUDA. Point PIP_INDEX_URL at one that has "
-                "it (pypi.org), or install a CUDA build of torch."
+                f"emulator: the package index gave a torch {release} without CUDA. "
+                "Point PIP_INDEX_URL at one that has it (pypi.org), "
+                "or install a CUDA build of torch."
             )
         shutil.rmtree(place, ignore_errors=True)
         new.rename(place)

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 from workbench.base.categories import format_bytes
@@ -16,13 +17,15 @@ TIMED_OUT = 124  # the exit status that timeout(1) has
 LINES = 8
 VIEWER = "https://pytorch.org/memory_viz"
 
+Report = dict[str, Any]  # of a process, or of one of its devices
+
 
 def banner(gpu: Gpu) -> str:
     """What stands above the program's own output."""
     return (
-        f"emulated GPU: {gpu.title}, {format_bytes(gpu.memory_bytes)}. PyTorch's own allocator keeps the books; values "
-        f"are not computed (a loss reads 0), times, speeds and MFU that the program prints are not the card's, and "
-        f"{NOT_MEASURED}."
+        f"emulated GPU: {gpu.title}, {format_bytes(gpu.memory_bytes)}. "
+        "PyTorch's own allocator keeps the books; values are not computed (a loss reads 0), "
+        f"times, speeds and MFU that the program prints are not the card's, and {NOT_MEASURED}."
     )
 
 
@@ -33,7 +36,7 @@ class Emulation(Result):
     gpu: Gpu
     command: tuple[str, ...]
     exit_status: int
-    processes: tuple[dict[str, Any], ...]
+    processes: tuple[Report, ...]
     stuck_at: str = ""  # where it was when its time was over
     silent: int = 0  # processes that ended without a report, being killed
     snapshots: tuple[Path, ...] = ()
@@ -41,14 +44,22 @@ class Emulation(Result):
     without_kernels: tuple[str, ...] = ()  # cards on which the program's PyTorch cannot run
 
     @property
-    def devices(self) -> list[dict[str, Any]]:
+    def users(self) -> list[tuple[Report, Report]]:
+        """Every process with every device that it used."""
+        users = []
+        for process in self.processes:
+            for device in process["devices"]:
+                users.append((process, device))
+        return users
+
+    @property
+    def devices(self) -> list[Report]:
         """The reports of all devices, that which reserved most first."""
-        devices = [device for process in self.processes for device in process["devices"]]
-        return sorted(devices, key=lambda device: -device["peak_reserved_bytes"])
+        return sorted((device for _, device in self.users), key=lambda device: -device["peak_reserved_bytes"])
 
     @property
     def peak_reserved_bytes(self) -> int:
-        return max((device["peak_reserved_bytes"] for device in self.devices), default=0)
+        return self.devices[0]["peak_reserved_bytes"] if self.devices else 0
 
     @property
     def refusals(self) -> int:
@@ -60,15 +71,14 @@ class Emulation(Result):
         return self.refusals > 0 and self.exit_status == 0
 
     @property
-    def at_once(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    def at_once(self) -> list[tuple[Report, Report]]:
         """The processes that together needed most of one card at one time, each with its report of that card."""
-        fullest: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        users = [(process, device) for process in self.processes for device in process["devices"]]
-        for later, used in users:
+        fullest: list[tuple[Report, Report]] = []
+        for later, used in self.users:
             began = later.get("began", 0)
             card = used.get("card", used["index"])
             together = []
-            for process, device in users:
+            for process, device in self.users:
                 was_there = process.get("began", 0) <= began <= process.get("ended", began)
                 if was_there and device.get("card", device["index"]) == card:
                     together.append((process, device))
@@ -109,13 +119,16 @@ class Emulation(Result):
     @property
     def not_measured(self) -> list[str]:
         """What took memory in amounts that nobody knows: if there is any of it, the peaks are lower bounds."""
-        return sorted({name for process in self.processes for name in process.get("not_measured", ())})
+        names: set[str] = set()
+        for process in self.processes:
+            names.update(process.get("not_measured", ()))
+        return sorted(names)
 
     @property
-    def sizes_by_values(self) -> list[dict[str, Any]]:
+    def sizes_by_values(self) -> list[Report]:
         """Where values would have decided a size: `line`, `operation`, how many `times`, the most that was `taken`, and
         `of` how many (None: nobody knows)."""
-        notes: dict[tuple[str, str], dict[str, Any]] = {}
+        notes: dict[tuple[str, str], Report] = {}
         for process in self.processes:
             for note in process.get("sizes_by_values", ()):
                 merged = notes.setdefault((note["line"], note["operation"]), {**note, "times": 0})
@@ -155,9 +168,9 @@ class Emulation(Result):
         lines = [f"emulated {self.gpu.title} ({format_bytes(self.gpu.memory_bytes)}): {NOT_MEASURED}"]
         for versions in sorted({_versions(process) for process in self.processes if "torch" in process}):
             lines.append(f"  {versions}")
-        for process in self.processes:
+        for process, device in self.users:
             rank = f"rank {process['rank']}, " if len(self.processes) > 1 else ""
-            lines += [f"  {rank}{_peaks(process, device, self.has_recovered)}" for device in process["devices"]]
+            lines.append(f"  {rank}{_peaks(process, device, self.has_recovered)}")
         if self.silent:
             lines.append(f"  {self.silent} processes that used the GPU were killed and left no report")
         if self.host_was_full:
@@ -173,8 +186,9 @@ class Emulation(Result):
         if self.stuck_at:
             waited = "perhaps waiting for a value that is never computed"
             lines.append(f"  ended when its time was over (--timeout). It was here, {waited}:")
-            lines += [f"    {line}" for line in self.stuck_at.splitlines()]
-        lines += [f"  snapshot  {path} (open it at {VIEWER})" for path in self.snapshots]
+            lines.append(indent(self.stuck_at, "    "))
+        for path in self.snapshots:
+            lines.append(f"  snapshot  {path} (open it at {VIEWER})")
         return "\n".join(lines)
 
     def _decided_sizes(self) -> list[str]:
@@ -208,12 +222,22 @@ class Emulation(Result):
                     cap = format_bytes(device["cap_bytes"])
                     return [f"  it needs more than its own cap of {cap}, which set_per_process_memory_fraction has set"]
             return ["  it needs more than that: which card has room is not known. Try a larger one (--gpu)"]
-        common = [name for name in self.fits if GPUS[name].is_common or name == self.gpu.name]
-        close = set(self.close).intersection(common)
-        written = {name: f"{name} (close)" if name in close else name for name in common}
-        fitting = [written[name] for name in common if self.fits[name]]
-        others = [written[name] for name in common if not self.fits[name] and name not in self.without_kernels]
-        no_kernels = [name for name in common if name in self.without_kernels]
+        close = self.close
+        is_any_close = False
+        fitting = []
+        others = []
+        no_kernels = []
+        for name, has_room in self.fits.items():
+            if not GPUS[name].is_common and name != self.gpu.name:
+                continue
+            is_any_close |= name in close
+            written = f"{name} (close)" if name in close else name
+            if name in self.without_kernels:
+                no_kernels.append(name)
+            elif has_room:
+                fitting.append(written)
+            else:
+                others.append(written)
         reserved = format_bytes(self.reserved_at_once_bytes)
         low, high = self.context_bytes
         context = f"about {format_bytes(high)}" if low == high else f"{format_bytes(low)} to {format_bytes(high)}"
@@ -223,7 +247,7 @@ class Emulation(Result):
         lines.append(f"  {verdict}  {', '.join(fitting) or 'none of the known GPUs'}")
         if others:
             lines.append(f"  does not fit on  {', '.join(others)}")
-        if close:
+        if is_any_close:
             lines.append("  close            CUDA's context decides; it differs from program to program")
         if no_kernels:
             lines.append(f"  no kernels for   {', '.join(no_kernels)} in this PyTorch")
@@ -261,7 +285,7 @@ class Emulation(Result):
         }
 
 
-def _peaks(process: dict[str, Any], device: dict[str, Any], has_recovered: bool) -> str:
+def _peaks(process: Report, device: Report, has_recovered: bool) -> str:
     allocated = format_bytes(device["peak_allocated_bytes"])
     reserved = format_bytes(device["peak_reserved_bytes"])
     refused = ""
@@ -272,7 +296,7 @@ def _peaks(process: dict[str, Any], device: dict[str, Any], has_recovered: bool)
     return f"device {device['index']}: peak {allocated} allocated, {reserved} reserved{refused}; host {host}{killed}"
 
 
-def _sum_of_needs(together: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> int:
+def _sum_of_needs(together: Sequence[tuple[Report, Report]]) -> int:
     total = 0
     for _, device in together:
         after = device.get("reserved_after_refusals_bytes")
@@ -280,13 +304,13 @@ def _sum_of_needs(together: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> 
     return total
 
 
-def _versions(process: dict[str, Any]) -> str:
+def _versions(process: Report) -> str:
     is_this_one = Path(process["executable"]).parent == Path(sys.executable).parent
     place = "" if is_this_one else f" ({process['executable']})"
     return f"PyTorch {process['torch']}, Python {process['python']}{place}"
 
 
-def _growth(device: dict[str, Any]) -> list[str]:
+def _growth(device: Report) -> list[str]:
     """What a program takes more of with every step, as long as it runs."""
     growth = device.get("growth")
     if not growth:
@@ -303,10 +327,13 @@ def _times(count: int) -> str:
     return {1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
-def _holders(device: dict[str, Any]) -> list[str]:
+def _holders(device: Report) -> list[str]:
     if not device.get("lines"):
         return []
     title = "  who holds most at the peak, by the innermost line of the program"
     if device["peak_in_history_bytes"] < 0.95 * device["peak_allocated_bytes"]:
         title += f" (of the history's end, {format_bytes(device['peak_in_history_bytes'])}; the peak was before)"
-    return [title, *(f"    {format_bytes(entry['bytes']):>9}  {entry['line']}" for entry in device["lines"])]
+    lines = [title]
+    for entry in device["lines"]:
+        lines.append(f"    {format_bytes(entry['bytes']):>9}  {entry['line']}")
+    return lines

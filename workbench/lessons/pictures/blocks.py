@@ -31,8 +31,9 @@ def checkpointed_blocks(config: Any) -> Drawing:
     layers = config.num_hidden_layers
     most = layers + KEPT - 1
     picture = Drawing(
-        f"One block keeps {KEPT} tensors, 20 of them in its MLP. Without checkpointing {layers} blocks keep "
-        f"{KEPT * layers}; with it {layers}, one each, and {KEPT - 1} more of the block that is being recomputed."
+        f"One block keeps {KEPT} tensors, 20 of them in its MLP. "
+        f"Without checkpointing {layers} blocks keep {KEPT * layers}; with it {layers}, "
+        f"one each, and {KEPT - 1} more of the block that is being recomputed."
     )
     picture.title(f"one block keeps {KEPT} tensors of B × T × C")
     tile = WIDTH / KEPT
@@ -67,9 +68,7 @@ def kept_in_block() -> Drawing:
         y = 26 + row * 22
         picture.words(0, y + 12, name)
         for column, way in enumerate(WAYS):
-            colour = PALE
-            if way in ways:
-                colour = Category.ACTIVATIONS
+            colour = Category.ACTIVATIONS if way in ways else PALE
             picture.tiles(212 + column * 149, y, (9, 17), colour, columns=tensors)
     return picture
 
@@ -82,9 +81,11 @@ def written_out_and_fused(config: Any, length: int) -> Drawing:
     longer = length * max(2, 1024 // length)
     head = config.n_embd // config.n_head
     picture = Drawing(
-        f"Left, what is kept either way: of GELU one tensor, of attention four strips of T × {head} a head, which grow "
-        f"with T. Right, what is kept besides if they are written out: three more tensors, and a square of T × T "
-        f"probabilities a head, small for {length} tokens, large for {longer}."
+        "Left, what is kept either way: of GELU one tensor, "
+        f"of attention four strips of T × {head} a head, which grow with T. Right, "
+        "what is kept besides if they are written out: three more tensors, "
+        f"and a square of T × T probabilities a head, small for {length} tokens, "
+        f"large for {longer}."
     )
     picture.title("kept either way")
     picture.words(BESIDES, -10, "kept besides, if written out in Python", bold=True)
@@ -99,7 +100,8 @@ def written_out_and_fused(config: Any, length: int) -> Drawing:
     right = float(BESIDES)
     for tokens in (length, longer):
         side = tokens * scale
-        picture.tiles(left, 94, (strip, side + 2), Category.ACTIVATIONS, columns=4)  # queries, keys, values, output
+        # queries, keys, values, output
+        picture.tiles(left, 94, (strip, side + 2), Category.ACTIVATIONS, columns=4)
         picture.area(right, 94, side, side, Category.ACTIVATIONS)
         for x in (left, right):
             picture.words(x, 86, f"T = {tokens:,}")
@@ -113,9 +115,10 @@ def written_out_and_fused(config: Any, length: int) -> Drawing:
 def pack_and_unpack() -> Drawing:
     """Lesson 10b: autograd's shelf in the middle: a saved activation goes to a file and comes back, a weight stays."""
     picture = Drawing(
-        "The forward pass saves an activation and a weight. The hook named pack writes the activation to a file and "
-        "gives autograd its path, and gives the weight back as it is. The hook named unpack reads the file again for "
-        "the backward pass."
+        "The forward pass saves an activation and a weight. "
+        "The hook named pack writes the activation to a file and gives autograd its path, "
+        "and gives the weight back as it is. The hook named unpack reads the file again for the "
+        "backward pass."
     )
     columns = (
         (0, "forward pass", Category.ACTIVATIONS, "activation"),

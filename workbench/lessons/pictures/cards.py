@@ -9,6 +9,7 @@ from workbench.base.categories import Category, format_bytes
 from workbench.lessons.drawing import EMPTY, PALE, WIDTH, Drawing
 from workbench.measure.out_of_memory import two_digits
 from workbench.prediction.prediction import Prediction
+from workbench.techniques.registry import in_words
 
 PARTS = {"tensors": Category.WEIGHTS, "gaps": PALE, "not PyTorch's": Category.TEMPORARIES, "free": EMPTY}
 WEIGHTS = (120, Category.WEIGHTS, "weights")
@@ -60,8 +61,8 @@ def planned_sets(planned: Plan) -> Drawing:
     budget = format_bytes(planned.budget_bytes)
     fitting = sum(candidate.fits for candidate in planned.tried)
     picture = Drawing(
-        f"{len(planned.tried)} sets of changes in the order of the search, as bars; {fitting} of them end left of the "
-        f"line of the budget, {budget}."
+        f"{len(planned.tried)} sets of changes in the order of the search, as bars; "
+        f"{fitting} of them end left of the line of the budget, {budget}."
     )
     scale = WIDTH / max(planned.budget_bytes, *(candidate.needed_bytes for candidate in planned.tried))
     largest = []
@@ -69,7 +70,7 @@ def planned_sets(planned: Plan) -> Drawing:
         category, _ = candidate.dominant
         largest.append(category)
         verdict = "✓" if candidate.fits else "✗"
-        label = f"{verdict} {format_bytes(candidate.needed_bytes)}: {candidate.label}"
+        label = f"{verdict} {format_bytes(candidate.needed_bytes)}: {in_words(candidate.label)}"
         picture.row(label, [(candidate.needed_bytes, category, "")], scale)
         picture.line(planned.budget_bytes * scale, 14, planned.budget_bytes * scale, 40)
     picture.legend(*dict.fromkeys(largest))
@@ -80,8 +81,9 @@ def planned_sets(planned: Plan) -> Drawing:
 def three_shortages() -> Drawing:
     """Lesson 15: three cards that are full, each for another reason; below each stands the same request."""
     picture = Drawing(
-        "Three cards and the same request, for which none has room. The first is full of activations; the second holds "
-        "something from before; the third has enough free memory, in pieces that are each too small."
+        "Three cards and the same request, for which none has room. "
+        "The first is full of activations; the second holds something from before; "
+        "the third has enough free memory, in pieces that are each too small."
     )
     for title, parts in SHORTAGES.items():
         picture.title(title)
@@ -97,8 +99,7 @@ def message_bar(*messages: ErrorMessage) -> Drawing:
 
     A row for each message, to the scale of its card.
     """
-    rows = "; ".join(_described(message) for message in messages)
-    picture = Drawing(f"Each bar is a whole card. {rows}.")
+    picture = Drawing(f"Each bar is a whole card. {'; '.join(map(_described, messages))}.")
     for message in messages:
         _draw_card(picture, message)
     picture.legend(others={**PARTS, "asked for": Category.ACTIVATIONS})
@@ -132,8 +133,12 @@ def _draw_card(picture: Drawing, message: ErrorMessage) -> None:
 
 def _parts(message: ErrorMessage) -> dict[str, int]:
     """From left to right."""
-    sizes = (message.allocated_bytes, message.unallocated_bytes, message.elsewhere_bytes, message.free_bytes)
-    return {part: size or 0 for part, size in zip(PARTS, sizes, strict=True)}
+    return {
+        "tensors": message.allocated_bytes or 0,
+        "gaps": message.unallocated_bytes or 0,
+        "not PyTorch's": message.elsewhere_bytes or 0,
+        "free": message.free_bytes or 0,
+    }
 
 
 def _described(message: ErrorMessage) -> str:
@@ -147,23 +152,21 @@ def rungs(ladder: Sequence[Prediction]) -> Drawing:
     first = ladder[0].peak_allocated_bytes
     last = ladder[-1].peak_allocated_bytes
     picture = Drawing(
-        f"{len(ladder)} bars, each with one technique more than the one above it. The first, of the plain recipe, is "
-        f"{format_bytes(first)} long; the last is {format_bytes(last)}, 1/{first / last:.1f} of it."
+        f"{len(ladder)} bars, each with one technique more than the one above it. The first, "
+        f"of the plain recipe, is {format_bytes(first)} long; the last is {format_bytes(last)}, "
+        f"1/{first / last:.1f} of it."
     )
     below: tuple[object, ...] = ()
     for rung in ladder:
         recipe = rung.recipe
         new = tuple(technique for technique in recipe.techniques if technique not in below)
         below = recipe.techniques
-        name = recipe.model
-        if new:
-            name = f"+ {replace(recipe, techniques=new).label}"
+        name = f"+ {in_words(replace(recipe, techniques=new).label)}" if new else recipe.model
         label = f"{name}: {format_bytes(rung.peak_allocated_bytes)}, 1/{first / rung.peak_allocated_bytes:.1f}"
         picture.row(label, [(rung.by_category[category], category, "") for category in Category], WIDTH / first)
     seen = []
     for category in Category:
-        most = max(rung.by_category[category] for rung in ladder)
-        if most > SEEN * first:
+        if max(rung.by_category[category] for rung in ladder) > SEEN * first:
             seen.append(category)
     picture.legend(*seen)
     return picture

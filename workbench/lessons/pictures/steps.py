@@ -19,12 +19,14 @@ OF_A_BATCH = (Category.GRADIENTS, Category.ACTIVATIONS, Category.LOGITS_AND_LOSS
 def hill_of_a_step(config: Any, sequences: int, length: int) -> Drawing:
     """Lesson 00: a parameter and a token in bytes; below them the step of one sequence, of `sequences`, and of twice as
     many."""
-    steps = {batch: bytes_over_step(config, batch * length) for batch in sorted({1, sequences, 2 * sequences})}
-    peaks = {batch: peak_bytes(step) for batch, step in steps.items()}
-    listed = ", ".join(f"{batch} × {length}: {format_bytes(peak)}" for batch, peak in peaks.items())
+    steps = {}
+    for batch in sorted({1, sequences, 2 * sequences}):
+        step = bytes_over_step(config, batch * length)
+        steps[f"{batch} × {length}: {format_bytes(peak_bytes(step))}"] = step
     picture = Drawing(
-        "A parameter has 16 bytes: 4 of weight, 4 of gradient, 8 of AdamW's averages. A token has activations and "
-        f"logits. The steps stand on the same floor, and the hill on it grows with the tokens; peaks: {listed}."
+        "A parameter has 16 bytes: 4 of weight, 4 of gradient, 8 of AdamW's averages. "
+        "A token has activations and logits. The steps stand on the same floor, "
+        f"and the hill on it grows with the tokens; peaks: {', '.join(steps)}."
     )
     picture.title("a parameter: 16 bytes")
     picture.bar(0, 0, 24, PARAMETER, WIDTH / 16)
@@ -37,9 +39,10 @@ def hill_of_a_step(config: Any, sequences: int, length: int) -> Drawing:
     picture.bar(0, 0, 24, parts, WIDTH / whole)
     picture.title("a step of so many tokens: forward → backward → AdamW")
     width = (WIDTH + GAP) / len(steps)
-    for number, (batch, step) in enumerate(steps.items()):
-        picture.hill(number * width, 176, width - GAP, step, 176 / max(peaks.values()))
-        picture.words(number * width, 194, f"{batch} × {length}: {format_bytes(peaks[batch])}")
+    scale = 176 / max(map(peak_bytes, steps.values()))
+    for number, (label, step) in enumerate(steps.items()):
+        picture.hill(number * width, 176, width - GAP, step, scale)
+        picture.words(number * width, 194, label)
     return picture
 
 
@@ -54,11 +57,13 @@ def step_in_parts(config: Any, sequences: int, length: int, parts: int) -> Drawi
         f"1 × {sequences} sequences": whole,
         f"{parts} × {sequences / parts:g} sequences; gradients wait for the end": first + (parts - 1) * later,
     }
-    peaks = [peak_bytes(stacks) for stacks in rows.values()]
+    peaks = list(map(peak_bytes, rows.values()))
     picture = Drawing(
-        f"With one batch of {sequences} sequences, activations and logits rise to {format_bytes(peaks[0])} and fall "
-        f"while the gradients come. In {parts} parts they rise {parts} times, to a part of that, and from the second "
-        f"part on all gradients lie under them: {format_bytes(peaks[1])} at most."
+        f"With one batch of {sequences} sequences, "
+        f"activations and logits rise to {format_bytes(peaks[0])} and fall while the gradients "
+        f"come. In {parts} parts they rise {parts} times, to a part of that, "
+        "and from the second part on all gradients lie under them: "
+        f"{format_bytes(peaks[1])} at most."
     )
     scale = 104 / max(peaks)
     for (title, stacks), peak in zip(rows.items(), peaks, strict=True):
@@ -90,9 +95,10 @@ def offloaded_step(config: Any, sequences: int, length: int) -> Drawing:
         on_card.append(stack | {Category.ACTIVATIONS: at_work, Category.OPTIMIZER_STATES: 0})
         on_host.append({Category.OPTIMIZER_STATES: states, Category.ACTIVATIONS: activations - at_work})
     picture = Drawing(
-        "Two lanes over the time of one step. In the forward pass the activations of each block leave the card and "
-        "pile up on the host; in the backward pass they come back, those of the last block first. AdamW's states lie "
-        "on the host all the time, and pass through the card piece by piece in the optimizer step."
+        "Two lanes over the time of one step. In the forward pass the activations of each block "
+        "leave the card and pile up on the host; in the backward pass they come back, "
+        "those of the last block first. AdamW's states lie on the host all the time, "
+        "and pass through the card piece by piece in the optimizer step."
     )
     scale = LANE / max(peak_bytes(on_card), peak_bytes(on_host))
     floor = 20 + peak_bytes(on_card) * scale

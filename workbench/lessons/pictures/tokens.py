@@ -32,8 +32,9 @@ def blocks_of_a_text(recipe: Recipe) -> Drawing:
     whole = train + held_out
     read = recipe.steps * batch
     picture = Drawing(
-        f"A text of {whole} blocks of {length} tokens: {recipe.steps} steps of {batch} read {read} of them, "
-        f"and {held_out} at its end are held out. In a block every token is to be predicted from those before it."
+        f"A text of {whole} blocks of {length} tokens: {recipe.steps} steps of {batch} read "
+        f"{read} of them, and {held_out} at its end are held out. "
+        "In a block every token is to be predicted from those before it."
     )
     picture.title(f"the text: {whole:,} blocks of {length} tokens")
     once = min(read, train)
@@ -57,13 +58,14 @@ def blocks_of_a_text(recipe: Recipe) -> Drawing:
 
 def batch_rectangle(config: Any, *shapes: tuple[int, int]) -> Drawing:
     """Lesson 06: for each (sequences, tokens) a rectangle, all to one scale; the first is the whole."""
-    row = 112 / max(sequences for sequences, _ in shapes)
-    column = 236 / max(length for _, length in shapes)
-    whole = shapes[0][0] * shapes[0][1]
+    rows, columns = zip(*shapes, strict=True)
+    row = 112 / max(rows)
+    column = 236 / max(columns)
+    whole = rows[0] * columns[0]
     listed = ", ".join(f"{sequences} × {length}" for sequences, length in shapes)
     picture = Drawing(
-        f"Rectangles of sequences × tokens, to scale: {listed}. What a step keeps grows with the area, whichever side "
-        "is cut."
+        f"Rectangles of sequences × tokens, to scale: {listed}. What a step keeps grows with the "
+        "area, whichever side is cut."
     )
     kept = format_bytes(sum(token_bytes(config).values()))
     picture.title(f"one line a sequence; each token keeps {kept} of activations and logits")
@@ -88,9 +90,10 @@ def padded_rows(recipe: Recipe) -> Drawing:
         return f"{1 - sum(lengths) / (len(lengths) * width):.0%}"
 
     picture = Drawing(
-        f"{len(lengths)} paragraphs of {min(lengths)} to {longest} tokens. In rows of {length} tokens "
-        f"{padding_in(length)} of the places are grey, that is padding; in rows as long as the longest paragraph "
-        f"{padding_in(longest)}. Packed one behind the other they need fewer rows, and no padding."
+        f"{len(lengths)} paragraphs of {min(lengths)} to {longest} tokens. "
+        f"In rows of {length} tokens {padding_in(length)} of the places are grey, "
+        f"that is padding; in rows as long as the longest paragraph {padding_in(longest)}. "
+        "Packed one behind the other they need fewer rows, and no padding."
     )
     picture.words(0, 12, f"to T = {length}: {padding_in(length)} padding", bold=True)
     picture.words(228, 12, f"to the longest, {longest}: {padding_in(longest)}", bold=True)
@@ -133,8 +136,9 @@ def prefix_in_front(config: Any, virtual_tokens: int, length: int) -> Drawing:
     front = bar * virtual_tokens / (virtual_tokens + length)
     learned = 2 * virtual_tokens * layers * config.n_embd
     picture = Drawing(
-        f"Each of {layers} layers has {virtual_tokens} learned keys in front of the {length} of the text, and as many "
-        f"values. Below the layers stands the text, {length} tokens, without anything in front."
+        f"Each of {layers} layers has {virtual_tokens} learned keys in front of the {length} of "
+        "the text, and as many values. Below the layers stands the text, "
+        f"{length} tokens, without anything in front."
     )
     picture.title(f"learned: {virtual_tokens} × 2 × {config.n_embd:,} numbers in each of {layers} layers, {learned:,}")
     foot = min(layers, LAYERS) * 34 + 24
@@ -159,8 +163,9 @@ def key_value_cache(config: Any, prompt: int, new: int) -> Drawing:
     tokens = prompt + new - 1
     column = format_bytes(4 * 2 * layers * config.n_embd)
     picture = Drawing(
-        f"A grid of {tokens} columns, one for each token, and {layers} rows, one for each layer. The {prompt} columns "
-        f"of the prompt are filled at once, then one with each new token. A column has {column}."
+        f"A grid of {tokens} columns, one for each token, and {layers} rows, "
+        f"one for each layer. The {prompt} columns of the prompt are filled at once, "
+        f"then one with each new token. A column has {column}."
     )
     whole = format_bytes(tokens * 4 * 2 * layers * config.n_embd)
     picture.title(f"{tokens} tokens × {layers} layers × keys and values: {whole}")
@@ -180,9 +185,9 @@ def logits_in_chunks(config: Any, tokens: int, chunk: int) -> Drawing:
     vocabulary = config.vocab_size
     hidden = config.hidden_size
     picture = Drawing(
-        f"Hidden states, {tokens:,} × {hidden:,}, times the head make {tokens:,} × {vocabulary:,} logits, a large "
-        f"rectangle. A chunk of them is {chunk:,} × {vocabulary:,}, {chunk / tokens:.0%} of it. Everything is drawn to "
-        "one scale."
+        f"Hidden states, {tokens:,} × {hidden:,}, times the head make {tokens:,} × {vocabulary:,} "
+        f"logits, a large rectangle. A chunk of them is {chunk:,} × {vocabulary:,}, "
+        f"{chunk / tokens:.0%} of it. Everything is drawn to one scale."
     )
     left = 50  # of the logits; beside them stand the hidden states
     scale = min((WIDTH - left) / vocabulary, HEIGHT / max(tokens, hidden))
@@ -219,9 +224,10 @@ def kept_logits(config: Any, sequences: int, length: int, batches: int) -> Drawi
         f"{batches} batches, and of each only the likeliest tokens are kept": batch + likeliest,
     }
     picture = Drawing(
-        f"Bars to scale. Weights {format_bytes(weights)}; one evaluated batch {format_bytes(batch)}; the logits of "
-        f"{batches} batches, kept and joined, {format_bytes(batches * batch)}; with the likeliest tokens alone hardly "
-        "more than one batch."
+        f"Bars to scale. Weights {format_bytes(weights)}; "
+        f"one evaluated batch {format_bytes(batch)}; the logits of {batches} batches, "
+        f"kept and joined, {format_bytes(batches * batch)}; "
+        "with the likeliest tokens alone hardly more than one batch."
     )
     colour = Category.WEIGHTS
     for label, size in rows.items():

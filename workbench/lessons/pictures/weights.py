@@ -39,19 +39,20 @@ ADAPTERS: dict[str, tuple[Strip, ...]] = {
     "prompt tuning": ((136, 0, 10, UNIT),),
     "QLoRA": STRIPS,
 }
-SHARDED = {Category.WEIGHTS: 1, Category.GRADIENTS: 1, Category.OPTIMIZER_STATES: 2}  # numbers for each parameter
+# numbers for each parameter
+SHARDED = {Category.WEIGHTS: 1, Category.GRADIENTS: 1, Category.OPTIMIZER_STATES: 2}
 PASSING = COLOURS[Category.WEIGHTS] + "70"  # what is not kept all the time
 GAP = 12  # between two cards
 
 
 def bytes_per_parameter(rows: Mapping[str, Sequence[float]]) -> Drawing:
     """Lesson 04b: a bar for each way to train, with its bytes of weight, gradient, states and copy, in this order."""
-    totals = {name: sum(parts) for name, parts in rows.items()}
-    sums = ", ".join(f"{name} {total:.3g}" for name, total in totals.items())
+    sums = ", ".join(f"{name} {sum(sizes):.3g}" for name, sizes in rows.items())
     picture = Drawing(f"Bytes for each parameter: {sums}.")
+    scale = WIDTH / max(map(sum, rows.values()))
     for name, sizes in rows.items():
-        parts = [(size, colour, f"{size:.3g}") for size, colour in zip(sizes, PARTS.values(), strict=False)]
-        picture.row(f"{name}: {totals[name]:.3g}", parts, WIDTH / max(totals.values()))
+        parts = zip(sizes, PARTS.values(), map("{:.3g}".format, sizes), strict=False)
+        picture.row(f"{name}: {sum(sizes):.3g}", parts, scale)
     shown = max(map(len, rows.values()))
     picture.legend(others=dict(islice(PARTS.items(), shown)))
     return picture
@@ -64,7 +65,8 @@ def optimizer_bytes(config: Any) -> Drawing:
     matrices = 12 * width**2 * config.n_layer
     others = whole - matrices  # embeddings and vectors
     embedded = config.vocab_size + config.n_positions
-    sides = embedded + 2 * width + 16 * width * config.n_layer  # rows and columns of embeddings and matrices
+    # rows and columns of embeddings and matrices
+    sides = embedded + 2 * width + 16 * width * config.n_layer
     states = {
         "AdamW": 8 * whole,
         "Muon": 4 * matrices + 8 * others,
@@ -74,7 +76,7 @@ def optimizer_bytes(config: Any) -> Drawing:
         "Adafactor": 4 * (sides + others - embedded * width),
         "SGD": 0,
     }
-    return bytes_per_parameter({kind: (4.0, 4.0, size / whole) for kind, size in states.items()})
+    return bytes_per_parameter({optimizer: (4.0, 4.0, size / whole) for optimizer, size in states.items()})
 
 
 def number_line(weight: float, rates: Sequence[float]) -> Drawing:
@@ -83,25 +85,26 @@ def number_line(weight: float, rates: Sequence[float]) -> Drawing:
     They begin at a power of two, up to whose double all gaps are the same.
     """
     start = math.ldexp(1.0, math.frexp(weight)[1] - 1)
-    gaps = {kind: start / 2**digits for kind, digits in DIGITS.items()}
+    gaps = {dtype: start / 2**digits for dtype, digits in DIGITS.items()}
     outcomes = {}
     for rate in rates:
         fp16 = round(rate / gaps["fp16"])
         bf16 = round(rate / gaps["bf16"])
         outcomes[rate] = f"rate {rate:g}: {fp16} × a gap of fp16, {bf16} × a gap of bf16"
     picture = Drawing(
-        f"From {start:.2g} to {2 * start:.2g} the numbers of bf16 are {gaps['bf16']:.2g} apart, those of "
-        f"fp16 an eighth of that, and those of fp32 too close to draw. {'; '.join(outcomes.values())}."
+        f"From {start:.2g} to {2 * start:.2g} the numbers of bf16 are {gaps['bf16']:.2g} apart, "
+        "those of fp16 an eighth of that, and those of fp32 too close to draw. "
+        f"{'; '.join(outcomes.values())}."
     )
     picture.title(f"the numbers from {start:.2g} on; up to {2 * start:.2g} the gaps stay the same")
     left = WIDTH - LINE - 20
     shown = min(max(6, math.ceil(max(rates) / gaps["bf16"])), 12)  # gaps of bf16
     scale = LINE / (shown * gaps["bf16"])
-    for row, (kind, gap) in enumerate(gaps.items()):
+    for row, (dtype, gap) in enumerate(gaps.items()):
         y = 36 * row
-        picture.words(0, y + 17, kind)
+        picture.words(0, y + 17, dtype)
         picture.line(left, y + 11, left + LINE, y + 11)
-        if kind == "fp32":  # 65,536 numbers for one gap of bf16
+        if dtype == "fp32":  # 65,536 numbers for one gap of bf16
             picture.area(left, y, LINE, 22, Category.WEIGHTS)
             continue
         for number in range(round(shown * gaps["bf16"] / gap) + 1):
@@ -122,8 +125,9 @@ def low_rank_update(config: Any, rank: int) -> Drawing:
     width = config.n_embd
     shape = f"{width:,} × {3 * width:,}"
     picture = Drawing(
-        f"Full fine-tuning keeps four matrices of {shape} numbers: W, its gradient and two states of Adam. LoRA keeps "
-        f"W, frozen; the other three are empty but for two strips that are {rank} numbers thin."
+        f"Full fine-tuning keeps four matrices of {shape} numbers: W, "
+        "its gradient and two states of Adam. LoRA keeps W, frozen; "
+        f"the other three are empty but for two strips that are {rank} numbers thin."
     )
     column = WIDTH / len(TRAINED)
     high = 48
@@ -153,9 +157,11 @@ def block_adapters(config: Any, rank: int, virtual_tokens: int) -> Drawing:
     factors = width * config.n_layer
     trained = (low_rank, low_rank + 3 * factors, 7 * factors, virtual_tokens * width, low_rank)
     picture = Drawing(
-        "The four matrices of a block, once for each adapter. LoRA, DoRA and QLoRA train two strips beside the first, "
-        "DoRA one number more for each of its columns; (IA)³ a row of factors at the first and at the last; prompt "
-        "tuning nothing in the block, only tokens in front of it. Of the matrices of QLoRA an eighth is filled."
+        "The four matrices of a block, once for each adapter. LoRA, "
+        "DoRA and QLoRA train two strips beside the first, DoRA one number more for each of its "
+        "columns; (IA)³ a row of factors at the first and at the last; "
+        "prompt tuning nothing in the block, only tokens in front of it. "
+        "Of the matrices of QLoRA an eighth is filled."
     )
     picture.words(0, 16, "trained, all blocks")
     for name, (x, times) in MATRICES.items():
@@ -178,14 +184,17 @@ def block_adapters(config: Any, rank: int, virtual_tokens: int) -> Drawing:
 def shards(config: Any, ranks: int) -> Drawing:
     """Lesson 20: weights, gradients and states on each of so many cards: under DDP, and under two settings of FSDP2."""
     numbers = parameters(config)
-    at_once = numbers - (config.n_layer - 1) * block_parameters(config)  # the embeddings, and a block
+    # the embeddings, and a block
+    at_once = numbers - (config.n_layer - 1) * block_parameters(config)
     whole = format_bytes(4 * FP32 * numbers)
     part = format_bytes(4 * FP32 * numbers // ranks)
     weights = format_bytes(FP32 * numbers)
     picture = Drawing(
-        f"Three rows of {ranks} cards. With none each keeps {whole} of weights, gradients and states, and buckets as "
-        f"large as the gradients. With gradients and with full each keeps {part}, its own part of them; weights of "
-        "the others come for a while, all of them with gradients, and few at a time with full."
+        f"Three rows of {ranks} cards. With none each keeps {whole} of weights, "
+        "gradients and states, and buckets as large as the gradients. "
+        f"With gradients and with full each keeps {part}, its own part of them; "
+        "weights of the others come for a while, all of them with gradients, "
+        "and few at a time with full."
     )
     moment = format_bytes(FP32 * at_once)
     # a title; into how many parts all is cut; what comes on top, in its colour, as a share of the weights

@@ -93,11 +93,11 @@ def _efficient(gpu: Gpu, q: Question) -> bool:
 class CudaAttention:
     """Replaces `torch.nn.functional.scaled_dot_product_attention`.
 
-    `asked` keeps each question with its answer: GPUs that answer all of them alike share a trace.
+    `answers` has each question that was asked: GPUs that answer all of them alike share a trace.
     """
 
     gpu: Gpu
-    asked: dict[Question, Backend] = field(default_factory=dict)
+    answers: dict[Question, Backend] = field(default_factory=dict)
 
     def __call__(
         self,
@@ -126,10 +126,11 @@ class CudaAttention:
             square=query.shape[-2] == key.shape[-2],
             causal=is_causal,
             dropout=float(dropout_p),  # a config may say 0
-            needs_gradient=torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value)),
+            needs_gradient=torch.is_grad_enabled()
+            and (query.requires_grad or key.requires_grad or value.requires_grad),
             enabled=frozenset(enabled),
         )
-        backend = self.asked.setdefault(question, choose_backend(self.gpu, question))
+        backend = self.answers.setdefault(question, choose_backend(self.gpu, question))
         aten: Any = torch.ops.aten
         if attn_mask is not None and backend is not Backend.MATH:
             attn_mask = _additive(_autocast(attn_mask), query)
@@ -169,7 +170,9 @@ def _flash_forward(
         scale = 1 / math.sqrt(width)
     missing = -width % 8
     if missing:
-        query, key, value = (torch.nn.functional.pad(t, (0, missing)) for t in (query, key, value))
+        query = torch.nn.functional.pad(query, (0, missing))
+        key = torch.nn.functional.pad(key, (0, missing))
+        value = torch.nn.functional.pad(value, (0, missing))
     flash: Any = torch.ops.aten._scaled_dot_product_flash_attention
     out: torch.Tensor = flash(query, key, value, dropout, causal, False, scale=scale)[0]
     if missing:

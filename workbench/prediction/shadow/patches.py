@@ -73,7 +73,8 @@ def traceable(has_padding: Callable[[], bool]) -> Iterator[None]:
         torch_patches.optimizers_and_ddp_read_no_values(),
         torch_patches.grouped_products_in_any_type(),
         torch_patches.storages_let_go(),
-        replaced(trainer, "count_padding", lambda inputs: 0),  # ours; reads the mask, for the record only
+        # ours; reads the mask, for the record only
+        replaced(trainer, "count_padding", lambda inputs: 0),
     ):
         yield
 

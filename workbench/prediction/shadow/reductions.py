@@ -21,7 +21,8 @@ ACCUMULATOR_BYTES = 4
 SEMAPHORE_BYTES = 4
 
 aten: Any = torch.ops.aten
-REDUCING = {aten.sum: 1, aten.mean: 1, aten.linalg_vector_norm: 2}  # with the place of their dimensions among arguments
+# with the place of their dimensions among arguments
+REDUCING = {aten.sum: 1, aten.mean: 1, aten.linalg_vector_norm: 2}
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,13 @@ def reduction_of(operation: Any, args: tuple[Any, ...]) -> Reduction | None:
     if isinstance(dims, int):
         dims = (dims,)
     gone = {dim % tensor.ndim for dim in dims or range(tensor.ndim)}
-    strides = {dim: tensor.stride(dim) for dim in range(tensor.ndim) if tensor.shape[dim] > 1}
-    outputs = math.prod(tensor.shape[dim] for dim in range(tensor.ndim) if dim not in gone)
+    outputs = 1
+    strides = {}
+    for dim, size in enumerate(tensor.shape):
+        if dim not in gone:
+            outputs *= size
+        if size > 1:
+            strides[dim] = tensor.stride(dim)
     if outputs < WARP * VECTOR or min(strides, key=strides.__getitem__) in gone:
         return None
     return Reduction(tensor.numel() // outputs, outputs)

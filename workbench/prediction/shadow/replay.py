@@ -5,12 +5,11 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from workbench.base.categories import Category, Phase
 from workbench.gpus.caching_allocator import CachingAllocator, OutOfCapacity
 from workbench.gpus.catalogue import Gpu
-from workbench.prediction.shadow.trace import Trace
+from workbench.prediction.shadow.trace import Column, Trace
 
 
 def replay(trace: Trace, gpu: Gpu | None) -> dict[str, Any]:
@@ -43,7 +42,7 @@ def _of_enough(trace: Trace, sizes: bytes) -> dict[str, Any]:
     return _allocated(trace, np.frombuffer(sizes, dtype=np.int64))
 
 
-def _allocated(trace: Trace, sizes: NDArray[np.int64], **limits: Any) -> dict[str, Any]:
+def _allocated(trace: Trace, sizes: Column, **limits: Any) -> dict[str, Any]:
     allocator = CachingAllocator(**limits, **trace.allocator)
     moves = np.empty(trace.events, dtype=np.int64)
     ended = np.flatnonzero(trace.died >= 0)
@@ -61,9 +60,7 @@ def _allocated(trace: Trace, sizes: NDArray[np.int64], **limits: Any) -> dict[st
     return _read(trace, sizes, allocated, allocator.peak_reserved_bytes)
 
 
-def _read(
-    trace: Trace, sizes: NDArray[np.int64], allocated: NDArray[np.int64], reserved: int | None = None
-) -> dict[str, Any]:
+def _read(trace: Trace, sizes: Column, allocated: Column, reserved: int | None = None) -> dict[str, Any]:
     """From allocated bytes after every event, and the most that was reserved."""
     timeline = trace.timeline(sizes)
     phases = np.array(timeline.phases, dtype=object)
@@ -91,7 +88,7 @@ def _read(
     }
 
 
-def maker_at(trace: Trace, sizes: NDArray[np.int64], event: int) -> str:
+def maker_at(trace: Trace, sizes: Column, event: int) -> str:
     """Who made the youngest allocation that matters: of those alive at the peak, one of at least a hundredth of it."""
     alive = (trace.born <= event) & ((trace.died < 0) | (trace.died > event))
     large = alive & (sizes >= sizes[alive].sum() // 100)

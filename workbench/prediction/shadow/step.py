@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, cast
@@ -17,20 +18,22 @@ from torch.utils.data import DataLoader
 from transformers.integrations.neftune import activate_neftune
 
 from workbench.base.categories import Phase
+from workbench.base.device import Device
 from workbench.base.errors import ConfigurationError, WorkbenchError
 from workbench.gpus.catalogue import Gpu
-from workbench.measure.device import Device
 from workbench.measure.meter import Meter
 from workbench.models.family import family_of
 from workbench.models.load import count_parameters, quiet
-from workbench.prediction.rank import as_first, part_of
+from workbench.prediction.rank import as_rank
 from workbench.prediction.rows import (
     MICRO_BATCHES,
     STEPS,
+    Batch,
     assembled,
     blocks_for,
     facts,
     job_for,
+    masked,
     material_for,
     skeleton,
 )
@@ -39,6 +42,7 @@ from workbench.prediction.shadow.patches import cuda_choices, make_fake, scale_l
 from workbench.prediction.shadow.trace import Trace, foreseen
 from workbench.prediction.shadow.tracker import ShadowTracker
 from workbench.ranks.run import RankMeter
+from workbench.ranks.shard import fully_sharded, mesh_of
 from workbench.ranks.shards import SHARDS, Ranks
 from workbench.recipe import Recipe
 from workbench.training.trainer import SeamTrainer, count_padding, row_lengths
@@ -47,17 +51,17 @@ DEVICE = torch.device("cpu")  # plays the GPU
 FORESEEN = 4  # pauses after which the rest may be foreseen: the second step has been traced
 
 KEPT: deque[tuple[Any, Trace]] = deque(maxlen=32)  # the newest traces, with what was asked for
-Batch = dict[str, torch.Tensor]
 
 
 def trace_for(recipe: Recipe, gpu: Gpu | None, padding: bool, ranks: Ranks | None = None) -> Trace:
     """As `trace`, or one that was made before, in which every choice of a kernel is the one that this GPU makes."""
     request = (recipe, gpu is not None, padding, ranks)
     for earlier_request, earlier in KEPT:
-        answers = earlier.attention.items()  # to each question about attention
-        if earlier_request == request and all(
-            gpu and choose_backend(gpu, question) is backend for question, backend in answers
-        ):
+        if earlier_request != request:
+            continue
+        if gpu is None or earlier.attention == {
+            question: choose_backend(gpu, question) for question in earlier.attention
+        }:
             return earlier
     new = trace(recipe, gpu, padding, ranks)
     KEPT.append((request, new))
@@ -83,7 +87,7 @@ def trace(recipe: Recipe, gpu: Gpu | None, padding: bool = False, ranks: Ranks |
         stack.enter_context(_naming_failures(tracker))
         stack.enter_context(quiet())
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        stack.enter_context(as_first(ranks, DEVICE))
+        stack.enter_context(as_rank(ranks, DEVICE))
 
         # a model without memory becomes one of fake tensors: adapters could not be put into that
         job = job_for(recipe, gpu.device if gpu else Device.find("cpu"), material, ranks)
@@ -92,7 +96,10 @@ def trace(recipe: Recipe, gpu: Gpu | None, padding: bool = False, ranks: Ranks |
         counted = count_parameters(model)
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         make_fake(model, mode, DEVICE)
-        part_of(model, ranks, DEVICE.type, mode)
+        if ranks and ranks.engine == "fsdp":
+            mesh = mesh_of(DEVICE.type, ranks.count)  # which reads values of its own
+            with mode:
+                fully_sharded(model, ranks.shard, mesh)
 
         meter = RankMeter(model, before_bytes=0, tracker=tracker)
         trainer, micro_batches = assembled(job, model, meter, DEVICE, scratch)
@@ -121,7 +128,7 @@ def trace(recipe: Recipe, gpu: Gpu | None, padding: bool = False, ranks: Ranks |
     return replace(
         trace_of_steps,
         allocator=allocator,
-        attention=attention.asked if attention else {},
+        attention=attention.answers if attention else {},
         facts=facts(trainer, counted, micro_batches, padded),
     )
 
@@ -156,8 +163,9 @@ def _naming_failures(tracker: ShadowTracker) -> Iterator[None]:
             place += f" in {module}"
         first, *_ = str(error).splitlines() or [""]
         raise ConfigurationError(
-            f"predict: this recipe cannot be traced without a device: {type(error).__name__} at {place}: {first} "
-            "Measure it with `run` instead, or leave out the technique that brings this operation."
+            "predict: this recipe cannot be traced without a device: "
+            f"{type(error).__name__} at {place}: {first} Measure it with `run` instead, "
+            "or leave out the technique that brings this operation."
         ) from error
 
 
@@ -166,12 +174,17 @@ def refuse_offloading(gpu: Gpu | None, ranks: Ranks | None) -> None:
     for DeepSpeed's, which has never been made to take fake tensors."""
     if ranks and (ranks.engine == "deepspeed" or (gpu and SHARDS[ranks.shard].get("offload"))):
         raise ConfigurationError(
-            f"shard: the shadow cannot predict {ranks.shard}, which needs the emulated GPU. Run make emulator once and "
-            "name a GPU, or take --shard full."
+            f"shard: the shadow cannot predict {ranks.shard}, which needs the emulated GPU. "
+            "Run make emulator once and name a GPU, or take --shard full."
         )
 
 
-def train(trainer: SeamTrainer, meter: Meter, batches: list[Batch], held_out: Sequence[Batch] = ()) -> Iterator[None]:
+def train(
+    trainer: SeamTrainer,
+    meter: Meter,
+    batches: list[Batch],
+    held_out: Sequence[Batch] = (),
+) -> Iterator[None]:
     """The calls of `Trainer.train` that have to do with memory, in its order.
 
     `tests/prediction/test_order_of_calls.py` holds it against the Trainer, whose own loop needs a device, values to log
@@ -206,7 +219,8 @@ def _steps(trainer: Any, meter: Meter, batches: list[Batch]) -> Iterator[None]:
         for index, inputs in enumerate(samples):
             last = index == len(samples) - 1
             if last or index < MICRO_BATCHES - 1:
-                trainer.accelerator.gradient_state._set_sync_gradients(last)  # as the Trainer tells accelerate
+                # as the Trainer tells accelerate
+                trainer.accelerator.gradient_state._set_sync_gradients(last)
                 loss = trainer.training_step(model, inputs, items)
                 trainer._tr_loss += loss
         limit = trainer.args.max_grad_norm
@@ -257,11 +271,9 @@ def _batches(trainer: SeamTrainer, padding: bool) -> list[Batch]:
     others = cycle(list(islice(cast("Iterable[Any]", dataset), size * count)))
     longest = dataset[int(row_lengths(dataset).argmax())] if isinstance(dataset, Dataset) else next(others, None)
     collator = cast("Callable[..., Batch]", trainer.data_collator)
-    batches = [collator([longest, *islice(others, size - 1)]) for _ in range(count)]
     if padding:
-        for batch in batches:
-            batch.setdefault("attention_mask", torch.ones_like(batch["input_ids"]))
-    return batches
+        collator = partial(masked, collator)
+    return [collator([longest, *islice(others, size - 1)]) for _ in range(count)]
 
 
 def _moved(batch: Batch) -> Batch:

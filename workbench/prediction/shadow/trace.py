@@ -13,7 +13,8 @@ from workbench.measure.timeline import LIVES, TensorTimeline, live_bytes, phases
 from workbench.prediction.shadow.reductions import Reduction
 
 ALIKE = ("nbytes", "category", "maker")  # arrays of a trace: what a repeated storage has again
-PASSING = [[*Category].index(category) for category in (Category.ACTIVATIONS, Category.TEMPORARIES)]
+PASSING = list(map([*Category].index, (Category.ACTIVATIONS, Category.TEMPORARIES)))
+Column = NDArray[np.int64]  # a number for each storage, or for each event
 Events = tuple[int, int]  # from one reading of the clock up to another
 
 
@@ -29,10 +30,10 @@ class Trace:
     the fields of a `Prediction` that are known from the assembled trainer.
     """
 
-    nbytes: NDArray[np.int64]
-    born: NDArray[np.int64]
-    died: NDArray[np.int64]
-    category: NDArray[np.int64]
+    nbytes: Column
+    born: Column
+    died: Column
+    category: Column
     maker: NDArray[np.int32]
     operations: tuple[str, ...]
     phase_starts: tuple[tuple[int, Phase | None], ...]
@@ -47,7 +48,7 @@ class Trace:
     def events(self) -> int:
         return len(self.born) + int((self.died >= 0).sum())
 
-    def sizes(self, gpu: Gpu | None) -> NDArray[np.int64]:
+    def sizes(self, gpu: Gpu | None) -> Column:
         """The bytes of every storage on this GPU; without one, of tensors alone."""
         sizes = self.nbytes.copy()
         if gpu is not None:
@@ -61,7 +62,7 @@ class Trace:
         """The phase of every event."""
         return phases_of(self.events, self.phase_starts)
 
-    def timeline(self, sizes: NDArray[np.int64]) -> TensorTimeline:
+    def timeline(self, sizes: Column) -> TensorTimeline:
         """Live bytes by category after every event, and each tensor's part in them."""
         lives = {name: getattr(self, name) for name in LIVES} | {"nbytes": sizes}
         return TensorTimeline(live_bytes(lives, self.events), self.phases(), lives, self.operations)
@@ -92,11 +93,14 @@ def _again(trace: Trace, window: Events, once: tuple[int, ...]) -> Trace | None:
     freed = (trace.died >= begin) & (trace.died < end)
     left = np.flatnonzero(born & ~freed)
     taken = np.flatnonzero(freed & ~born)
-    # the same sizes, for the same, from the same operations, in the same order
-    if not all(np.array_equal(getattr(trace, name)[left], getattr(trace, name)[taken]) for name in ALIKE):
-        return None
     copied = np.flatnonzero(born)
-    count = len(trace.born)
+    longer: dict[str, Any] = {}
+    for name in ALIKE:
+        column = getattr(trace, name)
+        # the same sizes, for the same, from the same operations, in the same order
+        if not np.array_equal(column[left], column[taken]):
+            return None
+        longer[name] = np.append(column, column[copied])
     times = np.sort(np.concatenate([trace.born[born], trace.died[freed]]))
 
     def later(events: Any) -> Any:
@@ -104,15 +108,21 @@ def _again(trace: Trace, window: Events, once: tuple[int, ...]) -> Trace | None:
 
     died = trace.died.copy()
     died[left] = later(trace.died[taken])
-    place = {int(index): count + number for number, index in enumerate(copied)}
-    again: dict[str, Any] = {name: np.append(getattr(trace, name), getattr(trace, name)[copied]) for name in ALIKE}
-    before = [phase for at, phase in trace.phase_starts if at <= begin][-1]
-    starts = [(begin, before), *((at, phase) for at, phase in trace.phase_starts if begin <= at <= end)]
+    starts: list[tuple[int, Phase | None]] = []
+    for at, phase in trace.phase_starts:
+        if at <= begin:
+            starts = [(int(later(begin)), phase)]  # the window begins within this phase
+        elif at <= end:
+            starts.append((int(later(at)), phase))
+    shared = dict(trace.shared)
+    for place, index in enumerate(copied.tolist(), len(trace.born)):
+        if index in trace.shared:
+            shared[place] = trace.shared[index]
     return replace(
         trace,
-        **again,
+        **longer,
         born=np.append(trace.born, later(trace.born[copied])),
         died=np.append(died, np.where(freed[copied], later(trace.died[copied]), -1)),
-        phase_starts=(*trace.phase_starts, *((int(later(at)), phase) for at, phase in starts)),
-        shared=trace.shared | {place[first]: work for first, work in trace.shared.items() if first in place},
+        phase_starts=(*trace.phase_starts, *starts),
+        shared=shared,
     )

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from workbench.base.categories import Category, Phase
-from workbench.measure.offloaded import DISK, HOST
+from workbench.base.offloaded import DISK, HOST
 from workbench.measure.tracker import Storage, StorageTracker, wrapped
 from workbench.prediction.shadow.kernels import IN_FP32, MATRIX_PRODUCTS, NO_KERNEL, ORDERS, bytes_before
 from workbench.prediction.shadow.reductions import Reduction, reduction_of
@@ -23,8 +23,10 @@ from workbench.prediction.shadow.trace import Trace
 from workbench.ranks.shard import ResizableTracker
 
 DEVICE_OF: Any = torch.ops.prim.device.default
-_book_results: Any = unwrap(StorageTracker.__torch_dispatch__)  # compiler shut out no more, as PyTorch 2.11 does
-GIVEN = "given"  # the maker of what was there before: weights, and states that an optimizer brought along
+# compiler shut out no more, as PyTorch 2.11 does
+_book_results: Any = unwrap(StorageTracker.__torch_dispatch__)
+# the maker of what was there before: weights, and states that an optimizer brought along
+GIVEN = "given"
 
 
 class ShadowTracker(ResizableTracker):
@@ -51,7 +53,6 @@ class ShadowTracker(ResizableTracker):
         self._makers: list[tuple[Any, str]] = []
         self._names: MutableMapping[torch.nn.Module, str] = {}
         self._open: list[str] = []
-        self._handles: list[Any] = []
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -63,16 +64,9 @@ class ShadowTracker(ResizableTracker):
 
     def __enter__(self) -> Self:
         super().__enter__()
-        self._handles = [
-            hooks.register_module_forward_pre_hook(self._open_module),
-            hooks.register_module_forward_hook(self._close_module),
-        ]
+        self._patches.callback(hooks.register_module_forward_pre_hook(self._open_module).remove)
+        self._patches.callback(hooks.register_module_forward_hook(self._close_module).remove)
         return self
-
-    def __exit__(self, *error: Any) -> None:
-        for handle in self._handles:
-            handle.remove()
-        super().__exit__(*error)
 
     def _open_module(self, module: torch.nn.Module, _: Any) -> None:
         self._open.append(self._names.get(module, type(module).__name__))
@@ -87,7 +81,8 @@ class ShadowTracker(ResizableTracker):
             return NotImplemented
         self._fill_makers(GIVEN, "")
         if self._phase is Phase.BACKWARD and not torch.is_grad_enabled():
-            self._open.clear()  # a recomputation stops in the middle of a module, as soon as it has what it needs
+            # a recomputation stops in the middle of a module, as soon as it has what it needs
+            self._open.clear()
         module = self._open[-1] if self._open else ""
         packet = getattr(func, "overloadpacket", None)
         before = bytes_before(packet, args)
@@ -129,18 +124,21 @@ class ShadowTracker(ResizableTracker):
 
     def work_of_step(self) -> dict[str, int]:
         """What was trained, and as much as the last micro-batch for each of the untrained ones."""
-        return {kind: amount + self.untrained * self._last[kind] for kind, amount in self.worked().items()}
+        work = self.worked()
+        for name in work:
+            work[name] += self.untrained * self._last[name]
+        return dict(work)
 
     def _count(self, func: Any, packet: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Nothing comes out of what changes a list in place: there, what goes in is also written."""
         if packet is torch.ops.aten.addmm_:  # PyTorch has it without flops
             packet = torch.ops.aten.addmm
         if packet in flop_registry:
-            kind = "fp32_flops"
+            name = "fp32_flops"
             if args[0].dtype.itemsize == 2:
-                kind = "half_flops"
+                name = "half_flops"
             with suppress(AssertionError):  # of grouped heads, which PyTorch counts from 2.12 on
-                self.work[kind] += flop_registry[packet](*args, **kwargs, out_val=out)
+                self.work[name] += flop_registry[packet](*args, **kwargs, out_val=out)
         elif not func.is_view and packet not in NO_KERNEL:
             if out is None:
                 out = args
@@ -168,7 +166,8 @@ class ShadowTracker(ResizableTracker):
                 storage.nbytes = 0
 
     def _book_workspace(self, packet: Any) -> None:
-        in_backward = self._phase is Phase.BACKWARD  # where autograd's own thread multiplies, with a handle of its own
+        # where autograd's own thread multiplies, with a handle of its own
+        in_backward = self._phase is Phase.BACKWARD
         if packet in MATRIX_PRODUCTS and in_backward not in self.workspaces:
             self.workspaces[in_backward] = len(self.storages)
             self._book_block(0)
@@ -197,17 +196,14 @@ class ShadowTracker(ResizableTracker):
         """Everything booked so far."""
         self._fill_makers(GIVEN, "")
         numbers: dict[Any, int] = {}
-        operations: list[str] = []
-        for maker in dict.fromkeys(self._makers):
-            numbers[maker] = len(operations)
-            func, module = maker
-            text = str(func)
-            if module:
-                text += f" in {module}"
-            operations.append(text)
+        for maker in self._makers:
+            numbers.setdefault(maker, len(numbers))
+        operations = []
+        for func, module in numbers:
+            operations.append(f"{func} in {module}" if module else str(func))
         return Trace(
             **self.lives(),
-            maker=np.array([numbers[maker] for maker in self._makers], dtype=np.int32),
+            maker=np.array(list(map(numbers.__getitem__, self._makers)), dtype=np.int32),
             operations=tuple(operations),
             phase_starts=tuple(self._phase_starts),
             workspaces=tuple(self.workspaces.values()),

@@ -27,7 +27,8 @@ def use_bitsandbytes(trainer: Any, bits: int, paged: bool) -> None:
 
     def create_optimizer() -> Any:
         optimizer = plain_create()
-        if isinstance(optimizer, LibrarysAdamW):  # the Trainer asks this of no other: not of one for each parameter
+        # the Trainer asks this of no other: not of one for each parameter
+        if isinstance(optimizer, LibrarysAdamW):
             for module in trainer.model.modules():
                 if isinstance(module, torch.nn.Embedding):
                     optimizer.embeddings.add(id(module.weight))

@@ -44,11 +44,13 @@ class FourBitLinear(torch.nn.Linear):
         double: the scales are quantized too.
     """
 
-    copies = False  # whether the result is copied, as PEFT does with that of a 4-bit layer which it adapts
+    # whether the result is copied, as PEFT does with that of a 4-bit layer which it adapts
+    copies = False
 
     def __init__(self, plain: Any, compute: torch.dtype, double: bool) -> None:
         outputs, inputs = plain.weight.shape
-        if not isinstance(plain, torch.nn.Linear):  # transformers' `Conv1D` is stored (inputs, outputs)
+        # transformers' `Conv1D` is stored (inputs, outputs)
+        if not isinstance(plain, torch.nn.Linear):
             outputs, inputs = inputs, outputs
         with torch.device("meta"):
             super().__init__(inputs, outputs, plain.bias is not None)

@@ -12,7 +12,8 @@ from collections import Counter
 from typing import Any
 
 CHANGE = {"free_completed": 1, "alloc": -1}  # of the bytes in use, going back
-SEGMENTS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}  # of the bytes reserved
+# of the bytes reserved
+SEGMENTS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 LINES = 10
 LEAST_GROWTH = 100_000  # bytes a step: less is a counter, or a loss without its graph
 LEAST_STEPS = 4
@@ -25,7 +26,8 @@ LIBRARY = re.compile(
     rf"|[/\\]emulator[/\\]inside[/\\]|^<frozen|^<eval_with_key>|^/build/|{COMPILED.pattern}"
 )
 OURS = re.compile(r"[/\\]emulator[/\\]inside[/\\]")
-NATIVE = re.compile(r"^(\?\?)?$|\.(c|cc|cpp|cu|h|hpp|cuh)$")  # frames of C++, of which most snapshots have some
+# frames of C++, of which most snapshots have some
+NATIVE = re.compile(r"^(\?\?)?$|\.(c|cc|cpp|cu|h|hpp|cuh)$")
 
 
 def living(snapshot: Any, index: int) -> dict[int, dict[str, Any]]:
@@ -42,7 +44,8 @@ def living(snapshot: Any, index: int) -> dict[int, dict[str, Any]]:
                 if block["state"] == "active_allocated":
                     size = block.get("requested_size", block["size"])
                     blocks_in_use[block.get("address", address)] = {"size": size, "frames": block.get("frames") or None}
-                address += block["size"]  # before PyTorch 2.2 blocks had no addresses: they follow one another
+                # before PyTorch 2.2 blocks had no addresses: they follow one another
+                address += block["size"]
     return blocks_in_use
 
 
@@ -53,7 +56,8 @@ def alive_at_the_peak(trace: Any, blocks_in_use: dict[int, dict[str, Any]]) -> l
         The blocks alive there: the `size` of each, and the `frames` of who allocated it; None where the history
         begins later.
     """
-    usage = [sum(block["size"] for block in blocks_in_use.values())]  # from the end of the history to its beginning
+    # from the end of the history to its beginning
+    usage = [sum(block["size"] for block in blocks_in_use.values())]
     for event in reversed(trace):
         usage.append(usage[-1] + CHANGE.get(event["action"], 0) * event.get("size", 0))
     instant = len(trace) - usage.index(max(usage))  # of several, the last in time
@@ -71,9 +75,8 @@ def alive_at_the_peak(trace: Any, blocks_in_use: dict[int, dict[str, Any]]) -> l
 
 def at_the_peak(trace: Any, blocks_in_use: dict[int, dict[str, Any]]) -> dict[str, Any]:
     """Who held the bytes of the peak, by line."""
-    blocks = alive_at_the_peak(trace, blocks_in_use)
     lines = Counter[str]()
-    for block in blocks:
+    for block in alive_at_the_peak(trace, blocks_in_use):
         lines[program_line(block["frames"])] += block["size"]
     most = [{"line": line, "bytes": size} for line, size in lines.most_common(LINES)]
     return {"lines": most, "peak_in_history_bytes": sum(lines.values())}
@@ -135,10 +138,14 @@ def reserved_after_refusals(trace: Any, snapshot: Any, index: int) -> int | None
 
     What it had held by then is what did not fit. None where nothing was refused, as far as the history goes back.
     """
-    refused = [number for number, event in enumerate(trace) if event["action"] == "oom"]
-    if not refused:
+    since: list[int] | None = None  # changes of what is reserved
+    for event in trace:
+        if event["action"] == "oom":
+            since = []
+        elif since is not None:
+            since.append(SEGMENTS.get(event["action"], 0) * event["size"])
+    if since is None:
         return None
-    since = [SEGMENTS.get(event["action"], 0) * event["size"] for event in trace[refused[-1] :]]
     at_the_end = sum(segment["total_size"] for segment in snapshot["segments"] if segment["device"] == index)
     reserved = at_the_end - sum(since)
     most = 0

@@ -19,7 +19,8 @@ libc = ctypes.CDLL(None)
 def draw_no_large_tensors(torch: Any) -> None:
     """From now on, a large tensor of the host is filled with zeros where PyTorch would draw random numbers."""
     draws = [(torch.Tensor, "normal_"), (torch.Tensor, "uniform_")]
-    draws += [(torch.nn.init, "trunc_normal_"), (torch.nn.init, "orthogonal_")]  # these compute with what they drew
+    # these compute with what they drew
+    draws += [(torch.nn.init, "trunc_normal_"), (torch.nn.init, "orthogonal_")]
     for owner, name in draws:
         setattr(owner, name, _undrawn_if_large(torch, getattr(owner, name)))
 

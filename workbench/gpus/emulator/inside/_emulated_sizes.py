@@ -11,6 +11,7 @@ import functools
 import math
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -30,14 +31,14 @@ def decide_by_rule(torch: Any, program_line: Callable[[Any], str]) -> None:
         program_line: the program's own line, of frames as PyTorch's memory history has them.
     """
 
-    def decided(operation: str, places: int | None, taken: int) -> int:
+    def decided(operation: str, places: int | None, taken: int | None = None) -> int:
+        if taken is None:
+            taken = math.ceil(share() * (places or 0))
         frames = []
-        frame: Any = sys._getframe()
-        while frame is not None:
+        for frame, line_number in traceback.walk_stack(sys._getframe()):
             code = frame.f_code
             if code.co_filename != __file__:
-                frames.append({"filename": code.co_filename, "line": frame.f_lineno, "name": code.co_name})
-            frame = frame.f_back
+                frames.append({"filename": code.co_filename, "line": line_number, "name": code.co_name})
         line = program_line(frames)
         note = NOTES.setdefault((line, operation), {"line": line, "operation": operation, "times": 0, "taken": -1})
         note["times"] += 1
@@ -47,11 +48,11 @@ def decide_by_rule(torch: Any, program_line: Callable[[Any], str]) -> None:
         return taken
 
     def nonzero(mask: Any) -> Any:
-        places = mask.numel()
-        count = decided("nonzero", places, math.ceil(share() * places))
+        count = decided("nonzero", mask.numel())
         return torch.empty((mask.dim(), count), dtype=torch.int64, device=mask.device).t()
 
-    def unique(values: Any, count: int, inverse: bool, counts: bool) -> Any:
+    def unique(operation: str, values: Any, inverse: bool, counts: bool) -> Any:
+        count = decided(operation, values.numel())
         none = torch.empty(0, dtype=torch.int64, device=values.device)
         return (
             values.new_empty(count),
@@ -60,14 +61,12 @@ def decide_by_rule(torch: Any, program_line: Callable[[Any], str]) -> None:
         )
 
     def unique2(values: Any, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> Any:
-        count = decided("unique", values.numel(), math.ceil(share() * values.numel()))
-        return unique(values, count, return_inverse, return_counts)
+        return unique("unique", values, return_inverse, return_counts)
 
     def unique_consecutive(
         values: Any, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
     ) -> Any:
-        count = decided("unique_consecutive", values.numel(), math.ceil(share() * values.numel()))
-        return unique(values, count, return_inverse, return_counts)
+        return unique("unique_consecutive", values, return_inverse, return_counts)
 
     def bincount(values: Any, weights: Any = None, minlength: int = 0) -> Any:
         count = decided("bincount", None, max(minlength, 1))
@@ -85,17 +84,21 @@ def decide_by_rule(torch: Any, program_line: Callable[[Any], str]) -> None:
         values = torch.empty(shape, dtype=std.dtype, device=std.device)
         return values.normal_(generator=generator).mul_(std).add_(mean)
 
+    kernels = {
+        "nonzero": nonzero,
+        "_unique2": unique2,
+        "unique_consecutive": unique_consecutive,
+        "bincount": bincount,
+        "repeat_interleave.Tensor": repeat_interleave,
+        "normal.Tensor_Tensor": normal_of_tensors,
+        "normal.float_Tensor": normal_of_tensors,
+    }
     library = torch.library.Library("aten", "IMPL")
     KEPT.append(library)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a kernel is replaced
-        library.impl("nonzero", nonzero, "CUDA")
-        library.impl("_unique2", unique2, "CUDA")
-        library.impl("unique_consecutive", unique_consecutive, "CUDA")
-        library.impl("bincount", bincount, "CUDA")
-        library.impl("repeat_interleave.Tensor", repeat_interleave, "CUDA")
-        library.impl("normal.Tensor_Tensor", normal_of_tensors, "CUDA")
-        library.impl("normal.float_Tensor", normal_of_tensors, "CUDA")
+        for name, function in kernels.items():
+            library.impl(name, function, "CUDA")
 
     def chosen_by_rule(read: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(read)
@@ -103,9 +106,8 @@ def decide_by_rule(torch: Any, program_line: Callable[[Any], str]) -> None:
             values = read(mask, *args, **kwargs)
             is_read = type(mask) is torch.Tensor and mask.dtype is torch.bool and mask.is_cuda and not values.is_cuda
             if is_read and mask.numel() > 1:  # a single answer is that to a yes/no question
-                places = mask.numel()
-                chosen = decided("mask read by the host", places, math.ceil(share() * places))
-                values.copy_((torch.arange(places) < chosen).view(values.shape))
+                chosen = decided("mask read by the host", mask.numel())
+                values.copy_((torch.arange(mask.numel()) < chosen).view(values.shape))
             return values
 
         return read_mask
@@ -125,7 +127,8 @@ def generate_to_the_greatest_length(generation: Any) -> None:
     """
     criterion = generation.MaxLengthCriteria
     mixin = generation.GenerationMixin
-    if not hasattr(mixin, "_has_unfinished_sequences"):  # before transformers 4.38 the length was compared on the host
+    # before transformers 4.38 the length was compared on the host
+    if not hasattr(mixin, "_has_unfinished_sequences"):
         return
     ask_length = criterion.__call__
     ask_card = mixin._has_unfinished_sequences

@@ -6,6 +6,7 @@ import gc
 import importlib
 import sys
 import time
+import traceback
 from collections import deque
 from typing import Any
 
@@ -17,7 +18,8 @@ from _emulated_history import (  # type: ignore[import-not-found]  # beside this
 )
 
 STEPS: list[int] = []  # the microseconds at which steps of an optimizer ended
-BATCHES: list[int] = []  # and those at which a DataLoader was asked for its next batch, for programs without one
+# and those at which a DataLoader was asked for its next batch, for programs without one
+BATCHES: list[int] = []
 HOLDERS: dict[str, None] = {}
 _ALLOCATED: deque[int] = deque(maxlen=LEAST_STEPS)
 _LENGTHS: dict[int, int] = {}  # of containers at the step before, by id
@@ -82,43 +84,39 @@ def _containers(torch: Any) -> list[Any]:
 def _holds_tensor(torch: Any, thing: Any) -> bool:
     if isinstance(thing, dict):
         thing = list(thing.values())
-    if isinstance(thing, (list, tuple)):
-        return any(isinstance(entry, torch.Tensor) and entry.is_cuda for entry in thing)
-    return isinstance(thing, torch.Tensor) and thing.is_cuda
+    if not isinstance(thing, (list, tuple)):
+        thing = [thing]
+    return any(isinstance(entry, torch.Tensor) and entry.is_cuda for entry in thing)
 
 
 def _name_of(container: Any) -> str:
-    kind = type(container).__name__
-    for scope in _scopes():
-        for name, value in scope.items():
-            if value is container:
-                return f"the {kind} `{name}`"
-    for scope in _scopes():
-        for name, value in scope.items():
-            for attribute, inner in list(getattr(value, "__dict__", {}).items()):
-                if inner is container:
-                    return f"the {kind} `{name}.{attribute}`"
-    return f"a {kind} of {len(container)} entries"
+    container_type = type(container).__name__
+    variables = _variables()
+    for name, value in variables:
+        if value is container:
+            return f"the {container_type} `{name}`"
+    for name, value in variables:
+        for attribute, inner in list(getattr(value, "__dict__", {}).items()):
+            if inner is container:
+                return f"the {container_type} `{name}.{attribute}`"
+    return f"a {container_type} of {len(container)} entries"
 
 
-def _scopes() -> list[dict[str, Any]]:
-    """The variables of the program's own functions that run now, the innermost first, and its modules' ones."""
-    scopes = []
-    frame: Any = sys._getframe()
-    while frame is not None:
+def _variables() -> list[tuple[str, Any]]:
+    """Those of the program's own functions that run now, the innermost first, and of its modules, with their names."""
+    variables: list[tuple[str, Any]] = []
+    for frame, _ in traceback.walk_stack(sys._getframe()):
         if not LIBRARY.search(frame.f_code.co_filename):
-            scopes += [dict(frame.f_locals), dict(frame.f_globals)]
-        frame = frame.f_back
-    return scopes
+            variables += [*frame.f_locals.items(), *frame.f_globals.items()]
+    return variables
 
 
 def _sums_with_their_graph(torch: Any) -> list[str]:
     """Variables such as `total += loss`: each keeps the graphs of all losses, unless it takes `loss.item()`."""
     names = []
-    for scope in _scopes():
-        for name, value in scope.items():
-            if isinstance(value, torch.Tensor) and value.numel() == 1 and _additions(value.grad_fn) >= LEAST_STEPS - 1:
-                names.append(f"the sum `{name}`, which keeps the graph of each loss")
+    for name, value in _variables():
+        if isinstance(value, torch.Tensor) and value.numel() == 1 and _additions(value.grad_fn) >= LEAST_STEPS - 1:
+            names.append(f"the sum `{name}`, which keeps the graph of each loss")
     return names
 
 

@@ -39,7 +39,8 @@ ENDING = threading.Event()
 def load_stubs() -> None:
     """By their paths, before PyTorch: a library that needs one of their names then gets them, wherever it looks."""
     folder = Path(os.environ["EMULATED_STUBS"])
-    first = [folder / "libemulator.so", *folder.glob("libcudart.so.*[0-9]")]  # the others are written on top of these
+    # the others are written on top of these
+    first = [folder / "libemulator.so", *folder.glob("libcudart.so.*[0-9]")]
     others = sorted(set(folder.glob("*.so*")) - set(first))
     for path in first + others:
         if path.suffix not in (".c", ".map"):
@@ -63,8 +64,9 @@ def refuse_another_pytorch(spec: Any) -> None:
     is_its_own = os.path.realpath(folder) == os.path.realpath(expected)
     if not is_its_own or (is_in_front and sys.prefix != os.environ["EMULATED_PREFIX"]):
         raise ImportError(
-            f"emulated GPU: {sys.executable} is another Python than the one that the card was made for (that in "
-            f"{os.environ['EMULATED_PREFIX']}). Name it: emulate --python {sys.executable} -- PROGRAM"
+            f"emulated GPU: {sys.executable} is another Python than the one that the card was made "
+            f"for (that in {os.environ['EMULATED_PREFIX']}). Name it: "
+            f"emulate --python {sys.executable} -- PROGRAM"
         )
 
 
@@ -75,7 +77,8 @@ def watch(torch: Any) -> None:
         torch.cuda.get_device_capability = capability
         import torch.utils._triton as triton
 
-        triton.has_triton = triton.has_triton_package  # it looks at the card too, and every one here suits Triton
+        # it looks at the card too, and every one here suits Triton
+        triton.has_triton = triton.has_triton_package
     if not os.environ.get("EMULATED_REPORTS") or is_compile_worker():
         return
     torch.cuda._lazy_call(Path(os.environ["EMULATED_REPORTS"], f"using-{os.getpid()}").touch)
@@ -247,14 +250,15 @@ def explain_zeros() -> None:
     """A program that divides by a value of the card, or asserts something of it, ends for a reason of ours."""
     show = sys.excepthook
 
-    def show_and_explain(kind: Any, error: Any, traceback: Any) -> None:
-        show(kind, error, traceback)
-        is_of_a_value = kind in (ZeroDivisionError, AssertionError) or "math domain error" in str(error)
+    def show_and_explain(error_type: Any, error: Any, traceback: Any) -> None:
+        show(error_type, error, traceback)
+        is_of_a_value = error_type in (ZeroDivisionError, AssertionError) or "math domain error" in str(error)
         if is_of_a_value and "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized():
             print(
-                "emulated GPU: values of the card are not computed, and each reads 0, a loss too. If this divides by "
-                "one, takes its logarithm or asserts something of it, it says nothing about memory. max(value, 1e-9) "
-                "runs here and on a card; python -O leaves assertions out.",
+                "emulated GPU: values of the card are not computed, and each reads 0, "
+                "a loss too. If this divides by one, takes its logarithm or asserts something of "
+                "it, it says nothing about memory. max(value, 1e-9) runs here and on a card; "
+                "python -O leaves assertions out.",
                 file=sys.stderr,
             )
 

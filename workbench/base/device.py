@@ -1,12 +1,12 @@
 """The device of a run, as a value: a card that is not here is described in the same words as one that is."""
 
+import os
 import platform
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from workbench.base.errors import ConfigurationError, UnavailableError
-from workbench.measure.emulated import emulated
 
 if TYPE_CHECKING:
     import torch
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 CPU = "cpu"
 KINDS = ("cuda", "mps", CPU)  # the fastest first
 NATIVE_BF16 = (8, 0)  # from this compute capability on; PyTorch would emulate it on an older GPU
+NOT_COMPUTED = "emulated GPU: nothing was computed, so there is no loss, no text and no speed"
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Device:
     in_software: str = ""
 
     @classmethod
-    def find(cls, kind: str | None = None) -> Self:
+    def find(cls, name: str | None = None) -> Self:
         """The device of this machine that is asked for, or the fastest there is.
 
         Raises:
@@ -46,17 +47,17 @@ class Device:
         """
         import torch
 
-        kind = pick_device(kind).type
-        if kind == "cuda":
+        device_type = pick_device(name).type
+        if device_type == "cuda":
             total_bytes = torch.cuda.mem_get_info()[1]
             capability = torch.cuda.get_device_capability()
-            name = torch.cuda.get_device_name()
-            if emulated() and not name.endswith("(emulated)"):  # under `emulate` a card says the name of a real one
-                name = f"{name} (emulated)"
-            return cls(kind, name, total_bytes, capability, in_software=emulated())
-        if kind == CPU:
-            return cls(kind, processor_name(), threads=torch.get_num_threads())
-        return cls(kind, processor_name())
+            card = torch.cuda.get_device_name()
+            # under `emulate` a card says the name of a real one
+            if emulated() and not card.endswith("(emulated)"):
+                card = f"{card} (emulated)"
+            return cls(device_type, card, total_bytes, capability, in_software=emulated())
+        threads = torch.get_num_threads() if device_type == CPU else None
+        return cls(device_type, processor_name(), threads=threads)
 
     @property
     def computes_bf16(self) -> bool:
@@ -70,16 +71,18 @@ class Device:
         return torch.device(self.kind)
 
     def __str__(self) -> str:
-        return device_text(self.kind, self.name, self.threads)
+        """`NVIDIA A10 (cuda)`, `AMD EPYC (cpu, 2 threads)`: to be read by people, and never taken apart again."""
+        if not self.kind:  # in a record of the oldest schema, whose name says all
+            return self.name
+        if self.threads:
+            return f"{self.name} ({self.kind}, {self.threads} threads)"
+        return f"{self.name} ({self.kind})"
 
 
-def device_text(kind: str, name: str, threads: int | None) -> str:
-    """`NVIDIA A10 (cuda)`, `AMD EPYC (cpu, 2 threads)`: to be read by people, and never taken apart again."""
-    if not kind:  # in a record of the oldest schema, whose name says all
-        return name
-    if threads:
-        return f"{name} ({kind}, {threads} threads)"
-    return f"{name} ({kind})"
+def emulated() -> str:
+    """The name of the card in software (`workbench.gpus.emulator`) that this process runs on, or nothing: it keeps
+    books and computes nothing. Asked anew each time: a fork of this process may play another."""
+    return os.environ.get("EMULATED_CARD", "")
 
 
 def check_device(name: str | None) -> None:
@@ -99,7 +102,7 @@ def pick_device(name: str | None = None) -> "torch.device":
 
     check_device(name)
     present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    there = [kind for kind in KINDS if present[kind]]
+    there = list(filter(present.get, KINDS))
     if name not in (None, *there):
         raise UnavailableError(f"device: PyTorch sees no {name} device on this machine. Use --device cpu.")
     return torch.device(name or there[0])

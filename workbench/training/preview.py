@@ -6,12 +6,13 @@ from dataclasses import asdict, dataclass
 from itertools import chain, groupby, islice
 from typing import Any
 
+from workbench.base.device import pick_device
 from workbench.base.result import Result
-from workbench.measure.device import pick_device
+from workbench.base.tokens import END_OF_TEXT, IGNORED, encoded, packed
 from workbench.models.load import load_tokenizer, quiet
 from workbench.models.source import locate_config, resolve_auto
 from workbench.texts import corpus as texts
-from workbench.texts.chat import IGNORED, rewritten
+from workbench.texts.chat import rewritten
 from workbench.texts.corpus import Corpus
 
 MEASURED_ROWS = 2_000
@@ -119,10 +120,10 @@ class TextPreview(Result):
             quantiles = "it is one"
         return [
             f"Tokens of the {self._rows()}{of}: {quantiles}; {self.tokens:,} in all{share}.",
-            f"At sequence_length {self.sequence_length:,} they fill {self.blocks:,} blocks one after the other{idle}; "
-            f"the last {self.dropped_tokens:,} tokens are dropped.",
-            f"{self.longer:,} of {self.measured:,} are longer than a block and go on in the next; with padding each is "
-            "cut there.",
+            f"At sequence_length {self.sequence_length:,} they fill {self.blocks:,} blocks one "
+            f"after the other{idle}; the last {self.dropped_tokens:,} tokens are dropped.",
+            f"{self.longer:,} of {self.measured:,} are longer than a block and go on in the next; "
+            "with padding each is cut there.",
         ]
 
     def _rows(self) -> str:
@@ -150,7 +151,7 @@ def show(text: str, model: str = "auto", *, sequence_length: int = 128, examples
         tokenizer = load_tokenizer(locate_config(name))
     rows = list(_labelled_rows(corpus, tokenizer))
     lengths = sorted(map(len, rows)) or [0]
-    blocks = list(texts.packed(rows, sequence_length))
+    blocks = list(packed(rows, sequence_length))
     tokens = sum(lengths)
     remarks = [*corpus.remarks, *texts.remarks_of_template(corpus, tokenizer)]
     shown = rows
@@ -187,8 +188,8 @@ def _labelled_rows(corpus: Corpus, tokenizer: Any) -> Iterator[Pairs]:
         if corpus.loss:
             yield texts.labelled_line(corpus, document, tokenizer)
         else:
-            end = "" if corpus.documents == 1 else texts.END_OF_TEXT
-            ids = chain.from_iterable(texts.encoded([f"{document}{end}"], tokenizer))
+            end = "" if corpus.documents == 1 else END_OF_TEXT
+            ids = chain.from_iterable(encoded([f"{document}{end}"], tokenizer))
             yield [(token, token) for token in ids]
 
 
@@ -200,9 +201,9 @@ def _documents(corpus: Corpus) -> Iterable[str]:
     for part in chain([corpus.train] if isinstance(corpus.train, str) else corpus.train, [corpus.held_out]):
         text += part
         if len(text) > MEASURED_CHARACTERS:
-            *whole, begun = text[:MEASURED_CHARACTERS].split(texts.END_OF_TEXT)
+            *whole, begun = text[:MEASURED_CHARACTERS].split(END_OF_TEXT)
             return whole or [begun]
-    return text.split(texts.END_OF_TEXT)
+    return text.split(END_OF_TEXT)
 
 
 def _rewritten(corpus: Corpus, tokenizer: Any) -> Iterable[str]:

@@ -6,11 +6,11 @@ import pytest
 
 from workbench.__main__ import main
 from workbench.base.errors import ConfigurationError
+from workbench.base.tokens import IGNORED
 from workbench.models.load import load_tokenizer
 from workbench.models.source import locate
 from workbench.texts import corpus
-from workbench.texts.chat import IGNORED
-from workbench.texts.preview import show
+from workbench.training.preview import show
 
 CHATS = [
     [
@@ -72,7 +72,7 @@ def test_messages_that_a_template_rewrites_are_counted(chats, monkeypatch):
     tokenizer.chat_template = (
         "{% for m in messages %}{{ m.role }}: {{ m.content | replace('It is', '') }}\n{% endfor %}"
     )
-    monkeypatch.setattr("workbench.texts.preview.load_tokenizer", lambda _: tokenizer)
+    monkeypatch.setattr("workbench.training.preview.load_tokenizer", lambda _: tokenizer)
     assert "40 messages are not written as they stand" in show(chats, "gpt2-tiny").remarks[-1]
 
 

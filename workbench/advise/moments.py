@@ -1,0 +1,68 @@
+"""In which moment of a run an out-of-memory message came: by the functions that its traceback names."""
+
+import re
+from typing import NamedTuple
+
+PAGE = "docs/symptoms.md"
+LOADING = ("Loading the model",)
+STEPPING = ("The first step", "Later, or more than before")
+AROUND = ("Evaluating, saving, resuming, running again",)
+
+# a frame as Python, IPython and rich write it: `trainer.py", line 9, in train`, `trainer.py:9, in Trainer.train(`
+FRAME = re.compile(r"\.py\"?(?:, line \d+|:\d+)?,? in ([\w.]+)")
+MESSAGE = re.compile(r"out\s+of\s+memory|not enough memory", re.IGNORECASE)
+TRACEBACK = "Traceback (most recent call last)"
+
+
+class Moment(NamedTuple):
+    """What was being done.
+
+    Attributes:
+        doing: in words.
+        functions: whoever does it goes through one of these: PyTorch's, transformers', PEFT's, TRL's.
+        sections: of the page of symptoms.
+    """
+
+    doing: str
+    functions: frozenset[str]
+    sections: tuple[str, ...]
+
+
+# the first in this order counts: an evaluation's forward pass is an evaluation
+MOMENTS = (
+    Moment(
+        "while a model was prepared for QLoRA",
+        frozenset({"prepare_model_for_kbit_training", "prepare_model_for_int8_training"}),
+        LOADING,
+    ),
+    Moment("while the best checkpoint was loaded", frozenset({"_load_best_model"}), AROUND),
+    Moment(
+        "while a checkpoint was loaded, to resume",
+        frozenset({"_load_from_checkpoint", "_load_optimizer_and_scheduler"}),
+        AROUND,
+    ),
+    Moment("while an adapter was merged", frozenset({"merge_and_unload", "merge_adapter"}), AROUND),
+    Moment(
+        "while it was saving",
+        frozenset({"_save_checkpoint", "_save_optimizer_and_scheduler", "_save_to_state_dict", "save_model"}),
+        AROUND,
+    ),
+    Moment("while the model was loaded", frozenset({"from_pretrained", "_move_model_to_device"}), LOADING),
+    Moment("while it generated", frozenset({"generate", "_generate_and_score_completions"}), AROUND),
+    Moment("while it evaluated", frozenset({"evaluate", "evaluation_loop", "prediction_step"}), AROUND),
+    Moment("in the optimizer's step", frozenset({"step"}), STEPPING),
+    Moment("in the backward pass", frozenset({"backward"}), STEPPING),
+    Moment("in the forward pass", frozenset({"forward"}), STEPPING),
+)
+
+
+def moment_of(text: str) -> str:
+    """Of the first message in a text and the traceback before it: what was being done, and where the page of symptoms
+    goes on from there. Empty, where no traceback says it."""
+    before = MESSAGE.split(text, maxsplit=1)[0].rpartition(TRACEBACK)[2]
+    functions = {frame.rpartition(".")[2] for frame in FRAME.findall(before)}
+    for moment in MOMENTS:
+        if moment.functions & functions:
+            sections = ", or, if it ran for a while, ".join(f"“{section}”" for section in moment.sections)
+            return f"It died {moment.doing}: {PAGE}, {sections}."
+    return ""
