@@ -12,8 +12,7 @@ import torch
 
 from workbench.base.errors import ConfigurationError
 from workbench.base.paths import ROOT
-from workbench.export.written import as_command, as_toml, parse_recipe, read_recipe
-from workbench.recipe import DECIDED, Recipe
+from workbench.recipe import DECIDED, Recipe, as_command, as_toml, parse_recipe, read_recipe
 from workbench.techniques import (
     REGISTRY,
     FusedGelu,

@@ -17,9 +17,8 @@ import pandas as pd
 
 from workbench.advise.pairs import EMULATED, MEASURED, matrix, refusals
 from workbench.base.errors import ConfigurationError, OutOfMemoryError, UnavailableError
-from workbench.export.written import parse_recipe
 from workbench.gpus.emulator import place
-from workbench.recipe import Recipe
+from workbench.recipe import Recipe, parse_recipe
 from workbench.techniques import REGISTRY, technique
 from workbench.training.run import run
 from workbench.training.world import refuse_several_ranks

@@ -14,7 +14,6 @@ from workbench.base.device import Device as Device
 from workbench.base.device import describe_device as describe_device
 from workbench.base.device import pick_device as pick_device
 from workbench.export.script import script as script
-from workbench.export.written import read_recipe as read_recipe
 from workbench.fit.apply import apply as apply
 from workbench.fit.will_it_fit import WillItFit as WillItFit
 from workbench.journal.record import Record as Record
@@ -24,6 +23,7 @@ from workbench.prediction.predict import predict as predict
 from workbench.prediction.prediction import Prediction as Prediction
 from workbench.ranks.launch import run_on_ranks as run_on_ranks
 from workbench.recipe import Recipe as Recipe
+from workbench.recipe import read_recipe as read_recipe
 from workbench.training.preview import show as show
 from workbench.training.run import run as run
 from workbench.widgets.playground import Playground as Playground

@@ -1,25 +1,40 @@
-"""A recipe: what to fine-tune, on which text, with which techniques. Plain data, validated, comparable."""
+"""A recipe: what to fine-tune, on which text, with which techniques. Plain data, validated, comparable; and as people
+write it, a command line or a file."""
 
 import hashlib
 import json
 import re
+import shlex
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from workbench.base.errors import ConfigurationError, brief, explained
-from workbench.base.paths import beside
-from workbench.base.settings import check_settings, merged, named, setting, toml
+from workbench.base.paths import beside, read_toml
+from workbench.base.settings import (
+    assigned,
+    changed_settings,
+    check_settings,
+    described,
+    merged,
+    named,
+    parse_settings,
+    setting,
+    toml,
+)
 from workbench.techniques import REGISTRY, Technique
 from workbench.techniques.base import Arguments, Call, Capability, Shape, check_together
-from workbench.techniques.registry import in_words
+from workbench.techniques.registry import in_words, parse_technique
 
 if TYPE_CHECKING:
     from workbench.models.family import ModelFamily
 
+FILE = ".toml"  # how the name of a recipe file ends
+EXAMPLE = "Write for example: steps = 50, and below it, a line each, [technique.lora], rank = 16."
 FILES = "technique"  # the word for techniques in files, where each has a table
 # fields that came later: they are in an id if given
 LATER = ("evaluation_batch_size", "arguments", "callbacks")
@@ -219,16 +234,6 @@ class Recipe:
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:12]
 
 
-def changed_settings(entry: Any, *but: str) -> dict[str, Any]:
-    """The settings, of a technique or a recipe, that differ from their defaults; without some."""
-    changed = {}
-    for field_ in fields(entry):
-        value = getattr(entry, field_.name)
-        if field_.name not in but and value != field_.default:
-            changed[field_.name] = value
-    return changed
-
-
 def _label(entry: Any) -> str:
     """`lora(rank=4)`: a technique's name, with the settings that nobody would guess."""
     changed = changed_settings(entry)
@@ -237,3 +242,85 @@ def _label(entry: Any) -> str:
         if field_.name in changed or field_.metadata.get("in_label"):
             shown.append(f"{field_.name}={getattr(entry, field_.name)}")
     return f"{entry.name}({', '.join(shown)})" if shown else entry.name
+
+
+# ---- as people write it: a command line, a file ----
+
+
+def as_command(recipe: Recipe) -> str:
+    """The command line that runs this recipe."""
+    command = ["python", "-m", "workbench", "run", recipe.model]
+    for name, value in changed_settings(recipe, "model", "techniques", "arguments", "callbacks").items():
+        command += [flag(name), _written(value)]
+    for technique in by_name(recipe):
+        settings = [f"{name}:{_written(value)}" for name, value in changed_settings(technique).items()]
+        command += ["--technique", f"{technique.name}={','.join(settings)}".rstrip("=")]
+    for name, value in recipe.arguments.items():
+        command += ["--set", f"arguments.{name}={toml(value)}"]
+    if recipe.callbacks:
+        command += ["--set", f"callbacks={toml(recipe.callbacks)}"]
+    return shlex.join(command)
+
+
+def as_toml(recipe: Recipe) -> str:
+    """A recipe file: the model, and what is not as by default. Inverse of `read_recipe`."""
+    lines = assignments({"model": recipe.model, **changed_settings(recipe, "techniques", "arguments")})
+    for technique in by_name(recipe):
+        lines += ["", f"[technique.{technique.name}]", *assignments(changed_settings(technique))]
+    if recipe.arguments:
+        lines += ["", "[arguments]", *assignments(recipe.arguments)]
+    return "\n".join([*lines, ""])
+
+
+def assignments(settings: Mapping[str, Any]) -> list[str]:
+    return [f"{name} = {toml(value)}" for name, value in settings.items()]
+
+
+def by_name(recipe: Recipe) -> list[Technique]:
+    return sorted(recipe.techniques, key=lambda technique: technique.name)
+
+
+def read_recipe(path: Path | str) -> Recipe:
+    """The recipe in a file. Its own paths are seen from the working directory, not from that of the file.
+
+    Raises ConfigurationError for a file that is no TOML, and as `Recipe.from_dict`.
+    """
+    return Recipe.from_dict(read_toml(Path(path), "recipe", EXAMPLE))
+
+
+def parse_recipe(values: Mapping[str, str], techniques: Iterable[str] = (), changes: Iterable[str] = ()) -> Recipe:
+    """A recipe from texts, as typed on a command line: fields by name, techniques as `lora=rank:8`, and changes as
+    `technique.lora.rank=16`. A model that ends in `.toml` is a recipe file, over which all of them go.
+
+    Raises ConfigurationError for a text that cannot be read, and as the recipe itself does.
+    """
+    fields_of_recipe = parse_settings(Recipe, values, "run")
+    data: dict[str, Any] = {}
+    if fields_of_recipe.get("model", "").endswith(FILE):
+        data = read_toml(Path(fields_of_recipe.pop("model")), "recipe", EXAMPLE)
+    # What is typed goes over what the file says.
+    for change in changes:
+        data = merged(data, assigned(change))
+    return Recipe.from_dict(data | fields_of_recipe, [parse_technique(text) for text in techniques])
+
+
+def recipe_options() -> dict[str, tuple[str, str]]:
+    """Of each field that a command line has an option for: the option, and its help."""
+    options = {}
+    for field_ in fields(Recipe):
+        if "help" in field_.metadata:
+            meaning = f"{field_.metadata['help']} ({described(field_)}; default {_written(field_.default)})"
+            options[field_.name] = (flag(field_.name), meaning)
+    return options
+
+
+def flag(field_name: str) -> str:
+    """The command line's name of a field; people know some by a shorter one."""
+    if field_name == "effective_batch_size":
+        return "--batch-size"
+    return "--" + field_name.replace("_", "-")
+
+
+def _written(value: Any) -> str:
+    """As the command line reads it back."""
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)

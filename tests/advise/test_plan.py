@@ -15,11 +15,10 @@ from workbench.advise import plan as planner
 from workbench.advise.plan import Search, families, plan
 from workbench.base.categories import Category
 from workbench.base.errors import ConfigurationError, OutOfMemoryError
-from workbench.export.written import as_command
 from workbench.gpus.catalogue import gpu
 from workbench.journal.record import Status
 from workbench.prediction.predict import predict
-from workbench.recipe import Recipe
+from workbench.recipe import Recipe, as_command
 from workbench.techniques import REGISTRY, Capability, GradientAccumulation, GradientCheckpointing, Numerics, Technique
 from workbench.training.run import run
 

@@ -17,9 +17,8 @@ from workbench.export import owners
 from workbench.export.bring import read_settings
 from workbench.export.pasted import LIMIT
 from workbench.export.whose import FOREIGN, PROGRAMS
-from workbench.export.written import as_toml
 from workbench.journal.record import Status
-from workbench.recipe import Recipe
+from workbench.recipe import Recipe, as_toml
 from workbench.techniques import (
     REGISTRY,
     ActivationOffloading,

@@ -4,8 +4,7 @@ import os
 
 from workbench.base.paths import ROOT
 from workbench.export.script import portable, script
-from workbench.export.written import as_command, as_toml
-from workbench.recipe import Recipe
+from workbench.recipe import Recipe, as_command, as_toml
 
 
 def test_a_script_has_no_absolute_path(recipe, tmp_path, monkeypatch):

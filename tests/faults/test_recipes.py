@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from workbench.advise.frame import to_frame
 from workbench.base.categories import parse_bytes
 from workbench.base.errors import ConfigurationError
-from workbench.export.written import as_command, as_toml, parse_recipe
 from workbench.journal.record import Record
-from workbench.recipe import Recipe
+from workbench.recipe import Recipe, as_command, as_toml, parse_recipe
 from workbench.techniques import REGISTRY, Lora, parse_technique, technique
 
 QUICK = settings(max_examples=120, deadline=None)

@@ -60,7 +60,8 @@ dist.destroy_process_group = lambda: None  # one group for all cases
 measured = []
 for recipe, shard in cases:
     record = run_as_rank(Recipe.from_dict(recipe), shard=shard, device=device, folder=Path(folder), sample_tokens=0)
-    kept = {name: getattr(record, name) for name in ("peak_allocated_bytes", "peak_reserved_bytes", "memory_source")}
+    names = ("peak_allocated_bytes", "peak_reserved_bytes", "memory_source", "parameters", "trainable_parameters")
+    kept = {name: getattr(record, name) for name in names}
     measured.append({**kept, "by_phase": dict(record.by_phase)})
     if device == "cuda":
         torch._C._cuda_clearCublasWorkspaces()
@@ -175,6 +176,9 @@ def test_a_rank_of_zero_on_a_card_needs_what_a_real_process_needs(ranks, shards,
             predicted = predict(recipe, "h100", ranks=ranks, shard=shard, engine=EMULATOR)
             assert predicted.peak_allocated_bytes == real["peak_allocated_bytes"]
             assert predicted.peak_reserved_bytes == real["peak_reserved_bytes"]
+            alone = predict(recipe, "h100", engine=EMULATOR)  # whose weights nobody has parted
+            assert predicted.parameters == real["parameters"] == alone.parameters
+            assert predicted.trainable_parameters == real["trainable_parameters"] == alone.trainable_parameters
             again = predict(replace(recipe, steps=4), "h100", ranks=ranks, shard=shard, engine=EMULATOR)
             assert again.peak_allocated_bytes == predicted.peak_allocated_bytes  # the first left nothing behind
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from workbench.export.written import read_recipe
 from workbench.ranks.run import run_as_rank
+from workbench.recipe import read_recipe
 
 place = Path(sys.argv[1])
 dist.init_process_group("gloo")

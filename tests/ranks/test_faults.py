@@ -12,11 +12,10 @@ import pytest
 
 from workbench.base.errors import ConfigurationError, OutOfMemoryError, UnavailableError
 from workbench.base.paths import ROOT
-from workbench.export.written import as_toml
 from workbench.journal.record import read_all
 from workbench.ranks.launch import run_on_ranks
 from workbench.ranks.shards import Ranks, shared
-from workbench.recipe import Recipe
+from workbench.recipe import Recipe, as_toml
 from workbench.techniques import GradientAccumulation, StepInBackward, technique
 
 COMMAND = [sys.executable, "-m", "workbench", "run"]

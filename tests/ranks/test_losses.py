@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from workbench.base.paths import ROOT
-from workbench.export.written import as_toml
 from workbench.journal.record import read_all
 from workbench.ranks.launch import run_on_ranks
+from workbench.recipe import as_toml
 from workbench.techniques import (
     ActivationOffloading,
     ChunkedCrossEntropy,

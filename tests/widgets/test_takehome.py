@@ -11,8 +11,7 @@ from html.parser import HTMLParser
 import pytest
 
 from workbench.base.errors import ConfigurationError
-from workbench.export.written import as_command
-from workbench.recipe import Recipe
+from workbench.recipe import Recipe, as_command
 from workbench.techniques import Lora
 from workbench.widgets.takehome import FORMS, TakeHome
 

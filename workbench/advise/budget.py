@@ -38,13 +38,12 @@ from workbench.base.operations import operation_in_words
 from workbench.base.paths import read_toml, versions, write_whole
 from workbench.base.result import Result
 from workbench.base.settings import checker, named
-from workbench.export.written import read_recipe
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.gpus.emulator.card import DEVICE
 from workbench.gpus.emulator.launch import emulate
 from workbench.gpus.emulator.report import Emulation
 from workbench.prediction.predict import Prediction, predict
-from workbench.recipe import Recipe
+from workbench.recipe import Recipe, read_recipe
 
 KEYS = ("limit", "gpu", "recipe", "script")
 EXAMPLE = (

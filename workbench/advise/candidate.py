@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 
 from workbench.base.categories import format_bytes
 from workbench.base.result import Result
-from workbench.export.written import as_command
+from workbench.base.settings import changed_settings
 from workbench.gpus.roofline import RATES, flops, seconds
 from workbench.prediction.prediction import Prediction
-from workbench.recipe import Recipe, changed_settings
+from workbench.recipe import Recipe, as_command
 from workbench.techniques import Numerics, Technique
 
 NUMERICS = tuple(Numerics)  # from the best to the worst

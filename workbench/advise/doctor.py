@@ -17,13 +17,12 @@ from workbench.base.categories import Phase, format_bytes
 from workbench.base.errors import ConfigurationError, UnavailableError
 from workbench.base.operations import operation_in_words
 from workbench.base.result import Result
-from workbench.export.written import as_command
 from workbench.gpus.catalogue import MIB, Gpu, of_device
 from workbench.gpus.emulator.card import DEVICE
 from workbench.journal.record import Record, Status, read_all
 from workbench.prediction import predict as prediction
 from workbench.prediction.prediction import Prediction
-from workbench.recipe import Recipe
+from workbench.recipe import Recipe, as_command
 from workbench.techniques import REGISTRY
 
 MARGIN = 0.1  # asked of a change where the prediction says that the recipe fits as it is, but the run has not

@@ -20,13 +20,12 @@ from tqdm import tqdm
 from workbench.base.categories import format_bytes
 from workbench.base.errors import ConfigurationError, in_a_line
 from workbench.base.result import Result
-from workbench.export.written import as_command
 from workbench.gpus.catalogue import gpu as find_gpu
 from workbench.models.family import positions as positions_of
 from workbench.models.load import load_tokenizer
 from workbench.models.source import locate_config
 from workbench.prediction import predict as prediction
-from workbench.recipe import BALANCED, GROUPED, STRATEGY, Recipe
+from workbench.recipe import BALANCED, GROUPED, STRATEGY, Recipe, as_command
 from workbench.techniques import Capability
 from workbench.texts import chat, readers
 

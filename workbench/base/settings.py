@@ -235,3 +235,13 @@ def _acceptable(field: Field[Any], value: Any) -> bool:
     if choices and value not in choices:
         return False
     return (low is None or value >= low) and (high is None or value <= high)
+
+
+def changed_settings(entry: Any, *but: str) -> dict[str, Any]:
+    """The settings, of a technique or a recipe, that differ from their defaults; without some."""
+    changed = {}
+    for field_ in dataclasses.fields(entry):
+        value = getattr(entry, field_.name)
+        if field_.name not in but and value != field_.default:
+            changed[field_.name] = value
+    return changed

@@ -11,8 +11,8 @@ from typing import Any
 
 from transformers import AutoConfig
 
+from workbench.base.settings import changed_settings
 from workbench.models.family import ModelFamily, family_of
-from workbench.recipe import changed_settings
 from workbench.techniques import REGISTRY, Capability, Technique
 from workbench.techniques.base import Arguments, Call
 

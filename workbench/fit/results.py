@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 from workbench.advise.candidate import answer_lines, given_up, room_in_words, worst_numerics
 from workbench.base.categories import format_bytes
 from workbench.base.result import Result
+from workbench.base.settings import changed_settings
 from workbench.fit.card import Card
 from workbench.fit.edit import edits_of, imports_of_edits
 from workbench.fit.places import as_keywords, is_one_switch
 from workbench.fit.program import Program, Trial
 from workbench.gpus.emulator.report import NOT_MEASURED
-from workbench.recipe import changed_settings
 from workbench.techniques import Capability, Numerics, Technique
 
 

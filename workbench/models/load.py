@@ -203,12 +203,13 @@ def _with_adapter(source: ModelSource, config: "PreTrainedConfig", arguments: di
 
 
 def count_parameters(model: "PreTrainedModel") -> tuple[int, int]:
-    """(all, trainable). A weight of bitsandbytes counts as the numbers it stands for, not as the bytes they are in."""
+    """(all, trainable). A weight of bitsandbytes counts as the numbers it stands for, not as the bytes they are in; one
+    that DeepSpeed has parted, which is empty here, as the whole."""
     total = 0
     trainable = 0
     for parameter in model.parameters():
         quantized = getattr(parameter, "quant_state", None)
-        count = (quantized or parameter).shape.numel()
+        count = getattr(parameter, "ds_shape", (quantized or parameter).shape).numel()
         total += count
         if parameter.requires_grad:
             trainable += count

@@ -20,7 +20,6 @@ from workbench.base.patches import changed_environment
 from workbench.journal import store
 from workbench.journal.record import Record, Status
 from workbench.measure.meter import MemoryReport, Meter
-from workbench.models.load import count_parameters
 from workbench.ranks import zero
 from workbench.ranks.shard import ResizableTracker, fully_sharded, gathered, mesh_of, whole
 from workbench.ranks.shards import Ranks
@@ -83,7 +82,6 @@ class RankPlace(Place):
         super().__init__(job)
         self.ranks = Ranks(job.world.world_size, job.world.shard)
         self.trainer_kind = zero.trainer_of(job.world.shard)
-        self.counted = (0, 0)  # parameters, and those that are trained
 
     # ---- the record, which the first rank keeps ----
 
@@ -109,12 +107,10 @@ class RankPlace(Place):
     # ---- the model, of which a rank may keep a part ----
 
     def placed(self, model: PreTrainedModel) -> PreTrainedModel:
-        self.counted = count_parameters(model)  # DeepSpeed leaves empty parameters behind
         return part_of(model, self.ranks, self.job.device.kind)
 
     def trained_facts(self, model: PreTrainedModel, trainer: SeamTrainer) -> dict[str, Any]:
         facts = super().trained_facts(model, trainer)
-        facts["parameters"], facts["trainable_parameters"] = self.counted
         facts["dtype"] = getattr(trainer, "dtype", facts["dtype"])
         return facts
 

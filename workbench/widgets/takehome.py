@@ -6,8 +6,7 @@ from functools import partial
 
 from workbench.base.errors import WorkbenchError
 from workbench.export.script import portable, script
-from workbench.export.written import as_command, as_toml
-from workbench.recipe import Recipe
+from workbench.recipe import Recipe, as_command, as_toml
 from workbench.widgets.light import Dropdown
 from workbench.widgets.pages import page
 from workbench.widgets.part import Part
