@@ -59,6 +59,7 @@ ELSEWHERE = {
     "ask": "workbench.lessons.clinic",
     "all_pairs": "workbench.advise.pairs",
     "given": "workbench.advise.pairs",
+    "in_words": "workbench.techniques.registry",
     "newest_out_of_memory": "workbench.advise.doctor",
     "read_message": "workbench.advise.message",
     "refused_pairs": "workbench.advise.pairs",

@@ -27,26 +27,26 @@ CLAIMS = {
         r"in nvidia-smi about 1\d\.\d GiB",
     ],
     "02_gradient_accumulation": [
-        r"gradient_accumulation\(steps=2\) +51\.2",
-        r"gradient_accumulation(?s:.*) \de-0[67]\s",
+        r"gradient accumulation \(steps=2\) +51\.2",
+        r"gradient accumulation(?s:.*) \de-0[67]\s",
     ],
-    "03_gradient_checkpointing": [r"gradient_checkpointing +84\.1", r"selective_checkpointing +4\.6831 +0\s"],
+    "03_gradient_checkpointing": [r"gradient checkpointing +84\.1", r"selective checkpointing +4\.6831 +0\s"],
     "03b_checkpointing_by_hand": [
         r"none +128 MiB .* (34\.53\d+) (?s:.*)every_block .* \1 (?s:.*)not_set_back .* 34\.62\d+ ",  # digits by the CPU
         r"none +84\.9 MiB .* (57\.37\d+) +50\s(?s:.*)not_reentrant .* \1 +50\s(?s:.*)cured .* \1 +50\s",
         r"reentrant +785 KiB .* 2\s",
     ],
-    "04_mixed_precision": [r"lora \+ mixed_precision +18\.2", r"lora +14\.5"],
+    "04_mixed_precision": [r"LoRA \+ mixed precision +18\.2", r"LoRA +14\.5"],
     "04b_precision_by_hand": [
         r"gpt2 +6\.3 GiB .* 6\.3 GiB",
         r"gpt2-xl +53\.4 GiB .* 53\.4 GiB",
         r"rate 5e-05 +0\.0% +7[12]\.\d% +7[12]\.\d%",
     ],
-    "05_lora": [r"gradient_checkpointing: peak 6\.3 GiB, reserved 6\.9", r"\+ lora: peak 5\.4 GiB, reserved 7\.0 GiB"],
+    "05_lora": [r"gradient checkpointing: peak 6\.3 GiB, reserved 6\.9", r"\+ LoRA: peak 5\.4 GiB, reserved 7\.0 GiB"],
     "07_prefix_tuning": [
         r"prefix_tuning brings a key-value cache during training, which gradient_checkpointing forbids"
     ],
-    "10_offloading": [r"optimizer_offloading\(to=disk\) +21\.1 +40\.4"],
+    "10_offloading": [r"optimizer offloading \(to=disk\) +21\.1 +40\.4"],
     "13_chunked_cross_entropy": [r"all_at_once +32\.2\s+obvious_chunks +34\.0\s+one_gradient +31\.1"],
     "18_evaluation_and_generation": [
         r"compute_metrics +128\.0",
