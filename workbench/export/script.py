@@ -62,8 +62,9 @@ alike = patch.object(args, "average_tokens_across_devices", False)
 trainer.evaluation_loop = alike(trainer.evaluation_loop)"""
 FLAVOURS = {"trainer": ("Trainer", "TrainingArguments"), "trl": ("SFTTrainer", "SFTConfig")}
 DEFAULTS = {field.name: field.default for field in fields(TrainingArguments)}
-# its name in transformers 5.23, and before
-CHECKPOINTING = "activation_checkpointing" if "activation_checkpointing" in DEFAULTS else "gradient_checkpointing"
+CHECKPOINTING = "activation_checkpointing"
+if CHECKPOINTING not in DEFAULTS:  # before transformers 5.23
+    CHECKPOINTING = "gradient_checkpointing"
 # by default SFTTrainer cuts rows, and has the other two on
 TRL = {"max_length": None, "bf16": False, CHECKPOINTING: False}
 # what the script says even where it is the default

@@ -42,7 +42,9 @@ def about(model: Any) -> dict[str, Any]:
     if is_causal(model):
         config = json.loads(model.config.to_json_string(use_diff=False))
         config["attn_implementation"] = model.config._attn_implementation
-        text_config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+        text_config = model.config
+    if hasattr(text_config, "get_text_config"):
+        text_config = text_config.get_text_config()
         facts.update(model=type(model).__name__, config=config, vocabulary=getattr(text_config, "vocab_size", 0))
     return facts
 

@@ -64,7 +64,9 @@ def _words_of(cls: type[Technique], settings: str) -> str:
     if first.istitle():  # as Gradient, and not as LoRA
         first = first.lower()
     title = first + space + rest
-    return f"{title} ({settings})" if settings else title
+    if settings:
+        title += f" ({settings})"
+    return title
 
 
 def _find(name: str) -> type[Technique]:

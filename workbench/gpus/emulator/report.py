@@ -240,7 +240,9 @@ class Emulation(Result):
                 others.append(written)
         reserved = format_bytes(self.reserved_at_once_bytes)
         low, high = self.context_bytes
-        context = f"about {format_bytes(high)}" if low == high else f"{format_bytes(low)} to {format_bytes(high)}"
+        context = f"{format_bytes(low)} to {format_bytes(high)}"
+        if low == high:
+            context = f"about {format_bytes(high)}"
         least = "at least " if self.lower_bound else ""
         lines = [f"  needs {least}{reserved} and {context} of context, by the kernels of this card"]
         verdict = "may fit on     " if self.lower_bound else "fits on        "
@@ -290,7 +292,9 @@ def _peaks(process: Report, device: Report, has_recovered: bool) -> str:
     reserved = format_bytes(device["peak_reserved_bytes"])
     refused = ""
     if device["refusals"]:
-        refused = f"; refused {_times(device['refusals'])}, recovered" if has_recovered else "; ran out of memory"
+        refused = "; ran out of memory"
+        if has_recovered:
+            refused = f"; refused {_times(device['refusals'])}, recovered"
     host = format_bytes(process["peak_host_bytes"])
     killed = "; killed (as read at most a few seconds before)" if process.get("was_killed") else ""
     return f"device {device['index']}: peak {allocated} allocated, {reserved} reserved{refused}; host {host}{killed}"
