@@ -43,8 +43,8 @@ def about(model: Any) -> dict[str, Any]:
         config = json.loads(model.config.to_json_string(use_diff=False))
         config["attn_implementation"] = model.config._attn_implementation
         text_config = model.config
-    if hasattr(text_config, "get_text_config"):
-        text_config = text_config.get_text_config()
+        if hasattr(text_config, "get_text_config"):
+            text_config = text_config.get_text_config()
         facts.update(model=type(model).__name__, config=config, vocabulary=getattr(text_config, "vocab_size", 0))
     return facts
 
